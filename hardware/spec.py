@@ -1,0 +1,238 @@
+"""What a machine is: devices, scopes, planes, and how well its kernels and libraries do.
+
+A *device* is what a rank runs on (one GPU, one Ascend die); a *chip* is what is bought.
+All bandwidths are one way and per device, all values SI. Peak and efficiency are separate
+fields and are never multiplied in the file.
+"""
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from podplan.sourced import Kind, Sourced, Strict
+
+Dtype = Literal["bf16", "fp8", "int8"]
+ScopeName = Literal["package", "node", "supernode", "cluster"]
+CollectiveOp = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "point_to_point"]
+
+
+class Fitted(Strict):
+    """Base of a fit: what it was fitted on, with which software, and how far it is off."""
+
+    kind: Kind
+    source: str = Field(min_length=4)
+    version: str = Field(description="library or software version that was measured")
+    median_residual: float | None = Field(
+        default=None, description="median |fit/measured - 1| over the rows it was fitted on"
+    )
+    note: str | None = None
+
+
+class MatmulFit(Fitted):
+    """Dense or grouped matrix product of M rows, N columns, depth K.
+
+    compute seconds = 2·M·N·K / (peak · peak_fraction) · (1 + half_rows/M) · (1 + half_depth/K)
+    memory seconds  = bytes / (memory bandwidth · memory_fraction)
+    seconds         = max(compute, memory) + floor_seconds
+
+    For a grouped product M is rows *per group*. ``half_rows`` is the row count at which half of
+    the peak fraction is reached, ``half_depth`` likewise for K.
+    """
+
+    peak_fraction: float = Field(gt=0, le=1)
+    half_rows: float = Field(ge=0)
+    half_depth: float = Field(ge=0, default=0)
+    memory_fraction: float = Field(gt=0, le=1)
+    floor_seconds: float = Field(ge=0)
+
+
+class AttentionFit(Fitted):
+    """Attention kernel.
+
+    compute seconds = FLOP / (bf16 peak · peak_fraction) · (1 + half_length/L)
+    with L the mean number of keys per query; memory and floor as for matrix products.
+    """
+
+    peak_fraction: float = Field(gt=0, le=1)
+    half_length: float = Field(ge=0, default=0)
+    memory_fraction: float = Field(gt=0, le=1)
+    floor_seconds: float = Field(ge=0)
+
+
+class VectorFit(Fitted):
+    """Element-wise work (norms, rotary embedding, quantisation, activation): memory-bound plus a floor."""
+
+    memory_fraction: float = Field(gt=0, le=1)
+    floor_seconds: float = Field(ge=0)
+
+
+class Kernels(Strict):
+    """Kernel fits of a device, by family and, for matrix products, by dtype."""
+
+    gemm: dict[Dtype, MatmulFit]
+    grouped_gemm: dict[Dtype, MatmulFit]
+    mla_decode: AttentionFit
+    gqa_decode: AttentionFit
+    prefill_attention: AttentionFit
+    vector: VectorFit
+
+
+class Protocol(Strict):
+    """One way in which a library can run a collective; it takes the fastest.
+
+    seconds = latency_seconds + latency_per_rank_seconds·(n - 1) + wire_bytes / bandwidth
+    with wire_bytes per device: all-reduce 2·S·(n-1)/n, all-gather, reduce-scatter and
+    all-to-all S·(n-1)/n, point to point S; S is the full message (the gathered size).
+    """
+
+    name: str
+    latency_seconds: float = Field(ge=0)
+    latency_per_rank_seconds: float = Field(ge=0, default=0)
+    bandwidth_bytes_per_second: float = Field(gt=0)
+
+
+class CollectiveFit(Fitted):
+    """Fit of one collective over groups that lie inside one scope."""
+
+    op: CollectiveOp
+    scope: ScopeName
+    in_graph: bool = Field(description="usable only inside a captured graph (decode)")
+    protocols: list[Protocol] = Field(min_length=1)
+
+
+class ExchangePoint(Strict):
+    """Expert exchange at one EP degree: rate of the payload beyond the fixed latency."""
+
+    degree: int = Field(gt=0)
+    latency_seconds: float = Field(ge=0)
+    bandwidth_bytes_per_second: float = Field(gt=0)
+
+
+class ExchangeFit(Fitted):
+    """Dispatch or combine of tokens to experts, keyed by library version.
+
+    seconds = latency(degree) + payload_bytes / bandwidth(degree), interpolated over log2(degree)
+    and held constant outside the points.
+
+    ``payload`` counts what one device sends: ``per_expert`` one copy per chosen expert,
+    ``per_node`` one copy per distinct node among the chosen experts (DeepEP normal kernels).
+    ``token_bytes_per_hidden`` and ``token_bytes_fixed`` give the message of one token.
+    """
+
+    direction: Literal["dispatch", "combine"]
+    mode: Literal["low_latency", "normal"]
+    payload: Literal["per_expert", "per_node"]
+    message_bytes_per_hidden: float = Field(gt=0)
+    message_bytes_fixed: float = Field(ge=0)
+    points: list[ExchangePoint] = Field(min_length=1)
+
+
+class Scope(Strict):
+    """A nested set of devices that reach each other over one plane.
+
+    ``topology`` mesh: every pair has its own link of ``pair_bandwidth_bytes_per_second``.
+    """
+
+    name: ScopeName
+    devices: Sourced = Field(description="devices inside one such scope; 0 = unlimited")
+    plane: str
+    bandwidth_bytes_per_second: Sourced
+    latency_seconds: Sourced
+    topology: Literal["switch", "mesh"] = "switch"
+    pair_bandwidth_bytes_per_second: Sourced | None = None
+
+
+class Plane(Strict):
+    """A physical network and what it is used for."""
+
+    name: str
+    use: str
+    bandwidth_bytes_per_second: Sourced = Field(description="one way, per device")
+    efficiency: Sourced = Field(description="share of the bandwidth that large transfers reach")
+    latency_seconds: Sourced
+
+
+class Streams(Strict):
+    """How two microbatches share one device.
+
+    ``attention_experts``: stream 0 attention, stream 1 gate, exchange and experts; the matrix cores
+    are partitioned between them in steps of 1/``partitions`` (CloudMatrix384 section 4.2.3).
+    ``compute_communication``: communication runs beside compute and takes
+    ``communication_core_share`` of the cores while it runs (DeepEP normal kernels; 0 where the
+    transfer engines need none).
+    """
+
+    decode: Literal["attention_experts", "compute_communication"]
+    prefill: Literal["attention_experts", "compute_communication"]
+    partitions: Sourced | None = None
+    communication_core_share_prefill: Sourced
+    communication_core_share_decode: Sourced
+
+
+class Host(Strict):
+    """Host-side costs per iteration and per operator."""
+
+    graph_launch_seconds: Sourced
+    eager_launch_seconds: Sourced = Field(description="host time to launch one operator without a graph")
+
+
+class Device(Strict):
+    """One rank's machine."""
+
+    title: str
+    peak_flops_per_second: dict[Dtype, Sourced] = Field(description="dense peak per dtype")
+    memory_bytes: Sourced
+    memory_bandwidth_bytes_per_second: Sourced
+    reserve_bytes: Sourced = Field(description="memory that the runtime and its libraries keep")
+
+    @model_validator(mode="after")
+    def _bf16_is_required(self) -> "Device":
+        if "bf16" not in self.peak_flops_per_second:
+            raise ValueError("peak_flops_per_second needs bf16, which attention runs in")
+        return self
+
+
+class HardwareSpec(Strict):
+    """A cluster type of the catalogue."""
+
+    schema_version: Literal[1]
+    name: str
+    title: str
+    aliases: list[str] = []
+    device: Device
+    devices_per_chip: Sourced
+    devices_per_node: Sourced
+    nodes: Sourced = Field(description="size of the catalogue entry")
+    sold_by_node: bool = Field(description="whether --nodes may go past the entry's size")
+    scopes: list[Scope] = Field(min_length=1, description="smallest first")
+    planes: list[Plane]
+    kv_plane: str = Field(description="plane that carries KV from prefill to decode")
+    kernels: Kernels
+    collectives: list[CollectiveFit]
+    exchanges: list[ExchangeFit]
+    streams: Streams
+    host: Host
+    power_watts_per_chip: Sourced | None = None
+    price_usd_per_chip_hour: Sourced | None = None
+
+    @model_validator(mode="after")
+    def _planes_exist(self) -> "HardwareSpec":
+        known = {plane.name for plane in self.planes}
+        for used in [self.kv_plane, *(scope.plane for scope in self.scopes)]:
+            if used not in known:
+                raise ValueError(f"plane {used!r} is not among planes {sorted(known)}")
+        sizes = [scope.devices.value or float("inf") for scope in self.scopes]
+        if sizes != sorted(sizes):
+            raise ValueError("scopes must be ordered from the smallest to the largest")
+        return self
+
+    def plane(self, name: str) -> Plane:
+        """Return the plane called ``name``."""
+        return next(plane for plane in self.planes if plane.name == name)
+
+    def scope_of(self, degree: int) -> Scope:
+        """Return the smallest scope that holds ``degree`` consecutive devices."""
+        for scope in self.scopes:
+            if not scope.devices.value or degree <= scope.devices.value:
+                return scope
+        return self.scopes[-1]

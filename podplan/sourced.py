@@ -1,0 +1,22 @@
+"""Values that carry where they come from."""
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Kind = Literal["datasheet", "measured", "fitted", "assumed"]
+
+
+class Strict(BaseModel):
+    """Base of everything read from a file: immutable, and an unknown key is an error."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class Sourced(Strict):
+    """One number with its origin. The unit is the suffix of the field that holds it."""
+
+    value: float
+    kind: Kind
+    source: str = Field(min_length=4)
+    note: str | None = None
