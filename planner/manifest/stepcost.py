@@ -1,0 +1,206 @@
+"""How the terms of a step compose to its duration: streams, microbatches, stages, host.
+
+One formula for one step and for a million: every function takes numbers or arrays of one
+broadcast shape.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner.manifest.terms import (
+    Number,
+    Stage,
+    StepCost,
+    StepLoad,
+    Timings,
+    communication_seconds,
+    timings,
+    variables,
+)
+
+EXPERT_STAGES: tuple[Stage, ...] = ("gate", "dispatch", "experts", "shared", "combine")
+
+
+@dataclass(frozen=True, slots=True)
+class StepSeconds:
+    """Duration of a step; ``stream_share`` is the part of the cores that attention gets when two
+    microbatches split them (1 otherwise)."""
+
+    seconds: Number
+    microbatches: int
+    stream_share: Number
+
+
+def evaluate(cost: StepCost, load: StepLoad, microbatches: int = 1) -> StepSeconds:
+    """Return the duration of one step that carries ``load`` in ``microbatches`` equal parts.
+
+    Args: fields of ``load`` and ``cost.slots_per_rank`` are numbers or arrays of one broadcast
+    shape; the result has that shape.
+
+    One microbatch: the sum of all terms. Two: per pair of MoE layers either
+    2 · max(attention stream, expert stream), cores split so that both take about the same time and
+    memory bandwidth shared by demand, or four slots (attention with dispatch, attention with
+    combine, experts with dispatch, experts with combine), each max(communication,
+    compute + core share · communication).
+    """
+    values = variables(cost, load, microbatches)
+    stages = timings(cost.terms, values)
+    layer, share = moe_layer(cost, stages, microbatches)
+    draft = draft_seconds(cost, stages, timings(cost.draft_terms, values), layer, microbatches)
+    dense = cost.dense_layers * microbatches * stage_sum(stages, ("attention", "dense"))
+    head = microbatches * stage_sum(stages, ("head",))
+    device = pipeline_seconds(cost, values, dense + cost.moe_layers * layer + draft + head)
+    host = launches(cost, microbatches) * cost.launch_seconds
+    return StepSeconds(np.maximum(device, host) + cost.host_seconds, microbatches, share)
+
+
+def evaluate_best(cost: StepCost, load: StepLoad, most: int) -> StepSeconds:
+    """Return the faster of one and, where allowed and possible, two microbatches (numbers only)."""
+    single = evaluate(cost, load, 1)
+    if most < 2 or not cost.moe_layers or not splittable(load):
+        return single
+    double = evaluate(cost, load, 2)
+    return double if double.seconds < single.seconds else single
+
+
+def splittable(load: StepLoad) -> bool:
+    """Whether the step holds two sequences, or two prompt tokens, for two microbatches."""
+    return bool(load.decode_sequences >= 2 or load.prefill_tokens >= 2)
+
+
+def moe_layer(cost: StepCost, stages: Timings, microbatches: int) -> tuple[Number, Number]:
+    """Return seconds of one MoE layer for all microbatches, and the core share of attention."""
+    if not cost.moe_layers:
+        return 0.0, 1.0
+    if microbatches == 1:
+        return stage_sum(stages, ("attention",)) + expert_stream(cost, stages), 1.0
+    if cost.rule == "attention_experts":
+        return split_layer(cost, stages)
+    return overlapped_layer(cost, stages), 1.0
+
+
+def stage_sum(stages: Timings, names: tuple[Stage, ...], cores: Number = 1.0, dilation: Number = 1.0) -> Number:
+    """Return the seconds of all terms of the named stages, one after the other."""
+    total: Number = 0.0
+    for name in names:
+        for _, timing in stages.get(name, ()):
+            total = total + timing.seconds(cores, dilation)
+    return total
+
+
+def experts_seconds(cost: StepCost, stages: Timings, cores: Number = 1.0, dilation: Number = 1.0) -> Number:
+    """Routed and shared experts: in turn on one rank, side by side on dedicated ones."""
+    routed = stage_sum(stages, ("experts",), cores, dilation)
+    shared = stage_sum(stages, ("shared",), cores, dilation)
+    return np.maximum(routed, shared) if cost.shared_ranks else routed + shared
+
+
+def expert_stream(cost: StepCost, stages: Timings, cores: Number = 1.0, dilation: Number = 1.0) -> Number:
+    """Gate, dispatch, experts and combine, one after the other."""
+    transfers = stage_sum(stages, ("gate", "dispatch", "combine"), cores, dilation)
+    return transfers + experts_seconds(cost, stages, cores, dilation)
+
+
+def split_layer(cost: StepCost, stages: Timings) -> tuple[Number, Number]:
+    """Two microbatches on two streams that partition the cores; the share of attention is chosen.
+
+    Attention time falls and expert time rises with the share, so bisection over the partitions
+    finds the crossing (CloudMatrix384 section 4.2.3: 16 of 24 matrix cores for attention).
+    """
+    low: Number = np.asarray(1.0)
+    high: Number = np.asarray(cost.cores - 1.0)
+    for _ in range(int(cost.cores - 1).bit_length()):
+        middle = np.floor((low + high) / 2)
+        share = middle / cost.cores
+        enough = stage_sum(stages, ("attention",), share) <= expert_stream(cost, stages, 1 - share)
+        low, high = np.where(enough, low, np.minimum(middle + 1, high)), np.where(enough, middle, high)
+    share, below = low / cost.cores, np.maximum(low - 1, 1) / cost.cores
+    seconds, other = 2 * np.maximum(*split_streams(cost, stages, share)), 2 * np.maximum(
+        *split_streams(cost, stages, below)
+    )
+    return np.minimum(seconds, other), np.where(other < seconds, below, share)
+
+
+def split_streams(cost: StepCost, stages: Timings, share: Number) -> tuple[Number, Number]:
+    """Seconds of the attention and of the expert stream of one microbatch at a core share.
+
+    Memory bandwidth is shared by demand: while a stream reads, the other one reads a fraction d
+    of the time, and then each gets half, so the reader slows by 1 / (1 - d/2).
+    """
+    attention, experts = stage_sum(stages, ("attention",), share), expert_stream(cost, stages, 1 - share)
+    period = np.maximum(attention, experts)
+    demand = np.minimum(memory_seconds(stages, ("attention",)) / period, 1.0)
+    other = np.minimum(memory_seconds(stages, EXPERT_STAGES) / period, 1.0)
+    return (
+        stage_sum(stages, ("attention",), share, 1 / (1 - other / 2)),
+        expert_stream(cost, stages, 1 - share, 1 / (1 - demand / 2)),
+    )
+
+
+def memory_seconds(stages: Timings, names: tuple[Stage, ...]) -> Number:
+    """Seconds for which the terms of the named stages would keep the memory busy."""
+    total: Number = 0.0
+    for name in names:
+        for _, timing in stages.get(name, ()):
+            total = total + timing.memory
+    return total
+
+
+def overlapped_layer(cost: StepCost, stages: Timings) -> Number:
+    """Two microbatches, compute of one beside communication of the other, in four slots."""
+    total: Number = 0.0
+    for compute, communication in slots(cost, stages):
+        total = total + slot_seconds(cost, compute, communication)
+    return total
+
+
+def slots(cost: StepCost, stages: Timings) -> list[tuple[Number, Number]]:
+    """(compute, communication) seconds of the four slots of a layer of two microbatches."""
+    attention = stage_sum(stages, ("attention", "gate"))
+    experts = experts_seconds(cost, stages)
+    dispatch, combine = stage_sum(stages, ("dispatch",)), stage_sum(stages, ("combine",))
+    return [(attention, dispatch), (experts, dispatch), (experts, combine), (attention, combine)]
+
+
+def slot_seconds(cost: StepCost, compute: Number, communication: Number) -> Number:
+    """max(communication, compute + share·communication): compute lacks the cores that transfer."""
+    return np.maximum(communication, compute + cost.communication_share * communication)
+
+
+def draft_seconds(cost: StepCost, stages: Timings, drafts: Timings, layer: Number, microbatches: int) -> Number:
+    """MTP drafts: each runs one further layer and the draft terms (projection, head, sampling)."""
+    count = cost.queries_per_sequence - 1
+    if not count:
+        return 0.0
+    if not cost.moe_layers:
+        layer = microbatches * stage_sum(stages, ("attention", "dense"))
+    return count * (layer + microbatches * stage_sum(drafts, ("draft",)))
+
+
+def pipeline_seconds(cost: StepCost, values: Mapping[str, Number], device: Number) -> Number:
+    """All stages in turn: d_PP hops, and for a pass that fills the pipeline alone the bubble.
+
+    MixServe Eq. (6) adds (d_PP - 1) hops; the last stage returns its tokens to the first. A pass
+    cut into d_PP parts leaves each stage idle for d_PP - 1 parts.
+    """
+    stages = cost.pipeline_stages
+    if stages == 1 or cost.pipeline_hop is None:
+        return device
+    hops = device + stages * communication_seconds(cost.pipeline_hop, values)
+    return hops * (2 * stages - 1) / stages if cost.pipeline_bubble else hops
+
+
+def layer_count(cost: StepCost, stage: Stage) -> int:
+    """How often a term of ``stage`` runs per microbatch in the main model."""
+    if stage == "attention":
+        return cost.dense_layers + cost.moe_layers
+    if stage == "dense":
+        return cost.dense_layers
+    return 1 if stage == "head" else cost.moe_layers
+
+
+def launches(cost: StepCost, microbatches: int) -> int:
+    """Kernels launched in one iteration of the main model."""
+    return microbatches * sum(term.launches * layer_count(cost, term.stage) for term in cost.terms)

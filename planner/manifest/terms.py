@@ -1,0 +1,195 @@
+"""Step cost as terms: what one step of one instance takes, as a function of what it carries.
+
+The planner builds a ``StepCost`` per strategy and evaluates it on arrays of candidates; a manifest
+carries the same terms as numbers and the runtime evaluates them step by step. There is one
+function, ``stepcost.evaluate``, and no second copy of the model.
+
+A step on one attention rank is described by ``StepLoad``; from it follow the *variables* that the
+linear forms of the terms use (all per microbatch):
+
+    one      1                                   tokens   query tokens on the rank
+    decode   query tokens of running requests    kv       their cached tokens, each read once
+    chunk    new prompt tokens                   context  cached tokens that those attend to
+    pairs    causal query-key pairs of prompts   rows     rows of the output head
+    mean     tokens per rank, mean over ranks    routed   token copies on the busiest expert rank
+    fair     token copies on the mean expert rank   hit   distinct experts hit on a rank
+    shared   rows of a dedicated shared-expert rank
+
+A compute term takes ``max(compute / cores, memory) + floor`` seconds, with
+compute = (flops + idle) / rate, memory = bytes / bandwidth and ``idle`` the FLOP-equivalent of
+unfilled tiles; a communication term takes the fastest of its protocols, latency + bytes / rate.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+Number = float | NDArray[np.float64]
+Form = Mapping[str, float]
+Stage = Literal["attention", "gate", "dispatch", "experts", "shared", "combine", "dense", "head", "draft"]
+Rule = Literal["attention_experts", "compute_communication"]
+
+
+@dataclass(frozen=True, slots=True)
+class ComputeTerm:
+    """A kernel (or a fused chain) on one device; forms are over the module's variables."""
+
+    name: str
+    stage: Stage
+    flops: Form
+    idle_flops: Form
+    flops_per_second: float
+    bytes: Form
+    bytes_per_second: float
+    floor_seconds: float
+    launches: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class CommunicationTerm:
+    """A collective or an exchange: the fastest of (latency, bytes per second) protocols."""
+
+    name: str
+    stage: Stage
+    bytes: Form
+    protocols: tuple[tuple[float, float], ...]
+    launches: int = 1
+
+
+Term = ComputeTerm | CommunicationTerm
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepLoad:
+    """What one step carries on the busiest attention rank, all microbatches together.
+
+    ``mean_tokens`` is per attention rank over all ranks of the instance (they share the experts).
+    """
+
+    decode_sequences: Number = 0.0
+    decode_kv_tokens: Number = 0.0
+    prefill_tokens: Number = 0.0
+    prefill_context_tokens: Number = 0.0
+    prefill_pairs: Number = 0.0
+    finishing_prompts: Number = 0.0
+    mean_tokens: Number = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepCost:
+    """Terms of one role and phase, and the rule that composes them.
+
+    ``cores`` is the number of equal partitions of the matrix cores that two streams may split
+    (0: the streams are compute and communication), ``communication_share`` the share of cores
+    that communication occupies while it runs. ``expert_ranks`` hold routed experts,
+    ``shared_ranks`` only a shared one. ``balance`` is the busiest expert rank's expected token copies
+    over the mean; ``sampling_deviations`` how many standard deviations of a Poisson count the busiest
+    of the ranks lies above its expectation (0: no sampling noise).
+    """
+
+    terms: tuple[Term, ...]
+    draft_terms: tuple[Term, ...] = ()
+    dense_layers: int
+    moe_layers: int
+    queries_per_sequence: int
+    attention_ranks: int
+    expert_ranks: int
+    shared_ranks: int
+    experts: int
+    experts_per_token: int
+    slots_per_rank: Number
+    balance: Number = 1.0
+    sampling_deviations: Number = 0.0
+    rule: Rule
+    cores: int = 0
+    communication_share: float = 0.0
+    pipeline_stages: int = 1
+    pipeline_hop: CommunicationTerm | None = None
+    pipeline_bubble: bool = False
+    host_seconds: float = 0.0
+    launch_seconds: float = 0.0
+
+
+def variables(cost: StepCost, load: StepLoad, microbatches: int) -> dict[str, Number]:
+    """Return the variables of the module docstring for one of ``microbatches`` equal parts.
+
+    Distinct experts hit on a rank, with N tokens of the whole instance each choosing k of the
+    E experts that stand in P slots: slots · (1 - (1 - k/P)^N), uniform routing.
+    """
+    part = 1.0 / (microbatches * cost.pipeline_stages)
+    decode = load.decode_sequences * cost.queries_per_sequence * part
+    chunk = load.prefill_tokens * part
+    mean = load.mean_tokens * part
+    total = mean * cost.attention_ranks
+    values: dict[str, Number] = {
+        "one": 1.0,
+        "decode": decode,
+        "chunk": chunk,
+        "tokens": decode + chunk,
+        "kv": load.decode_kv_tokens * part,
+        "context": load.prefill_context_tokens * part,
+        "pairs": load.prefill_pairs * part,
+        "rows": decode + load.finishing_prompts * part,
+        "mean": mean,
+    }
+    if cost.experts:
+        fair = total * (cost.experts_per_token / cost.expert_ranks)
+        chosen = np.minimum(cost.experts_per_token / (cost.slots_per_rank * cost.expert_ranks), 1.0 - 1e-12)
+        values["fair"] = fair
+        busiest = fair * cost.balance + cost.sampling_deviations * np.sqrt(fair * cost.balance)
+        most = total * np.minimum(cost.experts_per_token, cost.slots_per_rank)
+        values["routed"] = np.maximum(np.minimum(busiest, most), fair)
+        values["hit"] = cost.slots_per_rank * -np.expm1(total * np.log1p(-chosen))
+        values["shared"] = total / cost.shared_ranks if cost.shared_ranks else 0.0
+    return values
+
+
+def form(coefficients: Form, values: Mapping[str, Number]) -> Number:
+    """Evaluate a linear form; 0 where it has no coefficient."""
+    total: Number = 0.0
+    for name, coefficient in coefficients.items():
+        total = total + coefficient * values[name]
+    return total
+
+
+@dataclass(slots=True)
+class Timing:
+    """Compute seconds at all cores, memory seconds at full bandwidth, and what nothing shortens."""
+
+    compute: Number
+    memory: Number
+    fixed: Number
+
+    def seconds(self, cores: Number = 1.0, dilation: Number = 1.0) -> Number:
+        return np.maximum(self.compute / cores, self.memory * dilation) + self.fixed
+
+
+def timing(term: Term, values: Mapping[str, Number]) -> Timing:
+    if isinstance(term, ComputeTerm):
+        compute = (form(term.flops, values) + form(term.idle_flops, values)) / term.flops_per_second
+        return Timing(compute, form(term.bytes, values) / term.bytes_per_second, term.floor_seconds)
+    return Timing(0.0, 0.0, communication_seconds(term, values))
+
+
+def communication_seconds(term: CommunicationTerm, values: Mapping[str, Number]) -> Number:
+    """Seconds of the fastest protocol: min over (latency, rate) of latency + bytes / rate."""
+    payload = form(term.bytes, values)
+    best: Number | None = None
+    for latency, rate in term.protocols:
+        seconds = latency + payload / rate
+        best = seconds if best is None else np.minimum(best, seconds)
+    return 0.0 if best is None else best
+
+
+Timings = dict[Stage, list[tuple[Term, Timing]]]
+
+
+def timings(terms: tuple[Term, ...], values: Mapping[str, Number]) -> Timings:
+    """Return the timing of every term, by stage, in the order of ``terms``."""
+    result: Timings = {}
+    for term in terms:
+        result.setdefault(term.stage, []).append((term, timing(term, values)))
+    return result

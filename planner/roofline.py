@@ -1,0 +1,104 @@
+"""Compute operators as terms: FLOP, bytes, and the efficiency with which a device does them.
+
+Every function returns a ``ComputeTerm`` whose seconds are
+max((flops + idle) / rate / cores, bytes / bandwidth) + floor. The shape-dependent efficiency
+M/(M + half_rows) of ``hardware.spec.MatmulFit`` makes time linear in M: 2·N·K·(M + half_rows)
+FLOP-equivalents at the rate of a full tile; the second part is ``idle_flops``.
+"""
+
+from dataclasses import dataclass
+
+from hardware.spec import AttentionFit, Dtype, HardwareSpec, MatmulFit
+from planner.manifest.terms import ComputeTerm, Form, Stage
+
+ELEMENT_BYTES: dict[str, float] = {"bf16": 2.0, "fp8": 1.0, "int8": 1.0}
+
+
+@dataclass(frozen=True, slots=True)
+class Roofline:
+    """Kernel rates of one device."""
+
+    hardware: HardwareSpec
+
+    def _fit(self, dtype: Dtype, grouped: bool) -> MatmulFit:
+        family = self.hardware.kernels.grouped_gemm if grouped else self.hardware.kernels.gemm
+        return family[dtype]
+
+    def peak(self, dtype: Dtype) -> float:
+        """Dense peak in FLOP/s."""
+        return self.hardware.device.peak_flops_per_second[dtype].value
+
+    @property
+    def bandwidth(self) -> float:
+        """Peak memory bandwidth in bytes/s."""
+        return self.hardware.device.memory_bandwidth_bytes_per_second.value
+
+    def matmul(
+        self, name: str, stage: Stage, rows: Form, columns: float, depth: float, dtype: Dtype, groups: Form | None = None
+    ) -> ComputeTerm:
+        """Matrix product of ``rows`` (a form) by a weight of ``depth`` x ``columns`` elements.
+
+        With ``groups`` (a form: weights touched) it is a grouped product; otherwise the weight is
+        read once. bytes = weights + rows·(depth in dtype + columns in bf16).
+        """
+        fit = self._fit(dtype, groups is not None)
+        weights = {"one": 1.0} if groups is None else groups
+        product = 2.0 * columns * depth
+        element = ELEMENT_BYTES[dtype]
+        read = combine(weights, columns * depth * element, rows, depth * element + 2.0 * columns)
+        return ComputeTerm(
+            name=name,
+            stage=stage,
+            flops=scale(rows, product),
+            idle_flops=scale(weights, product * fit.half_rows),
+            flops_per_second=self.peak(dtype) * fit.peak_fraction / (1.0 + fit.half_depth / depth),
+            bytes=read,
+            bytes_per_second=self.bandwidth * fit.memory_fraction,
+            floor_seconds=fit.floor_seconds,
+        )
+
+    def attention(
+        self, name: str, fit: AttentionFit, pairs: Form, flops_per_pair: float, queries: Form, read: Form
+    ) -> ComputeTerm:
+        """Attention over ``pairs`` of query and key, reading ``read`` bytes.
+
+        (1 + half_length/L) with L = pairs/queries is pairs + half_length·queries, so it stays linear.
+        """
+        return ComputeTerm(
+            name=name,
+            stage="attention",
+            flops=scale(pairs, flops_per_pair),
+            idle_flops=scale(queries, fit.half_length * flops_per_pair),
+            flops_per_second=self.peak("bf16") * fit.peak_fraction,
+            bytes=read,
+            bytes_per_second=self.bandwidth * fit.memory_fraction,
+            floor_seconds=fit.floor_seconds,
+        )
+
+    def vector(self, name: str, stage: Stage, moved: Form, kernels: int = 1) -> ComputeTerm:
+        """Element-wise work: ``moved`` bytes read and written by ``kernels`` launches."""
+        fit = self.hardware.kernels.vector
+        return ComputeTerm(
+            name=name,
+            stage=stage,
+            flops={},
+            idle_flops={},
+            flops_per_second=1.0,
+            bytes=moved,
+            bytes_per_second=self.bandwidth * fit.memory_fraction,
+            floor_seconds=fit.floor_seconds * kernels,
+            launches=kernels,
+        )
+
+
+def scale(form: Form, factor: float) -> dict[str, float]:
+    """Return the form times a number; empty where the factor is 0."""
+    return {name: value * factor for name, value in form.items()} if factor else {}
+
+
+def combine(first: Form, by: float, second: Form, times: float) -> dict[str, float]:
+    """Return by·first + times·second."""
+    total = scale(first, by)
+    for name, value in second.items():
+        total[name] = total.get(name, 0.0) + value * times
+    return total
