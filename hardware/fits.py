@@ -1,0 +1,226 @@
+"""Evaluate the fits of a catalogue entry on measured shapes, and compare them with the measurements.
+
+This is the reference form of the formulas that ``hardware.spec`` states: seconds from a shape.
+All functions accept floats or NumPy arrays and broadcast.
+"""
+
+import csv
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hardware.spec import (
+    AttentionFit,
+    CollectiveFit,
+    CollectiveOp,
+    Device,
+    Dtype,
+    ExchangeFit,
+    HardwareSpec,
+    MatmulFit,
+    Protocol,
+)
+from podplan.errors import BadInput
+
+Number = float | NDArray[np.float64]
+
+CALIBRATION = Path(__file__).parent / "calibration"
+INPUT_BYTES: dict[Dtype, int] = {"bf16": 2, "fp8": 1, "int8": 1}
+OUTPUT_BYTES = 2  # every measured kernel writes bf16
+
+
+@dataclass(frozen=True, slots=True)
+class Residual:
+    """One measurement beside its fit; ``error_frac`` is fitted/measured - 1."""
+
+    kernel: str
+    shape: str
+    measured_seconds: float
+    fitted_seconds: float
+    source: str
+
+    @property
+    def error_frac(self) -> float:
+        """Return fitted/measured - 1."""
+        return self.fitted_seconds / self.measured_seconds - 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """Shape of a dense (``groups`` 1) or grouped matrix product; ``rows`` is per group."""
+
+    groups: Number
+    rows: Number
+    columns: Number
+    depth: Number
+
+    def flops(self) -> Number:
+        """Return the operations 2·G·M·N·K."""
+        return 2.0 * self.groups * self.rows * self.columns * self.depth
+
+    def moved_bytes(self, dtype: Dtype) -> Number:
+        """Return inputs, weights and bf16 output, each once: G·(M·K + K·N)·b + 2·G·M·N."""
+        inputs = (self.rows * self.depth + self.depth * self.columns) * INPUT_BYTES[dtype]
+        return self.groups * (inputs + self.rows * self.columns * OUTPUT_BYTES)
+
+
+def matmul_seconds(device: Device, dtype: Dtype, fit: MatmulFit, product: Product) -> Number:
+    """Return the seconds of a matrix product.
+
+    max(2·G·M·N·K / (peak·f) · (1 + half_rows/M) · (1 + half_depth/K), bytes / (bandwidth·g)) + floor
+
+    Source: roofline with saturation terms of ``hardware.spec.MatmulFit``, derived here.
+    """
+    peak = device.peak_flops_per_second[dtype].value * fit.peak_fraction
+    filling = (1.0 + fit.half_rows / product.rows) * (1.0 + fit.half_depth / product.depth)
+    bandwidth = device.memory_bandwidth_bytes_per_second.value * fit.memory_fraction
+    compute = product.flops() / peak * filling
+    seconds: Number = np.maximum(compute, product.moved_bytes(dtype) / bandwidth) + fit.floor_seconds
+    return seconds
+
+
+def feed_forward_seconds(device: Device, dtype: Dtype, fit: MatmulFit, product: Product) -> Number:
+    """Return the seconds of a gated feed-forward block: gate and up in one product, then down.
+
+    ``product.columns`` is the intermediate size, ``product.depth`` the hidden size.
+    """
+    intermediate, hidden = product.columns, product.depth
+    gate_up = Product(product.groups, product.rows, 2 * intermediate, hidden)
+    down = Product(product.groups, product.rows, hidden, intermediate)
+    return matmul_seconds(device, dtype, fit, gate_up) + matmul_seconds(device, dtype, fit, down)
+
+
+def attention_seconds(
+    device: Device, fit: AttentionFit, flops: Number, moved_bytes: Number, mean_keys: Number
+) -> Number:
+    """Return the seconds of an attention kernel.
+
+    max(FLOP / (bf16 peak·f) · (1 + half_length/L), bytes / (bandwidth·g)) + floor, L = ``mean_keys`` per query.
+    """
+    peak = device.peak_flops_per_second["bf16"].value * fit.peak_fraction
+    bandwidth = device.memory_bandwidth_bytes_per_second.value * fit.memory_fraction
+    compute = flops / peak * (1.0 + fit.half_length / mean_keys)
+    seconds: Number = np.maximum(compute, moved_bytes / bandwidth) + fit.floor_seconds
+    return seconds
+
+
+def wire_bytes(op: CollectiveOp, message_bytes: Number, ranks: Number) -> Number:
+    """Return the bytes that each device sends for a message of S bytes.
+
+    All-reduce 2·S·(n-1)/n; all-gather, reduce-scatter, all-to-all S·(n-1)/n; point to point S.
+
+    Source: nccl-tests, doc/PERFORMANCE.md (bus bandwidth factors).
+    """
+    if op == "point_to_point":
+        return message_bytes
+    share = message_bytes * (ranks - 1.0) / ranks
+    return 2.0 * share if op == "all_reduce" else share
+
+
+def protocol_seconds(protocol: Protocol, sent_bytes: Number, ranks: Number) -> Number:
+    """Return latency + latency per rank·(n-1) + bytes/bandwidth of one protocol."""
+    latency = protocol.latency_seconds + protocol.latency_per_rank_seconds * (ranks - 1.0)
+    return latency + sent_bytes / protocol.bandwidth_bytes_per_second
+
+
+def collective_seconds(fit: CollectiveFit, message_bytes: Number, ranks: Number) -> Number:
+    """Return the seconds of a collective: the fastest of its protocols."""
+    sent_bytes = wire_bytes(fit.op, message_bytes, ranks)
+    times = [protocol_seconds(protocol, sent_bytes, ranks) for protocol in fit.protocols]
+    fastest: Number = np.asarray(np.broadcast_arrays(*times)).min(axis=0)
+    return fastest
+
+
+def exchange_seconds(fit: ExchangeFit, payload_bytes: Number, degree: Number) -> Number:
+    """Return latency(degree) + payload/bandwidth(degree), interpolated over log2(degree)."""
+    points = sorted(fit.points, key=lambda point: point.degree)
+    at = np.log2(np.asarray(degree, dtype=float))
+    known = np.log2([float(point.degree) for point in points])
+    latency = np.interp(at, known, [point.latency_seconds for point in points])
+    bandwidth = np.interp(at, known, [point.bandwidth_bytes_per_second for point in points])
+    return latency + payload_bytes / bandwidth
+
+
+def residuals(hw: HardwareSpec) -> list[Residual]:
+    """Return every calibration row that ``hw`` was fitted on beside its fit.
+
+    Raises BadInput if a row names a kernel or collective that ``hw`` has no fit for.
+    """
+    return [
+        *_rows(hw, "matmul.csv", _matmul_residual),
+        *_rows(hw, "attention.csv", _attention_residual),
+        *_rows(hw, "collectives.csv", _collective_residual),
+        *_rows(hw, "exchanges.csv", _exchange_residual),
+    ]
+
+
+def median_residuals(table: list[Residual]) -> dict[str, float]:
+    """Return the median of |fitted/measured - 1| of each kernel."""
+    kernels = sorted({row.kernel for row in table})
+    return {name: float(np.median([abs(row.error_frac) for row in table if row.kernel == name])) for name in kernels}
+
+
+Row = dict[str, str]
+
+
+def _rows(hw: HardwareSpec, file_name: str, evaluate: Callable[[HardwareSpec, Row], Residual]) -> list[Residual]:
+    with (CALIBRATION / file_name).open(encoding="utf-8", newline="") as lines:
+        return [evaluate(hw, row) for row in csv.DictReader(lines) if hw.name in row["used_by"].split()]
+
+
+def _residual(row: Row, kernel: str, shape: str, fitted_seconds: Number) -> Residual:
+    return Residual(kernel, shape, float(row["seconds"]), float(fitted_seconds), row["source"])
+
+
+def _matmul_residual(hw: HardwareSpec, row: Row) -> Residual:
+    dtype = _dtype(row["dtype"])
+    fits = hw.kernels.gemm if row["kernel"] == "gemm" else hw.kernels.grouped_gemm
+    if dtype not in fits:
+        raise BadInput(f"{hw.name} has no {row['kernel']} fit for {dtype}, which a calibration row of matmul.csv needs")
+    product = Product(*(float(row[name]) for name in ("groups", "rows", "columns", "depth")))
+    evaluate = feed_forward_seconds if row["kernel"] == "feed_forward" else matmul_seconds
+    family = "gemm" if row["kernel"] == "gemm" else "grouped_gemm"
+    shape = f"{row['kernel']} {row['groups']}x{row['rows']}x{row['columns']}x{row['depth']}"
+    return _residual(row, f"{family} {dtype}", shape, evaluate(hw.device, dtype, fits[dtype], product))
+
+
+def _attention_residual(hw: HardwareSpec, row: Row) -> Residual:
+    fits = {
+        "mla_decode": hw.kernels.mla_decode,
+        "gqa_decode": hw.kernels.gqa_decode,
+        "prefill_attention": hw.kernels.prefill_attention,
+    }
+    flops, moved_bytes, mean_keys = (float(row[name]) for name in ("flops", "bytes", "mean_keys"))
+    seconds = attention_seconds(hw.device, fits[row["kernel"]], flops, moved_bytes, mean_keys)
+    return _residual(row, row["kernel"], f"{flops:.3g} FLOP, {moved_bytes:.3g} B, {mean_keys:g} keys", seconds)
+
+
+def _collective_residual(hw: HardwareSpec, row: Row) -> Residual:
+    in_graph = row["in_graph"] == "yes"
+    wanted = (row["op"], row["scope"], in_graph)
+    fit = next((fit for fit in hw.collectives if (fit.op, fit.scope, fit.in_graph) == wanted), None)
+    kernel = f"{row['op']} {row['scope']}{' in graph' if in_graph else ''}"
+    if fit is None:
+        raise BadInput(f"{hw.name} has no fit for {kernel}, which a calibration row of collectives.csv needs")
+    seconds = collective_seconds(fit, float(row["message_bytes"]), float(row["ranks"]))
+    return _residual(row, kernel, f"{row['message_bytes']} B over {row['ranks']}", seconds)
+
+
+def _exchange_residual(hw: HardwareSpec, row: Row) -> Residual:
+    wanted = (row["direction"], row["mode"])
+    fit = next((fit for fit in hw.exchanges if (fit.direction, fit.mode) == wanted), None)
+    kernel = f"{row['direction']} {row['mode']}"
+    if fit is None:
+        raise BadInput(f"{hw.name} has no fit for {kernel}, which a calibration row of exchanges.csv needs")
+    seconds = exchange_seconds(fit, float(row["payload_bytes"]), float(row["degree"]))
+    return _residual(row, kernel, f"{row['tokens']} tokens over {row['degree']}", seconds)
+
+
+def _dtype(text: str) -> Dtype:
+    for dtype in INPUT_BYTES:
+        if dtype == text:
+            return dtype
+    raise BadInput(f"matmul.csv has dtype {text!r}; known are {', '.join(INPUT_BYTES)}")
