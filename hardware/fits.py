@@ -2,6 +2,11 @@
 
 This is the reference form of the formulas that ``hardware.spec`` states: seconds from a shape.
 All functions accept floats or NumPy arrays and broadcast.
+
+The measurements stand in ``calibration/*.csv``, one per row. ``used_by`` names the catalogue entries whose fits
+rest on the row; ``derived_from`` says what was published where that is not a time (a rate, a share of the peak;
+a rate without a shape stands as the work of one second). A ``feed_forward`` row is a gate and up product
+followed by a down product, ``columns`` the intermediate and ``depth`` the hidden size.
 """
 
 import csv
@@ -141,7 +146,8 @@ def exchange_seconds(fit: ExchangeFit, payload_bytes: Number, degree: Number) ->
     known = np.log2([float(point.degree) for point in points])
     latency = np.interp(at, known, [point.latency_seconds for point in points])
     bandwidth = np.interp(at, known, [point.bandwidth_bytes_per_second for point in points])
-    return latency + payload_bytes / bandwidth
+    seconds: Number = latency + payload_bytes / bandwidth
+    return seconds
 
 
 def residuals(hw: HardwareSpec) -> list[Residual]:

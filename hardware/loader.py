@@ -1,0 +1,55 @@
+"""Read one catalogue entry, by name, alias or path."""
+
+from pathlib import Path
+
+from hardware.spec import HardwareSpec
+from podplan.errors import BadInput
+from podplan.files import read_yaml
+from podplan.names import suggest
+from podplan.validation import validate
+
+CATALOG = Path(__file__).parent / "catalog"
+
+# Aliases stand here as well as in the entries, so that a name is resolved without reading every file;
+# a test keeps the two equal.
+ALIASES = {
+    "cloudmatrix384": "cm384",
+    "cloudmatrix": "cm384",
+    "910b2": "910b",
+    "atlas-800t-a2": "910b",
+    "atlas-a2": "910b",
+    "ascend-910b": "910b",
+    "atlas-a3": "910c",
+    "ascend-910c": "910c",
+    "h800-sxm": "h800",
+    "h100-sxm": "h100",
+    "h200-sxm": "h200",
+    "h20-sxm": "h20",
+}
+
+
+def hardware_names() -> list[str]:
+    """Return the names of the catalogue's entries, sorted, without their aliases."""
+    return sorted(path.stem for path in CATALOG.glob("*.yaml"))
+
+
+def load_hardware(name_or_path: str) -> HardwareSpec:
+    """Return the entry of that name or alias (any case), or the one in a YAML file.
+
+    A text that ends in .yaml or .yml or holds a slash is a path. Reads only the one file asked for.
+    Raises BadInput for an unknown name, a missing file and an entry that breaks the schema.
+    """
+    path = _resolve(name_or_path)
+    return validate(HardwareSpec, read_yaml(path), str(path))
+
+
+def _resolve(name_or_path: str) -> Path:
+    if name_or_path.lower().endswith((".yaml", ".yml")) or "/" in name_or_path:
+        return Path(name_or_path)
+    key = name_or_path.strip().lower()
+    names = hardware_names()
+    name = ALIASES.get(key, key)
+    if name in names:
+        return CATALOG / f"{name}.yaml"
+    hint = suggest(key, [*names, *ALIASES])
+    raise BadInput(f"hardware {name_or_path!r} is neither one of {', '.join(names)} nor a path to a YAML file{hint}")

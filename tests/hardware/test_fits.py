@@ -1,0 +1,163 @@
+"""The catalogue's fits against the operator measurements that they rest on."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hardware import fits
+from hardware.loader import hardware_names, load_hardware
+from hardware.spec import AttentionFit, ExchangeFit, ExchangePoint, HardwareSpec, MatmulFit, Protocol
+
+WORST_MEDIAN = 0.15
+
+
+def stated(hw: HardwareSpec) -> dict[str, float]:
+    """Return the median residual that the entry states for each fit, by the residual table's kernel names."""
+    named = {f"gemm {dtype}": fit.median_residual for dtype, fit in hw.kernels.gemm.items()}
+    named |= {f"grouped_gemm {dtype}": fit.median_residual for dtype, fit in hw.kernels.grouped_gemm.items()}
+    for family in ("mla_decode", "gqa_decode", "prefill_attention", "vector"):
+        named[family] = getattr(hw.kernels, family).median_residual
+    for collective in hw.collectives:
+        suffix = " in graph" if collective.in_graph else ""
+        named[f"{collective.op} {collective.scope}{suffix}"] = collective.median_residual
+    named |= {f"{fit.direction} {fit.mode}": fit.median_residual for fit in hw.exchanges}
+    return {name: value for name, value in named.items() if value is not None}
+
+
+@pytest.mark.parametrize("name", hardware_names())
+def test_stated_residuals_are_those_of_the_measurements(name: str) -> None:
+    """Recomputing every calibration row gives the median residuals that the entry states, and no others."""
+    hw = load_hardware(name)
+    assert fits.median_residuals(fits.residuals(hw)) == pytest.approx(stated(hw), abs=0.02)
+
+
+@pytest.mark.parametrize("name", hardware_names())
+def test_every_fit_is_near_its_measurements(name: str) -> None:
+    """The median error of each kernel and collective stays below 15 %."""
+    medians = fits.median_residuals(fits.residuals(load_hardware(name)))
+    assert {kernel: value for kernel, value in medians.items() if value >= WORST_MEDIAN} == {}
+
+
+def test_every_calibration_row_is_used() -> None:
+    """A measurement that no entry uses would not belong in the package."""
+    names = set(hardware_names())
+    for path in fits.CALIBRATION.glob("*.csv"):
+        header, *lines = path.read_text(encoding="utf-8").splitlines()
+        assert header.split(",")[:2] == ["device", "used_by"]
+        assert all(set(line.split(",")[1].split()) <= names for line in lines)
+
+
+def test_deepgemm_dense_product() -> None:
+    """4096x7168x16384 in fp8 on H800: published 1426 TFLOPS, i.e. 675 us (DeepGEMM README, March 2025)."""
+    hw = load_hardware("h800")
+    seconds = fits.matmul_seconds(hw.device, "fp8", hw.kernels.gemm["fp8"], fits.Product(1, 4096, 7168, 16384))
+    assert seconds == pytest.approx(675e-6, rel=0.1)
+
+
+def test_int8_grouped_product_of_cloudmatrix() -> None:
+    """4 groups of 7168x4096x8192 reach 622 TFLOPS of 752 (arXiv 2506.12708, section 5.5)."""
+    hw = load_hardware("cm384")
+    product = fits.Product(4, 7168, 4096, 8192)
+    seconds = fits.matmul_seconds(hw.device, "int8", hw.kernels.grouped_gemm["int8"], product)
+    assert product.flops() / seconds == pytest.approx(622e12, rel=0.05)
+
+
+@pytest.mark.parametrize(("degree", "direction", "published"), [(8, "dispatch", 116e-6), (256, "combine", 149e-6)])
+def test_cloudmatrix_exchange_of_128_tokens(degree: int, direction: str, published: float) -> None:
+    """Dispatch and combine of 128 tokens, top 8, hidden 7168 (arXiv 2506.12708, Table 7)."""
+    hw = load_hardware("cm384")
+    fit = next(fit for fit in hw.exchanges if (fit.direction, fit.mode) == (direction, "low_latency"))
+    payload = 128 * 8 * (7168 * fit.message_bytes_per_hidden + fit.message_bytes_fixed)
+    assert fits.exchange_seconds(fit, payload, degree) == pytest.approx(published, rel=0.01)
+
+
+def test_moved_bytes_are_those_of_deepgemm() -> None:
+    """64x2112x7168 in fp8 at 206 TFLOPS moves 1688 GB/s (DeepGEMM README)."""
+    product = fits.Product(1, 64, 2112, 7168)
+    assert product.moved_bytes("fp8") / (product.flops() / 206e12) == pytest.approx(1688e9, rel=0.005)
+
+
+def test_wire_bytes_follow_the_bus_bandwidth_factors() -> None:
+    """Eight ranks and 800 bytes: all-reduce sends 1400, all-gather 700, point to point 800."""
+    assert fits.wire_bytes("all_reduce", 800, 8) == 1400
+    assert fits.wire_bytes("all_gather", 800, 8) == 700
+    assert fits.wire_bytes("point_to_point", 800, 8) == 800
+
+
+MATMUL = MatmulFit(
+    kind="assumed", source="test", version="1", peak_fraction=0.7, half_rows=100, half_depth=400,
+    memory_fraction=0.8, floor_seconds=3e-6,
+)  # fmt: skip
+ATTENTION = AttentionFit(
+    kind="assumed", source="test", version="1", peak_fraction=0.6, half_length=900, memory_fraction=0.9,
+    floor_seconds=1e-5,
+)  # fmt: skip
+EXCHANGE = ExchangeFit(
+    kind="assumed", source="test", version="1", direction="dispatch", mode="low_latency", payload="per_expert",
+    message_bytes_per_hidden=1, message_bytes_fixed=224,
+    points=[
+        ExchangePoint(degree=8, latency_seconds=1e-5, bandwidth_bytes_per_second=3e11),
+        ExchangePoint(degree=64, latency_seconds=3e-5, bandwidth_bytes_per_second=5e10),
+    ],
+)  # fmt: skip
+DEVICE = load_hardware("h800").device
+SIZES = st.integers(1, 20_000)
+
+
+@settings(max_examples=30, deadline=None)
+@given(SIZES, SIZES, SIZES)
+def test_more_rows_never_take_less_time(rows: int, columns: int, depth: int) -> None:
+    """A product with one row more is not faster, and none beats its floor."""
+    shapes = fits.Product(1.0, np.array([rows, rows + 1.0]), float(columns), float(depth))
+    small, large = np.asarray(fits.matmul_seconds(DEVICE, "bf16", MATMUL, shapes))
+    assert MATMUL.floor_seconds <= small <= large
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.floats(1e6, 1e15), st.floats(1e3, 1e12), st.floats(1, 1e5))
+def test_attention_grows_with_its_work(flops: float, moved_bytes: float, keys: float) -> None:
+    """Twice the work is not faster, and at most twice as slow."""
+    once = fits.attention_seconds(DEVICE, ATTENTION, flops, moved_bytes, keys)
+    twice = fits.attention_seconds(DEVICE, ATTENTION, 2 * flops, 2 * moved_bytes, keys)
+    assert once <= twice <= 2 * once
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.floats(0, 1e9), st.integers(2, 1024))
+def test_protocols_grow_with_bytes_and_ranks(sent_bytes: float, ranks: int) -> None:
+    """More bytes or more ranks never take less time."""
+    protocol = Protocol(name="p", latency_seconds=5e-6, latency_per_rank_seconds=1e-6, bandwidth_bytes_per_second=1e11)
+    base = fits.protocol_seconds(protocol, sent_bytes, ranks)
+    assert base <= fits.protocol_seconds(protocol, sent_bytes + 1e6, ranks)
+    assert base < fits.protocol_seconds(protocol, sent_bytes, ranks + 1)
+
+
+def test_exchange_interpolates_and_holds_its_ends() -> None:
+    """Constant outside the points; between them linear in log2(degree): EP16 lies a third of the way from 8 to 64."""
+    assert fits.exchange_seconds(EXCHANGE, 0.0, 4) == pytest.approx(1e-5)
+    assert fits.exchange_seconds(EXCHANGE, 0.0, 512) == pytest.approx(3e-5)
+    assert fits.exchange_seconds(EXCHANGE, 0.0, 16) == pytest.approx(1e-5 + 2e-5 / 3)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(st.tuples(SIZES, SIZES, SIZES), min_size=1, max_size=5))
+def test_arrays_give_what_scalars_give(shapes: list[tuple[int, int, int]]) -> None:
+    """One call on arrays equals a loop over its elements."""
+    rows, columns, depth = (np.array(axis, dtype=float) for axis in zip(*shapes, strict=True))
+    together = fits.matmul_seconds(DEVICE, "fp8", MATMUL, fits.Product(1.0, rows, columns, depth))
+    apart = [fits.matmul_seconds(DEVICE, "fp8", MATMUL, fits.Product(1.0, *map(float, shape))) for shape in shapes]
+    assert np.allclose(np.asarray(together), np.asarray(apart))
+
+
+@pytest.mark.parametrize("name", hardware_names())
+def test_in_graph_never_slower_than_outside(name: str) -> None:
+    """A captured graph may use every protocol that is there without one."""
+    hw = load_hardware(name)
+    sizes = np.logspace(2, 9, 30)
+    for captured in (fit for fit in hw.collectives if fit.in_graph):
+        eager = next(
+            fit for fit in hw.collectives if (fit.op, fit.scope, fit.in_graph) == (captured.op, captured.scope, False)
+        )
+        inside, outside = (np.asarray(fits.collective_seconds(fit, sizes, 8)) for fit in (captured, eager))
+        assert (inside <= outside).all()

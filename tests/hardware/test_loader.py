@@ -1,0 +1,163 @@
+"""Names, aliases, paths and refusals of the hardware catalogue."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from hardware.loader import ALIASES, CATALOG, hardware_names, load_hardware
+from podplan.errors import BadInput
+from podplan.files import read_yaml
+
+OPS = {"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "point_to_point"}
+
+
+def raw(name: str) -> dict[str, Any]:
+    """Return an entry as plain data."""
+    return load_hardware(name).model_dump(mode="json", exclude_none=True)
+
+
+def write(folder: Path, data: dict[str, Any]) -> str:
+    """Write an entry to a file and return its path as text."""
+    path = folder / "mine.yaml"
+    path.write_text(yaml.safe_dump(data), encoding="utf-8")
+    return str(path)
+
+
+def test_the_catalogue_holds_the_seven_clusters() -> None:
+    """Every cluster that the documentation names is there."""
+    assert hardware_names() == ["910b", "910c", "cm384", "h100", "h20", "h200", "h800"]
+
+
+@pytest.mark.parametrize("name", hardware_names())
+def test_every_entry_loads_under_its_own_name(name: str) -> None:
+    """An entry is called like its file and is found in any case."""
+    assert load_hardware(name.upper()).name == name
+
+
+@pytest.mark.parametrize("name", hardware_names())
+def test_aliases_of_the_loader_are_those_of_the_entry(name: str) -> None:
+    """The loader's table repeats the entries' aliases exactly."""
+    assert sorted(load_hardware(name).aliases) == sorted(alias for alias, to in ALIASES.items() if to == name)
+
+
+def test_an_alias_finds_its_entry() -> None:
+    """A spelled-out product name is accepted for the short one."""
+    assert load_hardware("CloudMatrix384").name == "cm384"
+
+
+def test_a_path_is_read(tmp_path: Path) -> None:
+    """A cluster of one's own comes from a file."""
+    data = raw("h100") | {"name": "mine"}
+    assert load_hardware(write(tmp_path, data)).name == "mine"
+
+
+def test_loading_reads_one_file_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asking for one entry does not parse the others."""
+    read: list[Path] = []
+
+    def spy(path: Path) -> object:
+        read.append(path)
+        return read_yaml(path)
+
+    monkeypatch.setattr("hardware.loader.read_yaml", spy)
+    load_hardware("h20")
+    assert read == [CATALOG / "h20.yaml"]
+
+
+def test_an_unknown_name_suggests_the_nearest() -> None:
+    """A slip of the finger is answered with what was probably meant."""
+    with pytest.raises(BadInput, match="did you mean"):
+        load_hardware("cm38")
+
+
+def test_a_missing_file_is_named() -> None:
+    """A path that does not exist is the user's error."""
+    with pytest.raises(BadInput, match=r"nowhere\.yaml"):
+        load_hardware("nowhere.yaml")
+
+
+def test_an_unknown_key_is_refused(tmp_path: Path) -> None:
+    """A misspelt field is an error, not ignored."""
+    with pytest.raises(BadInput, match="kv_plan"):
+        load_hardware(write(tmp_path, raw("h100") | {"kv_plan": "ib"}))
+
+
+def test_an_unknown_plane_is_refused(tmp_path: Path) -> None:
+    """KV cannot travel over a plane that the entry does not describe."""
+    with pytest.raises(BadInput, match="ethernet"):
+        load_hardware(write(tmp_path, raw("h100") | {"kv_plane": "ethernet"}))
+
+
+def test_a_value_without_a_source_is_refused(tmp_path: Path) -> None:
+    """No number enters without saying where it comes from."""
+    data = raw("h100")
+    del data["device"]["memory_bytes"]["source"]
+    with pytest.raises(BadInput, match="source"):
+        load_hardware(write(tmp_path, data))
+
+
+def numbers_without_source(node: Any, sourced: bool, where: str) -> Iterator[str]:
+    """Yield the path of every number that neither carries a source nor stands in something that does."""
+    if isinstance(node, dict):
+        inside = sourced or "source" in node
+        for key, value in node.items():
+            yield from numbers_without_source(value, inside, f"{where}.{key}")
+    elif isinstance(node, list):
+        for index, value in enumerate(node):
+            yield from numbers_without_source(value, sourced, f"{where}[{index}]")
+    elif isinstance(node, int | float) and not isinstance(node, bool) and not sourced:
+        yield where
+
+
+@pytest.mark.parametrize("name", hardware_names())
+def test_every_number_has_a_source(name: str) -> None:
+    """Only the version of the schema is a number without an origin."""
+    assert list(numbers_without_source(raw(name), False, name)) == [f"{name}.schema_version"]
+
+
+@pytest.mark.parametrize("name", hardware_names())
+def test_assumed_values_say_why(name: str) -> None:
+    """An assumed fit explains what it was taken from."""
+    hw = load_hardware(name)
+    fits = [*hw.kernels.gemm.values(), *hw.kernels.grouped_gemm.values(), *hw.collectives, *hw.exchanges]
+    fits += [hw.kernels.mla_decode, hw.kernels.gqa_decode, hw.kernels.prefill_attention, hw.kernels.vector]
+    assert [fit.source for fit in fits if fit.kind == "assumed" and not fit.note] == []
+
+
+@pytest.mark.parametrize("name", hardware_names())
+def test_every_scope_knows_every_collective(name: str) -> None:
+    """No group of devices is without a fit for any collective."""
+    hw = load_hardware(name)
+    known = {(fit.op, fit.scope) for fit in hw.collectives if not fit.in_graph}
+    assert known == {(op, scope.name) for op in OPS for scope in hw.scopes}
+
+
+@pytest.mark.parametrize("name", hardware_names())
+def test_every_peak_has_its_kernels(name: str) -> None:
+    """A dtype with a peak can be multiplied, dense and grouped."""
+    hw = load_hardware(name)
+    assert set(hw.device.peak_flops_per_second) == set(hw.kernels.gemm) == set(hw.kernels.grouped_gemm)
+
+
+@pytest.mark.parametrize("name", hardware_names())
+def test_every_entry_exchanges_both_ways_in_both_modes(name: str) -> None:
+    """Dispatch and combine exist for decode and for prefill, once each."""
+    found = sorted((fit.direction, fit.mode) for fit in load_hardware(name).exchanges)
+    assert found == [(way, mode) for way in ("combine", "dispatch") for mode in ("low_latency", "normal")]
+
+
+def test_cloudmatrix_adds_up() -> None:
+    """48 nodes of 16 dies are 768 dies and 384 chips, 49.2 TB of memory (arXiv 2506.12708, section 3)."""
+    hw = load_hardware("cm384")
+    devices = hw.nodes.value * hw.devices_per_node.value
+    assert devices == 768
+    assert devices / hw.devices_per_chip.value == 384
+    assert devices * hw.device.memory_bytes.value == pytest.approx(49.2e12, rel=0.01)
+
+
+def test_catalogue_holds_nothing_but_entries() -> None:
+    """Whatever lies in the folder is an entry."""
+    assert {path.suffix for path in CATALOG.iterdir()} == {".yaml"}
