@@ -1,0 +1,251 @@
+"""MixServe's notation: reading, printing, refusing, and fitting a model."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from models.spec import GQA, MLA, ModelSpec, MoE
+from planner.strategy import Strategy, check_strategy, format_strategy, parse_strategy
+from podplan.errors import BadInput
+
+DEGREES = st.integers(min_value=1, max_value=96)
+
+
+def deepseek() -> ModelSpec:
+    """DeepSeek-R1's dimensions (its config.json)."""
+    return ModelSpec(
+        schema_version=1,
+        name="deepseek-r1",
+        title="DeepSeek-R1",
+        architecture="deepseek_v3",
+        source="https://huggingface.co/deepseek-ai/DeepSeek-R1/blob/main/config.json",
+        layers=61,
+        dense_layers=3,
+        hidden_size=7168,
+        vocab_size=129280,
+        tied_embeddings=False,
+        attention=MLA(
+            heads=128, q_lora_rank=1536, kv_lora_rank=512, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128
+        ),
+        dense_intermediate_size=18432,
+        moe=MoE(
+            experts=256, experts_per_token=8, intermediate_size=2048, shared_experts=1, shared_intermediate_size=2048
+        ),
+        mtp_layers=1,
+        max_position=163840,
+        native_dtype="fp8",
+    )
+
+
+def dense_model() -> ModelSpec:
+    """Qwen3-32B's dimensions (its config.json)."""
+    return deepseek().model_copy(
+        update={
+            "name": "qwen3-32b",
+            "layers": 64,
+            "dense_layers": 64,
+            "hidden_size": 5120,
+            "attention": GQA(heads=64, kv_heads=8, head_dim=128),
+            "dense_intermediate_size": 25600,
+            "moe": None,
+        }
+    )
+
+
+PAPERS = {
+    "TP=4 + DP=8, EP=32": Strategy(attention_tp=4, attention_dp=8, moe_ep=32),
+    "TP=8 + DP=4, TP=8 + EP=4": Strategy(attention_tp=8, attention_dp=4, moe_tp=8, moe_ep=4),
+    "DP=320, EP=320": Strategy(attention_dp=320, moe_ep=320),
+    "TP=8 [PP=4]": Strategy(attention_tp=8, moe_tp=8, pp=4),
+    "SP=4 + DP=8, EP=32": Strategy(attention_tp=4, attention_dp=8, staged=True, moe_ep=32),
+    "DP=160 x 3, EP=288": Strategy(attention_dp=160, moe_ep=288, domains=3),
+}
+
+
+@pytest.mark.parametrize(("text", "strategy"), PAPERS.items())
+def test_the_papers_strategies_are_read_and_printed_as_written(text: str, strategy: Strategy) -> None:
+    """MixServe sections III-B1 and IV-C1, CloudMatrix384 section 4, xDeepServe's three domains."""
+    assert parse_strategy(text) == strategy
+    assert format_strategy(strategy) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "devices"),
+    [("TP=4 + DP=8, EP=32", 32), ("TP=8 [PP=4]", 32), ("DP=320, EP=320", 320), ("DP=160 x 3, EP=288", 768)],
+)
+def test_devices_are_those_of_the_papers(text: str, devices: int) -> None:
+    """xDeepServe fills 768 dies with 3 x 160 attention and 288 expert dies."""
+    assert parse_strategy(text).devices == devices
+
+
+def test_disaggregated_stages_add_up() -> None:
+    """Attention and expert devices are the same ones unless domains set them apart."""
+    apart, shared = PAPERS["DP=160 x 3, EP=288"], PAPERS["TP=4 + DP=8, EP=32"]
+    assert (apart.attention_devices, apart.expert_devices, apart.devices_per_stage) == (480, 288, 768)
+    assert apart.disaggregated and apart.attention_groups == 480
+    assert (shared.attention_devices, shared.expert_devices, shared.devices_per_stage) == (32, 32, 32)
+
+
+@pytest.mark.parametrize(
+    ("text", "same"),
+    [
+        ("tp=4+dp=8,ep=32", "TP=4 + DP=8, EP=32"),
+        (" DP = 8 + TP = 4 ,\tEP = 32 ", "TP=4 + DP=8, EP=32"),
+        ("TP=8 + DP=4", "TP=8 + DP=4, TP=8 + EP=4"),
+        ("EP=32", "DP=32, EP=32"),
+        ("DP=32, DP=32", "DP=32, EP=32"),
+        ("dp=160X3,ep=288", "DP=160 x 3, EP=288"),
+        ("DP=160 \N{MULTIPLICATION SIGN} 3, EP=288", "DP=160 x 3, EP=288"),
+        ("TP=1", "TP=1"),
+        ("TP=1, EP=1 [pp = 1]", "TP=1"),
+        ("TP=16, EP=16", "TP=16, EP=16"),
+    ],
+)
+def test_spellings_that_mean_the_same(text: str, same: str) -> None:
+    """Spaces, case, order and a lone block are free; the canonical print is one."""
+    assert format_strategy(parse_strategy(text)) == same
+
+
+@st.composite
+def colocated(draw: st.DrawFn) -> Strategy:
+    """Strategies whose attention and experts share their devices."""
+    tp, dp, pp = draw(DEGREES), draw(DEGREES), draw(st.integers(1, 8))
+    moe_tp = draw(st.sampled_from([n for n in range(1, tp * dp + 1) if tp * dp % n == 0]))
+    return Strategy(
+        attention_tp=tp,
+        attention_dp=dp,
+        staged=tp > 1 and draw(st.booleans()),
+        moe_tp=moe_tp,
+        moe_ep=tp * dp // moe_tp,
+        pp=pp,
+    )
+
+
+apart = st.builds(
+    Strategy, attention_tp=DEGREES, attention_dp=DEGREES, moe_tp=DEGREES, moe_ep=DEGREES, domains=st.integers(1, 5)
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(colocated() | apart)
+def test_printing_and_reading_are_inverse(strategy: Strategy) -> None:
+    """parse(format(s)) = s for every strategy whose devices add up."""
+    assert parse_strategy(format_strategy(strategy)) == strategy
+
+
+@settings(max_examples=30, deadline=None)
+@given(DEGREES, DEGREES, st.integers(1, 8), st.booleans())
+def test_dense_strategies_mirror_and_print_one_block(tp: int, dp: int, pp: int, staged: bool) -> None:
+    """Of a dense model the experts' degrees repeat those of attention."""
+    strategy = Strategy(attention_tp=tp, attention_dp=dp, staged=staged and tp > 1, moe_tp=tp, moe_ep=dp, pp=pp)
+    text = format_strategy(strategy, moe=False)
+    assert "," not in text
+    assert parse_strategy(text, moe=False) == strategy
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.text(alphabet="TPDESX =+,[]x0123456789.-\u00e9\u00b2\n", max_size=30))
+def test_any_text_is_read_or_refused_in_one_sentence(text: str) -> None:
+    """Nothing but BadInput leaves the parser, on one line and naming the flag."""
+    try:
+        strategy = parse_strategy(text, flag="--strategy")
+    except BadInput as error:
+        assert str(error).startswith("--strategy: ") and "\n" not in str(error)
+    else:
+        assert parse_strategy(format_strategy(strategy)) == strategy
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", ["empty", "TP=4 + DP=8, EP=32"]),
+        ("TP=4 + DP=8, EP=16", ["4 * 8 = 32", "1 * 16 = 16", "EP=32"]),
+        ("TP=4 + DP=8, TP=8 + EP=8", ["4 * 8 = 32", "8 * 8 = 64", "TP=8 + EP=4"]),
+        ("EP=8, EP=8", ["'EP' at position 1", "DP before the comma"]),
+        ("TP=4 + XP=8", ["'XP' at position 8", "TP, DP, SP"]),
+        ("TP=4, SP=4", ["'SP' at position 7", "TP, EP, DP"]),
+        ("TP=4 + TP=8", ["'TP' at position 8", "twice"]),
+        ("DP=4 + EP=4", ["DP and EP", "one of them"]),
+        ("SP=4 + TP=4, EP=4", ["TP and SP", "one of them"]),
+        ("SP=4 + DP=8", ["position 12", "EP=32"]),
+        ("TP=0", ["'0' at position 4", "positive integer"]),
+        ("TP=-2", ["'-2' at position 4", "positive integer"]),
+        ("TP=4.5", ["'4.5' at position 4", "positive integer"]),
+        ("TP=", ["the end at position 4", "positive integer"]),
+        ("TP 8", ["'8' at position 4", "'='"]),
+        ("TP=1000001", ["at most 1000000"]),
+        ("TP=" + "9" * 5000, ["at most 1000000"]),
+        ("DP=1000 [PP=100000]", ["100000000 devices", "at most 1000000"]),
+        ("DP=160 x 3", ["'x' at position 8", "after a comma"]),
+        ("TP=8 PP=4", ["'PP' at position 6"]),
+        ("TP=8 + PP=4", ["[PP=n]"]),
+        ("TP=8 [DP=4]", ["only PP"]),
+        ("TP=8 [PP=4", ["']'"]),
+        ("TP=8, EP=8, EP=8", ["',' at position 11"]),
+    ],
+)
+def test_refusals_point_at_the_place_and_say_what_is_right(text: str, words: list[str]) -> None:
+    """A refusal names the flag, quotes where it is and what would be accepted."""
+    with pytest.raises(BadInput) as caught:
+        parse_strategy(text, flag="--strategy")
+    message = str(caught.value)
+    assert message.startswith("--strategy: ") and len(message) < 300
+    for word in words:
+        assert word in message
+
+
+@pytest.mark.parametrize("text", ["TP=4 + DP=8, EP=32", "DP=8 x 2, EP=8"])
+def test_a_dense_model_has_no_experts_to_place(text: str) -> None:
+    """Parts for experts are refused where there are none."""
+    with pytest.raises(BadInput):
+        parse_strategy(text, moe=False)
+
+
+def test_a_dense_model_takes_a_mirrored_text() -> None:
+    """What both parts say alike is no contradiction."""
+    assert parse_strategy("TP=2 + DP=4, TP=2 + EP=4", moe=False) == parse_strategy("TP=2 + DP=4", moe=False)
+
+
+@pytest.mark.parametrize("text", [*PAPERS, "TP=16", "DP=144, EP=144"])
+def test_the_papers_strategies_fit_deepseek(text: str) -> None:
+    """What the papers run can be run."""
+    check_strategy(parse_strategy(text), deepseek())
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("TP=12, EP=12", ["128 heads", "TP=12", "8 or 16"]),
+        ("DP=12, TP=3 + EP=4", ["expert width 2048", "2 or 4"]),
+        ("TP=1 [PP=62]", ["61 layers", "PP=61"]),
+        ("DP=8 x 2, EP=8 [PP=2]", ["PP=1"]),
+        ("TP=256", ["128 heads", "use 128"]),
+    ],
+)
+def test_degrees_that_the_model_rules_out(text: str, words: list[str]) -> None:
+    """The message names the flag, the dimension and the next degrees that divide it."""
+    with pytest.raises(BadInput) as caught:
+        check_strategy(parse_strategy(text), deepseek(), "--strategy")
+    for word in ["--strategy: ", "deepseek-r1", *words]:
+        assert word in str(caught.value)
+
+
+def test_grouped_queries_replicate_their_key_heads() -> None:
+    """TP=16 over 8 KV heads holds each twice; TP=32 over 12 KV heads can do neither."""
+    spec = dense_model()
+    check_strategy(parse_strategy("TP=16", moe=False), spec)
+    odd = spec.model_copy(update={"attention": GQA(heads=96, kv_heads=12, head_dim=128)})
+    with pytest.raises(BadInput, match="12 KV heads neither divide nor are divided by attention TP=32; use 24 or 48"):
+        check_strategy(parse_strategy("TP=32", moe=False), odd)
+
+
+def test_staged_attention_is_for_latent_attention() -> None:
+    """SP-TP-SP is defined on MLA's latent (CloudMatrix384 section 4.3.1)."""
+    with pytest.raises(BadInput, match="use TP"):
+        check_strategy(parse_strategy("SP=4", moe=False), dense_model())
+
+
+def test_a_dense_model_refuses_experts_in_code_too() -> None:
+    """A strategy that was not parsed is checked alike."""
+    with pytest.raises(BadInput, match="no experts; use 'TP=4'"):
+        check_strategy(Strategy(attention_tp=4, moe_ep=4), dense_model())
