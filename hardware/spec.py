@@ -33,16 +33,18 @@ class MatmulFit(Fitted):
 
     compute seconds = 2·M·N·K / (peak · peak_fraction) · (1 + half_rows/M) · (1 + half_depth/K)
     memory seconds  = bytes / (memory bandwidth · memory_fraction)
-    seconds         = max(compute, memory) + floor_seconds
+    seconds         = max(compute, memory) + serial_fraction · min(compute, memory) + floor_seconds
 
     For a grouped product M is rows *per group*. ``half_rows`` is the row count at which half of
-    the peak fraction is reached, ``half_depth`` likewise for K.
+    the peak fraction is reached, ``half_depth`` likewise for K; ``serial_fraction`` is how much of
+    the shorter of compute and memory traffic the kernel fails to hide behind the longer.
     """
 
     peak_fraction: float = Field(gt=0, le=1)
     half_rows: float = Field(ge=0)
     half_depth: float = Field(ge=0, default=0)
     memory_fraction: float = Field(gt=0, le=1)
+    serial_fraction: float = Field(ge=0, le=1, default=0)
     floor_seconds: float = Field(ge=0)
 
 
@@ -75,6 +77,9 @@ class Kernels(Strict):
     gqa_decode: AttentionFit
     prefill_attention: AttentionFit
     vector: VectorFit
+    mla_prologue_floor_seconds: Sourced | None = Field(
+        default=None, description="one floor for norm, projections and rotary embedding fused into one kernel"
+    )
 
 
 class Protocol(Strict):
@@ -167,6 +172,10 @@ class Streams(Strict):
     partitions: Sourced | None = None
     communication_core_share_prefill: Sourced
     communication_core_share_decode: Sourced
+    communication_dilation_prefill: Sourced | None = Field(
+        default=None, description="how much longer communication takes beside compute; none: 1"
+    )
+    communication_dilation_decode: Sourced | None = None
 
 
 class Host(Strict):

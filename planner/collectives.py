@@ -10,7 +10,7 @@ import math
 from hardware.spec import CollectiveFit, CollectiveOp, ExchangeFit, HardwareSpec
 from models.spec import MoE
 from planner.manifest.terms import CommunicationTerm, Form, Stage
-from planner.roofline import scale
+from planner.roofline import residual, scale
 from podplan.errors import BadInput
 
 
@@ -28,7 +28,7 @@ def collective(
         (p.latency_seconds + p.latency_per_rank_seconds * (ranks - 1), p.bandwidth_bytes_per_second)
         for p in fit.protocols
     )
-    return CommunicationTerm(name, stage, scale(message, wire), protocols)
+    return CommunicationTerm(name, stage, scale(message, wire), protocols, residual=residual(fit))
 
 
 def collective_fit(hardware: HardwareSpec, op: CollectiveOp, ranks: int, in_graph: bool) -> CollectiveFit:

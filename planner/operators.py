@@ -7,11 +7,15 @@ experts that are hit ("hit"), KV once per request and iteration ("kv") however m
 verifies.
 """
 
+from dataclasses import replace
+from typing import Literal
+
+from hardware.spec import CollectiveOp
 from models.spec import GQA, MLA
 from planner.collectives import collective, exchange_copies, exchange_fit, exchange_protocol
 from planner.deployment import Deployment
-from planner.manifest.terms import CommunicationTerm, Form, StepCost, Term
-from planner.roofline import ELEMENT_BYTES, Roofline, combine, scale
+from planner.manifest.terms import CommunicationTerm, ComputeTerm, Form, StepCost, Term
+from planner.roofline import ELEMENT_BYTES, Roofline, combine, residual, scale
 
 TOKENS: Form = {"tokens": 1.0}
 
@@ -26,14 +30,11 @@ def build_step_cost(deployment: Deployment) -> StepCost:
     terms = [*attention_terms(deployment), *dense_terms(deployment)]
     if model.moe is not None:
         terms += [*gate_terms(deployment), *expert_terms(deployment), *exchange_terms(deployment)]
-    terms += head_terms(deployment, "head")
     streams = hardware.streams
     rule = streams.prefill if deployment.phase == "prefill" else streams.decode
-    share = (
-        streams.communication_core_share_prefill
-        if deployment.phase == "prefill"
-        else streams.communication_core_share_decode
-    )
+    share, dilation = streams.communication_core_share_decode, streams.communication_dilation_decode
+    if deployment.phase == "prefill":
+        share, dilation = streams.communication_core_share_prefill, streams.communication_dilation_prefill
     host = deployment.host_seconds
     if host is None:
         host = hardware.host.graph_launch_seconds.value if deployment.in_graph else 0.0
@@ -48,6 +49,7 @@ def build_step_cost(deployment: Deployment) -> StepCost:
     )
     return StepCost(
         terms=tuple(terms),
+        head_terms=tuple(head_terms(deployment, "head")),
         draft_terms=tuple(draft_terms(deployment)) if deployment.drafts else (),
         dense_layers=model.dense_layers,
         moe_layers=model.moe_layers,
@@ -61,6 +63,7 @@ def build_step_cost(deployment: Deployment) -> StepCost:
         rule=rule,
         cores=int(streams.partitions.value) if streams.partitions else 0,
         communication_share=share.value,
+        communication_dilation=dilation.value if dilation else 1.0,
         pipeline_stages=strategy.pp,
         pipeline_hop=hop if strategy.pp > 1 else None,
         pipeline_bubble=deployment.phase == "prefill",
@@ -110,10 +113,17 @@ def mla_terms(deployment: Deployment, mla: MLA) -> list[Term]:
     ]
     if strategy.staged:
         terms += staged_exchanges(deployment, mla)
+    if deployment.phase == "decode":
+        terms = fused_prologue(deployment, [*terms, k_absorb(deployment, mla, heads)])
+    if deployment.phase == "mixed":
+        terms.append(k_absorb(deployment, mla, heads))
     if deployment.phase != "prefill":
         terms += absorbed_terms(deployment, mla, heads)
     if deployment.phase != "decode":
         terms += unabsorbed_terms(deployment, mla, heads)
+    if dtype == "fp8":
+        # DeepGEMM times exclude the quantisation of activations; CANN's INT8 products include it.
+        terms.append(roofline.vector("output_quantise", "attention", scale(TOKENS, heads * mla.v_head_dim * 3.0)))
     if strategy.staged:
         output = roofline.matmul("o_proj", "attention", own, hidden, float(mla.heads * mla.v_head_dim), dtype)
     else:
@@ -133,7 +143,6 @@ def absorbed_terms(deployment: Deployment, mla: MLA, heads: float) -> list[Term]
         "decode": heads * (mla.kv_elements_per_token + latent) * 2.0,
     }
     return [
-        batched_matmul(roofline, "k_absorb", rows, latent, float(mla.qk_nope_head_dim), heads),
         roofline.attention(
             "attention", deployment.hardware.kernels.mla_decode, {"kv": queries}, per_pair, {"decode": 1.0}, read
         ),
@@ -141,7 +150,25 @@ def absorbed_terms(deployment: Deployment, mla: MLA, heads: float) -> list[Term]
     ]
 
 
-def batched_matmul(roofline: Roofline, name: str, rows: Form, columns: float, depth: float, batch: float) -> Term:
+def k_absorb(deployment: Deployment, mla: MLA, heads: float) -> ComputeTerm:
+    """W_uk moved to the query side: nope -> kv_lora per head."""
+    rows = {"decode": heads}
+    return batched_matmul(
+        Roofline(deployment.hardware), "k_absorb", rows, float(mla.kv_lora_rank), float(mla.qk_nope_head_dim), heads
+    )
+
+
+def fused_prologue(deployment: Deployment, terms: list[Term]) -> list[Term]:
+    """One start-up for the whole chain where the library fuses it (CloudMatrix384 section 4.2.2, MLAProlog)."""
+    floor = deployment.hardware.kernels.mla_prologue_floor_seconds
+    if floor is None:
+        return terms
+    chain = [term for term in terms if isinstance(term, ComputeTerm)]
+    first = replace(chain[0], floor_seconds=floor.value)
+    return [first, *(replace(term, floor_seconds=0.0, launches=0) for term in chain[1:])]
+
+
+def batched_matmul(roofline: Roofline, name: str, rows: Form, columns: float, depth: float, batch: float) -> ComputeTerm:
     """One BF16 product per head: ``rows`` counts all heads, the weight is ``batch`` matrices."""
     return roofline.matmul(name, "attention", rows, columns, depth, "bf16", groups={"one": batch})
 
@@ -158,8 +185,11 @@ def unabsorbed_terms(deployment: Deployment, mla: MLA, heads: float) -> list[Ter
     dtype = "bf16" if deployment.weights == "int8" else deployment.weights
     latent_read = {"context": mla.kv_elements_per_token * ELEMENT_BYTES[deployment.kv_dtype]}
     read = combine(all_keys, heads * (key + value) * 2.0, {"chunk": 1.0}, heads * (key + value) * 2.0)
+    # The rotary key, one per token, is copied behind every head's expanded key.
+    joined = scale(all_keys, heads * (mla.qk_nope_head_dim + key) * 2.0)
     return [
         roofline.matmul("kv_up", "attention", all_keys, expand, float(mla.kv_lora_rank), dtype),
+        roofline.vector("key_join", "attention", joined),
         roofline.attention(
             "prefill_attention",
             deployment.hardware.kernels.prefill_attention,
@@ -179,14 +209,14 @@ def staged_exchanges(deployment: Deployment, mla: MLA) -> list[Term]:
     degree = deployment.strategy.attention_tp
     latents = (mla.kv_elements_per_token + (mla.q_lora_rank or deployment.model.hidden_size)) * 2.0
     heads = mla.heads * mla.v_head_dim * 2.0 / degree
+    exchanges: tuple[tuple[CollectiveOp, float, str], ...] = (
+        ("all_gather", latents, "latent_all_gather"),
+        ("all_to_all", heads, "heads_all_to_all"),
+    )
+    hardware, graph = deployment.hardware, deployment.in_graph
     return [
-        collective(
-            deployment.hardware, op, degree, scale(TOKENS, size), name=name, stage="attention", in_graph=deployment.in_graph
-        )
-        for op, size, name in (
-            ("all_gather", latents, "latent_all_gather"),
-            ("all_to_all", heads, "heads_all_to_all"),
-        )
+        collective(hardware, op, degree, scale(TOKENS, size), name=name, stage="attention", in_graph=graph)
+        for op, size, name in exchanges
     ]
 
 
@@ -284,11 +314,13 @@ def expert_terms(deployment: Deployment) -> list[Term]:
         return terms
     shared_rows = {"shared": 1.0} if deployment.shared_ranks else sharded_tokens(deployment)
     shared_width = moe.shared_intermediate_size / (1 if strategy.moe_ep > 1 else strategy.moe_tp)
+    # A dedicated rank runs the expert kernel with one group.
+    group: Form | None = {"one": 1.0} if deployment.shared_ranks else None
     return [
         *terms,
-        roofline.matmul("shared_gate_up", "shared", shared_rows, 2 * shared_width, hidden, dtype),
+        roofline.matmul("shared_gate_up", "shared", shared_rows, 2 * shared_width, hidden, dtype, groups=group),
         roofline.vector("shared_activation", "shared", scale(shared_rows, shared_width * (2 * 2.0 + 1.0))),
-        roofline.matmul("shared_down", "shared", shared_rows, hidden, shared_width, dtype),
+        roofline.matmul("shared_down", "shared", shared_rows, hidden, shared_width, dtype, groups=group),
     ]
 
 
@@ -301,7 +333,7 @@ def exchange_terms(deployment: Deployment) -> list[Term]:
     return tensor_parallel_terms(deployment) if strategy.moe_tp > 1 else []
 
 
-def exchange_term(deployment: Deployment, direction: str) -> Term:
+def exchange_term(deployment: Deployment, direction: Literal["dispatch", "combine"]) -> Term:
     """Transfer of token copies: payload of the busiest rank, as the catalogue's library moves it."""
     strategy, moe = deployment.strategy, deployment.moe
     span = strategy.moe_ep * strategy.moe_tp
@@ -310,8 +342,9 @@ def exchange_term(deployment: Deployment, direction: str) -> Term:
     copies = exchange_copies(fit, moe, strategy.moe_ep, deployment.nodes_spanned, deployment.shared_ranks > 0)
     message = fit.message_bytes_per_hidden * deployment.model.hidden_size + fit.message_bytes_fixed
     per_copy = message * copies / moe.experts_per_token * deployment.expert_ranks / strategy.moe_ep / strategy.moe_tp
-    stage = "dispatch" if direction == "dispatch" else "combine"
-    return CommunicationTerm(direction, stage, {"routed": per_copy}, (exchange_protocol(fit, span),))
+    return CommunicationTerm(
+        direction, direction, {"routed": per_copy}, (exchange_protocol(fit, span),), residual=residual(fit)
+    )
 
 
 def hybrid_terms(deployment: Deployment) -> list[Term]:
@@ -349,7 +382,7 @@ def tensor_parallel_terms(deployment: Deployment) -> list[Term]:
     ]
 
 
-def head_terms(deployment: Deployment, stage: str) -> list[Term]:
+def head_terms(deployment: Deployment, stage: Literal["head", "draft"]) -> list[Term]:
     """Embedding, final norm, LM head (vocabulary split over TP, BF16) and sampling."""
     roofline, model, tp = Roofline(deployment.hardware), deployment.model, deployment.strategy.attention_tp
     hidden, vocabulary = float(model.hidden_size), model.vocab_size / tp

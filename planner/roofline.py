@@ -8,10 +8,20 @@ FLOP-equivalents at the rate of a full tile; the second part is ``idle_flops``.
 
 from dataclasses import dataclass
 
-from hardware.spec import AttentionFit, Dtype, HardwareSpec, MatmulFit
+from hardware.spec import AttentionFit, Dtype, Fitted, HardwareSpec, MatmulFit
 from planner.manifest.terms import ComputeTerm, Form, Stage
 
 ELEMENT_BYTES: dict[str, float] = {"bf16": 2.0, "fp8": 1.0, "int8": 1.0}
+
+
+# Relative error granted to a fit that states no residual of its own (values taken from a sibling device
+# or from a datasheet): assumed, wider than any residual of the measured fits.
+UNMEASURED_RESIDUAL = 0.2
+
+
+def residual(fit: Fitted) -> float:
+    """Median relative error of a fit, or what an unmeasured one is granted."""
+    return UNMEASURED_RESIDUAL if fit.median_residual is None else fit.median_residual
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +44,14 @@ class Roofline:
         return self.hardware.device.memory_bandwidth_bytes_per_second.value
 
     def matmul(
-        self, name: str, stage: Stage, rows: Form, columns: float, depth: float, dtype: Dtype, groups: Form | None = None
+        self,
+        name: str,
+        stage: Stage,
+        rows: Form,
+        columns: float,
+        depth: float,
+        dtype: Dtype,
+        groups: Form | None = None,
     ) -> ComputeTerm:
         """Matrix product of ``rows`` (a form) by a weight of ``depth`` x ``columns`` elements.
 
@@ -55,6 +72,8 @@ class Roofline:
             bytes=read,
             bytes_per_second=self.bandwidth * fit.memory_fraction,
             floor_seconds=fit.floor_seconds,
+            serial=fit.serial_fraction,
+            residual=residual(fit),
         )
 
     def attention(
@@ -73,6 +92,7 @@ class Roofline:
             bytes=read,
             bytes_per_second=self.bandwidth * fit.memory_fraction,
             floor_seconds=fit.floor_seconds,
+            residual=residual(fit),
         )
 
     def vector(self, name: str, stage: Stage, moved: Form, kernels: int = 1) -> ComputeTerm:
@@ -88,6 +108,7 @@ class Roofline:
             bytes_per_second=self.bandwidth * fit.memory_fraction,
             floor_seconds=fit.floor_seconds * kernels,
             launches=kernels,
+            residual=residual(fit),
         )
 
 

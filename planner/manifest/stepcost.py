@@ -39,7 +39,7 @@ def evaluate(cost: StepCost, load: StepLoad, microbatches: int = 1) -> StepSecon
     Args: fields of ``load`` and ``cost.slots_per_rank`` are numbers or arrays of one broadcast
     shape; the result has that shape.
 
-    One microbatch: the sum of all terms. Two: per pair of MoE layers either
+    One microbatch: the sum of all terms. The head runs once on the whole batch. Two: per pair of MoE layers either
     2 · max(attention stream, expert stream), cores split so that both take about the same time and
     memory bandwidth shared by demand, or four slots (attention with dispatch, attention with
     combine, experts with dispatch, experts with combine), each max(communication,
@@ -48,9 +48,10 @@ def evaluate(cost: StepCost, load: StepLoad, microbatches: int = 1) -> StepSecon
     values = variables(cost, load, microbatches)
     stages = timings(cost.terms, values)
     layer, share = moe_layer(cost, stages, microbatches)
-    draft = draft_seconds(cost, stages, timings(cost.draft_terms, values), layer, microbatches)
+    whole = values if microbatches == 1 else variables(cost, load, 1)
+    draft = draft_seconds(cost, stages, timings(cost.draft_terms, whole), layer, microbatches)
     dense = cost.dense_layers * microbatches * stage_sum(stages, ("attention", "dense"))
-    head = microbatches * stage_sum(stages, ("head",))
+    head = stage_sum(timings(cost.head_terms, whole), ("head",))
     device = pipeline_seconds(cost, values, dense + cost.moe_layers * layer + draft + head)
     host = launches(cost, microbatches) * cost.launch_seconds
     return StepSeconds(np.maximum(device, host) + cost.host_seconds, microbatches, share)
@@ -113,30 +114,32 @@ def split_layer(cost: StepCost, stages: Timings) -> tuple[Number, Number]:
     high: Number = np.asarray(cost.cores - 1.0)
     for _ in range(int(cost.cores - 1).bit_length()):
         middle = np.floor((low + high) / 2)
-        share = middle / cost.cores
-        enough = stage_sum(stages, ("attention",), share) <= expert_stream(cost, stages, 1 - share)
+        tried = middle / cost.cores
+        enough = stage_sum(stages, ("attention",), tried) <= expert_stream(cost, stages, 1 - tried)
         low, high = np.where(enough, low, np.minimum(middle + 1, high)), np.where(enough, middle, high)
     share, below = low / cost.cores, np.maximum(low - 1, 1) / cost.cores
-    seconds, other = 2 * np.maximum(*split_streams(cost, stages, share)), 2 * np.maximum(
-        *split_streams(cost, stages, below)
-    )
+    seconds = 2 * np.maximum(*split_streams(cost, stages, share))
+    other = 2 * np.maximum(*split_streams(cost, stages, below))
     return np.minimum(seconds, other), np.where(other < seconds, below, share)
 
 
 def split_streams(cost: StepCost, stages: Timings, share: Number) -> tuple[Number, Number]:
-    """Seconds of the attention and of the expert stream of one microbatch at a core share.
+    """Seconds of the attention and of the expert stream of one microbatch at a core share."""
+    own, other = split_dilations(cost, stages, share)
+    return stage_sum(stages, ("attention",), share, own), expert_stream(cost, stages, 1 - share, other)
 
-    Memory bandwidth is shared by demand: while a stream reads, the other one reads a fraction d
-    of the time, and then each gets half, so the reader slows by 1 / (1 - d/2).
+
+def split_dilations(cost: StepCost, stages: Timings, share: Number) -> tuple[Number, Number]:
+    """How much slower each stream reads memory beside the other: bandwidth is shared by demand.
+
+    While a stream reads, the other one reads a fraction d of the time, and then each gets half,
+    so the reader slows by 1 / (1 - d/2).
     """
     attention, experts = stage_sum(stages, ("attention",), share), expert_stream(cost, stages, 1 - share)
     period = np.maximum(attention, experts)
     demand = np.minimum(memory_seconds(stages, ("attention",)) / period, 1.0)
     other = np.minimum(memory_seconds(stages, EXPERT_STAGES) / period, 1.0)
-    return (
-        stage_sum(stages, ("attention",), share, 1 / (1 - other / 2)),
-        expert_stream(cost, stages, 1 - share, 1 / (1 - demand / 2)),
-    )
+    return 1 / (1 - other / 2), 1 / (1 - demand / 2)
 
 
 def memory_seconds(stages: Timings, names: tuple[Stage, ...]) -> Number:
@@ -157,10 +160,14 @@ def overlapped_layer(cost: StepCost, stages: Timings) -> Number:
 
 
 def slots(cost: StepCost, stages: Timings) -> list[tuple[Number, Number]]:
-    """(compute, communication) seconds of the four slots of a layer of two microbatches."""
+    """(compute, communication) seconds of the four slots of a layer of two microbatches.
+
+    Communication is slower beside compute (xLLM Table 7: 9.3 -> 12.4 ms beside it).
+    """
     attention = stage_sum(stages, ("attention", "gate"))
     experts = experts_seconds(cost, stages)
-    dispatch, combine = stage_sum(stages, ("dispatch",)), stage_sum(stages, ("combine",))
+    dispatch = stage_sum(stages, ("dispatch",)) * cost.communication_dilation
+    combine = stage_sum(stages, ("combine",)) * cost.communication_dilation
     return [(attention, dispatch), (experts, dispatch), (experts, combine), (attention, combine)]
 
 
@@ -170,13 +177,13 @@ def slot_seconds(cost: StepCost, compute: Number, communication: Number) -> Numb
 
 
 def draft_seconds(cost: StepCost, stages: Timings, drafts: Timings, layer: Number, microbatches: int) -> Number:
-    """MTP drafts: each runs one further layer and the draft terms (projection, head, sampling)."""
+    """MTP drafts: each runs one further layer and, on the whole batch, projection, head and sampling."""
     count = cost.queries_per_sequence - 1
     if not count:
         return 0.0
     if not cost.moe_layers:
         layer = microbatches * stage_sum(stages, ("attention", "dense"))
-    return count * (layer + microbatches * stage_sum(drafts, ("draft",)))
+    return count * (layer + stage_sum(drafts, ("draft",)))
 
 
 def pipeline_seconds(cost: StepCost, values: Mapping[str, Number], device: Number) -> Number:
@@ -198,9 +205,10 @@ def layer_count(cost: StepCost, stage: Stage) -> int:
         return cost.dense_layers + cost.moe_layers
     if stage == "dense":
         return cost.dense_layers
-    return 1 if stage == "head" else cost.moe_layers
+    return cost.moe_layers
 
 
 def launches(cost: StepCost, microbatches: int) -> int:
     """Kernels launched in one iteration of the main model."""
-    return microbatches * sum(term.launches * layer_count(cost, term.stage) for term in cost.terms)
+    layers = sum(term.launches * layer_count(cost, term.stage) for term in cost.terms)
+    return microbatches * layers + sum(term.launches for term in cost.head_terms)

@@ -15,9 +15,9 @@ linear forms of the terms use (all per microbatch):
     fair     token copies on the mean expert rank   hit   distinct experts hit on a rank
     shared   rows of a dedicated shared-expert rank
 
-A compute term takes ``max(compute / cores, memory) + floor`` seconds, with
-compute = (flops + idle) / rate, memory = bytes / bandwidth and ``idle`` the FLOP-equivalent of
-unfilled tiles; a communication term takes the fastest of its protocols, latency + bytes / rate.
+A compute term takes ``max(c, m) + serial·min(c, m) + floor`` seconds, with
+c = (flops + idle) / rate / cores, m = bytes / bandwidth, ``idle`` the FLOP-equivalent of unfilled
+tiles and ``serial`` what the kernel does not overlap; a communication term takes the fastest of its protocols, latency + bytes / rate.
 """
 
 from collections.abc import Mapping
@@ -35,7 +35,10 @@ Rule = Literal["attention_experts", "compute_communication"]
 
 @dataclass(frozen=True, slots=True)
 class ComputeTerm:
-    """A kernel (or a fused chain) on one device; forms are over the module's variables."""
+    """A kernel (or a fused chain) on one device; forms are over the module's variables.
+
+    ``residual`` is the median relative error of the fit that it rests on.
+    """
 
     name: str
     stage: Stage
@@ -45,7 +48,9 @@ class ComputeTerm:
     bytes: Form
     bytes_per_second: float
     floor_seconds: float
+    serial: float = 0.0
     launches: int = 1
+    residual: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +62,7 @@ class CommunicationTerm:
     bytes: Form
     protocols: tuple[tuple[float, float], ...]
     launches: int = 1
+    residual: float = 0.0
 
 
 Term = ComputeTerm | CommunicationTerm
@@ -84,13 +90,15 @@ class StepCost:
 
     ``cores`` is the number of equal partitions of the matrix cores that two streams may split
     (0: the streams are compute and communication), ``communication_share`` the share of cores
-    that communication occupies while it runs. ``expert_ranks`` hold routed experts,
+    that communication occupies while it runs, ``communication_dilation`` how much longer it takes
+    beside compute. ``expert_ranks`` hold routed experts,
     ``shared_ranks`` only a shared one. ``balance`` is the busiest expert rank's expected token copies
     over the mean; ``sampling_deviations`` how many standard deviations of a Poisson count the busiest
     of the ranks lies above its expectation (0: no sampling noise).
     """
 
     terms: tuple[Term, ...]
+    head_terms: tuple[Term, ...] = ()
     draft_terms: tuple[Term, ...] = ()
     dense_layers: int
     moe_layers: int
@@ -106,6 +114,7 @@ class StepCost:
     rule: Rule
     cores: int = 0
     communication_share: float = 0.0
+    communication_dilation: float = 1.0
     pipeline_stages: int = 1
     pipeline_hop: CommunicationTerm | None = None
     pipeline_bubble: bool = False
@@ -116,6 +125,8 @@ class StepCost:
 def variables(cost: StepCost, load: StepLoad, microbatches: int) -> dict[str, Number]:
     """Return the variables of the module docstring for one of ``microbatches`` equal parts.
 
+    The busiest rank's copies are fair + sqrt((fair·(balance - 1))² + z²·balance·fair): its skew and its
+    Poisson sampling noise (``planner.imbalance.sampling_factor``), at most what the tokens can choose.
     Distinct experts hit on a rank, with N tokens of the whole instance each choosing k of the
     E experts that stand in P slots: slots · (1 - (1 - k/P)^N), uniform routing.
     """
@@ -139,7 +150,8 @@ def variables(cost: StepCost, load: StepLoad, microbatches: int) -> dict[str, Nu
         fair = total * (cost.experts_per_token / cost.expert_ranks)
         chosen = np.minimum(cost.experts_per_token / (cost.slots_per_rank * cost.expert_ranks), 1.0 - 1e-12)
         values["fair"] = fair
-        busiest = fair * cost.balance + cost.sampling_deviations * np.sqrt(fair * cost.balance)
+        skew, noise = fair * (cost.balance - 1.0), cost.sampling_deviations
+        busiest = fair + np.sqrt(skew * skew + noise * noise * cost.balance * fair)
         most = total * np.minimum(cost.experts_per_token, cost.slots_per_rank)
         values["routed"] = np.maximum(np.minimum(busiest, most), fair)
         values["hit"] = cost.slots_per_rank * -np.expm1(total * np.log1p(-chosen))
@@ -162,15 +174,21 @@ class Timing:
     compute: Number
     memory: Number
     fixed: Number
+    serial: float = 0.0
 
     def seconds(self, cores: Number = 1.0, dilation: Number = 1.0) -> Number:
-        return np.maximum(self.compute / cores, self.memory * dilation) + self.fixed
+        """Duration on a share of the cores with memory slowed by ``dilation``."""
+        compute, memory = self.compute / cores, self.memory * dilation
+        if not self.serial:
+            return np.maximum(compute, memory) + self.fixed
+        return np.maximum(compute, memory) + self.serial * np.minimum(compute, memory) + self.fixed
 
 
 def timing(term: Term, values: Mapping[str, Number]) -> Timing:
     if isinstance(term, ComputeTerm):
         compute = (form(term.flops, values) + form(term.idle_flops, values)) / term.flops_per_second
-        return Timing(compute, form(term.bytes, values) / term.bytes_per_second, term.floor_seconds)
+        memory = form(term.bytes, values) / term.bytes_per_second
+        return Timing(compute, memory, term.floor_seconds, term.serial)
     return Timing(0.0, 0.0, communication_seconds(term, values))
 
 

@@ -1,0 +1,233 @@
+"""Where a step goes: every operator with busy and exposed seconds; exposed seconds add up to the step."""
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from planner.manifest.stepcost import (
+    EXPERT_STAGES,
+    StepSeconds,
+    draft_seconds,
+    evaluate,
+    expert_stream,
+    layer_count,
+    moe_layer,
+    slot_seconds,
+    slots,
+    split_dilations,
+    stage_sum,
+)
+from planner.manifest.terms import (
+    CommunicationTerm,
+    ComputeTerm,
+    Number,
+    Stage,
+    StepCost,
+    StepLoad,
+    Term,
+    Timing,
+    Timings,
+    communication_seconds,
+    form,
+    timings,
+    variables,
+)
+
+Bound = Literal["compute", "memory", "network", "overhead"]
+_EXPERTS: tuple[Stage, Stage] = ("experts", "shared")
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """Totals of one operator over one iteration on one device; seconds are busy time."""
+
+    name: str
+    stream: str
+    count: int
+    seconds: float
+    exposed_seconds: float
+    flops: float
+    bytes: float
+    message_bytes: float
+    bound: Bound
+    residual: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """One step evaluated at the even load, and what the busiest rank adds to a layer."""
+
+    cost: StepCost
+    values: dict[str, Number]
+    whole: dict[str, Number]
+    stages: Timings
+    microbatches: int
+    share: float
+    straggler_layer: float
+
+
+def operators(cost: StepCost, load: StepLoad, microbatches: int) -> tuple[Operator, ...]:
+    """Return the operators of one step (numbers only); their exposed seconds sum to ``evaluate``."""
+    step = evaluate(cost, load, microbatches)
+    even = replace(cost, balance=1.0, sampling_deviations=0.0)
+    values = variables(even, load, microbatches)
+    busy_values = variables(cost, load, microbatches)
+    stages, busy = timings(cost.terms, values), timings(cost.terms, busy_values)
+    busy_layer, share = moe_layer(cost, busy, microbatches)
+    straggler = float(busy_layer) - float(_layer_at(cost, stages, microbatches, float(share)))
+    whole = variables(even, load, 1)
+    context = _Step(cost, values, whole, stages, microbatches, float(share), straggler)
+    rows = [row for stage in stages for row in _stage_rows(context, stage)] + _head_rows(context)
+    rows += _composition_rows(context, float(busy_layer), busy, busy_values, step)
+    return tuple(rows)
+
+
+def _layer_at(cost: StepCost, stages: Timings, microbatches: int, share: float) -> Number:
+    """Seconds of one MoE layer with the core share given instead of chosen."""
+    if not cost.moe_layers or microbatches == 1 or cost.rule != "attention_experts":
+        return moe_layer(cost, stages, microbatches)[0]
+    own, other = split_dilations(cost, stages, share)
+    attention = stage_sum(stages, ("attention",), share, own)
+    return 2 * max(float(attention), float(expert_stream(cost, stages, 1 - share, other)))
+
+
+def _stage_rows(step: _Step, stage: Stage) -> list[Operator]:
+    cost = step.cost
+    cores, dilation = _pace(step, stage)
+    exposed = _exposed_share(step, stage)
+    rows = []
+    for term, timing in step.stages[stage]:
+        count = layer_count(cost, stage) * step.microbatches
+        seconds = float(timing.seconds(cores, dilation)) * count
+        exposure = seconds * exposed
+        if stage == "attention" and cores != 1.0:
+            # Dense layers run unsplit: their share of the attention operators is at all cores.
+            alone = float(timing.seconds()) * cost.dense_layers * step.microbatches
+            seconds = seconds * cost.moe_layers / layer_count(cost, stage) + alone
+            exposure = (seconds - alone) * exposed + alone
+        rows.append(_row(term, timing, step.values, _stream(stage, cost), count, (seconds, exposure)))
+    return rows
+
+
+def _head_rows(step: _Step) -> list[Operator]:
+    """Embedding, head and sampling run once on the whole batch."""
+    heads = timings(step.cost.head_terms, step.whole)["head"]
+    return [_row(t, timing, step.whole, "0", 1, (float(timing.seconds()),) * 2) for t, timing in heads]
+
+
+def _exposed_share(step: _Step, stage: Stage) -> float:
+    """Part of a stage's busy time in MoE layers that nothing hides."""
+    cost, stages = step.cost, step.stages
+    beside = _beside(step, stage)
+    if step.microbatches == 1 or stage == "dense" or not cost.moe_layers:
+        return beside
+    if cost.rule == "attention_experts":
+        own, other = split_dilations(cost, stages, step.share)
+        attention = float(stage_sum(stages, ("attention",), step.share, own))
+        experts = float(expert_stream(cost, stages, 1 - step.share, other))
+        leading = attention >= experts
+        return (1.0 if leading else 0.0) if stage == "attention" else (0.0 if leading else beside)
+    if stage not in ("dispatch", "combine"):
+        return beside
+    busy = 2 * float(stage_sum(stages, (stage,)))
+    waits = [
+        float(slot_seconds(cost, compute, transfer)) - float(compute)
+        for number, (compute, transfer) in enumerate(slots(cost, stages))
+        if (number < 2) == (stage == "dispatch")
+    ]
+    return sum(waits) / busy if busy else 0.0
+
+
+def _beside(step: _Step, stage: Stage) -> float:
+    """Dedicated ranks run the shared expert beside the routed ones: only its excess is exposed."""
+    cost, stages = step.cost, step.stages
+    if not cost.shared_ranks or stage != "shared":
+        return 1.0
+    cores, dilation = _pace(step, stage)
+    routed, shared = (float(stage_sum(stages, (name,), cores, dilation)) for name in _EXPERTS)
+    return max(0.0, shared - routed) / shared if shared else 0.0
+
+
+def _pace(step: _Step, stage: Stage) -> tuple[float, float]:
+    """Core share and memory dilation of a stage's terms in MoE layers."""
+    cost = step.cost
+    if step.microbatches == 1 or cost.rule != "attention_experts" or not cost.moe_layers or stage == "dense":
+        return 1.0, 1.0
+    own, other = split_dilations(cost, step.stages, step.share)
+    return (step.share, float(own)) if stage == "attention" else (1 - step.share, float(other))
+
+
+def _row(
+    term: Term,
+    timing: Timing,
+    values: dict[str, Number],
+    stream: str,
+    count: int,
+    seconds: tuple[float, float],
+) -> Operator:
+    flops = moved = message = 0.0
+    bound: Bound = "network"
+    if isinstance(term, ComputeTerm):
+        flops, moved = float(form(term.flops, values)) * count, float(form(term.bytes, values)) * count
+        parts: dict[Bound, float] = {"overhead": float(timing.fixed)}
+        parts["compute"], parts["memory"] = float(timing.compute), float(timing.memory)
+        bound = max(("compute", "memory", "overhead"), key=lambda kind: parts[kind])
+    else:
+        message = float(form(term.bytes, values)) * count
+    return Operator(term.name, stream, count, *seconds, flops, moved, message, bound, term.residual)
+
+
+def _stream(stage: Stage, cost: StepCost) -> str:
+    if cost.rule == "attention_experts":
+        return "1" if stage in EXPERT_STAGES else "0"
+    return "1" if stage in ("dispatch", "combine") else "0"
+
+
+def _composition_rows(
+    step: _Step, layer: float, busy: Timings, values: dict[str, Number], total: StepSeconds
+) -> list[Operator]:
+    cost, count = step.cost, step.microbatches
+    rows = []
+    waiting = step.straggler_layer * cost.moe_layers
+    if cost.moe_layers and cost.experts:
+        rows.append(_plain("straggler_wait", "1", cost.moe_layers * count, waiting, "network"))
+    drafts = cost.queries_per_sequence - 1
+    draft = 0.0
+    if drafts:
+        draft = float(draft_seconds(cost, busy, timings(cost.draft_terms, step.whole), layer, count))
+        rows.append(_draft_row(step, draft, drafts))
+    device = (
+        cost.dense_layers * count * float(stage_sum(step.stages, ("attention", "dense")))
+        + cost.moe_layers * layer
+        + draft
+        + float(stage_sum(timings(cost.head_terms, step.whole), ("head",)))
+    )
+    seconds = float(total.seconds)
+    if cost.pipeline_stages > 1 and cost.pipeline_hop is not None:
+        hops = cost.pipeline_stages * float(communication_seconds(cost.pipeline_hop, values))
+        rows.append(_plain("pipeline_hop", "0", cost.pipeline_stages, hops, "network"))
+        if cost.pipeline_bubble:
+            idle = (device + hops) * (cost.pipeline_stages - 1) / cost.pipeline_stages
+            rows.append(_plain("pipeline_bubble", "0", 1, idle, "overhead"))
+            device += idle
+        device += hops
+    return [*rows, _plain("host", "host", 1, seconds - device, "overhead")]
+
+
+def _plain(name: str, stream: str, count: int, seconds: float, bound: Bound) -> Operator:
+    return Operator(name, stream, count, seconds, seconds, 0.0, 0.0, 0.0, bound, 0.0)
+
+
+def _draft_row(step: _Step, seconds: float, drafts: int) -> Operator:
+    """One row for all draft layers: a further layer each, and their projection, head and sampling."""
+    main: tuple[Stage, ...] = ("attention", *EXPERT_STAGES) if step.cost.moe_layers else ("attention", "dense")
+    terms = [term for stage in main for term, _ in step.stages.get(stage, ())] + list(step.cost.draft_terms)
+    times = drafts * step.microbatches
+    compute = [term for term in terms if isinstance(term, ComputeTerm)]
+    flops = times * sum(float(form(term.flops, step.values)) for term in compute)
+    moved = times * sum(float(form(term.bytes, step.values)) for term in compute)
+    transfers = [term for term in terms if isinstance(term, CommunicationTerm)]
+    message = times * sum(float(form(term.bytes, step.values)) for term in transfers)
+    memory = sum(float(form(t.bytes, step.values)) / t.bytes_per_second for t in compute)
+    busy = sum(float(form(t.flops, step.values)) / t.flops_per_second for t in compute)
+    bound: Bound = "memory" if memory >= busy else "compute"
+    return Operator("mtp_layer", "0", times, seconds, seconds, flops, moved, message, bound, 0.0)

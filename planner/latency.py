@@ -1,0 +1,113 @@
+"""The composition: a decode iteration or a prefill pass of one instance, as loads and as seconds.
+
+Service times only: no waiting for arrivals, no KV transfer; those are ``planner.queueing``.
+"""
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import numpy as np
+
+from planner.deployment import Deployment
+from planner.imbalance import MIXED, Balance, expected_maximum_normal, static_factor
+from planner.manifest.stepcost import evaluate
+from planner.manifest.terms import Number, StepCost, StepLoad
+from planner.operators import build_step_cost
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """A load and how often it occurs in a row to serve one prompt."""
+
+    load: StepLoad
+    tokens: float
+
+
+def balanced_cost(deployment: Deployment, balance: Balance) -> StepCost:
+    """Return the step cost with the busiest expert rank that a balance setting implies."""
+    cost = build_step_cost(deployment)
+    if deployment.model.moe is None or deployment.expert_ranks == 1 or balance.kind == "perfect":
+        return cost
+    if balance.kind == "factor":
+        return replace(cost, balance=balance.factor)
+    static = static_factor(
+        deployment.moe.experts,
+        deployment.expert_ranks,
+        deployment.redundant,
+        MIXED,
+        balance.kind == "measured",
+    )
+    return replace(cost, balance=static, sampling_deviations=deviations(deployment.expert_ranks))
+
+
+@lru_cache(maxsize=4096)
+def deviations(ranks: int) -> float:
+    """Expected maximum of ``ranks`` standard normals: how far the busiest rank lies above its mean."""
+    return float(expected_maximum_normal(ranks)) if ranks > 1 else 0.0
+
+
+def tokens_per_iteration(drafts: int, acceptance: float) -> float:
+    """1 + a + a² + … + a^K: each draft counts only if the ones before it were accepted."""
+    return float(sum(acceptance**depth for depth in range(drafts + 1)))
+
+
+def decode_load(deployment: Deployment, batch: Number, kv_tokens: Number, mean_batch: Number | None = None) -> StepLoad:
+    """Load of a decode iteration with ``batch`` requests of ``kv_tokens`` each on the busiest DP rank.
+
+    ``mean_batch`` requests are on the mean rank; all ranks alike where it is not given. With PP the
+    batch is spread over the stages.
+    """
+    queries = 1 + deployment.drafts
+    mean = batch if mean_batch is None else mean_batch
+    return StepLoad(decode_sequences=batch, decode_kv_tokens=batch * kv_tokens, mean_tokens=mean * queries)
+
+
+def causal_pairs(new: Number, cached: Number) -> Number:
+    """Query-key pairs of ``new`` tokens on top of ``cached`` ones: c·p + c·(c + 1)/2."""
+    return new * cached + new * (new + 1) / 2
+
+
+def prefill_passes(deployment: Deployment, tokens_per_device: float, prompt: float, reuse: float) -> list[Pass]:
+    """Loads of the passes that serve prompts of ``prompt`` tokens, of which ``reuse`` are cached.
+
+    A pass holds ``tokens_per_device`` x devices prompt tokens, so each DP group its share of them:
+    several whole prompts, or one chunk of a longer prompt.
+    """
+    strategy = deployment.strategy
+    share = tokens_per_device * strategy.devices / strategy.attention_dp
+    new, cached = prompt * (1 - reuse), prompt * reuse
+    if share >= prompt:
+        prompts = share / prompt
+        load = StepLoad(
+            prefill_tokens=prompts * new,
+            prefill_context_tokens=prompts * cached,
+            prefill_pairs=prompts * causal_pairs(new, cached),
+            finishing_prompts=prompts,
+            mean_tokens=prompts * new,
+        )
+        return [Pass(load, share)]
+    count = int(np.ceil(prompt / share))
+    chunk = new / count
+    passes = []
+    for number in range(count):
+        context = cached + number * chunk
+        load = StepLoad(
+            prefill_tokens=chunk,
+            prefill_context_tokens=context,
+            prefill_pairs=causal_pairs(chunk, context),
+            finishing_prompts=1.0 if number == count - 1 else 0.0,
+            mean_tokens=chunk,
+        )
+        passes.append(Pass(load, prompt / count))
+    return passes
+
+
+def step_seconds(cost: StepCost, load: StepLoad, microbatches: int | None) -> tuple[Number, int]:
+    """Return seconds and microbatches of a step; the faster of one and two where None is given."""
+    if microbatches is not None:
+        return evaluate(cost, load, microbatches).seconds, microbatches
+    single = float(evaluate(cost, load, 1).seconds)
+    if not cost.moe_layers:
+        return single, 1
+    double = float(evaluate(cost, load, 2).seconds)
+    return (double, 2) if double < single else (single, 1)

@@ -1,0 +1,173 @@
+"""Bytes per device by kind, what fits, and the largest batch that fits.
+
+Beyond MixServe Eq. (8), which counts elements and multi-head KV: dtypes, the latent cache of MLA
+(replicated over TP), GQA's KV heads (split over TP), vocabulary and MTP weights, activations,
+exchange buffers and the runtime's reserve.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from models.spec import GQA, MLA
+from planner.collectives import exchange_fit
+from planner.deployment import Deployment
+from planner.manifest.terms import Number
+from planner.roofline import ELEMENT_BYTES
+
+# Normal exchange kernels move a pass in chunks through buffers of this size, dispatch and combine
+# together: the size that DeepEP's get_dispatch_config/get_combine_config hints give for 8-64 ranks
+# at hidden 7168 is 1-2 GB. Assumed, not measured per machine.
+NORMAL_EXCHANGE_BUFFER_BYTES = 2_000_000_000.0
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes per device; fields are numbers or arrays of one broadcast shape."""
+
+    weights: Number
+    kv_cache: Number
+    activations: Number
+    buffers: Number
+    reserve: float
+    capacity: float
+
+    @property
+    def used(self) -> Number:
+        """Sum over kinds."""
+        return self.weights + self.kv_cache + self.activations + self.buffers + self.reserve
+
+    @property
+    def fits(self) -> bool | np.ndarray:
+        """Whether the sum stays within the capacity."""
+        return self.used <= self.capacity
+
+
+def memory(deployment: Deployment, *, kv_tokens: Number, tokens: Number) -> Memory:
+    """Return bytes per device of an instance.
+
+    Args: ``kv_tokens`` cached tokens of one DP group; ``tokens`` tokens of one DP group that pass
+    through a layer at once (one microbatch). Numbers or arrays; so are the results.
+    """
+    device = deployment.hardware.device
+    return Memory(
+        weights=weight_bytes(deployment),
+        kv_cache=kv_tokens * kv_bytes_per_token(deployment),
+        activations=activation_bytes(deployment, tokens),
+        buffers=buffer_bytes(deployment, tokens),
+        reserve=device.reserve_bytes.value,
+        capacity=device.memory_bytes.value,
+    )
+
+
+def kv_bytes_per_token(deployment: Deployment) -> float:
+    """Cached bytes per token on one device: layers of its stage, MTP's draft layer included."""
+    model, strategy = deployment.model, deployment.strategy
+    elements = float(model.attention.kv_elements_per_token)
+    if isinstance(model.attention, GQA):
+        elements = 2.0 * max(model.attention.kv_heads / strategy.attention_tp, 1.0) * model.attention.head_dim
+    layers = -(-model.layers // strategy.pp) + (1 if deployment.drafts else 0)
+    return layers * elements * ELEMENT_BYTES[deployment.kv_dtype]
+
+
+def kv_bytes_per_token_of_model(deployment: Deployment) -> float:
+    """Bytes of one token's KV over all layers, each once: what crosses from prefill to decode."""
+    model = deployment.model
+    return model.layers * model.attention.kv_elements_per_token * ELEMENT_BYTES[deployment.kv_dtype]
+
+
+def weight_bytes(deployment: Deployment) -> Number:
+    """Bytes of weights on the fullest device.
+
+    Per layer attention (TP), dense feed-forward (TP) or gate, shared expert and the rank's slots
+    (MoE TP); embedding and head split over TP, replicated over DP.
+    """
+    model, strategy = deployment.model, deployment.strategy
+    attention = attention_weight_bytes(deployment)
+    dense_layer = attention + dense_weight_bytes(deployment)
+    moe_layer = attention + moe_weight_bytes(deployment)
+    layers = (model.dense_layers * dense_layer + model.moe_layers * moe_layer) / strategy.pp
+    table = model.vocab_size * model.hidden_size * 2.0 / strategy.attention_tp
+    tables = table if model.tied_embeddings or strategy.pp > 1 else 2 * table
+    draft_layer = moe_layer if model.moe_layers else dense_layer
+    draft = draft_layer + 2.0 * model.hidden_size**2 * ELEMENT_BYTES[deployment.weights] if deployment.drafts else 0.0
+    return layers + tables + draft
+
+
+def attention_weight_bytes(deployment: Deployment) -> float:
+    """Bytes of one layer's attention weights on one device."""
+    model, tp, element = deployment.model, deployment.strategy.attention_tp, ELEMENT_BYTES[deployment.weights]
+    attention, hidden = model.attention, model.hidden_size
+    if isinstance(attention, MLA):
+        query = attention.heads * (attention.qk_nope_head_dim + attention.qk_rope_head_dim)
+        replicated = hidden * (attention.kv_elements_per_token + (attention.q_lora_rank or 0))
+        up = (attention.q_lora_rank or hidden) * query / tp
+        output = attention.heads * attention.v_head_dim * hidden / (1 if deployment.strategy.staged else tp)
+        latent_up = attention.kv_lora_rank * attention.heads * (attention.qk_nope_head_dim + attention.v_head_dim) / tp
+        # W_kv_b stays in BF16 under INT8 (xDeepServe section 4.7); absorbed decode keeps it as two BF16 factors.
+        latent_element = 2.0 if deployment.weights == "int8" or deployment.phase != "prefill" else element
+        return (replicated + up + output) * element + latent_up * latent_element
+    kv_heads = max(attention.kv_heads / tp, 1.0)
+    width = (2 * attention.heads / tp + 2 * kv_heads) * attention.head_dim
+    return hidden * width * element
+
+
+def dense_weight_bytes(deployment: Deployment) -> float:
+    """Bytes of one dense feed-forward on one device."""
+    split = 1 if deployment.strategy.staged else deployment.strategy.attention_tp
+    width = (deployment.model.dense_intermediate_size or 0) / split
+    return 3.0 * deployment.model.hidden_size * width * ELEMENT_BYTES[deployment.weights]
+
+
+def moe_weight_bytes(deployment: Deployment) -> Number:
+    """Bytes of one layer's gate and experts on the fullest device."""
+    if deployment.model.moe is None:
+        return 0.0
+    moe, strategy, hidden = deployment.moe, deployment.strategy, deployment.model.hidden_size
+    element = ELEMENT_BYTES[deployment.weights]
+    slots = deployment.slots_per_rank * 3.0 * hidden * moe.intermediate_size / strategy.moe_tp * element
+    split = 1 if strategy.moe_ep > 1 else strategy.moe_tp
+    shared = 3.0 * hidden * moe.shared_intermediate_size / split * element
+    gate = hidden * moe.experts * 2.0
+    return gate + (np.maximum(slots, shared) if deployment.shared_ranks else slots + shared)
+
+
+def activation_bytes(deployment: Deployment, tokens: Number) -> Number:
+    """Largest set of live activations: residual stream, attention inputs and outputs, expert rows, logits."""
+    model, strategy = deployment.model, deployment.strategy
+    attention = model.attention
+    if isinstance(attention, MLA):
+        width = attention.heads * (2 * attention.qk_nope_head_dim + 2 * attention.qk_rope_head_dim + attention.v_head_dim)
+    else:
+        width = (2 * attention.heads + 2 * attention.kv_heads) * attention.head_dim
+    live = tokens * (4 * model.hidden_size * 2.0 + width / strategy.attention_tp * 2.0)
+    logits = (tokens if deployment.phase == "decode" else 0.0) * model.vocab_size / strategy.attention_tp * 4.0
+    if model.moe is None:
+        widest = tokens * 3.0 * (model.dense_intermediate_size or 0) / strategy.attention_tp * 2.0
+        return live + np.maximum(widest, logits)
+    copies = tokens * strategy.attention_dp * model.moe.experts_per_token / strategy.moe_ep
+    rows = copies * (3.0 * model.hidden_size + 3 * 2.0 * model.moe.intermediate_size / strategy.moe_tp)
+    return live + np.maximum(rows, logits)
+
+
+def buffer_bytes(deployment: Deployment, tokens: Number) -> Number:
+    """Exchange buffers. Low latency: ranks · max_tokens · message for dispatch and for combine.
+
+    CloudMatrix384 Eq. (1)-(2), max_tokens = local tokens · min(k, experts per device). Normal
+    kernels move chunks through fixed buffers.
+    """
+    strategy = deployment.strategy
+    if deployment.model.moe is None or strategy.moe_ep == 1:
+        return 0.0
+    fits = [exchange_fit(deployment.hardware, way, "low_latency") for way in ("dispatch", "combine")]
+    message = sum(f.message_bytes_per_hidden * deployment.model.hidden_size + f.message_bytes_fixed for f in fits)
+    local = tokens / strategy.attention_tp
+    reach = np.minimum(float(deployment.moe.experts_per_token), np.ceil(deployment.slots_per_rank))
+    pushed = strategy.moe_ep * local * reach * message
+    return pushed if deployment.phase == "decode" else np.minimum(pushed, NORMAL_EXCHANGE_BUFFER_BYTES)
+
+
+def most_kv_tokens(deployment: Deployment, tokens: Number) -> Number:
+    """Return the cached tokens per DP group that still fit beside everything else; at least 0."""
+    empty = memory(deployment, kv_tokens=0.0, tokens=tokens)
+    return np.maximum(empty.capacity - empty.used, 0.0) / kv_bytes_per_token(deployment)
