@@ -1,0 +1,203 @@
+"""Units at the edge: text to SI numbers and back. The scale factors stand here and nowhere else."""
+
+import math
+import re
+
+from podplan.errors import BadInput
+
+KILO = 1e3
+MEGA = 1e6
+GIGA = 1e9
+TERA = 1e12
+PETA = 1e15
+KIBI = 1024
+MEBI = 1024**2
+GIBI = 1024**3
+TEBI = 1024**4
+MILLI = 1e-3
+MICRO = 1e-6
+NANO = 1e-9
+MINUTE_SECONDS = 60.0
+HOUR_SECONDS = 3600.0
+DAY_SECONDS = 86400.0
+
+_DURATIONS = {
+    "ns": NANO,
+    "us": MICRO,
+    "µs": MICRO,
+    "μs": MICRO,
+    "ms": MILLI,
+    "s": 1.0,
+    "sec": 1.0,
+    "min": MINUTE_SECONDS,
+    "h": HOUR_SECONDS,
+    "d": DAY_SECONDS,
+}
+_SIZES = {
+    "b": 1.0,
+    "kb": KILO,
+    "mb": MEGA,
+    "gb": GIGA,
+    "tb": TERA,
+    "pb": PETA,
+    "kib": KIBI,
+    "mib": MEBI,
+    "gib": GIBI,
+    "tib": TEBI,
+}
+_PERIODS = {
+    "s": 1.0,
+    "sec": 1.0,
+    "min": MINUTE_SECONDS,
+    "m": MINUTE_SECONDS,
+    "h": HOUR_SECONDS,
+    "hour": HOUR_SECONDS,
+    "d": DAY_SECONDS,
+    "day": DAY_SECONDS,
+}
+_COUNTS = {"": 1.0, "k": KILO, "m": MEGA, "g": GIGA, "b": GIGA}
+_NUMBER = re.compile(r"\s*([+-]?(?:[0-9][0-9_,]*\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)\s*(.*?)\s*", re.DOTALL)
+
+
+def parse_duration(text: str, what: str, *, allow_zero: bool = False) -> float:
+    """Return the seconds that ``text`` (``50ms``, ``1.5s``, ``3min``) stands for.
+
+    Raises BadInput naming ``what`` for a missing or unknown unit, a negative or infinite value, and zero
+    unless ``allow_zero``.
+    """
+    number, unit = _split(text, what, "2s or 500ms")
+    if not unit:
+        if number == 0 and allow_zero:
+            return 0.0
+        raise BadInput(f"{what}: {_quote(text)} has no unit; write for example {_plain(number)}s or 500ms")
+    factor = _factor(_DURATIONS, unit, text, what, "ns, us, ms, s, min, h or d")
+    return _checked(number * factor, text, what, allow_zero)
+
+
+def parse_size(text: str, what: str, *, allow_zero: bool = False) -> float:
+    """Return the bytes that ``text`` (``64GB`` = 64·10⁹, ``80GiB`` = 80·2³⁰) stands for.
+
+    Raises BadInput naming ``what`` for a missing or unknown unit, a negative or infinite value, and zero
+    unless ``allow_zero``.
+    """
+    number, unit = _split(text, what, "64GB or 80GiB")
+    if not unit:
+        if number == 0 and allow_zero:
+            return 0.0
+        raise BadInput(f"{what}: {_quote(text)} has no unit; write for example {_plain(number)}GB or 80GiB")
+    factor = _factor(_SIZES, unit, text, what, "B, KB, MB, GB, TB, KiB, MiB, GiB or TiB")
+    return _checked(number * factor, text, what, allow_zero)
+
+
+def parse_rate(text: str, what: str, *, allow_zero: bool = False) -> float:
+    """Return the events per second that ``text`` (``12.5/s``, ``600/min``) stands for.
+
+    Raises BadInput naming ``what`` for a missing or unknown period, a negative or infinite value, and zero
+    unless ``allow_zero``.
+    """
+    number, unit = _split(text, what, "12.5/s or 600/min")
+    period = unit.removeprefix("/").strip()
+    if period == unit or not period:
+        raise BadInput(f"{what}: {_quote(text)} is not a rate; write for example {_plain(number)}/s or 600/min")
+    seconds = _factor(_PERIODS, period, text, what, "/s, /min, /h or /d")
+    return _checked(number / seconds, text, what, allow_zero)
+
+
+def parse_count(text: str, what: str, *, allow_zero: bool = False) -> int:
+    """Return the whole number that ``text`` (``4096``, ``128k`` = 128 000, ``1.5M``) stands for.
+
+    The suffixes are decimal. Raises BadInput naming ``what`` for an unknown suffix, a fraction, a negative or
+    infinite value, and zero unless ``allow_zero``.
+    """
+    number, unit = _split(text, what, "4096 or 128k")
+    factor = _factor(_COUNTS, unit, text, what, "k, M or G")
+    value = _checked(number * factor, text, what, allow_zero)
+    nearest = round(value)
+    if not math.isclose(value, nearest, rel_tol=1e-12):
+        raise BadInput(f"{what}: {_quote(text)} is not a whole number; write for example {max(nearest, 1)}")
+    return nearest
+
+
+def format_duration(seconds: float) -> str:
+    """Render ``seconds`` with three significant digits and the unit that keeps them near one: ``84.2 ms``."""
+    if seconds >= 2 * HOUR_SECONDS:
+        return f"{_three(seconds / HOUR_SECONDS)} h"
+    if seconds >= 10 * MINUTE_SECONDS:
+        return f"{_three(seconds / MINUTE_SECONDS)} min"
+    return _scaled(seconds, [(1.0, "s"), (MILLI, "ms"), (MICRO, "us"), (NANO, "ns")])
+
+
+def format_bytes(size_bytes: float) -> str:
+    """Render ``size_bytes`` with three significant digits in decimal units: ``64.4 GB``."""
+    return _scaled(size_bytes, [(PETA, "PB"), (TERA, "TB"), (GIGA, "GB"), (MEGA, "MB"), (KILO, "KB"), (1.0, "B")])
+
+
+def format_rate(per_second: float) -> str:
+    """Render a rate with three significant digits: ``12.5/s``, ``1.94k/s``, and ``6/min`` below one per ten seconds."""
+    if 0 < abs(per_second) < 0.1:
+        return f"{_three(per_second * MINUTE_SECONDS)}/min"
+    return f"{format_count(per_second)}/s"
+
+
+def format_count(value: float) -> str:
+    """Render a count with three significant digits and a decimal suffix: ``4.1k``, ``671G``; below 1000 as it is."""
+    return _scaled(value, [(PETA, "P"), (TERA, "T"), (GIGA, "G"), (MEGA, "M"), (KILO, "k"), (1.0, "")], between="")
+
+
+def _split(text: str, what: str, example: str) -> tuple[float, str]:
+    match = _NUMBER.fullmatch(text)
+    if match is None:
+        raise BadInput(f"{what}: {_quote(text)} is not a number with a unit; write for example {example}")
+    digits = match.group(1)
+    if "," in digits and not re.fullmatch(r"[+-]?[0-9]{1,3}(,[0-9]{3})+(\.[0-9]*)?", digits):
+        raise BadInput(f"{what}: {_quote(text)} has a comma where a point belongs; write for example {example}")
+    try:
+        return float(digits.replace(",", "")), match.group(2)
+    except ValueError:
+        raise BadInput(f"{what}: {_quote(text)} is not a number with a unit; write for example {example}") from None
+
+
+def _factor(table: dict[str, float], unit: str, text: str, what: str, accepted: str) -> float:
+    factor = table.get(unit.lower())
+    if factor is None:
+        raise BadInput(f"{what}: {_quote(text)} has the unknown unit {_quote(unit)}; accepted are {accepted}")
+    return factor
+
+
+def _checked(value: float, text: str, what: str, allow_zero: bool) -> float:
+    if not math.isfinite(value):
+        raise BadInput(f"{what}: {_quote(text)} is too large to be meant; give a finite value")
+    if value < 0:
+        raise BadInput(
+            f"{what}: {_quote(text)} is negative; give a value {'of zero or more' if allow_zero else 'above zero'}"
+        )
+    if value == 0 and not allow_zero:
+        raise BadInput(f"{what}: {_quote(text)} is zero; give a value above zero")
+    return value
+
+
+def _quote(text: str) -> str:
+    return repr(text if len(text) <= 40 else text[:37] + "...")
+
+
+def _plain(number: float) -> str:
+    return f"{abs(number) or 2:g}"
+
+
+def _three(value: float) -> str:
+    """Three significant digits without an exponent and without trailing zeros."""
+    if value == 0:
+        return "0"
+    digits = max(0, 2 - math.floor(math.log10(abs(value))))
+    text = f"{value:.{digits}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def _scaled(value: float, steps: list[tuple[float, str]], between: str = " ") -> str:
+    """Render ``value`` with the largest step that it reaches; rounding up to 1000 moves to the step above."""
+    if not math.isfinite(value):
+        return str(value)
+    factor, unit = next(((f, u) for f, u in steps if abs(value) >= f * 0.9995), steps[-1])
+    if value == 0:
+        factor, unit = next((f, u) for f, u in steps if f == 1.0)
+    return f"{_three(value / factor)}{between}{unit}"

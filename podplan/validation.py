@@ -1,0 +1,99 @@
+"""From pydantic's report to one sentence."""
+
+from collections.abc import Mapping
+from typing import Any, TypeVar, get_args
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from podplan.errors import BadInput
+from podplan.names import suggest
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+def validate(model: type[Model], data: object, where: str) -> Model:
+    """Return ``data`` as ``model``; ``where`` names the file or flag that it came from.
+
+    Raises BadInput with the dotted path to the first wrong field, what is wrong with it and, for an unknown
+    key, the accepted keys near it.
+    """
+    try:
+        return model.model_validate(data)
+    except ValidationError as error:
+        details = error.errors(include_url=False)
+        # A mistyped key is reported twice, as unknown and as missing: the unknown one is what the user wrote.
+        first = next((detail for detail in details if detail["type"] == "extra_forbidden"), details[0])
+        raise BadInput(f"{where}: {_sentence(first, model, data)}") from None
+
+
+def _sentence(detail: ErrorDetails, model: type[BaseModel], data: object) -> str:
+    path = _path(detail, data)
+    if detail["type"] == "extra_forbidden":
+        name = str(detail["loc"][-1])
+        accepted = _accepted_keys(model, detail["loc"][:-1])
+        near = suggest(name, accepted) or (f"; accepted are {', '.join(accepted)}" if accepted else "")
+        return f"{path} is not a known key{near}"
+    if detail["type"] == "missing":
+        return f"{path} is missing"
+    if detail["type"] in {"model_type", "model_attributes_type", "dict_type"}:
+        problem = f"must be a mapping of keys to values, not {_shown(detail['input'])}"
+    elif detail["type"] in {"union_tag_invalid", "union_tag_not_found"}:
+        context = detail["ctx"]
+        given = f", not {context['tag']!r}" if "tag" in context else ""
+        expected = context.get("expected_tags", "")
+        problem = f"key {context['discriminator']} must be {expected or 'given'}{given}"
+    elif detail["type"] in {"value_error", "assertion_error"}:
+        problem = str(detail.get("ctx", {}).get("error", detail["msg"]))
+    else:
+        problem = f"{detail['msg'].replace('Input should', 'must', 1)}, not {_shown(detail['input'])}"
+    return f"{path}: {problem}" if path else problem
+
+
+def _path(detail: ErrorDetails, data: object) -> str:
+    """Return the dotted path as it stands in the file: without the tags that pydantic adds for unions."""
+    ends_in_key = detail["type"] in {"missing", "extra_forbidden"}
+    path = ""
+    for position, part in enumerate(detail["loc"]):
+        if isinstance(part, int) and isinstance(data, list | tuple) and part < len(data):
+            data = data[part]
+            path += f"[{part}]"
+        elif isinstance(data, Mapping) and part in data:
+            data = data[part]
+            path += f".{part}"
+        elif ends_in_key and position == len(detail["loc"]) - 1:
+            path += f".{part}"
+    return path.removeprefix(".")
+
+
+def _accepted_keys(model: type[BaseModel], path: tuple[int | str, ...]) -> list[str]:
+    """Return the keys that are accepted at ``path`` below ``model``, in the order in which they are declared."""
+    models = [model]
+    for part in path:
+        fields = [candidate.model_fields[part] for candidate in models if part in candidate.model_fields]
+        if fields:
+            models = [inner for field in fields for inner in _models_in(field.annotation)]
+        else:  # a place in a list, a key of a dict, or the tag of a union, which names one of its models
+            models = [candidate for candidate in models if _has_tag(candidate, part)] or models
+    return list(dict.fromkeys(name for candidate in models for name in candidate.model_fields))
+
+
+def _models_in(annotation: Any) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [model for argument in get_args(annotation) for model in _models_in(argument)]
+
+
+def _has_tag(model: type[BaseModel], tag: int | str) -> bool:
+    return model.__name__ == tag or any(tag in get_args(field.annotation) for field in model.model_fields.values())
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, Mapping):
+        return "a mapping"
+    if isinstance(value, list | tuple):
+        return "a list"
+    if value is None:
+        return "nothing"
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,162 @@
+"""Plain data from YAML and back: strict, without recursion, errors with a line.
+
+A value is built straight from the parser's events. That refuses what a configuration never needs (anchors,
+aliases, tags, duplicate keys, several documents) where it stands, survives any nesting, and is faster than
+PyYAML's own loaders, which build a graph of nodes first.
+"""
+
+import re
+from collections.abc import Hashable
+from typing import TYPE_CHECKING, Any
+
+import yaml
+from yaml.events import (
+    MappingEndEvent,
+    NodeEvent,
+    ScalarEvent,
+    SequenceEndEvent,
+    SequenceStartEvent,
+)
+
+from podplan.errors import BadInput
+
+if TYPE_CHECKING:
+    from yaml import SafeDumper as _BaseDumper
+    from yaml import SafeLoader as _Parser
+else:  # libyaml's are about ten times as fast and not in every build of PyYAML
+    _BaseDumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+    _Parser = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+DEPTH_LIMIT = 100
+
+_TAG = "tag:yaml.org,2002:"
+_INT = re.compile(r"[-+]?(?:0|[1-9][0-9]{0,999})\Z")
+_FLOAT = re.compile(r"[-+]?(?:[0-9]+\.[0-9]*|\.[0-9]+|[0-9]+(?=[eE]))(?:[eE][-+]?[0-9]+)?\Z")
+_WORDS: dict[str, object] = {
+    **dict.fromkeys(["", "~", "null", "Null", "NULL"], None),
+    **dict.fromkeys(["true", "True", "TRUE"], True),
+    **dict.fromkeys(["false", "False", "FALSE"], False),
+    **dict.fromkeys([".inf", ".Inf", ".INF", "+.inf", "+.Inf", "+.INF"], float("inf")),
+    **dict.fromkeys(["-.inf", "-.Inf", "-.INF"], float("-inf")),
+    **dict.fromkeys([".nan", ".NaN", ".NAN"], float("nan")),
+}
+_NO_KEY = object()
+
+
+def parse_yaml(text: str, where: str) -> object:
+    """Return the one YAML document in ``text`` as dicts, lists, text, numbers, booleans and None.
+
+    Plain scalars follow the core schema of YAML 1.2 (https://yaml.org/spec/1.2.2/, section 10.3) in decimal, so
+    ``1e-6`` is a number and ``no`` is text. An empty text is None. Raises BadInput naming ``where`` and the line.
+    """
+    builder = _Builder()
+    try:
+        for event in yaml.parse(text, Loader=_Parser):
+            builder.take(event)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = f", line {mark.line + 1}" if mark else ""
+        raise BadInput(f"{where}{line}: not YAML: {_problem(error)}") from None
+    except yaml.YAMLError as error:
+        raise BadInput(f"{where}: not YAML: {' '.join(str(error).split())}") from None
+    except _Refusal as refusal:
+        raise BadInput(f"{where}, line {refusal.line}: {refusal}") from None
+    return builder.documents[0] if builder.documents else None
+
+
+def to_yaml(data: object) -> str:
+    """Return ``data`` as YAML: the same bytes for the same data, keys in the order given, block style, no aliases.
+
+    ``data`` holds dicts, lists, tuples, text, numbers, booleans and None. ``parse_yaml`` returns an equal value,
+    with lists for tuples.
+    """
+    text: str = yaml.dump(
+        data, Dumper=_Dumper, sort_keys=False, default_flow_style=False, width=120, allow_unicode=True
+    )
+    return text
+
+
+class _Refusal(Exception):
+    """Valid YAML that is not accepted here."""
+
+    def __init__(self, problem: str, event: yaml.Event) -> None:
+        super().__init__(problem)
+        self.line = event.start_mark.line + 1 if event.start_mark else 1
+
+
+class _Builder:
+    """Values under construction: the open containers, outermost first, each with the key that waits for its value."""
+
+    def __init__(self) -> None:
+        self.documents: list[object] = []
+        self._open: list[Any] = [self.documents]
+        self._keys: list[Any] = [_NO_KEY]
+
+    def take(self, event: yaml.Event) -> None:
+        """Add one event; _Refusal names what is not accepted."""
+        if isinstance(event, ScalarEvent):
+            if event.anchor is not None or event.tag is not None:
+                self._refuse_properties(event)
+            self._add(_scalar(event.value) if event.implicit[0] else event.value, event)
+        elif isinstance(event, SequenceEndEvent | MappingEndEvent):
+            self._open.pop()
+            self._keys.pop()
+        elif isinstance(event, NodeEvent):
+            self._refuse_properties(event)
+            self._start([] if isinstance(event, SequenceStartEvent) else {}, event)
+
+    def _refuse_properties(self, event: yaml.NodeEvent) -> None:
+        if event.anchor is not None:
+            raise _Refusal(f"the anchor or alias {event.anchor!r} is not accepted; write the value out", event)
+        tag = getattr(event, "tag", None)
+        if tag is not None and tag != "!":
+            raise _Refusal(f"the tag {tag!r} is not accepted; write the value without it", event)
+
+    def _start(self, container: list[object] | dict[object, object], event: yaml.Event) -> None:
+        self._add(container, event)
+        if len(self._open) > DEPTH_LIMIT:
+            raise _Refusal(f"lists and mappings are nested more than {DEPTH_LIMIT} deep", event)
+        self._open.append(container)
+        self._keys.append(_NO_KEY)
+
+    def _add(self, value: object, event: yaml.Event) -> None:
+        parent = self._open[-1]
+        if isinstance(parent, list):
+            if parent is self.documents and parent:
+                raise _Refusal("a second document starts here; a file holds one", event)
+            parent.append(value)
+        elif self._keys[-1] is not _NO_KEY:
+            parent[self._keys[-1]] = value
+            self._keys[-1] = _NO_KEY
+        elif not isinstance(value, Hashable):
+            raise _Refusal("a key must be a name or a number, not a list or a mapping", event)
+        elif value in parent:
+            raise _Refusal(f"key {value!r} stands twice in one mapping", event)
+        else:
+            self._keys[-1] = value
+
+
+def _scalar(text: str) -> object:
+    if _INT.match(text):
+        return int(text)
+    if text in _WORDS:
+        return _WORDS[text]
+    return float(text) if _FLOAT.match(text) else text
+
+
+class _Dumper(_BaseDumper):
+    """Safe dumper without aliases, which quotes every text that YAML 1.1 or 1.2 would read as something else."""
+
+    def ignore_aliases(self, data: object) -> bool:
+        """Write a value that occurs twice out twice: readers refuse aliases."""
+        return True
+
+
+_Dumper.add_implicit_resolver(_TAG + "int", _INT, list("-+0123456789"))
+_Dumper.add_implicit_resolver(_TAG + "float", _FLOAT, list("-+.0123456789"))
+
+
+def _problem(error: yaml.MarkedYAMLError) -> str:
+    """Return on one line what the parser says: the problem, and what it was reading."""
+    context = f" {error.context}" if error.context else ""
+    return " ".join(f"{error.problem or 'syntax error'}{context}".split())
