@@ -1,0 +1,281 @@
+"""What must agree inside a manifest beyond the types of its fields; every error names its field."""
+
+import hashlib
+import json
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.manifest.costs import EXPERT_VARIABLES, TERM_GROUPS, StepCostModel
+from planner.manifest.layout import RANK_COLUMNS, GroupRule
+from planner.manifest.loads import check_expert_map
+from planner.manifest.schema import Manifest, Pool
+from podplan.errors import BadInput
+from podplan.sourced import Strict
+
+Table = NDArray[np.int64]
+COLUMN = {name: index for index, name in enumerate(RANK_COLUMNS)}
+GROUP_KEYS = {
+    "tp": ("pp", "domain", "dp"),
+    "dp": ("pp", "domain", "tp"),
+    "ep": ("pp", "moe_tp"),
+    "moe_tp": ("pp", "ep"),
+    "pp": ("domain", "tp", "dp", "ep", "moe_tp"),
+}
+
+
+def spec_hash(spec: Strict) -> str:
+    """Return the SHA-256 of a spec's canonical JSON (sorted keys, no blanks)."""
+    text = json.dumps(spec.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def check_manifest(manifest: Manifest) -> None:
+    """Raise BadInput at the first contradiction, with the path to its field."""
+    _check_hashes(manifest)
+    used: dict[tuple[str, int], str] = {}
+    names: set[str] = set()
+    for index, pool in enumerate(manifest.pools):
+        path = f"pools[{index}]"
+        if pool.hardware not in manifest.clusters:
+            raise BadInput(f"{path}.hardware: {pool.hardware!r} is not among clusters {sorted(manifest.clusters)}")
+        _check_sizes(manifest, pool, path)
+        table = np.array(pool.rank_table.rows, dtype=np.int64)
+        per_node = int(manifest.clusters[pool.hardware].spec.devices_per_node.value)
+        _check_rows(pool, table, per_node, f"{path}.rank_table.rows")
+        _check_groups(pool, table, f"{path}.groups")
+        _check_instances(manifest, pool, table, path, used, names)
+        _check_experts(manifest, pool, f"{path}.expert_map")
+        _check_shards(pool, f"{path}.weight_shards")
+        _check_costs(manifest, pool, f"{path}.step_costs")
+    _check_roles(manifest)
+
+
+def _check_hashes(manifest: Manifest) -> None:
+    """Embedded specs are what their hashes say."""
+    for path, sha256, spec in [
+        ("model", manifest.model.sha256, manifest.model.spec),
+        *((f"clusters.{name}", cluster.sha256, cluster.spec) for name, cluster in manifest.clusters.items()),
+    ]:
+        if spec_hash(spec) != sha256:
+            raise BadInput(f"{path}.sha256: the embedded spec was changed after the plan was made; plan again with it")
+
+
+def _check_sizes(manifest: Manifest, pool: Pool, path: str) -> None:
+    """Degrees, devices, chips, stages and memory agree."""
+    cluster, degrees = manifest.clusters[pool.hardware], pool.degrees
+    if pool.devices_per_instance != degrees.devices:
+        raise BadInput(
+            f"{path}.devices_per_instance: {pool.devices_per_instance} must be {degrees.devices} as degrees say"
+        )
+    chips = pool.devices_per_instance / cluster.spec.devices_per_chip.value
+    if not np.isclose(pool.chips_per_instance, chips):
+        raise BadInput(f"{path}.chips_per_instance: {pool.chips_per_instance:g} must be {chips:g}")
+    stages = pool.layers_per_stage
+    if len(stages) != degrees.pp or sum(stages) != manifest.model.spec.layers:
+        raise BadInput(
+            f"{path}.layers_per_stage: must be {degrees.pp} counts that add up to {manifest.model.spec.layers} layers"
+        )
+    memory = pool.memory_bytes_per_device
+    used = memory.weights + memory.kv_cache + memory.activations + memory.buffers + memory.reserve
+    if used > memory.capacity * (1 + 1e-9):
+        raise BadInput(
+            f"{path}.memory_bytes_per_device: {used:.4g} bytes do not fit a capacity of {memory.capacity:.4g}"
+        )
+
+
+def _check_rows(pool: Pool, table: Table, per_node: int, path: str) -> None:
+    """Each rank stands once, on its own device, with its own coordinates in the range of the degrees."""
+    count = pool.devices_per_instance
+    if len(table) != count:
+        raise BadInput(f"{path}: has {len(table)} rows, must have one for each of {count} ranks")
+    wrong = np.flatnonzero(table[:, 0] != np.arange(count))
+    if wrong.size:
+        raise BadInput(f"{path}[{wrong[0]}][0]: rank {table[wrong[0], 0]} must be {wrong[0]}; rows stand in rank order")
+    node, device = table[:, COLUMN["node"]], table[:, COLUMN["device"]]
+    outside = np.flatnonzero((node < 0) | (node >= count) | (device < 0) | (device >= per_node))
+    if outside.size:
+        row = outside[0]
+        raise BadInput(f"{path}[{row}]: node {node[row]}, device {device[row]} must lie in nodes of {per_node} devices")
+    twice = _repeated(node * per_node + device)
+    if twice is not None:
+        raise BadInput(f"{path}[{twice}]: rank {twice} stands on a device that an earlier rank has")
+    _check_coordinates(pool, table, path)
+
+
+def _check_coordinates(pool: Pool, table: Table, path: str) -> None:
+    """Attention and expert coordinates are those of the degrees, each once; -1 only where a rank has none."""
+    degrees = pool.degrees
+    limits = {
+        "pp": (0, degrees.pp),
+        "domain": (-1 if degrees.domains else 0, max(degrees.domains, 1)),
+        "tp": (-1 if degrees.domains else 0, degrees.attention_tp),
+        "dp": (-1 if degrees.domains else 0, degrees.attention_dp),
+        "ep": (-1, degrees.moe_ep),
+        "moe_tp": (-1, degrees.moe_tp),
+    }
+    for name, (least, end) in limits.items():
+        column = table[:, COLUMN[name]]
+        outside = np.flatnonzero((column < least) | (column >= end))
+        if outside.size:
+            row = outside[0]
+            raise BadInput(f"{path}[{row}][{COLUMN[name]}]: {name} {column[row]} must be from {least} to {end - 1}")
+    for label, names in (("attention", ("pp", "domain", "dp", "tp")), ("expert", ("pp", "ep", "moe_tp"))):
+        keys = table[:, [COLUMN[name] for name in names]]
+        held = np.flatnonzero((keys >= 0).all(axis=1))
+        partly = np.flatnonzero((keys[:, -1] >= 0) != (keys >= 0).all(axis=1))
+        if partly.size:
+            raise BadInput(f"{path}[{partly[0]}]: has some {label} coordinates {names} and lacks others")
+        twice = _repeated(np.unique(keys[held], axis=0, return_inverse=True)[1].reshape(-1))
+        if twice is not None:
+            raise BadInput(f"{path}[{held[twice]}]: an earlier rank has the same {label} coordinates {names}")
+
+
+def _repeated(values: Table) -> int | None:
+    """Return the index of the first value that stands earlier already, None where all differ."""
+    first = np.zeros(len(values), dtype=bool)
+    first[np.unique(values, return_index=True)[1]] = True
+    again = np.flatnonzero(~first)
+    return int(again[0]) if again.size else None
+
+
+def _check_groups(pool: Pool, table: Table, path: str) -> None:
+    """The groups of each kind are exactly the ranks that share the other coordinates."""
+    count = len(table)
+    given: dict[str, list[tuple[int, GroupRule]]] = {}
+    for index, rule in enumerate(pool.groups):
+        most = max(rule.starts) + (rule.size - 1) * rule.stride
+        if most >= count or rule.size * len(rule.starts) > count:
+            raise BadInput(f"{path}[{index}]: names rank {most} or ranks twice, of {count} ranks")
+        given.setdefault(rule.kind, []).append((index, rule))
+    for kind, keys in GROUP_KEYS.items():
+        rules = given.get(kind, [])
+        found = sorted(tuple(group) for _, rule in rules for group in rule.groups())
+        if found != sorted(_expected_groups(table, kind, keys)):
+            where = f"{path}[{rules[0][0]}]" if rules else path
+            raise BadInput(f"{where}: the {kind} groups must be those ranks that share {', '.join(keys)} in rank_table")
+
+
+def _expected_groups(table: Table, kind: str, keys: tuple[str, ...]) -> Iterator[tuple[int, ...]]:
+    """Yield the ranks of each group of more than one, ordered by the coordinate of the kind."""
+    held = table[table[:, COLUMN[kind]] >= 0]
+    groups: dict[tuple[int, ...], list[tuple[int, int]]] = {}
+    columns = [COLUMN[key] for key in keys]
+    for row in held.tolist():
+        groups.setdefault(tuple(row[c] for c in columns), []).append((row[COLUMN[kind]], row[0]))
+    for members in groups.values():
+        if len(members) > 1:
+            yield tuple(rank for _, rank in sorted(members))
+
+
+def _check_instances(
+    manifest: Manifest, pool: Pool, table: Table, path: str, used: dict[tuple[str, int], str], names: set[str]
+) -> None:
+    """Instances lie in the cluster and share no device."""
+    cluster = manifest.clusters[pool.hardware]
+    per_node = int(cluster.spec.devices_per_node.value)
+    linear = table[:, COLUMN["node"]] * per_node + table[:, COLUMN["device"]]
+    for index, instance in enumerate(pool.instances):
+        where = f"{path}.instances[{index}]"
+        if instance.name in names:
+            raise BadInput(f"{where}.name: {instance.name!r} stands for two instances")
+        names.add(instance.name)
+        if len(set(instance.nodes)) < len(instance.nodes) or max(instance.nodes) >= cluster.nodes:
+            raise BadInput(f"{where}.nodes: must be different nodes from 0 to {cluster.nodes - 1} of {pool.hardware}")
+        positions = linear + instance.first_device
+        if positions.max() >= len(instance.nodes) * per_node:
+            raise BadInput(f"{where}.nodes: {len(instance.nodes)} nodes of {per_node} devices do not hold all ranks")
+        devices = np.array(instance.nodes, dtype=np.int64)[positions // per_node] * per_node + positions % per_node
+        for device in devices.tolist():
+            other = used.setdefault((pool.hardware, device), instance.name)
+            if other != instance.name:
+                raise BadInput(
+                    f"{where}: stands on device {device % per_node} of node {device // per_node}, which {other!r} has"
+                )
+
+
+def _check_experts(manifest: Manifest, pool: Pool, path: str) -> None:
+    """The map covers every MoE layer once and every EP rank has its part."""
+    model, mapping = manifest.model.spec, pool.expert_map
+    if (model.moe is None) != (mapping is None):
+        raise BadInput(f"{path}: must {'not be given for a dense model' if mapping else 'be given for a MoE model'}")
+    if model.moe is None or mapping is None:
+        return
+    ranks = [*mapping.expert_ranks, *mapping.shared_expert_ranks]
+    if sorted(ranks) != list(range(pool.degrees.moe_ep)):
+        raise BadInput(
+            f"{path}: expert_ranks and shared_expert_ranks must name each of {pool.degrees.moe_ep} EP ranks once"
+        )
+    covered: set[int] = set()
+    for index, entry in enumerate(mapping.placements):
+        for layer in entry.layers:
+            if layer in covered or not model.dense_layers <= layer < model.layers + model.mtp_layers:
+                raise BadInput(f"{path}.placements[{index}].layers: {layer} stands twice or is no MoE layer")
+            covered.add(layer)
+        slots = np.array(entry.slots, dtype=np.int64)[None, :]
+        check_expert_map(slots, model.moe.experts, len(mapping.expert_ranks), f"{path}.placements[{index}].slots")
+    missing = set(range(model.dense_layers, model.layers)) - covered
+    if missing:
+        raise BadInput(f"{path}.placements: MoE layer {min(missing)} has no slots")
+
+
+def _check_shards(pool: Pool, path: str) -> None:
+    """A cut has an axis, a coordinate and a degree that the coordinate's group can carry."""
+    sizes = {"tp": pool.degrees.attention_tp, "moe_tp": pool.degrees.moe_tp}
+    for index, rule in enumerate(pool.weight_shards):
+        if (rule.axis is None) != (rule.coordinate is None) or (rule.axis is None and rule.degree > 1):
+            raise BadInput(f"{path}[{index}]: a cut needs axis, coordinate and degree, and a whole tensor none of them")
+        if rule.coordinate and sizes[rule.coordinate] % rule.degree:
+            raise BadInput(
+                f"{path}[{index}].degree: {rule.degree} must divide {rule.coordinate} of {sizes[rule.coordinate]}"
+            )
+
+
+def _check_costs(manifest: Manifest, pool: Pool, path: str) -> None:
+    """The phases that the role can run are there, for this pool's drafts, over variables that exist."""
+    for phase in ("mixed",) if pool.role == "mixed" else ("prefill", "decode"):
+        if phase not in pool.step_costs:
+            raise BadInput(f"{path}: {phase} is missing; a {pool.role} pool needs it")
+    for phase, cost in pool.step_costs.items():
+        if phase != "prefill" and cost.queries_per_sequence != 1 + pool.mtp.drafts:
+            raise BadInput(
+                f"{path}.{phase}.queries_per_sequence: must be {1 + pool.mtp.drafts}, one more than mtp.drafts"
+            )
+        _check_variables(cost, f"{path}.{phase}")
+        if cost.rule == "attention_experts" and cost.moe_layers and pool.microbatches == 2 and cost.cores < 2:
+            raise BadInput(f"{path}.{phase}.cores: two streams need at least 2 partitions to split")
+
+
+def _check_variables(cost: StepCostModel, path: str) -> None:
+    """Only a step cost with experts has their variables, and it has slots for them."""
+    if cost.experts:
+        if cost.slots_per_rank <= 0 or cost.experts_per_token < 1 or cost.experts_per_token > cost.experts:
+            raise BadInput(f"{path}: experts need slots_per_rank > 0 and experts_per_token from 1 to {cost.experts}")
+        return
+    if cost.moe_layers:
+        raise BadInput(f"{path}.moe_layers: must be 0 where experts is 0")
+    for group in TERM_GROUPS:
+        for index, term in enumerate(getattr(cost, group)):
+            forms = {"bytes": term.bytes}
+            if term.kind == "compute":
+                forms |= {"flops": term.flops, "idle_flops": term.idle_flops}
+            for name, form in forms.items():
+                unknown = EXPERT_VARIABLES & set(form)
+                if unknown:
+                    raise BadInput(f"{path}.{group}[{index}].{name}: {min(unknown)!r} exists only with experts")
+
+
+def _check_roles(manifest: Manifest) -> None:
+    """Prefill and decode come together, and KV has a plane between them."""
+    roles = {pool.role for pool in manifest.pools}
+    if ("prefill" in roles) != ("decode" in roles):
+        raise BadInput("pools: a prefill pool needs a decode pool and the other way round")
+    if "prefill" not in roles:
+        return
+    if manifest.kv_transfer is None:
+        raise BadInput("kv_transfer: must be given where prefill and decode are different pools")
+    source = next(pool for pool in manifest.pools if pool.role == "prefill")
+    planes = sorted(plane.name for plane in manifest.clusters[source.hardware].spec.planes)
+    if manifest.kv_transfer.plane not in planes:
+        raise BadInput(f"kv_transfer.plane: {manifest.kv_transfer.plane!r} is not among {planes} of {source.hardware}")

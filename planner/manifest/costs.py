@@ -1,0 +1,145 @@
+"""Step costs as they stand in a manifest: the mirror of ``terms.StepCost`` with every number checked."""
+
+from typing import Annotated, Literal, get_args
+
+from pydantic import Field
+
+from planner.manifest.terms import CommunicationTerm, ComputeTerm, Rule, Stage, StepCost, Term
+from podplan.sourced import Strict
+
+Variable = Literal[
+    "one",
+    "decode",
+    "chunk",
+    "pairs",
+    "mean",
+    "fair",
+    "shared",
+    "tokens",
+    "kv",
+    "context",
+    "rows",
+    "routed",
+    "hit",
+]
+EXPERT_VARIABLES = frozenset({"fair", "routed", "hit", "shared"})
+VARIABLES = frozenset(get_args(Variable))
+TERM_GROUPS = ("terms", "head_terms", "draft_terms")
+
+Name = Annotated[str, Field(min_length=1, max_length=200)]
+Natural = Annotated[int, Field(strict=True, ge=0, le=2**53)]
+Positive = Annotated[int, Field(strict=True, gt=0, le=2**53)]
+Amount = Annotated[float, Field(ge=0)]
+Rate = Annotated[float, Field(gt=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
+LinearForm = Annotated[dict[Variable, Amount], Field(max_length=len(VARIABLES))]
+Protocols = Annotated[list[tuple[Amount, Rate]], Field(min_length=1, max_length=16)]
+
+
+class ComputeTermModel(Strict):
+    """A kernel on one device; see ``terms.ComputeTerm``."""
+
+    kind: Literal["compute"] = "compute"
+    name: Name
+    stage: Stage
+    flops: LinearForm
+    idle_flops: LinearForm
+    flops_per_second: Rate
+    bytes: LinearForm
+    bytes_per_second: Rate
+    floor_seconds: Amount
+    serial: Share = 0.0
+    launches: Natural = 1
+    residual: Amount = 0.0
+
+    @classmethod
+    def from_term(cls, term: ComputeTerm) -> "ComputeTermModel":
+        """Return the manifest's form of ``term``."""
+        return cls.model_validate({field: getattr(term, field) for field in ComputeTerm.__dataclass_fields__})
+
+    def to_term(self) -> ComputeTerm:
+        """Return the term that ``stepcost.evaluate`` takes."""
+        return ComputeTerm(**{field: getattr(self, field) for field in ComputeTerm.__dataclass_fields__})
+
+
+class CommunicationTermModel(Strict):
+    """A collective or an exchange; protocols are [latency seconds, bytes per second]."""
+
+    kind: Literal["communication"] = "communication"
+    name: Name
+    stage: Stage
+    bytes: LinearForm
+    protocols: Protocols
+    launches: Natural = 1
+    residual: Amount = 0.0
+
+    @classmethod
+    def from_term(cls, term: CommunicationTerm) -> "CommunicationTermModel":
+        """Return the manifest's form of ``term``."""
+        fields = {field: getattr(term, field) for field in CommunicationTerm.__dataclass_fields__}
+        return cls.model_validate(fields | {"protocols": list(term.protocols)})
+
+    def to_term(self) -> CommunicationTerm:
+        """Return the term that ``stepcost.evaluate`` takes."""
+        fields = {field: getattr(self, field) for field in CommunicationTerm.__dataclass_fields__}
+        return CommunicationTerm(**fields | {"protocols": tuple(self.protocols)})
+
+
+TermModel = Annotated[ComputeTermModel | CommunicationTermModel, Field(discriminator="kind")]
+
+
+def term_model(term: Term) -> ComputeTermModel | CommunicationTermModel:
+    """Return the manifest's form of a term of either kind."""
+    if isinstance(term, ComputeTerm):
+        return ComputeTermModel.from_term(term)
+    return CommunicationTermModel.from_term(term)
+
+
+class StepCostModel(Strict):
+    """Terms of one phase and how they compose; every field is that of ``terms.StepCost``."""
+
+    terms: list[TermModel] = Field(max_length=256)
+    head_terms: list[TermModel] = Field(default=[], max_length=64)
+    draft_terms: list[TermModel] = Field(default=[], max_length=64)
+    dense_layers: Natural
+    moe_layers: Natural
+    queries_per_sequence: int = Field(strict=True, ge=1, le=64)
+    attention_ranks: Positive
+    expert_ranks: Positive
+    shared_ranks: Natural
+    experts: Natural
+    experts_per_token: Natural
+    slots_per_rank: Amount
+    balance: float = Field(default=1.0, ge=1)
+    sampling_deviations: Amount = 0.0
+    rule: Rule
+    cores: int = Field(default=0, strict=True, ge=0, le=1024)
+    communication_share: Share = 0.0
+    communication_dilation: float = Field(default=1.0, ge=1)
+    pipeline_stages: int = Field(default=1, strict=True, ge=1, le=1024)
+    pipeline_hop: CommunicationTermModel | None = None
+    pipeline_bubble: bool = False
+    host_seconds: Amount = 0.0
+    launch_seconds: Amount = 0.0
+
+    @classmethod
+    def from_step_cost(cls, cost: StepCost) -> "StepCostModel":
+        """Return the manifest's form of ``cost``, whose fields must be numbers, not arrays."""
+        fields = {field: getattr(cost, field) for field in StepCost.__dataclass_fields__}
+        fields |= {
+            **{group: [term_model(term) for term in getattr(cost, group)] for group in TERM_GROUPS},
+            "slots_per_rank": float(cost.slots_per_rank),
+            "balance": float(cost.balance),
+            "sampling_deviations": float(cost.sampling_deviations),
+            "pipeline_hop": CommunicationTermModel.from_term(cost.pipeline_hop) if cost.pipeline_hop else None,
+        }
+        return cls.model_validate(fields)
+
+    def to_step_cost(self) -> StepCost:
+        """Return the step cost that ``stepcost.evaluate`` takes; floats are those of the file, bit for bit."""
+        fields = {field: getattr(self, field) for field in StepCost.__dataclass_fields__}
+        fields |= {
+            **{group: tuple(term.to_term() for term in getattr(self, group)) for group in TERM_GROUPS},
+            "pipeline_hop": self.pipeline_hop.to_term() if self.pipeline_hop else None,
+        }
+        return StepCost(**fields)

@@ -1,0 +1,234 @@
+"""The manifest: everything that runtime and exporters need, and nothing outside it.
+
+Content that instances share stands once, in their pool; instances say where they are.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from hardware.spec import Dtype, HardwareSpec
+from models.spec import ModelSpec
+from planner.manifest.costs import Amount, Name, Natural, Positive, Rate, Share, StepCostModel
+from planner.manifest.layout import (
+    MOST_INSTANCES,
+    Degrees,
+    ExpertMap,
+    GroupRule,
+    Instance,
+    RankTable,
+    ShardRule,
+)
+from podplan.sourced import Strict
+
+MANIFEST_VERSION = 1
+
+Role = Literal["prefill", "decode", "mixed"]
+PhaseName = Literal["prefill", "decode", "mixed"]
+Scalar = bool | int | float | str | None
+Answer = Scalar | list[Scalar] | dict[str, Scalar]
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+
+class MadeBy(Strict):
+    """How the manifest came about: enough to make it again."""
+
+    podplan: Name
+    question: dict[str, Answer] = Field(default={}, max_length=200)
+    seed: Natural = 0
+
+
+class Cluster(Strict):
+    """A machine's spec, embedded, with the number of nodes that the plan may use."""
+
+    nodes: Positive
+    sha256: Sha256
+    spec: HardwareSpec
+
+
+class EmbeddedModel(Strict):
+    """The model's spec, embedded."""
+
+    sha256: Sha256
+    spec: ModelSpec
+
+
+class BatchLimits(Strict):
+    """What the scheduler may put into one step."""
+
+    requests_per_dp_rank: Positive = Field(
+        description="decode: running requests per DP rank, all microbatches together"
+    )
+    tokens_per_device: Positive = Field(
+        description="prefill: prompt tokens of one pass per device of a DP rank; mixed: all tokens of a step"
+    )
+
+
+class Drafts(Strict):
+    """Multi-token prediction: drafts per iteration, and the chance of each given those before it."""
+
+    drafts: int = Field(strict=True, ge=0, le=16)
+    acceptance: Share = 0.7
+
+
+class MemoryBytes(Strict):
+    """Bytes per device by kind."""
+
+    weights: Amount
+    kv_cache: Amount
+    activations: Amount
+    buffers: Amount
+    reserve: Amount
+    capacity: Rate
+
+
+class KvCache(Strict):
+    """Paged KV cache of one DP rank."""
+
+    block_tokens: Positive
+    bytes_per_token_per_device: Rate
+    capacity_tokens_per_rank: Positive = Field(description="tokens of one DP rank, all its devices together")
+
+
+class Statistics(Strict):
+    """Mean and percentiles of a latency in seconds."""
+
+    mean: Amount
+    p50: Amount
+    p90: Amount
+    p99: Amount
+
+
+class PoolPrediction(Strict):
+    """What the cost model expects of one instance of a pool at the planned batch."""
+
+    iteration_seconds: Amount
+    tokens_per_second_per_device: Amount
+    tokens_per_second_per_chip: Amount
+    requests_per_second: Amount | None = None
+    utilisation: Amount | None = None
+    bottleneck: Name | None = None
+
+
+class Pool(Strict):
+    """The content of one role and its instances."""
+
+    role: Role
+    hardware: Name = Field(description="key of clusters")
+    strategy: Name
+    degrees: Degrees
+    devices_per_instance: Positive
+    chips_per_instance: Rate
+    instances: list[Instance] = Field(min_length=1, max_length=MOST_INSTANCES)
+    rank_table: RankTable
+    groups: list[GroupRule] = Field(default=[], max_length=16)
+    layers_per_stage: list[Positive] = Field(min_length=1, max_length=1024)
+    weight_shards: list[ShardRule] = Field(min_length=1, max_length=256)
+    expert_map: ExpertMap | None = None
+    limits: BatchLimits
+    microbatches: Literal[1, 2] = Field(description="most microbatches that a step may be cut into")
+    mtp: Drafts = Drafts(drafts=0)
+    weights_dtype: Dtype
+    kv_dtype: Dtype
+    memory_bytes_per_device: MemoryBytes
+    kv: KvCache
+    step_costs: dict[PhaseName, StepCostModel] = Field(min_length=1, description="phase -> what a step takes")
+    predicted: PoolPrediction | None = None
+
+
+class LinkMapping(Strict):
+    """Balanced prefill-decode links: ratio = prefill TP / decode TP, group_size = decode DP / ratio.
+
+    CloudMatrix384 section 4.3.3.
+    """
+
+    ratio: Rate
+    group_size: Rate
+
+    def prefill_tp_rank(self, decode_dp_rank: int, decode_tp_rank: int, decode_tp: int) -> int:
+        """Return the prefill TP rank that feeds a decode rank: group_id · decode_tp + decode_tp_rank."""
+        return int(decode_dp_rank // self.group_size) * decode_tp + decode_tp_rank
+
+
+class KvTransfer(Strict):
+    """How KV goes from prefill to decode."""
+
+    plane: Name
+    bandwidth_bytes_per_second: Rate = Field(description="one way, per device, what large transfers reach")
+    latency_seconds: Amount
+    bytes_per_token: Rate = Field(description="whole model, each layer once")
+    mapping: LinkMapping
+
+
+class CachingPool(Strict):
+    """Prefix cache behind the prefill instances."""
+
+    plane: Name
+    capacity_bytes: Rate
+    bandwidth_bytes_per_second: Rate = Field(description="per device")
+    block_tokens: Positive
+
+
+class Routing(Strict):
+    """Which instance and rank a request goes to."""
+
+    prefill: Literal["least_load", "round_robin", "collaborative"] = "least_load"
+    decode: Literal["least_kv"] = "least_kv"
+
+
+class ServiceLevels(Strict):
+    """Limits on each request; each holds on its own at the percentile."""
+
+    ttft_seconds: Rate | None = None
+    tpot_seconds: Rate | None = None
+    percentile: float = Field(default=99.0, gt=0, lt=100)
+
+
+class Engine(Strict):
+    """The serving engine's profile that the plan was made for."""
+
+    id: Name
+    version: Name
+
+
+class ManifestWorkload(Strict):
+    """The traffic that the plan was made for; lengths by mean and squared coefficient of variation (0: fixed)."""
+
+    input_tokens: float = Field(ge=1)
+    output_tokens: float = Field(ge=1)
+    input_cv2: Amount = 0.0
+    output_cv2: Amount = 0.0
+    requests_per_second: Rate | None = None
+    arrival_cv2: float = Field(default=1.0, ge=0, description="of the gaps between arrivals; 1 = Poisson")
+    prefix_reuse: float = Field(default=0.0, ge=0, lt=1, description="mean share of prompt tokens found in the cache")
+    prefix_reuse_of_hits: float = Field(default=0.95, gt=0, lt=1, description="that share for a request that hits")
+
+
+class Prediction(Strict):
+    """What the plan is expected to do; the keys of ``plan simulate --json``."""
+
+    requests_per_second: Amount | None = None
+    output_tokens_per_second: Amount | None = None
+    ttft_seconds: Statistics | None = None
+    tpot_seconds: Statistics | None = None
+    e2e_seconds: Statistics | None = None
+    slo_attainment: Share | None = None
+    goodput_requests_per_second: Amount | None = None
+    utilisation: dict[Role, Amount] | None = None
+
+
+class Manifest(Strict):
+    """One deployment, complete."""
+
+    manifest_version: Literal[1]
+    made_by: MadeBy
+    clusters: dict[Name, Cluster] = Field(min_length=1, max_length=16)
+    model: EmbeddedModel
+    engine: Engine
+    workload: ManifestWorkload
+    service_levels: ServiceLevels
+    pools: list[Pool] = Field(min_length=1, max_length=16)
+    kv_transfer: KvTransfer | None = Field(description="None where every pool is mixed")
+    caching: CachingPool | None = None
+    routing: Routing = Routing()
+    predicted: Prediction = Prediction()
