@@ -75,7 +75,8 @@ class Product:
 def matmul_seconds(device: Device, dtype: Dtype, fit: MatmulFit, product: Product) -> Number:
     """Return the seconds of a matrix product.
 
-    max(2·G·M·N·K / (peak·f) · (1 + half_rows/M) · (1 + half_depth/K), bytes / (bandwidth·g)) + floor
+    compute = 2·G·M·N·K / (peak·f) · (1 + half_rows/M) · (1 + half_depth/K), memory = bytes / (bandwidth·g);
+    max(compute, memory) + serial_fraction · min(compute, memory) + floor
 
     Source: roofline with saturation terms of ``hardware.spec.MatmulFit``, derived here.
     """
@@ -83,7 +84,9 @@ def matmul_seconds(device: Device, dtype: Dtype, fit: MatmulFit, product: Produc
     filling = (1.0 + fit.half_rows / product.rows) * (1.0 + fit.half_depth / product.depth)
     bandwidth = device.memory_bandwidth_bytes_per_second.value * fit.memory_fraction
     compute = product.flops() / peak * filling
-    seconds: Number = np.maximum(compute, product.moved_bytes(dtype) / bandwidth) + fit.floor_seconds
+    memory = product.moved_bytes(dtype) / bandwidth
+    exposed = fit.serial_fraction * np.minimum(compute, memory)
+    seconds: Number = np.maximum(compute, memory) + exposed + fit.floor_seconds
     return seconds
 
 

@@ -87,7 +87,7 @@ def test_wire_bytes_follow_the_bus_bandwidth_factors() -> None:
 
 MATMUL = MatmulFit(
     kind="assumed", source="test", version="1", peak_fraction=0.7, half_rows=100, half_depth=400,
-    memory_fraction=0.8, floor_seconds=3e-6,
+    memory_fraction=0.8, serial_fraction=0.3, floor_seconds=3e-6,
 )  # fmt: skip
 ATTENTION = AttentionFit(
     kind="assumed", source="test", version="1", peak_fraction=0.6, half_length=900, memory_fraction=0.9,
