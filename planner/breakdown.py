@@ -27,6 +27,7 @@ from planner.manifest.terms import (
     Timing,
     Timings,
     communication_seconds,
+    dedicated,
     form,
     timings,
     variables,
@@ -140,7 +141,7 @@ def _exposed_share(step: _Step, stage: Stage) -> float:
 def _beside(step: _Step, stage: Stage) -> float:
     """Dedicated ranks run the shared expert beside the routed ones: only its excess is exposed."""
     cost, stages = step.cost, step.stages
-    if not cost.shared_ranks or stage != "shared":
+    if not dedicated(cost) or stage != "shared":
         return 1.0
     cores, dilation = _pace(step, stage)
     routed, shared = (float(stage_sum(stages, (name,), cores, dilation)) for name in _EXPERTS)

@@ -7,28 +7,48 @@ all-gather of the S-byte tensor), all-gather and reduce-scatter S·(n-1)/n.
 
 import math
 
+import numpy as np
+
 from hardware.spec import CollectiveFit, CollectiveOp, ExchangeFit, HardwareSpec
 from models.spec import MoE
-from planner.manifest.terms import CommunicationTerm, Form, Stage
+from planner.manifest.terms import CommunicationTerm, Form, Number, Stage
 from planner.roofline import residual, scale
 from podplan.errors import BadInput
 
 
 def collective(
-    hardware: HardwareSpec, op: CollectiveOp, ranks: int, message: Form, *, name: str, stage: Stage, in_graph: bool
+    hardware: HardwareSpec, op: CollectiveOp, ranks: Number, message: Form, *, name: str, stage: Stage, in_graph: bool
 ) -> CommunicationTerm:
     """Return a collective over ``ranks`` consecutive devices of ``message`` bytes in full.
 
     Raises BadInput where the hardware has no fit of that collective.
     """
-    fit = collective_fit(hardware, op, ranks, in_graph)
     share = (ranks - 1) / ranks
-    wire = {"all_reduce": 2 * share, "point_to_point": 1.0}.get(op, share)
-    protocols = tuple(
-        (p.latency_seconds + p.latency_per_rank_seconds * (ranks - 1), p.bandwidth_bytes_per_second)
-        for p in fit.protocols
-    )
-    return CommunicationTerm(name, stage, scale(message, wire), protocols, residual=residual(fit))
+    wire: Number = {"all_reduce": 2 * share, "point_to_point": 1.0}.get(op, share)
+    fits = [collective_fit(hardware, op, int(degree), in_graph) for degree in np.atleast_1d(ranks)]
+    worst = max(residual(fit) for fit in fits)
+    protocols = _protocols(fits, ranks)
+    return CommunicationTerm(name, stage, scale(message, wire), protocols, residual=worst)
+
+
+def _protocols(fits: list[CollectiveFit], ranks: Number) -> tuple[tuple[Number, Number], ...]:
+    """(latency, bandwidth) of every protocol, for one group size or for an array of them.
+
+    Fits with fewer protocols repeat their last one, which changes no minimum.
+    """
+    if np.ndim(ranks) == 0:
+        return tuple(
+            (p.latency_seconds + p.latency_per_rank_seconds * (ranks - 1), p.bandwidth_bytes_per_second)
+            for p in fits[0].protocols
+        )
+    columns = []
+    for number in range(max(len(fit.protocols) for fit in fits)):
+        chosen = [fit.protocols[min(number, len(fit.protocols) - 1)] for fit in fits]
+        start = np.array([p.latency_seconds for p in chosen])
+        each = np.array([p.latency_per_rank_seconds for p in chosen])
+        rate = np.array([p.bandwidth_bytes_per_second for p in chosen])
+        columns.append((start + each * (ranks - 1), rate))
+    return tuple(columns)
 
 
 def collective_fit(hardware: HardwareSpec, op: CollectiveOp, ranks: int, in_graph: bool) -> CollectiveFit:
@@ -54,22 +74,17 @@ def exchange_fit(hardware: HardwareSpec, direction: str, mode: str) -> ExchangeF
     return min(fits, key=lambda fit: fit.mode != mode)
 
 
-def exchange_protocol(fit: ExchangeFit, degree: int) -> tuple[float, float]:
+def exchange_protocol(fit: ExchangeFit, degree: Number) -> tuple[Number, Number]:
     """Return (latency in seconds, payload bytes per second) at an EP degree.
 
     Linear interpolation over log2(degree) between the measured degrees, constant outside them.
     """
     points = sorted(fit.points, key=lambda point: point.degree)
-    position = math.log2(degree)
-    below = [p for p in points if p.degree <= degree] or points[:1]
-    above = [p for p in points if p.degree >= degree] or points[-1:]
-    low, high = below[-1], above[0]
-    span = math.log2(high.degree) - math.log2(low.degree)
-    weight = (position - math.log2(low.degree)) / span if span > 0 else 0.0
-    return (
-        low.latency_seconds + weight * (high.latency_seconds - low.latency_seconds),
-        low.bandwidth_bytes_per_second + weight * (high.bandwidth_bytes_per_second - low.bandwidth_bytes_per_second),
-    )
+    known = np.log2([point.degree for point in points])
+    wanted = np.log2(degree)
+    latency = np.interp(wanted, known, [point.latency_seconds for point in points])
+    rate = np.interp(wanted, known, [point.bandwidth_bytes_per_second for point in points])
+    return latency, rate
 
 
 def distinct(moe: MoE, places: int) -> float:
@@ -88,12 +103,12 @@ def distinct(moe: MoE, places: int) -> float:
     return places * (1.0 - (1.0 - 1.0 / places) ** moe.experts_per_token)
 
 
-def exchange_copies(fit: ExchangeFit, moe: MoE, ranks: int, nodes: int, dedicated_shared: bool) -> float:
-    """Copies of one token that a device sends: one per chosen expert, or one per distinct place.
+def exchange_copies(fit: ExchangeFit, moe: MoE, nodes: Number, dedicated_shared: bool) -> Number:
+    """Copies of one token that a device sends: one per chosen expert, or one per distinct node.
 
-    DeepEP's normal kernels send one copy per node, inside one node one per rank. A dedicated
-    shared expert is one further destination.
+    DeepEP's normal kernels send one copy per node. A dedicated shared expert is one further destination.
     """
-    if fit.payload == "per_node":
-        return distinct(moe, nodes) if nodes > 1 else distinct(moe, ranks)
-    return moe.experts_per_token + (1.0 if dedicated_shared else 0.0)
+    if fit.payload != "per_node":
+        return moe.experts_per_token + (1.0 if dedicated_shared else 0.0)
+    copies = np.array([distinct(moe, int(count)) for count in np.atleast_1d(nodes)])
+    return float(copies[0]) if np.ndim(nodes) == 0 else copies

@@ -3,8 +3,11 @@
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+
 from hardware.spec import Dtype, HardwareSpec
 from models.spec import ModelSpec, MoE
+from planner.manifest.terms import Number
 from planner.strategy import Strategy
 from podplan.errors import BadInput
 
@@ -12,8 +15,32 @@ Phase = Literal["prefill", "decode", "mixed"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StrategyArray:
+    """Strategies of one structure side by side: degrees are arrays of one shape.
+
+    One structure means that the same operators exist for all: each degree is 1 for all or for none
+    of them, and ``staged`` and ``pp`` are common. Field names are those of ``Strategy``.
+    """
+
+    attention_tp: Number
+    attention_dp: Number
+    moe_tp: Number
+    moe_ep: Number
+    staged: bool
+    pp: int
+
+    @property
+    def devices(self) -> Number:
+        """Devices of each instance."""
+        return self.pp * self.attention_tp * self.attention_dp
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Deployment:
     """Model, hardware and strategy of one instance, with the choices that move its cost.
+
+    With a ``StrategyArray`` it stands for many instances, ``redundant`` and ``shared_ranks`` may be
+    arrays of the same shape, and everything built from it broadcasts.
 
     ``redundant`` counts expert slots beyond one per routed expert, in all; ``shared_ranks`` ranks
     hold only the shared expert (0: every rank has a copy); ``drafts`` is the MTP depth.
@@ -21,22 +48,22 @@ class Deployment:
 
     model: ModelSpec
     hardware: HardwareSpec
-    strategy: Strategy
+    strategy: Strategy | StrategyArray
     phase: Phase
     weights: Dtype
     kv_dtype: Dtype = "bf16"
-    redundant: int = 0
-    shared_ranks: int = 0
+    redundant: Number = 0
+    shared_ranks: Number = 0
     drafts: int = 0
     host_seconds: float | None = None
 
     @property
-    def expert_ranks(self) -> int:
+    def expert_ranks(self) -> Number:
         """EP ranks that hold routed experts."""
         return self.strategy.moe_ep - self.shared_ranks
 
     @property
-    def slots_per_rank(self) -> float:
+    def slots_per_rank(self) -> Number:
         """Routed expert slots per EP rank."""
         return (self.moe.experts + self.redundant) / self.expert_ranks if self.model.moe else 0.0
 
@@ -47,10 +74,19 @@ class Deployment:
         return self.model.moe
 
     @property
-    def nodes_spanned(self) -> int:
+    def nodes_spanned(self) -> Number:
         """Nodes that the expert group spans when ranks fill node after node."""
-        per_node = int(self.hardware.devices_per_node.value)
-        return -(-self.strategy.moe_ep * self.strategy.moe_tp // per_node)
+        return np.ceil(self.strategy.moe_ep * self.strategy.moe_tp / self.hardware.devices_per_node.value)
+
+    @property
+    def dedicated(self) -> bool:
+        """Whether the shared expert has ranks of its own."""
+        return bool(np.any(np.asarray(self.shared_ranks) > 0))
+
+    @property
+    def expert_parallel(self) -> bool:
+        """Whether experts are spread by EP."""
+        return bool(np.all(np.asarray(self.strategy.moe_ep) > 1))
 
     @property
     def in_graph(self) -> bool:
@@ -70,23 +106,25 @@ def check_slots(deployment: Deployment, flag: str = "--redundant-experts") -> No
     """Raise BadInput unless the expert slots divide evenly over the expert ranks."""
     if deployment.model.moe is None:
         if deployment.redundant or deployment.shared_ranks:
-            raise BadInput(f"{flag}: {deployment.model.name} has no routed experts, so it takes neither replicas nor dedicated ranks")
+            raise BadInput(
+                f"{flag}: {deployment.model.name} has no routed experts, so it takes neither replicas nor dedicated ranks"
+            )
         return
-    if deployment.expert_ranks < 1:
+    ranks, redundant = int(deployment.expert_ranks), int(deployment.redundant)
+    if ranks < 1:
         raise BadInput(
             f"--shared-experts: dedicated={deployment.shared_ranks} leaves no rank of EP={deployment.strategy.moe_ep} "
             "for routed experts; use a smaller number"
         )
     if deployment.shared_ranks and not deployment.moe.shared_experts:
         raise BadInput(f"--shared-experts: {deployment.model.name} has no shared expert to dedicate ranks to")
-    slots = deployment.moe.experts + deployment.redundant
-    if slots % deployment.expert_ranks:
-        lower = slots - slots % deployment.expert_ranks - deployment.moe.experts
-        upper = lower + deployment.expert_ranks
-        choices = f"{lower} or {upper}" if lower >= 0 else f"{upper}"
+    slots = deployment.moe.experts + redundant
+    if slots % ranks:
+        lower = slots - slots % ranks - deployment.moe.experts
+        choices = f"{lower} or {lower + ranks}" if lower >= 0 else f"{lower + ranks}"
         raise BadInput(
-            f"{flag}: {deployment.moe.experts} + {deployment.redundant} expert slots do not divide over "
-            f"{deployment.expert_ranks} expert ranks; use {choices}"
+            f"{flag}: {deployment.moe.experts} + {redundant} expert slots do not divide over "
+            f"{ranks} expert ranks; use {choices}"
         )
-    if slots > deployment.moe.experts * deployment.expert_ranks:
-        raise BadInput(f"{flag}: {deployment.redundant} replicas would put an expert twice on a rank; use fewer")
+    if slots > deployment.moe.experts * ranks:
+        raise BadInput(f"{flag}: {redundant} replicas would put an expert twice on a rank; use fewer")

@@ -26,18 +26,18 @@ class Pass:
 def balanced_cost(deployment: Deployment, balance: Balance) -> StepCost:
     """Return the step cost with the busiest expert rank that a balance setting implies."""
     cost = build_step_cost(deployment)
-    if deployment.model.moe is None or deployment.expert_ranks == 1 or balance.kind == "perfect":
+    if deployment.model.moe is None or not deployment.expert_parallel or balance.kind == "perfect":
         return cost
     if balance.kind == "factor":
         return replace(cost, balance=balance.factor)
-    static = static_factor(
-        deployment.moe.experts,
-        deployment.expert_ranks,
-        deployment.redundant,
-        MIXED,
-        balance.kind == "measured",
-    )
-    return replace(cost, balance=static, sampling_deviations=deviations(deployment.expert_ranks))
+    ranks, redundant = np.broadcast_arrays(deployment.expert_ranks, deployment.redundant)
+    balanced = balance.kind == "measured"
+    pairs = [(int(count), int(extra)) for count, extra in zip(ranks.flat, redundant.flat, strict=True)]
+    static = [static_factor(deployment.moe.experts, count, extra, MIXED, balanced) for count, extra in pairs]
+    noise = [deviations(count) for count, _ in pairs]
+    if ranks.ndim == 0:
+        return replace(cost, balance=static[0], sampling_deviations=noise[0])
+    return replace(cost, balance=np.array(static), sampling_deviations=np.array(noise))
 
 
 @lru_cache(maxsize=4096)
@@ -74,7 +74,7 @@ def prefill_passes(deployment: Deployment, tokens_per_device: float, prompt: flo
     several whole prompts, or one chunk of a longer prompt.
     """
     strategy = deployment.strategy
-    share = tokens_per_device * strategy.devices / strategy.attention_dp
+    share = float(tokens_per_device * strategy.devices / strategy.attention_dp)
     new, cached = prompt * (1 - reuse), prompt * reuse
     if share >= prompt:
         prompts = share / prompt

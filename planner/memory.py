@@ -60,12 +60,12 @@ def memory(deployment: Deployment, *, kv_tokens: Number, tokens: Number) -> Memo
     )
 
 
-def kv_bytes_per_token(deployment: Deployment) -> float:
+def kv_bytes_per_token(deployment: Deployment) -> Number:
     """Cached bytes per token on one device: layers of its stage, MTP's draft layer included."""
     model, strategy = deployment.model, deployment.strategy
-    elements = float(model.attention.kv_elements_per_token)
+    elements: Number = float(model.attention.kv_elements_per_token)
     if isinstance(model.attention, GQA):
-        elements = 2.0 * max(model.attention.kv_heads / strategy.attention_tp, 1.0) * model.attention.head_dim
+        elements = 2.0 * np.maximum(model.attention.kv_heads / strategy.attention_tp, 1.0) * model.attention.head_dim
     layers = -(-model.layers // strategy.pp) + (1 if deployment.drafts else 0)
     return layers * elements * ELEMENT_BYTES[deployment.kv_dtype]
 
@@ -94,7 +94,7 @@ def weight_bytes(deployment: Deployment) -> Number:
     return layers + tables + draft
 
 
-def attention_weight_bytes(deployment: Deployment) -> float:
+def attention_weight_bytes(deployment: Deployment) -> Number:
     """Bytes of one layer's attention weights on one device."""
     model, tp, element = deployment.model, deployment.strategy.attention_tp, ELEMENT_BYTES[deployment.weights]
     attention, hidden = model.attention, model.hidden_size
@@ -107,12 +107,12 @@ def attention_weight_bytes(deployment: Deployment) -> float:
         # W_kv_b stays in BF16 under INT8 (xDeepServe section 4.7); absorbed decode keeps it as two BF16 factors.
         latent_element = 2.0 if deployment.weights == "int8" or deployment.phase != "prefill" else element
         return (replicated + up + output) * element + latent_up * latent_element
-    kv_heads = max(attention.kv_heads / tp, 1.0)
+    kv_heads = np.maximum(attention.kv_heads / tp, 1.0)
     width = (2 * attention.heads / tp + 2 * kv_heads) * attention.head_dim
     return hidden * width * element
 
 
-def dense_weight_bytes(deployment: Deployment) -> float:
+def dense_weight_bytes(deployment: Deployment) -> Number:
     """Bytes of one dense feed-forward on one device."""
     split = 1 if deployment.strategy.staged else deployment.strategy.attention_tp
     width = (deployment.model.dense_intermediate_size or 0) / split
@@ -126,10 +126,10 @@ def moe_weight_bytes(deployment: Deployment) -> Number:
     moe, strategy, hidden = deployment.moe, deployment.strategy, deployment.model.hidden_size
     element = ELEMENT_BYTES[deployment.weights]
     slots = deployment.slots_per_rank * 3.0 * hidden * moe.intermediate_size / strategy.moe_tp * element
-    split = 1 if strategy.moe_ep > 1 else strategy.moe_tp
+    split = 1 if deployment.expert_parallel else strategy.moe_tp
     shared = 3.0 * hidden * moe.shared_intermediate_size / split * element
     gate = hidden * moe.experts * 2.0
-    return gate + (np.maximum(slots, shared) if deployment.shared_ranks else slots + shared)
+    return gate + (np.maximum(slots, shared) if deployment.dedicated else slots + shared)
 
 
 def activation_bytes(deployment: Deployment, tokens: Number) -> Number:
@@ -157,7 +157,7 @@ def buffer_bytes(deployment: Deployment, tokens: Number) -> Number:
     kernels move chunks through fixed buffers.
     """
     strategy = deployment.strategy
-    if deployment.model.moe is None or strategy.moe_ep == 1:
+    if deployment.model.moe is None or not deployment.expert_parallel:
         return 0.0
     fits = [exchange_fit(deployment.hardware, way, "low_latency") for way in ("dispatch", "combine")]
     message = sum(f.message_bytes_per_hidden * deployment.model.hidden_size + f.message_bytes_fixed for f in fits)
@@ -170,4 +170,5 @@ def buffer_bytes(deployment: Deployment, tokens: Number) -> Number:
 def most_kv_tokens(deployment: Deployment, tokens: Number) -> Number:
     """Return the cached tokens per DP group that still fit beside everything else; at least 0."""
     empty = memory(deployment, kv_tokens=0.0, tokens=tokens)
-    return np.maximum(empty.capacity - empty.used, 0.0) / kv_bytes_per_token(deployment)
+    room: Number = np.maximum(empty.capacity - empty.used, 0.0)
+    return room / kv_bytes_per_token(deployment)

@@ -10,11 +10,13 @@ verifies.
 from dataclasses import replace
 from typing import Literal
 
+import numpy as np
+
 from hardware.spec import CollectiveOp
 from models.spec import GQA, MLA
 from planner.collectives import collective, exchange_copies, exchange_fit, exchange_protocol
 from planner.deployment import Deployment
-from planner.manifest.terms import CommunicationTerm, ComputeTerm, Form, StepCost, Term
+from planner.manifest.terms import CommunicationTerm, ComputeTerm, Form, Number, StepCost, Term
 from planner.roofline import ELEMENT_BYTES, Roofline, combine, residual, scale
 
 TOKENS: Form = {"tokens": 1.0}
@@ -38,15 +40,6 @@ def build_step_cost(deployment: Deployment) -> StepCost:
     host = deployment.host_seconds
     if host is None:
         host = hardware.host.graph_launch_seconds.value if deployment.in_graph else 0.0
-    hop = collective(
-        hardware,
-        "point_to_point",
-        strategy.devices,
-        {"tokens": model.hidden_size * 2.0},
-        name="pipeline_hop",
-        stage="head",
-        in_graph=deployment.in_graph,
-    )
     return StepCost(
         terms=tuple(terms),
         head_terms=tuple(head_terms(deployment, "head")),
@@ -65,11 +58,18 @@ def build_step_cost(deployment: Deployment) -> StepCost:
         communication_share=share.value,
         communication_dilation=dilation.value if dilation else 1.0,
         pipeline_stages=strategy.pp,
-        pipeline_hop=hop if strategy.pp > 1 else None,
+        pipeline_hop=pipeline_hop(deployment) if strategy.pp > 1 else None,
         pipeline_bubble=deployment.phase == "prefill",
         host_seconds=host,
         launch_seconds=0.0 if deployment.in_graph else hardware.host.eager_launch_seconds.value,
     )
+
+
+def pipeline_hop(deployment: Deployment) -> CommunicationTerm:
+    """Hidden states of a microbatch from one stage to the next."""
+    message = {"tokens": deployment.model.hidden_size * 2.0}
+    hardware, devices, graph = deployment.hardware, deployment.strategy.devices, deployment.in_graph
+    return collective(hardware, "point_to_point", devices, message, name="pipeline_hop", stage="head", in_graph=graph)
 
 
 def attention_terms(deployment: Deployment) -> list[Term]:
@@ -77,7 +77,7 @@ def attention_terms(deployment: Deployment) -> list[Term]:
     attention = deployment.model.attention
     terms = mla_terms(deployment, attention) if isinstance(attention, MLA) else gqa_terms(deployment, attention)
     strategy, hidden = deployment.strategy, deployment.model.hidden_size
-    if strategy.attention_tp > 1 and not strategy.staged:
+    if np.all(np.asarray(strategy.attention_tp) > 1) and not strategy.staged:
         terms.append(
             collective(
                 deployment.hardware,
@@ -131,7 +131,7 @@ def mla_terms(deployment: Deployment, mla: MLA) -> list[Term]:
     return [*terms, output]
 
 
-def absorbed_terms(deployment: Deployment, mla: MLA, heads: float) -> list[Term]:
+def absorbed_terms(deployment: Deployment, mla: MLA, heads: Number) -> list[Term]:
     """Running requests attend in latent space: 2·heads·(2·kv_lora + rope) FLOP per pair of query and key."""
     roofline = Roofline(deployment.hardware)
     queries = 1.0 + deployment.drafts
@@ -150,7 +150,7 @@ def absorbed_terms(deployment: Deployment, mla: MLA, heads: float) -> list[Term]
     ]
 
 
-def k_absorb(deployment: Deployment, mla: MLA, heads: float) -> ComputeTerm:
+def k_absorb(deployment: Deployment, mla: MLA, heads: Number) -> ComputeTerm:
     """W_uk moved to the query side: nope -> kv_lora per head."""
     rows = {"decode": heads}
     return batched_matmul(
@@ -168,12 +168,12 @@ def fused_prologue(deployment: Deployment, terms: list[Term]) -> list[Term]:
     return [first, *(replace(term, floor_seconds=0.0, launches=0) for term in chain[1:])]
 
 
-def batched_matmul(roofline: Roofline, name: str, rows: Form, columns: float, depth: float, batch: float) -> ComputeTerm:
+def batched_matmul(roofline: Roofline, name: str, rows: Form, columns: float, depth: float, batch: Number) -> ComputeTerm:
     """One BF16 product per head: ``rows`` counts all heads, the weight is ``batch`` matrices."""
     return roofline.matmul(name, "attention", rows, columns, depth, "bf16", groups={"one": batch})
 
 
-def unabsorbed_terms(deployment: Deployment, mla: MLA, heads: float) -> list[Term]:
+def unabsorbed_terms(deployment: Deployment, mla: MLA, heads: Number) -> list[Term]:
     """Prompts attend per head: 2·heads·(nope + rope + v) FLOP per pair; keys and values are expanded.
 
     Later chunks, and a reused prefix, expand and read the cached latents again ("context").
@@ -209,7 +209,7 @@ def staged_exchanges(deployment: Deployment, mla: MLA) -> list[Term]:
     degree = deployment.strategy.attention_tp
     latents = (mla.kv_elements_per_token + (mla.q_lora_rank or deployment.model.hidden_size)) * 2.0
     heads = mla.heads * mla.v_head_dim * 2.0 / degree
-    exchanges: tuple[tuple[CollectiveOp, float, str], ...] = (
+    exchanges: tuple[tuple[CollectiveOp, Number, str], ...] = (
         ("all_gather", latents, "latent_all_gather"),
         ("all_to_all", heads, "heads_all_to_all"),
     )
@@ -224,7 +224,7 @@ def gqa_terms(deployment: Deployment, gqa: GQA) -> list[Term]:
     """Grouped-query attention: KV heads are split over TP and replicated beyond their number."""
     roofline, model, tp = Roofline(deployment.hardware), deployment.model, deployment.strategy.attention_tp
     hidden, dtype, kernels = float(model.hidden_size), deployment.weights, deployment.hardware.kernels
-    heads, kv_heads = gqa.heads / tp, max(gqa.kv_heads / tp, 1.0)
+    heads, kv_heads = gqa.heads / tp, np.maximum(gqa.kv_heads / tp, 1.0)
     width = (heads + 2 * kv_heads) * gqa.head_dim
     cached = 2 * kv_heads * gqa.head_dim * ELEMENT_BYTES[deployment.kv_dtype]
     per_pair = 4.0 * heads * gqa.head_dim
@@ -263,7 +263,7 @@ def dense_terms(deployment: Deployment) -> list[Term]:
         roofline.vector("dense_activation", "dense", scale(rows, width * (2 * 2.0 + 1.0))),
         roofline.matmul("dense_down", "dense", rows, hidden, width, dtype),
     ]
-    if split > 1:
+    if np.all(np.asarray(split) > 1):
         message = scale(rows, hidden * 2.0)
         terms.append(
             collective(
@@ -282,7 +282,7 @@ def dense_terms(deployment: Deployment) -> list[Term]:
 def sharded_tokens(deployment: Deployment) -> Form:
     """Tokens that one device contributes to the expert layers: its share of its DP group's."""
     strategy = deployment.strategy
-    return {"mean": 1.0 / strategy.attention_tp} if strategy.moe_ep > 1 else {"mean": float(strategy.attention_dp)}
+    return {"mean": 1.0 / strategy.attention_tp if deployment.expert_parallel else 1.0 * strategy.attention_dp}
 
 
 def gate_terms(deployment: Deployment) -> list[Term]:
@@ -312,10 +312,10 @@ def expert_terms(deployment: Deployment) -> list[Term]:
         terms.append(roofline.vector("routed_permute", "experts", scale(rows, hidden * (2 * 1.0 + 2 * 2.0)), kernels=2))
     if not moe.shared_experts:
         return terms
-    shared_rows = {"shared": 1.0} if deployment.shared_ranks else sharded_tokens(deployment)
-    shared_width = moe.shared_intermediate_size / (1 if strategy.moe_ep > 1 else strategy.moe_tp)
+    shared_rows = {"shared": 1.0} if deployment.dedicated else sharded_tokens(deployment)
+    shared_width = moe.shared_intermediate_size / (1 if deployment.expert_parallel else strategy.moe_tp)
     # A dedicated rank runs the expert kernel with one group.
-    group: Form | None = {"one": 1.0} if deployment.shared_ranks else None
+    group: Form | None = {"one": 1.0} if deployment.dedicated else None
     return [
         *terms,
         roofline.matmul("shared_gate_up", "shared", shared_rows, 2 * shared_width, hidden, dtype, groups=group),
@@ -326,11 +326,11 @@ def expert_terms(deployment: Deployment) -> list[Term]:
 
 def exchange_terms(deployment: Deployment) -> list[Term]:
     """Dispatch and combine between EP ranks; collectives inside a MoE TP group (MixServe Eq. (13))."""
-    strategy = deployment.strategy
-    if strategy.moe_ep > 1:
+    split = bool(np.all(np.asarray(deployment.strategy.moe_tp) > 1))
+    if deployment.expert_parallel:
         terms = [exchange_term(deployment, "dispatch"), exchange_term(deployment, "combine")]
-        return [*terms, *hybrid_terms(deployment)] if strategy.moe_tp > 1 else terms
-    return tensor_parallel_terms(deployment) if strategy.moe_tp > 1 else []
+        return [*terms, *hybrid_terms(deployment)] if split else terms
+    return tensor_parallel_terms(deployment) if split else []
 
 
 def exchange_term(deployment: Deployment, direction: Literal["dispatch", "combine"]) -> Term:
@@ -339,7 +339,7 @@ def exchange_term(deployment: Deployment, direction: Literal["dispatch", "combin
     span = strategy.moe_ep * strategy.moe_tp
     mode = "low_latency" if deployment.phase == "decode" else "normal"
     fit = exchange_fit(deployment.hardware, direction, mode)
-    copies = exchange_copies(fit, moe, strategy.moe_ep, deployment.nodes_spanned, deployment.shared_ranks > 0)
+    copies = exchange_copies(fit, moe, deployment.nodes_spanned, deployment.dedicated)
     message = fit.message_bytes_per_hidden * deployment.model.hidden_size + fit.message_bytes_fixed
     per_copy = message * copies / moe.experts_per_token * deployment.expert_ranks / strategy.moe_ep / strategy.moe_tp
     return CommunicationTerm(
@@ -372,7 +372,7 @@ def tensor_parallel_terms(deployment: Deployment) -> list[Term]:
     strategy, tp = deployment.strategy, deployment.strategy.moe_tp
     message = {"mean": strategy.attention_dp * deployment.model.hidden_size * 2.0}
     hardware, graph = deployment.hardware, deployment.in_graph
-    if strategy.attention_dp == 1:
+    if np.all(np.asarray(strategy.attention_dp) == 1):
         return [
             collective(hardware, "all_reduce", tp, message, name="experts_all_reduce", stage="combine", in_graph=graph)
         ]

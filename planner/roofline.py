@@ -9,7 +9,7 @@ FLOP-equivalents at the rate of a full tile; the second part is ``idle_flops``.
 from dataclasses import dataclass
 
 from hardware.spec import AttentionFit, Dtype, Fitted, HardwareSpec, MatmulFit
-from planner.manifest.terms import ComputeTerm, Form, Stage
+from planner.manifest.terms import ComputeTerm, Form, Number, Stage
 
 ELEMENT_BYTES: dict[str, float] = {"bf16": 2.0, "fp8": 1.0, "int8": 1.0}
 
@@ -48,8 +48,8 @@ class Roofline:
         name: str,
         stage: Stage,
         rows: Form,
-        columns: float,
-        depth: float,
+        columns: Number,
+        depth: Number,
         dtype: Dtype,
         groups: Form | None = None,
     ) -> ComputeTerm:
@@ -67,7 +67,7 @@ class Roofline:
             name=name,
             stage=stage,
             flops=scale(rows, product),
-            idle_flops=scale(weights, product * fit.half_rows),
+            idle_flops=scale(weights, product * fit.half_rows) if fit.half_rows else {},
             flops_per_second=self.peak(dtype) * fit.peak_fraction / (1.0 + fit.half_depth / depth),
             bytes=read,
             bytes_per_second=self.bandwidth * fit.memory_fraction,
@@ -77,7 +77,7 @@ class Roofline:
         )
 
     def attention(
-        self, name: str, fit: AttentionFit, pairs: Form, flops_per_pair: float, queries: Form, read: Form
+        self, name: str, fit: AttentionFit, pairs: Form, flops_per_pair: Number, queries: Form, read: Form
     ) -> ComputeTerm:
         """Attention over ``pairs`` of query and key, reading ``read`` bytes.
 
@@ -87,7 +87,7 @@ class Roofline:
             name=name,
             stage="attention",
             flops=scale(pairs, flops_per_pair),
-            idle_flops=scale(queries, fit.half_length * flops_per_pair),
+            idle_flops=scale(queries, fit.half_length * flops_per_pair) if fit.half_length else {},
             flops_per_second=self.peak("bf16") * fit.peak_fraction,
             bytes=read,
             bytes_per_second=self.bandwidth * fit.memory_fraction,
@@ -112,12 +112,12 @@ class Roofline:
         )
 
 
-def scale(form: Form, factor: float) -> dict[str, float]:
-    """Return the form times a number; empty where the factor is 0."""
-    return {name: value * factor for name, value in form.items()} if factor else {}
+def scale(form: Form, factor: Number) -> dict[str, Number]:
+    """Return the form times a number or an array."""
+    return {name: value * factor for name, value in form.items()}
 
 
-def combine(first: Form, by: float, second: Form, times: float) -> dict[str, float]:
+def combine(first: Form, by: Number, second: Form, times: Number) -> dict[str, Number]:
     """Return by·first + times·second."""
     total = scale(first, by)
     for name, value in second.items():

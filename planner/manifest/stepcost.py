@@ -16,6 +16,7 @@ from planner.manifest.terms import (
     StepLoad,
     Timings,
     communication_seconds,
+    dedicated,
     timings,
     variables,
 )
@@ -95,7 +96,7 @@ def experts_seconds(cost: StepCost, stages: Timings, cores: Number = 1.0, dilati
     """Routed and shared experts: in turn on one rank, side by side on dedicated ones."""
     routed = stage_sum(stages, ("experts",), cores, dilation)
     shared = stage_sum(stages, ("shared",), cores, dilation)
-    return np.maximum(routed, shared) if cost.shared_ranks else routed + shared
+    return np.maximum(routed, shared) if dedicated(cost) else routed + shared
 
 
 def expert_stream(cost: StepCost, stages: Timings, cores: Number = 1.0, dilation: Number = 1.0) -> Number:

@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Number = float | NDArray[np.float64]
-Form = Mapping[str, float]
+Form = Mapping[str, Number]
 Stage = Literal["attention", "gate", "dispatch", "experts", "shared", "combine", "dense", "head", "draft"]
 Rule = Literal["attention_experts", "compute_communication"]
 
@@ -44,7 +44,7 @@ class ComputeTerm:
     stage: Stage
     flops: Form
     idle_flops: Form
-    flops_per_second: float
+    flops_per_second: Number
     bytes: Form
     bytes_per_second: float
     floor_seconds: float
@@ -60,7 +60,7 @@ class CommunicationTerm:
     name: str
     stage: Stage
     bytes: Form
-    protocols: tuple[tuple[float, float], ...]
+    protocols: tuple[tuple[Number, Number], ...]
     launches: int = 1
     residual: float = 0.0
 
@@ -103,9 +103,9 @@ class StepCost:
     dense_layers: int
     moe_layers: int
     queries_per_sequence: int
-    attention_ranks: int
-    expert_ranks: int
-    shared_ranks: int
+    attention_ranks: Number
+    expert_ranks: Number
+    shared_ranks: Number
     experts: int
     experts_per_token: int
     slots_per_rank: Number
@@ -155,8 +155,13 @@ def variables(cost: StepCost, load: StepLoad, microbatches: int) -> dict[str, Nu
         most = total * np.minimum(cost.experts_per_token, cost.slots_per_rank)
         values["routed"] = np.maximum(np.minimum(busiest, most), fair)
         values["hit"] = cost.slots_per_rank * -np.expm1(total * np.log1p(-chosen))
-        values["shared"] = total / cost.shared_ranks if cost.shared_ranks else 0.0
+        values["shared"] = total / cost.shared_ranks if dedicated(cost) else 0.0
     return values
+
+
+def dedicated(cost: StepCost) -> bool:
+    """Whether the shared expert has ranks of its own."""
+    return bool(np.any(np.asarray(cost.shared_ranks) > 0))
 
 
 def form(coefficients: Form, values: Mapping[str, Number]) -> Number:
