@@ -1,0 +1,116 @@
+"""Checked reading of a Hugging Face ``config.json``: no key is guessed, every refusal names its key."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from models.spec import LARGEST_DIMENSION
+from podplan.errors import BadInput
+
+SIZE_LIMIT_BYTES = 4_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """The keys of one configuration and the file that they came from.
+
+    A method takes every accepted spelling of a key, the usual one first. All raise BadInput naming the
+    file, the key, and what would be right.
+    """
+
+    values: Mapping[str, object]
+    where: str
+
+    def find(self, *spellings: str) -> tuple[str, object]:
+        """Return the spelling that is there and its value; several with different values are refused."""
+        found = [(key, self.values[key]) for key in spellings if key in self.values]
+        if not found:
+            raise BadInput(f"{self.where}: the key {spell(spellings)} is missing")
+        if any(value != found[0][1] for _, value in found):
+            given = " and ".join(f"{key} {shown(value)}" for key, value in found)
+            raise BadInput(f"{self.where}: {given} are the same thing with different values; keep the right one")
+        return found[0]
+
+    def get(self, key: str, default: object = None) -> object:
+        """Return the value of ``key``, or ``default`` where it is absent."""
+        return self.values.get(key, default)
+
+    def integer(self, *spellings: str, least: int = 1, most: int = LARGEST_DIMENSION) -> int:
+        """Return a whole number that must be given."""
+        key, value = self.find(*spellings)
+        # A boolean is an int to Python; 61.0 is tolerated because some writers store whole numbers so.
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+            self.refuse(key, f"must be a whole number from {least} to {most}")
+        return value
+
+    def integer_or(self, default: int, *spellings: str, least: int = 1) -> int:
+        """Return a whole number; ``default``, which the format itself defines, where it is absent or null."""
+        if all(self.values.get(key) is None for key in spellings):
+            return default
+        return self.integer(*spellings, least=least)
+
+    def integer_or_null(self, *spellings: str) -> int | None:
+        """Return a whole number that must be given, None where it is null."""
+        return None if self.find(*spellings)[1] is None else self.integer(*spellings)
+
+    def flag(self, key: str, default: bool) -> bool:
+        """Return true or false; ``default``, which the format itself defines, where it is absent."""
+        value = self.values.get(key, default)
+        if not isinstance(value, bool):
+            self.refuse(key, "must be true or false")
+        return value
+
+    def require(self, key: str, accepted: tuple[object, ...], why: str) -> None:
+        """Refuse ``key`` unless it is absent or one of ``accepted``: ``why`` is what podplan does not carry."""
+        if key in self.values and self.values[key] not in accepted:
+            self.refuse(key, why)
+
+    def refuse(self, key: str, problem: str) -> NoReturn:
+        """Raise the BadInput that names the file, ``key`` and its value."""
+        value = f" is {shown(self.values[key])}" if key in self.values else ""
+        raise BadInput(f"{self.where}: {key}{value}: {problem}")
+
+
+def read_config(path: Path) -> Config:
+    """Return the configuration in the file ``path``.
+
+    Raises BadInput naming the file, and the line where it is not JSON.
+    """
+    try:
+        if path.stat().st_size > SIZE_LIMIT_BYTES:
+            raise BadInput(f"{path}: over {SIZE_LIMIT_BYTES} bytes; a model configuration is a few kilobytes")
+        values = json.loads(path.read_text(encoding="utf-8-sig"), object_pairs_hook=_unique_keys)
+    except OSError as error:
+        raise BadInput(f"{path}: cannot be read: {error.strerror or error}") from None
+    except json.JSONDecodeError as error:
+        raise BadInput(f"{path}: line {error.lineno}, column {error.colno}: not JSON: {error.msg}") from None
+    except UnicodeDecodeError:
+        raise BadInput(f"{path}: is not UTF-8 text; give the model's config.json") from None
+    except (ValueError, RecursionError) as error:  # a key twice, a number of thousands of digits, brackets without end
+        raise BadInput(f"{path}: not an acceptable JSON file: {error}") from None
+    if not isinstance(values, dict):
+        raise BadInput(f"{path}: must hold one JSON object with the keys of a model's config.json")
+    return Config(values, str(path))
+
+
+def _unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    values = dict(pairs)
+    if len(values) != len(pairs):
+        keys = [key for key, _ in pairs]
+        raise ValueError(f"the key {next(key for key in keys if keys.count(key) > 1)} stands twice")
+    return values
+
+
+def spell(spellings: tuple[str, ...]) -> str:
+    """Return the usual spelling, with the other accepted ones in brackets."""
+    return f"{spellings[0]} (or {' or '.join(spellings[1:])})" if len(spellings) > 1 else spellings[0]
+
+
+def shown(value: object) -> str:
+    """Return a value as a message shows it, as JSON and at most 60 characters of it."""
+    text = json.dumps(value)
+    return text if len(text) <= 60 else text[:57] + "..."

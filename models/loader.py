@@ -1,0 +1,117 @@
+"""From a name or a path to a ModelSpec."""
+
+from functools import cache
+from pathlib import Path
+
+from models.huggingface.config import read_config
+from models.huggingface.families import model_from_config
+from models.spec import ModelSpec
+from podplan.errors import BadInput
+from podplan.files import read_yaml
+from podplan.names import suggest
+from podplan.validation import validate
+
+CATALOGUE = Path(__file__).parent / "catalog"
+ACCEPTED = "a catalogue name, a Hugging Face config.json or a model YAML"
+
+
+def load_model(name_or_path: str) -> ModelSpec:
+    """Return the spec of a catalogue name or alias (in any case), a ``config.json`` or its directory, or a model YAML.
+
+    A bare name of the catalogue wins over a file of that name (write ``./name`` for the file); a Hugging Face
+    repository id (``deepseek-ai/DeepSeek-R1``) is an alias that yields to a path that exists. Raises BadInput
+    naming the file, or the names that ``name_or_path`` may have meant.
+    """
+    catalogue = None if "\0" in name_or_path else _catalogue_name(name_or_path.strip().lower())
+    if catalogue and "/" not in name_or_path:
+        return _read_catalogue(catalogue)
+    path = Path(name_or_path)
+    if name_or_path.strip() and "\0" not in name_or_path and _exists(path):
+        return _read_path(path)
+    if catalogue:
+        return _read_catalogue(catalogue)
+    raise _unknown(name_or_path)
+
+
+def model_names() -> list[str]:
+    """Return the names of the catalogue, sorted."""
+    return list(_names())
+
+
+def catalogue_path(name: str) -> Path:
+    """Return the file of the catalogue entry ``name``."""
+    return CATALOGUE / f"{name}.yaml"
+
+
+@cache
+def _names() -> tuple[str, ...]:
+    return tuple(sorted(path.stem for path in CATALOGUE.glob("*.yaml")))
+
+
+def _catalogue_name(name: str) -> str | None:
+    """Return the entry that ``name``, in lower case, stands for; an alias costs reading all entries."""
+    return name if name in _names() else _aliases().get(name)
+
+
+@cache
+def _aliases() -> dict[str, str]:
+    return {alias.lower(): name for name in _names() for alias in _read_catalogue(name).aliases}
+
+
+@cache
+def _read_catalogue(name: str) -> ModelSpec:
+    spec = _read_yaml(catalogue_path(name))
+    if spec.name != name:
+        raise BadInput(f"{catalogue_path(name)}: name is {spec.name!r} and must be {name!r}, as its file is called")
+    return spec
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:  # a name longer than the file system takes
+        return False
+
+
+def _read_path(path: Path) -> ModelSpec:
+    if path.is_dir():
+        config = path / "config.json"
+        if not config.is_file():
+            raise BadInput(f"{path}: holds no config.json; give {ACCEPTED}")
+        return _read_huggingface(config)
+    if path.suffix.lower() == ".json":
+        return _read_huggingface(path)
+    if path.suffix.lower() in (".yaml", ".yml"):
+        return _read_yaml(path)
+    raise BadInput(f"{path}: a model file ends in .json (a Hugging Face config.json) or .yaml (a podplan model)")
+
+
+def _read_yaml(path: Path) -> ModelSpec:
+    return validate(ModelSpec, read_yaml(path), str(path))
+
+
+def _read_huggingface(path: Path) -> ModelSpec:
+    beside = path.with_name("hf_quant_config.json")
+    if beside.exists():
+        raise BadInput(
+            f"{beside}: a quantisation stated beside {path.name} is not read; "
+            f"give the config.json of the unquantised model and name the type to serve with --weights"
+        )
+    return model_from_config(read_config(path), _name_of(path))
+
+
+def _name_of(path: Path) -> str:
+    """Return what to call a model: its file or, for a config.json, the folder; in the hub's cache the repository."""
+    if path.stem.lower() != "config":
+        return path.stem.lower()
+    folders = [path.resolve().parent, *path.resolve().parents]
+    cached = next((folder.name for folder in folders if folder.name.startswith("models--")), None)
+    return (cached.rsplit("--", 1)[-1] if cached else folders[0].name).lower() or "config"
+
+
+def _unknown(name_or_path: str) -> BadInput:
+    shown = repr(name_or_path if len(name_or_path) <= 60 else name_or_path[:57] + "...")
+    if name_or_path.endswith((".json", ".yaml", ".yml")):
+        return BadInput(f"model {shown}: there is no such file")
+    near = suggest(name_or_path, [*_names(), *_aliases()])
+    return BadInput(f"model {shown}: is neither in the catalogue nor a file; give {ACCEPTED}{near}")

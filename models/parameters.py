@@ -1,0 +1,83 @@
+"""How many parameters a model has, from its dimensions."""
+
+from dataclasses import dataclass
+
+from models.spec import GQA, MLA, ModelSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParameterCount:
+    """Parameters (elements, not bytes) of a model and of its parts.
+
+    ``total`` and ``active`` are of the main model: norms, biases and draft layers are left out, as
+    model cards do. ``active`` is what one token is multiplied with: the LM head counts, the input
+    embedding (a look-up) does not. Tied, ``embedding`` and ``lm_head`` are one table, once in ``total``.
+    """
+
+    total: int
+    active: int
+    embedding: int
+    lm_head: int
+    attention_per_layer: int
+    dense_ffn_per_layer: int
+    routed_expert: int
+    shared_experts_per_layer: int
+    gate_per_layer: int
+    mtp_layer: int
+
+
+def count_parameters(spec: ModelSpec) -> ParameterCount:
+    """Return the parameters of ``spec``, whole numbers.
+
+    total = tables + layers·attention + dense_layers·dense + moe_layers·(gate + shared + E·expert) and
+    active = head + the same with k (experts per token) for E (experts). Source: DeepSeek-V3
+    (arXiv 2412.19437) section 2.1 for the layers; README_WEIGHTS.md of
+    huggingface.co/deepseek-ai/DeepSeek-V3-Base for what is counted.
+    """
+    hidden, moe = spec.hidden_size, spec.moe
+    table = spec.vocab_size * hidden
+    attention = attention_parameters(spec.attention, hidden)
+    dense = feed_forward_parameters(hidden, spec.dense_intermediate_size or 0)
+    expert = feed_forward_parameters(hidden, moe.intermediate_size if moe else 0)
+    shared = feed_forward_parameters(hidden, moe.shared_intermediate_size if moe else 0)
+    gate = hidden * moe.experts if moe else 0
+    every_token = spec.layers * attention + spec.dense_layers * dense + spec.moe_layers * (gate + shared)
+    experts, experts_per_token = (moe.experts, moe.experts_per_token) if moe else (0, 0)
+    ffn_of_last_layer = gate + shared + experts * expert if moe else dense
+    return ParameterCount(
+        total=(1 if spec.tied_embeddings else 2) * table + every_token + spec.moe_layers * experts * expert,
+        active=table + every_token + spec.moe_layers * experts_per_token * expert,
+        embedding=table,
+        lm_head=table,
+        attention_per_layer=attention,
+        dense_ffn_per_layer=dense,
+        routed_expert=expert,
+        shared_experts_per_layer=shared,
+        gate_per_layer=gate,
+        mtp_layer=attention + ffn_of_last_layer + 2 * hidden * hidden if spec.mtp_layers else 0,
+    )
+
+
+def attention_parameters(attention: MLA | GQA, hidden_size: int) -> int:
+    """Return the parameters of one layer's attention projections.
+
+    MLA: q_a h·r_q, q_b r_q·n·(d_nope + d_rope) (one matrix h·n·(d_nope + d_rope) where queries are not
+    compressed), kv_a h·(r_kv + d_rope), kv_b r_kv·n·(d_nope + d_v), o n·d_v·h; DeepSeek-V2
+    (arXiv 2405.04434) section 2.1 and appendix C. GQA: q and o h·n·d each, k and v h·n_kv·d each;
+    Ainslie et al. (arXiv 2305.13245) section 2.2.
+    """
+    if isinstance(attention, GQA):
+        return 2 * hidden_size * (attention.heads + attention.kv_heads) * attention.head_dim
+    query_width = attention.heads * (attention.qk_nope_head_dim + attention.qk_rope_head_dim)
+    if attention.q_lora_rank is None:
+        query = hidden_size * query_width
+    else:
+        query = attention.q_lora_rank * (hidden_size + query_width)
+    down = hidden_size * (attention.kv_lora_rank + attention.qk_rope_head_dim)
+    up = attention.kv_lora_rank * attention.heads * (attention.qk_nope_head_dim + attention.v_head_dim)
+    return query + down + up + attention.heads * attention.v_head_dim * hidden_size
+
+
+def feed_forward_parameters(hidden_size: int, intermediate_size: int) -> int:
+    """Return 3·h·i, the gate, up and down matrices of SwiGLU (Shazeer, arXiv 2002.05202, section 2)."""
+    return 3 * hidden_size * intermediate_size

@@ -1,0 +1,193 @@
+"""Hugging Face configurations of a few public models, as their reports give the dimensions."""
+
+Keys = dict[str, object]
+
+FP8 = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]}
+
+
+def deepseek_v3() -> Keys:
+    """Return DeepSeek-V3's dimensions (arXiv 2412.19437 section 4.2) under Hugging Face's keys."""
+    return {
+        "model_type": "deepseek_v3",
+        "num_hidden_layers": 61,
+        "first_k_dense_replace": 3,
+        "moe_layer_freq": 1,
+        "hidden_size": 7168,
+        "intermediate_size": 18432,
+        "moe_intermediate_size": 2048,
+        "n_routed_experts": 256,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 8,
+        "n_group": 8,
+        "topk_group": 4,
+        "topk_method": "noaux_tc",
+        "num_attention_heads": 128,
+        "num_key_value_heads": 128,
+        "q_lora_rank": 1536,
+        "kv_lora_rank": 512,
+        "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64,
+        "v_head_dim": 128,
+        "vocab_size": 129280,
+        "num_nextn_predict_layers": 1,
+        "max_position_embeddings": 163840,
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+        "quantization_config": FP8,
+    }
+
+
+def kimi_k2() -> Keys:
+    """Return Kimi-K2's dimensions (arXiv 2507.20534 table 2): DeepSeek-V3's with more experts and fewer heads."""
+    return deepseek_v3() | {
+        "model_type": "kimi_k2",
+        "first_k_dense_replace": 1,
+        "n_routed_experts": 384,
+        "n_group": 1,
+        "topk_group": 1,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 64,
+        "vocab_size": 163840,
+        "num_nextn_predict_layers": 0,
+        "max_position_embeddings": 131072,
+    }
+
+
+def deepseek_v2_lite() -> Keys:
+    """Return DeepSeek-V2-Lite's dimensions (arXiv 2405.04434 appendix B): queries not compressed, no groups."""
+    keys = deepseek_v3() | {
+        "model_type": "deepseek_v2",
+        "num_hidden_layers": 27,
+        "first_k_dense_replace": 1,
+        "hidden_size": 2048,
+        "intermediate_size": 10944,
+        "moe_intermediate_size": 1408,
+        "n_routed_experts": 64,
+        "n_shared_experts": 2,
+        "num_experts_per_tok": 6,
+        "n_group": 1,
+        "topk_group": 1,
+        "topk_method": "greedy",
+        "num_attention_heads": 16,
+        "q_lora_rank": None,
+        "vocab_size": 102400,
+    }
+    return without(keys, "num_nextn_predict_layers", "quantization_config")
+
+
+def dense(model_type: str, **keys: object) -> Keys:
+    """Return the keys that dense models share, with those of one of them."""
+    shared = {
+        "model_type": model_type,
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+        "num_key_value_heads": 8,
+    }
+    return shared | keys
+
+
+def qwen3_32b() -> Keys:
+    """Return Qwen3-32B's dimensions (huggingface.co/Qwen/Qwen3-32B; layers and heads in arXiv 2505.09388 table 1)."""
+    return dense(
+        "qwen3",
+        num_hidden_layers=64,
+        hidden_size=5120,
+        intermediate_size=25600,
+        num_attention_heads=64,
+        head_dim=128,
+        vocab_size=151936,
+        max_position_embeddings=40960,
+        use_sliding_window=False,
+        sliding_window=None,
+    )
+
+
+def qwen3_235b() -> Keys:
+    """Return Qwen3-235B-A22B's dimensions (layers and heads in arXiv 2505.09388 table 2); no layer is dense."""
+    return qwen3_32b() | {
+        "model_type": "qwen3_moe",
+        "num_hidden_layers": 94,
+        "hidden_size": 4096,
+        "intermediate_size": 12288,
+        "moe_intermediate_size": 1536,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "num_key_value_heads": 4,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+    }
+
+
+def qwen2_7b() -> Keys:
+    """Return Qwen2-7B's dimensions (arXiv 2407.10671 table 1): a window of the whole context, and switched off."""
+    return dense(
+        "qwen2",
+        num_hidden_layers=28,
+        hidden_size=3584,
+        intermediate_size=18944,
+        num_attention_heads=28,
+        num_key_value_heads=4,
+        vocab_size=152064,
+        max_position_embeddings=131072,
+        use_sliding_window=False,
+        sliding_window=131072,
+    )
+
+
+def llama_8b() -> Keys:
+    """Return Llama-3.1-8B's dimensions (arXiv 2407.21783 table 3)."""
+    return dense(
+        "llama",
+        num_hidden_layers=32,
+        hidden_size=4096,
+        intermediate_size=14336,
+        num_attention_heads=32,
+        vocab_size=128256,
+        max_position_embeddings=131072,
+    )
+
+
+def mixtral_8x7b() -> Keys:
+    """Return Mixtral-8x7B's dimensions (arXiv 2401.04088 table 1)."""
+    return llama_8b() | {
+        "model_type": "mixtral",
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+        "vocab_size": 32000,
+        "max_position_embeddings": 32768,
+        "sliding_window": None,
+    }
+
+
+def glm_4_6() -> Keys:
+    """Return GLM-4.6's dimensions (arXiv 2508.06471 table 1): grouped-query attention and DeepSeek-like experts."""
+    mla_only = (
+        "q_lora_rank",
+        "kv_lora_rank",
+        "qk_nope_head_dim",
+        "qk_rope_head_dim",
+        "v_head_dim",
+        "quantization_config",
+    )
+    return without(deepseek_v3(), *mla_only) | {
+        "model_type": "glm4_moe",
+        "num_hidden_layers": 92,
+        "hidden_size": 5120,
+        "intermediate_size": 12288,
+        "moe_intermediate_size": 1536,
+        "n_routed_experts": 160,
+        "n_group": 1,
+        "topk_group": 1,
+        "num_attention_heads": 96,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "attention_bias": True,
+        "use_qk_norm": True,
+        "vocab_size": 151552,
+        "max_position_embeddings": 202752,
+    }
+
+
+def without(keys: Keys, *names: str) -> Keys:
+    """Return ``keys`` less some."""
+    return {key: value for key, value in keys.items() if key not in names}

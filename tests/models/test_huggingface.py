@@ -1,0 +1,241 @@
+"""Hugging Face configurations to specs: equal to the catalogue, or refused with file and key."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from models.loader import load_model
+from models.spec import ModelSpec
+from podplan.errors import BadInput
+from tests.models.configurations import (
+    Keys,
+    deepseek_v2_lite,
+    deepseek_v3,
+    glm_4_6,
+    kimi_k2,
+    llama_8b,
+    mixtral_8x7b,
+    qwen2_7b,
+    qwen3_32b,
+    qwen3_235b,
+    without,
+)
+
+DESCRIPTION = {"name", "title", "aliases", "source", "published_parameters", "published_active_parameters"}
+
+
+def load(folder: Path, keys: Keys) -> ModelSpec:
+    """Write ``keys`` as a config.json and load it."""
+    path = folder / "config.json"
+    path.write_text(json.dumps(keys), encoding="utf-8")
+    return load_model(str(path))
+
+
+def refused(folder: Path, keys: Keys) -> str:
+    """Return the one sentence with which ``keys`` are refused; it names the file."""
+    with pytest.raises(BadInput) as caught:
+        load(folder, keys)
+    message = str(caught.value)
+    assert str(folder / "config.json") in message
+    assert "\n" not in message
+    return message
+
+
+@pytest.mark.parametrize(
+    ("keys", "name"),
+    [
+        (deepseek_v3(), "deepseek-v3"),
+        (deepseek_v3(), "deepseek-r1"),
+        (kimi_k2(), "kimi-k2"),
+        (deepseek_v2_lite(), "deepseek-v2-lite"),
+        (qwen3_32b(), "qwen3-32b"),
+        (qwen3_235b(), "qwen3-235b-a22b"),
+        (qwen2_7b(), "qwen2-7b"),
+        (llama_8b(), "llama-3.1-8b"),
+        (mixtral_8x7b(), "mixtral-8x7b"),
+    ],
+)
+def test_a_configuration_is_the_catalogue_entry(tmp_path: Path, keys: Keys, name: str) -> None:
+    """A config.json gives the same dimensions as the entry of the catalogue."""
+    assert load(tmp_path, keys).model_dump(exclude=DESCRIPTION) == load_model(name).model_dump(exclude=DESCRIPTION)
+
+
+def test_glm_has_leading_dense_layers_shared_experts_and_a_draft(tmp_path: Path) -> None:
+    """GLM-4.6 carries grouped-query attention with bias and norm before DeepSeek-like experts."""
+    spec = load(tmp_path, glm_4_6())
+    assert spec.attention.model_dump() == {
+        "kind": "gqa", "heads": 96, "kv_heads": 8, "head_dim": 128, "qk_norm": True, "bias": True,
+    }  # fmt: skip
+    assert spec.moe is not None
+    assert (spec.dense_layers, spec.moe_layers, spec.moe.shared_intermediate_size, spec.mtp_layers) == (3, 89, 1536, 1)
+    assert spec.layers * spec.attention.kv_elements_per_token == 188416
+
+
+def test_a_folder_names_the_model(tmp_path: Path) -> None:
+    """A config.json takes its folder's name, in the hub's cache the repository's, any other file its own."""
+    cached = tmp_path / "models--Qwen--Qwen3-32B" / "snapshots" / "abc"
+    for folder, name in ((tmp_path / "My-Model", "my-model"), (cached, "qwen3-32b")):
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text(json.dumps(qwen3_32b()), encoding="utf-8")
+        assert load_model(str(folder)).name == name
+    (tmp_path / "Other.json").write_text(json.dumps(qwen3_32b()), encoding="utf-8")
+    assert load_model(str(tmp_path / "Other.json")).name == "other"
+
+
+@pytest.mark.parametrize("spelling", ["n_routed_experts", "num_experts", "num_local_experts"])
+def test_experts_have_three_spellings(tmp_path: Path, spelling: str) -> None:
+    """The number of experts is found under each of its keys."""
+    spec = load(tmp_path, without(deepseek_v3(), "n_routed_experts") | {spelling: 256})
+    assert spec.moe is not None
+    assert spec.moe.experts == 256
+
+
+def test_spellings_that_disagree_are_refused(tmp_path: Path) -> None:
+    """Two spellings of one key with different values are not decided silently."""
+    message = refused(tmp_path, deepseek_v3() | {"num_experts": 64})
+    assert "n_routed_experts 256 and num_experts 64" in message
+
+
+@pytest.mark.parametrize("key", sorted(set(deepseek_v3()) - {
+    "moe_layer_freq", "topk_method", "tie_word_embeddings", "torch_dtype", "quantization_config", "num_key_value_heads",
+}))  # fmt: skip
+def test_a_missing_key_is_named(tmp_path: Path, key: str) -> None:
+    """No dimension of DeepSeek-V3 has a default."""
+    message = refused(tmp_path, without(deepseek_v3(), key))
+    assert key in message
+    assert "is missing" in message
+
+
+def test_a_missing_key_names_its_spellings(tmp_path: Path) -> None:
+    """The message says under which keys the number of experts would have been found."""
+    message = refused(tmp_path, without(qwen3_235b(), "num_experts"))
+    assert "n_routed_experts (or num_experts or num_local_experts) is missing" in message
+
+
+@pytest.mark.parametrize("value", [True, "61", -1, 0, 61.5, None, [61], 10**30, float("nan"), float("inf")])
+def test_a_dimension_must_be_a_whole_number(tmp_path: Path, value: object) -> None:
+    """Booleans, strings, fractions, lists and numbers beyond reason are refused with the key."""
+    assert "num_hidden_layers" in refused(tmp_path, deepseek_v3() | {"num_hidden_layers": value})
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"model_type": "deepseek_v9"}, 'model_type is "deepseek_v9": unknown; accepted are deepseek_v2, deepseek_v3'),
+        ({"model_type": ["deepseek_v3"]}, "model_type"),
+        ({"model_type": "deepseek_v32"}, "index key"),
+        ({"model_type": "gpt_oss"}, "sliding window"),
+        ({"index_topk": 2048}, "index_topk is 2048"),
+        ({"moe_layer_freq": 2}, "moe_layer_freq is 2: must be 1"),
+        ({"first_k_dense_replace": 62}, "dense_layers is 62 of only 61 layers"),
+        ({"num_experts_per_tok": 300}, "num_experts_per_tok is 300: must be at most the 256 experts"),
+        ({"n_group": 7}, "256 experts must be a multiple of 7 groups"),
+        ({"tie_word_embeddings": "no"}, "tie_word_embeddings"),
+        ({"quantization_config": {"quant_method": "awq", "bits": 4}}, "quant_method must be fp8"),
+        ({"quantization_config": "fp8"}, "quantization_config"),
+        ({"quantization_config": None, "torch_dtype": "float32"}, "torch_dtype"),
+    ],
+)
+def test_what_is_not_carried_is_refused(tmp_path: Path, keys: Keys, said: str) -> None:
+    """An unknown or unsupported structure is refused with its key, never approximated."""
+    assert said in refused(tmp_path, deepseek_v3() | keys)
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        (
+            qwen3_32b() | {"use_sliding_window": True, "sliding_window": 4096},
+            "use_sliding_window is true: must be false",
+        ),
+        (qwen3_32b() | {"layer_types": ["full_attention", "sliding_attention"]}, "layer_types"),
+        (without(qwen3_32b(), "head_dim"), "head_dim is missing"),
+        (mixtral_8x7b() | {"sliding_window": 4096}, "sliding_window is 4096: must be null"),
+        (llama_8b() | {"model_type": "mistral"}, "sliding_window is missing"),
+        (llama_8b() | {"num_attention_heads": 31}, "num_attention_heads"),
+        (llama_8b() | {"num_attention_heads": 24}, "does not divide over 24 num_attention_heads"),
+        (without(llama_8b(), "torch_dtype"), "torch_dtype (or dtype) is missing"),
+        (qwen3_235b() | {"decoder_sparse_step": 2}, "decoder_sparse_step is 2: must be 1"),
+        (qwen3_235b() | {"mlp_only_layers": [3, 5]}, "mlp_only_layers is [3, 5]: must list the first layers"),
+        (qwen3_235b() | {"shared_expert_intermediate_size": 512}, "shared_expert_intermediate_size is 512"),
+    ],
+)
+def test_other_families_refuse_too(tmp_path: Path, keys: Keys, said: str) -> None:
+    """Windows that are on, uneven heads and experts in some layers only are refused."""
+    assert said in refused(tmp_path, keys)
+
+
+def test_harmless_keys_are_harmless(tmp_path: Path) -> None:
+    """A window as long as the context, full attention spelt out, null options and newer spellings load."""
+    spelt_out = {"layer_types": ["full_attention"] * 64, "dtype": "bfloat16", "quantization_config": None}
+    assert load(tmp_path, qwen3_32b() | spelt_out).layers == 64
+    assert load(tmp_path, mixtral_8x7b() | {"sliding_window": 32768}).layers == 32
+    assert load(tmp_path, llama_8b() | {"model_type": "mistral", "sliding_window": None}).layers == 32
+    assert load(tmp_path, deepseek_v3() | {"head_dim": 64, "num_key_value_heads": 3}).attention.kind == "mla"
+
+
+def test_llama_without_kv_heads_has_one_per_head(tmp_path: Path) -> None:
+    """Llama's configuration class defines num_key_value_heads as num_attention_heads where it is absent."""
+    spec = load(tmp_path, without(llama_8b(), "num_key_value_heads"))
+    assert spec.attention.kv_elements_per_token == 2 * 32 * 128
+
+
+def test_leading_dense_layers_of_qwen3_moe(tmp_path: Path) -> None:
+    """Layers in mlp_only_layers that lead are dense ones of intermediate_size."""
+    spec = load(tmp_path, qwen3_235b() | {"mlp_only_layers": [0, 1]})
+    assert (spec.dense_layers, spec.moe_layers, spec.dense_intermediate_size) == (2, 92, 12288)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{\n  "model_type": "qwen3",\n  "hidden_size": ,\n}', "line 3"),
+        ("", "line 1"),
+        ("[1, 2]", "must hold one JSON object"),
+        ('{"hidden_size": 1, "hidden_size": 2}', "the key hidden_size stands twice"),
+        ("[" * 100_000, "not an acceptable JSON file"),
+        ('{"hidden_size": ' + "9" * 5000 + "}", "not an acceptable JSON file"),
+        ("{}", "model_type is missing"),
+    ],
+)
+def test_a_broken_file_is_named_with_its_line(tmp_path: Path, text: str, said: str) -> None:
+    """What is not a JSON object is refused with the file and, where there is one, the line."""
+    path = tmp_path / "config.json"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(BadInput) as caught:
+        load_model(str(path))
+    assert str(path) in str(caught.value)
+    assert said in str(caught.value)
+
+
+def test_a_binary_and_a_huge_file_are_refused(tmp_path: Path) -> None:
+    """Weights under the name of a configuration are not read."""
+    path = tmp_path / "config.json"
+    path.write_bytes(b"\xff\xfe\x80")
+    with pytest.raises(BadInput, match="not UTF-8"):
+        load_model(str(path))
+    path.write_bytes(b" " * 5_000_000)
+    with pytest.raises(BadInput, match="a few kilobytes"):
+        load_model(str(path))
+
+
+def test_a_quantisation_beside_the_configuration_is_not_overlooked(tmp_path: Path) -> None:
+    """Releases that state their quantisation in hf_quant_config.json would otherwise load as bf16."""
+    (tmp_path / "hf_quant_config.json").write_text("{}", encoding="utf-8")
+    with pytest.raises(BadInput, match=r"hf_quant_config\.json: "):
+        load(tmp_path, without(deepseek_v3(), "quantization_config"))
+
+
+def test_public_configurations_load_or_are_refused_in_one_sentence() -> None:
+    """Every config in the folder named by PODPLAN_MODEL_CONFIGS gives a spec or one sentence; skipped without it."""
+    folder = os.environ.get("PODPLAN_MODEL_CONFIGS")
+    if not folder:
+        pytest.skip("PODPLAN_MODEL_CONFIGS names no folder of Hugging Face configurations")
+    for path in sorted(Path(folder).glob("*.json")):
+        try:
+            assert load_model(str(path)).layers > 0
+        except BadInput as error:
+            assert str(path) in str(error)
+            assert "\n" not in str(error)

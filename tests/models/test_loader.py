@@ -1,0 +1,167 @@
+"""Names, aliases and paths to specs, and what is said where there is none."""
+
+from pathlib import Path
+
+import pytest
+
+from models.loader import catalogue_path, load_model, model_names
+from podplan.errors import BadInput
+
+# Cached elements per token over all layers: layers x (512 + 64) for latent attention, layers x 2 x KV heads x
+# head size for the others, worked out from the technical reports' dimensions.
+KV_ELEMENTS_PER_TOKEN = {
+    "deepseek-r1": 35136,
+    "deepseek-v3": 35136,
+    "deepseek-v3.1": 35136,
+    "deepseek-v2": 34560,
+    "deepseek-v2-lite": 15552,
+    "kimi-k2": 35136,
+    "qwen3-235b-a22b": 96256,
+    "qwen3-30b-a3b": 49152,
+    "qwen3-coder-480b-a35b": 126976,
+    "qwen3-0.6b": 57344,
+    "qwen3-1.7b": 57344,
+    "qwen3-4b": 73728,
+    "qwen3-8b": 73728,
+    "qwen3-14b": 81920,
+    "qwen3-32b": 131072,
+    "qwen2-7b": 28672,
+    "qwen2.5-7b-instruct": 28672,
+    "qwen2.5-72b-instruct": 163840,
+    "llama-3.1-8b": 65536,
+    "llama-3.1-70b": 163840,
+    "llama-3.1-405b": 258048,
+    "llama-3.3-70b": 163840,
+    "mixtral-8x7b": 65536,
+    "mixtral-8x22b": 114688,
+}
+TRAINED_IN_FP8 = {"deepseek-r1", "deepseek-v3", "deepseek-v3.1", "kimi-k2"}
+
+
+def test_every_entry_has_its_kv_cache_stated() -> None:
+    """An entry of the catalogue whose cache nobody worked out by hand is not tested."""
+    assert sorted(KV_ELEMENTS_PER_TOKEN) == model_names()
+
+
+@pytest.mark.parametrize("name", model_names())
+def test_kv_elements_per_token(name: str) -> None:
+    """The cache of one token over all layers is what the model's dimensions say."""
+    spec = load_model(name)
+    assert spec.layers * spec.attention.kv_elements_per_token == KV_ELEMENTS_PER_TOKEN[name]
+
+
+@pytest.mark.parametrize("name", model_names())
+def test_an_entry_names_itself_its_source_and_its_precision(name: str) -> None:
+    """An entry is called as its file is, cites the configuration it was taken from and answers to its repository id."""
+    spec = load_model(name)
+    assert spec.name == name
+    assert catalogue_path(name).is_file()
+    assert spec.source.startswith("https://huggingface.co/")
+    assert spec.native_dtype == ("fp8" if name in TRAINED_IN_FP8 else "bf16")
+    repository = spec.source.removeprefix("https://huggingface.co/").removesuffix("/blob/main/config.json")
+    assert load_model(repository) is spec
+
+
+def test_aliases_lead_to_one_model_each() -> None:
+    """No alias stands at two models or is another model's name."""
+    aliases = [alias for name in model_names() for alias in load_model(name).aliases]
+    assert len(set(aliases)) == len(aliases)
+    assert not set(aliases) & set(model_names())
+    assert all(alias == alias.lower() for alias in aliases)
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        ("DeepSeek-R1", "deepseek-r1"),
+        ("R1", "deepseek-r1"),
+        (" kimi-k2-instruct ", "kimi-k2"),
+        ("deepseek-ai/DeepSeek-V3.1", "deepseek-v3.1"),
+    ],
+)
+def test_names_are_matched_without_case(given: str, name: str) -> None:
+    """Names, aliases and repository ids are found in any case."""
+    assert load_model(given).name == name
+
+
+@pytest.mark.parametrize("given", ["deepsek-r1", "qwen3-235b-a22", "./r1x", "", " ", "x" * 5000, "a\0b", "~"])
+def test_an_unknown_name_is_bad_input(given: str) -> None:
+    """What is neither a name nor a file is refused in one line that says what would be accepted."""
+    with pytest.raises(BadInput, match=r"neither in the catalogue nor a file; give a catalogue name") as caught:
+        load_model(given)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_mistyped_name_suggests_names() -> None:
+    """A near miss names what may have been meant."""
+    with pytest.raises(BadInput, match=r"did you mean deepseek-r1"):
+        load_model("deepsek-r1")
+
+
+def test_a_file_that_is_not_there() -> None:
+    """A path that looks like a file is not answered with model names."""
+    with pytest.raises(BadInput, match=r"model 'models/config\.jsn\.json': there is no such file"):
+        load_model("models/config.jsn.json")
+
+
+def test_a_model_yaml_is_read_and_checked(tmp_path: Path) -> None:
+    """A copy of an entry loads as the entry; a wrong field is named with the file."""
+    path = tmp_path / "mine.yaml"
+    text = catalogue_path("qwen3-8b").read_text(encoding="utf-8")
+    path.write_text(text, encoding="utf-8")
+    assert load_model(str(path)) == load_model("qwen3-8b")
+    path.write_text(text.replace("layers: 36", "layers: true"), encoding="utf-8")
+    with pytest.raises(BadInput, match=r"mine\.yaml: "):
+        load_model(str(path))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("\ndense_layers: 3", "\ndense_layers: 62", "dense_layers is 62 of only 61 layers"),
+        ("\ndense_layers: 3", "\ndense_layers: 61", "moe must be null"),
+        ("experts_per_token: 8", "experts_per_token: 200", "cannot take 200 of the 128 experts it may reach"),
+        ("groups: 8", "groups: 7", "256 experts must be a multiple of 7 groups"),
+        ("groups_per_token: 4", "groups_per_token: 9", "cannot reach 9 of 8 groups"),
+        ("shared_intermediate_size: 2048", "shared_intermediate_size: 0", "both be zero or both be positive"),
+        ("dense_intermediate_size: 18432", "dense_intermediate_size: null", "need a dense_intermediate_size"),
+        ("hidden_size: 7168", "hidden_size: '7168'", "hidden_size"),
+        ("hidden_size: 7168", "hidden_size: 7168000000000000000000", "hidden_size"),
+        ("hidden_size: 7168", "hiden_size: 7168", "hiden_size is not a known key; did you mean hidden_size"),
+    ],
+)
+def test_a_model_that_cannot_be_is_refused(tmp_path: Path, old: str, new: str, said: str) -> None:
+    """A model YAML whose dimensions contradict each other is refused with both."""
+    text = catalogue_path("deepseek-v3").read_text(encoding="utf-8")
+    assert old in text
+    path = tmp_path / "model.yaml"
+    path.write_text(text.replace(old, new, 1), encoding="utf-8")
+    with pytest.raises(BadInput, match=r"model\.yaml: ") as caught:
+        load_model(str(path))
+    assert said in str(caught.value)
+
+
+def test_a_dense_model_has_dense_layers_only(tmp_path: Path) -> None:
+    """Without experts every layer is dense, and heads share KV heads evenly."""
+    text = catalogue_path("qwen3-8b").read_text(encoding="utf-8")
+    path = tmp_path / "model.yaml"
+    for old, new, said in (
+        ("dense_layers: 36", "dense_layers: 3", "dense_layers must be 36"),
+        ("kv_heads: 8", "kv_heads: 5", "32 heads must be a multiple of 5 kv_heads"),
+    ):
+        path.write_text(text.replace(old, new, 1), encoding="utf-8")
+        with pytest.raises(BadInput, match=said):
+            load_model(str(path))
+
+
+def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
+    """Weights, a folder without a configuration and an unreadable path are named and refused."""
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(b"\0")
+    with pytest.raises(BadInput, match=r"model\.safetensors: a model file ends in \.json"):
+        load_model(str(weights))
+    with pytest.raises(BadInput, match=r"holds no config\.json"):
+        load_model(str(tmp_path))
+    (tmp_path / "folder.json").mkdir()
+    with pytest.raises(BadInput, match=r"folder\.json: holds no config\.json"):
+        load_model(str(tmp_path / "folder.json"))

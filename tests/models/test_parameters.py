@@ -1,0 +1,89 @@
+"""Counted parameters against published ones and hand arithmetic."""
+
+import pytest
+
+from models.loader import load_model, model_names
+from models.parameters import attention_parameters, count_parameters, feed_forward_parameters
+from models.spec import GQA, MLA
+
+# Kimi-K2's card says 1T of what its dimensions count as 1026e9.
+TOTAL_TOLERANCE = {"kimi-k2": 0.03}
+
+
+@pytest.mark.parametrize("name", model_names())
+def test_total_is_the_published_one(name: str) -> None:
+    """The count from the dimensions agrees with the model card within 2 %, 3 % where the card rounds to 1T."""
+    spec = load_model(name)
+    assert spec.published_parameters is not None
+    published = spec.published_parameters.value
+    assert count_parameters(spec).total == pytest.approx(published, rel=TOTAL_TOLERANCE.get(name, 0.02))
+
+
+@pytest.mark.parametrize("name", [name for name in model_names() if load_model(name).moe])
+def test_active_is_the_published_one(name: str) -> None:
+    """Active parameters agree with the card within 2.5 % under one of the two conventions in use.
+
+    Cards give two digits; some (Qwen3-30B-A3B) include the input embedding and some do not.
+    """
+    spec = load_model(name)
+    assert spec.published_active_parameters is not None
+    published, count = spec.published_active_parameters.value, count_parameters(spec)
+    nearest = min(count.active, count.active + count.embedding, key=lambda active: abs(active - published))
+    assert nearest == pytest.approx(published, rel=0.025)
+
+
+def test_deepseek_v3_counts_as_its_weight_documentation_says() -> None:
+    """README_WEIGHTS.md of DeepSeek-V3-Base: 671B, 36.6B active with a head of 0.9B, 11.5B of the draft layer's own."""
+    count = count_parameters(load_model("deepseek-v3"))
+    assert round(count.total / 1e9) == 671
+    assert round(count.active / 1e9, 1) == 36.6
+    assert round(count.lm_head / 1e9, 1) == 0.9
+    assert count.mtp_layer == pytest.approx(11.5e9, rel=0.01)
+
+
+def test_mla_by_hand() -> None:
+    """DeepSeek-V3: q_a 11.01M, q_b 37.75M, kv_a 4.13M, kv_b 16.78M and o 117.44M are 187.1M per layer."""
+    attention = load_model("deepseek-v3").attention
+    parts = 7168 * 1536, 1536 * 128 * 192, 7168 * 576, 512 * 128 * 256, 128 * 128 * 7168
+    assert [round(part / 1e6, 2) for part in parts] == [11.01, 37.75, 4.13, 16.78, 117.44]
+    assert attention_parameters(attention, 7168) == sum(parts)
+
+
+def test_mla_without_query_compression_has_one_query_matrix() -> None:
+    """DeepSeek-V2-Lite projects queries straight from the hidden state: 2048 x 16 x 192."""
+    lite = MLA(heads=16, kv_lora_rank=512, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128)
+    assert attention_parameters(lite, 2048) == 2048 * 16 * 192 + 2048 * 576 + 512 * 16 * 256 + 16 * 128 * 2048
+
+
+def test_gqa_by_hand() -> None:
+    """Llama-3.1-8B: q and o 4096 x 4096 each, k and v 4096 x 1024 each."""
+    assert attention_parameters(GQA(heads=32, kv_heads=8, head_dim=128), 4096) == 2 * 4096 * 4096 + 2 * 4096 * 1024
+
+
+def test_tied_tables_are_counted_once() -> None:
+    """Qwen3-0.6B is 0.6B with one table of 155.6M; untied it would be 0.75B, and its head still works per token."""
+    tied = load_model("qwen3-0.6b")
+    one, two = count_parameters(tied), count_parameters(tied.model_copy(update={"tied_embeddings": False}))
+    assert two.total - one.total == one.embedding == one.lm_head == 151936 * 1024
+    assert two.active == one.active == one.total
+
+
+@pytest.mark.parametrize("name", model_names())
+def test_parts_add_up(name: str) -> None:
+    """The parts, each as often as it occurs, are the total."""
+    spec, count = load_model(name), count_parameters(load_model(name))
+    moe_layer = count.gate_per_layer + count.shared_experts_per_layer
+    moe_layer += count.routed_expert * (spec.moe.experts if spec.moe else 0)
+    layers = spec.layers * count.attention_per_layer + spec.dense_layers * count.dense_ffn_per_layer
+    tables = count.embedding + (0 if spec.tied_embeddings else count.lm_head)
+    assert count.total == tables + layers + spec.moe_layers * moe_layer
+    assert count.active <= count.total
+    assert (count.mtp_layer > 0) == (spec.mtp_layers > 0)
+
+
+def test_a_draft_layer_of_a_dense_model_is_dense() -> None:
+    """Without experts a draft layer is attention, the dense feed-forward and the projection of 2h x h."""
+    spec = load_model("qwen3-8b").model_copy(update={"mtp_layers": 1})
+    count = count_parameters(spec)
+    expected = count.attention_per_layer + feed_forward_parameters(4096, 12288) + 2 * 4096**2
+    assert count.mtp_layer == expected
