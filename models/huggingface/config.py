@@ -28,7 +28,7 @@ class Config:
         found = [(key, self.values[key]) for key in spellings if key in self.values]
         if not found:
             raise BadInput(f"{self.where}: the key {spell(spellings)} is missing")
-        if any(value != found[0][1] for _, value in found):
+        if any(value != found[0][1] for _, value in found[1:]):
             given = " and ".join(f"{key} {shown(value)}" for key, value in found)
             raise BadInput(f"{self.where}: {given} are the same thing with different values; keep the right one")
         return found[0]
@@ -53,9 +53,9 @@ class Config:
             return default
         return self.integer(*spellings, least=least)
 
-    def integer_or_null(self, *spellings: str) -> int | None:
+    def integer_or_null(self, *spellings: str, least: int = 1, most: int = LARGEST_DIMENSION) -> int | None:
         """Return a whole number that must be given, None where it is null."""
-        return None if self.find(*spellings)[1] is None else self.integer(*spellings)
+        return None if self.find(*spellings)[1] is None else self.integer(*spellings, least=least, most=most)
 
     def flag(self, key: str, default: bool) -> bool:
         """Return true or false; ``default``, which the format itself defines, where it is absent."""

@@ -215,22 +215,26 @@ def dense_model(config: Config, attention: Fields) -> Fields:
 def deepseek_experts(config: Config) -> Fields:
     """Dense layers that lead and, after them, routed experts in groups beside shared ones."""
     config.require("moe_layer_freq", (1,), f"must be 1: {LEADING_DENSE}")
-    dense_layers = config.integer("first_k_dense_replace", least=0, most=MOST_LAYERS)
-    shared = config.integer("n_shared_experts", least=0) if config.find("n_shared_experts")[1] is not None else 0
-    groups = groups_per_token = 1
-    if config.get("topk_method") != "greedy" and config.find("n_group")[1] is not None:
-        groups, groups_per_token = config.integer("n_group"), config.integer("topk_group")
-    routing = {
-        "shared_experts": shared,
-        "shared_intermediate_size": shared * config.integer("moe_intermediate_size"),
-        "groups": groups,
-        "groups_per_token": groups_per_token,
-    }
+    layers = config.integer("num_hidden_layers", most=MOST_LAYERS)
+    dense_layers = config.integer("first_k_dense_replace", least=0, most=layers - 1)
+    shared = config.integer_or_null("n_shared_experts", least=0, most=MOST_EXPERTS) or 0
+    shared_width = shared * config.integer("moe_intermediate_size")
+    shared_experts = {"shared_experts": shared, "shared_intermediate_size": shared_width}
     return {
         "dense_layers": dense_layers,
         "dense_intermediate_size": config.integer("intermediate_size") if dense_layers else None,
-        "moe": routed_experts(config) | routing,
+        "moe": routed_experts(config) | shared_experts | expert_groups(config),
     }
+
+
+def expert_groups(config: Config) -> Fields:
+    """Groups of experts that a token's choice is limited to; null or a greedy choice means one group."""
+    if config.get("topk_method") == "greedy" or config.find("n_group")[1] is None:
+        return {"groups": 1, "groups_per_token": 1}
+    groups = config.integer("n_group", most=MOST_EXPERTS)
+    if config.integer(*EXPERTS, most=MOST_EXPERTS) % groups:
+        config.refuse("n_group", "must divide the number of experts")
+    return {"groups": groups, "groups_per_token": config.integer("topk_group", most=groups)}
 
 
 def routed_experts(config: Config, width: str = "moe_intermediate_size") -> Fields:
@@ -245,7 +249,8 @@ def routed_experts(config: Config, width: str = "moe_intermediate_size") -> Fiel
 def leading_layers(config: Config, key: str) -> int:
     """Return how many layers ``key`` lists, which must be the first ones; absent means none (the class's default)."""
     listed = config.get(key) or []
-    if not isinstance(listed, list) or listed != list(range(len(listed))):
+    layers = config.integer("num_hidden_layers", most=MOST_LAYERS)
+    if not isinstance(listed, list) or listed != list(range(len(listed))) or len(listed) >= layers:
         config.refuse(key, f"must list the first layers in order, as [0, 1, 2], or none: {LEADING_DENSE}")
     return len(listed)
 
