@@ -1,0 +1,101 @@
+"""What arrives: requests from the manifest's workload, at a rate or in a closed loop, or from a trace."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.manifest.schema import ManifestWorkload
+from podplan.errors import BadInput
+from podplan.traces import Trace, reused_tokens
+from runtime.simulate.engine import generator
+
+Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
+
+MOST_REQUESTS = 10_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Requests:
+    """Offered requests, one element each. ``concurrency`` > 0: a closed loop, arrivals follow completions."""
+
+    arrival_seconds: Floats
+    input_tokens: Integers
+    output_tokens: Integers
+    reused_tokens: Integers
+    concurrency: int = 0
+
+    def __len__(self) -> int:
+        return len(self.input_tokens)
+
+
+def open_loop(workload: ManifestWorkload, requests_per_second: float, count: int, seed: int = 0) -> Requests:
+    """Return ``count`` requests at a mean rate; gaps are Gamma with the workload's squared coefficient of variation.
+
+    A squared coefficient of variation of 1 is Poisson, 0 is a constant gap; shape = 1/CV².
+    """
+    if not 0 < requests_per_second < float("inf"):
+        raise BadInput(f"--rate: {requests_per_second:g} requests per second must be positive and finite")
+    body = _bodies(workload, count, seed)
+    random, cv2 = generator(seed, "arrivals"), workload.arrival_cv2
+    mean = 1.0 / requests_per_second
+    gaps = random.gamma(1.0 / cv2, mean * cv2, count) if cv2 > 0 else np.full(count, mean)
+    return Requests(arrival_seconds=np.cumsum(gaps), input_tokens=body[0], output_tokens=body[1], reused_tokens=body[2])
+
+
+def closed_loop(workload: ManifestWorkload, concurrency: int, count: int, seed: int = 0) -> Requests:
+    """Return ``count`` requests of which ``concurrency`` are always under way."""
+    if concurrency < 1:
+        raise BadInput(f"--concurrency: {concurrency} must be at least 1")
+    body = _bodies(workload, count, seed)
+    return Requests(
+        arrival_seconds=np.zeros(count),
+        input_tokens=body[0],
+        output_tokens=body[1],
+        reused_tokens=body[2],
+        concurrency=concurrency,
+    )
+
+
+def from_trace(trace: Trace, workload: ManifestWorkload, seed: int = 0) -> Requests:
+    """Return the requests of a trace; reuse follows its block identifiers, else the workload's."""
+    if trace.hash_ids is not None:
+        reused = np.minimum(reused_tokens(trace), trace.input_tokens - 1)
+    else:
+        reused = _reused(workload, trace.input_tokens, seed)
+    return Requests(
+        arrival_seconds=trace.arrival_seconds,
+        input_tokens=trace.input_tokens,
+        output_tokens=trace.output_tokens,
+        reused_tokens=reused,
+    )
+
+
+def _bodies(workload: ManifestWorkload, count: int, seed: int) -> tuple[Integers, Integers, Integers]:
+    """Return input, output and reused tokens."""
+    if not 1 <= count <= MOST_REQUESTS:
+        raise BadInput(f"--requests: {count} must be from 1 to {MOST_REQUESTS}")
+    inputs = _lengths(workload.input_tokens, workload.input_cv2, count, generator(seed, "inputs"))
+    outputs = _lengths(workload.output_tokens, workload.output_cv2, count, generator(seed, "outputs"))
+    return inputs, outputs, _reused(workload, inputs, seed)
+
+
+def _lengths(mean: float, cv2: float, count: int, random: np.random.Generator) -> Integers:
+    """Return lengths of at least 1: all equal, or log-normal with sigma² = ln(1 + CV²)."""
+    if cv2 == 0:
+        return np.full(count, max(round(mean), 1), dtype=np.int64)
+    variance = np.log1p(cv2)
+    drawn = random.lognormal(np.log(mean) - variance / 2, np.sqrt(variance), count)
+    return np.maximum(np.rint(drawn), 1).astype(np.int64)
+
+
+def _reused(workload: ManifestWorkload, inputs: Integers, seed: int) -> Integers:
+    """Return reused prompt tokens: a request hits with the chance reuse / share of hits, or not at all.
+
+    Per-request reuse in Mooncake's conversation trace is bimodal (many near 0, a tenth above 0.95);
+    at least one token of each prompt is computed.
+    """
+    share = max(workload.prefix_reuse_of_hits, workload.prefix_reuse)
+    hits = generator(seed, "reuse").random(len(inputs)) < workload.prefix_reuse / share
+    return np.minimum((inputs * np.where(hits, share, 0.0)).astype(np.int64), inputs - 1)
