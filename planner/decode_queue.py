@@ -1,0 +1,256 @@
+"""Occupancy of a decode instance and time per output token: processor sharing that slows as it fills.
+
+Requests that run advance together, one iteration at a time, and an iteration lasts the longer the more of them run;
+past the most that fit they wait in line. Occupancy, iteration time and time per output token are one fixed point.
+
+Ref: birth-death processes with state-dependent rates, L. Kleinrock, Queueing Systems I, chapter 3; that the occupancy
+depends on the mean length only, F. P. Kelly, Reversibility and Stochastic Networks, chapter 3.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner.queueing import Array, Latency, gamma_quantiles, largest_rate
+from planner.workload import Lengths
+from podplan.errors import BadInput
+
+IterationSeconds = Callable[[Array], Array]
+
+_TABLE_NODES = 257
+_TIME_CELLS = 2048
+_LENGTH_EDGES = np.concatenate([[0.0], np.geomspace(1e-3, 0.1, 9), np.linspace(0.175, 1.0, 12)])
+"""Levels between which lengths are taken as one: fine at the short end, where a wait weighs most per token."""
+_WAIT_NODES = 32
+_MOST_UTILISATION = 0.98
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeState:
+    """A decode instance at one arrival rate, over time and over requests."""
+
+    rate_per_second: float
+    mean_requests: float
+    """Running, on average over time."""
+    utilisation: float
+    """Rate over the rate at which a full instance finishes requests."""
+    waiting_probability: float
+    """Share of requests that find the instance full."""
+    mean_wait_seconds: float
+    """For admission, over all requests."""
+    residence_seconds: float
+    """Mean time in decode, without waiting and transfer."""
+    tpot: Latency
+    """(transfer + wait + residence) / tokens after the first, of each request."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Server:
+    """One instance, tabulated once for all rates."""
+
+    iteration_seconds: Array
+    """[requests], with 1.. running; not falling."""
+    iterations: Lengths
+    tokens_per_iteration: float
+    transfer_seconds: float
+
+    @property
+    def running(self) -> Array:
+        return np.arange(1.0, self.iteration_seconds.size + 1)
+
+    @property
+    def finished_per_second(self) -> Array:
+        """Requests finished per second with 1.. running: n / (I tau(n)); [requests]."""
+        return self.running / (self.iterations.mean * self.iteration_seconds)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeCapacity:
+    """What a decode instance carries within its limit."""
+
+    rate_per_second: float
+    state: DecodeState
+
+
+def decode_state(
+    *,
+    arrival_rate_per_second: float,
+    iterations_per_request: Lengths,
+    iteration_seconds: IterationSeconds,
+    most_requests: int,
+    transfer_seconds: float = 0.0,
+    tokens_per_iteration: float = 1.0,
+) -> DecodeState | None:
+    """State of one decode instance under Poisson arrivals; None where a full instance cannot keep up.
+
+        pi(n) / pi(n-1) = rate * I * tau(min(n, most)) / min(n, most)
+
+    Mean occupancy does not depend on the length distribution, as long as few wait. Beyond ``most_requests`` they
+    wait in line; a wait is exponential with the mean of Allen and Cunneen. ``tpot`` is over per-request averages: the
+    occupancy that a request sees is averaged over its residence, see ``residence_variance``.
+
+    Args:
+        arrival_rate_per_second: requests per second at this instance.
+        iterations_per_request: of one request, from admission to its last token.
+        iteration_seconds: duration of an iteration with n running requests, array to array, not falling in n.
+        most_requests: that memory and engine allow to run at once.
+        transfer_seconds: from the end of prefill to readiness for admission (KV transfer).
+        tokens_per_iteration: accepted tokens per request and iteration, above 1 with MTP.
+
+    Raises:
+        BadInput: a rate not above 0 or no room for one request.
+    """
+    server = _tabulate(iterations_per_request, iteration_seconds, most_requests, transfer_seconds, tokens_per_iteration)
+    return _state(server, arrival_rate_per_second)
+
+
+def decode_capacity(
+    *,
+    iterations_per_request: Lengths,
+    iteration_seconds: IterationSeconds,
+    most_requests: int,
+    limit_seconds: float,
+    percentile: float,
+    transfer_seconds: float = 0.0,
+    tokens_per_iteration: float = 1.0,
+) -> DecodeCapacity | None:
+    """Largest Poisson rate at which TPOT at ``percentile`` keeps the limit and the instance is stable; None if none.
+
+    At most 98 % of what a full instance finishes. Bisection, 14 steps.
+
+    Raises:
+        BadInput: as ``decode_state``.
+    """
+    server = _tabulate(iterations_per_request, iteration_seconds, most_requests, transfer_seconds, tokens_per_iteration)
+    found: dict[float, DecodeState] = {}
+
+    def admits(rate: float) -> bool:
+        state = _state(server, rate)
+        if state is None or state.tpot.at(percentile) > limit_seconds:
+            return False
+        found[rate] = state
+        return True
+
+    upper = _MOST_UTILISATION * float(server.finished_per_second[-1])
+    rate = upper if admits(upper) else largest_rate(admits, upper, 14)
+    return DecodeCapacity(rate_per_second=rate, state=found[rate]) if rate in found else None
+
+
+def _tabulate(
+    iterations: Lengths,
+    iteration_seconds: IterationSeconds,
+    most_requests: int,
+    transfer_seconds: float,
+    tokens_per_iteration: float,
+) -> _Server:
+    if most_requests < 1:
+        raise BadInput(f"A decode instance with room for {most_requests} requests must have room for at least 1.")
+    nodes = np.unique(np.round(np.geomspace(1, most_requests, _TABLE_NODES)))
+    seconds = np.asarray(iteration_seconds(nodes), dtype=np.float64) * np.ones_like(nodes)
+    table = np.interp(np.arange(1.0, most_requests + 1), nodes, np.maximum.accumulate(seconds))
+    return _Server(
+        iteration_seconds=table,
+        iterations=iterations,
+        tokens_per_iteration=tokens_per_iteration,
+        transfer_seconds=transfer_seconds,
+    )
+
+
+def _state(server: _Server, rate: float) -> DecodeState | None:
+    if rate <= 0:
+        raise BadInput(f"An arrival rate of {rate:g} requests per second must be above 0.")
+    finished = server.finished_per_second
+    utilisation = rate / float(finished[-1])
+    if utilisation >= 1:
+        return None
+    logs = np.append(0.0, np.cumsum(np.log(rate / finished)))  # [0..most]
+    masses = np.exp(logs - logs.max())
+    in_line = float(masses[-1]) / (1 - utilisation)  # full, with 0, 1, ... waiting
+    total = float(masses[:-1].sum()) + in_line
+    occupancy = np.append(masses[:-1], in_line) / total
+    waiting = in_line / total
+    mean_requests = float(occupancy[1:] @ server.running)
+    return DecodeState(
+        rate_per_second=rate,
+        mean_requests=mean_requests,
+        utilisation=utilisation,
+        waiting_probability=waiting,
+        mean_wait_seconds=waiting * _wait_scale(server, rate),
+        residence_seconds=mean_requests / rate,
+        tpot=_tpot(server, rate, occupancy[1:], waiting),
+    )
+
+
+def residence_variance(elasticity: Array, residence: Array, squared_cv: float) -> Array:
+    """Variance of the occupancy averaged over a residence, as a share of its variance in time.
+
+    Count iterations instead of seconds. With exponential lengths the occupancy forgets at 1 - e per mean residence, e
+    the elasticity of the iteration time in the occupancy, so over x mean residences
+
+        r = 2 / y^2 * (y - 1 + exp(-y)),  y = (1 - e) x.
+
+    Fixed lengths: the occupancy counts the arrivals of the last residence, and its variance over its own window is 2/3
+    at e = 0 (a triangular autocovariance) where exponential lengths have 2/e = 0.736. In between the two are mixed by
+    the squared CV; the same share is kept for e > 0.
+
+    Args:
+        elasticity: d log tau / d log n, from 0 to below 1, any shape.
+        residence: length of the request over the mean length; broadcasts.
+        squared_cv: of the lengths.
+
+    Ref: derived here, linear in the fluctuations.
+    """
+    window = np.maximum((1 - elasticity) * residence, 1e-3)
+    forgetting = 2 / window**2 * (window - 1 + np.exp(-window))
+    fixed = (2 / 3) / (2 / math.e)
+    return np.asarray(forgetting * (fixed + (1 - fixed) * min(squared_cv, 1.0)), dtype=np.float64)
+
+
+def _tpot(server: _Server, rate: float, occupancy: Array, waiting: float) -> Latency:
+    """Distribution over requests: iteration times shrunk to their mean as far as a residence averages them.
+
+    Iterations see the occupancy weighted by n / tau(n). A request of x mean lengths waits and transfers for 1/x times
+    as long per token.
+    """
+    running, seconds = server.running, server.iteration_seconds
+    seen = occupancy * running / seconds
+    seen /= seen.sum()
+    kept = np.flatnonzero(seen > 1e-9)
+    seen, seconds = seen[kept], seconds[kept]
+    mean = float(seen @ seconds)
+    busy = float(seen @ running[kept])
+    slope = float(np.interp(busy + 0.5, running, server.iteration_seconds)) - float(
+        np.interp(busy - 0.5, running, server.iteration_seconds)
+    )
+    elasticity = np.array(min(max(slope * busy / mean, 0.0), 0.999))
+    spread = server.iterations.squared_cv
+    edges = _LENGTH_EDGES if spread else np.array([0.0, 1.0])
+    likely = np.diff(edges)
+    lengths = gamma_quantiles(spread, (edges[1:] + edges[:-1]) / 2)
+    lengths = np.maximum(lengths, 1 / server.iterations.mean)  # no request is shorter than one iteration
+    shrink = np.sqrt(residence_variance(elasticity, lengths, spread))[:, None]  # [lengths, 1]
+    averages = mean + shrink * (seconds - mean)[None, :]  # [lengths, states]
+    fixed = server.transfer_seconds / (server.iterations.mean * lengths)[:, None]
+    direct = (averages + fixed).ravel()
+    direct_masses = (likely[:, None] * seen[None, :]).ravel() * (1 - waiting)
+    levels = (np.arange(_WAIT_NODES) + 0.5) / _WAIT_NODES
+    waits = -np.log1p(-levels) * _wait_scale(server, rate)  # [waits], given that one waits
+    late = server.iteration_seconds[-1] + fixed + waits[None, :] / (server.iterations.mean * lengths)[:, None]
+    late_masses = np.repeat(likely, _WAIT_NODES) * waiting / _WAIT_NODES
+    values = np.concatenate([direct, late.ravel()]) / server.tokens_per_iteration
+    return _ordered(values, np.concatenate([direct_masses, late_masses]))
+
+
+def _wait_scale(server: _Server, rate: float) -> float:
+    """Mean wait of a request that waits, in seconds: a full instance is c servers of equal speed, (1 + c^2)/2 of M/M/c.
+
+    Ref: Allen and Cunneen, see ``planner.queueing.allen_cunneen_wait``.
+    """
+    return (1 + server.iterations.squared_cv) / 2 / (float(server.finished_per_second[-1]) - rate)
+
+
+def _ordered(seconds: Array, masses: Array) -> Latency:
+    order = np.argsort(seconds, kind="stable")
+    return Latency.from_masses(seconds[order], masses[order], float(seconds @ masses / masses.sum()))

@@ -1,0 +1,157 @@
+"""What traffic looks like: lengths, burstiness, reuse; from figures or from the rows of a trace."""
+
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from podplan.errors import BadInput
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lengths:
+    """Distribution of a length in tokens over requests, by two moments; fixed lengths have squared CV 0."""
+
+    mean: float
+    squared_cv: float = 0.0
+    """Squared coefficient of variation: variance over squared mean."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.mean < np.inf:
+            raise BadInput(f"A mean length of {self.mean:g} tokens must be positive and finite.")
+        if not 0 <= self.squared_cv < np.inf:
+            raise BadInput(f"A squared coefficient of variation of {self.squared_cv:g} must be 0 or more.")
+
+    @property
+    def second_moment(self) -> float:
+        """E[L^2] = mean^2 (1 + c^2), in squared tokens."""
+        return self.mean**2 * (1 + self.squared_cv)
+
+    @property
+    def third_moment(self) -> float:
+        """E[L^3] = mean^3 (1 + c^2)(1 + 2 c^2), in cubic tokens, as if the lengths were gamma distributed."""
+        return self.mean**3 * (1 + self.squared_cv) * (1 + 2 * self.squared_cv)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """Traffic of one model: lengths of prompts and answers, how bursty arrivals are, how much of prompts is reused."""
+
+    input_tokens: Lengths
+    output_tokens: Lengths
+    prefix_reuse: float = 0.0
+    """Mean share of prompt tokens whose KV is already there; over requests it varies from none to nearly all."""
+    arrival_squared_cv: float = 1.0
+    """Squared coefficient of variation of the gaps between arrivals; 1 is Poisson."""
+    length_covariance: float = 0.0
+    """Covariance of prompt and answer length, in squared tokens."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.prefix_reuse < 1:
+            raise BadInput(f"--prefix-reuse {self.prefix_reuse:g} must be at least 0 and below 1.")
+        if self.arrival_squared_cv < 0:
+            raise BadInput(f"An arrival squared CV of {self.arrival_squared_cv:g} must be 0 or more (1 is Poisson).")
+        spread = self.input_tokens.squared_cv * self.output_tokens.squared_cv
+        most = self.input_tokens.mean * self.output_tokens.mean * float(np.sqrt(spread))
+        if abs(self.length_covariance) > most * (1 + 1e-9):
+            raise BadInput(
+                f"A length covariance of {self.length_covariance:g} must not exceed {most:g}, the product of the "
+                "standard deviations of prompt and answer lengths."
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvLoad:
+    """KV tokens that one running request holds, over running requests and moments."""
+
+    mean_tokens: float
+    variance_squared_tokens: float
+
+
+def running_kv_tokens(workload: Workload) -> KvLoad:
+    """KV tokens of a running request in decode: its prompt and what it has answered so far.
+
+    A request runs for as many iterations as it answers tokens, so running requests are those of the trace weighted by
+    L_out, each at a uniform point U of its answer: X = L_in + U L_out.
+
+        E[X]   = E[L_in L_out]/E[L_out] + E[L_out^2]/(2 E[L_out])
+        Var[X] = Var[L_in] + (cov/E[L_out])^2 + cov (1 + c_out^2)
+                 + E[L_out^3]/(3 E[L_out]) - (E[L_out^2]/(2 E[L_out]))^2
+
+    The third moment is that of a gamma distribution, and L_in depends on L_out linearly. Under the weighting L_out has
+    the variance Var[L_out] (1 + c_out^2). Fixed lengths give L_in + L_out/2 and L_out^2/12.
+
+    Returns:
+        Mean in tokens, variance in squared tokens (not below 0).
+
+    Ref: length bias of renewal processes, D. R. Cox, Renewal Theory, section 5.4; derived here.
+    """
+    prompt, answer = workload.input_tokens, workload.output_tokens
+    covariance = workload.length_covariance
+    half = answer.second_moment / (2 * answer.mean)
+    mean = prompt.mean + covariance / answer.mean + half
+    phase = answer.third_moment / (3 * answer.mean) - half**2
+    prompt_variance = prompt.squared_cv * prompt.mean**2 + (covariance / answer.mean) ** 2
+    variance = prompt_variance + phase + covariance * (1 + answer.squared_cv)
+    return KvLoad(mean_tokens=mean, variance_squared_tokens=max(variance, 0.0))
+
+
+def running_kv_total(workload: Workload, requests: float, standard_deviations: float) -> float:
+    """KV tokens of ``requests`` running ones, that many standard deviations above the mean: n E + z sqrt(n Var).
+
+    For admission: how much memory n requests need if they may outgrow it only rarely.
+    """
+    load = running_kv_tokens(workload)
+    return requests * load.mean_tokens + standard_deviations * float(np.sqrt(requests * load.variance_squared_tokens))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trace:
+    """Rows of a trace: one entry per request in every array."""
+
+    arrival_seconds: ArrayLike
+    """Not falling."""
+    input_tokens: ArrayLike
+    output_tokens: ArrayLike
+    reused_tokens: ArrayLike | None = None
+    """Prompt tokens whose KV was already there."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traffic:
+    """A workload and the mean rate at which it came."""
+
+    workload: Workload
+    rate_per_second: float
+
+    @classmethod
+    def from_trace(cls, trace: Trace) -> Self:
+        """Moments of a trace. Gaps of zero are kept: time stamps on a coarse grid read as bursts.
+
+        Raises:
+            BadInput: fewer than 2 requests, arrays of unequal length, arrivals that fall or all coincide.
+        """
+        arrivals = np.asarray(trace.arrival_seconds, dtype=np.float64)
+        prompts = np.asarray(trace.input_tokens, dtype=np.float64)
+        answers = np.asarray(trace.output_tokens, dtype=np.float64)
+        reused = np.zeros_like(prompts) if trace.reused_tokens is None else np.asarray(trace.reused_tokens, float)
+        if not (arrivals.shape == prompts.shape == answers.shape == reused.shape) or arrivals.ndim != 1:
+            raise BadInput("A trace must hold one arrival, prompt length and answer length for every request.")
+        if arrivals.size < 2:
+            raise BadInput(f"A trace of {arrivals.size} requests must hold at least 2 to tell a rate.")
+        gaps = np.diff(arrivals)
+        if gaps.min() < 0 or gaps.sum() <= 0:
+            raise BadInput("The arrival times of a trace must not fall and must span more than one instant.")
+        workload = Workload(
+            input_tokens=_moments(prompts),
+            output_tokens=_moments(answers),
+            prefix_reuse=float(np.minimum(reused, prompts).sum() / prompts.sum()),
+            arrival_squared_cv=float(gaps.var() / gaps.mean() ** 2),
+            length_covariance=float(np.mean((prompts - prompts.mean()) * (answers - answers.mean()))),
+        )
+        return cls(workload=workload, rate_per_second=float(1 / gaps.mean()))
+
+
+def _moments(lengths: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> Lengths:
+    return Lengths(mean=float(lengths.mean()), squared_cv=float(lengths.var() / max(lengths.mean(), 1e-9) ** 2))
