@@ -71,7 +71,9 @@ def parse_duration(text: str, what: str, *, allow_zero: bool = False) -> float:
             return 0.0
         raise BadInput(f"{what}: {_quote(text)} has no unit; write for example {_plain(number)}s or 500ms")
     factor = _factor(_DURATIONS, unit, text, what, "ns, us, ms, s, min, h or d")
-    return _checked(number * factor, text, what, allow_zero)
+    # 100us is 1e-4 exactly as written: dividing by 10⁶ rounds once, multiplying by 1e-6 twice.
+    seconds = number * factor if factor >= 1 else number / round(1 / factor)
+    return _checked(seconds, text, what, allow_zero)
 
 
 def parse_size(text: str, what: str, *, allow_zero: bool = False) -> float:
@@ -181,7 +183,8 @@ def _quote(text: str) -> str:
 
 
 def _plain(number: float) -> str:
-    return f"{abs(number) or 2:g}"
+    """The number as the start of an example: positive and short."""
+    return f"{abs(number):g}" if 0 < abs(number) < TERA else "2"
 
 
 def _three(value: float) -> str:

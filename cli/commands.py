@@ -1,0 +1,47 @@
+"""The commands of `plan` as a static table, so that its help imports none of them."""
+
+from importlib import import_module
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+DEFAULT = "search"
+
+# name -> one line of help; the command itself is `app` in cli/<name>.py
+COMMANDS = {
+    "models": "Show the models of the catalogue, or one of them with its parameters.",
+    "hardware": "Show the hardware of the catalogue, or one entry with the source of every value.",
+}
+
+
+class StdoutClosed(Exception):
+    """The reader of stdout went away."""
+
+
+class LazyCommands(TyperGroup):
+    """A group that imports a command when it is run, not when it is listed."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return the names in the order in which the help lists them."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Import cli/<name>.py and return its command; None for an unknown name."""
+        if cmd_name not in COMMANDS:
+            return None
+        command = typer.main.get_command(import_module(f"cli.{cmd_name}").app)
+        command.name = cmd_name
+        return command
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the list of commands from the table."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command; a closed pipe must not look like a failure of typer's own."""
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            raise StdoutClosed from None

@@ -1,0 +1,166 @@
+"""`plan hardware`: the machines that are known, and where every value of one comes from."""
+
+from collections.abc import Iterator
+from typing import Annotated
+
+import typer
+from pydantic import BaseModel
+
+from cli.output import print_json, print_lines, print_table
+from hardware.loader import hardware_names, load_hardware
+from hardware.spec import Fitted, HardwareSpec
+from podplan.sourced import Sourced
+from podplan.units import format_bytes, format_count, format_duration
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+
+@app.command()
+def hardware(
+    name: Annotated[
+        str | None, typer.Argument(metavar="HARDWARE", help="Catalogue name or path to a hardware YAML.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    check: Annotated[bool, typer.Option("--check", help="List what is assumed, and what is missing.")] = False,
+) -> None:
+    """Show the hardware of the catalogue, or one entry with the source of every value.
+
+    \b
+    Examples:
+      plan hardware
+      plan hardware cm384
+      plan hardware my-cluster.yaml --check
+
+    With --check alone every entry of the catalogue is checked.
+    """
+    specs = [load_hardware(known) for known in ([name] if name is not None else hardware_names())]
+    if check:
+        _check(specs, json)
+    elif name is not None:
+        _print_one(specs[0], json)
+    else:
+        _print_all(specs, json)
+
+
+def sourced_values(spec: BaseModel, path: str = "") -> Iterator[tuple[str, Sourced | Fitted]]:
+    """Yield every value and every fit below ``spec`` with its dotted path, in the order of the schema.
+
+    Items of a list are called by their name, or by what tells them apart.
+    """
+    for key in type(spec).model_fields:
+        yield from _sourced(getattr(spec, key), f"{path}.{key}" if path else key)
+
+
+def _sourced(value: object, path: str) -> Iterator[tuple[str, Sourced | Fitted]]:
+    if isinstance(value, Sourced | Fitted):
+        yield path, value
+    elif isinstance(value, BaseModel):
+        yield from sourced_values(value, path)
+    elif isinstance(value, dict):
+        for key, held in value.items():
+            yield from _sourced(held, f"{path}.{key}")
+    elif isinstance(value, list):
+        for position, held in enumerate(value):
+            yield from _sourced(held, f"{path}[{_called(held, position)}]")
+
+
+def _called(item: object, position: int) -> str:
+    names = [getattr(item, key, None) for key in ("name", "op", "scope", "direction", "mode")]
+    return " ".join(str(name) for name in names if isinstance(name, str)) or str(position)
+
+
+def missing_values(spec: HardwareSpec) -> list[str]:
+    """Return what the entry could state and does not, each as the path to the field."""
+    absent = [field for field in ("power_watts_per_chip", "price_usd_per_chip_hour") if getattr(spec, field) is None]
+    fitted = {(fit.op, fit.scope) for fit in spec.collectives}
+    for scope in spec.scopes:
+        if ("all_reduce", scope.name) not in fitted:
+            absent.append(f"collectives[all_reduce {scope.name}]")
+    exchanges = {(fit.direction, fit.mode) for fit in spec.exchanges}
+    for direction in ("dispatch", "combine"):
+        for mode in ("low_latency", "normal"):
+            if (direction, mode) not in exchanges:
+                absent.append(f"exchanges[{direction} {mode}]")
+    return absent
+
+
+def _check(specs: list[HardwareSpec], json: bool) -> None:
+    report = [
+        {
+            "name": spec.name,
+            "values": len(values := list(sourced_values(spec))),
+            "assumed": [
+                {"field": path, "source": held.source, "note": held.note}
+                for path, held in values
+                if held.kind == "assumed"
+            ],
+            "missing": missing_values(spec),
+        }
+        for spec in specs
+    ]
+    if json:
+        print_json({"hardware": report})
+        return
+    for spec, entry in zip(specs, report, strict=True):
+        assumed = [(path, held) for path, held in sourced_values(spec) if held.kind == "assumed"]
+        print_lines([f"{spec.name}: {entry['values']} values, {len(assumed)} assumed"])
+        print_lines([f"  assumed  {path}: {held.note or held.source}" for path, held in assumed])
+        print_lines([f"  missing  {path}" for path in missing_values(spec)])
+
+
+def _print_one(spec: HardwareSpec, json: bool) -> None:
+    if json:
+        print_json({"name": spec.name, "title": spec.title, "spec": spec.model_dump(mode="json")})
+        return
+    rows = [[path, _value(path, held), held.kind, held.source] for path, held in sourced_values(spec)]
+    print_table(["field", "value", "kind", "source"], rows, title=f"{spec.title} ({spec.name})")
+
+
+def _print_all(specs: list[HardwareSpec], json: bool) -> None:
+    if json:
+        print_json({"hardware": [_summary(spec) for spec in specs]})
+        return
+    rows = [
+        [
+            spec.name,
+            spec.title,
+            f"{spec.nodes.value * spec.devices_per_node.value:.0f}",
+            format_bytes(spec.device.memory_bytes.value),
+            f"{format_bytes(spec.device.memory_bandwidth_bytes_per_second.value)}/s",
+            f"{format_count(spec.device.peak_flops_per_second['bf16'].value)}FLOP/s",
+            ", ".join(spec.aliases),
+        ]
+        for spec in specs
+    ]
+    print_table(
+        ["name", "title", "devices", "memory", "bandwidth", "bf16 peak", "also called"],
+        rows,
+        right=["devices", "memory", "bandwidth", "bf16 peak"],
+    )
+
+
+def _summary(spec: HardwareSpec) -> dict[str, object]:
+    return {
+        "name": spec.name,
+        "title": spec.title,
+        "aliases": spec.aliases,
+        "nodes": int(spec.nodes.value),
+        "devices": int(spec.nodes.value * spec.devices_per_node.value),
+        "chips": int(spec.nodes.value * spec.devices_per_node.value / spec.devices_per_chip.value),
+        "devices_per_chip": int(spec.devices_per_chip.value),
+        "memory_bytes_per_device": spec.device.memory_bytes.value,
+    }
+
+
+def _value(path: str, held: Sourced | Fitted) -> str:
+    """Render a value by the unit that its field's name ends in; a fit by how far it is off."""
+    if isinstance(held, Fitted):
+        off = f", median residual {held.median_residual:.1%}" if held.median_residual is not None else ""
+        return f"fit ({held.version}{off})"
+    if "flops_per_second" in path:
+        return f"{format_count(held.value)}FLOP/s"
+    if path.endswith("bytes_per_second"):
+        return f"{format_bytes(held.value)}/s"
+    if path.endswith("_seconds"):
+        return format_duration(held.value)
+    return format_bytes(held.value) if path.endswith("_bytes") else f"{held.value:g}"

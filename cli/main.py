@@ -1,0 +1,150 @@
+"""The `plan` command: which command is meant, and what its end means to the shell."""
+
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from importlib.util import find_spec
+from io import TextIOWrapper
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cli.commands import COMMANDS, DEFAULT, LazyCommands, StdoutClosed
+from cli.exit_codes import ExitCode
+from podplan.errors import BadInput, Infeasible
+from podplan.names import close_names, suggest
+from podplan.version import VERSION
+
+PACKAGES = ["podplan", "hardware", "models", "planner", "runtime", "cli"]
+TOP_OPTIONS = {"--help", "-h", "--version", "--install-completion", "--show-completion"}
+
+
+class ShadowedPackage(Exception):
+    """Another distribution's package stands in front of one of podplan's."""
+
+
+app = typer.Typer(
+    cls=LazyCommands,
+    no_args_is_help=False,
+    invoke_without_command=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"podplan {VERSION}")
+        raise typer.Exit
+
+
+@app.callback()
+def top(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Plan the deployment of a large language model on an accelerator cluster.
+
+    \b
+    Examples:
+      plan deepseek-r1 --hw cm384
+      plan deepseek-r1 --hw h800 --nodes 8 --isl 4096 --osl 1024 --ttft 2s --tpot 50ms
+      plan models
+
+    `plan MODEL ...` is short for `plan search MODEL ...`.
+
+    \b
+    Exit codes: 0 done or feasible, 1 a fault in podplan, 2 bad input,
+    3 a valid question with no feasible answer, 130 interrupted.
+    """
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+def run() -> None:
+    """Entry point of the console script."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a table in a terminal without UTF-8 is no reason to fail
+    sys.exit(main(sys.argv[1:]))
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run ``plan`` with ``arguments`` and return its exit code; errors become one line on stderr."""
+    try:
+        _check_installation()
+        result = app(_with_command(list(arguments)), prog_name="plan", standalone_mode=False)
+        sys.stdout.flush()
+        return result if isinstance(result, int) else ExitCode.DONE
+    except typer.TyperException as error:
+        return _fail(ExitCode.BAD_INPUT, _usage_sentence(error))
+    except BadInput as error:
+        return _fail(ExitCode.BAD_INPUT, str(error))
+    except ShadowedPackage as error:
+        return _fail(ExitCode.FAULT, str(error))
+    except Infeasible as error:
+        return _fail(ExitCode.INFEASIBLE, str(error))
+    except (KeyboardInterrupt, typer.Abort):
+        return ExitCode.INTERRUPTED
+    except (StdoutClosed, BrokenPipeError):
+        # Python flushes stdout once more at exit; it must find something that is open.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return ExitCode.PIPE_CLOSED
+    except Exception as error:  # noqa: BLE001 - the last handler: what comes here is a defect of podplan
+        if os.environ.get("PODPLAN_DEBUG") == "1":
+            traceback.print_exc()
+        told = " ".join(str(error).split())
+        return _fail(ExitCode.FAULT, f"fault in podplan, {type(error).__name__}: {told} (PODPLAN_DEBUG=1 shows where)")
+
+
+def _with_command(arguments: list[str]) -> list[str]:
+    """Insert ``search`` where no command is named; BadInput where the first word is rather a mistyped command."""
+    if not arguments or arguments[0] in COMMANDS or arguments[0].split("=")[0] in TOP_OPTIONS:
+        return arguments
+    first = arguments[0]
+    if not first.startswith("-") and close_names(first, COMMANDS) and not _may_be_model(first):
+        raise BadInput(f"there is no command {first!r}{suggest(first, COMMANDS)}")
+    return [DEFAULT, *arguments]
+
+
+def _may_be_model(word: str) -> bool:
+    from models.loader import model_names  # imports YAML, which only a doubtful word is worth
+
+    return bool(close_names(word, model_names())) or Path(word).exists()
+
+
+def _check_installation() -> None:
+    """Raise ShadowedPackage unless all packages lie in one directory: others may install the same common names."""
+    folders = {}
+    for name in PACKAGES:
+        spec = find_spec(name)
+        locations = list(spec.submodule_search_locations or []) if spec else []
+        folders[name] = Path(locations[0]).resolve().parent if locations else None
+    home = folders["podplan"]
+    for name, folder in folders.items():
+        if folder != home:
+            found = f"was found in {folder}" if folder else "is missing"
+            raise ShadowedPackage(
+                f"package {name!r} {found} and not beside podplan in {home}; install podplan in its own environment"
+            )
+
+
+def _usage_sentence(error: typer.TyperException) -> str:
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context else "plan"
+    told = " ".join(error.format_message().split()).rstrip(".")
+    return f"{told[:1].lower()}{told[1:]}; see {command} --help"
+
+
+def _fail(code: ExitCode, message: str) -> int:
+    print(f"plan: {message}", file=sys.stderr)
+    return code
+
+
+if __name__ == "__main__":
+    run()

@@ -1,0 +1,105 @@
+"""`plan models`: the models that are known, and what one of them is made of."""
+
+from typing import Annotated
+
+import typer
+
+from cli.output import print_json, print_table
+from models.loader import load_model, model_names
+from models.parameters import count_parameters
+from models.spec import ModelSpec
+from podplan.sourced import Sourced
+from podplan.units import format_count
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+
+@app.command()
+def models(
+    name: Annotated[
+        str | None, typer.Argument(metavar="MODEL", help="Catalogue name, Hugging Face config.json or model YAML.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Show the models of the catalogue, or one of them with its parameters.
+
+    \b
+    Examples:
+      plan models
+      plan models deepseek-r1
+      plan models ./config.json --json
+    """
+    if name is not None:
+        spec = load_model(name)
+        print_json(_as_json(spec)) if json else _show(spec)
+        return
+    specs = [load_model(known) for known in model_names()]
+    if json:
+        print_json({"models": [_summary(spec) for spec in specs]})
+        return
+    print_table(
+        ["name", "parameters", "active", "layers", "attention", "experts", "checkpoint", "also called"],
+        [
+            [
+                spec.name,
+                format_count(count_parameters(spec).total),
+                format_count(count_parameters(spec).active),
+                str(spec.layers),
+                spec.attention.kind.upper(),
+                f"{spec.moe.experts_per_token} of {spec.moe.experts}" if spec.moe else "dense",
+                spec.native_dtype,
+                ", ".join(alias for alias in spec.aliases if "/" not in alias),
+            ]
+            for spec in specs
+        ],
+        right=["parameters", "active", "layers"],
+    )
+
+
+def _summary(spec: ModelSpec) -> dict[str, object]:
+    counted = count_parameters(spec)
+    return {
+        "name": spec.name,
+        "title": spec.title,
+        "aliases": spec.aliases,
+        "parameters": counted.total,
+        "active_parameters": counted.active,
+    }
+
+
+def _as_json(spec: ModelSpec) -> dict[str, object]:
+    return {**_summary(spec), "spec": spec.model_dump(mode="json")}
+
+
+def _show(spec: ModelSpec) -> None:
+    counted = count_parameters(spec)
+    rows = [
+        ["parameters", format_count(counted.total), _beside_published(counted.total, spec.published_parameters)],
+        [
+            "active parameters",
+            format_count(counted.active),
+            _beside_published(counted.active, spec.published_active_parameters),
+        ],
+        ["draft layer (MTP)", format_count(counted.mtp_layer) if spec.mtp_layers else "none", ""],
+    ]
+    plain = spec.model_dump(exclude={"schema_version", "name", "title", "aliases", "source"})
+    for key, value in plain.items():
+        if key.startswith("published_"):
+            continue
+        if isinstance(value, dict):
+            rows += [[f"{key}.{inner}", _text(held), ""] for inner, held in value.items()]
+        else:
+            rows.append([key, _text(value), ""])
+    print_table(["field", "value", "beside"], rows, title=f"{spec.title} ({spec.name}), from {spec.source}")
+
+
+def _beside_published(counted: int, published: Sourced | None) -> str:
+    """Return the published figure and how far the counted one is from it."""
+    if published is None:
+        return "counted from the dimensions; no published figure"
+    off = counted / published.value - 1
+    return f"published {format_count(published.value)} ({off:+.1%}): {published.source}"
+
+
+def _text(value: object) -> str:
+    return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,53 @@
+"""What commands write: JSON or tables on stdout, everything else on stderr."""
+
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+UNFOLDED_WIDTH = 1000  # of tables that go to a file or a pipe, unless COLUMNS says otherwise
+
+
+def print_json(data: Mapping[str, object]) -> None:
+    """Write ``data`` as one JSON object on stdout; ValueError for NaN and infinity, which JSON does not have."""
+    sys.stdout.write(json.dumps(data, indent=2, allow_nan=False) + "\n")
+
+
+def print_table(
+    columns: Sequence[str], rows: Sequence[Sequence[str]], *, title: str | None = None, right: Sequence[str] = ()
+) -> None:
+    """Write a table on stdout, with the columns named in ``right`` aligned to the right."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, title_style="bold")
+    for column in columns:
+        table.add_column(column, justify="right" if column in right else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))
+    stdout_console().print(table)
+
+
+def print_lines(lines: Sequence[str]) -> None:
+    """Write plain lines on stdout."""
+    sys.stdout.write("".join(f"{line}\n" for line in lines))
+
+
+def stdout_console() -> "Console":
+    """Return a rich console on stdout, without colour under NO_COLOR; lines fold on a terminal only."""
+    from rich.console import Console
+
+    folds = sys.stdout.isatty() or "COLUMNS" in os.environ
+    return Console(width=None if folds else UNFOLDED_WIDTH, highlight=False)
+
+
+def stderr_console() -> "Console":
+    """Return a rich console on stderr, for progress and hints."""
+    from rich.console import Console
+
+    return Console(stderr=True, highlight=False)

@@ -1,0 +1,52 @@
+"""`plan hardware`."""
+
+import json
+
+import pytest
+
+from cli.hardware import missing_values, sourced_values
+from cli.main import main
+from hardware.loader import hardware_names, load_hardware
+
+
+def test_the_table_lists_every_entry(capsys: pytest.CaptureFixture[str]) -> None:
+    """All names, with their size."""
+    assert main(["hardware"]) == 0
+    shown = capsys.readouterr().out
+    assert all(name in shown for name in hardware_names())
+
+
+def test_one_entry_shows_every_value_with_its_source(capsys: pytest.CaptureFixture[str]) -> None:
+    """As many rows as the entry has values and fits."""
+    assert main(["hardware", "CM384"]) == 0
+    shown = capsys.readouterr().out
+    for path, held in sourced_values(load_hardware("cm384")):
+        assert any(line.startswith(f" {path} ") and held.source in line for line in shown.splitlines())
+
+
+def test_check_tells_what_is_assumed_and_missing(capsys: pytest.CaptureFixture[str]) -> None:
+    """Text and JSON say the same."""
+    spec = load_hardware("cm384")
+    assumed = [path for path, held in sourced_values(spec) if held.kind == "assumed"]
+    assert main(["hardware", "cm384", "--check"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.count("\n  assumed  ") == len(assumed)
+    assert main(["hardware", "cm384", "--check", "--json"]) == 0
+    (entry,) = json.loads(capsys.readouterr().out)["hardware"]
+    assert [item["field"] for item in entry["assumed"]] == assumed
+    assert entry["missing"] == missing_values(spec)
+
+
+def test_json_gives_devices_and_chips(capsys: pytest.CaptureFixture[str]) -> None:
+    """All of CloudMatrix384 is 48 nodes, 384 chips and 768 dies (arXiv 2506.12708 section 3)."""
+    assert main(["hardware", "--json"]) == 0
+    entries = {entry["name"]: entry for entry in json.loads(capsys.readouterr().out)["hardware"]}
+    assert (entries["cm384"]["nodes"], entries["cm384"]["chips"], entries["cm384"]["devices"]) == (48, 384, 768)
+    assert main(["hardware", "cm384", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["spec"]["name"] == "cm384"
+
+
+def test_an_unknown_entry_is_bad_input(capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit code 2 and the name that was meant."""
+    assert main(["hardware", "cm386"]) == 2
+    assert "did you mean cm384" in capsys.readouterr().err

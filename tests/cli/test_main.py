@@ -1,0 +1,185 @@
+"""Which command is meant, and what its end means to the shell."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+
+from cli import commands, main
+from cli.commands import COMMANDS
+from cli.exit_codes import ExitCode
+from podplan.errors import BadInput, Fault, Infeasible
+
+ROOT = Path(__file__).parents[2]
+
+
+def _plan(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "cli.main", *arguments],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT), **variables},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help_with_examples(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Help leads with what the command does and lines to copy."""
+    assert main.main([name, "--help"]) == ExitCode.DONE
+    shown = capsys.readouterr()
+    assert "Examples:\n" in shown.out
+    assert shown.out.index("Examples:") < shown.out.index("Options:")
+    assert f"    plan {name}" in shown.out or f"    plan {'MODEL' if name == 'search' else name}" in shown.out
+    assert shown.err == ""
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"]])
+def test_top_help_lists_every_command(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """`plan` alone shows what there is."""
+    assert main.main(arguments) == ExitCode.DONE
+    shown = capsys.readouterr().out
+    assert all(f"\n  {name} " in shown for name in COMMANDS)
+
+
+def test_help_imports_no_command() -> None:
+    """Help must come at once: none of the numeric or file libraries, and no command, is imported for it."""
+    heavy = ["numpy", "pydantic", "pulp", "highspy", "yaml", "scipy", "rich", *(f"cli.{name}" for name in COMMANDS)]
+    program = (
+        "import sys; from cli.main import main; main(['--help']);"
+        f"print([name for name in {heavy} if name in sys.modules], file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stderr.strip() == "[]"
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    """`--version` tells name and version."""
+    assert main.main(["--version"]) == ExitCode.DONE
+    assert capsys.readouterr().out.startswith("podplan ")
+
+
+@pytest.mark.parametrize(("typed", "meant"), [("modles", "models"), ("hardwre", "hardware"), ("HARDWARE", "hardware")])
+def test_a_mistyped_command_suggests_commands(typed: str, meant: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """One sentence on stderr, exit code 2."""
+    assert main.main([typed, "--json"]) == ExitCode.BAD_INPUT
+    shown = capsys.readouterr()
+    assert shown.err.startswith(f"plan: there is no command '{typed}'; did you mean {meant}")
+    assert shown.err.count("\n") == 1
+    assert shown.out == ""
+
+
+@pytest.mark.parametrize(
+    ("typed", "run"),
+    [
+        (["deepseek-r1", "--hw", "cm384"], ["search", "deepseek-r1", "--hw", "cm384"]),
+        (["--hw", "cm384", "deepseek-r1"], ["search", "--hw", "cm384", "deepseek-r1"]),
+        (["depseek-r1"], ["search", "depseek-r1"]),
+        (["models", "deepseek-r1"], ["models", "deepseek-r1"]),
+        (["--version"], ["--version"]),
+        ([], []),
+    ],
+)
+def test_a_model_alone_is_searched(typed: list[str], run: list[str]) -> None:
+    """`plan MODEL ...` is short for `plan search MODEL ...`, mistyped models included: the search suggests models."""
+    assert main._with_command(typed) == run
+
+
+def test_a_file_that_resembles_a_command_is_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What exists is not a typing mistake."""
+    monkeypatch.chdir(tmp_path)
+    Path("model").mkdir()
+    assert main._with_command(["model"]) == ["search", "model"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["models", "--jsn"], "--jsn"),
+        (["models", "deepseek-r1", "more"], "(more); see plan models --help"),
+        (["--version=3"], "--version"),
+    ],
+)
+def test_wrong_usage_is_one_sentence(arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """What is wrong and where help stands; exit code 2."""
+    assert main.main(arguments) == ExitCode.BAD_INPUT
+    shown = capsys.readouterr()
+    assert told in shown.err
+    assert shown.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "told"),
+    [
+        (BadInput("--isl: too long"), 2, "plan: --isl: too long\n"),
+        (Infeasible("memory binds"), 3, "plan: memory binds\n"),
+        (Fault("sums differ"), 1, "plan: fault in podplan, Fault: sums differ (PODPLAN_DEBUG=1 shows where)\n"),
+        (
+            ZeroDivisionError("a\nb"),
+            1,
+            "plan: fault in podplan, ZeroDivisionError: a b (PODPLAN_DEBUG=1 shows where)\n",
+        ),
+        (KeyboardInterrupt(), 130, ""),
+        (typer.Exit(3), 3, ""),
+    ],
+)
+def test_exit_codes(
+    error: BaseException, code: int, told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every way to end has its code and at most one line, without a traceback."""
+    failing = typer.Typer(add_completion=False)
+
+    @failing.command()
+    def fail() -> None:
+        raise error
+
+    monkeypatch.delenv("PODPLAN_DEBUG", raising=False)
+    monkeypatch.setattr(commands, "import_module", lambda name: type("Module", (), {"app": failing}))
+    assert main.main(["models"]) == code
+    assert capsys.readouterr().err == told
+
+
+def test_debug_shows_the_traceback(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """PODPLAN_DEBUG=1 shows where a fault is."""
+    monkeypatch.setenv("PODPLAN_DEBUG", "1")
+    monkeypatch.setattr(commands, "import_module", lambda name: 1 / 0)
+    assert main.main(["models"]) == ExitCode.FAULT
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_a_closed_pipe_is_quiet() -> None:
+    """`plan hardware --check | head -1` ends without a word, as other tools do."""
+    command = f"{sys.executable} -m cli.main hardware cm384 --json | true; echo ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stderr == ""
+    assert done.stdout.strip() in {"0", "141"}  # 0 where all fitted into the pipe before the reader left
+
+
+def test_another_package_in_front_is_told(tmp_path: Path) -> None:
+    """Package names are common: a foreign `models` must not be run silently."""
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "__init__.py").write_text("", encoding="utf-8")
+    program = "from cli.main import run; run()"
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == ExitCode.FAULT
+    assert done.stderr.startswith(f"plan: package 'models' was found in {tmp_path}")
+    assert done.stderr.count("\n") == 1
+
+
+def test_no_color_and_a_narrow_encoding() -> None:
+    """Tables come without escapes to a file, and without a failure to a terminal that knows ASCII only."""
+    done = _plan("hardware", PYTHONIOENCODING="ascii", NO_COLOR="1")
+    assert done.returncode == ExitCode.DONE
+    assert "cm384" in done.stdout
+    assert "\x1b" not in done.stdout

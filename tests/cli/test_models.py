@@ -1,0 +1,41 @@
+"""`plan models`."""
+
+import json
+
+import pytest
+
+from cli.main import main
+from models.loader import model_names
+
+
+def test_the_table_lists_every_model(capsys: pytest.CaptureFixture[str]) -> None:
+    """All names, with parameters."""
+    assert main(["models"]) == 0
+    shown = capsys.readouterr().out
+    assert all(name in shown for name in model_names())
+    assert "671G" in shown
+
+
+def test_one_model_shows_its_parameters_beside_the_published_ones(capsys: pytest.CaptureFixture[str]) -> None:
+    """DeepSeek-R1 has 671 thousand million parameters (its model card), counted here from the dimensions."""
+    assert main(["models", "DeepSeek-R1"]) == 0
+    shown = capsys.readouterr().out
+    assert "published 671G (+0.0%)" in shown
+    assert "attention.kv_lora_rank" in shown
+
+
+def test_json_is_one_object(capsys: pytest.CaptureFixture[str]) -> None:
+    """Only JSON on stdout, for the list and for one model."""
+    assert main(["models", "--json"]) == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert [entry["name"] for entry in listed["models"]] == model_names()
+    assert main(["models", "deepseek-v3", "--json"]) == 0
+    one = json.loads(capsys.readouterr().out)
+    assert one["spec"]["layers"] == 61
+    assert one["parameters"] == pytest.approx(671e9, rel=0.005)
+
+
+def test_a_mistyped_model_suggests_models(capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit code 2 and the name that was meant."""
+    assert main(["models", "depseek-r1"]) == 2
+    assert "did you mean deepseek-r1" in capsys.readouterr().err

@@ -1,0 +1,114 @@
+"""Text to SI numbers and back."""
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from podplan.errors import BadInput
+from podplan.units import (
+    format_bytes,
+    format_count,
+    format_duration,
+    format_rate,
+    parse_count,
+    parse_duration,
+    parse_rate,
+    parse_size,
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("50ms", 0.05), ("2s", 2.0), ("1.5s", 1.5), ("3min", 180.0), ("100us", 1e-4), ("7 ns", 7e-9), ("2h", 7200.0)],
+)
+def test_durations_become_seconds(text: str, seconds: float) -> None:
+    """A duration is read to the nearest float of what is written."""
+    assert parse_duration(text, "--ttft") == seconds
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("64GB", 64e9), ("80GiB", 80 * 1024**3), ("1.5 tb", 1.5e12), ("0.5kib", 512)]
+)
+def test_sizes_are_decimal_unless_they_say_binary(text: str, size: float) -> None:
+    """GB is ten to the ninth, GiB two to the thirtieth."""
+    assert parse_size(text, "--memory") == size
+
+
+@pytest.mark.parametrize(("text", "rate"), [("12.5/s", 12.5), ("600/min", 10.0), ("36/h", 0.01), ("3 / s", 3.0)])
+def test_rates_become_events_per_second(text: str, rate: float) -> None:
+    """A rate is a number over a period."""
+    assert parse_rate(text, "--rate") == rate
+
+
+@pytest.mark.parametrize(("text", "count"), [("4096", 4096), ("128k", 128_000), ("1.5M", 1_500_000), ("1,024", 1024)])
+def test_counts_take_decimal_suffixes(text: str, count: int) -> None:
+    """128k is 128 000, as in request counts, not 131 072."""
+    parsed = parse_count(text, "--requests")
+    assert parsed == count
+    assert isinstance(parsed, int)
+
+
+def test_a_missing_unit_is_answered_with_examples() -> None:
+    """The sentence names the flag, what was given and what would be right."""
+    with pytest.raises(BadInput, match=r"^--ttft: '2' has no unit; write for example 2s or 500ms$"):
+        parse_duration("2", "--ttft")
+
+
+@pytest.mark.parametrize("parse", [parse_duration, parse_size, parse_rate, parse_count])
+@pytest.mark.parametrize(
+    "text", ["", "x", "nan", "inf", "-3s", "-3GB", "-3/s", "-3", "5 parsecs", "1e400s", "1,5s", "٣s", "9" * 400]
+)
+def test_what_is_no_quantity_is_bad_input(parse: object, text: str) -> None:
+    """Whatever is typed, the answer is one sentence that names the flag."""
+    assert callable(parse)
+    with pytest.raises(BadInput, match=r"^--flag: ") as caught:
+        parse(text, "--flag")
+    assert len(str(caught.value)) < 160
+
+
+@pytest.mark.parametrize(
+    ("parse", "text"), [(parse_duration, "0s"), (parse_size, "0GB"), (parse_rate, "0/s"), (parse_count, "0")]
+)
+def test_zero_is_refused_unless_it_is_allowed(parse: object, text: str) -> None:
+    """A rate of zero asks nothing; a reuse of zero tokens does."""
+    assert callable(parse)
+    assert parse(text, "--flag", allow_zero=True) == 0
+    with pytest.raises(BadInput, match="is zero"):
+        parse(text, "--flag")
+
+
+def test_a_fraction_of_a_thing_is_refused() -> None:
+    """Half a request does not exist."""
+    with pytest.raises(BadInput, match="whole number"):
+        parse_count("1.5", "--batch")
+
+
+@pytest.mark.parametrize(
+    ("shown", "expected"),
+    [
+        (format_duration(0.0842), "84.2 ms"),
+        (format_duration(0.99996), "1 s"),
+        (format_duration(1800), "30 min"),
+        (format_duration(0), "0 s"),
+        (format_bytes(64.42e9), "64.4 GB"),
+        (format_bytes(999.6e6), "1 GB"),
+        (format_rate(1943), "1.94k/s"),
+        (format_rate(0.05), "3/min"),
+        (format_count(671e9), "671G"),
+        (format_count(999.7), "1k"),
+        (format_count(-5), "-5"),
+        (format_count(math.inf), "inf"),
+    ],
+)
+def test_rendering_keeps_three_digits(shown: str, expected: str) -> None:
+    """Three significant digits with the unit that keeps them short; rounding up moves to the next unit."""
+    assert shown == expected
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.floats(min_value=1e-9, max_value=1e6))
+def test_a_rendered_duration_reads_back(seconds: float) -> None:
+    """Rendering rounds to three digits, half a percent at most, and its text is valid input."""
+    assert parse_duration(format_duration(seconds), "--x") == pytest.approx(seconds, rel=6e-3)

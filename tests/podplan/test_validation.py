@@ -1,0 +1,71 @@
+"""From pydantic's report to one sentence."""
+
+from typing import Literal
+
+import pytest
+from pydantic import Field, model_validator
+
+from podplan.errors import BadInput
+from podplan.sourced import Sourced, Strict
+from podplan.validation import validate
+
+
+class _Fan(Strict):
+    kind: Literal["fan"] = "fan"
+    blades: int = Field(gt=0)
+
+
+class _Pump(Strict):
+    kind: Literal["pump"] = "pump"
+    litres: float
+
+
+class _Machine(Strict):
+    name: str
+    parts: list[_Fan] = []
+    cooler: _Fan | _Pump | None = Field(default=None, discriminator="kind")
+    peaks: dict[Literal["bf16", "fp8"], Sourced] = {}
+
+    @model_validator(mode="after")
+    def _has_parts(self) -> "_Machine":
+        if self.name == "empty":
+            raise ValueError("a machine needs parts")
+        return self
+
+
+@pytest.mark.parametrize(
+    ("data", "told"),
+    [
+        (None, "m.yaml: must be a mapping of keys to values, not nothing"),
+        ([], "m.yaml: must be a mapping of keys to values, not a list"),
+        ({}, "m.yaml: name is missing"),
+        ({"nmae": "x"}, "m.yaml: nmae is not a known key; did you mean name?"),
+        ({"name": "x", "zzz": 1}, "m.yaml: zzz is not a known key; accepted are name, parts, cooler, peaks"),
+        ({"name": 3}, "m.yaml: name: must be a valid string, not 3"),
+        (
+            {"name": "x", "parts": [{"blades": 2}, {"blades": 0}]},
+            "m.yaml: parts[1].blades: must be greater than 0, not 0",
+        ),
+        ({"name": "x", "parts": [{"blade": 2}]}, "m.yaml: parts[0].blade is not a known key; did you mean blades?"),
+        (
+            {"name": "x", "cooler": {"kind": "fan", "blade": 1}},
+            "m.yaml: cooler.blade is not a known key; did you mean blades?",
+        ),
+        ({"name": "x", "cooler": {"kind": "pump", "litres": "a"}}, "m.yaml: cooler.litres: must be a valid number, "),
+        ({"name": "x", "cooler": {"kind": "ice"}}, "m.yaml: cooler: key 'kind' must be 'fan', 'pump', not 'ice'"),
+        ({"name": "x", "cooler": {}}, "m.yaml: cooler: key 'kind' must be given"),
+        ({"name": "x", "peaks": {"bf16": {"value": 1, "kind": "datasheet"}}}, "m.yaml: peaks.bf16.source is missing"),
+        ({"name": "empty"}, "m.yaml: a machine needs parts"),
+    ],
+)
+def test_the_first_wrong_field_is_named(data: object, told: str) -> None:
+    """The path is the one in the file, without pydantic's own tags, and near keys are offered."""
+    with pytest.raises(BadInput) as caught:
+        validate(_Machine, data, "m.yaml")
+    assert str(caught.value).startswith(told)
+
+
+def test_what_is_right_is_returned() -> None:
+    """A valid mapping becomes the model."""
+    machine = validate(_Machine, {"name": "x", "parts": [{"blades": 3}]}, "m.yaml")
+    assert machine.parts[0].blades == 3
