@@ -87,11 +87,9 @@ def solve_fleet(
         Fault: the solver stopped without an answer.
     """
     _check(columns, devices, objective, rate)
-    if not columns:
-        return _infeasible("No candidate meets the limits in any role.")
     kept = undominated(columns)
     usable = [c for c in kept if c.devices <= devices[c.pool] and c.rate_per_second >= (rate or 0.0) * (1 - _RELATIVE)]
-    if {c.role for c in usable} != {c.role for c in columns}:
+    if not usable or {c.role for c in usable} != {c.role for c in columns}:
         return _infeasible(_why_infeasible(columns, devices, rate))
     if objective == "throughput":
         usable = _worth_trying(usable, devices)
@@ -195,8 +193,9 @@ def _solve(
 
     sense = pulp.LpMaximize if objective == "throughput" else pulp.LpMinimize
     problem = pulp.LpProblem("fleet", sense)
-    picks = [pulp.LpVariable(f"pick_{i}", cat=pulp.LpBinary) for i in range(len(columns))]
-    carried = pulp.LpVariable("requests_per_second", lowBound=0)
+    add_variable = getattr(problem, "add_variable", pulp.LpVariable)  # PuLP before 3.3 has no add_variable
+    picks = [add_variable(f"pick_{i}", cat=pulp.LpBinary) for i in range(len(columns))]
+    carried = add_variable("requests_per_second", lowBound=0)
     # R in units of the largest rate keeps the matrix near 1, whatever the requests per second
     unit = max(c.rate_per_second for c in columns) or 1.0
     if objective == "throughput":
@@ -284,6 +283,8 @@ def _check(columns: Sequence[Column], devices: Mapping[str, int], objective: Obj
 
 def _why_infeasible(columns: Sequence[Column], devices: Mapping[str, int], rate: float | None) -> str:
     """Name what binds: a role without a candidate, with too few devices alone, or all roles together."""
+    if not columns:
+        return "No candidate meets the limits in any role."
     asked = (rate or 0.0) * (1 - _RELATIVE)
     for role, mine in _by_role(columns).items():
         fast = [c for c in mine if c.rate_per_second >= asked]

@@ -130,7 +130,8 @@ class Traffic:
         """Moments of a trace. Gaps of zero are kept: time stamps on a coarse grid read as bursts.
 
         Raises:
-            BadInput: fewer than 2 requests, arrays of unequal length, arrivals that fall or all coincide.
+            BadInput: fewer than 2 requests, arrays of unequal length, a request without tokens, or arrivals that fall
+                or all coincide.
         """
         arrivals = np.asarray(trace.arrival_seconds, dtype=np.float64)
         prompts = np.asarray(trace.input_tokens, dtype=np.float64)
@@ -140,6 +141,8 @@ class Traffic:
             raise BadInput("A trace must hold one arrival, prompt length and answer length for every request.")
         if arrivals.size < 2:
             raise BadInput(f"A trace of {arrivals.size} requests must hold at least 2 to tell a rate.")
+        if min(prompts.min(), answers.min()) < 1 or reused.min() < 0:
+            raise BadInput("Every request of a trace must have a prompt and an answer of at least 1 token.")
         gaps = np.diff(arrivals)
         if gaps.min() < 0 or gaps.sum() <= 0:
             raise BadInput("The arrival times of a trace must not fall and must span more than one instant.")

@@ -1,0 +1,81 @@
+"""Closed forms of waiting, against textbook values and each other."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from planner.queueing import (
+    Latency,
+    allen_cunneen_wait,
+    erlang_c,
+    gamma_nodes,
+    gamma_quantiles,
+    kingman_wait,
+    mixserve_wait,
+    pollaczek_khinchine_wait,
+)
+from podplan.errors import BadInput
+
+
+def test_distserve_prefill_wait():
+    """DistServe (OSDI 2024) Eq. (1): R D^2 / (2 (1 - R D)); R = 2/s, D = 0.25 s gives 0.125 s."""
+    assert pollaczek_khinchine_wait(2.0, 0.25, 0.0) == pytest.approx(0.125)
+
+
+def test_single_memoryless_server_by_four_roads():
+    """M/M/1 at half load waits as long as it serves, by P-K, Kingman, Allen-Cunneen and MixServe Eq. (7)."""
+    waits = (
+        pollaczek_khinchine_wait(0.5, 1.0, 1.0),
+        kingman_wait(0.5, 1.0, 1.0, 1.0),
+        allen_cunneen_wait(1, 0.5, 1.0, 1.0, 1.0),
+        mixserve_wait(0.5, 1.0),
+    )
+    assert waits == pytest.approx((1.0,) * 4)
+
+
+def test_erlang_c_of_two_servers():
+    """C(2, a) = a^2 / (2 + a): a = 1 gives 1/3 (Kleinrock, Queueing Systems I, section 3.5)."""
+    assert erlang_c(2, 1.0) == pytest.approx(1 / 3)
+
+
+def test_unstable_queues_wait_for_ever():
+    """At or above saturation a wait is infinite and everyone waits."""
+    assert math.isinf(kingman_wait(1.0, 1.0, 1.0, 0.0))
+    assert math.isinf(allen_cunneen_wait(2, 2.0, 1.0, 1.0, 1.0))
+    assert erlang_c(2, 3.0) == 1.0
+
+
+@pytest.mark.parametrize("squared_cv", [0.01, 0.2, 1.0])
+def test_gamma_nodes_keep_two_moments(squared_cv):
+    """Mean 1 and the variance asked for."""
+    values, weights = gamma_nodes(np.array(squared_cv), 12)
+    assert values @ weights == pytest.approx(1)
+    assert (values - 1) ** 2 @ weights == pytest.approx(squared_cv, rel=0.06)
+
+
+@pytest.mark.parametrize("squared_cv", [0.1, 1.0, 3.0])
+def test_gamma_quantiles_are_scipys(squared_cv):
+    """Against scipy.stats.gamma from the first to the last percentile."""
+    levels = np.array([0.01, 0.1, 0.5, 0.9, 0.99])
+    expected = stats.gamma(1 / squared_cv, scale=squared_cv).ppf(levels)
+    assert gamma_quantiles(squared_cv, levels) == pytest.approx(expected, rel=0.02)
+
+
+def test_latency_of_an_exponential():
+    """Percentiles of an exponential with mean 1, on and beyond the grid: -ln(1 - p)."""
+    edges = np.linspace(0.001, 16, 16000)
+    latency = Latency.from_masses(edges, np.exp(-edges))
+    assert latency.mean == pytest.approx(1.0, rel=0.01)
+    for level in (50.0, 90.0, 99.0, 99.9, 99.99):
+        assert latency.at(level) == pytest.approx(-math.log(1 - level / 100), rel=0.02)
+    assert (latency.p50, latency.p90, latency.p99) == (latency.at(50), latency.at(90), latency.at(99))
+
+
+@pytest.mark.parametrize("percentile", [0.0, 100.0, 140.0])
+def test_percentile_that_cannot_be(percentile):
+    """A percentile lies between 0 and 100."""
+    latency = Latency.from_masses(np.array([1.0, 2.0]), np.array([0.5, 0.5]))
+    with pytest.raises(BadInput, match="--percentile"):
+        latency.at(percentile)
