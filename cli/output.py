@@ -4,7 +4,7 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -26,8 +26,9 @@ def print_table(
     from rich.text import Text
 
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, title_style="bold")
-    for column in columns:
-        table.add_column(column, justify="right" if column in right else "left", overflow="fold")
+    for position, column in enumerate(columns):
+        align: Literal["left", "right"] = "right" if column in right else "left"
+        table.add_column(column, justify=align, overflow="fold", no_wrap=position == 0)  # a name stays in one piece
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))
     stdout_console().print(table)
@@ -42,7 +43,7 @@ def stdout_console() -> "Console":
     """Return a rich console on stdout, without colour under NO_COLOR; lines fold on a terminal only."""
     from rich.console import Console
 
-    folds = sys.stdout.isatty() or "COLUMNS" in os.environ
+    folds = sys.stdout.isatty() or bool(os.environ.get("COLUMNS"))
     return Console(width=None if folds else UNFOLDED_WIDTH, highlight=False)
 
 

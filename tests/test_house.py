@@ -1,0 +1,87 @@
+"""House rules that no linter knows: budgets of size, one place for scale factors, a source for every number."""
+
+import ast
+import io
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from models.loader import load_model, model_names
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ["podplan", "hardware", "models", "planner", "runtime", "cli"]
+SOURCES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+LONGEST_FILE = 450
+LONGEST_FUNCTION_WITHOUT_DOCSTRING = 60
+SCALE_FACTORS = {"1e3", "1e6", "1e9", "1e12", "1e15", "1024", "1e-3", "1e-6", "1e-9"}
+
+
+def _named(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=_named)
+def test_files_and_functions_are_short(path: Path) -> None:
+    """A room that outgrows its file is split; a long function says what it does."""
+    text = path.read_text(encoding="utf-8")
+    assert text.count("\n") <= LONGEST_FILE
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not ast.get_docstring(node):
+            length = (node.end_lineno or node.lineno) - node.lineno + 1
+            assert length <= LONGEST_FUNCTION_WITHOUT_DOCSTRING, f"{node.name} in line {node.lineno} has {length} lines"
+
+
+@pytest.mark.parametrize("path", [path for path in SOURCES if path.name == "__init__.py"], ids=_named)
+def test_packages_do_nothing_when_imported(path: Path) -> None:
+    """Importing a manifest must import no solver."""
+    assert path.read_text(encoding="utf-8").strip() == ""
+
+
+@pytest.mark.parametrize("path", [path for path in SOURCES if path.name != "units.py"], ids=_named)
+def test_scale_factors_stand_in_units_only(path: Path) -> None:
+    """GB, GiB and tera are converted at the edge, by names from podplan.units."""
+    tokens = list(tokenize.generate_tokens(io.StringIO(path.read_text(encoding="utf-8")).readline))
+    for before, token, after in zip(tokens, tokens[1:], tokens[2:], strict=False):
+        if token.string.replace("_", "") in SCALE_FACTORS:
+            scales = before.string in {"*", "/"} or after.string in {"*", "/", "**"}
+            assert not scales, f"line {token.start[0]}: {token.line.strip()}"
+
+
+def _bare_numbers(value: object, path: str = "", sourced: bool = False) -> Iterator[str]:
+    """Yield the path to every number that stands in no mapping with a source."""
+    if isinstance(value, dict):
+        sourced = sourced or "source" in value
+        for key, held in value.items():
+            yield from _bare_numbers(held, f"{path}.{key}", sourced)
+    elif isinstance(value, list):
+        for position, held in enumerate(value):
+            yield from _bare_numbers(held, f"{path}[{position}]", sourced)
+    elif isinstance(value, int | float) and not isinstance(value, bool) and not sourced:
+        yield path.removeprefix(".")
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "hardware" / "catalog").glob("*.yaml")), ids=_named)
+def test_every_number_of_the_hardware_catalogue_has_a_source(path: Path) -> None:
+    """A number without an origin cannot be checked by anyone; only the schema's version needs none."""
+    assert list(_bare_numbers(yaml.safe_load(path.read_text(encoding="utf-8")))) == ["schema_version"]
+
+
+@pytest.mark.parametrize("name", model_names())
+def test_every_model_names_the_file_that_it_comes_from(name: str) -> None:
+    """The source of a model is the public file that its dimensions were read in."""
+    assert load_model(name).source.startswith("https://")
+
+
+def test_the_readme_and_ci_run_the_same_command() -> None:
+    """What a contributor reads is what continuous integration runs."""
+    command = "python3 -m venv .venv && .venv/bin/pip install -q -e '.[dev]' && .venv/bin/pytest -q\n"
+    assert f"    {command}" in (ROOT / "README.md").read_text(encoding="utf-8")
+    assert f"\n{command}" in (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+
+
+def test_the_readme_fits_its_budget() -> None:
+    """The first screen decides; the rest is in docs/."""
+    assert (ROOT / "README.md").read_text(encoding="utf-8").count("\n") <= 120
