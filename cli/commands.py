@@ -10,6 +10,7 @@ DEFAULT = "search"
 
 # name -> one line of help; the command itself is `app` in cli/<name>.py
 COMMANDS = {
+    "predict": "Predict one configuration, with every operator.",
     "models": "Show the models of the catalogue, or one of them with its parameters.",
     "hardware": "Show the hardware of the catalogue, or one entry with the source of every value.",
 }

@@ -1,9 +1,8 @@
 """From the flags of `plan predict` to one configuration; every refusal names the flag and what would be right."""
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import get_args
+from typing import TypeVar, get_args
 
 from hardware.loader import load_hardware
 from hardware.spec import Dtype, HardwareSpec
@@ -12,11 +11,12 @@ from models.spec import ModelSpec
 from planner.deployment import Phase, default_weights
 from planner.imbalance import Balance, parse_balance
 from planner.predict import Configuration, Shared
-from planner.roofline import ELEMENT_BYTES
 from planner.strategy import Strategy, check_strategy, format_strategy, parse_strategy
 from podplan.errors import BadInput
 from podplan.names import suggest
 from podplan.units import parse_count
+
+Word = TypeVar("Word", bound=str)
 
 MOST_DRAFTS = 8
 MOST_TOKENS = 1_000_000_000
@@ -74,7 +74,7 @@ def read_configuration(flags: PredictFlags) -> Configuration:
     Raises BadInput naming the flag.
     """
     model, hardware = load_model(flags.model), _hardware(flags.hw)
-    phase = _choice(flags.phase, "--phase", get_args(Phase))
+    phase: Phase = _choice(flags.phase, "--phase", get_args(Phase))
     _check_phase(flags, phase)
     strategy = _strategy(flags, model, hardware, phase)
     if flags.engine is not None and _choice(flags.engine, "--engine", ENGINES) != "reference":
@@ -86,7 +86,7 @@ def read_configuration(flags: PredictFlags) -> Configuration:
         phase=phase,
         strategy=strategy,
         weights=_weights(flags.weights, model, hardware),
-        kv_dtype=_choice(flags.kv_dtype or "bf16", "--kv-dtype", tuple(ELEMENT_BYTES)),  # type: ignore[arg-type]
+        kv_dtype="bf16" if flags.kv_dtype is None else _choice(flags.kv_dtype, "--kv-dtype", get_args(Dtype)),
         balance=Balance(kind="measured") if flags.expert_balance is None else parse_balance(flags.expert_balance),
         redundant=_redundant(flags.redundant_experts, model),
         shared=_shared(flags.shared_experts),
@@ -119,11 +119,12 @@ def _hardware(text: str) -> HardwareSpec:
     return load_hardware(text)
 
 
-def _choice(text: str, flag: str, accepted: tuple[str, ...]) -> "Phase":
+def _choice(text: str, flag: str, accepted: tuple[Word, ...]) -> Word:
     """Return the accepted word, in any case."""
     word = text.strip().lower()
-    if word in accepted:
-        return word  # type: ignore[return-value]
+    for known in accepted:
+        if word == known:
+            return known
     listed = f"{', '.join(accepted[:-1])} or {accepted[-1]}" if len(accepted) > 1 else accepted[0]
     raise BadInput(f"{flag}: {text[:40]!r} is not {listed}{suggest(word, accepted)}")
 
@@ -140,7 +141,7 @@ def _check_phase(flags: PredictFlags, phase: Phase) -> None:
         raise BadInput("--batch is missing; --phase decode needs the requests per DP rank, for example --batch 48")
     if phase == "prefill" and flags.tokens is None:
         raise BadInput(
-            "--tokens is missing; --phase prefill needs the prompt tokens per device and pass, for example --tokens 8192"
+            "--tokens is missing; --phase prefill needs the prompt tokens per device, for example --tokens 8192"
         )
     if phase == "mixed" and flags.concurrency is None:
         raise BadInput(
@@ -208,8 +209,10 @@ def _redundant(text: str | None, model: ModelSpec) -> int | None:
 
 def _shared(text: str | None) -> Shared:
     word = "auto" if text is None else text.strip().lower()
-    if word == "auto" or word == "local":
-        return word  # type: ignore[return-value]
+    if word == "auto":
+        return "auto"
+    if word == "local":
+        return "local"
     name, _, count = word.partition("=")
     if name != "dedicated" or not count:
         raise BadInput(f"--shared-experts: {(text or '')[:40]!r} is not local, dedicated=N or auto")
@@ -221,7 +224,9 @@ def _drafts(text: str | None, model: ModelSpec) -> int:
     if count and not model.mtp_layers:
         raise BadInput(f"--mtp: {model.name} ships no layer that drafts tokens (MTP); use --mtp 0")
     if count > MOST_DRAFTS:
-        raise BadInput(f"--mtp: {count} drafts per iteration are more than the {MOST_DRAFTS} that are costed; use fewer")
+        raise BadInput(
+            f"--mtp: {count} drafts per iteration are more than the {MOST_DRAFTS} that are costed; use fewer"
+        )
     return count
 
 
@@ -271,7 +276,9 @@ def _check_lengths(configuration: Configuration) -> None:
     }
     flag, tokens = asked[configuration.phase]
     if tokens > longest:
-        raise BadInput(f"{flag}: {tokens:.0f} tokens are past the {longest} positions of {model.name}; use at most that")
+        raise BadInput(
+            f"{flag}: {tokens:.0f} tokens are past the {longest} positions of {model.name}; use at most that"
+        )
 
 
 def _check_split(flags: PredictFlags, configuration: Configuration) -> None:
@@ -279,6 +286,5 @@ def _check_split(flags: PredictFlags, configuration: Configuration) -> None:
     ranks = configuration.strategy.attention_dp
     busiest = configuration.batch if configuration.requests is None else -(-configuration.requests // ranks)
     if configuration.phase == "decode" and configuration.microbatches == 2 and busiest < 2:
-        given: Callable[[str], bool] = lambda name: getattr(flags, name) is not None  # noqa: E731
-        named = "--requests" if given("requests") else "--batch"
+        named = "--batch" if flags.requests is None else "--requests"
         raise BadInput(f"--microbatches: 2 need two requests on a DP rank and {named} puts one there; use 1 or auto")
