@@ -1,5 +1,6 @@
 """The wheel, installed in a fresh environment and run from a folder with packages of the same names."""
 
+import os
 import subprocess
 import sys
 import sysconfig
@@ -13,7 +14,11 @@ PACKAGES = {"podplan", "hardware", "models", "planner", "runtime", "cli"}
 
 
 def _run(*command: str | Path, cwd: Path) -> str:
-    done = subprocess.run([str(part) for part in command], cwd=cwd, capture_output=True, text=True, check=False)
+    # The environment is passed on purpose: without it the child also gets what readline put in, such as COLUMNS.
+    environment = dict(os.environ)
+    done = subprocess.run(
+        [str(part) for part in command], cwd=cwd, env=environment, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
