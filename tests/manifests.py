@@ -166,20 +166,20 @@ def manifest(*, prefill: int = 1, decode: int = 1, workload: dict[str, Any] | No
 
     ``changes`` go to both pools, those that start with prefill_ or decode_ to one.
     """
-    own = {
-        role: {k.removeprefix(f"{role}_"): v for k, v in changes.items() if k.startswith(f"{role}_")}
-        for role in ("prefill", "decode")
-    }
-    common = {k: v for k, v in changes.items() if not k.startswith(("prefill_", "decode_"))}
-    degrees = {role: own[role].pop("degrees", Degrees(attention_tp=1, attention_dp=8, moe_ep=8)) for role in own}
-    counts, node, pools = {"prefill": prefill, "decode": decode}, 0, []
-    for role, count in counts.items():
-        instances = []
-        for index in range(count):
-            nodes = -(-degrees[role].devices // 8)
-            instances.append(Instance(name=f"{role}-{index}", nodes=list(range(node, node + nodes))))
-            node += nodes
-        pools.append(pool(role, degrees[role], instances, **common, **own[role]))
+    pools: list[dict[str, Any]] = []
+    node = 0
+    for role, count in (("prefill", prefill), ("decode", decode)):
+        own = {key: value for key, value in changes.items() if not key.startswith(("prefill_", "decode_"))}
+        own |= {key.removeprefix(f"{role}_"): changes[key] for key in changes if key.startswith(f"{role}_")}
+        degrees = own.pop("degrees", Degrees(attention_tp=1, attention_dp=8, moe_ep=8))
+        nodes = -(-degrees.devices // 8)
+        firsts = range(node, node + count * nodes, nodes)
+        node += count * nodes
+        instances = [
+            Instance(name=f"{role}-{index}", nodes=list(range(first, first + nodes)))
+            for index, first in enumerate(firsts)
+        ]
+        pools.append(pool(role, degrees, instances, **own))
     return build(pools, workload or {})
 
 

@@ -1,0 +1,165 @@
+"""Manifest files: what is written is read back, and what is wrong is refused with its path."""
+
+import json
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+
+from planner.manifest.costs import VARIABLES, CommunicationTermModel, ComputeTermModel, StepCostModel
+from planner.manifest.document import dump_manifest, json_schema, parse_manifest, read_manifest
+from planner.manifest.layout import Degrees
+from planner.manifest.schema import LinkMapping
+from planner.manifest.stepcost import evaluate
+from planner.manifest.terms import CommunicationTerm, ComputeTerm, StepCost, StepLoad, variables
+from podplan.errors import BadInput
+from tests.manifests import cost, manifest
+
+Plain = dict[str, Any]
+
+
+def plain() -> Plain:
+    """Return a correct manifest as plain data, to be spoiled."""
+    data: Plain = manifest().model_dump(mode="json")
+    return data
+
+
+def test_written_manifest_reads_back_equal_with_the_same_bytes(tmp_path: Path) -> None:
+    """Reading gives back every value, floats bit for bit, and writing it again the same text."""
+    original = manifest(drafts=1)
+    text = dump_manifest(original)
+    path = tmp_path / "manifest.yaml"
+    path.write_text(text, encoding="utf-8")
+    again = read_manifest(path)
+    assert again == original
+    assert dump_manifest(again) == text
+
+
+@pytest.mark.parametrize("name", ["true", "1e5", "0x10", "~", "a: b", "- x", "é\u0085\u2028\x7f", "#", "ключ", "1:30"])
+def test_text_that_yaml_could_misread_survives(name: str) -> None:
+    """Names that look like numbers, booleans or syntax stay text."""
+    original = manifest()
+    question = {name: name, "list": [name, 1e-05, 3, None, True]}
+    changed = original.model_copy(update={"made_by": original.made_by.model_copy(update={"question": question})})
+    from podplan.files import parse_yaml
+
+    assert parse_manifest(parse_yaml(dump_manifest(changed), "text"), "text") == changed
+
+
+def test_manifest_satisfies_its_published_schema() -> None:
+    """The JSON Schema accepts what is written and refuses another version."""
+    schema, data = json_schema(), plain()
+    validator = jsonschema.Draft202012Validator(schema)
+    jsonschema.Draft202012Validator.check_schema(schema)
+    assert not list(validator.iter_errors(json.loads(json.dumps(data))))
+    assert list(validator.iter_errors(data | {"manifest_version": 2}))
+
+
+def test_step_cost_survives_the_round_trip() -> None:
+    """A step cost read back is equal and evaluates to the same duration, bit for bit."""
+    original = cost(Degrees(attention_tp=1, attention_dp=8, moe_ep=8), 2.0, 2)
+    again = StepCostModel.from_step_cost(original).to_step_cost()
+    assert again == original
+    load = StepLoad(decode_sequences=7.0, decode_kv_tokens=1234.0, mean_tokens=14.0)
+    assert evaluate(again, load, 2).seconds == evaluate(original, load, 2).seconds
+
+
+def test_step_cost_mirror_has_every_field_and_variable() -> None:
+    """A field or a variable added to the cost terms must be added to the manifest."""
+    for mirror, own in (
+        (StepCostModel, StepCost),
+        (ComputeTermModel, ComputeTerm),
+        (CommunicationTermModel, CommunicationTerm),
+    ):
+        assert set(mirror.model_fields) - {"kind"} == {field.name for field in fields(own)}
+    values = variables(cost(Degrees(attention_tp=1, attention_dp=8, moe_ep=8), 2.0), StepLoad(), 1)
+    assert set(values) == VARIABLES
+
+
+def _set(*path: str | int, to: object) -> Callable[[Plain], None]:
+    """Return what puts ``to`` at ``path``."""
+
+    def spoil(data: Plain) -> None:
+        place: Any = data
+        for part in path[:-1]:
+            place = place[part]
+        place[path[-1]] = to
+
+    return spoil
+
+
+DECODE = ("pools", 1)
+SPOILT = {
+    "version": (_set("manifest_version", to=2), "manifest_version"),
+    "unknown_key": (_set("pools", 0, "colour", to=1), r"pools\[0\]\.colour"),
+    "cluster": (_set("pools", 0, "hardware", to="moon"), r"pools\[0\]\.hardware"),
+    "hash": (_set("model", "spec", "layers", to=5), r"model\.sha256"),
+    "devices": (_set(*DECODE, "devices_per_instance", to=16), r"pools\[1\]\.devices_per_instance"),
+    "chips": (_set(*DECODE, "chips_per_instance", to=4.0), r"pools\[1\]\.chips_per_instance"),
+    "rank_twice": (_set(*DECODE, "rank_table", "rows", 3, 0, to=2), r"pools\[1\]\.rank_table\.rows\[3\]\[0\]"),
+    "device_twice": (_set(*DECODE, "rank_table", "rows", 3, 2, to=2), r"pools\[1\]\.rank_table\.rows\[3\]"),
+    "device_outside": (_set(*DECODE, "rank_table", "rows", 7, 2, to=8), r"pools\[1\]\.rank_table\.rows\[7\]"),
+    "coordinate": (_set(*DECODE, "rank_table", "rows", 7, 4, to=8), r"rank_table\.rows\[7\]\[4\]: dp 8"),
+    "coordinate_twice": (_set(*DECODE, "rank_table", "rows", 7, 4, to=6), r"rank_table\.rows\[7\]"),
+    "short_row": (_set(*DECODE, "rank_table", "rows", 7, to=[7]), r"rank_table\.rows\[7\]"),
+    "group": (_set(*DECODE, "groups", 0, "size", to=4), r"pools\[1\]\.groups\[0\]"),
+    "group_missing": (_set(*DECODE, "groups", to=[]), r"pools\[1\]\.groups"),
+    "node": (_set(*DECODE, "instances", 0, "nodes", to=[64]), r"pools\[1\]\.instances\[0\]\.nodes"),
+    "overlap": (_set(*DECODE, "instances", 0, "nodes", to=[0]), r"pools\[1\]\.instances\[0\]: .*'prefill-0'"),
+    "name_twice": (_set(*DECODE, "instances", 0, "name", to="prefill-0"), r"pools\[1\]\.instances\[0\]\.name"),
+    "off_node": (_set(*DECODE, "instances", 0, "first_device", to=4), r"pools\[1\]\.instances\[0\]\.nodes"),
+    "expert_missing": (_set(*DECODE, "expert_map", "placements", 0, "slots", 0, to=2), r"expert_map\.placements\[0\]"),
+    "expert_id": (_set(*DECODE, "expert_map", "placements", 0, "slots", 0, to=16), r"placements\[0\]\.slots"),
+    "layer": (_set(*DECODE, "expert_map", "placements", 0, "layers", to=[1, 2]), r"expert_map\.placements: .*3"),
+    "no_map": (_set(*DECODE, "expert_map", to=None), r"pools\[1\]\.expert_map"),
+    "ep_ranks": (_set(*DECODE, "expert_map", "expert_ranks", to=[0, 1]), r"pools\[1\]\.expert_map"),
+    "stages": (_set(*DECODE, "layers_per_stage", to=[5]), r"pools\[1\]\.layers_per_stage"),
+    "memory": (_set(*DECODE, "memory_bytes_per_device", "weights", to=1e12), r"memory_bytes_per_device"),
+    "nan": (_set(*DECODE, "mtp", "acceptance", to=float("nan")), r"pools\[1\]\.mtp\.acceptance"),
+    "shard": (_set(*DECODE, "weight_shards", 0, "degree", to=2), r"pools\[1\]\.weight_shards\[0\]"),
+    "phase": (_set(*DECODE, "step_costs", to={}), r"pools\[1\]\.step_costs"),
+    "variable": (_set(*DECODE, "step_costs", "decode", "terms", 0, "flops", to={"magic": 1.0}), r"terms\[0\].*magic"),
+    "negative": (_set(*DECODE, "step_costs", "decode", "terms", 0, "flops_per_second", to=0), r"flops_per_second"),
+    "queries": (_set(*DECODE, "mtp", "drafts", to=1), r"step_costs\.decode\.queries_per_sequence"),
+    "plane": (_set("kv_transfer", "plane", to="string"), r"kv_transfer\.plane"),
+    "no_transfer": (_set("kv_transfer", to=None), "kv_transfer"),
+    "no_decode": (lambda data: data["pools"].pop(), "pools"),
+}
+
+
+@pytest.mark.parametrize("case", SPOILT)
+def test_wrong_manifest_is_refused_with_the_path(case: str) -> None:
+    """Each contradiction is one BadInput sentence that names file and field."""
+    spoil, message = SPOILT[case]
+    data = plain()
+    spoil(data)
+    with pytest.raises(BadInput, match=message) as caught:
+        parse_manifest(data, "m.yaml")
+    assert str(caught.value).startswith("m.yaml") and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("data", [None, [], "text", {}, {"manifest_version": True}])
+def test_what_is_no_manifest_is_refused(data: object) -> None:
+    """Other documents are refused in one sentence."""
+    with pytest.raises(BadInput, match="manifest"):
+        parse_manifest(data, "m.yaml")
+
+
+def test_expert_variables_need_experts() -> None:
+    """A step cost of a dense model cannot count token copies."""
+    data = plain()
+    for phase in data["pools"][0]["step_costs"].values():
+        phase |= {"experts": 0, "moe_layers": 0}
+    with pytest.raises(BadInput, match=r"terms\[4\]\.bytes: 'hit'"):
+        parse_manifest(data, "m.yaml")
+
+
+def test_links_are_balanced_as_in_cloudmatrix() -> None:
+    """CloudMatrix384 section 4.3.3: prefill TP 32, decode TP 1 and DP 320 spread ten decode ranks per prefill rank."""
+    mapping = LinkMapping(ratio=32.0, group_size=10.0)
+    used = [mapping.prefill_tp_rank(rank, 0, 1) for rank in range(320)]
+    assert np.bincount(used).tolist() == [10] * 32

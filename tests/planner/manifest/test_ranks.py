@@ -1,0 +1,66 @@
+"""Rank tables, groups and shards from degrees."""
+
+from fnmatch import fnmatch
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from planner.manifest.checks import check_manifest
+from planner.manifest.layout import Degrees
+from planner.manifest.ranks import group_rules, layers_per_stage, rank_table, shard_rules
+from tests.manifests import manifest, small_model
+
+
+def test_rank_table_of_mixserve_example() -> None:
+    """TP=4 + DP=2, TP=2 + EP=4 on nodes of four: TP and MoE TP are consecutive (MixServe Fig. 3's layout)."""
+    rows = rank_table(Degrees(attention_tp=4, attention_dp=2, moe_tp=2, moe_ep=4), 4).rows
+    assert rows[0] == [0, 0, 0, 0, 0, 0, 0, 0, 0]
+    assert rows[5] == [5, 1, 1, 1, 1, 2, 1, 0, 0]
+
+
+def test_groups_of_a_hybrid_strategy() -> None:
+    """Each kind of group is a rule over consecutive or strided ranks."""
+    rules = group_rules(Degrees(attention_tp=4, attention_dp=2, moe_tp=2, moe_ep=4))
+    groups = {rule.kind: [list(group) for group in rule.groups()] for rule in rules}
+    assert groups["tp"] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert groups["dp"] == [[0, 4], [1, 5], [2, 6], [3, 7]]
+    assert groups["ep"] == [[0, 2, 4, 6], [1, 3, 5, 7]]
+    assert groups["moe_tp"] == [[0, 1], [2, 3], [4, 5], [6, 7]]
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.sampled_from([1, 2, 4, 8]), st.sampled_from([1, 2, 4, 8]), st.sampled_from([1, 2]), st.sampled_from([0, 2]))
+def test_rules_agree_with_the_rank_table(tp: int, moe_tp: int, pp: int, domains: int) -> None:
+    """Groups by rule are those that the check derives from coordinates, for any degrees."""
+    degrees = Degrees(attention_tp=tp, attention_dp=8 // tp, moe_tp=moe_tp, moe_ep=8 // moe_tp, pp=pp, domains=domains)
+    check_manifest(manifest(decode_degrees=degrees))
+
+
+@pytest.mark.parametrize(
+    ("tensor", "axis", "degree", "held_by"),
+    [
+        ("model.layers.0.self_attn.q_a_proj.weight", None, 1, "attention"),
+        ("model.layers.0.self_attn.kv_b_proj.weight", 0, 4, "attention"),
+        ("model.layers.0.self_attn.o_proj.weight", 1, 4, "attention"),
+        ("model.layers.3.mlp.experts.7.down_proj.weight", 1, 2, "expert_map"),
+        ("model.layers.3.mlp.shared_experts.up_proj.weight", None, 1, "shared_expert"),
+        ("model.layers.0.mlp.gate_proj.weight", 0, 4, "attention"),
+        ("model.layers.3.mlp.gate.weight", None, 1, "attention"),
+        ("model.embed_tokens.weight", 0, 4, "first_stage"),
+        ("model.layers.61.embed_tokens.weight", 0, 4, "last_stage"),
+        ("lm_head.weight", 0, 4, "last_stage"),
+        ("model.layers.0.input_layernorm.weight", None, 1, "attention"),
+    ],
+)
+def test_first_matching_shard_rule(tensor: str, axis: int | None, degree: int, held_by: str) -> None:
+    """DeepSeek's checkpoint names fall on the rule that tensor parallelism asks for (Megatron-LM section 3)."""
+    degrees = Degrees(attention_tp=4, attention_dp=2, moe_tp=2, moe_ep=4)
+    rules = shard_rules(small_model(), degrees, "bf16", "decode")
+    rule = next(rule for rule in rules if fnmatch(tensor, rule.tensor))
+    assert (rule.axis, rule.degree, rule.held_by) == (axis, degree, held_by)
+
+
+def test_layers_are_spread_over_stages() -> None:
+    """61 layers over four stages: the first takes the odd one."""
+    assert layers_per_stage(61, 4) == [16, 15, 15, 15]

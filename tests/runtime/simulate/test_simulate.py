@@ -1,0 +1,252 @@
+"""The simulator against the cost function, against queueing theory and against itself."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from planner.manifest.layout import Degrees, Instance
+from planner.manifest.schema import Manifest, Routing
+from planner.manifest.stepcost import evaluate_best
+from planner.manifest.terms import StepLoad
+from podplan.errors import BadInput
+from podplan.traces import Trace
+from runtime.simulate.decode import accepted_tokens, mean_tokens_per_iteration
+from runtime.simulate.engine import ARRIVAL, COMPLETION, Engine, generator
+from runtime.simulate.metrics import SimulationResult
+from runtime.simulate.run import SimulationOptions, simulate
+from runtime.simulate.workload import Requests, closed_loop, from_trace, open_loop
+from tests.manifests import build, manifest, pool
+
+ONE = Degrees(attention_tp=1, attention_dp=1)
+
+
+def requests(*rows: tuple[float, int, int, int]) -> Requests:
+    """Return requests of (arrival, input, output, reused)."""
+    arrival, inputs, outputs, reused = zip(*rows, strict=True)
+    return Requests(
+        arrival_seconds=np.array(arrival, dtype=float),
+        input_tokens=np.array(inputs),
+        output_tokens=np.array(outputs),
+        reused_tokens=np.array(reused),
+    )
+
+
+def chunk(made: Manifest, tokens: int, cached: int = 0, finishing: int = 1) -> float:
+    """Return the seconds of a pass of one chunk on one of the ranks."""
+    cost = made.pools[0].step_costs["prefill"].to_step_cost()
+    load = StepLoad(
+        prefill_tokens=float(tokens),
+        prefill_context_tokens=float(cached),
+        prefill_pairs=tokens * cached + tokens * (tokens + 1) / 2,
+        finishing_prompts=float(finishing),
+        mean_tokens=tokens / cost.attention_ranks,
+    )
+    return float(evaluate_best(cost, load, 2).seconds)
+
+
+def mean(result: SimulationResult, name: str) -> float:
+    """Return the mean of a latency that exists."""
+    statistics = getattr(result, name)
+    assert statistics is not None
+    return float(statistics.mean)
+
+
+def test_one_request_takes_what_the_cost_function_says() -> None:
+    """Alone, TTFT is one pass, then transfer and one iteration per further token, each longer by its KV."""
+    made = manifest()
+    result = simulate(made, requests((1.0, 512, 9, 0)))
+    ttft = chunk(made, 512)
+    cost = made.pools[1].step_costs["decode"].to_step_cost()
+    steps = [
+        float(
+            evaluate_best(
+                cost, StepLoad(decode_sequences=1.0, decode_kv_tokens=512.0 + i, mean_tokens=1 / 8), 2
+            ).seconds
+        )
+        for i in range(8)
+    ]
+    transfer = 512 * 160.0 / 1e10 + 1e-4
+    assert mean(result, "ttft_seconds") == pytest.approx(ttft, rel=1e-9)
+    assert mean(result, "e2e_seconds") == pytest.approx(ttft + transfer + sum(steps), rel=1e-9)
+    assert mean(result, "tpot_seconds") == pytest.approx((transfer + sum(steps)) / 8, rel=1e-9)
+
+
+def test_long_prompt_takes_several_passes_that_reread_its_cache() -> None:
+    """5,000 tokens in passes of 2,048: TTFT is the sum of three passes, the later ones with context."""
+    made = manifest()
+    result = simulate(made, requests((0.0, 5000, 1, 0)))
+    expected = chunk(made, 2048, 0, 0) + chunk(made, 2048, 2048, 0) + chunk(made, 904, 4096)
+    assert mean(result, "ttft_seconds") == pytest.approx(expected, rel=1e-9)
+
+
+def test_reused_tokens_are_read_and_not_computed() -> None:
+    """A prompt of 1,000 tokens of which 900 are cached computes 100 against a context of 900."""
+    made = manifest()
+    result = simulate(made, requests((0.0, 1000, 1, 900)))
+    assert mean(result, "ttft_seconds") == pytest.approx(chunk(made, 100, 900), rel=1e-9)
+
+
+def test_deterministic_single_server_follows_pollaczek_khinchine() -> None:
+    """M/D/1: mean wait = rho · S / (2 (1 - rho)) (Pollaczek-Khinchine; Kleinrock 1975, section 5.6)."""
+    made = manifest(
+        degrees=ONE, limits={"requests_per_dp_rank": 8, "tokens_per_device": 512}, workload={"output_tokens": 1}
+    )
+    service = chunk(made, 512)
+    load = 0.7
+    means = [
+        mean(
+            simulate(
+                made,
+                open_loop(made.workload, load / service, 3000, seed),
+                SimulationOptions(warmup_seconds=100 * service),
+            ),
+            "ttft_seconds",
+        )
+        for seed in range(8)
+    ]
+    expected = service * (1 + load / (2 * (1 - load)))
+    half_width = 3.5 * np.std(means, ddof=1) / np.sqrt(len(means))  # Student's t, 7 degrees of freedom, 99 %
+    assert abs(np.mean(means) - expected) < half_width
+    assert half_width < 0.1 * expected
+
+
+WORKLOADS = st.fixed_dictionaries(
+    {
+        "input_tokens": st.integers(1, 6000),
+        "output_tokens": st.integers(1, 60),
+        "input_cv2": st.sampled_from([0.0, 2.0]),
+        "output_cv2": st.sampled_from([0.0, 2.0]),
+        "prefix_reuse": st.sampled_from([0.0, 0.5]),
+        "arrival_cv2": st.sampled_from([0.0, 1.0, 4.0]),
+    }
+)
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    WORKLOADS,
+    st.integers(0, 1),
+    st.sampled_from(["least_load", "round_robin", "collaborative"]),
+    st.sampled_from([float("inf"), 0.3]),
+    st.booleans(),
+)
+def test_requests_are_conserved(workload: dict[str, Any], drafts: int, policy: Any, until: float, mixed: bool) -> None:
+    """Offered = completed + failed + running, and nobody is served before arriving."""
+    if mixed:
+        made = build(
+            [pool("mixed", ONE, [Instance(name="a", nodes=[0]), Instance(name="b", nodes=[1])], drafts=drafts)],
+            workload,
+        )
+    else:
+        small = {"block_tokens": 16, "bytes_per_token_per_device": 160.0, "capacity_tokens_per_rank": 4096}
+        made = manifest(prefill=2, decode=2, drafts=drafts, workload=workload, kv=small)
+    made = made.model_copy(update={"routing": Routing(prefill=policy)})
+    offered = open_loop(made.workload, 200.0, 60, seed=3)
+    result = simulate(made, offered, SimulationOptions(until_seconds=until))
+    assert result.requests == result.completed + result.failed + result.running
+    if until == float("inf"):
+        assert result.requests == 60 and result.running == 0
+    for statistics in (result.ttft_seconds, result.tpot_seconds, result.e2e_seconds):
+        assert statistics is None or 0 <= statistics.p50 <= statistics.p90 <= statistics.p99
+
+
+def test_same_seed_same_result() -> None:
+    """Two runs differ in nothing but wall time; another seed gives other numbers."""
+    made = manifest(drafts=1, workload={"output_cv2": 1.0})
+    runs = [
+        simulate(made, open_loop(made.workload, 100.0, 100, seed), SimulationOptions(seed=seed)).to_dict()
+        for seed in (1, 1, 2)
+    ]
+    for run in runs:
+        run.pop("wall_seconds")
+    assert runs[0] == runs[1] != runs[2]
+
+
+def test_closed_loop_keeps_its_concurrency() -> None:
+    """Little's law in a closed loop: throughput x mean E2E = concurrency, but for the tail."""
+    made = manifest()
+    result = simulate(made, closed_loop(made.workload, 8, 400))
+    assert result.completed == 400
+    assert result.requests_per_second * mean(result, "e2e_seconds") == pytest.approx(8, rel=0.05)
+
+
+def test_full_decode_ranks_press_back() -> None:
+    """With one slot per rank a ninth request waits for the first of eight to leave."""
+    made = manifest(limits={"requests_per_dp_rank": 1, "tokens_per_device": 2048})
+    eight, nine = (simulate(made, requests(*[(0.0, 512, 33, 0)] * count)) for count in (8, 9))
+    assert eight.e2e_seconds is not None and nine.e2e_seconds is not None
+    assert nine.duration_seconds > 1.6 * eight.duration_seconds
+    assert nine.completed == 9
+
+
+def test_request_larger_than_any_cache_fails() -> None:
+    """It is counted as failed and the others go on."""
+    small = {"block_tokens": 16, "bytes_per_token_per_device": 160.0, "capacity_tokens_per_rank": 1024}
+    result = simulate(manifest(kv=small), requests((0.0, 2000, 4, 0), (0.0, 100, 4, 0)))
+    assert (result.completed, result.failed, result.running) == (1, 1, 0)
+    assert result.slo_attainment == 0.5
+
+
+def test_accepted_drafts_have_the_geometric_mean() -> None:
+    """1 + a + a² tokens per iteration with two drafts; expectation mode takes it as it is."""
+    drawn = accepted_tokens(generator(0, "test"), 40_000, 2, 0.7)
+    assert drawn.min() == 1 and drawn.max() == 3
+    assert drawn.mean() == pytest.approx(mean_tokens_per_iteration(2, 0.7), abs=0.02)
+    made = manifest(drafts=1)
+    options = SimulationOptions(mtp="expected")
+    assert simulate(made, requests((0.0, 64, 18, 0)), options).steps["decode"] == 10  # 17 tokens at 1.7
+
+
+def test_mixed_instance_alone_takes_a_pass_and_iterations() -> None:
+    """One request on an aggregated instance: its chunk, then its tokens, in the mixed step's cost."""
+    made = build([pool("mixed", ONE, [Instance(name="a", nodes=[0])])], {})
+    result = simulate(made, requests((0.0, 512, 5, 0)))
+    cost = made.pools[0].step_costs["mixed"].to_step_cost()
+    steps = [StepLoad(decode_sequences=1.0, decode_kv_tokens=512.0 + i, mean_tokens=1.0) for i in range(4)]
+    decode = sum(float(evaluate_best(cost, load, 2).seconds) for load in steps)
+    assert mean(result, "e2e_seconds") == pytest.approx(chunk(made, 512) + decode, rel=1e-9)
+
+
+def test_trace_drives_the_run() -> None:
+    """Arrivals, lengths and reuse come from the trace; a full hit still computes one token."""
+    trace = Trace(
+        name="t",
+        format="mooncake",
+        arrival_seconds=np.array([0.0, 5.0]),
+        input_tokens=np.array([512, 512]),
+        output_tokens=np.array([1, 1]),
+        hash_ids=(np.array([1]), np.array([1])),
+        block_tokens=512,
+    )
+    made = manifest()
+    offered = from_trace(trace, made.workload)
+    assert offered.reused_tokens.tolist() == [0, 511]
+    result = simulate(made, offered)
+    assert mean(result, "ttft_seconds") == pytest.approx((chunk(made, 512) + chunk(made, 1, 511)) / 2, rel=1e-9)
+
+
+def test_bad_flags_are_refused() -> None:
+    """Rate, concurrency, count and warm-up name their flag."""
+    made = manifest()
+    for make, flag in [
+        (lambda: open_loop(made.workload, 0.0, 5), "--rate"),
+        (lambda: open_loop(made.workload, 1.0, 0), "--requests"),
+        (lambda: closed_loop(made.workload, 0, 5), "--concurrency"),
+        (lambda: simulate(made, requests((0.0, 1, 1, 0)), SimulationOptions(warmup_seconds=-1.0)), "--warmup"),
+    ]:
+        with pytest.raises(BadInput, match=flag):
+            make()
+
+
+def test_events_of_one_instant_run_by_priority_then_in_order() -> None:
+    """Completions come before arrivals, and equals in the order of scheduling."""
+    engine, seen = Engine(), list[str]()
+    engine.at(1.0, ARRIVAL, lambda: seen.append("arrival"))
+    engine.at(1.0, COMPLETION, lambda: seen.append("first completion"))
+    engine.at(1.0, COMPLETION, lambda: seen.append("second completion"))
+    engine.at(0.5, ARRIVAL, lambda: seen.append("earlier"))
+    engine.run()
+    assert seen == ["earlier", "first completion", "second completion", "arrival"]
