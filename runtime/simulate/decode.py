@@ -8,9 +8,11 @@ from numpy.typing import NDArray
 from planner.manifest.schema import Pool
 from runtime.simulate.engine import COMPLETION, Engine
 from runtime.simulate.ledger import Ledger
-from runtime.simulate.steps import decode_seconds
+from runtime.simulate.steps import StepTimer
 
 Integers = NDArray[np.int64]
+
+FULL = np.iinfo(np.int64).max
 
 
 def accepted_tokens(random: np.random.Generator, count: int, drafts: int, acceptance: float) -> Integers:
@@ -62,7 +64,7 @@ class Admission:
             if not fits.any():
                 return
             self._waiting.popleft()
-            rank = int(np.where(fits, self._reserved, np.iinfo(np.int64).max).argmin())
+            rank = int(np.where(fits, self._reserved, FULL).argmin())
             self._sequences[rank] += 1
             self._reserved[rank] += need
             instance, local = self._homes[rank]
@@ -92,8 +94,8 @@ class DecodeInstance:
     ) -> None:
         """``random`` None: every iteration yields the mean number of tokens."""
         self._engine, self._ledger, self._admission, self._random = engine, ledger, admission, random
-        self._cost = pool.step_costs["decode"].to_step_cost()
-        self._microbatches, self._mtp = pool.microbatches, pool.mtp
+        self._timer = StepTimer(pool.step_costs["decode"].to_step_cost(), pool.microbatches)
+        self._mtp = pool.mtp
         self._mean_tokens = mean_tokens_per_iteration(pool.mtp.drafts, pool.mtp.acceptance)
         self._ranks = _dp(pool)
         self._first_rank = admission.register(self, self._ranks)
@@ -131,8 +133,8 @@ class DecodeInstance:
         if not len(self._request):
             return
         sequences = int(np.bincount(self._rank).max())
-        kv_tokens = np.bincount(self._rank, weights=self._kv).max()
-        seconds = decode_seconds(self._cost, sequences, kv_tokens, len(self._request), self._microbatches)
+        kv_tokens = float(np.bincount(self._rank, weights=self._kv).max())
+        seconds = self._timer.decode_seconds(sequences, kv_tokens, len(self._request))
         self._running = True
         self.busy_seconds += seconds
         self.steps += 1

@@ -9,7 +9,7 @@ from planner.manifest.schema import Pool
 from runtime.simulate.decode import accepted_tokens, mean_tokens_per_iteration
 from runtime.simulate.engine import COMPLETION, Engine
 from runtime.simulate.ledger import Ledger
-from runtime.simulate.steps import RankLoads, step_seconds
+from runtime.simulate.steps import RankLoads, StepTimer
 
 
 @dataclass(slots=True)
@@ -29,8 +29,8 @@ class MixedInstance:
 
     def __init__(self, engine: Engine, ledger: Ledger, pool: Pool, random: np.random.Generator | None) -> None:
         self._engine, self._ledger, self._random = engine, ledger, random
-        self._cost = pool.step_costs["mixed"].to_step_cost()
-        self._microbatches, self._mtp, self._kv = pool.microbatches, pool.mtp, pool.kv
+        self._timer = StepTimer(pool.step_costs["mixed"].to_step_cost(), pool.microbatches)
+        self._mtp, self._kv = pool.mtp, pool.kv
         self._mean_tokens = mean_tokens_per_iteration(pool.mtp.drafts, pool.mtp.acceptance)
         self._limit = pool.limits.requests_per_dp_rank
         self._budget = pool.limits.tokens_per_device * pool.degrees.attention_tp * pool.degrees.pp
@@ -84,7 +84,7 @@ class MixedInstance:
         ended = [self._fill(index, loads) for index in range(len(self._ranks))]
         if not loads.decode_sequences.any() and not loads.tokens.any():
             return
-        seconds = step_seconds(self._cost, loads, self._microbatches)
+        seconds = self._timer.step_seconds(loads)
         self._stepping = True
         self.busy_seconds += seconds
         self.steps += 1

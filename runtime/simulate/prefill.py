@@ -6,7 +6,7 @@ from collections.abc import Callable
 from planner.manifest.schema import Pool
 from runtime.simulate.engine import COMPLETION, Engine
 from runtime.simulate.ledger import Ledger
-from runtime.simulate.steps import RankLoads, step_seconds
+from runtime.simulate.steps import RankLoads, StepTimer
 
 Finished = Callable[["PrefillInstance", int, int], None]
 """Called with the instance, the DP rank and the request when a prompt's last pass ends."""
@@ -17,8 +17,7 @@ class PrefillInstance:
 
     def __init__(self, engine: Engine, ledger: Ledger, pool: Pool, queue: deque[int], finished: Finished) -> None:
         self._engine, self._ledger, self._finished = engine, ledger, finished
-        self._cost = pool.step_costs["prefill"].to_step_cost()
-        self._microbatches = pool.microbatches
+        self._timer = StepTimer(pool.step_costs["prefill"].to_step_cost(), pool.microbatches)
         self.ranks = pool.degrees.attention_dp
         self.rank_devices = pool.degrees.attention_tp * pool.degrees.pp
         self._budget = pool.limits.tokens_per_device * self.rank_devices
@@ -47,7 +46,7 @@ class PrefillInstance:
             return
         loads = RankLoads.empty(self.ranks)
         ended = self._fill(loads)
-        seconds = step_seconds(self._cost, loads, self._microbatches)
+        seconds = self._timer.step_seconds(loads)
         self._running = True
         self.busy_seconds += seconds
         self.steps += 1

@@ -1,4 +1,4 @@
-"""Step durations: the manifest's step cost, evaluated for the slowest rank."""
+"""Step durations: the manifest's step cost, evaluated for the slowest rank and remembered per load."""
 
 from dataclasses import dataclass
 
@@ -10,6 +10,9 @@ from planner.manifest.terms import StepCost, StepLoad
 from podplan.errors import BadInput
 
 Floats = NDArray[np.float64]
+Key = tuple[object, ...]
+
+MOST_REMEMBERED = 200_000
 
 
 @dataclass(slots=True)
@@ -35,45 +38,71 @@ class RankLoads:
         self.pairs[rank] += computed * cached + computed * (computed + 1) / 2
         self.finishing[rank] += finishes
 
-
-def step_seconds(cost: StepCost, loads: RankLoads, microbatches: int) -> float:
-    """Return the duration of a step that all ranks leave together: that of its slowest rank.
-
-    The experts serve all ranks, so their part follows the mean over ranks.
-    """
-    queries = loads.decode_sequences * cost.queries_per_sequence
-    load = StepLoad(
-        decode_sequences=loads.decode_sequences,
-        decode_kv_tokens=loads.decode_kv_tokens,
-        prefill_tokens=loads.tokens,
-        prefill_context_tokens=loads.context,
-        prefill_pairs=loads.pairs,
-        finishing_prompts=loads.finishing,
-        mean_tokens=float((queries + loads.tokens).mean()),
-    )
-    seconds = float(np.max(evaluate(cost, load, 1).seconds))
-    splittable = loads.decode_sequences.max() >= 2 or loads.tokens.max() >= 2
-    if microbatches > 1 and cost.moe_layers and splittable:
-        seconds = min(seconds, float(np.max(evaluate(cost, load, 2).seconds)))
-    return checked(seconds)
+    def distinct(self) -> list[tuple[float, ...]]:
+        """Return the loads that occur, each once, in order."""
+        columns = (self.decode_sequences, self.decode_kv_tokens, self.tokens, self.context, self.pairs, self.finishing)
+        return sorted(set(zip(*(column.tolist() for column in columns), strict=True)))
 
 
-def decode_seconds(cost: StepCost, sequences: int, kv_tokens: int, total: int, microbatches: int) -> float:
-    """Return the duration of a decode iteration from upper envelopes over the ranks.
+class StepTimer:
+    """Durations of the steps of one instance; a load that comes again is not evaluated again."""
 
-    Most sequences and most cached tokens of any rank are taken together although they may stand on
-    different ranks; ``total`` sequences of all ranks set the load of the experts.
-    """
-    load = StepLoad(
-        decode_sequences=float(sequences),
-        decode_kv_tokens=float(kv_tokens),
-        mean_tokens=total * cost.queries_per_sequence / cost.attention_ranks,
-    )
-    return checked(float(evaluate_best(cost, load, microbatches).seconds))
+    __slots__ = ("_cost", "_known", "_microbatches")
 
+    def __init__(self, cost: StepCost, microbatches: int) -> None:
+        self._cost, self._microbatches = cost, microbatches
+        self._known: dict[Key, float] = {}
 
-def checked(seconds: float) -> float:
-    """Return ``seconds`` if virtual time can advance by it."""
-    if not 0 < seconds < float("inf"):
-        raise BadInput(f"step_costs: a step takes {seconds:g} seconds; the terms must give a positive, finite duration")
-    return seconds
+    def step_seconds(self, loads: RankLoads) -> float:
+        """Return the duration of a step that all ranks leave together: that of its slowest rank.
+
+        The experts serve all ranks, so their part follows the mean over ranks.
+        """
+        mean = float((loads.decode_sequences * self._cost.queries_per_sequence + loads.tokens).mean())
+        ranks = loads.distinct()
+        key = (mean, *ranks)
+        return self._known.get(key) or self._remember(key, self._slowest(ranks, mean))
+
+    def decode_seconds(self, sequences: int, kv_tokens: float, total: int) -> float:
+        """Return the duration of a decode iteration from upper envelopes over the ranks.
+
+        Most sequences and most cached tokens of any rank are taken together although they may stand on
+        different ranks; ``total`` sequences of all ranks set the load of the experts.
+        """
+        key = (sequences, kv_tokens, total)
+        known = self._known.get(key)
+        if known:
+            return known
+        load = StepLoad(
+            decode_sequences=float(sequences),
+            decode_kv_tokens=float(kv_tokens),
+            mean_tokens=total * self._cost.queries_per_sequence / self._cost.attention_ranks,
+        )
+        return self._remember(key, float(evaluate_best(self._cost, load, self._microbatches).seconds))
+
+    def _slowest(self, ranks: list[tuple[float, ...]], mean_tokens: float) -> float:
+        """Return the duration of the slowest of ``ranks`` with the better number of microbatches."""
+        sequences, kv_tokens, tokens, context, pairs, finishing = np.array(ranks).T
+        load = StepLoad(
+            decode_sequences=sequences,
+            decode_kv_tokens=kv_tokens,
+            prefill_tokens=tokens,
+            prefill_context_tokens=context,
+            prefill_pairs=pairs,
+            finishing_prompts=finishing,
+            mean_tokens=mean_tokens,
+        )
+        seconds = float(np.max(evaluate(self._cost, load, 1).seconds))
+        splittable = sequences.max() >= 2 or tokens.max() >= 2
+        if self._microbatches > 1 and self._cost.moe_layers and splittable:
+            seconds = min(seconds, float(np.max(evaluate(self._cost, load, 2).seconds)))
+        return seconds
+
+    def _remember(self, key: Key, seconds: float) -> float:
+        """Keep and return ``seconds`` if virtual time can advance by it."""
+        if not 0 < seconds < float("inf"):
+            raise BadInput(f"step_costs: a step takes {seconds:g} seconds; its terms must give a positive, finite time")
+        if len(self._known) >= MOST_REMEMBERED:
+            self._known.clear()
+        self._known[key] = seconds
+        return seconds
