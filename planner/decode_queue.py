@@ -118,7 +118,7 @@ def decode_capacity(
 ) -> DecodeCapacity | None:
     """Largest Poisson rate at which TPOT at ``percentile`` keeps the limit and the instance is stable; None if none.
 
-    At most 98 % of what a full instance finishes. Bisection, 14 steps.
+    At most 98 % of what a full instance finishes. Within 1 % of the limit, see ``largest_rate``.
 
     Raises:
         BadInput: as ``decode_state``.
@@ -126,16 +126,17 @@ def decode_capacity(
     server = _tabulate(iterations_per_request, iteration_seconds, most_requests, transfer_seconds, tokens_per_iteration)
     found: dict[float, DecodeState] = {}
 
-    def admits(rate: float) -> bool:
-        state = _state(server, rate)
-        if state is None or state.tpot.at(percentile) > limit_seconds:
-            return False
-        found[rate] = state
-        return True
+    def seconds(rate: float) -> float:
+        if rate not in found:
+            state = _state(server, rate)
+            if state is None:
+                return math.inf
+            found[rate] = state
+        return found[rate].tpot.at(percentile)
 
     upper = _MOST_UTILISATION * float(server.finished_per_second[-1])
-    rate = upper if admits(upper) else largest_rate(admits, upper, 14)
-    return DecodeCapacity(rate_per_second=rate, state=found[rate]) if rate in found else None
+    rate = largest_rate(seconds, limit_seconds, upper)
+    return None if rate is None else DecodeCapacity(rate_per_second=rate, state=found[rate])
 
 
 def _tabulate(

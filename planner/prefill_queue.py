@@ -21,9 +21,9 @@ from podplan.errors import BadInput
 PassSeconds = Callable[[Array], Array]
 Policy = Literal["random", "round_robin", "least_load"]
 
-_MOST_LEVELS = 200
+_MOST_LEVELS = 96
 """States at or under the cap; more prompts than that are counted in steps."""
-_MOST_QUEUED = 320
+_MOST_QUEUED = 256
 """States above the cap."""
 _RESIDUAL_CELLS = 64
 _TIME_CELLS = 1024
@@ -89,8 +89,8 @@ def prefill_latency(
 ) -> Latency | None:
     """Time to first token of one instance, scheduled arrival to the end of the prompt's own pass; None if unstable.
 
-    Exact for Poisson arrivals and fixed lengths, but for the size of the own pass of prompts that wait whole passes
-    (see ``_rest``; exact at a cap of 1, where this is M/D/1). Other arrivals: counts during a pass get
+    Exact for Poisson arrivals, fixed lengths and passes that reach 96 prompts (more are counted in steps: 1 % of p99),
+    but for the size of the own pass of prompts that wait whole passes (``_rest``; at a cap of 1 this is M/D/1). Other arrivals: counts during a pass get
     the variance ``arrival_squared_cv`` times their mean (the asymptotic dispersion of a renewal process, so pessimistic
     for bursts longer than a pass). Variable lengths: a pass of n prompts has variance n c^2 share^2 with the share the
     slope of the pass time, gamma distributed; own pass and own length are taken as independent.
@@ -134,7 +134,7 @@ def prefill_capacity(
 
     Each of c instances is a queue of its own, with gaps of squared CV 1 at random and 1/c round robin (every c-th
     arrival of a renewal process). ``least_load`` is counted as round robin, which it is at least as good as. At most 98
-    % of the saturation rate, beyond which no plan should run. Bisection, 12 steps.
+    % of the saturation rate, beyond which no plan should run. Within 1 % of the limit, see ``largest_rate``.
 
     Raises:
         BadInput: fewer than one instance, or as ``prefill_latency``.
@@ -151,16 +151,17 @@ def _capacity(
     squared_cv = thinned_squared_cv(1.0, instances, policy)
     found: dict[float, Latency] = {}
 
-    def admits(rate: float) -> bool:
-        latency = _latency(service, rate, squared_cv)
-        if latency is None or latency.at(percentile) > limit_seconds:
-            return False
-        found[rate] = latency
-        return True
+    def seconds(rate: float) -> float:
+        if rate not in found:
+            latency = _latency(service, rate, squared_cv)
+            if latency is None:
+                return math.inf
+            found[rate] = latency
+        return found[rate].at(percentile)
 
     upper = _MOST_UTILISATION * service.most / float(service.seconds[-1])
-    rate = upper if admits(upper) else largest_rate(admits, upper, 12)
-    return PrefillCapacity(rate_per_second=rate * instances, ttft=found[rate]) if rate in found else None
+    rate = largest_rate(seconds, limit_seconds, upper)
+    return None if rate is None else PrefillCapacity(rate_per_second=rate * instances, ttft=found[rate])
 
 
 def thinned_squared_cv(arrival_squared_cv: float, instances: int, policy: Policy) -> float:
@@ -235,7 +236,7 @@ def _solve(service: _Service, rate: float, dispersion: float) -> _Chain:
     step = cap / sizes
     prompts = step * np.arange(1.0, sizes + 1)
     means, variances = service.mean(prompts), service.variance(prompts)
-    nodes = 1 if service.squared_cv == 0 else int(np.clip(512 // sizes, 3, 16))
+    nodes = 1 if service.squared_cv == 0 else int(np.clip(256 // sizes, 3, 16))
     spread, weights = gamma_nodes(variances / means**2, nodes)
     durations = means[:, None] * spread  # [sizes, nodes]
     queued = 0

@@ -180,13 +180,31 @@ def mixserve_wait(pass_rate_per_second: float, pass_seconds: float) -> float:
     return kingman_wait(pass_rate_per_second, pass_seconds, 1.0, 1.0)
 
 
-def largest_rate(admits: Callable[[float], bool], upper: float, steps: int) -> float:
-    """Largest rate in [0, upper] that ``admits``, by bisection on a monotone condition; 0 where none is found."""
-    low, high = 0.0, upper
-    for _ in range(steps):
-        middle = (low + high) / 2
-        if admits(middle):
-            low = middle
+def largest_rate(seconds: Callable[[float], float], limit_seconds: float, upper: float) -> float | None:
+    """Largest rate up to ``upper`` whose ``seconds``, rising in the rate, keep the limit; None where none does.
+
+    Latency goes up as 1/(1 - load), so 1/seconds is all but straight: false position on it (Illinois rule, kept 5 %
+    off the ends), until within 1 % under the limit or 0.2 % of the rate; some 8 calls, at most 26. Every rate
+    answered with was evaluated and keeps the limit; rates below a thousandth of ``upper`` are not told apart.
+    """
+    low, high = upper / 1000, upper
+    if seconds(high) <= limit_seconds:
+        return high
+    first = seconds(low)
+    if first > limit_seconds:
+        return None
+    aim = 1 / (0.995 * limit_seconds)
+    above, below = max(1 / first - aim, 0.0), 1 / seconds(high) - aim
+    for _ in range(24):
+        if high - low < 0.002 * high:
+            break
+        part = min(max(above / (above - below), 0.05), 0.95)
+        middle = low + (high - low) * part
+        value = seconds(middle)
+        if value <= limit_seconds:
+            low, above, below = middle, max(1 / value - aim, 0.0), below / 2
+            if value >= 0.99 * limit_seconds:
+                break
         else:
-            high = middle
+            high, above, below = middle, above / 2, 1 / value - aim
     return low

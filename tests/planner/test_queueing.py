@@ -13,6 +13,7 @@ from planner.queueing import (
     gamma_nodes,
     gamma_quantiles,
     kingman_wait,
+    largest_rate,
     mixserve_wait,
     pollaczek_khinchine_wait,
 )
@@ -79,3 +80,24 @@ def test_percentile_that_cannot_be(percentile):
     latency = Latency.from_masses(np.array([1.0, 2.0]), np.array([0.5, 0.5]))
     with pytest.raises(BadInput, match="--percentile"):
         latency.at(percentile)
+
+
+@pytest.mark.parametrize("limit", [1.001, 1.5, 4.0, 40.0])
+def test_largest_rate_of_mm1(limit):
+    """1/(1 - rho) <= limit at rho = 1 - 1/limit; kept, within 1 % of the limit or 0.2 % of the rate, in few calls."""
+    calls = []
+
+    def seconds(rate):
+        calls.append(rate)
+        return 1 / (1 - rate)
+
+    rate = largest_rate(seconds, limit, 0.98)
+    assert seconds(rate) <= limit
+    assert seconds(rate * 1.003) >= 0.99 * limit
+    assert len(calls) < 12
+
+
+def test_largest_rate_at_the_ends():
+    """All of it where the limit never binds, none where one request alone breaks it."""
+    assert largest_rate(lambda rate: 1 / (1 - rate), 100.0, 0.98) == 0.98
+    assert largest_rate(lambda rate: 1 / (1 - rate), 0.9, 0.98) is None
