@@ -92,9 +92,10 @@ def prefill_latency(
     Exact for Poisson arrivals, fixed lengths and passes that reach 96 prompts (more are counted in steps: 1 % of p99),
     but for the size of the own pass of prompts that wait whole passes (``_rest``; at a cap of 1 this is M/D/1).
     Other arrivals: counts during a pass get the variance ``arrival_squared_cv`` times their mean (the asymptotic
-    dispersion of a renewal process, so pessimistic for bursts longer than a pass). Variable lengths: a pass
-    of n prompts has variance n c^2 share^2 with the share the slope of the pass time, gamma distributed; own pass and
-    own length are taken as independent.
+    dispersion of a renewal process, so pessimistic for bursts longer than a pass, and for smooth arrivals at
+    small caps: at squared CV 1/8 p99 is up to 3.6 times too high at a cap of 1, 14 % at 4, 10 % at 16). Variable
+    lengths: a pass of n prompts has variance n c^2 share^2 with the share the slope of the pass time, gamma
+    distributed; own pass and own length are taken as independent.
 
     Args:
         arrival_rate_per_second: prompts per second at this instance.
