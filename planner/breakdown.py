@@ -8,12 +8,13 @@ from planner.manifest.stepcost import (
     StepSeconds,
     draft_seconds,
     evaluate,
-    expert_stream,
     layer_count,
     moe_layer,
     slot_seconds,
     slots,
     split_dilations,
+    split_seconds,
+    split_streams,
     stage_sum,
 )
 from planner.manifest.terms import (
@@ -86,9 +87,7 @@ def _layer_at(cost: StepCost, stages: Timings, microbatches: int, share: float) 
     """Seconds of one MoE layer with the core share given instead of chosen."""
     if not cost.moe_layers or microbatches == 1 or cost.rule != "attention_experts":
         return moe_layer(cost, stages, microbatches)[0]
-    own, other = split_dilations(cost, stages, share)
-    attention = stage_sum(stages, ("attention",), share, own)
-    return 2 * max(float(attention), float(expert_stream(cost, stages, 1 - share, other)))
+    return split_seconds(cost, stages, share)
 
 
 def _stage_rows(step: _Step, stage: Stage) -> list[Operator]:
@@ -96,7 +95,7 @@ def _stage_rows(step: _Step, stage: Stage) -> list[Operator]:
     cores, dilation = _pace(step, stage)
     exposed = _exposed_share(step, stage)
     rows = []
-    for term, timing in step.stages[stage]:
+    for term, timing in step.stages[stage].terms:
         count = layer_count(cost, stage) * step.microbatches
         seconds = float(timing.seconds(cores, dilation)) * count
         exposure = seconds * exposed
@@ -111,7 +110,7 @@ def _stage_rows(step: _Step, stage: Stage) -> list[Operator]:
 
 def _head_rows(step: _Step) -> list[Operator]:
     """Embedding, head and sampling run once on the whole batch."""
-    heads = timings(step.cost.head_terms, step.whole)["head"]
+    heads = timings(step.cost.head_terms, step.whole)["head"].terms
     return [_row(t, timing, step.whole, "0", 1, (float(timing.seconds()),) * 2) for t, timing in heads]
 
 
@@ -122,9 +121,7 @@ def _exposed_share(step: _Step, stage: Stage) -> float:
     if step.microbatches == 1 or stage == "dense" or not cost.moe_layers:
         return beside
     if cost.rule == "attention_experts":
-        own, other = split_dilations(cost, stages, step.share)
-        attention = float(stage_sum(stages, ("attention",), step.share, own))
-        experts = float(expert_stream(cost, stages, 1 - step.share, other))
+        attention, experts = (float(seconds) for seconds in split_streams(cost, stages, step.share))
         leading = attention >= experts
         return (1.0 if leading else 0.0) if stage == "attention" else (0.0 if leading else beside)
     if stage not in ("dispatch", "combine"):
@@ -189,6 +186,9 @@ def _composition_rows(
     cost, count = step.cost, step.microbatches
     rows = []
     waiting = step.straggler_layer * cost.moe_layers
+    memory_wait = memory_wait_seconds(step)
+    if memory_wait:
+        rows.append(_plain("memory_wait", "0", cost.moe_layers * count, memory_wait, "memory"))
     if cost.moe_layers and cost.experts:
         rows.append(_plain("straggler_wait", "1", cost.moe_layers * count, waiting, "network"))
     drafts = cost.queries_per_sequence - 1
@@ -203,15 +203,25 @@ def _composition_rows(
         + float(stage_sum(timings(cost.head_terms, step.whole), ("head",)))
     )
     seconds = float(total.seconds)
-    if cost.pipeline_stages > 1 and cost.pipeline_hop is not None:
-        hops = cost.pipeline_stages * float(communication_seconds(cost.pipeline_hop, values))
-        rows.append(_plain("pipeline_hop", "0", cost.pipeline_stages, hops, "network"))
+    stages = int(cost.pipeline_stages)
+    if stages > 1 and cost.pipeline_hop is not None:
+        hops = stages * float(communication_seconds(cost.pipeline_hop, values))
+        rows.append(_plain("pipeline_hop", "0", stages, hops, "network"))
         if cost.pipeline_bubble:
-            idle = (device + hops) * (cost.pipeline_stages - 1) / cost.pipeline_stages
+            idle = (device + hops) * (stages - 1) / stages
             rows.append(_plain("pipeline_bubble", "0", 1, idle, "overhead"))
             device += idle
         device += hops
     return [*rows, _plain("host", "host", 1, seconds - device, "overhead")]
+
+
+def memory_wait_seconds(step: _Step) -> float:
+    """What both streams' memory traffic takes beyond the longer stream, over all layers."""
+    cost, stages = step.cost, step.stages
+    if step.microbatches == 1 or cost.rule != "attention_experts" or not cost.moe_layers:
+        return 0.0
+    longer = 2 * max(float(seconds) for seconds in split_streams(cost, stages, step.share))
+    return (float(split_seconds(cost, stages, step.share)) - longer) * cost.moe_layers
 
 
 def _plain(name: str, stream: str, count: int, seconds: float, bound: Bound) -> Operator:
@@ -221,7 +231,8 @@ def _plain(name: str, stream: str, count: int, seconds: float, bound: Bound) -> 
 def _draft_row(step: _Step, seconds: float, drafts: int) -> Operator:
     """One row for all draft layers: a further layer each, and their projection, head and sampling."""
     main: tuple[Stage, ...] = ("attention", *EXPERT_STAGES) if step.cost.moe_layers else ("attention", "dense")
-    terms = [term for stage in main for term, _ in step.stages.get(stage, ())] + list(step.cost.draft_terms)
+    terms = [term for stage in main if stage in step.stages for term, _ in step.stages[stage].terms]
+    terms += step.cost.draft_terms
     times = drafts * step.microbatches
     compute = [term for term in terms if isinstance(term, ComputeTerm)]
     flops = times * sum(float(form(term.flops, step.values)) for term in compute)

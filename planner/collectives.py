@@ -9,7 +9,7 @@ import math
 
 import numpy as np
 
-from hardware.spec import CollectiveFit, CollectiveOp, ExchangeFit, HardwareSpec
+from hardware.spec import CollectiveFit, CollectiveOp, Dtype, ExchangeFit, HardwareSpec
 from models.spec import MoE
 from planner.manifest.terms import CommunicationTerm, Form, Number, Stage
 from planner.roofline import residual, scale
@@ -25,8 +25,10 @@ def collective(
     """
     share = (ranks - 1) / ranks
     wire: Number = {"all_reduce": 2 * share, "point_to_point": 1.0}.get(op, share)
-    fits = [collective_fit(hardware, op, int(degree), in_graph) for degree in np.atleast_1d(ranks)]
-    worst = max(residual(fit) for fit in fits)
+    degrees, where = np.unique(np.atleast_1d(ranks), return_inverse=True)
+    distinct_fits = [collective_fit(hardware, op, int(degree), in_graph) for degree in degrees]
+    fits = [distinct_fits[number] for number in where]
+    worst = max(residual(fit) for fit in distinct_fits)
     protocols = _protocols(fits, ranks)
     return CommunicationTerm(name, stage, scale(message, wire), protocols, residual=worst)
 
@@ -34,7 +36,8 @@ def collective(
 def _protocols(fits: list[CollectiveFit], ranks: Number) -> tuple[tuple[Number, Number], ...]:
     """(latency, bandwidth) of every protocol, for one group size or for an array of them.
 
-    Fits with fewer protocols repeat their last one, which changes no minimum.
+    Fits with fewer protocols repeat their last one, which changes no minimum; a group of one
+    device, which occurs only inside an array, costs nothing.
     """
     if np.ndim(ranks) == 0:
         return tuple(
@@ -47,7 +50,7 @@ def _protocols(fits: list[CollectiveFit], ranks: Number) -> tuple[tuple[Number, 
         start = np.array([p.latency_seconds for p in chosen])
         each = np.array([p.latency_per_rank_seconds for p in chosen])
         rate = np.array([p.bandwidth_bytes_per_second for p in chosen])
-        columns.append((start + each * (ranks - 1), rate))
+        columns.append((np.where(ranks > 1, start + each * (ranks - 1), 0.0), rate))
     return tuple(columns)
 
 
@@ -101,6 +104,16 @@ def distinct(moe: MoE, places: int) -> float:
         missed = math.comb(moe.groups - own, moe.groups_per_token) / math.comb(moe.groups, moe.groups_per_token)
         return places * (1.0 - missed)
     return places * (1.0 - (1.0 - 1.0 / places) ** moe.experts_per_token)
+
+
+def message_bytes(fit: ExchangeFit, hidden: int, weights: Dtype) -> float:
+    """Bytes of one token copy: the library's quantised format, or BF16 where the experts compute in BF16.
+
+    DeepSeek-V3 section 3.4.1: dispatch in FP8 because the experts multiply in FP8; combine in BF16.
+    """
+    if weights == "bf16":
+        return 2.0 * hidden
+    return fit.message_bytes_per_hidden * hidden + fit.message_bytes_fixed
 
 
 def exchange_copies(fit: ExchangeFit, moe: MoE, nodes: Number, dedicated_shared: bool) -> Number:

@@ -18,8 +18,8 @@ Phase = Literal["prefill", "decode", "mixed"]
 class StrategyArray:
     """Strategies of one structure side by side: degrees are arrays of one shape.
 
-    One structure means that the same operators exist for all: each degree is 1 for all or for none
-    of them, and ``staged`` and ``pp`` are common. Field names are those of ``Strategy``.
+    One structure means one formula: EP is 1 for all or for none of them, and ``staged`` is common.
+    Collectives over groups of one device cost nothing. Field names are those of ``Strategy``.
     """
 
     attention_tp: Number
@@ -27,7 +27,7 @@ class StrategyArray:
     moe_tp: Number
     moe_ep: Number
     staged: bool
-    pp: int
+    pp: Number
 
     @property
     def devices(self) -> Number:

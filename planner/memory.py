@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from models.spec import GQA, MLA
-from planner.collectives import exchange_fit
+from planner.collectives import exchange_fit, message_bytes
 from planner.deployment import Deployment
 from planner.manifest.terms import Number
 from planner.roofline import ELEMENT_BYTES
@@ -66,7 +66,7 @@ def kv_bytes_per_token(deployment: Deployment) -> Number:
     elements: Number = float(model.attention.kv_elements_per_token)
     if isinstance(model.attention, GQA):
         elements = 2.0 * np.maximum(model.attention.kv_heads / strategy.attention_tp, 1.0) * model.attention.head_dim
-    layers = -(-model.layers // strategy.pp) + (1 if deployment.drafts else 0)
+    layers = np.ceil(model.layers / strategy.pp) + (1 if deployment.drafts else 0)
     return layers * elements * ELEMENT_BYTES[deployment.kv_dtype]
 
 
@@ -86,9 +86,13 @@ def weight_bytes(deployment: Deployment) -> Number:
     attention = attention_weight_bytes(deployment)
     dense_layer = attention + dense_weight_bytes(deployment)
     moe_layer = attention + moe_weight_bytes(deployment)
-    layers = (model.dense_layers * dense_layer + model.moe_layers * moe_layer) / strategy.pp
+    # The first stages take the layers that do not divide, and the dense layers lead.
+    stage = np.ceil(model.layers / strategy.pp)
+    dense, moe = np.minimum(model.dense_layers, stage), np.minimum(model.moe_layers, stage)
+    first = dense * dense_layer + (stage - dense) * moe_layer
+    layers = np.maximum(first, moe * moe_layer + (stage - moe) * dense_layer)
     table = model.vocab_size * model.hidden_size * 2.0 / strategy.attention_tp
-    tables = table if model.tied_embeddings or strategy.pp > 1 else 2 * table
+    tables = table * np.where(np.asarray(strategy.pp) > 1, 1, 1 if model.tied_embeddings else 2)
     draft_layer = moe_layer if model.moe_layers else dense_layer
     draft = draft_layer + 2.0 * model.hidden_size**2 * ELEMENT_BYTES[deployment.weights] if deployment.drafts else 0.0
     return layers + tables + draft
@@ -104,8 +108,11 @@ def attention_weight_bytes(deployment: Deployment) -> Number:
         up = (attention.q_lora_rank or hidden) * query / tp
         output = attention.heads * attention.v_head_dim * hidden / (1 if deployment.strategy.staged else tp)
         latent_up = attention.kv_lora_rank * attention.heads * (attention.qk_nope_head_dim + attention.v_head_dim) / tp
-        # W_kv_b stays in BF16 under INT8 (xDeepServe section 4.7); absorbed decode keeps it as two BF16 factors.
+        # W_kv_b stays in BF16 under INT8 (xDeepServe section 4.7); absorbed decode keeps it as two BF16 factors,
+        # and an instance that runs both phases of an FP8 model keeps the factors beside the FP8 matrix.
         latent_element = 2.0 if deployment.weights == "int8" or deployment.phase != "prefill" else element
+        if deployment.weights == "fp8" and deployment.phase == "mixed":
+            latent_element += element
         return (replicated + up + output) * element + latent_up * latent_element
     kv_heads = np.maximum(attention.kv_heads / tp, 1.0)
     width = (2 * attention.heads / tp + 2 * kv_heads) * attention.head_dim
@@ -135,12 +142,17 @@ def moe_weight_bytes(deployment: Deployment) -> Number:
 def activation_bytes(deployment: Deployment, tokens: Number) -> Number:
     """Largest set of live activations: residual stream, attention inputs and outputs, expert rows, logits."""
     model, strategy = deployment.model, deployment.strategy
-    attention = model.attention
+    attention, latents = model.attention, 0
     if isinstance(attention, MLA):
-        width = attention.heads * (2 * attention.qk_nope_head_dim + 2 * attention.qk_rope_head_dim + attention.v_head_dim)
+        latents = attention.kv_elements_per_token + (attention.q_lora_rank or model.hidden_size)
+        query = attention.qk_nope_head_dim + attention.qk_rope_head_dim
+        width = attention.heads * (2 * query + attention.v_head_dim)
     else:
         width = (2 * attention.heads + 2 * attention.kv_heads) * attention.head_dim
-    live = tokens * (4 * model.hidden_size * 2.0 + width / strategy.attention_tp * 2.0)
+    # Staged, a device holds its share of the tokens, and all tokens' latents with its share of the heads.
+    own = tokens / strategy.attention_tp if strategy.staged else tokens
+    gathered = latents if strategy.staged else 0
+    live = own * 4 * model.hidden_size * 2.0 + tokens * (gathered + width / strategy.attention_tp) * 2.0
     logits = (tokens if deployment.phase == "decode" else 0.0) * model.vocab_size / strategy.attention_tp * 4.0
     if model.moe is None:
         widest = tokens * 3.0 * (model.dense_intermediate_size or 0) / strategy.attention_tp * 2.0
@@ -160,7 +172,7 @@ def buffer_bytes(deployment: Deployment, tokens: Number) -> Number:
     if deployment.model.moe is None or not deployment.expert_parallel:
         return 0.0
     fits = [exchange_fit(deployment.hardware, way, "low_latency") for way in ("dispatch", "combine")]
-    message = sum(f.message_bytes_per_hidden * deployment.model.hidden_size + f.message_bytes_fixed for f in fits)
+    message = sum(message_bytes(fit, deployment.model.hidden_size, deployment.weights) for fit in fits)
     local = tokens / strategy.attention_tp
     reach = np.minimum(float(deployment.moe.experts_per_token), np.ceil(deployment.slots_per_rank))
     pushed = strategy.moe_ep * local * reach * message

@@ -14,7 +14,7 @@ import numpy as np
 
 from hardware.spec import CollectiveOp
 from models.spec import GQA, MLA
-from planner.collectives import collective, exchange_copies, exchange_fit, exchange_protocol
+from planner.collectives import collective, exchange_copies, exchange_fit, exchange_protocol, message_bytes
 from planner.deployment import Deployment
 from planner.manifest.terms import CommunicationTerm, ComputeTerm, Form, Number, StepCost, Term
 from planner.roofline import ELEMENT_BYTES, Roofline, combine, residual, scale
@@ -58,7 +58,7 @@ def build_step_cost(deployment: Deployment) -> StepCost:
         communication_share=share.value,
         communication_dilation=dilation.value if dilation else 1.0,
         pipeline_stages=strategy.pp,
-        pipeline_hop=pipeline_hop(deployment) if strategy.pp > 1 else None,
+        pipeline_hop=pipeline_hop(deployment) if np.any(np.asarray(strategy.pp) > 1) else None,
         pipeline_bubble=deployment.phase == "prefill",
         host_seconds=host,
         launch_seconds=0.0 if deployment.in_graph else hardware.host.eager_launch_seconds.value,
@@ -77,7 +77,7 @@ def attention_terms(deployment: Deployment) -> list[Term]:
     attention = deployment.model.attention
     terms = mla_terms(deployment, attention) if isinstance(attention, MLA) else gqa_terms(deployment, attention)
     strategy, hidden = deployment.strategy, deployment.model.hidden_size
-    if np.all(np.asarray(strategy.attention_tp) > 1) and not strategy.staged:
+    if np.any(np.asarray(strategy.attention_tp) > 1) and not strategy.staged:
         terms.append(
             collective(
                 deployment.hardware,
@@ -108,7 +108,7 @@ def mla_terms(deployment: Deployment, mla: MLA) -> list[Term]:
     terms: list[Term] = [
         roofline.vector("attention_norm", "attention", scale(own, hidden * (3 * 2.0 + 1.0))),
         roofline.matmul("q_kv_down", "attention", own, down, hidden, dtype),
-        roofline.vector("latent_norm_rope", "attention", combine(TOKENS, down * 4.0 + heads * query * 4.0, cached, 1.0)),
+        roofline.vector("latent_norm_rope", "attention", combine(TOKENS, (down + heads * query) * 4.0, cached, 1.0)),
         roofline.matmul("q_up", "attention", TOKENS, heads * query, float(mla.q_lora_rank or hidden), dtype),
     ]
     if strategy.staged:
@@ -121,9 +121,7 @@ def mla_terms(deployment: Deployment, mla: MLA) -> list[Term]:
         terms += absorbed_terms(deployment, mla, heads)
     if deployment.phase != "decode":
         terms += unabsorbed_terms(deployment, mla, heads)
-    if dtype == "fp8":
-        # DeepGEMM times exclude the quantisation of activations; CANN's INT8 products include it.
-        terms.append(roofline.vector("output_quantise", "attention", scale(TOKENS, heads * mla.v_head_dim * 3.0)))
+    terms += output_quantise(deployment, heads * mla.v_head_dim)
     if strategy.staged:
         output = roofline.matmul("o_proj", "attention", own, hidden, float(mla.heads * mla.v_head_dim), dtype)
     else:
@@ -150,6 +148,13 @@ def absorbed_terms(deployment: Deployment, mla: MLA, heads: Number) -> list[Term
     ]
 
 
+def output_quantise(deployment: Deployment, width: Number) -> list[Term]:
+    """DeepGEMM's times exclude the quantisation of activations; CANN's INT8 products include it."""
+    if deployment.weights != "fp8":
+        return []
+    return [Roofline(deployment.hardware).vector("output_quantise", "attention", scale(TOKENS, width * 3.0))]
+
+
 def k_absorb(deployment: Deployment, mla: MLA, heads: Number) -> ComputeTerm:
     """W_uk moved to the query side: nope -> kv_lora per head."""
     rows = {"decode": heads}
@@ -168,7 +173,9 @@ def fused_prologue(deployment: Deployment, terms: list[Term]) -> list[Term]:
     return [first, *(replace(term, floor_seconds=0.0, launches=0) for term in chain[1:])]
 
 
-def batched_matmul(roofline: Roofline, name: str, rows: Form, columns: float, depth: float, batch: Number) -> ComputeTerm:
+def batched_matmul(
+    roofline: Roofline, name: str, rows: Form, columns: float, depth: float, batch: Number
+) -> ComputeTerm:
     """One BF16 product per head: ``rows`` counts all heads, the weight is ``batch`` matrices."""
     return roofline.matmul(name, "attention", rows, columns, depth, "bf16", groups={"one": batch})
 
@@ -245,6 +252,7 @@ def gqa_terms(deployment: Deployment, gqa: GQA) -> list[Term]:
                 "prefill_attention", kernels.prefill_attention, {"pairs": 1.0}, per_pair, {"chunk": 1.0}, read
             )
         )
+    terms += output_quantise(deployment, heads * gqa.head_dim)
     return [*terms, roofline.matmul("o_proj", "attention", TOKENS, hidden, heads * gqa.head_dim, dtype)]
 
 
@@ -263,7 +271,7 @@ def dense_terms(deployment: Deployment) -> list[Term]:
         roofline.vector("dense_activation", "dense", scale(rows, width * (2 * 2.0 + 1.0))),
         roofline.matmul("dense_down", "dense", rows, hidden, width, dtype),
     ]
-    if np.all(np.asarray(split) > 1):
+    if np.any(np.asarray(split) > 1):
         message = scale(rows, hidden * 2.0)
         terms.append(
             collective(
@@ -298,8 +306,8 @@ def gate_terms(deployment: Deployment) -> list[Term]:
 
 def expert_terms(deployment: Deployment) -> list[Term]:
     """Routed experts as grouped products over the experts that are hit, and the shared expert."""
-    roofline, model, moe, strategy = Roofline(deployment.hardware), deployment.model, deployment.moe, deployment.strategy
-    hidden, dtype = float(model.hidden_size), deployment.weights
+    roofline, moe, strategy = Roofline(deployment.hardware), deployment.moe, deployment.strategy
+    hidden, dtype = float(deployment.model.hidden_size), deployment.weights
     width = moe.intermediate_size / strategy.moe_tp
     rows, hit = {"routed": 1.0}, {"hit": 1.0}
     terms: list[Term] = [
@@ -326,7 +334,7 @@ def expert_terms(deployment: Deployment) -> list[Term]:
 
 def exchange_terms(deployment: Deployment) -> list[Term]:
     """Dispatch and combine between EP ranks; collectives inside a MoE TP group (MixServe Eq. (13))."""
-    split = bool(np.all(np.asarray(deployment.strategy.moe_tp) > 1))
+    split = bool(np.any(np.asarray(deployment.strategy.moe_tp) > 1))
     if deployment.expert_parallel:
         terms = [exchange_term(deployment, "dispatch"), exchange_term(deployment, "combine")]
         return [*terms, *hybrid_terms(deployment)] if split else terms
@@ -340,7 +348,7 @@ def exchange_term(deployment: Deployment, direction: Literal["dispatch", "combin
     mode = "low_latency" if deployment.phase == "decode" else "normal"
     fit = exchange_fit(deployment.hardware, direction, mode)
     copies = exchange_copies(fit, moe, deployment.nodes_spanned, deployment.dedicated)
-    message = fit.message_bytes_per_hidden * deployment.model.hidden_size + fit.message_bytes_fixed
+    message = message_bytes(fit, deployment.model.hidden_size, deployment.weights)
     per_copy = message * copies / moe.experts_per_token * deployment.expert_ranks / strategy.moe_ep / strategy.moe_tp
     return CommunicationTerm(
         direction, direction, {"routed": per_copy}, (exchange_protocol(fit, span),), residual=residual(fit)
@@ -350,21 +358,19 @@ def exchange_term(deployment: Deployment, direction: Literal["dispatch", "combin
 def hybrid_terms(deployment: Deployment) -> list[Term]:
     """MoE TP inside an EP rank: all-gather what arrives, reduce-scatter partial sums before combine."""
     tp, hidden = deployment.strategy.moe_tp, deployment.model.hidden_size
-    arriving, leaving = {"routed": hidden * 1.0}, {"routed": hidden * 2.0}
+    hardware, graph = deployment.hardware, deployment.in_graph
+    arriving, leaving = {"routed": hidden * ELEMENT_BYTES[deployment.weights]}, {"routed": hidden * 2.0}
     return [
-        collective(
-            deployment.hardware, "all_gather", tp, arriving, name="experts_all_gather", stage="dispatch", in_graph=deployment.in_graph
-        ),
-        collective(
-            deployment.hardware,
-            "reduce_scatter",
-            tp,
-            leaving,
-            name="experts_reduce_scatter",
-            stage="combine",
-            in_graph=deployment.in_graph,
-        ),
+        collective(hardware, "all_gather", tp, arriving, name="experts_all_gather", stage="dispatch", in_graph=graph),
+        experts_reduce_scatter(deployment, leaving),
     ]
+
+
+def experts_reduce_scatter(deployment: Deployment, message: Form) -> Term:
+    """Sum of the partial outputs of a MoE TP group, each device keeping its share."""
+    hardware, tp, graph = deployment.hardware, deployment.strategy.moe_tp, deployment.in_graph
+    name = "experts_reduce_scatter"
+    return collective(hardware, "reduce_scatter", tp, message, name=name, stage="combine", in_graph=graph)
 
 
 def tensor_parallel_terms(deployment: Deployment) -> list[Term]:
@@ -378,12 +384,15 @@ def tensor_parallel_terms(deployment: Deployment) -> list[Term]:
         ]
     return [
         collective(hardware, "all_gather", tp, message, name="experts_all_gather", stage="dispatch", in_graph=graph),
-        collective(hardware, "reduce_scatter", tp, message, name="experts_reduce_scatter", stage="combine", in_graph=graph),
+        experts_reduce_scatter(deployment, message),
     ]
 
 
 def head_terms(deployment: Deployment, stage: Literal["head", "draft"]) -> list[Term]:
-    """Embedding, final norm, LM head (vocabulary split over TP, BF16) and sampling."""
+    """Embedding, final norm, LM head (vocabulary split over TP, BF16) and sampling from the gathered logits.
+
+    A draft takes the largest logit, which needs no gathering.
+    """
     roofline, model, tp = Roofline(deployment.hardware), deployment.model, deployment.strategy.attention_tp
     hidden, vocabulary = float(model.hidden_size), model.vocab_size / tp
     if stage == "draft":
@@ -397,12 +406,27 @@ def head_terms(deployment: Deployment, stage: Literal["head", "draft"]) -> list[
         roofline.vector("embedding", "head", scale(TOKENS, hidden * 4.0)),
         roofline.vector("final_norm", "head", scale(rows, hidden * 4.0)),
         roofline.matmul("lm_head", "head", rows, vocabulary, hidden, "bf16"),
-        roofline.vector("sampling", "head", scale(rows, vocabulary * 4.0 * 3), kernels=3),
+        *vocabulary_exchanges(deployment),
+        roofline.vector("sampling", "head", scale(rows, model.vocab_size * 4.0 * 3), kernels=3),
+    ]
+
+
+def vocabulary_exchanges(deployment: Deployment) -> list[Term]:
+    """A vocabulary split over TP sums the embeddings (Megatron-LM section 3) and gathers the logits, as vLLM does."""
+    strategy, model = deployment.strategy, deployment.model
+    degree, hardware, graph = strategy.attention_tp, deployment.hardware, deployment.in_graph
+    if not np.any(np.asarray(degree) > 1):
+        return []
+    embeddings, logits = scale(TOKENS, model.hidden_size * 2.0), {"rows": model.vocab_size * 2.0}
+    summed: CollectiveOp = "reduce_scatter" if strategy.staged else "all_reduce"
+    return [
+        collective(hardware, summed, degree, embeddings, name="embedding_sum", stage="head", in_graph=graph),
+        collective(hardware, "all_gather", degree, logits, name="logits_all_gather", stage="head", in_graph=graph),
     ]
 
 
 def draft_terms(deployment: Deployment) -> list[Term]:
     """Beyond its layer a draft projects [hidden; embedding] to hidden and runs the head (DeepSeek-V3 section 2.2)."""
     roofline, hidden = Roofline(deployment.hardware), float(deployment.model.hidden_size)
-    projection = roofline.matmul("draft_projection", "draft", {"decode": 1.0}, hidden, 2 * hidden, deployment.weights)
+    projection = roofline.matmul("draft_projection", "draft", TOKENS, hidden, 2 * hidden, deployment.weights)
     return [projection, *head_terms(deployment, "draft")]

@@ -1,7 +1,7 @@
 """Compute operators as terms: FLOP, bytes, and the efficiency with which a device does them.
 
-Every function returns a ``ComputeTerm`` whose seconds are
-max((flops + idle) / rate / cores, bytes / bandwidth) + floor. The shape-dependent efficiency
+Every function returns a ``ComputeTerm`` whose seconds are max(c, m) + serial·min(c, m) + floor with
+c = (flops + idle) / rate / cores and m = bytes / bandwidth. The shape-dependent efficiency
 M/(M + half_rows) of ``hardware.spec.MatmulFit`` makes time linear in M: 2·N·K·(M + half_rows)
 FLOP-equivalents at the rate of a full tile; the second part is ``idle_flops``.
 """

@@ -27,7 +27,8 @@ EXPERT_STAGES: tuple[Stage, ...] = ("gate", "dispatch", "experts", "shared", "co
 @dataclass(frozen=True, slots=True)
 class StepSeconds:
     """Duration of a step; ``stream_share`` is the part of the cores that attention gets when two
-    microbatches split them (1 otherwise)."""
+    microbatches split them (1 otherwise).
+    """
 
     seconds: Number
     microbatches: int
@@ -87,8 +88,8 @@ def stage_sum(stages: Timings, names: tuple[Stage, ...], cores: Number = 1.0, di
     """Return the seconds of all terms of the named stages, one after the other."""
     total: Number = 0.0
     for name in names:
-        for _, timing in stages.get(name, ()):
-            total = total + timing.seconds(cores, dilation)
+        if name in stages:
+            total = total + stages[name].seconds(cores, dilation)
     return total
 
 
@@ -109,7 +110,8 @@ def split_layer(cost: StepCost, stages: Timings) -> tuple[Number, Number]:
     """Two microbatches on two streams that partition the cores; the share of attention is chosen.
 
     Attention time falls and expert time rises with the share, so bisection over the partitions
-    finds the crossing (CloudMatrix384 section 4.2.3: 16 of 24 matrix cores for attention).
+    finds the crossing; the better of the two partitions beside it is taken
+    (CloudMatrix384 section 4.2.3: 16 of 24 matrix cores for attention).
     """
     low: Number = np.asarray(1.0)
     high: Number = np.asarray(cost.cores - 1.0)
@@ -119,9 +121,14 @@ def split_layer(cost: StepCost, stages: Timings) -> tuple[Number, Number]:
         enough = stage_sum(stages, ("attention",), tried) <= expert_stream(cost, stages, 1 - tried)
         low, high = np.where(enough, low, np.minimum(middle + 1, high)), np.where(enough, middle, high)
     share, below = low / cost.cores, np.maximum(low - 1, 1) / cost.cores
-    seconds = 2 * np.maximum(*split_streams(cost, stages, share))
-    other = 2 * np.maximum(*split_streams(cost, stages, below))
+    seconds, other = split_seconds(cost, stages, share), split_seconds(cost, stages, below)
     return np.minimum(seconds, other), np.where(other < seconds, below, share)
+
+
+def split_seconds(cost: StepCost, stages: Timings, share: Number) -> Number:
+    """Seconds of a layer of two microbatches at a core share: the longer stream, at least all memory traffic."""
+    attention, experts = memory_demand(cost, stages)
+    return 2 * np.maximum(np.maximum(*split_streams(cost, stages, share)), attention + experts)
 
 
 def split_streams(cost: StepCost, stages: Timings, share: Number) -> tuple[Number, Number]:
@@ -138,18 +145,24 @@ def split_dilations(cost: StepCost, stages: Timings, share: Number) -> tuple[Num
     """
     attention, experts = stage_sum(stages, ("attention",), share), expert_stream(cost, stages, 1 - share)
     period = np.maximum(attention, experts)
-    demand = np.minimum(memory_seconds(stages, ("attention",)) / period, 1.0)
-    other = np.minimum(memory_seconds(stages, EXPERT_STAGES) / period, 1.0)
+    busy = np.maximum(period, 1e-12)
+    demand, other = (np.minimum(seconds / busy, 1.0) for seconds in memory_demand(cost, stages))
     return 1 / (1 - other / 2), 1 / (1 - demand / 2)
+
+
+def memory_demand(cost: StepCost, stages: Timings) -> tuple[Number, Number]:
+    """Seconds for which the attention and the expert stream of one microbatch keep the memory busy.
+
+    A dedicated shared expert reads another device's memory than the routed ones do.
+    """
+    routed, shared = memory_seconds(stages, ("experts",)), memory_seconds(stages, ("shared",))
+    experts = np.maximum(routed, shared) if dedicated(cost) else routed + shared
+    return memory_seconds(stages, ("attention",)), memory_seconds(stages, ("gate",)) + experts
 
 
 def memory_seconds(stages: Timings, names: tuple[Stage, ...]) -> Number:
     """Seconds for which the terms of the named stages would keep the memory busy."""
-    total: Number = 0.0
-    for name in names:
-        for _, timing in stages.get(name, ()):
-            total = total + timing.memory
-    return total
+    return sum((stages[name].memory_seconds for name in names if name in stages), 0.0)
 
 
 def overlapped_layer(cost: StepCost, stages: Timings) -> Number:
@@ -194,9 +207,9 @@ def pipeline_seconds(cost: StepCost, values: Mapping[str, Number], device: Numbe
     cut into d_PP parts leaves each stage idle for d_PP - 1 parts.
     """
     stages = cost.pipeline_stages
-    if stages == 1 or cost.pipeline_hop is None:
+    if cost.pipeline_hop is None:
         return device
-    hops = device + stages * communication_seconds(cost.pipeline_hop, values)
+    hops = device + np.where(np.asarray(stages) > 1, stages * communication_seconds(cost.pipeline_hop, values), 0.0)
     return hops * (2 * stages - 1) / stages if cost.pipeline_bubble else hops
 
 

@@ -17,7 +17,8 @@ linear forms of the terms use (all per microbatch):
 
 A compute term takes ``max(c, m) + serial·min(c, m) + floor`` seconds, with
 c = (flops + idle) / rate / cores, m = bytes / bandwidth, ``idle`` the FLOP-equivalent of unfilled
-tiles and ``serial`` what the kernel does not overlap; a communication term takes the fastest of its protocols, latency + bytes / rate.
+tiles and ``serial`` what the kernel does not overlap; a communication term takes the fastest of
+its protocols, latency + bytes / rate.
 """
 
 from collections.abc import Mapping
@@ -115,7 +116,7 @@ class StepCost:
     cores: int = 0
     communication_share: float = 0.0
     communication_dilation: float = 1.0
-    pipeline_stages: int = 1
+    pipeline_stages: Number = 1
     pipeline_hop: CommunicationTerm | None = None
     pipeline_bubble: bool = False
     host_seconds: float = 0.0
@@ -184,16 +185,26 @@ class Timing:
     def seconds(self, cores: Number = 1.0, dilation: Number = 1.0) -> Number:
         """Duration on a share of the cores with memory slowed by ``dilation``."""
         compute, memory = self.compute / cores, self.memory * dilation
+        longer = np.maximum(compute, memory)
         if not self.serial:
-            return np.maximum(compute, memory) + self.fixed
-        return np.maximum(compute, memory) + self.serial * np.minimum(compute, memory) + self.fixed
+            return longer + self.fixed
+        # serial·min(c, m) = serial·(c + m - max(c, m))
+        return (1.0 - self.serial) * longer + self.serial * (compute + memory) + self.fixed
 
 
 def timing(term: Term, values: Mapping[str, Number]) -> Timing:
+    """Return the seconds of a term, by cause. A kernel without work (FLOP, or bytes where it has none) is not launched.
+
+    So a mixed step without prompts pays neither for their kernels' start-up nor for the weights of those.
+    """
     if isinstance(term, ComputeTerm):
-        compute = (form(term.flops, values) + form(term.idle_flops, values)) / term.flops_per_second
-        memory = form(term.bytes, values) / term.bytes_per_second
-        return Timing(compute, memory, term.floor_seconds, term.serial)
+        flops, moved = form(term.flops, values), form(term.bytes, values)
+        compute, memory = (flops + form(term.idle_flops, values)) / term.flops_per_second, moved / term.bytes_per_second
+        work = flops if term.flops else moved
+        if work.all() if isinstance(work, np.ndarray) else work > 0:
+            return Timing(compute, memory, term.floor_seconds, term.serial)
+        runs: Number = np.asarray(np.asarray(work) > 0, dtype=np.float64)
+        return Timing(runs * compute, runs * memory, runs * term.floor_seconds, term.serial)
     return Timing(0.0, 0.0, communication_seconds(term, values))
 
 
@@ -207,12 +218,41 @@ def communication_seconds(term: CommunicationTerm, values: Mapping[str, Number])
     return 0.0 if best is None else best
 
 
-Timings = dict[Stage, list[tuple[Term, Timing]]]
+@dataclass(slots=True)
+class StageTiming:
+    """All terms of one stage, those that only move memory or only wait added up."""
+
+    terms: list[tuple[Term, Timing]]
+    mixed: list[Timing]
+    memory: Number
+    fixed: Number
+
+    def seconds(self, cores: Number = 1.0, dilation: Number = 1.0) -> Number:
+        """Duration of the stage's terms one after the other."""
+        total = self.memory * dilation + self.fixed
+        for timing in self.mixed:
+            total = total + timing.seconds(cores, dilation)
+        return total
+
+    @property
+    def memory_seconds(self) -> Number:
+        """Seconds for which the stage would keep the memory busy."""
+        return sum((timing.memory for timing in self.mixed), self.memory)
+
+
+Timings = dict[Stage, StageTiming]
 
 
 def timings(terms: tuple[Term, ...], values: Mapping[str, Number]) -> Timings:
-    """Return the timing of every term, by stage, in the order of ``terms``."""
+    """Return the timing of every stage, in the order of ``terms``."""
     result: Timings = {}
     for term in terms:
-        result.setdefault(term.stage, []).append((term, timing(term, values)))
+        stage = result.setdefault(term.stage, StageTiming([], [], 0.0, 0.0))
+        own = timing(term, values)
+        stage.terms.append((term, own))
+        if isinstance(term, ComputeTerm) and term.flops:
+            stage.mixed.append(own)
+        else:
+            stage.memory = stage.memory + own.memory
+            stage.fixed = stage.fixed + own.fixed
     return result
