@@ -1,0 +1,147 @@
+"""Decode instances: the largest batch of every row that keeps TPOT and fits, found on arrays.
+
+Iteration time grows with the batch and its intercept is not negative, so time per request falls:
+the largest feasible batch carries the most. Bisection over integers therefore covers every integer
+batch without trying each.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.deployment import Deployment
+from planner.imbalance import expected_maximum_normal
+from planner.latency import balanced_cost, tokens_per_iteration
+from planner.manifest.stepcost import evaluate
+from planner.manifest.terms import Number, StepCost, StepLoad
+from planner.memory import memory
+from planner.question import Question
+from planner.space import Group, Row, row_deployment
+from planner.workload import KvLoad, running_kv_tokens
+
+# Standard deviations by which memory must hold the KV of a full batch: one rank in 740 overflows.
+MEMORY_DEVIATIONS = 3.0
+MOST_BATCH = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeCandidate:
+    """One decode instance at its largest feasible batch."""
+
+    row: Row
+    deployment: Deployment
+    drafts: int
+    microbatches: int
+    batch: int
+    iteration_seconds: float
+    requests_per_second: float
+    limited_by: str
+
+    @property
+    def devices(self) -> int:
+        """Devices of the instance."""
+        return self.row.strategy.devices
+
+
+@dataclass(slots=True)
+class Count:
+    """Candidates costed so far."""
+
+    evaluated: int = 0
+
+
+def kv_of_busiest(deployment: Deployment, batch: Number, kv: KvLoad) -> Number:
+    """KV tokens of the DP rank that holds most: B·mean + z(ranks)·sqrt(B·variance).
+
+    Dispatch waits for the slowest attention (xDeepServe section 4.1), so the maximum counts.
+    """
+    ranks = np.maximum(deployment.strategy.attention_dp, 1)
+    deviations = expected_maximum_normal(ranks)
+    return batch * kv.mean_tokens + deviations * np.sqrt(batch * kv.variance_squared_tokens)
+
+
+def iteration(cost: StepCost, deployment: Deployment, batch: Number, kv: KvLoad, microbatches: int) -> Number:
+    """Seconds of an iteration with ``batch`` requests per DP rank and KV spread as the workload's."""
+    load = StepLoad(
+        decode_sequences=batch,
+        decode_kv_tokens=kv_of_busiest(deployment, batch, kv),
+        mean_tokens=batch * cost.queries_per_sequence,
+    )
+    return evaluate(cost, load, microbatches).seconds
+
+
+def decode_candidates(
+    question: Question, group: Group, microbatches: int, count: Count, tpot_seconds: float
+) -> list[DecodeCandidate]:
+    """Return per instance size the row that carries most, at its largest batch within ``tpot_seconds``."""
+    deployment, kv = group.deployment, running_kv_tokens(question.workload)
+    cost = balanced_cost(deployment, question.balance)
+    accepted = tokens_per_iteration(deployment.drafts, question.acceptance)
+    limit = tpot_seconds * accepted
+    least = np.broadcast_to(np.asarray(microbatches * deployment.strategy.pp, dtype=np.float64), (len(group.rows),))
+
+    def fits(batch: Number) -> NDArray[np.bool_]:
+        return np.asarray(decode_memory_fits(deployment, batch, kv, microbatches))
+
+    def quick(batch: Number) -> NDArray[np.bool_]:
+        count.evaluated += int(np.size(batch))
+        return np.asarray(iteration(cost, deployment, batch, kv, microbatches) <= limit)
+
+    room = largest(fits, least, np.full(least.shape, float(MOST_BATCH)))
+    batch = np.where(room >= least, largest(quick, least, np.maximum(room, least)), room)
+    if not (batch >= least).any():
+        return []
+    batch = np.maximum(batch, least)
+    seconds = np.broadcast_to(iteration(cost, deployment, batch, kv, microbatches), batch.shape)
+    answer_tokens = max(question.workload.output_tokens.mean - 1, 1.0)
+    rate = batch * deployment.strategy.attention_dp * accepted / (seconds * answer_tokens)
+    good = (seconds <= limit) & fits(batch)
+    sizes = np.array([row.strategy.devices for row in group.rows])
+    return [
+        DecodeCandidate(
+            row=group.rows[number],
+            deployment=row_deployment(deployment, group.rows[number]),
+            drafts=deployment.drafts,
+            microbatches=microbatches,
+            batch=int(batch[number]),
+            iteration_seconds=float(seconds[number]),
+            requests_per_second=float(rate[number]),
+            limited_by="memory" if batch[number] >= room[number] else "tpot",
+        )
+        for number in leaders(sizes, np.where(good, rate, 0.0))
+    ]
+
+
+def leaders(sizes: NDArray[np.int64], rate: NDArray[np.float64]) -> list[int]:
+    """Index of the row with the highest positive rate of each instance size."""
+    order = np.lexsort((-rate, sizes))
+    first = np.flatnonzero(np.r_[True, np.diff(sizes[order]) > 0]) if order.size else order
+    return [int(number) for number in order[first] if rate[number] > 0]
+
+
+def decode_memory_fits(deployment: Deployment, batch: Number, kv: KvLoad, microbatches: int) -> Number:
+    """Whether weights, the KV of a full batch (three deviations above its mean) and buffers fit."""
+    held = batch * kv.mean_tokens + MEMORY_DEVIATIONS * np.sqrt(batch * kv.variance_squared_tokens)
+    tokens = batch * (1 + deployment.drafts) / (microbatches * deployment.strategy.pp)
+    return np.asarray(memory(deployment, kv_tokens=held, tokens=tokens).fits)
+
+
+def largest(
+    admits: Callable[[Number], NDArray[np.bool_]], low: NDArray[np.float64], high: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Return per row the largest integer in [low, high] that ``admits``; low - 1 where none does.
+
+    Args: ``low`` and ``high`` [rows]; ``admits`` takes and returns [rows] and must fall from true
+    to false as a row's number rises. Bisection.
+    """
+    below, above = low - 1, high + 1
+    open_rows = above - below > 1
+    while open_rows.any():
+        middle = np.where(open_rows, np.floor((below + above) / 2), np.maximum(below, low))
+        good = admits(middle)
+        below = np.where(open_rows & good, middle, below)
+        above = np.where(open_rows & ~good, middle, above)
+        open_rows = above - below > 1
+    return below

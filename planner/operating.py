@@ -1,0 +1,157 @@
+"""One pool at work: service times of a candidate as functions of what it holds, and its queues."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.decode_candidates import DecodeCandidate, kv_of_busiest
+from planner.decode_queue import DecodeState, decode_capacity, decode_state
+from planner.deployment import Deployment
+from planner.latency import balanced_cost, tokens_per_iteration
+from planner.manifest.stepcost import evaluate
+from planner.manifest.terms import Number, StepCost, StepLoad
+from planner.memory import kv_bytes_per_token_of_model
+from planner.prefill_candidates import PrefillCandidate, pass_seconds
+from planner.prefill_queue import prefill_capacity, prefill_latency
+from planner.question import Question
+from planner.queueing import Latency
+from planner.workload import Lengths, running_kv_tokens
+
+Array = NDArray[np.float64]
+
+
+def kv_transfer_seconds(question: Question, deployment: Deployment) -> float:
+    """Seconds to move one prompt's KV from prefill to decode over the slower machine's KV plane.
+
+    Each device of the prompt's DP group sends its share over its own link (CloudMatrix384 section 4.3.3).
+    """
+    planes = [m.hardware.plane(m.hardware.kv_plane) for m in (question.prefill, question.decode)]
+    rate = min(plane.bandwidth_bytes_per_second.value * plane.efficiency.value for plane in planes)
+    links = float(deployment.strategy.attention_tp)
+    sent = question.workload.input_tokens.mean * kv_bytes_per_token_of_model(deployment)
+    return sent / (rate * links) + max(plane.latency_seconds.value for plane in planes)
+
+
+@dataclass(frozen=True)
+class PrefillServer:
+    """A prefill instance as its queue sees it: pass time against prompts in the pass."""
+
+    question: Question
+    candidate: PrefillCandidate
+
+    @cached_property
+    def cost(self) -> StepCost:
+        """Step cost of the instance."""
+        return balanced_cost(self.candidate.deployment, self.question.balance)
+
+    @property
+    def most_prompts(self) -> int:
+        """Prompts that one pass (or one run of passes over a chunked prompt per DP group) can take."""
+        return self.candidate.prompts * self.candidate.row.strategy.attention_dp
+
+    def pass_seconds(self, prompts: Array) -> Array:
+        """Seconds of a pass with so many prompts, dealt to the DP groups evenly."""
+        ranks = self.candidate.row.strategy.attention_dp
+        busiest, mean = np.ceil(prompts / ranks), prompts / ranks
+        options = [
+            pass_seconds(self.cost, self.question.workload, busiest, mean, self.candidate.chunks, count)
+            for count in range(1, self.candidate.microbatches + 1)
+        ]
+        return np.asarray(np.minimum.reduce([np.broadcast_to(option, prompts.shape) for option in options]))
+
+    @property
+    def share_squared_cv(self) -> float:
+        """Spread of one prompt's share of a pass: time is about linear in its computed tokens."""
+        return self.question.workload.input_tokens.squared_cv
+
+    def capacity(self) -> float:
+        """Largest Poisson rate of one instance within the TTFT limit; 0 where there is none."""
+        found = prefill_capacity(
+            pass_seconds=self.pass_seconds,
+            most_prompts=self.most_prompts,
+            limit_seconds=self.question.ttft_seconds,
+            percentile=self.question.percentile,
+            service_squared_cv=self.share_squared_cv,
+        )
+        return found.rate_per_second if found else 0.0
+
+    def ttft(self, rate_per_second: float) -> Latency | None:
+        """TTFT distribution of one instance at a rate; None where it cannot keep up."""
+        return prefill_latency(
+            arrival_rate_per_second=rate_per_second,
+            pass_seconds=self.pass_seconds,
+            most_prompts=self.most_prompts,
+            service_squared_cv=self.share_squared_cv,
+            arrival_squared_cv=self.question.workload.arrival_squared_cv,
+        )
+
+
+@dataclass(frozen=True)
+class DecodeServer:
+    """A decode instance as its queue sees it: iteration time against running requests."""
+
+    question: Question
+    candidate: DecodeCandidate
+    transfer_seconds: float
+
+    @cached_property
+    def cost(self) -> StepCost:
+        """Step cost of the instance."""
+        return balanced_cost(self.candidate.deployment, self.question.balance)
+
+    @property
+    def most_requests(self) -> int:
+        """Requests that the instance runs at most."""
+        return self.candidate.batch * self.candidate.row.strategy.attention_dp
+
+    @property
+    def accepted(self) -> float:
+        """Tokens per request and iteration."""
+        return tokens_per_iteration(self.candidate.drafts, self.question.acceptance)
+
+    @property
+    def iterations(self) -> Lengths:
+        """Iterations of one request: its tokens after the first over those accepted per iteration."""
+        answer = self.question.workload.output_tokens
+        return Lengths(mean=max(answer.mean - 1, 1.0) / self.accepted, squared_cv=answer.squared_cv)
+
+    def iteration_seconds(self, requests: Array) -> Array:
+        """Seconds of an iteration with so many running requests, dealt to the DP ranks evenly."""
+        ranks = self.candidate.row.strategy.attention_dp
+        kv = running_kv_tokens(self.question.workload)
+        busiest = np.maximum(requests / ranks, np.minimum(requests, 1.0))
+        load = StepLoad(
+            decode_sequences=busiest,
+            decode_kv_tokens=kv_of_busiest(self.candidate.deployment, busiest, kv),
+            mean_tokens=requests / ranks * self.cost.queries_per_sequence,
+        )
+        seconds: Number = evaluate(self.cost, load, 1).seconds
+        if self.candidate.microbatches > 1:
+            seconds = np.where(busiest >= 2, np.minimum(seconds, evaluate(self.cost, load, 2).seconds), seconds)
+        return np.asarray(seconds)
+
+    def capacity(self) -> float:
+        """Largest Poisson rate of one instance within the TPOT limit; 0 where there is none."""
+        found = decode_capacity(
+            iterations_per_request=self.iterations,
+            iteration_seconds=self.iteration_seconds,
+            most_requests=self.most_requests,
+            limit_seconds=self.question.tpot_seconds,
+            percentile=self.question.percentile,
+            transfer_seconds=self.transfer_seconds,
+            tokens_per_iteration=self.accepted,
+        )
+        return found.rate_per_second if found else 0.0
+
+    def state(self, rate_per_second: float) -> DecodeState | None:
+        """Occupancy and TPOT of one instance at a rate; None where it cannot keep up."""
+        return decode_state(
+            arrival_rate_per_second=rate_per_second,
+            iterations_per_request=self.iterations,
+            iteration_seconds=self.iteration_seconds,
+            most_requests=self.most_requests,
+            transfer_seconds=self.transfer_seconds,
+            tokens_per_iteration=self.accepted,
+        )

@@ -1,0 +1,252 @@
+"""A plan at its operating point: two pools, their instances, and what they do together."""
+
+import math
+from dataclasses import dataclass
+
+from planner.decode_candidates import DecodeCandidate
+from planner.decode_queue import DecodeState
+from planner.latency import decode_load
+from planner.memory import Memory, memory
+from planner.operating import DecodeServer, PrefillServer
+from planner.prefill_candidates import PrefillCandidate
+from planner.predict import Configuration, Prediction, predict
+from planner.question import Machines, Question
+from planner.queueing import Latency
+from planner.workload import running_kv_tokens
+
+__all__ = ["Bound", "DecodePool", "Plan", "PrefillPool", "make_plan"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bound:
+    """The best value that the covered space can reach, and how far the plan is from it."""
+
+    objective: str
+    value: float
+    gap: float
+    covers: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefillPool:
+    """Prefill instances at the planned rate."""
+
+    candidate: PrefillCandidate
+    machines: Machines
+    instances: int
+    prediction: Prediction
+    capacity_per_second: float
+    utilisation: float
+    memory: Memory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodePool:
+    """Decode instances at the planned rate; ``prediction`` is of the full batch."""
+
+    candidate: DecodeCandidate
+    machines: Machines
+    instances: int
+    prediction: Prediction
+    capacity_per_second: float
+    utilisation: float
+    memory: Memory
+    state: DecodeState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Prefill and decode pools that serve ``requests_per_second`` within the limits."""
+
+    question: Question
+    prefill: PrefillPool
+    decode: DecodePool
+    requests_per_second: float
+    ttft: Latency
+    tpot: Latency
+    transfer_seconds: float
+    binding_limit: str
+    explanation: str
+
+    @property
+    def devices(self) -> int:
+        """Devices of all instances."""
+        return sum(pool.instances * pool.candidate.devices for pool in (self.prefill, self.decode))
+
+    @property
+    def chips(self) -> float:
+        """Chips of all instances."""
+        return sum(
+            pool.instances * pool.candidate.devices / pool.machines.devices_per_chip
+            for pool in (self.prefill, self.decode)
+        )
+
+    @property
+    def nodes(self) -> int:
+        """Nodes that the instances of each pool occupy, node after node."""
+        return sum(
+            math.ceil(pool.instances * pool.candidate.devices / pool.machines.devices_per_node)
+            for pool in (self.prefill, self.decode)
+        )
+
+    @property
+    def output_tokens_per_second(self) -> float:
+        """Output tokens of all requests."""
+        return self.requests_per_second * self.question.workload.output_tokens.mean
+
+    @property
+    def tokens_after_first(self) -> float:
+        """Output tokens of a mean request beyond the first."""
+        return max(self.question.workload.output_tokens.mean - 1, 0.0)
+
+    @property
+    def e2e_mean_seconds(self) -> float:
+        """Mean time from scheduled arrival to the last token."""
+        return self.ttft.mean + self.tpot.mean * self.tokens_after_first
+
+    def e2e_at(self, percentile: float) -> float:
+        """Percentile of the end-to-end time of a request of mean length.
+
+        TTFT and decode are about independent: their excesses over the mean add in quadrature.
+        """
+        excess = math.hypot(
+            self.ttft.at(percentile) - self.ttft.mean,
+            (self.tpot.at(percentile) - self.tpot.mean) * self.tokens_after_first,
+        )
+        sign = 1.0 if percentile >= 50 else -1.0
+        return self.e2e_mean_seconds + sign * excess if percentile != 50 else self.e2e_mean_seconds
+
+    @property
+    def cost_per_million_tokens(self) -> float | None:
+        """Price in USD per million output tokens; None where a pool's chip has no price."""
+        hourly = 0.0
+        for pool in (self.prefill, self.decode):
+            price = pool.machines.hardware.price_usd_per_chip_hour
+            if price is None:
+                return None
+            hourly += price.value * pool.instances * pool.candidate.devices / pool.machines.devices_per_chip
+        return hourly / (self.output_tokens_per_second * 3600) * 1_000_000
+
+
+def make_plan(
+    question: Question,
+    prefill: tuple[PrefillServer, int, float],
+    decode: tuple[DecodeServer, int, float],
+    rate_per_second: float,
+) -> Plan | None:
+    """Return the plan of (server, instances, rate of one instance) per role at a rate; None where it cannot keep up."""
+    (first, first_count, first_rate), (second, second_count, second_rate) = prefill, decode
+    ttft = first.ttft(rate_per_second / first_count)
+    state = second.state(rate_per_second / second_count)
+    if ttft is None or state is None:
+        return None
+    prefill_pool = PrefillPool(
+        candidate=first.candidate,
+        machines=question.prefill,
+        instances=first_count,
+        prediction=prefill_prediction(question, first.candidate),
+        capacity_per_second=first_count * first_rate,
+        utilisation=rate_per_second / (first_count * first.candidate.requests_per_second),
+        memory=prefill_memory(question, first.candidate),
+    )
+    decode_pool = DecodePool(
+        candidate=second.candidate,
+        machines=question.decode,
+        instances=second_count,
+        prediction=decode_prediction(question, second.candidate),
+        capacity_per_second=second_count * second_rate,
+        utilisation=state.utilisation,
+        memory=decode_memory(question, second.candidate),
+        state=state,
+    )
+    binding = binding_limit(question, prefill_pool, decode_pool)
+    return Plan(
+        question=question,
+        prefill=prefill_pool,
+        decode=decode_pool,
+        requests_per_second=rate_per_second,
+        ttft=ttft,
+        tpot=state.tpot,
+        transfer_seconds=second.transfer_seconds,
+        binding_limit=binding,
+        explanation=explain_binding(question, prefill_pool, decode_pool, binding),
+    )
+
+
+def decode_prediction(question: Question, candidate: DecodeCandidate) -> Prediction:
+    """Every operator of the full batch at the workload's mean KV."""
+    return predict(
+        Configuration(
+            model=question.model,
+            hardware=question.decode.hardware,
+            phase="decode",
+            strategy=candidate.row.strategy,
+            weights=question.decode.weights,
+            kv_dtype=question.kv_dtype,
+            balance=question.balance,
+            redundant=candidate.row.redundant,
+            shared=candidate.row.dedicated,
+            drafts=candidate.drafts,
+            acceptance=question.acceptance,
+            microbatches=candidate.microbatches,
+            batch=candidate.batch,
+            kv_tokens=running_kv_tokens(question.workload).mean_tokens,
+        )
+    )
+
+
+def prefill_prediction(question: Question, candidate: PrefillCandidate) -> Prediction:
+    """Every operator of a full pass of prompts of mean length."""
+    return predict(
+        Configuration(
+            model=question.model,
+            hardware=question.prefill.hardware,
+            phase="prefill",
+            strategy=candidate.row.strategy,
+            weights=question.prefill.weights,
+            kv_dtype=question.kv_dtype,
+            balance=question.balance,
+            redundant=candidate.row.redundant,
+            shared=candidate.row.dedicated,
+            microbatches=candidate.microbatches,
+            tokens=candidate.tokens_per_device,
+            prompt_tokens=question.workload.input_tokens.mean,
+            prefix_reuse=question.workload.prefix_reuse,
+        )
+    )
+
+
+def decode_memory(question: Question, candidate: DecodeCandidate) -> Memory:
+    """Bytes per device with the mean KV of a full batch."""
+    load = decode_load(candidate.deployment, candidate.batch, running_kv_tokens(question.workload).mean_tokens)
+    parts = candidate.microbatches * candidate.row.strategy.pp
+    tokens = candidate.batch * (1 + candidate.drafts) / parts
+    return memory(candidate.deployment, kv_tokens=load.decode_kv_tokens, tokens=tokens)
+
+
+def prefill_memory(question: Question, candidate: PrefillCandidate) -> Memory:
+    """Bytes per device with the KV of a running pass and of one that is being sent."""
+    prompt = question.workload.input_tokens.mean
+    computed = candidate.prompts * prompt * (1 - question.workload.prefix_reuse) / candidate.chunks
+    tokens = computed / (candidate.microbatches * candidate.row.strategy.pp)
+    return memory(candidate.deployment, kv_tokens=2.0 * candidate.prompts * prompt, tokens=tokens)
+
+
+def binding_limit(question: Question, prefill: PrefillPool, decode: DecodePool) -> str:
+    """Name what stops the plan from doing more: the tighter pool's limit, behind it the devices."""
+    if question.rate_per_second is not None and question.objective != "throughput":
+        return "rate"
+    tighter_decode = decode.capacity_per_second <= prefill.capacity_per_second
+    limit = decode.candidate.limited_by if tighter_decode else "ttft"
+    return f"devices, {'decode' if tighter_decode else 'prefill'} {limit}"
+
+
+def explain_binding(question: Question, prefill: PrefillPool, decode: DecodePool, binding: str) -> str:
+    """One sentence with the numbers behind the binding limit."""
+    batch, limit = decode.candidate.batch, "TPOT" if decode.candidate.limited_by == "tpot" else "memory"
+    return (
+        f"Decode runs {batch} requests per DP rank because {limit} allows no more, and is bound by "
+        f"{decode.prediction.bottleneck}; a prefill pass is bound by {prefill.prediction.bottleneck}; the pools carry "
+        f"{prefill.capacity_per_second:.1f} (prefill) and {decode.capacity_per_second:.1f} (decode) requests/s, and "
+        f"the smaller of them on the devices at hand is the plan's rate ({binding})."
+    )

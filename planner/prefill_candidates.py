@@ -1,0 +1,128 @@
+"""Prefill instances: token budgets of every row, pass times, and what they carry, on arrays."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner.decode_candidates import Count, leaders
+from planner.deployment import Deployment
+from planner.latency import balanced_cost, causal_pairs
+from planner.manifest.stepcost import evaluate
+from planner.manifest.terms import Number, StepCost, StepLoad
+from planner.memory import memory
+from planner.question import Question
+from planner.space import Group, Row, row_deployment
+from planner.workload import Workload
+
+# Whole prompts per DP group and pass, or the parts into which one prompt is cut.
+PROMPTS_PER_PASS = (1, 2, 3, 4, 6, 8, 12, 16)
+CHUNKS = (2, 4, 8, 16)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefillCandidate:
+    """One prefill instance with one token budget."""
+
+    row: Row
+    deployment: Deployment
+    microbatches: int
+    prompts: int
+    chunks: int
+    tokens_per_device: int
+    pass_seconds: float
+    requests_per_second: float
+
+    @property
+    def devices(self) -> int:
+        """Devices of the instance."""
+        return self.row.strategy.devices
+
+
+def chunk_load(workload: Workload, prompts: Number, mean_prompts: Number, chunks: int, number: int) -> StepLoad:
+    """Load of part ``number`` of ``chunks`` of passes with ``prompts`` prompts on the busiest DP group."""
+    prompt = workload.input_tokens.mean
+    cached = prompt * workload.prefix_reuse
+    chunk = prompt * (1 - workload.prefix_reuse) / chunks
+    context = cached + number * chunk
+    # E[L²] of the prompts decides the pairs: the same tokens in unequal prompts attend to more.
+    spread = 1.0 + workload.input_tokens.squared_cv
+    return StepLoad(
+        prefill_tokens=prompts * chunk,
+        prefill_context_tokens=prompts * context,
+        prefill_pairs=prompts * causal_pairs(chunk, context) * spread,
+        finishing_prompts=prompts if number == chunks - 1 else 0.0,
+        mean_tokens=mean_prompts * chunk,
+    )
+
+
+def pass_seconds(
+    cost: StepCost, workload: Workload, prompts: Number, mean_prompts: Number, chunks: int, microbatches: int
+) -> Number:
+    """Seconds from the start of the first to the end of the last part of a pass."""
+    total: Number = 0.0
+    for number in range(chunks):
+        load = chunk_load(workload, prompts, mean_prompts, chunks, number)
+        total = total + evaluate(cost, load, microbatches).seconds
+    return total
+
+
+def prefill_candidates(
+    question: Question, group: Group, microbatches: int, count: Count, longest_seconds: float
+) -> list[PrefillCandidate]:
+    """Return per instance size the row and token budget that carries most with passes of at most ``longest_seconds``."""
+    deployment, workload = group.deployment, question.workload
+    cost = balanced_cost(deployment, question.balance)
+    sizes = np.array([row.strategy.devices for row in group.rows])
+    ranks = np.asarray(deployment.strategy.attention_dp)
+    best = np.zeros(len(group.rows))
+    chosen: list[tuple[int, int, float] | None] = [None] * len(group.rows)
+    alive = np.ones(len(group.rows), dtype=bool)
+    for prompts, chunks in budgets(workload):
+        if chunks == 1 and not alive.any():
+            continue
+        duration = pass_seconds(cost, workload, float(prompts), float(prompts), chunks, microbatches)
+        seconds = np.broadcast_to(duration, alive.shape)
+        count.evaluated += len(group.rows)
+        good = _fits(deployment, workload, prompts, chunks, microbatches) & (seconds <= longest_seconds)
+        if chunks == 1:
+            alive &= good
+        rate = np.where(good, prompts * ranks / seconds, 0.0)
+        for number in np.flatnonzero(rate > best * (1 + 1e-9)):
+            best[number], chosen[number] = rate[number], (prompts, chunks, float(seconds[number]))
+    return [
+        _candidate(group, int(number), microbatches, float(best[number]), chosen[number], workload)
+        for number in leaders(sizes, best)
+    ]
+
+
+def budgets(workload: Workload) -> list[tuple[int, int]]:
+    """(prompts per DP group and pass, parts that one prompt is cut into); parts of 256 tokens or more."""
+    parts = [(1, chunks) for chunks in CHUNKS if workload.input_tokens.mean >= 256 * chunks]
+    return [(prompts, 1) for prompts in PROMPTS_PER_PASS] + parts
+
+
+def _fits(deployment: Deployment, workload: Workload, prompts: int, chunks: int, microbatches: int) -> np.ndarray:
+    """Memory holds two passes' KV, the one that runs and the one whose KV is being sent, and the activations."""
+    prompt = workload.input_tokens.mean
+    computed = prompts * prompt * (1 - workload.prefix_reuse) / chunks
+    tokens = computed / (microbatches * deployment.strategy.pp)
+    return np.asarray(memory(deployment, kv_tokens=2.0 * prompts * prompt, tokens=tokens).fits)
+
+
+def _candidate(
+    group: Group, number: int, microbatches: int, rate: float, budget: tuple[int, int, float] | None, workload: Workload
+) -> PrefillCandidate:
+    assert budget is not None, "a row with a positive rate has a budget"
+    prompts, chunks, seconds = budget
+    row = group.rows[number]
+    tokens = prompts * workload.input_tokens.mean / chunks
+    return PrefillCandidate(
+        row=row,
+        deployment=row_deployment(group.deployment, row),
+        microbatches=microbatches,
+        prompts=prompts,
+        chunks=chunks,
+        tokens_per_device=int(np.ceil(tokens * row.strategy.attention_dp / row.strategy.devices)),
+        pass_seconds=seconds,
+        requests_per_second=rate,
+    )

@@ -1,0 +1,55 @@
+"""What is asked: model, machines, traffic, service levels, objective."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from hardware.spec import Dtype, HardwareSpec
+from models.spec import ModelSpec
+from planner.imbalance import Balance
+from planner.layouts import Shared
+from planner.workload import Workload
+
+Objective = Literal["throughput", "chips", "cost", "latency"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machines:
+    """Devices that one role may use. Roles with the same ``budget`` name share its devices."""
+
+    hardware: HardwareSpec
+    devices: int
+    weights: Dtype
+    budget: str
+
+    @property
+    def devices_per_node(self) -> int:
+        """Devices of one node."""
+        return int(self.hardware.devices_per_node.value)
+
+    @property
+    def devices_per_chip(self) -> int:
+        """Devices of one chip."""
+        return int(self.hardware.devices_per_chip.value)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """A capacity question. None leaves a choice to podplan; limits hold each on its own at ``percentile``."""
+
+    model: ModelSpec
+    prefill: Machines
+    decode: Machines
+    workload: Workload
+    ttft_seconds: float
+    tpot_seconds: float
+    percentile: float = 99.0
+    rate_per_second: float | None = None
+    objective: Objective = "throughput"
+    kv_dtype: Dtype = "bf16"
+    drafts: tuple[int, ...] = (0,)
+    acceptance: float = 0.7
+    balance: Balance = Balance(kind="measured")
+    microbatches: tuple[int, ...] = (1, 2)
+    redundant: int | None = None
+    shared: Shared = "auto"
+    engine: str = "reference"

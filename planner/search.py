@@ -1,0 +1,293 @@
+"""All candidates of both pools, their instance counts as an integer programme, the plan and its proof."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from planner.decode_candidates import Count, DecodeCandidate, decode_candidates
+from planner.fleet import Column, FleetSolution, solve_fleet
+from planner.operating import DecodeServer, PrefillServer, kv_transfer_seconds
+from planner.infeasible import missing, refusal
+from planner.plan import Bound, Plan, make_plan
+from planner.prefill_candidates import PrefillCandidate, prefill_candidates
+from planner.question import Machines, Question
+from planner.space import Row, groups, role_rows
+from podplan.errors import Fault
+
+# Instance sizes whose queues are solved, per pool: those with the most requests per device. All
+# sizes are costed; the bound says so.
+QUEUED_SIZES = 10
+# TPOT limits, as parts of the asked one, at which further decode candidates are sought for the front.
+FRONT_LIMITS = (0.75, 0.5)
+FRONT_CANDIDATES = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What a search found. ``best`` is None where no plan keeps the limits."""
+
+    question: Question
+    best: Plan | None
+    pareto: tuple[Plan, ...]
+    candidates_evaluated: int
+    bound: Bound | None
+    binding_limit: str
+    explanation: str
+
+
+@dataclass(frozen=True, slots=True)
+class Pools:
+    """Candidates with a positive rate, and that rate per instance."""
+
+    prefill: list[tuple[PrefillCandidate, PrefillServer, float]]
+    decode: list[tuple[DecodeCandidate, DecodeServer, float]]
+    evaluated: int
+
+
+def search(question: Question) -> Answer:
+    """Return the best plan for a question, the runners-up, and what is proven.
+
+    A pool of c instances behind random routing carries exactly c times what one carries under
+    Poisson arrivals (thinning), which better routing only raises; so a column's rate is count
+    times the queueing rate of one instance.
+    """
+    pools = gather(question)
+    if not pools.prefill or not pools.decode:
+        return refused(question, pools.evaluated, *missing(question, not pools.prefill))
+    columns = fleet_columns(question, pools)
+    budgets = {machines.budget: machines.devices for machines in (question.prefill, question.decode)}
+    objective = "throughput" if question.objective == "latency" else question.objective
+    solution = solve_fleet(columns, devices=budgets, objective=objective, rate=question.rate_per_second)
+    if solution.status != "optimal":
+        most = most_rate(columns, budgets)
+        return refused(question, pools.evaluated, *refusal(question, solution.message, most))
+    best = plan_of(question, pools, solution)
+    if best is None:
+        raise Fault("the fleet programme chose a rate that the chosen queues cannot carry")
+    front = pareto_front(question, pools, best)
+    if question.objective == "latency":
+        best = min(front, key=lambda plan: (plan.e2e_mean_seconds, plan.devices))
+    bound = Bound(objective=question.objective, value=solution.bound, gap=solution.gap, covers=covers(question, pools))
+    return Answer(
+        question=question,
+        best=best,
+        pareto=tuple(front),
+        candidates_evaluated=pools.evaluated,
+        bound=bound,
+        binding_limit=best.binding_limit,
+        explanation=best.explanation,
+    )
+
+
+def gather(question: Question) -> Pools:
+    """Cost every candidate of both pools and solve the queues of the most productive instance sizes."""
+    count = Count()
+    prefill = prefill_shortlist(question, count)
+    decode = decode_shortlist(question, count, question.tpot_seconds)
+    rows = [candidate.row for candidate in decode]
+    for part in FRONT_LIMITS:
+        decode += decode_found(question, count, question.tpot_seconds * part, rows)[:FRONT_CANDIDATES]
+    transfer = min((kv_transfer_seconds(question, c.deployment) for c in prefill), default=0.0)
+    served_prefill = [(c, PrefillServer(question, c)) for c in prefill]
+    served_decode = [(c, DecodeServer(question, c, transfer)) for c in decode]
+    return Pools(
+        [(c, s, rate) for c, s in served_prefill if (rate := s.capacity()) > 0],
+        [(c, s, rate) for c, s in served_decode if (rate := s.capacity()) > 0],
+        count.evaluated,
+    )
+
+
+def prefill_shortlist(question: Question, count: Count) -> list[PrefillCandidate]:
+    """Return the best prefill candidate of each promising instance size.
+
+    A prompt waits for the rest of a running pass and then for its own, so passes of half the TTFT
+    limit are tried first and longer ones only where none is that short.
+    """
+    rows = role_rows(question, "prefill")
+    for longest in (question.ttft_seconds / 2, question.ttft_seconds):
+        found = [
+            candidate
+            for group in groups(question, "prefill", rows, 0)
+            for microbatches in usable_microbatches(question)
+            for candidate in prefill_candidates(question, group, microbatches, count, longest)
+        ]
+        if found:
+            return shortlist(found)
+    return []
+
+
+def decode_shortlist(question: Question, count: Count, tpot_seconds: float) -> list[DecodeCandidate]:
+    """Return the best decode candidate of each promising instance size within a TPOT limit."""
+    return decode_found(question, count, tpot_seconds, role_rows(question, "decode"))
+
+
+def decode_found(question: Question, count: Count, tpot_seconds: float, rows: Sequence[Row]) -> list[DecodeCandidate]:
+    """Return the shortlist among given rows."""
+    found = [
+        candidate
+        for drafts in question.drafts
+        for group in groups(question, "decode", rows, drafts)
+        for microbatches in usable_microbatches(question)
+        for candidate in decode_candidates(question, group, microbatches, count, tpot_seconds)
+    ]
+    return shortlist(found)
+
+
+def usable_microbatches(question: Question) -> Sequence[int]:
+    """Two microbatches overlap attention with experts: a dense model has nothing to gain."""
+    return question.microbatches if question.model.moe is not None else (1,)
+
+
+Candidate = TypeVar("Candidate", PrefillCandidate, DecodeCandidate)
+
+
+def shortlist(found: Iterable[Candidate]) -> list[Candidate]:
+    """Return the best candidate of each size, the most productive sizes and the smallest one."""
+    best: dict[int, Candidate] = {}
+    for candidate in found:
+        known = best.get(candidate.devices)
+        if known is None or candidate.requests_per_second > known.requests_per_second * (1 + 1e-9):
+            best[candidate.devices] = candidate
+    ranked = sorted(best.values(), key=lambda c: (-c.requests_per_second / c.devices, c.devices))
+    smallest = min(best.values(), key=lambda c: c.devices, default=None)
+    productive = ranked[:QUEUED_SIZES]
+    return productive if smallest is None or smallest in productive else [*productive, smallest]
+
+
+def fleet_columns(question: Question, pools: Pools) -> list[Column]:
+    """Return one column per candidate and instance count that its budget holds."""
+    return [
+        *role_columns("prefill", question.prefill, [(c.devices, rate) for c, _, rate in pools.prefill]),
+        *role_columns("decode", question.decode, [(c.devices, rate) for c, _, rate in pools.decode]),
+    ]
+
+
+def role_columns(role: str, machines: Machines, members: list[tuple[int, float]]) -> list[Column]:
+    """Return the columns of one role from (devices, rate) of one instance of each candidate."""
+    price = machines.hardware.price_usd_per_chip_hour
+    hourly = price.value / machines.devices_per_chip if price else 1.0
+    return [
+        Column(
+            role=role,
+            candidate=number,
+            instances=instances,
+            devices=instances * devices,
+            rate_per_second=instances * rate,
+            pool=machines.budget,
+            cost_per_hour=instances * devices * hourly,
+        )
+        for number, (devices, rate) in enumerate(members)
+        for instances in range(1, machines.devices // devices + 1)
+    ]
+
+
+def most_rate(columns: list[Column], budgets: dict[str, int]) -> float:
+    """Largest rate that the devices carry, whatever was asked."""
+    return solve_fleet(columns, devices=budgets, objective="throughput").rate_per_second
+
+
+def plan_of(question: Question, pools: Pools, solution: FleetSolution) -> Plan | None:
+    """Return the plan of a fleet solution at its rate, or at the asked one."""
+    chosen = {column.role: column for column in solution.columns}
+    first, second = chosen["prefill"], chosen["decode"]
+    rate = min(first.rate_per_second, second.rate_per_second)
+    if question.rate_per_second is not None and question.objective != "throughput":
+        rate = question.rate_per_second
+    _, prefill, prefill_rate = pools.prefill[first.candidate]
+    _, decode, decode_rate = pools.decode[second.candidate]
+    return make_plan(
+        question, (prefill, first.instances, prefill_rate), (decode, second.instances, decode_rate), rate
+    )
+
+
+def pareto_front(question: Question, pools: Pools, best: Plan) -> list[Plan]:
+    """Return the best plan of each decode candidate that no other beats in rate, chips, TTFT and TPOT at once."""
+    plans = [best]
+    budgets = {machines.budget: machines.devices for machines in (question.prefill, question.decode)}
+    columns = fleet_columns(question, pools)
+    prefill = [column for column in columns if column.role == "prefill"]
+    for number in range(len(pools.decode)):
+        pair = best_pair(prefill, [c for c in columns if c.role == "decode" and c.candidate == number], budgets, question)
+        if pair is None:
+            continue
+        first, second = pair
+        rate = min(first.rate_per_second, second.rate_per_second)
+        if question.rate_per_second is not None and question.objective != "throughput":
+            rate = question.rate_per_second
+        _, prefill_server, prefill_rate = pools.prefill[first.candidate]
+        _, decode_server, decode_rate = pools.decode[number]
+        plan = make_plan(
+            question,
+            (prefill_server, first.instances, prefill_rate),
+            (decode_server, second.instances, decode_rate),
+            rate,
+        )
+        if plan is not None:
+            plans.append(plan)
+    kept = [plan for plan in plans if not any(dominates(other, plan) for other in plans)]
+    return sorted(distinct(kept), key=lambda plan: -plan.requests_per_second)
+
+
+def best_pair(
+    prefill: list[Column], decode: list[Column], budgets: dict[str, int], question: Question
+) -> tuple[Column, Column] | None:
+    """Return the pair of columns with the highest rate (or, for a given rate, the fewest devices) within the budgets."""
+    best: tuple[tuple[float, float], tuple[Column, Column]] | None = None
+    for first in prefill:
+        for second in decode:
+            shared = first.pool == second.pool
+            if shared and first.devices + second.devices > budgets[first.pool]:
+                continue
+            rate = min(first.rate_per_second, second.rate_per_second)
+            devices = float(first.devices + second.devices)
+            asked = question.rate_per_second if question.objective != "throughput" else None
+            if asked is not None and rate < asked:
+                continue
+            key = (-rate, devices) if asked is None else (devices, -rate)
+            if best is None or key < best[0]:
+                best = (key, (first, second))
+    return best[1] if best else None
+
+
+def dominates(one: Plan, other: Plan) -> bool:
+    """Whether ``one`` is nowhere worse and somewhere better."""
+    ours, theirs = figures(one), figures(other)
+    return all(a <= b * (1 + 1e-6) for a, b in zip(ours, theirs, strict=True)) and any(
+        a < b * (1 - 1e-6) for a, b in zip(ours, theirs, strict=True)
+    )
+
+
+def figures(plan: Plan) -> tuple[float, float, float, float]:
+    """What the front compares, all to be made small: 1/rate, devices, mean TTFT, mean TPOT."""
+    return 1 / plan.requests_per_second, float(plan.devices), plan.ttft.mean, plan.tpot.mean
+
+
+def distinct(plans: list[Plan]) -> list[Plan]:
+    """Drop plans with the same figures as an earlier one."""
+    seen: dict[tuple[float, ...], Plan] = {}
+    for plan in plans:
+        seen.setdefault(tuple(round(value, 9) for value in figures(plan)), plan)
+    return list(seen.values())
+
+
+def covers(question: Question, pools: Pools) -> str:
+    """Say what the bound is a bound of."""
+    return (
+        "instance counts of both pools over the queueing rates of the most productive "
+        f"{len(pools.prefill)} prefill and {len(pools.decode)} decode instance sizes; each size's instance is the best "
+        "of every strategy, redundancy, MTP depth and microbatching of the grid and of every integer batch (decode, "
+        "by monotonicity) or listed token budget (prefill)"
+    )
+
+
+def refused(question: Question, evaluated: int, binding: str, explanation: str) -> Answer:
+    """Return the answer of a question without a plan."""
+    return Answer(
+        question=question,
+        best=None,
+        pareto=(),
+        candidates_evaluated=evaluated,
+        bound=None,
+        binding_limit=binding,
+        explanation=explanation,
+    )
