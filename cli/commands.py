@@ -11,6 +11,7 @@ DEFAULT = "search"
 # name -> one line of help; the command itself is `app` in cli/<name>.py
 COMMANDS = {
     "predict": "Predict one configuration, with every operator.",
+    "accuracy": "Compare predictions with published measurements, the largest misses first.",
     "models": "Show the models of the catalogue, or one of them with its parameters.",
     "hardware": "Show the hardware of the catalogue, or one entry with the source of every value.",
 }

@@ -8,6 +8,7 @@ all-gather of the S-byte tensor), all-gather and reduce-scatter S·(n-1)/n.
 import math
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hardware.spec import CollectiveFit, CollectiveOp, Dtype, ExchangeFit, HardwareSpec
 from models.spec import MoE
@@ -25,33 +26,32 @@ def collective(
     """
     share = (ranks - 1) / ranks
     wire: Number = {"all_reduce": 2 * share, "point_to_point": 1.0}.get(op, share)
-    degrees, where = np.unique(np.atleast_1d(ranks), return_inverse=True)
-    distinct_fits = [collective_fit(hardware, op, int(degree), in_graph) for degree in degrees]
-    fits = [distinct_fits[number] for number in where]
-    worst = max(residual(fit) for fit in distinct_fits)
-    protocols = _protocols(fits, ranks)
+    degrees, where = np.unique(np.asarray(ranks), return_inverse=True)
+    fits = [collective_fit(hardware, op, int(degree), in_graph) for degree in degrees]
+    worst = max(residual(fit) for fit in fits)
+    columns = _protocols(fits, degrees)
+    protocols: tuple[tuple[Number, Number], ...] = tuple((latency[where], rate[where]) for latency, rate in columns)
+    if np.ndim(ranks) == 0:
+        protocols = tuple((float(latency[0]), float(rate[0])) for latency, rate in columns)
     return CommunicationTerm(name, stage, scale(message, wire), protocols, residual=worst)
 
 
-def _protocols(fits: list[CollectiveFit], ranks: Number) -> tuple[tuple[Number, Number], ...]:
-    """(latency, bandwidth) of every protocol, for one group size or for an array of them.
+def _protocols(
+    fits: list[CollectiveFit], degrees: NDArray[np.float64]
+) -> list[tuple[NDArray[np.float64], NDArray[np.float64]]]:
+    """(latency, bandwidth) of every protocol at each group size, [degrees].
 
     Fits with fewer protocols repeat their last one, which changes no minimum; a group of one
-    device, which occurs only inside an array, costs nothing.
+    device, which occurs only inside an array of strategies, costs nothing.
     """
-    if np.ndim(ranks) == 0:
-        return tuple(
-            (p.latency_seconds + p.latency_per_rank_seconds * (ranks - 1), p.bandwidth_bytes_per_second)
-            for p in fits[0].protocols
-        )
     columns = []
     for number in range(max(len(fit.protocols) for fit in fits)):
         chosen = [fit.protocols[min(number, len(fit.protocols) - 1)] for fit in fits]
         start = np.array([p.latency_seconds for p in chosen])
         each = np.array([p.latency_per_rank_seconds for p in chosen])
         rate = np.array([p.bandwidth_bytes_per_second for p in chosen])
-        columns.append((np.where(ranks > 1, start + each * (ranks - 1), 0.0), rate))
-    return tuple(columns)
+        columns.append((np.where(degrees > 1, start + each * (degrees - 1), 0.0), rate))
+    return columns
 
 
 def collective_fit(hardware: HardwareSpec, op: CollectiveOp, ranks: int, in_graph: bool) -> CollectiveFit:
@@ -123,5 +123,6 @@ def exchange_copies(fit: ExchangeFit, moe: MoE, nodes: Number, dedicated_shared:
     """
     if fit.payload != "per_node":
         return moe.experts_per_token + (1.0 if dedicated_shared else 0.0)
-    copies = np.array([distinct(moe, int(count)) for count in np.atleast_1d(nodes)])
-    return float(copies[0]) if np.ndim(nodes) == 0 else copies
+    counts, where = np.unique(np.asarray(nodes), return_inverse=True)
+    copies = np.array([distinct(moe, int(count)) for count in counts])[where]
+    return float(copies) if np.ndim(nodes) == 0 else copies

@@ -82,22 +82,23 @@ def decode_candidates(
     limit = tpot_seconds * accepted
     least = np.broadcast_to(np.asarray(microbatches * deployment.strategy.pp, dtype=np.float64), (len(group.rows),))
 
-    def fits(batch: Number) -> NDArray[np.bool_]:
-        return np.asarray(decode_memory_fits(deployment, batch, kv, microbatches))
+    def used(batch: Number) -> Number:
+        return decode_memory_used(deployment, batch, kv, microbatches)
 
-    def quick(batch: Number) -> NDArray[np.bool_]:
+    def seconds_of(batch: Number) -> Number:
         count.evaluated += int(np.size(batch))
-        return np.asarray(iteration(cost, deployment, batch, kv, microbatches) <= limit)
+        return iteration(cost, deployment, batch, kv, microbatches)
 
-    room = largest(fits, least, np.full(least.shape, float(MOST_BATCH)))
-    batch = np.where(room >= least, largest(quick, least, np.maximum(room, least)), room)
+    capacity = deployment.hardware.device.memory_bytes.value
+    room = largest(used, capacity, least, np.full(least.shape, float(MOST_BATCH)))
+    batch = np.minimum(largest(seconds_of, limit, least, np.maximum(room, least)), room)
     if not (batch >= least).any():
         return []
     batch = np.maximum(batch, least)
     seconds = np.broadcast_to(iteration(cost, deployment, batch, kv, microbatches), batch.shape)
     answer_tokens = max(question.workload.output_tokens.mean - 1, 1.0)
     rate = batch * deployment.strategy.attention_dp * accepted / (seconds * answer_tokens)
-    good = (seconds <= limit) & fits(batch)
+    good = (seconds <= limit) & (room >= least)
     sizes = np.array([row.strategy.devices for row in group.rows])
     return [
         DecodeCandidate(
@@ -121,27 +122,36 @@ def leaders(sizes: NDArray[np.int64], rate: NDArray[np.float64]) -> list[int]:
     return [int(number) for number in order[first] if rate[number] > 0]
 
 
-def decode_memory_fits(deployment: Deployment, batch: Number, kv: KvLoad, microbatches: int) -> Number:
-    """Whether weights, the KV of a full batch (three deviations above its mean) and buffers fit."""
+def decode_memory_used(deployment: Deployment, batch: Number, kv: KvLoad, microbatches: int) -> Number:
+    """Bytes per device with weights, buffers and the KV of a full batch, three deviations above its mean."""
     held = batch * kv.mean_tokens + MEMORY_DEVIATIONS * np.sqrt(batch * kv.variance_squared_tokens)
     tokens = batch * (1 + deployment.drafts) / (microbatches * deployment.strategy.pp)
-    return np.asarray(memory(deployment, kv_tokens=held, tokens=tokens).fits)
+    return memory(deployment, kv_tokens=held, tokens=tokens).used
 
 
 def largest(
-    admits: Callable[[Number], NDArray[np.bool_]], low: NDArray[np.float64], high: NDArray[np.float64]
+    measure: Callable[[Number], Number], limit: float, low: NDArray[np.float64], high: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Return per row the largest integer in [low, high] that ``admits``; low - 1 where none does.
+    """Return per row the largest integer in [low, high] with measure <= limit; low - 1 where there is none.
 
-    Args: ``low`` and ``high`` [rows]; ``admits`` takes and returns [rows] and must fall from true
-    to false as a row's number rises. Bisection.
+    Args: ``low`` and ``high`` [rows]; ``measure`` takes and returns [rows] and must not fall as a
+    row's number rises. False position on integers, with bisection whenever it fails to halve the
+    bracket: as sure as bisection, and quick because cost is nearly linear in the batch.
     """
-    below, above = low - 1, high + 1
-    open_rows = above - below > 1
-    while open_rows.any():
-        middle = np.where(open_rows, np.floor((below + above) / 2), np.maximum(below, low))
-        good = admits(middle)
-        below = np.where(open_rows & good, middle, below)
-        above = np.where(open_rows & ~good, middle, above)
-        open_rows = above - below > 1
+    bottom, top = np.asarray(measure(low)), np.asarray(measure(high))
+    below = np.where(top <= limit, high, np.where(bottom <= limit, low, low - 1))
+    above = np.where(top <= limit, high + 1, np.where(bottom <= limit, high, low))
+    bottom, top = np.broadcast_to(bottom, low.shape).copy(), np.broadcast_to(top, low.shape).copy()
+    bisect = np.zeros(low.shape, dtype=bool)
+    while (open_rows := above - below > 1).any():
+        width = above - below
+        with np.errstate(divide="ignore", invalid="ignore"):
+            step = np.nan_to_num(width * (limit - bottom) / (top - bottom), nan=0.0, posinf=0.0, neginf=0.0)
+        guess = np.where(bisect, np.floor(below + width / 2), np.floor(below + step))
+        guess = np.where(open_rows, np.clip(guess, below + 1, np.maximum(above - 1, below + 1)), np.maximum(below, low))
+        value = np.asarray(measure(guess))
+        good, bad = open_rows & (value <= limit), open_rows & (value > limit)
+        below, bottom = np.where(good, guess, below), np.where(good, value, bottom)
+        above, top = np.where(bad, guess, above), np.where(bad, value, top)
+        bisect = ~bisect & (above - below > width / 2)
     return below

@@ -6,7 +6,7 @@ from typing import Literal
 
 import numpy as np
 
-from planner.decode_candidates import Count, decode_candidates, decode_memory_fits
+from planner.decode_candidates import Count, decode_candidates, decode_memory_used
 from planner.memory import weight_bytes
 from planner.prefill_candidates import prefill_candidates
 from planner.question import Machines, Question
@@ -48,10 +48,11 @@ def fits_somewhere(question: Question, prefill: bool) -> bool:
     """Whether any row of the role fits with its smallest batch."""
     role = role_of(prefill)
     kv = running_kv_tokens(question.workload)
-    for group in groups(question, role, role_rows(question, role), 0):
-        if np.any(np.asarray(decode_memory_fits(group.deployment, 1.0, kv, 1))):
-            return True
-    return False
+    capacity = (question.prefill if prefill else question.decode).hardware.device.memory_bytes.value
+    return any(
+        bool(np.any(np.asarray(decode_memory_used(group.deployment, 1.0, kv, 1)) <= capacity))
+        for group in groups(question, role, role_rows(question, role), 0)
+    )
 
 
 def memory_sentence(question: Question, machines: Machines, prefill: bool) -> str:

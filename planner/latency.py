@@ -30,14 +30,14 @@ def balanced_cost(deployment: Deployment, balance: Balance) -> StepCost:
         return cost
     if balance.kind == "factor":
         return replace(cost, balance=balance.factor)
-    ranks, redundant = np.broadcast_arrays(deployment.expert_ranks, deployment.redundant)
-    balanced = balance.kind == "measured"
-    pairs = [(int(count), int(extra)) for count, extra in zip(ranks.flat, redundant.flat, strict=True)]
-    static = [static_factor(deployment.moe.experts, count, extra, MIXED, balanced) for count, extra in pairs]
-    noise = [deviations(count) for count, _ in pairs]
-    if ranks.ndim == 0:
-        return replace(cost, balance=static[0], sampling_deviations=noise[0])
-    return replace(cost, balance=np.array(static), sampling_deviations=np.array(noise))
+    layouts = np.stack(np.broadcast_arrays(deployment.expert_ranks, deployment.redundant)).reshape(2, -1)
+    pairs, where = np.unique(layouts, axis=1, return_inverse=True)
+    balanced, experts = balance.kind == "measured", deployment.moe.experts
+    static = np.array([static_factor(experts, int(count), int(extra), MIXED, balanced) for count, extra in pairs.T])
+    noise = np.array([deviations(int(count)) for count, _ in pairs.T])
+    if np.ndim(deployment.expert_ranks) == 0:
+        return replace(cost, balance=float(static[0]), sampling_deviations=float(noise[0]))
+    return replace(cost, balance=static[where], sampling_deviations=noise[where])
 
 
 @lru_cache(maxsize=4096)

@@ -1,23 +1,24 @@
-"""Aggregated instances: continuous batching with chunked prefill in a closed loop.
+"""Aggregated instances: continuous batching with chunked prefill in a closed loop of equal requests.
 
-A step carries one token (and its drafts) of every running request and what is left of the token
-budget as prompt chunks. With X requests finishing per second and steps of mean duration t, X·t
-prompts start per step and rank; a step without prompts takes t_d, one with prompts t_m.
+Requests that finish their prompts in one step run in lockstep from then on: they produce their last
+tokens in one step, and the prompts of their successors again share one. So prompts come in cohorts
+that fill the token budget, however long the loop runs.
 """
 
-import math
 from dataclasses import dataclass
 
 from planner.latency import causal_pairs, step_seconds
 from planner.manifest.terms import StepCost, StepLoad
 
-_ROUNDS = 60
-_DAMPING = 0.5
+_ROUNDS = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClosedLoop:
-    """``concurrency`` requests per DP rank, each replaced on completion."""
+    """``concurrency`` requests on the busiest DP rank, each replaced on completion.
+
+    ``filled`` is the mean over the ranks of their requests, in units of the busiest rank's.
+    """
 
     concurrency: float
     prompt_tokens: float
@@ -25,11 +26,40 @@ class ClosedLoop:
     batched_tokens: float
     reuse: float = 0.0
     acceptance_tokens: float = 1.0
+    filled: float = 1.0
+
+    @property
+    def new_tokens(self) -> float:
+        """Prompt tokens to compute per request."""
+        return self.prompt_tokens * (1 - self.reuse)
+
+    @property
+    def iterations(self) -> float:
+        """Decode iterations of a request, after the first token that prefill gives."""
+        return max(self.output_tokens - 1, 0.0) / self.acceptance_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Cycle:
+    """Steps from a request's arrival to its successor's: ``mixed_steps`` of ``steps`` hold prompts.
+
+    ``chunk`` prompt tokens and ``running`` decoding requests are in a mixed step; a prompt waits and
+    is computed in ``prompt_steps`` of them.
+    """
+
+    steps: float
+    mixed_steps: float
+    prompt_steps: float
+    chunk: float
+    running: float
 
 
 @dataclass(frozen=True, slots=True)
 class MixedState:
-    """Steady state of the loop; loads are of one rank in a step with and without prompts."""
+    """Steady state of the loop; loads are of the busiest rank in a step with and without prompts.
+
+    ``prompt_steps`` is the share of steps that hold prompts, ``requests_per_second`` of that rank.
+    """
 
     tpot_seconds: float
     ttft_seconds: float
@@ -38,55 +68,78 @@ class MixedState:
     prompt_steps: float
     mixed_load: StepLoad
     decode_load: StepLoad
-    running: float
+    microbatches: int
+
+
+def cycle_of(loop: ClosedLoop, queries: int) -> Cycle:
+    """Return the cycle of ``loop`` with ``queries`` query tokens per decoding request.
+
+    A cohort's prompts fill what the running requests leave of the budget B:
+    chunk = min(c·n, B - running·queries). All c prompts take m = c·n / chunk steps, one takes
+    s = max(1, n / chunk), so a cycle has L = max(iterations + s, m) steps. Where L = m prompts bind:
+    every step holds some and a request waits L - iterations of them.
+
+    >>> loop = ClosedLoop(concurrency=8, prompt_tokens=2048, output_tokens=513, batched_tokens=8192)
+    >>> cycle = cycle_of(loop, 1)
+    >>> round(cycle.steps), round(cycle.mixed_steps, 2), round(cycle.chunk)
+    (513, 2.0, 8188)
+    """
+    new, count, iterations = loop.new_tokens, loop.concurrency, loop.iterations
+    running = max(count - loop.batched_tokens / new, 0.0)
+    for _ in range(_ROUNDS):
+        chunk = min(count * new, max(loop.batched_tokens - running * queries, 1.0))
+        mixed, each = count * new / chunk, max(1.0, new / chunk)
+        steps = max(iterations + each, mixed)
+        running = max(count - chunk / new, 0.0) if steps > mixed else count * iterations / steps
+    return Cycle(steps, mixed, steps - iterations, chunk, running)
 
 
 def mixed_state(cost: StepCost, loop: ClosedLoop, microbatches: int | None) -> MixedState:
-    """Return the fixed point of the closed loop.
+    """Return the steady state of the closed loop, all requests having started together.
 
-    Little's law: concurrency = X·(TTFT + D), D = iterations · mean step. TTFT: half a step until
-    the next one starts, then the steps that hold the prompt, each with its share of the queue
-    (arrival theorem with one request fewer). Exact only in the mean; fixed lengths that start
-    together stay in lockstep, which this does not model.
+    cycle seconds = m·t_mixed + (L - m)·t_decode; TTFT = (L - iterations)·t_mixed, the loop's waiting
+    included; TPOT = (cycle - TTFT) / (output tokens - 1), so Little's law holds exactly:
+    concurrency = rate·cycle. Exact for equal requests; requests of unequal lengths fall out of step,
+    which lowers TTFT to about the time of one prompt.
     """
-    iterations = max(loop.output_tokens - 1, 0.0) / loop.acceptance_tokens
-    running, state = loop.concurrency * 0.9, None
-    for _ in range(_ROUNDS):
-        state = _state(cost, loop, running, iterations, microbatches)
-        share = iterations * state.step_seconds / max(state.ttft_seconds + iterations * state.step_seconds, 1e-12)
-        running = _DAMPING * running + (1 - _DAMPING) * loop.concurrency * share
-    assert state is not None
-    return state
-
-
-def _state(
-    cost: StepCost, loop: ClosedLoop, running: float, iterations: float, microbatches: int | None
-) -> MixedState:
-    queries = cost.queries_per_sequence
-    kv = loop.prompt_tokens + loop.output_tokens / 2
-    room = max(loop.batched_tokens - running * queries, 1.0)
-    new = loop.prompt_tokens * (1 - loop.reuse)
-    rank_rate = running / max(iterations, 1.0)  # prompts that start per step and rank
-    with_prompt = 1 - math.exp(-rank_rate * max(1.0, new / room))
-    chunk = min(rank_rate * new / max(with_prompt, 1e-9), room)
-    any_rank = 1 - (1 - with_prompt) ** float(cost.attention_ranks) if cost.experts else with_prompt
-    decode = StepLoad(decode_sequences=running, decode_kv_tokens=running * kv, mean_tokens=running * queries)
-    prompts = chunk / new
-    mixed = StepLoad(
-        decode_sequences=running,
-        decode_kv_tokens=running * kv,
-        prefill_tokens=chunk,
-        prefill_context_tokens=loop.prompt_tokens * loop.reuse * prompts,
-        prefill_pairs=prompts * causal_pairs(new, loop.prompt_tokens * loop.reuse),
-        finishing_prompts=prompts,
-        mean_tokens=running * queries + chunk * with_prompt / max(any_rank, 1e-9),
+    cycle = cycle_of(loop, cost.queries_per_sequence)
+    decode, mixed = _loads(loop, cycle, cost.queries_per_sequence)
+    together, split = step_seconds(cost, mixed, microbatches)
+    alone, chosen = step_seconds(cost, decode, microbatches)
+    plain = cycle.steps - cycle.mixed_steps
+    seconds = cycle.mixed_steps * float(together) + plain * float(alone)
+    ttft = cycle.prompt_steps * float(together)
+    return MixedState(
+        tpot_seconds=(seconds - ttft) / max(loop.output_tokens - 1, 1.0),
+        ttft_seconds=ttft,
+        step_seconds=seconds / cycle.steps,
+        requests_per_second=loop.concurrency / seconds,
+        prompt_steps=cycle.mixed_steps / cycle.steps,
+        mixed_load=mixed,
+        decode_load=decode,
+        microbatches=split if cycle.mixed_steps > plain else chosen,
     )
-    alone, together = (float(step_seconds(cost, load, microbatches)[0]) for load in (decode, mixed))
-    step = (1 - any_rank) * alone + any_rank * together
-    steps = max(1.0, new / room)
-    busy = min(rank_rate * new / room, 0.999)
-    behind = (loop.concurrency - 1) / loop.concurrency * busy / (2 * (1 - busy)) if loop.concurrency > 1 else 0.0
-    idle_wait = step / 2 if running > 1 else 0.0
-    ttft = idle_wait + together * (steps + min(behind, loop.concurrency / 2))
-    rate = running / max(iterations * step, 1e-12) if iterations else loop.concurrency / ttft
-    return MixedState(step / loop.acceptance_tokens, ttft, step, rate, any_rank, mixed, decode, running)
+
+
+def _loads(loop: ClosedLoop, cycle: Cycle, queries: int) -> tuple[StepLoad, StepLoad]:
+    """Loads of the busiest rank in a step without and with prompts."""
+    kv = loop.prompt_tokens + loop.output_tokens / 2
+    prompts = cycle.chunk / loop.new_tokens
+    cached = loop.prompt_tokens * loop.reuse
+    # A prompt in several chunks: a later chunk reads the keys of the earlier ones again.
+    earlier = max(loop.new_tokens - cycle.chunk, 0.0) / 2
+    decode = StepLoad(
+        decode_sequences=loop.concurrency,
+        decode_kv_tokens=loop.concurrency * kv,
+        mean_tokens=loop.concurrency * queries * loop.filled,
+    )
+    mixed = StepLoad(
+        decode_sequences=cycle.running,
+        decode_kv_tokens=cycle.running * kv,
+        prefill_tokens=cycle.chunk,
+        prefill_context_tokens=cached * max(prompts, 1.0) + earlier,
+        prefill_pairs=prompts * causal_pairs(loop.new_tokens, cached),
+        finishing_prompts=prompts,
+        mean_tokens=(cycle.running * queries + cycle.chunk) * loop.filled,
+    )
+    return decode, mixed

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 from planner.decode_candidates import DecodeCandidate
 from planner.decode_queue import DecodeState
@@ -14,8 +15,6 @@ from planner.question import Machines, Question
 from planner.queueing import Latency
 from planner.workload import running_kv_tokens
 
-__all__ = ["Bound", "DecodePool", "Plan", "PrefillPool", "make_plan"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bound:
@@ -27,34 +26,52 @@ class Bound:
     covers: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class PrefillPool:
-    """Prefill instances at the planned rate."""
+    """Prefill instances at the planned rate; ``prediction`` is of a full pass."""
 
+    question: Question
     candidate: PrefillCandidate
     machines: Machines
     instances: int
-    prediction: Prediction
     capacity_per_second: float
     utilisation: float
-    memory: Memory
+
+    @cached_property
+    def prediction(self) -> Prediction:
+        """Every operator of a full pass."""
+        return prefill_prediction(self.question, self.candidate)
+
+    @cached_property
+    def memory(self) -> Memory:
+        """Bytes per device with the KV of a running pass and of one that is being sent."""
+        return prefill_memory(self.question, self.candidate)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class DecodePool:
     """Decode instances at the planned rate; ``prediction`` is of the full batch."""
 
+    question: Question
     candidate: DecodeCandidate
     machines: Machines
     instances: int
-    prediction: Prediction
     capacity_per_second: float
     utilisation: float
-    memory: Memory
     state: DecodeState
 
+    @cached_property
+    def prediction(self) -> Prediction:
+        """Every operator of an iteration with the full batch."""
+        return decode_prediction(self.question, self.candidate)
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+    @cached_property
+    def memory(self) -> Memory:
+        """Bytes per device with the mean KV of a full batch."""
+        return decode_memory(self.question, self.candidate)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Plan:
     """Prefill and decode pools that serve ``requests_per_second`` within the limits."""
 
@@ -65,8 +82,16 @@ class Plan:
     ttft: Latency
     tpot: Latency
     transfer_seconds: float
-    binding_limit: str
-    explanation: str
+
+    @property
+    def binding_limit(self) -> str:
+        """What stops the plan from doing more."""
+        return binding_limit(self.question, self.prefill, self.decode)
+
+    @property
+    def explanation(self) -> str:
+        """The binding limit in one sentence, with its numbers."""
+        return explain_binding(self.prefill, self.decode, self.binding_limit)
 
     @property
     def devices(self) -> int:
@@ -141,25 +166,22 @@ def make_plan(
     if ttft is None or state is None:
         return None
     prefill_pool = PrefillPool(
+        question=question,
         candidate=first.candidate,
         machines=question.prefill,
         instances=first_count,
-        prediction=prefill_prediction(question, first.candidate),
         capacity_per_second=first_count * first_rate,
         utilisation=rate_per_second / (first_count * first.candidate.requests_per_second),
-        memory=prefill_memory(question, first.candidate),
     )
     decode_pool = DecodePool(
+        question=question,
         candidate=second.candidate,
         machines=question.decode,
         instances=second_count,
-        prediction=decode_prediction(question, second.candidate),
         capacity_per_second=second_count * second_rate,
         utilisation=state.utilisation,
-        memory=decode_memory(question, second.candidate),
         state=state,
     )
-    binding = binding_limit(question, prefill_pool, decode_pool)
     return Plan(
         question=question,
         prefill=prefill_pool,
@@ -168,8 +190,6 @@ def make_plan(
         ttft=ttft,
         tpot=state.tpot,
         transfer_seconds=second.transfer_seconds,
-        binding_limit=binding,
-        explanation=explain_binding(question, prefill_pool, decode_pool, binding),
     )
 
 
@@ -241,7 +261,7 @@ def binding_limit(question: Question, prefill: PrefillPool, decode: DecodePool) 
     return f"devices, {'decode' if tighter_decode else 'prefill'} {limit}"
 
 
-def explain_binding(question: Question, prefill: PrefillPool, decode: DecodePool, binding: str) -> str:
+def explain_binding(prefill: PrefillPool, decode: DecodePool, binding: str) -> str:
     """One sentence with the numbers behind the binding limit."""
     batch, limit = decode.candidate.batch, "TPOT" if decode.candidate.limited_by == "tpot" else "memory"
     return (

@@ -303,18 +303,21 @@ def _alone(configuration: Configuration, load: StepLoad) -> StepLoad:
 def _mixed(configuration: Configuration, deployment: Deployment, cost: StepCost) -> Prediction:
     groups = configuration.strategy.attention_dp
     accepted = tokens_per_iteration(deployment.drafts, configuration.acceptance)
+    busiest = float(-(-configuration.concurrency // groups))
+    filled = configuration.concurrency / (groups * busiest)
     loop = ClosedLoop(
-        concurrency=configuration.concurrency / groups,
+        concurrency=busiest,
         prompt_tokens=configuration.prompt_tokens,
         output_tokens=configuration.output_tokens,
         batched_tokens=configuration.batched_tokens,
         reuse=configuration.prefix_reuse,
         acceptance_tokens=accepted,
+        filled=filled,
     )
     state = mixed_state(cost, loop, configuration.microbatches)
     rows = _mixed_operators(cost, state, configuration.microbatches)
     kv_tokens = loop.concurrency * (configuration.prompt_tokens + configuration.output_tokens / 2)
-    rate = state.requests_per_second * groups
+    rate = state.requests_per_second * groups * filled
     return Prediction(
         configuration=configuration,
         deployment=deployment,
@@ -324,10 +327,10 @@ def _mixed(configuration: Configuration, deployment: Deployment, cost: StepCost)
         ttft_seconds=state.ttft_seconds,
         tokens_per_second=rate * configuration.output_tokens,
         computed_tokens_per_second=None,
-        microbatches=configuration.microbatches or 1,
+        microbatches=state.microbatches,
         memory=memory(deployment, kv_tokens=kv_tokens, tokens=configuration.batched_tokens),
         operators=rows,
-        interval=interval(state.tpot_seconds, _scaled(rows, 1 / accepted)),
+        interval=interval(state.tpot_seconds, _scaled(rows, state.tpot_seconds / state.step_seconds)),
     )
 
 

@@ -16,7 +16,7 @@ from podplan.errors import Fault
 
 # Instance sizes whose queues are solved, per pool: those with the most requests per device. All
 # sizes are costed; the bound says so.
-QUEUED_SIZES = 10
+QUEUED_SIZES = 8
 # TPOT limits, as parts of the asked one, at which further decode candidates are sought for the front.
 FRONT_LIMITS = (0.75, 0.5)
 FRONT_CANDIDATES = 2
@@ -150,8 +150,9 @@ def shortlist(found: Iterable[Candidate]) -> list[Candidate]:
             best[candidate.devices] = candidate
     ranked = sorted(best.values(), key=lambda c: (-c.requests_per_second / c.devices, c.devices))
     smallest = min(best.values(), key=lambda c: c.devices, default=None)
-    productive = ranked[:QUEUED_SIZES]
-    return productive if smallest is None or smallest in productive else [*productive, smallest]
+    if smallest is not None and smallest not in ranked[:QUEUED_SIZES]:
+        return [*ranked[:QUEUED_SIZES], smallest]
+    return ranked[:QUEUED_SIZES]
 
 
 def fleet_columns(question: Question, pools: Pools) -> list[Column]:
