@@ -1,0 +1,93 @@
+"""`plan accuracy`: predictions beside published measurements."""
+
+import math
+from typing import Annotated
+
+import typer
+
+from cli.accuracy_render import as_json, case_rows, excluded_rows, group_rows, markdown, misses_first, summary
+from cli.output import print_json, print_lines, print_table
+from planner.accuracy import Comparison, evaluate, group, groups, kind_of, load_excluded
+from podplan.errors import BadInput, Infeasible
+from podplan.names import suggest
+
+app = typer.Typer(rich_markup_mode=None)
+
+CASE_COLUMNS = ["case", "metric", "predicted", "published", "error", "80 % interval", "tier"]
+GROUP_COLUMNS = ["kind", "source", "cases", "mean |error|", "mean error", "in interval"]
+
+
+@app.command()
+def accuracy(
+    max_mape: Annotated[
+        str | None, typer.Option("--max-mape", metavar="P", help="Exit 3 past this mean |error|, such as 15% or 0.15.")
+    ] = None,
+    kind: Annotated[
+        str | None, typer.Option("--kind", metavar="K", help='Only one kind: decode, prefill, mixed or "mixed ttft".')
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_markdown: Annotated[bool, typer.Option("--markdown", help="Print the page docs/accuracy.md.")] = False,
+) -> None:
+    """Compare predictions with published measurements, the largest misses first.
+
+    \b
+    Examples:
+      plan accuracy
+      plan accuracy --kind decode --max-mape 15%
+
+    Nothing in podplan is fitted to these rows. Means are over tier A, where enough is published.
+    """
+    limit = None if max_mape is None else _limit(max_mape)
+    results = _selected(evaluate(), kind)
+    if json:
+        print_json(as_json(results, load_excluded()))
+    elif as_markdown:
+        print_lines(markdown(results, load_excluded()))
+    else:
+        _print(results)
+    if limit is not None:
+        _check(results, limit)
+
+
+def _check(results: list[Comparison], limit: float) -> None:
+    """Raise Infeasible where the mean |error| of tier A is past the limit."""
+    compared = [result for result in results if result.case.tier == "A"]
+    mape = group("all", "all", compared).mape if compared else 0.0
+    if mape > limit:
+        worst = misses_first(compared)[0]
+        raise Infeasible(
+            f"--max-mape: the mean |error| of {len(compared)} published values is {mape:.1%}, past {limit:.1%}; "
+            f"the largest miss is {worst.case.id} with {worst.error:+.0%}"
+        )
+
+
+def _limit(text: str) -> float:
+    """Return a share, from ``15%``, ``0.15`` or, above 1, from ``15``."""
+    stripped = text.strip()
+    try:
+        value = float(stripped.removesuffix("%"))
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < math.inf:
+        raise BadInput(f"--max-mape: {text[:40]!r} is not a share such as 15% or 0.15")
+    return value / 100 if stripped.endswith("%") or value > 1 else value
+
+
+def _selected(results: list[Comparison], kind: str | None) -> list[Comparison]:
+    if kind is None:
+        return results
+    known = list(dict.fromkeys(kind_of(result.case) for result in results))
+    word = kind.strip().lower()
+    if word not in known:
+        raise BadInput(f"--kind: {kind[:40]!r} is not one of {', '.join(known)}{suggest(word, known)}")
+    return [result for result in results if kind_of(result.case) == word]
+
+
+def _print(results: list[Comparison]) -> None:
+    excluded = load_excluded()
+    right = ["cases", "mean |error|", "mean error", "in interval"]
+    print_table(GROUP_COLUMNS, group_rows(groups(results)), right=right)
+    right = ["predicted", "published", "error"]
+    print_table(CASE_COLUMNS, case_rows(misses_first(results)), title="Largest misses first", right=right)
+    print_table(["not compared", "rows", "because"], excluded_rows(excluded), right=["rows"])
+    print_lines([summary(results, excluded)])

@@ -1,0 +1,184 @@
+"""The comparison with published measurements as JSON, as table rows and as the page docs/accuracy.md."""
+
+from collections.abc import Iterable, Sequence
+
+from planner.accuracy import Comparison, Excluded, Group, group, groups, kind_of
+from planner.strategy import format_strategy
+from podplan.units import format_count, format_duration
+
+METRICS = {
+    "tpot_seconds": "TPOT",
+    "ttft_seconds": "TTFT",
+    "iteration_seconds": "iteration",
+    "tokens_per_second_per_chip": "tokens/s per chip",
+}
+
+
+def misses_first(results: Iterable[Comparison]) -> list[Comparison]:
+    """Return comparisons by falling |error|, those that are part of the means first."""
+    return sorted(results, key=lambda result: (result.case.tier, -abs(result.error)))
+
+
+def as_json(results: Sequence[Comparison], excluded: Sequence[Excluded]) -> dict[str, object]:
+    """Return the object that ``plan accuracy --json`` prints; errors are predicted/published - 1."""
+    compared = [result for result in results if result.case.tier == "A"]
+    whole = group("all", "all", compared) if compared else None
+    return {
+        "cases": [_case_json(result) for result in misses_first(results)],
+        "groups": [_group_json(row) for row in groups(results)],
+        "overall": _group_json(whole) if whole else None,
+        "excluded": [
+            {"what": row.what, "rows": row.rows, "reason": row.reason, "source_url": row.url} for row in excluded
+        ],
+        "excluded_rows": sum(row.rows for row in excluded),
+    }
+
+
+def _case_json(result: Comparison) -> dict[str, object]:
+    case = result.case
+    return {
+        "id": case.id,
+        "kind": kind_of(case),
+        "source": case.source,
+        "tier": case.tier,
+        "model": case.configuration.model.name,
+        "hardware": case.configuration.hardware.name,
+        "strategy": strategy_text(result),
+        "metric": case.metric,
+        "published": case.published,
+        "predicted": result.predicted,
+        "relative_error": result.error,
+        "interval": None if result.low is None else {"low": result.low, "high": result.high},
+        "inside": result.inside,
+        "bottleneck": result.bottleneck,
+        "source_url": case.url,
+        "note": case.note,
+    }
+
+
+def _group_json(row: Group) -> dict[str, object]:
+    return {
+        "kind": row.kind,
+        "source": row.source,
+        "cases": row.cases,
+        "mape": row.mape,
+        "bias": row.bias,
+        "inside_interval": row.inside,
+    }
+
+
+def strategy_text(result: Comparison) -> str:
+    """Return the strategy of a case in MixServe's notation."""
+    asked = result.case.configuration
+    return format_strategy(asked.strategy, moe=asked.model.moe is not None)
+
+
+def case_rows(results: Iterable[Comparison]) -> list[list[str]]:
+    """Return a table row per comparison."""
+    return [
+        [
+            result.case.id,
+            METRICS[result.case.metric],
+            _value(result, result.predicted),
+            _value(result, result.case.published),
+            f"{result.error:+.1%}",
+            {True: "inside", False: "outside", None: ""}[result.inside],
+            result.case.tier,
+        ]
+        for result in results
+    ]
+
+
+def _value(result: Comparison, value: float) -> str:
+    return format_duration(value) if result.case.metric.endswith("_seconds") else format_count(value)
+
+
+def group_rows(table: Iterable[Group]) -> list[list[str]]:
+    """Return a table row per kind and source."""
+    return [
+        [
+            row.kind,
+            row.source,
+            str(row.cases),
+            f"{row.mape:.1%}",
+            f"{row.bias:+.1%}",
+            "" if row.inside is None else f"{row.inside:.0%}",
+        ]
+        for row in table
+    ]
+
+
+def excluded_rows(excluded: Iterable[Excluded]) -> list[list[str]]:
+    """Return a table row per reason for which published values are not compared."""
+    return [[row.what, str(row.rows), row.reason] for row in excluded]
+
+
+def summary(results: Sequence[Comparison], excluded: Sequence[Excluded]) -> str:
+    """Return the comparison in one line."""
+    compared = [result for result in results if result.case.tier == "A"]
+    shown = len(results) - len(compared)
+    left_out = sum(row.rows for row in excluded)
+    counts = f"{len(compared)} published values compared, {shown} shown as bounds, {left_out} not compared"
+    if not compared:
+        return counts
+    whole = group("all", "all", compared)
+    return f"{counts}: mean |error| {whole.mape:.1%}, mean error {whole.bias:+.1%}"
+
+
+def markdown(results: Sequence[Comparison], excluded: Sequence[Excluded]) -> list[str]:
+    """Return the page docs/accuracy.md."""
+    ranked = misses_first(results)
+    return [
+        "# Accuracy",
+        "",
+        "Predictions beside published end-to-end measurements, written by `plan accuracy --markdown`. Kernels,",
+        "collectives and exchanges are fitted to measurements of their own; nothing is fitted to the rows below.",
+        "The error is predicted / published − 1. Tier A: enough is published to predict the row. Tier B: something is",
+        "assumed, or the published value is only a bound; those rows are part of no mean. Where a service time has an",
+        "interval, it is the central 80 % interval of the prediction.",
+        "",
+        f"{summary(results, excluded)}.",
+        "",
+        "## By kind and source",
+        "",
+        *_table(
+            ["kind", "source", "cases", "mean abs. error", "mean error", "in interval"], group_rows(groups(results))
+        ),
+        "",
+        "`mixed ttft` is the time to first token in a closed loop, mostly waiting: it depends on how the load",
+        "generator starts and spaces its requests, which the sources do not state.",
+        "",
+        "## Every row, the largest misses first",
+        "",
+        *_table(
+            ["case", "model", "hardware", "strategy", "metric", "predicted", "published", "error", "interval", "tier"],
+            [
+                [f"[{row[0]}]({result.case.url})", *_subject(result), *row[1:]]
+                for result, row in zip(ranked, case_rows(ranked), strict=True)
+            ],
+        ),
+        "",
+        "## What was taken for each case",
+        "",
+        *[f"- {name}: {note}." for name, note in {r.case.id: r.case.note for r in results}.items()],
+        "",
+        "## Published and not compared",
+        "",
+        *_table(
+            ["what", "rows", "because"],
+            [[f"[{row.what}]({row.url})", str(row.rows), row.reason] for row in excluded],
+        ),
+    ]
+
+
+def _subject(result: Comparison) -> list[str]:
+    asked = result.case.configuration
+    return [asked.model.name, asked.hardware.name, strategy_text(result)]
+
+
+def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    return [
+        f"| {' | '.join(columns)} |",
+        "|---" * len(columns) + "|",
+        *[f"| {' | '.join(row)} |" for row in rows],
+    ]

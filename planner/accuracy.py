@@ -1,0 +1,227 @@
+"""How far predictions are from published measurements; nothing in podplan is fitted to these rows.
+
+``planner/published/cases.csv`` holds what the catalogue can express, with the configuration as it was
+published; ``excluded.csv`` what it cannot, with the reason.
+"""
+
+import csv
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+from hardware.loader import load_hardware
+from hardware.spec import Dtype
+from models.loader import load_model
+from planner.deployment import Phase, default_weights
+from planner.imbalance import parse_balance
+from planner.predict import Configuration, Prediction, Shared, predict
+from planner.strategy import parse_strategy
+from podplan.errors import BadInput, Fault
+from podplan.files import read_text
+
+PUBLISHED = Path(__file__).parent / "published"
+
+Metric = Literal["tpot_seconds", "ttft_seconds", "iteration_seconds", "tokens_per_second_per_chip"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One published value and the configuration that it was measured with.
+
+    ``tier`` A: enough is published to predict it. B: something is assumed, as ``note`` says, or the
+    value is only a bound; shown, but not part of any mean.
+    """
+
+    id: str
+    source: str
+    tier: Literal["A", "B"]
+    configuration: Configuration
+    metric: Metric
+    published: float
+    url: str
+    note: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Excluded:
+    """Published rows that are not compared, and why."""
+
+    what: str
+    rows: int
+    reason: str
+    url: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """A case beside its prediction; ``low`` and ``high`` bound the central interval where one is given."""
+
+    case: Case
+    predicted: float
+    low: float | None
+    high: float | None
+    bottleneck: str
+
+    @property
+    def error(self) -> float:
+        """predicted / published - 1."""
+        return self.predicted / self.case.published - 1
+
+    @property
+    def inside(self) -> bool | None:
+        """Whether the published value lies in the interval; None without one."""
+        if self.low is None or self.high is None:
+            return None
+        return self.low <= self.case.published <= self.high
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """Errors of cases of one kind: mean |error|, mean error, and the share inside the interval."""
+
+    kind: str
+    source: str
+    cases: int
+    mape: float
+    bias: float
+    inside: float | None
+
+
+def load_cases(path: Path = PUBLISHED / "cases.csv") -> list[Case]:
+    """Return the published cases in the order of the file.
+
+    Raises BadInput naming the file and the line of a row that cannot be read.
+    """
+    rows = list(csv.DictReader(read_text(path).splitlines()))
+    return [_case(row, f"{path}, line {line}") for line, row in enumerate(rows, start=2)]
+
+
+def load_excluded(path: Path = PUBLISHED / "excluded.csv") -> list[Excluded]:
+    """Return what is published and not compared."""
+    rows = csv.DictReader(read_text(path).splitlines())
+    return [Excluded(what=row["what"], rows=int(row["rows"]), reason=row["reason"], url=row["url"]) for row in rows]
+
+
+def evaluate(cases: Sequence[Case] | None = None) -> list[Comparison]:
+    """Return every case beside its prediction; one prediction serves all metrics of a configuration."""
+    known: list[tuple[Configuration, Prediction]] = []
+    results = []
+    for case in load_cases() if cases is None else cases:
+        answer = next((answer for asked, answer in known if asked == case.configuration), None)
+        if answer is None:
+            answer = predict(case.configuration)
+            known.append((case.configuration, answer))
+        results.append(_compare(case, answer))
+    return results
+
+
+def kind_of(case: Case) -> str:
+    """Return what is compared: the phase and the metric, rates and times of an iteration together."""
+    phase = case.configuration.phase
+    return f"{phase} ttft" if phase == "mixed" and case.metric == "ttft_seconds" else phase
+
+
+def groups(results: Iterable[Comparison]) -> list[Group]:
+    """Return errors by kind and source, and over all sources of a kind; tier A only."""
+    compared = [result for result in results if result.case.tier == "A"]
+    table = []
+    for kind in dict.fromkeys(kind_of(result.case) for result in compared):
+        own = [result for result in compared if kind_of(result.case) == kind]
+        sources = list(dict.fromkeys(result.case.source for result in own))
+        table += [group(kind, source, [r for r in own if r.case.source == source]) for source in sources]
+        if len(sources) > 1:
+            table.append(group(kind, "all", own))
+    return table
+
+
+def group(kind: str, source: str, results: Sequence[Comparison]) -> Group:
+    """Return the errors of some comparisons, at least one."""
+    errors = [result.error for result in results]
+    known = [result.inside for result in results if result.inside is not None]
+    return Group(
+        kind=kind,
+        source=source,
+        cases=len(errors),
+        mape=sum(abs(error) for error in errors) / len(errors),
+        bias=sum(errors) / len(errors),
+        inside=sum(known) / len(known) if known else None,
+    )
+
+
+def metric_value(answer: Prediction, metric: Metric) -> float:
+    """Return the prediction's value of a metric.
+
+    Raises Fault for one that its phase does not have.
+    """
+    if metric == "tokens_per_second_per_chip":
+        return answer.tokens_per_second / answer.chips
+    value: float | None = getattr(answer, metric)
+    if value is None:
+        raise Fault(f"a prediction of phase {answer.configuration.phase} has no {metric}")
+    return value
+
+
+def _compare(case: Case, answer: Prediction) -> Comparison:
+    value = metric_value(answer, case.metric)
+    about = answer.ttft_seconds if answer.configuration.phase == "prefill" else answer.tpot_seconds
+    assert about is not None, "every phase has the time that its interval is about"
+    low, high = answer.interval.low / about, answer.interval.high / about
+    if case.metric == "tokens_per_second_per_chip":
+        low, high = 1 / high, 1 / low
+    given = kind_of(case) != "mixed ttft"
+    return Comparison(
+        case=case,
+        predicted=value,
+        low=value * low if given else None,
+        high=value * high if given else None,
+        bottleneck=answer.bottleneck,
+    )
+
+
+def _case(row: dict[str, str], where: str) -> Case:
+    try:
+        return Case(
+            id=row["id"],
+            source=row["source"],
+            tier="A" if row["tier"] == "A" else "B",
+            configuration=_configuration(row),
+            metric=next(metric for metric in get_args(Metric) if metric == row["metric"]),
+            published=float(row["published"]),
+            url=row["url"],
+            note=row["note"],
+        )
+    except (KeyError, ValueError, StopIteration) as error:
+        raise BadInput(f"{where}: {error!r} is not a published case") from None
+
+
+def _configuration(row: dict[str, str]) -> Configuration:
+    model, hardware = load_model(row["model"]), load_hardware(row["hardware"])
+    shared: Shared = "auto"
+    if row["shared_experts"]:
+        kind, _, ranks = row["shared_experts"].partition("=")
+        shared = int(ranks) if kind == "dedicated" else "local"
+    return Configuration(
+        model=model,
+        hardware=hardware,
+        phase=next(phase for phase in get_args(Phase) if phase == row["phase"]),
+        strategy=parse_strategy(row["strategy"], moe=model.moe is not None),
+        weights=next((d for d in get_args(Dtype) if d == row["weights"]), default_weights(hardware, model)),
+        kv_dtype=next(dtype for dtype in get_args(Dtype) if dtype == row["kv_dtype"]),
+        balance=parse_balance(row["expert_balance"] or "measured"),
+        redundant=int(row["redundant_experts"]) if row["redundant_experts"] else None,
+        shared=shared,
+        drafts=int(row["mtp"] or 0),
+        requests=int(row["requests"]) if row["requests"] else None,
+        batch=_number(row["batch"], 1.0),
+        kv_tokens=_number(row["kv_len"], 4096.0),
+        tokens=_number(row["tokens"], 8192.0),
+        prompt_tokens=_number(row["isl"], 4096.0),
+        output_tokens=_number(row["osl"], 1024.0),
+        concurrency=_number(row["concurrency"], 1.0),
+        acceptance=_number(row["mtp_acceptance"], 0.7),
+    )
+
+
+def _number(cell: str, default: float) -> float:
+    return float(cell) if cell else default
