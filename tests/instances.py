@@ -1,0 +1,60 @@
+"""Instances of the catalogue's models on the catalogue's machines, for tests of the cost model."""
+
+from dataclasses import replace
+from typing import Any
+
+from hardware.loader import load_hardware
+from hardware.spec import Dtype, HardwareSpec
+from models.loader import load_model
+from planner.deployment import Deployment, Phase
+from planner.imbalance import parse_balance
+from planner.latency import balanced_cost
+from planner.manifest.terms import StepCost
+from planner.strategy import Strategy
+
+CLOUDMATRIX_DECODE: dict[str, Any] = {
+    "strategy": Strategy(attention_dp=320, moe_ep=320),
+    "redundant": 32,
+    "shared_ranks": 32,
+    "drafts": 1,
+}
+"""CloudMatrix384 section 4.1: EP320 on 160 chips, 32 shared copies, 256 routed, 32 redundant, one MTP draft."""
+
+
+def instance(model: str, hardware: str, phase: Phase, weights: Dtype, **fields: Any) -> Deployment:
+    """Return a deployment; degrees and every other field by name, ``strategy`` as a whole or by its degrees."""
+    degrees = {name: fields.pop(name) for name in Strategy.__dataclass_fields__ if name in fields}
+    strategy = fields.pop("strategy", None) or Strategy(**degrees)
+    return Deployment(
+        model=load_model(model),
+        hardware=load_hardware(hardware),
+        strategy=strategy,
+        phase=phase,
+        weights=weights,
+        **fields,
+    )
+
+
+def cloudmatrix_decode(**changes: Any) -> Deployment:
+    """Return CloudMatrix-Infer's decode instance of DeepSeek-R1."""
+    return instance("deepseek-r1", "cm384", "decode", "int8", **CLOUDMATRIX_DECODE | changes)
+
+
+def even_cost(deployment: Deployment) -> StepCost:
+    """Return the step cost with all expert ranks loaded alike."""
+    return balanced_cost(deployment, parse_balance("perfect"))
+
+
+def without_host(cost: StepCost) -> StepCost:
+    """Return the cost of the device alone."""
+    return replace(cost, host_seconds=0.0, launch_seconds=0.0)
+
+
+def with_bandwidth(hardware: HardwareSpec, factor: float) -> HardwareSpec:
+    """Return the machine with its memory bandwidth times ``factor``."""
+    device = hardware.device
+    value = device.memory_bandwidth_bytes_per_second.value * factor
+    bandwidth = device.memory_bandwidth_bytes_per_second.model_copy(update={"value": value})
+    return hardware.model_copy(
+        update={"device": device.model_copy(update={"memory_bandwidth_bytes_per_second": bandwidth})}
+    )

@@ -1,0 +1,97 @@
+"""Compute terms against the catalogue's reference formulas on the same shape."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hardware import fits
+from hardware.loader import hardware_names, load_hardware
+from planner.manifest.terms import timing
+from planner.roofline import UNMEASURED_RESIDUAL, Roofline, combine, residual, scale
+
+SHAPE = st.integers(1, 40_000)
+MACHINE = st.sampled_from(hardware_names())
+
+
+@settings(max_examples=40, deadline=None)
+@given(machine=MACHINE, rows=SHAPE, columns=SHAPE, depth=SHAPE, number=st.integers(0, 9))
+def test_dense_product_is_the_fit(machine: str, rows: int, columns: int, depth: int, number: int):
+    """A dense product takes what hardware.fits.matmul_seconds says, for every machine and dtype."""
+    hardware = load_hardware(machine)
+    dtypes = sorted(hardware.kernels.gemm)
+    dtype = dtypes[number % len(dtypes)]
+    term = Roofline(hardware).matmul("x", "dense", {"tokens": 1.0}, columns, float(depth), dtype)
+    expected = fits.matmul_seconds(
+        hardware.device, dtype, hardware.kernels.gemm[dtype], fits.Product(1, rows, columns, depth)
+    )
+    seconds = timing(term, {"one": 1.0, "tokens": float(rows)}).seconds()
+    assert seconds == pytest.approx(float(expected), rel=1e-9)
+
+
+@settings(max_examples=40, deadline=None)
+@given(machine=MACHINE, groups=st.integers(1, 256), rows=SHAPE, columns=SHAPE, number=st.integers(0, 9))
+def test_grouped_product_is_the_fit(machine: str, groups: int, rows: int, columns: int, number: int):
+    """A grouped product of G experts with M rows each takes what hardware.fits.matmul_seconds says."""
+    hardware = load_hardware(machine)
+    dtypes = sorted(hardware.kernels.grouped_gemm)
+    dtype, depth = dtypes[number % len(dtypes)], 7168
+    term = Roofline(hardware).matmul("x", "experts", {"routed": 1.0}, columns, float(depth), dtype, groups={"hit": 1.0})
+    expected = fits.matmul_seconds(
+        hardware.device, dtype, hardware.kernels.grouped_gemm[dtype], fits.Product(groups, rows, columns, depth)
+    )
+    values = {"one": 1.0, "routed": float(groups * rows), "hit": float(groups)}
+    assert timing(term, values).seconds() == pytest.approx(float(expected), rel=1e-9)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    machine=MACHINE,
+    family=st.sampled_from(["mla_decode", "gqa_decode", "prefill_attention"]),
+    queries=st.integers(1, 20_000),
+    keys=st.integers(1, 200_000),
+    moved=st.integers(0, 10**11),
+)
+def test_attention_is_the_fit(machine: str, family: str, queries: int, keys: int, moved: int):
+    """Attention over queries·keys pairs takes what hardware.fits.attention_seconds says of that mean length."""
+    hardware = load_hardware(machine)
+    fit = getattr(hardware.kernels, family)
+    term = Roofline(hardware).attention("x", fit, {"pairs": 1.0}, 640.0, {"chunk": 1.0}, {"one": float(moved)})
+    expected = fits.attention_seconds(hardware.device, fit, 640.0 * queries * keys, float(moved), float(keys))
+    values = {"one": 1.0, "pairs": float(queries * keys), "chunk": float(queries)}
+    assert timing(term, values).seconds() == pytest.approx(float(expected), rel=1e-9)
+
+
+@pytest.mark.parametrize("machine", hardware_names())
+def test_element_wise_work_is_memory_bound(machine: str):
+    """Two kernels over S bytes: S / (bandwidth · fraction) and two start-ups."""
+    hardware = load_hardware(machine)
+    fit, bandwidth = hardware.kernels.vector, hardware.device.memory_bandwidth_bytes_per_second.value
+    term = Roofline(hardware).vector("x", "dense", {"tokens": 7e4}, kernels=2)
+    seconds = timing(term, {"tokens": 1000.0}).seconds()
+    assert seconds == pytest.approx(7e7 / (bandwidth * fit.memory_fraction) + 2 * fit.floor_seconds)
+    assert term.launches == 2
+
+
+def test_gemm_of_cloudmatrix_section_5_5():
+    """CloudMatrix384 section 5.5: 4 groups of 7168 x 4096 x 4096 at 597 INT8 TFLOPS take 1.611 ms."""
+    hardware = load_hardware("cm384")
+    term = Roofline(hardware).matmul("x", "experts", {"routed": 1.0}, 4096, 4096.0, "int8", groups={"hit": 1.0})
+    seconds = timing(term, {"routed": 4 * 7168.0, "hit": 4.0}).seconds()
+    assert seconds == pytest.approx(2 * 4 * 7168 * 4096 * 4096 / 597e12, rel=0.05)
+
+
+def test_kernel_without_rows_is_not_launched():
+    """A product of no rows costs neither its start-up nor its weights."""
+    term = Roofline(load_hardware("h800")).matmul("x", "dense", {"chunk": 1.0}, 4096, 4096.0, "fp8")
+    assert timing(term, {"one": 1.0, "chunk": 0.0}).seconds() == 0.0
+
+
+def test_unmeasured_fit_is_granted_an_error():
+    """A fit without a residual of its own counts with the assumed one."""
+    assert residual(load_hardware("h800").kernels.vector) == UNMEASURED_RESIDUAL
+
+
+def test_forms_add_up():
+    """combine and scale are linear in every variable."""
+    assert scale({"kv": 2.0}, 3.0) == {"kv": 6.0}
+    assert combine({"kv": 2.0, "one": 1.0}, 2.0, {"kv": 5.0, "rows": 1.0}, 3.0) == {"kv": 19.0, "one": 2.0, "rows": 3.0}
