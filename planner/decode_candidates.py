@@ -52,21 +52,20 @@ class Count:
     evaluated: int = 0
 
 
-def kv_of_busiest(deployment: Deployment, batch: Number, kv: KvLoad) -> Number:
-    """KV tokens of the DP rank that holds most: B·mean + z(ranks)·sqrt(B·variance).
+def kv_of_busiest(deviations: Number, batch: Number, kv: KvLoad) -> Number:
+    """KV tokens of the DP rank that holds most: B·mean + z·sqrt(B·variance).
 
-    Dispatch waits for the slowest attention (xDeepServe section 4.1), so the maximum counts.
+    ``deviations`` z is the expected maximum of as many standard normals as there are DP ranks:
+    dispatch waits for the slowest attention (xDeepServe section 4.1).
     """
-    ranks = np.maximum(deployment.strategy.attention_dp, 1)
-    deviations = expected_maximum_normal(ranks)
     return batch * kv.mean_tokens + deviations * np.sqrt(batch * kv.variance_squared_tokens)
 
 
-def iteration(cost: StepCost, deployment: Deployment, batch: Number, kv: KvLoad, microbatches: int) -> Number:
+def iteration(cost: StepCost, deviations: Number, batch: Number, kv: KvLoad, microbatches: int) -> Number:
     """Seconds of an iteration with ``batch`` requests per DP rank and KV spread as the workload's."""
     load = StepLoad(
         decode_sequences=batch,
-        decode_kv_tokens=kv_of_busiest(deployment, batch, kv),
+        decode_kv_tokens=kv_of_busiest(deviations, batch, kv),
         mean_tokens=batch * cost.queries_per_sequence,
     )
     return evaluate(cost, load, microbatches).seconds
@@ -78,6 +77,7 @@ def decode_candidates(
     """Return per instance size the row that carries most, at its largest batch within ``tpot_seconds``."""
     deployment, kv = group.deployment, running_kv_tokens(question.workload)
     cost = balanced_cost(deployment, question.balance)
+    deviations = expected_maximum_normal(deployment.strategy.attention_dp)
     accepted = tokens_per_iteration(deployment.drafts, question.acceptance)
     limit = tpot_seconds * accepted
     least = np.broadcast_to(np.asarray(microbatches * deployment.strategy.pp, dtype=np.float64), (len(group.rows),))
@@ -87,7 +87,7 @@ def decode_candidates(
 
     def seconds_of(batch: Number) -> Number:
         count.evaluated += int(np.size(batch))
-        return iteration(cost, deployment, batch, kv, microbatches)
+        return iteration(cost, deviations, batch, kv, microbatches)
 
     capacity = deployment.hardware.device.memory_bytes.value
     room = largest(used, capacity, least, np.full(least.shape, float(MOST_BATCH)))
@@ -95,7 +95,7 @@ def decode_candidates(
     if not (batch >= least).any():
         return []
     batch = np.maximum(batch, least)
-    seconds = np.broadcast_to(iteration(cost, deployment, batch, kv, microbatches), batch.shape)
+    seconds = np.broadcast_to(iteration(cost, deviations, batch, kv, microbatches), batch.shape)
     answer_tokens = max(question.workload.output_tokens.mean - 1, 1.0)
     rate = batch * deployment.strategy.attention_dp * accepted / (seconds * answer_tokens)
     good = (seconds <= limit) & (room >= least)

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from planner.decode_candidates import DecodeCandidate, kv_of_busiest
 from planner.decode_queue import DecodeState, decode_capacity, decode_state
 from planner.deployment import Deployment
-from planner.latency import balanced_cost, tokens_per_iteration
+from planner.latency import balanced_cost, deviations, tokens_per_iteration
 from planner.manifest.stepcost import evaluate
 from planner.manifest.terms import Number, StepCost, StepLoad
 from planner.memory import kv_bytes_per_token_of_model
@@ -124,7 +124,7 @@ class DecodeServer:
         busiest = np.maximum(requests / ranks, np.minimum(requests, 1.0))
         load = StepLoad(
             decode_sequences=busiest,
-            decode_kv_tokens=kv_of_busiest(self.candidate.deployment, busiest, kv),
+            decode_kv_tokens=kv_of_busiest(deviations(ranks), busiest, kv),
             mean_tokens=requests / ranks * self.cost.queries_per_sequence,
         )
         seconds: Number = evaluate(self.cost, load, 1).seconds

@@ -116,6 +116,14 @@ def longest_first(loads: NDArray[Any], counts: NDArray[np.int64], ranks: int) ->
     held: list[list[int]] = [[] for _ in range(ranks)]
     heap = [(0.0, rank) for rank in range(ranks)]
     for expert, load, count in zip(order.tolist(), per_replica[order].tolist(), counts[order].tolist(), strict=True):
+        if count == 1 and heap:
+            total, rank = heap[0]
+            held[rank].append(expert)
+            if len(held[rank]) < slots_per_rank:
+                heapq.heapreplace(heap, (total + load, rank))
+            else:
+                heapq.heappop(heap)
+            continue
         # Taking all replicas of an expert at once puts them on different ranks.
         chosen = [heapq.heappop(heap) for _ in range(min(count, len(heap)))]
         for total, rank in chosen:

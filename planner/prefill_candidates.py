@@ -17,6 +17,7 @@ from planner.workload import Workload
 # Whole prompts per DP group and pass, or the parts into which one prompt is cut.
 PROMPTS_PER_PASS = (1, 2, 3, 4, 6, 8, 12, 16)
 CHUNKS = (2, 4, 8, 16)
+SHORTEST_CHUNK_TOKENS = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,8 +97,8 @@ def prefill_candidates(
 
 
 def budgets(workload: Workload) -> list[tuple[int, int]]:
-    """(prompts per DP group and pass, parts that one prompt is cut into); parts of 256 tokens or more."""
-    parts = [(1, chunks) for chunks in CHUNKS if workload.input_tokens.mean >= 256 * chunks]
+    """(prompts per DP group and pass, parts that one prompt is cut into)."""
+    parts = [(1, chunks) for chunks in CHUNKS if workload.input_tokens.mean >= SHORTEST_CHUNK_TOKENS * chunks]
     return [(prompts, 1) for prompts in PROMPTS_PER_PASS] + parts
 
 

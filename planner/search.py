@@ -123,13 +123,11 @@ def decode_shortlist(question: Question, count: Count, tpot_seconds: float) -> l
 
 def decode_found(question: Question, count: Count, tpot_seconds: float, rows: Sequence[Row]) -> list[DecodeCandidate]:
     """Return the shortlist among given rows."""
-    found = [
-        candidate
-        for drafts in question.drafts
-        for group in groups(question, "decode", rows, drafts)
-        for microbatches in usable_microbatches(question)
-        for candidate in decode_candidates(question, group, microbatches, count, tpot_seconds)
-    ]
+    found: list[DecodeCandidate] = []
+    for drafts in question.drafts:
+        for group in groups(question, "decode", rows, drafts):
+            for microbatches in usable_microbatches(question):
+                found += decode_candidates(question, group, microbatches, count, tpot_seconds)
     return shortlist(found)
 
 
@@ -148,11 +146,12 @@ def shortlist(found: Iterable[Candidate]) -> list[Candidate]:
         known = best.get(candidate.devices)
         if known is None or candidate.requests_per_second > known.requests_per_second * (1 + 1e-9):
             best[candidate.devices] = candidate
-    ranked = sorted(best.values(), key=lambda c: (-c.requests_per_second / c.devices, c.devices))
+    ranked: list[Candidate] = sorted(best.values(), key=lambda c: (-c.requests_per_second / c.devices, c.devices))
     smallest = min(best.values(), key=lambda c: c.devices, default=None)
-    if smallest is not None and smallest not in ranked[:QUEUED_SIZES]:
-        return [*ranked[:QUEUED_SIZES], smallest]
-    return ranked[:QUEUED_SIZES]
+    productive: list[Candidate] = ranked[:QUEUED_SIZES]
+    if smallest is not None and smallest not in productive:
+        productive.append(smallest)
+    return productive
 
 
 def fleet_columns(question: Question, pools: Pools) -> list[Column]:
