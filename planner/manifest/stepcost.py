@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from planner.manifest.terms import (
     Number,
@@ -17,6 +18,8 @@ from planner.manifest.terms import (
     Timings,
     communication_seconds,
     dedicated,
+    larger,
+    smaller,
     timings,
     variables,
 )
@@ -56,7 +59,7 @@ def evaluate(cost: StepCost, load: StepLoad, microbatches: int = 1) -> StepSecon
     head = stage_sum(timings(cost.head_terms, whole), ("head",))
     device = pipeline_seconds(cost, values, dense + cost.moe_layers * layer + draft + head)
     host = launches(cost, microbatches) * cost.launch_seconds
-    return StepSeconds(np.maximum(device, host) + cost.host_seconds, microbatches, share)
+    return StepSeconds(larger(device, host) + cost.host_seconds, microbatches, share)
 
 
 def evaluate_best(cost: StepCost, load: StepLoad, most: int) -> StepSeconds:
@@ -97,7 +100,7 @@ def experts_seconds(cost: StepCost, stages: Timings, cores: Number = 1.0, dilati
     """Routed and shared experts: in turn on one rank, side by side on dedicated ones."""
     routed = stage_sum(stages, ("experts",), cores, dilation)
     shared = stage_sum(stages, ("shared",), cores, dilation)
-    return np.maximum(routed, shared) if dedicated(cost) else routed + shared
+    return larger(routed, shared) if dedicated(cost) else routed + shared
 
 
 def expert_stream(cost: StepCost, stages: Timings, cores: Number = 1.0, dilation: Number = 1.0) -> Number:
@@ -113,22 +116,29 @@ def split_layer(cost: StepCost, stages: Timings) -> tuple[Number, Number]:
     finds the crossing; the better of the two partitions beside it is taken
     (CloudMatrix384 section 4.2.3: 16 of 24 matrix cores for attention).
     """
-    low: Number = np.asarray(1.0)
-    high: Number = np.asarray(cost.cores - 1.0)
+    low: Number = 1.0
+    high: Number = cost.cores - 1.0
     for _ in range(int(cost.cores - 1).bit_length()):
-        middle = np.floor((low + high) / 2)
+        middle = (low + high) // 2
         tried = middle / cost.cores
         enough = stage_sum(stages, ("attention",), tried) <= expert_stream(cost, stages, 1 - tried)
-        low, high = np.where(enough, low, np.minimum(middle + 1, high)), np.where(enough, middle, high)
-    share, below = low / cost.cores, np.maximum(low - 1, 1) / cost.cores
+        low, high = either(enough, low, smaller(middle + 1, high)), either(enough, middle, high)
+    share, below = low / cost.cores, larger(low - 1, 1) / cost.cores
     seconds, other = split_seconds(cost, stages, share), split_seconds(cost, stages, below)
-    return np.minimum(seconds, other), np.where(other < seconds, below, share)
+    return smaller(seconds, other), either(other < seconds, below, share)
+
+
+def either(condition: bool | NDArray[np.bool_], one: Number, other: Number) -> Number:
+    """Return ``one`` where the condition holds and ``other`` elsewhere, element by element."""
+    if isinstance(condition, np.ndarray):
+        return np.where(condition, one, other)
+    return one if condition else other
 
 
 def split_seconds(cost: StepCost, stages: Timings, share: Number) -> Number:
     """Seconds of a layer of two microbatches at a core share: the longer stream, at least all memory traffic."""
     attention, experts = memory_demand(cost, stages)
-    return 2 * np.maximum(np.maximum(*split_streams(cost, stages, share)), attention + experts)
+    return 2 * larger(larger(*split_streams(cost, stages, share)), attention + experts)
 
 
 def split_streams(cost: StepCost, stages: Timings, share: Number) -> tuple[Number, Number]:
@@ -144,9 +154,9 @@ def split_dilations(cost: StepCost, stages: Timings, share: Number) -> tuple[Num
     so the reader slows by 1 / (1 - d/2).
     """
     attention, experts = stage_sum(stages, ("attention",), share), expert_stream(cost, stages, 1 - share)
-    period = np.maximum(attention, experts)
-    busy = np.maximum(period, 1e-12)
-    demand, other = (np.minimum(seconds / busy, 1.0) for seconds in memory_demand(cost, stages))
+    period = larger(attention, experts)
+    busy = larger(period, 1e-12)
+    demand, other = (smaller(seconds / busy, 1.0) for seconds in memory_demand(cost, stages))
     return 1 / (1 - other / 2), 1 / (1 - demand / 2)
 
 
@@ -156,7 +166,7 @@ def memory_demand(cost: StepCost, stages: Timings) -> tuple[Number, Number]:
     A dedicated shared expert reads another device's memory than the routed ones do.
     """
     routed, shared = memory_seconds(stages, ("experts",)), memory_seconds(stages, ("shared",))
-    experts = np.maximum(routed, shared) if dedicated(cost) else routed + shared
+    experts = larger(routed, shared) if dedicated(cost) else routed + shared
     return memory_seconds(stages, ("attention",)), memory_seconds(stages, ("gate",)) + experts
 
 
@@ -187,7 +197,7 @@ def slots(cost: StepCost, stages: Timings) -> list[tuple[Number, Number]]:
 
 def slot_seconds(cost: StepCost, compute: Number, communication: Number) -> Number:
     """max(communication, compute + share·communication): compute lacks the cores that transfer."""
-    return np.maximum(communication, compute + cost.communication_share * communication)
+    return larger(communication, compute + cost.communication_share * communication)
 
 
 def draft_seconds(cost: StepCost, stages: Timings, drafts: Timings, layer: Number, microbatches: int) -> Number:
@@ -209,7 +219,7 @@ def pipeline_seconds(cost: StepCost, values: Mapping[str, Number], device: Numbe
     stages = cost.pipeline_stages
     if cost.pipeline_hop is None:
         return device
-    hops = device + np.where(np.asarray(stages) > 1, stages * communication_seconds(cost.pipeline_hop, values), 0.0)
+    hops = device + either(stages > 1, stages * communication_seconds(cost.pipeline_hop, values), 0.0)
     return hops * (2 * stages - 1) / stages if cost.pipeline_bubble else hops
 
 

@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 
 Number = float | NDArray[np.float64]
 Form = Mapping[str, Number]
+_PLAIN = (float, int)
 Stage = Literal["attention", "gate", "dispatch", "experts", "shared", "combine", "dense", "head", "draft"]
 Rule = Literal["attention_experts", "compute_communication"]
 
@@ -149,20 +150,40 @@ def variables(cost: StepCost, load: StepLoad, microbatches: int) -> dict[str, Nu
     }
     if cost.experts:
         fair = total * (cost.experts_per_token / cost.expert_ranks)
-        chosen = np.minimum(cost.experts_per_token / (cost.slots_per_rank * cost.expert_ranks), 1.0 - 1e-12)
+        chosen = smaller(cost.experts_per_token / (cost.slots_per_rank * cost.expert_ranks), 1.0 - 1e-12)
         values["fair"] = fair
         skew, noise = fair * (cost.balance - 1.0), cost.sampling_deviations
         busiest = fair + np.sqrt(skew * skew + noise * noise * cost.balance * fair)
-        most = total * np.minimum(cost.experts_per_token, cost.slots_per_rank)
-        values["routed"] = np.maximum(np.minimum(busiest, most), fair)
-        values["hit"] = cost.slots_per_rank * -np.expm1(total * np.log1p(-chosen))
+        most = total * smaller(cost.experts_per_token, cost.slots_per_rank)
+        values["routed"] = _plain(larger(smaller(busiest, most), fair))
+        values["hit"] = _plain(cost.slots_per_rank * -np.expm1(total * np.log1p(-chosen)))
         values["shared"] = total / cost.shared_ranks if dedicated(cost) else 0.0
     return values
 
 
 def dedicated(cost: StepCost) -> bool:
     """Whether the shared expert has ranks of its own."""
-    return bool(np.any(np.asarray(cost.shared_ranks) > 0))
+    ranks = cost.shared_ranks
+    return ranks > 0 if isinstance(ranks, _PLAIN) else bool(np.any(ranks > 0))
+
+
+def larger(one: Number, other: Number) -> Number:
+    """Return the element-wise maximum; of two plain numbers without what a NumPy call costs."""
+    if isinstance(one, _PLAIN) and isinstance(other, _PLAIN):
+        return one if one >= other else other
+    return np.maximum(one, other)
+
+
+def smaller(one: Number, other: Number) -> Number:
+    """Return the element-wise minimum, likewise."""
+    if isinstance(one, _PLAIN) and isinstance(other, _PLAIN):
+        return one if one <= other else other
+    return np.minimum(one, other)
+
+
+def _plain(value: Number) -> Number:
+    """Return a NumPy scalar as the plain number that it is: arithmetic with it is several times quicker."""
+    return value if isinstance(value, np.ndarray) else float(value)
 
 
 def form(coefficients: Form, values: Mapping[str, Number]) -> Number:
@@ -185,7 +206,7 @@ class Timing:
     def seconds(self, cores: Number = 1.0, dilation: Number = 1.0) -> Number:
         """Duration on a share of the cores with memory slowed by ``dilation``."""
         compute, memory = self.compute / cores, self.memory * dilation
-        longer = np.maximum(compute, memory)
+        longer = larger(compute, memory)
         if not self.serial:
             return longer + self.fixed
         # serial·min(c, m) = serial·(c + m - max(c, m))
@@ -214,7 +235,7 @@ def communication_seconds(term: CommunicationTerm, values: Mapping[str, Number])
     best: Number | None = None
     for latency, rate in term.protocols:
         seconds = latency + payload / rate
-        best = seconds if best is None else np.minimum(best, seconds)
+        best = seconds if best is None else smaller(best, seconds)
     return 0.0 if best is None else best
 
 
