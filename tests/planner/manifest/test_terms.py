@@ -1,0 +1,107 @@
+"""Variables, linear forms and single terms of a step."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from planner.imbalance import sampling_factor
+from planner.manifest.terms import (
+    CommunicationTerm,
+    ComputeTerm,
+    StepLoad,
+    communication_seconds,
+    form,
+    timing,
+    timings,
+    variables,
+)
+from planner.operators import build_step_cost
+from tests.instances import cloudmatrix_decode, instance
+
+TERM = ComputeTerm("x", "dense", {"tokens": 1e9}, {"one": 1e10}, 1e13, {"tokens": 1e6}, 1e12, 1e-6, serial=0.5)
+
+
+def test_seconds_of_a_kernel_by_hand():
+    """100 tokens: compute 11 ms, memory 0.1 ms, half of the shorter not hidden, 1 us to start."""
+    own = timing(TERM, {"one": 1.0, "tokens": 100.0})
+    assert own.seconds() == pytest.approx(11e-3 + 0.5 * 1e-4 + 1e-6)
+    assert own.seconds(cores=0.5, dilation=2.0) == pytest.approx(22e-3 + 0.5 * 2e-4 + 1e-6)
+
+
+def test_empty_kernel_takes_no_time_in_arrays_either():
+    """Only the loads with tokens pay for start-up and unfilled tiles."""
+    seconds = timing(TERM, {"one": 1.0, "tokens": np.array([0.0, 100.0])}).seconds()
+    assert np.asarray(seconds) == pytest.approx(np.array([0.0, 11e-3 + 0.5e-4 + 1e-6]))
+
+
+def test_fastest_protocol_wins():
+    """1 MB: 10 us + 1 ms against 50 us + 0.1 ms."""
+    term = CommunicationTerm("x", "dispatch", {"routed": 1.0}, ((1e-5, 1e9), (5e-5, 1e10)))
+    assert communication_seconds(term, {"routed": 1e6}) == pytest.approx(15e-5)
+    assert communication_seconds(term, {"routed": 100.0}) == pytest.approx(1e-5 + 1e-7)
+    assert communication_seconds(replace(term, protocols=()), {"routed": 1.0}) == 0.0
+
+
+def test_stage_is_the_sum_of_its_terms():
+    """Terms that only move memory are added up beforehand; the stage takes what its terms take one by one."""
+    cost = build_step_cost(cloudmatrix_decode())
+    stages = timings(
+        cost.terms, variables(cost, StepLoad(decode_sequences=48.0, decode_kv_tokens=2e5, mean_tokens=96.0), 1)
+    )
+    for stage in stages.values():
+        one_by_one = sum(own.seconds(0.5, 1.5) for _, own in stage.terms)
+        assert stage.seconds(0.5, 1.5) == pytest.approx(one_by_one)
+        assert stage.memory_seconds == pytest.approx(sum(own.memory for _, own in stage.terms))
+
+
+def test_variables_of_a_mixed_step():
+    """Two microbatches of 8 requests with a draft each and 1000 prompt tokens: everything halves but the constant."""
+    cost = build_step_cost(instance("deepseek-r1", "h200", "mixed", "fp8", attention_dp=8, moe_ep=8, drafts=1))
+    load = StepLoad(
+        decode_sequences=8.0,
+        decode_kv_tokens=8000.0,
+        prefill_tokens=1000.0,
+        prefill_context_tokens=200.0,
+        prefill_pairs=5e5,
+        finishing_prompts=2.0,
+        mean_tokens=1016.0,
+    )
+    values = variables(cost, load, 2)
+    expected = {"one": 1, "decode": 8, "chunk": 500, "tokens": 508, "kv": 4000, "context": 100, "pairs": 2.5e5}
+    assert {name: values[name] for name in expected} == expected
+    assert (values["rows"], values["mean"]) == (9, 508)
+    assert values["fair"] == pytest.approx(8 * 508 * 8 / 8)
+    assert values["shared"] == 0.0
+
+
+def test_experts_hit_match_sampled_routing():
+    """64 tokens choose 8 of 256 experts in 288 slots over 32 ranks: slots hit per rank, sampled."""
+    cost = replace(build_step_cost(cloudmatrix_decode()), expert_ranks=32, slots_per_rank=9.0, attention_ranks=32)
+    hit = variables(cost, StepLoad(mean_tokens=2.0), 1)["hit"]
+    random, sampled = np.random.default_rng(0), []
+    for _ in range(300):
+        chosen = np.concatenate([random.permutation(288)[:8] for _ in range(64)])
+        sampled.append(len(np.unique(chosen)) / 32)
+    assert hit == pytest.approx(np.mean(sampled), rel=0.01)
+
+
+@settings(max_examples=30, deadline=None)
+@given(tokens=st.floats(16, 1e5), balance=st.floats(1, 2), noise=st.floats(0, 4))
+def test_busiest_rank_is_the_sampling_factor(tokens: float, balance: float, noise: float):
+    """fair + sqrt((fair·(b - 1))² + z²·b·fair), planner.imbalance's formula, at most one copy per token and slot."""
+    cost = replace(build_step_cost(cloudmatrix_decode()), balance=balance, sampling_deviations=noise)
+    values = variables(cost, StepLoad(mean_tokens=tokens), 1)
+    fair = float(values["fair"])
+    busiest = fair * (1 + np.sqrt((balance - 1) ** 2 + noise**2 * balance / fair))
+    assert values["routed"] == pytest.approx(min(busiest, 320 * tokens))
+    if noise == 0:
+        assert values["routed"] == pytest.approx(fair * float(sampling_factor(balance, 1e18, 288)))
+
+
+def test_form_is_linear():
+    """Coefficients times variables; no coefficient, nothing."""
+    assert form({"kv": 2.0, "one": 3.0}, {"kv": 10.0, "one": 1.0, "rows": 5.0}) == 23.0
+    assert form({}, {"kv": 1.0}) == 0.0
