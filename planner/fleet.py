@@ -93,6 +93,8 @@ def solve_fleet(
         return _infeasible(_why_infeasible(columns, devices, rate))
     if objective == "throughput":
         usable = _worth_trying(usable, devices)
+        if {c.role for c in usable} != {c.role for c in columns}:
+            return _infeasible(_why_infeasible(columns, devices, rate))
     first = _solve(usable, devices, objective, rate)
     if first is None:
         return _infeasible(_why_infeasible(columns, devices, rate))

@@ -7,14 +7,17 @@ from typing import Literal
 import numpy as np
 
 from planner.decode_candidates import Count, decode_candidates, decode_memory_used
+from planner.latency import balanced_cost
 from planner.memory import weight_bytes
-from planner.prefill_candidates import prefill_candidates
+from planner.operating import DecodeServer, PrefillServer
+from planner.prefill_candidates import pass_seconds, prefill_candidates, prefill_fits
 from planner.question import Machines, Question
 from planner.space import groups, role_rows
 from planner.workload import running_kv_tokens
 from podplan.units import format_bytes, format_duration, format_rate
 
 _RELAXED = 1_000_000.0
+_FACTORS = (1.05, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0)
 
 
 def missing(question: Question, prefill: bool) -> tuple[str, str]:
@@ -27,15 +30,11 @@ def missing(question: Question, prefill: bool) -> tuple[str, str]:
     flag, limit = ("--ttft", question.ttft_seconds) if prefill else ("--tpot", question.tpot_seconds)
     if best is None:
         return "memory", memory_sentence(question, machines, prefill)
-    if best <= limit:
-        return flag.strip("-"), (
-            f"No {role} instance keeps {flag} {format_duration(limit)} at the {question.percentile:g}th percentile once "
-            f"arrivals queue, although an idle one takes {format_duration(best)}; nearest change: {flag} "
-            f"{format_duration(2 * best)}"
-        )
+    nearest = nearest_limit(question, prefill, best)
     return flag.strip("-"), (
-        f"{flag} {format_duration(limit)} cannot be kept: the fastest {role} instance on up to {machines.devices} "
-        f"devices takes {format_duration(best)}; nearest change: {flag} {format_duration(best * 1.05)}"
+        f"{flag} {format_duration(limit)} cannot be kept at percentile {question.percentile:g}: the fastest {role} "
+        f"instance on up to {machines.devices} devices takes {format_duration(best)} with nothing else to do; nearest "
+        f"change: {flag} {format_duration(nearest)}"
     )
 
 
@@ -71,10 +70,10 @@ def memory_sentence(question: Question, machines: Machines, prefill: bool) -> st
         return f"{question.model.name} has no strategy on {machines.devices} devices of {machines.hardware.name}"
     least, _ = min(needs)
     smallest = smallest_devices(question, machines, prefill)
-    nearest = f"the smallest number of devices that holds it is {smallest}" if smallest else "no number of devices holds it"
+    nearest = f"the smallest number of devices that holds it is {smallest}" if smallest else "no number of them does"
     return (
-        f"{question.model.name} does not fit {machines.devices} devices of {machines.hardware.name}: its weights take at "
-        f"least {format_bytes(least)} per device beside a KV cache, {format_bytes(room)} are free, "
+        f"{question.model.name} does not fit {machines.devices} devices of {machines.hardware.name}: its weights take "
+        f"at least {format_bytes(least)} per device beside a KV cache, {format_bytes(room)} are free, "
         f"{format_bytes(max(least - room, 0.0))} too much; {nearest}"
     )
 
@@ -131,15 +130,44 @@ def _decode_found(question: Question, count: Count, limit: float) -> list[bool]:
 
 
 def fastest_ttft(question: Question) -> float | None:
-    """Shortest pass of one prompt of any prefill instance that fits."""
-    relaxed = replace(question, ttft_seconds=_RELAXED)
-    count = Count()
-    found = [
-        candidate.pass_seconds * candidate.chunks if candidate.chunks == 1 else candidate.pass_seconds
-        for group in groups(relaxed, "prefill", role_rows(relaxed, "prefill"), 0)
-        for candidate in prefill_candidates(relaxed, group, 1, count, _RELAXED)
-    ]
-    return min(found, default=None)
+    """Shortest time of one prompt alone on any prefill instance that fits."""
+    best = math.inf
+    for group in groups(question, "prefill", role_rows(question, "prefill"), 0):
+        cost = balanced_cost(group.deployment, question.balance)
+        alone = 1.0 / np.asarray(group.deployment.strategy.attention_dp)
+        fits = prefill_fits(group.deployment, question.workload, 1, 1, 1)
+        seconds = pass_seconds(cost, question.workload, 1.0, alone, 1, 1)
+        best = min(best, float(np.min(np.where(fits, seconds, math.inf))))
+    return best if math.isfinite(best) else None
+
+
+def nearest_limit(question: Question, prefill: bool, least: float) -> float:
+    """Return the tightest of a few multiples of the least time under which the role's queue is stable.
+
+    Each is verified by solving the role's queue; the last one is returned unverified.
+    """
+    for factor in _FACTORS:
+        limit = least * factor
+        changed = replace(question, ttft_seconds=limit) if prefill else replace(question, tpot_seconds=limit)
+        if carries(changed, prefill):
+            return limit
+    return least * _FACTORS[-1]
+
+
+def carries(question: Question, prefill: bool) -> bool:
+    """Whether some instance of a role carries any traffic within its limit."""
+    count, role = Count(), role_of(prefill)
+    for drafts in question.drafts if not prefill else (0,):
+        for group in groups(question, role, role_rows(question, role), drafts):
+            if prefill:
+                found = prefill_candidates(question, group, 1, count, question.ttft_seconds)
+                if any(PrefillServer(question, candidate).capacity() > 0 for candidate in found):
+                    return True
+            else:
+                members = decode_candidates(question, group, 1, count, question.tpot_seconds)
+                if any(DecodeServer(question, candidate, 0.0).capacity() > 0 for candidate in members):
+                    return True
+    return False
 
 
 def refusal(question: Question, message: str, most_per_second: float) -> tuple[str, str]:
@@ -150,7 +178,8 @@ def refusal(question: Question, message: str, most_per_second: float) -> tuple[s
     if question.decode.budget != question.prefill.budget:
         devices += question.decode.devices
     wanted = math.ceil(devices * question.rate_per_second / most_per_second)
+    asked = format_rate(question.rate_per_second)
     return "devices", (
-        f"{devices} devices carry {format_rate(most_per_second)}, not the asked {format_rate(question.rate_per_second)}; "
+        f"{devices} devices carry {format_rate(most_per_second)}, not the asked {asked}; "
         f"nearest changes: --rate {format_rate(most_per_second)}, or about {wanted} devices"
     )

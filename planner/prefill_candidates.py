@@ -84,7 +84,7 @@ def prefill_candidates(
         duration = pass_seconds(cost, workload, float(prompts), float(prompts), chunks, microbatches)
         seconds = np.broadcast_to(duration, alive.shape)
         count.evaluated += len(group.rows)
-        good = _fits(deployment, workload, prompts, chunks, microbatches) & (seconds <= longest_seconds)
+        good = prefill_fits(deployment, workload, prompts, chunks, microbatches) & (seconds <= longest_seconds)
         if chunks == 1:
             alive &= good
         rate = np.where(good, prompts * ranks / seconds, 0.0)
@@ -102,7 +102,9 @@ def budgets(workload: Workload) -> list[tuple[int, int]]:
     return [(prompts, 1) for prompts in PROMPTS_PER_PASS] + parts
 
 
-def _fits(deployment: Deployment, workload: Workload, prompts: int, chunks: int, microbatches: int) -> np.ndarray:
+def prefill_fits(
+    deployment: Deployment, workload: Workload, prompts: int, chunks: int, microbatches: int
+) -> np.ndarray:
     """Memory holds two passes' KV, the one that runs and the one whose KV is being sent, and the activations."""
     prompt = workload.input_tokens.mean
     computed = prompts * prompt * (1 - workload.prefix_reuse) / chunks

@@ -1,22 +1,19 @@
 """All candidates of both pools, their instance counts as an integer programme, the plan and its proof."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 from planner.decode_candidates import Count, DecodeCandidate, decode_candidates
 from planner.fleet import Column, FleetSolution, solve_fleet
-from planner.operating import DecodeServer, PrefillServer, kv_transfer_seconds
 from planner.infeasible import missing, refusal
+from planner.operating import DecodeServer, PrefillServer, kv_transfer_seconds
 from planner.plan import Bound, Plan, make_plan
 from planner.prefill_candidates import PrefillCandidate, prefill_candidates
 from planner.question import Machines, Question
+from planner.shortlist import best_per_size, shortlist
 from planner.space import Row, groups, role_rows
 from podplan.errors import Fault
 
-# Instance sizes whose queues are solved, per pool: those with the most requests per device. All
-# sizes are costed; the bound says so.
-QUEUED_SIZES = 8
 # TPOT limits, as parts of the asked one, at which further decode candidates are sought for the front.
 FRONT_LIMITS = (0.75, 0.5)
 FRONT_CANDIDATES = 2
@@ -80,13 +77,13 @@ def search(question: Question) -> Answer:
 
 
 def gather(question: Question) -> Pools:
-    """Cost every candidate of both pools and solve the queues of the most productive instance sizes."""
+    """Cost every candidate of both pools and solve the queues of the instance sizes that a plan could use."""
     count = Count()
-    prefill = prefill_shortlist(question, count)
-    decode = decode_shortlist(question, count, question.tpot_seconds)
+    prefill, decode = shortlist(question, prefill_found(question, count), decode_all(question, count))
     rows = [candidate.row for candidate in decode]
     for part in FRONT_LIMITS:
-        decode += decode_found(question, count, question.tpot_seconds * part, rows)[:FRONT_CANDIDATES]
+        quicker = decode_found(question, count, question.tpot_seconds * part, rows)
+        decode += shortlist(question, prefill, quicker)[1][:FRONT_CANDIDATES]
     transfer = min((kv_transfer_seconds(question, c.deployment) for c in prefill), default=0.0)
     served_prefill = [(c, PrefillServer(question, c)) for c in prefill]
     served_decode = [(c, DecodeServer(question, c, transfer)) for c in decode]
@@ -97,8 +94,8 @@ def gather(question: Question) -> Pools:
     )
 
 
-def prefill_shortlist(question: Question, count: Count) -> list[PrefillCandidate]:
-    """Return the best prefill candidate of each promising instance size.
+def prefill_found(question: Question, count: Count) -> list[PrefillCandidate]:
+    """Return the best prefill candidate of each instance size.
 
     A prompt waits for the rest of a running pass and then for its own, so passes of half the TTFT
     limit are tried first and longer ones only where none is that short.
@@ -112,46 +109,28 @@ def prefill_shortlist(question: Question, count: Count) -> list[PrefillCandidate
             for candidate in prefill_candidates(question, group, microbatches, count, longest)
         ]
         if found:
-            return shortlist(found)
+            return best_per_size(found)
     return []
 
 
-def decode_shortlist(question: Question, count: Count, tpot_seconds: float) -> list[DecodeCandidate]:
-    """Return the best decode candidate of each promising instance size within a TPOT limit."""
-    return decode_found(question, count, tpot_seconds, role_rows(question, "decode"))
+def decode_all(question: Question, count: Count) -> list[DecodeCandidate]:
+    """Return the best decode candidate of each instance size within the TPOT limit."""
+    return decode_found(question, count, question.tpot_seconds, role_rows(question, "decode"))
 
 
 def decode_found(question: Question, count: Count, tpot_seconds: float, rows: Sequence[Row]) -> list[DecodeCandidate]:
-    """Return the shortlist among given rows."""
+    """Return the best candidate of each instance size among given rows."""
     found: list[DecodeCandidate] = []
     for drafts in question.drafts:
         for group in groups(question, "decode", rows, drafts):
             for microbatches in usable_microbatches(question):
                 found += decode_candidates(question, group, microbatches, count, tpot_seconds)
-    return shortlist(found)
+    return best_per_size(found)
 
 
 def usable_microbatches(question: Question) -> Sequence[int]:
     """Two microbatches overlap attention with experts: a dense model has nothing to gain."""
     return question.microbatches if question.model.moe is not None else (1,)
-
-
-Candidate = TypeVar("Candidate", PrefillCandidate, DecodeCandidate)
-
-
-def shortlist(found: Iterable[Candidate]) -> list[Candidate]:
-    """Return the best candidate of each size, the most productive sizes and the smallest one."""
-    best: dict[int, Candidate] = {}
-    for candidate in found:
-        known = best.get(candidate.devices)
-        if known is None or candidate.requests_per_second > known.requests_per_second * (1 + 1e-9):
-            best[candidate.devices] = candidate
-    ranked: list[Candidate] = sorted(best.values(), key=lambda c: (-c.requests_per_second / c.devices, c.devices))
-    smallest = min(best.values(), key=lambda c: c.devices, default=None)
-    productive: list[Candidate] = ranked[:QUEUED_SIZES]
-    if smallest is not None and smallest not in productive:
-        productive.append(smallest)
-    return productive
 
 
 def fleet_columns(question: Question, pools: Pools) -> list[Column]:
@@ -195,9 +174,7 @@ def plan_of(question: Question, pools: Pools, solution: FleetSolution) -> Plan |
         rate = question.rate_per_second
     _, prefill, prefill_rate = pools.prefill[first.candidate]
     _, decode, decode_rate = pools.decode[second.candidate]
-    return make_plan(
-        question, (prefill, first.instances, prefill_rate), (decode, second.instances, decode_rate), rate
-    )
+    return make_plan(question, (prefill, first.instances, prefill_rate), (decode, second.instances, decode_rate), rate)
 
 
 def pareto_front(question: Question, pools: Pools, best: Plan) -> list[Plan]:
@@ -207,7 +184,8 @@ def pareto_front(question: Question, pools: Pools, best: Plan) -> list[Plan]:
     columns = fleet_columns(question, pools)
     prefill = [column for column in columns if column.role == "prefill"]
     for number in range(len(pools.decode)):
-        pair = best_pair(prefill, [c for c in columns if c.role == "decode" and c.candidate == number], budgets, question)
+        decode = [column for column in columns if column.role == "decode" and column.candidate == number]
+        pair = best_pair(prefill, decode, budgets, question)
         if pair is None:
             continue
         first, second = pair
@@ -231,7 +209,7 @@ def pareto_front(question: Question, pools: Pools, best: Plan) -> list[Plan]:
 def best_pair(
     prefill: list[Column], decode: list[Column], budgets: dict[str, int], question: Question
 ) -> tuple[Column, Column] | None:
-    """Return the pair of columns with the highest rate (or, for a given rate, the fewest devices) within the budgets."""
+    """Return the pair of columns with the highest rate, or for a given rate the fewest devices, in the budgets."""
     best: tuple[tuple[float, float], tuple[Column, Column]] | None = None
     for first in prefill:
         for second in decode:
@@ -240,7 +218,7 @@ def best_pair(
                 continue
             rate = min(first.rate_per_second, second.rate_per_second)
             devices = float(first.devices + second.devices)
-            asked = question.rate_per_second if question.objective != "throughput" else None
+            asked = question.rate_per_second if question.objective in ("chips", "cost") else None
             if asked is not None and rate < asked:
                 continue
             key = (-rate, devices) if asked is None else (devices, -rate)
@@ -266,17 +244,17 @@ def distinct(plans: list[Plan]) -> list[Plan]:
     """Drop plans with the same figures as an earlier one."""
     seen: dict[tuple[float, ...], Plan] = {}
     for plan in plans:
-        seen.setdefault(tuple(round(value, 9) for value in figures(plan)), plan)
+        seen.setdefault(tuple(float(f"{value:.4g}") for value in figures(plan)), plan)
     return list(seen.values())
 
 
 def covers(question: Question, pools: Pools) -> str:
     """Say what the bound is a bound of."""
     return (
-        "instance counts of both pools over the queueing rates of the most productive "
-        f"{len(pools.prefill)} prefill and {len(pools.decode)} decode instance sizes; each size's instance is the best "
-        "of every strategy, redundancy, MTP depth and microbatching of the grid and of every integer batch (decode, "
-        "by monotonicity) or listed token budget (prefill)"
+        f"instance counts of both pools over the queueing rates of the {len(pools.prefill)} prefill and "
+        f"{len(pools.decode)} decode instances that pack best; each is the best of its size over every strategy, "
+        "redundancy, MTP depth and microbatching of the grid and every integer batch (decode, by monotonicity) or "
+        "listed token budget (prefill)"
     )
 
 
