@@ -2,25 +2,30 @@
 
 import math
 from dataclasses import dataclass, fields
-from typing import TypeVar, get_args
+from typing import get_args
 
+from cli.flags import (
+    check_engine,
+    flag_name,
+    read_choice,
+    read_drafts,
+    read_fraction,
+    read_microbatches,
+    read_redundant,
+    read_shared,
+    read_tokens,
+    read_weights,
+)
 from hardware.loader import load_hardware
 from hardware.spec import Dtype, HardwareSpec
 from models.loader import load_model
 from models.spec import ModelSpec
-from planner.deployment import Phase, default_weights
+from planner.deployment import Phase
 from planner.imbalance import Balance, parse_balance
-from planner.predict import Configuration, Shared
+from planner.predict import Configuration
 from planner.strategy import Strategy, check_strategy, format_strategy, parse_strategy
 from podplan.errors import BadInput
-from podplan.names import suggest
 from podplan.units import parse_count
-
-Word = TypeVar("Word", bound=str)
-
-MOST_DRAFTS = 8
-MOST_TOKENS = 1_000_000_000
-ENGINES = ("reference", "vllm", "vllm-ascend", "sglang", "xllm", "mindie")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,59 +79,43 @@ def read_configuration(flags: PredictFlags) -> Configuration:
     Raises BadInput naming the flag.
     """
     model, hardware = load_model(flags.model), _hardware(flags.hw)
-    phase: Phase = _choice(flags.phase, "--phase", get_args(Phase))
+    phase: Phase = read_choice(flags.phase, "--phase", get_args(Phase))
     _check_phase(flags, phase)
     strategy = _strategy(flags, model, hardware, phase)
-    if flags.engine is not None and _choice(flags.engine, "--engine", ENGINES) != "reference":
-        raise BadInput(f"--engine: {flags.engine} has no cost model here; only the engine reference is costed so far")
-    reuse = _fraction(flags.prefix_reuse, "--prefix-reuse", 0.0, below_one=True)
+    check_engine(flags.engine)
+    reuse = read_fraction(flags.prefix_reuse, "--prefix-reuse", 0.0, below_one=True)
     configuration = Configuration(
         model=model,
         hardware=hardware,
         phase=phase,
         strategy=strategy,
-        weights=_weights(flags.weights, model, hardware),
-        kv_dtype="bf16" if flags.kv_dtype is None else _choice(flags.kv_dtype, "--kv-dtype", get_args(Dtype)),
+        weights=read_weights(flags.weights, model, hardware),
+        kv_dtype="bf16" if flags.kv_dtype is None else read_choice(flags.kv_dtype, "--kv-dtype", get_args(Dtype)),
         balance=Balance(kind="measured") if flags.expert_balance is None else parse_balance(flags.expert_balance),
-        redundant=_redundant(flags.redundant_experts, model),
-        shared=_shared(flags.shared_experts),
-        drafts=_drafts(flags.mtp, model),
-        acceptance=_fraction(flags.mtp_acceptance, "--mtp-acceptance", 0.7),
-        microbatches=_microbatches(flags, model),
-        batch=_count(flags.batch, "--batch", 1),
-        kv_tokens=_count(flags.kv_len, "--kv-len", 4096),
-        tokens=_count(flags.tokens, "--tokens", 8192),
-        prompt_tokens=_count(flags.isl, "--isl", 4096),
-        output_tokens=_count(flags.osl, "--osl", 1024),
+        redundant=read_redundant(flags.redundant_experts, model),
+        shared=read_shared(flags.shared_experts),
+        drafts=read_drafts(flags.mtp, model),
+        acceptance=read_fraction(flags.mtp_acceptance, "--mtp-acceptance", 0.7),
+        microbatches=read_microbatches(flags.microbatches, model),
+        batch=read_tokens(flags.batch, "--batch", 1),
+        kv_tokens=read_tokens(flags.kv_len, "--kv-len", 4096),
+        tokens=read_tokens(flags.tokens, "--tokens", 8192),
+        prompt_tokens=read_tokens(flags.isl, "--isl", 4096),
+        output_tokens=read_tokens(flags.osl, "--osl", 1024),
         prefix_reuse=reuse,
-        concurrency=_count(flags.concurrency, "--concurrency", 1),
-        batched_tokens=_count(flags.max_batched_tokens, "--max-batched-tokens", 8192),
-        requests=None if flags.requests is None else _count(flags.requests, "--requests", 1),
+        concurrency=read_tokens(flags.concurrency, "--concurrency", 1),
+        batched_tokens=read_tokens(flags.max_batched_tokens, "--max-batched-tokens", 8192),
+        requests=None if flags.requests is None else read_tokens(flags.requests, "--requests", 1),
     )
     _check_lengths(configuration)
     _check_split(flags, configuration)
     return configuration
 
 
-def flag_name(field: str) -> str:
-    """Return the flag that fills ``field``."""
-    return "--" + field.replace("_", "-")
-
-
 def _hardware(text: str) -> HardwareSpec:
     if "=" in text or "," in text:
         raise BadInput(f"--hw: {text[:40]!r} names hardware per role; predict costs one pool, so name one")
     return load_hardware(text)
-
-
-def _choice(text: str, flag: str, accepted: tuple[Word, ...]) -> Word:
-    """Return the accepted word, in any case."""
-    word = text.strip().lower()
-    for known in accepted:
-        if word == known:
-            return known
-    listed = f"{', '.join(accepted[:-1])} or {accepted[-1]}" if len(accepted) > 1 else accepted[0]
-    raise BadInput(f"{flag}: {text[:40]!r} is not {listed}{suggest(word, accepted)}")
 
 
 def _check_phase(flags: PredictFlags, phase: Phase) -> None:
@@ -185,86 +174,6 @@ def _check_size(flags: PredictFlags, strategy: Strategy, hardware: HardwareSpec,
             f"--strategy: {text!r} takes {strategy.devices} devices and {hardware.name} has {limit:.0f} "
             f"({limit / per_node:.0f} nodes of {per_node}); use a strategy of at most {limit:.0f} devices"
         )
-
-
-def _weights(text: str | None, model: ModelSpec, hardware: HardwareSpec) -> Dtype:
-    if text is None:
-        return default_weights(hardware, model)
-    known = tuple(dtype for dtype in hardware.device.peak_flops_per_second if dtype in hardware.kernels.gemm)
-    word = text.strip().lower()
-    for dtype in known:
-        if word == dtype:
-            return dtype
-    raise BadInput(f"--weights: {hardware.name} does not multiply {text[:20]!r}; use {' or '.join(known)}")
-
-
-def _redundant(text: str | None, model: ModelSpec) -> int | None:
-    if text is None or text.strip().lower() == "auto":
-        return None
-    count = parse_count(text, "--redundant-experts", allow_zero=True)
-    if count and model.moe is None:
-        raise BadInput(f"--redundant-experts: {model.name} has no experts to replicate; leave the flag out")
-    return count
-
-
-def _shared(text: str | None) -> Shared:
-    word = "auto" if text is None else text.strip().lower()
-    if word == "auto":
-        return "auto"
-    if word == "local":
-        return "local"
-    name, _, count = word.partition("=")
-    if name != "dedicated" or not count:
-        raise BadInput(f"--shared-experts: {(text or '')[:40]!r} is not local, dedicated=N or auto")
-    return parse_count(count, "--shared-experts dedicated")
-
-
-def _drafts(text: str | None, model: ModelSpec) -> int:
-    count = 0 if text is None else parse_count(text, "--mtp", allow_zero=True)
-    if count and not model.mtp_layers:
-        raise BadInput(f"--mtp: {model.name} ships no layer that drafts tokens (MTP); use --mtp 0")
-    if count > MOST_DRAFTS:
-        raise BadInput(
-            f"--mtp: {count} drafts per iteration are more than the {MOST_DRAFTS} that are costed; use fewer"
-        )
-    return count
-
-
-def _microbatches(flags: PredictFlags, model: ModelSpec) -> int | None:
-    text = flags.microbatches
-    if text is None or text.strip().lower() == "auto":
-        return None
-    if text.strip() not in ("1", "2"):
-        raise BadInput(f"--microbatches: {text[:20]!r} is not 1, 2 or auto")
-    if text.strip() == "2" and model.moe is None:
-        raise BadInput(
-            f"--microbatches: {model.name} has no expert exchange for a second microbatch to hide; use 1 or auto"
-        )
-    return int(text)
-
-
-def _count(text: str | None, flag: str, default: int) -> int:
-    if text is None:
-        return default
-    value = parse_count(text, flag)
-    if value > MOST_TOKENS:
-        raise BadInput(f"{flag}: {value} is more than can be meant; use at most {MOST_TOKENS}")
-    return value
-
-
-def _fraction(text: str | None, flag: str, default: float, *, below_one: bool = False) -> float:
-    """Return a share of 0 to 1, written as a number or in per cent."""
-    if text is None:
-        return default
-    stripped = text.strip()
-    try:
-        value = float(stripped.removesuffix("%")) / (100 if stripped.endswith("%") else 1)
-    except ValueError:
-        value = math.nan
-    if 0 <= value < 1 or (value == 1 and not below_one):
-        return value
-    right = "from 0 up to, not including, 1" if below_one else "from 0 to 1"
-    raise BadInput(f"{flag}: {text[:40]!r} is not a share {right}, such as 0.5")
 
 
 def _check_lengths(configuration: Configuration) -> None:

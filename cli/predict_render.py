@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 
-from cli.predict_flags import PredictFlags, flag_name
+from cli.flags import flag_name
+from cli.predict_flags import PredictFlags
 from planner.imbalance import MIXED
 from planner.memory import Memory
 from planner.predict import Prediction

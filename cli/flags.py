@@ -1,0 +1,124 @@
+"""Flags that several commands share: each reader returns a value or names the flag and what would be right."""
+
+import math
+from typing import TypeVar
+
+from hardware.spec import Dtype, HardwareSpec
+from models.spec import ModelSpec
+from planner.deployment import default_weights
+from planner.layouts import Shared
+from podplan.errors import BadInput
+from podplan.names import suggest
+from podplan.units import parse_count
+
+Word = TypeVar("Word", bound=str)
+
+MOST_DRAFTS = 8
+MOST_TOKENS = 1_000_000_000
+ENGINES = ("reference", "vllm", "vllm-ascend", "sglang", "xllm", "mindie")
+
+
+def check_engine(text: str | None) -> None:
+    """Raise BadInput for an engine that is not known or has no cost model."""
+    if text is not None and read_choice(text, "--engine", ENGINES) != "reference":
+        raise BadInput(f"--engine: {text} has no cost model here; only the engine reference is costed so far")
+
+
+def flag_name(field: str) -> str:
+    """Return the flag that fills ``field``."""
+    return "--" + field.replace("_", "-")
+
+
+def read_choice(text: str, flag: str, accepted: tuple[Word, ...]) -> Word:
+    """Return the accepted word, in any case."""
+    word = text.strip().lower()
+    for known in accepted:
+        if word == known:
+            return known
+    listed = f"{', '.join(accepted[:-1])} or {accepted[-1]}" if len(accepted) > 1 else accepted[0]
+    raise BadInput(f"{flag}: {text[:40]!r} is not {listed}{suggest(word, accepted)}")
+
+
+def read_weights(text: str | None, model: ModelSpec, hardware: HardwareSpec) -> Dtype:
+    """Return the dtype of the weights, as the model ships them where the device multiplies that; BadInput otherwise."""
+    if text is None:
+        return default_weights(hardware, model)
+    known = tuple(dtype for dtype in hardware.device.peak_flops_per_second if dtype in hardware.kernels.gemm)
+    word = text.strip().lower()
+    for dtype in known:
+        if word == dtype:
+            return dtype
+    raise BadInput(f"--weights: {hardware.name} does not multiply {text[:20]!r}; use {' or '.join(known)}")
+
+
+def read_redundant(text: str | None, model: ModelSpec) -> int | None:
+    """Return the redundant expert slots, None for auto."""
+    if text is None or text.strip().lower() == "auto":
+        return None
+    count = parse_count(text, "--redundant-experts", allow_zero=True)
+    if count and model.moe is None:
+        raise BadInput(f"--redundant-experts: {model.name} has no experts to replicate; leave the flag out")
+    return count
+
+
+def read_shared(text: str | None) -> Shared:
+    """Return where the shared expert stands."""
+    word = "auto" if text is None else text.strip().lower()
+    if word == "auto":
+        return "auto"
+    if word == "local":
+        return "local"
+    name, _, count = word.partition("=")
+    if name != "dedicated" or not count:
+        raise BadInput(f"--shared-experts: {(text or '')[:40]!r} is not local, dedicated=N or auto")
+    return parse_count(count, "--shared-experts dedicated")
+
+
+def read_drafts(text: str | None, model: ModelSpec) -> int:
+    """Return the drafted tokens per iteration; BadInput where the model has no layer that drafts."""
+    count = 0 if text is None else parse_count(text, "--mtp", allow_zero=True)
+    if count and not model.mtp_layers:
+        raise BadInput(f"--mtp: {model.name} ships no layer that drafts tokens (MTP); use --mtp 0")
+    if count > MOST_DRAFTS:
+        raise BadInput(
+            f"--mtp: {count} drafts per iteration are more than the {MOST_DRAFTS} that are costed; use fewer"
+        )
+    return count
+
+
+def read_microbatches(text: str | None, model: ModelSpec) -> int | None:
+    """Return 1 or 2, None for auto."""
+    if text is None or text.strip().lower() == "auto":
+        return None
+    if text.strip() not in ("1", "2"):
+        raise BadInput(f"--microbatches: {text[:20]!r} is not 1, 2 or auto")
+    if text.strip() == "2" and model.moe is None:
+        raise BadInput(
+            f"--microbatches: {model.name} has no expert exchange for a second microbatch to hide; use 1 or auto"
+        )
+    return int(text)
+
+
+def read_tokens(text: str | None, flag: str, default: int) -> int:
+    """Return a count of tokens or requests, at least 1."""
+    if text is None:
+        return default
+    value = parse_count(text, flag)
+    if value > MOST_TOKENS:
+        raise BadInput(f"{flag}: {value} is more than can be meant; use at most {MOST_TOKENS}")
+    return value
+
+
+def read_fraction(text: str | None, flag: str, default: float, *, below_one: bool = False) -> float:
+    """Return a share of 0 to 1, written as a number or in per cent."""
+    if text is None:
+        return default
+    stripped = text.strip()
+    try:
+        value = float(stripped.removesuffix("%")) / (100 if stripped.endswith("%") else 1)
+    except ValueError:
+        value = math.nan
+    if 0 <= value < 1 or (value == 1 and not below_one):
+        return value
+    right = "from 0 up to, not including, 1" if below_one else "from 0 to 1"
+    raise BadInput(f"{flag}: {text[:40]!r} is not a share {right}, such as 0.5")
