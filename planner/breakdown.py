@@ -5,16 +5,15 @@ from typing import Literal
 
 from planner.manifest.stepcost import (
     EXPERT_STAGES,
-    StepSeconds,
     draft_seconds,
     evaluate,
+    expert_stream,
     layer_count,
     moe_layer,
     slot_seconds,
     slots,
     split_dilations,
     split_seconds,
-    split_streams,
     stage_sum,
 )
 from planner.manifest.terms import (
@@ -56,7 +55,10 @@ class Operator:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """One step evaluated at the even load, and what the busiest rank adds to a layer."""
+    """One step evaluated at the even load, and what the busiest rank adds to a layer.
+
+    Where two streams split the cores (``split``): how much slower each reads memory, and its seconds.
+    """
 
     cost: StepCost
     values: dict[str, Number]
@@ -65,22 +67,48 @@ class _Step:
     microbatches: int
     share: float
     straggler_layer: float
+    split: bool
+    dilations: tuple[float, float]
+    streams: tuple[float, float]
 
 
-def operators(cost: StepCost, load: StepLoad, microbatches: int) -> tuple[Operator, ...]:
-    """Return the operators of one step (numbers only); their exposed seconds sum to ``evaluate``."""
-    step = evaluate(cost, load, microbatches)
+def operators(cost: StepCost, load: StepLoad, microbatches: int, seconds: float | None = None) -> tuple[Operator, ...]:
+    """Return the operators of one step (numbers only); their exposed seconds sum to ``seconds``.
+
+    ``seconds`` is what ``evaluate`` returns, which is asked where it is not given.
+    """
+    if seconds is None:
+        seconds = float(evaluate(cost, load, microbatches).seconds)
     even = replace(cost, balance=1.0, sampling_deviations=0.0)
     values = variables(even, load, microbatches)
     busy_values = variables(cost, load, microbatches)
     stages, busy = timings(cost.terms, values), timings(cost.terms, busy_values)
-    busy_layer, share = moe_layer(cost, busy, microbatches)
-    straggler = float(busy_layer) - float(_layer_at(cost, stages, microbatches, float(share)))
-    whole = variables(even, load, 1)
-    context = _Step(cost, values, whole, stages, microbatches, float(share), straggler)
+    layer, share = (float(number) for number in moe_layer(cost, busy, microbatches))
+    whole = values if microbatches == 1 else variables(even, load, 1)
+    context = _step(cost, values, whole, stages, (microbatches, share, layer))
     rows = [row for stage in stages for row in _stage_rows(context, stage)] + _head_rows(context)
-    rows += _composition_rows(context, float(busy_layer), busy, busy_values, step)
+    rows += _composition_rows(context, layer, busy, busy_values, seconds)
     return tuple(rows)
+
+
+def _step(
+    cost: StepCost,
+    values: dict[str, Number],
+    whole: dict[str, Number],
+    stages: Timings,
+    busiest: tuple[int, float, float],
+) -> _Step:
+    """Return the step at the even load; ``busiest`` has microbatches, core share and seconds of a busiest layer."""
+    microbatches, share, layer = busiest
+    split = bool(microbatches > 1 and cost.rule == "attention_experts" and cost.moe_layers)
+    straggler = layer - float(_layer_at(cost, stages, microbatches, share))
+    dilations = streams = (1.0, 1.0)
+    if split:
+        own, other = (float(number) for number in split_dilations(cost, stages, share))
+        dilations = own, other
+        attention = float(stage_sum(stages, ("attention",), share, own))
+        streams = attention, float(expert_stream(cost, stages, 1 - share, other))
+    return _Step(cost, values, whole, stages, microbatches, share, straggler, split, dilations, streams)
 
 
 def _layer_at(cost: StepCost, stages: Timings, microbatches: int, share: float) -> Number:
@@ -120,9 +148,8 @@ def _exposed_share(step: _Step, stage: Stage) -> float:
     beside = _beside(step, stage)
     if step.microbatches == 1 or stage == "dense" or not cost.moe_layers:
         return beside
-    if cost.rule == "attention_experts":
-        attention, experts = (float(seconds) for seconds in split_streams(cost, stages, step.share))
-        leading = attention >= experts
+    if step.split:
+        leading = step.streams[0] >= step.streams[1]
         return (1.0 if leading else 0.0) if stage == "attention" else (0.0 if leading else beside)
     if stage not in ("dispatch", "combine"):
         return beside
@@ -147,11 +174,10 @@ def _beside(step: _Step, stage: Stage) -> float:
 
 def _pace(step: _Step, stage: Stage) -> tuple[float, float]:
     """Core share and memory dilation of a stage's terms in MoE layers."""
-    cost = step.cost
-    if step.microbatches == 1 or cost.rule != "attention_experts" or not cost.moe_layers or stage == "dense":
+    if not step.split or stage == "dense":
         return 1.0, 1.0
-    own, other = split_dilations(cost, step.stages, step.share)
-    return (step.share, float(own)) if stage == "attention" else (1 - step.share, float(other))
+    own, other = step.dilations
+    return (step.share, own) if stage == "attention" else (1 - step.share, other)
 
 
 def _row(
@@ -166,12 +192,17 @@ def _row(
     bound: Bound = "network"
     if isinstance(term, ComputeTerm):
         flops, moved = float(form(term.flops, values)) * count, float(form(term.bytes, values)) * count
-        parts: dict[Bound, float] = {"overhead": float(timing.fixed)}
-        parts["compute"], parts["memory"] = float(timing.compute), float(timing.memory)
-        bound = max(("compute", "memory", "overhead"), key=lambda kind: parts[kind])
+        bound = _bound(float(timing.compute), float(timing.memory), float(timing.fixed))
     else:
         message = float(form(term.bytes, values)) * count
     return Operator(term.name, stream, count, *seconds, flops, moved, message, bound, term.residual)
+
+
+def _bound(compute: float, memory: float, overhead: float) -> Bound:
+    """Return what takes a kernel longest."""
+    if compute >= memory and compute >= overhead:
+        return "compute"
+    return "memory" if memory >= overhead else "overhead"
 
 
 def _stream(stage: Stage, cost: StepCost) -> str:
@@ -181,7 +212,7 @@ def _stream(stage: Stage, cost: StepCost) -> str:
 
 
 def _composition_rows(
-    step: _Step, layer: float, busy: Timings, values: dict[str, Number], total: StepSeconds
+    step: _Step, layer: float, busy: Timings, values: dict[str, Number], seconds: float
 ) -> list[Operator]:
     cost, count = step.cost, step.microbatches
     rows = []
@@ -202,7 +233,6 @@ def _composition_rows(
         + draft
         + float(stage_sum(timings(cost.head_terms, step.whole), ("head",)))
     )
-    seconds = float(total.seconds)
     stages = int(cost.pipeline_stages)
     if stages > 1 and cost.pipeline_hop is not None:
         hops = stages * float(communication_seconds(cost.pipeline_hop, values))
@@ -218,9 +248,9 @@ def _composition_rows(
 def memory_wait_seconds(step: _Step) -> float:
     """What both streams' memory traffic takes beyond the longer stream, over all layers."""
     cost, stages = step.cost, step.stages
-    if step.microbatches == 1 or cost.rule != "attention_experts" or not cost.moe_layers:
+    if not step.split:
         return 0.0
-    longer = 2 * max(float(seconds) for seconds in split_streams(cost, stages, step.share))
+    longer = 2 * max(step.streams)
     return (float(split_seconds(cost, stages, step.share)) - longer) * cost.moe_layers
 
 
@@ -234,12 +264,13 @@ def _draft_row(step: _Step, seconds: float, drafts: int) -> Operator:
     terms = [term for stage in main if stage in step.stages for term, _ in step.stages[stage].terms]
     terms += step.cost.draft_terms
     times = drafts * step.microbatches
-    compute = [term for term in terms if isinstance(term, ComputeTerm)]
-    flops = times * sum(float(form(term.flops, step.values)) for term in compute)
-    moved = times * sum(float(form(term.bytes, step.values)) for term in compute)
-    transfers = [term for term in terms if isinstance(term, CommunicationTerm)]
-    message = times * sum(float(form(term.bytes, step.values)) for term in transfers)
-    memory = sum(float(form(t.bytes, step.values)) / t.bytes_per_second for t in compute)
-    busy = sum(float(form(t.flops, step.values)) / t.flops_per_second for t in compute)
+    flops = moved = message = memory = busy = 0.0
+    for term in terms:
+        if isinstance(term, CommunicationTerm):
+            message += float(form(term.bytes, step.values)) * times
+            continue
+        work, traffic = float(form(term.flops, step.values)), float(form(term.bytes, step.values))
+        flops, moved = flops + work * times, moved + traffic * times
+        memory, busy = memory + traffic / term.bytes_per_second, busy + work / float(term.flops_per_second)
     bound: Bound = "memory" if memory >= busy else "compute"
     return Operator("mtp_layer", "0", times, seconds, seconds, flops, moved, message, bound, 0.0)
