@@ -15,7 +15,8 @@ from hardware.spec import Dtype
 from models.loader import load_model
 from planner.deployment import Phase, default_weights
 from planner.imbalance import parse_balance
-from planner.predict import Configuration, Prediction, Shared, predict
+from planner.layouts import Shared
+from planner.predict import Configuration, Prediction, predict
 from planner.strategy import parse_strategy
 from podplan.errors import BadInput, Fault
 from podplan.files import read_text

@@ -40,3 +40,8 @@ def interval(seconds: float, operators: Iterable[Operator], level: float = LEVEL
     variance = (COMPOSITION_DEVIATION * seconds) ** 2 + sum(deviation**2 for deviation in families.values())
     half = NormalDist().inv_cdf(0.5 + level / 2) * math.sqrt(variance)
     return Interval(max(seconds - half, 0.0), seconds + half, level)
+
+
+def scaled(known: Interval, factor: float) -> Interval:
+    """Return the interval of ``factor`` times the duration that ``known`` is about."""
+    return Interval(known.low * factor, known.high * factor, known.level)

@@ -63,12 +63,19 @@ class MixedState:
 
     tpot_seconds: float
     ttft_seconds: float
-    step_seconds: float
     requests_per_second: float
     prompt_steps: float
     mixed_load: StepLoad
+    mixed_seconds: float
+    mixed_microbatches: int
     decode_load: StepLoad
-    microbatches: int
+    decode_seconds: float
+    decode_microbatches: int
+
+    @property
+    def microbatches(self) -> int:
+        """Microbatches of the kind of step that is more frequent."""
+        return self.mixed_microbatches if self.prompt_steps > 0.5 else self.decode_microbatches
 
 
 def cycle_of(loop: ClosedLoop, queries: int) -> Cycle:
@@ -104,20 +111,22 @@ def mixed_state(cost: StepCost, loop: ClosedLoop, microbatches: int | None) -> M
     """
     cycle = cycle_of(loop, cost.queries_per_sequence)
     decode, mixed = _loads(loop, cycle, cost.queries_per_sequence)
-    together, split = step_seconds(cost, mixed, microbatches)
-    alone, chosen = step_seconds(cost, decode, microbatches)
-    plain = cycle.steps - cycle.mixed_steps
-    seconds = cycle.mixed_steps * float(together) + plain * float(alone)
-    ttft = cycle.prompt_steps * float(together)
+    mixed_seconds, split = step_seconds(cost, mixed, microbatches)
+    decode_seconds, chosen = step_seconds(cost, decode, microbatches)
+    together, alone = float(mixed_seconds), float(decode_seconds)
+    seconds = cycle.mixed_steps * together + (cycle.steps - cycle.mixed_steps) * alone
+    ttft = cycle.prompt_steps * together
     return MixedState(
         tpot_seconds=(seconds - ttft) / max(loop.output_tokens - 1, 1.0),
         ttft_seconds=ttft,
-        step_seconds=seconds / cycle.steps,
         requests_per_second=loop.concurrency / seconds,
         prompt_steps=cycle.mixed_steps / cycle.steps,
         mixed_load=mixed,
+        mixed_seconds=together,
+        mixed_microbatches=split,
         decode_load=decode,
-        microbatches=split if cycle.mixed_steps > plain else chosen,
+        decode_seconds=alone,
+        decode_microbatches=chosen,
     )
 
 

@@ -1,14 +1,13 @@
 """One configuration, every operator: what ``plan predict`` answers."""
 
 from dataclasses import dataclass, replace
-from typing import Literal
 
 from hardware.spec import Dtype, HardwareSpec
 from models.spec import ModelSpec
 from planner.breakdown import Operator, operators
 from planner.deployment import Deployment, Phase, check_slots
 from planner.imbalance import Balance
-from planner.interval import Interval, interval
+from planner.interval import Interval, interval, scaled
 from planner.latency import (
     balanced_cost,
     decode_load,
@@ -16,13 +15,12 @@ from planner.latency import (
     step_seconds,
     tokens_per_iteration,
 )
+from planner.layouts import Shared, redundancy_choices, shared_choices
 from planner.manifest.terms import StepCost, StepLoad
 from planner.memory import Memory, memory
 from planner.mixed import ClosedLoop, MixedState, mixed_state
 from planner.strategy import Strategy
 from podplan.errors import BadInput
-
-Shared = Literal["auto", "local"] | int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,25 +92,52 @@ class Prediction:
         return max(totals, key=lambda bound: totals[bound])
 
 
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A step that the answer rests on, and its weight in the mean iteration."""
+
+    load: StepLoad
+    microbatches: int
+    seconds: float
+    weight: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Service:
+    """What a layout costs, before it is broken down; ``about`` is the duration that the interval is of."""
+
+    deployment: Deployment
+    cost: StepCost
+    steps: tuple[_Step, ...]
+    memory: Memory
+    about_seconds: float
+    tpot_seconds: float | None = None
+    ttft_seconds: float | None = None
+    tokens_per_second: float
+    computed_tokens_per_second: float | None = None
+    accepted: float = 1.0
+    microbatches: int
+
+    @property
+    def iteration_seconds(self) -> float:
+        """The mean iteration."""
+        return sum(step.seconds * step.weight for step in self.steps)
+
+
 def predict(configuration: Configuration) -> Prediction:
     """Return the prediction of one configuration, the fastest expert layout that fits where that is left open.
 
     Raises BadInput where slots do not divide or nothing about the layout is possible.
     """
-    choices = expert_layouts(configuration)
-    if len(choices) == 1:
-        return _predict(configuration, choices[0])
-    answers = [_predict(configuration, choice) for choice in choices]
-    fitting = [answer for answer in answers if answer.memory.fits] or answers
-    return min(fitting, key=lambda answer: answer.iteration_seconds)
+    services = [_service(configuration, layout) for layout in expert_layouts(configuration)]
+    fitting = [service for service in services if service.memory.fits] or services
+    return _answer(configuration, min(fitting, key=lambda service: service.iteration_seconds))
 
 
 def expert_layouts(configuration: Configuration) -> list[Deployment]:
-    """Return the deployments that the redundancy and shared-expert settings allow.
+    """Return the deployments that the redundancy and shared-expert settings allow (``planner.layouts``).
 
-    Redundancy auto: the fewest slots that divide evenly and one and two more per rank. Shared
-    experts auto: a copy on every rank, or dedicated ranks in about the proportion of their tokens
-    (one of k + 1 or k + 2 ranks, as CloudMatrix384's 32 of 320 and xDeepServe's 32 of 288).
+    Raises BadInput where there is none.
     """
     base = Deployment(
         model=configuration.model,
@@ -124,54 +149,72 @@ def expert_layouts(configuration: Configuration) -> list[Deployment]:
         drafts=configuration.drafts,
         host_seconds=configuration.host_seconds,
     )
-    layouts = []
-    for shared in _shared_choices(configuration):
-        for redundant in _redundancy_choices(configuration, shared):
+    moe, strategy, layouts = configuration.model.moe, configuration.strategy, []
+    for shared in shared_choices(moe, strategy, configuration.shared, configuration.phase == "decode"):
+        for redundant in redundancy_choices(moe, strategy, shared, configuration.redundant):
             layout = replace(base, redundant=redundant, shared_ranks=shared)
             check_slots(layout)
             layouts.append(layout)
     if not layouts:
         raise BadInput(
             f"--redundant-experts: no number of replicas divides {configuration.model.name}'s experts over "
-            f"EP={configuration.strategy.moe_ep}; use an EP degree of at most twice its experts"
+            f"EP={strategy.moe_ep}; use an EP degree of at most twice its experts"
         )
     return layouts
 
 
-def _shared_choices(configuration: Configuration) -> list[int]:
-    moe, ranks = configuration.model.moe, configuration.strategy.moe_ep
-    if isinstance(configuration.shared, int):
-        return [configuration.shared]
-    if configuration.shared == "local" or moe is None or not moe.shared_experts or configuration.phase != "decode":
-        return [0]
-    parts = (moe.experts_per_token + 1, moe.experts_per_token + 2)
-    if configuration.strategy.moe_tp > 1 or ranks <= moe.experts:
-        return [0]
-    dedicated = sorted({ranks // part for part in parts if ranks % part == 0 and ranks - ranks // part >= moe.experts})
-    return [0, *dedicated]
-
-
-def _redundancy_choices(configuration: Configuration, shared: int) -> list[int]:
-    moe = configuration.model.moe
-    if configuration.redundant is not None:
-        return [configuration.redundant]
-    if moe is None:
-        return [0]
-    ranks = configuration.strategy.moe_ep - shared
-    if ranks < 1:
-        return [0]
-    least = -moe.experts % ranks
-    most = min(moe.experts, moe.experts * (ranks - 1))
-    return [extra for extra in (least, least + ranks, least + 2 * ranks) if extra <= most]
-
-
-def _predict(configuration: Configuration, deployment: Deployment) -> Prediction:
+def _service(configuration: Configuration, deployment: Deployment) -> _Service:
     cost = balanced_cost(deployment, configuration.balance)
     if configuration.phase == "decode":
         return _decode(configuration, deployment, cost)
     if configuration.phase == "prefill":
         return _prefill(configuration, deployment, cost)
     return _mixed(configuration, deployment, cost)
+
+
+def _answer(configuration: Configuration, service: _Service) -> Prediction:
+    """Return the service broken down into operators."""
+    parts = [
+        (operators(service.cost, step.load, step.microbatches, step.seconds), step.weight) for step in service.steps
+    ]
+    rows = parts[0][0] if len(parts) == 1 else _merged(parts)
+    iteration = service.iteration_seconds
+    return Prediction(
+        configuration=configuration,
+        deployment=service.deployment,
+        iteration_seconds=iteration,
+        tokens_per_iteration_per_request=service.accepted,
+        tpot_seconds=service.tpot_seconds,
+        ttft_seconds=service.ttft_seconds,
+        tokens_per_second=service.tokens_per_second,
+        computed_tokens_per_second=service.computed_tokens_per_second,
+        microbatches=service.microbatches,
+        memory=service.memory,
+        operators=rows,
+        interval=scaled(interval(iteration, rows), service.about_seconds / iteration),
+    )
+
+
+def _merged(parts: list[tuple[tuple[Operator, ...], float]]) -> tuple[Operator, ...]:
+    """Weighted sum of breakdowns with the same operators."""
+    total: dict[str, list[tuple[Operator, float]]] = {}
+    for rows, weight in parts:
+        for row in rows:
+            total.setdefault(row.name, []).append((row, weight))
+    return tuple(_sum(rows) for rows in total.values())
+
+
+def _sum(rows: list[tuple[Operator, float]]) -> Operator:
+    """Weighted sum of one operator's rows; what it is bound by is that of the longest."""
+    longest = max(rows, key=lambda pair: pair[0].exposed_seconds * pair[1])[0]
+    return replace(
+        longest,
+        seconds=sum(row.seconds * weight for row, weight in rows),
+        exposed_seconds=sum(row.exposed_seconds * weight for row, weight in rows),
+        flops=sum(row.flops * weight for row, weight in rows),
+        bytes=sum(row.bytes * weight for row, weight in rows),
+        message_bytes=sum(row.message_bytes * weight for row, weight in rows),
+    )
 
 
 def _spread(configuration: Configuration, each: float) -> tuple[float, float]:
@@ -182,104 +225,54 @@ def _spread(configuration: Configuration, each: float) -> tuple[float, float]:
     return float(-(-configuration.requests // ranks)), configuration.requests / ranks
 
 
-def _decode(configuration: Configuration, deployment: Deployment, cost: StepCost) -> Prediction:
+def _decode(configuration: Configuration, deployment: Deployment, cost: StepCost) -> _Service:
     busiest, mean = _spread(configuration, configuration.batch)
     load = decode_load(deployment, busiest, configuration.kv_tokens, mean)
     seconds, microbatches = step_seconds(cost, load, configuration.microbatches)
     accepted = tokens_per_iteration(deployment.drafts, configuration.acceptance)
-    rows = operators(cost, load, microbatches)
-    requests = mean * configuration.strategy.attention_dp
-    return Prediction(
-        configuration=configuration,
+    tpot = float(seconds) / accepted
+    return _Service(
         deployment=deployment,
-        iteration_seconds=float(seconds),
-        tokens_per_iteration_per_request=accepted,
-        tpot_seconds=float(seconds) / accepted,
-        ttft_seconds=None,
-        tokens_per_second=requests * accepted / float(seconds),
-        computed_tokens_per_second=None,
-        microbatches=microbatches,
+        cost=cost,
+        steps=(_Step(load, microbatches, float(seconds), 1.0),),
         memory=memory(
             deployment,
             kv_tokens=busiest * configuration.kv_tokens,
-            tokens=busiest * cost.queries_per_sequence / (microbatches * deployment.strategy.pp),
+            tokens=busiest * cost.queries_per_sequence / (microbatches * configuration.strategy.pp),
         ),
-        operators=rows,
-        interval=interval(float(seconds) / accepted, _scaled(rows, 1 / accepted)),
+        about_seconds=tpot,
+        tpot_seconds=tpot,
+        tokens_per_second=mean * configuration.strategy.attention_dp / tpot,
+        accepted=accepted,
+        microbatches=microbatches,
     )
 
 
-def _scaled(rows: tuple[Operator, ...], factor: float) -> tuple[Operator, ...]:
-    """Operators with seconds and totals times a number."""
-    return tuple(
-        replace(
-            row,
-            seconds=row.seconds * factor,
-            exposed_seconds=row.exposed_seconds * factor,
-            flops=row.flops * factor,
-            bytes=row.bytes * factor,
-            message_bytes=row.message_bytes * factor,
-        )
-        for row in rows
-    )
-
-
-def _merged(parts: list[tuple[tuple[Operator, ...], float]]) -> tuple[Operator, ...]:
-    """Weighted sum of breakdowns with the same operators."""
-    total: dict[str, Operator] = {}
-    for rows, weight in parts:
-        for row in _scaled(rows, weight):
-            known = total.get(row.name)
-            total[row.name] = row if known is None else _added(known, row)
-    return tuple(total.values())
-
-
-def _added(one: Operator, other: Operator) -> Operator:
-    longer = one if one.exposed_seconds >= other.exposed_seconds else other
-    return replace(
-        longer,
-        seconds=one.seconds + other.seconds,
-        exposed_seconds=one.exposed_seconds + other.exposed_seconds,
-        flops=one.flops + other.flops,
-        bytes=one.bytes + other.bytes,
-        message_bytes=one.message_bytes + other.message_bytes,
-    )
-
-
-def _prefill(configuration: Configuration, deployment: Deployment, cost: StepCost) -> Prediction:
-    passes = prefill_passes(
-        deployment,
-        configuration.tokens,
-        configuration.prompt_tokens,
-        configuration.prefix_reuse,
-    )
-    loads = [_alone(configuration, step.load) for step in passes]
-    parts = []
-    microbatches = 1
-    for load in loads:
+def _prefill(configuration: Configuration, deployment: Deployment, cost: StepCost) -> _Service:
+    passes = prefill_passes(deployment, configuration.tokens, configuration.prompt_tokens, configuration.prefix_reuse)
+    steps = []
+    for each in passes:
+        load = _alone(configuration, each.load)
         seconds, microbatches = step_seconds(cost, load, configuration.microbatches)
-        parts.append((float(seconds), operators(cost, load, microbatches)))
-    ttft = sum(seconds for seconds, _ in parts)
-    rows = _merged([(breakdown, 1 / len(parts)) for _, breakdown in parts])
-    groups = configuration.strategy.attention_dp
-    prompts = sum(step.tokens for step in passes) * groups
+        steps.append(_Step(load, microbatches, float(seconds), 1 / len(passes)))
+    ttft = sum(step.seconds for step in steps)
+    prompts = sum(each.tokens for each in passes) * configuration.strategy.attention_dp
     if configuration.requests is not None:
         prompts = configuration.requests * configuration.prompt_tokens
+    loads = [step.load for step in steps]
     kv_tokens = max(float(load.prefill_tokens) + float(load.prefill_context_tokens) for load in loads)
     widest = max(float(load.prefill_tokens) for load in loads)
-    return Prediction(
-        configuration=configuration,
+    microbatches = steps[-1].microbatches
+    return _Service(
         deployment=deployment,
-        iteration_seconds=ttft / len(parts),
-        tokens_per_iteration_per_request=1.0,
-        tpot_seconds=None,
+        cost=cost,
+        steps=tuple(steps),
+        memory=memory(deployment, kv_tokens=kv_tokens, tokens=widest / (microbatches * configuration.strategy.pp)),
+        about_seconds=ttft,
         ttft_seconds=ttft,
         tokens_per_second=prompts / ttft,
         computed_tokens_per_second=prompts * (1 - configuration.prefix_reuse) / ttft,
         microbatches=microbatches,
-        memory=memory(deployment, kv_tokens=kv_tokens, tokens=widest / (microbatches * deployment.strategy.pp)),
-        operators=rows,
-        interval=interval(ttft, _scaled(rows, float(len(parts)))),
     )
 
 
@@ -300,7 +293,7 @@ def _alone(configuration: Configuration, load: StepLoad) -> StepLoad:
     )
 
 
-def _mixed(configuration: Configuration, deployment: Deployment, cost: StepCost) -> Prediction:
+def _mixed(configuration: Configuration, deployment: Deployment, cost: StepCost) -> _Service:
     groups = configuration.strategy.attention_dp
     accepted = tokens_per_iteration(deployment.drafts, configuration.acceptance)
     busiest = float(-(-configuration.concurrency // groups))
@@ -315,28 +308,24 @@ def _mixed(configuration: Configuration, deployment: Deployment, cost: StepCost)
         filled=filled,
     )
     state = mixed_state(cost, loop, configuration.microbatches)
-    rows = _mixed_operators(cost, state, configuration.microbatches)
-    kv_tokens = loop.concurrency * (configuration.prompt_tokens + configuration.output_tokens / 2)
+    kv_tokens = busiest * (configuration.prompt_tokens + configuration.output_tokens / 2)
     rate = state.requests_per_second * groups * filled
-    return Prediction(
-        configuration=configuration,
+    return _Service(
         deployment=deployment,
-        iteration_seconds=state.step_seconds,
-        tokens_per_iteration_per_request=accepted,
+        cost=cost,
+        steps=_mixed_steps(state),
+        memory=memory(deployment, kv_tokens=kv_tokens, tokens=configuration.batched_tokens),
+        about_seconds=state.tpot_seconds,
         tpot_seconds=state.tpot_seconds,
         ttft_seconds=state.ttft_seconds,
         tokens_per_second=rate * configuration.output_tokens,
-        computed_tokens_per_second=None,
+        accepted=accepted,
         microbatches=state.microbatches,
-        memory=memory(deployment, kv_tokens=kv_tokens, tokens=configuration.batched_tokens),
-        operators=rows,
-        interval=interval(state.tpot_seconds, _scaled(rows, state.tpot_seconds / state.step_seconds)),
     )
 
 
-def _mixed_operators(cost: StepCost, state: MixedState, microbatches: int | None) -> tuple[Operator, ...]:
-    parts = []
-    for load, weight in ((state.decode_load, 1 - state.prompt_steps), (state.mixed_load, state.prompt_steps)):
-        _, chosen = step_seconds(cost, load, microbatches)
-        parts.append((operators(cost, load, chosen), weight))
-    return _merged(parts)
+def _mixed_steps(state: MixedState) -> tuple[_Step, ...]:
+    """Steps without and with prompts, by their share."""
+    plain = _Step(state.decode_load, state.decode_microbatches, state.decode_seconds, 1 - state.prompt_steps)
+    mixed = _Step(state.mixed_load, state.mixed_microbatches, state.mixed_seconds, state.prompt_steps)
+    return (plain, mixed)
