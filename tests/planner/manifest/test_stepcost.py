@@ -129,7 +129,7 @@ def test_four_slots_hold_every_stage_of_both_microbatches():
 @settings(max_examples=25, deadline=None)
 @given(batch=BATCH, kv=KV, more=st.floats(1.01, 4), microbatches=st.sampled_from([1, 2]))
 def test_longer_loads_take_longer(batch: float, kv: float, more: float, microbatches: int):
-    """More requests or longer caches never shorten an iteration; two streams: by less than the split is off the best."""
+    """More requests or longer caches shorten no iteration; two streams: by less than their split is off the best."""
     slack = 1e-9 if microbatches == 1 else 0.01
     for deployment in (cloudmatrix_decode(), hopper_decode()):
         cost = even_cost(deployment)
