@@ -82,13 +82,15 @@ def operators(cost: StepCost, load: StepLoad, microbatches: int, seconds: float 
     even = replace(cost, balance=1.0, sampling_deviations=0.0)
     values = variables(even, load, microbatches)
     busy_values = variables(cost, load, microbatches)
-    stages, busy = timings(cost.terms, values), timings(cost.terms, busy_values)
+    stages = timings(cost.terms, values)
+    busy = stages | timings(tuple(term for term in cost.terms if term.stage in EXPERT_STAGES), busy_values)
     layer, share = (float(number) for number in moe_layer(cost, busy, microbatches))
     whole = values if microbatches == 1 else variables(even, load, 1)
     context = _step(cost, values, whole, stages, (microbatches, share, layer))
-    rows = [row for stage in stages for row in _stage_rows(context, stage)] + _head_rows(context)
-    rows += _composition_rows(context, layer, busy, busy_values, seconds)
-    return tuple(rows)
+    heads = _head_rows(context)
+    rows = [row for stage in stages for row in _stage_rows(context, stage)] + heads
+    head = sum(row.seconds for row in heads)
+    return (*rows, *_composition_rows(context, layer, busy, busy_values, (seconds, head)))
 
 
 def _step(
@@ -212,9 +214,10 @@ def _stream(stage: Stage, cost: StepCost) -> str:
 
 
 def _composition_rows(
-    step: _Step, layer: float, busy: Timings, values: dict[str, Number], seconds: float
+    step: _Step, layer: float, busy: Timings, values: dict[str, Number], known: tuple[float, float]
 ) -> list[Operator]:
-    cost, count = step.cost, step.microbatches
+    """Rows of what is no operator of a stage; ``known`` are the seconds of the step and of its head."""
+    cost, count, (seconds, head) = step.cost, step.microbatches, known
     rows = []
     waiting = step.straggler_layer * cost.moe_layers
     memory_wait = memory_wait_seconds(step)
@@ -231,7 +234,7 @@ def _composition_rows(
         cost.dense_layers * count * float(stage_sum(step.stages, ("attention", "dense")))
         + cost.moe_layers * layer
         + draft
-        + float(stage_sum(timings(cost.head_terms, step.whole), ("head",)))
+        + head
     )
     stages = int(cost.pipeline_stages)
     if stages > 1 and cost.pipeline_hop is not None:
