@@ -81,12 +81,14 @@ class Deployment:
     @property
     def dedicated(self) -> bool:
         """Whether the shared expert has ranks of its own."""
-        return bool(np.any(np.asarray(self.shared_ranks) > 0))
+        ranks = self.shared_ranks
+        return bool((ranks > 0).any()) if isinstance(ranks, np.ndarray) else ranks > 0
 
     @property
     def expert_parallel(self) -> bool:
         """Whether experts are spread by EP."""
-        return bool(np.all(np.asarray(self.strategy.moe_ep) > 1))
+        degree = self.strategy.moe_ep
+        return bool((degree > 1).all()) if isinstance(degree, np.ndarray) else degree > 1
 
     @property
     def in_graph(self) -> bool:

@@ -30,13 +30,15 @@ def balanced_cost(deployment: Deployment, balance: Balance) -> StepCost:
         return cost
     if balance.kind == "factor":
         return replace(cost, balance=balance.factor)
+    balanced, experts = balance.kind == "measured", deployment.moe.experts
+    if not isinstance(deployment.expert_ranks, np.ndarray):
+        count, extra = int(deployment.expert_ranks), int(deployment.redundant)
+        one = static_factor(experts, count, extra, MIXED, balanced)
+        return replace(cost, balance=one, sampling_deviations=deviations(count))
     layouts = np.stack(np.broadcast_arrays(deployment.expert_ranks, deployment.redundant)).reshape(2, -1)
     pairs, where = np.unique(layouts, axis=1, return_inverse=True)
-    balanced, experts = balance.kind == "measured", deployment.moe.experts
     static = np.array([static_factor(experts, int(count), int(extra), MIXED, balanced) for count, extra in pairs.T])
     noise = np.array([deviations(int(count)) for count, _ in pairs.T])
-    if np.ndim(deployment.expert_ranks) == 0:
-        return replace(cost, balance=float(static[0]), sampling_deviations=float(noise[0]))
     return replace(cost, balance=static[where], sampling_deviations=noise[where])
 
 
