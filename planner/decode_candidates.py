@@ -83,7 +83,7 @@ def decode_candidates(
     least = np.broadcast_to(np.asarray(microbatches * deployment.strategy.pp, dtype=np.float64), (len(group.rows),))
 
     def used(batch: Number) -> Number:
-        return decode_memory_used(deployment, batch, kv, microbatches)
+        return decode_memory_used(deployment, batch, kv)
 
     def seconds_of(batch: Number) -> Number:
         count.evaluated += int(np.size(batch))
@@ -122,10 +122,10 @@ def leaders(sizes: NDArray[np.int64], rate: NDArray[np.float64]) -> list[int]:
     return [int(number) for number in order[first] if rate[number] > 0]
 
 
-def decode_memory_used(deployment: Deployment, batch: Number, kv: KvLoad, microbatches: int) -> Number:
+def decode_memory_used(deployment: Deployment, batch: Number, kv: KvLoad) -> Number:
     """Bytes per device with weights, buffers and the KV of a full batch, three deviations above its mean."""
     held = batch * kv.mean_tokens + MEMORY_DEVIATIONS * np.sqrt(batch * kv.variance_squared_tokens)
-    tokens = batch * (1 + deployment.drafts) / (microbatches * deployment.strategy.pp)
+    tokens = batch * (1 + deployment.drafts) / deployment.strategy.pp
     return memory(deployment, kv_tokens=held, tokens=tokens).used
 
 

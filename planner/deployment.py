@@ -109,7 +109,7 @@ def check_slots(deployment: Deployment, flag: str = "--redundant-experts") -> No
     if deployment.model.moe is None:
         if deployment.redundant or deployment.shared_ranks:
             raise BadInput(
-                f"{flag}: {deployment.model.name} has no routed experts, so it takes neither replicas nor dedicated ranks"
+                f"{flag}: {deployment.model.name} has no routed experts, so it takes no replicas and no dedicated ranks"
             )
         return
     ranks, redundant = int(deployment.expert_ranks), int(deployment.redundant)

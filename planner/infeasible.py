@@ -49,7 +49,7 @@ def fits_somewhere(question: Question, prefill: bool) -> bool:
     kv = running_kv_tokens(question.workload)
     capacity = (question.prefill if prefill else question.decode).hardware.device.memory_bytes.value
     return any(
-        bool(np.any(np.asarray(decode_memory_used(group.deployment, 1.0, kv, 1)) <= capacity))
+        bool(np.any(np.asarray(decode_memory_used(group.deployment, 1.0, kv)) <= capacity))
         for group in groups(question, role, role_rows(question, role), 0)
     )
 
@@ -135,7 +135,7 @@ def fastest_ttft(question: Question) -> float | None:
     for group in groups(question, "prefill", role_rows(question, "prefill"), 0):
         cost = balanced_cost(group.deployment, question.balance)
         alone = 1.0 / np.asarray(group.deployment.strategy.attention_dp)
-        fits = prefill_fits(group.deployment, question.workload, 1, 1, 1)
+        fits = prefill_fits(group.deployment, question.workload, 1, 1)
         seconds = pass_seconds(cost, question.workload, 1.0, alone, 1, 1)
         best = min(best, float(np.min(np.where(fits, seconds, math.inf))))
     return best if math.isfinite(best) else None

@@ -46,8 +46,8 @@ class Memory:
 def memory(deployment: Deployment, *, kv_tokens: Number, tokens: Number) -> Memory:
     """Return bytes per device of an instance.
 
-    Args: ``kv_tokens`` cached tokens of one DP group; ``tokens`` tokens of one DP group that pass
-    through a layer at once (one microbatch). Numbers or arrays; so are the results.
+    Args: ``kv_tokens`` cached tokens of one DP group; ``tokens`` tokens of one DP group that are
+    in flight, all microbatches together. Numbers or arrays; so are the results.
     """
     device = deployment.hardware.device
     return Memory(

@@ -9,8 +9,8 @@ from planner.decode_queue import DecodeState
 from planner.latency import decode_load
 from planner.memory import Memory, memory
 from planner.operating import DecodeServer, PrefillServer
-from planner.prefill_candidates import PrefillCandidate
 from planner.predict import Configuration, Prediction, predict
+from planner.prefill_candidates import PrefillCandidate
 from planner.question import Machines, Question
 from planner.queueing import Latency
 from planner.workload import running_kv_tokens
@@ -239,8 +239,7 @@ def prefill_prediction(question: Question, candidate: PrefillCandidate) -> Predi
 def decode_memory(question: Question, candidate: DecodeCandidate) -> Memory:
     """Bytes per device with the mean KV of a full batch."""
     load = decode_load(candidate.deployment, candidate.batch, running_kv_tokens(question.workload).mean_tokens)
-    parts = candidate.microbatches * candidate.row.strategy.pp
-    tokens = candidate.batch * (1 + candidate.drafts) / parts
+    tokens = candidate.batch * (1 + candidate.drafts) / candidate.row.strategy.pp
     return memory(candidate.deployment, kv_tokens=load.decode_kv_tokens, tokens=tokens)
 
 
@@ -248,7 +247,7 @@ def prefill_memory(question: Question, candidate: PrefillCandidate) -> Memory:
     """Bytes per device with the KV of a running pass and of one that is being sent."""
     prompt = question.workload.input_tokens.mean
     computed = candidate.prompts * prompt * (1 - question.workload.prefix_reuse) / candidate.chunks
-    tokens = computed / (candidate.microbatches * candidate.row.strategy.pp)
+    tokens = computed / candidate.row.strategy.pp
     return memory(candidate.deployment, kv_tokens=2.0 * candidate.prompts * prompt, tokens=tokens)
 
 

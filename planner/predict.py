@@ -238,7 +238,7 @@ def _decode(configuration: Configuration, deployment: Deployment, cost: StepCost
         memory=memory(
             deployment,
             kv_tokens=busiest * configuration.kv_tokens,
-            tokens=busiest * cost.queries_per_sequence / (microbatches * configuration.strategy.pp),
+            tokens=busiest * cost.queries_per_sequence / configuration.strategy.pp,
         ),
         about_seconds=tpot,
         tpot_seconds=tpot,
@@ -267,7 +267,7 @@ def _prefill(configuration: Configuration, deployment: Deployment, cost: StepCos
         deployment=deployment,
         cost=cost,
         steps=tuple(steps),
-        memory=memory(deployment, kv_tokens=kv_tokens, tokens=widest / (microbatches * configuration.strategy.pp)),
+        memory=memory(deployment, kv_tokens=kv_tokens, tokens=widest / configuration.strategy.pp),
         about_seconds=ttft,
         ttft_seconds=ttft,
         tokens_per_second=prompts / ttft,

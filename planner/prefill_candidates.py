@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from planner.decode_candidates import Count, leaders
 from planner.deployment import Deployment
@@ -70,7 +71,7 @@ def pass_seconds(
 def prefill_candidates(
     question: Question, group: Group, microbatches: int, count: Count, longest_seconds: float
 ) -> list[PrefillCandidate]:
-    """Return per instance size the row and token budget that carries most with passes of at most ``longest_seconds``."""
+    """Return per instance size the row and budget that carry most with passes of at most ``longest_seconds``."""
     deployment, workload = group.deployment, question.workload
     cost = balanced_cost(deployment, question.balance)
     sizes = np.array([row.strategy.devices for row in group.rows])
@@ -84,7 +85,7 @@ def prefill_candidates(
         duration = pass_seconds(cost, workload, float(prompts), float(prompts), chunks, microbatches)
         seconds = np.broadcast_to(duration, alive.shape)
         count.evaluated += len(group.rows)
-        good = prefill_fits(deployment, workload, prompts, chunks, microbatches) & (seconds <= longest_seconds)
+        good = prefill_fits(deployment, workload, prompts, chunks) & (seconds <= longest_seconds)
         if chunks == 1:
             alive &= good
         rate = np.where(good, prompts * ranks / seconds, 0.0)
@@ -102,13 +103,11 @@ def budgets(workload: Workload) -> list[tuple[int, int]]:
     return [(prompts, 1) for prompts in PROMPTS_PER_PASS] + parts
 
 
-def prefill_fits(
-    deployment: Deployment, workload: Workload, prompts: int, chunks: int, microbatches: int
-) -> np.ndarray:
+def prefill_fits(deployment: Deployment, workload: Workload, prompts: int, chunks: int) -> NDArray[np.bool_]:
     """Memory holds two passes' KV, the one that runs and the one whose KV is being sent, and the activations."""
     prompt = workload.input_tokens.mean
     computed = prompts * prompt * (1 - workload.prefix_reuse) / chunks
-    tokens = computed / (microbatches * deployment.strategy.pp)
+    tokens = computed / deployment.strategy.pp
     return np.asarray(memory(deployment, kv_tokens=2.0 * prompts * prompt, tokens=tokens).fits)
 
 

@@ -104,9 +104,10 @@ def gamma_quantiles(squared_cv: float, levels: Array) -> Array:
     """Quantiles of the gamma distribution with mean 1 and the squared CV, at levels within 0 and 1; same shape.
 
     Inverts the distribution function, summed over a grid of ln x; within 1 % from the 1 % quantile on for c <= 1.
-    For where the short end matters, at which ``gamma_nodes`` is too coarse.
+    For where the short end matters, at which ``gamma_nodes`` is too coarse. A spread below the grid's step (CV 0.3 %)
+    counts as none.
     """
-    if squared_cv == 0:
+    if squared_cv < 1e-5:
         return np.ones_like(levels)
     shape = 1 / squared_cv
     logs = np.linspace(-14.0 * max(1.0, squared_cv), math.log(1 + 8 * math.sqrt(squared_cv) + 40 * squared_cv), 4000)
