@@ -106,8 +106,8 @@ def mixed_state(cost: StepCost, loop: ClosedLoop, microbatches: int | None) -> M
 
     cycle seconds = m·t_mixed + (L - m)·t_decode; TTFT = (L - iterations)·t_mixed, the loop's waiting
     included; TPOT = (cycle - TTFT) / (output tokens - 1), so Little's law holds exactly:
-    concurrency = rate·cycle. Exact for equal requests; requests of unequal lengths fall out of step,
-    which lowers TTFT to about the time of one prompt.
+    concurrency = rate·cycle. For equal requests, but for the short steps that the remainders of cut
+    prompts add; requests of unequal lengths fall out of step, which lowers TTFT towards one prompt's time.
     """
     cycle = cycle_of(loop, cost.queries_per_sequence)
     decode, mixed = _loads(loop, cycle, cost.queries_per_sequence)

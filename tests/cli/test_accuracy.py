@@ -1,0 +1,45 @@
+"""`plan accuracy`."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cli.main import main
+
+
+def test_json_counts_every_row(capsys: pytest.CaptureFixture[str]) -> None:
+    """Cases by falling |error| within their tier, groups, and what is left out."""
+    assert main(["accuracy", "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    compared = [abs(case["relative_error"]) for case in data["cases"] if case["tier"] == "A"]
+    assert compared == sorted(compared, reverse=True)
+    assert data["overall"]["cases"] == len(compared)
+    assert data["excluded_rows"] == sum(row["rows"] for row in data["excluded"])
+
+
+def test_a_limit_that_is_passed_is_exit_code_3(capsys: pytest.CaptureFixture[str]) -> None:
+    """The table is still printed; the message has the mean, the limit and the largest miss."""
+    assert main(["accuracy", "--kind", "decode", "--max-mape", "0.1%"]) == 3
+    shown = capsys.readouterr()
+    assert "cm384-d-50-4k" in shown.out
+    assert "--max-mape" in shown.err
+    assert main(["accuracy", "--kind", "decode", "--max-mape", "20"]) == 0
+
+
+@pytest.mark.parametrize("arguments", [["--kind", "decoed"], ["--max-mape", "little"], ["--max-mape", "-1"]])
+def test_bad_input(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
+    """Exit code 2 and one sentence that names the flag."""
+    assert main(["accuracy", *arguments]) == 2
+    shown = capsys.readouterr()
+    assert arguments[0] in shown.err
+    assert shown.err.count("\n") == 1
+
+
+def test_the_page_in_docs_is_what_the_command_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    """docs/accuracy.md is generated; a change of the cost model has to renew it."""
+    assert main(["accuracy", "--markdown"]) == 0
+    page = Path(__file__).parents[2] / "docs" / "accuracy.md"
+    if not page.exists():
+        pytest.skip("docs are not beside the tests")
+    assert page.read_text(encoding="utf-8") == capsys.readouterr().out
