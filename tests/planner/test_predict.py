@@ -203,7 +203,7 @@ def test_perfect_balance_is_a_lower_bound_of_waiting() -> None:
 
 def test_slots_that_do_not_divide_are_refused() -> None:
     """Seven replicas of 256 experts on 32 ranks: the message names the flag and the next numbers that divide."""
-    with pytest.raises(BadInput, match="--redundant-experts.*use 0 or 32"):
+    with pytest.raises(BadInput, match=r"--redundant-experts.*use 0 or 32"):
         predict(configuration(**CASES["EP on H800"], redundant=7))
 
 
