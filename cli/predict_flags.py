@@ -27,6 +27,8 @@ from planner.strategy import Strategy, check_strategy, format_strategy, parse_st
 from podplan.errors import BadInput
 from podplan.units import parse_count
 
+MOST_PASSES = 1000  # of one prompt: each is costed on its own
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PredictFlags:
@@ -187,6 +189,13 @@ def _check_lengths(configuration: Configuration) -> None:
     if tokens > longest:
         raise BadInput(
             f"{flag}: {tokens:.0f} tokens are past the {longest} positions of {model.name}; use at most that"
+        )
+    share = configuration.tokens * configuration.strategy.devices / configuration.strategy.attention_dp
+    if configuration.phase == "prefill" and configuration.prompt_tokens > MOST_PASSES * share:
+        passes = configuration.prompt_tokens / share
+        raise BadInput(
+            f"--tokens: {configuration.tokens:.0f} per device cut a prompt of {configuration.prompt_tokens:.0f} into "
+            f"{passes:.0f} passes; use at least {-(-configuration.tokens * passes // MOST_PASSES):.0f}"
         )
 
 

@@ -122,6 +122,7 @@ BAD: list[tuple[list[str], list[str]]] = [
     ([*DECODE, "--kv-len", "4x"], ["--kv-len", "unit"]),
     ([*DECODE, "--kv-len", "1M"], ["--kv-len", "163840"]),
     ([*PREFILL, "--isl", "200k"], ["--isl", "163840"]),
+    ([*PREFILL[:-1], "1", "--isl", "128k"], ["--tokens", "passes"]),
     ([*MIXED[:-2], "--osl", "100k"], ["--osl", "positions"]),
     ([*MIXED, "--mtp", "1"], ["--mtp", "qwen3-32b"]),
     ([*DECODE, "--mtp", "9"], ["--mtp", "8"]),
