@@ -10,6 +10,7 @@ DEFAULT = "search"
 
 # name -> one line of help; the command itself is `app` in cli/<name>.py
 COMMANDS = {
+    "search": "Find the best deployment for a load on a machine; `plan MODEL` for short.",
     "predict": "Predict one configuration, with every operator.",
     "accuracy": "Compare predictions with published measurements, the largest misses first.",
     "models": "Show the models of the catalogue, or one of them with its parameters.",

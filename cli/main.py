@@ -68,6 +68,8 @@ def top(
 
 def run() -> None:
     """Entry point of the console script."""
+    for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"):
+        os.environ.setdefault(name, "1")  # before NumPy is imported: threads only hurt on matrices this small
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")  # a table in a terminal without UTF-8 is no reason to fail

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
 UNFOLDED_WIDTH = 1000  # of tables that go to a file or a pipe, unless COLUMNS says otherwise
 
@@ -21,17 +22,33 @@ def print_table(
     columns: Sequence[str], rows: Sequence[Sequence[str]], *, title: str | None = None, right: Sequence[str] = ()
 ) -> None:
     """Write a table on stdout, with the columns named in ``right`` aligned to the right."""
+    stdout_console().print(table(columns, rows, title=title, right=right))
+
+
+def table(
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    title: str | None = None,
+    right: Sequence[str] = (),
+    tight: bool = False,
+) -> "Table":
+    """Return a table for a console, with the columns named in ``right`` aligned to the right.
+
+    ``tight`` leaves out the blank lines around it.
+    """
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, title_style="bold")
+    table.show_edge = not tight
     for position, column in enumerate(columns):
         align: Literal["left", "right"] = "right" if column in right else "left"
         table.add_column(column, justify=align, overflow="fold", no_wrap=position == 0)  # a name stays in one piece
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))
-    stdout_console().print(table)
+    return table
 
 
 def print_lines(lines: Sequence[str]) -> None:

@@ -1,0 +1,142 @@
+"""`--hw`, `--nodes`, `--chips` and `--devices`: which devices each role may use."""
+
+from dataclasses import dataclass
+
+from cli.flags import read_weights
+from hardware.loader import load_hardware
+from hardware.spec import HardwareSpec
+from models.spec import ModelSpec
+from planner.question import Machines
+from podplan.errors import BadInput
+from podplan.names import suggest
+from podplan.units import parse_count
+
+ROLES = ("prefill", "decode")
+# Beyond any published serving cluster; the grid of instance sizes grows with it.
+MOST_DEVICES = 16_384
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SizeFlags:
+    """Machine flags as they were typed; None where one was not given."""
+
+    hw: str
+    nodes: str | None = None
+    chips: str | None = None
+    devices: str | None = None
+    weights: str | None = None
+
+    @property
+    def size(self) -> tuple[str, str] | None:
+        """The size flag that was given, with its text; BadInput where there are two."""
+        given = [
+            (flag, text)
+            for flag, text in (("--nodes", self.nodes), ("--chips", self.chips), ("--devices", self.devices))
+            if text is not None
+        ]
+        if len(given) > 1:
+            raise BadInput(f"{given[0][0]} and {given[1][0]} both give the size; leave one of them out")
+        return given[0] if given else None
+
+
+def read_machines(flags: SizeFlags, model: ModelSpec) -> tuple[Machines, Machines]:
+    """Return the machines of prefill and of decode; one budget for both where nothing was said per role.
+
+    Raises BadInput naming the flag.
+    """
+    specs = read_hardware(flags.hw)
+    sizes = _sizes(flags, specs)
+    shared = specs["prefill"] is specs["decode"] and sizes.keys() == {""}
+    prefill, decode = (
+        Machines(
+            hardware=specs[role],
+            devices=sizes[""] if shared else sizes[role],
+            weights=read_weights(flags.weights, model, specs[role]),
+            budget=specs[role].name if shared else role,
+        )
+        for role in ROLES
+    )
+    return prefill, decode
+
+
+def read_hardware(text: str) -> dict[str, HardwareSpec]:
+    """Return the hardware of each role; the same object where both run on the same entry."""
+    names = by_role(text, "--hw")
+    if "" in names:
+        spec = load_hardware(names[""])
+        return dict.fromkeys(ROLES, spec)
+    for role in ROLES:
+        if role not in names:
+            raise BadInput(f"--hw: {text[:60]!r} names no hardware for {role}; add {role}=NAME")
+    prefill, decode = (load_hardware(names[role]) for role in ROLES)
+    return {"prefill": prefill, "decode": prefill if decode == prefill else decode}
+
+
+def by_role(text: str, flag: str) -> dict[str, str]:
+    """Return what ``prefill=A,decode=B`` gives each role, or the whole text under ``""``."""
+    if "=" not in text:
+        return {"": text}
+    found: dict[str, str] = {}
+    for part in text.split(","):
+        role, equals, value = (piece.strip() for piece in part.partition("="))
+        role = role.lower()
+        if role not in ROLES or not equals or not value:
+            hint = suggest(role, ROLES) if role not in ROLES else ""
+            raise BadInput(f"{flag}: {part.strip()[:40]!r} is not prefill=... or decode=...{hint}")
+        if role in found:
+            raise BadInput(f"{flag}: {role} stands twice in {text[:60]!r}; name it once")
+        found[role] = value
+    return found
+
+
+def _sizes(flags: SizeFlags, specs: dict[str, HardwareSpec]) -> dict[str, int]:
+    """Return devices per role, or those of both under ``""``."""
+    given = flags.size
+    same = specs["prefill"] is specs["decode"]
+    if given is None:
+        return {"": catalogue_devices(specs["prefill"])} if same else {r: catalogue_devices(specs[r]) for r in ROLES}
+    flag, text = given
+    texts = by_role(text, flag)
+    if "" in texts:
+        if same:
+            return {"": _devices(flag, texts[""], specs["prefill"])}
+        raise BadInput(
+            f"{flag}: {text[:40]!r} leaves open whether {specs['prefill'].name} or {specs['decode'].name} is counted; "
+            f"write {flag} prefill=N,decode=N"
+        )
+    absent = [role for role in ROLES if role not in texts]
+    if same and absent:
+        raise BadInput(f"{flag}: {text[:40]!r} leaves open the size of {absent[0]}; add {absent[0]}=N")
+    sizes = {
+        role: _devices(flag, texts[role], specs[role]) if role in texts else catalogue_devices(specs[role])
+        for role in ROLES
+    }
+    if same:
+        _check_most(flag, f"{sizes['prefill']} + {sizes['decode']}", sum(sizes.values()), specs["prefill"])
+    return sizes
+
+
+def catalogue_devices(spec: HardwareSpec) -> int:
+    """Return the devices of the whole entry."""
+    return int(spec.nodes.value * spec.devices_per_node.value)
+
+
+def _devices(flag: str, text: str, spec: HardwareSpec) -> int:
+    """Return the devices that a size flag stands for, checked against the machine."""
+    count = parse_count(text, flag)
+    per_chip, per_node = int(spec.devices_per_chip.value), int(spec.devices_per_node.value)
+    if flag == "--devices" and count % per_chip:
+        lower = count - count % per_chip
+        choices = f"{lower} or {lower + per_chip}" if lower else f"{per_chip}"
+        raise BadInput(f"--devices: {count} are not whole chips of {spec.name}, which have {per_chip}; use {choices}")
+    devices = count * {"--nodes": per_node, "--chips": per_chip, "--devices": 1}[flag]
+    _check_most(flag, str(devices), devices, spec)
+    return devices
+
+
+def _check_most(flag: str, shown: str, devices: int, spec: HardwareSpec) -> None:
+    per = {"--nodes": spec.devices_per_node.value, "--chips": spec.devices_per_chip.value, "--devices": 1.0}[flag]
+    most = MOST_DEVICES if spec.sold_by_node else catalogue_devices(spec)
+    if devices > most:
+        why = "more than are planned for" if spec.sold_by_node else f"more than {spec.name} has"
+        raise BadInput(f"{flag}: {shown} devices are {why}; use at most {most // per:.0f}")

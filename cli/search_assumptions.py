@@ -1,0 +1,143 @@
+"""What a search took for granted: every default that moved the answer, by the flag that changes it."""
+
+from cli.flags import flag_name
+from cli.search_flags import SearchInput
+from hardware.spec import HardwareSpec
+from planner.imbalance import MIXED
+from planner.plan import Plan
+from planner.question import Machines, Question
+from podplan.units import format_duration
+
+
+def assumptions(asked: SearchInput, best: Plan | None) -> dict[str, object]:
+    """Return the defaults that moved the answer: what was taken for the flags that were not given."""
+    question = asked.question
+    taken = {**_limits(question), **_traffic(asked), **_machines(question), **_model(question, best)}
+    named = {name: value for name, value in taken.items() if name in asked.flags.defaulted}
+    return named | _implied(asked)
+
+
+def _limits(question: Question) -> dict[str, object]:
+    return {
+        "ttft": question.ttft_seconds,
+        "tpot": question.tpot_seconds,
+        "percentile": question.percentile,
+        "objective": question.objective,
+    }
+
+
+def _traffic(asked: SearchInput) -> dict[str, object]:
+    """Defaults that hold without a trace; with one, what it cannot tell."""
+    workload = asked.question.workload
+    if asked.trace is not None:
+        return {} if asked.trace.hash_ids else {"prefix_reuse": workload.prefix_reuse}
+    return {
+        "isl": workload.input_tokens.mean,
+        "osl": workload.output_tokens.mean,
+        "prefix_reuse": workload.prefix_reuse,
+    }
+
+
+def _machines(question: Question) -> dict[str, object]:
+    pools = {"prefill": question.prefill, "decode": question.decode}
+    if question.prefill.hardware is question.decode.hardware and question.prefill.weights == question.decode.weights:
+        return {"weights": weights_reason(question, question.prefill)}
+    return {"weights": {role: weights_reason(question, machines) for role, machines in pools.items()}}
+
+
+def weights_reason(question: Question, machines: Machines) -> str:
+    """Say which dtype the weights have and why."""
+    model, hardware = question.model, machines.hardware
+    if machines.weights == model.native_dtype:
+        return f"{machines.weights}, as {model.name} ships"
+    return f"{machines.weights}, for {hardware.name} does not multiply {model.native_dtype}, as {model.name} ships"
+
+
+def _model(question: Question, best: Plan | None) -> dict[str, object]:
+    taken: dict[str, object] = {"kv_dtype": question.kv_dtype, "engine": question.engine}
+    if len(question.drafts) > 1:
+        chosen = f"{best.decode.candidate.drafts}, " if best else ""
+        taken["mtp"] = f"{chosen}best of {' and '.join(str(depth) for depth in question.drafts)}"
+    if max(question.drafts):
+        taken["mtp_acceptance"] = question.acceptance
+    if question.model.moe is not None:
+        taken |= {"microbatches": "auto", "redundant_experts": "auto", "expert_balance": question.balance.kind}
+        if question.model.moe.shared_experts:
+            taken["shared_experts"] = "auto"
+    return taken
+
+
+def _implied(asked: SearchInput) -> dict[str, object]:
+    """Assumptions that no single flag stands for."""
+    question, trace = asked.question, asked.trace
+    implied: dict[str, object] = {}
+    if trace is None:
+        implied["lengths"] = _lengths(question)
+        implied["arrivals"] = "Poisson"
+    else:
+        implied["arrivals"] = f"squared CV {question.workload.arrival_squared_cv:.3g}, measured on {trace.name}"
+        if trace.spread_seconds:
+            implied["arrivals"] = f"{implied['arrivals']}, stamps spread over their grid of {trace.spread_seconds:g} s"
+        if question.workload.prefix_reuse and "prefix_reuse" in asked.flags.defaulted:
+            reuse = question.workload.prefix_reuse
+            implied["reuse"] = f"{reuse:.3g} of the prompt tokens, of a cache without limit"
+    if asked.flags.machines.size is None:
+        implied["size"] = _sizes(question)
+    if question.model.moe is not None and question.balance.kind in ("measured", "none"):
+        implied["expert_load_distribution"] = {
+            "name": MIXED.name,
+            "log_sigma": MIXED.log_sigma,
+            "drift_log_sigma": MIXED.drift_log_sigma,
+            "source": MIXED.source,
+        }
+    if question.objective == "cost":
+        implied["price"] = _price(question)
+    return implied
+
+
+def _lengths(question: Question) -> str:
+    workload = question.workload
+    spread = max(workload.input_tokens.squared_cv, workload.output_tokens.squared_cv)
+    return "by mean and CV, gamma distributed" if spread else "fixed"
+
+
+def _sizes(question: Question) -> str:
+    hardware = {id(machines.hardware): machines.hardware for machines in (question.prefill, question.decode)}
+    return ", ".join(_size(spec) for spec in hardware.values())
+
+
+def _size(spec: HardwareSpec) -> str:
+    nodes = spec.nodes.value
+    return f"all of {spec.name}: {nodes:.0f} nodes, {nodes * spec.devices_per_node.value:.0f} devices"
+
+
+def _price(question: Question) -> str:
+    price = question.prefill.hardware.price_usd_per_chip_hour
+    if price is None:
+        return f"none stated for {question.prefill.hardware.name}, so the fewest chips are the cheapest"
+    return f"{price.value:g} USD per {question.prefill.hardware.name} chip and hour ({price.kind}: {price.source})"
+
+
+def assumption_texts(asked: SearchInput, best: Plan | None) -> list[str]:
+    """Return the assumptions in words, each with the flag that changes it."""
+    flags = asked.flags.defaulted
+    texts = []
+    auto = []
+    for name, value in assumptions(asked, best).items():
+        if value == "auto":
+            auto.append(flag_name(name))
+        elif name == "expert_load_distribution":
+            texts.append(f"expert loads {MIXED.name} (log sigma {MIXED.log_sigma:g})")
+        else:
+            texts.append(f"{flag_name(name) if name in flags else name.replace('_', ' ')} {_shown(name, value)}")
+    if auto:
+        texts.append(f"{', '.join(auto)} auto")
+    return texts
+
+
+def _shown(name: str, value: object) -> str:
+    if name in ("ttft", "tpot"):
+        return format_duration(float(str(value))).replace(" ", "")
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {held}" for key, held in value.items())
+    return f"{value:g}" if isinstance(value, float) else str(value)

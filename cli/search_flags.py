@@ -1,0 +1,168 @@
+"""From the flags of `plan search` to one question; every refusal names the flag and what would be right."""
+
+import math
+from dataclasses import dataclass, fields
+from typing import get_args
+
+from cli.flags import (
+    check_engine,
+    read_choice,
+    read_drafts,
+    read_fraction,
+    read_microbatches,
+    read_redundant,
+    read_shared,
+)
+from cli.machines import SizeFlags, read_machines
+from cli.traffic import Asked, TrafficFlags, read_traffic
+from hardware.spec import Dtype
+from models.loader import load_model
+from models.spec import ModelSpec
+from planner.imbalance import Balance, parse_balance
+from planner.layouts import Shared
+from planner.question import Machines, Objective, Question
+from podplan.errors import BadInput
+from podplan.traces import Trace
+from podplan.units import parse_duration
+
+DEFAULT_TTFT = "2s"
+DEFAULT_TPOT = "50ms"
+DEFAULT_PERCENTILE = 99.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchFlags:
+    """The flags as they were typed; None where one was not given."""
+
+    model: str
+    machines: SizeFlags
+    traffic: TrafficFlags
+    ttft: str | None = None
+    tpot: str | None = None
+    percentile: str | None = None
+    objective: str | None = None
+    engine: str | None = None
+    kv_dtype: str | None = None
+    mtp: str | None = None
+    mtp_acceptance: str | None = None
+    microbatches: str | None = None
+    expert_balance: str | None = None
+    redundant_experts: str | None = None
+    shared_experts: str | None = None
+
+    @property
+    def defaulted(self) -> frozenset[str]:
+        """Fields that were not given or left open."""
+        values = {field.name: getattr(part, field.name) for part in self._parts for field in fields(part)}
+        return frozenset(
+            name
+            for name, value in values.items()
+            if value is None or (isinstance(value, str) and value.strip().lower() == "auto")
+        )
+
+    @property
+    def _parts(self) -> tuple["SearchFlags | SizeFlags | TrafficFlags", ...]:
+        return self, self.machines, self.traffic
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchInput:
+    """What was typed, the question that it stands for, and the trace that it names."""
+
+    flags: SearchFlags
+    question: Question
+    trace: Trace | None
+
+
+def read_search(flags: SearchFlags) -> SearchInput:
+    """Return the question that the flags ask, with the defaults of the command line.
+
+    Raises BadInput naming the flag.
+    """
+    model = load_model(flags.model)
+    prefill, decode = read_machines(flags.machines, model)
+    check_engine(flags.engine)
+    asked = read_traffic(flags.traffic, model)
+    objective = _objective(flags, asked, (prefill, decode))
+    question = Question(
+        model=model,
+        prefill=prefill,
+        decode=decode,
+        workload=asked.workload,
+        ttft_seconds=parse_duration(flags.ttft or DEFAULT_TTFT, "--ttft"),
+        tpot_seconds=parse_duration(flags.tpot or DEFAULT_TPOT, "--tpot"),
+        percentile=_percentile(flags.percentile),
+        rate_per_second=None if objective == "throughput" else asked.rate_per_second,
+        objective=objective,
+        kv_dtype="bf16" if flags.kv_dtype is None else read_choice(flags.kv_dtype, "--kv-dtype", get_args(Dtype)),
+        drafts=_drafts(flags.mtp, model),
+        acceptance=read_fraction(flags.mtp_acceptance, "--mtp-acceptance", 0.7),
+        balance=Balance(kind="measured") if flags.expert_balance is None else parse_balance(flags.expert_balance),
+        microbatches=_microbatches(flags.microbatches, model),
+        redundant=read_redundant(flags.redundant_experts, model),
+        shared=_shared(flags.shared_experts, model),
+    )
+    return SearchInput(flags=flags, question=question, trace=asked.trace)
+
+
+def _objective(flags: SearchFlags, asked: Asked, machines: tuple[Machines, Machines]) -> Objective:
+    """Return the objective: chips where a rate was given or measured, else throughput."""
+    rated = asked.rate_per_second is not None
+    if flags.objective is None:
+        return "chips" if rated else "throughput"
+    objective: Objective = read_choice(flags.objective, "--objective", get_args(Objective))
+    if objective == "throughput":
+        if flags.traffic.rate is not None:
+            raise BadInput(
+                "--rate and --objective throughput contradict, for that objective finds the largest rate; leave one out"
+            )
+        return objective
+    if not rated:
+        raise BadInput(f"--objective: {objective} needs the rate to serve; add for example --rate 100/s")
+    if objective == "cost":
+        _check_prices(machines)
+    return objective
+
+
+def _check_prices(machines: tuple[Machines, Machines]) -> None:
+    """Two kinds of chips can be weighed against each other only if both have a price."""
+    prefill, decode = (machine.hardware for machine in machines)
+    if prefill is decode:
+        return
+    for spec in (prefill, decode):
+        if spec.price_usd_per_chip_hour is None:
+            raise BadInput(
+                f"--objective: cost needs price_usd_per_chip_hour, which hardware {spec.name} does not state; "
+                "give a YAML that does, or use --objective chips"
+            )
+
+
+def _percentile(text: str | None) -> float:
+    if text is None:
+        return DEFAULT_PERCENTILE
+    try:
+        value = float(text.strip().lower().removeprefix("p"))
+    except ValueError:
+        value = math.nan
+    if not 0 < value < 100:
+        raise BadInput(f"--percentile: {text[:40]!r} is not a percentile between 0 and 100, such as 99")
+    return value
+
+
+def _drafts(text: str | None, model: ModelSpec) -> tuple[int, ...]:
+    """Return the MTP depths to search: none and one where the model has a head, unless one is given."""
+    if text is None:
+        return (0, 1) if model.mtp_layers else (0,)
+    return (read_drafts(text, model),)
+
+
+def _microbatches(text: str | None, model: ModelSpec) -> tuple[int, ...]:
+    given = read_microbatches(text, model)
+    return (1, 2) if given is None else (given,)
+
+
+def _shared(text: str | None, model: ModelSpec) -> Shared:
+    shared = read_shared(text)
+    if isinstance(shared, int) and (model.moe is None or not model.moe.shared_experts):
+        raise BadInput(f"--shared-experts: {model.name} has no shared expert to dedicate ranks to; leave the flag out")
+    return shared

@@ -1,0 +1,217 @@
+"""An answer of the search as the JSON of `plan`; SI units, the unit in the name."""
+
+from cli.search_assumptions import assumptions
+from cli.search_flags import SearchInput
+from planner.interval import Interval
+from planner.memory import Memory
+from planner.plan import DecodePool, Plan, PrefillPool
+from planner.question import Question
+from planner.queueing import Latency
+from planner.search import Answer
+from planner.strategy import format_strategy
+
+PERCENTILES = (50.0, 90.0, 99.0)
+MEMORY_KINDS = ("weights", "kv_cache", "activations", "buffers", "reserve", "capacity")
+
+
+def as_json(asked: SearchInput, answer: Answer, search_seconds: float) -> dict[str, object]:
+    """Return the object that ``plan search --json`` prints."""
+    bound = answer.bound
+    return {
+        "question": question_json(asked),
+        "assumptions": assumptions(asked, answer.best),
+        "feasible": answer.best is not None,
+        "percentile": answer.question.percentile,
+        "best": plan_json(answer.best) if answer.best else None,
+        "pareto": [plan_json(plan, compact=True) for plan in answer.pareto],
+        "candidates_evaluated": answer.candidates_evaluated,
+        "search_seconds": search_seconds,
+        "bound": bound
+        and {"objective": bound.objective, "value": bound.value, "gap": bound.gap, "covers": bound.covers},
+        "binding_limit": answer.binding_limit,
+        "explanation": answer.explanation,
+    }
+
+
+def question_json(asked: SearchInput) -> dict[str, object]:
+    """Return what was asked, defaults filled in."""
+    question = asked.question
+    workload = question.workload
+    data: dict[str, object] = {
+        "model": question.model.name,
+        "hardware": {"prefill": question.prefill.hardware.name, "decode": question.decode.hardware.name},
+        "devices": _devices(question),
+        "weights": {"prefill": question.prefill.weights, "decode": question.decode.weights},
+        "kv_dtype": question.kv_dtype,
+        "input_tokens": {"mean": workload.input_tokens.mean, "squared_cv": workload.input_tokens.squared_cv},
+        "output_tokens": {"mean": workload.output_tokens.mean, "squared_cv": workload.output_tokens.squared_cv},
+        "length_covariance": workload.length_covariance,
+        "prefix_reuse": workload.prefix_reuse,
+        "arrival_squared_cv": workload.arrival_squared_cv,
+        "rate_per_second": question.rate_per_second,
+        "ttft_seconds": question.ttft_seconds,
+        "tpot_seconds": question.tpot_seconds,
+        "percentile": question.percentile,
+        "objective": question.objective,
+        "mtp": list(question.drafts),
+        "mtp_acceptance": question.acceptance,
+        "microbatches": list(question.microbatches),
+        "expert_balance": question.balance.factor if question.balance.kind == "factor" else question.balance.kind,
+        "redundant_experts": "auto" if question.redundant is None else question.redundant,
+        "shared_experts": f"dedicated={question.shared}" if isinstance(question.shared, int) else question.shared,
+        "engine": question.engine,
+    }
+    if asked.trace is not None:
+        data["trace"] = {"name": asked.trace.name, "format": asked.trace.format, "requests": len(asked.trace)}
+    return data
+
+
+def _devices(question: Question) -> dict[str, int]:
+    """Return the devices at hand, per role where each has its own."""
+    if question.prefill.budget == question.decode.budget:
+        return {"shared": question.prefill.devices}
+    return {"prefill": question.prefill.devices, "decode": question.decode.devices}
+
+
+def plan_json(plan: Plan, *, compact: bool = False) -> dict[str, object]:
+    """Return a plan; ``compact`` leaves out what takes a prediction of every operator."""
+    percentile = plan.question.percentile
+    levels = (*PERCENTILES, *(() if percentile in PERCENTILES else (percentile,)))
+    data: dict[str, object] = {
+        "pools": [prefill_json(plan, compact=compact), decode_json(plan, compact=compact)],
+        "nodes": plan.nodes,
+        "chips": whole(plan.chips),
+        "devices": plan.devices,
+        "requests_per_second": plan.requests_per_second,
+        "output_tokens_per_second": plan.output_tokens_per_second,
+        "tokens_per_second_per_chip": plan.output_tokens_per_second / plan.chips,
+        "tokens_per_second_per_device": plan.output_tokens_per_second / plan.devices,
+        "ttft_seconds": _latency(plan.ttft, levels),
+        "tpot_seconds": _latency(plan.tpot, levels),
+        "e2e_seconds": {
+            "mean": plan.e2e_mean_seconds,
+            **{f"p{level:g}": plan.e2e_at(level) for level in levels},
+        },
+        "kv_transfer_seconds": plan.transfer_seconds,
+    }
+    if plan.cost_per_million_tokens is not None:
+        data["cost_per_million_tokens"] = plan.cost_per_million_tokens
+    return data
+
+
+def prefill_json(plan: Plan, *, compact: bool) -> dict[str, object]:
+    """Return the prefill pool; its tokens are prompt tokens, the reused ones included."""
+    pool, candidate = plan.prefill, plan.prefill.candidate
+    prompt = plan.question.workload.input_tokens.mean
+    data: dict[str, object] = {
+        **_head(plan, "prefill"),
+        "tokens_per_device": candidate.tokens_per_device,
+        "prompts_per_pass": candidate.prompts,
+        "passes_per_prompt": candidate.chunks,
+        "microbatches": candidate.microbatches,
+        "mtp": 0,
+        **_experts(pool),
+        **_rates(plan, pool, prompt),
+        "computed_tokens_per_second_per_chip": (
+            (1 - plan.question.workload.prefix_reuse) * plan.requests_per_second * prompt / pool_chips(pool)
+        ),
+        "iteration_seconds": candidate.pass_seconds,
+    }
+    if not compact:
+        data |= _predicted(pool) | {"ttft_seconds_without_waiting": pool.prediction.ttft_seconds}
+    return data
+
+
+def decode_json(plan: Plan, *, compact: bool) -> dict[str, object]:
+    """Return the decode pool; its tokens are output tokens."""
+    pool, candidate = plan.decode, plan.decode.candidate
+    data: dict[str, object] = {
+        **_head(plan, "decode"),
+        "batch_per_dp_rank": candidate.batch,
+        "microbatches": candidate.microbatches,
+        "mtp": candidate.drafts,
+        **_experts(pool),
+        **_rates(plan, pool, plan.question.workload.output_tokens.mean),
+        "iteration_seconds": candidate.iteration_seconds,
+        "limited_by": candidate.limited_by,
+        "mean_running_requests": pool.state.mean_requests,
+    }
+    if not compact:
+        data |= _predicted(pool) | {"tpot_seconds_at_full_batch": pool.prediction.tpot_seconds}
+    return data
+
+
+def _head(plan: Plan, role: str) -> dict[str, object]:
+    pool = plan.prefill if role == "prefill" else plan.decode
+    return {
+        "role": role,
+        "hardware": pool.machines.hardware.name,
+        "instances": pool.instances,
+        "devices_per_instance": pool.candidate.devices,
+        "strategy": strategy_text(pool),
+        "weights": pool.machines.weights,
+    }
+
+
+def strategy_text(pool: PrefillPool | DecodePool) -> str:
+    """Return a pool's strategy in the notation of ``--strategy``."""
+    return format_strategy(pool.candidate.row.strategy, moe=pool.question.model.moe is not None)
+
+
+def shared_text(pool: PrefillPool | DecodePool) -> str:
+    """Return the placement of the shared expert in the notation of ``--shared-experts``."""
+    return f"dedicated={pool.candidate.row.dedicated}" if pool.candidate.row.dedicated else "local"
+
+
+def _experts(pool: PrefillPool | DecodePool) -> dict[str, object]:
+    return {"redundant_experts": pool.candidate.row.redundant, "shared_experts": shared_text(pool)}
+
+
+def _rates(plan: Plan, pool: PrefillPool | DecodePool, tokens: float) -> dict[str, object]:
+    per_second = plan.requests_per_second * tokens
+    return {
+        "devices": pool_devices(pool),
+        "chips": whole(pool_chips(pool)),
+        "utilisation": pool.utilisation,
+        "capacity_requests_per_second": pool.capacity_per_second,
+        "tokens_per_second_per_device": per_second / pool_devices(pool),
+        "tokens_per_second_per_chip": per_second / pool_chips(pool),
+    }
+
+
+def _predicted(pool: PrefillPool | DecodePool) -> dict[str, object]:
+    prediction = pool.prediction
+    return {
+        "bottleneck": prediction.bottleneck,
+        "interval": interval_json(prediction.interval),
+        "memory_bytes_per_device": memory_json(pool.memory),
+    }
+
+
+def interval_json(interval: Interval) -> dict[str, float]:
+    """Return a central interval of a duration in seconds."""
+    return {"low": interval.low, "high": interval.high, "level": interval.level}
+
+
+def memory_json(memory: Memory) -> dict[str, float]:
+    """Return bytes per device by kind, and the capacity."""
+    return {kind: float(getattr(memory, kind)) for kind in MEMORY_KINDS}
+
+
+def pool_devices(pool: PrefillPool | DecodePool) -> int:
+    """Return the devices of all instances of a pool."""
+    return pool.instances * pool.candidate.devices
+
+
+def pool_chips(pool: PrefillPool | DecodePool) -> float:
+    """Return the chips of all instances of a pool."""
+    return pool_devices(pool) / pool.machines.devices_per_chip
+
+
+def whole(count: float) -> int | float:
+    """Return a count as an integer where it is one."""
+    return int(count) if count == int(count) else count
+
+
+def _latency(latency: Latency, levels: tuple[float, ...]) -> dict[str, float]:
+    return {"mean": latency.mean, **{f"p{level:g}": latency.at(level) for level in levels}}

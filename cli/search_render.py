@@ -1,0 +1,187 @@
+"""An answer of the search as text: what the plan does, its pools, its latencies, why, and what it rests on."""
+
+from textwrap import fill
+from typing import TYPE_CHECKING
+
+from cli.output import table
+from cli.search_assumptions import assumption_texts
+from cli.search_flags import SearchInput
+from cli.search_json import MEMORY_KINDS, pool_chips, pool_devices, shared_text, strategy_text
+from planner.plan import Bound, DecodePool, Plan, PrefillPool
+from planner.search import Answer
+from podplan.units import format_bytes, format_count, format_duration, format_rate
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+LINE_WIDTH = 118
+RUNNERS_UP = 3
+
+
+def render(console: "Console", asked: SearchInput, answer: Answer, best: Plan, search_seconds: float) -> None:
+    """Write the plan on a console."""
+    _lines(console, headline(best))
+    for shown in (shape_table(best), figures_table(best), latency_table(best)):
+        console.print()
+        console.print(shown)
+    console.print()
+    told = [interval_text(best), f"Binding: {answer.binding_limit}. {answer.explanation}"]
+    told.append(f"Assumed: {'; '.join(assumption_texts(asked, best))}.")
+    costed = f"{answer.candidates_evaluated:,} candidates costed in {format_duration(search_seconds)}."
+    told.append(f"{bound_text(answer.bound)} {costed}" if answer.bound else costed)
+    for text in told:
+        _lines(console, text)
+    others = [plan for plan in answer.pareto if plan is not best][:RUNNERS_UP]
+    if others:
+        console.print()
+        console.print(runners_table(others))
+
+
+def _lines(console: "Console", text: str) -> None:
+    console.print(fill(text, min(console.width, LINE_WIDTH), subsequent_indent="  "), markup=False, soft_wrap=True)
+
+
+def headline(plan: Plan) -> str:
+    """Say what the plan does."""
+    question = plan.question
+    names = {"prefill": question.prefill.hardware.name, "decode": question.decode.hardware.name}
+    alike = len(set(names.values())) == 1
+    on = f" on {names['prefill']}" if alike else "".join(f", {role} on {name}" for role, name in names.items())
+    size = f"{plan.nodes} nodes, {plan.chips:g} chips" + (
+        f", {plan.devices} devices" if plan.devices != plan.chips else ""
+    )
+    per = [f"{format_count(plan.output_tokens_per_second / plan.chips)} per chip"]
+    if plan.devices != plan.chips:
+        per.append(f"{format_count(plan.output_tokens_per_second / plan.devices)} per device")
+    cost = plan.cost_per_million_tokens
+    price = f", {cost:.3g} USD per million" if cost is not None else ""
+    limits = f"TTFT {format_duration(question.ttft_seconds)} and TPOT {format_duration(question.tpot_seconds)}"
+    return (
+        f"{question.model.name}{on}: {size} serve {requests_text(plan.requests_per_second)}, "
+        f"{format_count(plan.output_tokens_per_second)} output tokens/s ({', '.join(per)}{price}) "
+        f"within {limits} at p{question.percentile:g}."
+    )
+
+
+def requests_text(per_second: float) -> str:
+    """Return a rate of requests, such as ``12.5 requests/s``."""
+    count, period = format_rate(per_second).split("/")
+    return f"{count} requests/{period}"
+
+
+def shape_table(plan: Plan) -> "Table":
+    """Return how each pool is built, a row per pool."""
+    rows = [
+        [
+            role,
+            f"{pool.instances} × {pool.candidate.devices} {pool.machines.hardware.name}",
+            strategy_text(pool),
+            _load(pool),
+            str(pool.candidate.microbatches),
+            str(pool.candidate.drafts) if isinstance(pool, DecodePool) else "",
+            _experts(pool),
+        ]
+        for role, pool in _pools(plan)
+    ]
+    return table(["pool", "instances", "strategy", "load", "microbatches", "MTP", "experts"], rows, tight=True)
+
+
+def _pools(plan: Plan) -> list[tuple[str, PrefillPool | DecodePool]]:
+    return [("prefill", plan.prefill), ("decode", plan.decode)]
+
+
+def _load(pool: PrefillPool | DecodePool) -> str:
+    if isinstance(pool, DecodePool):
+        return f"{pool.candidate.batch} requests/DP rank"
+    return f"{pool.candidate.tokens_per_device} tokens/device"
+
+
+def _experts(pool: PrefillPool | DecodePool) -> str:
+    moe = pool.question.model.moe
+    if moe is None:
+        return ""
+    shared = f", shared {shared_text(pool)}" if moe.shared_experts else ""
+    return f"{pool.candidate.row.redundant} redundant{shared}"
+
+
+def figures_table(plan: Plan) -> "Table":
+    """Return what each pool does and holds, a row per pool."""
+    workload = plan.question.workload
+    rows = []
+    for role, pool in _pools(plan):
+        tokens = workload.input_tokens.mean if role == "prefill" else workload.output_tokens.mean
+        per_second = plan.requests_per_second * tokens
+        kinds = [format_bytes(float(getattr(pool.memory, kind))) for kind in MEMORY_KINDS]
+        rates = [format_count(per_second / by) for by in (pool_chips(pool), pool_devices(pool))]
+        rows.append(
+            [
+                f"{role} ({'prompt' if role == 'prefill' else 'output'} tokens)",
+                *rates,
+                f"{pool.utilisation:.0%}",
+                pool.prediction.bottleneck,
+                *kinds,
+            ]
+        )
+    kinds = [kind.replace("kv_cache", "KV cache") for kind in MEMORY_KINDS]
+    columns = ["pool", "per s and chip", "per device", "busy", "bound by", *kinds]
+    return table(columns, rows, right=["per s and chip", "per device", "busy", *kinds], tight=True)
+
+
+def latency_table(plan: Plan) -> "Table":
+    """Return TTFT (waiting included), TPOT and end-to-end time against their limits."""
+    question, percentile = plan.question, plan.question.percentile
+    levels = sorted({50.0, 99.0, percentile})
+    e2e = [plan.e2e_mean_seconds, *(plan.e2e_at(level) for level in levels)]
+    ttft = [plan.ttft.mean, *(plan.ttft.at(level) for level in levels)]
+    tpot = [plan.tpot.mean, *(plan.tpot.at(level) for level in levels)]
+    rows = [
+        ["TTFT, with waiting", *map(format_duration, ttft), _limit(question.ttft_seconds, percentile)],
+        ["TPOT", *map(format_duration, tpot), _limit(question.tpot_seconds, percentile)],
+        ["end to end", *map(format_duration, e2e), ""],
+    ]
+    names = [f"p{level:g}" for level in levels]
+    return table(["latency", "mean", *names, "limit"], rows, right=["mean", *names], tight=True)
+
+
+def _limit(seconds: float, percentile: float) -> str:
+    return f"{format_duration(seconds)} at p{percentile:g}"
+
+
+def interval_text(plan: Plan) -> str:
+    """Say how far off the predicted times may be."""
+    decode, prefill = plan.decode.prediction, plan.prefill.prediction
+    return (
+        f"Service times, {decode.interval.level:.0%} interval: TPOT at the full batch "
+        f"{format_duration(decode.interval.low)} to {format_duration(decode.interval.high)}, an idle instance's TTFT "
+        f"{format_duration(prefill.interval.low)} to {format_duration(prefill.interval.high)}."
+    )
+
+
+def bound_text(bound: Bound) -> str:
+    """Say how good a plan could be at best, and over what that is proven."""
+    shown = {
+        "throughput": requests_text(bound.value),
+        "chips": f"{bound.value:g} devices",
+        "cost": f"{bound.value:.4g} USD/h",
+        "latency": requests_text(bound.value),
+    }
+    return f"Bound: {shown[bound.objective]}, gap {bound.gap:.2%}, over {bound.covers}."
+
+
+def runners_table(plans: list[Plan]) -> "Table":
+    """Return plans of the Pareto front that trade rate, chips, TTFT and TPOT otherwise."""
+    rows = [
+        [
+            format_rate(plan.requests_per_second),
+            f"{plan.chips:g}",
+            format_duration(plan.ttft.mean),
+            format_duration(plan.tpot.mean),
+            *(f"{pool.instances} × {strategy_text(pool)}" for _, pool in _pools(plan)),
+            str(plan.decode.candidate.batch),
+        ]
+        for plan in plans
+    ]
+    columns = ["requests", "chips", "mean TTFT", "mean TPOT", "prefill", "decode", "batch"]
+    right = ["requests", "chips", "mean TTFT", "mean TPOT", "batch"]
+    return table(columns, rows, title="Runners-up", right=right, tight=True)

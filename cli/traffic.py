@@ -1,0 +1,127 @@
+"""`--isl`, `--osl`, `--rate`, … or `--trace`: what the requests are like and how many come."""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import get_args
+
+import numpy as np
+
+from cli.flags import flag_name, read_choice, read_fraction, read_tokens
+from models.spec import ModelSpec
+from planner.workload import Lengths, Traffic, Workload
+from planner.workload import Trace as Rows
+from podplan.errors import BadInput
+from podplan.traces import Trace, TraceFormat, read_trace, reused_tokens
+from podplan.units import parse_rate
+
+DEFAULT_INPUT_TOKENS = 4096
+DEFAULT_OUTPUT_TOKENS = 1024
+# Stamps on a coarse grid are spread over it; the seed makes the same trace give the same plan.
+SPREAD_SEED = 0
+MOST_CV = 100.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrafficFlags:
+    """Traffic flags as they were typed; None where one was not given."""
+
+    isl: str | None = None
+    osl: str | None = None
+    isl_cv: str | None = None
+    osl_cv: str | None = None
+    prefix_reuse: str | None = None
+    rate: str | None = None
+    trace: str | None = None
+    format: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """Traffic, the rate that was stated or measured, and the trace behind it."""
+
+    workload: Workload
+    rate_per_second: float | None
+    trace: Trace | None = None
+
+
+def read_traffic(flags: TrafficFlags, model: ModelSpec) -> Asked:
+    """Return the traffic that the flags state or that the trace holds.
+
+    Raises BadInput naming the flag, or file, line and field of a trace.
+    """
+    rate = None if flags.rate is None else parse_rate(flags.rate, "--rate")
+    reuse = read_fraction(flags.prefix_reuse, "--prefix-reuse", 0.0, below_one=True)
+    if flags.trace is not None:
+        return _from_trace(flags, model, rate, None if flags.prefix_reuse is None else reuse)
+    if flags.format is not None:
+        raise BadInput("--format tells the format of a trace; give --trace FILE with it or leave it out")
+    prompt = read_tokens(flags.isl, "--isl", DEFAULT_INPUT_TOKENS)
+    answer = read_tokens(flags.osl, "--osl", DEFAULT_OUTPUT_TOKENS)
+    if prompt + answer > model.max_position:
+        raise BadInput(
+            f"--isl plus --osl: {prompt} + {answer} tokens exceed the {model.max_position} positions of {model.name}, "
+            "which hold both"
+        )
+    workload = Workload(
+        input_tokens=Lengths(mean=prompt, squared_cv=_cv(flags.isl_cv, "--isl-cv") ** 2),
+        output_tokens=Lengths(mean=answer, squared_cv=_cv(flags.osl_cv, "--osl-cv") ** 2),
+        prefix_reuse=reuse,
+    )
+    return Asked(workload=workload, rate_per_second=rate)
+
+
+def _cv(text: str | None, flag: str) -> float:
+    """Return a coefficient of variation: standard deviation over mean."""
+    if text is None:
+        return 0.0
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value <= MOST_CV:
+        raise BadInput(f"{flag}: {text[:40]!r} is not a standard deviation over a mean, such as 0.5")
+    return value
+
+
+def _from_trace(flags: TrafficFlags, model: ModelSpec, rate: float | None, reuse: float | None) -> Asked:
+    for field in ("isl", "osl", "isl_cv", "osl_cv"):
+        if getattr(flags, field) is not None:
+            raise BadInput(f"{flag_name(field)} and --trace both give lengths; leave one of them out")
+    format = None if flags.format is None else read_choice(flags.format, "--format", get_args(TraceFormat))
+    trace = read_trace(Path(flags.trace or ""), format, dequantize_seed=SPREAD_SEED)
+    _check_positions(trace, model)
+    try:
+        traffic = Traffic.from_trace(
+            Rows(
+                arrival_seconds=trace.arrival_seconds,
+                input_tokens=trace.input_tokens,
+                output_tokens=trace.output_tokens,
+                reused_tokens=reused_tokens(trace),
+            )
+        )
+    except BadInput as error:
+        raise BadInput(f"{flags.trace}: {error}") from None
+    workload = traffic.workload if reuse is None else _with_reuse(traffic.workload, reuse)
+    return Asked(workload=workload, rate_per_second=traffic.rate_per_second if rate is None else rate, trace=trace)
+
+
+def _with_reuse(workload: Workload, reuse: float) -> Workload:
+    """Return the workload with a stated reuse instead of the one that an unlimited cache would have."""
+    return Workload(
+        input_tokens=workload.input_tokens,
+        output_tokens=workload.output_tokens,
+        prefix_reuse=reuse,
+        arrival_squared_cv=workload.arrival_squared_cv,
+        length_covariance=workload.length_covariance,
+    )
+
+
+def _check_positions(trace: Trace, model: ModelSpec) -> None:
+    lengths = trace.input_tokens + trace.output_tokens
+    longer = int(np.count_nonzero(lengths > model.max_position))
+    if longer:
+        raise BadInput(
+            f"--trace: {longer} of {len(trace)} requests of {trace.name} are longer than the {model.max_position} "
+            f"positions of {model.name} (the longest has {int(lengths.max())} tokens); leave them out of the file"
+        )

@@ -1,0 +1,212 @@
+"""`plan search`: the shape of its answer, its exit codes, and one sentence for each bad input."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli import main
+from cli import search as search_command
+from cli.exit_codes import ExitCode
+from podplan.files import write_files
+
+SMALL = ["qwen3-30b-a3b", "--hw", "h800", "--nodes", "1"]
+MIXED = ["qwen3-30b-a3b", "--hw", "prefill=910b,decode=h800", "--nodes", "prefill=1,decode=1"]
+AZURE = (
+    "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+    "2023-11-16 18:15:46.6805900,374,44\n"
+    "2023-11-16 18:15:50.9951690,396,109\n"
+    "2023-11-16 18:15:51.2225670,879,55\n"
+)
+
+
+def _json(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = ExitCode.DONE) -> dict[str, Any]:
+    assert main.main([*arguments, "--json"]) == code
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def test_the_answer_has_its_keys(capsys: pytest.CaptureFixture[str]) -> None:
+    """Scripts depend on the keys of the object, of the best plan and of its pools."""
+    data = _json(capsys, *SMALL)
+    assert {
+        "question",
+        "assumptions",
+        "feasible",
+        "percentile",
+        "best",
+        "pareto",
+        "candidates_evaluated",
+        "search_seconds",
+        "bound",
+        "binding_limit",
+        "explanation",
+    } <= data.keys()
+    assert data["feasible"] is True
+    assert data["percentile"] == 99
+    assert data["bound"].keys() == {"objective", "value", "gap", "covers"}
+    best = data["best"]
+    assert {"nodes", "chips", "devices", "requests_per_second", "output_tokens_per_second"} <= best.keys()
+    for key in ("ttft_seconds", "tpot_seconds", "e2e_seconds"):
+        assert best[key].keys() == {"mean", "p50", "p90", "p99"}
+    assert best["ttft_seconds"]["p99"] <= 2 * (1 + 1e-6)
+    assert best["tpot_seconds"]["p99"] <= 0.05 * (1 + 1e-6)
+    assert best["tokens_per_second_per_chip"] == pytest.approx(best["output_tokens_per_second"] / best["chips"])
+    pools = {pool["role"]: pool for pool in best["pools"]}
+    assert "tokens_per_device" in pools["prefill"]
+    assert "batch_per_dp_rank" in pools["decode"]
+    common = {"hardware", "instances", "devices_per_instance", "strategy", "microbatches", "mtp", "redundant_experts"}
+    for pool in pools.values():
+        assert common | {"shared_experts", "memory_bytes_per_device", "bottleneck", "utilisation"} <= pool.keys()
+    assert best["devices"] == sum(pool["instances"] * pool["devices_per_instance"] for pool in pools.values()) <= 8
+    assert all({"pools", "requests_per_second", "ttft_seconds"} <= plan.keys() for plan in data["pareto"])
+
+
+def test_defaults_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    """What was not given and moved the answer stands under assumptions; what was given does not."""
+    named = _json(capsys, *SMALL, "--isl", "2048", "--weights", "bf16")["assumptions"]
+    assert named["lengths"] == "fixed"
+    assert named["arrivals"] == "Poisson"
+    assert named["prefix_reuse"] == 0
+    assert named["kv_dtype"] == "bf16"
+    assert named["redundant_experts"] == "auto"
+    assert named["expert_balance"] == "measured"
+    assert named["expert_load_distribution"]["name"] == "mixed-domains"
+    assert named["osl"] == 1024
+    assert not {"isl", "weights", "size", "mtp"} & named.keys()
+
+
+def test_a_head_that_drafts_is_searched_with_and_without(capsys: pytest.CaptureFixture[str]) -> None:
+    """DeepSeek-R1 ships an MTP layer; its weights are INT8 where the chip has no FP8."""
+    data = _json(capsys, "deepseek-r1", "--hw", "910b", "--rate", "1/s", "--tpot", "100ms", "--osl", "256")
+    assert data["question"]["mtp"] == [0, 1]
+    assert data["question"]["objective"] == "chips"
+    assert data["assumptions"]["mtp"].endswith("best of 0 and 1")
+    assert data["assumptions"]["mtp_acceptance"] == 0.7
+    assert data["assumptions"]["weights"].startswith("int8, for 910b does not multiply fp8")
+    assert data["best"]["requests_per_second"] == 1
+
+
+def test_pools_on_different_machines_keep_to_their_own(capsys: pytest.CaptureFixture[str]) -> None:
+    """`--hw` and `--nodes` per role: neither pool takes devices of the other."""
+    data = _json(capsys, *MIXED)
+    assert data["question"]["devices"] == {"prefill": 8, "decode": 8}
+    assert [pool["hardware"] for pool in data["best"]["pools"]] == ["910b", "h800"]
+    assert all(pool["instances"] * pool["devices_per_instance"] <= 8 for pool in data["best"]["pools"])
+
+
+def test_a_trace_gives_lengths_and_rate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Moments and mean rate of the rows; the default objective is then chips."""
+    path = tmp_path / "azure.csv"
+    path.write_text(AZURE, encoding="utf-8")
+    data = _json(capsys, *SMALL, "--trace", str(path))
+    assert data["question"]["objective"] == "chips"
+    assert data["question"]["input_tokens"]["mean"] == pytest.approx((374 + 396 + 879) / 3)
+    assert data["question"]["rate_per_second"] == pytest.approx(2 / 4.541977)
+    assert data["question"]["trace"] == {"name": "azure.csv", "format": "azure", "requests": 3}
+    assert "lengths" not in data["assumptions"]
+
+
+def test_text_says_what_the_plan_does(capsys: pytest.CaptureFixture[str]) -> None:
+    """One screen: pools, latencies against limits, what binds, what is assumed, the bound."""
+    assert main.main(SMALL) == ExitCode.DONE
+    shown = capsys.readouterr().out
+    assert shown.startswith("qwen3-30b-a3b on h800: ")
+    for word in (
+        "prefill",
+        "decode",
+        "TTFT, with waiting",
+        "2 s at p99",
+        "Binding:",
+        "Assumed:",
+        "Bound:",
+        "costed in",
+    ):
+        assert word in shown
+    assert shown.count("\n") <= 40
+
+
+def test_no_plan_is_told_with_the_limit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit code 3, the JSON with best null, one sentence with the nearest change, and nothing written."""
+    folder = tmp_path / "plan"
+    assert main.main([*SMALL, "--tpot", "1us", "--json", "--out", str(folder)]) == ExitCode.INFEASIBLE
+    shown = capsys.readouterr()
+    data = json.loads(shown.out)
+    assert data["feasible"] is False
+    assert data["best"] is None
+    assert data["binding_limit"] == "tpot"
+    assert "nearest change: --tpot" in shown.err
+    assert shown.err.count("\n") == 1
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["deepsek-r1", "--hw", "cm384"], "did you mean deepseek-r1"),
+        (["deepseek-r1", "--hw", "cm348"], "did you mean cm384?"),
+        (["deepseek-r1"], "missing option '--hw'"),
+        ([*SMALL, "--ttft", "2"], "--ttft: '2' has no unit"),
+        ([*SMALL, "--tpot", "-5ms"], "--tpot: '-5ms' is negative"),
+        (["deepseek-r1", "--hw", "cm384", "--nodes", "0"], "--nodes: '0' is zero"),
+        (["deepseek-r1", "--hw", "cm384", "--nodes", "49"], "use at most 48"),
+        (["deepseek-r1", "--hw", "cm384", "--devices", "5"], "use 4 or 6"),
+        (["deepseek-r1", "--hw", "cm384", "--nodes", "prefill=40,decode=9"], "640 + 144 devices are more than cm384"),
+        (["deepseek-r1", "--hw", "cm384", "--nodes", "prefill=4"], "add decode=N"),
+        (["deepseek-r1", "--hw", "prefill=910b"], "add decode=NAME"),
+        (["deepseek-r1", "--hw", "prefil=910b,decode=cm384"], "did you mean prefill?"),
+        (["deepseek-r1", "--hw", "prefill=910b,decode=cm384", "--nodes", "4"], "write --nodes prefill=N,decode=N"),
+        (["deepseek-r1", "--hw", "cm384", "--weights", "fp8"], "--weights: cm384 does not multiply 'fp8'"),
+        (["deepseek-r1", "--hw", "cm384", "--isl", "160k", "--osl", "10k"], "163840 positions of deepseek-r1"),
+        ([*SMALL, "--chips", "8"], "--nodes and --chips both give the size"),
+        ([*SMALL, "--mtp", "1"], "--mtp: qwen3-30b-a3b ships no layer that drafts"),
+        ([*SMALL, "--objective", "latency"], "latency needs the rate to serve"),
+        ([*SMALL, "--objective", "throughput", "--rate", "5/s"], "leave one out"),
+        ([*SMALL, "--rate", "5"], "--rate: '5' is not a rate"),
+        ([*SMALL, "--percentile", "100"], "--percentile: '100'"),
+        ([*SMALL, "--engine", "sglang"], "only the engine reference"),
+        ([*SMALL, "--format", "azure"], "--trace FILE"),
+        ([*SMALL, "--isl-cv", "x"], "--isl-cv: 'x'"),
+        ([*SMALL, "--prefix-reuse", "1"], "--prefix-reuse: '1'"),
+        ([*SMALL, "--force"], "--out DIR"),
+    ],
+)
+def test_bad_input_is_one_sentence(arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit code 2, nothing on stdout, one line that names the flag and what would be right."""
+    assert main.main(["search", *arguments]) == ExitCode.BAD_INPUT
+    shown = capsys.readouterr()
+    assert told in shown.err
+    assert shown.err.startswith("plan: ")
+    assert shown.err.count("\n") == 1
+    assert shown.out == ""
+
+
+def test_a_broken_trace_is_told_with_line_and_field(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The first wrong field is named; lengths may not come from two places."""
+    path = tmp_path / "azure.csv"
+    path.write_text(AZURE.replace("396", "many"), encoding="utf-8")
+    assert main.main([*SMALL, "--trace", str(path)]) == ExitCode.BAD_INPUT
+    assert f"{path}, line 3: ContextTokens: 'many'" in capsys.readouterr().err
+    assert main.main([*SMALL, "--trace", str(path), "--isl", "9"]) == ExitCode.BAD_INPUT
+    assert "--isl and --trace both give lengths" in capsys.readouterr().err
+
+
+def test_out_writes_three_files_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The manifest, the JSON and the text; a second time only with --force."""
+    folder = tmp_path / "plans" / "one"
+    assert main.main([*SMALL, "--out", str(folder)]) == ExitCode.DONE
+    printed = capsys.readouterr().out
+    assert sorted(path.name for path in folder.iterdir()) == sorted(search_command.FILES)
+    assert json.loads((folder / "plan.json").read_text(encoding="utf-8"))["feasible"] is True
+    report = (folder / "report.txt").read_text(encoding="utf-8")
+    assert report.splitlines()[0] == printed.splitlines()[0]
+    assert "\x1b" not in report
+    assert main.main([*SMALL, "--out", str(folder)]) == ExitCode.BAD_INPUT
+    assert "give --force to replace it" in capsys.readouterr().err
+    assert main.main([*SMALL, "--out", str(folder), "--force"]) == ExitCode.DONE
+    write_files({tmp_path / "file": ""}, force=False)
+    assert main.main([*SMALL, "--out", str(tmp_path / "file")]) == ExitCode.BAD_INPUT
+    assert "is a file; give a folder" in capsys.readouterr().err
