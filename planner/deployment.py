@@ -91,9 +91,24 @@ class Deployment:
         return bool((degree > 1).all()) if isinstance(degree, np.ndarray) else degree > 1
 
     @property
+    def replicated_tokens(self) -> bool:
+        """Whether every device already holds all tokens: one DP group that is not staged."""
+        return not self.strategy.staged and bool(np.all(np.asarray(self.strategy.attention_dp) == 1))
+
+    @property
     def in_graph(self) -> bool:
         """Whether steps replay a captured graph: decode does, prefill has dynamic shapes."""
         return self.phase != "prefill"
+
+
+def shared_split(deployment: Deployment) -> Number:
+    """Devices over which the shared expert's width is split: the MoE TP group, all devices where each holds all
+    tokens (the combining all-reduce adds it up), else 1.
+    """
+    strategy = deployment.strategy
+    if not deployment.expert_parallel:
+        return strategy.moe_tp
+    return strategy.moe_tp * strategy.moe_ep if deployment.replicated_tokens and not deployment.dedicated else 1
 
 
 def default_weights(hardware: HardwareSpec, model: ModelSpec) -> Dtype:

@@ -11,7 +11,7 @@ import numpy as np
 
 from models.spec import GQA, MLA
 from planner.collectives import exchange_fit, message_bytes
-from planner.deployment import Deployment
+from planner.deployment import Deployment, shared_split
 from planner.manifest.terms import Number
 from planner.roofline import ELEMENT_BYTES
 
@@ -133,8 +133,7 @@ def moe_weight_bytes(deployment: Deployment) -> Number:
     moe, strategy, hidden = deployment.moe, deployment.strategy, deployment.model.hidden_size
     element = ELEMENT_BYTES[deployment.weights]
     slots = deployment.slots_per_rank * 3.0 * hidden * moe.intermediate_size / strategy.moe_tp * element
-    split = 1 if deployment.expert_parallel else strategy.moe_tp
-    shared = 3.0 * hidden * moe.shared_intermediate_size / split * element
+    shared = 3.0 * hidden * moe.shared_intermediate_size / shared_split(deployment) * element
     gate = hidden * moe.experts * 2.0
     return gate + (np.maximum(slots, shared) if deployment.dedicated else slots + shared)
 
@@ -169,7 +168,7 @@ def buffer_bytes(deployment: Deployment, tokens: Number) -> Number:
     kernels move chunks through fixed buffers.
     """
     strategy = deployment.strategy
-    if deployment.model.moe is None or not deployment.expert_parallel:
+    if deployment.model.moe is None or not deployment.expert_parallel or deployment.replicated_tokens:
         return 0.0
     fits = [exchange_fit(deployment.hardware, way, "low_latency") for way in ("dispatch", "combine")]
     message = sum(message_bytes(fit, deployment.model.hidden_size, deployment.weights) for fit in fits)

@@ -15,7 +15,7 @@ import numpy as np
 from hardware.spec import CollectiveOp
 from models.spec import GQA, MLA
 from planner.collectives import collective, exchange_copies, exchange_fit, exchange_protocol, message_bytes
-from planner.deployment import Deployment
+from planner.deployment import Deployment, shared_split
 from planner.manifest.terms import CommunicationTerm, ComputeTerm, Form, Number, StepCost, Term
 from planner.roofline import ELEMENT_BYTES, Roofline, combine, residual, scale
 
@@ -288,9 +288,13 @@ def dense_terms(deployment: Deployment) -> list[Term]:
 
 
 def sharded_tokens(deployment: Deployment) -> Form:
-    """Tokens that one device contributes to the expert layers: its share of its DP group's."""
+    """Tokens whose gate and shared expert one device computes: its share of its DP group's.
+
+    All of them where every device holds all tokens or where experts are split by TP alone.
+    """
     strategy = deployment.strategy
-    return {"mean": 1.0 / strategy.attention_tp if deployment.expert_parallel else 1.0 * strategy.attention_dp}
+    whole = deployment.replicated_tokens or not deployment.expert_parallel
+    return {"mean": 1.0 * strategy.attention_dp if whole else 1.0 / strategy.attention_tp}
 
 
 def gate_terms(deployment: Deployment) -> list[Term]:
@@ -321,7 +325,7 @@ def expert_terms(deployment: Deployment) -> list[Term]:
     if not moe.shared_experts:
         return terms
     shared_rows = {"shared": 1.0} if deployment.dedicated else sharded_tokens(deployment)
-    shared_width = moe.shared_intermediate_size / (1 if deployment.expert_parallel else strategy.moe_tp)
+    shared_width = moe.shared_intermediate_size / shared_split(deployment)
     # A dedicated rank runs the expert kernel with one group.
     group: Form | None = {"one": 1.0} if deployment.dedicated else None
     return [
@@ -333,12 +337,29 @@ def expert_terms(deployment: Deployment) -> list[Term]:
 
 
 def exchange_terms(deployment: Deployment) -> list[Term]:
-    """Dispatch and combine between EP ranks; collectives inside a MoE TP group (MixServe Eq. (13))."""
+    """Dispatch and combine between EP ranks; collectives inside a MoE TP group (MixServe Eq. (13)).
+
+    Where every device holds all tokens, each picks its experts' rows without an exchange, and one
+    all-reduce adds what all of them computed (MixServe section III-B3, d_DP < d_EP at d_DP = 1).
+    """
+    if deployment.expert_parallel and deployment.replicated_tokens:
+        return replicated_exchange(deployment)
     split = bool(np.any(np.asarray(deployment.strategy.moe_tp) > 1))
     if deployment.expert_parallel:
         terms = [exchange_term(deployment, "dispatch"), exchange_term(deployment, "combine")]
         return [*terms, *hybrid_terms(deployment)] if split else terms
     return tensor_parallel_terms(deployment) if split else []
+
+
+def replicated_exchange(deployment: Deployment) -> list[Term]:
+    """A dispatch that moves nothing, and an all-reduce of the expert outputs as combine."""
+    message = {"mean": deployment.model.hidden_size * 2.0}
+    devices = deployment.strategy.moe_ep * deployment.strategy.moe_tp
+    hardware, graph = deployment.hardware, deployment.in_graph
+    return [
+        CommunicationTerm("dispatch", "dispatch", {"one": 0.0}, ((0.0, 1.0),), launches=0),
+        collective(hardware, "all_reduce", devices, message, name="combine", stage="combine", in_graph=graph),
+    ]
 
 
 def exchange_term(deployment: Deployment, direction: Literal["dispatch", "combine"]) -> Term:

@@ -78,8 +78,7 @@ def possible(question: Question, strategy: Strategy, dedicated: int, redundant: 
 def structure(row: Row) -> tuple[bool, ...]:
     """What must be common to a group: EP or not, one DP group or several, staging, dedicated ranks."""
     strategy = row.strategy
-    spread = strategy.moe_ep > 1
-    return (spread, not spread and strategy.attention_dp == 1, strategy.staged, row.dedicated > 0)
+    return (strategy.moe_ep > 1, strategy.attention_dp == 1, strategy.staged, row.dedicated > 0)
 
 
 def groups(question: Question, role: Literal["prefill", "decode"], rows: Iterable[Row], drafts: int) -> list[Group]:
