@@ -112,6 +112,10 @@ class Roofline:
         )
 
 
+# Every query token on an attention rank, decode and prompts alike.
+TOKENS: Form = {"tokens": 1.0}
+
+
 def scale(form: Form, factor: Number) -> dict[str, Number]:
     """Return the form times a number or an array."""
     return {name: value * factor for name, value in form.items()}

@@ -1,0 +1,136 @@
+"""Gate, experts and their exchange as terms.
+
+Expert weights are read only for experts that are hit ("hit"); a device sends its share of its DP
+group's tokens, and the busiest rank's copies ("routed") decide the transfer.
+"""
+
+from typing import Literal
+
+import numpy as np
+
+from planner.collectives import collective, exchange_copies, exchange_fit, exchange_protocol, message_bytes
+from planner.deployment import Deployment, shared_split
+from planner.manifest.terms import CommunicationTerm, Form, Term
+from planner.roofline import ELEMENT_BYTES, Roofline, residual, scale
+
+
+def sharded_tokens(deployment: Deployment) -> Form:
+    """Tokens whose gate and shared expert one device computes: its share of its DP group's.
+
+    All of them where every device holds all tokens or where experts are split by TP alone.
+    """
+    strategy = deployment.strategy
+    whole = deployment.replicated_tokens or not deployment.expert_parallel
+    return {"mean": 1.0 * strategy.attention_dp if whole else 1.0 / strategy.attention_tp}
+
+
+def gate_terms(deployment: Deployment) -> list[Term]:
+    """Norm, router in BF16, top-k; the shared expert where every rank has a copy."""
+    roofline, model, moe = Roofline(deployment.hardware), deployment.model, deployment.moe
+    hidden, rows = float(model.hidden_size), sharded_tokens(deployment)
+    return [
+        roofline.vector("moe_norm", "gate", scale(rows, hidden * (3 * 2.0 + 1.0))),
+        roofline.matmul("gate", "gate", rows, float(moe.experts), hidden, "bf16"),
+        roofline.vector("gate_topk", "gate", scale(rows, moe.experts * 4.0 * 2.0)),
+    ]
+
+
+def expert_terms(deployment: Deployment) -> list[Term]:
+    """Routed experts as grouped products over the experts that are hit, and the shared expert."""
+    roofline, moe, strategy = Roofline(deployment.hardware), deployment.moe, deployment.strategy
+    hidden, dtype = float(deployment.model.hidden_size), deployment.weights
+    width = moe.intermediate_size / strategy.moe_tp
+    rows, hit = {"routed": 1.0}, {"hit": 1.0}
+    terms: list[Term] = [
+        roofline.matmul("routed_gate_up", "experts", rows, 2 * width, hidden, dtype, groups=hit),
+        roofline.vector("routed_activation", "experts", scale(rows, width * (2 * 2.0 + 1.0))),
+        roofline.matmul("routed_down", "experts", rows, hidden, width, dtype, groups=hit),
+    ]
+    if deployment.phase != "decode":
+        # Normal exchange kernels deliver tokens in arrival order; they are gathered by expert before and after.
+        terms.append(roofline.vector("routed_permute", "experts", scale(rows, hidden * (2 * 1.0 + 2 * 2.0)), kernels=2))
+    if not moe.shared_experts:
+        return terms
+    shared_rows = {"shared": 1.0} if deployment.dedicated else sharded_tokens(deployment)
+    shared_width = moe.shared_intermediate_size / shared_split(deployment)
+    # A dedicated rank runs the expert kernel with one group.
+    group: Form | None = {"one": 1.0} if deployment.dedicated else None
+    return [
+        *terms,
+        roofline.matmul("shared_gate_up", "shared", shared_rows, 2 * shared_width, hidden, dtype, groups=group),
+        roofline.vector("shared_activation", "shared", scale(shared_rows, shared_width * (2 * 2.0 + 1.0))),
+        roofline.matmul("shared_down", "shared", shared_rows, hidden, shared_width, dtype, groups=group),
+    ]
+
+
+def exchange_terms(deployment: Deployment) -> list[Term]:
+    """Dispatch and combine between EP ranks; collectives inside a MoE TP group (MixServe Eq. (13)).
+
+    Where every device holds all tokens, each picks its experts' rows without an exchange, and one
+    all-reduce adds what all of them computed (MixServe section III-B3, d_DP < d_EP at d_DP = 1).
+    """
+    if deployment.expert_parallel and deployment.replicated_tokens:
+        return replicated_exchange(deployment)
+    split = bool(np.any(np.asarray(deployment.strategy.moe_tp) > 1))
+    if deployment.expert_parallel:
+        terms = [exchange_term(deployment, "dispatch"), exchange_term(deployment, "combine")]
+        return [*terms, *hybrid_terms(deployment)] if split else terms
+    return tensor_parallel_terms(deployment) if split else []
+
+
+def replicated_exchange(deployment: Deployment) -> list[Term]:
+    """A dispatch that moves nothing, and an all-reduce of the expert outputs as combine."""
+    message = {"mean": deployment.model.hidden_size * 2.0}
+    devices = deployment.strategy.moe_ep * deployment.strategy.moe_tp
+    hardware, graph = deployment.hardware, deployment.in_graph
+    return [
+        CommunicationTerm("dispatch", "dispatch", {"one": 0.0}, ((0.0, 1.0),), launches=0),
+        collective(hardware, "all_reduce", devices, message, name="combine", stage="combine", in_graph=graph),
+    ]
+
+
+def exchange_term(deployment: Deployment, direction: Literal["dispatch", "combine"]) -> Term:
+    """Transfer of token copies: payload of the busiest rank, as the catalogue's library moves it."""
+    strategy, moe = deployment.strategy, deployment.moe
+    span = strategy.moe_ep * strategy.moe_tp
+    mode = "low_latency" if deployment.phase == "decode" else "normal"
+    fit = exchange_fit(deployment.hardware, direction, mode)
+    copies = exchange_copies(fit, moe, deployment.nodes_spanned, deployment.dedicated)
+    message = message_bytes(fit, deployment.model.hidden_size, deployment.weights)
+    per_copy = message * copies / moe.experts_per_token * deployment.expert_ranks / strategy.moe_ep / strategy.moe_tp
+    return CommunicationTerm(
+        direction, direction, {"routed": per_copy}, (exchange_protocol(fit, span),), residual=residual(fit)
+    )
+
+
+def hybrid_terms(deployment: Deployment) -> list[Term]:
+    """MoE TP inside an EP rank: all-gather what arrives, reduce-scatter partial sums before combine."""
+    tp, hidden = deployment.strategy.moe_tp, deployment.model.hidden_size
+    hardware, graph = deployment.hardware, deployment.in_graph
+    arriving, leaving = {"routed": hidden * ELEMENT_BYTES[deployment.weights]}, {"routed": hidden * 2.0}
+    return [
+        collective(hardware, "all_gather", tp, arriving, name="experts_all_gather", stage="dispatch", in_graph=graph),
+        experts_reduce_scatter(deployment, leaving),
+    ]
+
+
+def experts_reduce_scatter(deployment: Deployment, message: Form) -> Term:
+    """Sum of the partial outputs of a MoE TP group, each device keeping its share."""
+    hardware, tp, graph = deployment.hardware, deployment.strategy.moe_tp, deployment.in_graph
+    name = "experts_reduce_scatter"
+    return collective(hardware, "reduce_scatter", tp, message, name=name, stage="combine", in_graph=graph)
+
+
+def tensor_parallel_terms(deployment: Deployment) -> list[Term]:
+    """Experts split by TP alone: an all-reduce, or gather and scatter of all DP groups' tokens."""
+    strategy, tp = deployment.strategy, deployment.strategy.moe_tp
+    message = {"mean": strategy.attention_dp * deployment.model.hidden_size * 2.0}
+    hardware, graph = deployment.hardware, deployment.in_graph
+    if np.all(np.asarray(strategy.attention_dp) == 1):
+        return [
+            collective(hardware, "all_reduce", tp, message, name="experts_all_reduce", stage="combine", in_graph=graph)
+        ]
+    return [
+        collective(hardware, "all_gather", tp, message, name="experts_all_gather", stage="dispatch", in_graph=graph),
+        experts_reduce_scatter(deployment, message),
+    ]
