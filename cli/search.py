@@ -12,7 +12,7 @@ from cli.machines import SizeFlags
 from cli.output import print_json, stderr_console, stdout_console
 from cli.progress import progress
 from cli.search_flags import SearchFlags, SearchInput, read_search
-from cli.search_json import as_json
+from cli.search_json import as_json, question_json
 from cli.search_render import render
 from cli.traffic import TrafficFlags
 from planner.plan import Plan
@@ -147,7 +147,7 @@ def _answer(flags: SearchFlags, folder: Path | None, *, force: bool, json: bool)
         render(stdout_console(), asked, answer, answer.best, seconds)
     if folder is not None:
         texts = {
-            "manifest.yaml": _manifest_text(answer.best, answer),
+            "manifest.yaml": _manifest_text(asked, answer.best),
             "plan.json": json_module.dumps(data, indent=2, allow_nan=False) + "\n",
             "report.txt": _report_text(asked, answer, answer.best, seconds),
         }
@@ -155,12 +155,11 @@ def _answer(flags: SearchFlags, folder: Path | None, *, force: bool, json: bool)
         stderr_console().print(f"wrote {', '.join(FILES)} to {folder}", markup=False, soft_wrap=True)
 
 
-def _manifest_text(best: Plan, answer: Answer) -> str:
+def _manifest_text(asked: SearchInput, best: Plan) -> str:
     from planner.assemble import assemble  # only --out needs the layouts
-
     from planner.manifest.document import dump_manifest
 
-    return dump_manifest(assemble(best, answer))
+    return dump_manifest(assemble(best, question_json(asked)))
 
 
 def _report_text(asked: SearchInput, answer: Answer, best: Plan, seconds: float) -> str:

@@ -1,5 +1,7 @@
 """An answer of the search as the JSON of `plan`; SI units, the unit in the name."""
 
+from typing import TYPE_CHECKING
+
 from cli.search_assumptions import assumptions
 from cli.search_flags import SearchInput
 from planner.interval import Interval
@@ -9,6 +11,10 @@ from planner.question import Question
 from planner.queueing import Latency
 from planner.search import Answer
 from planner.strategy import format_strategy
+
+if TYPE_CHECKING:
+    from planner.manifest.schema import Answer as ManifestAnswer
+    from planner.manifest.schema import Scalar
 
 PERCENTILES = (50.0, 90.0, 99.0)
 MEMORY_KINDS = ("weights", "kv_cache", "activations", "buffers", "reserve", "capacity")
@@ -33,11 +39,11 @@ def as_json(asked: SearchInput, answer: Answer, search_seconds: float) -> dict[s
     }
 
 
-def question_json(asked: SearchInput) -> dict[str, object]:
+def question_json(asked: SearchInput) -> "dict[str, ManifestAnswer]":
     """Return what was asked, defaults filled in."""
     question = asked.question
     workload = question.workload
-    data: dict[str, object] = {
+    data: dict[str, ManifestAnswer] = {
         "model": question.model.name,
         "hardware": {"prefill": question.prefill.hardware.name, "decode": question.decode.hardware.name},
         "devices": _devices(question),
@@ -66,7 +72,7 @@ def question_json(asked: SearchInput) -> dict[str, object]:
     return data
 
 
-def _devices(question: Question) -> dict[str, int]:
+def _devices(question: Question) -> "dict[str, Scalar]":
     """Return the devices at hand, per role where each has its own."""
     if question.prefill.budget == question.decode.budget:
         return {"shared": question.prefill.devices}
@@ -118,7 +124,7 @@ def prefill_json(plan: Plan, *, compact: bool) -> dict[str, object]:
         "iteration_seconds": candidate.pass_seconds,
     }
     if not compact:
-        data |= _predicted(pool) | {"ttft_seconds_without_waiting": pool.prediction.ttft_seconds}
+        data |= _predicted(pool) | {"full_pass_seconds": pool.prediction.ttft_seconds}
     return data
 
 
@@ -137,7 +143,7 @@ def decode_json(plan: Plan, *, compact: bool) -> dict[str, object]:
         "mean_running_requests": pool.state.mean_requests,
     }
     if not compact:
-        data |= _predicted(pool) | {"tpot_seconds_at_full_batch": pool.prediction.tpot_seconds}
+        data |= _predicted(pool) | {"full_batch_tpot_seconds": pool.prediction.tpot_seconds}
     return data
 
 

@@ -153,7 +153,7 @@ def interval_text(plan: Plan) -> str:
     decode, prefill = plan.decode.prediction, plan.prefill.prediction
     return (
         f"Service times, {decode.interval.level:.0%} interval: TPOT at the full batch "
-        f"{format_duration(decode.interval.low)} to {format_duration(decode.interval.high)}, an idle instance's TTFT "
+        f"{format_duration(decode.interval.low)} to {format_duration(decode.interval.high)}, a full prefill pass "
         f"{format_duration(prefill.interval.low)} to {format_duration(prefill.interval.high)}."
     )
 

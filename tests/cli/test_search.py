@@ -9,6 +9,7 @@ import pytest
 from cli import main
 from cli import search as search_command
 from cli.exit_codes import ExitCode
+from planner.manifest.document import read_manifest
 from podplan.files import write_files
 
 SMALL = ["qwen3-30b-a3b", "--hw", "h800", "--nodes", "1"]
@@ -192,15 +193,14 @@ def test_a_broken_trace_is_told_with_line_and_field(tmp_path: Path, capsys: pyte
     assert "--isl and --trace both give lengths" in capsys.readouterr().err
 
 
-def test_out_writes_three_files_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_out_writes_three_files_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The manifest, the JSON and the text; a second time only with --force."""
     folder = tmp_path / "plans" / "one"
     assert main.main([*SMALL, "--out", str(folder)]) == ExitCode.DONE
     printed = capsys.readouterr().out
     assert sorted(path.name for path in folder.iterdir()) == sorted(search_command.FILES)
     assert json.loads((folder / "plan.json").read_text(encoding="utf-8"))["feasible"] is True
+    assert read_manifest(folder / "manifest.yaml").made_by.question["model"] == "qwen3-30b-a3b"
     report = (folder / "report.txt").read_text(encoding="utf-8")
     assert report.splitlines()[0] == printed.splitlines()[0]
     assert "\x1b" not in report
