@@ -16,13 +16,14 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 LINE_WIDTH = 118
+WIDE = 125  # columns from which a pool fits into a row
 RUNNERS_UP = 3
 
 
 def render(console: "Console", asked: SearchInput, answer: Answer, best: Plan, search_seconds: float) -> None:
     """Write the plan on a console."""
     _lines(console, headline(best))
-    for shown in (shape_table(best), figures_table(best), latency_table(best)):
+    for shown in (*pool_tables(best, console.width), latency_table(best)):
         console.print()
         console.print(shown)
     console.print()
@@ -70,21 +71,54 @@ def requests_text(per_second: float) -> str:
     return f"{count} requests/{period}"
 
 
-def shape_table(plan: Plan) -> "Table":
-    """Return how each pool is built, a row per pool."""
-    rows = [
-        [
-            role,
-            f"{pool.instances} × {pool.candidate.devices} {pool.machines.hardware.name}",
-            strategy_text(pool),
-            _load(pool),
-            str(pool.candidate.microbatches),
-            str(pool.candidate.drafts) if isinstance(pool, DecodePool) else "",
-            _experts(pool),
-        ]
-        for role, pool in _pools(plan)
+def pool_tables(plan: Plan, width: int) -> "list[Table]":
+    """Return how each pool is built and what it does and holds: a row per pool, a column on a narrow console."""
+    shape, work = shape_cells(plan), work_cells(plan)
+    roles = [role for role, _ in _pools(plan)]
+    if width < WIDE:
+        rows = [[name, *cells] for name, cells in (shape | work).items()]
+        return [table(["pool", *roles], rows, tight=True)]
+    return [
+        table(["pool", *cells], list(zip(roles, *cells.values(), strict=True)), right=right, tight=True)
+        for cells, right in ((shape, ()), (work, [name for name in work if name != "bound by"]))
     ]
-    return table(["pool", "instances", "strategy", "load", "microbatches", "MTP", "experts"], rows, tight=True)
+
+
+def shape_cells(plan: Plan) -> dict[str, list[str]]:
+    """Return how each pool is built, prefill before decode."""
+    pools = [pool for _, pool in _pools(plan)]
+    cells = {
+        "instances": [f"{pool.instances} × {pool.candidate.devices} {pool.machines.hardware.name}" for pool in pools],
+        "strategy": [strategy_text(pool) for pool in pools],
+        "load": [_load(pool) for pool in pools],
+        "microbatches": [str(pool.candidate.microbatches) for pool in pools],
+    }
+    if plan.question.model.mtp_layers:
+        cells["MTP"] = ["", str(plan.decode.candidate.drafts)]
+    if plan.question.model.moe is not None:
+        cells["experts"] = [_experts(pool) for pool in pools]
+    return cells
+
+
+def work_cells(plan: Plan) -> dict[str, list[str]]:
+    """Return what each pool does and holds, prefill before decode; prefill's tokens are prompt tokens."""
+    workload, pools = plan.question.workload, [pool for _, pool in _pools(plan)]
+    words = (("prompt", workload.input_tokens.mean), ("output", workload.output_tokens.mean))
+    rates = [(word, plan.requests_per_second * mean) for word, mean in words]
+    cells = {
+        "tokens/s per chip": [
+            f"{format_count(rate / pool_chips(pool))} {word}" for (word, rate), pool in zip(rates, pools, strict=True)
+        ]
+    }
+    if any(pool.machines.devices_per_chip > 1 for pool in pools):
+        each = zip(rates, pools, strict=True)
+        cells["per device"] = [format_count(rate / pool_devices(pool)) for (_, rate), pool in each]
+    cells["busy"] = [f"{pool.utilisation:.0%}" for pool in pools]
+    cells["bound by"] = [pool.prediction.bottleneck for pool in pools]
+    for kind in MEMORY_KINDS:
+        name = kind.replace("kv_cache", "KV cache")
+        cells[name] = [format_bytes(float(getattr(pool.memory, kind))) for pool in pools]
+    return cells
 
 
 def _pools(plan: Plan) -> list[tuple[str, PrefillPool | DecodePool]]:
@@ -99,33 +133,8 @@ def _load(pool: PrefillPool | DecodePool) -> str:
 
 def _experts(pool: PrefillPool | DecodePool) -> str:
     moe = pool.question.model.moe
-    if moe is None:
-        return ""
-    shared = f", shared {shared_text(pool)}" if moe.shared_experts else ""
+    shared = f", shared {shared_text(pool)}" if moe and moe.shared_experts else ""
     return f"{pool.candidate.row.redundant} redundant{shared}"
-
-
-def figures_table(plan: Plan) -> "Table":
-    """Return what each pool does and holds, a row per pool."""
-    workload = plan.question.workload
-    rows = []
-    for role, pool in _pools(plan):
-        tokens = workload.input_tokens.mean if role == "prefill" else workload.output_tokens.mean
-        per_second = plan.requests_per_second * tokens
-        kinds = [format_bytes(float(getattr(pool.memory, kind))) for kind in MEMORY_KINDS]
-        rates = [format_count(per_second / by) for by in (pool_chips(pool), pool_devices(pool))]
-        rows.append(
-            [
-                f"{role} ({'prompt' if role == 'prefill' else 'output'} tokens)",
-                *rates,
-                f"{pool.utilisation:.0%}",
-                pool.prediction.bottleneck,
-                *kinds,
-            ]
-        )
-    kinds = [kind.replace("kv_cache", "KV cache") for kind in MEMORY_KINDS]
-    columns = ["pool", "per s and chip", "per device", "busy", "bound by", *kinds]
-    return table(columns, rows, right=["per s and chip", "per device", "busy", *kinds], tight=True)
 
 
 def latency_table(plan: Plan) -> "Table":
