@@ -14,10 +14,10 @@ from planner.manifest.stepcost import evaluate
 from planner.manifest.terms import Number, StepCost, StepLoad
 from planner.memory import kv_bytes_per_token_of_model
 from planner.prefill_candidates import PrefillCandidate, pass_seconds
-from planner.prefill_queue import prefill_capacity, prefill_latency
+from planner.prefill_queue import prefill_capacity, prefill_latency, thinned_squared_cv
 from planner.question import Question
 from planner.queueing import Latency
-from planner.workload import Lengths, running_kv_tokens
+from planner.workload import Lengths, Workload, running_kv_tokens
 
 Array = NDArray[np.float64]
 
@@ -32,6 +32,41 @@ def kv_transfer_seconds(question: Question, deployment: Deployment) -> float:
     links = float(deployment.strategy.attention_tp)
     sent = question.workload.input_tokens.mean * kv_bytes_per_token_of_model(deployment)
     return sent / (rate * links) + max(plane.latency_seconds.value for plane in planes)
+
+
+@dataclass(frozen=True, slots=True)
+class Dealing:
+    """An instance whose work is dealt to its DP groups evenly: what a step costs, and over how many groups."""
+
+    cost: StepCost
+    workload: Workload
+    ranks: int
+    microbatches: int
+
+
+def dealt_pass_seconds(dealing: Dealing, prompts: Array, chunks: int) -> Array:
+    """Seconds of passes with ``prompts`` prompts of mean length in all, each in ``chunks``; shaped like ``prompts``."""
+    busiest, mean = np.ceil(prompts / dealing.ranks), prompts / dealing.ranks
+    options = [
+        pass_seconds(dealing.cost, dealing.workload, busiest, mean, chunks, count)
+        for count in range(1, dealing.microbatches + 1)
+    ]
+    return np.asarray(np.minimum.reduce([np.broadcast_to(option, prompts.shape) for option in options]))
+
+
+def dealt_iteration_seconds(dealing: Dealing, requests: Array) -> Array:
+    """Seconds of iterations with ``requests`` running requests in all; the shape of ``requests``."""
+    kv = running_kv_tokens(dealing.workload)
+    busiest = np.maximum(requests / dealing.ranks, np.minimum(requests, 1.0))
+    load = StepLoad(
+        decode_sequences=busiest,
+        decode_kv_tokens=kv_of_busiest(deviations(dealing.ranks), busiest, kv),
+        mean_tokens=requests / dealing.ranks * dealing.cost.queries_per_sequence,
+    )
+    seconds: Number = evaluate(dealing.cost, load, 1).seconds
+    if dealing.microbatches > 1:
+        seconds = np.where(busiest >= 2, np.minimum(seconds, evaluate(dealing.cost, load, 2).seconds), seconds)
+    return np.asarray(seconds)
 
 
 @dataclass(frozen=True)
@@ -52,14 +87,12 @@ class PrefillServer:
         return self.candidate.prompts * self.candidate.row.strategy.attention_dp
 
     def pass_seconds(self, prompts: Array) -> Array:
-        """Seconds of a pass with so many prompts, dealt to the DP groups evenly."""
-        ranks = self.candidate.row.strategy.attention_dp
-        busiest, mean = np.ceil(prompts / ranks), prompts / ranks
-        options = [
-            pass_seconds(self.cost, self.question.workload, busiest, mean, self.candidate.chunks, count)
-            for count in range(1, self.candidate.microbatches + 1)
-        ]
-        return np.asarray(np.minimum.reduce([np.broadcast_to(option, prompts.shape) for option in options]))
+        """Seconds of a pass with so many prompts."""
+        candidate = self.candidate
+        dealing = Dealing(
+            self.cost, self.question.workload, candidate.row.strategy.attention_dp, candidate.microbatches
+        )
+        return dealt_pass_seconds(dealing, prompts, candidate.chunks)
 
     @property
     def share_squared_cv(self) -> float:
@@ -77,14 +110,17 @@ class PrefillServer:
         )
         return found.rate_per_second if found else 0.0
 
-    def ttft(self, rate_per_second: float) -> Latency | None:
-        """TTFT distribution of one instance at a rate; None where it cannot keep up."""
+    def ttft(self, rate_per_second: float, instances: int = 1) -> Latency | None:
+        """TTFT distribution of one of ``instances`` that requests go to in turn; None where it cannot keep up.
+
+        The rate is that of one instance.
+        """
         return prefill_latency(
             arrival_rate_per_second=rate_per_second,
             pass_seconds=self.pass_seconds,
             most_prompts=self.most_prompts,
             service_squared_cv=self.share_squared_cv,
-            arrival_squared_cv=self.question.workload.arrival_squared_cv,
+            arrival_squared_cv=thinned_squared_cv(self.question.workload.arrival_squared_cv, instances, "round_robin"),
         )
 
 
@@ -118,19 +154,16 @@ class DecodeServer:
         return Lengths(mean=max(answer.mean - 1, 1.0) / self.accepted, squared_cv=answer.squared_cv)
 
     def iteration_seconds(self, requests: Array) -> Array:
-        """Seconds of an iteration with so many running requests, dealt to the DP ranks evenly."""
-        ranks = self.candidate.row.strategy.attention_dp
-        kv = running_kv_tokens(self.question.workload)
-        busiest = np.maximum(requests / ranks, np.minimum(requests, 1.0))
-        load = StepLoad(
-            decode_sequences=busiest,
-            decode_kv_tokens=kv_of_busiest(deviations(ranks), busiest, kv),
-            mean_tokens=requests / ranks * self.cost.queries_per_sequence,
+        """Seconds of an iteration with so many running requests."""
+        candidate = self.candidate
+        dealing = Dealing(
+            self.cost, self.question.workload, candidate.row.strategy.attention_dp, candidate.microbatches
         )
-        seconds: Number = evaluate(self.cost, load, 1).seconds
-        if self.candidate.microbatches > 1:
-            seconds = np.where(busiest >= 2, np.minimum(seconds, evaluate(self.cost, load, 2).seconds), seconds)
-        return np.asarray(seconds)
+        return dealt_iteration_seconds(dealing, requests)
+
+    def iteration_table(self) -> Array:
+        """Seconds of an iteration with 1, 2, ... running requests up to the most, [requests]."""
+        return self.iteration_seconds(np.arange(1.0, self.most_requests + 1))
 
     def capacity(self) -> float:
         """Largest Poisson rate of one instance within the TPOT limit; 0 where there is none."""

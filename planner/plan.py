@@ -130,16 +130,8 @@ class Plan:
         return self.ttft.mean + self.tpot.mean * self.tokens_after_first
 
     def e2e_at(self, percentile: float) -> float:
-        """Percentile of the end-to-end time of a request of mean length.
-
-        TTFT and decode are about independent: their excesses over the mean add in quadrature.
-        """
-        excess = math.hypot(
-            self.ttft.at(percentile) - self.ttft.mean,
-            (self.tpot.at(percentile) - self.tpot.mean) * self.tokens_after_first,
-        )
-        sign = 1.0 if percentile >= 50 else -1.0
-        return self.e2e_mean_seconds + sign * excess if percentile != 50 else self.e2e_mean_seconds
+        """Percentile of the end-to-end time of a request of mean length."""
+        return end_to_end_seconds(self.ttft, self.tpot, self.tokens_after_first, percentile)
 
     @property
     def cost_per_million_tokens(self) -> float | None:
@@ -153,6 +145,18 @@ class Plan:
         return hourly / (self.output_tokens_per_second * 3600) * 1_000_000
 
 
+def end_to_end_seconds(ttft: Latency, tpot: Latency, tokens_after_first: float, percentile: float) -> float:
+    """Percentile of TTFT + TPOT · tokens after the first, for a request of mean length.
+
+    TTFT and decode are about independent: their excesses over the mean add in quadrature.
+    """
+    mean = ttft.mean + tpot.mean * tokens_after_first
+    excess = math.hypot(ttft.at(percentile) - ttft.mean, (tpot.at(percentile) - tpot.mean) * tokens_after_first)
+    if percentile == 50:
+        return mean
+    return mean + excess if percentile > 50 else mean - excess
+
+
 def make_plan(
     question: Question,
     prefill: tuple[PrefillServer, int, float],
@@ -161,7 +165,7 @@ def make_plan(
 ) -> Plan | None:
     """Return the plan of (server, instances, rate of one instance) per role at a rate; None where it cannot keep up."""
     (first, first_count, first_rate), (second, second_count, second_rate) = prefill, decode
-    ttft = first.ttft(rate_per_second / first_count)
+    ttft = first.ttft(rate_per_second / first_count, first_count)
     state = second.state(rate_per_second / second_count)
     if ttft is None or state is None:
         return None

@@ -105,7 +105,7 @@ class DecodeInstance:
         self._kv = np.zeros(0)
         self._joining: list[tuple[int, int]] = []
         self._running = self._starting = False
-        self.busy_seconds = 0.0
+        self.busy_seconds = self.busy_until_seconds = 0.0
         self.steps = 0
 
     def join(self, request: int, rank: int) -> None:
@@ -137,6 +137,7 @@ class DecodeInstance:
         seconds = self._timer.decode_seconds(sequences, kv_tokens, len(self._request))
         self._running = True
         self.busy_seconds += seconds
+        self.busy_until_seconds = self._engine.now_seconds + seconds
         self.steps += 1
         self._engine.at(self._engine.now_seconds + seconds, COMPLETION, self._end)
 

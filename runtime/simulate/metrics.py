@@ -13,7 +13,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulationResult:
-    """Counts, rates and latencies of the requests offered after the warm-up.
+    """Counts and latencies of the requests offered in the measured window, and the rates in it.
 
     requests = completed + failed + running. Latencies are over completed requests, None where
     there is none (TPOT needs an output of two tokens). ``slo_attainment`` is the share of all offered
@@ -54,17 +54,17 @@ def statistics(values: Floats) -> Statistics | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Latencies:
-    """Per offered request; not a number where it does not exist."""
+    """Per request; not a number where it does not exist."""
 
     ttft: Floats
     tpot: Floats
     e2e: Floats
 
 
-def latencies(ledger: Ledger, offered: NDArray[np.bool_]) -> Latencies:
+def latencies(ledger: Ledger) -> Latencies:
     """Return TTFT = first token - arrival, E2E = completion - arrival, TPOT = (E2E - TTFT)/(output - 1)."""
-    arrival, outputs = ledger.arrival[offered], ledger.requests.output_tokens[offered]
-    ttft, e2e = ledger.first_token[offered] - arrival, ledger.completion[offered] - arrival
+    outputs = ledger.requests.output_tokens
+    ttft, e2e = ledger.first_token - ledger.arrival, ledger.completion - ledger.arrival
     tpot = np.where(outputs > 1, (e2e - ttft) / np.maximum(outputs - 1, 1), np.nan)
     return Latencies(ttft=ttft, tpot=tpot, e2e=e2e)
 
@@ -79,38 +79,57 @@ def within(times: Latencies, limits: ServiceLevels) -> NDArray[np.bool_]:
     return good
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """What is measured: requests that arrive, and completions that happen, from ``start`` to ``end``."""
+
+    start_seconds: float
+    end_seconds: float
+
+    @property
+    def seconds(self) -> float:
+        """Its length, not below 0."""
+        return max(self.end_seconds - self.start_seconds, 0.0)
+
+
 def summarise(
     ledger: Ledger,
     limits: ServiceLevels,
+    window: Window,
     *,
-    warmup_seconds: float,
-    end_seconds: float,
     utilisation: dict[str, float],
     steps: dict[str, int],
     wall_seconds: float,
 ) -> SimulationResult:
-    """Return the result over requests that arrived at or after ``warmup_seconds``."""
-    offered = ledger.arrival >= warmup_seconds
-    times = latencies(ledger, offered)
-    completed = ~np.isnan(times.e2e)
+    """Return latencies of the requests that arrived in the window, and rates of what completed in it.
+
+    A rate counts completions whenever their requests arrived: while a system fills up or falls behind it differs
+    from the arrivals.
+    """
+    everything = latencies(ledger)
+    good = within(everything, limits)
+    offered = (ledger.arrival >= window.start_seconds) & (ledger.arrival <= window.end_seconds)
+    finished = (ledger.completion >= window.start_seconds) & (ledger.completion <= window.end_seconds)
+    completed = offered & ~np.isnan(everything.e2e)
     failed = int(ledger.failed[offered].sum())
-    duration = max(end_seconds - warmup_seconds, 0.0)
-    per_second = 1.0 / duration if duration > 0 else 0.0
-    good = int(within(times, limits).sum())
+    tokens = ledger.requests.output_tokens.copy()
+    tokens[: ledger.requests.under_way] += ledger.requests.begun_tokens
+    per_second = 1.0 / window.seconds if window.seconds > 0 else 0.0
     count, done = int(offered.sum()), int(completed.sum())
+    tpot = everything.tpot[completed]
     return SimulationResult(
         requests=count,
         completed=done,
         failed=failed,
         running=count - done - failed,
-        duration_seconds=duration,
-        requests_per_second=done * per_second,
-        output_tokens_per_second=float(ledger.requests.output_tokens[offered][completed].sum()) * per_second,
-        ttft_seconds=statistics(times.ttft[completed]),
-        tpot_seconds=statistics(times.tpot[~np.isnan(times.tpot)]),
-        e2e_seconds=statistics(times.e2e[completed]),
-        slo_attainment=good / count if count else 0.0,
-        goodput_requests_per_second=good * per_second,
+        duration_seconds=window.seconds,
+        requests_per_second=float(finished.sum()) * per_second,
+        output_tokens_per_second=float(tokens[finished].sum()) * per_second,
+        ttft_seconds=statistics(everything.ttft[completed]),
+        tpot_seconds=statistics(tpot[~np.isnan(tpot)]),
+        e2e_seconds=statistics(everything.e2e[completed]),
+        slo_attainment=float(good[offered].sum()) / count if count else 0.0,
+        goodput_requests_per_second=float((good & finished).sum()) * per_second,
         utilisation=utilisation,
         steps=steps,
         wall_seconds=wall_seconds,

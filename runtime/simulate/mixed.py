@@ -38,7 +38,7 @@ class MixedInstance:
         self._queue: deque[int] = deque()
         self._stepping = self._starting = False
         self.waiting_tokens = 0
-        self.busy_seconds = 0.0
+        self.busy_seconds = self.busy_until_seconds = 0.0
         self.steps = 0
 
     def enqueue(self, request: int) -> None:
@@ -87,6 +87,7 @@ class MixedInstance:
         seconds = self._timer.step_seconds(loads)
         self._stepping = True
         self.busy_seconds += seconds
+        self.busy_until_seconds = self._engine.now_seconds + seconds
         self.steps += 1
         self._engine.at(self._engine.now_seconds + seconds, COMPLETION, lambda: self._end(ended))
 

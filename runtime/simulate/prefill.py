@@ -25,7 +25,7 @@ class PrefillInstance:
         self._carried: list[tuple[int, int, int]] = []  # request, rank, prompt tokens done
         self._running = self._starting = False
         self.waiting_tokens = 0
-        self.busy_seconds = 0.0
+        self.busy_seconds = self.busy_until_seconds = 0.0
         self.steps = 0
 
     def enqueue(self, request: int) -> None:
@@ -49,6 +49,7 @@ class PrefillInstance:
         seconds = self._timer.step_seconds(loads)
         self._running = True
         self.busy_seconds += seconds
+        self.busy_until_seconds = self._engine.now_seconds + seconds
         self.steps += 1
         self._engine.at(self._engine.now_seconds + seconds, COMPLETION, lambda: self._end(ended))
 

@@ -11,9 +11,9 @@ import numpy as np
 from planner.manifest.schema import Manifest, Pool
 from podplan.errors import BadInput
 from runtime.simulate.decode import Admission, DecodeInstance
-from runtime.simulate.engine import ARRIVAL, Engine, generator
+from runtime.simulate.engine import ARRIVAL, COMPLETION, Engine, generator
 from runtime.simulate.ledger import Ledger
-from runtime.simulate.metrics import SimulationResult, summarise
+from runtime.simulate.metrics import SimulationResult, Window, summarise
 from runtime.simulate.mixed import MixedInstance
 from runtime.simulate.prefill import PrefillInstance
 from runtime.simulate.router import Choose, chooser
@@ -27,13 +27,14 @@ _Busy = PrefillInstance | DecodeInstance | MixedInstance
 class SimulationOptions:
     """``mtp`` sampled draws accepted drafts per request, expected yields their mean every iteration.
 
-    Requests that arrive before ``warmup_seconds`` load the system and are not counted; the run ends
-    when all are served, or at ``until_seconds``.
+    Requests that arrive before ``warmup_seconds`` or after ``measured_until_seconds`` load the system and are not
+    counted; the run ends when all are served, or at ``until_seconds``.
     """
 
     seed: int = 0
     mtp: Literal["sampled", "expected"] = "sampled"
     warmup_seconds: float = 0.0
+    measured_until_seconds: float = float("inf")
     until_seconds: float = float("inf")
 
 
@@ -51,11 +52,12 @@ class _Run:
     """The parts of one run, wired: arrivals -> prefill -> links -> decode, or arrivals -> mixed."""
 
     def __init__(self, manifest: Manifest, requests: Requests, options: SimulationOptions) -> None:
-        if not 0 <= options.warmup_seconds < options.until_seconds:
+        if not 0 <= options.warmup_seconds < min(options.until_seconds, options.measured_until_seconds):
             raise BadInput(f"--warmup: {options.warmup_seconds:g} s must be from 0 to before the end of the run")
         self._manifest, self._options = manifest, options
         self._engine, self._ledger = Engine(), Ledger(requests)
-        self._next_request = 0
+        self._next_request = requests.under_way
+        self._busy_at: list[dict[str, float]] = []
         self._prefill: list[PrefillInstance] = []
         self._decode: list[DecodeInstance] = []
         self._mixed: list[MixedInstance] = []
@@ -110,6 +112,9 @@ class _Run:
     def _schedule_arrivals(self) -> None:
         """Start the open or the closed loop; an open one schedules one arrival at a time."""
         requests = self._ledger.requests
+        for request in range(requests.under_way):
+            self._ledger.arrival[request] = self._ledger.first_token[request] = 0.0
+            self._admission.offer(request)
         if requests.concurrency:
             self._ledger.on_leave = self._arrive_next
             for _ in range(min(requests.concurrency, len(requests))):
@@ -147,25 +152,43 @@ class _Run:
     def result(self) -> SimulationResult:
         """Run to the end and summarise."""
         started = time.perf_counter()
+        options = self._options
+        for seconds in (options.warmup_seconds, options.measured_until_seconds):
+            if 0 < seconds < float("inf"):
+                self._engine.at(seconds, COMPLETION, lambda: self._busy_at.append(self._busy_seconds()))
         self._schedule_arrivals()
-        self._engine.run(self._options.until_seconds)
+        self._engine.run(options.until_seconds)
         wall = time.perf_counter() - started
-        end = self._engine.now_seconds
-        if self._options.until_seconds < float("inf"):
-            end = self._options.until_seconds
-        groups: dict[str, Sequence[_Busy]] = {"prefill": self._prefill, "decode": self._decode, "mixed": self._mixed}
+        last = options.until_seconds if options.until_seconds < float("inf") else self._engine.now_seconds
+        window = Window(start_seconds=options.warmup_seconds, end_seconds=min(options.measured_until_seconds, last))
         return summarise(
             self._ledger,
             self._manifest.service_levels,
-            warmup_seconds=self._options.warmup_seconds,
-            end_seconds=end,
-            utilisation={role: _utilisation(parts, end) for role, parts in groups.items() if parts},
-            steps={role: sum(part.steps for part in parts) for role, parts in groups.items() if parts},
+            window,
+            utilisation=self._utilisation(window),
+            steps={role: sum(part.steps for part in parts) for role, parts in self._groups().items()},
             wall_seconds=wall,
         )
 
+    def _groups(self) -> dict[str, Sequence[_Busy]]:
+        """Instances by role."""
+        groups: dict[str, Sequence[_Busy]] = {"prefill": self._prefill, "decode": self._decode, "mixed": self._mixed}
+        return {role: parts for role, parts in groups.items() if parts}
 
-def _utilisation(parts: Sequence[_Busy], end_seconds: float) -> float:
-    """Return busy time over time, mean over instances; a step that the end cuts counts up to the end."""
-    busy = sum(min(part.busy_seconds, end_seconds) for part in parts)
-    return busy / (len(parts) * end_seconds) if end_seconds > 0 else 0.0
+    def _busy_seconds(self) -> dict[str, float]:
+        """Return the busy time of each role so far, the rest of a running step not included."""
+        now = self._engine.now_seconds
+        return {
+            role: sum(part.busy_seconds - max(part.busy_until_seconds - now, 0.0) for part in parts)
+            for role, parts in self._groups().items()
+        }
+
+    def _utilisation(self, window: Window) -> dict[str, float]:
+        """Return busy time over time in the window, mean over the instances of a role."""
+        marks = [*self._busy_at, self._busy_seconds()]
+        end = marks[1] if len(marks) > 2 else marks[-1]
+        start = marks[0] if len(marks) > 1 and self._options.warmup_seconds > 0 else dict.fromkeys(end, 0.0)
+        return {
+            role: (end[role] - start[role]) / (len(parts) * window.seconds) if window.seconds > 0 else 0.0
+            for role, parts in self._groups().items()
+        }

@@ -1,6 +1,6 @@
 """What arrives: requests from the manifest's workload, at a rate or in a closed loop, or from a trace."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,16 +18,26 @@ MOST_REQUESTS = 10_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Requests:
-    """Offered requests, one element each. ``concurrency`` > 0: a closed loop, arrivals follow completions."""
+    """Offered requests, one element each. ``concurrency`` > 0: a closed loop, arrivals follow completions.
+
+    The first ones, as many as ``begun_tokens`` has elements, are in decode when the run begins: so many tokens are
+    out, which count as their input, and ``output_tokens`` are the rest.
+    """
 
     arrival_seconds: Floats
     input_tokens: Integers
     output_tokens: Integers
     reused_tokens: Integers
     concurrency: int = 0
+    begun_tokens: Integers = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
 
     def __len__(self) -> int:
         return len(self.input_tokens)
+
+    @property
+    def under_way(self) -> int:
+        """Requests that are in decode when the run begins."""
+        return len(self.begun_tokens)
 
 
 def open_loop(workload: ManifestWorkload, requests_per_second: float, count: int, seed: int = 0) -> Requests:
@@ -55,6 +65,26 @@ def closed_loop(workload: ManifestWorkload, concurrency: int, count: int, seed: 
         output_tokens=body[1],
         reused_tokens=body[2],
         concurrency=concurrency,
+    )
+
+
+def with_running(requests: Requests, count: int, seed: int = 0) -> Requests:
+    """Return ``requests`` with ``count`` more that are in decode when the run begins, as in a stationary stream.
+
+    Running ones are those of the stream weighted by their outputs, each at a uniform point of its own (D. R. Cox,
+    Renewal Theory, section 5.4); they spare a run the many residences in which a decode pool near saturation fills up.
+    """
+    random = generator(seed, "running")
+    weights = requests.output_tokens / requests.output_tokens.sum()
+    chosen = random.choice(len(requests), count, p=weights)
+    outputs = requests.output_tokens[chosen]
+    done = (random.random(count) * (outputs - 1)).astype(np.int64)
+    return Requests(
+        arrival_seconds=np.concatenate([np.zeros(count), requests.arrival_seconds]),
+        input_tokens=np.concatenate([requests.input_tokens[chosen] + done, requests.input_tokens]),
+        output_tokens=np.concatenate([outputs - done, requests.output_tokens]),
+        reused_tokens=np.concatenate([np.zeros(count, dtype=np.int64), requests.reused_tokens]),
+        begun_tokens=done,
     )
 
 
