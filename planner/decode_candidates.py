@@ -24,6 +24,11 @@ from planner.workload import KvLoad, running_kv_tokens
 # Standard deviations by which memory must hold the KV of a full batch: one rank in 740 overflows.
 MEMORY_DEVIATIONS = 3.0
 MOST_BATCH = 4096
+# Selecting rows means building their terms again: done only where it drops this share of them.
+_WORTH_PRUNING = 0.8
+
+# Requests per second already known for an instance size (devices).
+Floor = dict[int, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,34 +77,86 @@ def iteration(cost: StepCost, deviations: Number, batch: Number, kv: KvLoad, mic
 
 
 def decode_candidates(
-    question: Question, group: Group, microbatches: int, count: Count, tpot_seconds: float
+    question: Question, group: Group, microbatches: int, count: Count, tpot_seconds: float, floor: Floor
 ) -> list[DecodeCandidate]:
-    """Return per instance size the row that carries most, at its largest batch within ``tpot_seconds``."""
-    deployment, kv = group.deployment, running_kv_tokens(question.workload)
-    cost = balanced_cost(deployment, question.balance)
-    deviations = expected_maximum_normal(deployment.strategy.attention_dp)
-    accepted = tokens_per_iteration(deployment.drafts, question.acceptance)
-    limit = tpot_seconds * accepted
-    least = np.broadcast_to(np.asarray(microbatches * deployment.strategy.pp, dtype=np.float64), (len(group.rows),))
+    """Return per instance size the row that carries most, at its largest batch within ``tpot_seconds``.
+
+    Requests per second rise with the batch, so a row carries at most what it carries with its
+    memory full: rows for which that is below ``floor`` (what is already known for their size) are
+    dropped after that one evaluation.
+    """
+    kv = running_kv_tokens(question.workload)
+    group, room = rows_with_room(group, microbatches, kv)
+    if not group.rows:
+        return []
+    most = full_batch_rates(question, group, room, microbatches, count)
+    sizes = group.sizes
+    keep = np.flatnonzero(most > np.array([floor.get(int(size), 0.0) for size in sizes]))
+    if keep.size < _WORTH_PRUNING * len(group.rows):
+        group, room = group.select(keep), room[keep]
+    return best_batches(question, group, room, microbatches, count, tpot_seconds) if group.rows else []
+
+
+def rows_with_room(group: Group, microbatches: int, kv: KvLoad) -> tuple[Group, NDArray[np.float64]]:
+    """Return the rows that hold their least batch, and the largest batch that memory holds, [rows]."""
+    deployment = group.deployment
+    least = least_batch(group, microbatches)
+    capacity = deployment.hardware.device.memory_bytes.value
 
     def used(batch: Number) -> Number:
         return decode_memory_used(deployment, batch, kv)
+
+    room = largest(used, capacity, least, np.full(least.shape, float(MOST_BATCH)))
+    keep = np.flatnonzero(room >= least)
+    return (group, room) if keep.size == room.size else (group.select(keep), room[keep])
+
+
+def least_batch(group: Group, microbatches: int) -> NDArray[np.float64]:
+    """One request per microbatch and pipeline stage, [rows]."""
+    least = np.asarray(microbatches * group.deployment.strategy.pp, dtype=np.float64)
+    return np.broadcast_to(least, (len(group.rows),))
+
+
+def full_batch_rates(
+    question: Question, group: Group, room: NDArray[np.float64], microbatches: int, count: Count
+) -> NDArray[np.float64]:
+    """Requests per second of each row with its memory full, whatever the time per token."""
+    count.evaluated += len(group.rows)
+    cost = balanced_cost(group.deployment, question.balance)
+    deviations = expected_maximum_normal(group.deployment.strategy.attention_dp)
+    seconds = iteration(cost, deviations, room, running_kv_tokens(question.workload), microbatches)
+    return request_rate(question, group.deployment, room, seconds)
+
+
+def request_rate(question: Question, deployment: Deployment, batch: Number, seconds: Number) -> NDArray[np.float64]:
+    """Requests per second that leave an instance whose ranks hold ``batch`` each."""
+    accepted = tokens_per_iteration(deployment.drafts, question.acceptance)
+    answer_tokens = max(question.workload.output_tokens.mean - 1, 1.0)
+    return np.asarray(batch * deployment.strategy.attention_dp * accepted / (seconds * answer_tokens))
+
+
+def best_batches(
+    question: Question,
+    group: Group,
+    room: NDArray[np.float64],
+    microbatches: int,
+    count: Count,
+    tpot_seconds: float,
+) -> list[DecodeCandidate]:
+    """Return the leader of each size among rows at their largest batch within the limit and their room."""
+    deployment, kv = group.deployment, running_kv_tokens(question.workload)
+    cost = balanced_cost(deployment, question.balance)
+    deviations = expected_maximum_normal(deployment.strategy.attention_dp)
+    limit = tpot_seconds * tokens_per_iteration(deployment.drafts, question.acceptance)
+    least = least_batch(group, microbatches)
 
     def seconds_of(batch: Number) -> Number:
         count.evaluated += int(np.size(batch))
         return iteration(cost, deviations, batch, kv, microbatches)
 
-    capacity = deployment.hardware.device.memory_bytes.value
-    room = largest(used, capacity, least, np.full(least.shape, float(MOST_BATCH)))
-    batch = np.minimum(largest(seconds_of, limit, least, np.maximum(room, least)), room)
-    if not (batch >= least).any():
-        return []
-    batch = np.maximum(batch, least)
+    batch = np.maximum(largest(seconds_of, limit, least, room), least)
     seconds = np.broadcast_to(iteration(cost, deviations, batch, kv, microbatches), batch.shape)
-    answer_tokens = max(question.workload.output_tokens.mean - 1, 1.0)
-    rate = batch * deployment.strategy.attention_dp * accepted / (seconds * answer_tokens)
-    good = (seconds <= limit) & (room >= least)
-    sizes = np.array([row.strategy.devices for row in group.rows])
+    rate = request_rate(question, deployment, batch, seconds)
     return [
         DecodeCandidate(
             row=group.rows[number],
@@ -111,7 +168,7 @@ def decode_candidates(
             requests_per_second=float(rate[number]),
             limited_by="memory" if batch[number] >= room[number] else "tpot",
         )
-        for number in leaders(sizes, np.where(good, rate, 0.0))
+        for number in leaders(group.sizes, np.where(seconds <= limit, rate, 0.0))
     ]
 
 

@@ -123,7 +123,7 @@ def fastest_tpot(question: Question) -> float | None:
 def _decode_found(question: Question, count: Count, limit: float) -> list[bool]:
     rows = role_rows(question, "decode")
     return [
-        bool(decode_candidates(question, group, 1, count, limit))
+        bool(decode_candidates(question, group, 1, count, limit, {}))
         for drafts in question.drafts
         for group in groups(question, "decode", rows, drafts)
     ]
@@ -160,11 +160,11 @@ def carries(question: Question, prefill: bool) -> bool:
     for drafts in question.drafts if not prefill else (0,):
         for group in groups(question, role, role_rows(question, role), drafts):
             if prefill:
-                found = prefill_candidates(question, group, 1, count, question.ttft_seconds)
+                found = prefill_candidates(question, group, 1, count, question.ttft_seconds, {})
                 if any(PrefillServer(question, candidate).capacity() > 0 for candidate in found):
                     return True
             else:
-                members = decode_candidates(question, group, 1, count, question.tpot_seconds)
+                members = decode_candidates(question, group, 1, count, question.tpot_seconds, {})
                 if any(DecodeServer(question, candidate, 0.0).capacity() > 0 for candidate in members):
                     return True
     return False

@@ -28,7 +28,7 @@ def shared_choices(moe: MoE | None, strategy: Strategy, shared: Shared, decode: 
 
 
 def redundancy_choices(moe: MoE | None, strategy: Strategy, dedicated: int, redundant: int | None) -> list[int]:
-    """Return the redundant slots to try: the fewest that divide evenly and up to two more per rank."""
+    """Return the redundant slots to try: the fewest that divide evenly, and one more per rank."""
     if redundant is not None:
         return [redundant]
     ranks = strategy.moe_ep - dedicated
@@ -36,4 +36,4 @@ def redundancy_choices(moe: MoE | None, strategy: Strategy, dedicated: int, redu
         return [0]
     least = -moe.experts % ranks
     most = moe.experts * (ranks - 1)
-    return [extra for extra in (least, least + ranks, least + 2 * ranks) if extra <= min(most, moe.experts)]
+    return [extra for extra in (least, least + ranks) if extra <= min(most, moe.experts)]

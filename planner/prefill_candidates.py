@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.decode_candidates import Count, leaders
+from planner.decode_candidates import Count, Floor, leaders
 from planner.deployment import Deployment
 from planner.latency import balanced_cost, causal_pairs
 from planner.manifest.stepcost import evaluate
@@ -69,38 +69,65 @@ def pass_seconds(
 
 
 def prefill_candidates(
-    question: Question, group: Group, microbatches: int, count: Count, longest_seconds: float
+    question: Question, group: Group, microbatches: int, count: Count, longest_seconds: float, floor: Floor
 ) -> list[PrefillCandidate]:
-    """Return per instance size the row and budget that carry most with passes of at most ``longest_seconds``."""
+    """Return per instance size the row and budget that carry most with passes of at most ``longest_seconds``.
+
+    A pass of more prompts carries more per second, and cutting a prompt never helps it, so a row
+    carries at most what its largest pass does: rows for which that is below ``floor`` (what is
+    already known for their size) or below what another row carries with one prompt are dropped.
+    """
+    group = promising_rows(question, group, microbatches, count, longest_seconds, floor)
+    if not group.rows:
+        return []
     deployment, workload = group.deployment, question.workload
     cost = balanced_cost(deployment, question.balance)
-    sizes = np.array([row.strategy.devices for row in group.rows])
     ranks = np.asarray(deployment.strategy.attention_dp)
     best = np.zeros(len(group.rows))
     chosen: list[tuple[int, int, float] | None] = [None] * len(group.rows)
-    alive = np.ones(len(group.rows), dtype=bool)
     for prompts, chunks in budgets(workload):
-        if chunks == 1 and not alive.any():
-            continue
         duration = pass_seconds(cost, workload, float(prompts), float(prompts), chunks, microbatches)
-        seconds = np.broadcast_to(duration, alive.shape)
+        seconds = np.broadcast_to(duration, best.shape)
         count.evaluated += len(group.rows)
         good = prefill_fits(deployment, workload, prompts, chunks) & (seconds <= longest_seconds)
-        if chunks == 1:
-            alive &= good
         rate = np.where(good, prompts * ranks / seconds, 0.0)
         for number in np.flatnonzero(rate > best * (1 + 1e-9)):
             best[number], chosen[number] = rate[number], (prompts, chunks, float(seconds[number]))
+        if chunks == 1 and not good.any() and prompts > 1:
+            break
     return [
-        _candidate(group, int(number), microbatches, float(best[number]), chosen[number], workload)
-        for number in leaders(sizes, best)
+        _candidate(group, number, microbatches, float(best[number]), chosen[number], workload)
+        for number in leaders(group.sizes, best)
     ]
+
+
+def promising_rows(
+    question: Question, group: Group, microbatches: int, count: Count, longest_seconds: float, floor: Floor
+) -> Group:
+    """Return the rows that fit and whose largest pass beats what their size is known to carry."""
+    finest = max(chunks for _, chunks in budgets(question.workload))
+    group = group.select(np.flatnonzero(prefill_fits(group.deployment, question.workload, 1, finest)))
+    if not group.rows:
+        return group
+    deployment, workload, sizes = group.deployment, question.workload, group.sizes
+    cost, ranks = balanced_cost(deployment, question.balance), np.asarray(deployment.strategy.attention_dp)
+    largest_pass, one = (
+        np.asarray(pass_seconds(cost, workload, float(n), float(n), 1, microbatches)) for n in (PROMPTS_PER_PASS[-1], 1)
+    )
+    count.evaluated += 2 * len(group.rows)
+    sure = np.where((one <= longest_seconds) & prefill_fits(deployment, workload, 1, 1), ranks / one, 0.0)
+    known = dict(floor)
+    for number in leaders(sizes, sure):
+        known[int(sizes[number])] = max(known.get(int(sizes[number]), 0.0), float(sure[number]))
+    most = PROMPTS_PER_PASS[-1] * ranks / largest_pass
+    keep = np.flatnonzero(most >= np.array([known.get(int(size), 0.0) for size in sizes]))
+    return group.select(keep)
 
 
 def budgets(workload: Workload) -> list[tuple[int, int]]:
     """(prompts per DP group and pass, parts that one prompt is cut into)."""
     parts = [(1, chunks) for chunks in CHUNKS if workload.input_tokens.mean >= SHORTEST_CHUNK_TOKENS * chunks]
-    return [(prompts, 1) for prompts in PROMPTS_PER_PASS] + parts
+    return parts + [(prompts, 1) for prompts in PROMPTS_PER_PASS]
 
 
 def prefill_fits(deployment: Deployment, workload: Workload, prompts: int, chunks: int) -> NDArray[np.bool_]:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from planner.decode_candidates import Count, DecodeCandidate, decode_candidates
+from planner.decode_candidates import Count, DecodeCandidate, Floor, decode_candidates
 from planner.fleet import Column, FleetSolution, solve_fleet
 from planner.infeasible import missing, refusal
 from planner.operating import DecodeServer, PrefillServer, kv_transfer_seconds
@@ -102,12 +102,10 @@ def prefill_found(question: Question, count: Count) -> list[PrefillCandidate]:
     """
     rows = role_rows(question, "prefill")
     for longest in (question.ttft_seconds / 2, question.ttft_seconds):
-        found = [
-            candidate
-            for group in groups(question, "prefill", rows, 0)
-            for microbatches in usable_microbatches(question)
-            for candidate in prefill_candidates(question, group, microbatches, count, longest)
-        ]
+        found: list[PrefillCandidate] = []
+        for microbatches in sorted(usable_microbatches(question), reverse=True):
+            for group in groups(question, "prefill", rows, 0):
+                found += prefill_candidates(question, group, microbatches, count, longest, floor_of(found))
         if found:
             return best_per_size(found)
     return []
@@ -121,11 +119,19 @@ def decode_all(question: Question, count: Count) -> list[DecodeCandidate]:
 def decode_found(question: Question, count: Count, tpot_seconds: float, rows: Sequence[Row]) -> list[DecodeCandidate]:
     """Return the best candidate of each instance size among given rows."""
     found: list[DecodeCandidate] = []
-    for drafts in question.drafts:
-        for group in groups(question, "decode", rows, drafts):
-            for microbatches in usable_microbatches(question):
-                found += decode_candidates(question, group, microbatches, count, tpot_seconds)
+    for drafts in sorted(question.drafts, reverse=True):
+        for microbatches in sorted(usable_microbatches(question), reverse=True):
+            for group in groups(question, "decode", rows, drafts):
+                found += decode_candidates(question, group, microbatches, count, tpot_seconds, floor_of(found))
     return best_per_size(found)
+
+
+def floor_of(found: Sequence[PrefillCandidate] | Sequence[DecodeCandidate]) -> Floor:
+    """Requests per second that the best candidate found so far of each size carries."""
+    floor: Floor = {}
+    for candidate in found:
+        floor[candidate.devices] = max(floor.get(candidate.devices, 0.0), candidate.requests_per_second)
+    return floor
 
 
 def usable_microbatches(question: Question) -> Sequence[int]:
@@ -241,10 +247,11 @@ def figures(plan: Plan) -> tuple[float, float, float, float]:
 
 
 def distinct(plans: list[Plan]) -> list[Plan]:
-    """Drop plans with the same figures as an earlier one."""
+    """Drop plans with about the same rate, devices and TPOT as an earlier one."""
     seen: dict[tuple[float, ...], Plan] = {}
     for plan in plans:
-        seen.setdefault(tuple(float(f"{value:.4g}") for value in figures(plan)), plan)
+        rate, devices, _, tpot = figures(plan)
+        seen.setdefault((float(f"{rate:.3g}"), devices, float(f"{tpot:.3g}")), plan)
     return list(seen.values())
 
 

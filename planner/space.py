@@ -36,10 +36,15 @@ class Group:
     rows: tuple[Row, ...]
     deployment: Deployment
 
+    @property
+    def sizes(self) -> NDArray[np.int64]:
+        """Devices of each row's instance, [rows]."""
+        return np.array([row.strategy.devices for row in self.rows], dtype=np.int64)
+
     def select(self, index: NDArray[np.int64]) -> "Group":
         """Return the group of the chosen rows."""
         rows = tuple(self.rows[number] for number in index)
-        return Group(rows, array_deployment(self.deployment, rows))
+        return Group(rows, array_deployment(self.deployment, rows) if rows else self.deployment)
 
 
 def role_rows(question: Question, role: Literal["prefill", "decode"]) -> list[Row]:
