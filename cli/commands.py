@@ -12,9 +12,11 @@ DEFAULT = "search"
 COMMANDS = {
     "search": "Find the best deployment for a load on a machine; `plan MODEL` for short.",
     "predict": "Predict one configuration, with every operator.",
+    "simulate": "Run a manifest in virtual time and compare what it does with what was predicted.",
     "accuracy": "Compare predictions with published measurements, the largest misses first.",
     "models": "Show the models of the catalogue, or one of them with its parameters.",
     "hardware": "Show the hardware of the catalogue, or one entry with the source of every value.",
+    "manifest": "Check a manifest, or print the JSON Schema of manifests.",
 }
 
 

@@ -1,0 +1,63 @@
+"""`plan manifest`: whether a file is a manifest, and what one looks like."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cli.output import print_json, print_lines
+from planner.manifest.document import json_schema, read_manifest
+from podplan.units import format_rate
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=False)
+
+
+@app.callback()
+def manifest() -> None:
+    """Check a manifest, or print the JSON Schema of manifests.
+
+    \b
+    Examples:
+      plan manifest validate out/manifest.yaml
+      plan manifest schema > manifest.schema.json
+    """
+
+
+@app.command()
+def validate(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The manifest, YAML or JSON.")],
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Read a manifest with every check; exit 2 with the path to the first wrong field."""
+    read = read_manifest(file)
+    pools = [
+        {
+            "role": pool.role,
+            "hardware": pool.hardware,
+            "strategy": pool.strategy,
+            "instances": len(pool.instances),
+            "devices_per_instance": pool.devices_per_instance,
+        }
+        for pool in read.pools
+    ]
+    if json:
+        print_json({"valid": True, "manifest_version": read.manifest_version, "pools": pools})
+        return
+    rate = read.workload.requests_per_second
+    planned = "" if rate is None else f", planned for {format_rate(rate)}"
+    print_lines(
+        [
+            f"{file}: a valid manifest of version {read.manifest_version} for {read.model.spec.name}{planned}",
+            *(
+                f"  {pool['role']:<8}{pool['instances']} x {pool['strategy']} "
+                f"on {pool['devices_per_instance']} devices of {pool['hardware']}"
+                for pool in pools
+            ),
+        ]
+    )
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON Schema (draft 2020-12) of a manifest."""
+    print_json(json_schema())
