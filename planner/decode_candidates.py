@@ -172,7 +172,7 @@ def best_batches(
     ]
 
 
-def leaders(sizes: NDArray[np.int64], rate: NDArray[np.float64]) -> list[int]:
+def leaders(sizes: NDArray[np.float64], rate: NDArray[np.float64]) -> list[int]:
     """Index of the row with the highest positive rate of each instance size."""
     order = np.lexsort((-rate, sizes))
     first = np.flatnonzero(np.r_[True, np.diff(sizes[order]) > 0]) if order.size else order

@@ -108,11 +108,15 @@ class Plan:
 
     @property
     def nodes(self) -> int:
-        """Nodes that the instances of each pool occupy, node after node."""
-        return sum(
-            math.ceil(pool.instances * pool.candidate.devices / pool.machines.devices_per_node)
-            for pool in (self.prefill, self.decode)
-        )
+        """Nodes that the instances occupy when they fill node after node."""
+        devices: dict[str, tuple[int, int]] = {}
+        for pool in (self.prefill, self.decode):
+            used, _ = devices.get(pool.machines.budget, (0, 0))
+            devices[pool.machines.budget] = (
+                used + pool.instances * pool.candidate.devices,
+                pool.machines.devices_per_node,
+            )
+        return sum(math.ceil(used / per_node) for used, per_node in devices.values())
 
     @property
     def output_tokens_per_second(self) -> float:

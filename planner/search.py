@@ -1,7 +1,7 @@
 """All candidates of both pools, their instance counts as an integer programme, the plan and its proof."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from planner.decode_candidates import Count, DecodeCandidate, Floor, decode_candidates
 from planner.fleet import Column, FleetSolution, solve_fleet
@@ -62,9 +62,12 @@ def search(question: Question) -> Answer:
     if best is None:
         raise Fault("the fleet programme chose a rate that the chosen queues cannot carry")
     front = pareto_front(question, pools, best)
+    # The programme breaks ties by devices; among equals the one with the shorter waiting is the plan.
+    best = next((plan for plan in front if dominates(plan, best)), best)
     if question.objective == "latency":
         best = min(front, key=lambda plan: (plan.e2e_mean_seconds, plan.devices))
-    bound = Bound(objective=question.objective, value=solution.bound, gap=solution.gap, covers=covers(question, pools))
+    goal = "throughput" if question.objective == "latency" else question.objective
+    bound = Bound(objective=goal, value=solution.bound, gap=solution.gap, covers=covers(question, pools))
     return Answer(
         question=question,
         best=best,
@@ -80,10 +83,7 @@ def gather(question: Question) -> Pools:
     """Cost every candidate of both pools and solve the queues of the instance sizes that a plan could use."""
     count = Count()
     prefill, decode = shortlist(question, prefill_found(question, count), decode_all(question, count))
-    rows = [candidate.row for candidate in decode]
-    for part in FRONT_LIMITS:
-        quicker = decode_found(question, count, question.tpot_seconds * part, rows)
-        decode += shortlist(question, prefill, quicker)[1][:FRONT_CANDIDATES]
+    decode += front_candidates(question, count, prefill, decode)
     transfer = min((kv_transfer_seconds(question, c.deployment) for c in prefill), default=0.0)
     served_prefill = [(c, PrefillServer(question, c)) for c in prefill]
     served_decode = [(c, DecodeServer(question, c, transfer)) for c in decode]
@@ -92,6 +92,19 @@ def gather(question: Question) -> Pools:
         [(c, s, rate) for c, s in served_decode if (rate := s.capacity()) > 0],
         count.evaluated,
     )
+
+
+def front_candidates(
+    question: Question, count: Count, prefill: Sequence[PrefillCandidate], decode: Sequence[DecodeCandidate]
+) -> list[DecodeCandidate]:
+    """Return the leading strategies at tighter TPOT limits, for the front; they can only widen the choice."""
+    leading = decode[:FRONT_CANDIDATES]
+    rows = [candidate.row for candidate in leading]
+    drafts = tuple(sorted({candidate.drafts for candidate in leading}))
+    found: list[DecodeCandidate] = []
+    for part in FRONT_LIMITS if leading else ():
+        found += decode_found(replace(question, drafts=drafts), count, question.tpot_seconds * part, rows)
+    return found
 
 
 def prefill_found(question: Question, count: Count) -> list[PrefillCandidate]:

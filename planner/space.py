@@ -31,20 +31,27 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Rows of one structure, and the deployment that stands for all of them."""
+    """Rows of one structure, their degrees as a table, and the deployment that stands for all of them."""
 
-    rows: tuple[Row, ...]
+    rows: list[Row]
+    table: NDArray[np.float64]
+    """[rows, columns of COLUMNS]."""
     deployment: Deployment
 
     @property
-    def sizes(self) -> NDArray[np.int64]:
+    def sizes(self) -> NDArray[np.float64]:
         """Devices of each row's instance, [rows]."""
-        return np.array([row.strategy.devices for row in self.rows], dtype=np.int64)
+        strategy = self.deployment.strategy
+        return np.asarray(strategy.devices, dtype=np.float64)
 
     def select(self, index: NDArray[np.int64]) -> "Group":
         """Return the group of the chosen rows."""
-        rows = tuple(self.rows[number] for number in index)
-        return Group(rows, array_deployment(self.deployment, rows) if rows else self.deployment)
+        rows = [self.rows[number] for number in index]
+        table = self.table[index]
+        return Group(rows, table, table_deployment(self.deployment, table) if rows else self.deployment)
+
+
+COLUMNS = ("attention_tp", "attention_dp", "moe_tp", "moe_ep", "pp", "redundant", "dedicated")
 
 
 def role_rows(question: Question, role: Literal["prefill", "decode"]) -> list[Row]:
@@ -101,26 +108,32 @@ def groups(question: Question, role: Literal["prefill", "decode"], rows: Iterabl
         kv_dtype=question.kv_dtype,
         drafts=drafts,
     )
-    return [Group(tuple(members), array_deployment(base, members)) for members in found.values()]
+    result = []
+    for (_, _, staged, _), members in found.items():
+        table = degree_table(members)
+        own = replace(base, strategy=replace(Strategy(), staged=staged))
+        result.append(Group(members, table, table_deployment(own, table)))
+    return result
 
 
-def array_deployment(base: Deployment, rows: Iterable[Row]) -> Deployment:
-    """Return the deployment whose degrees are arrays over ``rows``, shape [rows]."""
-    members = list(rows)
-
-    def column(name: str) -> NDArray[np.float64]:
-        return np.array([getattr(row.strategy, name) for row in members], dtype=np.float64)
-
-    strategy = StrategyArray(
-        attention_tp=column("attention_tp"),
-        attention_dp=column("attention_dp"),
-        moe_tp=column("moe_tp"),
-        moe_ep=column("moe_ep"),
-        staged=members[0].strategy.staged,
-        pp=column("pp"),
+def degree_table(rows: list[Row]) -> NDArray[np.float64]:
+    """Return the degrees and layouts of rows, [rows, columns of COLUMNS]."""
+    return np.array(
+        [
+            (s.attention_tp, s.attention_dp, s.moe_tp, s.moe_ep, s.pp, row.redundant, row.dedicated)
+            for row in rows
+            for s in (row.strategy,)
+        ],
+        dtype=np.float64,
     )
-    redundant = np.array([row.redundant for row in members], dtype=np.float64)
-    dedicated = np.array([row.dedicated for row in members], dtype=np.float64)
+
+
+def table_deployment(base: Deployment, table: NDArray[np.float64]) -> Deployment:
+    """Return the deployment whose degrees are the columns of a table; staging is the base's."""
+    tp, dp, moe_tp, moe_ep, pp, redundant, dedicated = table.T
+    strategy = StrategyArray(
+        attention_tp=tp, attention_dp=dp, moe_tp=moe_tp, moe_ep=moe_ep, pp=pp, staged=base.strategy.staged
+    )
     return replace(base, strategy=strategy, redundant=redundant, shared_ranks=dedicated)
 
 
