@@ -8,6 +8,7 @@ import typer
 from cli.output import print_json, print_lines, print_table
 from cli.simulate_flags import Asked, SimulateFlags, read_simulation
 from planner.manifest.schema import Prediction
+from podplan.errors import BadInput
 from podplan.units import format_count, format_duration, format_rate
 from runtime.simulate.metrics import SimulationResult
 from runtime.simulate.run import simulate as run_simulation
@@ -63,6 +64,8 @@ def simulate(
         )
     )
     result = run_simulation(asked.manifest, asked.requests, asked.options)
+    if not result.requests:
+        raise BadInput(f"--warmup: no request arrives after {warmup}, so nothing is measured; use a shorter one")
     data = as_json(asked, result)
     print_json(data) if json else _show(asked, result, data)
 

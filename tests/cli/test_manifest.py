@@ -1,0 +1,36 @@
+"""`plan manifest`."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cli.main import main
+from planner.manifest.document import dump_manifest
+from tests.manifests import manifest
+
+
+def test_a_valid_manifest_is_told_with_its_pools(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit 0; with --json one object."""
+    path = tmp_path / "manifest.yaml"
+    path.write_text(dump_manifest(manifest(decode=2)))
+    assert main(["manifest", "validate", str(path)]) == 0
+    assert "2 x DP=8, EP=8" in capsys.readouterr().out
+    assert main(["manifest", "validate", str(path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["valid"] is True
+
+
+def test_a_wrong_field_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit 2 and one sentence with file and path."""
+    path = tmp_path / "manifest.yaml"
+    path.write_text(dump_manifest(manifest()).replace("microbatches: 2", "microbatches: 3", 1))
+    assert main(["manifest", "validate", str(path)]) == 2
+    said = capsys.readouterr()
+    assert "pools[0].microbatches" in said.err
+    assert len(said.err.splitlines()) == 1 and not said.out
+
+
+def test_the_schema_is_json(capsys: pytest.CaptureFixture[str]) -> None:
+    """The document that editors and CI check manifests with."""
+    assert main(["manifest", "schema"]) == 0
+    assert json.loads(capsys.readouterr().out)["$schema"].endswith("2020-12/schema")

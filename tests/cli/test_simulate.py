@@ -1,0 +1,132 @@
+"""`plan simulate`."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli.main import main
+from cli.simulate import relative_error
+from planner.manifest.document import dump_manifest
+from tests.manifests import manifest
+from tests.plans import small_manifest
+
+KEYS = {
+    "requests",
+    "completed",
+    "failed",
+    "running",
+    "duration_seconds",
+    "requests_per_second",
+    "output_tokens_per_second",
+    "ttft_seconds",
+    "tpot_seconds",
+    "e2e_seconds",
+    "slo_attainment",
+    "goodput_requests_per_second",
+    "utilisation",
+    "predicted",
+    "relative_error",
+    "wall_seconds",
+}
+
+
+@pytest.fixture
+def planned(tmp_path: Path) -> str:
+    """A planned manifest as a file."""
+    path = tmp_path / "manifest.yaml"
+    path.write_text(dump_manifest(small_manifest()))
+    return str(path)
+
+
+def simulated(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    """Run the command and return its JSON."""
+    assert main(["simulate", *arguments, "--json"]) == 0
+    data: dict[str, Any] = json.loads(capsys.readouterr().out)
+    assert set(data) >= KEYS
+    assert data["requests"] == data["completed"] + data["failed"] + data["running"]
+    return data
+
+
+def test_one_request_at_a_time_is_predicted_exactly(planned: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """No drafts, fixed lengths: every error is rounding."""
+    data = simulated(capsys, planned, "--concurrency", "1", "--requests", "3")
+    assert data["requests"] == 3
+    for key in ("ttft_seconds", "tpot_seconds", "e2e_seconds"):
+        assert data["relative_error"][key]["mean"] == pytest.approx(0.0, abs=1e-9)
+
+
+def test_a_stream_is_measured_where_it_is_stationary(planned: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Another rate than the planned one: both queues anew, and as many requests measured as were asked for."""
+    data = simulated(capsys, planned, "--rate", "100/s", "--requests", "1500")
+    assert data["requests"] == 1500
+    assert data["predicted"]["requests_per_second"] == 100.0
+    assert "queues of this traffic" in data["predicted_from"]
+    assert data["relative_error"]["tpot_seconds"]["mean"] == pytest.approx(0.0, abs=0.05)
+
+
+def test_the_same_seed_gives_the_same_answer(planned: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """All but the wall time."""
+    first, second = (
+        simulated(capsys, planned, "--rate", "50/s", "--requests", "300", "--warmup", "0s") for _ in range(2)
+    )
+    assert first | {"wall_seconds": 0} == second | {"wall_seconds": 0}
+
+
+def test_a_rate_beyond_the_pools_has_no_prediction(planned: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Null with the reason, in the same keys."""
+    data = simulated(capsys, planned, "--rate", "5000/s", "--requests", "300", "--warmup", "0s")
+    assert data["predicted"]["ttft_seconds"] is None
+    assert data["relative_error"]["ttft_seconds"] is None
+    assert "cannot keep up" in data["predicted_from"]
+
+
+def test_a_trace_is_replayed_whole(planned: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Twice as fast on demand."""
+    trace = tmp_path / "trace.csv"
+    rows = [f"2024-01-01 00:00:{second:02d},500,{20 + second}" for second in range(50)]
+    trace.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *rows]))
+    data = simulated(capsys, planned, "--trace", str(trace), "--scale-rate", "2")
+    assert data["completed"] == 50
+    assert 24 < data["duration_seconds"] < 30
+
+
+def test_the_table_tells_what_was_cut(planned: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Measured, predicted and the window."""
+    assert main(["simulate", planned, "--rate", "20/s", "--requests", "200"]) == 0
+    shown = capsys.readouterr().out
+    assert "TTFT p99" in shown and "Measured: 200 of" in shown
+
+
+def test_relative_errors_follow_the_shape_of_the_prediction() -> None:
+    """Predicted over measured, less one; null where there is nothing to divide by."""
+    assert relative_error({"mean": 2.0, "p50": None}, {"mean": 1.0, "p50": 1.0}) == {"mean": 1.0, "p50": None}
+    assert relative_error(1.0, 0.0) is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--rate", "1/s", "--concurrency", "1"], "--rate and --concurrency"),
+        (["--format", "azure"], "--format belongs to a trace"),
+        (["--scale-rate", "2"], "--scale-rate belongs to a trace"),
+        (["--rate", "-1/s"], "--rate: '-1/s' is negative"),
+        (["--requests", "0"], "--requests: '0' is zero"),
+        (["--concurrency", "1", "--cold"], "--cold"),
+        (["--concurrency", "1", "--warmup", "1000h"], "--warmup"),
+        (["--seed", "1e12"], "--seed"),
+        (["--rats", "1/s"], "no such option"),
+        ([], "--rate: the manifest's workload states no requests_per_second"),
+    ],
+)
+def test_a_wrong_flag_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], told: str
+) -> None:
+    """Exit 2 and one sentence on stderr."""
+    path = tmp_path / "manifest.yaml"
+    path.write_text(dump_manifest(manifest()))
+    assert main(["simulate", str(path), *arguments]) == 2
+    said = capsys.readouterr()
+    assert told in said.err
+    assert len(said.err.splitlines()) == 1 and not said.out
