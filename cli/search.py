@@ -139,20 +139,23 @@ def _answer(flags: SearchFlags, folder: Path | None, *, force: bool, json: bool)
         answer = search_plan(asked.question)
     seconds = perf_counter() - begin
     data = as_json(asked, answer, seconds)
-    if json:
-        print_json(data)
     if answer.best is None:
+        if json:
+            print_json(data)
         raise Infeasible(f"no plan is feasible (binding limit: {answer.binding_limit}): {answer.explanation}")
-    if not json:
-        render(stdout_console(), asked, answer, answer.best, seconds)
     if folder is not None:
         texts = {
             "manifest.yaml": _manifest_text(asked, answer.best),
             "plan.json": json_module.dumps(data, indent=2, allow_nan=False) + "\n",
             "report.txt": _report_text(asked, answer, answer.best, seconds),
         }
+        # Before anything is printed: a reader that closes the pipe early must not cost the files.
         write_files({folder / name: texts[name] for name in FILES}, force=force)
         stderr_console().print(f"wrote {', '.join(FILES)} to {folder}", markup=False, soft_wrap=True)
+    if json:
+        print_json(data)
+    else:
+        render(stdout_console(), asked, answer, answer.best, seconds)
 
 
 def _manifest_text(asked: SearchInput, best: Plan) -> str:

@@ -13,7 +13,7 @@ from planner.latency import balanced_cost, deviations, tokens_per_iteration
 from planner.manifest.stepcost import evaluate
 from planner.manifest.terms import Number, StepCost, StepLoad
 from planner.memory import kv_bytes_per_token_of_model
-from planner.prefill_candidates import PrefillCandidate, pass_seconds
+from planner.prefill_candidates import PrefillCandidate, busiest_prompts, pass_seconds
 from planner.prefill_queue import prefill_capacity, prefill_latency, thinned_squared_cv
 from planner.question import Question
 from planner.queueing import Latency
@@ -45,8 +45,10 @@ class Dealing:
 
 
 def dealt_pass_seconds(dealing: Dealing, prompts: Array, chunks: int) -> Array:
-    """Seconds of passes with ``prompts`` prompts of mean length in all, each in ``chunks``; shaped like ``prompts``."""
-    busiest, mean = np.ceil(prompts / dealing.ranks), prompts / dealing.ranks
+    """Seconds of passes with ``prompts`` prompts in all, each in ``chunks``; shaped like ``prompts``."""
+    busy_groups = np.minimum(prompts, dealing.ranks)
+    busiest = busiest_prompts(dealing.workload, np.ceil(prompts / dealing.ranks), np.maximum(busy_groups, 1.0))
+    mean = prompts / dealing.ranks
     options = [
         pass_seconds(dealing.cost, dealing.workload, busiest, mean, chunks, count)
         for count in range(1, dealing.microbatches + 1)

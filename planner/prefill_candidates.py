@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from planner.decode_candidates import Count, Floor, leaders
 from planner.deployment import Deployment
+from planner.imbalance import expected_maximum_normal
 from planner.latency import balanced_cost, causal_pairs
 from planner.manifest.stepcost import evaluate
 from planner.manifest.terms import Number, StepCost, StepLoad
@@ -38,6 +39,18 @@ class PrefillCandidate:
     def devices(self) -> int:
         """Devices of the instance."""
         return self.row.strategy.devices
+
+
+def busiest_prompts(workload: Workload, prompts: Number, ranks: Number) -> Number:
+    """Prompts of mean length that weigh as much as those of the fullest of ``ranks`` DP groups.
+
+    Each group holds ``prompts``; their tokens vary by sqrt(prompts)·CV, and the pass lasts as long
+    as its fullest group: prompts + z(ranks)·CV·sqrt(prompts), z the expected maximum of normals.
+    """
+    spread = workload.input_tokens.squared_cv
+    if not spread:
+        return prompts
+    return prompts + expected_maximum_normal(ranks) * np.sqrt(spread * prompts)
 
 
 def chunk_load(workload: Workload, prompts: Number, mean_prompts: Number, chunks: int, number: int) -> StepLoad:
@@ -86,7 +99,8 @@ def prefill_candidates(
     best = np.zeros(len(group.rows))
     chosen: list[tuple[int, int, float] | None] = [None] * len(group.rows)
     for prompts, chunks in budgets(workload):
-        duration = pass_seconds(cost, workload, float(prompts), float(prompts), chunks, microbatches)
+        fullest = busiest_prompts(workload, float(prompts), ranks)
+        duration = pass_seconds(cost, workload, fullest, float(prompts), chunks, microbatches)
         seconds = np.broadcast_to(duration, best.shape)
         count.evaluated += len(group.rows)
         good = prefill_fits(deployment, workload, prompts, chunks) & (seconds <= longest_seconds)
@@ -112,7 +126,8 @@ def promising_rows(
     deployment, workload, sizes = group.deployment, question.workload, group.sizes
     cost, ranks = balanced_cost(deployment, question.balance), np.asarray(deployment.strategy.attention_dp)
     largest_pass, one = (
-        np.asarray(pass_seconds(cost, workload, float(n), float(n), 1, microbatches)) for n in (PROMPTS_PER_PASS[-1], 1)
+        np.asarray(pass_seconds(cost, workload, busiest_prompts(workload, float(n), ranks), float(n), 1, microbatches))
+        for n in (PROMPTS_PER_PASS[-1], 1)
     )
     count.evaluated += 2 * len(group.rows)
     sure = np.where((one <= longest_seconds) & prefill_fits(deployment, workload, 1, 1), ranks / one, 0.0)

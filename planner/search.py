@@ -11,7 +11,7 @@ from planner.plan import Bound, Plan, make_plan
 from planner.prefill_candidates import PrefillCandidate, prefill_candidates
 from planner.question import Machines, Question
 from planner.shortlist import best_per_size, shortlist
-from planner.space import Row, groups, role_rows
+from planner.space import Row, check_layouts, groups, role_rows
 from podplan.errors import Fault
 
 # TPOT limits, as parts of the asked one, at which further decode candidates are sought for the front.
@@ -47,7 +47,10 @@ def search(question: Question) -> Answer:
     A pool of c instances behind random routing carries exactly c times what one carries under
     Poisson arrivals (thinning), which better routing only raises; so a column's rate is count
     times the queueing rate of one instance.
+
+    Raises BadInput where the asked expert layout fits no strategy.
     """
+    check_layouts(question)
     pools = gather(question)
     if not pools.prefill or not pools.decode:
         return refused(question, pools.evaluated, *missing(question, not pools.prefill))

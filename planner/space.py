@@ -15,6 +15,7 @@ from planner.grid import device_counts, enumerate_strategies
 from planner.layouts import redundancy_choices, shared_choices
 from planner.question import Machines, Question
 from planner.strategy import Strategy
+from podplan.errors import BadInput
 
 # CloudMatrix384 deploys in multiples of 32 devices (sections 4.1, 4.3); other machines in nodes.
 SUPERNODE_STEP = 32
@@ -85,6 +86,25 @@ def possible(question: Question, strategy: Strategy, dedicated: int, redundant: 
         return False
     slots = moe.experts + redundant
     return slots % ranks == 0 and slots <= moe.experts * ranks
+
+
+def check_layouts(question: Question) -> None:
+    """Raise BadInput where the asked redundancy or shared-expert ranks fit no strategy of a role."""
+    for role in ("prefill", "decode"):
+        if (question.redundant is None and question.shared in ("auto", "local")) or role_rows(question, role):
+            continue
+        if not role_rows(replace(question, redundant=None, shared="auto"), role):
+            continue
+        near = [
+            str(slots)
+            for distance in range(1, 129)
+            for slots in ((question.redundant or 0) - distance, (question.redundant or 0) + distance)
+            if slots >= 0 and role_rows(replace(question, redundant=slots), role)
+        ][:2]
+        advice = f"use for example {' or '.join(near)}" if near else "leave both to auto"
+        raise BadInput(
+            f"--redundant-experts, --shared-experts: no {role} strategy divides the expert slots evenly that way; {advice}"
+        )
 
 
 def structure(row: Row) -> tuple[bool, ...]:
