@@ -5,8 +5,6 @@ Shapes: n heads per device, d dimensions of a head; terms are per device of a DP
 verifies; later chunks and reused prefixes are read again ("context").
 """
 
-from dataclasses import replace
-
 import numpy as np
 
 from hardware.spec import CollectiveOp
@@ -114,8 +112,24 @@ def fused_prologue(deployment: Deployment, terms: list[Term]) -> list[Term]:
     if floor is None:
         return terms
     chain = [term for term in terms if isinstance(term, ComputeTerm)]
-    first = replace(chain[0], floor_seconds=floor.value)
-    return [first, *(replace(term, floor_seconds=0.0, launches=0) for term in chain[1:])]
+    return [started(chain[0], floor.value, 1), *(started(term, 0.0, 0) for term in chain[1:])]
+
+
+def started(term: ComputeTerm, floor_seconds: float, launches: int) -> ComputeTerm:
+    """Return the term with another start-up."""
+    return ComputeTerm(
+        name=term.name,
+        stage=term.stage,
+        flops=term.flops,
+        idle_flops=term.idle_flops,
+        flops_per_second=term.flops_per_second,
+        bytes=term.bytes,
+        bytes_per_second=term.bytes_per_second,
+        floor_seconds=floor_seconds,
+        serial=term.serial,
+        launches=launches,
+        residual=term.residual,
+    )
 
 
 def batched_matmul(

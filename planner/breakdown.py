@@ -5,8 +5,8 @@ from typing import Literal
 
 from planner.manifest.stepcost import (
     EXPERT_STAGES,
+    StepSeconds,
     draft_seconds,
-    evaluate,
     expert_stream,
     layer_count,
     moe_layer,
@@ -72,19 +72,18 @@ class _Step:
     streams: tuple[float, float]
 
 
-def operators(cost: StepCost, load: StepLoad, microbatches: int, seconds: float | None = None) -> tuple[Operator, ...]:
-    """Return the operators of one step (numbers only); their exposed seconds sum to ``seconds``.
+def operators(cost: StepCost, load: StepLoad, timed: StepSeconds) -> tuple[Operator, ...]:
+    """Return the operators of one step (numbers only); their exposed seconds sum to its duration.
 
-    ``seconds`` is what ``evaluate`` returns, which is asked where it is not given.
+    ``timed`` is what ``evaluate`` returned for the same cost and load.
     """
-    if seconds is None:
-        seconds = float(evaluate(cost, load, microbatches).seconds)
+    microbatches, seconds, share = timed.microbatches, float(timed.seconds), float(timed.stream_share)
     even = replace(cost, balance=1.0, sampling_deviations=0.0)
     values = variables(even, load, microbatches)
     busy_values = variables(cost, load, microbatches)
     stages = timings(cost.terms, values)
     busy = stages | timings(tuple(term for term in cost.terms if term.stage in EXPERT_STAGES), busy_values)
-    layer, share = (float(number) for number in moe_layer(cost, busy, microbatches))
+    layer = float(_layer_at(cost, busy, microbatches, share))
     whole = values if microbatches == 1 else variables(even, load, 1)
     context = _step(cost, values, whole, stages, (microbatches, share, layer))
     heads = _head_rows(context)

@@ -19,7 +19,7 @@ from planner.manifest.terms import Number, StepCost, StepLoad
 from planner.memory import memory
 from planner.question import Question
 from planner.space import Group, Row, row_deployment
-from planner.workload import KvLoad, running_kv_tokens
+from planner.workload import KvLoad, reserved_kv_tokens, running_kv_tokens, total_kv_tokens
 
 # Standard deviations by which memory must hold the KV of a full batch: one rank in 740 overflows.
 MEMORY_DEVIATIONS = 3.0
@@ -85,8 +85,7 @@ def decode_candidates(
     memory full: rows for which that is below ``floor`` (what is already known for their size) are
     dropped after that one evaluation.
     """
-    kv = running_kv_tokens(question.workload)
-    group, room = rows_with_room(group, microbatches, kv)
+    group, room = rows_with_room(group, microbatches, reserved_kv_tokens(question.workload))
     if not group.rows:
         return []
     most = full_batch_rates(question, group, room, microbatches, count)
@@ -180,8 +179,11 @@ def leaders(sizes: NDArray[np.float64], rate: NDArray[np.float64]) -> list[int]:
 
 
 def decode_memory_used(deployment: Deployment, batch: Number, kv: KvLoad) -> Number:
-    """Bytes per device with weights, buffers and the KV of a full batch, three deviations above its mean."""
-    held = batch * kv.mean_tokens + MEMORY_DEVIATIONS * np.sqrt(batch * kv.variance_squared_tokens)
+    """Bytes per device with weights, buffers and the KV reserved for a full batch, three deviations above its mean.
+
+    ``kv`` is what admission reserves for a request (``workload.reserved_kv_tokens``).
+    """
+    held = total_kv_tokens(kv, batch, MEMORY_DEVIATIONS)
     tokens = batch * (1 + deployment.drafts) / deployment.strategy.pp
     return memory(deployment, kv_tokens=held, tokens=tokens).used
 

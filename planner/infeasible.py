@@ -13,7 +13,7 @@ from planner.operating import DecodeServer, PrefillServer
 from planner.prefill_candidates import pass_seconds, prefill_candidates, prefill_fits
 from planner.question import Machines, Question
 from planner.space import groups, role_rows
-from planner.workload import running_kv_tokens
+from planner.workload import reserved_kv_tokens
 from podplan.units import format_bytes, format_duration, format_rate
 
 _RELAXED = 1_000_000.0
@@ -46,7 +46,7 @@ def role_of(prefill: bool) -> Literal["prefill", "decode"]:
 def fits_somewhere(question: Question, prefill: bool) -> bool:
     """Whether any row of the role fits with its smallest batch."""
     role = role_of(prefill)
-    kv = running_kv_tokens(question.workload)
+    kv = reserved_kv_tokens(question.workload)
     capacity = (question.prefill if prefill else question.decode).hardware.device.memory_bytes.value
     return any(
         bool(np.any(np.asarray(decode_memory_used(group.deployment, 1.0, kv)) <= capacity))

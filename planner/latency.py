@@ -10,7 +10,7 @@ import numpy as np
 
 from planner.deployment import Deployment
 from planner.imbalance import MIXED, Balance, expected_maximum_normal, static_factor
-from planner.manifest.stepcost import evaluate, splittable
+from planner.manifest.stepcost import StepSeconds, evaluate, splittable
 from planner.manifest.terms import Number, StepCost, StepLoad
 from planner.operators import build_step_cost
 
@@ -104,12 +104,12 @@ def prefill_passes(deployment: Deployment, tokens_per_device: float, prompt: flo
     return passes
 
 
-def step_seconds(cost: StepCost, load: StepLoad, microbatches: int | None) -> tuple[Number, int]:
-    """Return seconds and microbatches of a step; where None is given, the faster of one and, if possible, two."""
+def fastest_step(cost: StepCost, load: StepLoad, microbatches: int | None) -> StepSeconds:
+    """Return the duration of a step; where None is given, the faster of one and, if possible, two microbatches."""
     if microbatches is not None:
-        return evaluate(cost, load, microbatches).seconds, microbatches
-    single = float(evaluate(cost, load, 1).seconds)
+        return evaluate(cost, load, microbatches)
+    single = evaluate(cost, load, 1)
     if not cost.moe_layers or not splittable(load):
-        return single, 1
-    double = float(evaluate(cost, load, 2).seconds)
-    return (double, 2) if double < single else (single, 1)
+        return single
+    double = evaluate(cost, load, 2)
+    return double if double.seconds < single.seconds else single

@@ -7,7 +7,8 @@ that fill the token budget, however long the loop runs.
 
 from dataclasses import dataclass
 
-from planner.latency import causal_pairs, step_seconds
+from planner.latency import causal_pairs, fastest_step
+from planner.manifest.stepcost import StepSeconds
 from planner.manifest.terms import StepCost, StepLoad
 
 _ROUNDS = 16
@@ -66,16 +67,14 @@ class MixedState:
     requests_per_second: float
     prompt_steps: float
     mixed_load: StepLoad
-    mixed_seconds: float
-    mixed_microbatches: int
+    mixed_step: StepSeconds
     decode_load: StepLoad
-    decode_seconds: float
-    decode_microbatches: int
+    decode_step: StepSeconds
 
     @property
     def microbatches(self) -> int:
         """Microbatches of the kind of step that is more frequent."""
-        return self.mixed_microbatches if self.prompt_steps > 0.5 else self.decode_microbatches
+        return (self.mixed_step if self.prompt_steps > 0.5 else self.decode_step).microbatches
 
 
 def cycle_of(loop: ClosedLoop, queries: int) -> Cycle:
@@ -111,9 +110,8 @@ def mixed_state(cost: StepCost, loop: ClosedLoop, microbatches: int | None) -> M
     """
     cycle = cycle_of(loop, cost.queries_per_sequence)
     decode, mixed = _loads(loop, cycle, cost.queries_per_sequence)
-    mixed_seconds, split = step_seconds(cost, mixed, microbatches)
-    decode_seconds, chosen = step_seconds(cost, decode, microbatches)
-    together, alone = float(mixed_seconds), float(decode_seconds)
+    mixed_step, decode_step = (fastest_step(cost, load, microbatches) for load in (mixed, decode))
+    together, alone = float(mixed_step.seconds), float(decode_step.seconds)
     seconds = cycle.mixed_steps * together + (cycle.steps - cycle.mixed_steps) * alone
     ttft = cycle.prompt_steps * together
     return MixedState(
@@ -122,11 +120,9 @@ def mixed_state(cost: StepCost, loop: ClosedLoop, microbatches: int | None) -> M
         requests_per_second=loop.concurrency / seconds,
         prompt_steps=cycle.mixed_steps / cycle.steps,
         mixed_load=mixed,
-        mixed_seconds=together,
-        mixed_microbatches=split,
+        mixed_step=mixed_step,
         decode_load=decode,
-        decode_seconds=alone,
-        decode_microbatches=chosen,
+        decode_step=decode_step,
     )
 
 

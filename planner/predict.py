@@ -11,11 +11,12 @@ from planner.interval import Interval, interval, scaled
 from planner.latency import (
     balanced_cost,
     decode_load,
+    fastest_step,
     prefill_passes,
-    step_seconds,
     tokens_per_iteration,
 )
 from planner.layouts import Shared, redundancy_choices, shared_choices
+from planner.manifest.stepcost import StepSeconds
 from planner.manifest.terms import StepCost, StepLoad
 from planner.memory import Memory, memory
 from planner.mixed import ClosedLoop, MixedState, mixed_state
@@ -97,9 +98,13 @@ class _Step:
     """A step that the answer rests on, and its weight in the mean iteration."""
 
     load: StepLoad
-    microbatches: int
-    seconds: float
+    timed: StepSeconds
     weight: float
+
+    @property
+    def seconds(self) -> float:
+        """Its duration."""
+        return float(self.timed.seconds)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,9 +179,7 @@ def _service(configuration: Configuration, deployment: Deployment) -> _Service:
 
 def _answer(configuration: Configuration, service: _Service) -> Prediction:
     """Return the service broken down into operators."""
-    parts = [
-        (operators(service.cost, step.load, step.microbatches, step.seconds), step.weight) for step in service.steps
-    ]
+    parts = [(operators(service.cost, step.load, step.timed), step.weight) for step in service.steps]
     rows = parts[0][0] if len(parts) == 1 else _merged(parts)
     iteration = service.iteration_seconds
     return Prediction(
@@ -228,13 +231,13 @@ def _spread(configuration: Configuration, each: float) -> tuple[float, float]:
 def _decode(configuration: Configuration, deployment: Deployment, cost: StepCost) -> _Service:
     busiest, mean = _spread(configuration, configuration.batch)
     load = decode_load(deployment, busiest, configuration.kv_tokens, mean)
-    seconds, microbatches = step_seconds(cost, load, configuration.microbatches)
+    timed = fastest_step(cost, load, configuration.microbatches)
     accepted = tokens_per_iteration(deployment.drafts, configuration.acceptance)
-    tpot = float(seconds) / accepted
+    tpot = float(timed.seconds) / accepted
     return _Service(
         deployment=deployment,
         cost=cost,
-        steps=(_Step(load, microbatches, float(seconds), 1.0),),
+        steps=(_Step(load, timed, 1.0),),
         memory=memory(
             deployment,
             kv_tokens=busiest * configuration.kv_tokens,
@@ -244,7 +247,7 @@ def _decode(configuration: Configuration, deployment: Deployment, cost: StepCost
         tpot_seconds=tpot,
         tokens_per_second=mean * configuration.strategy.attention_dp / tpot,
         accepted=accepted,
-        microbatches=microbatches,
+        microbatches=timed.microbatches,
     )
 
 
@@ -253,8 +256,7 @@ def _prefill(configuration: Configuration, deployment: Deployment, cost: StepCos
     steps = []
     for each in passes:
         load = _alone(configuration, each.load)
-        seconds, microbatches = step_seconds(cost, load, configuration.microbatches)
-        steps.append(_Step(load, microbatches, float(seconds), 1 / len(passes)))
+        steps.append(_Step(load, fastest_step(cost, load, configuration.microbatches), 1 / len(passes)))
     ttft = sum(step.seconds for step in steps)
     prompts = sum(each.tokens for each in passes) * configuration.strategy.attention_dp
     if configuration.requests is not None:
@@ -262,7 +264,6 @@ def _prefill(configuration: Configuration, deployment: Deployment, cost: StepCos
     loads = [step.load for step in steps]
     kv_tokens = max(float(load.prefill_tokens) + float(load.prefill_context_tokens) for load in loads)
     widest = max(float(load.prefill_tokens) for load in loads)
-    microbatches = steps[-1].microbatches
     return _Service(
         deployment=deployment,
         cost=cost,
@@ -272,7 +273,7 @@ def _prefill(configuration: Configuration, deployment: Deployment, cost: StepCos
         ttft_seconds=ttft,
         tokens_per_second=prompts / ttft,
         computed_tokens_per_second=prompts * (1 - configuration.prefix_reuse) / ttft,
-        microbatches=microbatches,
+        microbatches=steps[-1].timed.microbatches,
     )
 
 
@@ -326,6 +327,6 @@ def _mixed(configuration: Configuration, deployment: Deployment, cost: StepCost)
 
 def _mixed_steps(state: MixedState) -> tuple[_Step, ...]:
     """Steps without and with prompts, by their share."""
-    plain = _Step(state.decode_load, state.decode_microbatches, state.decode_seconds, 1 - state.prompt_steps)
-    mixed = _Step(state.mixed_load, state.mixed_microbatches, state.mixed_seconds, state.prompt_steps)
+    plain = _Step(state.decode_load, state.decode_step, 1 - state.prompt_steps)
+    mixed = _Step(state.mixed_load, state.mixed_step, state.prompt_steps)
     return (plain, mixed)

@@ -103,7 +103,7 @@ def check_layouts(question: Question) -> None:
         ][:2]
         advice = f"use for example {' or '.join(near)}" if near else "leave both to auto"
         raise BadInput(
-            f"--redundant-experts, --shared-experts: no {role} strategy divides the expert slots evenly that way; {advice}"
+            f"--redundant-experts, --shared-experts: no {role} strategy divides its expert slots evenly so; {advice}"
         )
 
 

@@ -6,6 +6,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import ArrayLike
 
+from planner.manifest.terms import Number
 from podplan.errors import BadInput
 
 
@@ -97,13 +98,32 @@ def running_kv_tokens(workload: Workload) -> KvLoad:
     return KvLoad(mean_tokens=mean, variance_squared_tokens=max(variance, 0.0))
 
 
-def running_kv_total(workload: Workload, requests: float, standard_deviations: float) -> float:
-    """KV tokens of ``requests`` running ones, that many standard deviations above the mean: n E + z sqrt(n Var).
+def total_kv_tokens(load: KvLoad, requests: Number, standard_deviations: float) -> Number:
+    """KV tokens of ``requests`` requests, that many standard deviations above the mean: n E + z sqrt(n Var).
 
     For admission: how much memory n requests need if they may outgrow it only rarely.
     """
-    load = running_kv_tokens(workload)
-    return requests * load.mean_tokens + standard_deviations * float(np.sqrt(requests * load.variance_squared_tokens))
+    return requests * load.mean_tokens + standard_deviations * np.sqrt(requests * load.variance_squared_tokens)
+
+
+def reserved_kv_tokens(workload: Workload) -> KvLoad:
+    """KV tokens that admission reserves for one running request: its prompt and its whole answer.
+
+    Running requests are those of the trace weighted by L_out, so with X = L_in + L_out
+
+        E[X]   = E[L_in L_out]/E[L_out] + E[L_out^2]/E[L_out]
+        Var[X] = Var[L_in] + Var[L_out] (1 + c_out^2), lengths taken as independent for the variance
+
+    Returns:
+        Mean in tokens, variance in squared tokens. Fixed lengths give L_in + L_out and 0.
+
+    Ref: xDeepServe (arXiv 2508.02520) section 4.3, decode placement counts the space reserved for long outputs;
+    derived here.
+    """
+    prompt, answer = workload.input_tokens, workload.output_tokens
+    mean = prompt.mean + workload.length_covariance / answer.mean + answer.second_moment / answer.mean
+    own = answer.squared_cv * answer.mean**2 * (1 + answer.squared_cv)
+    return KvLoad(mean_tokens=mean, variance_squared_tokens=prompt.squared_cv * prompt.mean**2 + own)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,10 +6,12 @@ from typing import Any
 from hardware.loader import load_hardware
 from hardware.spec import Dtype, HardwareSpec
 from models.loader import load_model
+from planner.breakdown import Operator, operators
 from planner.deployment import Deployment, Phase
 from planner.imbalance import parse_balance
 from planner.latency import balanced_cost
-from planner.manifest.terms import StepCost
+from planner.manifest.stepcost import evaluate
+from planner.manifest.terms import StepCost, StepLoad
 from planner.strategy import Strategy
 
 CLOUDMATRIX_DECODE: dict[str, Any] = {
@@ -58,3 +60,8 @@ def with_bandwidth(hardware: HardwareSpec, factor: float) -> HardwareSpec:
     return hardware.model_copy(
         update={"device": device.model_copy(update={"memory_bandwidth_bytes_per_second": bandwidth})}
     )
+
+
+def broken_down(cost: StepCost, load: StepLoad, microbatches: int) -> tuple[Operator, ...]:
+    """Return the operators of a step with so many microbatches."""
+    return operators(cost, load, evaluate(cost, load, microbatches))

@@ -165,14 +165,10 @@ def memory_demand(cost: StepCost, stages: Timings) -> tuple[Number, Number]:
 
     A dedicated shared expert reads another device's memory than the routed ones do.
     """
-    routed, shared = memory_seconds(stages, ("experts",)), memory_seconds(stages, ("shared",))
-    experts = larger(routed, shared) if dedicated(cost) else routed + shared
-    return memory_seconds(stages, ("attention",)), memory_seconds(stages, ("gate",)) + experts
-
-
-def memory_seconds(stages: Timings, names: tuple[Stage, ...]) -> Number:
-    """Seconds for which the terms of the named stages would keep the memory busy."""
-    return sum((stages[name].memory_seconds for name in names if name in stages), 0.0)
+    attention, gate, routed, shared = (
+        stages[name].demand if name in stages else 0.0 for name in ("attention", "gate", "experts", "shared")
+    )
+    return attention, gate + (larger(routed, shared) if dedicated(cost) else routed + shared)
 
 
 def overlapped_layer(cost: StepCost, stages: Timings) -> Number:

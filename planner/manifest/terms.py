@@ -206,7 +206,10 @@ class Timing:
     def seconds(self, cores: Number = 1.0, dilation: Number = 1.0) -> Number:
         """Duration on a share of the cores with memory slowed by ``dilation``."""
         compute, memory = self.compute / cores, self.memory * dilation
-        longer = larger(compute, memory)
+        if compute.__class__ is float and memory.__class__ is float:  # the inner loop of every prediction
+            longer: Number = compute if compute >= memory else memory
+        else:
+            longer = np.maximum(compute, memory)
         if not self.serial:
             return longer + self.fixed
         # serial·min(c, m) = serial·(c + m - max(c, m))
@@ -247,6 +250,8 @@ class StageTiming:
     mixed: list[Timing]
     memory: Number
     fixed: Number
+    demand: Number
+    """Seconds for which the stage would keep the memory busy."""
 
     def seconds(self, cores: Number = 1.0, dilation: Number = 1.0) -> Number:
         """Duration of the stage's terms one after the other."""
@@ -254,11 +259,6 @@ class StageTiming:
         for timing in self.mixed:
             total = total + timing.seconds(cores, dilation)
         return total
-
-    @property
-    def memory_seconds(self) -> Number:
-        """Seconds for which the stage would keep the memory busy."""
-        return sum((timing.memory for timing in self.mixed), self.memory)
 
 
 Timings = dict[Stage, StageTiming]
@@ -268,9 +268,10 @@ def timings(terms: tuple[Term, ...], values: Mapping[str, Number]) -> Timings:
     """Return the timing of every stage, in the order of ``terms``."""
     result: Timings = {}
     for term in terms:
-        stage = result.setdefault(term.stage, StageTiming([], [], 0.0, 0.0))
+        stage = result.setdefault(term.stage, StageTiming([], [], 0.0, 0.0, 0.0))
         own = timing(term, values)
         stage.terms.append((term, own))
+        stage.demand = stage.demand + own.memory
         if isinstance(term, ComputeTerm) and term.flops:
             stage.mixed.append(own)
         else:

@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.breakdown import Operator, operators
+from planner.breakdown import Operator
 from planner.imbalance import parse_balance
 from planner.latency import balanced_cost, causal_pairs, decode_load
 from planner.manifest.stepcost import evaluate
 from planner.manifest.terms import StepLoad
 from planner.operators import build_step_cost
-from tests.instances import cloudmatrix_decode, even_cost, instance, with_bandwidth
+from tests.instances import broken_down, cloudmatrix_decode, even_cost, instance, with_bandwidth
 
 INSTANCES = {
     "split cores, dedicated shared": cloudmatrix_decode(),
@@ -40,7 +40,7 @@ def test_iteration_is_the_sum_of_exposed_operators(name: str, batch: float, kv: 
     deployment = INSTANCES[name]
     cost = balanced_cost(deployment, parse_balance("measured"))
     load = decode_load(deployment, batch, kv)
-    rows = operators(cost, load, microbatches)
+    rows = broken_down(cost, load, microbatches)
     assert exposed(rows) == pytest.approx(float(evaluate(cost, load, microbatches).seconds), rel=1e-9)
     assert all(row.seconds >= 0 and row.flops >= 0 for row in rows if row.name not in ("straggler_wait", "host"))
 
@@ -54,7 +54,7 @@ def test_pass_is_the_sum_of_exposed_operators(pp: int, microbatches: int):
     load = StepLoad(
         prefill_tokens=512.0, prefill_pairs=causal_pairs(512.0, 0.0), finishing_prompts=1.0, mean_tokens=512.0
     )
-    rows = {row.name: row for row in operators(cost, load, microbatches)}
+    rows = {row.name: row for row in broken_down(cost, load, microbatches)}
     total = float(evaluate(cost, load, microbatches).seconds)
     assert exposed(tuple(rows.values())) == pytest.approx(total, rel=1e-9)
     assert ("pipeline_bubble" in rows) == (pp > 1)
@@ -68,7 +68,7 @@ def test_memory_wait_is_its_own_row():
     base = cloudmatrix_decode()
     slow = replace(base, hardware=with_bandwidth(base.hardware, 0.02))
     cost, load = even_cost(slow), decode_load(slow, 4.0, 100.0)
-    rows = operators(cost, load, 2)
+    rows = broken_down(cost, load, 2)
     assert {row.name: row.bound for row in rows}.get("memory_wait") == "memory"
     assert exposed(rows) == pytest.approx(float(evaluate(cost, load, 2).seconds), rel=1e-9)
 
@@ -76,7 +76,7 @@ def test_memory_wait_is_its_own_row():
 def test_hidden_streams_are_not_exposed():
     """CloudMatrix384 at batch 96 and 4K: one stream leads, the other one is hidden whole."""
     deployment = cloudmatrix_decode()
-    rows = {row.name: row for row in operators(even_cost(deployment), decode_load(deployment, 48.0, 4096.0), 2)}
+    rows = {row.name: row for row in broken_down(even_cost(deployment), decode_load(deployment, 48.0, 4096.0), 2)}
     one, other = rows["attention"], rows["dispatch"]
     assert one.exposed_seconds == 0.0 or other.exposed_seconds == 0.0
     assert (one.stream, other.stream) == ("0", "1")
@@ -86,8 +86,8 @@ def test_stragglers_wait_in_a_row_of_their_own():
     """Operators stand at the even load; what the busiest rank adds is one row, zero with perfect balance."""
     deployment = INSTANCES["compute beside communication"]
     load = decode_load(deployment, 64.0, 4096.0)
-    even = {row.name: row for row in operators(even_cost(deployment), load, 1)}
-    skewed = {row.name: row for row in operators(balanced_cost(deployment, parse_balance("1.5")), load, 1)}
+    even = {row.name: row for row in broken_down(even_cost(deployment), load, 1)}
+    skewed = {row.name: row for row in broken_down(balanced_cost(deployment, parse_balance("1.5")), load, 1)}
     assert even["straggler_wait"].seconds == 0.0
     assert skewed["straggler_wait"].seconds > 0.0
     assert skewed["routed_gate_up"].seconds == even["routed_gate_up"].seconds
@@ -96,7 +96,7 @@ def test_stragglers_wait_in_a_row_of_their_own():
 def test_counts_and_bounds():
     """61 layers of attention, 58 of experts; decode attention of one long request is bound by memory."""
     deployment = instance("deepseek-r1", "h800", "decode", "fp8", attention_dp=32, moe_ep=32)
-    rows = {row.name: row for row in operators(build_step_cost(deployment), decode_load(deployment, 1.0, 100.0), 1)}
+    rows = {row.name: row for row in broken_down(build_step_cost(deployment), decode_load(deployment, 1.0, 100.0), 1)}
     assert (rows["attention"].count, rows["dispatch"].count, rows["dense_down"].count) == (61, 58, 3)
     assert rows["o_proj"].bound == "memory"
     assert rows["dispatch"].bound == "network"

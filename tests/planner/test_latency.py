@@ -14,8 +14,8 @@ from planner.latency import (
     causal_pairs,
     decode_load,
     deviations,
+    fastest_step,
     prefill_passes,
-    step_seconds,
     tokens_per_iteration,
 )
 from tests.instances import cloudmatrix_decode, even_cost, instance
@@ -68,7 +68,9 @@ def test_chunks_cost_more_than_a_whole_prompt():
     deployment = instance("deepseek-r1", "h200", "prefill", "fp8", attention_dp=8, moe_ep=8)
     cost = even_cost(deployment)
     whole, chunked = (
-        sum(float(step_seconds(cost, step.load, 1)[0]) for step in prefill_passes(deployment, budget, 16384.0, 0.0))
+        sum(
+            float(fastest_step(cost, step.load, 1).seconds) for step in prefill_passes(deployment, budget, 16384.0, 0.0)
+        )
         for budget in (16384.0, 1024.0)
     )
     assert chunked > 1.05 * whole
@@ -79,7 +81,7 @@ def test_reuse_saves_time():
     deployment = instance("deepseek-r1", "cm384", "prefill", "int8", attention_dp=32, moe_ep=32, redundant=32)
     cost = even_cost(deployment)
     little, half = (
-        float(step_seconds(cost, prefill_passes(deployment, 8192.0, 4096.0, reuse)[0].load, 2)[0])
+        float(fastest_step(cost, prefill_passes(deployment, 8192.0, 4096.0, reuse)[0].load, 2).seconds)
         for reuse in (0.125, 0.5)
     )
     assert little / half == pytest.approx(1.42, rel=0.15)
@@ -112,7 +114,7 @@ def test_decode_of_cloudmatrix(requests: int, kv: int, tpot_ms: float):
     """CloudMatrix384 Table 5 (50, 50 and 30 ms; half the batch per die): TPOT within 15 %, balance perfect."""
     deployment = cloudmatrix_decode()
     load = decode_load(deployment, float(requests), kv + 128.0)
-    seconds, _ = step_seconds(even_cost(deployment), load, None)
+    seconds = fastest_step(even_cost(deployment), load, None).seconds
     assert float(seconds) / 1.7 * 1e3 == pytest.approx(tpot_ms, rel=0.15)
 
 
@@ -124,7 +126,8 @@ def test_prefill_with_perfect_balance(hardware: str, weights: str, tokens: float
     """CloudMatrix384 section 5.2: 6688 tokens/s per chip; DeepSeek's profile on H800 7839 per GPU; within 15 %."""
     deployment = instance("deepseek-r1", hardware, "prefill", weights, attention_dp=32, moe_ep=32, redundant=32)
     (step,) = prefill_passes(deployment, tokens, 4096.0, 0.0)
-    seconds, microbatches = step_seconds(even_cost(deployment), step.load, None)
+    timed = fastest_step(even_cost(deployment), step.load, None)
+    seconds, microbatches = timed.seconds, timed.microbatches
     assert microbatches == 2
     assert step.tokens / float(seconds) == pytest.approx(published, rel=0.15)
 
@@ -132,4 +135,4 @@ def test_prefill_with_perfect_balance(hardware: str, weights: str, tokens: float
 def test_dense_models_run_one_microbatch():
     """There is no exchange to hide."""
     deployment = instance("qwen3-32b", "h200", "decode", "bf16", attention_tp=2, moe_tp=2)
-    assert step_seconds(even_cost(deployment), decode_load(deployment, 64.0, 4096.0), None)[1] == 1
+    assert fastest_step(even_cost(deployment), decode_load(deployment, 64.0, 4096.0), None).microbatches == 1

@@ -68,8 +68,8 @@ def test_a_lone_request_alternates_prefill_and_decode() -> None:
     """One request: TTFT is one step with the whole prompt, TPOT the step without."""
     loop = ClosedLoop(concurrency=1, prompt_tokens=2048, output_tokens=512, batched_tokens=8192)
     state = mixed_state(COST, loop, None)
-    assert state.ttft_seconds == pytest.approx(state.mixed_seconds)
-    assert state.tpot_seconds == pytest.approx(state.decode_seconds)
+    assert state.ttft_seconds == pytest.approx(float(state.mixed_step.seconds))
+    assert state.tpot_seconds == pytest.approx(float(state.decode_step.seconds))
 
 
 def test_one_output_token_is_prefill_alone() -> None:
@@ -77,4 +77,4 @@ def test_one_output_token_is_prefill_alone() -> None:
     loop = ClosedLoop(concurrency=64, prompt_tokens=2048, output_tokens=1, batched_tokens=8192)
     state = mixed_state(COST, loop, None)
     assert state.prompt_steps == pytest.approx(1.0)
-    assert state.ttft_seconds == pytest.approx(16 * state.mixed_seconds, rel=1e-3)
+    assert state.ttft_seconds == pytest.approx(16 * float(state.mixed_step.seconds), rel=1e-3)

@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 
 from models.parameters import count_parameters
-from planner.breakdown import Operator, operators
+from planner.breakdown import Operator
 from planner.deployment import Deployment, StrategyArray
 from planner.latency import causal_pairs, decode_load
 from planner.manifest.stepcost import evaluate
 from planner.manifest.terms import StepLoad, form, variables
 from planner.operators import build_step_cost
-from tests.instances import cloudmatrix_decode, even_cost, instance
+from tests.instances import broken_down, cloudmatrix_decode, even_cost, instance
 
 KEYS = 4096
 
@@ -22,7 +22,7 @@ def decode_flops(deployment: Deployment) -> float:
 
 def decode_rows(deployment: Deployment) -> tuple[Operator, ...]:
     """Return the operators of a decode step of one request."""
-    return operators(even_cost(deployment), decode_load(deployment, 1.0, float(KEYS)), 1)
+    return broken_down(even_cost(deployment), decode_load(deployment, 1.0, float(KEYS)), 1)
 
 
 def prompt(tokens: float, cached: float = 0.0) -> StepLoad:
@@ -63,7 +63,7 @@ def test_prefill_flops_are_twice_the_active_parameters(model: str, weights: str,
     """A prompt: 2 x active parameters per token, the head once; MLA unabsorbed 2·128·(192 + 128) per causal pair."""
     deployment, tokens = instance(model, "h200", "prefill", weights), 1000
     count = count_parameters(deployment.model)
-    rows = operators(even_cost(deployment), prompt(1000.0), 1)
+    rows = broken_down(even_cost(deployment), prompt(1000.0), 1)
     expected = 2 * tokens * (count.active - count.lm_head) + 2 * count.lm_head
     expected += tokens * (tokens + 1) // 2 * flops_per_pair
     assert sum(row.flops for row in rows) == pytest.approx(expected, rel=1e-9)
@@ -94,7 +94,7 @@ def test_staged_attention_does_each_operation_once():
     one = instance("deepseek-r1", "cm384", "prefill", "int8")
     staged = instance("deepseek-r1", "cm384", "prefill", "int8", attention_tp=16, staged=True, moe_ep=16)
     alone, shared = (
-        sum(row.flops for row in operators(even_cost(deployment), prompt(4096.0), 1)) for deployment in (one, staged)
+        sum(row.flops for row in broken_down(even_cost(deployment), prompt(4096.0), 1)) for deployment in (one, staged)
     )
     assert 16 * shared == pytest.approx(alone, rel=1e-9)
 
@@ -164,7 +164,7 @@ def test_reused_prefix_is_expanded_again():
     """Half of a 4096-token prompt from cache: kv_up runs on all 4096 latents, projections on 2048 tokens."""
     deployment = instance("deepseek-r1", "h200", "prefill", "fp8")
     cost = even_cost(deployment)
-    flops = {row.name: row.flops for row in operators(cost, prompt(2048.0, 2048.0), 1)}
+    flops = {row.name: row.flops for row in broken_down(cost, prompt(2048.0, 2048.0), 1)}
     assert flops["kv_up"] == pytest.approx(61 * 2 * 4096 * 512 * 128 * 256)
     assert flops["q_kv_down"] == pytest.approx(61 * 2 * 2048 * 7168 * 2112)
     pairs = 2048 * 2048 + 2048 * 2049 / 2
@@ -181,7 +181,7 @@ def test_mixed_step_without_prompts_runs_no_prompt_kernel():
 def test_vocabulary_over_tp_needs_two_collectives():
     """Logits of 64 rows are gathered over TP4: 64·151936·2 B·3/4 on the wire; without TP nothing is sent."""
     split = instance("qwen3-32b", "h200", "decode", "bf16", attention_tp=4, moe_tp=4)
-    rows = {row.name: row for row in operators(even_cost(split), decode_load(split, 64.0, 1.0), 1)}
+    rows = {row.name: row for row in broken_down(even_cost(split), decode_load(split, 64.0, 1.0), 1)}
     assert rows["logits_all_gather"].message_bytes == pytest.approx(64 * 151936 * 2 * 3 / 4)
     whole = decode_rows(instance("qwen3-32b", "h200", "decode", "bf16"))
     assert not any(row.message_bytes for row in whole)

@@ -5,7 +5,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.workload import Lengths, Trace, Traffic, Workload, running_kv_tokens, running_kv_total
+from planner.workload import (
+    Lengths,
+    Trace,
+    Traffic,
+    Workload,
+    reserved_kv_tokens,
+    running_kv_tokens,
+    total_kv_tokens,
+)
 from podplan.errors import BadInput
 
 
@@ -51,9 +59,20 @@ def test_running_kv_of_correlated_lengths_against_samples():
 def test_total_kv_grows_with_requests_and_caution(squared_cv: float, deviations: float):
     """More requests or more standard deviations never need less memory."""
     workload = _workload(squared_cv)
-    one = running_kv_total(workload, 8, deviations)
-    assert running_kv_total(workload, 9, deviations) >= one
-    assert running_kv_total(workload, 8, deviations + 1) >= one
+    load = running_kv_tokens(workload)
+    one = total_kv_tokens(load, 8, deviations)
+    assert total_kv_tokens(load, 9, deviations) >= one
+    assert total_kv_tokens(load, 8, deviations + 1) >= one
+
+
+def test_reservation_holds_the_whole_answer():
+    """Admission reserves prompt and answer: fixed lengths exactly, varying ones by the requests that run."""
+    fixed = Workload(input_tokens=Lengths(mean=4096), output_tokens=Lengths(mean=1024))
+    varying = Workload(input_tokens=Lengths(mean=4096), output_tokens=Lengths(mean=1024, squared_cv=1.0))
+
+    assert (reserved_kv_tokens(fixed).mean_tokens, reserved_kv_tokens(fixed).variance_squared_tokens) == (5120, 0)
+    assert reserved_kv_tokens(varying).mean_tokens == 4096 + 2 * 1024
+    assert reserved_kv_tokens(varying).mean_tokens > running_kv_tokens(varying).mean_tokens
 
 
 def test_trace_moments():
