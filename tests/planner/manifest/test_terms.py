@@ -54,7 +54,7 @@ def test_stage_is_the_sum_of_its_terms():
     for stage in stages.values():
         one_by_one = sum(own.seconds(0.5, 1.5) for _, own in stage.terms)
         assert stage.seconds(0.5, 1.5) == pytest.approx(one_by_one)
-        assert stage.memory_seconds == pytest.approx(sum(own.memory for _, own in stage.terms))
+        assert stage.demand == pytest.approx(sum(own.memory for _, own in stage.terms))
 
 
 def test_variables_of_a_mixed_step():
