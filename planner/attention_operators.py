@@ -10,7 +10,7 @@ import numpy as np
 from hardware.spec import CollectiveOp
 from models.spec import GQA, MLA
 from planner.collectives import collective
-from planner.deployment import Deployment
+from planner.deployment import Deployment, several
 from planner.manifest.terms import ComputeTerm, Form, Number, Term
 from planner.roofline import ELEMENT_BYTES, TOKENS, Roofline, combine, scale
 
@@ -20,7 +20,7 @@ def attention_terms(deployment: Deployment) -> list[Term]:
     attention = deployment.model.attention
     terms = mla_terms(deployment, attention) if isinstance(attention, MLA) else gqa_terms(deployment, attention)
     strategy, hidden = deployment.strategy, deployment.model.hidden_size
-    if np.any(np.asarray(strategy.attention_tp) > 1) and not strategy.staged:
+    if several(strategy.attention_tp) and not strategy.staged:
         terms.append(
             collective(
                 deployment.hardware,

@@ -133,14 +133,14 @@ def _stage_rows(step: _Step, stage: Stage) -> list[Operator]:
             alone = float(timing.seconds()) * cost.dense_layers * step.microbatches
             seconds = seconds * cost.moe_layers / layer_count(cost, stage) + alone
             exposure = (seconds - alone) * exposed + alone
-        rows.append(_row(term, timing, step.values, _stream(stage, cost), count, (seconds, exposure)))
+        rows.append(_row(term, timing, _stream(stage, cost), count, (seconds, exposure)))
     return rows
 
 
 def _head_rows(step: _Step) -> list[Operator]:
     """Embedding, head and sampling run once on the whole batch."""
     heads = timings(step.cost.head_terms, step.whole)["head"].terms
-    return [_row(t, timing, step.whole, "0", 1, (float(timing.seconds()),) * 2) for t, timing in heads]
+    return [_row(t, timing, "0", 1, (float(timing.seconds()),) * 2) for t, timing in heads]
 
 
 def _exposed_share(step: _Step, stage: Stage) -> float:
@@ -181,22 +181,12 @@ def _pace(step: _Step, stage: Stage) -> tuple[float, float]:
     return (step.share, own) if stage == "attention" else (1 - step.share, other)
 
 
-def _row(
-    term: Term,
-    timing: Timing,
-    values: dict[str, Number],
-    stream: str,
-    count: int,
-    seconds: tuple[float, float],
-) -> Operator:
-    flops = moved = message = 0.0
-    bound: Bound = "network"
+def _row(term: Term, timing: Timing, stream: str, count: int, seconds: tuple[float, float]) -> Operator:
+    flops, moved = float(timing.flops) * count, float(timing.bytes) * count
     if isinstance(term, ComputeTerm):
-        flops, moved = float(form(term.flops, values)) * count, float(form(term.bytes, values)) * count
         bound = _bound(float(timing.compute), float(timing.memory), float(timing.fixed))
-    else:
-        message = float(form(term.bytes, values)) * count
-    return Operator(term.name, stream, count, *seconds, flops, moved, message, bound, term.residual)
+        return Operator(term.name, stream, count, *seconds, flops, moved, 0.0, bound, term.residual)
+    return Operator(term.name, stream, count, *seconds, 0.0, 0.0, moved, "network", term.residual)
 
 
 def _bound(compute: float, memory: float, overhead: float) -> Bound:

@@ -10,7 +10,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from hardware.spec import CollectiveFit, CollectiveOp, Dtype, ExchangeFit, HardwareSpec
+from hardware.spec import CollectiveFit, CollectiveOp, Dtype, ExchangeFit, ExchangePoint, HardwareSpec
 from models.spec import MoE
 from planner.manifest.terms import CommunicationTerm, Form, Number, Stage
 from planner.roofline import residual, scale
@@ -83,11 +83,25 @@ def exchange_protocol(fit: ExchangeFit, degree: Number) -> tuple[Number, Number]
     Linear interpolation over log2(degree) between the measured degrees, constant outside them.
     """
     points = sorted(fit.points, key=lambda point: point.degree)
+    if isinstance(degree, int):
+        return _between(points, degree)
     known = np.log2([point.degree for point in points])
     wanted = np.log2(degree)
     latency = np.interp(wanted, known, [point.latency_seconds for point in points])
     rate = np.interp(wanted, known, [point.bandwidth_bytes_per_second for point in points])
     return latency, rate
+
+
+def _between(points: list[ExchangePoint], degree: int) -> tuple[float, float]:
+    """The interpolation at one degree, without what a NumPy call costs."""
+    low = max((p for p in points if p.degree <= degree), key=lambda p: p.degree, default=points[0])
+    high = min((p for p in points if p.degree >= degree), key=lambda p: p.degree, default=points[-1])
+    span = math.log2(high.degree / low.degree)
+    weight = math.log2(degree / low.degree) / span if span else 0.0
+    return (
+        low.latency_seconds + weight * (high.latency_seconds - low.latency_seconds),
+        low.bandwidth_bytes_per_second + weight * (high.bandwidth_bytes_per_second - low.bandwidth_bytes_per_second),
+    )
 
 
 def distinct(moe: MoE, places: int) -> float:
@@ -123,6 +137,7 @@ def exchange_copies(fit: ExchangeFit, moe: MoE, nodes: Number, dedicated_shared:
     """
     if fit.payload != "per_node":
         return moe.experts_per_token + (1.0 if dedicated_shared else 0.0)
-    counts, where = np.unique(np.asarray(nodes), return_inverse=True)
-    copies = np.array([distinct(moe, int(count)) for count in counts])[where]
-    return float(copies) if np.ndim(nodes) == 0 else copies
+    if not isinstance(nodes, np.ndarray):
+        return distinct(moe, int(nodes))
+    counts, where = np.unique(nodes, return_inverse=True)
+    return np.asarray(np.array([distinct(moe, int(count)) for count in counts])[where])

@@ -93,7 +93,7 @@ class Deployment:
     @property
     def replicated_tokens(self) -> bool:
         """Whether every device already holds all tokens: one DP group that is not staged."""
-        return not self.strategy.staged and bool(np.all(np.asarray(self.strategy.attention_dp) == 1))
+        return not self.strategy.staged and not several(self.strategy.attention_dp)
 
     @property
     def in_graph(self) -> bool:
@@ -109,6 +109,11 @@ def shared_split(deployment: Deployment) -> Number:
     if not deployment.expert_parallel:
         return strategy.moe_tp
     return strategy.moe_tp * strategy.moe_ep if deployment.replicated_tokens and not deployment.dedicated else 1
+
+
+def several(degree: Number) -> bool:
+    """Whether a degree, or any of an array of degrees, exceeds 1."""
+    return bool((degree > 1).any()) if isinstance(degree, np.ndarray) else degree > 1
 
 
 def default_weights(hardware: HardwareSpec, model: ModelSpec) -> Dtype:

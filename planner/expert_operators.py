@@ -6,10 +6,8 @@ group's tokens, and the busiest rank's copies ("routed") decide the transfer.
 
 from typing import Literal
 
-import numpy as np
-
 from planner.collectives import collective, exchange_copies, exchange_fit, exchange_protocol, message_bytes
-from planner.deployment import Deployment, shared_split
+from planner.deployment import Deployment, several, shared_split
 from planner.manifest.terms import CommunicationTerm, Form, Term
 from planner.roofline import ELEMENT_BYTES, Roofline, residual, scale
 
@@ -71,7 +69,7 @@ def exchange_terms(deployment: Deployment) -> list[Term]:
     """
     if deployment.expert_parallel and deployment.replicated_tokens:
         return replicated_exchange(deployment)
-    split = bool(np.any(np.asarray(deployment.strategy.moe_tp) > 1))
+    split = several(deployment.strategy.moe_tp)
     if deployment.expert_parallel:
         terms = [exchange_term(deployment, "dispatch"), exchange_term(deployment, "combine")]
         return [*terms, *hybrid_terms(deployment)] if split else terms
@@ -126,7 +124,7 @@ def tensor_parallel_terms(deployment: Deployment) -> list[Term]:
     strategy, tp = deployment.strategy, deployment.strategy.moe_tp
     message = {"mean": strategy.attention_dp * deployment.model.hidden_size * 2.0}
     hardware, graph = deployment.hardware, deployment.in_graph
-    if np.all(np.asarray(strategy.attention_dp) == 1):
+    if not several(strategy.attention_dp):
         return [
             collective(hardware, "all_reduce", tp, message, name="experts_all_reduce", stage="combine", in_graph=graph)
         ]

@@ -2,11 +2,9 @@
 
 from typing import Literal
 
-import numpy as np
-
 from hardware.spec import CollectiveOp
 from planner.collectives import collective
-from planner.deployment import Deployment
+from planner.deployment import Deployment, several
 from planner.manifest.terms import Form, Term
 from planner.roofline import TOKENS, Roofline, scale
 
@@ -38,7 +36,7 @@ def vocabulary_exchanges(deployment: Deployment) -> list[Term]:
     """A vocabulary split over TP sums the embeddings (Megatron-LM section 3) and gathers the logits, as vLLM does."""
     strategy, model = deployment.strategy, deployment.model
     degree, hardware, graph = strategy.attention_tp, deployment.hardware, deployment.in_graph
-    if not np.any(np.asarray(degree) > 1):
+    if not several(degree):
         return []
     embeddings, logits = scale(TOKENS, model.hidden_size * 2.0), {"rows": model.vocab_size * 2.0}
     summed: CollectiveOp = "reduce_scatter" if strategy.staged else "all_reduce"

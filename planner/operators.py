@@ -7,11 +7,9 @@ experts that are hit ("hit"), KV once per request and iteration ("kv") however m
 verifies.
 """
 
-import numpy as np
-
 from planner.attention_operators import attention_terms
 from planner.collectives import collective
-from planner.deployment import Deployment
+from planner.deployment import Deployment, several
 from planner.expert_operators import exchange_terms, expert_terms, gate_terms
 from planner.head_operators import draft_terms, head_terms
 from planner.manifest.terms import CommunicationTerm, StepCost, Term
@@ -54,7 +52,7 @@ def build_step_cost(deployment: Deployment) -> StepCost:
         communication_share=share.value,
         communication_dilation=dilation.value if dilation else 1.0,
         pipeline_stages=strategy.pp,
-        pipeline_hop=pipeline_hop(deployment) if np.any(np.asarray(strategy.pp) > 1) else None,
+        pipeline_hop=pipeline_hop(deployment) if several(strategy.pp) else None,
         pipeline_bubble=deployment.phase == "prefill",
         host_seconds=host,
         launch_seconds=0.0 if deployment.in_graph else hardware.host.eager_launch_seconds.value,
@@ -83,7 +81,7 @@ def dense_terms(deployment: Deployment) -> list[Term]:
         roofline.vector("dense_activation", "dense", scale(rows, width * (2 * 2.0 + 1.0))),
         roofline.matmul("dense_down", "dense", rows, hidden, width, dtype),
     ]
-    if np.any(np.asarray(split) > 1):
+    if several(split):
         message = scale(rows, hidden * 2.0)
         terms.append(
             collective(

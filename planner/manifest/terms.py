@@ -196,12 +196,17 @@ def form(coefficients: Form, values: Mapping[str, Number]) -> Number:
 
 @dataclass(slots=True)
 class Timing:
-    """Compute seconds at all cores, memory seconds at full bandwidth, and what nothing shortens."""
+    """Compute seconds at all cores, memory seconds at full bandwidth, and what nothing shortens.
+
+    ``flops`` and ``bytes`` are the work behind them; for a transfer ``bytes`` is its payload.
+    """
 
     compute: Number
     memory: Number
     fixed: Number
     serial: float = 0.0
+    flops: Number = 0.0
+    bytes: Number = 0.0
 
     def seconds(self, cores: Number = 1.0, dilation: Number = 1.0) -> Number:
         """Duration on a share of the cores with memory slowed by ``dilation``."""
@@ -226,15 +231,20 @@ def timing(term: Term, values: Mapping[str, Number]) -> Timing:
         compute, memory = (flops + form(term.idle_flops, values)) / term.flops_per_second, moved / term.bytes_per_second
         work = flops if term.flops else moved
         if work.all() if isinstance(work, np.ndarray) else work > 0:
-            return Timing(compute, memory, term.floor_seconds, term.serial)
+            return Timing(compute, memory, term.floor_seconds, term.serial, flops, moved)
         runs: Number = np.asarray(np.asarray(work) > 0, dtype=np.float64)
-        return Timing(runs * compute, runs * memory, runs * term.floor_seconds, term.serial)
-    return Timing(0.0, 0.0, communication_seconds(term, values))
+        return Timing(runs * compute, runs * memory, runs * term.floor_seconds, term.serial, flops, moved)
+    payload = form(term.bytes, values)
+    return Timing(0.0, 0.0, protocol_seconds(term, payload), bytes=payload)
 
 
 def communication_seconds(term: CommunicationTerm, values: Mapping[str, Number]) -> Number:
+    """Seconds of a transfer at the variables of a step."""
+    return protocol_seconds(term, form(term.bytes, values))
+
+
+def protocol_seconds(term: CommunicationTerm, payload: Number) -> Number:
     """Seconds of the fastest protocol: min over (latency, rate) of latency + bytes / rate."""
-    payload = form(term.bytes, values)
     best: Number | None = None
     for latency, rate in term.protocols:
         seconds = latency + payload / rate
