@@ -15,7 +15,7 @@ from planner.space import Row, check_layouts, groups, role_rows
 from podplan.errors import Fault
 
 # TPOT limits, as parts of the asked one, at which further decode candidates are sought for the front.
-FRONT_LIMITS = (0.75, 0.5)
+FRONT_LIMITS = (0.6,)
 FRONT_CANDIDATES = 2
 
 
