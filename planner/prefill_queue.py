@@ -28,6 +28,8 @@ _MOST_QUEUED = 256
 _RESIDUAL_CELLS = 64
 _TIME_CELLS = 1024
 _MOST_UTILISATION = 0.98
+_REGULAR = 0.6
+"""Dispersion of arrivals below which they count as dealt in turn."""
 _SMALLEST_DISPERSION = 0.05
 
 
@@ -218,6 +220,22 @@ def count_distribution(means: Array, dispersion: float, counts: int) -> Array:
     return np.asarray(probabilities, dtype=np.float64)
 
 
+def renewal_counts(means: Array, shape: int, counts: int) -> Array:
+    """Probabilities of 0..counts-1 arrivals within a window that begins with one, [..., counts].
+
+    Gaps are Erlang of ``shape``, as behind a router that deals Poisson arrivals to that many instances in turn:
+    P(N >= k) = P(Poisson(shape·mean) >= shape·k).
+
+    Ref: renewal counting, D. R. Cox, Renewal Theory, section 3.2.
+    """
+    events = np.arange(shape * counts)
+    logs = np.concatenate([[0.0], np.cumsum(np.log(np.maximum(events[1:], 1)))])
+    scaled = np.maximum(shape * np.asarray(means, dtype=np.float64)[..., None], 1e-300)
+    poisson = np.exp(events * np.log(scaled) - scaled - logs)
+    grouped = poisson.reshape(*poisson.shape[:-1], counts, shape).sum(axis=-1)
+    return np.asarray(grouped / grouped.sum(axis=-1, keepdims=True), dtype=np.float64)
+
+
 def _reach(service: _Service, rate: float, dispersion: float) -> float:
     """Prompts that a pass all but never exceeds: 8 standard deviations above where arrivals of a pass fill the next.
 
@@ -247,6 +265,9 @@ def _solve(service: _Service, rate: float, dispersion: float) -> _Chain:
         noise = dispersion * rate * means[-1] / step**2 + (rate / step) ** 2 * variances[-1]
         queued = min(_MOST_QUEUED, 2 + math.ceil(math.log(1e7) * noise / (2 * slack)))
     arrivals = count_distribution(rate * durations / step, dispersion / step, sizes + queued + 1)
+    if step == 1 and dispersion <= _REGULAR:
+        # A pass of one prompt mostly begins with that prompt's arrival, right after which no other one is due.
+        arrivals[0] = renewal_counts(rate * durations[0], round(1 / dispersion), arrivals.shape[2])
     mixed = np.einsum("snk,n->sk", arrivals, weights)  # [sizes, counts]
     states = sizes + queued
     moves = np.zeros((states, states + 1))
@@ -288,9 +309,11 @@ def _sojourn(service: _Service, chain: _Chain) -> Latency:
     full = chain.starts[sizes - 1 :]
     leftover = full / full.sum() if full.sum() > 0 else np.eye(1, full.size)[0]  # [queued + 1]
     pass_share = np.append(chain.starts[: sizes - 1], full.sum())
-    busy = pass_share[:, None] * chain.weights * chain.durations  # [sizes, nodes]: time spent
+    # By arrivals, not by time: only Poisson arrivals see time averages.
+    counts = np.arange(chain.arrivals.shape[2])
+    busy = pass_share[:, None] * chain.weights * (chain.arrivals @ counts)  # [sizes, nodes]: arrivals during passes
     empty = chain.arrivals[:, :, 0] @ chain.weights
-    idle = (pass_share[:-1] @ empty[:-1] + full[0] * empty[-1]) / chain.rate
+    idle = pass_share[:-1] @ empty[:-1] + full[0] * empty[-1]  # arrivals that end an idle time
     total = float(busy.sum() + idle)
     grid = np.linspace(0.0, float(chain.durations.max()), _RESIDUAL_CELLS + 1)
     own, later = _residuals(chain, busy / total, leftover, grid)

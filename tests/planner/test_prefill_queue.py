@@ -7,7 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.prefill_queue import count_distribution, prefill_capacity, prefill_latency, thinned_squared_cv
+from planner.prefill_queue import (
+    count_distribution,
+    prefill_capacity,
+    prefill_latency,
+    renewal_counts,
+    thinned_squared_cv,
+)
 from planner.queueing import pollaczek_khinchine_wait
 from podplan.errors import BadInput
 
@@ -191,3 +197,21 @@ def test_pools_and_passes_that_cannot_be():
         prefill_latency(arrival_rate_per_second=1, pass_seconds=_pass_seconds, most_prompts=0)
     with pytest.raises(BadInput, match="negative"):
         prefill_latency(arrival_rate_per_second=-1, pass_seconds=_pass_seconds, most_prompts=1)
+
+
+def test_renewal_counts_of_shape_one_are_poisson():
+    """Erlang gaps of shape 1 are exponential: the counts are those of a Poisson process."""
+    assert renewal_counts(np.array([0.7]), 1, 6)[0] == pytest.approx(count_distribution(np.array([0.7]), 1.0, 6)[0])
+
+
+def test_regular_arrivals_hardly_wait_when_a_pass_is_shorter_than_their_gaps():
+    """Dealt to 8 instances in turn, arrivals are nearly regular: 45 % busy and one prompt a pass, few wait at all."""
+    latency = prefill_latency(
+        arrival_rate_per_second=3.0,
+        pass_seconds=lambda prompts: 0.15 * prompts,
+        most_prompts=4,
+        arrival_squared_cv=1 / 8,
+    )
+
+    assert latency is not None
+    assert 0.15 <= latency.mean < 0.16
