@@ -70,7 +70,9 @@ def memory_sentence(question: Question, machines: Machines, prefill: bool) -> st
         return f"{question.model.name} has no strategy on {machines.devices} devices of {machines.hardware.name}"
     least, _ = min(needs)
     smallest = smallest_devices(question, machines, prefill)
-    nearest = f"the smallest number of devices that holds it is {smallest}" if smallest else "no number of them does"
+    nearest = "no number of them does"
+    if smallest:
+        nearest = f"the smallest number that holds a {role} instance is {smallest}, and a plan needs one of each role"
     return (
         f"{question.model.name} does not fit {machines.devices} devices of {machines.hardware.name}: its weights take "
         f"at least {format_bytes(least)} per device beside a KV cache, {format_bytes(room)} are free, "
