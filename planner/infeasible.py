@@ -6,13 +6,14 @@ from typing import Literal
 
 import numpy as np
 
-from planner.decode_candidates import Count, decode_candidates, decode_memory_used
+from planner.decode_candidates import Count, decode_candidates, rows_with_room
 from planner.latency import balanced_cost
 from planner.memory import weight_bytes
-from planner.operating import DecodeServer, PrefillServer
-from planner.prefill_candidates import pass_seconds, prefill_candidates, prefill_fits
+from planner.operating import DecodeServer, PrefillServer, kv_transfer_seconds
+from planner.prefill_candidates import budgets, pass_seconds, prefill_candidates, prefill_fits
 from planner.question import Machines, Question
-from planner.space import groups, role_rows
+from planner.shortlist import best_per_size
+from planner.space import groups, role_rows, row_deployment
 from planner.workload import reserved_kv_tokens
 from podplan.units import format_bytes, format_duration, format_rate
 
@@ -24,7 +25,7 @@ def missing(question: Question, prefill: bool) -> tuple[str, str]:
     """Return (binding limit, sentence) for a pool without any candidate."""
     role = "prefill" if prefill else "decode"
     machines = question.prefill if prefill else question.decode
-    if not fits_somewhere(question, prefill):
+    if not fitting_sizes(question, prefill):
         return "memory", memory_sentence(question, machines, prefill)
     best = fastest_ttft(question) if prefill else fastest_tpot(question)
     flag, limit = ("--ttft", question.ttft_seconds) if prefill else ("--tpot", question.tpot_seconds)
@@ -43,15 +44,19 @@ def role_of(prefill: bool) -> Literal["prefill", "decode"]:
     return "prefill" if prefill else "decode"
 
 
-def fits_somewhere(question: Question, prefill: bool) -> bool:
-    """Whether any row of the role fits with its smallest batch."""
-    role = role_of(prefill)
-    kv = reserved_kv_tokens(question.workload)
-    capacity = (question.prefill if prefill else question.decode).hardware.device.memory_bytes.value
-    return any(
-        bool(np.any(np.asarray(decode_memory_used(group.deployment, 1.0, kv)) <= capacity))
-        for group in groups(question, role, role_rows(question, role), 0)
-    )
+def fitting_sizes(question: Question, prefill: bool) -> list[int]:
+    """Devices of every row of the role that holds its least load: a prompt in its smallest parts, or one request."""
+    role, workload = role_of(prefill), question.workload
+    sizes: list[int] = []
+    for group in groups(question, role, role_rows(question, role), 0 if prefill else min(question.drafts)):
+        if prefill:
+            finest = max(chunks for _, chunks in budgets(workload))
+            fits = np.broadcast_to(prefill_fits(group.deployment, workload, 1, finest), (len(group.rows),))
+            rows = group.select(np.flatnonzero(fits)).rows
+        else:
+            rows = rows_with_room(group, 1, reserved_kv_tokens(workload))[0].rows
+        sizes += [row.strategy.devices for row in rows]
+    return sizes
 
 
 def memory_sentence(question: Question, machines: Machines, prefill: bool) -> str:
@@ -81,19 +86,14 @@ def memory_sentence(question: Question, machines: Machines, prefill: bool) -> st
 
 
 def smallest_devices(question: Question, machines: Machines, prefill: bool) -> int | None:
-    """Return the fewest devices on which one instance of the role fits; searched by doubling, then halving."""
-    step = machines.devices_per_node
-    low, high = machines.devices, machines.devices
-    while high <= 64 * max(machines.devices, step):
-        high *= 2
-        if fits_somewhere(with_devices(question, high), prefill):
-            break
-    else:
-        return None
-    while high - low > max(1, min(step, low)):
-        middle = (low + high) // 2
-        low, high = (low, middle) if fits_somewhere(with_devices(question, middle), prefill) else (middle, high)
-    return high
+    """Return the devices of the smallest instance of the role that fits; pools are doubled until there is one."""
+    devices = machines.devices
+    while devices <= 64 * max(machines.devices, machines.devices_per_node):
+        devices *= 2
+        sizes = fitting_sizes(with_devices(question, devices), prefill)
+        if sizes:
+            return min(sizes)
+    return None
 
 
 def with_devices(question: Question, devices: int) -> Question:
@@ -103,23 +103,19 @@ def with_devices(question: Question, devices: int) -> Question:
 
 
 def fastest_tpot(question: Question) -> float | None:
-    """Least time per token of any decode instance that fits, at its smallest batch."""
-    count, best = Count(), math.inf
-    low, high = question.tpot_seconds, None
-    limit = question.tpot_seconds
-    for _ in range(40):
-        found = any(_decode_found(question, count, limit))
-        if found:
-            high = limit
-        else:
-            low = limit
-        if high is not None and high / low < 1.02:
-            break
-        limit = math.sqrt(low * high) if high is not None else limit * 2
-        if limit > _RELAXED:
+    """Least time per token of any decode instance that fits, at its smallest batch; within 2 %."""
+    count, high = Count(), question.tpot_seconds
+    while not any(_decode_found(question, count, high)):
+        high *= 2
+        if high > _RELAXED:
             return None
-    best = high if high is not None else best
-    return best if math.isfinite(best) else None
+    low = high / 2
+    while any(_decode_found(question, count, low)):
+        low, high = low / 2, low
+    while high > 1.02 * low:
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if any(_decode_found(question, count, middle)) else (middle, high)
+    return high
 
 
 def _decode_found(question: Question, count: Count, limit: float) -> list[bool]:
@@ -132,44 +128,74 @@ def _decode_found(question: Question, count: Count, limit: float) -> list[bool]:
 
 
 def fastest_ttft(question: Question) -> float | None:
-    """Shortest time of one prompt alone on any prefill instance that fits."""
+    """Shortest time of one prompt alone, whole or in parts, on any prefill instance that fits."""
     best = math.inf
     for group in groups(question, "prefill", role_rows(question, "prefill"), 0):
         cost = balanced_cost(group.deployment, question.balance)
         alone = 1.0 / np.asarray(group.deployment.strategy.attention_dp)
-        fits = prefill_fits(group.deployment, question.workload, 1, 1)
-        seconds = pass_seconds(cost, question.workload, 1.0, alone, 1, 1)
-        best = min(best, float(np.min(np.where(fits, seconds, math.inf))))
+        for chunks in sorted({chunks for _, chunks in budgets(question.workload)}):
+            fits = prefill_fits(group.deployment, question.workload, 1, chunks)
+            seconds = pass_seconds(cost, question.workload, 1.0, alone, chunks, 1)
+            best = min(best, float(np.min(np.where(fits, seconds, math.inf))))
     return best if math.isfinite(best) else None
 
 
 def nearest_limit(question: Question, prefill: bool, least: float) -> float:
     """Return the tightest of a few multiples of the least time under which the role's queue is stable.
 
-    Each is verified by solving the role's queue; the last one is returned unverified.
+    Each is looser than the asked limit, rounded up to what is printed, and verified by solving the role's queue; the
+    last one is returned unverified.
     """
-    for factor in _FACTORS:
-        limit = least * factor
+    asked = question.ttft_seconds if prefill else question.tpot_seconds
+    limits = [rounded_up(least * factor) for factor in _FACTORS]
+    for limit in limits:
         changed = replace(question, ttft_seconds=limit) if prefill else replace(question, tpot_seconds=limit)
-        if carries(changed, prefill):
+        if limit > asked and carries(changed, prefill):
             return limit
-    return least * _FACTORS[-1]
+    return limits[-1]
+
+
+def rounded_up(value: float) -> float:
+    """Return the next value of three significant digits, as it is printed."""
+    step = 10.0 ** (math.floor(math.log10(value)) - 2)
+    return math.ceil(value / step - 1e-9) * step
+
+
+def rounded_down(value: float) -> float:
+    """Return the last value of three significant digits."""
+    step = 10.0 ** (math.floor(math.log10(value)) - 2)
+    return math.floor(value / step + 1e-9) * step
 
 
 def carries(question: Question, prefill: bool) -> bool:
-    """Whether some instance of a role carries any traffic within its limit."""
+    """Whether some instance of a role, the best of its size, carries any traffic within its limit."""
     count, role = Count(), role_of(prefill)
-    for drafts in question.drafts if not prefill else (0,):
-        for group in groups(question, role, role_rows(question, role), drafts):
-            if prefill:
-                found = prefill_candidates(question, group, 1, count, question.ttft_seconds, {})
-                if any(PrefillServer(question, candidate).capacity() > 0 for candidate in found):
-                    return True
-            else:
-                members = decode_candidates(question, group, 1, count, question.tpot_seconds, {})
-                if any(DecodeServer(question, candidate, 0.0).capacity() > 0 for candidate in members):
-                    return True
-    return False
+    rows = role_rows(question, role)
+    if prefill:
+        found = [
+            candidate
+            for group in groups(question, role, rows, 0)
+            for candidate in prefill_candidates(question, group, 1, count, question.ttft_seconds, {})
+        ]
+        return any(PrefillServer(question, candidate).capacity() > 0 for candidate in best_per_size(found))
+    members = [
+        candidate
+        for drafts in question.drafts
+        for group in groups(question, role, rows, drafts)
+        for candidate in decode_candidates(question, group, 1, count, question.tpot_seconds, {})
+    ]
+    transfer = slowest_transfer(question)
+    return any(DecodeServer(question, candidate, transfer).capacity() > 0 for candidate in best_per_size(members))
+
+
+def slowest_transfer(question: Question) -> float:
+    """Seconds to move a prompt's KV from the prefill instances with the fewest links each."""
+    rows = role_rows(question, "prefill")
+    narrowest = min(rows, key=lambda row: row.strategy.attention_tp, default=None)
+    if narrowest is None:
+        return 0.0
+    group = groups(question, "prefill", [narrowest], 0)[0]
+    return kv_transfer_seconds(question, row_deployment(group.deployment, narrowest))
 
 
 def refusal(question: Question, message: str, most_per_second: float) -> tuple[str, str]:
@@ -180,8 +206,8 @@ def refusal(question: Question, message: str, most_per_second: float) -> tuple[s
     if question.decode.budget != question.prefill.budget:
         devices += question.decode.devices
     wanted = math.ceil(devices * question.rate_per_second / most_per_second)
-    asked = format_rate(question.rate_per_second)
+    asked, most = format_rate(question.rate_per_second), format_rate(rounded_down(most_per_second))
     return "devices", (
-        f"{devices} devices carry {format_rate(most_per_second)}, not the asked {asked}; "
-        f"nearest changes: --rate {format_rate(most_per_second)}, or about {wanted} devices"
+        f"{devices} devices carry {most}, not the asked {asked}; "
+        f"nearest changes: --rate {most}, or about {wanted} devices"
     )

@@ -1,14 +1,14 @@
 """A plan at its operating point: two pools, their instances, and what they do together."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from planner.decode_candidates import DecodeCandidate
 from planner.decode_queue import DecodeState
 from planner.latency import decode_load
 from planner.memory import Memory, memory
-from planner.operating import DecodeServer, PrefillServer
+from planner.operating import DecodeServer, PrefillServer, kv_transfer_seconds
 from planner.predict import Configuration, Prediction, predict
 from planner.prefill_candidates import PrefillCandidate
 from planner.question import Machines, Question
@@ -170,6 +170,9 @@ def make_plan(
     """Return the plan of (server, instances, rate of one instance) per role at a rate; None where it cannot keep up."""
     (first, first_count, first_rate), (second, second_count, second_rate) = prefill, decode
     ttft = first.ttft(rate_per_second / first_count, first_count)
+    transfer = kv_transfer_seconds(question, first.candidate.deployment)
+    if transfer != second.transfer_seconds:
+        second = replace(second, transfer_seconds=transfer)
     state = second.state(rate_per_second / second_count)
     if ttft is None or state is None:
         return None
@@ -197,7 +200,7 @@ def make_plan(
         requests_per_second=rate_per_second,
         ttft=ttft,
         tpot=state.tpot,
-        transfer_seconds=second.transfer_seconds,
+        transfer_seconds=transfer,
     )
 
 

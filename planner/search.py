@@ -87,7 +87,8 @@ def gather(question: Question) -> Pools:
     count = Count()
     prefill, decode = shortlist(question, prefill_found(question, count), decode_all(question, count))
     decode += front_candidates(question, count, prefill, decode)
-    transfer = min((kv_transfer_seconds(question, c.deployment) for c in prefill), default=0.0)
+    # The slowest transfer of any prefill instance that may feed the pool: the limit holds whichever does.
+    transfer = max((kv_transfer_seconds(question, c.deployment) for c in prefill), default=0.0)
     served_prefill = [(c, PrefillServer(question, c)) for c in prefill]
     served_decode = [(c, DecodeServer(question, c, transfer)) for c in decode]
     return Pools(
@@ -114,17 +115,17 @@ def prefill_found(question: Question, count: Count) -> list[PrefillCandidate]:
     """Return the best prefill candidate of each instance size.
 
     A prompt waits for the rest of a running pass and then for its own, so passes of half the TTFT
-    limit are tried first and longer ones only where none is that short.
+    limit are tried first and longer ones only for sizes where none is that short.
     """
     rows = role_rows(question, "prefill")
+    found: list[PrefillCandidate] = []
     for longest in (question.ttft_seconds / 2, question.ttft_seconds):
-        found: list[PrefillCandidate] = []
+        known = {candidate.devices for candidate in found}
+        rows = [row for row in rows if row.strategy.devices not in known]
         for microbatches in sorted(usable_microbatches(question), reverse=True):
             for group in groups(question, "prefill", rows, 0):
                 found += prefill_candidates(question, group, microbatches, count, longest, floor_of(found))
-        if found:
-            return best_per_size(found)
-    return []
+    return best_per_size(found)
 
 
 def decode_all(question: Question, count: Count) -> list[DecodeCandidate]:
@@ -231,7 +232,10 @@ def pareto_front(question: Question, pools: Pools, best: Plan) -> list[Plan]:
 def best_pair(
     prefill: list[Column], decode: list[Column], budgets: dict[str, int], question: Question
 ) -> tuple[Column, Column] | None:
-    """Return the pair of columns with the highest rate, or for a given rate the fewest devices, in the budgets."""
+    """Return the pair of columns with the highest rate, or by objective the least devices or cost, in the budgets.
+
+    A pair that does not carry the asked rate is none.
+    """
     best: tuple[tuple[float, float], tuple[Column, Column]] | None = None
     for first in prefill:
         for second in decode:
@@ -239,11 +243,11 @@ def best_pair(
             if shared and first.devices + second.devices > budgets[first.pool]:
                 continue
             rate = min(first.rate_per_second, second.rate_per_second)
-            devices = float(first.devices + second.devices)
-            asked = question.rate_per_second if question.objective in ("chips", "cost") else None
-            if asked is not None and rate < asked:
+            if rate < (question.rate_per_second or 0.0):
                 continue
-            key = (-rate, devices) if asked is None else (devices, -rate)
+            devices = float(first.devices + second.devices)
+            spent = first.cost_per_hour + second.cost_per_hour if question.objective == "cost" else devices
+            key = (spent, -rate) if question.objective in ("chips", "cost") else (-rate, devices)
             if best is None or key < best[0]:
                 best = (key, (first, second))
     return best[1] if best else None
@@ -258,16 +262,17 @@ def dominates(one: Plan, other: Plan) -> bool:
 
 
 def figures(plan: Plan) -> tuple[float, float, float, float]:
-    """What the front compares, all to be made small: 1/rate, devices, mean TTFT, mean TPOT."""
-    return 1 / plan.requests_per_second, float(plan.devices), plan.ttft.mean, plan.tpot.mean
+    """What the front compares, all to be made small: 1/rate, devices (or cost, if asked for), mean TTFT, mean TPOT."""
+    cost = plan.cost_per_million_tokens if plan.question.objective == "cost" else None
+    return 1 / plan.requests_per_second, cost or float(plan.devices), plan.ttft.mean, plan.tpot.mean
 
 
 def distinct(plans: list[Plan]) -> list[Plan]:
     """Drop plans with about the same rate, devices and TPOT as an earlier one."""
     seen: dict[tuple[float, ...], Plan] = {}
     for plan in plans:
-        rate, devices, _, tpot = figures(plan)
-        seen.setdefault((float(f"{rate:.3g}"), devices, float(f"{tpot:.3g}")), plan)
+        rate, spent, _, tpot = figures(plan)
+        seen.setdefault((float(f"{rate:.3g}"), float(f"{spent:.6g}"), float(f"{tpot:.3g}")), plan)
     return list(seen.values())
 
 
