@@ -6,13 +6,13 @@ from typing import Literal
 
 import numpy as np
 
+from planner.candidates import decode_all, prefill_found
 from planner.decode_candidates import Count, decode_candidates, rows_with_room
 from planner.latency import balanced_cost
 from planner.memory import weight_bytes
 from planner.operating import DecodeServer, PrefillServer, kv_transfer_seconds
-from planner.prefill_candidates import budgets, pass_seconds, prefill_candidates, prefill_fits
+from planner.prefill_candidates import budgets, pass_seconds, prefill_fits
 from planner.question import Machines, Question
-from planner.shortlist import best_per_size
 from planner.space import groups, role_rows, row_deployment
 from planner.workload import reserved_kv_tokens
 from podplan.units import format_bytes, format_duration, format_rate
@@ -143,14 +143,16 @@ def fastest_ttft(question: Question) -> float | None:
 def nearest_limit(question: Question, prefill: bool, least: float) -> float:
     """Return the tightest of a few multiples of the least time under which the role's queue is stable.
 
-    Each is looser than the asked limit, rounded up to what is printed, and verified by solving the role's queue; the
-    last one is returned unverified.
+    Each is looser than the asked limit, rounded up to what is printed, and verified by solving the role's queue, on an
+    instance that leaves room for the other role; the last one is returned unverified.
     """
     asked = question.ttft_seconds if prefill else question.tpot_seconds
     limits = [rounded_up(least * factor) for factor in _FACTORS]
+    machines, other = (question.prefill, question.decode) if prefill else (question.decode, question.prefill)
+    taken = min(carrying_sizes(question, not prefill), default=0) if machines.budget == other.budget else 0
     for limit in limits:
         changed = replace(question, ttft_seconds=limit) if prefill else replace(question, tpot_seconds=limit)
-        if limit > asked and carries(changed, prefill):
+        if limit > asked and min(carrying_sizes(changed, prefill), default=math.inf) <= machines.devices - taken:
             return limit
     return limits[-1]
 
@@ -167,25 +169,15 @@ def rounded_down(value: float) -> float:
     return math.floor(value / step + 1e-9) * step
 
 
-def carries(question: Question, prefill: bool) -> bool:
-    """Whether some instance of a role, the best of its size, carries any traffic within its limit."""
-    count, role = Count(), role_of(prefill)
-    rows = role_rows(question, role)
+def carrying_sizes(question: Question, prefill: bool) -> list[int]:
+    """Devices of the instances of a role, each the best of its size, that carry any traffic within its limit."""
+    count = Count()
     if prefill:
-        found = [
-            candidate
-            for group in groups(question, role, rows, 0)
-            for candidate in prefill_candidates(question, group, 1, count, question.ttft_seconds, {})
-        ]
-        return any(PrefillServer(question, candidate).capacity() > 0 for candidate in best_per_size(found))
-    members = [
-        candidate
-        for drafts in question.drafts
-        for group in groups(question, role, rows, drafts)
-        for candidate in decode_candidates(question, group, 1, count, question.tpot_seconds, {})
-    ]
+        found = prefill_found(question, count)
+        return [each.devices for each in found if PrefillServer(question, each).capacity() > 0]
     transfer = slowest_transfer(question)
-    return any(DecodeServer(question, candidate, transfer).capacity() > 0 for candidate in best_per_size(members))
+    members = decode_all(question, count)
+    return [each.devices for each in members if DecodeServer(question, each, transfer).capacity() > 0]
 
 
 def slowest_transfer(question: Question) -> float:

@@ -1,0 +1,54 @@
+"""The best instance of each size of a role, over all its rows, microbatches and drafts."""
+
+from collections.abc import Sequence
+
+from planner.decode_candidates import Count, DecodeCandidate, Floor, decode_candidates
+from planner.prefill_candidates import PrefillCandidate, prefill_candidates
+from planner.question import Question
+from planner.shortlist import best_per_size
+from planner.space import Row, groups, role_rows
+
+
+def prefill_found(question: Question, count: Count) -> list[PrefillCandidate]:
+    """Return the best prefill candidate of each instance size.
+
+    A prompt waits for the rest of a running pass and then for its own, so passes of half the TTFT
+    limit are tried first and longer ones only for sizes where none is that short.
+    """
+    rows = role_rows(question, "prefill")
+    found: list[PrefillCandidate] = []
+    for longest in (question.ttft_seconds / 2, question.ttft_seconds):
+        known = {candidate.devices for candidate in found}
+        rows = [row for row in rows if row.strategy.devices not in known]
+        for microbatches in sorted(usable_microbatches(question), reverse=True):
+            for group in groups(question, "prefill", rows, 0):
+                found += prefill_candidates(question, group, microbatches, count, longest, floor_of(found))
+    return best_per_size(found)
+
+
+def decode_all(question: Question, count: Count) -> list[DecodeCandidate]:
+    """Return the best decode candidate of each instance size within the TPOT limit."""
+    return decode_found(question, count, question.tpot_seconds, role_rows(question, "decode"))
+
+
+def decode_found(question: Question, count: Count, tpot_seconds: float, rows: Sequence[Row]) -> list[DecodeCandidate]:
+    """Return the best candidate of each instance size among given rows."""
+    found: list[DecodeCandidate] = []
+    for drafts in sorted(question.drafts, reverse=True):
+        for microbatches in sorted(usable_microbatches(question), reverse=True):
+            for group in groups(question, "decode", rows, drafts):
+                found += decode_candidates(question, group, microbatches, count, tpot_seconds, floor_of(found))
+    return best_per_size(found)
+
+
+def floor_of(found: Sequence[PrefillCandidate] | Sequence[DecodeCandidate]) -> Floor:
+    """Requests per second that the best candidate found so far of each size carries."""
+    floor: Floor = {}
+    for candidate in found:
+        floor[candidate.devices] = max(floor.get(candidate.devices, 0.0), candidate.requests_per_second)
+    return floor
+
+
+def usable_microbatches(question: Question) -> Sequence[int]:
+    """Two microbatches overlap attention with experts: a dense model has nothing to gain."""
+    return question.microbatches if question.model.moe is not None else (1,)

@@ -1,0 +1,146 @@
+"""The search against trying everything, and what must hold when a question changes."""
+
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from planner.candidates import prefill_found
+from planner.decode_candidates import Count
+from planner.fleet import solve_by_enumeration
+from planner.infeasible import fastest_ttft
+from planner.search import dominates, fleet_columns, gather, search
+from tests.questions import rate_of, small_answer, small_question
+
+ASKED: list[dict[str, Any]] = [
+    {},
+    {"model": "qwen3-8b", "devices": 24, "squared_cv": 1.0},
+    {"hardware": "cm384", "devices": 24, "tpot_seconds": 0.02},
+    {"hardware": "cm384", "devices": 16, "decode": ("h100", 8)},
+    {"devices": 16, "objective": "chips", "rate_per_second": 150.0},
+    {"devices": 16, "objective": "latency", "rate_per_second": 400.0},
+    {"devices": 16, "objective": "latency"},
+    {"devices": 16, "rate_per_second": 400.0},
+    {"hardware": "cm384", "devices": 16, "decode": ("h100", 8), "objective": "cost", "rate_per_second": 60.0},
+]
+
+
+@pytest.mark.parametrize("asked", [a for a in ASKED if a.get("objective") != "latency"], ids=str)
+def test_the_plan_is_the_best_of_all_choices(asked: dict[str, Any]) -> None:
+    """Every (prefill, count) with every (decode, count): none carries more, or the rate on less."""
+    question = small_question(**asked)
+    budgets = {each.budget: each.devices for each in (question.prefill, question.decode)}
+    every = solve_by_enumeration(
+        fleet_columns(question, gather(question)),
+        devices=budgets,
+        objective=question.objective,
+        rate=question.rate_per_second,
+    )
+    answer = small_answer(**asked)
+
+    assert answer.best is not None and answer.bound is not None
+    assert answer.bound.value == pytest.approx(every.value, rel=1e-6)
+    if question.objective == "throughput":
+        assert answer.best.requests_per_second == pytest.approx(every.rate_per_second, rel=1e-6)
+        assert answer.best.devices == every.devices
+    if question.objective == "chips":
+        assert answer.best.devices == every.devices
+    if question.objective == "cost":
+        hourly = answer.best.cost_per_million_tokens or 0.0
+        assert hourly * answer.best.output_tokens_per_second * 3600 / 1e6 == pytest.approx(every.value)
+
+
+@pytest.mark.parametrize("asked", ASKED, ids=str)
+def test_every_plan_keeps_limits_budgets_and_rate(asked: dict[str, Any]) -> None:
+    """Of the front too; and none of them is beaten by another."""
+    question, answer = small_question(**asked), small_answer(**asked)
+    assert answer.best in answer.pareto
+    for plan in answer.pareto:
+        assert plan.ttft.at(question.percentile) <= question.ttft_seconds
+        assert plan.tpot.at(question.percentile) <= question.tpot_seconds
+        assert plan.requests_per_second >= (question.rate_per_second or 0.0) * (1 - 1e-9)
+        used: dict[str, int] = {}
+        for pool in (plan.prefill, plan.decode):
+            used[pool.machines.budget] = used.get(pool.machines.budget, 0) + pool.instances * pool.candidate.devices
+        for machines in (question.prefill, question.decode):
+            assert used[machines.budget] <= machines.devices
+        assert not any(dominates(other, plan) for other in answer.pareto)
+
+
+@pytest.mark.parametrize(("model", "hardware"), [("qwen3-8b", "h100"), ("qwen3-30b-a3b", "cm384")])
+def test_more_devices_never_serve_less(model: str, hardware: str) -> None:
+    """From a device to several nodes, one limit and one traffic."""
+    rates = [rate_of(model=model, hardware=hardware, devices=count) for count in (1, 2, 4, 6, 8, 16, 32)]
+
+    assert rates[0] == 0 and rates[-1] > 0
+    for fewer, more in pairwise(rates):
+        assert more >= fewer * (1 - 1e-9)
+
+
+@settings(max_examples=4, deadline=None)
+@given(
+    ttft=st.sampled_from([0.1, 1.0]),
+    tpot=st.sampled_from([0.012, 0.05]),
+    looser=st.sampled_from([1.1, 1.5, 2.5]),
+    which=st.sampled_from(["ttft_seconds", "tpot_seconds"]),
+)
+def test_looser_limits_never_serve_less(ttft: float, tpot: float, looser: float, which: str) -> None:
+    """Within 2 %: capacities are found to 1 %, and the instance of each size is chosen by saturation."""
+    limits = {"ttft_seconds": ttft, "tpot_seconds": tpot}
+    tight = rate_of(model="qwen3-8b", squared_cv=0.5, **limits)
+    loose = rate_of(model="qwen3-8b", squared_cv=0.5, **limits | {which: limits[which] * looser})
+
+    assert loose >= tight * 0.98
+
+
+@pytest.mark.parametrize("rate", [30.0, 200.0])
+def test_a_sized_plan_is_the_smallest(rate: float) -> None:
+    """Its devices carry the rate when asked for the most, and a device fewer does not."""
+    sized = small_answer(devices=16, objective="chips", rate_per_second=rate).best
+    assert sized is not None
+
+    assert rate_of(devices=sized.devices) >= rate * (1 - 1e-9)
+    assert rate_of(devices=sized.devices - 1) < rate
+
+
+def test_roles_on_machines_of_their_own() -> None:
+    """Decode on more of its own hardware never serves less, and neither role takes the other's devices."""
+    rates = [rate_of(model="qwen3-8b", hardware="cm384", devices=16, decode=("h100", count)) for count in (1, 2, 4)]
+
+    assert rates == sorted(rates) and rates[0] > 0
+
+
+def test_small_instances_stay_where_larger_ones_are_quick() -> None:
+    """A size whose passes all take more than half the limit is still tried, beside sizes that are faster."""
+    asked = small_question(model="qwen3-8b", devices=8, lengths=(8192.0, 128.0))
+    alone = fastest_ttft(small_question(model="qwen3-8b", devices=1, lengths=(8192.0, 128.0)))
+    assert alone is not None
+    limit = alone * 1.5
+
+    sizes = {each.devices: each.pass_seconds for each in prefill_found(replace(asked, ttft_seconds=limit), Count())}
+
+    assert sizes[1] > limit / 2
+    assert min(sizes.values()) <= limit / 2
+
+
+def test_the_same_question_has_the_same_answer() -> None:
+    """Two searches give equal figures down to the last bit."""
+    one, other = small_answer(devices=24), search(small_question(devices=24))
+
+    assert one.candidates_evaluated == other.candidates_evaluated
+    assert [(p.requests_per_second, p.devices, p.ttft, p.explanation) for p in one.pareto] == [
+        (p.requests_per_second, p.devices, p.ttft, p.explanation) for p in other.pareto
+    ]
+
+
+def test_bound_says_what_it_covers() -> None:
+    """The proof is closed and names the size of what was proven over."""
+    answer = small_answer()
+
+    assert answer.bound is not None and answer.best is not None
+    assert answer.bound.gap <= 1e-6
+    assert "prefill" in answer.bound.covers and "decode" in answer.bound.covers
+    assert answer.candidates_evaluated > 1000

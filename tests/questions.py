@@ -1,0 +1,56 @@
+"""Small capacity questions, each answered once per run of the tests."""
+
+from functools import cache
+from typing import Any
+
+from hardware.loader import load_hardware
+from models.loader import load_model
+from planner.deployment import default_weights
+from planner.question import Machines, Question
+from planner.search import Answer, search
+from planner.workload import Lengths, Workload
+
+
+def machines(model: str, hardware: str, devices: int) -> Machines:
+    """Return so many devices of the catalogue's hardware, with the model's default weights."""
+    spec = load_hardware(hardware)
+    return Machines(
+        hardware=spec, devices=devices, weights=default_weights(spec, load_model(model)), budget=f"{hardware} pool"
+    )
+
+
+@cache
+def small_question(
+    model: str = "qwen3-30b-a3b",
+    hardware: str = "h100",
+    devices: int = 16,
+    decode: tuple[str, int] | None = None,
+    lengths: tuple[float, float] = (1024.0, 128.0),
+    squared_cv: float = 0.0,
+    **fields: Any,
+) -> Question:
+    """Return a question on a few devices; ``decode`` is (hardware, devices) where that role has its own."""
+    prefill = machines(model, hardware, devices)
+    prompt, answer = lengths
+    return Question(
+        model=load_model(model),
+        prefill=prefill,
+        decode=machines(model, *decode) if decode else prefill,
+        workload=Workload(
+            input_tokens=Lengths(mean=prompt, squared_cv=squared_cv),
+            output_tokens=Lengths(mean=answer, squared_cv=squared_cv),
+        ),
+        **{"ttft_seconds": 1.0, "tpot_seconds": 0.05} | fields,
+    )
+
+
+@cache
+def small_answer(**asked: Any) -> Answer:
+    """Return the answer to that question."""
+    return search(small_question(**asked))
+
+
+def rate_of(**asked: Any) -> float:
+    """Requests per second of the best plan, 0 where there is none."""
+    best = small_answer(**asked).best
+    return best.requests_per_second if best else 0.0
