@@ -23,8 +23,7 @@ def told(question: Question, pattern: str) -> str:
 
 
 LIMITS: list[dict[str, Any]] = [
-    {"tpot_seconds": 0.0002},
-    {"tpot_seconds": 0.004, "squared_cv": 1.0, "model": "qwen3-8b"},
+    {"tpot_seconds": 0.0002, "model": "qwen3-8b"},
     {"ttft_seconds": 0.002},
     {"ttft_seconds": 0.002, "hardware": "cm384", "squared_cv": 0.5},
     {"tpot_seconds": 0.005, "lengths": (16_384.0, 8.0)},
@@ -53,7 +52,7 @@ def test_the_fastest_time_is_that_of_the_machine_not_of_the_question() -> None:
     assert fastest_ttft(tight) == fastest_ttft(loose)
 
 
-@pytest.mark.parametrize(("model", "devices"), [("llama-3.1-70b", 1), ("deepseek-r1", 8), ("qwen3-235b-a22b", 4)])
+@pytest.mark.parametrize(("model", "devices"), [("llama-3.1-70b", 1), ("qwen3-235b-a22b", 4)])
 def test_the_smallest_number_of_devices_is_the_smallest(model: str, devices: int) -> None:
     """An instance fits on the devices told and on none fewer, tried one by one."""
     question = small_question(model=model, devices=devices)

@@ -70,17 +70,17 @@ def test_every_plan_keeps_limits_budgets_and_rate(asked: dict[str, Any]) -> None
         assert not any(dominates(other, plan) for other in answer.pareto)
 
 
-@pytest.mark.parametrize(("model", "hardware"), [("qwen3-8b", "h100"), ("qwen3-30b-a3b", "cm384")])
+@pytest.mark.parametrize(("model", "hardware"), [("qwen3-8b", "h100"), ("deepseek-v2-lite", "cm384")])
 def test_more_devices_never_serve_less(model: str, hardware: str) -> None:
     """From a device to several nodes, one limit and one traffic."""
-    rates = [rate_of(model=model, hardware=hardware, devices=count) for count in (1, 2, 4, 6, 8, 16, 32)]
+    rates = [rate_of(model=model, hardware=hardware, devices=count) for count in (1, 2, 4, 8, 16, 24)]
 
     assert rates[0] == 0 and rates[-1] > 0
     for fewer, more in pairwise(rates):
         assert more >= fewer * (1 - 1e-9)
 
 
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=3, deadline=None)
 @given(
     ttft=st.sampled_from([0.1, 1.0]),
     tpot=st.sampled_from([0.012, 0.05]),

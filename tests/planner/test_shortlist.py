@@ -78,7 +78,7 @@ def test_at_most_so_many_sizes_are_queued() -> None:
 @pytest.mark.parametrize(
     "asked",
     [
-        {"hardware": "cm384", "devices": 128, "squared_cv": 0.5, "ttft_seconds": 0.4, "tpot_seconds": 0.02},
+        {"hardware": "cm384", "devices": 80, "squared_cv": 0.5, "ttft_seconds": 0.4, "tpot_seconds": 0.02},
         {"devices": 72, "model": "qwen3-8b", "squared_cv": 1.0, "tpot_seconds": 0.015},
         {"devices": 88, "model": "qwen3-8b", "objective": "chips", "rate_per_second": 1500.0},
     ],
