@@ -151,6 +151,7 @@ def predicted(plan: Plan, limits: ServiceLevels) -> Prediction:
     return open_prediction(
         ttft=plan.ttft,
         tpot=plan.tpot,
+        e2e=plan.e2e,
         requests_per_second=plan.requests_per_second,
         output_tokens=question.workload.output_tokens.mean,
         limits=limits,

@@ -21,8 +21,11 @@ IterationSeconds = Callable[[Array], Array]
 
 _TABLE_NODES = 257
 _TIME_CELLS = 2048
-_LENGTH_EDGES = np.concatenate([[0.0], np.geomspace(1e-3, 0.1, 9), np.linspace(0.175, 1.0, 12)])
-"""Levels between which lengths are taken as one: fine at the short end, where a wait weighs most per token."""
+_LENGTH_EDGES = np.concatenate(
+    [[0.0], np.geomspace(1e-3, 0.1, 9), np.linspace(0.175, 0.925, 11), [0.96, 0.98, 0.99, 0.996, 1.0]]
+)
+"""Levels between which lengths are taken as one: fine at the short end, where a wait weighs most per token, and at the
+long one, which is the tail of the answer's whole time."""
 _WAIT_NODES = 32
 _MOST_UTILISATION = 0.98
 
@@ -44,6 +47,8 @@ class DecodeState:
     """Mean time in decode, without waiting and transfer."""
     tpot: Latency
     """(transfer + wait + residence) / tokens after the first, of each request."""
+    span: Latency
+    """transfer + wait + residence, from the first token to the last, of each request."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,14 +178,19 @@ def _state(server: _Server, rate: float) -> DecodeState | None:
     occupancy = np.append(masses[:-1], in_line) / total
     waiting = in_line / total
     mean_requests = float(occupancy[1:] @ server.running)
+    mean_wait, residence = waiting * _wait_scale(server, rate), mean_requests / rate
+    iterations, paces, masses = _paces(server, rate, occupancy[1:], waiting)
+    # Little's law knows the mean better than lengths that are taken as one between levels; fixed ones need no help.
+    known = server.transfer_seconds + mean_wait + residence if server.iterations.squared_cv else None
     return DecodeState(
         rate_per_second=rate,
         mean_requests=mean_requests,
         utilisation=utilisation,
         waiting_probability=waiting,
-        mean_wait_seconds=waiting * _wait_scale(server, rate),
-        residence_seconds=mean_requests / rate,
-        tpot=_tpot(server, rate, occupancy[1:], waiting),
+        mean_wait_seconds=mean_wait,
+        residence_seconds=residence,
+        tpot=_ordered(paces / server.tokens_per_iteration, masses),
+        span=_ordered(paces * iterations, masses, known),
     )
 
 
@@ -209,11 +219,11 @@ def residence_variance(elasticity: Array, residence: Array, squared_cv: float) -
     return np.asarray(forgetting * (fixed + (1 - fixed) * min(squared_cv, 1.0)), dtype=np.float64)
 
 
-def _tpot(server: _Server, rate: float, occupancy: Array, waiting: float) -> Latency:
-    """Distribution over requests: iteration times shrunk to their mean as far as a residence averages them.
+def _paces(server: _Server, rate: float, occupancy: Array, waiting: float) -> tuple[Array, Array, Array]:
+    """Requests as point masses: iterations, seconds per iteration with transfer and wait spread over them, mass.
 
-    Iterations see the occupancy weighted by n / tau(n). A request of x mean lengths waits and transfers for 1/x times
-    as long per token.
+    Iteration times are shrunk to their mean as far as a residence averages them; iterations see the occupancy weighted
+    by n / tau(n). A request of x mean lengths waits and transfers for 1/x times as long per token.
     """
     running, seconds = server.running, server.iteration_seconds
     seen = occupancy * running / seconds
@@ -233,15 +243,19 @@ def _tpot(server: _Server, rate: float, occupancy: Array, waiting: float) -> Lat
     lengths = np.maximum(lengths, 1 / server.iterations.mean)  # no request is shorter than one iteration
     shrink = np.sqrt(residence_variance(elasticity, lengths, spread))[:, None]  # [lengths, 1]
     averages = mean + shrink * (seconds - mean)[None, :]  # [lengths, states]
-    fixed = server.transfer_seconds / (server.iterations.mean * lengths)[:, None]
+    iterations = (server.iterations.mean * lengths)[:, None]
+    fixed = server.transfer_seconds / iterations
     direct = (averages + fixed).ravel()
     direct_masses = (likely[:, None] * seen[None, :]).ravel() * (1 - waiting)
     levels = (np.arange(_WAIT_NODES) + 0.5) / _WAIT_NODES
     waits = -np.log1p(-levels) * _wait_scale(server, rate)  # [waits], given that one waits
-    late = server.iteration_seconds[-1] + fixed + waits[None, :] / (server.iterations.mean * lengths)[:, None]
+    late = server.iteration_seconds[-1] + fixed + waits[None, :] / iterations
     late_masses = np.repeat(likely, _WAIT_NODES) * waiting / _WAIT_NODES
-    values = np.concatenate([direct, late.ravel()]) / server.tokens_per_iteration
-    return _ordered(values, np.concatenate([direct_masses, late_masses]))
+    return (
+        np.concatenate([np.broadcast_to(iterations, part.shape).ravel() for part in (averages, late)]),
+        np.concatenate([direct, late.ravel()]),
+        np.concatenate([direct_masses, late_masses]),
+    )
 
 
 def _wait_scale(server: _Server, rate: float) -> float:
@@ -252,6 +266,7 @@ def _wait_scale(server: _Server, rate: float) -> float:
     return (1 + server.iterations.squared_cv) / 2 / (float(server.finished_per_second[-1]) - rate)
 
 
-def _ordered(seconds: Array, masses: Array) -> Latency:
+def _ordered(seconds: Array, masses: Array, mean: float | None = None) -> Latency:
     order = np.argsort(seconds, kind="stable")
-    return Latency.from_masses(seconds[order], masses[order], float(seconds @ masses / masses.sum()))
+    known = float(seconds @ masses / masses.sum()) if mean is None else mean
+    return Latency.from_masses(seconds[order], masses[order], known)

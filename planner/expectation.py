@@ -10,13 +10,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.decode_queue import decode_state
+from planner.decode_queue import DecodeState, decode_state
 from planner.latency import causal_pairs, tokens_per_iteration
 from planner.manifest.schema import KvTransfer, Manifest, ManifestWorkload, Pool, Prediction, ServiceLevels, Statistics
 from planner.manifest.stepcost import evaluate, evaluate_best
 from planner.manifest.terms import StepCost, StepLoad
 from planner.operating import Dealing, dealt_iteration_seconds, dealt_pass_seconds
-from planner.plan import end_to_end_seconds
+from planner.plan import end_to_end
 from planner.prefill_queue import Policy, prefill_latency, thinned_squared_cv
 from planner.queueing import Latency
 from planner.workload import Lengths, Workload
@@ -52,11 +52,12 @@ def expect(manifest: Manifest, workload: Workload, requests_per_second: float) -
     decoded = _decode(manifest, pools, workload, requests_per_second / len(decode.instances))
     if decoded is None:
         return Expectation(prediction=None, basis="the decode pool cannot keep up with this rate")
-    tpot, busy = decoded
+    state, busy = decoded
     return Expectation(
         prediction=open_prediction(
             ttft=ttft,
-            tpot=tpot,
+            tpot=state.tpot,
+            e2e=end_to_end(ttft, state, workload.output_tokens.mean - 1),
             requests_per_second=requests_per_second,
             output_tokens=workload.output_tokens.mean,
             limits=manifest.service_levels,
@@ -89,6 +90,7 @@ def open_prediction(
     *,
     ttft: Latency,
     tpot: Latency,
+    e2e: Latency,
     requests_per_second: float,
     output_tokens: float,
     limits: ServiceLevels,
@@ -98,15 +100,13 @@ def open_prediction(
 
     Attainment takes TTFT and TPOT as independent. Of the busy shares only decode's has a closed form here.
     """
-    after_first = max(output_tokens - 1, 0.0)
     attained = attainment(ttft, limits.ttft_seconds) * attainment(tpot, limits.tpot_seconds)
-    end = [end_to_end_seconds(ttft, tpot, after_first, percentile) for percentile in (50.0, 90.0, 99.0)]
     return Prediction(
         requests_per_second=requests_per_second,
         output_tokens_per_second=requests_per_second * output_tokens,
         ttft_seconds=_statistics(ttft),
         tpot_seconds=_statistics(tpot),
-        e2e_seconds=Statistics(mean=ttft.mean + tpot.mean * after_first, p50=end[0], p90=end[1], p99=end[2]),
+        e2e_seconds=_statistics(e2e),
         slo_attainment=attained,
         goodput_requests_per_second=requests_per_second * attained,
         utilisation={"decode": decode_busy},
@@ -186,8 +186,8 @@ def _ttft(manifest: Manifest, pool: Pool, workload: Workload, rate_per_second: f
 
 def _decode(
     manifest: Manifest, pools: tuple[Pool, Pool], workload: Workload, rate_per_second: float
-) -> tuple[Latency, float] | None:
-    """TPOT and busy share of one decode instance at a rate; None where it cannot keep up."""
+) -> tuple[DecodeState, float] | None:
+    """State and busy share of one decode instance at a rate; None where it cannot keep up."""
     pool, answer = pools[1], workload.output_tokens
     assert manifest.kv_transfer is not None, "a manifest with prefill and decode pools has links"
     cost = pool.step_costs["decode"].to_step_cost()
@@ -206,7 +206,7 @@ def _decode(
     if state is None:
         return None
     table = dealt_iteration_seconds(dealing, np.arange(1.0, most + 1))
-    return state.tpot, busy_share(table, iterations.mean, rate_per_second)
+    return state, busy_share(table, iterations.mean, rate_per_second)
 
 
 def expect_alone(manifest: Manifest, workload: Workload) -> Expectation:

@@ -12,7 +12,7 @@ from planner.operating import DecodeServer, PrefillServer, kv_transfer_seconds
 from planner.predict import Configuration, Prediction, predict
 from planner.prefill_candidates import PrefillCandidate
 from planner.question import Machines, Question
-from planner.queueing import Latency
+from planner.queueing import Latency, independent_sum
 from planner.workload import running_kv_tokens
 
 
@@ -123,19 +123,19 @@ class Plan:
         """Output tokens of all requests."""
         return self.requests_per_second * self.question.workload.output_tokens.mean
 
-    @property
-    def tokens_after_first(self) -> float:
-        """Output tokens of a mean request beyond the first."""
-        return max(self.question.workload.output_tokens.mean - 1, 0.0)
+    @cached_property
+    def e2e(self) -> Latency:
+        """Time from scheduled arrival to the last token."""
+        return end_to_end(self.ttft, self.decode.state, self.question.workload.output_tokens.mean - 1)
 
     @property
     def e2e_mean_seconds(self) -> float:
         """Mean time from scheduled arrival to the last token."""
-        return self.ttft.mean + self.tpot.mean * self.tokens_after_first
+        return self.e2e.mean
 
     def e2e_at(self, percentile: float) -> float:
-        """Percentile of the end-to-end time of a request of mean length."""
-        return end_to_end_seconds(self.ttft, self.tpot, self.tokens_after_first, percentile)
+        """Percentile of the time from scheduled arrival to the last token."""
+        return self.e2e.at(percentile)
 
     @property
     def cost_per_million_tokens(self) -> float | None:
@@ -149,16 +149,12 @@ class Plan:
         return hourly / (self.output_tokens_per_second * 3600) * 1_000_000
 
 
-def end_to_end_seconds(ttft: Latency, tpot: Latency, tokens_after_first: float, percentile: float) -> float:
-    """Percentile of TTFT + TPOT · tokens after the first, for a request of mean length.
+def end_to_end(ttft: Latency, decode: DecodeState, tokens_after_first: float) -> Latency:
+    """Time from scheduled arrival to the last token: TTFT and decode are about independent.
 
-    TTFT and decode are about independent: their excesses over the mean add in quadrature.
+    Not TPOT times a mean length: long answers spread it, and short ones have the long TPOT.
     """
-    mean = ttft.mean + tpot.mean * tokens_after_first
-    excess = math.hypot(ttft.at(percentile) - ttft.mean, (tpot.at(percentile) - tpot.mean) * tokens_after_first)
-    if percentile == 50:
-        return mean
-    return mean + excess if percentile > 50 else mean - excess
+    return independent_sum(ttft, decode.span) if tokens_after_first > 0 else ttft
 
 
 def make_plan(

@@ -60,6 +60,12 @@ class Latency:
         slope = (self.seconds[-1] - self.seconds[-11]) / math.log((100 - before) / (100 - last))
         return self.seconds[-1] + slope * math.log((100 - last) / (100 - percentile))
 
+    def scaled(self, factor: float) -> Self:
+        """Return the distribution of the duration times ``factor``."""
+        return type(self)(
+            mean=self.mean * factor, levels=self.levels, seconds=tuple(value * factor for value in self.seconds)
+        )
+
     @classmethod
     def from_masses(cls, seconds: Array, masses: Array, mean: float | None = None) -> Self:
         """Build from probability masses at rising durations, each spread evenly down to the duration before it.
@@ -76,11 +82,22 @@ class Latency:
         return cls(mean=own_mean, levels=tuple(_LEVELS.tolist()), seconds=tuple(quantiles.tolist()))
 
 
+def independent_sum(one: Latency, other: Latency) -> Latency:
+    """Distribution of the sum of two independent durations: every pair of their quantiles; the means add exactly."""
+    edges = np.concatenate([[0.0], _LEVELS, [100.0]])
+    middles, masses = (edges[1:] + edges[:-1]) / 2, np.diff(edges)
+    first, second = (np.array([latency.at(float(level)) for level in middles]) for latency in (one, other))
+    sums = (first[:, None] + second[None, :]).ravel()
+    order = np.argsort(sums, kind="stable")
+    return Latency.from_masses(sums[order], np.outer(masses, masses).ravel()[order], one.mean + other.mean)
+
+
 def gamma_nodes(squared_cv: Array, count: int) -> tuple[Array, Array]:
     """Quantile nodes of gamma distributions with mean 1: values [..., count] and weights [count].
 
     x = (1 - c/9 + z sqrt(c)/3)^3 for normal scores z, then scaled to mean 1 and stretched to the squared CV c. Within
-    2 % of the exact 99th percentile up to c = 2; beyond, the stretch keeps two moments and the tail is too light.
+    2 % of the exact 99th percentile up to c = 2; beyond, the stretch keeps two moments and the tail is too light. Past
+    c = 36 the shape is that of 36: the cube has no positive node left soon after.
 
     Ref: E. B. Wilson and M. M. Hilferty, The Distribution of Chi-Square, PNAS 17:684, 1931.
     """
@@ -92,7 +109,8 @@ def gamma_nodes(squared_cv: Array, count: int) -> tuple[Array, Array]:
     weights = np.diff(below) / (below[-1] - below[0])
     scores = (edges[1:] + edges[:-1]) / 2
     c = np.asarray(squared_cv, dtype=np.float64)[..., None]
-    values = np.maximum(1 - c / 9 + scores * np.sqrt(c) / 3, 0.0) ** 3
+    shape = np.minimum(c, 36.0)
+    values = np.maximum(1 - shape / 9 + scores * np.sqrt(shape) / 3, 0.0) ** 3
     values = values / (values @ weights)[..., None]
     spread = np.sqrt(((values - 1) ** 2 @ weights)[..., None])
     stretched = 1 + (values - 1) * np.sqrt(c) / np.maximum(spread, 1e-12)

@@ -5,8 +5,7 @@ import math
 import pytest
 
 from planner.operating import kv_transfer_seconds
-from planner.plan import Plan, end_to_end_seconds
-from planner.queueing import Latency
+from planner.plan import Plan
 from tests.questions import small_answer
 
 ASKED = [
@@ -74,11 +73,28 @@ def test_pools_carry_the_rate(asked: dict) -> None:
 
 
 def test_end_to_end_percentiles() -> None:
-    """Means add, excesses add in quadrature; between the means' sum and the percentiles' sum."""
+    """Fixed lengths: means add, percentiles stay between the means' sum and the percentiles' sum."""
     plan = plan_of({})
-    tokens = plan.tokens_after_first
 
     assert plan.e2e_mean_seconds == pytest.approx(plan.ttft.mean + 127 * plan.tpot.mean)
-    assert plan.e2e_mean_seconds <= plan.e2e_at(99) <= plan.ttft.at(99) + tokens * plan.tpot.at(99)
-    assert end_to_end_seconds(plan.ttft, plan.tpot, tokens, 50) == plan.e2e_mean_seconds
-    assert isinstance(plan.ttft, Latency)
+    assert plan.e2e_mean_seconds <= plan.e2e_at(99) <= plan.ttft.at(99) + 127 * plan.tpot.at(99)
+
+
+def test_end_to_end_follows_the_lengths() -> None:
+    """Answers of exponential length: the median is about ln 2 of the mean and p99 about ln 100 of it."""
+    plan = plan_of({"squared_cv": 1.0})
+    decode = plan.decode.state.span
+
+    assert decode.mean == pytest.approx(
+        plan.transfer_seconds + plan.decode.state.mean_wait_seconds + plan.decode.state.residence_seconds
+    )
+    assert decode.p50 == pytest.approx(math.log(2) * decode.mean, rel=0.1)
+    assert decode.p99 == pytest.approx(math.log(100) * decode.mean, rel=0.1)
+    assert plan.e2e_at(99) == pytest.approx(decode.p99 + plan.ttft.mean, rel=0.02)
+
+
+def test_no_decode_after_a_single_token() -> None:
+    """A request of one output token ends with its first."""
+    plan = plan_of({"lengths": (1024.0, 1.0)})
+
+    assert plan.e2e is plan.ttft

@@ -12,6 +12,7 @@ from planner.queueing import (
     erlang_c,
     gamma_nodes,
     gamma_quantiles,
+    independent_sum,
     kingman_wait,
     largest_rate,
     mixserve_wait,
@@ -101,3 +102,21 @@ def test_largest_rate_at_the_ends():
     """All of it where the limit never binds, none where one request alone breaks it."""
     assert largest_rate(lambda rate: 1 / (1 - rate), 100.0, 0.98) == 0.98
     assert largest_rate(lambda rate: 1 / (1 - rate), 0.9, 0.98) is None
+
+
+@pytest.mark.parametrize("squared_cv", [2.0, 36.0, 100.0, 400.0])
+def test_gamma_nodes_of_any_spread(squared_cv):
+    """Nodes stay finite, above zero and of mean 1, however wide lengths spread."""
+    values, weights = gamma_nodes(np.array([squared_cv]), 12)
+    assert np.all(np.isfinite(values)) and values.min() > 0
+    assert float(values[0] @ weights) == pytest.approx(1.0)
+
+
+def test_sum_of_independent_durations():
+    """Two exponential durations of 1 s: Erlang-2 quantiles within 1 %, the mean exactly."""
+    grid = np.linspace(0.0, 20.0, 20_001)[1:]
+    one = Latency.from_masses(grid, np.diff(1 - np.exp(-np.linspace(0.0, 20.0, 20_001))))
+    both = independent_sum(one, one)
+    assert both.mean == pytest.approx(2 * one.mean)
+    for percentile in (10, 50, 90, 99):
+        assert both.at(percentile) == pytest.approx(stats.gamma(2).ppf(percentile / 100), rel=0.01)
