@@ -14,6 +14,7 @@ from podplan.units import parse_count
 ROLES = ("prefill", "decode")
 # Beyond any published serving cluster; the grid of instance sizes grows with it.
 MOST_DEVICES = 16_384
+MOST_SHOWN = 10**9  # longer counts are shortened when they are refused
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,4 +140,5 @@ def _check_most(flag: str, shown: str, devices: int, spec: HardwareSpec) -> None
     most = MOST_DEVICES if spec.sold_by_node else catalogue_devices(spec)
     if devices > most:
         why = "more than are planned for" if spec.sold_by_node else f"more than {spec.name} has"
+        shown = shown if devices < MOST_SHOWN else f"{devices:.3g}"
         raise BadInput(f"{flag}: {shown} devices are {why}; use at most {most // per:.0f}")

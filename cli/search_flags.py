@@ -25,6 +25,7 @@ from podplan.errors import BadInput
 from podplan.traces import Trace
 from podplan.units import parse_duration
 
+SHORTEST_LIMIT_SECONDS = 1e-6
 DEFAULT_TTFT = "2s"
 DEFAULT_TPOT = "50ms"
 DEFAULT_PERCENTILE = 99.0
@@ -89,8 +90,8 @@ def read_search(flags: SearchFlags) -> SearchInput:
         prefill=prefill,
         decode=decode,
         workload=asked.workload,
-        ttft_seconds=parse_duration(flags.ttft or DEFAULT_TTFT, "--ttft"),
-        tpot_seconds=parse_duration(flags.tpot or DEFAULT_TPOT, "--tpot"),
+        ttft_seconds=_limit(flags.ttft, DEFAULT_TTFT, "--ttft"),
+        tpot_seconds=_limit(flags.tpot, DEFAULT_TPOT, "--tpot"),
         percentile=_percentile(flags.percentile),
         rate_per_second=None if objective == "throughput" else asked.rate_per_second,
         objective=objective,
@@ -103,6 +104,14 @@ def read_search(flags: SearchFlags) -> SearchInput:
         shared=_shared(flags.shared_experts, model),
     )
     return SearchInput(flags=flags, question=question, trace=asked.trace)
+
+
+def _limit(text: str | None, default: str, flag: str) -> float:
+    """Return the seconds of a latency limit; no machine comes near one below a microsecond."""
+    seconds = parse_duration(default if text is None else text, flag)
+    if seconds < SHORTEST_LIMIT_SECONDS:
+        raise BadInput(f"{flag}: {(text or '')[:40]!r} is shorter than any machine can keep; give at least 1us")
+    return seconds
 
 
 def _objective(flags: SearchFlags, asked: Asked, machines: tuple[Machines, Machines]) -> Objective:

@@ -181,8 +181,8 @@ def _open(
     running = round(rate * residence) if warm else 0
     if total + running > MOST_SIMULATED:
         raise BadInput(
-            f"--warmup: {total + running} requests at this rate are more than the {MOST_SIMULATED} that are simulated; "
-            "use a shorter one, or --warmup 0 to cut nothing"
+            f"--warmup: {total + running:.10g} requests at this rate are more than the {MOST_SIMULATED} "
+            "that are simulated; use a shorter one, or --warmup 0 to cut nothing"
         )
     requests = open_loop(manifest.workload, rate, total, seed)
     first = int(np.searchsorted(requests.arrival_seconds, warmup))

@@ -299,8 +299,15 @@ def _why_infeasible(columns: Sequence[Column], devices: Mapping[str, int], rate:
     enough = [c for c in columns if c.rate_per_second >= asked]
     needs = {role: min(c.devices for c in mine) for role, mine in _by_role(enough).items()}
     parts = " and ".join(f"{role} at least {count}" for role, count in needs.items())
-    budget = ", ".join(f"{count} of {pool}" for pool, count in sorted(devices.items()))
-    return f"The roles together need more devices than there are: {parts}; available are {budget}."
+    there = ", ".join(f"{count} of {pool}" for pool, count in sorted(devices.items()))
+    wanted: dict[str, int] = {}
+    for role, count in needs.items():
+        pool = next(column.pool for column in enough if column.role == role)
+        wanted[pool] = wanted.get(pool, 0) + count
+    change = " and ".join(f"{count} devices of {pool}" for pool, count in sorted(wanted.items()))
+    return (
+        f"the roles together need more devices than there are: {parts}; available are {there}; nearest change: {change}"
+    )
 
 
 def _infeasible(message: str) -> FleetSolution:

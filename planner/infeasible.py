@@ -32,10 +32,10 @@ def missing(question: Question, prefill: bool) -> tuple[str, str]:
     if best is None:
         return "memory", memory_sentence(question, machines, prefill)
     nearest = nearest_limit(question, prefill, best)
+    change = f"nearest change: {flag} {format_duration(nearest)}" if nearest else "several times the limit do not help"
     return flag.strip("-"), (
         f"{flag} {format_duration(limit)} cannot be kept at percentile {question.percentile:g}: the fastest {role} "
-        f"instance on up to {machines.devices} devices takes {format_duration(best)} with nothing else to do; nearest "
-        f"change: {flag} {format_duration(nearest)}"
+        f"instance on up to {machines.devices} devices takes {format_duration(best)} with nothing else to do; {change}"
     )
 
 
@@ -78,10 +78,18 @@ def memory_sentence(question: Question, machines: Machines, prefill: bool) -> st
     nearest = "no number of them does"
     if smallest:
         nearest = f"the smallest number that holds a {role} instance is {smallest}, and a plan needs one of each role"
+    start = (
+        f"{question.model.name} does not fit {machines.devices} devices of {machines.hardware.name}: its weights take"
+    )
+    if least > room:
+        return (
+            f"{start} at least {format_bytes(least)} per device beside a KV cache, {format_bytes(room)} are free, "
+            f"{format_bytes(least - room)} too much; {nearest}"
+        )
+    tokens = question.workload.input_tokens.mean if prefill else reserved_kv_tokens(question.workload).mean_tokens
     return (
-        f"{question.model.name} does not fit {machines.devices} devices of {machines.hardware.name}: its weights take "
-        f"at least {format_bytes(least)} per device beside a KV cache, {format_bytes(room)} are free, "
-        f"{format_bytes(max(least - room, 0.0))} too much; {nearest}"
+        f"{start} {format_bytes(least)} of the {format_bytes(room)} that are free on a device, and no instance has the "
+        f"rest hold one {role} request of {tokens:.0f} tokens; {nearest}"
     )
 
 
@@ -140,21 +148,22 @@ def fastest_ttft(question: Question) -> float | None:
     return best if math.isfinite(best) else None
 
 
-def nearest_limit(question: Question, prefill: bool, least: float) -> float:
-    """Return the tightest of a few multiples of the least time under which the role's queue is stable.
+def nearest_limit(question: Question, prefill: bool, least: float) -> float | None:
+    """Return the tightest of a few multiples of the least time under which the role's queue is stable; None if none is.
 
     Each is looser than the asked limit, rounded up to what is printed, and verified by solving the role's queue, on an
-    instance that leaves room for the other role; the last one is returned unverified.
+    instance that leaves room for the other role. Where the asked limit is itself longer than the least time, as with
+    lengths that spread far, its multiples are tried.
     """
     asked = question.ttft_seconds if prefill else question.tpot_seconds
-    limits = [rounded_up(least * factor) for factor in _FACTORS]
+    limits = [rounded_up(max(least, asked) * factor) for factor in _FACTORS]
     machines, other = (question.prefill, question.decode) if prefill else (question.decode, question.prefill)
     taken = min(carrying_sizes(question, not prefill), default=0) if machines.budget == other.budget else 0
     for limit in limits:
         changed = replace(question, ttft_seconds=limit) if prefill else replace(question, tpot_seconds=limit)
-        if limit > asked and min(carrying_sizes(changed, prefill), default=math.inf) <= machines.devices - taken:
+        if min(carrying_sizes(changed, prefill), default=math.inf) <= machines.devices - taken:
             return limit
-    return limits[-1]
+    return None
 
 
 def rounded_up(value: float) -> float:
@@ -199,7 +208,15 @@ def refusal(question: Question, message: str, most_per_second: float) -> tuple[s
         devices += question.decode.devices
     wanted = math.ceil(devices * question.rate_per_second / most_per_second)
     asked, most = format_rate(question.rate_per_second), format_rate(rounded_down(most_per_second))
-    return "devices", (
-        f"{devices} devices carry {most}, not the asked {asked}; "
-        f"nearest changes: --rate {most}, or about {wanted} devices"
-    )
+    start = f"{devices} devices carry {most}, not the asked {asked}; nearest"
+    if wanted > most_devices(question):
+        return "devices", f"{start} change: --rate {most}, for about {wanted} devices are more than there can be"
+    return "devices", f"{start} changes: --rate {most}, or about {wanted} devices"
+
+
+def most_devices(question: Question) -> float:
+    """Devices of both roles that can be had: no more than a supernode has, any number of machines sold by the node."""
+    specs = {machines.hardware.name: machines.hardware for machines in (question.prefill, question.decode)}
+    if any(spec.sold_by_node for spec in specs.values()):
+        return math.inf
+    return float(sum(spec.nodes.value * spec.devices_per_node.value for spec in specs.values()))

@@ -40,7 +40,7 @@ def _sentence(detail: ErrorDetails, model: type[BaseModel], data: object) -> str
         problem = f"must be a mapping of keys to values, not {_shown(detail['input'])}"
     elif detail["type"] in {"union_tag_invalid", "union_tag_not_found"}:
         context = detail["ctx"]
-        given = f", not {context['tag']!r}" if "tag" in context else ""
+        given = f", not {_shown(context['tag'])}" if "tag" in context else ""
         expected = context.get("expected_tags", "")
         problem = f"key {context['discriminator']} must be {expected or 'given'}{given}"
     elif detail["type"] in {"value_error", "assertion_error"}:

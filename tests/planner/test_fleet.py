@@ -98,7 +98,7 @@ def test_undominated_keeps_what_is_smaller_or_faster():
         ([], 1.0, "No candidate"),
         ([_column("prefill", 2, 1.0), _column("decode", 2, 3.0)], 2.0, "prefill carries at most 1"),
         ([_column("prefill", 2, 9.0), _column("decode", 99, 9.0)], 2.0, "decode needs 99 devices of one, which has 12"),
-        ([_column("prefill", 7, 9.0), _column("decode", 7, 9.0)], 2.0, "together need more devices"),
+        ([_column("prefill", 7, 9.0), _column("decode", 7, 9.0)], 2.0, "nearest change: 14 devices of one"),
     ],
 )
 def test_infeasible_says_what_binds(columns, rate, words):

@@ -44,6 +44,32 @@ def test_the_nearest_limit_is_feasible(asked: dict[str, Any]) -> None:
     assert search(replace(question, **{name: nearest})).best is not None
 
 
+@pytest.mark.parametrize(("devices", "change"), [(4, "longer"), (2, "none")])
+def test_a_limit_beyond_the_fastest_time_is_not_answered_with_a_shorter_one(devices: int, change: str) -> None:
+    """Prompts that spread far miss a limit above the fastest time: the change told is longer, or none is told."""
+    question = small_question(model="qwen3-8b", devices=devices, squared_cv=100.0, ttft_seconds=0.5)
+    answer = search(question)
+    assert answer.best is None
+    found = re.search(r"nearest change: --ttft ([\d.]+ \w+)", answer.explanation)
+    if change == "longer":
+        assert found is not None and parse_duration(found.group(1), "nearest") > 0.5
+    else:
+        assert found is None and "do not help" in answer.explanation
+
+
+def test_a_cache_that_does_not_fit_is_not_blamed_on_the_weights() -> None:
+    """Weights fit; what one request holds does not."""
+    explanation = search(small_question(model="qwen3-8b", devices=2, lengths=(1024.0, 4_000_000.0))).explanation
+    assert "too much" not in explanation and "hold one decode request of 4001024 tokens" in explanation
+
+
+def test_a_supernode_does_not_grow() -> None:
+    """Beyond all of a supernode no number of devices is offered."""
+    question = small_question(hardware="cm384", devices=32, objective="chips", rate_per_second=1e6)
+    answer = search(question)
+    assert answer.best is None and "more than there can be" in answer.explanation
+
+
 def test_the_fastest_time_is_that_of_the_machine_not_of_the_question() -> None:
     """Whatever limit is asked, the fastest instance takes the same time."""
     tight, loose = small_question(tpot_seconds=0.001), small_question(tpot_seconds=0.05)

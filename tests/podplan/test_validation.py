@@ -53,6 +53,10 @@ class _Machine(Strict):
         ),
         ({"name": "x", "cooler": {"kind": "pump", "litres": "a"}}, "m.yaml: cooler.litres: must be a valid number, "),
         ({"name": "x", "cooler": {"kind": "ice"}}, "m.yaml: cooler: key 'kind' must be 'fan', 'pump', not 'ice'"),
+        (
+            {"name": "x", "cooler": {"kind": "i" * 90}},
+            f"m.yaml: cooler: key 'kind' must be 'fan', 'pump', not '{'i' * 56}...",
+        ),
         ({"name": "x", "cooler": {}}, "m.yaml: cooler: key 'kind' must be given"),
         ({"name": "x", "peaks": {"bf16": {"value": 1, "kind": "datasheet"}}}, "m.yaml: peaks.bf16.source is missing"),
         ({"name": "empty"}, "m.yaml: a machine needs parts"),
