@@ -4,17 +4,16 @@ import json as json_module
 from io import StringIO
 from pathlib import Path
 from time import perf_counter
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from cli.machines import SizeFlags
 from cli.output import print_json, stderr_console, stdout_console
 from cli.progress import progress
+from cli.question_options import Text, asks_a_question, option
 from cli.search_flags import SearchFlags, SearchInput, read_search
 from cli.search_json import as_json, question_json
 from cli.search_render import render
-from cli.traffic import TrafficFlags
 from planner.plan import Plan
 from planner.search import Answer
 from planner.search import search as search_plan
@@ -27,52 +26,12 @@ FILES = ("manifest.yaml", "plan.json", "report.txt")
 
 REPORT_WIDTH = 140
 
-Text = str | None
-
-
-def _option(flag: str, metavar: str, told: str) -> Any:
-    return typer.Option(flag, metavar=metavar, help=told)
-
 
 @app.command()
+@asks_a_question()
 def search(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="Catalogue name, config.json or model YAML.")],
-    hw: Annotated[str, _option("--hw", "HW", "Catalogue name or YAML, or one per role: prefill=910b,decode=cm384.")],
-    nodes: Annotated[Text, _option("--nodes", "N", "Nodes, or prefill=N,decode=N [the catalogue entry].")] = None,
-    chips: Annotated[Text, _option("--chips", "N", "Chips instead of nodes.")] = None,
-    devices: Annotated[Text, _option("--devices", "N", "Devices instead of nodes.")] = None,
-    isl: Annotated[Text, _option("--isl", "TOKENS", "Mean prompt tokens [4096].")] = None,
-    osl: Annotated[Text, _option("--osl", "TOKENS", "Mean output tokens [1024].")] = None,
-    isl_cv: Annotated[Text, _option("--isl-cv", "CV", "Standard deviation of prompts over their mean [0].")] = None,
-    osl_cv: Annotated[Text, _option("--osl-cv", "CV", "The same of outputs [0].")] = None,
-    prefix_reuse: Annotated[Text, _option("--prefix-reuse", "SHARE", "Cached share of prompts [0].")] = None,
-    rate: Annotated[Text, _option("--rate", "RATE", "Requests to serve, such as 100/s.")] = None,
-    trace: Annotated[
-        Text, _option("--trace", "FILE", "Lengths, arrivals and rate of an Azure or Mooncake trace.")
-    ] = None,
-    format: Annotated[Text, _option("--format", "NAME", "azure or mooncake [as the file looks].")] = None,
-    ttft: Annotated[Text, _option("--ttft", "DURATION", "Limit of the time to the first token [2s].")] = None,
-    tpot: Annotated[Text, _option("--tpot", "DURATION", "Limit of the time per further token [50ms].")] = None,
-    percentile: Annotated[
-        Text, _option("--percentile", "P", "Percentile of requests that keep each limit [99].")
-    ] = None,
-    objective: Annotated[
-        Text, _option("--objective", "WORD", "throughput, chips, cost or latency [throughput; with a rate chips].")
-    ] = None,
-    weights: Annotated[Text, _option("--weights", "DTYPE", "int8, fp8 or bf16 [as shipped, if multiplied].")] = None,
-    kv_dtype: Annotated[Text, _option("--kv-dtype", "DTYPE", "bf16, fp8 or int8 [bf16].")] = None,
-    mtp: Annotated[Text, _option("--mtp", "K", "Drafted tokens per iteration [best of 0 and 1].")] = None,
-    mtp_acceptance: Annotated[Text, _option("--mtp-acceptance", "A", "Acceptance per draft [0.7].")] = None,
-    microbatches: Annotated[Text, _option("--microbatches", "M", "1, 2 or auto [auto].")] = None,
-    expert_balance: Annotated[
-        Text, _option("--expert-balance", "B", "perfect, measured, none or a factor [measured].")
-    ] = None,
-    redundant_experts: Annotated[
-        Text, _option("--redundant-experts", "N", "Slots beyond one per expert, or auto [auto].")
-    ] = None,
-    shared_experts: Annotated[Text, _option("--shared-experts", "WHERE", "local, dedicated=N or auto [auto].")] = None,
-    engine: Annotated[Text, _option("--engine", "E", "Engine whose costs are taken [reference].")] = None,
-    out: Annotated[Text, _option("--out", "DIR", "Write manifest.yaml, plan.json and report.txt there.")] = None,
+    flags: SearchFlags,
+    out: Annotated[Text, option("--out", "DIR", "Write manifest.yaml, plan.json and report.txt there.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace these files where they exist.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
@@ -84,35 +43,10 @@ def search(
       plan qwen3-235b-a22b --hw h800 --nodes 8 --rate 20/s --ttft 1s --tpot 40ms
       plan deepseek-r1 --hw prefill=910b,decode=cm384 --trace conversation.jsonl --out plan-r1
       plan search ./config.json --hw h100 --nodes 2 --json
+      plan deepseek-r1 --hw cm384 --rate 200/s --survive node
 
     Counts take k and M. Exit code 3: no plan keeps the limits; what binds and the nearest change are told.
     """
-    flags = SearchFlags(
-        model=model,
-        machines=SizeFlags(hw=hw, nodes=nodes, chips=chips, devices=devices, weights=weights),
-        traffic=TrafficFlags(
-            isl=isl,
-            osl=osl,
-            isl_cv=isl_cv,
-            osl_cv=osl_cv,
-            prefix_reuse=prefix_reuse,
-            rate=rate,
-            trace=trace,
-            format=format,
-        ),
-        ttft=ttft,
-        tpot=tpot,
-        percentile=percentile,
-        objective=objective,
-        engine=engine,
-        kv_dtype=kv_dtype,
-        mtp=mtp,
-        mtp_acceptance=mtp_acceptance,
-        microbatches=microbatches,
-        expert_balance=expert_balance,
-        redundant_experts=redundant_experts,
-        shared_experts=shared_experts,
-    )
     _answer(flags, _folder(out, force), force=force, json=json)
 
 

@@ -21,6 +21,7 @@ from models.spec import ModelSpec
 from planner.imbalance import Balance, parse_balance
 from planner.layouts import Shared
 from planner.question import Machines, Objective, Question
+from planner.survival import Loss
 from podplan.errors import BadInput
 from podplan.traces import Trace
 from podplan.units import parse_duration
@@ -42,6 +43,7 @@ class SearchFlags:
     tpot: str | None = None
     percentile: str | None = None
     objective: str | None = None
+    survive: str | None = None
     engine: str | None = None
     kv_dtype: str | None = None
     mtp: str | None = None
@@ -102,6 +104,7 @@ def read_search(flags: SearchFlags) -> SearchInput:
         microbatches=_microbatches(flags.microbatches, model),
         redundant=read_redundant(flags.redundant_experts, model),
         shared=_shared(flags.shared_experts, model),
+        survive=None if flags.survive is None else read_choice(flags.survive, "--survive", get_args(Loss)),
     )
     return SearchInput(flags=flags, question=question, trace=asked.trace)
 

@@ -11,6 +11,7 @@ from planner.question import Question
 from planner.queueing import Latency
 from planner.search import Answer
 from planner.strategy import format_strategy
+from planner.survival import spare_instances
 
 if TYPE_CHECKING:
     from planner.manifest.schema import Answer as ManifestAnswer
@@ -59,6 +60,7 @@ def question_json(asked: SearchInput) -> "dict[str, ManifestAnswer]":
         "tpot_seconds": question.tpot_seconds,
         "percentile": question.percentile,
         "objective": question.objective,
+        "survive": question.survive,
         "mtp": list(question.drafts),
         "mtp_acceptance": question.acceptance,
         "microbatches": list(question.microbatches),
@@ -153,10 +155,16 @@ def _head(plan: Plan, role: str) -> dict[str, object]:
         "role": role,
         "hardware": pool.machines.hardware.name,
         "instances": pool.instances,
+        "spare_instances": spare_pool_instances(plan, pool),
         "devices_per_instance": pool.candidate.devices,
         "strategy": strategy_text(pool),
         "weights": pool.machines.weights,
     }
+
+
+def spare_pool_instances(plan: Plan, pool: PrefillPool | DecodePool) -> int:
+    """Return the instances of a pool beyond those that carry the plan's rate within the limits."""
+    return spare_instances(pool.instances, pool.capacity_per_second, plan.requests_per_second)
 
 
 def strategy_text(pool: PrefillPool | DecodePool) -> str:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from cli.output import table
 from cli.search_assumptions import assumption_texts
 from cli.search_flags import SearchInput
-from cli.search_json import MEMORY_KINDS, pool_chips, pool_devices, shared_text, strategy_text
+from cli.search_json import MEMORY_KINDS, pool_chips, pool_devices, shared_text, spare_pool_instances, strategy_text
 from planner.plan import Bound, DecodePool, Plan, PrefillPool
 from planner.search import Answer
 from podplan.units import format_bytes, format_count, format_duration, format_rate
@@ -61,7 +61,8 @@ def headline(plan: Plan) -> str:
     return (
         f"{question.model.name}{on}: {size} serve {requests_text(plan.requests_per_second)}, "
         f"{format_count(plan.output_tokens_per_second)} output tokens/s ({', '.join(per)}{price}) "
-        f"within {limits} at p{question.percentile:g}."
+        f"within {limits} at p{question.percentile:g}"
+        f"{f', also after losing any one {question.survive}' if question.survive else ''}."
     )
 
 
@@ -89,6 +90,7 @@ def shape_cells(plan: Plan) -> dict[str, list[str]]:
     pools = [pool for _, pool in _pools(plan)]
     cells = {
         "instances": [f"{pool.instances} × {pool.candidate.devices} {pool.machines.hardware.name}" for pool in pools],
+        **({"spare": [str(spare_pool_instances(plan, pool)) for pool in pools]} if plan.question.survive else {}),
         "strategy": [strategy_text(pool) for pool in pools],
         "load": [_load(pool) for pool in pools],
         "microbatches": [str(pool.candidate.microbatches) for pool in pools],

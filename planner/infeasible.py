@@ -1,6 +1,7 @@
 """Why a question has no plan, and the nearest change that would give it one."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -14,6 +15,7 @@ from planner.operating import DecodeServer, PrefillServer, kv_transfer_seconds
 from planner.prefill_candidates import budgets, pass_seconds, prefill_fits
 from planner.question import Machines, Question
 from planner.space import groups, role_rows, row_deployment
+from planner.survival import lost_instances
 from planner.workload import reserved_kv_tokens
 from podplan.units import format_bytes, format_duration, format_rate
 
@@ -212,6 +214,23 @@ def refusal(question: Question, message: str, most_per_second: float) -> tuple[s
     if wanted > most_devices(question):
         return "devices", f"{start} change: --rate {most}, for about {wanted} devices are more than there can be"
     return "devices", f"{start} changes: --rate {most}, or about {wanted} devices"
+
+
+def unsurvivable(question: Question, prefill_sizes: Sequence[int], decode_sizes: Sequence[int]) -> tuple[str, str]:
+    """Return (binding limit, sentence) where instances fit, but not as many as must be left after a loss.
+
+    The devices named hold the smallest instance of each role with those that a loss takes.
+    """
+    wanted = []
+    for machines, sizes in ((question.prefill, prefill_sizes), (question.decode, decode_sizes)):
+        lost = {size: lost_instances(question.survive, size, machines.devices_per_node) for size in sizes}
+        wanted.append(min((1 + lost[size]) * size for size in sizes))
+    start = f"--survive: losing one {question.survive or 'instance'} would leave no instance of a role"
+    if question.prefill.budget != question.decode.budget:
+        return "survive", f"{start}; nearest change: --devices prefill={wanted[0]},decode={wanted[1]}, or no --survive"
+    return "survive", (
+        f"{start} on {question.prefill.devices} devices; nearest changes: --devices {sum(wanted)}, or no --survive"
+    )
 
 
 def most_devices(question: Question) -> float:

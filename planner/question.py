@@ -7,6 +7,7 @@ from hardware.spec import Dtype, HardwareSpec
 from models.spec import ModelSpec
 from planner.imbalance import Balance
 from planner.layouts import Shared
+from planner.survival import Loss
 from planner.workload import Workload
 
 Objective = Literal["throughput", "chips", "cost", "latency"]
@@ -53,3 +54,4 @@ class Question:
     redundant: int | None = None
     shared: Shared = "auto"
     engine: str = "reference"
+    survive: Loss | None = None

@@ -6,13 +6,14 @@ from dataclasses import dataclass, replace
 from planner.candidates import decode_all, decode_found, prefill_found
 from planner.decode_candidates import Count, DecodeCandidate
 from planner.fleet import Column, FleetSolution, solve_fleet
-from planner.infeasible import missing, refusal
+from planner.infeasible import missing, refusal, unsurvivable
 from planner.operating import DecodeServer, PrefillServer, kv_transfer_seconds
 from planner.plan import Bound, Plan, make_plan
 from planner.prefill_candidates import PrefillCandidate
-from planner.question import Machines, Question
+from planner.question import Question
 from planner.shortlist import shortlist
 from planner.space import check_layouts
+from planner.survival import lost_instances
 from podplan.errors import Fault
 
 # TPOT limits, as parts of the asked one, at which further decode candidates are sought for the front.
@@ -61,7 +62,9 @@ def search(question: Question) -> Answer:
     solution = solve_fleet(columns, devices=budgets, objective=objective, rate=question.rate_per_second)
     if solution.status != "optimal":
         most = most_rate(columns, budgets)
-        return refused(question, pools.evaluated, *refusal(question, solution.message, most))
+        sizes = [c.devices for c, _, _ in pools.prefill], [c.devices for c, _, _ in pools.decode]
+        told = refusal(question, solution.message, most) if most > 0 else unsurvivable(question, *sizes)
+        return refused(question, pools.evaluated, *told)
     best = plan_of(question, pools, solution)
     if best is None:
         raise Fault("the fleet programme chose a rate that the chosen queues cannot carry")
@@ -115,13 +118,17 @@ def front_candidates(
 def fleet_columns(question: Question, pools: Pools) -> list[Column]:
     """Return one column per candidate and instance count that its budget holds."""
     return [
-        *role_columns("prefill", question.prefill, [(c.devices, rate) for c, _, rate in pools.prefill]),
-        *role_columns("decode", question.decode, [(c.devices, rate) for c, _, rate in pools.decode]),
+        *role_columns("prefill", question, [(c.devices, rate) for c, _, rate in pools.prefill]),
+        *role_columns("decode", question, [(c.devices, rate) for c, _, rate in pools.decode]),
     ]
 
 
-def role_columns(role: str, machines: Machines, members: list[tuple[int, float]]) -> list[Column]:
-    """Return the columns of one role from (devices, rate) of one instance of each candidate."""
+def role_columns(role: str, question: Question, members: list[tuple[int, float]]) -> list[Column]:
+    """Return the columns of one role from (devices, rate) of one instance of each candidate.
+
+    A column's rate is what is left of it carries after the loss that the question asks it to survive.
+    """
+    machines = question.prefill if role == "prefill" else question.decode
     price = machines.hardware.price_usd_per_chip_hour
     hourly = price.value / machines.devices_per_chip if price else 1.0
     return [
@@ -130,12 +137,13 @@ def role_columns(role: str, machines: Machines, members: list[tuple[int, float]]
             candidate=number,
             instances=instances,
             devices=instances * devices,
-            rate_per_second=instances * rate,
+            rate_per_second=(instances - lost) * rate,
             pool=machines.budget,
             cost_per_hour=instances * devices * hourly,
         )
         for number, (devices, rate) in enumerate(members)
-        for instances in range(1, machines.devices // devices + 1)
+        for lost in (lost_instances(question.survive, devices, machines.devices_per_node),)
+        for instances in range(1 + lost, machines.devices // devices + 1)
     ]
 
 

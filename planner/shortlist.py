@@ -11,6 +11,7 @@ from typing import TypeVar
 from planner.decode_candidates import DecodeCandidate
 from planner.prefill_candidates import PrefillCandidate
 from planner.question import Question
+from planner.survival import lost_instances
 
 # Instance sizes whose queues are solved, per pool.
 QUEUED_SIZES = 8
@@ -61,13 +62,20 @@ def pair_score(question: Question, first: PrefillCandidate, second: DecodeCandid
     rates = (NOMINAL["prefill"] * first.requests_per_second, NOMINAL["decode"] * second.requests_per_second)
     shared = question.prefill.budget == question.decode.budget
     room = question.prefill.devices, question.decode.devices
+    lost = (
+        lost_instances(question.survive, first.devices, question.prefill.devices_per_node),
+        lost_instances(question.survive, second.devices, question.decode.devices_per_node),
+    )
     asked = question.rate_per_second if question.objective in ("chips", "cost") else None
     if asked is not None:
-        used = [math.ceil(asked / rates[0]) * first.devices, math.ceil(asked / rates[1]) * second.devices]
+        used = [
+            (math.ceil(asked / rates[0]) + lost[0]) * first.devices,
+            (math.ceil(asked / rates[1]) + lost[1]) * second.devices,
+        ]
         fits = sum(used) <= room[0] if shared else used[0] <= room[0] and used[1] <= room[1]
         return -float(sum(used)) if fits else -1e9 - sum(used)
     best = 0.0
     for count in range(1, room[1] // second.devices + 1):
         left = room[0] - count * second.devices if shared else room[0]
-        best = max(best, min(count * rates[1], left // first.devices * rates[0]))
+        best = max(best, min((count - lost[1]) * rates[1], (left // first.devices - lost[0]) * rates[0]))
     return best

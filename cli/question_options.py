@@ -1,0 +1,105 @@
+"""The flags of a question, once for every command that asks one."""
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from functools import wraps
+from typing import Annotated, Any
+
+import typer
+
+from cli.machines import SizeFlags
+from cli.search_flags import SearchFlags
+from cli.traffic import TrafficFlags
+
+Text = str | None
+Command = Callable[..., None]
+
+MODEL_HELP = "Catalogue name, config.json or model YAML."
+
+# field -> what stands for its value in the help, and what it means; the flag is the field's name
+OPTIONS: dict[str, tuple[str, str]] = {
+    "hw": ("HW", "Catalogue name or YAML, or one per role: prefill=910b,decode=cm384."),
+    "nodes": ("N", "Nodes, or prefill=N,decode=N [the catalogue entry]."),
+    "chips": ("N", "Chips instead of nodes."),
+    "devices": ("N", "Devices instead of nodes."),
+    "isl": ("TOKENS", "Mean prompt tokens [4096]."),
+    "osl": ("TOKENS", "Mean output tokens [1024]."),
+    "isl_cv": ("CV", "Standard deviation of prompts over their mean [0]."),
+    "osl_cv": ("CV", "The same of outputs [0]."),
+    "prefix_reuse": ("SHARE", "Cached share of prompts [0]."),
+    "rate": ("RATE", "Requests to serve, such as 100/s."),
+    "trace": ("FILE", "Lengths, arrivals and rate of an Azure or Mooncake trace."),
+    "format": ("NAME", "azure or mooncake [as the file looks]."),
+    "ttft": ("DURATION", "Limit of the time to the first token [2s]."),
+    "tpot": ("DURATION", "Limit of the time per further token [50ms]."),
+    "percentile": ("P", "Percentile of requests that keep each limit [99]."),
+    "objective": ("WORD", "throughput, chips, cost or latency [throughput; with a rate chips]."),
+    "survive": ("LOSS", "node or instance: the limits hold after losing the worst one."),
+    "weights": ("DTYPE", "int8, fp8 or bf16 [as shipped, if multiplied]."),
+    "kv_dtype": ("DTYPE", "bf16, fp8 or int8 [bf16]."),
+    "mtp": ("K", "Drafted tokens per iteration [best of 0 and 1]."),
+    "mtp_acceptance": ("A", "Acceptance per draft [0.7]."),
+    "microbatches": ("M", "1, 2 or auto [auto]."),
+    "expert_balance": ("B", "perfect, measured, none or a factor [measured]."),
+    "redundant_experts": ("N", "Slots beyond one per expert, or auto [auto]."),
+    "shared_experts": ("WHERE", "local, dedicated=N or auto [auto]."),
+    "engine": ("E", "Engine whose costs are taken [reference]."),
+}
+
+
+def option(flag: str, metavar: str, told: str) -> Any:
+    """Return a typer option with a value."""
+    return typer.Option(flag, metavar=metavar, help=told)
+
+
+def asks_a_question(
+    *, optional: bool = False, metavar: str = "MODEL", told: str = MODEL_HELP
+) -> Callable[[Command], Command]:
+    """Return a decorator that turns ``command(flags, ...)`` into one that typer gives every flag of a question.
+
+    Where the question is ``optional``, model and hardware may be left out and ``flags`` is a mapping of what was
+    typed; otherwise it is ``SearchFlags``.
+    """
+
+    def decorate(command: Command) -> Command:
+        signature = inspect.signature(command).parameters.values()
+        own = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in list(signature)[1:]]
+
+        @wraps(command)
+        def run(**values: Any) -> None:
+            given = {name: values.pop(name) for name in ("model", *OPTIONS)}
+            command(given if optional else search_flags(given), **values)
+
+        parameters = [*_parameters(optional, metavar, told), *own]
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        return run
+
+    return decorate
+
+
+def _parameters(optional: bool, metavar: str, told: str) -> list[inspect.Parameter]:
+    """Return the model's argument and the options, as typer reads them."""
+    needed: Any = str if not optional else Text
+    found = [_parameter("model", needed, typer.Argument(metavar=metavar, help=told), optional)]
+    for name, (value, meaning) in OPTIONS.items():
+        flag = "--" + name.replace("_", "-")
+        is_needed = name == "hw" and not optional
+        found.append(_parameter(name, str if is_needed else Text, option(flag, value, meaning), not is_needed))
+    return found
+
+
+def _parameter(name: str, kind: Any, info: Any, optional: bool) -> inspect.Parameter:
+    default = None if optional else inspect.Parameter.empty
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, info])
+
+
+def search_flags(values: Mapping[str, str | None]) -> SearchFlags:
+    """Return flags by field as the parts that they belong to."""
+
+    def of(kind: type[SearchFlags] | type[SizeFlags] | type[TrafficFlags]) -> dict[str, Any]:
+        return {field.name: values[field.name] for field in fields(kind) if field.name in values}
+
+    machines, traffic = SizeFlags(**of(SizeFlags)), TrafficFlags(**of(TrafficFlags))
+    return SearchFlags(machines=machines, traffic=traffic, **of(SearchFlags))

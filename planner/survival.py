@@ -1,0 +1,25 @@
+"""Losing a node or an instance: how many instances of a pool go with it, and how many are spare."""
+
+import math
+from typing import Literal
+
+Loss = Literal["node", "instance"]
+
+
+def lost_instances(loss: Loss | None, devices_per_instance: int, devices_per_node: int) -> int:
+    """Return the most instances of one pool that a loss takes.
+
+    Instances below a node share nodes and never straddle two, larger ones start at a node (``planner.assemble``): a
+    node takes with it all that stand on it, or the one that it is part of.
+    """
+    if loss is None:
+        return 0
+    if loss == "instance" or devices_per_instance >= devices_per_node:
+        return 1
+    return devices_per_node // devices_per_instance
+
+
+def spare_instances(instances: int, capacity_per_second: float, rate_per_second: float) -> int:
+    """Return the instances beyond those that carry a rate, of a pool whose instances carry ``capacity`` together."""
+    needed = math.ceil(rate_per_second / (capacity_per_second / instances) * (1 - 1e-9))
+    return max(instances - max(needed, 1), 0)

@@ -1,0 +1,58 @@
+"""Losing a node or an instance: what goes with it, what is spare, and plans that live through it."""
+
+from dataclasses import replace
+
+import pytest
+
+from planner.question import Question
+from planner.search import search
+from planner.survival import lost_instances, spare_instances
+from tests.plans import small_plan
+
+
+@pytest.mark.parametrize(
+    ("loss", "devices", "per_node", "lost"),
+    [
+        (None, 4, 8, 0),
+        ("instance", 4, 8, 1),
+        ("node", 4, 8, 2),
+        ("node", 3, 8, 2),
+        ("node", 8, 8, 1),
+        ("node", 32, 8, 1),
+    ],
+)
+def test_a_node_takes_what_stands_on_it(loss: str | None, devices: int, per_node: int, lost: int) -> None:
+    """Small instances share a node, large ones lose a part and with it all."""
+    assert lost_instances(loss, devices, per_node) == lost  # type: ignore[arg-type]
+
+
+def test_spares_are_what_the_rate_does_not_need() -> None:
+    """Four instances that carry 100/s together: 60/s need three of them, nothing at all still needs one."""
+    assert spare_instances(4, 100.0, 60.0) == 1
+    assert spare_instances(4, 100.0, 75.0) == 1
+    assert spare_instances(4, 100.0, 100.0) == 0
+    assert spare_instances(4, 100.0, 1e-6) == 3
+
+
+@pytest.mark.parametrize("loss", ["node", "instance"])
+def test_what_is_left_carries_the_rate(loss: str) -> None:
+    """The surviving instances of each pool, at their own capacity, carry what is promised."""
+    asked: Question = replace(small_plan(devices=96).question, survive=loss)  # type: ignore[arg-type]
+    best = search(asked).best
+    assert best is not None
+    for pool in (best.prefill, best.decode):
+        lost = lost_instances(asked.survive, pool.candidate.devices, pool.machines.devices_per_node)
+        left = pool.capacity_per_second * (pool.instances - lost) / pool.instances
+        assert left >= best.requests_per_second * (1 - 1e-9)
+    assert best.requests_per_second < small_plan(devices=96).requests_per_second
+
+
+def test_too_few_devices_to_lose_any_are_told() -> None:
+    """One node cannot be lost where it is all there is; the devices that are named do survive."""
+    asked = replace(small_plan(devices=16).question, survive="node")
+    answer = search(asked)
+    assert answer.best is None
+    assert answer.binding_limit == "survive"
+    wanted = int(answer.explanation.split("--devices ")[1].split(",")[0])
+    machines = replace(asked.prefill, devices=wanted)
+    assert search(replace(asked, prefill=machines, decode=machines)).best is not None
