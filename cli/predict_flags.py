@@ -20,7 +20,7 @@ from hardware.loader import load_hardware
 from hardware.spec import Dtype, HardwareSpec
 from models.loader import load_model
 from models.spec import ModelSpec
-from planner.deployment import Phase
+from planner.deployment import Phase, check_disaggregation
 from planner.imbalance import Balance, parse_balance
 from planner.predict import Configuration
 from planner.strategy import Strategy, check_strategy, format_strategy, parse_strategy
@@ -144,11 +144,7 @@ def _strategy(flags: PredictFlags, model: ModelSpec, hardware: HardwareSpec, pha
     strategy = parse_strategy(flags.strategy, moe=model.moe is not None)
     check_strategy(strategy, model)
     text = format_strategy(strategy, moe=model.moe is not None)
-    if strategy.disaggregated:
-        raise BadInput(
-            f"--strategy: {text!r} puts attention and experts on different devices, which is read but not costed yet; "
-            "leave out the domains"
-        )
+    check_disaggregation(strategy, phase)
     if strategy.staged and phase != "prefill":
         raise BadInput(f"--strategy: SP is a way to run prefill attention; use TP={strategy.attention_tp} for {phase}")
     _check_size(flags, strategy, hardware, text)
@@ -201,7 +197,7 @@ def _check_lengths(configuration: Configuration) -> None:
 
 def _check_split(flags: PredictFlags, configuration: Configuration) -> None:
     """Two microbatches of a decode iteration need two sequences."""
-    ranks = configuration.strategy.attention_dp
+    ranks = configuration.strategy.attention_groups
     busiest = configuration.batch if configuration.requests is None else -(-configuration.requests // ranks)
     if configuration.phase == "decode" and configuration.microbatches == 2 and busiest < 2:
         named = "--batch" if flags.requests is None else "--requests"

@@ -38,7 +38,11 @@ def as_json(flags: PredictFlags, answer: Prediction) -> dict[str, object]:
         data["computed_tokens_per_second_per_chip"] = answer.computed_tokens_per_second / answer.chips
     data["microbatches"] = answer.microbatches
     data["memory_bytes_per_device"] = {kind: float(getattr(answer.memory, kind)) for kind in (*KINDS, "capacity")}
-    data["fits"] = bool(answer.memory.fits)
+    if answer.expert_memory is not None:
+        data["expert_memory_bytes_per_device"] = {
+            kind: float(getattr(answer.expert_memory, kind)) for kind in (*KINDS, "capacity")
+        }
+    data["fits"] = answer.fits
     data["bottleneck"] = answer.bottleneck
     data["assumptions"] = assumptions(flags, answer)
     data["operators"] = [
@@ -124,6 +128,9 @@ def headline(flags: PredictFlags, answer: Prediction) -> list[str]:
         lines.append(_line("experts", f"{int(answer.deployment.redundant)} redundant, shared {shared_text(answer)}"))
     lines.append(_line("bottleneck", _bottleneck(answer)))
     lines.append(_line("memory", _fit(answer.memory)))
+    if answer.expert_memory is not None:
+        lines[-1] += " of attention"
+        lines.append(_line("", f"{_fit(answer.expert_memory)} of experts"))
     return lines
 
 

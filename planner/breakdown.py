@@ -3,13 +3,16 @@
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from planner.manifest.disaggregated import layer_bounds
 from planner.manifest.stepcost import (
     EXPERT_STAGES,
     StepSeconds,
     draft_seconds,
+    drain,
     expert_stream,
     layer_count,
     moe_layer,
+    passage,
     slot_seconds,
     slots,
     split_dilations,
@@ -125,11 +128,11 @@ def _stage_rows(step: _Step, stage: Stage) -> list[Operator]:
     exposed = _exposed_share(step, stage)
     rows = []
     for term, timing in step.stages[stage].terms:
-        count = layer_count(cost, stage) * step.microbatches
+        count = layer_count(cost, stage) * step.microbatches * _turns(cost, stage)
         seconds = float(timing.seconds(cores, dilation)) * count
         exposure = seconds * exposed
-        if stage == "attention" and cores != 1.0:
-            # Dense layers run unsplit: their share of the attention operators is at all cores.
+        if stage == "attention" and (cores != 1.0 or cost.rule == "disaggregated"):
+            # Dense layers run unsplit and alone: their share of the attention operators is at all cores.
             alone = float(timing.seconds()) * cost.dense_layers * step.microbatches
             seconds = seconds * cost.moe_layers / layer_count(cost, stage) + alone
             exposure = (seconds - alone) * exposed + alone
@@ -147,6 +150,8 @@ def _exposed_share(step: _Step, stage: Stage) -> float:
     """Part of a stage's busy time in MoE layers that nothing hides."""
     cost, stages = step.cost, step.stages
     beside = _beside(step, stage)
+    if cost.rule == "disaggregated" and cost.moe_layers:
+        return _apart_share(step, stage) * beside
     if step.microbatches == 1 or stage == "dense" or not cost.moe_layers:
         return beside
     if step.split:
@@ -161,6 +166,28 @@ def _exposed_share(step: _Step, stage: Stage) -> float:
         if (number < 2) == (stage == "dispatch")
     ]
     return sum(waits) / busy if busy else 0.0
+
+
+def _turns(cost: StepCost, stage: Stage) -> int:
+    """How often a stage runs per layer and microbatch: an expert device serves every domain."""
+    apart = cost.rule == "disaggregated" and stage in ("dispatch", "experts", "shared", "combine")
+    return int(cost.domains) if apart else 1
+
+
+def _apart_share(step: _Step, stage: Stage) -> float:
+    """Part of a stage's busy time that a disaggregated layer consists of: its largest bound says whose."""
+    parts, domains, count = passage(step.cost, step.stages), int(step.cost.domains), step.microbatches
+    bounds = [float(bound) for bound in layer_bounds(parts, domains, count)]
+    binding = bounds.index(max(bounds))
+    ours = stage in ("attention", "gate", "dense")
+    if stage == "dense":
+        return 1.0
+    if binding == 0:
+        return 1.0 if ours else 0.0
+    if binding == 2:
+        return 1.0 / count if ours else 1.0 / (count * domains)
+    stages = {"dispatch": parts.dispatch, "experts": parts.experts, "shared": parts.experts, "combine": parts.combine}
+    return 1.0 if not ours and float(stages[stage]) == float(parts.occupied) else 0.0
 
 
 def _beside(step: _Step, stage: Stage) -> float:
@@ -197,6 +224,8 @@ def _bound(compute: float, memory: float, overhead: float) -> Bound:
 
 
 def _stream(stage: Stage, cost: StepCost) -> str:
+    if cost.rule == "disaggregated":
+        return "1" if stage in EXPERT_STAGES and stage != "gate" else "0"
     if cost.rule == "attention_experts":
         return "1" if stage in EXPERT_STAGES else "0"
     return "1" if stage in ("dispatch", "combine") else "0"
@@ -214,6 +243,9 @@ def _composition_rows(
         rows.append(_plain("memory_wait", "0", cost.moe_layers * count, memory_wait, "memory"))
     if cost.moe_layers and cost.experts:
         rows.append(_plain("straggler_wait", "1", cost.moe_layers * count, waiting, "network"))
+    last = float(drain(cost, busy, layer, count))
+    if last:
+        rows.append(_plain("expert_drain", "1", 1, last, "network"))
     drafts = cost.queries_per_sequence - 1
     draft = 0.0
     if drafts:
@@ -222,6 +254,7 @@ def _composition_rows(
     device = (
         cost.dense_layers * count * float(stage_sum(step.stages, ("attention", "dense")))
         + cost.moe_layers * layer
+        + last
         + draft
         + head
     )

@@ -7,7 +7,7 @@ import numpy as np
 
 from hardware.spec import Dtype, HardwareSpec
 from models.spec import ModelSpec, MoE
-from planner.manifest.terms import Number
+from planner.manifest.terms import Number, smaller
 from planner.strategy import Strategy
 from podplan.errors import BadInput
 
@@ -28,11 +28,23 @@ class StrategyArray:
     moe_ep: Number
     staged: bool
     pp: Number
+    domains: int = 0
+
+    @property
+    def disaggregated(self) -> bool:
+        """Whether attention and experts run on different devices."""
+        return self.domains > 0
+
+    @property
+    def attention_groups(self) -> Number:
+        """Attention groups of one stage, over all domains."""
+        return self.attention_dp * max(self.domains, 1)
 
     @property
     def devices(self) -> Number:
-        """Devices of each instance."""
-        return self.pp * self.attention_tp * self.attention_dp
+        """Devices of each instance; disaggregated, attention and expert devices add up."""
+        experts = self.moe_tp * self.moe_ep if self.domains else 0
+        return self.pp * (self.attention_tp * self.attention_groups + experts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +105,16 @@ class Deployment:
     @property
     def replicated_tokens(self) -> bool:
         """Whether every device already holds all tokens: one DP group that is not staged."""
-        return not self.strategy.staged and not several(self.strategy.attention_dp)
+        return not (self.strategy.staged or self.strategy.disaggregated or several(self.strategy.attention_dp))
+
+    @property
+    def trampolines(self) -> Number:
+        """Expert devices that stand between a domain and the others: as many as it has attention devices.
+
+        xDeepServe section 3: they receive first and forward, instead of a fan-out of attention x expert devices.
+        """
+        domain = self.strategy.attention_tp * self.strategy.attention_dp
+        return smaller(domain, self.strategy.moe_tp * self.strategy.moe_ep)
 
     @property
     def in_graph(self) -> bool:
@@ -150,3 +171,14 @@ def check_slots(deployment: Deployment, flag: str = "--redundant-experts") -> No
         )
     if slots > deployment.moe.experts * ranks:
         raise BadInput(f"{flag}: {redundant} replicas would put an expert twice on a rank; use fewer")
+
+
+def check_disaggregation(strategy: Strategy, phase: Phase, flag: str = "--strategy") -> None:
+    """Raise BadInput where attention and experts on devices of their own are asked to do other than decode."""
+    if strategy.disaggregated and phase != "decode":
+        raise BadInput(
+            f"{flag}: attention and experts on different devices are a way to run decode (xDeepServe section 5.2); "
+            f"leave out the domains for {phase}"
+        )
+    if strategy.disaggregated and strategy.moe_ep < 2:
+        raise BadInput(f"{flag}: experts on devices of their own are spread by EP; use EP=2 or more after the comma")

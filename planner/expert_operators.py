@@ -8,7 +8,7 @@ from typing import Literal
 
 from planner.collectives import collective, exchange_copies, exchange_fit, exchange_protocol, message_bytes
 from planner.deployment import Deployment, several, shared_split
-from planner.manifest.terms import CommunicationTerm, Form, Term
+from planner.manifest.terms import CommunicationTerm, Form, Stage, Term
 from planner.roofline import ELEMENT_BYTES, Roofline, residual, scale
 
 
@@ -49,15 +49,17 @@ def expert_terms(deployment: Deployment) -> list[Term]:
         terms.append(roofline.vector("routed_permute", "experts", scale(rows, hidden * (2 * 1.0 + 2 * 2.0)), kernels=2))
     if not moe.shared_experts:
         return terms
+    # Without ranks of its own, a disaggregated shared expert stays with the attention devices.
+    stage: Stage = "gate" if deployment.strategy.disaggregated and not deployment.dedicated else "shared"
     shared_rows = {"shared": 1.0} if deployment.dedicated else sharded_tokens(deployment)
     shared_width = moe.shared_intermediate_size / shared_split(deployment)
     # A dedicated rank runs the expert kernel with one group.
     group: Form | None = {"one": 1.0} if deployment.dedicated else None
     return [
         *terms,
-        roofline.matmul("shared_gate_up", "shared", shared_rows, 2 * shared_width, hidden, dtype, groups=group),
-        roofline.vector("shared_activation", "shared", scale(shared_rows, shared_width * (2 * 2.0 + 1.0))),
-        roofline.matmul("shared_down", "shared", shared_rows, hidden, shared_width, dtype, groups=group),
+        roofline.matmul("shared_gate_up", stage, shared_rows, 2 * shared_width, hidden, dtype, groups=group),
+        roofline.vector("shared_activation", stage, scale(shared_rows, shared_width * (2 * 2.0 + 1.0))),
+        roofline.matmul("shared_down", stage, shared_rows, hidden, shared_width, dtype, groups=group),
     ]
 
 
@@ -70,8 +72,10 @@ def exchange_terms(deployment: Deployment) -> list[Term]:
     if deployment.expert_parallel and deployment.replicated_tokens:
         return replicated_exchange(deployment)
     split = several(deployment.strategy.moe_tp)
+    if deployment.strategy.disaggregated:
+        return [*trampoline_terms(deployment), *(hybrid_terms(deployment) if split else [])]
     if deployment.expert_parallel:
-        terms = [exchange_term(deployment, "dispatch"), exchange_term(deployment, "combine")]
+        terms: list[Term] = [exchange_term(deployment, "dispatch"), exchange_term(deployment, "combine")]
         return [*terms, *hybrid_terms(deployment)] if split else terms
     return tensor_parallel_terms(deployment) if split else []
 
@@ -95,10 +99,36 @@ def exchange_term(deployment: Deployment, direction: Literal["dispatch", "combin
     fit = exchange_fit(deployment.hardware, direction, mode)
     copies = exchange_copies(fit, moe, deployment.nodes_spanned, deployment.dedicated)
     message = message_bytes(fit, deployment.model.hidden_size, deployment.weights)
-    per_copy = message * copies / moe.experts_per_token * deployment.expert_ranks / strategy.moe_ep / strategy.moe_tp
-    return CommunicationTerm(
-        direction, direction, {"routed": per_copy}, (exchange_protocol(fit, span),), residual=residual(fit)
+    sent = message * copies / moe.experts_per_token * deployment.expert_ranks
+    payload: Form = {"routed": sent / span}
+    if strategy.disaggregated:
+        payload = {"routed": sent / span, "fair": sent * (1.0 / deployment.trampolines - 1.0 / span)}
+    return CommunicationTerm(direction, direction, payload, (exchange_protocol(fit, span),), residual=residual(fit))
+
+
+def trampoline_terms(deployment: Deployment) -> list[Term]:
+    """A2E and E2A in two hops each (xDeepServe section 3): attention device - trampoline - expert devices.
+
+    Between a domain and its trampolines one copy of a token crosses, point to point; the trampolines
+    exchange with all expert devices as dispatch and combine do, each of them sending what
+    1/trampolines of the domain's tokens need. The send of A2E is attention's time; the return hop
+    belongs to E2A. Section 7.1 publishes 172 and 193 us for both hops of 160 and 288 devices.
+    """
+    hardware, graph, hidden = deployment.hardware, deployment.in_graph, deployment.model.hidden_size
+    strategy = deployment.strategy
+    span = strategy.devices
+    hops: list[Term] = []
+    routes: tuple[tuple[Literal["dispatch", "combine"], Stage, str], ...] = (
+        ("dispatch", "gate", "a2e_hop"),
+        ("combine", "combine", "e2a_hop"),
     )
+    for direction, stage, name in routes:
+        fit = exchange_fit(hardware, direction, "low_latency")
+        message = message_bytes(fit, hidden, deployment.weights)
+        crossing = {"mean": message * strategy.attention_dp / deployment.trampolines}
+        hops.append(collective(hardware, "point_to_point", span, crossing, name=name, stage=stage, in_graph=graph))
+        hops.append(exchange_term(deployment, direction))
+    return hops
 
 
 def hybrid_terms(deployment: Deployment) -> list[Term]:

@@ -60,6 +60,29 @@ def memory(deployment: Deployment, *, kv_tokens: Number, tokens: Number) -> Memo
     )
 
 
+def expert_device_memory(deployment: Deployment, tokens: Number) -> Memory | None:
+    """Return bytes per expert device of a disaggregated instance, None for others; ``tokens`` as for ``memory``.
+
+    Expert slots of all MoE layers (and the draft's), rows of the mean rank, and buffers for the
+    exchange with all domains; no KV, no tables.
+    """
+    strategy = deployment.strategy
+    if not strategy.disaggregated:
+        return None
+    device, model = deployment.hardware.device, deployment.model
+    layers = model.moe_layers + (1 if deployment.drafts else 0)
+    copies = tokens * strategy.attention_dp * deployment.moe.experts_per_token / strategy.moe_ep
+    rows = 3.0 * model.hidden_size + 3 * 2.0 * deployment.moe.intermediate_size / strategy.moe_tp
+    return Memory(
+        weights=layers * slot_weight_bytes(deployment),
+        kv_cache=0.0,
+        activations=copies * rows,
+        buffers=pushed_bytes(deployment, tokens * strategy.attention_dp / deployment.trampolines),
+        reserve=device.reserve_bytes.value,
+        capacity=device.memory_bytes.value,
+    )
+
+
 def kv_bytes_per_token(deployment: Deployment) -> Number:
     """Cached bytes per token on one device: layers of its stage, MTP's draft layer included."""
     model, strategy = deployment.model, deployment.strategy
@@ -127,15 +150,28 @@ def dense_weight_bytes(deployment: Deployment) -> Number:
 
 
 def moe_weight_bytes(deployment: Deployment) -> Number:
-    """Bytes of one layer's gate and experts on the fullest device."""
+    """Bytes of one layer's gate and experts on the fullest device; disaggregated, on an attention device."""
     if deployment.model.moe is None:
         return 0.0
-    moe, strategy, hidden = deployment.moe, deployment.strategy, deployment.model.hidden_size
-    element = ELEMENT_BYTES[deployment.weights]
-    slots = deployment.slots_per_rank * 3.0 * hidden * moe.intermediate_size / strategy.moe_tp * element
-    shared = 3.0 * hidden * moe.shared_intermediate_size / shared_split(deployment) * element
-    gate = hidden * moe.experts * 2.0
-    return gate + (np.maximum(slots, shared) if deployment.dedicated else slots + shared)
+    gate = deployment.model.hidden_size * deployment.moe.experts * 2.0
+    shared = shared_weight_bytes(deployment)
+    if deployment.strategy.disaggregated:
+        return gate + (0.0 if deployment.dedicated else shared)
+    slots = slot_weight_bytes(deployment)
+    return gate + (slots if deployment.dedicated else slots + shared)
+
+
+def slot_weight_bytes(deployment: Deployment) -> Number:
+    """Bytes of one layer's expert slots on the fullest expert device; a dedicated rank holds the shared expert."""
+    moe, hidden, element = deployment.moe, deployment.model.hidden_size, ELEMENT_BYTES[deployment.weights]
+    slots = deployment.slots_per_rank * 3.0 * hidden * moe.intermediate_size / deployment.strategy.moe_tp * element
+    return np.maximum(slots, shared_weight_bytes(deployment)) if deployment.dedicated else slots
+
+
+def shared_weight_bytes(deployment: Deployment) -> Number:
+    """Bytes of one layer's shared expert on one device that holds it."""
+    width = deployment.moe.shared_intermediate_size / shared_split(deployment)
+    return 3.0 * deployment.model.hidden_size * width * ELEMENT_BYTES[deployment.weights]
 
 
 def activation_bytes(deployment: Deployment, tokens: Number) -> Number:
@@ -153,7 +189,7 @@ def activation_bytes(deployment: Deployment, tokens: Number) -> Number:
     gathered = latents if strategy.staged else 0
     live = own * 4 * model.hidden_size * 2.0 + tokens * (gathered + width / strategy.attention_tp) * 2.0
     logits = (tokens if deployment.phase == "decode" else 0.0) * model.vocab_size / strategy.attention_tp * 4.0
-    if model.moe is None:
+    if model.moe is None or strategy.disaggregated:
         widest = tokens * 3.0 * (model.dense_intermediate_size or 0) / strategy.attention_tp * 2.0
         return live + np.maximum(widest, logits)
     copies = tokens * strategy.attention_dp * model.moe.experts_per_token / strategy.moe_ep
@@ -170,12 +206,24 @@ def buffer_bytes(deployment: Deployment, tokens: Number) -> Number:
     strategy = deployment.strategy
     if deployment.model.moe is None or not deployment.expert_parallel or deployment.replicated_tokens:
         return 0.0
-    fits = [exchange_fit(deployment.hardware, way, "low_latency") for way in ("dispatch", "combine")]
-    message = sum(message_bytes(fit, deployment.model.hidden_size, deployment.weights) for fit in fits)
     local = tokens / strategy.attention_tp
-    reach = np.minimum(float(deployment.moe.experts_per_token), np.ceil(deployment.slots_per_rank))
-    pushed = strategy.moe_ep * local * reach * message
+    if strategy.disaggregated:
+        return local * round_trip_bytes(deployment)
+    pushed = pushed_bytes(deployment, local)
     return pushed if deployment.phase == "decode" else np.minimum(pushed, NORMAL_EXCHANGE_BUFFER_BYTES)
+
+
+def round_trip_bytes(deployment: Deployment) -> float:
+    """Bytes of one token's dispatch and combine message."""
+    fits = [exchange_fit(deployment.hardware, way, "low_latency") for way in ("dispatch", "combine")]
+    return sum(message_bytes(fit, deployment.model.hidden_size, deployment.weights) for fit in fits)
+
+
+def pushed_bytes(deployment: Deployment, local: Number) -> Number:
+    """Buffers that peers push into, for ``local`` tokens on each rank."""
+    reach = np.minimum(float(deployment.moe.experts_per_token), np.ceil(deployment.slots_per_rank))
+    pushed: Number = deployment.strategy.moe_ep * local * reach * round_trip_bytes(deployment)
+    return pushed
 
 
 def most_kv_tokens(deployment: Deployment, tokens: Number) -> Number:

@@ -12,7 +12,7 @@ from planner.collectives import collective
 from planner.deployment import Deployment, several
 from planner.expert_operators import exchange_terms, expert_terms, gate_terms
 from planner.head_operators import draft_terms, head_terms
-from planner.manifest.terms import CommunicationTerm, StepCost, Term
+from planner.manifest.terms import CommunicationTerm, Rule, StepCost, Term
 from planner.roofline import TOKENS, Roofline, scale
 
 
@@ -27,7 +27,9 @@ def build_step_cost(deployment: Deployment) -> StepCost:
     if model.moe is not None:
         terms += [*gate_terms(deployment), *expert_terms(deployment), *exchange_terms(deployment)]
     streams = hardware.streams
-    rule = streams.prefill if deployment.phase == "prefill" else streams.decode
+    rule: Rule = streams.prefill if deployment.phase == "prefill" else streams.decode
+    if strategy.disaggregated:
+        rule = "disaggregated"
     share, dilation = streams.communication_core_share_decode, streams.communication_dilation_decode
     if deployment.phase == "prefill":
         share, dilation = streams.communication_core_share_prefill, streams.communication_dilation_prefill
@@ -51,6 +53,7 @@ def build_step_cost(deployment: Deployment) -> StepCost:
         cores=int(streams.partitions.value) if streams.partitions else 0,
         communication_share=share.value,
         communication_dilation=dilation.value if dilation else 1.0,
+        domains=strategy.domains,
         pipeline_stages=strategy.pp,
         pipeline_hop=pipeline_hop(deployment) if several(strategy.pp) else None,
         pipeline_bubble=deployment.phase == "prefill",

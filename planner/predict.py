@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from hardware.spec import Dtype, HardwareSpec
 from models.spec import ModelSpec
 from planner.breakdown import Operator, operators
-from planner.deployment import Deployment, Phase, check_slots
+from planner.deployment import Deployment, Phase, check_disaggregation, check_slots
 from planner.imbalance import Balance
 from planner.interval import Interval, interval, scaled
 from planner.latency import (
@@ -18,7 +18,7 @@ from planner.latency import (
 from planner.layouts import Shared, redundancy_choices, shared_choices
 from planner.manifest.stepcost import StepSeconds
 from planner.manifest.terms import StepCost, StepLoad
-from planner.memory import Memory, memory
+from planner.memory import Memory, expert_device_memory, memory
 from planner.mixed import ClosedLoop, MixedState, mixed_state
 from planner.strategy import Strategy
 from podplan.errors import BadInput
@@ -71,6 +71,7 @@ class Prediction:
     computed_tokens_per_second: float | None
     microbatches: int
     memory: Memory
+    expert_memory: Memory | None = None
     operators: tuple[Operator, ...]
     interval: Interval
 
@@ -83,6 +84,11 @@ class Prediction:
     def chips(self) -> float:
         """Chips of the instance."""
         return self.devices / self.deployment.hardware.devices_per_chip.value
+
+    @property
+    def fits(self) -> bool:
+        """Whether every device of the instance holds what it must; disaggregated, both kinds of devices."""
+        return bool(self.memory.fits) and (self.expert_memory is None or bool(self.expert_memory.fits))
 
     @property
     def bottleneck(self) -> str:
@@ -115,6 +121,7 @@ class _Service:
     cost: StepCost
     steps: tuple[_Step, ...]
     memory: Memory
+    expert_memory: Memory | None = None
     about_seconds: float
     tpot_seconds: float | None = None
     ttft_seconds: float | None = None
@@ -122,6 +129,11 @@ class _Service:
     computed_tokens_per_second: float | None = None
     accepted: float = 1.0
     microbatches: int
+
+    @property
+    def fits(self) -> bool:
+        """Whether every device holds what it must."""
+        return bool(self.memory.fits) and (self.expert_memory is None or bool(self.expert_memory.fits))
 
     @property
     def iteration_seconds(self) -> float:
@@ -135,7 +147,7 @@ def predict(configuration: Configuration) -> Prediction:
     Raises BadInput where slots do not divide or nothing about the layout is possible.
     """
     services = [_service(configuration, layout) for layout in expert_layouts(configuration)]
-    fitting = [service for service in services if service.memory.fits] or services
+    fitting = [service for service in services if service.fits] or services
     return _answer(configuration, min(fitting, key=lambda service: service.iteration_seconds))
 
 
@@ -144,6 +156,7 @@ def expert_layouts(configuration: Configuration) -> list[Deployment]:
 
     Raises BadInput where there is none.
     """
+    check_disaggregation(configuration.strategy, configuration.phase)
     base = Deployment(
         model=configuration.model,
         hardware=configuration.hardware,
@@ -193,6 +206,7 @@ def _answer(configuration: Configuration, service: _Service) -> Prediction:
         computed_tokens_per_second=service.computed_tokens_per_second,
         microbatches=service.microbatches,
         memory=service.memory,
+        expert_memory=service.expert_memory,
         operators=rows,
         interval=scaled(interval(iteration, rows), service.about_seconds / iteration),
     )
@@ -222,7 +236,7 @@ def _sum(rows: list[tuple[Operator, float]]) -> Operator:
 
 def _spread(configuration: Configuration, each: float) -> tuple[float, float]:
     """Requests on the busiest and on the mean DP rank."""
-    ranks = configuration.strategy.attention_dp
+    ranks = configuration.strategy.attention_groups
     if configuration.requests is None:
         return each, each
     return float(-(-configuration.requests // ranks)), configuration.requests / ranks
@@ -243,9 +257,10 @@ def _decode(configuration: Configuration, deployment: Deployment, cost: StepCost
             kv_tokens=busiest * configuration.kv_tokens,
             tokens=busiest * cost.queries_per_sequence / configuration.strategy.pp,
         ),
+        expert_memory=expert_device_memory(deployment, busiest * cost.queries_per_sequence),
         about_seconds=tpot,
         tpot_seconds=tpot,
-        tokens_per_second=mean * configuration.strategy.attention_dp / tpot,
+        tokens_per_second=mean * configuration.strategy.attention_groups / tpot,
         accepted=accepted,
         microbatches=timed.microbatches,
     )

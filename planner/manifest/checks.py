@@ -245,6 +245,8 @@ def _check_costs(manifest: Manifest, pool: Pool, path: str) -> None:
         _check_variables(cost, f"{path}.{phase}")
         if cost.rule == "attention_experts" and cost.moe_layers and pool.microbatches == 2 and cost.cores < 2:
             raise BadInput(f"{path}.{phase}.cores: two streams need at least 2 partitions to split")
+        if (cost.rule == "disaggregated") != (cost.domains > 0):
+            raise BadInput(f"{path}.{phase}.domains: must be 1 or more with the rule disaggregated, and 0 with others")
 
 
 def _check_variables(cost: StepCostModel, path: str) -> None:

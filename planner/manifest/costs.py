@@ -116,6 +116,7 @@ class StepCostModel(Strict):
     cores: int = Field(default=0, strict=True, ge=0, le=1024)
     communication_share: Share = 0.0
     communication_dilation: float = Field(default=1.0, ge=1)
+    domains: Natural = 0
     pipeline_stages: int = Field(default=1, strict=True, ge=1, le=1024)
     pipeline_hop: CommunicationTermModel | None = None
     pipeline_bubble: bool = False

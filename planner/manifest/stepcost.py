@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.manifest.disaggregated import Passage, drain_seconds, layer_seconds
 from planner.manifest.terms import (
     Number,
     Stage,
@@ -48,7 +49,8 @@ def evaluate(cost: StepCost, load: StepLoad, microbatches: int = 1) -> StepSecon
     2 · max(attention stream, expert stream), cores split so that both take about the same time and
     memory bandwidth shared by demand, or four slots (attention with dispatch, attention with
     combine, experts with dispatch, experts with combine), each max(communication,
-    compute + core share · communication).
+    compute + core share · communication). On devices of their own, attention and experts follow
+    ``planner.manifest.disaggregated``.
     """
     values = variables(cost, load, microbatches)
     stages = timings(cost.terms, values)
@@ -57,7 +59,8 @@ def evaluate(cost: StepCost, load: StepLoad, microbatches: int = 1) -> StepSecon
     draft = draft_seconds(cost, stages, timings(cost.draft_terms, whole), layer, microbatches)
     dense = cost.dense_layers * microbatches * stage_sum(stages, ("attention", "dense"))
     head = stage_sum(timings(cost.head_terms, whole), ("head",))
-    device = pipeline_seconds(cost, values, dense + cost.moe_layers * layer + draft + head)
+    last = drain(cost, stages, layer, microbatches)
+    device = pipeline_seconds(cost, values, dense + cost.moe_layers * layer + last + draft + head)
     host = launches(cost, microbatches) * cost.launch_seconds
     return StepSeconds(larger(device, host) + cost.host_seconds, microbatches, share)
 
@@ -80,11 +83,30 @@ def moe_layer(cost: StepCost, stages: Timings, microbatches: int) -> tuple[Numbe
     """Return seconds of one MoE layer for all microbatches, and the core share of attention."""
     if not cost.moe_layers:
         return 0.0, 1.0
+    if cost.rule == "disaggregated":
+        return layer_seconds(passage(cost, stages), cost.domains, microbatches), 1.0
     if microbatches == 1:
         return stage_sum(stages, ("attention",)) + expert_stream(cost, stages), 1.0
     if cost.rule == "attention_experts":
         return split_layer(cost, stages)
     return overlapped_layer(cost, stages), 1.0
+
+
+def passage(cost: StepCost, stages: Timings) -> Passage:
+    """What one microbatch of one domain takes on attention devices and on expert devices."""
+    return Passage(
+        attention=stage_sum(stages, ("attention", "gate")),
+        dispatch=stage_sum(stages, ("dispatch",)),
+        experts=experts_seconds(cost, stages),
+        combine=stage_sum(stages, ("combine",)),
+    )
+
+
+def drain(cost: StepCost, stages: Timings, layer: Number, microbatches: int) -> Number:
+    """What follows the last layer of a disaggregated instance; nothing elsewhere."""
+    if cost.rule != "disaggregated" or not cost.moe_layers:
+        return 0.0
+    return drain_seconds(passage(cost, stages), layer, microbatches)
 
 
 def stage_sum(stages: Timings, names: tuple[Stage, ...], cores: Number = 1.0, dilation: Number = 1.0) -> Number:

@@ -32,7 +32,7 @@ Number = float | NDArray[np.float64]
 Form = Mapping[str, Number]
 _PLAIN = (float, int)
 Stage = Literal["attention", "gate", "dispatch", "experts", "shared", "combine", "dense", "head", "draft"]
-Rule = Literal["attention_experts", "compute_communication"]
+Rule = Literal["attention_experts", "compute_communication", "disaggregated"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,9 @@ class StepCost:
     beside compute. ``expert_ranks`` hold routed experts,
     ``shared_ranks`` only a shared one. ``balance`` is the busiest expert rank's expected token copies
     over the mean; ``sampling_deviations`` how many standard deviations of a Poisson count the busiest
-    of the ranks lies above its expectation (0: no sampling noise).
+    of the ranks lies above its expectation (0: no sampling noise). ``domains`` > 0 with the rule
+    ``disaggregated``: attention domains that share the expert ranks in turn; ``attention_ranks`` are
+    then those of one domain, and so is all that the variables count.
     """
 
     terms: tuple[Term, ...]
@@ -117,6 +119,7 @@ class StepCost:
     cores: int = 0
     communication_share: float = 0.0
     communication_dilation: float = 1.0
+    domains: Number = 0
     pipeline_stages: Number = 1
     pipeline_hop: CommunicationTerm | None = None
     pipeline_bubble: bool = False

@@ -23,6 +23,36 @@ INSTANCES = {
     "hybrid experts": instance(
         "qwen3-235b-a22b", "910b", "decode", "bf16", attention_tp=8, attention_dp=2, moe_tp=8, moe_ep=2
     ),
+    "experts apart, attention binds": instance(
+        "deepseek-r1",
+        "cm384",
+        "decode",
+        "int8",
+        redundant=256,
+        shared_ranks=32,
+        drafts=1,
+        attention_dp=160,
+        moe_ep=288,
+        domains=3,
+    ),
+    "experts apart, experts bind": instance(
+        "deepseek-r1",
+        "cm384",
+        "decode",
+        "int8",
+        attention_dp=32,
+        moe_ep=16,
+        domains=8,
+    ),
+    "experts apart, one domain": instance(
+        "deepseek-r1",
+        "cm384",
+        "decode",
+        "int8",
+        attention_dp=32,
+        moe_ep=32,
+        domains=1,
+    ),
     "dense with PP": instance("qwen3-32b", "h200", "decode", "bf16", attention_tp=2, moe_tp=2, pp=2),
 }
 
