@@ -6,6 +6,7 @@ from typing import TypeVar
 from hardware.spec import Dtype, HardwareSpec
 from models.spec import ModelSpec
 from planner.deployment import default_weights
+from planner.engines.loader import load_engine
 from planner.layouts import Shared
 from podplan.errors import BadInput
 from podplan.names import suggest
@@ -15,12 +16,11 @@ Word = TypeVar("Word", bound=str)
 
 MOST_DRAFTS = 8
 MOST_TOKENS = 1_000_000_000
-ENGINES = ("reference", "vllm", "vllm-ascend", "sglang", "xllm", "mindie")
 
 
 def check_engine(text: str | None) -> None:
-    """Raise BadInput for an engine that is not known or has no cost model."""
-    if text is not None and read_choice(text, "--engine", ENGINES) != "reference":
+    """Raise BadInput for an engine or a version that is not known, and for one that has no cost model."""
+    if text is not None and load_engine(text).engine != "reference":
         raise BadInput(f"--engine: {text} has no cost model here; only the engine reference is costed so far")
 
 

@@ -1,0 +1,330 @@
+"""What an engine cannot run, as named rules: the first that an instance breaks, with one sentence that says so.
+
+Rules read a profile and plain degrees, no model and no cost. Their names are stable: searches count by them.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from planner.engines.spec import EngineProfile, ExpertMode, RoleName
+from planner.strategy import Strategy, format_strategy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """One instance as an engine would have to run it, in plain values.
+
+    ``experts`` is the number of routed experts per layer, 0 for a dense model; ``redundant`` the slots beyond
+    one per expert, in all; ``dedicated`` the EP ranks that hold only the shared expert; ``drafts`` the tokens
+    drafted per iteration.
+    """
+
+    strategy: Strategy
+    role: RoleName
+    devices_per_node: int
+    experts: int
+    architecture: str = ""
+    latent: bool = False
+    redundant: int = 0
+    dedicated: int = 0
+    drafts: int = 0
+    microbatches: int = 1
+    kv_dtype: str = "bf16"
+    instances: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """A rule that does not hold: its stable name, one sentence, and where the engine says so."""
+
+    rule: str
+    sentence: str
+    source: str
+
+
+Check = Callable[[EngineProfile, Setup], Broken | None]
+
+
+def broken_rule(profile: EngineProfile, setup: Setup) -> Broken | None:
+    """Return the first rule of ``profile`` that ``setup`` breaks, None where the engine can run it."""
+    for check in CHECKS:
+        broken = check(profile, setup)
+        if broken is not None:
+            return broken
+    return None
+
+
+def expert_mode(profile: EngineProfile, setup: Setup) -> ExpertMode | None:
+    """Return the way in which the engine lays out the instance's experts: the first mode that has its degrees.
+
+    Modes stand in the order of preference. None for a dense model and where no mode has them.
+    """
+    for mode in _grid_modes(profile, setup):
+        if (mode.redundancy or not setup.redundant) and (mode.microbatches or setup.microbatches == 1):
+            return mode
+    return None
+
+
+def _grid_modes(profile: EngineProfile, setup: Setup) -> list[ExpertMode]:
+    """The modes that have the degrees of the experts, whatever else is asked."""
+    if not setup.experts:
+        return []
+    ep, stage = setup.strategy.moe_ep, setup.strategy.expert_devices
+    fits = {"stage": ep == stage, "one": ep == 1, "divisor": True}
+    return [
+        mode
+        for mode in profile.parallelism.experts
+        if fits[mode.ep] and (mode.architectures is None or setup.architecture in mode.architectures)
+    ]
+
+
+def _domains(profile: EngineProfile, setup: Setup) -> Broken | None:
+    fact = profile.parallelism.domains
+    if setup.strategy.domains and not fact.value:
+        return Broken("domains", f"{profile.title} runs attention and experts on the same devices", fact.source)
+    return None
+
+
+def _staged(profile: EngineProfile, setup: Setup) -> Broken | None:
+    fact = profile.parallelism.staged_attention
+    if setup.strategy.staged and not fact.value:
+        return Broken("staged-attention", f"{profile.title} has no staged SP-TP-SP attention; use TP", fact.source)
+    return None
+
+
+def _pipeline(profile: EngineProfile, setup: Setup) -> Broken | None:
+    facts = profile.parallelism
+    if setup.strategy.pp == 1:
+        return None
+    if not facts.pipeline.value:
+        return Broken("pipeline", f"{profile.title} has no pipeline stages; use PP=1", facts.pipeline.source)
+    if setup.drafts and setup.role != "prefill" and not facts.pipeline_drafts.value:
+        return Broken(
+            "pipeline-drafts",
+            f"{profile.title} drafts no tokens with pipeline stages; use PP=1 or no MTP",
+            facts.pipeline_drafts.source,
+        )
+    return None
+
+
+def _dedicated(profile: EngineProfile, setup: Setup) -> Broken | None:
+    fact = profile.parallelism.dedicated_shared_experts
+    if setup.dedicated and not fact.value:
+        sentence = f"{profile.title} keeps the shared expert on every rank; use shared experts local"
+        return Broken("dedicated-shared-experts", sentence, fact.source)
+    return None
+
+
+def _tensor_scope(profile: EngineProfile, setup: Setup) -> Broken | None:
+    fact, strategy = profile.parallelism.tensor_scope, setup.strategy
+    if fact.value == "any":
+        return None
+    for name, degree in (("attention TP", strategy.attention_tp), ("expert TP", strategy.moe_tp)):
+        if degree > setup.devices_per_node and degree != strategy.devices_per_stage:
+            sentence = (
+                f"{name}={degree} is wider than a node of {setup.devices_per_node} devices and not the whole "
+                f"stage of {strategy.devices_per_stage}, the only two that {profile.title} takes"
+            )
+            return Broken("tensor-scope", sentence, fact.source)
+    return None
+
+
+def _powers(profile: EngineProfile, setup: Setup) -> Broken | None:
+    fact = profile.parallelism.powers_of_two
+    for name in fact.value:
+        degree = getattr(setup.strategy, name)
+        if degree & (degree - 1) and (name != "moe_ep" or setup.experts):
+            what = {"attention_dp": "attention DP", "moe_ep": "EP"}[name]
+            return Broken("power-of-two", f"{profile.title} takes powers of two, not {what}={degree}", fact.source)
+    return None
+
+
+def _experts(profile: EngineProfile, setup: Setup) -> Broken | None:
+    """Some mode has the degrees of the experts."""
+    if not setup.experts or _grid_modes(profile, setup):
+        return None
+    stage, modes = setup.strategy.expert_devices, profile.parallelism.experts
+    ours = [m for m in modes if m.architectures is None or setup.architecture in m.architectures]
+    if not ours:
+        return Broken(
+            "expert-model",
+            f"{profile.title} has no expert layout for models of type {setup.architecture!r}",
+            modes[0].source,
+        )
+    if all(mode.ep == "one" for mode in ours):
+        sentence = (
+            f"{profile.title} has no expert parallelism for models of type {setup.architecture!r}; use TP={stage}"
+        )
+        return Broken("expert-model", sentence, ours[0].source)
+    sentence = (
+        f"{profile.title} spreads experts over all {stage} devices of a stage (EP={stage}) or cuts each over all "
+        f"(TP={stage}), not TP={setup.strategy.moe_tp} + EP={setup.strategy.moe_ep}"
+    )
+    return Broken("expert-grid", sentence, ours[0].source)
+
+
+def _redundancy(profile: EngineProfile, setup: Setup) -> Broken | None:
+    """Slots divide over the EP ranks, in the engine's unit, in a mode that has replicas."""
+    if not setup.experts or not setup.strategy.moe_ep:
+        return None
+    ranks, unit = setup.strategy.moe_ep - setup.dedicated, profile.redundancy.unit
+    slots = setup.experts + setup.redundant
+    if not setup.redundant:
+        fact = profile.redundancy.without
+        if fact.value == "even" and setup.experts % ranks:
+            sentence = f"{setup.experts} experts do not divide over EP={ranks}, which {profile.title} needs"
+            return Broken("experts-divide", sentence, fact.source)
+        if setup.experts < ranks:
+            sentence = f"{setup.experts} experts leave some of EP={ranks} ranks without one; add redundant experts"
+            return Broken("experts-divide", sentence, fact.source)
+        return None
+    if slots % ranks:
+        sentence = (
+            f"{setup.experts} + {setup.redundant} expert slots do not divide over EP={ranks}; "
+            f"use {-setup.experts % ranks or ranks} redundant experts"
+        )
+        return Broken("redundancy-divides", sentence, unit.source)
+    if unit.value == "per_device" and (setup.redundant % ranks or setup.experts % ranks):
+        sentence = (
+            f"{profile.title} counts redundant experts per device beside {setup.experts} / EP: "
+            f"{setup.redundant} must be a multiple of EP={ranks}, and EP must divide {setup.experts}"
+        )
+        return Broken("redundancy-per-device", sentence, unit.source)
+    if not any(mode.redundancy for mode in _grid_modes(profile, setup)):
+        sentence = f"{profile.title} has no replicas of experts with TP={setup.strategy.moe_tp} + EP={ranks} experts"
+        return Broken("redundancy-mode", sentence, unit.source)
+    return None
+
+
+def _microbatches(profile: EngineProfile, setup: Setup) -> Broken | None:
+    fact = profile.microbatching.roles
+    if setup.microbatches == 1:
+        return None
+    if setup.role not in fact.value:
+        where = f"only for {' and '.join(fact.value)}" if fact.value else "not at all"
+        sentence = f"{profile.title} overlaps two microbatches {where}; use 1 microbatch"
+        return Broken("microbatches", sentence, fact.source)
+    if setup.strategy.moe_ep == 1 or not any(mode.microbatches for mode in _grid_modes(profile, setup)):
+        sentence = f"{profile.title} overlaps microbatches with an expert exchange over EP only; use 1 microbatch"
+        return Broken("microbatches-mode", sentence, fact.source)
+    if expert_mode(profile, setup) is None:
+        sentence = f"{profile.title} has no layout with replicas and overlapping microbatches together"
+        return Broken("microbatches-redundancy", sentence, fact.source)
+    return None
+
+
+def _drafts(profile: EngineProfile, setup: Setup) -> Broken | None:
+    fact = profile.drafting.most
+    if setup.drafts > fact.value:
+        sentence = f"{profile.title} drafts at most {fact.value} tokens per iteration, not {setup.drafts}"
+        return Broken("drafts", sentence, fact.source)
+    return None
+
+
+CHECKS: tuple[Check, ...] = (
+    _domains,
+    _staged,
+    _pipeline,
+    _dedicated,
+    _tensor_scope,
+    _powers,
+    _experts,
+    _redundancy,
+    _microbatches,
+    _drafts,
+)
+
+
+def broken_pair(profile: EngineProfile, prefill: Setup, decode: Setup) -> Broken | None:
+    """Return the rule that a prefill and a decode instance break together, None where they can share KV."""
+    facts = profile.prefill_decode
+    if facts.tensor.value == "prefill_multiple_unless_latent" and not prefill.latent:
+        ours, theirs = prefill.strategy.attention_tp, decode.strategy.attention_tp
+        if ours % theirs:
+            sentence = f"prefill TP={ours} must be a multiple of decode TP={theirs} unless attention is latent (MLA)"
+            return Broken("pair-tensor", sentence, facts.tensor.source)
+    if not facts.pipeline.value and max(prefill.strategy.pp, decode.strategy.pp) > 1:
+        return Broken("pair-pipeline", "prefill and decode instances take no pipeline stages", facts.pipeline.source)
+    if "kv_dtype" in facts.same.value and prefill.kv_dtype != decode.kv_dtype:
+        sentence = f"prefill caches {prefill.kv_dtype} and decode {decode.kv_dtype}; both must be the same"
+        return Broken("pair-kv-dtype", sentence, facts.same.source)
+    most = facts.most_instances
+    for role, setup in (("prefill", prefill), ("decode", decode)):
+        if most is not None and setup.instances > most.value:
+            sentence = f"{setup.instances} {role} instances are more than {most.value}, the most of one deployment"
+            return Broken("pair-instances", sentence, most.source)
+    return None
+
+
+def nearest_reachable(profile: EngineProfile, setup: Setup, largest_tensor: int = 64) -> Setup | None:
+    """Return the reachable setup on as many devices that differs least from ``setup``; None where there is none.
+
+    Attention TP counts most, then expert TP, pipeline stages, redundancy and microbatches: distances are
+    factors of two, so that TP 4 is as far from 8 as from 2.
+    """
+    if broken_rule(profile, setup) is None:
+        return setup
+    reachable = [other for other in _neighbours(setup, largest_tensor) if broken_rule(profile, other) is None]
+    return min(reachable, key=lambda other: _distance(setup, other), default=None)
+
+
+def _neighbours(setup: Setup, largest_tensor: int) -> Iterator[Setup]:
+    """Yield setups on the same devices, without what only some engines have."""
+    devices, experts = setup.strategy.devices, setup.experts
+    for pp in sorted({1, setup.strategy.pp}):
+        stage = devices // pp
+        degrees = [n for n in _divisors(stage) if n <= largest_tensor or n == stage]
+        for tp in degrees:
+            for moe_tp in degrees if experts else (tp,):
+                strategy = Strategy(
+                    attention_tp=tp, attention_dp=stage // tp, moe_tp=moe_tp, moe_ep=stage // moe_tp, pp=pp
+                )
+                yield from _layouts(setup, strategy)
+
+
+def _layouts(setup: Setup, strategy: Strategy) -> Iterator[Setup]:
+    """Yield the layouts of one strategy: redundancy as asked, least or least and one per rank; fewer extras."""
+    least = -setup.experts % strategy.moe_ep if setup.experts else 0
+    for redundant in sorted({setup.redundant, least, least + strategy.moe_ep} if setup.experts else {0}):
+        for drafts in range(setup.drafts, -1, -1):
+            for microbatches in {setup.microbatches, 1}:
+                yield Setup(
+                    strategy=strategy,
+                    role=setup.role,
+                    devices_per_node=setup.devices_per_node,
+                    experts=setup.experts,
+                    architecture=setup.architecture,
+                    latent=setup.latent,
+                    redundant=redundant,
+                    drafts=drafts,
+                    microbatches=microbatches,
+                    kv_dtype=setup.kv_dtype,
+                    instances=setup.instances,
+                )
+
+
+def _distance(one: Setup, other: Setup) -> tuple[float, ...]:
+    """Weighted factors of two between two setups; ties go to the smaller degrees, so the answer is one."""
+    a, b = one.strategy, other.strategy
+    far = 4 * _octaves(a.attention_tp, b.attention_tp) + 2 * _octaves(a.moe_tp, b.moe_tp) + 3 * _octaves(a.pp, b.pp)
+    far += abs(one.redundant - other.redundant) / max(one.experts, 1) + (one.microbatches != other.microbatches)
+    far += 2 * (one.drafts - other.drafts)
+    return (far, b.attention_tp, b.moe_tp, b.pp, other.redundant)
+
+
+def _octaves(one: int, other: int) -> float:
+    larger, smaller = max(one, other), min(one, other)
+    return (larger / smaller - 1) if larger < 2 * smaller else float((larger // smaller).bit_length() - 1)
+
+
+def _divisors(number: int) -> list[int]:
+    return [n for n in range(1, number + 1) if number % n == 0]
+
+
+def describe(setup: Setup) -> str:
+    """Print a setup as a planner would ask for it: strategy, redundancy, microbatches."""
+    text = format_strategy(setup.strategy, moe=setup.experts > 0)
+    parts = [f"{setup.redundant} redundant experts"] if setup.experts else []
+    parts += [f"{setup.microbatches} microbatches"] if setup.microbatches > 1 else []
+    parts += [f"{setup.drafts} drafts"] if setup.drafts else []
+    return f"{text!r}" + (f" with {', '.join(parts)}" if parts else "")

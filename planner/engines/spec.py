@@ -1,0 +1,158 @@
+"""What a serving engine can run, as data: one profile per engine and range of versions."""
+
+from typing import Annotated, Generic, Literal, TypeVar
+
+from pydantic import Field
+
+from podplan.sourced import Sourced, Strict
+
+Accelerator = Literal["nvidia", "ascend"]
+RoleName = Literal["prefill", "decode", "mixed"]
+Scope = Literal["rank", "instance"]
+Degree = Literal["attention_dp", "moe_ep"]
+PlatformKind = Literal["bare", "lws", "statefulset", "volcano", "dynamo", "llm-d", "motor"]
+Value = TypeVar("Value")
+Source = Annotated[str, Field(min_length=4)]
+
+
+class Fact(Strict, Generic[Value]):
+    """One fact of an engine with where it was read."""
+
+    value: Value
+    source: Source
+    note: str | None = None
+
+
+class Versions(Strict):
+    """Versions that a profile holds for: ``first`` up to, not including, ``before``; files are made for ``pinned``."""
+
+    first: str = Field(pattern=r"^\d+(\.\d+)*$")
+    before: str = Field(pattern=r"^\d+(\.\d+)*$")
+    pinned: str = Field(pattern=r"^\d+(\.\d+)*$", description="the version whose flags were read")
+
+
+class ExpertMode(Strict):
+    """One way to lay experts over the devices of a stage; its EP and TP multiply to them.
+
+    ``ep``: ``stage`` all of them, ``one`` none (experts are cut by TP alone), ``divisor`` any divisor.
+    """
+
+    name: str
+    ep: Literal["stage", "one", "divisor"]
+    exchange: Literal["all_to_all", "all_gather", "none"]
+    redundancy: bool = Field(description="whether experts can have replicas in this mode")
+    microbatches: bool = Field(description="whether two microbatches can overlap in this mode")
+    architectures: list[str] | None = Field(default=None, description="model_type that have it; null: all MoE models")
+    source: Source
+    note: str | None = None
+
+
+class Parallelism(Strict):
+    """Degrees that an instance can have."""
+
+    pipeline: Fact[bool]
+    pipeline_drafts: Fact[bool] = Field(description="whether decode with pipeline stages can draft tokens")
+    staged_attention: Fact[bool] = Field(description="SP-TP-SP prefill")
+    domains: Fact[bool] = Field(description="attention and experts on different devices")
+    dedicated_shared_experts: Fact[bool] = Field(description="ranks that hold nothing but the shared expert")
+    tensor_scope: Fact[Literal["any", "node_or_stage"]] = Field(
+        description="node_or_stage: TP lies inside a node or spans the stage"
+    )
+    powers_of_two: Fact[list[Degree]]
+    experts: list[ExpertMode] = Field(min_length=1)
+
+
+class Redundancy(Strict):
+    """Replicas of experts: ``total`` slots beyond one per expert, or slots ``per_device``, or ``map`` file only."""
+
+    unit: Fact[Literal["total", "per_device", "map"]]
+    placement: Fact[Literal["none", "ascend_map", "sglang_map", "manifest"]] = Field(
+        description="format of a static expert map that the engine loads"
+    )
+    without: Fact[Literal["ragged", "even"]] = Field(
+        description="whether experts need not divide over EP ranks where there are no replicas"
+    )
+
+
+class Microbatching(Strict):
+    """Two microbatches that overlap."""
+
+    roles: Fact[list[RoleName]]
+
+
+class Drafting(Strict):
+    """Multi-token prediction."""
+
+    most: Fact[int] = Field(description="most drafts per iteration")
+    prefill: Fact[Literal["one", "same", "none"]] = Field(
+        description="drafts that a prefill instance must be started with where decode drafts"
+    )
+
+
+class BatchScopes(Strict):
+    """What the engine's batch limits count: one attention DP rank or the whole instance."""
+
+    sequences: Fact[Scope]
+    tokens: Fact[Scope]
+
+
+class PrefillDecode(Strict):
+    """Which prefill and decode instances can work together."""
+
+    tensor: Fact[Literal["any", "prefill_multiple_unless_latent"]]
+    same: Fact[list[Literal["kv_dtype", "drafts_method"]]]
+    most_instances: Fact[int] | None = None
+    pipeline: Fact[bool] = Field(description="whether the instances may have pipeline stages")
+
+
+class Kind(Strict):
+    """A form of deployment files: which accelerators it is possible on, or why it is not."""
+
+    accelerators: list[Accelerator]
+    source: Source
+    reason: str | None = Field(default=None, description="why it is not possible on the others")
+
+
+class HostOverhead(Strict):
+    """Time that the host keeps the device waiting; null: not published, the hardware's own value holds."""
+
+    decode_gap_seconds: Sourced | None
+    prefill_gap_seconds: Sourced | None
+    graphs_per_iteration: Fact[Literal["one", "one_per_token"]] = Field(
+        description="one_per_token: the drafts' graphs are launched one by one beside the main one"
+    )
+
+
+class EngineProfile(Strict):
+    """One engine over a range of versions."""
+
+    schema_version: Literal[1]
+    engine: str = Field(pattern=r"^[a-z][a-z0-9-]*$")
+    title: str
+    versions: Versions
+    sources: dict[str, str] = Field(description="short name -> what was read; facts name one before a colon")
+    accelerators: Fact[list[Accelerator]]
+    parallelism: Parallelism
+    redundancy: Redundancy
+    microbatching: Microbatching
+    drafting: Drafting
+    batch: BatchScopes
+    prefill_decode: PrefillDecode
+    kinds: dict[PlatformKind, Kind]
+    host: HostOverhead
+
+
+class Orchestrator(Strict):
+    """What runs engines on a cluster: its resource, the engines that it takes and what it adds itself."""
+
+    schema_version: Literal[1]
+    name: str
+    title: str
+    version: str
+    api: str
+    sources: dict[str, str]
+    engines: Fact[list[str]]
+    accelerators: Fact[list[Accelerator]]
+    injected_flags: Fact[list[str]] = Field(
+        description="flags that it adds to the engine's command, never to be emitted"
+    )

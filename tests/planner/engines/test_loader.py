@@ -1,0 +1,86 @@
+"""Engines' profiles: found by name and version, complete, every value with a source that is listed."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from hardware.loader import hardware_names, load_hardware
+from planner.engines.accelerators import accelerator_of, broken_accelerator
+from planner.engines.loader import all_engines, engine_names, load_engine, load_orchestrator
+from planner.engines.spec import EngineProfile
+from podplan.errors import BadInput
+
+
+def test_every_engine_of_the_command_line_has_a_profile() -> None:
+    """The names are fixed points of the command line."""
+    assert set(engine_names()) == {"reference", "vllm", "vllm-ascend", "sglang", "xllm", "mindie"}
+
+
+def test_a_version_selects_its_range() -> None:
+    """A patch release belongs to its range; a bare name means the newest."""
+    assert load_engine("vllm@0.33.2").versions.pinned == "0.33.0"
+    assert load_engine("VLLM-Ascend@0.23.0.post1") is load_engine("vllm-ascend")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("vlm", "did you mean vllm"),
+        ("vllm@0.9.1", "known are 0.33.0 up to (not including) 0.34"),
+        ("sglang@latest", "known are 0.5.23"),
+    ],
+)
+def test_an_unknown_engine_or_version_says_which_are_known(text: str, said: str) -> None:
+    """One sentence that names the flag."""
+    with pytest.raises(BadInput) as error:
+        load_engine(text)
+    assert str(error.value).startswith("--engine: ")
+    assert said in str(error.value)
+
+
+def _sources(value: object, key: str = "") -> Iterator[str]:
+    """Yield every source under ``value``, except the list that explains their short names."""
+    if isinstance(value, dict):
+        for name, held in value.items():
+            if name == "source":
+                yield str(held)
+            elif name != "sources":
+                yield from _sources(held, name)
+    elif isinstance(value, list):
+        for held in value:
+            yield from _sources(held, key)
+
+
+@pytest.mark.parametrize("profile", all_engines(), ids=lambda profile: profile.engine)
+def test_a_source_that_is_short_is_explained(profile: EngineProfile) -> None:
+    """What stands before a colon is a key of `sources` or names a public project by itself."""
+    public = ("ai-dynamo ", "llm-d-modelservice ", "volcano ", "lws ", "arXiv ", "kubernetes:", "https://")
+    for source in _sources(profile.model_dump()):
+        assert source.partition(":")[0] in profile.sources or source.startswith(public), source
+
+
+@pytest.mark.parametrize("profile", all_engines(), ids=lambda profile: profile.engine)
+def test_an_impossible_kind_says_why(profile: EngineProfile) -> None:
+    """A kind that is not possible on one of the engine's accelerators has a reason."""
+    for name, kind in profile.kinds.items():
+        if set(profile.accelerators.value) - set(kind.accelerators):
+            assert kind.reason, name
+
+
+def test_every_machine_of_the_catalogue_with_known_devices_has_an_engine() -> None:
+    """cm384 is for Ascend's engines, h800 for those of NVIDIA."""
+    assert accelerator_of(load_hardware("cm384")) == "ascend"
+    assert accelerator_of(load_hardware("h800")) == "nvidia"
+    broken = broken_accelerator(load_engine("vllm"), load_hardware("cm384"))
+    assert broken is not None
+    assert "not on Ascend" in broken.sentence
+    for name in hardware_names():
+        assert broken_accelerator(load_engine("reference"), load_hardware(name)) is None
+
+
+@pytest.mark.parametrize("name", ["dynamo", "llm-d"])
+def test_an_orchestrator_names_engines_that_mark_it_possible(name: str) -> None:
+    """Both sides of the table agree."""
+    orchestrator = load_orchestrator(name)
+    possible = {p.engine for p in all_engines() if name in p.kinds and p.kinds[name].accelerators}
+    assert set(orchestrator.engines.value) == possible

@@ -1,0 +1,164 @@
+"""What each engine refuses, each rule with the constraint that it comes from (versions in the profiles)."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from planner.engines.loader import engine_names, load_engine
+from planner.engines.rules import Setup, broken_pair, broken_rule, describe, expert_mode, nearest_reachable
+from planner.strategy import Strategy, parse_strategy
+
+
+def deepseek(strategy: str | Strategy, **fields: object) -> Setup:
+    """Return a decode instance of a model with 256 experts on nodes of 16 devices."""
+    given: dict[str, object] = {
+        "strategy": parse_strategy(strategy) if isinstance(strategy, str) else strategy,
+        "role": "decode",
+        "devices_per_node": 16,
+        "experts": 256,
+        "architecture": "deepseek_v3",
+        "latent": True,
+    }
+    return Setup(**given | fields)  # type: ignore[arg-type]
+
+
+def rule(engine: str, strategy: str | Strategy, **fields: object) -> str | None:
+    """Return the name of the rule that an engine says is broken."""
+    broken = broken_rule(load_engine(engine), deepseek(strategy, **fields))
+    return broken.rule if broken else None
+
+
+HYBRID = "TP=2 + DP=32, TP=2 + EP=32"
+
+
+@pytest.mark.parametrize(
+    ("engine", "expected"),
+    [
+        ("vllm", "expert-grid"),
+        ("vllm-ascend", "expert-grid"),
+        ("sglang", None),
+        ("xllm", None),
+        ("mindie", None),
+        ("reference", None),
+    ],
+)
+def test_the_ep_tp_hybrid_is_reachable_by_some_engines_only(engine: str, expected: str | None) -> None:
+    """64 devices as EP32 x TP2: vLLM flattens TP over DP (fused_moe/config.py), the others have a grid."""
+    assert rule(engine, HYBRID) == expected
+
+
+def test_the_hybrid_runs_without_an_all_to_all() -> None:
+    """SGLang's all-to-all back ends force EP to the stage; xLLM's degree 2 and EPLB need EP = world size."""
+    for engine in ("sglang", "xllm", "mindie"):
+        mode = expert_mode(load_engine(engine), deepseek(HYBRID))
+        assert mode is not None and mode.exchange == "all_gather"
+        full = expert_mode(load_engine(engine), deepseek("DP=64, EP=64"))
+        assert full is not None and full.exchange == "all_to_all"
+    assert rule("xllm", HYBRID, redundant=32) == "redundancy-mode"
+
+
+@pytest.mark.parametrize("engine", [name for name in engine_names() if name != "reference"])
+@pytest.mark.parametrize(
+    ("strategy", "fields", "expected"),
+    [
+        ("DP=160 x 3, EP=288", {"redundant": 32}, "domains"),
+        ("SP=4 + DP=8, EP=32", {"role": "prefill"}, "staged-attention"),
+        ("DP=320, EP=320", {"dedicated": 32, "redundant": 32}, "dedicated-shared-experts"),
+    ],
+)
+def test_what_only_the_reference_runs(engine: str, strategy: str, fields: dict[str, object], expected: str) -> None:
+    """CloudMatrix-Infer's and xDeepServe's own forms are in no open engine."""
+    assert rule(engine, strategy, **fields) == expected
+    assert rule("reference", strategy, **fields) is None
+
+
+@pytest.mark.parametrize(
+    ("engine", "strategy", "fields", "expected"),
+    [
+        ("xllm", "DP=8 [PP=2]", {}, "pipeline"),
+        ("mindie", "DP=8 [PP=2]", {}, "pipeline"),
+        ("sglang", "DP=8, EP=8 [PP=2]", {"drafts": 1}, "pipeline-drafts"),
+        ("sglang", "DP=8, EP=8 [PP=2]", {"drafts": 1, "role": "prefill"}, None),
+        ("xllm", "TP=32 + DP=2, EP=64", {}, "tensor-scope"),
+        ("xllm", "TP=32, EP=32", {}, None),
+        ("vllm", "TP=32 + DP=2, EP=64", {}, None),
+        ("xllm", "DP=48, EP=48", {"redundant": 32}, "power-of-two"),
+        ("vllm", "DP=48, EP=48", {"redundant": 32}, None),
+        ("vllm", "DP=64, EP=64", {"redundant": 32}, "redundancy-divides"),
+        ("xllm", "DP=64, EP=64", {"redundant": 64}, None),
+        ("vllm-ascend", "TP=8 + DP=2, TP=16", {"redundant": 16}, "redundancy-mode"),
+        ("vllm", "DP=320, EP=320", {}, "experts-divide"),
+        ("vllm", "DP=320, EP=320", {"redundant": 64}, None),
+        ("vllm", "DP=48, EP=48", {}, None),
+        ("sglang", "DP=48, EP=48", {}, "experts-divide"),
+        ("vllm", "DP=64, EP=64", {"microbatches": 2}, None),
+        ("vllm", "DP=64, EP=64", {"microbatches": 2, "role": "mixed"}, "microbatches"),
+        ("vllm", "TP=16", {"microbatches": 2}, "microbatches-mode"),
+        ("vllm-ascend", "DP=64, EP=64", {"microbatches": 2}, "microbatches"),
+        ("xllm", "DP=64, EP=64", {"microbatches": 2}, "microbatches"),
+        ("xllm", "DP=64, EP=64", {"microbatches": 2, "role": "prefill"}, None),
+        ("mindie", "DP=64, EP=64", {"drafts": 3}, "drafts"),
+        ("mindie", "DP=8, EP=8", {"architecture": "qwen3_moe", "experts": 128}, "expert-model"),
+    ],
+)
+def test_each_rule_of_the_reference_table(
+    engine: str, strategy: str, fields: dict[str, object], expected: str | None
+) -> None:
+    """One row per constraint of the engines' sources."""
+    assert rule(engine, strategy, **fields) == expected
+
+
+def test_a_refusal_is_a_sentence_with_a_source() -> None:
+    """The sentence says what would be right."""
+    broken = broken_rule(load_engine("vllm"), deepseek(HYBRID))
+    assert broken is not None
+    assert "EP=64" in broken.sentence and "TP=64" in broken.sentence
+    assert broken.source.startswith("wheel: ")
+
+
+def test_prefill_and_decode_must_agree() -> None:
+    """Ascend's connector needs P.tp % D.tp == 0 unless attention is latent; KV types must be the same everywhere."""
+    ascend, vllm = load_engine("vllm-ascend"), load_engine("vllm")
+    small, large = deepseek("TP=2 + DP=8, EP=16"), deepseek("TP=8 + DP=2, EP=16")
+    assert broken_pair(ascend, small, large) is None
+    pair = broken_pair(ascend, replace(small, latent=False), replace(large, latent=False))
+    assert pair is not None and pair.rule == "pair-tensor"
+    assert broken_pair(ascend, replace(large, latent=False), replace(small, latent=False)) is None
+    assert broken_pair(vllm, replace(small, latent=False), replace(large, latent=False)) is None
+    kv = broken_pair(vllm, small, replace(large, kv_dtype="fp8"))
+    assert kv is not None and kv.rule == "pair-kv-dtype"
+    many = broken_pair(load_engine("mindie"), replace(small, instances=17), large)
+    assert many is not None and many.rule == "pair-instances"
+
+
+def test_the_nearest_strategy_keeps_what_it_can() -> None:
+    """vLLM's nearest to the hybrid keeps attention and spreads experts over all devices."""
+    near = nearest_reachable(load_engine("vllm"), deepseek(HYBRID))
+    assert near is not None
+    assert describe(near).startswith("'TP=2 + DP=32, EP=64'")
+    kept = deepseek("DP=64, EP=64")
+    assert nearest_reachable(load_engine("vllm"), kept) is kept
+
+
+@given(
+    engine=st.sampled_from(engine_names()),
+    devices=st.sampled_from([8, 16, 32, 48, 64, 144]),
+    cut=st.tuples(st.integers(0, 3), st.integers(0, 3)),
+    redundant=st.integers(0, 64),
+    microbatches=st.sampled_from([1, 2]),
+)
+def test_the_nearest_is_reachable_on_the_same_devices(
+    engine: str, devices: int, cut: tuple[int, int], redundant: int, microbatches: int
+) -> None:
+    """Whatever is asked, the answer breaks no rule and has the devices that were asked for."""
+    tp, moe_tp = (1 << exponent for exponent in cut)
+    strategy = Strategy(attention_tp=tp, attention_dp=devices // tp, moe_tp=moe_tp, moe_ep=devices // moe_tp)
+    asked = deepseek(strategy, redundant=redundant, microbatches=microbatches)
+    near = nearest_reachable(load_engine(engine), asked)
+    if near is not None:
+        assert broken_rule(load_engine(engine), near) is None
+        assert near.strategy.devices == devices
+    else:  # 48 and 144 devices are no powers of two, which xLLM asks for
+        assert engine == "xllm" and devices in (48, 144)
