@@ -112,6 +112,11 @@ class ModelSpec(Strict):
         """Layers with routed experts."""
         return self.layers - self.dense_layers
 
+    @property
+    def kv_elements_per_token(self) -> int:
+        """Cached elements of one token over all layers."""
+        return self.layers * self.attention.kv_elements_per_token
+
     @model_validator(mode="after")
     def _layers_add_up(self) -> Self:
         if self.dense_layers > self.layers:

@@ -57,6 +57,22 @@ class Config:
         """Return a whole number that must be given, None where it is null."""
         return None if self.find(*spellings)[1] is None else self.integer(*spellings, least=least, most=most)
 
+    def even(self, key: str, least: int = 1) -> int:
+        """Return a whole number that may be listed once per layer; layers that differ are refused."""
+        value = self.find(key)[1]
+        if not isinstance(value, list):
+            return self.integer(key, least=least)
+        if not value or any(one != value[0] for one in value):
+            self.refuse(key, "must be the same number for every layer")
+        return Config({key: value[0]}, self.where).integer(key, least=least)
+
+    def section(self, key: str) -> "Config":
+        """Return the keys of a nested object that must be given."""
+        value = self.find(key)[1]
+        if not isinstance(value, dict):
+            self.refuse(key, "must be an object with keys of its own")
+        return Config(value, f"{self.where}: {key}")
+
     def flag(self, key: str, default: bool) -> bool:
         """Return true or false; ``default``, which the format itself defines, where it is absent."""
         value = self.values.get(key, default)

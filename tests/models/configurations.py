@@ -188,6 +188,135 @@ def glm_4_6() -> Keys:
     }
 
 
+def grouped(model_type: str, layers: int, hidden: int, heads: int, kv_heads: int, vocabulary: int) -> Keys:
+    """Return what every family with grouped-query attention of 128-wide heads states."""
+    return {
+        "model_type": model_type,
+        "num_hidden_layers": layers,
+        "hidden_size": hidden,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": 128,
+        "vocab_size": vocabulary,
+        "max_position_embeddings": 131072,
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+    }
+
+
+def dbrx() -> Keys:
+    """Return DBRX's dimensions (huggingface.co/databricks/dbrx-base) under its own keys."""
+    return {
+        "model_type": "dbrx",
+        "n_layers": 40,
+        "d_model": 6144,
+        "n_heads": 48,
+        "vocab_size": 100352,
+        "max_seq_len": 32768,
+        "attn_config": {"kv_n_heads": 8, "clip_qkv": 8},
+        "ffn_config": {"ffn_hidden_size": 10752, "moe_num_experts": 16, "moe_top_k": 4},
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+    }
+
+
+def ernie_300b() -> Keys:
+    """Return ERNIE-4.5-300B-A47B's dimensions (model card; dense layers inferred from the parameter count)."""
+    return grouped("ernie4_5_moe", 54, 8192, 64, 8, 103424) | {
+        "intermediate_size": 28672,
+        "moe_intermediate_size": 3584,
+        "moe_num_experts": 64,
+        "moe_k": 8,
+        "moe_num_shared_experts": 0,
+        "moe_layer_start_index": 3,
+        "moe_layer_end_index": 53,
+        "moe_layer_interval": 1,
+    }
+
+
+def hunyuan_a13b() -> Keys:
+    """Return Hunyuan-A13B's dimensions (huggingface.co/tencent/Hunyuan-A13B-Instruct), lists per layer included."""
+    return without(grouped("hunyuan", 32, 4096, 32, 8, 128167), "head_dim") | {
+        "attention_head_dim": 128,
+        "intermediate_size": 3072,
+        "moe_intermediate_size": [3072] * 32,
+        "moe_topk": [8] * 32,
+        "num_shared_expert": [1] * 32,
+        "num_experts": 64,
+        "moe_layer_num_skipped": 0,
+        "use_cla": False,
+        "use_mla": False,
+        "use_qk_norm": True,
+        "max_position_embeddings": 32768,
+        "tie_word_embeddings": True,
+    }
+
+
+def minimax_m2() -> Keys:
+    """Return MiniMax-M2's dimensions (huggingface.co/MiniMaxAI/MiniMax-M2)."""
+    return grouped("minimax_m2", 62, 3072, 48, 8, 200064) | {
+        "attn_type_list": [1] * 62,
+        "intermediate_size": 1536,
+        "num_local_experts": 256,
+        "num_experts_per_tok": 8,
+        "shared_intermediate_size": 0,
+        "use_qk_norm": True,
+        "use_mtp": True,
+        "num_mtp_modules": 3,
+        "mtp_transformer_layers": 1,
+        "max_position_embeddings": 196608,
+        "quantization_config": FP8,
+    }
+
+
+def olmoe() -> Keys:
+    """Return OLMoE-1B-7B's dimensions (arXiv 2409.02060)."""
+    return without(grouped("olmoe", 16, 2048, 16, 16, 50304), "head_dim") | {
+        "intermediate_size": 1024,
+        "num_experts": 64,
+        "num_experts_per_tok": 8,
+        "max_position_embeddings": 4096,
+    }
+
+
+def pangu_pro() -> Keys:
+    """Return Pangu Pro MoE's dimensions (arXiv 2505.21411): 64 experts, one of each of eight groups."""
+    return grouped("PanguProMoE", 48, 5120, 40, 8, 153376) | {
+        "moe_intermediate_size": 1344,
+        "shared_expert_intermediate_size": 5376,
+        "num_experts": 64,
+        "num_experts_per_tok": 8,
+        "n_group": 8,
+        "topk_group": 8,
+    }
+
+
+def pangu_ultra() -> Keys:
+    """Return Pangu Ultra MoE's dimensions (arXiv 2505.04519) under openPangu's keys."""
+    return {
+        "model_type": "pangu_ultra_moe",
+        "num_hidden_layers": 61,
+        "num_dense_layers": 3,
+        "hidden_size": 7680,
+        "intermediate_size": 18432,
+        "moe_intermediate_size": 2048,
+        "num_attention_heads": 128,
+        "attention_q_lora_dim": 1536,
+        "attention_kv_lora_dim": 512,
+        "attention_qk_dim": 128,
+        "attention_qk_rope_dim": 64,
+        "attention_v_dim": 128,
+        "num_routed_experts": 256,
+        "num_shared_experts": 1,
+        "num_experts_per_tok": 8,
+        "num_mtp_layers": 1,
+        "vocab_size": 153600,
+        "max_position_embeddings": 131072,
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+    }
+
+
 def without(keys: Keys, *names: str) -> Keys:
     """Return ``keys`` less some."""
     return {key: value for key, value in keys.items() if key not in names}

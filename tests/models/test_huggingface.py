@@ -11,12 +11,19 @@ from models.spec import ModelSpec
 from podplan.errors import BadInput
 from tests.models.configurations import (
     Keys,
+    dbrx,
     deepseek_v2_lite,
     deepseek_v3,
+    ernie_300b,
     glm_4_6,
+    hunyuan_a13b,
     kimi_k2,
     llama_8b,
+    minimax_m2,
     mixtral_8x7b,
+    olmoe,
+    pangu_pro,
+    pangu_ultra,
     qwen2_7b,
     qwen3_32b,
     qwen3_235b,
@@ -55,6 +62,14 @@ def refused(folder: Path, keys: Keys) -> str:
         (qwen2_7b(), "qwen2-7b"),
         (llama_8b(), "llama-3.1-8b"),
         (mixtral_8x7b(), "mixtral-8x7b"),
+        (glm_4_6(), "glm-4.6"),
+        (dbrx(), "dbrx"),
+        (ernie_300b(), "ernie-4.5-300b-a47b"),
+        (hunyuan_a13b(), "hunyuan-a13b"),
+        (minimax_m2(), "minimax-m2"),
+        (olmoe(), "olmoe-1b-7b"),
+        (pangu_pro(), "pangu-pro-moe"),
+        (pangu_ultra(), "pangu-ultra-moe"),
     ],
 )
 def test_a_configuration_is_the_catalogue_entry(tmp_path: Path, keys: Keys, name: str) -> None:
@@ -111,7 +126,7 @@ def test_a_missing_key_is_named(tmp_path: Path, key: str) -> None:
 def test_a_missing_key_names_its_spellings(tmp_path: Path) -> None:
     """The message says under which keys the number of experts would have been found."""
     message = refused(tmp_path, without(qwen3_235b(), "num_experts"))
-    assert "n_routed_experts (or num_experts or num_local_experts) is missing" in message
+    assert "n_routed_experts (or num_experts or num_local_experts or num_routed_experts) is missing" in message
 
 
 @pytest.mark.parametrize("value", [True, "61", -1, 0, 61.5, None, [61], 10**30, float("nan"), float("inf")])
@@ -123,7 +138,7 @@ def test_a_dimension_must_be_a_whole_number(tmp_path: Path, value: object) -> No
 @pytest.mark.parametrize(
     ("keys", "said"),
     [
-        ({"model_type": "deepseek_v9"}, 'model_type is "deepseek_v9": unknown; accepted are deepseek_v2, deepseek_v3'),
+        ({"model_type": "deepseek_v9"}, 'model_type is "deepseek_v9": unknown; accepted are PanguProMoE, dbrx'),
         ({"model_type": ["deepseek_v3"]}, "model_type"),
         ({"model_type": "deepseek_v32"}, "index key"),
         ({"model_type": "gpt_oss"}, "sliding window"),
@@ -164,6 +179,17 @@ def test_what_is_not_carried_is_refused(tmp_path: Path, keys: Keys, said: str) -
         (llama_8b() | {"num_key_value_heads": 7}, "must be a multiple of the 7 num_key_value_heads"),
         (qwen3_235b() | {"mlp_only_layers": [3, 5]}, "mlp_only_layers is [3, 5]: must list the first layers"),
         (qwen3_235b() | {"shared_expert_intermediate_size": 512}, "shared_expert_intermediate_size is 512"),
+        (without(dbrx(), "ffn_config"), "the key ffn_config is missing"),
+        (dbrx() | {"attn_config": 8}, "attn_config is 8: must be an object"),
+        (dbrx() | {"attn_config": {}}, "config.json: attn_config: the key kv_n_heads is missing"),
+        (dbrx() | {"n_heads": 7}, "d_model is 6144: does not divide over 7 n_heads"),
+        (ernie_300b() | {"moe_layer_interval": 2}, "moe_layer_interval is 2: must be 1"),
+        (ernie_300b() | {"moe_layer_end_index": 40}, "moe_layer_end_index is 40: must be 53"),
+        (hunyuan_a13b() | {"moe_topk": [8] * 31 + [4]}, "moe_topk"),
+        (hunyuan_a13b() | {"moe_topk": []}, "moe_topk is []: must be the same number for every layer"),
+        (hunyuan_a13b() | {"use_cla": True}, "use_cla is true: must be false"),
+        (minimax_m2() | {"attn_type_list": [0] * 62}, "must be 1 for every layer: others are linear attention"),
+        (minimax_m2() | {"shared_intermediate_size": 64}, "shared_intermediate_size is 64: must be 0"),
     ],
 )
 def test_other_families_refuse_too(tmp_path: Path, keys: Keys, said: str) -> None:

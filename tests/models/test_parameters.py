@@ -7,10 +7,20 @@ from models.parameters import attention_parameters, count_parameters, feed_forwa
 from models.spec import GQA, MLA
 
 # Kimi-K2's card says 1T of what its dimensions count as 1026e9.
-TOTAL_TOLERANCE = {"kimi-k2": 0.03}
+TOTAL_TOLERANCE = {"kimi-k2": 0.03, "kimi-k2.5": 0.03}
+# Cards that round active parameters to fewer digits than 2.5 % needs: MiniMax-M2 10 of 10.4, GLM-4.5 32 of 32.9.
+ACTIVE_TOLERANCE = {"minimax-m2": 0.05, "minimax-m2.5": 0.05, "glm-4.5": 0.03, "glm-4.6": 0.03, "glm-4.7": 0.03}
+# Known by their names alone: the distillations keep the dimensions of Qwen2.5 of that size.
+UNPUBLISHED = {f"deepseek-r1-distill-qwen-{size}" for size in ("1.5b", "7b", "14b", "32b")}
+PUBLISHED = [name for name in model_names() if name not in UNPUBLISHED]
 
 
-@pytest.mark.parametrize("name", model_names())
+def test_only_some_entries_state_no_published_count() -> None:
+    """An entry without a published figure is on the list of those that have none."""
+    assert {name for name in model_names() if load_model(name).published_parameters is None} == UNPUBLISHED
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
 def test_total_is_the_published_one(name: str) -> None:
     """The count from the dimensions agrees with the model card within 2 %, 3 % where the card rounds to 1T."""
     spec = load_model(name)
@@ -19,7 +29,7 @@ def test_total_is_the_published_one(name: str) -> None:
     assert count_parameters(spec).total == pytest.approx(published, rel=TOTAL_TOLERANCE.get(name, 0.02))
 
 
-@pytest.mark.parametrize("name", [name for name in model_names() if load_model(name).moe])
+@pytest.mark.parametrize("name", [name for name in PUBLISHED if load_model(name).moe])
 def test_active_is_the_published_one(name: str) -> None:
     """Active parameters agree with the card within 2.5 % under one of the two conventions in use.
 
@@ -29,7 +39,7 @@ def test_active_is_the_published_one(name: str) -> None:
     assert spec.published_active_parameters is not None
     published, count = spec.published_active_parameters.value, count_parameters(spec)
     nearest = min(count.active, count.active + count.embedding, key=lambda active: abs(active - published))
-    assert nearest == pytest.approx(published, rel=0.025)
+    assert nearest == pytest.approx(published, rel=ACTIVE_TOLERANCE.get(name, 0.025))
 
 
 def test_deepseek_v3_counts_as_its_weight_documentation_says() -> None:

@@ -1,0 +1,141 @@
+"""Families with grouped-query attention: Llama, Mistral, GLM, DBRX, ERNIE, Hunyuan, MiniMax, OLMoE, Pangu Pro."""
+
+from models.huggingface.config import Config
+from models.huggingface.parts import (
+    LEADING_DENSE,
+    Fields,
+    deepseek_experts,
+    dense_model,
+    divided_head_dim,
+    draft_layers,
+    expert_groups,
+    gqa,
+    leading_layers,
+    moe_everywhere,
+    routed_experts,
+)
+from models.spec import MOST_EXPERTS, MOST_LAYERS
+
+
+def llama(config: Config) -> Fields:
+    """Llama 2 to 3.3; without ``num_key_value_heads`` every head has its own (the class's default)."""
+    heads = config.integer("num_attention_heads")
+    kv_heads = config.integer_or(heads, "num_key_value_heads")
+    return dense_model(config, gqa(config, head_dim=divided_head_dim(config), kv_heads=kv_heads))
+
+
+def mistral(config: Config) -> Fields:
+    """Mistral without a sliding window; an absent key means a window of 4096 tokens, so it must be stated."""
+    config.find("sliding_window")
+    return dense_model(config, gqa(config, head_dim=divided_head_dim(config)))
+
+
+def mixtral(config: Config) -> Fields:
+    """Mixtral: experts in every layer, their width in ``intermediate_size``."""
+    attention = gqa(config, head_dim=divided_head_dim(config))
+    return moe_everywhere(attention, routed_experts(config, width="intermediate_size"))
+
+
+def glm4_moe(config: Config) -> Fields:
+    """GLM-4.5 to 4.7: grouped-query attention before experts laid out as DeepSeek-V3's."""
+    qk_norm = config.flag("use_qk_norm", False)
+    return {
+        "attention": gqa(config, head_dim=config.integer("head_dim"), qk_norm=qk_norm),
+        "mtp_layers": draft_layers(config),
+        **deepseek_experts(config),
+    }
+
+
+def olmoe(config: Config) -> Fields:
+    """OLMoE: experts in every layer, normed queries and keys (its class always norms them)."""
+    attention = gqa(config, head_dim=divided_head_dim(config), qk_norm=True)
+    return moe_everywhere(attention, routed_experts(config, width="intermediate_size"))
+
+
+def dbrx(config: Config) -> Fields:
+    """DBRX: keys in the style of MPT, experts and heads in sections of their own."""
+    experts, attention = config.section("ffn_config"), config.section("attn_config")
+    heads, hidden = config.integer("n_heads"), config.integer("d_model")
+    if hidden % heads:
+        config.refuse("d_model", f"does not divide over {heads} n_heads")
+    grouped = {
+        "kind": "gqa",
+        "heads": heads,
+        "kv_heads": attention.integer("kv_n_heads"),
+        "head_dim": hidden // heads,
+    }
+    routed = {
+        "experts": experts.integer("moe_num_experts", most=MOST_EXPERTS),
+        "experts_per_token": experts.integer("moe_top_k", most=MOST_EXPERTS),
+        "intermediate_size": experts.integer("ffn_hidden_size"),
+    }
+    return moe_everywhere(grouped, routed)
+
+
+def ernie4_5_moe(config: Config) -> Fields:
+    """ERNIE 4.5: dense layers lead up to ``moe_layer_start_index``; shared experts are as wide as routed ones."""
+    config.require("moe_layer_interval", (1,), f"must be 1: {LEADING_DENSE}")
+    layers = config.integer("num_hidden_layers", most=MOST_LAYERS)
+    config.require("moe_layer_end_index", (layers - 1, -1), f"must be {layers - 1}, the last layer: {LEADING_DENSE}")
+    dense_layers = config.integer("moe_layer_start_index", least=0, most=layers - 1)
+    width = config.integer("moe_intermediate_size")
+    shared = config.integer("moe_num_shared_experts", least=0, most=MOST_EXPERTS)
+    routed = {
+        "experts": config.integer("moe_num_experts", most=MOST_EXPERTS),
+        "experts_per_token": config.integer("moe_k", most=MOST_EXPERTS),
+        "intermediate_size": width,
+        "shared_experts": shared,
+        "shared_intermediate_size": shared * width,
+    }
+    return {
+        "attention": gqa(config, head_dim=divided_head_dim(config)),
+        "dense_layers": dense_layers,
+        "dense_intermediate_size": config.integer("intermediate_size") if dense_layers else None,
+        "moe": routed,
+        "mtp_layers": 0,
+    }
+
+
+def hunyuan(config: Config) -> Fields:
+    """Hunyuan MoE: expert widths, choices and shared experts are listed per layer and must be even."""
+    for key in ("use_cla", "use_mla"):
+        config.require(key, (False, None), "must be false: podplan carries grouped-query attention of this family")
+    config.require("moe_layer_num_skipped", (0,), "must be 0: this adapter carries experts in every layer")
+    width, shared = config.even("moe_intermediate_size"), config.even("num_shared_expert", least=0)
+    routed = {
+        "experts": config.integer("num_experts", most=MOST_EXPERTS),
+        "experts_per_token": config.even("moe_topk"),
+        "intermediate_size": width,
+        "shared_experts": shared,
+        "shared_intermediate_size": shared * width,
+    }
+    head_dim = config.integer("attention_head_dim", "head_dim")
+    return moe_everywhere(gqa(config, head_dim=head_dim, qk_norm=config.flag("use_qk_norm", False)), routed)
+
+
+def minimax_m2(config: Config) -> Fields:
+    """MiniMax-M2: softmax attention in every layer, draft modules counted by their layers."""
+    layers = config.integer("num_hidden_layers", most=MOST_LAYERS)
+    config.require("attn_type_list", ([1] * layers, None), "must be 1 for every layer: others are linear attention")
+    config.require("shared_intermediate_size", (0, None), "must be 0: this model_type has no shared experts")
+    attention = gqa(config, head_dim=config.integer("head_dim"), qk_norm=config.flag("use_qk_norm", False))
+    drafts = 0
+    if config.flag("use_mtp", False):
+        drafts = config.integer("num_mtp_modules", least=0) * config.integer("mtp_transformer_layers", least=0)
+    return moe_everywhere(attention, routed_experts(config, width="intermediate_size")) | {"mtp_layers": drafts}
+
+
+def pangu_pro_moe(config: Config) -> Fields:
+    """Pangu Pro MoE: one expert of each group (arXiv 2505.21411 section 2.2), one wide shared expert."""
+    config.require("param_sink_number", (0, None), "podplan does not carry keys that are parameters")
+    dense_layers = leading_layers(config, "mlp_only_layers")
+    shared = config.integer_or(0, "shared_expert_intermediate_size", least=0)
+    routed = routed_experts(config) | {"shared_experts": int(shared > 0), "shared_intermediate_size": shared}
+    groups = expert_groups(config) if "n_group" in config.values else {}
+    return {
+        "attention": gqa(config, head_dim=divided_head_dim(config)),
+        "dense_layers": dense_layers,
+        "dense_intermediate_size": config.integer("intermediate_size") if dense_layers else None,
+        "moe": routed | groups,
+        "mtp_layers": config.integer_or(0, "num_mtp_layers", least=0),
+    }

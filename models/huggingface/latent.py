@@ -1,0 +1,42 @@
+"""Families with latent attention (MLA): DeepSeek, Kimi, openPangu Ultra."""
+
+from models.huggingface.config import Config
+from models.huggingface.parts import Fields, deepseek_experts, draft_layers, mla, routed_experts
+from models.spec import MOST_EXPERTS, MOST_LAYERS
+
+DSA = "its sparse attention (DSA) keeps an index key beside the latent cache, which podplan does not cost"
+
+
+def deepseek_v2(config: Config) -> Fields:
+    """DeepSeek-V2 and V2-Lite: latent attention, leading dense layers, shared experts, no draft layer."""
+    return {"attention": mla(config), "mtp_layers": 0, **deepseek_experts(config)}
+
+
+def deepseek_v3(config: Config) -> Fields:
+    """DeepSeek-V3, R1, V3.1 and Kimi-K2: as V2 with draft layers, whose number must be stated."""
+    for key in ("index_topk", "index_n_heads", "index_head_dim"):
+        config.require(key, (None,), DSA)
+    return {"attention": mla(config), "mtp_layers": draft_layers(config), **deepseek_experts(config)}
+
+
+def pangu_ultra_moe(config: Config) -> Fields:
+    """openPangu Ultra MoE: DeepSeek-V3's structure under keys of its own; the router knows no groups."""
+    layers = config.integer("num_hidden_layers", most=MOST_LAYERS)
+    dense_layers = config.integer("num_dense_layers", least=0, most=layers - 1)
+    shared = config.integer("num_shared_experts", least=0, most=MOST_EXPERTS)
+    shared_width = shared * config.integer("moe_intermediate_size")
+    return {
+        "attention": {
+            "kind": "mla",
+            "heads": config.integer("num_attention_heads"),
+            "q_lora_rank": config.integer_or_null("attention_q_lora_dim"),
+            "kv_lora_rank": config.integer("attention_kv_lora_dim"),
+            "qk_nope_head_dim": config.integer("attention_qk_dim"),
+            "qk_rope_head_dim": config.integer("attention_qk_rope_dim"),
+            "v_head_dim": config.integer("attention_v_dim"),
+        },
+        "dense_layers": dense_layers,
+        "dense_intermediate_size": config.integer("intermediate_size") if dense_layers else None,
+        "moe": routed_experts(config) | {"shared_experts": shared, "shared_intermediate_size": shared_width},
+        "mtp_layers": config.integer("num_mtp_layers", least=0, most=MOST_LAYERS),
+    }

@@ -1,0 +1,146 @@
+"""The parts of a configuration that families share: attention, experts, draft layers.
+
+Keys that are not read do not change the cost of a step: ``rope_scaling`` and ``norm_topk_prob`` for example. MLA
+configurations also state ``num_key_value_heads`` and ``head_dim``; both mean nothing there and are not read.
+Defaults are taken only where the format's own configuration class
+(github.com/huggingface/transformers, src/transformers/models/*/configuration_*.py) defines them.
+"""
+
+from models.huggingface.config import Config
+from models.spec import MOST_EXPERTS, MOST_LAYERS
+from podplan.errors import BadInput
+
+Fields = dict[str, object]
+
+LAYERS = ("num_hidden_layers", "n_layers")
+EXPERTS = ("n_routed_experts", "num_experts", "num_local_experts", "num_routed_experts")
+EXPERTS_PER_TOKEN = ("num_experts_per_tok", "num_experts_per_token")
+
+FULL_ATTENTION = "podplan costs attention over the whole context, not over a window"
+LEADING_DENSE = "podplan carries experts in every layer after leading dense ones"
+
+
+def mla(config: Config) -> Fields:
+    """Latent attention; ``q_lora_rank`` must be stated, null where queries are not compressed."""
+    return {
+        "kind": "mla",
+        "heads": config.integer("num_attention_heads"),
+        "q_lora_rank": config.integer_or_null("q_lora_rank"),
+        "kv_lora_rank": config.integer("kv_lora_rank"),
+        "qk_nope_head_dim": config.integer("qk_nope_head_dim"),
+        "qk_rope_head_dim": config.integer("qk_rope_head_dim"),
+        "v_head_dim": config.integer("v_head_dim"),
+    }
+
+
+def gqa(config: Config, *, head_dim: int, kv_heads: int | None = None, qk_norm: bool = False) -> Fields:
+    """Grouped-query attention over the whole context: sliding windows that are on are refused."""
+    refuse_sliding_window(config)
+    heads = config.integer("num_attention_heads")
+    kv_heads = config.integer("num_key_value_heads") if kv_heads is None else kv_heads
+    if heads % kv_heads:
+        config.refuse("num_attention_heads", f"must be a multiple of the {kv_heads} num_key_value_heads")
+    bias = config.flag("attention_bias", False)  # the classes' default
+    return {
+        "kind": "gqa",
+        "heads": heads,
+        "kv_heads": kv_heads,
+        "head_dim": head_dim,
+        "qk_norm": qk_norm,
+        "bias": bias,
+    }
+
+
+def divided_head_dim(config: Config) -> int:
+    """Return ``head_dim``; absent or null it is hidden_size / num_attention_heads, as these classes define."""
+    hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
+    if config.get("head_dim") is None and hidden % heads:
+        config.refuse("hidden_size", f"does not divide over {heads} num_attention_heads; state head_dim")
+    return config.integer_or(hidden // heads, "head_dim")
+
+
+def refuse_sliding_window(config: Config) -> None:
+    """Refuse layers that see less than the whole context; a window that the context never fills is none."""
+    layer_types = config.get("layer_types")
+    if layer_types is not None and layer_types != ["full_attention"] * config.integer("num_hidden_layers"):
+        config.refuse("layer_types", f"must be full_attention for every layer: {FULL_ATTENTION}")
+    if "use_sliding_window" in config.values:  # Qwen: the window counts only where this is on
+        config.require("use_sliding_window", (False, None), f"must be false: {FULL_ATTENTION}")
+        return
+    window = config.get("sliding_window")
+    if window is not None and config.integer("sliding_window") < config.integer("max_position_embeddings"):
+        config.refuse("sliding_window", f"must be null: {FULL_ATTENTION}")
+
+
+def dense_model(config: Config, attention: Fields) -> Fields:
+    """Dense feed-forwards in all layers, and no draft layer."""
+    return {
+        "attention": attention,
+        "dense_layers": config.integer("num_hidden_layers", most=MOST_LAYERS),
+        "dense_intermediate_size": config.integer("intermediate_size"),
+        "moe": None,
+        "mtp_layers": 0,
+    }
+
+
+def moe_everywhere(attention: Fields, moe: Fields) -> Fields:
+    """Experts in every layer, and no draft layer."""
+    return {
+        "attention": attention,
+        "dense_layers": 0,
+        "dense_intermediate_size": None,
+        "moe": moe,
+        "mtp_layers": 0,
+    }
+
+
+def deepseek_experts(config: Config) -> Fields:
+    """Dense layers that lead and, after them, routed experts in groups beside shared ones."""
+    config.require("moe_layer_freq", (1,), f"must be 1: {LEADING_DENSE}")
+    layers = config.integer("num_hidden_layers", most=MOST_LAYERS)
+    dense_layers = config.integer("first_k_dense_replace", least=0, most=layers - 1)
+    shared = config.integer_or_null("n_shared_experts", least=0, most=MOST_EXPERTS) or 0
+    shared_width = shared * config.integer("moe_intermediate_size")
+    shared_experts = {"shared_experts": shared, "shared_intermediate_size": shared_width}
+    return {
+        "dense_layers": dense_layers,
+        "dense_intermediate_size": config.integer("intermediate_size") if dense_layers else None,
+        "moe": routed_experts(config) | shared_experts | expert_groups(config),
+    }
+
+
+def expert_groups(config: Config) -> Fields:
+    """Groups of experts that a token's choice is limited to; null or a greedy choice means one group."""
+    if config.get("topk_method") == "greedy" or config.find("n_group")[1] is None:
+        return {"groups": 1, "groups_per_token": 1}
+    groups = config.integer("n_group", most=MOST_EXPERTS)
+    if config.integer(*EXPERTS, most=MOST_EXPERTS) % groups:
+        config.refuse("n_group", "must divide the number of experts")
+    return {"groups": groups, "groups_per_token": config.integer("topk_group", most=groups)}
+
+
+def routed_experts(config: Config, width: str = "moe_intermediate_size") -> Fields:
+    """Routed experts alone; ``width`` is the key that holds the width of one."""
+    experts = config.integer(*EXPERTS, most=MOST_EXPERTS)
+    per_token = config.integer(*EXPERTS_PER_TOKEN, most=MOST_EXPERTS)
+    if per_token > experts:
+        config.refuse(config.find(*EXPERTS_PER_TOKEN)[0], f"must be at most the {experts} experts of a layer")
+    return {"experts": experts, "experts_per_token": per_token, "intermediate_size": config.integer(width)}
+
+
+def leading_layers(config: Config, key: str) -> int:
+    """Return how many layers ``key`` lists, which must be the first ones; absent means none (the class's default)."""
+    listed = config.get(key) or []
+    layers = config.integer("num_hidden_layers", most=MOST_LAYERS)
+    if not isinstance(listed, list) or listed != list(range(len(listed))) or len(listed) >= layers:
+        config.refuse(key, f"must list the first layers in order, as [0, 1, 2], or none: {LEADING_DENSE}")
+    return len(listed)
+
+
+def draft_layers(config: Config) -> int:
+    """Return the draft (MTP) layers that the checkpoint ships; a checkpoint without any must say 0."""
+    if "num_nextn_predict_layers" not in config.values:
+        raise BadInput(
+            f"{config.where}: the key num_nextn_predict_layers is missing; write 0 if there is no draft layer"
+        )
+    return config.integer("num_nextn_predict_layers", least=0, most=MOST_LAYERS)
