@@ -25,8 +25,11 @@ def _option(flag: str, metavar: str, told: str) -> Any:
 @app.command()
 def simulate(
     manifest: Annotated[Path, typer.Argument(metavar="MANIFEST", help="The manifest, such as out/manifest.yaml.")],
-    trace: Annotated[Text, _option("--trace", "FILE", "Replay an Azure or Mooncake trace.")] = None,
-    format: Annotated[Text, _option("--format", "NAME", "azure or mooncake [as the file looks].")] = None,
+    trace: Annotated[Text, _option("--trace", "FILE", "Replay a trace of any serving tool, or a ServeGen set.")] = None,
+    format: Annotated[
+        Text,
+        typer.Option("--trace-format", "--format", metavar="NAME", help="Format of the trace [as the file looks]."),
+    ] = None,
     scale_rate: Annotated[Text, _option("--scale-rate", "X", "Play the trace X times as fast [1].")] = None,
     rate: Annotated[Text, _option("--rate", "RATE", "Requests that arrive, such as 100/s [as planned].")] = None,
     concurrency: Annotated[Text, _option("--concurrency", "C", "Requests always under way, instead of a rate.")] = None,

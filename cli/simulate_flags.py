@@ -65,7 +65,8 @@ def read_simulation(flags: SimulateFlags) -> Asked:
         raise BadInput(f"--{given[0]} and --{given[1]} both say when requests arrive; leave one of them out")
     for flag in ("format", "scale_rate"):
         if getattr(flags, flag) is not None and flags.trace is None:
-            raise BadInput(f"--{flag.replace('_', '-')} belongs to a trace; give --trace FILE with it or leave it out")
+            name = "trace-format" if flag == "format" else flag.replace("_", "-")
+            raise BadInput(f"--{name} belongs to a trace; give --trace FILE with it or leave it out")
     if flags.cold and given and given[0] != "rate":
         raise BadInput(f"--cold: a run with --{given[0]} always starts empty; leave the flag out")
     seed = 0 if flags.seed is None else parse_count(flags.seed, "--seed", allow_zero=True)
@@ -86,7 +87,7 @@ def read_simulation(flags: SimulateFlags) -> Asked:
 
 def _traced(flags: SimulateFlags, manifest: Manifest, count: int | None, warmup: float, seed: int) -> Asked:
     """Replay a trace from an empty system until all of it is served."""
-    format = None if flags.format is None else read_choice(flags.format, "--format", get_args(TraceFormat))
+    format = None if flags.format is None else read_choice(flags.format, "--trace-format", get_args(TraceFormat))
     trace = read_trace(Path(flags.trace or ""), format, dequantize_seed=seed)
     trace = trace if count is None else first_requests(trace, count)
     trace = scale_rate(trace, _factor(flags.scale_rate))

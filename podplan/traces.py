@@ -1,51 +1,43 @@
 """Request traces: who arrives when, with how many tokens in and out.
 
-Azure LLM inference CSV (``TIMESTAMP,ContextTokens,GeneratedTokens``,
-github.com/Azure/AzurePublicDataset) and Mooncake JSON lines (``timestamp`` in milliseconds,
-``input_length``, ``output_length``, ``hash_ids`` of 512-token blocks,
-github.com/kvcache-ai/Mooncake, FAST25-release), plain or gzipped.
+``podplan.trace_formats`` holds the formats and ``podplan.servegen`` client sets; this module makes arrays of rows, all
+at once or in parts, and changes them: windows, rates, stamps on a grid.
 """
 
-import csv
-import gzip
-import io
-import json
-import re
-import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from datetime import datetime
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from podplan.errors import BadInput
-from podplan.units import MEBI, MILLI
+from podplan.servegen import is_client_set, read_stream
+from podplan.trace_formats import FORMATS, FormatSpec, see_format
+from podplan.trace_formats import TraceFormat as TraceFormat
+from podplan.trace_lines import Record, records
+from podplan.trace_rows import Row
 
-TraceFormat = Literal["azure", "mooncake"]
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
-MOST_ROWS = 5_000_000
-MOST_BYTES = 512 * MEBI
-MOST_LINE_BYTES = 4 * MEBI
-MOST_TOKENS = 100_000_000
-MOONCAKE_BLOCK_TOKENS = 512
-
-_AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
-_STAMP = re.compile(r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(?:Z|[+-]\d\d:\d\d)?")
+FEWEST_FOR_A_RATE = 20
+PLAUSIBLE_PER_SECOND = (1e-3, 4e3)
+"""Mean rates that public traces have, 0.1 to 1,800 a second, and a margin; stamps read in a wrong unit lie outside."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
     """Requests in order of arrival; arrays have one element per request.
 
-    ``arrival_seconds`` counts from the first request. ``hash_ids`` are the prompt's block
-    identifiers, None where the format has none. ``spread_seconds`` > 0 says that equal stamps were
-    spread over so long.
+    ``arrival_seconds`` counts from the first request, all 0 where ``timed`` is false (the file has lengths only).
+    ``hash_ids`` are the prompt's block identifiers, None where the format has none. ``session`` numbers the
+    conversation of a request and ``delay_seconds`` says how long after the end of its last turn it is sent (a number
+    from the second turn on); both None where no request belongs to one. ``spread_seconds`` > 0 says that equal stamps
+    were spread over so long, ``skipped`` holds what was wrong with rows that were left out, ``notes`` what a reader
+    should know.
     """
 
     name: str
@@ -56,175 +48,223 @@ class Trace:
     hash_ids: tuple[Integers, ...] | None = None
     block_tokens: int = 0
     spread_seconds: float = 0.0
+    timed: bool = True
+    session: Integers | None = None
+    delay_seconds: Floats | None = None
+    skipped: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.arrival_seconds)
 
 
-@dataclass(frozen=True, slots=True)
-class _Row:
-    seconds: float
-    input_tokens: int
-    output_tokens: int
-    hash_ids: Integers | None = None
-
-
-def read_trace(path: Path, format: TraceFormat | None = None, *, dequantize_seed: int | None = None) -> Trace:
+def read_trace(
+    path: Path,
+    format: TraceFormat | None = None,
+    *,
+    dequantize_seed: int | None = None,
+    skip_bad_rows: int = 0,
+    seed: int = 0,
+) -> Trace:
     """Return the trace in ``path``; the format is seen from the content unless it is declared.
 
     Requests are ordered by arrival, equal stamps stay in file order. With ``dequantize_seed``
-    stamps that stand on a grid are spread (see ``dequantize``).
+    stamps that stand on a grid are spread (see ``dequantize``). ``seed`` draws the requests of a ServeGen client set.
 
     Raises:
-        BadInput: no readable file, no request, more than 5 million rows or 512 MiB unpacked, or a
-            wrong field, named with its line.
+        BadInput: no readable file, no request, more than 5 million rows or 4 GiB unpacked, stamps whose unit cannot be
+            the format's, or more than ``skip_bad_rows`` wrong rows, the first named with its line and field.
     """
-    lines = _numbered_lines(path)
-    first = next(lines, None)
-    if first is None:
-        raise BadInput(f"{path}: has no request; a trace needs at least one row")
-    seen = format or ("mooncake" if first[1].startswith("{") else "azure")
-    if seen not in get_args(TraceFormat):
-        raise BadInput(f"{path}: trace format {seen!r} is not known; use azure or mooncake")
-    read = _mooncake_rows if seen == "mooncake" else _azure_rows
-    rows = list(read(path, first, lines))
+    if format == "servegen" or (format is None and is_client_set(path)):
+        return _from_client_set(path, seed)
+    reader = _Reader(path, format, skip_bad_rows)
+    rows = list(reader.rows())
     if not rows:
         raise BadInput(f"{path}: has no request; a trace needs at least one row")
-    trace = _assemble(path, seen, rows)
+    trace = _check_unit(_assemble(reader, rows), path, declared=format is not None)
     return trace if dequantize_seed is None else dequantize(trace, dequantize_seed)
 
 
-def _assemble(path: Path, format: TraceFormat, rows: list[_Row]) -> Trace:
+def stream_trace(
+    path: Path, format: TraceFormat | None = None, *, skip_bad_rows: int = 0, rows_per_part: int = 16384
+) -> Iterator[Trace]:
+    """Yield the trace in parts of about ``rows_per_part`` requests, so that memory does not grow with the file.
+
+    Arrivals count from the first request of the file. Rows may be out of order by less than a part; stamps on a grid
+    stay on it, and sessions and client sets need the whole file (``read_trace``).
+
+    Raises BadInput as ``read_trace``, and where a row lies further back in time.
+    """
+    reader = _Reader(path, format, skip_bad_rows)
+    rows, held, last = reader.rows(), list[Row](), -np.inf
+    origin: tuple[int, float] | None = None
+    while True:
+        held += islice(rows, rows_per_part)
+        if not held:
+            return
+        if any(row.session is not None or row.seconds is None for row in held):
+            raise BadInput(f"{path}: sessions and rows without arrivals need the whole file at once; it is too long")
+        whole = held[0].whole_seconds if origin is None else origin[0]
+        held.sort(key=lambda row: row.whole_seconds - whole + (row.seconds or 0.0))
+        ready = held if len(held) < rows_per_part else held[: rows_per_part // 2]
+        held = [] if ready is held else held[rows_per_part // 2 :]
+        part = _assemble(reader, ready)
+        first = ready[0].whole_seconds - whole + (ready[0].seconds or 0.0)
+        if origin is None:
+            origin = (whole, first)
+            _check_unit(part, path, declared=format is not None)
+        if first < last:
+            raise BadInput(
+                f"{path}: a row lies more than {rows_per_part // 2} rows back in time; sort the file by time"
+            )
+        last = ready[-1].whole_seconds - whole + (ready[-1].seconds or 0.0)
+        yield replace(part, arrival_seconds=part.arrival_seconds + (first - origin[1]))
+
+
+class _Reader:
+    """Rows of one file, wrong ones counted and left out while they are few enough."""
+
+    def __init__(self, path: Path, format: TraceFormat | None, skip_bad_rows: int) -> None:
+        if format is not None and format not in get_args(TraceFormat):
+            raise BadInput(
+                f"{path}: trace format {format!r} is not known; use one of {', '.join(get_args(TraceFormat))}"
+            )
+        self.path, self._most_bad = path, skip_bad_rows
+        self.skipped: list[str] = []
+        header, found = records(path)
+        first = next(found, None)
+        if first is None:
+            raise BadInput(f"{path}: has no request; a trace needs at least one row")
+        self._records = chain([first], found)
+        self.format = format or self._see(header, first)
+        if header is not None:
+            self._check_header(header)
+
+    @property
+    def spec(self) -> FormatSpec:
+        """The format's fields."""
+        return FORMATS[self.format]
+
+    def _see(self, header: list[str] | None, first: Record) -> TraceFormat:
+        """Return the format whose fields the header or the first record has."""
+        fields = dict.fromkeys(header) if header is not None else first[1]
+        if isinstance(fields, BadInput):
+            raise fields
+        seen = see_format(fields, header is not None)
+        if seen is None:
+            if header is not None:
+                raise BadInput(
+                    f"{self.path}, line 1: column TIMESTAMP is missing; an Azure trace has "
+                    "TIMESTAMP,ContextTokens,GeneratedTokens; name another format with --trace-format"
+                )
+            names = ", ".join(sorted(map(str, fields))[:8])
+            raise BadInput(f"{first[0]}: input_length is missing, and no known format has the fields {names}")
+        return seen
+
+    def _check_header(self, header: list[str]) -> None:
+        for choices in (self.spec.inputs, self.spec.outputs):
+            if not any(name in header for name in choices):
+                raise BadInput(f"{self.path}, line 1: column {choices[0]} is missing for the format {self.format}")
+        if self.spec.time and self.format != "vidur" and not any(name in header for name in self.spec.time):
+            raise BadInput(f"{self.path}, line 1: column {self.spec.time[0]} is missing for the format {self.format}")
+        self.timed = any(name in header for name in self.spec.time)
+
+    def rows(self) -> Iterator[Row]:
+        """Yield requests in file order."""
+        spec = self.spec
+        if self.format == "vidur" and not getattr(self, "timed", True):
+            spec = replace(spec, time=())
+        for where, fields in self._records:
+            try:
+                if isinstance(fields, BadInput):
+                    raise fields
+                yield from spec.read(fields, where)
+            except BadInput as error:
+                if len(self.skipped) >= self._most_bad:
+                    raise
+                self.skipped.append(str(error))
+
+
+def _from_client_set(path: Path, seed: int) -> Trace:
+    stream = read_stream(path, seed)
+    return Trace(
+        name=path.name,
+        format="servegen",
+        arrival_seconds=stream.arrival_seconds,
+        input_tokens=stream.input_tokens,
+        output_tokens=stream.output_tokens,
+        notes=("requests are drawn from the client set; inputs and outputs independently",),
+    )
+
+
+def _assemble(reader: _Reader, rows: list[Row]) -> Trace:
     """Return rows as arrays in order of arrival."""
-    seconds = np.array([row.seconds for row in rows])
+    path, (seconds, session, delay) = reader.path, _times(rows, reader.path)
+    timed = seconds is not None
+    seconds = np.zeros(len(rows)) if seconds is None else seconds
     order = np.argsort(seconds, kind="stable")
     ids = [rows[i].hash_ids for i in order]
     known = tuple(value for value in ids if value is not None)
     if known and len(known) < len(ids):
         raise BadInput(f"{path}: hash_ids stand in {len(known)} of {len(ids)} rows; give them in all or in none")
+    notes = ["token counts are estimated from texts at 4 bytes a token"] if reader.spec.estimated else []
+    if not timed:
+        notes.append("the file has lengths only; arrivals are drawn")
     return Trace(
         name=path.name,
-        format=format,
+        format=reader.format,
         arrival_seconds=seconds[order] - seconds.min(),
         input_tokens=np.array([rows[i].input_tokens for i in order], dtype=np.int64),
         output_tokens=np.array([rows[i].output_tokens for i in order], dtype=np.int64),
         hash_ids=known or None,
-        block_tokens=MOONCAKE_BLOCK_TOKENS if known else 0,
+        block_tokens=reader.spec.block_tokens if known else 0,
+        timed=timed,
+        session=None if session is None else session[order],
+        delay_seconds=None if delay is None else delay[order],
+        skipped=tuple(reader.skipped),
+        notes=tuple(notes),
     )
 
 
-def _numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield (line number, text) of lines that are not blank, within the limits on rows and bytes."""
-    number = total = 0
-    try:
-        with path.open("rb") as raw, _unpacked(raw) as file:
-            while line := file.readline(MOST_LINE_BYTES):
-                number, total = number + 1, total + len(line)
-                if len(line) == MOST_LINE_BYTES or number > MOST_ROWS + 1 or total > MOST_BYTES:
-                    raise BadInput(
-                        f"{path}, line {number}: is too large; a trace has at most {MOST_ROWS} rows, "
-                        f"{MOST_BYTES // MEBI} MiB unpacked and {MOST_LINE_BYTES // MEBI} MiB in a line"
-                    )
-                text = line.decode("utf-8-sig" if number == 1 else "utf-8").strip()
-                if text:
-                    yield number, text
-    except UnicodeDecodeError:
-        raise BadInput(f"{path}, line {number}: is not UTF-8 text") from None
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise BadInput(f"{path}: is a broken gzip file ({error})") from None
-    except (OSError, ValueError) as error:
-        raise BadInput(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from None
+def _times(rows: list[Row], path: Path) -> tuple[Floats | None, Integers | None, Floats | None]:
+    """Return arrivals, sessions and delays; a turn without a stamp counts as sent its delay after the turn before."""
+    if all(row.seconds is None and row.session is None for row in rows):
+        return None, None, None
+    origin = next((row.whole_seconds for row in rows if row.seconds is not None), 0)
+    seconds = np.zeros(len(rows))
+    session, delay = np.full(len(rows), -1, dtype=np.int64), np.full(len(rows), np.nan)
+    numbers: dict[str, int] = {}
+    last: dict[str, float] = {}
+    for index, row in enumerate(rows):
+        before = None if row.session is None else last.get(row.session)
+        if row.seconds is not None:
+            seconds[index] = row.whole_seconds - origin + row.seconds
+        elif before is not None:
+            seconds[index] = before + (row.delay_seconds or 0.0)
+        elif row.session is None:
+            raise BadInput(f"{path}: request {index + 1} has no arrival although others have; give it in all rows")
+        if row.session is not None:
+            session[index] = numbers.setdefault(row.session, len(numbers))
+            if before is not None:
+                gap = seconds[index] - before if row.delay_seconds is None else row.delay_seconds
+                delay[index] = max(gap, 0.0)
+            last[row.session] = seconds[index]
+    return (seconds, session, delay) if numbers else (seconds, None, None)
 
 
-def _unpacked(raw: io.BufferedReader) -> io.BufferedReader | gzip.GzipFile:
-    """Return a reader of the content: unpacked where the file starts like gzip."""
-    packed = raw.peek(2)[:2] == b"\x1f\x8b"
-    return gzip.GzipFile(fileobj=raw) if packed else raw
-
-
-def _azure_rows(path: Path, first: tuple[int, str], lines: Iterator[tuple[int, str]]) -> Iterator[_Row]:
-    """Yield the rows of an Azure CSV; seven digits of a second count from the first row's whole second."""
-    header = next(csv.reader([first[1]]))
-    missing = [name for name in _AZURE_COLUMNS if name not in header]
-    if missing:
+def _check_unit(trace: Trace, path: Path, declared: bool) -> Trace:
+    """Refuse a detected format whose unit implies a rate that no service has; note it for a declared one."""
+    rate = requests_per_second(trace)
+    least, most = PLAUSIBLE_PER_SECOND
+    if len(trace) < FEWEST_FOR_A_RATE or not rate or least <= rate <= most:
+        return trace
+    unit = FORMATS[trace.format].unit_name
+    told = f"stamps in {unit}, as {trace.format} has them, mean {rate:.3g} requests per second"
+    if not declared:
         raise BadInput(
-            f"{path}, line {first[0]}: column {missing[0]} is missing; an Azure trace has {','.join(_AZURE_COLUMNS)} "
-            "and a Mooncake trace has a JSON object per line"
+            f"{path}: {told}; name the format with --trace-format (guidellm has seconds, mooncake milliseconds)"
         )
-    stamp, inputs, outputs = (header.index(name) for name in _AZURE_COLUMNS)
-    origin: datetime | None = None
-    for number, text in lines:
-        where, cells = f"{path}, line {number}", text.split(",")
-        if len(cells) != len(header):
-            raise BadInput(f"{where}: has {len(cells)} fields, the header has {len(header)}")
-        whole, fraction = _parse_stamp(cells[stamp], where)
-        origin = origin or whole
-        yield _Row(
-            (whole - origin).total_seconds() + fraction,
-            _tokens(_number(cells[inputs], f"{where}: ContextTokens"), f"{where}: ContextTokens"),
-            _tokens(_number(cells[outputs], f"{where}: GeneratedTokens"), f"{where}: GeneratedTokens"),
-        )
-
-
-def _parse_stamp(text: str, where: str) -> tuple[datetime, float]:
-    """Return the whole second and the fraction of a stamp like 2023-11-16 18:15:46.6805900."""
-    match = _STAMP.fullmatch(text.strip())
-    try:
-        if match:
-            return datetime.fromisoformat(match[1]), float(f"0.{match[2] or 0}")
-    except ValueError:
-        pass
-    raise BadInput(f"{where}: TIMESTAMP: {text[:40]!r} must look like 2023-11-16 18:15:46.6805900")
-
-
-def _mooncake_rows(path: Path, first: tuple[int, str], lines: Iterator[tuple[int, str]]) -> Iterator[_Row]:
-    """Yield the rows of Mooncake JSON lines; stamps are milliseconds."""
-    for number, text in chain([first], lines):
-        where = f"{path}, line {number}"
-        try:
-            row = json.loads(text)
-        except (ValueError, RecursionError):
-            row = None
-        if not isinstance(row, dict):
-            raise BadInput(f"{where}: must be a JSON object with timestamp, input_length and output_length")
-        for field in ("timestamp", "input_length", "output_length"):
-            if field not in row:
-                raise BadInput(f"{where}: {field} is missing")
-        seconds = _number(row["timestamp"], f"{where}: timestamp") * MILLI
-        if not 0 <= seconds < 1e12:
-            raise BadInput(f"{where}: timestamp: {row['timestamp']!r} must be milliseconds from 0")
-        yield _Row(
-            seconds,
-            _tokens(_number(row["input_length"], f"{where}: input_length"), f"{where}: input_length"),
-            _tokens(_number(row["output_length"], f"{where}: output_length"), f"{where}: output_length"),
-            _hash_ids(row["hash_ids"], f"{where}: hash_ids") if "hash_ids" in row else None,
-        )
-
-
-def _number(value: object, where: str) -> float:
-    """Return a finite number from JSON or text."""
-    try:
-        if isinstance(value, (str, int, float)) and not isinstance(value, bool):
-            number = float(value)
-            if np.isfinite(number):
-                return number
-    except (ValueError, OverflowError):
-        pass
-    raise BadInput(f"{where}: {str(value)[:40]!r} must be a finite number")
-
-
-def _tokens(number: float, where: str) -> int:
-    """Return a count of tokens, at least 1."""
-    if number != int(number) or not 1 <= number <= MOST_TOKENS:
-        raise BadInput(f"{where}: {number:g} must be a whole number of tokens from 1 to {MOST_TOKENS}")
-    return int(number)
-
-
-def _hash_ids(value: Any, where: str) -> Integers:
-    """Return the block identifiers of a prompt."""
-    if not isinstance(value, list) or not all(type(item) is int and abs(item) < 2**63 for item in value):
-        raise BadInput(f"{where}: must be a list of integers")
-    return np.array(value, dtype=np.int64)
+    return replace(trace, notes=(*trace.notes, f"{told}; is that the unit?"))
 
 
 def stamp_grid_seconds(trace: Trace) -> float:
@@ -306,4 +346,33 @@ def _select(trace: Trace, index: Integers) -> Trace:
         input_tokens=trace.input_tokens[index],
         output_tokens=trace.output_tokens[index],
         hash_ids=tuple(trace.hash_ids[i] for i in index) if trace.hash_ids else None,
+        session=None if trace.session is None else trace.session[index],
+        delay_seconds=None if trace.delay_seconds is None else trace.delay_seconds[index],
+    )
+
+
+def with_arrivals(trace: Trace, requests_per_second: float, squared_cv: float, seed: int) -> Trace:
+    """Return the trace with drawn arrivals: Gamma gaps at a mean rate (a squared variation of 1 is Poisson)."""
+    mean = 1.0 / requests_per_second
+    random = np.random.default_rng(seed)
+    gaps = random.gamma(1 / squared_cv, mean * squared_cv, len(trace)) if squared_cv else np.full(len(trace), mean)
+    return replace(trace, arrival_seconds=np.cumsum(gaps) - gaps[0], timed=True)
+
+
+def repeat(trace: Trace, times: int) -> Trace:
+    """Return the trace played so often, one after the other a mean gap apart; block identifiers stay the same."""
+    rate = requests_per_second(trace)
+    period = float(trace.arrival_seconds[-1]) + (1 / rate if rate else 0.0)
+    session = trace.session
+    if session is not None:
+        count = int(session.max()) + 1
+        session = np.concatenate([np.where(session >= 0, session + turn * count, -1) for turn in range(times)])
+    return replace(
+        trace,
+        arrival_seconds=(np.arange(times)[:, None] * period + trace.arrival_seconds).ravel(),
+        input_tokens=np.tile(trace.input_tokens, times),
+        output_tokens=np.tile(trace.output_tokens, times),
+        hash_ids=trace.hash_ids * times if trace.hash_ids else None,
+        session=session,
+        delay_seconds=None if trace.delay_seconds is None else np.tile(trace.delay_seconds, times),
     )

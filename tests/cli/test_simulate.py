@@ -109,7 +109,7 @@ def test_relative_errors_follow_the_shape_of_the_prediction() -> None:
     ("arguments", "told"),
     [
         (["--rate", "1/s", "--concurrency", "1"], "--rate and --concurrency"),
-        (["--format", "azure"], "--format belongs to a trace"),
+        (["--format", "azure"], "--trace-format belongs to a trace"),
         (["--scale-rate", "2"], "--scale-rate belongs to a trace"),
         (["--rate", "-1/s"], "--rate: '-1/s' is negative"),
         (["--requests", "0"], "--requests: '0' is zero"),

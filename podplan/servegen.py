@@ -1,0 +1,198 @@
+"""ServeGen client sets as a stream of requests.
+
+A set is a folder (or a tar file) of pairs: ``chunk-N-trace.csv`` without a header, a row per window of time with start,
+rate, coefficient of variation, family, shape and scale of the gaps of client N, and ``chunk-N-dataset.json`` with
+distributions of input and output tokens as texts, by the second from which they hold
+(github.com/alibaba/ServeGen, Apache-2.0).
+"""
+
+import ast
+import csv
+import io
+import json
+import re
+import tarfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from podplan.errors import BadInput
+from podplan.trace_rows import MOST_TOKENS, read_number
+from podplan.units import MEBI
+
+Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
+
+MOST_REQUESTS = 5_000_000
+MOST_MEMBER_BYTES = 256 * MEBI
+_MEMBER = re.compile(r"chunk-(\d+)-(trace\.csv|dataset\.json)$")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Client:
+    """One client: start, rate and shape of its windows, [windows] each, and lengths by the second they hold from."""
+
+    name: str
+    starts: Floats
+    rates: Floats
+    shapes: Floats
+    weibull: NDArray[np.bool_]
+    lengths: dict[float, tuple[tuple[Integers, Floats], tuple[Integers, Floats]]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stream:
+    """Requests of all clients in order of arrival."""
+
+    arrival_seconds: Floats
+    input_tokens: Integers
+    output_tokens: Integers
+
+
+def is_client_set(path: Path) -> bool:
+    """Whether ``path`` is a folder or a tar file."""
+    try:
+        return path.is_dir() or (
+            path.name.endswith((".tar", ".tgz", ".tar.gz")) and path.is_file() and tarfile.is_tarfile(path)
+        )
+    except (OSError, ValueError):
+        return False
+
+
+def read_stream(path: Path, seed: int) -> Stream:
+    """Draw the requests of a client set; the same seed draws the same ones.
+
+    A window of length W at rate r has r·W arrivals (rounded up at random), their gaps of the client's family
+    (Gamma or Weibull of its shape) stretched to fill the window: the rate is exact and bursts are the client's.
+    Inputs and outputs are drawn apart, for the set has marginals only.
+
+    Raises BadInput naming the file and the line.
+    """
+    clients = [_client(name, *files) for name, files in sorted(_pairs(path).items())]
+    random = np.random.default_rng(seed)
+    parts = [part for client in clients for part in _draw(client, random)]
+    total = sum(part[0].size for part in parts)
+    if not total:
+        raise BadInput(f"{path}: no client sends a request")
+    if total > MOST_REQUESTS:
+        raise BadInput(f"{path}: {total} requests are more than {MOST_REQUESTS}; leave clients or windows out")
+    arrival, inputs, outputs = (np.concatenate([part[column] for part in parts]) for column in range(3))
+    order = np.argsort(arrival, kind="stable")
+    return Stream(
+        arrival_seconds=arrival[order] - arrival[order[0]],
+        input_tokens=inputs[order].astype(np.int64),
+        output_tokens=outputs[order].astype(np.int64),
+    )
+
+
+def _draw(client: Client, random: np.random.Generator) -> Iterator[tuple[Floats, Integers, Integers]]:
+    """Yield arrivals, inputs and outputs of each window."""
+    steps = np.diff(client.starts)
+    width = float(steps.min()) if steps.size else 600.0
+    held = sorted(client.lengths)
+    for start, rate, shape, weibull in zip(client.starts, client.rates, client.shapes, client.weibull, strict=True):
+        count = int(rate * width + random.random())
+        if not count:
+            continue
+        if count > MOST_REQUESTS:
+            raise BadInput(f"{client.name}: {count} requests in a window are more than {MOST_REQUESTS}")
+        drawn = random.weibull(shape, count + 1) if weibull else random.gamma(shape, size=count + 1)
+        total = drawn.sum()
+        gaps = drawn / total if total > 0 else np.full(count + 1, 1 / (count + 1))
+        arrival = start + width * np.cumsum(gaps)[:-1]
+        known = [second for second in held if second <= start]
+        inputs, outputs = client.lengths[known[-1] if known else held[0]]
+        yield arrival, random.choice(inputs[0], count, p=inputs[1]), random.choice(outputs[0], count, p=outputs[1])
+
+
+def _pairs(path: Path) -> dict[str, tuple[str, str]]:
+    """Return the texts of trace and dataset of every client; clients without both are refused."""
+    found: dict[str, dict[str, str]] = {}
+    for name, text in _members(path):
+        match = _MEMBER.search(name)
+        if match:
+            found.setdefault(name[: match.start()] + f"chunk-{int(match[1]):06d}", {})[match[2]] = text
+    if not found:
+        raise BadInput(
+            f"{path}: has no chunk-N-trace.csv; a ServeGen client set has one beside each chunk-N-dataset.json"
+        )
+    for name, files in found.items():
+        for kind in ("trace.csv", "dataset.json"):
+            if kind not in files:
+                raise BadInput(f"{path}: {name} has no {kind}")
+    return {name: (files["trace.csv"], files["dataset.json"]) for name, files in found.items()}
+
+
+def _members(path: Path) -> Iterator[tuple[str, str]]:
+    try:
+        if path.is_dir():
+            for file in sorted(path.rglob("chunk-*")):
+                if _MEMBER.search(file.name) and file.stat().st_size <= MOST_MEMBER_BYTES:
+                    yield str(file), file.read_text(encoding="utf-8")
+            return
+        with tarfile.open(path) as archive:
+            for member in archive:
+                if member.isfile() and _MEMBER.search(member.name) and member.size <= MOST_MEMBER_BYTES:
+                    content = archive.extractfile(member)
+                    yield member.name, content.read().decode("utf-8") if content else ""
+    except (OSError, EOFError, tarfile.TarError, UnicodeDecodeError) as error:
+        raise BadInput(f"{path}: cannot be read ({error})") from None
+
+
+def _client(name: str, trace: str, dataset: str) -> Client:
+    rows = [_window(cells, f"{name}-trace.csv, line {number}") for number, cells in _lines(trace)]
+    if not rows:
+        raise BadInput(f"{name}-trace.csv: has no window")
+    starts, rates, shapes, weibull = zip(*rows, strict=True)
+    return Client(
+        name=name,
+        starts=np.array(starts),
+        rates=np.array(rates),
+        shapes=np.array(shapes),
+        weibull=np.array(weibull),
+        lengths=_lengths(dataset, f"{name}-dataset.json"),
+    )
+
+
+def _lines(text: str) -> Iterator[tuple[int, list[str]]]:
+    for number, cells in enumerate(csv.reader(io.StringIO(text)), start=1):
+        if cells:
+            yield number, cells
+
+
+def _window(cells: list[str], where: str) -> tuple[float, float, float, bool]:
+    """Return start, rate, shape and whether the family is Weibull."""
+    if len(cells) != 6:
+        raise BadInput(f"{where}: has {len(cells)} fields; time, rate, cv, pattern, shape and scale are 6")
+    start, rate, shape = (
+        read_number(cells[index], f"{where}: {name}") for index, name in ((0, "time"), (1, "rate"), (4, "shape"))
+    )
+    if rate < 0 or (rate > 0 and (cells[3] not in ("Gamma", "Weibull") or shape <= 0)):
+        raise BadInput(f"{where}: needs a rate from 0, and with one the pattern Gamma or Weibull and a shape above 0")
+    return start, rate, shape or 1.0, cells[3] == "Weibull"
+
+
+def _lengths(text: str, where: str) -> dict[float, tuple[tuple[Integers, Floats], tuple[Integers, Floats]]]:
+    try:
+        content = json.loads(text)
+        return {
+            float(second): (_distribution(held["input_tokens"]), _distribution(held["output_tokens"]))
+            for second, held in content.items()
+        }
+    except (ValueError, SyntaxError, KeyError, TypeError, AttributeError, RecursionError, MemoryError) as error:
+        raise BadInput(
+            f"{where}: must hold input_tokens and output_tokens as texts of a mapping of tokens to chances ({error})"
+        ) from None
+
+
+def _distribution(text: str) -> tuple[Integers, Floats]:
+    """Return tokens and chances of a text such as ``{45: 0.25, 46: 0.75}``; lengths below 1 count as 1."""
+    mapping = ast.literal_eval(text)
+    tokens = np.array([int(key) for key in mapping], dtype=np.int64)
+    chances = np.array([float(value) for value in mapping.values()])
+    if not tokens.size or chances.min() < 0 or not chances.sum() > 0 or tokens.max() > MOST_TOKENS:
+        raise ValueError("a distribution is empty or negative")
+    return np.maximum(tokens, 1), chances / chances.sum()
