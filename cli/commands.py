@@ -11,6 +11,7 @@ DEFAULT = "search"
 # name -> one line of help; the command itself is `app` in cli/<name>.py
 COMMANDS = {
     "search": "Find the best deployment for a load on a machine; `plan MODEL` for short.",
+    "check": "Say whether limits hold, by how much and with which confidence; for CI.",
     "predict": "Predict one configuration, with every operator.",
     "simulate": "Run a manifest in virtual time and compare what it does with what was predicted.",
     "accuracy": "Compare predictions with published measurements, the largest misses first.",

@@ -13,7 +13,7 @@ from cli.search_flags import SearchFlags
 from cli.traffic import TrafficFlags
 
 Text = str | None
-Command = Callable[..., None]
+Command = Callable[..., Any]
 
 MODEL_HELP = "Catalogue name, config.json or model YAML."
 
@@ -67,9 +67,9 @@ def asks_a_question(
         own = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in list(signature)[1:]]
 
         @wraps(command)
-        def run(**values: Any) -> None:
+        def run(**values: Any) -> Any:
             given = {name: values.pop(name) for name in ("model", *OPTIONS)}
-            command(given if optional else search_flags(given), **values)
+            return command(given if optional else search_flags(given), **values)
 
         parameters = [*_parameters(optional, metavar, told), *own]
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]

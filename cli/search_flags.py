@@ -92,9 +92,9 @@ def read_search(flags: SearchFlags) -> SearchInput:
         prefill=prefill,
         decode=decode,
         workload=asked.workload,
-        ttft_seconds=_limit(flags.ttft, DEFAULT_TTFT, "--ttft"),
-        tpot_seconds=_limit(flags.tpot, DEFAULT_TPOT, "--tpot"),
-        percentile=_percentile(flags.percentile),
+        ttft_seconds=read_limit(DEFAULT_TTFT if flags.ttft is None else flags.ttft, "--ttft"),
+        tpot_seconds=read_limit(DEFAULT_TPOT if flags.tpot is None else flags.tpot, "--tpot"),
+        percentile=DEFAULT_PERCENTILE if flags.percentile is None else read_percentile(flags.percentile),
         rate_per_second=None if objective == "throughput" else asked.rate_per_second,
         objective=objective,
         kv_dtype="bf16" if flags.kv_dtype is None else read_choice(flags.kv_dtype, "--kv-dtype", get_args(Dtype)),
@@ -104,16 +104,21 @@ def read_search(flags: SearchFlags) -> SearchInput:
         microbatches=_microbatches(flags.microbatches, model),
         redundant=read_redundant(flags.redundant_experts, model),
         shared=_shared(flags.shared_experts, model),
-        survive=None if flags.survive is None else read_choice(flags.survive, "--survive", get_args(Loss)),
+        survive=read_survive(flags.survive),
     )
     return SearchInput(flags=flags, question=question, trace=asked.trace)
 
 
-def _limit(text: str | None, default: str, flag: str) -> float:
+def read_survive(text: str | None) -> Loss | None:
+    """Return what the limits must outlive."""
+    return None if text is None else read_choice(text, "--survive", get_args(Loss))
+
+
+def read_limit(text: str, flag: str) -> float:
     """Return the seconds of a latency limit; no machine comes near one below a microsecond."""
-    seconds = parse_duration(default if text is None else text, flag)
+    seconds = parse_duration(text, flag)
     if seconds < SHORTEST_LIMIT_SECONDS:
-        raise BadInput(f"{flag}: {(text or '')[:40]!r} is shorter than any machine can keep; give at least 1us")
+        raise BadInput(f"{flag}: {text[:40]!r} is shorter than any machine can keep; give at least 1us")
     return seconds
 
 
@@ -149,9 +154,8 @@ def _check_prices(machines: tuple[Machines, Machines]) -> None:
             )
 
 
-def _percentile(text: str | None) -> float:
-    if text is None:
-        return DEFAULT_PERCENTILE
+def read_percentile(text: str) -> float:
+    """Return a percentile within 0 and 100."""
     try:
         value = float(text.strip().lower().removeprefix("p"))
     except ValueError:

@@ -75,7 +75,7 @@ def requests_text(per_second: float) -> str:
 def pool_tables(plan: Plan, width: int) -> "list[Table]":
     """Return how each pool is built and what it does and holds: a row per pool, a column on a narrow console."""
     shape, work = shape_cells(plan), work_cells(plan)
-    roles = [role for role, _ in _pools(plan)]
+    roles = [role for role, _ in plan.pools()]
     if width < WIDE:
         rows = [[name, *cells] for name, cells in (shape | work).items()]
         return [table(["pool", *roles], rows, tight=True)]
@@ -87,7 +87,7 @@ def pool_tables(plan: Plan, width: int) -> "list[Table]":
 
 def shape_cells(plan: Plan) -> dict[str, list[str]]:
     """Return how each pool is built, prefill before decode."""
-    pools = [pool for _, pool in _pools(plan)]
+    pools = [pool for _, pool in plan.pools()]
     cells = {
         "instances": [f"{pool.instances} × {pool.candidate.devices} {pool.machines.hardware.name}" for pool in pools],
         **({"spare": [str(spare_pool_instances(plan, pool)) for pool in pools]} if plan.question.survive else {}),
@@ -104,7 +104,7 @@ def shape_cells(plan: Plan) -> dict[str, list[str]]:
 
 def work_cells(plan: Plan) -> dict[str, list[str]]:
     """Return what each pool does and holds, prefill before decode; prefill's tokens are prompt tokens."""
-    workload, pools = plan.question.workload, [pool for _, pool in _pools(plan)]
+    workload, pools = plan.question.workload, [pool for _, pool in plan.pools()]
     words = (("prompt", workload.input_tokens.mean), ("output", workload.output_tokens.mean))
     rates = [(word, plan.requests_per_second * mean) for word, mean in words]
     cells = {
@@ -121,10 +121,6 @@ def work_cells(plan: Plan) -> dict[str, list[str]]:
         name = kind.replace("kv_cache", "KV cache")
         cells[name] = [format_bytes(float(getattr(pool.memory, kind))) for pool in pools]
     return cells
-
-
-def _pools(plan: Plan) -> list[tuple[str, PrefillPool | DecodePool]]:
-    return [("prefill", plan.prefill), ("decode", plan.decode)]
 
 
 def _load(pool: PrefillPool | DecodePool) -> str:
@@ -188,7 +184,7 @@ def runners_table(plans: list[Plan]) -> "Table":
             f"{plan.chips:g}",
             format_duration(plan.ttft.mean),
             format_duration(plan.tpot.mean),
-            *(f"{pool.instances} × {strategy_text(pool)}" for _, pool in _pools(plan)),
+            *(f"{pool.instances} × {strategy_text(pool)}" for _, pool in plan.pools()),
             str(plan.decode.candidate.batch),
         ]
         for plan in plans

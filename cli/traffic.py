@@ -64,14 +64,14 @@ def read_traffic(flags: TrafficFlags, model: ModelSpec) -> Asked:
             "which hold both"
         )
     workload = Workload(
-        input_tokens=Lengths(mean=prompt, squared_cv=_cv(flags.isl_cv, "--isl-cv") ** 2),
-        output_tokens=Lengths(mean=answer, squared_cv=_cv(flags.osl_cv, "--osl-cv") ** 2),
+        input_tokens=Lengths(mean=prompt, squared_cv=read_cv(flags.isl_cv, "--isl-cv") ** 2),
+        output_tokens=Lengths(mean=answer, squared_cv=read_cv(flags.osl_cv, "--osl-cv") ** 2),
         prefix_reuse=reuse,
     )
     return Asked(workload=workload, rate_per_second=rate)
 
 
-def _cv(text: str | None, flag: str) -> float:
+def read_cv(text: str | None, flag: str) -> float:
     """Return a coefficient of variation: standard deviation over mean."""
     if text is None:
         return 0.0

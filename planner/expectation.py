@@ -42,14 +42,15 @@ def expect(manifest: Manifest, workload: Workload, requests_per_second: float) -
     planned = manifest.workload
     if workload == workload_of(planned) and requests_per_second == planned.requests_per_second:
         return Expectation(prediction=manifest.predicted, basis="the plan's own figures")
-    pools = _pair(manifest)
+    pools = pool_pair(manifest)
     if isinstance(pools, str):
         return Expectation(prediction=None, basis=pools)
     prefill, decode = pools
-    ttft = _ttft(manifest, prefill, workload, requests_per_second / len(prefill.instances))
+    count = len(prefill.instances)
+    ttft = pool_ttft(manifest, prefill, workload, requests_per_second / count, count)
     if ttft is None:
         return Expectation(prediction=None, basis="the prefill pool cannot keep up with this rate")
-    decoded = _decode(manifest, pools, workload, requests_per_second / len(decode.instances))
+    decoded = pool_decode(manifest, pools, workload, requests_per_second / len(decode.instances))
     if decoded is None:
         return Expectation(prediction=None, basis="the decode pool cannot keep up with this rate")
     state, busy = decoded
@@ -77,7 +78,7 @@ def workload_of(planned: ManifestWorkload) -> Workload:
     )
 
 
-def _pair(manifest: Manifest) -> tuple[Pool, Pool] | str:
+def pool_pair(manifest: Manifest) -> tuple[Pool, Pool] | str:
     """Return the prefill and the decode pool, or why there is no such pair."""
     roles = sorted(pool.role for pool in manifest.pools)
     if roles != ["decode", "prefill"]:
@@ -164,8 +165,10 @@ def _budget(pool: Pool) -> int:
     return pool.limits.tokens_per_device * pool.degrees.attention_tp * pool.degrees.pp
 
 
-def _ttft(manifest: Manifest, pool: Pool, workload: Workload, rate_per_second: float) -> Latency | None:
-    """TTFT of one prefill instance at a rate; None where it cannot keep up.
+def pool_ttft(
+    manifest: Manifest, pool: Pool, workload: Workload, rate_per_second: float, instances: int
+) -> Latency | None:
+    """TTFT of one of so many prefill instances, at its rate; None where it cannot keep up.
 
     Requests that come in turn come evenly; other policies count as random.
     """
@@ -180,11 +183,11 @@ def _ttft(manifest: Manifest, pool: Pool, workload: Workload, rate_per_second: f
         pass_seconds=lambda count: dealt_pass_seconds(dealing, count, chunks),
         most_prompts=prompts * pool.degrees.attention_dp,
         service_squared_cv=workload.input_tokens.squared_cv,
-        arrival_squared_cv=thinned_squared_cv(workload.arrival_squared_cv, len(pool.instances), policy),
+        arrival_squared_cv=thinned_squared_cv(workload.arrival_squared_cv, instances, policy),
     )
 
 
-def _decode(
+def pool_decode(
     manifest: Manifest, pools: tuple[Pool, Pool], workload: Workload, rate_per_second: float
 ) -> tuple[DecodeState, float] | None:
     """State and busy share of one decode instance at a rate; None where it cannot keep up."""
@@ -216,7 +219,7 @@ def expect_alone(manifest: Manifest, workload: Workload) -> Expectation:
     running request per step: exact for fixed lengths, but for the spread of the number of iterations under MTP,
     which is taken as normal.
     """
-    pools = _pair(manifest)
+    pools = pool_pair(manifest)
     if isinstance(pools, str):
         return Expectation(prediction=None, basis=pools)
     if workload.input_tokens.squared_cv or workload.output_tokens.squared_cv or workload.prefix_reuse:

@@ -83,6 +83,10 @@ class Plan:
     tpot: Latency
     transfer_seconds: float
 
+    def pools(self) -> tuple[tuple[str, PrefillPool | DecodePool], ...]:
+        """Return the pools with their roles, prefill first."""
+        return ("prefill", self.prefill), ("decode", self.decode)
+
     @property
     def binding_limit(self) -> str:
         """What stops the plan from doing more."""

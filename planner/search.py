@@ -63,7 +63,8 @@ def search(question: Question) -> Answer:
     if solution.status != "optimal":
         most = most_rate(columns, budgets)
         sizes = [c.devices for c, _, _ in pools.prefill], [c.devices for c, _, _ in pools.decode]
-        told = refusal(question, solution.message, most) if most > 0 else unsurvivable(question, *sizes)
+        lost = question.survive is not None and not most > 0
+        told = unsurvivable(question, *sizes) if lost else refusal(question, solution.message, most)
         return refused(question, pools.evaluated, *told)
     best = plan_of(question, pools, solution)
     if best is None:

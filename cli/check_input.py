@@ -1,0 +1,138 @@
+"""One question of `plan check`: what is weighed, under which traffic, against which limits."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from cli.flags import flag_name, read_fraction, read_tokens
+from cli.question_file import Entry
+from cli.question_options import search_flags
+from cli.search_flags import SearchInput, read_limit, read_percentile, read_search, read_survive
+from cli.traffic import TrafficFlags, read_cv, read_traffic
+from planner.check import Limits, Search, Verdict, check_deployed, check_question
+from planner.deployed import from_manifest
+from planner.expectation import planned_rate, workload_of
+from planner.manifest.document import read_manifest
+from planner.manifest.schema import Manifest
+from planner.survival import Loss
+from planner.workload import Lengths, Workload
+from podplan.errors import BadInput
+from podplan.units import parse_rate
+
+OWN_KEYS = ("manifest", "confidence")
+_OF_A_MANIFEST = ("isl", "osl", "isl_cv", "osl_cv", "prefix_reuse", "rate", "trace", "format")
+_LIMITS = ("ttft", "tpot", "percentile", "survive")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ManifestQuestion:
+    """A fixed deployment, the traffic and the limits that it is weighed against."""
+
+    path: str
+    manifest: Manifest
+    workload: Workload
+    limits: Limits
+    survive: Loss | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskedCheck:
+    """What one question asks: a search, or the verdict on a manifest."""
+
+    name: str
+    searched: SearchInput | None
+    fixed: ManifestQuestion | None
+    confidence: float | None
+
+    def verdict(self, search_plan: Search) -> Verdict:
+        """Return the verdict; ``search_plan`` is called where a plan must be found."""
+        if self.fixed is not None:
+            deployed = from_manifest(self.fixed.manifest, self.fixed.workload)
+            return check_deployed(deployed, self.fixed.limits, confidence=self.confidence, loss=self.fixed.survive)
+        assert self.searched is not None, "a check has a question or a manifest"
+        return check_question(self.searched.question, confidence=self.confidence, search_plan=search_plan)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checked:
+    """A question with its verdict and the seconds that it took."""
+
+    asked: AskedCheck
+    verdict: Verdict
+    seconds: float
+
+
+def read_entry(entry: Entry) -> AskedCheck:
+    """Return what a question asks; BadInput names the place in the file, and the key or flag."""
+    try:
+        confidence = _confidence(entry.get("confidence"))
+        if entry.get("manifest") is not None:
+            return AskedCheck(name=entry.name, searched=None, fixed=_fixed(entry.values), confidence=confidence)
+        for needed in ("model", "hw"):
+            if entry.get(needed) is None:
+                raise BadInput(f"{needed} is missing; a question needs model and hw, or manifest")
+        if entry.get("objective") is not None:
+            raise BadInput("--objective: a check asks whether limits hold, whatever is best; leave it out")
+        asked = read_search(search_flags(entry.values))
+        return AskedCheck(name=entry.name, searched=asked, fixed=None, confidence=confidence)
+    except BadInput as error:
+        raise BadInput(f"{entry.where}: {error}" if entry.where else str(error)) from None
+
+
+def _confidence(text: str | None) -> float | None:
+    if text is None:
+        return None
+    value = read_fraction(text, "--confidence", 0.5, below_one=True)
+    if not 0.5 <= value <= 0.999:
+        raise BadInput(f"--confidence: {text[:40]!r} must be from 0.5, the figures as predicted, to 0.999")
+    return value
+
+
+def _fixed(values: Mapping[str, str]) -> ManifestQuestion:
+    """Return the question about a manifest; its own traffic and limits hold where none are given."""
+    for field in values:
+        if field not in (*_OF_A_MANIFEST, *_LIMITS, *OWN_KEYS):
+            raise BadInput(f"{flag_name(field)}: a manifest fixes the deployment; leave one of the two out")
+    path = values["manifest"]
+    manifest = read_manifest(Path(path))
+    workload, rate = _traffic(values, manifest)
+    levels = manifest.service_levels
+    ttft = levels.ttft_seconds if "ttft" not in values else read_limit(values["ttft"], "--ttft")
+    tpot = levels.tpot_seconds if "tpot" not in values else read_limit(values["tpot"], "--tpot")
+    if ttft is None and tpot is None:
+        raise BadInput(f"--ttft: {path} states no service levels; give --ttft or --tpot")
+    percentile = read_percentile(values["percentile"]) if "percentile" in values else levels.percentile
+    limits = Limits(ttft_seconds=ttft, tpot_seconds=tpot, percentile=percentile, rate_per_second=rate)
+    survive = read_survive(values.get("survive"))
+    return ManifestQuestion(path=path, manifest=manifest, workload=workload, limits=limits, survive=survive)
+
+
+def _traffic(values: Mapping[str, str], manifest: Manifest) -> tuple[Workload, float]:
+    """Return lengths and rate: of a trace, or the manifest's with what was given in their place."""
+    model = manifest.model.spec
+    if "trace" in values:
+        flags = TrafficFlags(**{key: value for key, value in values.items() if key in _OF_A_MANIFEST})
+        asked = read_traffic(flags, model)
+        assert asked.rate_per_second is not None, "a trace has a rate"
+        return asked.workload, asked.rate_per_second
+    if "format" in values:
+        raise BadInput("--format tells the format of a trace; give --trace FILE with it or leave it out")
+    workload = workload_of(manifest.workload)
+    prompt, answer = (
+        Lengths(
+            mean=read_tokens(values.get(name), f"--{name}", math.ceil(known.mean)) if name in values else known.mean,
+            squared_cv=read_cv(values[f"{name}_cv"], f"--{name}-cv") ** 2
+            if f"{name}_cv" in values
+            else known.squared_cv,
+        )
+        for name, known in zip(("isl", "osl"), (workload.input_tokens, workload.output_tokens), strict=True)
+    )
+    if prompt.mean + answer.mean > model.max_position:
+        raise BadInput(
+            f"--isl plus --osl: {prompt.mean:g} + {answer.mean:g} tokens exceed the {model.max_position} positions of "
+            f"{model.name}, which hold both"
+        )
+    reuse = read_fraction(values.get("prefix_reuse"), "--prefix-reuse", workload.prefix_reuse, below_one=True)
+    rate = parse_rate(values["rate"], "--rate") if "rate" in values else planned_rate(manifest)
+    return replace(workload, input_tokens=prompt, output_tokens=answer, prefix_reuse=reuse), rate

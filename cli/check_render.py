@@ -1,0 +1,175 @@
+"""Verdicts as a table, as JSON and as JUnit XML."""
+
+from typing import TYPE_CHECKING
+from xml.etree import ElementTree
+
+from cli.check_input import Checked
+from cli.output import table
+from cli.search_json import plan_json, question_json, spare_pool_instances
+from planner.check import AfterLoss, Margin, Verdict
+from podplan.units import format_duration, format_rate
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_COLUMNS = ["question", "holds", "requests", "TTFT", "TPOT", "confidence"]
+
+
+def render(console: "Console", checked: list[Checked]) -> None:
+    """Write a row for every question, then what fails and why."""
+    lossy = any(each.verdict.after_loss for each in checked)
+    columns = [*_COLUMNS, *(["after a loss", "spare"] if lossy else [])]
+    console.print(table(columns, [_row(each, lossy) for each in checked], tight=True))
+    told = [each for each in checked if not each.verdict.holds]
+    if told:
+        console.print()
+    for each in told:
+        verdict = each.verdict
+        text = f"{each.asked.name}: no ({verdict.binding}): {verdict.explanation}."
+        console.print(text, markup=False, soft_wrap=True)
+
+
+def _row(checked: Checked, lossy: bool) -> list[str]:
+    verdict = checked.verdict
+    cells = {margin.name: _margin(margin) for margin in verdict.margins}
+    row = [
+        checked.asked.name,
+        "yes" if verdict.holds else "no",
+        cells.get("rate", "" if verdict.rate_per_second is None else format_rate(verdict.rate_per_second)),
+        cells.get("ttft", ""),
+        cells.get("tpot", ""),
+        _confidence(verdict),
+    ]
+    return [*row, _after(verdict.after_loss), _spares(verdict)] if lossy else row
+
+
+def _margin(margin: Margin) -> str:
+    if margin.share is None or margin.value is None:
+        return "cannot keep up"
+    if margin.name == "rate":
+        return f"{format_rate(margin.value)} of {format_rate(margin.limit)} ({margin.share:+.1%})"
+    return f"{format_duration(margin.value)} of {format_duration(margin.limit)} ({margin.share:+.1%})"
+
+
+def _confidence(verdict: Verdict) -> str:
+    asked = "" if verdict.confidence is None else f" of {verdict.confidence:g}"
+    return "" if verdict.held_confidence is None else f"{_bounded(verdict.held_confidence)}{asked}"
+
+
+def _bounded(confidence: float) -> str:
+    """Return a confidence in words where it lies beyond what is told apart."""
+    if confidence >= 1:
+        return "> 0.998"
+    return "< 0.002" if confidence <= 0 else f"{confidence:.2g}"
+
+
+def _after(after: AfterLoss | None) -> str:
+    if after is None:
+        return ""
+    return f"{_gone(after)}: {', '.join(f'{margin.name.upper()} {_short(margin)}' for margin in after.margins)}"
+
+
+def _gone(after: AfterLoss) -> str:
+    counts = (("prefill", after.lost.prefill), ("decode", after.lost.decode))
+    return " and ".join(f"{count} {role}" for role, count in counts if count) + " gone"
+
+
+def _short(margin: Margin) -> str:
+    return "cannot keep up" if margin.share is None else f"{margin.share:+.1%}"
+
+
+def _spares(verdict: Verdict) -> str:
+    plan = verdict.plan
+    if plan is None or verdict.after_loss is None:
+        return ""
+    return ", ".join(f"{spare_pool_instances(plan, pool)} {role}" for role, pool in plan.pools())
+
+
+def as_json(checked: list[Checked]) -> dict[str, object]:
+    """Return the object that ``plan check --json`` prints."""
+    return {
+        "feasible": all(each.verdict.holds for each in checked),
+        "questions": [_as_json(each) for each in checked],
+    }
+
+
+def _as_json(checked: Checked) -> dict[str, object]:
+    verdict, asked = checked.verdict, checked.asked
+    after = verdict.after_loss
+    return {
+        "name": asked.name,
+        "feasible": verdict.holds,
+        "binding_limit": verdict.binding,
+        "explanation": verdict.explanation,
+        "question": question_json(asked.searched) if asked.searched else _fixed_json(checked),
+        "margins": [_margin_json(margin) for margin in verdict.margins],
+        "rate_per_second": verdict.rate_per_second,
+        "confidence": verdict.confidence,
+        "held_confidence": verdict.held_confidence,
+        "after_loss": after
+        and {
+            "loss": after.loss,
+            "lost_instances": {"prefill": after.lost.prefill, "decode": after.lost.decode},
+            "feasible": after.holds,
+            "margins": [_margin_json(margin) for margin in after.margins],
+        },
+        "best": plan_json(verdict.plan, compact=True) if verdict.plan else None,
+        "wall_seconds": checked.seconds,
+    }
+
+
+def _fixed_json(checked: Checked) -> dict[str, object]:
+    fixed = checked.asked.fixed
+    assert fixed is not None, "a check has a question or a manifest"
+    return {
+        "manifest": fixed.path,
+        "model": fixed.manifest.model.spec.name,
+        "input_tokens": {
+            "mean": fixed.workload.input_tokens.mean,
+            "squared_cv": fixed.workload.input_tokens.squared_cv,
+        },
+        "output_tokens": {
+            "mean": fixed.workload.output_tokens.mean,
+            "squared_cv": fixed.workload.output_tokens.squared_cv,
+        },
+        "rate_per_second": fixed.limits.rate_per_second,
+        "ttft_seconds": fixed.limits.ttft_seconds,
+        "tpot_seconds": fixed.limits.tpot_seconds,
+        "percentile": fixed.limits.percentile,
+        "survive": fixed.survive,
+    }
+
+
+def _margin_json(margin: Margin) -> dict[str, object]:
+    unit = "per_second" if margin.name == "rate" else "seconds"
+    return {
+        "name": margin.name,
+        f"limit_{unit}": margin.limit,
+        f"value_{unit}": margin.value,
+        "margin": margin.share,
+        "holds": margin.holds,
+    }
+
+
+def junit(checked: list[Checked]) -> str:
+    """Return JUnit XML: a test case per question, a failure where a limit does not hold."""
+    failures = sum(not each.verdict.holds for each in checked)
+    counts = {"tests": str(len(checked)), "failures": str(failures), "errors": "0"}
+    total = {"time": f"{sum(each.seconds for each in checked):.3f}"}
+    root = ElementTree.Element("testsuites", {"name": "plan check", **counts, **total})
+    suite = ElementTree.SubElement(root, "testsuite", {"name": "plan check", **counts, **total})
+    for each in checked:
+        about = {"classname": "plan.check", "name": _printable(each.asked.name), "time": f"{each.seconds:.3f}"}
+        case = ElementTree.SubElement(suite, "testcase", about)
+        told = "\n".join(f"{margin.name}: {_margin(margin)}" for margin in each.verdict.margins)
+        if not each.verdict.holds:
+            why = _printable(each.verdict.explanation)
+            ElementTree.SubElement(case, "failure", {"type": each.verdict.binding, "message": why}).text = told
+        ElementTree.SubElement(case, "system-out").text = told
+    ElementTree.indent(root)
+    return '<?xml version="1.0" encoding="utf-8"?>\n' + ElementTree.tostring(root, encoding="unicode") + "\n"
+
+
+def _printable(text: str) -> str:
+    """Return a text without characters that XML 1.0 does not have."""
+    return "".join(letter if letter.isprintable() else " " for letter in text)

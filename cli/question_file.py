@@ -1,0 +1,109 @@
+"""Question files: YAML whose keys are the long flags of a question; ``questions`` holds several."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cli.flags import flag_name
+from cli.question_options import OPTIONS
+from podplan.errors import BadInput
+from podplan.files import read_yaml
+from podplan.names import suggest
+
+QUESTION_KEYS = ("model", *OPTIONS)
+# Keys that name files or may do so: a path in a question file is read from the file's own folder.
+PATHS = ("model", "hw", "trace", "manifest")
+MOST_QUESTIONS = 1000
+MOST_NAME = 120
+_PATH_ENDS = (".json", ".yaml", ".yml")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One question of a file: its name, where it stands for messages, and the text of each flag that it gives."""
+
+    name: str
+    where: str
+    values: Mapping[str, str]
+
+    def get(self, field: str) -> str | None:
+        """Return what the question gives for a flag."""
+        return self.values.get(field)
+
+
+def read_questions(path: Path, own_keys: Sequence[str] = ()) -> list[Entry]:
+    """Return the questions of a file, in order; keys beside ``questions`` hold for all that do not give their own.
+
+    Args:
+        path: the YAML file.
+        own_keys: keys of the command beside those of a question.
+
+    Raises:
+        BadInput: no readable YAML, an unknown key, or a value that no flag could have, with its place.
+    """
+    data = read_yaml(path)
+    if not isinstance(data, dict):
+        raise BadInput(f"{path}: a question file is a mapping of flags to values, such as model: deepseek-r1")
+    known = (*QUESTION_KEYS, "name", *own_keys)
+    shared = _flags({key: value for key, value in data.items() if key != "questions"}, known, str(path), path.parent)
+    if "questions" not in data:
+        return [_entry(shared, str(path), path.stem)]
+    rows = data["questions"]
+    if not isinstance(rows, list) or not rows or len(rows) > MOST_QUESTIONS:
+        raise BadInput(f"{path}: questions must be a list of 1 to {MOST_QUESTIONS} mappings of flags to values")
+    entries = []
+    for number, row in enumerate(rows):
+        where = f"{path}: questions[{number}]"
+        if not isinstance(row, dict):
+            raise BadInput(f"{where} must be a mapping of flags to values, such as rate: 100/s")
+        own = _flags(row, known, where, path.parent)
+        entries.append(_entry(_merged(shared, own), where, f"{path.stem}-{number + 1}"))
+    return entries
+
+
+def _merged(shared: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:
+    """Return shared flags with a question's own over them; its size replaces the shared one, however each is given."""
+    sizes, lengths = {"nodes", "chips", "devices"}, {"isl", "osl", "isl_cv", "osl_cv"}
+    dropped = set(sizes) if sizes & own.keys() else set()
+    dropped |= lengths if "trace" in own else set()
+    dropped |= {"trace", "format"} if lengths & own.keys() else set()
+    return {key: value for key, value in shared.items() if key not in dropped} | dict(own)
+
+
+def _entry(values: Mapping[str, str], where: str, name: str) -> Entry:
+    given = {key: value for key, value in values.items() if key != "name"}
+    return Entry(name=values.get("name", name)[:MOST_NAME], where=where, values=given)
+
+
+def _flags(data: Mapping[object, object], known: Sequence[str], where: str, folder: Path) -> dict[str, str]:
+    """Return the text of each flag by field, as it would have been typed."""
+    found: dict[str, str] = {}
+    spellings = {key.replace("_", "-"): key for key in known}
+    for key, value in data.items():
+        field = spellings.get(str(key).replace("_", "-"))
+        if field is None:
+            hint = suggest(str(key), spellings) or f"; accepted are {', '.join(spellings)}"
+            raise BadInput(f"{where}: {str(key)[:40]} is not a known key{hint}")
+        if field in found:
+            raise BadInput(f"{where}: {flag_name(field).strip('-')} stands twice; give it once")
+        text = _text(value)
+        if text is None:
+            raise BadInput(f"{where}: {key} must be a text or a number, as behind {flag_name(field)}")
+        found[field] = _located(text, folder) if field in PATHS else text
+    return found
+
+
+def _text(value: object) -> str | None:
+    """Return what would be typed; None for what cannot be."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return f"{value:.17g}" if isinstance(value, float) else str(value)
+
+
+def _located(text: str, folder: Path) -> str:
+    """Return a path of the file as seen from the working directory; names of the catalogues as they are."""
+    if "=" in text or not ("/" in text or text.lower().endswith((*_PATH_ENDS, ".csv", ".jsonl", ".gz"))):
+        return text
+    return text if Path(text).is_absolute() else str(folder / text)

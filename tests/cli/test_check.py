@@ -1,0 +1,124 @@
+"""`plan check`: verdicts for scripts, question files, and one sentence for each bad input."""
+
+import json
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from cli.exit_codes import ExitCode
+from cli.main import main
+from planner.manifest.document import dump_manifest
+from tests.plans import small_manifest
+
+SMALL = ["qwen3-30b-a3b", "--hw", "h800", "--nodes", "1"]
+FILE = """
+model: qwen3-30b-a3b
+hw: h800
+nodes: 1
+questions:
+  - {name: little, rate: 1/s}
+  - {name: much, rate: 5000/s}
+"""
+
+
+def _check(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = ExitCode.DONE) -> dict[str, Any]:
+    assert main(["check", *arguments, "--json"]) == code
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def test_flags_ask_one_question(capsys: pytest.CaptureFixture[str]) -> None:
+    """The keys that scripts read, and limits that hold with room."""
+    data = _check(capsys, *SMALL, "--rate", "2/s", "--confidence", "0.9")
+    assert data["feasible"] is True
+    (one,) = data["questions"]
+    assert one["feasible"] is True
+    assert {margin["name"] for margin in one["margins"]} == {"ttft", "tpot", "rate"}
+    assert all(margin["holds"] and margin["margin"] > 0 for margin in one["margins"])
+    assert one["confidence"] == 0.9
+    assert one["held_confidence"] > 0.9
+    assert one["best"]["requests_per_second"] > 2
+
+
+def test_a_file_asks_several(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A row and a test case for each; one that fails makes the exit code 3 and a failure with its reason."""
+    path, report = tmp_path / "q.yaml", tmp_path / "report.xml"
+    path.write_text(FILE, encoding="utf-8")
+    assert main(["check", str(path), "--junit", str(report)]) == ExitCode.INFEASIBLE
+    shown = capsys.readouterr().out
+    assert "much: no (devices): 8 devices carry" in shown
+    root = ElementTree.parse(report).getroot()
+    assert root.attrib["failures"] == "1"
+    cases = {case.attrib["name"]: case for case in root.iter("testcase")}
+    assert cases["little"].find("failure") is None
+    failure = cases["much"].find("failure")
+    assert failure is not None
+    assert "nearest" in failure.attrib["message"]
+    assert main(["check", str(path), "--junit", str(report)]) == ExitCode.BAD_INPUT
+    assert "give --force to replace it" in capsys.readouterr().err
+
+
+def test_a_manifest_is_weighed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A fixed deployment at its own rate and limits holds, at a hundred times its rate it does not."""
+    path = tmp_path / "manifest.yaml"
+    path.write_text(dump_manifest(small_manifest()), encoding="utf-8")
+    question = tmp_path / "q.yaml"
+    question.write_text("manifest: manifest.yaml\nsurvive: instance\n", encoding="utf-8")
+    kept = _check(capsys, "--manifest", str(path), "--rate", "1/s")["questions"][0]
+    assert kept["feasible"] is True
+    assert kept["question"]["rate_per_second"] == 1
+    lost = _check(capsys, str(question), code=ExitCode.INFEASIBLE)["questions"][0]
+    assert lost["after_loss"]["feasible"] is False
+    data = _check(capsys, "--manifest", str(path), "--rate", "50000/s", code=ExitCode.INFEASIBLE)
+    assert data["questions"][0]["margins"][0]["value_seconds"] is None
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("model: qwen3-30b-a3b\nhw: h800\nrat: 5/s\n", "rat is not a known key; did you mean rate"),
+        ("model: qwen3-30b-a3b\n", "hw is missing"),
+        ("- a\n", "a question file is a mapping"),
+        ("questions: []\n", "questions must be a list of 1 to"),
+        ("questions: [5]\n", "questions[0] must be a mapping"),
+        ("model: [a]\n", "model must be a text or a number"),
+        ("model: qwen3-30b-a3b\nhw: h800\nquestions: [{rate: 5}]\n", "questions[0]: --rate: '5' is not a rate"),
+        ("model: qwen3-30b-a3b\nhw: h800\nobjective: chips\n", "--objective: a check asks whether"),
+        ("model: qwen3-30b-a3b\nhw: h800\nkv-dtype: fp8\nkv_dtype: fp8\n", "kv-dtype stands twice"),
+        ("manifest: gone.yaml\n", "gone.yaml: no such file"),
+        ("manifest: gone.yaml\nmodel: qwen3-30b-a3b\n", "--model: a manifest fixes the deployment"),
+        ("model: &a x\n", "the anchor or alias"),
+    ],
+)
+def test_a_wrong_file_is_one_sentence(text: str, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit code 2, the file and the key named, nothing on stdout."""
+    path = tmp_path / "q.yaml"
+    path.write_text(text, encoding="utf-8")
+    assert main(["check", str(path)]) == ExitCode.BAD_INPUT
+    shown = capsys.readouterr()
+    assert told in shown.err
+    assert shown.err.count("\n") == 1
+    assert shown.out == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ([], "give a question file, MODEL with --hw HW, or --manifest FILE"),
+        (["qwen3-30b-a3b"], "--hw: 'qwen3-30b-a3b' is no question file"),
+        (["gone.yaml"], "gone.yaml: no such file"),
+        ([*SMALL, "--confidence", "0.2"], "--confidence: '0.2' must be from 0.5"),
+        ([*SMALL, "--confidence", "x"], "--confidence: 'x' is not a share"),
+        ([*SMALL, "--survive", "rack"], "--survive: 'rack' is not node or instance"),
+        ([*SMALL, "--force"], "--junit FILE"),
+        ([*SMALL, "--junit", "."], "--junit: . is a folder"),
+    ],
+)
+def test_bad_flags_are_one_sentence(arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit code 2 and one line that names the flag."""
+    assert main(["check", *arguments]) == ExitCode.BAD_INPUT
+    shown = capsys.readouterr()
+    assert told in shown.err
+    assert shown.err.count("\n") == 1

@@ -1,0 +1,140 @@
+"""Verdicts: margins, confidence and losses, against the queues that they are made of."""
+
+from dataclasses import replace
+from statistics import NormalDist
+
+import pytest
+
+from planner.check import Limits, Margin, check_deployed, check_question, held_confidence, worst_loss
+from planner.deployed import Lost, from_manifest, from_plan, standing
+from planner.expectation import workload_of
+from planner.operating import PrefillServer
+from planner.question import Question
+from planner.queueing import pollaczek_khinchine_wait
+from planner.survival import lost_instances
+from tests.plans import small_manifest, small_plan
+
+
+def test_margins_are_shares_of_the_limit() -> None:
+    """Half the limit is 50 % of room; a rate that is carried twice is 100 %; no latency at all is no room."""
+    assert Margin(name="ttft", limit=2.0, value=1.0).share == pytest.approx(0.5)
+    assert Margin(name="rate", limit=10.0, value=20.0).share == pytest.approx(1.0)
+    assert not Margin(name="tpot", limit=1.0, value=1.01).holds
+    assert Margin(name="tpot", limit=1.0, value=None).share is None
+
+
+def test_predicted_figures_are_the_plans_own() -> None:
+    """At a confidence of one half the standing of a plan at its rate is what the plan says."""
+    plan = small_plan()
+    found = standing(from_plan(plan), plan.requests_per_second)
+    assert found.ttft is not None
+    assert found.tpot is not None
+    assert found.ttft.p99 == pytest.approx(plan.ttft.p99)
+    assert found.tpot.p99 == pytest.approx(plan.tpot.p99)
+
+
+def test_longer_service_is_a_faster_clock() -> None:
+    """M/D/1 with times f as long: f·wait(f·rate) of the old queue is the wait of the new one."""
+    slow, rate, seconds = 1.3, 0.5, 1.0
+    assert slow * pollaczek_khinchine_wait(slow * rate, seconds, 0.0) == pytest.approx(
+        pollaczek_khinchine_wait(rate, slow * seconds, 0.0)
+    )
+
+
+def test_more_confidence_is_more_time() -> None:
+    """Latencies rise with the confidence, and the confidence held is where they meet the limit."""
+    plan = small_plan()
+    deployed = from_plan(plan)
+    rate = plan.requests_per_second * 0.7
+    times = [standing(deployed, rate, level) for level in (0.2, 0.5, 0.8)]
+    assert all(found.ttft is not None and found.tpot is not None for found in times)
+    ttft, tpot = ([getattr(found, name).p99 for found in times] for name in ("ttft", "tpot"))
+    assert ttft == sorted(ttft)
+    assert tpot == sorted(tpot)
+    limits = Limits(ttft_seconds=ttft[2], tpot_seconds=None, percentile=99, rate_per_second=rate)
+    assert held_confidence(deployed, limits) == pytest.approx(0.8, abs=0.02)
+
+
+def test_what_is_gone_is_missed_in_the_queue() -> None:
+    """After losing one of c prefill instances each of the others gets c/(c - 1) of its rate, and is one of fewer."""
+    plan = small_plan()
+    deployed = replace(from_plan(plan), prefill_instances=4)
+    rate = 1.5 * plan.requests_per_second / plan.prefill.instances
+    found = standing(deployed, rate, lost=Lost(prefill=1))
+    known = PrefillServer(plan.question, plan.prefill.candidate).ttft(rate / 3, 3)
+    assert found.ttft is not None
+    assert known is not None
+    assert found.ttft.p99 == pytest.approx(known.p99)
+    assert standing(deployed, rate, lost=Lost(prefill=4)).ttft is None
+
+
+def test_the_worst_loss_leaves_least_room() -> None:
+    """No loss of that kind leaves less room than the one that is told."""
+    plan = small_plan(devices=96)
+    deployed = from_plan(plan)
+    limits = Limits.of(plan.question, plan.requests_per_second * 0.4)
+    worst = worst_loss(deployed, limits, "node")
+    rooms = []
+    for lost in deployed.losses["node"]:
+        found = standing(deployed, limits.rate_per_second, lost=lost)
+        pairs = ((found.ttft, limits.ttft_seconds), (found.tpot, limits.tpot_seconds))
+        rooms.append(min(-1e9 if a is None else 1 - a.p99 / (limit or 1.0) for a, limit in pairs))
+    told = min(-1e9 if margin.share is None else margin.share for margin in worst.margins)
+    assert told == pytest.approx(min(rooms))
+
+
+def _asked(**changes: object) -> Question:
+    return replace(small_plan(devices=96).question, **changes)  # type: ignore[arg-type]
+
+
+def test_a_question_holds_up_to_what_the_devices_carry() -> None:
+    """At 99 % of the best plan's rate every limit holds, at 103 % the devices bind and the rate is named."""
+    most = small_plan(devices=96).requests_per_second
+    assert check_question(_asked(rate_per_second=0.99 * most)).holds
+    verdict = check_question(_asked(rate_per_second=1.03 * most))
+    assert not verdict.holds
+    assert verdict.binding == "devices"
+    assert "--rate" in verdict.explanation
+
+
+def test_confidence_costs_rate() -> None:
+    """With 0.9 less is carried than as predicted, by about the deviation's 1.28, and what is told then holds."""
+    question = _asked()
+    plain, sure = check_question(question), check_question(question, confidence=0.9)
+    assert plain.rate_per_second is not None
+    assert sure.rate_per_second is not None
+    deviation = from_plan(small_plan(devices=96)).decode_deviation
+    ratio = plain.rate_per_second / sure.rate_per_second
+    assert 1 < ratio < (1 + NormalDist().inv_cdf(0.9) * deviation) ** 4
+    assert sure.holds
+    assert sure.held_confidence is not None
+    assert sure.held_confidence >= 0.89
+
+
+def test_survivors_hold_and_failures_are_measured() -> None:
+    """A plan for the loss keeps the limits after it; where none does, by how much the limits fail is told."""
+    question = _asked(survive="node", rate_per_second=1.0)
+    verdict = check_question(question)
+    assert verdict.holds
+    assert verdict.after_loss is not None
+    assert verdict.after_loss.holds
+    plan = verdict.plan
+    assert plan is not None
+    lost = lost_instances("node", plan.decode.candidate.devices, plan.decode.machines.devices_per_node)
+    assert plan.decode.instances > lost
+    too_much = replace(question, rate_per_second=0.98 * small_plan(devices=96).requests_per_second)
+    failed = check_question(too_much)
+    assert not failed.holds
+    assert failed.after_loss is not None
+    assert not failed.after_loss.holds
+
+
+def test_a_manifest_is_weighed_as_the_plan_that_it_came_from() -> None:
+    """Its queues give the plan's latencies, and its own intervals the same order of deviation."""
+    plan, manifest = small_plan(), small_manifest()
+    deployed, known = from_manifest(manifest, workload_of(manifest.workload)), from_plan(plan)
+    assert deployed.prefill_deviation == pytest.approx(known.prefill_deviation, rel=0.3)
+    assert deployed.decode_deviation == pytest.approx(known.decode_deviation, rel=0.3)
+    limits = Limits.of(plan.question, plan.requests_per_second)
+    verdict = check_deployed(deployed, limits)
+    assert verdict.margins[1].value == pytest.approx(plan.tpot.p99, rel=0.05)
