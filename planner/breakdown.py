@@ -85,7 +85,7 @@ def operators(cost: StepCost, load: StepLoad, timed: StepSeconds) -> tuple[Opera
     values = variables(even, load, microbatches)
     busy_values = variables(cost, load, microbatches)
     stages = timings(cost.terms, values)
-    busy = stages | timings(tuple(term for term in cost.terms if term.stage in EXPERT_STAGES), busy_values)
+    busy = {**stages, **timings(tuple(term for term in cost.terms if term.stage in EXPERT_STAGES), busy_values)}
     layer = float(_layer_at(cost, busy, microbatches, share))
     whole = values if microbatches == 1 else variables(even, load, 1)
     context = _step(cost, values, whole, stages, (microbatches, share, layer))

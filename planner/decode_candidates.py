@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from planner.deployment import Deployment
 from planner.imbalance import expected_maximum_normal
 from planner.latency import balanced_cost, tokens_per_iteration
+from planner.manifest.stacks import stacked
 from planner.manifest.stepcost import evaluate
 from planner.manifest.terms import Number, StepCost, StepLoad
 from planner.memory import memory
@@ -121,7 +122,7 @@ def full_batch_rates(
 ) -> NDArray[np.float64]:
     """Requests per second of each row with its memory full, whatever the time per token."""
     count.evaluated += len(group.rows)
-    cost = balanced_cost(group.deployment, question.balance)
+    cost = stacked(balanced_cost(group.deployment, question.balance))
     deviations = expected_maximum_normal(group.deployment.strategy.attention_dp)
     seconds = iteration(cost, deviations, room, running_kv_tokens(question.workload), microbatches)
     return request_rate(question, group.deployment, room, seconds)
@@ -144,7 +145,7 @@ def best_batches(
 ) -> list[DecodeCandidate]:
     """Return the leader of each size among rows at their largest batch within the limit and their room."""
     deployment, kv = group.deployment, running_kv_tokens(question.workload)
-    cost = balanced_cost(deployment, question.balance)
+    cost = stacked(balanced_cost(deployment, question.balance))
     deviations = expected_maximum_normal(deployment.strategy.attention_dp)
     limit = tpot_seconds * tokens_per_iteration(deployment.drafts, question.acceptance)
     least = least_batch(group, microbatches)

@@ -67,11 +67,12 @@ def expert_loads(distribution: LoadDistribution, experts: int) -> NDArray[np.flo
 
     w_i proportional to exp(sigma * Phi^-1(1 - (i + 1/2) / experts)); [experts], in units of the mean expert.
     """
-    return _quantile_loads(distribution, experts).copy()
+    return quantile_loads(distribution, experts).copy()
 
 
 @functools.lru_cache(maxsize=16)
-def _quantile_loads(distribution: LoadDistribution, experts: int) -> NDArray[np.float64]:
+def quantile_loads(distribution: LoadDistribution, experts: int) -> NDArray[np.float64]:
+    """The typical loads of ``expert_loads``, read-only, [experts]."""
     normal = NormalDist()
     scores = np.array([-normal.inv_cdf((i + 0.5) / experts) for i in range(experts)])
     loads: NDArray[np.float64] = np.exp(distribution.log_sigma * scores)
@@ -112,10 +113,10 @@ def static_factor(experts: int, ranks: int, redundant: int, distribution: LoadDi
     """
     slots_per_rank = check_redundancy(experts, ranks, redundant)
     if balanced:
-        past = _quantile_loads(distribution, experts)
+        past = quantile_loads(distribution, experts)
         counts = replica_counts(past, experts + redundant, ranks)
         slots = longest_first(past, counts, ranks).ravel()
-        present = _drifted_loads(distribution, experts)
+        present = drifted_loads(distribution, experts)
     else:
         slots = np.arange(experts + redundant) % experts
         counts = np.bincount(slots, minlength=experts)
@@ -128,15 +129,15 @@ def static_factor(experts: int, ranks: int, redundant: int, distribution: LoadDi
 @functools.lru_cache(maxsize=8)
 def _shuffled_loads(distribution: LoadDistribution, experts: int) -> NDArray[np.float64]:
     """The typical loads in random orders, [draws, experts]; fixed seed."""
-    rows = np.tile(_quantile_loads(distribution, experts), (_SHUFFLES, 1))
+    rows = np.tile(quantile_loads(distribution, experts), (_SHUFFLES, 1))
     return np.random.default_rng(_SEED).permuted(rows, axis=1)
 
 
 @functools.lru_cache(maxsize=8)
-def _drifted_loads(distribution: LoadDistribution, experts: int) -> NDArray[np.float64]:
+def drifted_loads(distribution: LoadDistribution, experts: int) -> NDArray[np.float64]:
     """The typical loads after drift, [draws, experts], every draw with mean 1; fixed seed."""
     scores = np.random.default_rng(_SEED).standard_normal((_DRIFTS, experts))
-    loads = _quantile_loads(distribution, experts) * np.exp(distribution.drift_log_sigma * scores)
+    loads = quantile_loads(distribution, experts) * np.exp(distribution.drift_log_sigma * scores)
     return np.asarray(loads / loads.mean(axis=1, keepdims=True), dtype=np.float64)
 
 

@@ -7,7 +7,9 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
+from numpy.typing import NDArray
 
+from planner.busiest import static_factors
 from planner.deployment import Deployment
 from planner.imbalance import MIXED, Balance, expected_maximum_normal, static_factor
 from planner.manifest.stepcost import StepSeconds, evaluate, splittable
@@ -37,9 +39,14 @@ def balanced_cost(deployment: Deployment, balance: Balance) -> StepCost:
         return replace(cost, balance=one, sampling_deviations=deviations(count))
     layouts = np.stack(np.broadcast_arrays(deployment.expert_ranks, deployment.redundant)).reshape(2, -1)
     pairs, where = np.unique(layouts, axis=1, return_inverse=True)
-    static = np.array([static_factor(experts, int(count), int(extra), MIXED, balanced) for count, extra in pairs.T])
+    static = _factors(experts, tuple((int(count), int(extra)) for count, extra in pairs.T), balanced)
     noise = np.array([deviations(int(count)) for count, _ in pairs.T])
     return replace(cost, balance=static[where], sampling_deviations=noise[where])
+
+
+@lru_cache(maxsize=64)
+def _factors(experts: int, layouts: tuple[tuple[int, int], ...], balanced: bool) -> NDArray[np.float64]:
+    return static_factors(experts, layouts, MIXED, balanced)
 
 
 @lru_cache(maxsize=4096)

@@ -9,6 +9,7 @@ from planner.decode_candidates import Count, Floor, leaders
 from planner.deployment import Deployment
 from planner.imbalance import expected_maximum_normal
 from planner.latency import balanced_cost, causal_pairs
+from planner.manifest.stacks import stacked
 from planner.manifest.stepcost import evaluate
 from planner.manifest.terms import Number, StepCost, StepLoad
 from planner.memory import memory
@@ -94,7 +95,7 @@ def prefill_candidates(
     if not group.rows:
         return []
     deployment, workload = group.deployment, question.workload
-    cost = balanced_cost(deployment, question.balance)
+    cost = stacked(balanced_cost(deployment, question.balance))
     ranks = np.asarray(deployment.strategy.attention_dp)
     best = np.zeros(len(group.rows))
     chosen: list[tuple[int, int, float] | None] = [None] * len(group.rows)
@@ -124,7 +125,7 @@ def promising_rows(
     if not group.rows:
         return group
     deployment, workload, sizes = group.deployment, question.workload, group.sizes
-    cost, ranks = balanced_cost(deployment, question.balance), np.asarray(deployment.strategy.attention_dp)
+    cost, ranks = stacked(balanced_cost(deployment, question.balance)), np.asarray(deployment.strategy.attention_dp)
     largest_pass, one = (
         np.asarray(pass_seconds(cost, workload, busiest_prompts(workload, float(n), ranks), float(n), 1, microbatches))
         for n in (PROMPTS_PER_PASS[-1], 1)

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.manifest.disaggregated import Passage, drain_seconds, layer_seconds
+from planner.manifest.stacks import joined, stage_timings
 from planner.manifest.terms import (
     Number,
     Stage,
@@ -21,7 +22,6 @@ from planner.manifest.terms import (
     dedicated,
     larger,
     smaller,
-    timings,
     variables,
 )
 
@@ -53,12 +53,12 @@ def evaluate(cost: StepCost, load: StepLoad, microbatches: int = 1) -> StepSecon
     ``planner.manifest.disaggregated``.
     """
     values = variables(cost, load, microbatches)
-    stages = timings(cost.terms, values)
+    stages = stage_timings(cost.terms, values)
     layer, share = moe_layer(cost, stages, microbatches)
     whole = values if microbatches == 1 else variables(cost, load, 1)
-    draft = draft_seconds(cost, stages, timings(cost.draft_terms, whole), layer, microbatches)
+    draft = draft_seconds(cost, stages, stage_timings(cost.draft_terms, whole), layer, microbatches)
     dense = cost.dense_layers * microbatches * stage_sum(stages, ("attention", "dense"))
-    head = stage_sum(timings(cost.head_terms, whole), ("head",))
+    head = stage_sum(stage_timings(cost.head_terms, whole), ("head",))
     last = drain(cost, stages, layer, microbatches)
     device = pipeline_seconds(cost, values, dense + cost.moe_layers * layer + last + draft + head)
     host = launches(cost, microbatches) * cost.launch_seconds
@@ -138,6 +138,7 @@ def split_layer(cost: StepCost, stages: Timings) -> tuple[Number, Number]:
     finds the crossing; the better of the two partitions beside it is taken
     (CloudMatrix384 section 4.2.3: 16 of 24 matrix cores for attention).
     """
+    stages = joined(stages, EXPERT_STAGES[:2] + EXPERT_STAGES[4:] if dedicated(cost) else EXPERT_STAGES, "gate")
     low: Number = 1.0
     high: Number = cost.cores - 1.0
     for _ in range(int(cost.cores - 1).bit_length()):

@@ -167,7 +167,7 @@ def variables(cost: StepCost, load: StepLoad, microbatches: int) -> dict[str, Nu
 def dedicated(cost: StepCost) -> bool:
     """Whether the shared expert has ranks of its own."""
     ranks = cost.shared_ranks
-    return ranks > 0 if isinstance(ranks, _PLAIN) else bool(np.any(ranks > 0))
+    return ranks > 0 if isinstance(ranks, _PLAIN) else bool((ranks > 0).any())
 
 
 def larger(one: Number, other: Number) -> Number:
@@ -274,12 +274,12 @@ class StageTiming:
         return total
 
 
-Timings = dict[Stage, StageTiming]
+Timings = Mapping[Stage, StageTiming]
 
 
 def timings(terms: tuple[Term, ...], values: Mapping[str, Number]) -> Timings:
     """Return the timing of every stage, in the order of ``terms``."""
-    result: Timings = {}
+    result: dict[Stage, StageTiming] = {}
     for term in terms:
         stage = result.setdefault(term.stage, StageTiming([], [], 0.0, 0.0, 0.0))
         own = timing(term, values)

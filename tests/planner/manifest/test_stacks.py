@@ -1,0 +1,72 @@
+"""Stacked terms give the seconds of the terms one by one, whatever is on a step."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from planner.latency import balanced_cost
+from planner.manifest.stacks import joined, stack, stacked
+from planner.manifest.stepcost import EXPERT_STAGES, evaluate, stage_sum
+from planner.manifest.terms import StepLoad, timings, variables
+from planner.question import Question
+from planner.space import groups, role_rows
+from tests.questions import small_question
+
+QUESTIONS = {
+    "split cores": {"model": "deepseek-v2-lite", "hardware": "cm384", "devices": 16},
+    "compute beside communication": {"model": "qwen3-30b-a3b", "hardware": "h100", "devices": 16},
+}
+
+
+def asked(name: str) -> Question:
+    """Return one of the questions."""
+    return small_question(**QUESTIONS[name])
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    name=st.sampled_from(sorted(QUESTIONS)),
+    role=st.sampled_from(["prefill", "decode"]),
+    microbatches=st.sampled_from([1, 2]),
+    decode=st.floats(0, 300),
+    chunk=st.floats(0, 8192),
+    points=st.sampled_from([0, 3]),
+)
+def test_stacked_costs_are_the_costs(name, role, microbatches, decode, chunk, points):
+    """Every row of both roles, alone or at several loads, with and without prompts or running requests."""
+    question = asked(name)
+    scale = np.linspace(0.5, 2.0, points)[:, None] if points else 1.0
+    load = StepLoad(
+        decode_sequences=decode * scale,
+        decode_kv_tokens=decode * 1000 * scale,
+        prefill_tokens=chunk * scale,
+        prefill_pairs=chunk**2 / 2 * scale,
+        finishing_prompts=chunk / 4096 * scale,
+        mean_tokens=(decode + chunk) * scale,
+    )
+    for group in groups(question, role, role_rows(question, role), 0):
+        cost = balanced_cost(group.deployment, question.balance)
+        one_by_one, together = (evaluate(each, load, microbatches) for each in (cost, stacked(cost)))
+        assert np.asarray(together.seconds) == pytest.approx(np.asarray(one_by_one.seconds), rel=1e-9)
+        assert np.asarray(together.stream_share) == pytest.approx(np.asarray(one_by_one.stream_share))
+
+
+@pytest.mark.parametrize("name", sorted(QUESTIONS))
+def test_joined_stages_add_up(name: str):
+    """One stage for several: the same seconds on any share of the cores, the same demand."""
+    question = asked(name)
+    group = groups(question, "decode", role_rows(question, "decode"), 0)[0]
+    cost = balanced_cost(group.deployment, question.balance)
+    values = variables(cost, StepLoad(decode_sequences=9.0, decode_kv_tokens=9000.0, mean_tokens=9.0), 1)
+
+    apart = stack(cost.terms).timings(values)
+    one = joined(apart, EXPERT_STAGES, "gate")
+
+    for cores, dilation in ((1.0, 1.0), (0.25, 1.5)):
+        expected = stage_sum(timings(cost.terms, values), EXPERT_STAGES, cores, dilation)
+        assert np.asarray(one["gate"].seconds(cores, dilation)) == pytest.approx(np.asarray(expected))
+    assert np.asarray(one["gate"].demand) == pytest.approx(
+        sum(np.asarray(apart[key].demand) for key in EXPERT_STAGES if key in apart)
+    )
+    assert one["attention"] is apart["attention"]
