@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from hardware.derive import resolve
 from hardware.spec import HardwareSpec
 from podplan.errors import BadInput
 from podplan.files import read_yaml
@@ -25,6 +26,19 @@ ALIASES = {
     "h100-sxm": "h100",
     "h200-sxm": "h200",
     "h20-sxm": "h20",
+    "h20-141gb": "h20-3e",
+    "ascend-910b3": "910b3",
+    "ascend-910b4": "910b4",
+    "ascend-910b4-1": "910b4-1",
+    "atlas-800i-a2": "910b",
+    "atlas-800t-a3": "910c",
+    "a100-sxm": "a100",
+    "a100-80gb": "a100",
+    "b200-sxm": "b200",
+    "b300-sxm": "b300",
+    "gb200-nvl72": "gb200",
+    "nvl72": "gb200",
+    "gb300-nvl72": "gb300",
 }
 
 
@@ -36,11 +50,22 @@ def hardware_names() -> list[str]:
 def load_hardware(name_or_path: str) -> HardwareSpec:
     """Return the entry of that name or alias (any case), or the one in a YAML file.
 
-    A text that ends in .yaml or .yml or holds a slash is a path. Reads only the one file asked for.
-    Raises BadInput for an unknown name, a missing file and an entry that breaks the schema.
+    A text that ends in .yaml or .yml or holds a slash is a path. Reads only the one file asked for and those that it
+    is based on. Raises BadInput for an unknown name, a missing file and an entry that breaks the schema.
     """
-    path = _resolve(name_or_path)
-    return validate(HardwareSpec, read_yaml(path), str(path))
+    return _load(_resolve(name_or_path), ())
+
+
+def _load(path: Path, above: tuple[Path, ...]) -> HardwareSpec:
+    """Return the entry in ``path``; ``above`` are the entries that are based on it."""
+    if path in above:
+        raise BadInput(f"{above[0]}: based_on leads in a circle over {path}; base one of them on nothing")
+
+    def sibling(name: str) -> HardwareSpec:
+        found = _resolve(name)
+        return _load(found if found.is_relative_to(CATALOG) else path.parent / found, (*above, path))
+
+    return validate(HardwareSpec, resolve(read_yaml(path), str(path), sibling), str(path))
 
 
 def _resolve(name_or_path: str) -> Path:

@@ -201,6 +201,14 @@ class Device(Strict):
         return self
 
 
+class BasedOn(Strict):
+    """The entry that this one takes over what it does not state itself from; ``hardware.derive`` says how."""
+
+    name: str = Field(min_length=1, description="catalogue name, or a path from the entry's own folder")
+    why: str = Field(min_length=4, description="why the sibling's figures may stand for this machine's")
+    same_device: bool = Field(default=False, description="an overlay: the sibling itself with some values anew")
+
+
 class HardwareSpec(Strict):
     """A cluster type of the catalogue."""
 
@@ -208,6 +216,7 @@ class HardwareSpec(Strict):
     name: str
     title: str
     aliases: list[str] = []
+    based_on: BasedOn | None = None
     device: Device
     devices_per_chip: Sourced
     devices_per_node: Sourced

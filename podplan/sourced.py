@@ -19,4 +19,7 @@ class Sourced(Strict):
     value: float
     kind: Kind
     source: str = Field(min_length=4)
+    as_of: str | None = Field(
+        default=None, pattern=r"^[0-9]{4}(-[0-9]{2}){0,2}$", description="year, month or day of a figure that ages"
+    )
     note: str | None = None

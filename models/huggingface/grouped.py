@@ -58,13 +58,13 @@ def dbrx(config: Config) -> Fields:
     heads, hidden = config.integer("n_heads"), config.integer("d_model")
     if hidden % heads:
         config.refuse("d_model", f"does not divide over {heads} n_heads")
-    grouped = {
+    grouped: Fields = {
         "kind": "gqa",
         "heads": heads,
         "kv_heads": attention.integer("kv_n_heads"),
         "head_dim": hidden // heads,
     }
-    routed = {
+    routed: Fields = {
         "experts": experts.integer("moe_num_experts", most=MOST_EXPERTS),
         "experts_per_token": experts.integer("moe_top_k", most=MOST_EXPERTS),
         "intermediate_size": experts.integer("ffn_hidden_size"),
@@ -80,7 +80,7 @@ def ernie4_5_moe(config: Config) -> Fields:
     dense_layers = config.integer("moe_layer_start_index", least=0, most=layers - 1)
     width = config.integer("moe_intermediate_size")
     shared = config.integer("moe_num_shared_experts", least=0, most=MOST_EXPERTS)
-    routed = {
+    routed: Fields = {
         "experts": config.integer("moe_num_experts", most=MOST_EXPERTS),
         "experts_per_token": config.integer("moe_k", most=MOST_EXPERTS),
         "intermediate_size": width,
@@ -102,7 +102,7 @@ def hunyuan(config: Config) -> Fields:
         config.require(key, (False, None), "must be false: podplan carries grouped-query attention of this family")
     config.require("moe_layer_num_skipped", (0,), "must be 0: this adapter carries experts in every layer")
     width, shared = config.even("moe_intermediate_size"), config.even("num_shared_expert", least=0)
-    routed = {
+    routed: Fields = {
         "experts": config.integer("num_experts", most=MOST_EXPERTS),
         "experts_per_token": config.even("moe_topk"),
         "intermediate_size": width,

@@ -1,0 +1,166 @@
+"""Entries that say only what is their own: the rest is taken over from a sibling, scaled and marked as assumed.
+
+An entry with ``based_on: {name, why}`` takes over whatever of the sibling's scopes, planes, kernel fits, collectives,
+exchanges, streams and host costs it does not state. What is measured as a share of a peak (kernels) travels as it is,
+for peaks and bandwidths are the entry's own; a rate in bytes per second (collectives, exchanges) is multiplied by the
+ratio of the two machines' bandwidths over the scope that it was measured in; start-up times travel unchanged. Every
+value taken over becomes ``assumed``, loses its residual and says in its note whose it is. Peaks, memory, prices and
+power are never taken over.
+
+With ``same_device: true`` the entry is the sibling itself with some values measured anew (``plan calibrate`` writes
+such overlays): everything that it does not state keeps the sibling's value, kind and residual.
+
+The merge works on plain data, before the schema is checked, so it knows of the schema only the names below.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from hardware.spec import HardwareSpec, Scope
+from podplan.errors import BadInput
+from podplan.sourced import Strict
+from podplan.validation import validate
+
+Data = dict[str, Any]
+Read = Callable[[str], HardwareSpec]
+
+SINGLE = ("devices_per_chip", "devices_per_node", "nodes", "sold_by_node", "kv_plane")
+# What makes two items of a list the same one.
+KEYS = {
+    "collectives": ("op", "scope", "in_graph"),
+    "exchanges": ("direction", "mode"),
+    "scopes": ("name",),
+    "planes": ("name",),
+}
+
+
+class _Scopes(Strict):
+    scopes: list[Scope]
+
+
+def resolve(entry: object, where: str, read: Read) -> object:
+    """Return the entry with its sources spelt out and all that it takes over filled in; ``read`` loads a sibling.
+
+    What is no mapping, or has a ``based_on`` of another form than the schema's, is returned for the schema to refuse.
+    Raises BadInput naming the file where ``sources`` or the entry's own scopes break the schema.
+    """
+    if not isinstance(entry, dict):
+        return entry
+    entry = spelt_out(entry, where)
+    based_on = entry.get("based_on")
+    if not isinstance(based_on, dict) or not isinstance(based_on.get("name"), str):
+        return entry
+    base = read(based_on["name"])
+    data = base.model_dump(exclude={"based_on"}, exclude_none=True)
+    if based_on.get("same_device") is True:
+        return filled(data, entry)
+    if "scopes" in entry:
+        validate(_Scopes, {"scopes": entry["scopes"]}, where)
+    return taken_over(entry, data, base.name)
+
+
+def spelt_out(entry: Data, where: str) -> Data:
+    """Return the entry without its ``sources``; a ``source`` that is a name among them becomes what it names."""
+    sources = entry.get("sources", {})
+    if not isinstance(sources, dict) or not all(isinstance(text, str) for text in sources.values()):
+        raise BadInput(f"{where}: sources: must map short names to addresses, as in sources: {{aic: https://...}}")
+
+    def walk(node: Any) -> Any:
+        if isinstance(node, dict):
+            return {key: _named(sources, key, walk(value)) for key, value in node.items()}
+        return [walk(value) for value in node] if isinstance(node, list) else node
+
+    named: Data = walk({key: value for key, value in entry.items() if key != "sources"})
+    return named
+
+
+def _named(sources: Data, key: str, value: Any) -> Any:
+    return sources.get(value, value) if key == "source" and isinstance(value, str) else value
+
+
+def filled(base: Any, own: Any, section: str = "") -> Any:
+    """Return ``own`` over ``base``: mappings key by key, lists item by item where items have an identity.
+
+    A value with its source, and a fit, is one thing: taken whole from one of the two.
+    """
+    if isinstance(base, dict) and isinstance(own, dict) and "source" not in own:
+        return base | {key: filled(base[key], value, key) if key in base else value for key, value in own.items()}
+    if section in KEYS and isinstance(base, list) and isinstance(own, list):
+        stated = [[item.get(key) for key in KEYS[section]] for item in own if isinstance(item, dict)]
+        return [*own, *(item for item in base if [item.get(key) for key in KEYS[section]] not in stated)]
+    return own
+
+
+def taken_over(entry: Data, base: Data, name: str) -> Data:
+    """Return the entry with what it does not state of a sibling, scaled, marked and cut to its peaks and scopes."""
+    result = {key: _marked(value, name) for key, value in base.items() if key in SINGLE} | entry
+    for section in ("scopes", "planes"):
+        result[section] = entry.get(section, _marked(base[section], name))
+    for section in ("kernels", "streams", "host"):
+        result[section] = filled(_marked(base[section], name), entry.get(section, {}), section)
+    result["kernels"] = _of_own_peaks(result["kernels"], entry)
+    for section, rescale in (("collectives", _scaled_collective), ("exchanges", _scaled_exchange)):
+        items = [rescale(item, result["scopes"], base["scopes"]) for item in base[section]]
+        kept = [_marked(item, name) for item in items if item is not None]
+        result[section] = filled(kept, entry.get(section, []), section)
+    if isinstance(device := entry.get("device"), dict):
+        result["device"] = {"reserve_bytes": _marked(base["device"]["reserve_bytes"], name)} | device
+    return result
+
+
+def _marked(node: Any, name: str) -> Any:
+    """Return the node with every value and fit in it marked as another machine's."""
+    if isinstance(node, list):
+        return [_marked(item, name) for item in node]
+    if not isinstance(node, dict):
+        return node
+    inner = {key: _marked(value, name) for key, value in node.items()}
+    if "source" in node and "kind" in node:
+        inner["kind"] = "assumed"
+        inner["note"] = f"of {name}" + (f": {node['note']}" if node.get("note") else "")
+        inner.pop("median_residual", None)
+    return inner
+
+
+def _of_own_peaks(kernels: Any, entry: Data) -> Any:
+    """Drop the matrix products of types for which the entry states no peak."""
+    peaks = entry.get("device", {}).get("peak_flops_per_second", {}) if isinstance(entry.get("device"), dict) else {}
+    if not isinstance(kernels, dict) or not isinstance(peaks, dict):
+        return kernels
+    own = entry.get("kernels", {}) if isinstance(entry.get("kernels"), dict) else {}
+    return {
+        family: {dtype: fit for dtype, fit in fits.items() if dtype in peaks or dtype in own.get(family, {})}
+        if family in ("gemm", "grouped_gemm") and isinstance(fits, dict)
+        else fits
+        for family, fits in kernels.items()
+    }
+
+
+def _scaled_collective(fit: Data, own: list[Data], base: list[Data]) -> Data | None:
+    """Return a collective at the entry's bandwidth over the fit's scope; None where the entry has no such scope."""
+    rates = {scope["name"]: _rate(scope) for scope in own}
+    if fit["scope"] not in rates:
+        return None
+    ratio = rates[fit["scope"]] / next(_rate(scope) for scope in base if scope["name"] == fit["scope"])
+    return fit | {"protocols": [_faster(protocol, ratio) for protocol in fit["protocols"]]}
+
+
+def _scaled_exchange(fit: Data, own: list[Data], base: list[Data]) -> Data:
+    """Return an exchange with every degree at the ratio of the bandwidths that a group of that degree crosses."""
+    points = [_faster(point, _rate_at(own, point) / _rate_at(base, point)) for point in fit["points"]]
+    return fit | {"points": points}
+
+
+def _faster(item: Data, ratio: float) -> Data:
+    """Return a protocol or a point at ``ratio`` times its rate; a ratio of one changes no bit."""
+    return item | {"bandwidth_bytes_per_second": item["bandwidth_bytes_per_second"] * ratio}
+
+
+def _rate(scope: Data) -> float:
+    return float(scope["bandwidth_bytes_per_second"]["value"])
+
+
+def _rate_at(scopes: list[Data], point: Data) -> float:
+    """Return the bandwidth of the smallest scope that holds the devices of a point, else of the largest scope."""
+    sizes = [(scope["devices"]["value"] or float("inf"), _rate(scope)) for scope in scopes]
+    return next((rate for size, rate in sizes if point["degree"] <= size), sizes[-1][1])
