@@ -50,6 +50,10 @@ def predict(
         str | None,
         typer.Option("--max-batched-tokens", metavar="TOKENS", help="mixed: tokens of one step per DP rank [8192]."),
     ] = None,
+    length_spread: Annotated[
+        str | None,
+        typer.Option("--length-spread", metavar="SHARE", help="mixed: lengths vary evenly by this share [0]."),
+    ] = None,
     requests: Annotated[
         str | None,
         typer.Option(
@@ -116,6 +120,7 @@ def predict(
         osl=osl,
         concurrency=concurrency,
         max_batched_tokens=max_batched_tokens,
+        length_spread=length_spread,
         requests=requests,
         mtp=mtp,
         mtp_acceptance=mtp_acceptance,

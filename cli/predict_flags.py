@@ -5,7 +5,6 @@ from dataclasses import dataclass, fields
 from typing import get_args
 
 from cli.flags import (
-    check_engine,
     flag_name,
     read_choice,
     read_drafts,
@@ -21,6 +20,8 @@ from hardware.spec import Dtype, HardwareSpec
 from models.loader import load_model
 from models.spec import ModelSpec
 from planner.deployment import Phase, check_disaggregation
+from planner.engines.loader import load_engine
+from planner.hostcosts import host_costs
 from planner.imbalance import Balance, parse_balance
 from planner.predict import Configuration
 from planner.strategy import Strategy, check_strategy, format_strategy, parse_strategy
@@ -46,6 +47,7 @@ class PredictFlags:
     osl: str | None = None
     concurrency: str | None = None
     max_batched_tokens: str | None = None
+    length_spread: str | None = None
     requests: str | None = None
     mtp: str | None = None
     mtp_acceptance: str | None = None
@@ -70,6 +72,7 @@ PHASES_OF_FLAG: dict[str, tuple[Phase, ...]] = {
     "osl": ("mixed",),
     "concurrency": ("mixed",),
     "max_batched_tokens": ("mixed",),
+    "length_spread": ("mixed",),
     "requests": ("decode", "prefill"),
     "mtp_acceptance": ("decode", "mixed"),
 }
@@ -84,7 +87,7 @@ def read_configuration(flags: PredictFlags) -> Configuration:
     phase: Phase = read_choice(flags.phase, "--phase", get_args(Phase))
     _check_phase(flags, phase)
     strategy = _strategy(flags, model, hardware, phase)
-    check_engine(flags.engine)
+    host = host_costs(load_engine(flags.engine).engine if flags.engine else None)
     reuse = read_fraction(flags.prefix_reuse, "--prefix-reuse", 0.0, below_one=True)
     configuration = Configuration(
         model=model,
@@ -107,6 +110,8 @@ def read_configuration(flags: PredictFlags) -> Configuration:
         prefix_reuse=reuse,
         concurrency=read_tokens(flags.concurrency, "--concurrency", 1),
         batched_tokens=read_tokens(flags.max_batched_tokens, "--max-batched-tokens", 8192),
+        length_spread=read_fraction(flags.length_spread, "--length-spread", 0.0, below_one=True),
+        host=host,
         requests=None if flags.requests is None else read_tokens(flags.requests, "--requests", 1),
     )
     _check_lengths(configuration)

@@ -82,7 +82,11 @@ def assumptions(flags: PredictFlags, answer: Prediction) -> dict[str, object]:
     else:
         taken |= {"isl": asked.prompt_tokens, "prefix_reuse": asked.prefix_reuse}
     if asked.phase == "mixed":
-        taken |= {"osl": asked.output_tokens, "max_batched_tokens": asked.batched_tokens}
+        taken |= {
+            "osl": asked.output_tokens,
+            "max_batched_tokens": asked.batched_tokens,
+            "length_spread": asked.length_spread,
+        }
     if asked.model.mtp_layers:
         taken["mtp"] = asked.drafts
     if asked.drafts and asked.phase != "prefill":

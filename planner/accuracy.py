@@ -14,6 +14,7 @@ from hardware.loader import load_hardware
 from hardware.spec import Dtype
 from models.loader import load_model
 from planner.deployment import Phase, default_weights
+from planner.hostcosts import host_costs
 from planner.imbalance import parse_balance
 from planner.layouts import Shared
 from planner.predict import Configuration, Prediction, predict
@@ -220,6 +221,11 @@ def _configuration(row: dict[str, str]) -> Configuration:
         prompt_tokens=_number(row["isl"], 4096.0),
         output_tokens=_number(row["osl"], 1024.0),
         concurrency=_number(row["concurrency"], 1.0),
+        batched_tokens=_number(row["max_batched_tokens"], 8192.0),
+        prefix_reuse=_number(row["prefix_reuse"], 0.0),
+        length_spread=_number(row["length_spread"], 0.0),
+        microbatches=int(row["microbatches"]) if row["microbatches"] else None,
+        host=host_costs(row["system"] or None),
         acceptance=_number(row["mtp_acceptance"], 0.7),
     )
 

@@ -50,8 +50,10 @@ def mla_terms(deployment: Deployment, mla: MLA) -> list[Term]:
     cached = scale(TOKENS, latent * ELEMENT_BYTES[deployment.kv_dtype])
     terms: list[Term] = [
         roofline.vector("attention_norm", "attention", scale(own, hidden * (3 * 2.0 + 1.0))),
+        *roofline.quantise("attention_quantise", "attention", scale(own, hidden), dtype),
         roofline.matmul("q_kv_down", "attention", own, down, hidden, dtype),
         roofline.vector("latent_norm_rope", "attention", combine(TOKENS, (down + heads * query) * 4.0, cached, 1.0)),
+        *roofline.quantise("latent_quantise", "attention", scale(TOKENS, float(mla.q_lora_rank or hidden)), dtype),
         roofline.matmul("q_up", "attention", TOKENS, heads * query, float(mla.q_lora_rank or hidden), dtype),
     ]
     if strategy.staged:
@@ -64,7 +66,7 @@ def mla_terms(deployment: Deployment, mla: MLA) -> list[Term]:
         terms += absorbed_terms(deployment, mla, heads)
     if deployment.phase != "decode":
         terms += unabsorbed_terms(deployment, mla, heads)
-    terms += output_quantise(deployment, heads * mla.v_head_dim)
+    terms += roofline.quantise("output_quantise", "attention", scale(TOKENS, heads * mla.v_head_dim), dtype)
     if strategy.staged:
         output = roofline.matmul("o_proj", "attention", own, hidden, float(mla.heads * mla.v_head_dim), dtype)
     else:
@@ -89,13 +91,6 @@ def absorbed_terms(deployment: Deployment, mla: MLA, heads: Number) -> list[Term
         ),
         batched_matmul(roofline, "v_absorb", rows, float(mla.v_head_dim), latent, heads),
     ]
-
-
-def output_quantise(deployment: Deployment, width: Number) -> list[Term]:
-    """DeepGEMM's times exclude the quantisation of activations; CANN's INT8 products include it."""
-    if deployment.weights != "fp8":
-        return []
-    return [Roofline(deployment.hardware).vector("output_quantise", "attention", scale(TOKENS, width * 3.0))]
 
 
 def k_absorb(deployment: Deployment, mla: MLA, heads: Number) -> ComputeTerm:
@@ -197,6 +192,7 @@ def gqa_terms(deployment: Deployment, gqa: GQA) -> list[Term]:
     queries = 2.0 * heads * gqa.head_dim * 2.0
     terms: list[Term] = [
         roofline.vector("attention_norm", "attention", scale(TOKENS, hidden * (3 * 2.0 + 1.0))),
+        *roofline.quantise("attention_quantise", "attention", scale(TOKENS, hidden), dtype),
         roofline.matmul("qkv_proj", "attention", TOKENS, width, hidden, dtype),
         roofline.vector("rope_cache", "attention", scale(TOKENS, width * 4.0 + cached), kernels=1 + int(gqa.qk_norm)),
     ]
@@ -211,5 +207,5 @@ def gqa_terms(deployment: Deployment, gqa: GQA) -> list[Term]:
                 "prefill_attention", kernels.prefill_attention, {"pairs": 1.0}, per_pair, {"chunk": 1.0}, read
             )
         )
-    terms += output_quantise(deployment, heads * gqa.head_dim)
+    terms += roofline.quantise("output_quantise", "attention", scale(TOKENS, heads * gqa.head_dim), dtype)
     return [*terms, roofline.matmul("o_proj", "attention", TOKENS, hidden, heads * gqa.head_dim, dtype)]

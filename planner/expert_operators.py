@@ -30,6 +30,7 @@ def gate_terms(deployment: Deployment) -> list[Term]:
         roofline.vector("moe_norm", "gate", scale(rows, hidden * (3 * 2.0 + 1.0))),
         roofline.matmul("gate", "gate", rows, float(moe.experts), hidden, "bf16"),
         roofline.vector("gate_topk", "gate", scale(rows, moe.experts * 4.0 * 2.0)),
+        *roofline.quantise("expert_quantise", "gate", scale(rows, hidden), deployment.weights),
     ]
 
 
@@ -59,6 +60,7 @@ def expert_terms(deployment: Deployment) -> list[Term]:
         *terms,
         roofline.matmul("shared_gate_up", stage, shared_rows, 2 * shared_width, hidden, dtype, groups=group),
         roofline.vector("shared_activation", stage, scale(shared_rows, shared_width * (2 * 2.0 + 1.0))),
+        *roofline.quantise("shared_quantise", stage, scale(shared_rows, shared_width), dtype),
         roofline.matmul("shared_down", stage, shared_rows, hidden, shared_width, dtype, groups=group),
     ]
 

@@ -80,8 +80,10 @@ def dense_terms(deployment: Deployment) -> list[Term]:
     width = model.dense_intermediate_size / split
     terms: list[Term] = [
         roofline.vector("ffn_norm", "dense", scale(rows, hidden * (3 * 2.0 + 1.0))),
+        *roofline.quantise("dense_quantise", "dense", scale(rows, hidden), dtype),
         roofline.matmul("dense_gate_up", "dense", rows, 2 * width, hidden, dtype),
         roofline.vector("dense_activation", "dense", scale(rows, width * (2 * 2.0 + 1.0))),
+        *roofline.quantise("dense_down_quantise", "dense", scale(rows, width), dtype),
         roofline.matmul("dense_down", "dense", rows, hidden, width, dtype),
     ]
     if several(split):

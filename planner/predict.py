@@ -1,11 +1,13 @@
 """One configuration, every operator: what ``plan predict`` answers."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from hardware.spec import Dtype, HardwareSpec
 from models.spec import ModelSpec
 from planner.breakdown import Operator, operators
+from planner.closed_loop import Measured, measure
 from planner.deployment import Deployment, Phase, check_disaggregation, check_slots
+from planner.hostcosts import HostCosts
 from planner.imbalance import Balance
 from planner.interval import Interval, interval, scaled
 from planner.latency import (
@@ -19,7 +21,7 @@ from planner.layouts import Shared, redundancy_choices, shared_choices
 from planner.manifest.stepcost import StepSeconds
 from planner.manifest.terms import StepCost, StepLoad
 from planner.memory import Memory, expert_device_memory, memory
-from planner.mixed import ClosedLoop, MixedState, mixed_state
+from planner.mixed import ClosedLoop
 from planner.strategy import Strategy
 from podplan.errors import BadInput
 
@@ -30,7 +32,8 @@ class Configuration:
 
     ``batch`` requests per DP rank (decode), ``tokens`` prompt tokens per device and pass (prefill),
     ``concurrency`` requests in the instance (mixed). ``requests`` puts that many requests into the
-    whole instance instead of filling every rank alike.
+    whole instance instead of filling every rank alike. ``length_spread`` lets prompts and answers of the
+    closed loop vary evenly by that share around their means.
     """
 
     model: ModelSpec
@@ -54,7 +57,8 @@ class Configuration:
     concurrency: float = 1.0
     batched_tokens: float = 8192.0
     requests: int | None = None
-    host_seconds: float | None = None
+    length_spread: float = 0.0
+    host: HostCosts = field(default_factory=HostCosts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,7 +169,7 @@ def expert_layouts(configuration: Configuration) -> list[Deployment]:
         weights=configuration.weights,
         kv_dtype=configuration.kv_dtype,
         drafts=configuration.drafts,
-        host_seconds=configuration.host_seconds,
+        host_seconds=configuration.host.step_seconds,
     )
     moe, strategy, layouts = configuration.model.moe, configuration.strategy, []
     for shared in shared_choices(moe, strategy, configuration.shared, configuration.phase == "decode"):
@@ -323,25 +327,26 @@ def _mixed(configuration: Configuration, deployment: Deployment, cost: StepCost)
         acceptance_tokens=accepted,
         filled=filled,
     )
-    state = mixed_state(cost, loop, configuration.microbatches)
+    seen = measure(cost, loop, configuration.microbatches, configuration.length_spread)
+    steps = _mixed_steps(cost, seen, configuration.microbatches)
     kv_tokens = busiest * (configuration.prompt_tokens + configuration.output_tokens / 2)
-    rate = state.requests_per_second * groups * filled
+    request = configuration.host.request_seconds
+    rate = seen.requests_per_second * groups * filled
     return _Service(
         deployment=deployment,
         cost=cost,
-        steps=_mixed_steps(state),
+        steps=steps,
         memory=memory(deployment, kv_tokens=kv_tokens, tokens=configuration.batched_tokens),
-        about_seconds=state.tpot_seconds,
-        tpot_seconds=state.tpot_seconds,
-        ttft_seconds=state.ttft_seconds,
+        about_seconds=seen.tpot_seconds,
+        tpot_seconds=seen.tpot_seconds,
+        ttft_seconds=seen.ttft_seconds + request,
         tokens_per_second=rate * configuration.output_tokens,
         accepted=accepted,
-        microbatches=state.microbatches,
+        microbatches=max(steps, key=lambda step: step.weight).timed.microbatches,
     )
 
 
-def _mixed_steps(state: MixedState) -> tuple[_Step, ...]:
-    """Steps without and with prompts, by their share."""
-    plain = _Step(state.decode_load, state.decode_step, 1 - state.prompt_steps)
-    mixed = _Step(state.mixed_load, state.mixed_step, state.prompt_steps)
-    return (plain, mixed)
+def _mixed_steps(cost: StepCost, seen: Measured, microbatches: int | None) -> tuple[_Step, ...]:
+    """The mean step without and the mean step with prompts, by their share."""
+    loads = ((seen.decode_load, 1 - seen.prompt_steps), (seen.mixed_load, seen.prompt_steps))
+    return tuple(_Step(load, fastest_step(cost, load, microbatches), weight) for load, weight in loads)

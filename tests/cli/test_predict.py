@@ -147,7 +147,8 @@ BAD: list[tuple[list[str], list[str]]] = [
     ([*DECODE, "--microbatches", "3"], ["--microbatches", "auto"]),
     ([*MIXED, "--microbatches", "2"], ["--microbatches", "qwen3-32b"]),
     ([*DECODE[:-1], "1", "--microbatches", "2"], ["--microbatches", "--batch"]),
-    ([*DECODE, "--engine", "vllm"], ["--engine", "reference"]),
+    ([*DECODE, "--engine", "vllm@0.1"], ["--engine", "0.1"]),
+    ([*DECODE, "--length-spread", "0.1"], ["--length-spread", "mixed"]),
     ([*DECODE, "--engine", "vlm"], ["--engine", "vllm"]),
     ([*DECODE, "--colour"], ["--colour"]),
 ]

@@ -1,0 +1,61 @@
+"""What hosts add to the devices' time: the gap between steps, and what a request costs beside its steps.
+
+A serving engine's own gap stands in its profile (``planner/engines``); systems that were measured
+but have no profile stand here, with the source of each figure. None of them depends on the model
+or the machine.
+"""
+
+from dataclasses import dataclass
+
+from planner.engines.loader import engine_names, load_engine
+from podplan.errors import BadInput
+
+REQUEST_SECONDS = 0.04
+"""Client's library, HTTP, tokenisation and streaming of a first token: what vLLM's serving benchmark shows above the
+server's own time at 32 requests in flight, 40 ms in the mean (github.com/tenstorrent/tt-inference-server issue 259,
+measured on another accelerator; nothing of it runs on one)."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostCosts:
+    """``step_seconds`` idle device time per step (None: the hardware's ``host.graph_launch_seconds``),
+    ``request_seconds`` of one request outside all steps, part of its TTFT.
+    """
+
+    step_seconds: float | None = None
+    request_seconds: float = REQUEST_SECONDS
+    source: str = "the hardware entry's graph_launch_seconds; requests: tenstorrent/tt-inference-server issue 259"
+
+
+SYSTEMS = {
+    "cloudmatrix-infer": HostCosts(
+        step_seconds=0.0,
+        source="arXiv 2506.12708 section 4.2.4: the pipelined form hides all graph launches behind the running one",
+    ),
+    "xdeepserve": HostCosts(
+        step_seconds=2e-3, source="arXiv 2508.02520 section 7.1: 2 ms of scheduling between iterations"
+    ),
+    "trtllm": HostCosts(
+        step_seconds=0.0,
+        source="nvidia.github.io/TensorRT-LLM/features/overlap-scheduler.html: host work overlaps the running step",
+    ),
+}
+"""Measured systems without a profile in ``planner/engines``."""
+
+
+def host_costs(system: str | None) -> HostCosts:
+    """Return the host costs of an engine or a measured system; the reference's where None is given.
+
+    Raises BadInput for a name that is neither.
+    """
+    if system is None:
+        return HostCosts()
+    if system in SYSTEMS:
+        return SYSTEMS[system]
+    if system.partition("@")[0] not in engine_names():
+        known = ", ".join(sorted({*engine_names(), *SYSTEMS}))
+        raise BadInput(f"system {system!r} has no host costs; known are {known}")
+    gap = load_engine(system).host.decode_gap_seconds
+    if gap is None:
+        return HostCosts()
+    return HostCosts(step_seconds=gap.value, source=gap.source)
