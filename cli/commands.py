@@ -12,6 +12,7 @@ DEFAULT = "search"
 COMMANDS = {
     "search": "Find the best deployment for a load on a machine; `plan MODEL` for short.",
     "check": "Say whether limits hold, by how much and with which confidence; for CI.",
+    "explain": "Show what binds as arithmetic, what more of each resource buys, and what would be feasible.",
     "predict": "Predict one configuration, with every operator.",
     "simulate": "Run a manifest in virtual time and compare what it does with what was predicted.",
     "accuracy": "Compare predictions with published measurements, the largest misses first.",

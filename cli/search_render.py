@@ -9,6 +9,7 @@ from cli.search_flags import SearchInput
 from cli.search_json import MEMORY_KINDS, pool_chips, pool_devices, shared_text, spare_pool_instances, strategy_text
 from planner.plan import Bound, DecodePool, Plan, PrefillPool
 from planner.search import Answer
+from planner.worked import short_form
 from podplan.units import format_bytes, format_count, format_duration, format_rate
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ def render(console: "Console", asked: SearchInput, answer: Answer, best: Plan, s
         console.print()
         console.print(shown)
     console.print()
-    told = [interval_text(best), f"Binding: {answer.binding_limit}. {answer.explanation}"]
+    told = [interval_text(best), f"Binding: {answer.binding_limit}. {answer.explanation}", *short_form(best)]
     told.append(f"Assumed: {'; '.join(assumption_texts(asked, best))}.")
     costed = f"{answer.candidates_evaluated:,} candidates costed in {format_duration(search_seconds)}."
     told.append(f"{bound_text(answer.bound)} {costed}" if answer.bound else costed)

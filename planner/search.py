@@ -19,6 +19,8 @@ from podplan.errors import Fault
 # TPOT limits, as parts of the asked one, at which further decode candidates are sought for the front.
 FRONT_LIMITS = (0.6,)
 FRONT_CANDIDATES = 2
+# Binding limit and explanation of a refusal that nobody asked the reason of.
+UNTOLD = ("", "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,23 +45,28 @@ class Pools:
     evaluated: int
 
 
-def search(question: Question) -> Answer:
+def search(question: Question, explain: bool = True) -> Answer:
     """Return the best plan for a question, the runners-up, and what is proven.
 
     A pool of c instances behind random routing carries exactly c times what one carries under
     Poisson arrivals (thinning), which better routing only raises; so a column's rate is count
     times the queueing rate of one instance.
 
+    A refusal says why and what would help, which takes searches of its own; without ``explain`` it does not.
+
     Raises BadInput where the asked expert layout fits no strategy.
     """
     check_layouts(question)
     pools = gather(question)
     if not pools.prefill or not pools.decode:
-        return refused(question, pools.evaluated, *missing(question, not pools.prefill))
+        told = missing(question, not pools.prefill) if explain else UNTOLD
+        return refused(question, pools.evaluated, *told)
     columns = fleet_columns(question, pools)
     budgets = {machines.budget: machines.devices for machines in (question.prefill, question.decode)}
     objective = "throughput" if question.objective == "latency" else question.objective
     solution = solve_fleet(columns, devices=budgets, objective=objective, rate=question.rate_per_second)
+    if solution.status != "optimal" and not explain:
+        return refused(question, pools.evaluated, *UNTOLD)
     if solution.status != "optimal":
         most = most_rate(columns, budgets)
         sizes = [c.devices for c, _, _ in pools.prefill], [c.devices for c, _, _ in pools.decode]

@@ -1,0 +1,205 @@
+"""The nearest change in each direction that gives a question without a plan one; each is verified by solving it."""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from hardware.spec import Dtype
+from planner.infeasible import rounded_down, rounded_up
+from planner.question import Machines, Question
+from planner.roofline import ELEMENT_BYTES
+from planner.search import Answer, search
+from planner.workload import Lengths
+from podplan.units import format_count, format_duration, format_rate
+
+Search = Callable[[Question], Answer]
+Try = Callable[[Question], bool]
+
+
+def untold(question: Question) -> Answer:
+    """Search without asking why where there is no plan."""
+    return search(question, explain=False)
+
+
+MOST_FACTOR = 32.0
+"""Limits are relaxed, lengths shortened and chips added by at most this factor."""
+_WITHIN = 1.04
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """One direction: the flag, what it would have to be, and in words; None where no change of it alone helps."""
+
+    direction: str
+    flag: str | None
+    value: str | None
+    told: str
+    question: Question | None
+    """The changed question, which has a plan."""
+
+
+def nearest_changes(question: Question, search_plan: Search = untold) -> Iterator[Change]:
+    """Yield for chips, rate, TTFT, TPOT, lengths and quantisation the nearest change that is feasible.
+
+    Each direction changes nothing else. Values are within 4 % of the least change, rounded towards feasible to what is
+    printed, and solved as printed.
+    """
+
+    def feasible(changed: Question) -> bool:
+        return search_plan(changed).best is not None
+
+    if question.rate_per_second is not None:
+        yield _rate(question, search_plan, feasible)
+    yield _chips(question, feasible)
+    yield _limit(question, feasible, "TTFT", "--ttft")
+    yield _limit(question, feasible, "TPOT", "--tpot")
+    yield _length(question, feasible, "prompts", "--isl")
+    yield _length(question, feasible, "outputs", "--osl")
+    yield from _quantised(question, feasible)
+
+
+def _none(direction: str, flag: str | None, why: str) -> Change:
+    return Change(direction=direction, flag=flag, value=None, told=why, question=None)
+
+
+def _found(direction: str, flag: str, value: str, told: str, question: Question) -> Change:
+    return Change(direction=direction, flag=flag, value=value, told=told, question=question)
+
+
+def _rate(question: Question, search_plan: Search, feasible: Try) -> Change:
+    best = search_plan(replace(question, objective="throughput", rate_per_second=None)).best
+    if best is None:
+        return _none("rate", "--rate", "no rate at all is carried within the limits")
+    for part in (1.0, 0.99, 0.97):  # sizing and planning agree within what the queues are solved to
+        rate = rounded_down(best.requests_per_second * part)
+        changed = replace(question, rate_per_second=rate)
+        if feasible(changed):
+            return _found("rate", "--rate", format_rate(rate), f"{format_rate(rate)} are carried", changed)
+    return _none("rate", "--rate", "no rate at all is carried within the limits")
+
+
+def _chips(question: Question, feasible: Try) -> Change:
+    """Whole nodes, of both roles alike where each has its own."""
+    machines = (question.prefill, question.decode)
+    own = question.prefill.budget != question.decode.budget
+
+    def with_nodes(factor: float) -> Question:
+        prefill, decode = (replace(part, devices=_grown(part, factor)) for part in machines)
+        return replace(question, prefill=prefill, decode=decode)
+
+    factor = _least(lambda factor: feasible(with_nodes(factor)), MOST_FACTOR / 2, _node_share(machines))
+    if factor is None:
+        return _none("chips", "--devices", f"{MOST_FACTOR / 2:g} times the devices do not help")
+    changed = with_nodes(factor)
+    sizes = [changed.prefill.devices, changed.decode.devices]
+    value = f"prefill={sizes[0]},decode={sizes[1]}" if own else str(sizes[0])
+    told = f"{sum(sizes) if own else sizes[0]} devices instead of {_devices(question)}"
+    for part, size in zip(machines, sizes, strict=True):
+        most = part.hardware.nodes.value * part.hardware.devices_per_node.value
+        if not part.hardware.sold_by_node and size > most:
+            told += f", more than the {most:.0f} that {part.hardware.name} has"
+            break
+    return _found("chips", "--devices", value, told, changed)
+
+
+def _devices(question: Question) -> int:
+    own = question.prefill.budget != question.decode.budget
+    return question.prefill.devices + (question.decode.devices if own else 0)
+
+
+def _grown(machines: Machines, factor: float) -> int:
+    """Devices times a factor, in whole nodes, at least one node more."""
+    per_node = machines.devices_per_node
+    return max(math.ceil(machines.devices * factor / per_node - 1e-9), 1) * per_node
+
+
+def _node_share(machines: tuple[Machines, Machines]) -> float:
+    """Smallest factor that is worth telling apart: one node."""
+    return max(1 + min(part.devices_per_node / part.devices for part in machines) * 0.99, 1.01)
+
+
+def _limit(question: Question, feasible: Try, name: str, flag: str) -> Change:
+    field = f"{name.lower()}_seconds"
+    asked: float = getattr(question, field)
+
+    def relaxed(factor: float) -> Question:
+        value = rounded_up(asked * factor)
+        return replace(question, ttft_seconds=value) if name == "TTFT" else replace(question, tpot_seconds=value)
+
+    factor = _least(lambda factor: feasible(relaxed(factor)), MOST_FACTOR)
+    if factor is None:
+        return _none(name, flag, f"{MOST_FACTOR:g} times the limit does not help")
+    changed = relaxed(factor)
+    value = format_duration(getattr(changed, field))
+    return _found(name, flag, value.replace(" ", ""), f"{value} instead of {format_duration(asked)}", changed)
+
+
+def _length(question: Question, feasible: Try, name: str, flag: str) -> Change:
+    workload = question.workload
+    known = workload.input_tokens if flag == "--isl" else workload.output_tokens
+
+    def shorter(factor: float) -> Question:
+        tokens = Lengths(mean=max(math.floor(known.mean / factor), 1), squared_cv=known.squared_cv)
+        prompt, answer = (tokens, workload.output_tokens) if flag == "--isl" else (workload.input_tokens, tokens)
+        covariance = workload.length_covariance * tokens.mean / known.mean
+        changed = replace(workload, input_tokens=prompt, output_tokens=answer, length_covariance=covariance)
+        return replace(question, workload=changed)
+
+    most = min(MOST_FACTOR, known.mean)
+    factor = _least(lambda factor: feasible(shorter(factor)), most) if most > 1 else None
+    if factor is None:
+        return _none(name, flag, f"a length {most:.3g} times as short does not help")
+    changed = shorter(factor)
+    after = (changed.workload.input_tokens if flag == "--isl" else changed.workload.output_tokens).mean
+    told = f"{format_count(after)} tokens instead of {format_count(known.mean)}"
+    return _found(name, flag, f"{after:.0f}", told, changed)
+
+
+def _quantised(question: Question, feasible: Try) -> Iterator[Change]:
+    """Yield smaller weights and a smaller KV cache, where the machines have them."""
+    machines = (question.prefill, question.decode)
+    usable = set.intersection(
+        *(
+            {dtype for dtype in part.hardware.device.peak_flops_per_second if dtype in part.hardware.kernels.gemm}
+            for part in machines
+        )
+    )
+    held = max(ELEMENT_BYTES[part.weights] for part in machines)
+    smaller = sorted(dtype for dtype in usable if ELEMENT_BYTES[dtype] < held)
+    tried = [("weights", "--weights", dtype, _with_weights(question, dtype)) for dtype in smaller]
+    if ELEMENT_BYTES[question.kv_dtype] > ELEMENT_BYTES["fp8"]:
+        tried.append(("KV cache", "--kv-dtype", "fp8", replace(question, kv_dtype="fp8")))
+    for direction, flag, dtype, changed in tried:
+        if feasible(changed):
+            yield _found(direction, flag, dtype, f"{direction} in {dtype}", changed)
+        else:
+            yield _none(
+                direction,
+                flag,
+                f"{direction} in {dtype} do not help"
+                if direction == "weights"
+                else f"a {direction} in {dtype} does not help",
+            )
+    if not tried:
+        yield _none("quantisation", None, "weights and KV cache are as small as these machines take them")
+
+
+def _with_weights(question: Question, dtype: Dtype) -> Question:
+    prefill, decode = (replace(part, weights=dtype) for part in (question.prefill, question.decode))
+    return replace(question, prefill=prefill, decode=decode)
+
+
+def _least(holds: Callable[[float], bool], most: float, within: float = _WITHIN) -> float | None:
+    """Return the least factor above 1 that holds, within a ratio; None where the largest does not.
+
+    Squares the factor from 10 % on, then bisects on the logarithm; what is returned was tried and holds.
+    """
+    if not holds(most):
+        return None
+    low, high = 1.0, min(1.1, most)
+    while high < most and not holds(high):
+        low, high = high, min(high * high, most)
+    while high / low > within:
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if holds(middle) else (middle, high)
+    return high

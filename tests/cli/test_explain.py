@@ -1,0 +1,55 @@
+"""`plan explain`: arithmetic and resources where there is a plan, nearest changes where there is none."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cli.exit_codes import ExitCode
+from cli.main import main
+
+SMALL = ["qwen3-30b-a3b", "--hw", "h800", "--devices", "2", "--microbatches", "1"]
+
+
+def test_a_plan_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    """Terms of both pools and a row for every resource, in JSON with units in the names."""
+    assert main(["explain", *SMALL, "--json"]) == ExitCode.DONE
+    data = json.loads(capsys.readouterr().out)
+    assert data["feasible"] is True
+    assert [pool["role"] for pool in data["pools"]] == ["prefill", "decode"]
+    assert {"compute", "memory bandwidth", "memory size", "chips"} <= {row["resource"] for row in data["resources"]}
+    assert data["nearest_changes"] == []
+
+
+def test_a_refusal_is_explained_from_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit code 3, and for each direction a flag that would do or a no."""
+    path = tmp_path / "q.yaml"
+    path.write_text("model: qwen3-8b\nhw: h800\ndevices: 2\ntpot: 1ms\n", encoding="utf-8")
+    assert main(["explain", str(path)]) == ExitCode.INFEASIBLE
+    shown = capsys.readouterr().out
+    assert shown.startswith("No plan (binding limit: tpot)")
+    assert "--tpot " in shown
+    assert "prompts" in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ([], "give a question file, or MODEL with --hw HW"),
+        (["qwen3-30b-a3b"], "--hw: 'qwen3-30b-a3b' is no question file"),
+        ([*SMALL, "--name", "x"], "--name picks a question of a file"),
+        (["two.yaml"], "--name: "),
+        (["two.yaml", "--name", "c"], "holds 0 questions named 'c'; pick one of a, b"),
+        (["two.yaml", "--rate", "5/s"], "--rate: a question file states its own flags"),
+    ],
+)
+def test_bad_input_is_one_sentence(
+    arguments: list[str], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Exit code 2 and one line that names what would be right."""
+    monkeypatch.chdir(tmp_path)
+    Path("two.yaml").write_text("model: x\nhw: h800\nquestions: [{name: a}, {name: b}]\n", encoding="utf-8")
+    assert main(["explain", *arguments]) == ExitCode.BAD_INPUT
+    shown = capsys.readouterr()
+    assert told in shown.err
+    assert shown.err.count("\n") == 1

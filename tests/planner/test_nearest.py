@@ -1,0 +1,55 @@
+"""Nearest changes are feasible as printed, and a little less is not."""
+
+from dataclasses import replace
+
+import pytest
+
+from planner.nearest import _least, nearest_changes, untold
+from planner.question import Question
+from tests.plans import small_plan
+
+
+@pytest.mark.parametrize("edge", [1.02, 1.3, 7.0, 31.0])
+def test_the_least_factor_is_bracketed(edge: float) -> None:
+    """What is returned holds and is at most 4 % beyond the least; nothing is returned that was not tried."""
+    tried: list[float] = []
+
+    def holds(factor: float) -> bool:
+        tried.append(factor)
+        return factor >= edge
+
+    found = _least(holds, 32.0)
+    assert found is not None
+    assert edge <= found <= 1.05 * max(edge, 1.06)
+    assert found in tried
+    assert _least(lambda factor: False, 32.0) is None
+
+
+def _asked() -> Question:
+    plan = small_plan(model="qwen3-8b", devices=4)
+    return replace(plan.question, rate_per_second=2.0 * plan.requests_per_second, objective="chips")
+
+
+def test_every_change_has_a_plan() -> None:
+    """Twice what the devices carry: each change that is told is solved, and names its flag."""
+    question = _asked()
+    assert untold(question).best is None
+    changes = {change.direction: change for change in nearest_changes(question)}
+    assert {"rate", "chips", "TTFT", "TPOT", "prompts", "outputs"} <= changes.keys()
+    for change in changes.values():
+        if change.question is not None:
+            assert change.flag is not None
+            assert change.value is not None
+            assert untold(change.question).best is not None
+    rate = changes["rate"].question
+    assert rate is not None
+    assert rate.rate_per_second == pytest.approx(small_plan(model="qwen3-8b", devices=4).requests_per_second, rel=0.04)
+
+
+def test_the_limit_that_is_told_is_near_the_least() -> None:
+    """A TPOT below what any instance can do: the change keeps the limit, 8 % less does not."""
+    question = replace(small_plan(model="qwen3-8b", devices=4).question, tpot_seconds=0.001)
+    (change,) = [change for change in nearest_changes(question) if change.direction == "TPOT"]
+    assert change.question is not None
+    tighter = replace(change.question, tpot_seconds=change.question.tpot_seconds * 0.92)
+    assert untold(tighter).best is None
