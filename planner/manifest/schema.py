@@ -158,6 +158,10 @@ class KvTransfer(Strict):
     latency_seconds: Amount
     bytes_per_token: Rate = Field(description="whole model, each layer once")
     mapping: LinkMapping
+    links: Literal["balanced", "first"] = Field(
+        default="balanced",
+        description="balanced: by the mapping; first: from the first ranks of a prefill TP group",
+    )
 
 
 class CachingPool(Strict):
@@ -167,13 +171,43 @@ class CachingPool(Strict):
     capacity_bytes: Rate
     bandwidth_bytes_per_second: Rate = Field(description="per device")
     block_tokens: Positive
+    ssd_capacity_bytes: Amount = Field(default=0.0, description="behind the memory tier, which writes through to it")
+    ssd_bandwidth_bytes_per_second: Rate | None = Field(default=None, description="per device; None: as memory")
 
 
 class Routing(Strict):
-    """Which instance and rank a request goes to."""
+    """Which instance and rank a request goes to, and what goes first; docs/simulate.md describes each policy."""
 
     prefill: Literal["least_load", "round_robin", "collaborative"] = "least_load"
-    decode: Literal["least_kv"] = "least_kv"
+    decode: Literal["least_kv", "least_requests", "round_robin"] = "least_kv"
+    decode_reservation: Literal["whole", "prompt"] = Field(
+        default="whole", description="KV set aside at admission: prompt and whole answer, or prompt and some of it"
+    )
+    reserved_output_tokens: Natural = Field(default=0, description="of the answer, with decode_reservation: prompt")
+    chunks: Literal["decode_first", "prefill_first"] = Field(
+        default="decode_first", description="mixed instances: what fills the token budget of a step first"
+    )
+    roles: Literal["fixed", "dynamic"] = Field(
+        default="fixed", description="dynamic: instances flip between prefill and decode (xLLM section 3.2)"
+    )
+    offline: Literal["equal", "priority", "slo"] = Field(
+        default="slo", description="how offline requests stand beside online ones (xLLM section 3.1)"
+    )
+
+
+class Recovery(Strict):
+    """What happens when a device, a node or a link is lost (xDeepServe section 6, xLLM section 3.5)."""
+
+    stage: Literal["restart", "failover", "recompute"] = Field(
+        default="recompute",
+        description="restart everything; fail roles over apart; or also roll back one iteration on a link's glitch",
+    )
+    kv: Literal["recompute", "migrate", "cheaper"] = Field(
+        default="cheaper", description="KV that outlives its instance: computed again or moved"
+    )
+    restart_seconds: Amount = Field(default=320.0, description="load of the weights; CloudMatrix384 Table 2, EMS cold")
+    reconfigure_seconds: Amount = Field(default=5.0, description="pause while a decode instance drops ranks; assumed")
+    kill_prefill: bool = Field(default=False, description="a prefill instance takes the role of a lost decode instance")
 
 
 class ServiceLevels(Strict):
@@ -231,4 +265,5 @@ class Manifest(Strict):
     kv_transfer: KvTransfer | None = Field(description="None where every pool is mixed")
     caching: CachingPool | None = None
     routing: Routing = Routing()
+    recovery: Recovery = Recovery()
     predicted: Prediction = Prediction()

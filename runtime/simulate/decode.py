@@ -1,171 +1,261 @@
-"""Decode: admission to the rank with least KV, and continuous batching with the EP barrier."""
+"""Decode instances: continuous batching per DP rank, all ranks leaving each iteration together."""
 
-from collections import deque
+from bisect import bisect_left
+from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from planner.manifest.schema import Pool
-from runtime.simulate.engine import COMPLETION, Engine
-from runtime.simulate.ledger import Ledger
-from runtime.simulate.steps import StepTimer
-
-Integers = NDArray[np.int64]
-
-FULL = np.iinfo(np.int64).max
-
-
-def accepted_tokens(random: np.random.Generator, count: int, drafts: int, acceptance: float) -> Integers:
-    """Return tokens per request of one iteration: 1 + drafts accepted before the first that is not."""
-    accepted = random.random((count, drafts)) < acceptance
-    tokens: Integers = 1 + np.cumprod(accepted, axis=1, dtype=np.int64).sum(axis=1)
-    return tokens
+from planner.manifest.terms import StepCost
+from runtime.simulate.batch import LONGEST_STRETCH, RunningBatch
+from runtime.simulate.device import Devices, Shared
+from runtime.simulate.drafts import IterationCounts, mean_tokens_per_iteration
+from runtime.simulate.engine import COMPLETION, generator
+from runtime.simulate.request import DECODE, Request
+from runtime.simulate.steps import FIXED_POINT_BITS, StepTimer
 
 
-def mean_tokens_per_iteration(drafts: int, acceptance: float) -> float:
-    """Return 1 + a + a² + … with ``drafts`` powers of the acceptance a."""
-    return sum(acceptance**power for power in range(drafts + 1))
-
-
-class Admission:
-    """Slots and KV of all DP ranks of all decode instances; requests that fit nowhere yet wait in order."""
-
-    def __init__(self, ledger: Ledger, pools: list[Pool]) -> None:
-        self._ledger = ledger
-        ranks = [(pool, instance) for pool in pools for instance in pool.instances for _ in range(_dp(pool))]
-        self._limit = np.array([pool.limits.requests_per_dp_rank for pool, _ in ranks])
-        self._capacity = np.array([pool.kv.capacity_tokens_per_rank for pool, _ in ranks])
-        self._block = max(pool.kv.block_tokens for pool in pools)
-        self._sequences = np.zeros(len(ranks), dtype=np.int64)
-        self._reserved = np.zeros(len(ranks), dtype=np.int64)
-        self._waiting: deque[int] = deque()
-        self._homes: list[tuple[DecodeInstance, int]] = []
-
-    def register(self, instance: "DecodeInstance", ranks: int) -> int:
-        """Add an instance's ranks in order; return the number of its first one."""
-        first = len(self._homes)
-        self._homes.extend((instance, rank) for rank in range(ranks))
-        return first
-
-    def offer(self, request: int) -> None:
-        """Admit ``request``, let it wait, or fail it if no rank could ever hold it."""
-        if self._need(request) > self._capacity.max():
-            self._ledger.fail(request)
-            return
-        self._waiting.append(request)
-        self.admit()
-
-    def admit(self) -> None:
-        """Admit waiting requests in order until the first that fits nowhere."""
-        while self._waiting:
-            request = self._waiting[0]
-            need = self._need(request)
-            fits = (self._sequences < self._limit) & (self._reserved + need <= self._capacity)
-            if not fits.any():
-                return
-            self._waiting.popleft()
-            rank = int(np.where(fits, self._reserved, FULL).argmin())
-            self._sequences[rank] += 1
-            self._reserved[rank] += need
-            instance, local = self._homes[rank]
-            instance.join(request, local)
-
-    def release(self, ranks: Integers, requests: Integers) -> None:
-        """Free the slots and the KV of requests that ended on ``ranks``."""
-        for rank, request in zip(ranks.tolist(), requests.tolist(), strict=True):
-            self._sequences[rank] -= 1
-            self._reserved[rank] -= self._need(request)
-
-    def _need(self, request: int) -> int:
-        """Return the tokens of whole blocks that the request will fill."""
-        tokens = self._ledger.inputs[request] + self._ledger.outputs[request]
-        return -(-tokens // self._block) * self._block
-
-
-def _dp(pool: Pool) -> int:
+def decode_ranks(pool: Pool) -> int:
+    """Return the DP ranks of an instance, of all its domains."""
     return pool.degrees.attention_dp * max(pool.degrees.domains, 1)
 
 
-class DecodeInstance:
-    """One instance: all its ranks step together; requests join and leave between iterations."""
+Lost = Callable[["DecodeInstance", Request, int], None]
+"""Called with the instance, a request that it gives up and the tokens that it got there."""
 
-    def __init__(
-        self, engine: Engine, ledger: Ledger, pool: Pool, admission: Admission, random: np.random.Generator | None
-    ) -> None:
-        """``random`` None: every iteration yields the mean number of tokens."""
-        self._engine, self._ledger, self._admission, self._random = engine, ledger, admission, random
-        self._timer = StepTimer(pool.step_costs["decode"].to_step_cost(), pool.microbatches)
-        self._mtp = pool.mtp
-        self._mean_tokens = mean_tokens_per_iteration(pool.mtp.drafts, pool.mtp.acceptance)
-        self._ranks = _dp(pool)
-        self._first_rank = admission.register(self, self._ranks)
-        self._request: Integers = np.zeros(0, dtype=np.int64)
-        self._rank: Integers = np.zeros(0, dtype=np.int64)
-        self._remaining = np.zeros(0)
-        self._kv = np.zeros(0)
-        self._joining: list[tuple[int, int]] = []
-        self._running = self._starting = False
+
+class DecodeInstance:
+    """One instance. Iterations between which nobody joins or leaves are summed in one go.
+
+    ``_times`` are the ends of the iterations under way: many while the composition is constant, cut to the first that
+    ends at or after now when a request joins.
+    """
+
+    phase = "decode"
+
+    def __init__(self, shared: Shared, name: str, pool: Pool, lost: Lost, opened: bool = True) -> None:
+        self.name, self.pool, self._lost = name, pool, lost
+        self._shared, self._engine, self._placement = shared, shared.engine, shared.placement
+        self.ranks = decode_ranks(pool)
+        self.rank_devices = pool.degrees.attention_tp * pool.degrees.pp
+        mode = "expected" if shared.expected_drafts else "sampled"
+        counts = IterationCounts(pool.mtp, mode, generator(shared.seed, f"drafts {name}"))  # type: ignore[arg-type]
+        self.cost = self._cost_of(pool)
+        self.batch = RunningBatch(self.ranks, StepTimer(self.cost, pool.microbatches), counts)
+        self.devices = Devices()
+        self.first_rank = self._register(opened)
+        self._joining: list[tuple[Request, int]] = []
+        self._evicting: list[Request] = []
+        self._reach = 8
+        self._times: list[float] = []
+        self._starting = False
+        self._epoch = 0
+        self._overflows = shared.manifest.routing.decode_reservation != "whole"
+        limit = shared.manifest.service_levels.tpot_seconds
+        tokens = mean_tokens_per_iteration(pool.mtp.drafts, pool.mtp.acceptance)
+        self._most_seconds = None if limit is None else limit * tokens
+        self.up = True
+        self.resumes_seconds = 0.0
         self.busy_seconds = self.busy_until_seconds = 0.0
         self.steps = 0
 
-    def join(self, request: int, rank: int) -> None:
-        """Take ``request`` into the next iteration; its first token came out of prefill."""
-        self._joining.append((request, rank))
-        if not self._running and not self._starting:
+    def _register(self, opened: bool) -> int:
+        return self._placement.register(self, self.pool, self.ranks, opened)
+
+    def _cost_of(self, pool: Pool) -> StepCost:
+        cost = pool.step_costs[self.phase].to_step_cost()  # type: ignore[index]
+        balance = self._shared.balance.get(pool.role)
+        return cost if balance is None else replace(cost, balance=balance, sampling_deviations=0.0)
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing runs or is about to."""
+        return not self.batch.total and not self._joining
+
+    def join(self, request: Request) -> None:
+        """Take ``request``, whose KV is here, into the next iteration."""
+        request.state, request.kv = DECODE, request.prompt
+        if request.started < 0:
+            request.started = self._engine.now_seconds
+        self._joining.append((request, request.place - self.first_rank))
+        if self._times:
+            self._cut()
+        else:
+            self.wake()
+
+    def wake(self) -> None:
+        """Start an iteration at the end of this instant unless one runs."""
+        if not self._times and not self._starting and self.up:
             self._starting = True
             self._engine.soon(self._start)
+
+    def give_way(self) -> None:
+        """Stop after the iteration that runs."""
+        self._cut()
+
+    def _cut(self) -> None:
+        """Let the iterations under way end with the one that runs now."""
+        times = self._times
+        ended = bisect_left(times, self._engine.now_seconds)
+        if ended < len(times) - 1:
+            self.busy_seconds -= times[-1] - times[ended]
+            self.busy_until_seconds = times[ended]
+            del times[ended + 1 :]
+            self._epoch += 1
+            self._engine.at(times[-1], COMPLETION, self._end, self._epoch)
+
+    def _start(self, _: object = None) -> None:
+        self._starting = False
+        if self._times or not self.up:
+            return
+        now = self._engine.now_seconds
+        if now < self.resumes_seconds:
+            self._starting = True
+            self._engine.at(self.resumes_seconds, COMPLETION, self._start)
+            return
+        self._absorb()
+        if self._overflows and self.batch.total:
+            self._make_room()
+        if not self.batch.total or not self.devices.take(self):
+            return
+        ends = self.batch.stretch(now, 1 if self._shared.stepping or self._overflows else self._reach)
+        self._times = ends.tolist()
+        last = self._times[-1]
+        self.busy_seconds += last - now
+        self.busy_until_seconds = last
+        self._engine.at(last, COMPLETION, self._end, self._epoch)
+        if self._shared.span:
+            figures = {"requests": float(self.batch.total), "iterations": float(len(self._times))}
+            self._shared.span(self.name, self.phase, now, last - now, figures)
 
     def _absorb(self) -> None:
-        """Add the requests that joined."""
-        requests = [request for request, _ in self._joining]
-        inputs = [self._ledger.inputs[request] for request in requests]
-        left = [self._ledger.outputs[request] - 1 for request in requests]
-        self._request = np.append(self._request, requests).astype(np.int64)
-        self._rank = np.append(self._rank, [rank for _, rank in self._joining]).astype(np.int64)
-        self._remaining = np.append(self._remaining, left)
-        self._kv = np.append(self._kv, inputs)
+        """Between iterations: let those go that must, then those in that have come."""
+        evicting, self._evicting = self._evicting, []
+        for request in evicting:
+            self._placement.evicted(request, request.state == DECODE)
+            if request.state == DECODE:
+                self.lose(request)
+        for request, rank in self._joining:
+            self.batch.add(request, rank)
         self._joining.clear()
+        if evicting:
+            self._placement.admit()
 
-    def _start(self) -> None:
-        self._starting = False
-        if self._joining:
-            self._absorb()
-        if not len(self._request):
+    def _end(self, epoch: int) -> None:
+        if epoch != self._epoch or not self._times:
             return
-        sequences = int(np.bincount(self._rank).max())
-        kv_tokens = float(np.bincount(self._rank, weights=self._kv).max())
-        seconds = self._timer.decode_seconds(sequences, kv_tokens, len(self._request))
-        self._running = True
-        self.busy_seconds += seconds
-        self.busy_until_seconds = self._engine.now_seconds + seconds
-        self.steps += 1
-        self._engine.at(self._engine.now_seconds + seconds, COMPLETION, self._end)
-
-    def _end(self) -> None:
-        self._running = False
-        tokens = self._tokens()
-        self._remaining -= tokens
-        self._kv += tokens
-        done = self._remaining <= 1e-9
-        if done.any():
-            self._finish(done)
-        if not self._starting and (self._joining or len(self._request)):
+        self.steps += len(self._times)
+        self._reach = min(2 * len(self._times) + 8, LONGEST_STRETCH)
+        gone = self.batch.advance(len(self._times))
+        self._times = []
+        self.devices.free(self)
+        if gone:
+            self._finish(gone)
+        if not self._starting:
             self._starting = True
             self._engine.soon(self._start)
 
-    def _tokens(self) -> NDArray[np.float64] | Integers | float:
-        """Return the tokens of each request in the iteration that ends."""
-        if self._random is None or not self._mtp.drafts:
-            return self._mean_tokens
-        return accepted_tokens(self._random, len(self._request), self._mtp.drafts, self._mtp.acceptance)
-
-    def _finish(self, done: NDArray[np.bool_]) -> None:
+    def _finish(self, gone: list[tuple[Request, int]]) -> None:
         """Let the requests go whose tokens are out, and those in that waited for their room."""
-        gone, ranks = self._request[done], self._rank[done]
-        keep = ~done
-        self._request, self._rank = self._request[keep], self._rank[keep]
-        self._remaining, self._kv = self._remaining[keep], self._kv[keep]
-        self._admission.release(ranks + self._first_rank, gone)
-        for request in gone.tolist():
-            self._ledger.complete(request, self._engine.now_seconds)
-        self._admission.admit()
+        now, shared = self._engine.now_seconds, self._shared
+        for request, _ in gone:
+            shared.tokens_out += request.left
+            self._release(request)
+            shared.ledger.complete(request, now)
+        self._admit()
+
+    def _release(self, request: Request) -> None:
+        self._placement.release(request)
+
+    def _admit(self) -> None:
+        self._placement.admit()
+
+    def _make_room(self) -> None:
+        """Send the last requests of ranks back whose KV outgrew the cache; they are computed anew."""
+        capacity = self.pool.kv.capacity_tokens_per_rank
+        for rank in np.flatnonzero(self.batch.kv_tokens() > capacity).tolist():
+            held = [request for request, place in self.batch.requests() if place == rank]
+            while len(held) > 1 and self.batch.kv_tokens()[rank] > capacity:
+                self.lose(held.pop())
+
+    def settle(self) -> None:
+        """Count the iterations that ended so far, the one that runs is given up."""
+        if not self._times:
+            return
+        now = self._engine.now_seconds
+        ended = bisect_left(self._times, now) if self._times[0] <= now else 0
+        if ended < len(self._times) and self._times[ended] <= now:
+            ended += 1
+        # Nobody leaves before the last of them, which has an event of its own.
+        ended = min(ended, len(self._times) - 1)
+        self.busy_seconds -= max(self._times[-1] - now, 0.0)
+        self.busy_until_seconds = now
+        self.steps += ended
+        self.batch.advance(ended)
+        self._times = []
+        self._epoch += 1
+        self.devices.free(self)
+
+    def lose(self, request: Request) -> int:
+        """Take a running or joining request out; return the tokens that it got, and let it be computed anew."""
+        generated = self.take_out(request)
+        self._lost(self, request, generated)
+        return generated
+
+    def take_out(self, request: Request) -> int:
+        """Take a request out between iterations and free its room; return the tokens that it got here."""
+        generated = 0
+        for index, (joining, _) in enumerate(self._joining):
+            if joining is request:
+                del self._joining[index]
+                break
+        else:
+            generated = self.batch.remove(request)
+        self._shared.tokens_out += generated
+        self._release(request)
+        return generated
+
+    def evict(self, request: Request) -> None:
+        """Let an offline request go back to the queue when the iteration that runs has ended; its KV is dropped."""
+        self._evicting.append(request)
+        self._cut()
+        self.wake()
+
+    def admits(self, request: Request) -> bool:
+        """Whether one more request keeps iterations within the TPOT limit, or the policy does not ask."""
+        if self._shared.manifest.routing.offline != "slo" or self._most_seconds is None:
+            return True
+        batch, joining = self.batch, len(self._joining)
+        kv = float(batch.kv_tokens().max()) + request.prompt + request.left
+        sequences = int(batch.sequences.max()) + 1 + joining
+        seconds = batch.timer.decode_seconds(sequences, int(kv) << FIXED_POINT_BITS, batch.total + joining + 1)
+        return seconds <= self._most_seconds
+
+    def over_limit(self, guard: float) -> bool:
+        """Whether an iteration with what runs now takes more than a share of the TPOT limit's."""
+        batch = self.batch
+        if self._most_seconds is None or not batch.total:
+            return False
+        kv = int(batch.kv_tokens().max()) << FIXED_POINT_BITS
+        seconds = batch.timer.decode_seconds(int(batch.sequences.max()), kv, batch.total)
+        return seconds > guard * self._most_seconds
+
+    def stop(self, pause_seconds: float = 0.0) -> list[tuple[Request, int]]:
+        """Give up the iteration that runs, for ``pause_seconds`` or, if 0, until ``up`` again; return all requests
+        here.
+
+        Of each: the request and its rank, those about to join included; they stay until they are taken out.
+        """
+        self.settle()
+        if pause_seconds:
+            self.resumes_seconds = max(self.resumes_seconds, self._engine.now_seconds + pause_seconds)
+            self.wake()
+        else:
+            self.up = False
+        return [*self.batch.requests(), *self._joining]
+
+    def reshape(self, cost: StepCost) -> None:
+        """Go on with another step cost, of fewer ranks or of all again."""
+        self.cost = cost
+        self.batch.timer = StepTimer(cost, self.pool.microbatches)

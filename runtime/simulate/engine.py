@@ -1,42 +1,88 @@
-"""The event loop: a heap ordered by time, then priority, then order of scheduling."""
+"""The event loop: a heap ordered by time, then priority, then order of scheduling, beside a feed of arrivals."""
 
 import heapq
 import zlib
 from collections.abc import Callable
 from itertools import count
+from typing import Any, Protocol
 
 import numpy as np
 
-Action = Callable[[], None]
+Action = Callable[[Any], None]
 
 # At one instant completions free room first, then requests move, and steps start last with all of them.
 COMPLETION, ARRIVAL, START = 0, 1, 2
+NEVER = float("inf")
+
+
+class Feed(Protocol):
+    """Arrivals in order of time: ``seconds`` of the next one, infinite where none is known."""
+
+    seconds: float
+
+    def deliver(self) -> None:
+        """Let the next one arrive and look at the one after it."""
+
+
+class _Nothing:
+    seconds = NEVER
+
+    def deliver(self) -> None:
+        """Nothing arrives."""
 
 
 class Engine:
     """A virtual clock; the same schedule gives the same run."""
 
-    __slots__ = ("_counter", "_heap", "now_seconds")
+    __slots__ = ("_counter", "_heap", "_tickers", "events", "feed", "now_seconds")
 
     def __init__(self) -> None:
         self.now_seconds = 0.0
-        self._heap: list[tuple[float, int, int, Action]] = []
+        self.events = self._tickers = 0
+        self.feed: Feed = _Nothing()
+        self._heap: list[tuple[float, int, int, Action, Any]] = []
         self._counter = count()
 
-    def at(self, seconds: float, priority: int, action: Action) -> None:
-        """Run ``action`` at ``seconds`` of virtual time."""
-        heapq.heappush(self._heap, (seconds, priority, next(self._counter), action))
+    def at(self, seconds: float, priority: int, action: Action, argument: Any = None) -> None:
+        """Run ``action(argument)`` at ``seconds`` of virtual time."""
+        heapq.heappush(self._heap, (seconds, priority, next(self._counter), action, argument))
 
-    def soon(self, action: Action) -> None:
-        """Run ``action`` at this instant, after everything else that happens in it."""
-        self.at(self.now_seconds, START, action)
+    def soon(self, action: Action, argument: Any = None) -> None:
+        """Run ``action(argument)`` at this instant, after everything else that happens in it."""
+        heapq.heappush(self._heap, (self.now_seconds, START, next(self._counter), action, argument))
 
-    def run(self, until_seconds: float = float("inf")) -> None:
-        """Run events in order until none is left or the next one lies after ``until_seconds``."""
-        heap = self._heap
-        while heap and heap[0][0] <= until_seconds:
-            self.now_seconds, _, _, action = heapq.heappop(heap)
-            action()
+    def every(self, period: Callable[[], float], action: Callable[[], None]) -> None:
+        """Run ``action`` again and again while anything else is to happen; ``period`` gives the seconds between."""
+        self._tickers += 1
+        self.at(self.now_seconds + period(), COMPLETION, self._tick, (period, action))
+
+    def _tick(self, what: tuple[Callable[[], float], Callable[[], None]]) -> None:
+        self._tickers -= 1
+        if len(self._heap) > self._tickers or self.feed.seconds < NEVER:
+            what[1]()
+            self.every(*what)
+
+    def run(self, until_seconds: float = NEVER) -> None:
+        """Run events in order until none is left or the next one lies after ``until_seconds``.
+
+        An arrival of the feed comes after completions of its instant and before all else that was scheduled for it.
+        """
+        heap, feed, pop = self._heap, self.feed, heapq.heappop
+        events = 0
+        while True:
+            arrival = feed.seconds
+            if heap and (heap[0][0] < arrival or (heap[0][0] == arrival and heap[0][1] < ARRIVAL)):
+                if heap[0][0] > until_seconds:
+                    break
+                self.now_seconds, _, _, action, argument = pop(heap)
+                action(argument)
+            elif arrival <= until_seconds and arrival < NEVER:
+                self.now_seconds = arrival
+                feed.deliver()
+            else:
+                break
+            events += 1
+        self.events += events
 
 
 def generator(seed: int, name: str) -> np.random.Generator:

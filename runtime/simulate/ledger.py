@@ -1,48 +1,181 @@
-"""What happened to every request."""
+"""What happened to every request: nothing is lost, and memory does not grow with those that are gone."""
 
+from collections import Counter
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from runtime.simulate.workload import Requests
+from planner.manifest.schema import ServiceLevels
+from runtime.simulate.quantiles import BatchMeans, Quantiles
+from runtime.simulate.request import COMPLETED, FAILED, Request
+
+Floats = NDArray[np.float64]
+MEASURES = ("ttft", "tpot", "e2e", "queueing")
+_AT_ONCE = 4096
+
+
+class Window(NamedTuple):
+    """What is measured: requests that arrive, and completions that happen, from start to end."""
+
+    start_seconds: float = 0.0
+    end_seconds: float = float("inf")
+
+
+class Outcomes(NamedTuple):
+    """A few thousand requests that ended: arrays of one element each; not a number where there is no such time."""
+
+    number: NDArray[np.int64]
+    arrival: Floats
+    started: Floats
+    first_token: Floats
+    end: Floats
+    inputs: NDArray[np.int64]
+    outputs: NDArray[np.int64]
+    reused: NDArray[np.int64]
+    offline: NDArray[np.bool_]
+    completed: NDArray[np.bool_]
+    retries: NDArray[np.int64]
 
 
 class Ledger:
-    """Times per request; not a number where the event has not happened."""
+    """Counts and latencies of a run. In the window: requests = completed + failed + running."""
 
-    __slots__ = (
-        "arrival",
-        "completion",
-        "failed",
-        "first_token",
-        "inputs",
-        "on_leave",
-        "outputs",
-        "requests",
-        "reused",
-    )
+    def __init__(self, limits: ServiceLevels, window: Window) -> None:
+        self._limits, self._window = limits, window
+        self.arrived = self.completed = self.failed = 0
+        self.offered = self.offered_completed = self.offered_failed = 0
+        self.offline_offered = self.offline_completed = 0
+        self.reasons: Counter[str] = Counter()
+        self.finished = self.finished_tokens = self.good = self.attained = 0
+        self.offline_tokens = self.retried = 0
+        self.prompt_tokens = self.reused_tokens = 0
+        self.latencies = {name: Quantiles() for name in MEASURES}
+        self.batches = BatchMeans((*MEASURES, "attained"))
+        self.on_leave: Callable[[Request], None] | None = None
+        self.on_outcomes: Callable[[Outcomes], None] | None = None
+        self._rows: list[tuple[float, ...]] = []
 
-    def __init__(self, requests: Requests) -> None:
-        count = len(requests)
-        self.requests = requests
-        # Plain lists: the event loop reads single elements, which arrays do slowly.
-        self.inputs: list[int] = requests.input_tokens.tolist()
-        self.outputs: list[int] = requests.output_tokens.tolist()
-        self.reused: list[int] = requests.reused_tokens.tolist()
-        self.arrival = np.full(count, np.nan)
-        self.first_token = np.full(count, np.nan)
-        self.completion = np.full(count, np.nan)
-        self.failed = np.zeros(count, dtype=bool)
-        self.on_leave: Callable[[], None] | None = None
+    @property
+    def running(self) -> int:
+        """Requests that arrived and have not left."""
+        return self.arrived - self.completed - self.failed
 
-    def complete(self, request: int, seconds: float) -> None:
+    def arrive(self, request: Request) -> None:
+        """Note a request that enters the system."""
+        self.arrived += 1
+        if self._window.start_seconds <= request.arrival <= self._window.end_seconds:
+            if request.offline:
+                self.offline_offered += 1
+            else:
+                self.offered += 1
+
+    def complete(self, request: Request, seconds: float) -> None:
         """Note that the last token of ``request`` is out."""
-        self.completion[request] = seconds
-        if self.on_leave:
-            self.on_leave()
+        assert request.state < COMPLETED, "a request leaves once"
+        request.state = COMPLETED
+        self.completed += 1
+        self._leave(request, seconds, True)
 
-    def fail(self, request: int) -> None:
-        """Note that ``request`` can never be served."""
-        self.failed[request] = True
+    def fail(self, request: Request, seconds: float, reason: str) -> None:
+        """Note that ``request`` ends without an answer."""
+        assert request.state < COMPLETED, "a request leaves once"
+        request.state = FAILED
+        self.failed += 1
+        self.reasons[reason] += 1
+        self._leave(request, seconds, False)
+
+    def _leave(self, request: Request, seconds: float, completed: bool) -> None:
+        self._rows.append(
+            (
+                request.number,
+                request.arrival,
+                request.started,
+                request.first_token,
+                seconds,
+                request.inputs,
+                request.outputs + request.begun,
+                request.reused,
+                request.offline,
+                completed,
+                request.retries,
+            )
+        )
+        if len(self._rows) >= _AT_ONCE:
+            self.flush()
         if self.on_leave:
-            self.on_leave()
+            self.on_leave(request)
+
+    def flush(self) -> None:
+        """Take what ended lately into the statistics."""
+        if not self._rows:
+            return
+        columns = np.array(self._rows, dtype=np.float64).T
+        self._rows = []
+        number, arrival, started, first, end, inputs, outputs, reused, offline, completed, retries = columns
+        whole = np.int64
+        outcomes = Outcomes(
+            number.astype(whole),
+            arrival,
+            np.where(started >= 0, started, np.nan),
+            np.where(first >= 0, first, np.nan),
+            end,
+            inputs.astype(whole),
+            outputs.astype(whole),
+            reused.astype(whole),
+            offline > 0,
+            completed > 0,
+            retries.astype(whole),
+        )
+        self._count(outcomes)
+        if self.on_outcomes:
+            self.on_outcomes(outcomes)
+
+    def _count(self, done: Outcomes) -> None:
+        start, end = self._window
+        online = ~done.offline
+        offered = (done.arrival >= start) & (done.arrival <= end)
+        finished = done.completed & (done.end >= start) & (done.end <= end)
+        times = latencies(done)
+        good = done.completed & self.within(times) & (done.arrival >= 0)
+        measured = offered & done.completed & online
+        self.offered_completed += int(measured.sum())
+        self.offered_failed += int((offered & ~done.completed & online).sum())
+        self.offline_completed += int((offered & done.completed & done.offline).sum())
+        self.attained += int((good & offered & online).sum())
+        self.finished += int((finished & online).sum())
+        self.finished_tokens += int(done.outputs[finished & online].sum())
+        self.offline_tokens += int(done.outputs[finished & done.offline].sum())
+        self.good += int((good & finished & online).sum())
+        self.retried += int((done.retries > 0).sum())
+        self.prompt_tokens += int(done.inputs[offered].sum())
+        self.reused_tokens += int(done.reused[offered].sum())
+        for name in MEASURES:
+            values = times[name][measured]
+            self.latencies[name].add(values[~np.isnan(values)])
+        counted = offered & online
+        self.batches.add(
+            done.number[counted],
+            {name: np.where(done.completed, times[name], np.nan)[counted] for name in MEASURES}
+            | {"attained": good[counted].astype(np.float64)},
+        )
+
+    def within(self, times: dict[str, Floats]) -> NDArray[np.bool_]:
+        """Return which keep every limit; a single-token output has no TPOT to miss."""
+        good = np.ones(times["e2e"].shape, dtype=bool)
+        if self._limits.ttft_seconds is not None:
+            good &= times["ttft"] <= self._limits.ttft_seconds
+        if self._limits.tpot_seconds is not None:
+            good &= np.isnan(times["tpot"]) | (times["tpot"] <= self._limits.tpot_seconds)
+        return good
+
+
+def latencies(done: Outcomes) -> dict[str, Floats]:
+    """Return TTFT = first token - arrival, E2E = end - arrival, TPOT = (E2E - TTFT)/(output - 1).
+
+    Queueing is the time before the first pass; [requests] each.
+    """
+    ttft, e2e = done.first_token - done.arrival, done.end - done.arrival
+    tpot = np.where(done.outputs > 1, (done.end - done.first_token) / np.maximum(done.outputs - 1, 1), np.nan)
+    return {"ttft": ttft, "tpot": tpot, "e2e": e2e, "queueing": done.started - done.arrival}

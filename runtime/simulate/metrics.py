@@ -1,14 +1,13 @@
 """From what happened to what is reported: the keys of ``plan simulate --json``."""
 
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
-from planner.manifest.schema import ServiceLevels, Statistics
-from runtime.simulate.ledger import Ledger
-
-Floats = NDArray[np.float64]
+from planner.manifest.schema import Statistics
+from runtime.simulate.ledger import Window
+from runtime.simulate.observe import Part, Watcher
+from runtime.simulate.quantiles import BatchMeans, interval
+from runtime.simulate.system import System
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,8 +16,10 @@ class SimulationResult:
 
     requests = completed + failed + running. Latencies are over completed requests, None where
     there is none (TPOT needs an output of two tokens). ``slo_attainment`` is the share of all offered
-    requests that completed within every limit; ``goodput_requests_per_second`` counts those.
-    ``wall_seconds`` is the event loop alone.
+    requests that completed within every limit; ``goodput_requests_per_second`` counts those. ``confidence`` holds half
+    widths of 95 % intervals of means, from batches of consecutive requests. ``occupancy`` is over time: KV and slots
+    set aside in decode over all there are, and the fullest rank's KV over the mean one. Figures of offline requests
+    stand apart. ``wall_seconds`` is the event loop alone.
     """
 
     requests: int
@@ -31,106 +32,124 @@ class SimulationResult:
     ttft_seconds: Statistics | None
     tpot_seconds: Statistics | None
     e2e_seconds: Statistics | None
+    queueing_seconds: Statistics | None
     slo_attainment: float
     goodput_requests_per_second: float
     utilisation: dict[str, float]
+    confidence: dict[str, float]
+    occupancy: dict[str, float] | None
+    prefix_hit_share: float
+    ssd_hit_share: float
+    expert_imbalance: dict[str, float]
+    failures: dict[str, int]
+    faults: dict[str, int]
+    retried_requests: int
+    role_flips: int
+    transfer_wait_seconds: float
+    offline: dict[str, float] | None
     steps: dict[str, int]
+    events: int
     wall_seconds: float
+    batches: BatchMeans
 
     def to_dict(self) -> dict[str, object]:
         """Return the result as plain data."""
-        latencies = ("ttft_seconds", "tpot_seconds", "e2e_seconds")
-        plain = {key: value for key, value in asdict(self).items() if key not in latencies}
+        latencies = ("ttft_seconds", "tpot_seconds", "e2e_seconds", "queueing_seconds")
+        left_out = (*latencies, "batches")
+        plain = {key: getattr(self, key) for key in self.__dataclass_fields__ if key not in left_out}
         return plain | {key: value.model_dump() if (value := getattr(self, key)) else None for key in latencies}
 
 
-def statistics(values: Floats) -> Statistics | None:
-    """Return mean and percentiles (linear interpolation), None without values."""
-    if not values.size:
-        return None
-    p50, p90, p99 = np.percentile(values, [50, 90, 99])
-    return Statistics(mean=float(values.mean()), p50=float(p50), p90=float(p90), p99=float(p99))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Latencies:
-    """Per request; not a number where it does not exist."""
-
-    ttft: Floats
-    tpot: Floats
-    e2e: Floats
-
-
-def latencies(ledger: Ledger) -> Latencies:
-    """Return TTFT = first token - arrival, E2E = completion - arrival, TPOT = (E2E - TTFT)/(output - 1)."""
-    outputs = ledger.requests.output_tokens
-    ttft, e2e = ledger.first_token - ledger.arrival, ledger.completion - ledger.arrival
-    tpot = np.where(outputs > 1, (e2e - ttft) / np.maximum(outputs - 1, 1), np.nan)
-    return Latencies(ttft=ttft, tpot=tpot, e2e=e2e)
-
-
-def within(times: Latencies, limits: ServiceLevels) -> NDArray[np.bool_]:
-    """Return which requests completed within every limit; a single-token output has no TPOT to miss."""
-    good = ~np.isnan(times.e2e)
-    if limits.ttft_seconds is not None:
-        good &= times.ttft <= limits.ttft_seconds
-    if limits.tpot_seconds is not None:
-        good &= np.isnan(times.tpot) | (times.tpot <= limits.tpot_seconds)
-    return good
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Window:
-    """What is measured: requests that arrive, and completions that happen, from ``start`` to ``end``."""
-
-    start_seconds: float
-    end_seconds: float
-
-    @property
-    def seconds(self) -> float:
-        """Its length, not below 0."""
-        return max(self.end_seconds - self.start_seconds, 0.0)
-
-
 def summarise(
-    ledger: Ledger,
-    limits: ServiceLevels,
-    window: Window,
+    system: System,
+    watcher: Watcher,
     *,
-    utilisation: dict[str, float],
-    steps: dict[str, int],
+    window: Window,
+    busy: list[dict[str, float]],
+    warm: bool,
+    faults: Mapping[str, int],
     wall_seconds: float,
 ) -> SimulationResult:
     """Return latencies of the requests that arrived in the window, and rates of what completed in it.
 
     A rate counts completions whenever their requests arrived: while a system fills up or falls behind it differs
-    from the arrivals.
+    from the arrivals. ``busy`` are busy seconds by role at the ends of warm-up and window and at the end of the run.
     """
-    everything = latencies(ledger)
-    good = within(everything, limits)
-    offered = (ledger.arrival >= window.start_seconds) & (ledger.arrival <= window.end_seconds)
-    finished = (ledger.completion >= window.start_seconds) & (ledger.completion <= window.end_seconds)
-    completed = offered & ~np.isnan(everything.e2e)
-    failed = int(ledger.failed[offered].sum())
-    tokens = ledger.requests.output_tokens.copy()
-    tokens[: ledger.requests.under_way] += ledger.requests.begun_tokens
-    per_second = 1.0 / window.seconds if window.seconds > 0 else 0.0
-    count, done = int(offered.sum()), int(completed.sum())
-    tpot = everything.tpot[completed]
+    shared = system.shared
+    ledger, latencies = shared.ledger, shared.ledger.latencies
+    seconds = max(window.end_seconds - window.start_seconds, 0.0)
+    per_second = 1.0 / seconds if seconds > 0 else 0.0
+    offered, done, failed = ledger.offered, ledger.offered_completed, ledger.offered_failed
+    groups = watcher.groups()
+    means = watcher.means()
     return SimulationResult(
-        requests=count,
+        requests=offered,
         completed=done,
         failed=failed,
-        running=count - done - failed,
-        duration_seconds=window.seconds,
-        requests_per_second=float(finished.sum()) * per_second,
-        output_tokens_per_second=float(tokens[finished].sum()) * per_second,
-        ttft_seconds=statistics(everything.ttft[completed]),
-        tpot_seconds=statistics(tpot[~np.isnan(tpot)]),
-        e2e_seconds=statistics(everything.e2e[completed]),
-        slo_attainment=float(good[offered].sum()) / count if count else 0.0,
-        goodput_requests_per_second=float((good & finished).sum()) * per_second,
-        utilisation=utilisation,
-        steps=steps,
+        running=offered - done - failed,
+        duration_seconds=seconds,
+        requests_per_second=ledger.finished * per_second,
+        output_tokens_per_second=ledger.finished_tokens * per_second,
+        ttft_seconds=latencies["ttft"].statistics(),
+        tpot_seconds=latencies["tpot"].statistics(),
+        e2e_seconds=latencies["e2e"].statistics(),
+        queueing_seconds=latencies["queueing"].statistics(),
+        slo_attainment=ledger.attained / offered if offered else 0.0,
+        goodput_requests_per_second=ledger.good * per_second,
+        utilisation=_utilisation(groups, busy, warm, seconds),
+        confidence={
+            name: found[1]
+            for name in ledger.batches.names
+            if (found := interval(ledger.batches.means(name))) is not None
+        },
+        occupancy=None if means is None else means | {"peak_kv": watcher.peak_kv_occupancy},
+        prefix_hit_share=ledger.reused_tokens / ledger.prompt_tokens if ledger.prompt_tokens else 0.0,
+        ssd_hit_share=shared.cache.ssd_hit_tokens / shared.cache.asked_tokens if shared.cache.asked_tokens else 0.0,
+        expert_imbalance=_expert_imbalance(system),
+        failures=dict(sorted(ledger.reasons.items())),
+        faults=dict(sorted(faults.items())),
+        retried_requests=ledger.retried,
+        role_flips=system.roles.flips if system.roles is not None else 0,
+        transfer_wait_seconds=system.links.waited_seconds if system.links is not None else 0.0,
+        offline=_offline(system, per_second),
+        steps={role: sum(part.steps for part in parts) for role, parts in groups.items()},
+        events=shared.engine.events,
         wall_seconds=wall_seconds,
+        batches=ledger.batches,
     )
+
+
+def _utilisation(
+    groups: dict[str, list[Part]], busy: list[dict[str, float]], warm: bool, seconds: float
+) -> dict[str, float]:
+    """Return busy time over time in the window, mean over the instances of a role."""
+    end = busy[1] if len(busy) > 2 else busy[-1]
+    start = busy[0] if len(busy) > 1 and warm else dict.fromkeys(end, 0.0)
+    if len(busy) == 2 and not warm:
+        end = busy[0]
+    return {
+        role: (end[role] - start[role]) / (len(parts) * seconds) if seconds > 0 else 0.0
+        for role, parts in groups.items()
+    }
+
+
+def _expert_imbalance(system: System) -> dict[str, float]:
+    """Return the busiest expert rank over the mean, as the steps of each role count it."""
+    found: dict[str, float] = {}
+    parts: list[Part] = [*system.prefill, *system.decode, *system.mixed]
+    for part in parts:
+        if part.cost.experts:
+            found.setdefault(part.phase, float(part.cost.balance))
+    return found
+
+
+def _offline(system: System, per_second: float) -> dict[str, float] | None:
+    ledger = system.shared.ledger
+    if not ledger.offline_offered:
+        return None
+    return {
+        "requests": ledger.offline_offered,
+        "completed": ledger.offline_completed,
+        "running": ledger.offline_offered - ledger.offline_completed,
+        "output_tokens_per_second": ledger.offline_tokens * per_second,
+    }

@@ -1,151 +1,176 @@
 """Aggregated instances: each step decodes what runs and fills the token budget with prompt chunks."""
 
 from collections import deque
-from dataclasses import dataclass, field
-
-import numpy as np
 
 from planner.manifest.schema import Pool
-from runtime.simulate.decode import accepted_tokens, mean_tokens_per_iteration
-from runtime.simulate.engine import COMPLETION, Engine
-from runtime.simulate.ledger import Ledger
-from runtime.simulate.steps import RankLoads, StepTimer
+from runtime.simulate.decode import DecodeInstance, Lost
+from runtime.simulate.device import Shared
+from runtime.simulate.engine import COMPLETION
+from runtime.simulate.placement import Placement
+from runtime.simulate.request import PREFILL, Request
+from runtime.simulate.steps import RankLoad
 
 
-@dataclass(slots=True)
-class _Rank:
-    """A DP rank: prompts in turn as [request, tokens done], running requests, and KV set aside for both."""
-
-    prompts: deque[list[int]] = field(default_factory=deque)
-    running: dict[int, list[float]] = field(default_factory=dict)  # request -> [tokens left, cached tokens]
-    reserved: int = 0
-
-
-class MixedInstance:
+class MixedInstance(DecodeInstance):
     """One instance with continuous batching and chunked prefill (Sarathi-Serve, arXiv 2403.02310).
 
-    The budget of a step is per DP rank and holds the running requests' queries first.
+    The budget of a step is per DP rank and holds the running requests' queries first; with ``prefill_first`` prompts
+    have steps of their own while there are any, and running requests wait. Steps without prompts are summed as in
+    ``DecodeInstance``.
     """
 
-    def __init__(self, engine: Engine, ledger: Ledger, pool: Pool, random: np.random.Generator | None) -> None:
-        self._engine, self._ledger, self._random = engine, ledger, random
-        self._timer = StepTimer(pool.step_costs["mixed"].to_step_cost(), pool.microbatches)
-        self._mtp, self._kv = pool.mtp, pool.kv
-        self._mean_tokens = mean_tokens_per_iteration(pool.mtp.drafts, pool.mtp.acceptance)
-        self._limit = pool.limits.requests_per_dp_rank
+    phase = "mixed"
+
+    def __init__(self, shared: Shared, name: str, pool: Pool, lost: Lost) -> None:
+        super().__init__(shared, name, pool, lost)
         self._budget = pool.limits.tokens_per_device * pool.degrees.attention_tp * pool.degrees.pp
-        self._ranks = [_Rank() for _ in range(pool.degrees.attention_dp)]
-        self._queue: deque[int] = deque()
-        self._stepping = self._starting = False
+        self._prompts: list[deque[list[int]]] = [deque() for _ in range(self.ranks)]  # positions of prompts, in order
+        self._asked: list[deque[Request]] = [deque() for _ in range(self.ranks)]
+        self._waiting_prompts = 0
+        self._ended: list[tuple[int, Request]] | None = None
+        self._pauses = shared.manifest.routing.chunks == "prefill_first"
+        self.accepts = True
         self.waiting_tokens = 0
-        self.busy_seconds = self.busy_until_seconds = 0.0
-        self.steps = 0
 
-    def enqueue(self, request: int) -> None:
-        """Let ``request`` wait, or fail it if no rank could ever hold it."""
-        if self._need(request) > self._kv.capacity_tokens_per_rank:
-            self._ledger.fail(request)
-            return
-        self._queue.append(request)
-        self.waiting_tokens += self._ledger.inputs[request]
-        self.wake()
+    def _register(self, opened: bool) -> int:
+        """Place requests among the instance's own ranks."""
+        shared = self._shared
+        self._placement = Placement(shared.manifest.routing, shared.ledger, lambda: shared.engine.now_seconds)
+        self._placement.placed = self._placed
+        return self._placement.register(self, self.pool, self.ranks, opened)
 
-    def wake(self) -> None:
-        """Start a step at the end of this instant unless one runs."""
-        if not self._stepping and not self._starting:
-            self._starting = True
-            self._engine.soon(self._start)
+    @property
+    def placement(self) -> Placement:
+        """Slots and KV of the instance's ranks."""
+        return self._placement
 
-    def _need(self, request: int) -> int:
-        tokens = self._ledger.inputs[request] + self._ledger.outputs[request]
-        return -(-tokens // self._kv.block_tokens) * self._kv.block_tokens
+    @property
+    def idle(self) -> bool:
+        """Whether nothing runs or waits here."""
+        return super().idle and not self.waiting_tokens
 
-    def _admit(self) -> None:
-        """Give waiting requests to the rank with least KV that has a slot and room, in order."""
-        while self._queue:
-            need = self._need(self._queue[0])
-            fitting = [
-                rank
-                for rank in self._ranks
-                if len(rank.prompts) + len(rank.running) < self._limit
-                and rank.reserved + need <= self._kv.capacity_tokens_per_rank
-            ]
-            if not fitting:
-                return
-            rank = min(fitting, key=lambda candidate: candidate.reserved)
-            request = self._queue.popleft()
-            rank.reserved += need
-            rank.prompts.append([request, self._ledger.reused[request]])
+    def enqueue(self, request: Request) -> None:
+        """Let ``request`` wait for room on a rank, or fail it if no rank could ever hold it."""
+        request.state = PREFILL
+        self.waiting_tokens += request.prompt
+        self._placement.offer(request)
+        if request.state != PREFILL:
+            self.waiting_tokens -= request.prompt
 
-    def _start(self) -> None:
-        self._starting = False
-        self._admit()
-        loads = RankLoads.empty(len(self._ranks))
-        ended = [self._fill(index, loads) for index in range(len(self._ranks))]
-        if not loads.decode_sequences.any() and not loads.tokens.any():
-            return
-        seconds = self._timer.step_seconds(loads)
-        self._stepping = True
-        self.busy_seconds += seconds
-        self.busy_until_seconds = self._engine.now_seconds + seconds
-        self.steps += 1
-        self._engine.at(self._engine.now_seconds + seconds, COMPLETION, lambda: self._end(ended))
-
-    def _fill(self, index: int, loads: RankLoads) -> list[int]:
-        """Put a rank's running requests and prompt chunks into the step; return the prompts that it ends."""
-        rank, ended = self._ranks[index], []
-        loads.decode_sequences[index] = len(rank.running)
-        loads.decode_kv_tokens[index] = sum(state[1] for state in rank.running.values())
-        # One token of progress at least, or a rank full of drafts would never take a prompt.
-        room = max(self._budget - len(rank.running) * (1 + self._mtp.drafts), 1)
-        for prompt in rank.prompts:
-            request, done = prompt
-            computed = min(room, self._ledger.inputs[request] - done)
-            finishes = done + computed == self._ledger.inputs[request]
-            loads.add_chunk(index, done, computed, finishes)
-            prompt[1] += computed
-            room -= computed
-            if finishes:
-                ended.append(request)
-            if not room:
-                break
-        return ended
-
-    def _end(self, ended: list[list[int]]) -> None:
-        self._stepping = False
-        for rank, prompts in zip(self._ranks, ended, strict=True):
-            self._decode(rank)
-            for request in prompts:
-                self._first_token(rank, request)
-        self.wake()
-
-    def _decode(self, rank: _Rank) -> None:
-        """Advance the running requests by the tokens of this step."""
-        tokens = self._tokens(len(rank.running))
-        for (request, state), count in zip(list(rank.running.items()), tokens, strict=True):
-            state[0] -= count
-            state[1] += count
-            if state[0] <= 1e-9:
-                del rank.running[request]
-                self._leave(rank, request)
-
-    def _tokens(self, count: int) -> list[float]:
-        if self._random is None or not self._mtp.drafts:
-            return [self._mean_tokens] * count
-        drawn: list[float] = accepted_tokens(self._random, count, self._mtp.drafts, self._mtp.acceptance).tolist()
-        return drawn
-
-    def _first_token(self, rank: _Rank, request: int) -> None:
-        """A prompt ended: its first token is out and the rest is decoded on the same rank."""
-        rank.prompts.popleft()
-        self.waiting_tokens -= self._ledger.inputs[request]
-        self._ledger.first_token[request] = self._engine.now_seconds
-        left = self._ledger.outputs[request] - 1
-        if left:
-            rank.running[request] = [float(left), float(self._ledger.inputs[request])]
+    def _placed(self, request: Request) -> None:
+        found = None
+        if request.blocks is not None and not request.retries:
+            found = self._shared.cache.look_up(request.blocks, request.prompt)
+            request.reused = found.tokens
+        self._prompts[request.place].append([request.reused])
+        self._asked[request.place].append(request)
+        self._waiting_prompts += 1
+        if self._times:
+            self._cut()
         else:
-            self._leave(rank, request)
+            self.wake()
 
-    def _leave(self, rank: _Rank, request: int) -> None:
-        rank.reserved -= self._need(request)
-        self._ledger.complete(request, self._engine.now_seconds)
+    def _start(self, _: object = None) -> None:
+        if self._times or not self.up or not self._waiting_prompts or self._engine.now_seconds < self.resumes_seconds:
+            super()._start()
+            return
+        self._starting = False
+        self._absorb()
+        now = self._engine.now_seconds
+        loads, ended = self._fill()
+        seconds = self._timer_seconds(loads)
+        self._ended = ended
+        self._times = [now + seconds]
+        self.busy_seconds += seconds
+        self.busy_until_seconds = now + seconds
+        if self._shared.span:
+            figures = {"requests": float(self.batch.total), "tokens": sum(load.tokens for load in loads)}
+            self._shared.span(self.name, "mixed", now, seconds, figures)
+        self._engine.at(now + seconds, COMPLETION, self._end, self._epoch)
+
+    def _timer_seconds(self, loads: list[RankLoad]) -> float:
+        return self.batch.timer.step_seconds(loads, self.ranks)
+
+    def _fill(self) -> tuple[list[RankLoad], list[tuple[int, Request]]]:
+        """Put running requests and prompt chunks into the step; return the loads and the prompts that it ends."""
+        loads: list[RankLoad] = []
+        ended: list[tuple[int, Request]] = []
+        running, kv = self.batch.sequences.tolist(), self.batch.kv_tokens().tolist()
+        for rank in range(self.ranks):
+            sequences = 0 if self._pauses else running[rank]
+            # One token of progress at least, or a rank full of drafts would never take a prompt.
+            room = max(self._budget - sequences * (1 + self.pool.mtp.drafts), 1)
+            tokens = context = finishing = 0
+            pairs = 0.0
+            for request, position in zip(self._asked[rank], self._prompts[rank], strict=True):
+                if not room:
+                    break
+                if request.started < 0:
+                    request.started = self._engine.now_seconds
+                done = position[0]
+                computed = min(room, request.prompt - done)
+                tokens, context, room = tokens + computed, context + done, room - computed
+                pairs += computed * done + computed * (computed + 1) / 2
+                position[0] += computed
+                if position[0] == request.prompt:
+                    finishing += 1
+                    ended.append((rank, request))
+            if tokens or sequences:
+                held = kv[rank] if sequences else 0.0
+                loads.append(RankLoad(float(sequences), held, float(tokens), float(context), pairs, float(finishing)))
+        return loads, ended
+
+    def _end(self, epoch: int) -> None:
+        if epoch != self._epoch or self._ended is None:
+            super()._end(epoch)
+            return
+        ended, self._ended = self._ended, None
+        self.steps += 1
+        self._times = []
+        gone = [] if self._pauses else self.batch.advance(1)
+        for rank, request in ended:
+            self._asked[rank].popleft()
+            self._prompts[rank].popleft()
+            self._waiting_prompts -= 1
+            self.waiting_tokens -= request.prompt
+            self._first_token(request)
+        self._finish(gone)
+        self.wake()
+
+    def _first_token(self, request: Request) -> None:
+        """A prompt ended: its first token is out and the rest is decoded on the same rank."""
+        now = self._engine.now_seconds
+        if request.first_token < 0:
+            request.first_token = now
+        if request.blocks is not None:
+            self._shared.cache.insert(request.blocks)
+        self._shared.tokens_out += 1
+        if request.left:
+            self.join(request)
+        else:
+            self._release(request)
+            self._shared.ledger.complete(request, now)
+
+    def settle(self) -> None:
+        """Give up the step that runs; prompts lose the chunk that it held."""
+        if self._ended is None:
+            super().settle()
+            return
+        self._ended = None
+        self.busy_seconds -= max(self._times[-1] - self._engine.now_seconds, 0.0)
+        self._times = []
+        self._epoch += 1
+
+    def abandon_prompts(self) -> list[Request]:
+        """Take all prompts out; return them in order of arrival."""
+        found = [request for asked in self._asked for request in asked]
+        for asked, prompts in zip(self._asked, self._prompts, strict=True):
+            asked.clear()
+            prompts.clear()
+        for request in found:
+            self._placement.release(request)
+        waiting = [*self._placement.waiting, *self._placement.offline_waiting]
+        self._placement.waiting.clear()
+        self._placement.offline_waiting.clear()
+        self._waiting_prompts = self.waiting_tokens = 0
+        return sorted([*found, *waiting], key=lambda request: request.number)

@@ -1,100 +1,292 @@
 """Prefill instances: elastic passes that take what waits, up to the token budget of each DP rank."""
 
+import heapq
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 
 from planner.manifest.schema import Pool
-from runtime.simulate.engine import COMPLETION, Engine
-from runtime.simulate.ledger import Ledger
-from runtime.simulate.steps import RankLoads, StepTimer
+from runtime.simulate.cache import Found
+from runtime.simulate.device import Devices, Shared
+from runtime.simulate.engine import COMPLETION
+from runtime.simulate.request import PREFILL, Request
+from runtime.simulate.steps import RankLoad, StepTimer
 
-Finished = Callable[["PrefillInstance", int, int], None]
+Finished = Callable[["PrefillInstance", int, Request], None]
 """Called with the instance, the DP rank and the request when a prompt's last pass ends."""
+
+
+@dataclass(slots=True)
+class _Pass:
+    """A pass in the making or under way: room and load of each rank, and the prompts that it ends or carries on."""
+
+    room: list[int]
+    tokens: list[int]
+    context: list[float]
+    pairs: list[float]
+    finishing: list[int]
+    loading: list[float]
+    ended: list[tuple[Request, int]] = field(default_factory=list)
+    carried: list[tuple[Request, int, int]] = field(default_factory=list)
+    before: list[tuple[Request, int, int]] = field(default_factory=list)
+    taken: list[Request] = field(default_factory=list)
+
+    @classmethod
+    def empty(cls, ranks: int, budget: int) -> "_Pass":
+        """Return a pass that holds nothing."""
+        return cls([budget] * ranks, [0] * ranks, [0.0] * ranks, [0.0] * ranks, [0] * ranks, [0.0] * ranks)
+
+    def loads(self) -> list[RankLoad]:
+        """Return the load of every rank that computes something."""
+        columns = zip(self.tokens, self.context, self.pairs, self.finishing, strict=True)
+        return [RankLoad(0.0, 0.0, float(t), c, p, float(f)) for t, c, p, f in columns if t]
 
 
 class PrefillInstance:
     """One instance; ``queue`` may be shared with others (collaborative routing)."""
 
-    def __init__(self, engine: Engine, ledger: Ledger, pool: Pool, queue: deque[int], finished: Finished) -> None:
-        self._engine, self._ledger, self._finished = engine, ledger, finished
-        self._timer = StepTimer(pool.step_costs["prefill"].to_step_cost(), pool.microbatches)
+    phase = "prefill"
+
+    def __init__(
+        self, shared: Shared, name: str, pool: Pool, queue: deque[Request], offline: deque[Request], finished: Finished
+    ) -> None:
+        self.name, self.pool = name, pool
+        self._shared, self._engine, self._finished = shared, shared.engine, finished
+        cost = pool.step_costs["prefill"].to_step_cost()
+        balance = shared.balance.get(pool.role)
+        self.cost = cost if balance is None else replace(cost, balance=balance, sampling_deviations=0.0)
+        self.timer = StepTimer(self.cost, pool.microbatches)
+        self._collaborative = shared.manifest.routing.prefill == "collaborative"
+        self._interrupts = shared.manifest.routing.offline == "slo"
         self.ranks = pool.degrees.attention_dp
         self.rank_devices = pool.degrees.attention_tp * pool.degrees.pp
-        self._budget = pool.limits.tokens_per_device * self.rank_devices
-        self._queue = queue
-        self._carried: list[tuple[int, int, int]] = []  # request, rank, prompt tokens done
-        self._running = self._starting = False
-        self.waiting_tokens = 0
+        self.budget = pool.limits.tokens_per_device * self.rank_devices
+        self._most_held = pool.kv.capacity_tokens_per_rank * self.ranks
+        self.queue, self.offline = queue, offline
+        self.devices = Devices()
+        self._carried: list[tuple[Request, int, int]] = []  # request, rank, prompt tokens done
+        self._pass: _Pass | None = None
+        self._starting = False
+        self._epoch = 0
+        self._blocked = False
+        self.accepts = self.up = True
+        self.waiting_tokens = self.held_tokens = 0
         self.busy_seconds = self.busy_until_seconds = 0.0
         self.steps = 0
 
-    def enqueue(self, request: int) -> None:
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is prefilled or waits here alone."""
+        return self._pass is None and not self._carried and not self.queue
+
+    def enqueue(self, request: Request) -> None:
         """Let ``request`` wait for a pass."""
-        self._queue.append(request)
-        self.waiting_tokens += self._ledger.inputs[request]
+        request.state = PREFILL
+        self.queue.append(request)
+        self.waiting_tokens += request.prompt
         self.wake()
+        if self._interrupts and self._pass is not None and self._only_offline(self._pass):
+            self._interrupt()
 
     def wake(self) -> None:
         """Start a pass at the end of this instant unless one runs."""
-        if not self._running and not self._starting:
+        if self._pass is None and not self._starting and self.up:
             self._starting = True
             self._engine.soon(self._start)
 
-    def _start(self) -> None:
+    def give_way(self) -> None:
+        """A pass runs to its end."""
+
+    def _start(self, _: object = None) -> None:
         self._starting = False
-        if not self._queue and not self._carried:
+        if self._pass is not None or not self.up or not (self.queue or self._carried or self.offline):
             return
-        loads = RankLoads.empty(self.ranks)
-        ended = self._fill(loads)
-        seconds = self._timer.step_seconds(loads)
-        self._running = True
-        self.busy_seconds += seconds
-        self.busy_until_seconds = self._engine.now_seconds + seconds
-        self.steps += 1
-        self._engine.at(self._engine.now_seconds + seconds, COMPLETION, lambda: self._end(ended))
-
-    def _fill(self, loads: RankLoads) -> list[tuple[int, int]]:
-        """Put chunks into the pass; return (request, rank) of the prompts that it ends."""
-        room = [self._budget] * self.ranks
-        carried, self._carried = self._carried, []
-        ended: list[tuple[int, int]] = []
-        for request, rank, done in carried:
-            self._chunk(request, rank, done, room, loads, ended)
-        while self._queue:
-            request = self._queue[0]
-            rank = max(range(self.ranks), key=room.__getitem__)
-            start = self._first_position(request)
-            length = self._ledger.inputs[request] - start
-            if room[rank] < (length if length <= self._budget else 1):
-                break
-            self._queue.popleft()
-            self._chunk(request, rank, start, room, loads, ended)
-        return ended
-
-    def _first_position(self, request: int) -> int:
-        """Prompt tokens before the first chunk that computes anything: whole chunks of reused ones cost no pass."""
-        return self._ledger.reused[request] // self._budget * self._budget
-
-    def _chunk(
-        self, request: int, rank: int, done: int, room: list[int], loads: RankLoads, ended: list[tuple[int, int]]
-    ) -> None:
-        """Put the next tokens of a prompt, reused ones included, into the room of its rank."""
-        length = self._ledger.inputs[request]
-        end = min(done + room[rank], length)
-        room[rank] -= end - done
-        cached = min(max(done, self._ledger.reused[request]), end)
-        if end > cached:
-            loads.add_chunk(rank, cached, end - cached, end == length)
-        if end == length:
-            ended.append((request, rank))
-        else:
-            self._carried.append((request, rank, end))
-
-    def _end(self, ended: list[tuple[int, int]]) -> None:
-        self._running = False
+        if not self.devices.take(self):
+            return
+        making = self._fill()
+        if not making.ended and not making.carried:
+            self.devices.free(self)
+            return
+        loads = making.loads()
+        seconds = self.timer.step_seconds(loads, self.ranks) if loads else 0.0
+        seconds += max(making.loading)
+        self._pass = making
         now = self._engine.now_seconds
-        for request, rank in ended:
-            self._ledger.first_token[request] = now
-            self.waiting_tokens -= self._ledger.inputs[request]
+        self.busy_seconds += seconds
+        self.busy_until_seconds = now + seconds
+        self.steps += 1
+        if self._shared.span:
+            self._shared.span(self.name, "prefill", now, seconds, {"tokens": float(sum(making.tokens))})
+        self._engine.at(now + seconds, COMPLETION, self._end, self._epoch)
+
+    def _fill(self) -> _Pass:
+        """Put chunks into a pass: prompts under way, then online ones in order, then offline ones into what is left."""
+        making = _Pass.empty(self.ranks, self.budget)
+        making.before, self._carried = self._carried, []
+        for request, rank, done in making.before:
+            if not request.offline:
+                self._chunk(making, request, rank, done)
+        (self._fill_evenly if self._collaborative else self._fill_in_order)(making, self.queue)
+        for request, rank, done in making.before:
+            if request.offline:
+                self._chunk(making, request, rank, done)
+        if self.offline and not self.queue:
+            self._fill_in_order(making, self.offline)
+        return making
+
+    def _fill_in_order(self, making: _Pass, queue: deque[Request]) -> None:
+        """Give each prompt to the rank with most room, until one fits nowhere."""
+        rooms = [(-room, rank) for rank, room in enumerate(making.room)]
+        heapq.heapify(rooms)
+        while queue:
+            request = queue[0]
+            found = self._look_up(request)
+            start = request.reused // self.budget * self.budget
+            length = request.prompt - start
+            room, rank = rooms[0]
+            if -room < (length if length <= self.budget else 1) or not self._holds(request):
+                return
+            queue.popleft()
+            self._take(making, request, rank, start, found)
+            heapq.heapreplace(rooms, (-making.room[rank], rank))
+
+    def _fill_evenly(self, making: _Pass, queue: deque[Request]) -> None:
+        """Take what fits in order, then deal the longest computed parts first, each to the rank with least work.
+
+        The collaborative scheduler of xDeepServe section 4: it knows lengths and prefix hits of all ranks.
+        """
+        room = sum(making.room)
+        chosen: list[tuple[Request, int, Found | None]] = []
+        while queue:
+            request = queue[0]
+            found = self._look_up(request)
+            start = request.reused // self.budget * self.budget
+            length = request.prompt - start
+            if room < min(length, self.budget) or not self._holds(request):
+                break
+            room -= min(length, self.budget)
+            chosen.append((queue.popleft(), start, found))
+        chosen.sort(key=lambda item: item[0].reused - item[0].prompt)
+        late: list[Request] = []
+        for request, start, found in chosen:
+            length = min(request.prompt - start, self.budget)
+            fitting = [rank for rank in range(self.ranks) if making.room[rank] >= length]
+            if fitting:
+                self._take(making, request, min(fitting, key=lambda rank: making.pairs[rank]), start, found)
+            else:
+                late.append(request)
+        queue.extendleft(sorted(late, key=lambda request: -request.number))
+
+    def _look_up(self, request: Request) -> Found | None:
+        """Find the head of the prompt in the cache; a reuse that is stated stands."""
+        if request.blocks is None or request.retries:
+            return Found(dram_tokens=request.reused) if request.reused else None
+        found = self._shared.cache.look_up(request.blocks, request.prompt)
+        request.reused = found.tokens
+        return found
+
+    def _holds(self, request: Request) -> bool:
+        """Whether there is KV room for one more prompt; finished ones keep theirs until they are pulled."""
+        self._blocked = bool(self.held_tokens) and self.held_tokens + request.prompt > self._most_held
+        return not self._blocked
+
+    def _take(self, making: _Pass, request: Request, rank: int, start: int, found: Found | None) -> None:
+        if request.started < 0:
+            request.started = self._engine.now_seconds
+        request.state = PREFILL
+        request.hold = request.prompt
+        self.held_tokens += request.prompt
+        if found:
+            making.loading[rank] += self._shared.cache.load_seconds(found, self.rank_devices)
+        making.taken.append(request)
+        self._chunk(making, request, rank, start)
+
+    def _chunk(self, making: _Pass, request: Request, rank: int, done: int) -> None:
+        """Put the next tokens of a prompt, reused ones included, into the room of its rank.
+
+        Whole chunks of reused tokens cost no pass: ``done`` starts behind them.
+        """
+        length = request.prompt
+        end = min(done + making.room[rank], length)
+        making.room[rank] -= end - done
+        cached = min(max(done, request.reused), end)
+        if end > cached:
+            computed = end - cached
+            making.tokens[rank] += computed
+            making.context[rank] += cached
+            making.pairs[rank] += computed * cached + computed * (computed + 1) / 2
+            making.finishing[rank] += end == length
+        if end == length:
+            making.ended.append((request, rank))
+        else:
+            making.carried.append((request, rank, end))
+
+    def _end(self, epoch: int) -> None:
+        if epoch != self._epoch or self._pass is None:
+            return
+        done, self._pass = self._pass, None
+        self._carried = done.carried
+        now = self._engine.now_seconds
+        for request, rank in done.ended:
+            if request.first_token < 0:
+                request.first_token = now
+            if not request.offline:
+                self.waiting_tokens -= request.prompt
+            if request.blocks is not None:
+                self._shared.cache.insert(request.blocks)
+            self._shared.tokens_out += 1
             self._finished(self, rank, request)
+        self.devices.free(self)
         self.wake()
+
+    def pulled(self, request: Request) -> None:
+        """Free the KV that a request held here."""
+        self.held_tokens -= request.hold
+        request.hold = 0
+        if self._blocked:
+            self.wake()
+
+    @staticmethod
+    def _only_offline(making: _Pass) -> bool:
+        here = [item[0] for item in making.ended] + [item[0] for item in making.carried]
+        return all(request.offline for request in here)
+
+    def _interrupt(self) -> None:
+        """Stop a pass of offline prompts; what it computed of them is lost (xLLM section 3.1)."""
+        making = self._abort()
+        if making is None:
+            return
+        self._carried = making.before
+        for request in reversed(making.taken):
+            self.held_tokens -= request.hold
+            request.hold = 0
+            self.offline.appendleft(request)
+        self.wake()
+
+    def _abort(self) -> _Pass | None:
+        """End the pass that runs without its results."""
+        making, self._pass = self._pass, None
+        self._epoch += 1
+        if making is not None:
+            self.busy_seconds -= max(self.busy_until_seconds - self._engine.now_seconds, 0.0)
+            self.busy_until_seconds = self._engine.now_seconds
+            self.devices.free(self)
+        return making
+
+    def stop(self) -> list[Request]:
+        """Go down; return the requests that were here, in order of arrival, all computed anew elsewhere."""
+        making = self._abort()
+        here = {request: None for request, *_ in self._carried}
+        if making is not None:
+            here |= {item[0]: None for item in making.ended} | {item[0]: None for item in making.carried}
+        self._carried = []
+        if not self._collaborative:
+            here |= dict.fromkeys(self.queue)
+            self.queue.clear()
+        for request in here:
+            self.held_tokens -= request.hold
+            request.hold = 0
+            if not request.offline:
+                self.waiting_tokens -= request.prompt
+        self.up = False
+        return sorted(here, key=lambda request: request.number)

@@ -1,31 +1,47 @@
-"""Which prefill instance takes a request."""
+"""Which prefill or mixed instance takes a request."""
 
 from collections.abc import Callable, Sequence
 from itertools import cycle
 from typing import Protocol
 
 from planner.manifest.schema import Routing
+from runtime.simulate.request import Request
 
 
-class Queueing(Protocol):
+class Head(Protocol):
     """An instance in front of which prompts wait; ``waiting_tokens`` wait or run."""
 
     waiting_tokens: int
+    accepts: bool
+    up: bool
 
-    def enqueue(self, request: int) -> None:
+    def enqueue(self, request: Request) -> None:
         """Let a request wait."""
 
 
-Choose = Callable[[], int]
+Choose = Callable[[Request], Head | None]
 
 
-def chooser(routing: Routing, instances: Sequence[Queueing]) -> Choose:
-    """Return the policy as a function that gives the index of the next request's instance.
+def chooser(routing: Routing, heads: Sequence[Head]) -> Choose:
+    """Return the policy as a function that gives the next request's instance, None where all are down.
 
     ``least_load``: fewest prompt tokens that wait or run; ``round_robin``: in turn. ``collaborative``
     instances share one queue, so the choice only spreads the counting.
     """
     if routing.prefill == "least_load":
-        return lambda: min(range(len(instances)), key=lambda index: instances[index].waiting_tokens)
-    turns = cycle(range(len(instances)))
-    return lambda: next(turns)
+
+        def least(request: Request) -> Head | None:
+            able = [head for head in heads if head.accepts and head.up]
+            return min(able, key=lambda head: head.waiting_tokens) if able else None
+
+        return least
+    turns = cycle(heads)
+
+    def in_turn(request: Request) -> Head | None:
+        for _ in range(len(heads)):
+            head = next(turns)
+            if head.accepts and head.up:
+                return head
+        return None
+
+    return in_turn

@@ -1,194 +1,201 @@
 """One run of a manifest under a workload on the virtual clock."""
 
+import gc
 import time
-from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import Literal
 
-import numpy as np
-
-from planner.manifest.schema import Manifest, Pool
+from planner.manifest.schema import Manifest
 from podplan.errors import BadInput
-from runtime.simulate.decode import Admission, DecodeInstance
-from runtime.simulate.engine import ARRIVAL, COMPLETION, Engine, generator
-from runtime.simulate.ledger import Ledger
-from runtime.simulate.metrics import SimulationResult, Window, summarise
-from runtime.simulate.mixed import MixedInstance
-from runtime.simulate.prefill import PrefillInstance
-from runtime.simulate.router import Choose, chooser
-from runtime.simulate.transfer import KvLinks
+from runtime.simulate.cache import PrefixCache
+from runtime.simulate.device import Shared
+from runtime.simulate.engine import ARRIVAL, COMPLETION, NEVER, Engine
+from runtime.simulate.faults import Fault, Faults
+from runtime.simulate.feed import ArrivalFeed
+from runtime.simulate.ledger import Ledger, Window
+from runtime.simulate.metrics import SimulationResult, summarise
+from runtime.simulate.observe import Observer, Watcher
+from runtime.simulate.placement import Placement
+from runtime.simulate.request import Request
+from runtime.simulate.system import System
 from runtime.simulate.workload import Requests
-
-_Busy = PrefillInstance | DecodeInstance | MixedInstance
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulationOptions:
-    """``mtp`` sampled draws accepted drafts per request, expected yields their mean every iteration.
+    """``mtp`` sampled draws the iterations of each answer at admission, expected takes their mean.
 
     Requests that arrive before ``warmup_seconds`` or after ``measured_until_seconds`` load the system and are not
-    counted; the run ends when all are served, or at ``until_seconds``.
+    counted; the run ends when all are served, or at ``until_seconds``. ``stepping`` ends every decode iteration by an
+    event of its own instead of summing those between which nothing changes: slower, and the same result.
+    ``balance`` replaces the expert imbalance of a role's step costs. ``offline`` requests stand behind the online ones
+    as ``routing.offline`` says.
     """
 
     seed: int = 0
     mtp: Literal["sampled", "expected"] = "sampled"
     warmup_seconds: float = 0.0
-    measured_until_seconds: float = float("inf")
-    until_seconds: float = float("inf")
+    measured_until_seconds: float = NEVER
+    until_seconds: float = NEVER
+    stepping: bool = False
+    balance: dict[str, float] = field(default_factory=dict)
+    offline: Requests | None = None
+    faults: tuple[Fault, ...] = ()
 
 
-def simulate(manifest: Manifest, requests: Requests, options: SimulationOptions | None = None) -> SimulationResult:
+def simulate(
+    manifest: Manifest,
+    requests: Requests | Iterable[Requests],
+    options: SimulationOptions | None = None,
+    observer: Observer | None = None,
+) -> SimulationResult:
     """Return what ``manifest`` does under ``requests``; the same arguments give the same result but for wall time.
 
+    ``requests`` may come in parts, so that memory does not grow with their number.
+
     Raises:
-        BadInput: a step cost gives no positive, finite duration.
+        BadInput: a step cost gives no positive, finite duration, or a fault names what the manifest has not.
     """
-    options = options or SimulationOptions()
-    return _Run(manifest, requests, options).result()
+    parts = [requests] if isinstance(requests, Requests) else requests
+    return _Run(manifest, parts, options or SimulationOptions(), observer).result()
 
 
 class _Run:
-    """The parts of one run, wired: arrivals -> prefill -> links -> decode, or arrivals -> mixed."""
+    """Builds the system, lets requests in, and takes the result out."""
 
-    def __init__(self, manifest: Manifest, requests: Requests, options: SimulationOptions) -> None:
+    def __init__(
+        self, manifest: Manifest, parts: Iterable[Requests], options: SimulationOptions, observer: Observer | None
+    ) -> None:
         if not 0 <= options.warmup_seconds < min(options.until_seconds, options.measured_until_seconds):
             raise BadInput(f"--warmup: {options.warmup_seconds:g} s must be from 0 to before the end of the run")
-        self._manifest, self._options = manifest, options
-        self._engine, self._ledger = Engine(), Ledger(requests)
-        self._next_request = requests.under_way
-        self._busy_at: list[dict[str, float]] = []
-        self._prefill: list[PrefillInstance] = []
-        self._decode: list[DecodeInstance] = []
-        self._mixed: list[MixedInstance] = []
-        self._build()
-
-    def _pools(self, role: str) -> list[Pool]:
-        return [pool for pool in self._manifest.pools if pool.role == role]
-
-    def _random(self, name: str) -> np.random.Generator | None:
-        """Return the stream of an instance's drafts, None where their mean is taken."""
-        return generator(self._options.seed, f"drafts {name}") if self._options.mtp == "sampled" else None
-
-    def _build(self) -> None:
-        """Make the instances of every pool."""
-        engine, ledger = self._engine, self._ledger
-        for pool in self._pools("mixed"):
-            for instance in pool.instances:
-                self._mixed.append(MixedInstance(engine, ledger, pool, self._random(instance.name)))
-        if self._pools("decode"):
-            self._admission = Admission(ledger, self._pools("decode"))
-            self._decode = [
-                DecodeInstance(engine, ledger, pool, self._admission, self._random(instance.name))
-                for pool in self._pools("decode")
-                for instance in pool.instances
-            ]
-            self._build_prefill()
-        self._heads: list[PrefillInstance | MixedInstance] = [*self._prefill, *self._mixed]
-        self._choose: Choose = chooser(self._manifest.routing, self._heads)
-
-    def _build_prefill(self) -> None:
-        """Make prefill instances, their queues and the links behind them."""
-        assert self._manifest.kv_transfer is not None, "a manifest with prefill and decode pools has links"
-        receiver = self._pools("decode")[0].degrees
-        self._links = KvLinks(
-            self._engine, self._ledger, self._manifest.kv_transfer, receiver.attention_tp * receiver.pp
+        self._manifest, self._options, self._observer = manifest, options, observer
+        engine = Engine()
+        window = Window(options.warmup_seconds, options.measured_until_seconds)
+        ledger = Ledger(manifest.service_levels, window)
+        self._shared = Shared(
+            manifest=manifest,
+            engine=engine,
+            ledger=ledger,
+            placement=Placement(manifest.routing, ledger, lambda: engine.now_seconds),
+            cache=_cache(manifest, 1),
+            seed=options.seed,
+            stepping=options.stepping,
+            expected_drafts=options.mtp == "expected",
+            balance=options.balance,
+            span=observer.span if observer is not None and observer.wants_spans else None,
         )
-        shared: deque[int] = deque()
-        collaborative = self._manifest.routing.prefill == "collaborative"
-        for pool in self._pools("prefill"):
-            for _ in pool.instances:
-                queue = shared if collaborative else deque()
-                self._prefill.append(PrefillInstance(self._engine, self._ledger, pool, queue, self._prefilled))
+        self._system = System(self._shared)
+        self._feed = ArrivalFeed(engine, self._with_cache(parts), self._system.arrive)
+        self._watcher = Watcher(self._system, self._feed, observer)
+        self._faults = Faults(self._system, options.faults)
+        ledger.on_leave = self._feed.left
+        if observer is not None:
+            ledger.on_outcomes = observer.outcomes
 
-    def _prefilled(self, instance: PrefillInstance, rank: int, request: int) -> None:
-        """Send the KV of a finished prompt on, or complete a request of one token."""
-        if self._ledger.outputs[request] == 1:
-            self._ledger.complete(request, self._engine.now_seconds)
-            return
-        source = (self._prefill.index(instance), rank)
-        self._links.send(source, instance.rank_devices, request, self._admission.offer)
-
-    def _schedule_arrivals(self) -> None:
-        """Start the open or the closed loop; an open one schedules one arrival at a time."""
-        requests = self._ledger.requests
-        for request in range(requests.under_way):
-            self._ledger.arrival[request] = self._ledger.first_token[request] = 0.0
-            self._admission.offer(request)
-        if requests.concurrency:
-            self._ledger.on_leave = self._arrive_next
-            for _ in range(min(requests.concurrency, len(requests))):
-                self._arrive_next()
-        else:
-            self._schedule_next()
-
-    def _arrive_next(self) -> None:
-        """Let the closed loop's next request in at this instant."""
-        if self._next_request < len(self._ledger.requests):
-            self._next_request += 1
-            request = self._next_request - 1
-            self._engine.at(self._engine.now_seconds, ARRIVAL, lambda: self._arrive(request))
-
-    def _schedule_next(self) -> None:
-        """Schedule the open loop's next arrival."""
-        request = self._next_request
-        if request < len(self._ledger.requests):
-            self._next_request += 1
-            self._engine.at(float(self._ledger.requests.arrival_seconds[request]), ARRIVAL, self._arrive_in_turn)
-
-    def _arrive_in_turn(self) -> None:
-        request = self._next_request - 1
-        self._arrive(request)
-        self._schedule_next()
-
-    def _arrive(self, request: int) -> None:
-        """Queue a request at the instance that the policy chooses."""
-        self._ledger.arrival[request] = self._engine.now_seconds
-        self._heads[self._choose()].enqueue(request)
-        if self._manifest.routing.prefill == "collaborative":
-            for instance in self._prefill:
-                instance.wake()
+    def _with_cache(self, parts: Iterable[Requests]) -> Iterable[Requests]:
+        """Yield the parts; the first one tells the size of the trace's blocks."""
+        for part in parts:
+            if part.blocks is not None and not len(self._shared.cache):
+                self._shared.cache = _cache(self._manifest, part.block_tokens)
+            yield part
 
     def result(self) -> SimulationResult:
         """Run to the end and summarise."""
-        started = time.perf_counter()
-        options = self._options
+        options, engine, ledger = self._options, self._shared.engine, self._shared.ledger
+        marks: list[dict[str, float]] = []
         for seconds in (options.warmup_seconds, options.measured_until_seconds):
-            if 0 < seconds < float("inf"):
-                self._engine.at(seconds, COMPLETION, lambda: self._busy_at.append(self._busy_seconds()))
-        self._schedule_arrivals()
-        self._engine.run(options.until_seconds)
+            if 0 < seconds < NEVER:
+                engine.at(seconds, COMPLETION, lambda _: marks.append(self._watcher.busy_seconds()))
+        started = time.perf_counter()
+        collecting = gc.isenabled()
+        gc.disable()  # nothing here is cyclic, and scanning tens of thousands of requests again and again is slow
+        try:
+            self._begin()
+            engine.run(options.until_seconds)
+        finally:
+            if collecting:
+                gc.enable()
         wall = time.perf_counter() - started
-        last = options.until_seconds if options.until_seconds < float("inf") else self._engine.now_seconds
-        window = Window(start_seconds=options.warmup_seconds, end_seconds=min(options.measured_until_seconds, last))
+        ledger.flush()
+        last = options.until_seconds if options.until_seconds < NEVER else engine.now_seconds
+        end = min(options.measured_until_seconds, last)
+        marks.append(self._watcher.busy_seconds())
+        if self._observer is not None:
+            self._observer.close()
         return summarise(
-            self._ledger,
-            self._manifest.service_levels,
-            window,
-            utilisation=self._utilisation(window),
-            steps={role: sum(part.steps for part in parts) for role, parts in self._groups().items()},
+            self._system,
+            self._watcher,
+            window=Window(options.warmup_seconds, end),
+            busy=marks,
+            warm=options.warmup_seconds > 0,
+            faults=self._faults.begun,
             wall_seconds=wall,
         )
 
-    def _groups(self) -> dict[str, Sequence[_Busy]]:
-        """Instances by role."""
-        groups: dict[str, Sequence[_Busy]] = {"prefill": self._prefill, "decode": self._decode, "mixed": self._mixed}
-        return {role: parts for role, parts in groups.items() if parts}
+    def _begin(self) -> None:
+        for request in self._feed.begin():
+            self._system.begin_decode(request)
+        self._shared.engine.feed = self._feed
+        for request in _offline(self._options.offline):
+            self._shared.engine.at(request.arrival, ARRIVAL, self._system.arrive, request)
+        self._faults.begin()
+        self._watcher.begin()
+        if self._system.roles is not None and self._manifest.routing.roles == "dynamic":
+            self._system.roles.watch()
 
-    def _busy_seconds(self) -> dict[str, float]:
-        """Return the busy time of each role so far, the rest of a running step not included."""
-        now = self._engine.now_seconds
-        return {
-            role: sum(part.busy_seconds - max(part.busy_until_seconds - now, 0.0) for part in parts)
-            for role, parts in self._groups().items()
-        }
 
-    def _utilisation(self, window: Window) -> dict[str, float]:
-        """Return busy time over time in the window, mean over the instances of a role."""
-        marks = [*self._busy_at, self._busy_seconds()]
-        end = marks[1] if len(marks) > 2 else marks[-1]
-        start = marks[0] if len(marks) > 1 and self._options.warmup_seconds > 0 else dict.fromkeys(end, 0.0)
-        return {
-            role: (end[role] - start[role]) / (len(parts) * window.seconds) if window.seconds > 0 else 0.0
-            for role, parts in self._groups().items()
-        }
+def _offline(requests: Requests | None) -> list[Request]:
+    """Return the offline requests; their numbers follow those of any online ones."""
+    if requests is None:
+        return []
+    columns = (requests.arrival_seconds, requests.input_tokens, requests.output_tokens, requests.reused_tokens)
+    made = []
+    for number, row in enumerate(zip(*(column.tolist() for column in columns), strict=True)):
+        request = Request((1 << 40) + number, *row)
+        request.offline = True
+        made.append(request)
+    return made
+
+
+def _cache(manifest: Manifest, block_tokens: int) -> PrefixCache:
+    size = manifest.kv_transfer.bytes_per_token if manifest.kv_transfer else _kv_bytes(manifest)
+    return PrefixCache(manifest.caching, block_tokens, size)
+
+
+def _kv_bytes(manifest: Manifest) -> float:
+    """Return the KV bytes of a token on all devices of a DP rank."""
+    pool = manifest.pools[0]
+    return pool.kv.bytes_per_token_per_device * pool.degrees.attention_tp * pool.degrees.pp
+
+
+def with_policies(manifest: Manifest, names: list[str]) -> Manifest:
+    """Return the manifest with policies by name, ``field=value`` or a value that only one field of routing has.
+
+    Raises BadInput naming what is not known.
+    """
+    routing = manifest.routing.model_dump()
+    for name in names:
+        key, value = _policy(name)
+        routing[key] = value
+    return manifest.model_copy(update={"routing": type(manifest.routing).model_validate(routing)})
+
+
+POLICIES: dict[str, tuple[str, ...]] = {
+    "prefill": ("least_load", "round_robin", "collaborative"),
+    "decode": ("least_kv", "least_requests", "round_robin"),
+    "decode_reservation": ("whole", "prompt"),
+    "chunks": ("decode_first", "prefill_first"),
+    "roles": ("fixed", "dynamic"),
+    "offline": ("equal", "priority", "slo"),
+}
+
+
+def _policy(name: str) -> tuple[str, str]:
+    """Return (field, value); a bare value means the first field that has it."""
+    key, _, value = name.rpartition("=")
+    for known, values in POLICIES.items():
+        if value in values and key in ("", known):
+            return known, value
+    told = "; ".join(f"{known}={'|'.join(values)}" for known, values in POLICIES.items())
+    raise BadInput(f"--policies: {name[:40]!r} is not a policy; use {told}")

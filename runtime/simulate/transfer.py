@@ -1,29 +1,52 @@
-"""KV from prefill to decode: first come, first served on the links of the source rank."""
-
-from collections.abc import Callable
+"""KV from prefill to decode: first come, first served on the links of both ends."""
 
 from planner.manifest.schema import KvTransfer
-from runtime.simulate.engine import ARRIVAL, Engine
-from runtime.simulate.ledger import Ledger
 
 
 class KvLinks:
-    """Links of the DP ranks of prefill instances.
+    """Links of prefill devices and of decode ranks.
 
-    A request owns the links of the devices of its DP rank, at most as many as the receiving rank has:
-    seconds = prompt tokens · bytes per token / (links · bandwidth), then the latency.
+    A decode rank of n devices pulls over as many links of the prefill group (all of them, if it has fewer):
+    seconds = tokens · bytes per token / (links · bandwidth), then the latency. Which links those are follows the
+    balanced mapping of CloudMatrix384 section 4.3.3, so that decode ranks spread over the prefill TP ranks, which all
+    hold the KV; ``first`` always takes the first ones. A transfer waits until both ends are free.
     """
 
-    def __init__(self, engine: Engine, ledger: Ledger, kv: KvTransfer, receiving_devices: int) -> None:
-        self._engine, self._ledger, self._kv = engine, ledger, kv
-        self._receiving_devices = receiving_devices
-        self._free_seconds: dict[tuple[int, int], float] = {}
+    def __init__(self, kv: KvTransfer) -> None:
+        self._kv = kv
+        self._free: dict[tuple[str, int, int], float] = {}
+        self._blocked: dict[str, float] = {}
+        self.busy_seconds = 0.0
+        self.waited_seconds = 0.0
 
-    def send(self, source: tuple[int, int], devices: int, request: int, arrive: Callable[[int], None]) -> None:
-        """Send the KV of ``request`` from ``source`` (instance, DP rank) with ``devices`` links."""
-        links = min(devices, self._receiving_devices)
-        size_bytes = self._ledger.inputs[request] * self._kv.bytes_per_token
-        start = max(self._engine.now_seconds, self._free_seconds.get(source, 0.0))
-        end = start + size_bytes / (links * self._kv.bandwidth_bytes_per_second)
-        self._free_seconds[source] = end
-        self._engine.at(end + self._kv.latency_seconds, ARRIVAL, lambda: arrive(request))
+    def block(self, name: str, until_seconds: float) -> None:
+        """Let nothing pass from or to an instance before ``until_seconds``."""
+        self._blocked[name] = max(until_seconds, self._blocked.get(name, 0.0))
+
+    def seconds(self, tokens: int, source_devices: int, target_devices: int) -> float:
+        """Return how long a transfer takes alone, without its latency."""
+        links = min(source_devices, target_devices)
+        return tokens * self._kv.bytes_per_token / (links * self._kv.bandwidth_bytes_per_second)
+
+    def send(
+        self,
+        tokens: int,
+        source: tuple[str, int],
+        source_devices: int,
+        target: tuple[str, int],
+        target_devices: int,
+        now: float,
+    ) -> float:
+        """Take the links from ``source`` to ``target``, each (instance, DP rank); return when the KV is there."""
+        slots = max(source_devices // min(source_devices, target_devices), 1)
+        slot = 0 if self._kv.links == "first" else int(target[1] // self._kv.mapping.group_size) % slots
+        ends = ((source[0], source[1], slot), (target[0], -1 - target[1], 0))
+        start = max(now, *(self._free.get(end, 0.0) for end in ends))
+        if self._blocked:
+            start = max(start, self._blocked.get(source[0], 0.0), self._blocked.get(target[0], 0.0))
+        seconds = self.seconds(tokens, source_devices, target_devices)
+        for end in ends:
+            self._free[end] = start + seconds
+        self.busy_seconds += seconds
+        self.waited_seconds += start - now
+        return start + seconds + self._kv.latency_seconds

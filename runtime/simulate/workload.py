@@ -1,19 +1,21 @@
 """What arrives: requests from the manifest's workload, at a rate or in a closed loop, or from a trace."""
 
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from planner.manifest.schema import ManifestWorkload
 from podplan.errors import BadInput
-from podplan.traces import Trace, reused_tokens
+from podplan.traces import Trace
 from runtime.simulate.engine import generator
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
 MOST_REQUESTS = 10_000_000
+_AT_ONCE = 1 << 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +23,9 @@ class Requests:
     """Offered requests, one element each. ``concurrency`` > 0: a closed loop, arrivals follow completions.
 
     The first ones, as many as ``begun_tokens`` has elements, are in decode when the run begins: so many tokens are
-    out, which count as their input, and ``output_tokens`` are the rest.
+    out, which count as their input, and ``output_tokens`` are the rest. ``blocks`` are the identifiers of a prompt's
+    blocks of ``block_tokens``. A request with a ``session`` and a ``delay_seconds`` that is a number is sent so long
+    after the end of the one before it in its session.
     """
 
     arrival_seconds: Floats
@@ -30,6 +34,10 @@ class Requests:
     reused_tokens: Integers
     concurrency: int = 0
     begun_tokens: Integers = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    blocks: tuple[Integers, ...] | None = None
+    block_tokens: int = 0
+    session: Integers | None = None
+    delay_seconds: Floats | None = None
 
     def __len__(self) -> int:
         return len(self.input_tokens)
@@ -45,17 +53,74 @@ def open_loop(workload: ManifestWorkload, requests_per_second: float, count: int
 
     A squared coefficient of variation of 1 is Poisson, 0 is a constant gap; shape = 1/CV².
     """
-    if not 0 < requests_per_second < float("inf"):
-        raise BadInput(f"--rate: {requests_per_second:g} requests per second must be positive and finite")
+    _check_rate(requests_per_second)
     body = _bodies(workload, count, seed)
-    random, cv2 = generator(seed, "arrivals"), workload.arrival_cv2
-    mean = 1.0 / requests_per_second
-    gaps = random.gamma(1.0 / cv2, mean * cv2, count) if cv2 > 0 else np.full(count, mean)
+    gaps = _gaps(workload.arrival_cv2, 1.0 / requests_per_second, count, generator(seed, "arrivals"))
     return Requests(arrival_seconds=np.cumsum(gaps), input_tokens=body[0], output_tokens=body[1], reused_tokens=body[2])
 
 
+def _check_rate(requests_per_second: float) -> None:
+    if not 0 < requests_per_second < float("inf"):
+        raise BadInput(f"--rate: {requests_per_second:g} requests per second must be positive and finite")
+
+
+def _gaps(cv2: float, mean: float, count: int, random: np.random.Generator) -> Floats:
+    return random.gamma(1.0 / cv2, mean * cv2, count) if cv2 > 0 else np.full(count, mean)
+
+
+def open_stream(
+    workload: ManifestWorkload, requests_per_second: float, count: int, seed: int = 0
+) -> Iterator[Requests]:
+    """Yield the requests of an open loop in parts of 65,536, so that memory does not grow with their number.
+
+    The parts of a stream are not those of ``open_loop`` with the same seed: each part draws anew.
+    """
+    start = 0.0
+    for part, first in enumerate(range(0, count, _AT_ONCE)):
+        drawn = open_loop(workload, requests_per_second, min(_AT_ONCE, count - first), seed=seed * 100_003 + part)
+        yield replace(drawn, arrival_seconds=drawn.arrival_seconds + start)
+        start += float(drawn.arrival_seconds[-1])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Modulation:
+    """Two states of a Markov-modulated Poisson process: ``burst`` times the rate of calm, that share of the time."""
+
+    burst: float
+    share: float
+    mean_burst_seconds: float
+
+
+def modulated(
+    workload: ManifestWorkload, requests_per_second: float, count: int, modulation: Modulation, seed: int = 0
+) -> Requests:
+    """Return requests of a two-state Markov-modulated Poisson process with the given mean rate.
+
+    Calm rate c and burst rate b·c alternate with exponential stays; c = rate / (1 - p + b·p) with p the share of time
+    in bursts (W. Fischer and K. Meier-Hellstern, The Markov-modulated Poisson process cookbook, 1993).
+    """
+    _check_rate(requests_per_second)
+    if not (modulation.burst >= 1 and 0 < modulation.share < 1 and modulation.mean_burst_seconds > 0):
+        raise BadInput("--bursts: needs a factor from 1, a share between 0 and 1 and a positive duration")
+    body = _bodies(workload, count, seed)
+    calm = requests_per_second / (1 - modulation.share + modulation.burst * modulation.share)
+    stays = modulation.mean_burst_seconds * np.array([(1 - modulation.share) / modulation.share, 1.0])
+    random = generator(seed, "arrivals")
+    # Unit exponentials are the integral of the rate between arrivals: a walk over the stays turns them into times.
+    marks = np.cumsum(random.exponential(1.0, count))
+    edges, mass = [0.0], [0.0]
+    state = int(random.random() < modulation.share)
+    while mass[-1] <= marks[-1]:
+        length = random.exponential(stays[state])
+        edges.append(edges[-1] + length)
+        mass.append(mass[-1] + length * calm * (modulation.burst if state else 1.0))
+        state = 1 - state
+    arrivals = np.interp(marks, mass, edges)
+    return Requests(arrival_seconds=arrivals, input_tokens=body[0], output_tokens=body[1], reused_tokens=body[2])
+
+
 def closed_loop(workload: ManifestWorkload, concurrency: int, count: int, seed: int = 0) -> Requests:
-    """Return ``count`` requests of which ``concurrency`` are always under way."""
+    """Return ``count`` requests of which ``concurrency`` are always under way, the first of them at once."""
     if concurrency < 1:
         raise BadInput(f"--concurrency: {concurrency} must be at least 1")
     body = _bodies(workload, count, seed)
@@ -66,6 +131,12 @@ def closed_loop(workload: ManifestWorkload, concurrency: int, count: int, seed: 
         reused_tokens=body[2],
         concurrency=concurrency,
     )
+
+
+def backlog(workload: ManifestWorkload, count: int, seed: int = 0) -> Requests:
+    """Return ``count`` requests that are all there at time 0: offline work."""
+    body = _bodies(workload, count, seed + 1_000_003)
+    return Requests(arrival_seconds=np.zeros(count), input_tokens=body[0], output_tokens=body[1], reused_tokens=body[2])
 
 
 def with_running(requests: Requests, count: int, seed: int = 0) -> Requests:
@@ -89,16 +160,17 @@ def with_running(requests: Requests, count: int, seed: int = 0) -> Requests:
 
 
 def from_trace(trace: Trace, workload: ManifestWorkload, seed: int = 0) -> Requests:
-    """Return the requests of a trace; reuse follows its block identifiers, else the workload's."""
-    if trace.hash_ids is not None:
-        reused = np.minimum(reused_tokens(trace), trace.input_tokens - 1)
-    else:
-        reused = _reused(workload, trace.input_tokens, seed)
+    """Return the requests of a trace; reuse follows its block identifiers in the run's cache, else the workload's."""
+    reused = np.zeros(len(trace), dtype=np.int64)
     return Requests(
         arrival_seconds=trace.arrival_seconds,
         input_tokens=trace.input_tokens,
         output_tokens=trace.output_tokens,
-        reused_tokens=reused,
+        reused_tokens=_reused(workload, trace.input_tokens, seed) if trace.hash_ids is None else reused,
+        blocks=trace.hash_ids,
+        block_tokens=trace.block_tokens,
+        session=trace.session,
+        delay_seconds=trace.delay_seconds,
     )
 
 

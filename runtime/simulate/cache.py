@@ -1,0 +1,98 @@
+"""The prefix cache behind prefill: paged blocks in pooled DRAM, least recently used first out, and SSD behind it."""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from planner.manifest.schema import CachingPool
+
+_UNBOUNDED = 1 << 62
+
+
+@dataclass(slots=True)
+class Found:
+    """Prompt tokens at the head of a prompt that are cached, by the tier that they were read from."""
+
+    dram_tokens: int = 0
+    ssd_tokens: int = 0
+
+    @property
+    def tokens(self) -> int:
+        """All of them."""
+        return self.dram_tokens + self.ssd_tokens
+
+
+class PrefixCache:
+    """Blocks by chained identifier: a hit ends at the first block that is nowhere.
+
+    Everything is also written to SSD; DRAM holds what was used last (CloudMatrix384 section 4.4, EMS). Without a
+    caching pool in the manifest the cache is unlimited and reading it takes no time.
+    """
+
+    def __init__(self, pool: CachingPool | None, block_tokens: int, bytes_per_token: float) -> None:
+        self._pool, self.block_tokens, self._bytes_per_token = pool, block_tokens, bytes_per_token
+        block_bytes = max(block_tokens * bytes_per_token, 1e-9)
+        self._dram_blocks = _UNBOUNDED if pool is None else max(int(pool.capacity_bytes / block_bytes), 1)
+        self._ssd_blocks = 0 if pool is None else int(pool.ssd_capacity_bytes / block_bytes)
+        self._dram: OrderedDict[int, None] = OrderedDict()
+        self._ssd: OrderedDict[int, None] = OrderedDict()
+        self.asked_tokens = self.hit_tokens = self.ssd_hit_tokens = 0
+
+    def __len__(self) -> int:
+        return len(self._dram)
+
+    @property
+    def most_blocks(self) -> tuple[int, int]:
+        """Blocks that DRAM and SSD can hold."""
+        return self._dram_blocks, self._ssd_blocks
+
+    @property
+    def ssd_blocks(self) -> int:
+        """Blocks that stand on SSD."""
+        return len(self._ssd)
+
+    def look_up(self, blocks: Sequence[int], prompt_tokens: int) -> Found:
+        """Return what of a prompt is cached, at most all tokens but one, and mark it as used."""
+        found = Found()
+        for block in blocks:
+            if block in self._dram:
+                self._dram.move_to_end(block)
+                found.dram_tokens += self.block_tokens
+            elif block in self._ssd:
+                self._ssd.move_to_end(block)
+                self._keep(block)
+                found.ssd_tokens += self.block_tokens
+            else:
+                break
+        beyond = max(found.tokens - (prompt_tokens - 1), 0)
+        taken = min(beyond, found.dram_tokens)
+        found.dram_tokens -= taken
+        found.ssd_tokens -= beyond - taken
+        self.asked_tokens += prompt_tokens
+        self.hit_tokens += found.tokens
+        self.ssd_hit_tokens += found.ssd_tokens
+        return found
+
+    def insert(self, blocks: Sequence[int]) -> None:
+        """Write a prompt's blocks; the last, partly filled one included, as traces count them."""
+        for block in blocks:
+            self._keep(block)
+            if self._ssd_blocks:
+                self._ssd[block] = None
+                self._ssd.move_to_end(block)
+                if len(self._ssd) > self._ssd_blocks:
+                    self._ssd.popitem(last=False)
+
+    def _keep(self, block: int) -> None:
+        self._dram[block] = None
+        self._dram.move_to_end(block)
+        if len(self._dram) > self._dram_blocks:
+            self._dram.popitem(last=False)
+
+    def load_seconds(self, found: Found, devices: int) -> float:
+        """Return how long a DP rank of ``devices`` takes to read what was found, one tier after the other."""
+        if self._pool is None or not found.tokens:
+            return 0.0
+        ssd = self._pool.ssd_bandwidth_bytes_per_second or self._pool.bandwidth_bytes_per_second
+        seconds = found.dram_tokens / self._pool.bandwidth_bytes_per_second + found.ssd_tokens / ssd
+        return seconds * self._bytes_per_token / devices

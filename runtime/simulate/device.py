@@ -1,0 +1,70 @@
+"""The devices of one instance, which do one thing at a time, and what all parts of a run share."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from planner.manifest.schema import Manifest
+from runtime.simulate.cache import PrefixCache
+from runtime.simulate.engine import Engine
+from runtime.simulate.ledger import Ledger
+from runtime.simulate.placement import Placement
+
+Span = Callable[[str, str, float, float, dict[str, float]], None]
+"""Called with instance, name, start and duration of a step and figures about it."""
+
+
+class Half(Protocol):
+    """One of the two things that an instance can do."""
+
+    def wake(self) -> None:
+        """Start a step at the end of this instant if there is something to do."""
+
+    def give_way(self) -> None:
+        """Stop after the iteration that runs: the other half waits."""
+
+
+class Devices:
+    """Taken by prefill or by decode of one instance, in turns where both have work."""
+
+    __slots__ = ("_owner", "_waiting")
+
+    def __init__(self) -> None:
+        self._owner: Half | None = None
+        self._waiting: Half | None = None
+
+    def take(self, half: Half) -> bool:
+        """Whether ``half`` may start a step now; otherwise it is woken when the other one ends."""
+        if self._owner is None:
+            self._owner = half
+            return True
+        if self._owner is not half:
+            self._waiting = half
+            self._owner.give_way()
+        return self._owner is half
+
+    def free(self, half: Half) -> None:
+        """End a step; the half that waits goes first."""
+        if self._owner is half:
+            self._owner = None
+        if self._waiting is not None and self._waiting is not half:
+            waiting, self._waiting = self._waiting, None
+            waiting.wake()
+
+
+@dataclass(slots=True, kw_only=True)
+class Shared:
+    """What the parts of a run have in common. ``stepping`` ends every iteration by an event of its own."""
+
+    manifest: Manifest
+    engine: Engine
+    ledger: Ledger
+    placement: Placement
+    cache: PrefixCache
+    seed: int = 0
+    stepping: bool = False
+    expected_drafts: bool = False
+    balance: dict[str, float] = field(default_factory=dict)
+    """Busiest expert rank over the mean by pool role, where it is not the manifest's."""
+    span: Span | None = None
+    tokens_out: int = 0

@@ -1,0 +1,319 @@
+"""Loss of a device, a node or a link for a time, and what is saved of the requests that it hits.
+
+The recovery stages are those of xDeepServe section 6: restart everything; let prefill and decode fail over apart,
+decode going on with fewer DP groups and expert ranks while every expert keeps a replica; and roll back one iteration
+where a link only falters.
+"""
+
+import re
+from collections import Counter
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+
+from models.spec import MLA
+from planner.manifest.layout import RANK_COLUMNS, ExpertMap, Instance
+from planner.manifest.schema import Pool
+from planner.manifest.terms import StepCost
+from podplan.errors import BadInput
+from podplan.units import parse_duration
+from runtime.simulate.decode import DecodeInstance
+from runtime.simulate.device import Shared
+from runtime.simulate.engine import COMPLETION
+from runtime.simulate.mixed import MixedInstance
+from runtime.simulate.prefill import PrefillInstance
+from runtime.simulate.system import System
+
+_COLUMN = {name: index for index, name in enumerate(RANK_COLUMNS)}
+_TEXT = re.compile(r"(device|node|link)\s+(\S+)\s+at\s+(\S+)\s+for\s+(\S+)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """``target`` is INSTANCE/RANK of a device, CLUSTER/NUMBER of a node (or its number), or the instance of a link."""
+
+    kind: Literal["device", "node", "link"]
+    target: str
+    at_seconds: float
+    for_seconds: float
+
+
+def parse_fault(text: str, flag: str = "--fail") -> Fault:
+    """Return a fault such as ``device decode-0/5 at 10s for 1min``; BadInput naming the flag."""
+    match = _TEXT.fullmatch(text.strip())
+    if not match:
+        raise BadInput(
+            f"{flag}: {text[:60]!r} must look like 'device decode-0/5 at 10s for 1min', 'node 3 at 10s for 1min' or "
+            "'link prefill-0 at 10s for 2s'"
+        )
+    kind, target, at, length = match.groups()
+    return Fault(
+        kind=kind,  # type: ignore[arg-type]
+        target=target,
+        at_seconds=parse_duration(at, flag, allow_zero=True),
+        for_seconds=parse_duration(length, flag),
+    )
+
+
+Part = PrefillInstance | DecodeInstance
+
+
+class Faults:
+    """Plays faults on a system. ``begun`` counts those that began, by kind."""
+
+    def __init__(self, system: System, faults: tuple[Fault, ...]) -> None:
+        self._system, self._shared = system, system.shared
+        self._recovery = system.shared.manifest.recovery
+        self._faults = faults
+        self.begun: Counter[str] = Counter()
+        self._dead: dict[str, Counter[int]] = {}
+        self._lost_until: dict[str, float] = {}
+        self._places = {
+            instance.name: (pool, instance) for pool in self._shared.manifest.pools for instance in pool.instances
+        }
+        for fault in faults:
+            self._hit(fault)
+
+    def begin(self) -> None:
+        """Schedule all faults."""
+        for fault in self._faults:
+            self._shared.engine.at(fault.at_seconds, COMPLETION, self._strike, fault)
+
+    def _hit(self, fault: Fault) -> dict[str, set[int]]:
+        """Return the ranks of each instance that a fault takes; BadInput where the manifest has no such place."""
+        name, _, number = fault.target.partition("/")
+        if fault.kind == "link" and fault.target in self._places:
+            return {fault.target: set()}
+        known = name in self._places and number.isdigit()
+        if fault.kind == "device" and known and int(number) < self._places[name][0].devices_per_instance:
+            return {name: {int(number)}}
+        if fault.kind == "node":
+            cluster, node = (name, number) if number else ("", name)
+            if node.isdigit():
+                found = {
+                    instance.name: ranks
+                    for pool, instance in self._places.values()
+                    if cluster in ("", pool.hardware) and (ranks := _ranks_on(self._shared, pool, instance, int(node)))
+                }
+                if found:
+                    return found
+        raise BadInput(f"--fail: no {fault.kind} {fault.target[:40]!r} carries an instance of the manifest")
+
+    def _parts(self, name: str) -> list[Part]:
+        system = self._system
+        parts: list[Part] = [*system.prefill, *system.decode, *system.mixed]
+        return [part for part in parts if part.name == name]
+
+    def _strike(self, fault: Fault) -> None:
+        self.begun[fault.kind] += 1
+        hit = self._hit(fault)
+        if fault.kind == "link" and self._recovery.stage == "recompute":
+            self._glitch(fault)
+            return
+        if self._recovery.stage == "restart":
+            for name in self._places:
+                extra = fault.for_seconds if name in hit else 0.0
+                self._take_down(name, extra + self._recovery.restart_seconds, alive=False)
+            return
+        for name, ranks in hit.items():
+            self._fail_over(name, ranks, fault)
+
+    def _glitch(self, fault: Fault) -> None:
+        """A link falters: transfers wait, and decode repeats the iteration under way when it is back."""
+        now = self._shared.engine.now_seconds
+        if self._system.links is not None:
+            self._system.links.block(fault.target, now + fault.for_seconds)
+        for part in self._parts(fault.target):
+            if isinstance(part, DecodeInstance) and part.up:
+                part.stop(pause_seconds=fault.for_seconds)
+
+    def _fail_over(self, name: str, ranks: set[int], fault: Fault) -> None:
+        """Decode and mixed instances shrink where they can; others are down until they are repaired and loaded."""
+        pool = self._places[name][0]
+        self._dead.setdefault(name, Counter()).update(ranks)
+        decodes = [part for part in self._parts(name) if isinstance(part, DecodeInstance)]
+        gone = set(+self._dead[name])
+        shrinks = ranks and pool.role == "decode" and all(part.up for part in decodes)
+        if shrinks and _can_shrink(pool, gone):
+            for part in decodes:
+                self._shrink(part, gone)
+            self._shared.engine.at(
+                self._shared.engine.now_seconds + fault.for_seconds + self._recovery.restart_seconds,
+                COMPLETION,
+                self._repair,
+                (name, ranks),
+            )
+            return
+        self._dead[name].subtract(ranks)
+        self._take_down(name, fault.for_seconds + self._recovery.restart_seconds, alive=True, dead=gone)
+        if self._recovery.kill_prefill and pool.role == "decode" and self._system.roles is not None:
+            self._system.roles.to_decode()
+
+    def _shrink(self, part: DecodeInstance, gone: set[int]) -> None:
+        """Go on without the DP groups of dead devices; their requests are computed anew or moved."""
+        pool = part.pool
+        lost = _dp_ranks(pool, gone)
+        alive = isinstance(self._shared.manifest.model.spec.attention, MLA) and pool.degrees.attention_tp > 1
+        here = part.stop(pause_seconds=self._recovery.reconfigure_seconds)
+        for rank in lost:
+            self._shared.placement.set_open(part.first_rank + rank, 1, False)
+        for request, rank in here:
+            if rank in lost:
+                self._system.move_or_recompute(part, request, rank, alive)
+        self._system.drop_transfers_to(part, lost)
+        part.reshape(shrunk_cost(pool.step_costs["decode"].to_step_cost(), pool, gone))
+        self._shared.placement.admit()
+
+    def _repair(self, what: tuple[str, set[int]]) -> None:
+        """Devices are back and loaded: the instance takes them in again."""
+        name, ranks = what
+        self._dead[name].subtract(ranks)
+        gone = set(+self._dead[name])
+        for part in self._parts(name):
+            if isinstance(part, DecodeInstance) and part.up:
+                part.stop(pause_seconds=self._recovery.reconfigure_seconds)
+                part.reshape(shrunk_cost(part.pool.step_costs["decode"].to_step_cost(), part.pool, gone))
+                lost = _dp_ranks(part.pool, gone)
+                for rank in range(part.ranks):
+                    self._shared.placement.set_open(part.first_rank + rank, 1, rank not in lost)
+        self._shared.placement.admit()
+
+    def _take_down(self, name: str, seconds: float, alive: bool, dead: set[int] | None = None) -> None:
+        """Stop an instance for a time; KV on devices that are not ``dead`` outlives it if ``alive``."""
+        until = self._shared.engine.now_seconds + seconds
+        self._lost_until[name] = max(until, self._lost_until.get(name, 0.0))
+        for part in self._parts(name):
+            if isinstance(part, PrefillInstance):
+                self._stop_prefill(part)
+            elif isinstance(part, MixedInstance):
+                self._stop_mixed(part)
+            else:
+                self._stop_decode(part, alive, dead or set())
+        self._shared.engine.at(self._lost_until[name], COMPLETION, self._bring_up, name)
+
+    def _stop_prefill(self, part: PrefillInstance) -> None:
+        if not part.up:
+            return
+        stopped = part.stop()
+        for request in stopped:
+            request.retry()
+        self._system.drop_transfers_from(part.name)
+        for request in stopped:
+            self._system.route(request)
+
+    def _stop_mixed(self, part: MixedInstance) -> None:
+        if not part.up:
+            return
+        here = part.stop()
+        prompts = part.abandon_prompts()
+        for request, rank in here:
+            self._system.move_or_recompute(part, request, rank, alive=False)
+        for request in prompts:
+            request.retry()
+            self._system.route(request)
+
+    def _stop_decode(self, part: DecodeInstance, alive: bool, dead: set[int]) -> None:
+        if not part.up:
+            return
+        here = part.stop()
+        lost = _dp_ranks(part.pool, dead)
+        self._shared.placement.set_open(part.first_rank, part.ranks, False)
+        for request, rank in here:
+            self._system.move_or_recompute(part, request, rank, alive and rank not in lost)
+        self._system.drop_transfers_to(part, set(range(part.ranks)))
+
+    def _bring_up(self, name: str) -> None:
+        if self._shared.engine.now_seconds < self._lost_until[name]:
+            return
+        parts = self._parts(name)
+        for part in parts:
+            part.up = True
+            if isinstance(part, DecodeInstance) and not isinstance(part, MixedInstance):
+                opened = not any(isinstance(other, PrefillInstance) and other.accepts for other in parts)
+                self._shared.placement.set_open(part.first_rank, part.ranks, opened)
+        self._system.revive()
+
+
+def _ranks_on(shared: Shared, pool: Pool, instance: Instance, node: int) -> set[int]:
+    """Return the ranks of an instance that stand on a node of its cluster."""
+    per_node = int(shared.manifest.clusters[pool.hardware].spec.devices_per_node.value)
+    found = set()
+    for row in pool.rank_table.rows:
+        linear = row[_COLUMN["node"]] * per_node + row[_COLUMN["device"]] + instance.first_device
+        if instance.nodes[linear // per_node] == node:
+            found.add(row[_COLUMN["rank"]])
+    return found
+
+
+def _dp_ranks(pool: Pool, dead: set[int]) -> set[int]:
+    """Return the DP ranks (over all domains) that have a dead device."""
+    rows = [pool.rank_table.rows[rank] for rank in dead]
+    dp = pool.degrees.attention_dp
+    return {max(row[_COLUMN["domain"]], 0) * dp + row[_COLUMN["dp"]] for row in rows if row[_COLUMN["dp"]] >= 0}
+
+
+def _expert_ranks(pool: Pool, dead: set[int]) -> set[int]:
+    """Return the EP ranks that have a dead device."""
+    return {pool.rank_table.rows[rank][_COLUMN["ep"]] for rank in dead} - {-1}
+
+
+def _can_shrink(pool: Pool, dead: set[int]) -> bool:
+    """Whether DP groups stay and every expert keeps a replica (xDeepServe section 6, stage 2); no pipeline can."""
+    domains = max(pool.degrees.domains, 1)
+    if len(_dp_ranks(pool, dead)) >= pool.degrees.attention_dp * domains or pool.degrees.pp > 1:
+        return False
+    if pool.expert_map is None:
+        return True
+    lost = _expert_ranks(pool, dead)
+    live = [index for index, rank in enumerate(pool.expert_map.expert_ranks) if rank not in lost]
+    if not live:
+        return False
+    for layers in pool.expert_map.placements:
+        slots = np.array(layers.slots).reshape(len(pool.expert_map.expert_ranks), -1)
+        if len(np.unique(slots[live])) < len(np.unique(slots)):
+            return False
+    return True
+
+
+def shrunk_cost(cost: StepCost, pool: Pool, dead: set[int]) -> StepCost:
+    """Return the step cost of an instance without some devices: fewer attention and expert ranks, less balance.
+
+    The busiest rank's share grows as tokens of lost replicas go to those that are left; the manifest's balance is
+    scaled by how much the placement alone makes it worse under equal loads.
+    """
+    if not dead:
+        return cost
+    domains = max(pool.degrees.domains, 1)
+    left = pool.degrees.attention_dp * domains - len(_dp_ranks(pool, dead))
+    cost = replace(cost, attention_ranks=max(left / domains, 1.0))
+    if pool.expert_map is None or not cost.experts:
+        return cost
+    lost = _expert_ranks(pool, dead)
+    gone = {index for index, rank in enumerate(pool.expert_map.expert_ranks) if rank in lost}
+    worse = placement_balance(pool.expert_map, None, gone) / placement_balance(pool.expert_map, None, set())
+    live = len(pool.expert_map.expert_ranks) - len(gone)
+    return replace(cost, expert_ranks=live, balance=float(cost.balance) * max(worse, 1.0))
+
+
+def placement_balance(mapping: ExpertMap, loads: np.ndarray | None, gone: set[int]) -> float:
+    """Return the busiest live rank's load over their mean, averaged over layers.
+
+    Args: ``loads`` [layers, experts], in the order of the map's layers, None for equal ones; an expert's tokens are
+    split evenly over its live replicas. ``gone`` are positions in ``expert_ranks``.
+    """
+    ranks = len(mapping.expert_ranks)
+    live = np.array([index not in gone for index in range(ranks)])
+    ratios: list[float] = []
+    layer = 0
+    for entry in mapping.placements:
+        slots = np.array(entry.slots).reshape(ranks, -1)[live]
+        experts = int(max(entry.slots)) + 1
+        replicas = np.bincount(slots.ravel(), minlength=experts)
+        for _ in entry.layers:
+            load = np.ones(experts) if loads is None else loads[layer % len(loads)]
+            shares = load / np.maximum(replicas, 1)
+            carried = shares[slots].sum(axis=1)
+            ratios.append(float(carried.max() / carried.mean()) if carried.mean() > 0 else 1.0)
+            layer += 1
+    return float(np.mean(ratios))

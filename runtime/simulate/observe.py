@@ -1,0 +1,213 @@
+"""What a run shows of itself while it goes on: samples over time, spans of steps, a row per request, progress."""
+
+import json
+from collections.abc import Callable
+from typing import IO
+
+import numpy as np
+
+from podplan.units import MICRO
+from runtime.simulate.decode import DecodeInstance
+from runtime.simulate.feed import ArrivalFeed
+from runtime.simulate.ledger import Outcomes, latencies
+from runtime.simulate.prefill import PrefillInstance
+from runtime.simulate.system import System
+
+MOST_SPANS = 2_000_000
+_MOST_SAMPLES = 512
+
+REQUEST_COLUMNS = (
+    "request",
+    "class",
+    "outcome",
+    "arrival_seconds",
+    "start_seconds",
+    "first_token_seconds",
+    "end_seconds",
+    "input_tokens",
+    "output_tokens",
+    "reused_tokens",
+    "queueing_seconds",
+    "ttft_seconds",
+    "tpot_seconds",
+    "e2e_seconds",
+    "retries",
+)
+SERIES_COLUMNS = (
+    "seconds",
+    "running_requests",
+    "waiting_requests",
+    "decoding_requests",
+    "kv_occupancy",
+    "slot_occupancy",
+    "rank_kv_imbalance",
+    "prefill_busy",
+    "decode_busy",
+    "mixed_busy",
+    "completed",
+    "failed",
+)
+
+
+class Observer:
+    """Writes what was asked for into open text files; all of them optional."""
+
+    def __init__(
+        self,
+        *,
+        requests: IO[str] | None = None,
+        series: IO[str] | None = None,
+        timeline: IO[str] | None = None,
+        series_seconds: float = 1.0,
+        progress: Callable[[float, int, int], None] | None = None,
+    ) -> None:
+        self._requests, self._series, self._timeline = requests, series, timeline
+        self.series_seconds, self.progress = series_seconds, progress
+        self.spans = 0
+        self._threads: dict[str, int] = {}
+        if requests is not None:
+            requests.write(",".join(REQUEST_COLUMNS) + "\n")
+        if series is not None:
+            series.write(",".join(SERIES_COLUMNS) + "\n")
+        if timeline is not None:
+            timeline.write("[\n")
+
+    @property
+    def wants_spans(self) -> bool:
+        """Whether steps are to be told."""
+        return self._timeline is not None
+
+    @property
+    def wants_series(self) -> bool:
+        """Whether samples are to be told."""
+        return self._series is not None
+
+    def span(self, instance: str, name: str, start: float, seconds: float, figures: dict[str, float]) -> None:
+        """Write one step as a complete event of Chrome's trace format (microseconds), a thread per instance."""
+        assert self._timeline is not None, "told only where it is wanted"
+        if self.spans >= MOST_SPANS:
+            return
+        thread = self._threads.get(instance)
+        if thread is None:
+            thread = self._threads[instance] = len(self._threads) + 1
+            named = {"name": "thread_name", "ph": "M", "pid": 1, "tid": thread, "args": {"name": instance}}
+            self._timeline.write(json.dumps(named) + ",\n")
+        event = {"name": name, "ph": "X", "pid": 1, "tid": thread, "ts": start / MICRO, "dur": seconds / MICRO}
+        self._timeline.write(json.dumps(event | {"args": figures}) + ",\n")
+        self.spans += 1
+
+    def outcomes(self, done: Outcomes) -> None:
+        """Write a row for each request that ended."""
+        if self._requests is None:
+            return
+        times = latencies(done)
+        for i in range(done.number.size):
+            kind = "offline" if done.offline[i] else "online"
+            outcome = "completed" if done.completed[i] else "failed"
+            stamps = [done.arrival[i], done.started[i], done.first_token[i], done.end[i]]
+            counts = [done.inputs[i], done.outputs[i], done.reused[i]]
+            measured = [times[name][i] if done.completed[i] else np.nan for name in ("queueing", "ttft", "tpot", "e2e")]
+            cells = [str(done.number[i]), kind, outcome, *map(_cell, stamps), *map(str, counts), *map(_cell, measured)]
+            self._requests.write(",".join([*cells, str(done.retries[i])]) + "\n")
+
+    def sample(self, row: tuple[float, ...]) -> None:
+        """Write one row of the time series."""
+        if self._series is not None:
+            self._series.write(",".join(f"{value:.9g}" for value in row) + "\n")
+
+    def close(self) -> None:
+        """End the documents."""
+        if self._timeline is not None:
+            done = {"name": "process_name", "ph": "M", "pid": 1, "args": {"name": "podplan simulate, virtual time"}}
+            self._timeline.write(json.dumps(done) + "\n]\n")
+
+
+def _cell(value: float) -> str:
+    return "" if np.isnan(value) else f"{value:.9g}"
+
+
+Part = PrefillInstance | DecodeInstance
+
+
+class Watcher:
+    """Samples the system in virtual time: more and more rarely without a series, so that memory stays flat."""
+
+    def __init__(self, system: System, feed: ArrivalFeed, observer: Observer | None) -> None:
+        self._system, self._feed, self._observer = system, feed, observer
+        self._fixed = observer.series_seconds if observer is not None and observer.wants_series else None
+        self._period = 0.01 if self._fixed is None else self._fixed
+        self._samples = 0
+        self._last = 0.0
+        self._weights = np.zeros(4)  # seconds, and seconds times KV, slots, imbalance
+        self._busy: dict[str, float] = {}
+        self.peak_kv_occupancy = 0.0
+
+    def begin(self) -> None:
+        """Start to sample."""
+        self._system.shared.engine.every(lambda: self._period, self._sample)
+
+    def groups(self) -> dict[str, list[Part]]:
+        """Instances by role, for those that have a part in it."""
+        system = self._system
+        found: dict[str, list[Part]] = {
+            "prefill": [*system.prefill],
+            "decode": [*system.decode],
+            "mixed": [*system.mixed],
+        }
+        return {role: parts for role, parts in found.items() if parts}
+
+    def busy_seconds(self) -> dict[str, float]:
+        """Return the busy time of each role so far, the rest of a running step not included."""
+        now = self._system.shared.engine.now_seconds
+        return {
+            role: sum(part.busy_seconds - max(part.busy_until_seconds - now, 0.0) for part in parts)
+            for role, parts in self.groups().items()
+        }
+
+    def _occupancy(self) -> tuple[float, float, float, float]:
+        """Return KV and slots in use over those that are open, the fullest rank's KV over the mean, and requests."""
+        placements = [self._system.shared.placement, *(part.placement for part in self._system.mixed)]
+        reserved = np.concatenate([part.reserved for part in placements])
+        occupied = np.concatenate([part.occupied for part in placements])
+        opened = np.concatenate([part.open for part in placements]) | (occupied > 0)
+        capacity = np.concatenate([part.capacity for part in placements])[opened].sum()
+        slots = np.concatenate([part.limit for part in placements])[opened].sum()
+        mean = reserved[opened].mean() if opened.any() else 0.0
+        return (
+            float(reserved.sum() / capacity) if capacity else 0.0,
+            float(occupied.sum() / slots) if slots else 0.0,
+            float(reserved.max() / mean) if mean > 0 else 1.0,
+            float(occupied.sum()),
+        )
+
+    def _sample(self) -> None:
+        shared = self._system.shared
+        now = shared.engine.now_seconds
+        kv, slots, imbalance, decoding = self._occupancy()
+        seconds = now - self._last
+        self._weights += np.array([seconds, seconds * kv, seconds * slots, seconds * imbalance])
+        self.peak_kv_occupancy = max(self.peak_kv_occupancy, kv)
+        if self._fixed is not None and self._observer is not None:
+            busy = self.busy_seconds()
+            shares = [self._share(role, busy, seconds) for role in ("prefill", "decode", "mixed")]
+            self._busy = busy
+            ledger = shared.ledger
+            row = (now, ledger.running, self._system.waiting, decoding, kv, slots, imbalance, *shares)
+            self._observer.sample((*row, ledger.completed, ledger.failed))
+        self._last = now
+        self._samples += 1
+        if self._fixed is None and self._samples % _MOST_SAMPLES == 0:
+            self._period *= 2
+        if self._observer is not None and self._observer.progress:
+            self._observer.progress(now, shared.ledger.arrived, shared.ledger.completed)
+
+    def _share(self, role: str, busy: dict[str, float], seconds: float) -> float:
+        parts = len(self.groups().get(role, []))
+        return (busy[role] - self._busy.get(role, 0.0)) / (seconds * parts) if parts and seconds > 0 else 0.0
+
+    def means(self) -> dict[str, float] | None:
+        """Return time averages of what was sampled; None where a run was too short for a sample."""
+        seconds, kv, slots, imbalance = self._weights.tolist()
+        if not seconds:
+            return None
+        return {"kv": kv / seconds, "slots": slots / seconds, "rank_kv_imbalance": imbalance / seconds}

@@ -1,0 +1,166 @@
+"""Decode placement: which DP rank of which instance takes a request, and who waits until there is room."""
+
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.manifest.schema import Pool, Routing
+from runtime.simulate.ledger import Ledger
+from runtime.simulate.request import Request
+
+Integers = NDArray[np.int64]
+
+FULL = np.iinfo(np.int64).max
+
+
+class Home(Protocol):
+    """An instance that decodes; its ranks are numbered from ``first_rank`` on."""
+
+    first_rank: int
+
+    def admits(self, request: Request) -> bool:
+        """Whether an offline request may join without slowing online ones past their limit."""
+
+    def evict(self, request: Request) -> None:
+        """Let an offline request go back to the queue when the iteration that runs has ended."""
+
+
+class Placement:
+    """Slots and KV of all DP ranks of all instances that decode.
+
+    ``least_kv`` skips full ranks and takes the one with least KV set aside (xDeepServe section 4), ``least_requests``
+    the one with fewest requests, ``round_robin`` the one whose turn is longest ago. With the reservation ``whole`` the
+    whole answer is set aside at admission, with ``prompt`` only the prompt and ``reserved_output_tokens`` of the
+    answer.
+    """
+
+    def __init__(self, routing: Routing, ledger: Ledger, now: Callable[[], float]) -> None:
+        self._policy, self._routing, self._ledger, self._now = routing.decode, routing, ledger, now
+        self.limit: Integers = np.zeros(0, dtype=np.int64)
+        self.capacity: Integers = np.zeros(0, dtype=np.int64)
+        self.reserved: Integers = np.zeros(0, dtype=np.int64)
+        self.occupied: Integers = np.zeros(0, dtype=np.int64)
+        self.open: NDArray[np.bool_] = np.zeros(0, dtype=bool)
+        self._key: Integers = np.zeros(0, dtype=np.int64)
+        self._block = 1
+        self._turn = self._leaving = 0
+        self._even = True
+        self.homes: list[Home] = []
+        self.waiting: deque[Request] = deque()
+        self.offline_waiting: deque[Request] = deque()
+        self.offline_running: dict[Request, None] = {}
+        self.placed: Callable[[Request], None] = lambda request: None
+
+    def register(self, home: Home, pool: Pool, ranks: int, opened: bool = True) -> int:
+        """Add an instance's ranks in order; return the number of its first one."""
+        first = len(self.homes)
+        self.homes.extend([home] * ranks)
+        self.limit = np.append(self.limit, np.full(ranks, pool.limits.requests_per_dp_rank))
+        self.capacity = np.append(self.capacity, np.full(ranks, pool.kv.capacity_tokens_per_rank))
+        empty = np.zeros(ranks, dtype=np.int64)
+        self.reserved, self.occupied = np.append(self.reserved, empty), np.append(self.occupied, empty)
+        self.open = np.append(self.open, np.full(ranks, opened))
+        self._key = np.append(self._key, np.full(ranks, 0 if opened else FULL))
+        self._block = max(self._block, pool.kv.block_tokens)
+        self._even = bool((self.capacity == self.capacity[0]).all())
+        return first
+
+    def need(self, request: Request) -> int:
+        """Return the tokens of whole blocks that are set aside for a request."""
+        answer = request.left
+        if self._routing.decode_reservation == "prompt":
+            answer = min(answer, self._routing.reserved_output_tokens)
+        return self._blocks(request.prompt + 1 + answer)
+
+    def _blocks(self, tokens: int) -> int:
+        return -(-tokens // self._block) * self._block
+
+    def offer(self, request: Request) -> None:
+        """Place ``request``, let it wait, or fail it if no rank could ever hold it."""
+        if self._blocks(request.prompt + 1 + request.left) > self.capacity.max():
+            self._ledger.fail(request, self._now(), "longer than the KV cache of a rank")
+            return
+        (self.offline_waiting if request.offline else self.waiting).append(request)
+        self.admit()
+
+    def admit(self) -> None:
+        """Place waiting requests in order until the first that fits nowhere, then offline ones as far as they may."""
+        while self.waiting:
+            request = self.waiting[0]
+            rank = self._choose(self.need(request))
+            if rank is None:
+                self._preempt()
+                return
+            self.waiting.popleft()
+            self._take(request, rank)
+        while self.offline_waiting:
+            request = self.offline_waiting[0]
+            rank = self._choose(self.need(request))
+            if rank is None or not self.homes[rank].admits(request):
+                return
+            self.offline_waiting.popleft()
+            self.offline_running[request] = None
+            self._take(request, rank)
+
+    def _choose(self, need: int) -> int | None:
+        if not self._key.size:
+            return None
+        rank = int(self._key.argmin())
+        if self._key[rank] != FULL and self.reserved[rank] + need <= self.capacity[rank]:
+            return rank
+        if self._even and self._policy == "least_kv":
+            return None
+        fits = (self._key != FULL) & (self.reserved + need <= self.capacity)
+        return int(np.where(fits, self._key, FULL).argmin()) if fits.any() else None
+
+    def _preempt(self) -> None:
+        """Let as many offline requests go as online ones wait; those that joined last go first."""
+        while self.offline_running and self._routing.offline != "equal" and self._leaving < len(self.waiting):
+            request, _ = self.offline_running.popitem()
+            self._leaving += 1
+            self.homes[request.place].evict(request)
+
+    def evicted(self, request: Request, gone: bool) -> None:
+        """Note that a request that had to go goes, or that it does not decode yet and stays."""
+        self._leaving -= 1
+        if not gone and request.place >= 0:
+            self.offline_running[request] = None
+
+    def _take(self, request: Request, rank: int) -> None:
+        need = self.need(request)
+        request.place, request.need = rank, need
+        self.reserved[rank] += need
+        self.occupied[rank] += 1
+        self._turn += 1
+        self._rank_key(rank)
+        self.placed(request)
+
+    def _rank_key(self, rank: int) -> None:
+        if not self.open[rank] or self.occupied[rank] >= self.limit[rank]:
+            self._key[rank] = FULL
+        elif self._policy == "least_kv":
+            self._key[rank] = self.reserved[rank]
+        elif self._policy == "least_requests":
+            self._key[rank] = self.occupied[rank]
+        else:
+            self._key[rank] = self._turn
+
+    def release(self, request: Request) -> None:
+        """Free the slot and the KV of a request."""
+        rank = request.place
+        self.reserved[rank] -= request.need
+        self.occupied[rank] -= 1
+        request.place, request.need = -1, 0
+        if request.offline:
+            self.offline_running.pop(request, None)
+        if self._policy != "round_robin" or self._key[rank] == FULL:
+            self._rank_key(rank)
+
+    def set_open(self, first: int, count: int, opened: bool) -> None:
+        """Open or close ranks for new requests; those on them stay."""
+        self.open[first : first + count] = opened
+        for rank in range(first, first + count):
+            self._rank_key(rank)

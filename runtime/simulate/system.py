@@ -1,0 +1,223 @@
+"""The parts of a run, wired: arrivals -> prefill -> placement -> links -> decode, or arrivals -> mixed."""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from planner.manifest.schema import Pool
+from runtime.simulate.decode import DecodeInstance
+from runtime.simulate.device import Devices, Shared
+from runtime.simulate.engine import ARRIVAL
+from runtime.simulate.mixed import MixedInstance
+from runtime.simulate.prefill import PrefillInstance
+from runtime.simulate.request import TRANSFER, Request
+from runtime.simulate.roles import Roles, Unit
+from runtime.simulate.router import Choose, Head, chooser
+from runtime.simulate.steps import RankLoad
+from runtime.simulate.transfer import KvLinks
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where the KV of a request stands that is to be pulled."""
+
+    name: str
+    rank: int
+    devices: int
+    release: Callable[[Request], None]
+
+
+class System:
+    """Routes requests between the instances of a manifest."""
+
+    def __init__(self, shared: Shared) -> None:
+        self.shared = shared
+        self.prefill: list[PrefillInstance] = []
+        self.decode: list[DecodeInstance] = []
+        self.mixed: list[MixedInstance] = []
+        self.units: list[Unit] = []
+        self.offline: deque[Request] = deque()
+        self._queue: deque[Request] = deque()
+        self._stranded: deque[Request] = deque()
+        self._origins: dict[Request, Origin] = {}
+        self.links = KvLinks(shared.manifest.kv_transfer) if shared.manifest.kv_transfer else None
+        shared.placement.placed = self._placed
+        both = shared.manifest.routing.roles == "dynamic" or shared.manifest.recovery.kill_prefill
+        for pool in shared.manifest.pools:
+            for instance in pool.instances:
+                self._add(pool, instance.name, both)
+        heads: list[Head] = [*self.prefill, *self.mixed]
+        self._choose: Choose = chooser(shared.manifest.routing, heads)
+        self.roles: Roles | None = None
+        if both and self.units:
+            self.roles = Roles(shared, self.units, self._estimate_seconds)
+            if shared.manifest.routing.roles == "dynamic":
+                self._choose = self.roles.choose
+
+    def _add(self, pool: Pool, name: str, both: bool) -> None:
+        shared = self.shared
+        if pool.role == "mixed":
+            self.mixed.append(MixedInstance(shared, name, pool, self.recompute_of))
+            return
+        prefill = decode = None
+        if pool.role == "prefill" or both:
+            queue = self._queue if shared.manifest.routing.prefill == "collaborative" else deque[Request]()
+            prefill = PrefillInstance(shared, name, pool, queue, self.offline, self._prefilled)
+            prefill.accepts = pool.role == "prefill"
+            self.prefill.append(prefill)
+        if pool.role == "decode" or both:
+            decode = DecodeInstance(shared, name, pool, self.recompute_of, opened=pool.role == "decode")
+            self.decode.append(decode)
+        if prefill is not None and decode is not None:
+            prefill.devices = decode.devices = Devices()
+        self.units.append(Unit(name, prefill, decode, pool.role))
+
+    def arrive(self, request: Request) -> None:
+        """Let a request into the system."""
+        self.shared.ledger.arrive(request)
+        self.route(request)
+
+    def route(self, request: Request) -> None:
+        """Queue a prompt at the instance that the policy chooses, offline ones where something is left over."""
+        if request.offline and self.prefill and self.shared.manifest.routing.offline != "equal":
+            self.offline.append(request)
+            for instance in self.prefill:
+                if instance.accepts:
+                    instance.wake()
+            return
+        head = self._choose(request)
+        if head is None:
+            self._stranded.append(request)
+            return
+        head.enqueue(request)
+        if self.shared.manifest.routing.prefill == "collaborative":
+            for instance in self.prefill:
+                instance.wake()
+
+    def revive(self) -> None:
+        """Route what waited while nothing was up."""
+        stranded, self._stranded = self._stranded, deque()
+        for request in stranded:
+            self.route(request)
+        for instance in self.prefill:
+            instance.wake()
+        self.shared.placement.admit()
+
+    @property
+    def waiting(self) -> int:
+        """Prompts that wait for a pass, and requests that wait for a place in decode."""
+        queues = {id(instance.queue): len(instance.queue) for instance in self.prefill}
+        placements = [self.shared.placement, *(instance.placement for instance in self.mixed)]
+        waiting = sum(len(part.waiting) + len(part.offline_waiting) for part in placements)
+        return sum(queues.values()) + len(self.offline) + len(self._stranded) + waiting
+
+    def begin_decode(self, request: Request) -> None:
+        """Place a request that is in decode when the run begins; its KV is wherever it is placed."""
+        self.shared.ledger.arrive(request)
+        if self.decode:
+            request.first_token = 0.0
+            self.shared.placement.offer(request)
+        else:
+            self.route(request)
+
+    def _prefilled(self, instance: PrefillInstance, rank: int, request: Request) -> None:
+        """Offer a finished prompt to decode, or complete a request of one token."""
+        now = self.shared.engine.now_seconds
+        if not request.left:
+            instance.pulled(request)
+            self.shared.ledger.complete(request, now)
+            return
+        self._hand_over(request, Origin(instance.name, rank, instance.rank_devices, instance.pulled))
+
+    def _hand_over(self, request: Request, origin: Origin) -> None:
+        request.state = TRANSFER
+        self._origins[request] = origin
+        self.shared.placement.offer(request)
+        if request.state != TRANSFER:  # no rank can hold it
+            self._origins.pop(request, None)
+            origin.release(request)
+
+    def _placed(self, request: Request) -> None:
+        """Pull the KV of a request to the rank that has room for it."""
+        shared, origin = self.shared, self._origins.get(request)
+        home = shared.placement.homes[request.place]
+        assert isinstance(home, DecodeInstance), "only decode instances register with the run's placement"
+        if origin is None or self.links is None:
+            home.join(request)
+            return
+        if origin.name == home.name:  # it turned from prefill to decode, and has the KV
+            self._arrived((request, request.epoch))
+            return
+        target = (home.name, request.place - home.first_rank)
+        source = (origin.name, origin.rank)
+        there = self.links.send(
+            request.prompt, source, origin.devices, target, home.rank_devices, shared.engine.now_seconds
+        )
+        shared.engine.at(there, ARRIVAL, self._arrived, (request, request.epoch))
+
+    def _arrived(self, what: tuple[Request, int]) -> None:
+        request, epoch = what
+        origin = self._origins.get(request)
+        if request.epoch != epoch or origin is None:
+            return
+        del self._origins[request]
+        origin.release(request)
+        home = self.shared.placement.homes[request.place]
+        assert isinstance(home, DecodeInstance), "only decode instances register with the run's placement"
+        home.join(request)
+
+    def recompute_of(self, instance: DecodeInstance, request: Request, generated: int) -> None:
+        """Let a request that lost its KV in decode go through prefill again."""
+        request.recompute(generated)
+        self.route(request)
+
+    def move_or_recompute(self, instance: DecodeInstance, request: Request, rank: int, alive: bool) -> None:
+        """Take a request off an instance; its KV, if it outlives the loss, is moved where that is the policy.
+
+        xLLM section 3.5: the cheaper of computing the KV again and moving it.
+        """
+        generated = instance.take_out(request)
+        policy = self.shared.manifest.recovery.kv
+        if alive and policy == "cheaper" and self.links is not None:
+            tokens = request.prompt + generated
+            moved = self.links.seconds(tokens, instance.rank_devices, instance.rank_devices)
+            policy = "migrate" if moved <= self._estimate_seconds(tokens) else "recompute"
+        if not alive or policy == "recompute" or self.links is None:
+            self.recompute_of(instance, request, generated)
+            return
+        request.migrate(generated)
+        origin = Origin(instance.name, instance.ranks + rank, instance.rank_devices, lambda request: None)
+        self._hand_over(request, origin)
+
+    def drop_transfers_from(self, name: str) -> None:
+        """KV that waited at an instance is gone: its requests are prefilled again."""
+        for request in [request for request, origin in self._origins.items() if origin.name == name]:
+            origin = self._origins.pop(request)
+            origin.release(request)
+            placement = self.shared.placement
+            if request.place >= 0:
+                placement.release(request)
+            else:
+                (placement.offline_waiting if request.offline else placement.waiting).remove(request)
+            request.recompute(0)
+            self.route(request)
+
+    def drop_transfers_to(self, instance: DecodeInstance, ranks: set[int]) -> None:
+        """Ranks are gone that KV was on its way to: their requests look for other ones."""
+        first = instance.first_rank
+        for request, origin in list(self._origins.items()):
+            if request.place - first in ranks and 0 <= request.place - first < instance.ranks:
+                self.shared.placement.release(request)
+                request.epoch += 1
+                request.retries += 1
+                self._hand_over(request, origin)
+
+    def _estimate_seconds(self, tokens: int) -> float:
+        """Return the seconds of passes of a prompt alone on one rank of the first prefill instance."""
+        if not self.prefill:
+            return float("inf")
+        instance = self.prefill[0]
+        chunks = -(-tokens // instance.budget)
+        part = tokens / chunks
+        load = RankLoad(0.0, 0.0, part, tokens / 2, tokens * (tokens + 1) / 2 / chunks, 1.0)
+        return chunks * instance.timer.step_seconds([load], instance.ranks)
