@@ -15,6 +15,8 @@ COMMANDS = {
     "explain": "Show what binds as arithmetic, what more of each resource buys, and what would be feasible.",
     "predict": "Predict one configuration, with every operator.",
     "simulate": "Run a manifest in virtual time and compare what it does with what was predicted.",
+    "calibrate": "Fit efficiency curves to measured times and write them over a catalogue entry.",
+    "measure": "Time kernels on a local accelerator, as the CSV that calibrate reads.",
     "accuracy": "Compare predictions with published measurements, the largest misses first.",
     "models": "Show the models of the catalogue, or one of them with its parameters.",
     "hardware": "Show the hardware of the catalogue, or one entry with the source of every value.",

@@ -1,0 +1,110 @@
+"""`plan calibrate`: fit efficiency curves to measured times and write them over a catalogue entry."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cli.output import print_json, print_lines, print_table
+from hardware.calibrate import Calibrated, calibrate, overlay
+from hardware.loader import load_hardware
+from hardware.measurements import read_measurements
+from hardware.spec import Fitted, HardwareSpec
+from podplan.errors import BadInput
+from podplan.files import to_yaml, write_files
+from podplan.units import format_duration
+
+app = typer.Typer(rich_markup_mode=None)
+
+COLUMNS = ["measured", "rows", "median error before", "after", "worst row", "its error"]
+
+
+@app.command(name="calibrate")
+def calibrate_command(
+    measurements: Annotated[list[Path], typer.Argument(metavar="MEASUREMENTS.csv", help="Measured times; see below.")],
+    hw: Annotated[str, typer.Option("--hw", metavar="NAME", help="Entry whose fits are to be replaced.")],
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="FILE", help="YAML to write, which --hw then takes.")
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option("--name", metavar="NAME", help="Name of the new entry [the old one-calibrated].")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace the file.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Fit efficiency curves to measured times, and write them as an overlay of a catalogue entry.
+
+    \b
+    Examples:
+      plan measure --device cuda --out mine.csv
+      plan calibrate mine.csv --hw h100 --out mine.yaml
+      plan predict qwen3-32b --hw mine.yaml --phase decode --strategy TP=4 --batch 32
+
+    A row is one measured time. Columns: seconds, and for matrix products (kernel gemm, grouped_gemm, feed_forward)
+    dtype, groups, rows (per group), columns, depth; for attention (mla_decode, gqa_decode, prefill_attention) flops,
+    bytes, mean_keys; for memory_copy bytes; for collectives op, scope, in_graph, ranks, message_bytes; for expert
+    exchanges direction, mode, degree, payload_bytes. Kernels eager_launch and graph_launch need seconds alone.
+    """
+    entry = load_hardware(hw)
+    families = calibrate(entry, read_measurements(measurements, entry.name))
+    document = overlay(entry, _name(name, entry), families)
+    if out is not None:
+        if out.suffix.lower() not in (".yaml", ".yml"):
+            raise BadInput(f"--out: {out} must end in .yaml, so that --hw takes it for a file")
+        write_files({out: to_yaml(document)}, force=force)
+    if json:
+        print_json(as_json(entry, families, out))
+        return
+    print_table(COLUMNS, [_cells(family) for family in families], right=COLUMNS[1:4] + COLUMNS[5:])
+    print_lines(_summary(entry, families, out))
+
+
+def _name(given: str | None, entry: HardwareSpec) -> str:
+    if given is None:
+        return f"{entry.name}-calibrated"
+    if not given.strip() or len(given) > 60:
+        raise BadInput("--name: must have 1 to 60 characters")
+    return given.strip().lower()
+
+
+def _cells(family: Calibrated) -> list[str]:
+    return [
+        family.family,
+        str(len(family.rows)),
+        f"{family.median_before:.1%}",
+        f"{family.median_after:.1%}",
+        f"{family.worst.text} ({format_duration(family.worst.seconds)})",
+        f"{family.after[family.rows.index(family.worst)]:+.1%}",
+    ]
+
+
+def _summary(entry: HardwareSpec, families: Sequence[Calibrated], out: Path | None) -> list[str]:
+    rows = sum(len(family.rows) for family in families)
+    lines = [f"{rows} measured times, {len(families)} fits over {entry.name}; errors are fitted / measured - 1."]
+    if out is None:
+        return [*lines, "Nothing was written; --out FILE.yaml writes the overlay that --hw takes."]
+    return [*lines, f"Written to {out}; use it as --hw {out}."]
+
+
+def as_json(entry: HardwareSpec, families: Sequence[Calibrated], out: Path | None) -> dict[str, object]:
+    """Return the object that ``plan calibrate --json`` prints."""
+    return {
+        "hardware": entry.name,
+        "written": None if out is None else str(out),
+        "fits": [
+            {
+                "family": family.family,
+                "rows": len(family.rows),
+                "median_error_before": family.median_before,
+                "median_error_after": family.median_after,
+                "fit": family.fit.model_dump(mode="json", exclude_none=True),
+                "residuals": [
+                    {"shape": row.shape, "measured_seconds": row.seconds, "error": float(error)}
+                    for row, error in zip(family.rows, family.after, strict=True)
+                ],
+            }
+            for family in families
+            if isinstance(family.fit, Fitted) or family.fit
+        ],
+    }

@@ -1,0 +1,65 @@
+"""`plan measure`: time kernels on a local accelerator through PyTorch, as the CSV that `plan calibrate` reads."""
+
+import csv
+import io
+import sys
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from hardware.measuring import Timer, measure_all
+from podplan.errors import BadInput
+from podplan.files import write_files
+
+app = typer.Typer(rich_markup_mode=None)
+
+FIELDS = [
+    "kernel", "dtype", "groups", "rows", "columns", "depth", "flops", "bytes", "mean_keys", "seconds", "version",
+    "source",
+]  # fmt: skip
+
+
+@app.command()
+def measure(
+    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="CSV to write.")],
+    device: Annotated[str, typer.Option("--device", metavar="DEVICE", help="cuda, npu, cpu, or cuda:1.")] = "cuda",
+    quick: Annotated[bool, typer.Option("--quick", help="Tiny shapes: whether it runs, not how fast.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace the file.")] = False,
+) -> None:
+    """Time matrix products, attention, memory copies and launches on this machine's accelerator.
+
+    \b
+    Examples:
+      plan measure --device cuda --out mine.csv
+      plan calibrate mine.csv --hw h100 --out mine.yaml
+
+    Needs PyTorch (pip install 'podplan[measure]'), and one device that nothing else uses. Takes a minute or two.
+    """
+    if out.exists() and not force:
+        raise BadInput(f"{out}: the file exists already; give --force to replace it")
+    timer = Timer(_torch(device), device, quick=quick, runs=3 if quick else 5, least_seconds=1e-3 if quick else 0.02)
+    text = io.StringIO()
+    writer = csv.DictWriter(text, FIELDS, lineterminator="\n")
+    writer.writeheader()
+    rows = list(measure_all(timer))
+    for row in rows:
+        writer.writerow({name: f"{value:.6g}" if isinstance(value, float) else value for name, value in row.items()})
+    write_files({out: text.getvalue()}, force=force)
+    sys.stdout.write(f"{len(rows)} times measured on {device}, written to {out}\n")
+
+
+def _torch(device: str) -> Any:
+    """Return PyTorch; BadInput where it or the device is missing."""
+    if find_spec("torch") is None:
+        raise BadInput("plan measure needs PyTorch, which is not installed; use pip install 'podplan[measure]'")
+    torch = import_module("torch")
+    kind = device.partition(":")[0]
+    if kind == "npu" and find_spec("torch_npu") is not None:
+        import_module("torch_npu")
+    backend = getattr(torch, kind, None)
+    if kind != "cpu" and not (backend is not None and hasattr(backend, "is_available") and backend.is_available()):
+        raise BadInput(f"--device: PyTorch finds no {device!r} on this machine; use --device cpu to see that it runs")
+    return torch

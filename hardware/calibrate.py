@@ -1,0 +1,318 @@
+"""Fit the efficiency curves of a catalogue entry to measured times: robust least squares on relative errors.
+
+For each family of measurements the fit's parameters p minimise
+
+    Σ rho((fitted(p) / measured - 1)²) + Σ (0.02 · (p - p_entry) / scale)²
+
+with rho(z) = 2·(sqrt(1 + z/c²) - 1)·c², c = 0.1 (soft L1, ``scipy.optimize.least_squares``): one bad
+row does not bend the curve. The second sum holds what the rows do not determine at the entry's own
+value; where they do determine it, it weighs as much as a fiftieth of one row.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hardware.fits import (
+    Number,
+    Product,
+    attention_seconds,
+    collective_seconds,
+    exchange_seconds,
+    feed_forward_seconds,
+    matmul_seconds,
+)
+from hardware.measurements import ATTENTIONS, DIRECTIONS, MATMULS, Measurement
+from hardware.spec import (
+    AttentionFit,
+    CollectiveFit,
+    CollectiveOp,
+    Dtype,
+    ExchangeFit,
+    ExchangePoint,
+    Fitted,
+    HardwareSpec,
+    MatmulFit,
+    VectorFit,
+)
+from podplan.errors import BadInput
+from podplan.sourced import Sourced
+
+HOLD = 0.02
+SOFT = 0.1
+EDGE = 1e-9
+Array = NDArray[np.float64]
+
+# parameter -> lowest, highest, and the size of a typical change
+MATMUL = {
+    "peak_fraction": (0.01, 1.0, 0.3),
+    "half_rows": (0.0, 2000.0, 50.0),
+    "half_depth": (0.0, 4000.0, 300.0),
+    "memory_fraction": (0.01, 1.0, 0.3),
+    "serial_fraction": (0.0, 1.0, 0.3),
+    "floor_seconds": (0.0, 1e-3, 5e-6),
+}
+ATTENTION = {
+    "peak_fraction": (0.01, 1.0, 0.3),
+    "half_length": (0.0, 20000.0, 500.0),
+    "memory_fraction": (0.01, 1.0, 0.3),
+    "floor_seconds": (0.0, 1e-3, 1e-5),
+}
+VECTOR = {"memory_fraction": (0.01, 1.0, 0.3), "floor_seconds": (0.0, 1e-3, 5e-6)}
+
+
+@dataclass(frozen=True, slots=True)
+class Calibrated:
+    """One family: its rows, the entry's fit and the new one, and relative errors of both, [rows]."""
+
+    family: str
+    rows: tuple[Measurement, ...]
+    fit: Fitted | Sourced
+    before: Array
+    after: Array
+
+    @property
+    def median_before(self) -> float:
+        """Median |fitted/measured - 1| of the entry as it was."""
+        return float(np.median(np.abs(self.before)))
+
+    @property
+    def median_after(self) -> float:
+        """Median |fitted/measured - 1| of the new fit."""
+        return float(np.median(np.abs(self.after)))
+
+    @property
+    def worst(self) -> Measurement:
+        """The row that the new fit is farthest from."""
+        return self.rows[int(np.argmax(np.abs(self.after)))]
+
+
+def calibrate(hw: HardwareSpec, measurements: Sequence[Measurement]) -> list[Calibrated]:
+    """Return every family of ``measurements`` fitted, in the order in which they occur.
+
+    Raises BadInput for a family that ``hw`` has no fit of, and without any rows.
+    """
+    if not measurements:
+        raise BadInput(f"no row of the measurements is for {hw.name}; leave out the column used_by, or name it there")
+    families = dict.fromkeys(row.family for row in measurements)
+    return [_family(hw, name, [row for row in measurements if row.family == name]) for name in families]
+
+
+def _family(hw: HardwareSpec, family: str, rows: list[Measurement]) -> Calibrated:
+    what = rows[0].what
+    if what in MATMULS:
+        return _matmul(hw, family, rows)
+    if what in ATTENTIONS:
+        return _attention(hw, family, rows)
+    if what == "memory_copy":
+        return _memory(hw, family, rows)
+    if what in get_args(CollectiveOp):
+        return _collective(hw, family, rows)
+    if what in DIRECTIONS:
+        return _exchange(hw, family, rows)
+    return _launch(hw, family, rows)
+
+
+def _matmul(hw: HardwareSpec, family: str, rows: list[Measurement]) -> Calibrated:
+    name, dtype = family.split()
+    known: dict[Dtype, MatmulFit] = hw.kernels.gemm if name == "gemm" else hw.kernels.grouped_gemm
+    fit = next((held for key, held in known.items() if key == dtype), None)
+    key = next((key for key in known if key == dtype), None)
+    if fit is None or key is None:
+        raise BadInput(f"{hw.name} has no {name} fit for {dtype}; its device multiplies {', '.join(known)}")
+    blocks = np.array([row.what == "feed_forward" for row in rows])
+    product = Product(*(_column(rows, column) for column in ("groups", "rows", "columns", "depth")))
+
+    def seconds(tried: MatmulFit) -> Array:
+        whole = feed_forward_seconds(hw.device, key, tried, product)
+        return np.where(blocks, whole, matmul_seconds(hw.device, key, tried, product))
+
+    return _fitted(family, rows, fit, MATMUL, seconds)
+
+
+def _attention(hw: HardwareSpec, family: str, rows: list[Measurement]) -> Calibrated:
+    fit: AttentionFit = getattr(hw.kernels, family)
+    flops, moved, keys = (_column(rows, column) for column in ("flops", "bytes", "mean_keys"))
+    return _fitted(family, rows, fit, ATTENTION, lambda tried: attention_seconds(hw.device, tried, flops, moved, keys))
+
+
+def _memory(hw: HardwareSpec, family: str, rows: list[Measurement]) -> Calibrated:
+    moved, bandwidth = _column(rows, "bytes"), hw.device.memory_bandwidth_bytes_per_second.value
+
+    def seconds(tried: VectorFit) -> Array:
+        return moved / (bandwidth * tried.memory_fraction) + tried.floor_seconds
+
+    return _fitted(family, rows, hw.kernels.vector, VECTOR, seconds)
+
+
+def _collective(hw: HardwareSpec, family: str, rows: list[Measurement]) -> Calibrated:
+    words = rows[0].words
+    wanted = (rows[0].what, words["scope"], words["in_graph"] == "yes")
+    fit = next((held for held in hw.collectives if (held.op, held.scope, held.in_graph) == wanted), None)
+    if fit is None:
+        raise BadInput(f"{hw.name} has no fit of {family}; its scopes are {', '.join(s.name for s in hw.scopes)}")
+    message, ranks = _column(rows, "message_bytes"), _column(rows, "ranks")
+    bounds, start = {}, {}
+    for number, protocol in enumerate(fit.protocols):
+        rate = protocol.bandwidth_bytes_per_second
+        bounds[f"{number} latency_seconds"] = (0.0, 1e-2, 1e-5)
+        bounds[f"{number} bandwidth_bytes_per_second"] = (rate / 50, rate * 50, rate / 3)
+        if protocol.latency_per_rank_seconds:
+            bounds[f"{number} latency_per_rank_seconds"] = (0.0, 1e-3, protocol.latency_per_rank_seconds)
+    for name in bounds:
+        place, parameter = name.split()
+        start[name] = float(getattr(fit.protocols[int(place)], parameter))
+
+    def build(values: dict[str, float]) -> CollectiveFit:
+        protocols = []
+        for number, protocol in enumerate(fit.protocols):
+            own = {name.split()[1]: value for name, value in values.items() if name.split()[0] == str(number)}
+            protocols.append(protocol.model_copy(update=own))
+        return fit.model_copy(update={"protocols": protocols})
+
+    return _solved(family, rows, fit, (bounds, start, build), lambda tried: collective_seconds(tried, message, ranks))
+
+
+def _exchange(hw: HardwareSpec, family: str, rows: list[Measurement]) -> Calibrated:
+    """Each measured degree on its own: with several payloads both numbers, with one the bandwidth alone."""
+    direction, mode = family.split()
+    fit = next((held for held in hw.exchanges if (held.direction, held.mode) == (direction, mode)), None)
+    if fit is None:
+        raise BadInput(f"{hw.name} has no fit of {family}, whose message format a calibration cannot know")
+    points = {point.degree: point for point in fit.points}
+    before = _relative(_exchange_times(fit, rows), rows)
+    for degree in sorted({int(row.shape["degree"]) for row in rows}):
+        points[degree] = _exchange_point(fit, degree, [row for row in rows if row.shape["degree"] == degree])
+    new = fit.model_copy(update={"points": [points[degree] for degree in sorted(points)]})
+    after = _relative(_exchange_times(new, rows), rows)
+    return Calibrated(family, tuple(rows), _stamped(new, rows, after), before, after)
+
+
+def _exchange_times(fit: ExchangeFit, rows: list[Measurement]) -> Array:
+    return np.array([float(exchange_seconds(fit, row.shape["payload_bytes"], row.shape["degree"])) for row in rows])
+
+
+def _exchange_point(fit: ExchangeFit, degree: int, rows: list[Measurement]) -> ExchangePoint:
+    near = min(fit.points, key=lambda point: abs(np.log2(point.degree / degree)))
+    rate, payload = near.bandwidth_bytes_per_second, _column(rows, "payload_bytes")
+    bounds = {"bandwidth_bytes_per_second": (rate / 50, rate * 50, rate / 3)}
+    if len(set(payload.tolist())) > 1:
+        bounds["latency_seconds"] = (0.0, 1e-2, 1e-5)
+    start = {name: float(getattr(near, name)) for name in bounds}
+
+    def build(values: dict[str, float]) -> ExchangePoint:
+        return near.model_copy(update={"degree": degree, **values})
+
+    def seconds(point: ExchangePoint) -> Array:
+        return point.latency_seconds + payload / point.bandwidth_bytes_per_second
+
+    return build(_minimum(bounds, start, lambda values: _relative(seconds(build(values)), rows)))
+
+
+def _launch(hw: HardwareSpec, family: str, rows: list[Measurement]) -> Calibrated:
+    """The median of what was measured."""
+    name = f"{family}_seconds"
+    old: Sourced = getattr(hw.host, name)
+    measured = _column(rows, "seconds")
+    value = float(np.median(measured))
+    new = Sourced(value=value, kind="measured", source=rows[0].source, note=f"{rows[0].version}, {len(rows)} times")
+    return Calibrated(family, tuple(rows), new, old.value / measured - 1.0, value / measured - 1.0)
+
+
+def _fitted(
+    family: str,
+    rows: list[Measurement],
+    fit: Any,
+    bounds: dict[str, tuple[float, float, float]],
+    seconds: Callable[[Any], Number],
+) -> Calibrated:
+    start = {name: float(getattr(fit, name)) for name in bounds}
+    return _solved(family, rows, fit, (bounds, start, lambda values: fit.model_copy(update=values)), seconds)
+
+
+def _solved(
+    family: str,
+    rows: list[Measurement],
+    fit: Any,
+    problem: tuple[dict[str, tuple[float, float, float]], dict[str, float], Callable[[dict[str, float]], Any]],
+    seconds: Callable[[Any], Number],
+) -> Calibrated:
+    bounds, start, build = problem
+    best = _minimum(bounds, start, lambda values: _relative(seconds(build(values)), rows))
+    new = build(best)
+    after = _relative(seconds(new), rows)
+    return Calibrated(family, tuple(rows), _stamped(new, rows, after), _relative(seconds(fit), rows), after)
+
+
+def _minimum(
+    bounds: dict[str, tuple[float, float, float]],
+    start: dict[str, float],
+    errors: Callable[[dict[str, float]], Array],
+) -> dict[str, float]:
+    """Return the parameters of the module's minimum, four significant digits each."""
+    from scipy.optimize import least_squares  # 0.4 s: only a calibration pays it
+
+    names = list(bounds)
+    low, high, scale = (np.array([bounds[name][place] for name in names]) for place in range(3))
+    origin = np.clip(np.array([start[name] for name in names]), low, high)
+
+    def residuals(scaled: Array) -> Array:
+        values = dict(zip(names, (scaled * scale).tolist(), strict=True))
+        return np.concatenate([errors(values), HOLD * (scaled - origin / scale)])
+
+    margin = EDGE * scale  # the solver starts inside its bounds
+    inner = np.clip(origin, low + margin, high - margin) / scale
+    found = least_squares(residuals, inner, bounds=(low / scale, high / scale), loss="soft_l1", f_scale=SOFT)
+    return {name: float(f"{value:.4g}") for name, value in zip(names, found.x * scale, strict=True)}
+
+
+def _stamped(fit: Any, rows: list[Measurement], after: Array) -> Any:
+    """Return the fit with where it comes from and how far it is off."""
+    sources, versions = dict.fromkeys(row.source for row in rows), dict.fromkeys(row.version for row in rows)
+    return fit.model_copy(
+        update={
+            "kind": "fitted",
+            "source": "; ".join(sources),
+            "version": "; ".join(versions),
+            "median_residual": float(f"{np.median(np.abs(after)):.2g}"),
+            "note": f"{len(rows)} measured times, fitted by plan calibrate",
+        }
+    )
+
+
+def _column(rows: list[Measurement], name: str) -> Array:
+    return np.array([row.seconds if name == "seconds" else row.shape[name] for row in rows])
+
+
+def _relative(fitted: Number, rows: list[Measurement]) -> Array:
+    return np.asarray(fitted, dtype=np.float64) / _column(rows, "seconds") - 1.0
+
+
+def overlay(hw: HardwareSpec, name: str, families: Sequence[Calibrated]) -> dict[str, Any]:
+    """Return the YAML document of an entry that is ``hw`` with the fits of ``families``."""
+    document: dict[str, Any] = {
+        "schema_version": hw.schema_version,
+        "name": name,
+        "title": f"{hw.title}, calibrated",
+        "based_on": {"name": hw.name, "why": "fits of plan calibrate over the catalogue's", "same_device": True},
+    }
+    kernels: dict[str, Any] = {}
+    for family in families:
+        data = family.fit.model_dump(mode="json", exclude_none=True)
+        first, *rest = family.family.split()
+        if first in ("gemm", "grouped_gemm"):
+            kernels.setdefault(first, {})[rest[0]] = data
+        elif first in ATTENTIONS:
+            kernels[first] = data
+        elif first == "memory_copy":
+            kernels["vector"] = data
+        elif first in ("eager_launch", "graph_launch"):
+            document.setdefault("host", {})[f"{first}_seconds"] = data
+        else:
+            document.setdefault("exchanges" if first in DIRECTIONS else "collectives", []).append(data)
+    if kernels:
+        document["kernels"] = kernels
+    return document

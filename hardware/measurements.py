@@ -1,0 +1,140 @@
+"""Measured kernels, collectives and exchanges as rows of a CSV file: what ``plan calibrate`` reads.
+
+One row is one measured time. Which columns it needs follows from what it measures:
+
+    gemm, grouped_gemm, feed_forward                 kernel, dtype, groups, rows, columns, depth
+    mla_decode, gqa_decode, prefill_attention        kernel, flops, bytes, mean_keys
+    memory_copy (bytes read and written)             kernel, bytes
+    eager_launch, graph_launch                       kernel
+    all_reduce, all_gather, reduce_scatter, ...      op, scope, in_graph, ranks, message_bytes
+    dispatch, combine                                direction, mode, degree, payload_bytes
+
+and ``seconds`` always. ``version`` and ``source`` say what was measured and where it is written down;
+``used_by``, where there is such a column, names the catalogue entries that a row is for.
+"""
+
+import csv
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import get_args
+
+from hardware.spec import CollectiveOp, Dtype, ScopeName
+from podplan.errors import BadInput
+from podplan.files import read_text
+
+MATMULS = ("gemm", "grouped_gemm", "feed_forward")
+ATTENTIONS = ("mla_decode", "gqa_decode", "prefill_attention")
+SINGLES = ("memory_copy", "eager_launch", "graph_launch")
+DIRECTIONS = ("dispatch", "combine")
+MODES = ("low_latency", "normal")
+
+NUMBERS = {
+    **dict.fromkeys(MATMULS, ("groups", "rows", "columns", "depth")),
+    **dict.fromkeys(ATTENTIONS, ("flops", "bytes", "mean_keys")),
+    "memory_copy": ("bytes",),
+    "eager_launch": (),
+    "graph_launch": (),
+    **dict.fromkeys(get_args(CollectiveOp), ("ranks", "message_bytes")),
+    **dict.fromkeys(DIRECTIONS, ("degree", "payload_bytes")),
+}
+"""The columns with numbers that a row of each kind needs, ``seconds`` aside."""
+
+WORDS: dict[str, dict[str, tuple[str, ...]]] = {
+    **{kernel: {"dtype": get_args(Dtype)} for kernel in MATMULS},
+    **{op: {"scope": get_args(ScopeName), "in_graph": ("yes", "no")} for op in get_args(CollectiveOp)},
+    **{direction: {"mode": MODES} for direction in DIRECTIONS},
+}
+"""The columns with words, and the words that they may hold."""
+
+KIND_COLUMNS = ("kernel", "op", "direction")
+MAY_BE_ZERO = ("flops", "bytes")
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """One measured time: what it is of, its shape, and where it comes from."""
+
+    what: str
+    words: dict[str, str]
+    shape: dict[str, float]
+    seconds: float
+    version: str
+    source: str
+
+    @property
+    def family(self) -> str:
+        """The fit that the row is for: measurements of one family are fitted together."""
+        if self.what in MATMULS:
+            return f"{'gemm' if self.what == 'gemm' else 'grouped_gemm'} {self.words['dtype']}"
+        if self.what in get_args(CollectiveOp):
+            return f"{self.what} {self.words['scope']}{' in graph' if self.words['in_graph'] == 'yes' else ''}"
+        if self.what in DIRECTIONS:
+            return f"{self.what} {self.words['mode']}"
+        return self.what
+
+    @property
+    def text(self) -> str:
+        """The shape in words, for reports."""
+        return ", ".join(f"{name} {value:g}" for name, value in self.shape.items())
+
+
+def read_measurements(paths: Iterable[Path], name: str) -> list[Measurement]:
+    """Return the rows of the files that are for the catalogue entry ``name``, in order.
+
+    Raises BadInput naming the file, the line and the column.
+    """
+    return [row for path in paths for row in _file(path, name)]
+
+
+def _file(path: Path, name: str) -> list[Measurement]:
+    lines = read_text(path).splitlines()
+    if not lines or not any(column in next(csv.reader(lines[:1]), []) for column in KIND_COLUMNS):
+        raise BadInput(f"{path}: the first line must name the columns, among them one of {', '.join(KIND_COLUMNS)}")
+    table = csv.DictReader(lines)
+    if "seconds" not in (table.fieldnames or ()):
+        raise BadInput(f"{path}: there is no column seconds; every row is a measured time")
+    rows = []
+    for row in table:
+        mine = row.get("used_by")
+        if mine is None or name in mine.split():
+            rows.append(_row(row, f"{path}, line {table.line_num}"))
+    return rows
+
+
+def _row(row: dict[str, str | None], where: str) -> Measurement:
+    what = next(
+        (value.strip() for value in (row.get(column) for column in KIND_COLUMNS) if value and value.strip()), ""
+    )
+    if what not in NUMBERS:
+        raise BadInput(f"{where}: {what[:40]!r} is no kernel, op or direction; known are {', '.join(NUMBERS)}")
+    words = {column: _word(row.get(column), column, known, where) for column, known in WORDS.get(what, {}).items()}
+    shape = {column: _number(row.get(column), column, where) for column in NUMBERS[what]}
+    if what in ATTENTIONS and not shape["flops"] and not shape["bytes"]:
+        raise BadInput(f"{where}: flops and bytes are both 0; an attention kernel does one of them")
+    return Measurement(
+        what=what,
+        words=words,
+        shape=shape,
+        seconds=_number(row.get("seconds"), "seconds", where),
+        version=(row.get("version") or "").strip() or "not stated",
+        source=(row.get("source") or "").strip() or "own measurement",
+    )
+
+
+def _word(text: str | None, column: str, known: Sequence[str], where: str) -> str:
+    word = (text or "").strip().lower()
+    if word not in known:
+        raise BadInput(f"{where}: {column} is {word[:40]!r}; use one of {', '.join(known)}")
+    return word
+
+
+def _number(text: str | None, column: str, where: str) -> float:
+    try:
+        number = float(text or "")
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number) or number < 0 or (number == 0 and column not in MAY_BE_ZERO):
+        raise BadInput(f"{where}: {column} is {str(text)[:40]!r}; it must be a positive number")
+    return number

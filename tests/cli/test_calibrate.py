@@ -1,0 +1,66 @@
+"""`plan calibrate` and `plan measure` as a user runs them."""
+
+import json
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from cli.main import main
+from hardware.fits import CALIBRATION
+
+MATMUL = str(CALIBRATION / "matmul.csv")
+Capture = pytest.CaptureFixture[str]
+
+
+def test_measurements_become_an_overlay_that_predict_takes(tmp_path: Path, capsys: Capture) -> None:
+    """The written entry is a machine like any other; without --force it is not written twice."""
+    out = str(tmp_path / "mine.yaml")
+    assert main(["calibrate", MATMUL, "--hw", "h800", "--out", out, "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert {fit["family"] for fit in answer["fits"]} == {"gemm fp8", "grouped_gemm fp8", "gemm bf16"}
+    assert all(0 <= fit["median_error_after"] <= 0.08 for fit in answer["fits"])
+    asked = ["deepseek-r1", "--hw", out, "--phase", "decode", "--strategy", "DP=32, EP=32", "--batch", "8", "--json"]
+    assert main(["predict", *asked]) == 0
+    assert json.loads(capsys.readouterr().out)["hardware"] == "h800-calibrated"
+    assert main(["calibrate", MATMUL, "--hw", "h800", "--out", out]) == 2
+    assert "--force" in capsys.readouterr().err
+
+
+def test_the_report_names_every_family_and_its_error(capsys: Capture) -> None:
+    """Without --out the report says that nothing was written."""
+    assert main(["calibrate", MATMUL, "--hw", "cm384"]) == 0
+    shown = capsys.readouterr().out
+    assert "gemm int8" in shown and "Nothing was written" in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["calibrate", "absent.csv", "--hw", "h800"], "absent.csv"),
+        (["calibrate", MATMUL, "--hw", "a100"], "a100"),
+        (["calibrate", MATMUL, "--hw", "h800", "--out", "mine.txt"], "--out"),
+        (["calibrate", MATMUL, "--hw", "h800", "--name", " "], "--name"),
+    ],
+)
+def test_bad_input_is_one_sentence(arguments: list[str], named: str, capsys: Capture) -> None:
+    """Exit code 2, and the flag or the file by name."""
+    assert main(arguments) == 2
+    message = capsys.readouterr().err
+    assert named in message and "Traceback" not in message
+
+
+@pytest.mark.skipif(find_spec("torch") is not None, reason="PyTorch is installed")
+def test_measure_says_what_it_needs(tmp_path: Path, capsys: Capture) -> None:
+    """Without PyTorch: one sentence with the command that installs it, and no file."""
+    assert main(["measure", "--out", str(tmp_path / "mine.csv")]) == 2
+    assert "podplan[measure]" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.skipif(find_spec("torch") is None, reason="needs PyTorch")
+def test_measured_times_can_be_calibrated(tmp_path: Path) -> None:
+    """Tiny shapes on the processor: the CSV is one that calibrate reads."""
+    out = str(tmp_path / "mine.csv")
+    assert main(["measure", "--device", "cpu", "--quick", "--out", out]) == 0
+    assert main(["calibrate", out, "--hw", "h100"]) == 0
