@@ -17,6 +17,7 @@ COMMANDS = {
     "simulate": "Run a manifest in virtual time and compare what it does with what was predicted.",
     "calibrate": "Fit efficiency curves to measured times and write them over a catalogue entry.",
     "measure": "Time kernels on a local accelerator, as the CSV that calibrate reads.",
+    "place": "Place experts and their replicas on devices from measured loads.",
     "accuracy": "Compare predictions with published measurements, the largest misses first.",
     "models": "Show the models of the catalogue, or one of them with its parameters.",
     "hardware": "Show the hardware of the catalogue, or one entry with the source of every value.",

@@ -22,7 +22,8 @@ from planner.manifest.schema import (
     PoolPrediction,
 )
 from planner.memory import Memory, kv_bytes_per_token
-from planner.placement import longest_first, replica_counts
+from planner.placement.counts import replica_counts
+from planner.placement.packing import longest_first
 from planner.plan import DecodePool, PrefillPool
 from planner.strategy import Strategy, format_strategy
 from planner.workload import running_kv_tokens

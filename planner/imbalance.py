@@ -15,7 +15,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.placement import check_redundancy, longest_first, replica_counts
+from planner.placement.counts import check_redundancy, replica_counts
+from planner.placement.packing import longest_first
 from podplan.errors import BadInput
 
 Number = float | NDArray[np.float64]

@@ -17,7 +17,8 @@ from planner.imbalance import (
     sampling_factor,
     static_factor,
 )
-from planner.placement import place
+from planner.placement.methods import place
+from planner.placement.problem import Problem
 from podplan.errors import BadInput
 
 
@@ -89,7 +90,8 @@ def test_static_factor_without_drift_is_what_placement_reaches():
     """With drift off, the quick path without swaps is within 5 % of the full placement, and never better."""
     still = MIXED.__class__(name="still", log_sigma=0.51, drift_log_sigma=0.0, source="test")
     for ranks, redundant in ((32, 32), (72, 32), (144, 32), (288, 32)):
-        full = place(expert_loads(still, 256)[None], ranks, redundant).imbalance[0]
+        problem = Problem(loads=expert_loads(still, 256)[None], ranks=ranks, redundant=redundant)
+        full = place(problem, "local-search").imbalance[0]
         quick = static_factor(256, ranks, redundant, still, True)
         assert full * (1 - 1e-9) <= quick <= full * 1.05
 
@@ -150,7 +152,8 @@ def test_sampling_factor_agrees_with_simulated_routing(tokens, balanced, ranks, 
     draws, per_rank = 300, (256 + redundant) // ranks
     typical = expert_loads(MIXED, 256)
     if balanced:
-        slots = place(typical[None], ranks, redundant).slots[0]
+        problem = Problem(loads=typical[None], ranks=ranks, redundant=redundant)
+        slots = place(problem, "local-search").slots[0]
         loads = typical * np.exp(MIXED.drift_log_sigma * rng.standard_normal((draws, 256)))
     else:
         slots = np.arange(256 + redundant) % 256

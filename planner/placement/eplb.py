@@ -1,0 +1,123 @@
+"""DeepSeek's EPLB, the algorithm that engines ship: the baseline that every other method must beat.
+
+Hierarchical where the router's groups divide over the nodes: groups to nodes by longest processing time first (LPT)
+with equally many on each, replicas within a node by greedy water-filling, replicas to ranks by LPT. Global otherwise:
+the same with one group and one node. It may put two replicas of an expert on one rank; ``without_duplicates`` gives
+such a slot to another expert, for no engine gains by them and vLLM-Ascend cannot load them.
+
+Ref: github.com/deepseek-ai/EPLB, README and eplb.py; vLLM, SGLang (``deepseek``) and TensorRT-LLM run the same core.
+"""
+
+import heapq
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.placement.problem import Problem
+
+Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
+
+
+def eplb(problem: Problem) -> Integers:
+    """Map every layer as EPLB does, duplicates removed; [layers, slots]."""
+    return np.stack(
+        [
+            _without_duplicates(row, layer, problem)
+            for row, layer in zip(eplb_as_published(problem), problem.mean_loads, strict=True)
+        ]
+    )
+
+
+def eplb_as_published(problem: Problem) -> Integers:
+    """Map every layer as EPLB does; a rank may hold an expert twice. [layers, slots]."""
+    hierarchical = problem.groups % problem.nodes == 0
+    nodes, groups = (problem.nodes, problem.groups) if hierarchical else (1, 1)
+    return np.stack([_layer(load, problem.ranks, problem.slots, nodes, groups) for load in problem.mean_loads])
+
+
+def _layer(loads: Floats, ranks: int, slots: int, nodes: int, groups: int) -> Integers:
+    """One layer, [slots]."""
+    size = len(loads) // groups
+    group_loads = loads.reshape(groups, size).sum(axis=1)
+    node_groups = balanced_packs(group_loads, nodes)  # [nodes, groups per node]
+    held = []
+    for own in node_groups:
+        experts = (own[:, None] * size + np.arange(size)).ravel()
+        copies = _greedy_replicas(loads[experts], slots // nodes)  # indices into ``experts``, [slots of a node]
+        counts = np.bincount(copies, minlength=len(experts))
+        packs = balanced_packs((loads[experts] / counts)[copies], ranks // nodes)
+        held.append(experts[copies[packs]].ravel())
+    return np.concatenate(held)
+
+
+def balanced_packs(weights: Floats, packs: int) -> Integers:
+    """Put items into packs of equal number, heaviest first, each into the lightest pack with room; [packs, items]."""
+    room = len(weights) // packs
+    heap = [(0.0, pack) for pack in range(packs)]
+    members: list[list[int]] = [[] for _ in range(packs)]
+    for item in np.argsort(-weights, kind="stable").tolist():
+        total, pack = heap[0]
+        members[pack].append(item)
+        if len(members[pack]) < room:
+            heapq.heapreplace(heap, (total + float(weights[item]), pack))
+        else:
+            heapq.heappop(heap)
+    return np.array(members, dtype=np.int64)
+
+
+def _greedy_replicas(loads: Floats, slots: int) -> Integers:
+    """Every expert once, then one more of the one with the largest load per replica; [slots] expert indices."""
+    copies = list(range(len(loads)))
+    heap = [(-float(load), 1, expert) for expert, load in enumerate(loads)]
+    heapq.heapify(heap)
+    for _ in range(slots - len(loads)):
+        _, count, expert = heap[0]
+        copies.append(expert)
+        heapq.heapreplace(heap, (-float(loads[expert]) / (count + 1), count + 1, expert))
+    return np.array(copies, dtype=np.int64)
+
+
+def _without_duplicates(slots: Integers, loads: Floats, problem: Problem) -> Integers:
+    """Empty every second slot of an expert on a rank and give it to the expert that then leaves the least maximum.
+
+    Ties go to the expert whose other replicas are relieved most. With kept groups only experts of the node are taken.
+    """
+    held = slots.reshape(problem.ranks, -1).copy()
+    counts = np.bincount(slots, minlength=len(loads))
+    empty = _doubled(held)
+    for rank, slot in empty:
+        counts[held[rank, slot]] -= 1
+        held[rank, slot] = -1
+    for rank, slot in empty:
+        on = np.zeros((len(loads), problem.ranks), dtype=bool)
+        filled, _ = np.nonzero(held >= 0)
+        on[held[held >= 0], filled] = True
+        each = loads / counts
+        relief = each - loads / (counts + 1)
+        candidates = _addable(held, rank, problem)
+        totals = (each[:, None] * on).sum(axis=0) - relief[candidates, None] * on[candidates]  # [candidates, ranks]
+        totals[:, rank] += (loads / (counts + 1))[candidates]
+        chosen = candidates[np.lexsort((-relief[candidates], totals.max(axis=1)))[0]]
+        held[rank, slot] = chosen
+        counts[chosen] += 1
+    return held.ravel()
+
+
+def _doubled(held: Integers) -> list[tuple[int, int]]:
+    """(rank, slot) of every slot whose expert stands earlier on the same rank."""
+    return [
+        (rank, slot)
+        for rank, row in enumerate(held.tolist())
+        for slot, expert in enumerate(row)
+        if expert in row[:slot]
+    ]
+
+
+def _addable(held: Integers, rank: int, problem: Problem) -> Integers:
+    """Experts that ``rank`` lacks; with kept groups those of its node."""
+    per_node = problem.ranks // problem.nodes
+    node = rank // per_node
+    pool = held[node * per_node : (node + 1) * per_node] if problem.keep_groups else np.arange(problem.experts)
+    absent = np.setdiff1d(pool, held[rank])
+    return absent[absent >= 0]

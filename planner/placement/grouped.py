@@ -1,0 +1,112 @@
+"""Router groups kept on nodes: which groups share a node, and what no placement that keeps them can better.
+
+With group-limited routing (DeepSeek-V3: a token's experts stand in at most 4 of 8 groups) a group that stays on one
+node bounds the nodes that a token travels to. Every node holds equally many groups and slots, so a layer falls into one
+placement per node once the groups are assigned. The least maximum of the nodes' lower bounds over all assignments is
+the group-constrained bound. The search is optimistic: it takes the assignment that is best by the bounds, places its
+nodes, puts what they reached in place of their bounds, and repeats until the best assignment is one that was placed.
+"""
+
+from math import comb
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.placement.bounds import simple_bounds
+from planner.placement.counts import water_filling
+from planner.placement.eplb import balanced_packs
+from planner.placement.improve import SETTLED, search_jointly, settle
+from planner.placement.packing import longest_first_rows
+from planner.placement.partition import best_partition, group_sets
+from planner.placement.problem import Problem
+from planner.placement.rows import BOLD
+
+Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
+
+_MOST_SETS = 2_000
+_MOST_GROUPS = 16
+_ROUNDS = 12
+_STEPS = 400
+
+
+def group_bound(problem: Problem) -> Floats:
+    """Bound on the busiest rank of every map that keeps groups on nodes, [layers], in the unit of the loads."""
+    each = problem.groups // problem.nodes
+    if _many(problem):
+        return simple_bounds(problem.mean_loads, problem.ranks, problem.slots).best
+    sets = np.array(group_sets(problem.groups, each))
+    return best_partition(_set_bounds(problem, sets), problem.groups, each)[1]
+
+
+def _many(problem: Problem) -> bool:
+    """Whether the assignments are too many for the dynamic programme."""
+    each = problem.groups // problem.nodes
+    return problem.groups > _MOST_GROUPS or comb(problem.groups, each) > _MOST_SETS
+
+
+def keep_groups(problem: Problem) -> Integers:
+    """Place with every group on one node, [layers, slots]."""
+    each = problem.groups // problem.nodes
+    if _many(problem):
+        return _packed_groups(problem)
+    sets = np.array(group_sets(problem.groups, each))
+    costs = _set_bounds(problem, sets)
+    taken, bound = best_partition(costs, problem.groups, each)
+    held = np.zeros((*costs.shape, problem.slots // problem.nodes), dtype=np.int64)
+    placed = np.zeros(costs.shape, dtype=bool)
+    layers = np.arange(problem.layers)
+    for _ in range(_ROUNDS):
+        new = np.zeros_like(placed)
+        new[layers[:, None], taken] = True
+        layer, index = np.nonzero(new & ~placed)
+        if not len(layer):
+            break
+        held[layer, index], costs[layer, index] = _place_nodes(problem, layer, sets[index], bound[layer])
+        placed[layer, index] = True
+        # What was reached stands for the bound, so an assignment that was placed is left only for a better one.
+        costs = np.where(costs <= bound[:, None] * (1 + SETTLED), np.minimum(costs, bound[:, None]), costs)
+        taken, _ = best_partition(costs, problem.groups, each)
+    taken = _best_placed(costs, placed, problem.groups, each)
+    return held[layers[:, None], taken].reshape(problem.layers, -1)
+
+
+def _best_placed(costs: Floats, placed: NDArray[np.bool_], groups: int, each: int) -> Integers:
+    """The best partition into sets that were placed, [layers, sets]; the first one placed is always one."""
+    return best_partition(np.where(placed, costs, 1e3 * costs.max() + 1.0), groups, each)[0]
+
+
+def _set_bounds(problem: Problem, sets: Integers) -> Floats:
+    """Bound on the busiest rank of a node that holds a set of groups, [layers, sets]."""
+    by_group = problem.mean_loads.reshape(problem.layers, problem.groups, -1)
+    rows = by_group[:, sets].reshape(problem.layers * len(sets), -1)
+    bounds = simple_bounds(rows, problem.ranks // problem.nodes, problem.slots // problem.nodes)
+    return bounds.best.reshape(problem.layers, -1)
+
+
+def _place_nodes(problem: Problem, layer: Integers, members: Integers, floor: Floats) -> tuple[Integers, Floats]:
+    """Place the experts of ``members`` [rows, groups] of a layer on one node: maps [rows, slots] and their peaks."""
+    ranks, slots = problem.ranks // problem.nodes, problem.slots // problem.nodes
+    size = problem.experts // problem.groups
+    experts = (members[..., None] * size + np.arange(size)).reshape(len(layer), -1)
+    loads = problem.mean_loads[layer[:, None], experts]
+    counts = water_filling(loads, slots, ranks)
+    held = longest_first_rows(loads, counts, ranks)
+    if problem.slots_per_rank > 1:
+        # No node need be better than the layer's bound.
+        held = search_jointly(loads, settle(loads, held, floor), floor, _STEPS, kick=BOLD)
+    flat = held.reshape(len(layer), -1)
+    replicas = np.stack([np.bincount(row, minlength=loads.shape[1]) for row in flat])
+    carried = np.take_along_axis(loads / replicas, flat, axis=1).reshape(len(layer), ranks, -1).sum(axis=2)
+    return np.take_along_axis(experts, flat, axis=1), carried.max(axis=1)
+
+
+def _packed_groups(problem: Problem) -> Integers:
+    """Many groups: longest first to the nodes, [layers, slots]."""
+    loads = problem.mean_loads
+    group_loads = loads.reshape(problem.layers, problem.groups, -1).sum(axis=2)
+    members = np.stack([balanced_packs(row, problem.nodes) for row in group_loads])
+    layer = np.repeat(np.arange(problem.layers), problem.nodes)
+    bound = simple_bounds(loads, problem.ranks, problem.slots).best
+    held, _ = _place_nodes(problem, layer, members.reshape(len(layer), -1), bound[layer])
+    return held.reshape(problem.layers, -1)

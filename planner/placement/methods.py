@@ -1,0 +1,141 @@
+"""Every method of placing experts behind one signature, and the default that picks by regime.
+
+A method takes a ``Problem`` and returns a map [layers, slots] of logical experts, rank by rank, that
+``planner.manifest.loads.check_expert_map`` accepts.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.manifest.loads import check_expert_map, imbalance, rank_loads
+from planner.placement.bounds import simple_bounds
+from planner.placement.counts import water_filling
+from planner.placement.eplb import eplb
+from planner.placement.grouped import group_bound, keep_groups
+from planner.placement.improve import search_jointly, settle
+from planner.placement.packing import longest_first_rows
+from planner.placement.problem import Problem
+from podplan.errors import BadInput
+from podplan.names import suggest
+
+Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
+Method = Callable[[Problem], Integers]
+
+MOST_STEPS = 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """An expert map with what it achieves and what no map could better; [layers] each, busiest rank over the mean."""
+
+    slots: Integers
+    """[layers, ranks * slots_per_rank] logical expert ids, rank by rank."""
+    imbalance: Floats
+    lower_bound: Floats
+    method: str
+
+    @property
+    def proven(self) -> NDArray[np.bool_]:
+        """Layers whose map no other can better."""
+        return np.asarray(self.imbalance <= self.lower_bound * (1 + 1e-9))
+
+    @property
+    def gap(self) -> float:
+        """(value - bound) / value of the means over layers."""
+        return float(1 - self.lower_bound.mean() / self.imbalance.mean())
+
+
+def water_filling_lpt(problem: Problem) -> Integers:
+    """Counts by water-filling, positions by longest first: what most engines do, without duplicates on a rank."""
+    loads = problem.mean_loads
+    counts = water_filling(loads, problem.slots, problem.ranks)
+    return longest_first_rows(loads, counts, problem.ranks).reshape(problem.layers, -1)
+
+
+def local_search(problem: Problem) -> Integers:
+    """``water_filling_lpt`` and then swaps until none helps the busiest rank; counts stay."""
+    held = water_filling_lpt(problem).reshape(problem.layers, problem.ranks, -1)
+    if problem.slots_per_rank > 1:
+        held = settle(problem.mean_loads, held, _floor(problem))
+    return held.reshape(problem.layers, -1)
+
+
+def joint(problem: Problem, effort: float = 1.0) -> Integers:
+    """``local_search`` and then counts and positions together; ``effort`` multiplies the steps of the search."""
+    slots = local_search(problem)
+    if problem.slots_per_rank == 1:
+        return slots
+    held = slots.reshape(problem.layers, problem.ranks, -1)
+    steps = int(effort * min(100 + 10 * problem.slots, MOST_STEPS))
+    return search_jointly(problem.mean_loads, held, _floor(problem), steps).reshape(problem.layers, -1)
+
+
+def trivial(problem: Problem) -> Integers:
+    """Slot s holds expert s modulo the experts: the layout that engines start from."""
+    row = np.arange(problem.slots) % problem.experts
+    return np.tile(row, (problem.layers, 1))
+
+
+METHODS: dict[str, Method] = {
+    "trivial": trivial,
+    "eplb": eplb,
+    "water-filling": water_filling_lpt,
+    "local-search": local_search,
+    "joint": joint,
+    "groups": keep_groups,
+}
+
+
+def default_method(problem: Problem) -> str:
+    """The method for a regime: groups kept, one slot per rank (water-filling is optimal), or anything else."""
+    if problem.keep_groups:
+        return "groups"
+    return "water-filling" if problem.slots_per_rank == 1 else "joint"
+
+
+def place(problem: Problem, method: str = "auto") -> Placement:
+    """Place the experts of every layer.
+
+    Deterministic. By default also EPLB's map is made, and a layer takes it where it is better: no layer is ever worse.
+
+    Args:
+        problem: loads, ranks and constraints.
+        method: a name of ``METHODS`` or auto.
+
+    Raises:
+        BadInput: an unknown method.
+    """
+    if method != "auto" and method not in METHODS:
+        raise BadInput(f"--method: {method[:40]!r} is not auto, {', '.join(METHODS)}{suggest(method, METHODS)}")
+    name = default_method(problem) if method == "auto" else method
+    slots = METHODS[name](problem)
+    reached = imbalance(rank_loads(problem.mean_loads, slots, problem.ranks))
+    if method == "auto" and problem.slots_per_rank > 1:
+        theirs = eplb(problem)
+        other = imbalance(rank_loads(problem.mean_loads, theirs, problem.ranks))
+        slots = np.where((other < reached)[:, None], theirs, slots)
+        reached = np.minimum(other, reached)
+    slots = _in_order(slots, problem)
+    check_expert_map(slots, problem.experts, problem.ranks)
+    bound = lower_bound(problem)
+    return Placement(slots=slots, imbalance=reached, lower_bound=np.minimum(bound, reached), method=name)
+
+
+def lower_bound(problem: Problem) -> Floats:
+    """Least imbalance of any map under the problem's constraints, [layers]."""
+    mean = problem.mean_loads.sum(axis=1) / problem.ranks
+    return np.asarray((group_bound(problem) if problem.keep_groups else _floor(problem)) / mean)
+
+
+def _floor(problem: Problem) -> Floats:
+    return simple_bounds(problem.mean_loads, problem.ranks, problem.slots).best
+
+
+def _in_order(slots: Integers, problem: Problem) -> Integers:
+    """The same map with the experts of every rank in rising order."""
+    held = slots.reshape(problem.layers, problem.ranks, -1)
+    return np.sort(held, axis=2).reshape(problem.layers, -1)

@@ -1,0 +1,96 @@
+"""Methods behind one signature: valid maps, never worse than EPLB, near the bound in every regime."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from planner.manifest.loads import check_expert_map, imbalance, rank_loads
+from planner.placement.eplb import eplb
+from planner.placement.methods import METHODS, default_method, place
+from planner.placement.problem import Problem
+from podplan.errors import BadInput
+from tests.expert_loads import power_law
+
+
+@pytest.mark.parametrize(("ranks", "redundant"), [(32, 32), (32, 64), (72, 32), (144, 32), (160, 64)])
+@pytest.mark.parametrize("alpha", [0.6, 1.0])
+def test_place_is_never_worse_than_eplb(ranks, redundant, alpha):
+    """On 256 experts, from two to ten slots per rank."""
+    problem = Problem(loads=power_law(2, 256, alpha), ranks=ranks, redundant=redundant)
+    placed = place(problem)
+    check_expert_map(placed.slots, 256, ranks)
+    theirs = imbalance(rank_loads(problem.loads, eplb(problem), ranks))
+    assert (placed.imbalance <= theirs).all()
+    assert (placed.imbalance >= placed.lower_bound).all()
+
+
+@pytest.mark.parametrize(("alpha", "within"), [(0.6, 5e-4), (1.0, 5e-4), (1.2, 3e-3)])
+def test_place_reaches_the_bound_where_ranks_hold_many_slots(alpha, within):
+    """Nine slots per rank: 0.05 % up to a power law of 1.0, 0.3 % at 1.2, on 12 layers."""
+    placed = place(Problem(loads=power_law(12, 256, alpha), ranks=32, redundant=32))
+    assert placed.imbalance.mean() <= placed.lower_bound.mean() * (1 + within)
+
+
+def test_place_with_one_slot_per_rank_is_proven_optimal():
+    """One slot per rank makes the counts the whole problem: the map meets its bound."""
+    placed = place(Problem(loads=power_law(4, 256, 0.8), ranks=288, redundant=32))
+    assert placed.proven.all()
+    assert placed.imbalance.mean() == pytest.approx(2.96, rel=0.05)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 2**31),
+    experts=st.integers(1, 9),
+    ranks=st.integers(1, 5),
+    more=st.integers(0, 20),
+    zeros=st.booleans(),
+    method=st.sampled_from(["auto", *(name for name in METHODS if name not in ("trivial", "groups"))]),
+)
+def test_every_method_makes_a_valid_map(seed, experts, ranks, more, zeros, method):
+    """Any divisible number of slots gives a map that passes the check, and twice the same."""
+    slots = min(-(-experts // ranks) * ranks + more * ranks, experts * ranks)
+    loads = np.random.default_rng(seed).lognormal(0, 2, (2, experts))
+    if zeros:
+        loads[:, 1::2] = 0
+    problem = Problem(loads=loads, ranks=ranks, redundant=slots - experts)
+    placed = place(problem, method)
+    check_expert_map(placed.slots, experts, ranks)
+    assert (placed.slots == place(problem, method).slots).all()
+    assert (placed.imbalance >= placed.lower_bound).all()
+    assert (placed.lower_bound >= 1 - 1e-9).all()
+
+
+def test_place_does_not_depend_on_the_unit_of_loads():
+    """Token counts and shares give the same map."""
+    loads = power_law(2, 64, 0.8)
+    first, second = (place(Problem(loads=rows, ranks=8, redundant=8)).slots for rows in (loads, loads * 2.0**20))
+    assert (first == second).all()
+
+
+def test_the_default_depends_on_the_regime():
+    """Groups, one slot, or several."""
+    loads = power_law(1, 64, 0.8)
+    assert default_method(Problem(loads=loads, ranks=64)) == "water-filling"
+    assert default_method(Problem(loads=loads, ranks=8)) == "joint"
+    assert default_method(Problem(loads=loads, ranks=8, nodes=2, groups=4, keep_groups=True)) == "groups"
+
+
+@pytest.mark.parametrize("bad", [-1.0, np.nan, np.inf])
+def test_the_expert_with_an_impossible_load_is_named(bad):
+    """Negative and non-finite loads are refused with their place."""
+    loads = np.ones((2, 4))
+    loads[1, 2] = bad
+    with pytest.raises(BadInput, match="expert 2 in layer 1"):
+        Problem(loads=loads, ranks=2)
+    with pytest.raises(BadInput, match="layers x experts"):
+        Problem(loads=np.ones(4), ranks=2)
+    with pytest.raises(BadInput, match="Layer 1 has no load"):
+        Problem(loads=np.array([[1.0, 2.0], [0.0, 0.0]]), ranks=2)
+
+
+def test_an_unknown_method_is_refused_with_suggestions():
+    """A slip of the finger finds its method."""
+    with pytest.raises(BadInput, match="did you mean joint"):
+        place(Problem(loads=np.ones((1, 4)), ranks=2), "jiont")
