@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.imbalance import LoadDistribution, drifted_loads, quantile_loads, static_factor
-from planner.placement import check_redundancy, replica_counts
+from planner.placement.counts import check_redundancy, replica_counts
 
 Layout = tuple[int, int]
 """Expert-parallel ranks, and slots beyond one per expert in all."""
