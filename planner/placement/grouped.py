@@ -73,7 +73,7 @@ def keep_groups(problem: Problem) -> Integers:
 
 def _best_placed(costs: Floats, placed: NDArray[np.bool_], groups: int, each: int) -> Integers:
     """The best partition into sets that were placed, [layers, sets]; the first one placed is always one."""
-    return best_partition(np.where(placed, costs, 1e3 * costs.max() + 1.0), groups, each)[0]
+    return best_partition(np.where(placed, costs, 1000 * costs.max() + 1.0), groups, each)[0]
 
 
 def _set_bounds(problem: Problem, sets: Integers) -> Floats:
