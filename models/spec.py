@@ -16,8 +16,71 @@ Width = Annotated[int, Field(ge=0, le=LARGEST_DIMENSION, strict=True)]
 Experts = Annotated[int, Field(gt=0, le=MOST_EXPERTS, strict=True)]
 
 
+class Window(Strict):
+    """Layers that attend to recent tokens only, beside layers that attend to all.
+
+    ``sliding``: the last ``tokens`` tokens. ``chunked``: those since the last multiple of ``tokens``, which is costed
+    as the sliding window of that size, an upper bound of at most twice the keys.
+    """
+
+    kind: Literal["sliding", "chunked"]
+    tokens: Dimension
+    layers: Annotated[int, Field(gt=0, le=MOST_LAYERS, strict=True)]
+
+
+class Indexer(Strict):
+    """DeepSeek sparse attention: a light scorer picks the keys of each query (DeepSeek-V3.2 report, section 2.1)."""
+
+    heads: Dimension
+    head_dim: Dimension = Field(description="elements of the index key that is cached per token and layer")
+    top_k: Dimension = Field(description="keys that attention proper reads per query")
+
+
+class GatedDeltaNet(Strict):
+    """Linear attention with a recurrent state (Gated DeltaNet, arXiv 2412.06464), in ``layers`` of the layers."""
+
+    layers: Annotated[int, Field(gt=0, le=MOST_LAYERS, strict=True)]
+    key_heads: Dimension
+    value_heads: Dimension
+    key_head_dim: Dimension
+    value_head_dim: Dimension
+    conv_kernel: Dimension = Field(description="taps of the short convolution over queries, keys and values")
+    state_element_bytes: Literal[2, 4] = Field(default=4, description="the recurrent state is kept in FP32 or BF16")
+
+    @property
+    def key_width(self) -> int:
+        """Elements of all keys of a token; queries have as many."""
+        return self.key_heads * self.key_head_dim
+
+    @property
+    def value_width(self) -> int:
+        """Elements of all values of a token."""
+        return self.value_heads * self.value_head_dim
+
+    @property
+    def recurrent_bytes(self) -> int:
+        """Bytes of one request's recurrent state in one layer: a matrix per value head."""
+        return self.value_heads * self.key_head_dim * self.value_head_dim * self.state_element_bytes
+
+    @property
+    def convolution_bytes(self) -> int:
+        """Bytes of one request's last inputs of the convolution in one layer, BF16."""
+        return (self.conv_kernel - 1) * (2 * self.key_width + self.value_width) * 2
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes that one request keeps in one layer, however long it is."""
+        return self.recurrent_bytes + self.convolution_bytes
+
+    @model_validator(mode="after")
+    def _values_share_keys(self) -> Self:
+        if self.value_heads % self.key_heads:
+            raise ValueError(f"{self.value_heads} value_heads must be a multiple of {self.key_heads} key_heads")
+        return self
+
+
 class MLA(Strict):
-    """Multi-head latent attention (DeepSeek-V2 section 2.1)."""
+    """Multi-head latent attention (DeepSeek-V2 section 2.1), sparse where it has an indexer."""
 
     kind: Literal["mla"] = "mla"
     heads: Dimension
@@ -26,10 +89,14 @@ class MLA(Strict):
     qk_nope_head_dim: Dimension
     qk_rope_head_dim: Dimension
     v_head_dim: Dimension
+    indexer: Indexer | None = None
 
     @property
     def kv_elements_per_token(self) -> int:
-        """Cached elements per token and layer: one latent and one rotary key, whatever the heads."""
+        """Cached elements per token and layer: one latent and one rotary key, whatever the heads.
+
+        The index keys of sparse attention come on top (``planner.cache``): they have a type of their own.
+        """
         return self.kv_lora_rank + self.qk_rope_head_dim
 
 
@@ -42,11 +109,21 @@ class GQA(Strict):
     head_dim: Dimension
     qk_norm: bool = False
     bias: bool = Field(default=False, description="q, k and v projections have a bias")
+    v_head_dim: Dimension | None = Field(default=None, description="None: as wide as queries and keys")
+    output_gate: bool = Field(default=False, description="the query projection also makes a gate of the output")
+    sinks: bool = Field(default=False, description="a learned logit per head joins the softmax; it costs nothing")
+    sink_tokens: Width = Field(default=0, description="keys and values that are parameters, seen by every query")
+    window: Window | None = None
+
+    @property
+    def value_dim(self) -> int:
+        """Width of one head's values."""
+        return self.head_dim if self.v_head_dim is None else self.v_head_dim
 
     @property
     def kv_elements_per_token(self) -> int:
         """Cached elements per token and layer."""
-        return 2 * self.kv_heads * self.head_dim
+        return self.kv_heads * (self.head_dim + self.value_dim)
 
     @model_validator(mode="after")
     def _heads_share_kv_heads(self) -> Self:
@@ -93,10 +170,14 @@ class ModelSpec(Strict):
     dense_layers: Annotated[int, Field(ge=0, le=MOST_LAYERS, strict=True)] = Field(
         description="leading layers with a dense feed-forward; all of them without MoE"
     )
+    interleaved: bool = Field(default=False, description="dense layers are spread evenly instead of leading")
     hidden_size: Dimension
     vocab_size: Dimension
     tied_embeddings: bool
     attention: MLA | GQA = Field(discriminator="kind")
+    linear_attention: GatedDeltaNet | None = Field(
+        default=None, description="layers with a recurrent state in place of ``attention``, spread evenly"
+    )
     dense_intermediate_size: Dimension | None
     moe: MoE | None
     mtp_layers: Annotated[int, Field(ge=0, le=MOST_LAYERS, strict=True)] = Field(
@@ -113,9 +194,34 @@ class ModelSpec(Strict):
         return self.layers - self.dense_layers
 
     @property
+    def moe_layer_numbers(self) -> list[int]:
+        """Numbers, from 0, of the layers with routed experts; interleaved, one ends each equal stretch of layers."""
+        if not self.interleaved:
+            return list(range(self.dense_layers, self.layers))
+        return [layer for layer in range(self.layers) if (layer + 1) * self.moe_layers % self.layers < self.moe_layers]
+
+    @property
+    def kv_layers(self) -> int:
+        """Layers with a KV cache."""
+        return self.layers - (self.linear_attention.layers if self.linear_attention else 0)
+
+    @property
+    def windowed_layers(self) -> int:
+        """Layers that keep recent tokens only."""
+        window = self.attention.window if isinstance(self.attention, GQA) else None
+        return window.layers if window else 0
+
+    @property
+    def reach_tokens(self) -> int:
+        """Most keys that a query of a windowed or sparse layer attends to; 0 where there is no such layer."""
+        if isinstance(self.attention, GQA):
+            return self.attention.window.tokens if self.attention.window else 0
+        return self.attention.indexer.top_k if self.attention.indexer else 0
+
+    @property
     def kv_elements_per_token(self) -> int:
-        """Cached elements of one token over all layers."""
-        return self.layers * self.attention.kv_elements_per_token
+        """Cached elements of one token over all layers, inside their windows."""
+        return self.kv_layers * self.attention.kv_elements_per_token
 
     @model_validator(mode="after")
     def _layers_add_up(self) -> Self:
@@ -125,6 +231,10 @@ class ModelSpec(Strict):
             raise ValueError(f"without moe all {self.layers} layers are dense, so dense_layers must be {self.layers}")
         if self.moe is not None and self.dense_layers == self.layers:
             raise ValueError(f"all {self.layers} layers are dense, so moe must be null")
+        if self.kv_layers < 1:
+            raise ValueError(f"linear_attention.layers must leave one of the {self.layers} layers to attention")
+        if self.windowed_layers > self.kv_layers:
+            raise ValueError(f"attention.window.layers must be at most the {self.kv_layers} layers with attention")
         if self.dense_layers and self.dense_intermediate_size is None:
             raise ValueError(f"{self.dense_layers} dense layers need a dense_intermediate_size")
         return self

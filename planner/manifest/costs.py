@@ -21,7 +21,11 @@ Variable = Literal[
     "rows",
     "routed",
     "hit",
+    "kv_within",
+    "context_within",
+    "pairs_within",
 ]
+REACH_VARIABLES = frozenset({"kv_within", "context_within", "pairs_within"})
 EXPERT_VARIABLES = frozenset({"fair", "routed", "hit", "shared"})
 VARIABLES = frozenset(get_args(Variable))
 TERM_GROUPS = ("terms", "head_terms", "draft_terms")
@@ -51,6 +55,7 @@ class ComputeTermModel(Strict):
     serial: Share = 0.0
     launches: Natural = 1
     residual: Amount = 0.0
+    share: Share = 1.0
 
     @classmethod
     def from_term(cls, term: ComputeTerm) -> "ComputeTermModel":
@@ -122,6 +127,7 @@ class StepCostModel(Strict):
     pipeline_bubble: bool = False
     host_seconds: Amount = 0.0
     launch_seconds: Amount = 0.0
+    reach_tokens: Natural = 0
 
     @classmethod
     def from_step_cost(cls, cost: StepCost) -> "StepCostModel":

@@ -15,6 +15,10 @@ linear forms of the terms use (all per microbatch):
     fair     token copies on the mean expert rank   hit   distinct experts hit on a rank
     shared   rows of a dedicated shared-expert rank
 
+and, where some layers reach only part of the context (``planner.manifest.reach``), what lies within reach:
+
+    kv_within, context_within, pairs_within      of kv, context and pairs
+
 A compute term takes ``max(c, m) + serial·min(c, m) + floor`` seconds, with
 c = (flops + idle) / rate / cores, m = bytes / bandwidth, ``idle`` the FLOP-equivalent of unfilled
 tiles and ``serial`` what the kernel does not overlap; a communication term takes the fastest of
@@ -28,6 +32,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.manifest.reach import context_within, kept_tokens, pairs_within
+
 Number = float | NDArray[np.float64]
 Form = Mapping[str, Number]
 _PLAIN = (float, int)
@@ -39,7 +45,8 @@ Rule = Literal["attention_experts", "compute_communication", "disaggregated"]
 class ComputeTerm:
     """A kernel (or a fused chain) on one device; forms are over the module's variables.
 
-    ``residual`` is the median relative error of the fit that it rests on.
+    ``residual`` is the median relative error of the fit that it rests on; ``share`` the part of the layers of its
+    stage that run it, 1 but for models whose layers differ: a layer is costed as the mean of them.
     """
 
     name: str
@@ -53,6 +60,7 @@ class ComputeTerm:
     serial: float = 0.0
     launches: int = 1
     residual: float = 0.0
+    share: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +106,8 @@ class StepCost:
     over the mean; ``sampling_deviations`` how many standard deviations of a Poisson count the busiest
     of the ranks lies above its expectation (0: no sampling noise). ``domains`` > 0 with the rule
     ``disaggregated``: attention domains that share the expert ranks in turn; ``attention_ranks`` are
-    then those of one domain, and so is all that the variables count.
+    then those of one domain, and so is all that the variables count. ``reach_tokens``: the most keys
+    that a query of a windowed or sparse layer attends to (0: there is no such layer).
     """
 
     terms: tuple[Term, ...]
@@ -125,6 +134,7 @@ class StepCost:
     pipeline_bubble: bool = False
     host_seconds: float = 0.0
     launch_seconds: float = 0.0
+    reach_tokens: int = 0
 
 
 def variables(cost: StepCost, load: StepLoad, microbatches: int) -> dict[str, Number]:
@@ -151,6 +161,8 @@ def variables(cost: StepCost, load: StepLoad, microbatches: int) -> dict[str, Nu
         "rows": decode + load.finishing_prompts * part,
         "mean": mean,
     }
+    if cost.reach_tokens:
+        values |= within_reach(values, load.decode_sequences * part, cost.reach_tokens)
     if cost.experts:
         fair = total * (cost.experts_per_token / cost.expert_ranks)
         chosen = smaller(cost.experts_per_token / (cost.slots_per_rank * cost.expert_ranks), 1.0 - 1e-12)
@@ -162,6 +174,16 @@ def variables(cost: StepCost, load: StepLoad, microbatches: int) -> dict[str, Nu
         values["hit"] = _plain(cost.slots_per_rank * -np.expm1(total * np.log1p(-chosen)))
         values["shared"] = total / cost.shared_ranks if dedicated(cost) else 0.0
     return values
+
+
+def within_reach(values: Mapping[str, Number], sequences: Number, reach: int) -> dict[str, Number]:
+    """Return what of the cached tokens and pairs lies within reach, for layers with a window or an indexer."""
+    prompts = values["chunk"], values["context"], values["pairs"]
+    return {
+        "kv_within": _plain(kept_tokens(values["kv"], sequences, reach)),
+        "context_within": _plain(context_within(*prompts, reach)),
+        "pairs_within": _plain(pairs_within(*prompts, reach)),
+    }
 
 
 def dedicated(cost: StepCost) -> bool:
@@ -232,11 +254,14 @@ def timing(term: Term, values: Mapping[str, Number]) -> Timing:
     if isinstance(term, ComputeTerm):
         flops, moved = form(term.flops, values), form(term.bytes, values)
         compute, memory = (flops + form(term.idle_flops, values)) / term.flops_per_second, moved / term.bytes_per_second
+        if term.share != 1.0:  # the mean over layers of which only some run it
+            flops, moved, compute, memory = (term.share * amount for amount in (flops, moved, compute, memory))
         work = flops if term.flops else moved
         if work.all() if isinstance(work, np.ndarray) else work > 0:
-            return Timing(compute, memory, term.floor_seconds, term.serial, flops, moved)
+            return Timing(compute, memory, term.share * term.floor_seconds, term.serial, flops, moved)
         runs: Number = np.asarray(np.asarray(work) > 0, dtype=np.float64)
-        return Timing(runs * compute, runs * memory, runs * term.floor_seconds, term.serial, flops, moved)
+        floor = runs * (term.share * term.floor_seconds)
+        return Timing(runs * compute, runs * memory, floor, term.serial, flops, moved)
     payload = form(term.bytes, values)
     return Timing(0.0, 0.0, protocol_seconds(term, payload), bytes=payload)
 
