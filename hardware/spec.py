@@ -76,6 +76,10 @@ class Kernels(Strict):
     mla_decode: AttentionFit
     gqa_decode: AttentionFit
     prefill_attention: AttentionFit
+    sparse_decode: AttentionFit | None = Field(
+        default=None, description="attention over keys that an indexer picked; none: mla_decode stands for it"
+    )
+    sparse_prefill: AttentionFit | None = None
     vector: VectorFit
     mla_prologue_floor_seconds: Sourced | None = Field(
         default=None, description="one floor for norm, projections and rotary embedding fused into one kernel"

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from models.spec import GQA, MLA, ModelSpec
+from models.spec import GQA, MLA, GatedDeltaNet, ModelSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +19,7 @@ class ParameterCount:
     embedding: int
     lm_head: int
     attention_per_layer: int
+    linear_attention_per_layer: int
     dense_ffn_per_layer: int
     routed_expert: int
     shared_experts_per_layer: int
@@ -37,11 +38,13 @@ def count_parameters(spec: ModelSpec) -> ParameterCount:
     hidden, moe = spec.hidden_size, spec.moe
     table = spec.vocab_size * hidden
     attention = attention_parameters(spec.attention, hidden)
+    linear = linear_attention_parameters(spec.linear_attention, hidden) if spec.linear_attention else 0
     dense = feed_forward_parameters(hidden, spec.dense_intermediate_size or 0)
     expert = feed_forward_parameters(hidden, moe.intermediate_size if moe else 0)
     shared = feed_forward_parameters(hidden, moe.shared_intermediate_size if moe else 0)
     gate = hidden * moe.experts if moe else 0
-    every_token = spec.layers * attention + spec.dense_layers * dense + spec.moe_layers * (gate + shared)
+    mixers = spec.kv_layers * attention + (spec.layers - spec.kv_layers) * linear
+    every_token = mixers + spec.dense_layers * dense + spec.moe_layers * (gate + shared)
     experts, experts_per_token = (moe.experts, moe.experts_per_token) if moe else (0, 0)
     ffn_of_last_layer = gate + shared + experts * expert if moe else dense
     return ParameterCount(
@@ -50,6 +53,7 @@ def count_parameters(spec: ModelSpec) -> ParameterCount:
         embedding=table,
         lm_head=table,
         attention_per_layer=attention,
+        linear_attention_per_layer=linear,
         dense_ffn_per_layer=dense,
         routed_expert=expert,
         shared_experts_per_layer=shared,
@@ -63,11 +67,15 @@ def attention_parameters(attention: MLA | GQA, hidden_size: int) -> int:
 
     MLA: q_a h·r_q, q_b r_q·n·(d_nope + d_rope) (one matrix h·n·(d_nope + d_rope) where queries are not
     compressed), kv_a h·(r_kv + d_rope), kv_b r_kv·n·(d_nope + d_v), o n·d_v·h; DeepSeek-V2
-    (arXiv 2405.04434) section 2.1 and appendix C. GQA: q and o h·n·d each, k and v h·n_kv·d each;
+    (arXiv 2405.04434) section 2.1 and appendix C. An indexer adds r_q·n_i·d_i, h·d_i and h·n_i (DeepSeek-V3.2
+    report, section 2.1). GQA: q h·n·d, o h·n·d_v, k and v h·n_kv·d and h·n_kv·d_v; an output gate as much as q;
     Ainslie et al. (arXiv 2305.13245) section 2.2.
     """
     if isinstance(attention, GQA):
-        return 2 * hidden_size * (attention.heads + attention.kv_heads) * attention.head_dim
+        cached = attention.kv_heads * (attention.head_dim + attention.value_dim)
+        value = attention.heads * attention.value_dim
+        gate = value if attention.output_gate else 0
+        return hidden_size * (attention.heads * attention.head_dim + gate + cached + value)
     query_width = attention.heads * (attention.qk_nope_head_dim + attention.qk_rope_head_dim)
     if attention.q_lora_rank is None:
         query = hidden_size * query_width
@@ -75,7 +83,21 @@ def attention_parameters(attention: MLA | GQA, hidden_size: int) -> int:
         query = attention.q_lora_rank * (hidden_size + query_width)
     down = hidden_size * (attention.kv_lora_rank + attention.qk_rope_head_dim)
     up = attention.kv_lora_rank * attention.heads * (attention.qk_nope_head_dim + attention.v_head_dim)
-    return query + down + up + attention.heads * attention.v_head_dim * hidden_size
+    index = 0
+    if attention.indexer is not None:
+        heads, key = attention.indexer.heads, attention.indexer.head_dim
+        index = (attention.q_lora_rank or hidden_size) * heads * key + hidden_size * (key + heads)
+    return query + down + up + attention.heads * attention.v_head_dim * hidden_size + index
+
+
+def linear_attention_parameters(linear: GatedDeltaNet, hidden_size: int) -> int:
+    """Return the parameters of one gated delta-net layer: projections and convolution.
+
+    q, k, v and the output gate, two numbers per value head, the output: h·(2·k + 3·v + 2·n_v), and the taps of the
+    convolution over 2·k + v channels; Yang et al. (arXiv 2412.06464) section 3.4 as Qwen3-Next builds it.
+    """
+    projected = 2 * linear.key_width + 3 * linear.value_width + 2 * linear.value_heads
+    return hidden_size * projected + linear.conv_kernel * (2 * linear.key_width + linear.value_width)
 
 
 def feed_forward_parameters(hidden_size: int, intermediate_size: int) -> int:

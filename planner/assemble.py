@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from hardware.spec import HardwareSpec
-from planner.assemble_pool import pool_content
+from planner.assemble_pool import cache_shape, pool_content
+from planner.cache import model_cache
 from planner.expectation import busy_share, open_prediction
 from planner.manifest.checks import spec_hash
 from planner.manifest.layout import Instance
@@ -22,7 +23,6 @@ from planner.manifest.schema import (
     Routing,
     ServiceLevels,
 )
-from planner.memory import kv_bytes_per_token_of_model
 from planner.operating import DecodeServer
 from planner.plan import DecodePool, Plan, PrefillPool
 from planner.question import Question
@@ -135,11 +135,13 @@ def _kv_transfer(plan: Plan) -> KvTransfer:
     planes = [pool.machines.hardware.plane(pool.machines.hardware.kv_plane) for pool in (first, second)]
     source, target = first.candidate.row.strategy, second.candidate.row.strategy
     ratio = source.attention_tp / target.attention_tp
+    cache = model_cache(first.candidate.deployment)
     return KvTransfer(
         plane=planes[0].name,
         bandwidth_bytes_per_second=min(p.bandwidth_bytes_per_second.value * p.efficiency.value for p in planes),
         latency_seconds=max(plane.latency_seconds.value for plane in planes),
-        bytes_per_token=kv_bytes_per_token_of_model(first.candidate.deployment),
+        bytes_per_token=float(cache.token_bytes),
+        **cache_shape(cache),
         mapping=LinkMapping(ratio=ratio, group_size=target.attention_dp / ratio),
     )
 

@@ -1,10 +1,11 @@
 """The content of one pool of a manifest: ranks, groups, shards, experts, limits, memory and step costs."""
 
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
+from planner.cache import Cache, device_cache
 from planner.decode_candidates import DecodeCandidate
 from planner.deployment import Deployment
 from planner.imbalance import MIXED, sample_expert_loads
@@ -21,7 +22,7 @@ from planner.manifest.schema import (
     Pool,
     PoolPrediction,
 )
-from planner.memory import Memory, kv_bytes_per_token
+from planner.memory import Memory
 from planner.placement.counts import replica_counts
 from planner.placement.packing import longest_first
 from planner.plan import DecodePool, PrefillPool
@@ -62,8 +63,9 @@ def pool_content(pool: PrefillPool | DecodePool, cluster: str, instances: list[I
         memory_bytes_per_device=_memory_bytes(memory),
         kv=KvCache(
             block_tokens=BLOCK_TOKENS,
-            bytes_per_token_per_device=float(kv_bytes_per_token(deployment)),
+            bytes_per_token_per_device=float(device_cache(deployment).token_bytes),
             capacity_tokens_per_rank=capacity,
+            **cache_shape(device_cache(deployment)),
         ),
         step_costs=step_costs(pool),
         predicted=_pool_prediction(pool),
@@ -104,7 +106,7 @@ def expert_map(deployment: Deployment, seed: int) -> ExpertMap | None:
     experts, slots = deployment.moe.experts, deployment.moe.experts + int(deployment.redundant)
     loads = sample_expert_loads(MIXED, model.moe_layers, experts, seed)
     placements = []
-    for layer, load in enumerate(loads, start=model.dense_layers):
+    for layer, load in zip(model.moe_layer_numbers, loads, strict=True):
         held = longest_first(load, replica_counts(load, slots, ranks), ranks)
         placements.append(ExpertLayers(layers=[layer], slots=np.sort(held, axis=1).ravel().tolist()))
     return ExpertMap(
@@ -114,10 +116,16 @@ def expert_map(deployment: Deployment, seed: int) -> ExpertMap | None:
     )
 
 
+def cache_shape(cache: Cache) -> dict[str, Any]:
+    """Return the fields of a manifest's ``CacheShape``."""
+    state = float(cache.sequence_tokens)
+    return {"reach_tokens": cache.reach_tokens, "reach_share": cache.reach_share, "sequence_tokens": state}
+
+
 def kv_capacity_tokens(deployment: Deployment, memory: Memory) -> int:
-    """Cached tokens of one DP group that fit beside everything else, in whole blocks."""
+    """Cached tokens of one DP group, within all windows, that fit beside everything else, in whole blocks."""
     room = memory.capacity - float(memory.used) + float(memory.kv_cache)
-    tokens = int(room / float(kv_bytes_per_token(deployment)))
+    tokens = int(room / float(device_cache(deployment).token_bytes))
     return max(tokens // BLOCK_TOKENS, 1) * BLOCK_TOKENS
 
 
@@ -127,7 +135,8 @@ def _limits(pool: PrefillPool | DecodePool, capacity_tokens: int) -> BatchLimits
     if isinstance(pool, DecodePool):
         tokens = -(-workload.input_tokens.mean // (strategy.attention_tp * strategy.pp))
         return BatchLimits(requests_per_dp_rank=pool.candidate.batch, tokens_per_device=int(tokens))
-    requests = int(capacity_tokens // running_kv_tokens(workload).mean_tokens)
+    held = device_cache(pool.candidate.deployment).charged(running_kv_tokens(workload).mean_tokens, 1.0)
+    requests = int(capacity_tokens // held)
     return BatchLimits(requests_per_dp_rank=max(requests, 1), tokens_per_device=pool.candidate.tokens_per_device)
 
 

@@ -1,24 +1,32 @@
-"""Attention as terms: MLA absorbed and unabsorbed, staged SP-TP-SP, GQA.
+"""Attention as terms: MLA absorbed and unabsorbed, staged SP-TP-SP, GQA with windows, and what hybrids add.
 
 Shapes: n heads per device, d dimensions of a head; terms are per device of a DP group of
 ``attention_tp`` devices. KV is read once per request and iteration ("kv") however many tokens MTP
 verifies; later chunks and reused prefixes are read again ("context").
 """
 
-import numpy as np
+from dataclasses import replace
 
-from hardware.spec import CollectiveOp
-from models.spec import GQA, MLA
+from hardware.spec import CollectiveOp, Dtype
+from models.spec import GQA, MLA, Indexer
+from planner.cache import gqa_cached_elements
 from planner.collectives import collective
 from planner.deployment import Deployment, several
+from planner.linear_attention import linear_attention_terms
 from planner.manifest.terms import ComputeTerm, Form, Number, Term
-from planner.roofline import ELEMENT_BYTES, TOKENS, Roofline, combine, scale
+from planner.roofline import ELEMENT_BYTES, TOKENS, Roofline, combine, in_some_layers, scale
+from planner.sparse_attention import indexer_terms, sparse_decode, sparse_prefill
 
 
 def attention_terms(deployment: Deployment) -> list[Term]:
     """Norm, projections, attention proper, output projection and its all-reduce."""
-    attention = deployment.model.attention
+    attention, linear = deployment.model.attention, deployment.model.linear_attention
     terms = mla_terms(deployment, attention) if isinstance(attention, MLA) else gqa_terms(deployment, attention)
+    if linear is not None:
+        full = deployment.model.kv_layers / deployment.model.layers
+        compute = [term for term in terms if isinstance(term, ComputeTerm)]
+        terms = [*in_some_layers(compute, full), *(term for term in terms if not isinstance(term, ComputeTerm))]
+        terms += linear_attention_terms(deployment, linear)
     strategy, hidden = deployment.strategy, deployment.model.hidden_size
     if several(strategy.attention_tp) and not strategy.staged:
         terms.append(
@@ -42,7 +50,7 @@ def mla_terms(deployment: Deployment, mla: MLA) -> list[Term]:
     INT8 (xDeepServe section 4.7).
     """
     roofline, strategy, model = Roofline(deployment.hardware), deployment.strategy, deployment.model
-    hidden, dtype = float(model.hidden_size), deployment.weights
+    hidden, dtype = float(model.hidden_size), deployment.linear_weights
     heads = mla.heads / strategy.attention_tp
     query, latent = mla.qk_nope_head_dim + mla.qk_rope_head_dim, mla.kv_elements_per_token
     own = scale(TOKENS, 1.0 / strategy.attention_tp) if strategy.staged else TOKENS
@@ -60,12 +68,11 @@ def mla_terms(deployment: Deployment, mla: MLA) -> list[Term]:
         terms += staged_exchanges(deployment, mla)
     if deployment.phase == "decode":
         terms = fused_prologue(deployment, [*terms, k_absorb(deployment, mla, heads)])
-    if deployment.phase == "mixed":
-        terms.append(k_absorb(deployment, mla, heads))
-    if deployment.phase != "prefill":
-        terms += absorbed_terms(deployment, mla, heads)
-    if deployment.phase != "decode":
-        terms += unabsorbed_terms(deployment, mla, heads)
+    if mla.indexer is not None:
+        terms += [] if deployment.phase == "decode" else [k_absorb(deployment, mla, heads)]
+        terms += sparse_terms(deployment, mla, mla.indexer, heads)
+    else:
+        terms += dense_attention(deployment, mla, heads)
     terms += roofline.quantise("output_quantise", "attention", scale(TOKENS, heads * mla.v_head_dim), dtype)
     if strategy.staged:
         output = roofline.matmul("o_proj", "attention", own, hidden, float(mla.heads * mla.v_head_dim), dtype)
@@ -74,11 +81,28 @@ def mla_terms(deployment: Deployment, mla: MLA) -> list[Term]:
     return [*terms, output]
 
 
+def dense_attention(deployment: Deployment, mla: MLA, heads: Number) -> list[Term]:
+    """Attention over all keys: absorbed for running requests, unabsorbed for prompts."""
+    terms: list[Term] = [k_absorb(deployment, mla, heads)] if deployment.phase == "mixed" else []
+    if deployment.phase != "prefill":
+        terms += absorbed_terms(deployment, mla, heads)
+    return terms if deployment.phase == "decode" else [*terms, *unabsorbed_terms(deployment, mla, heads)]
+
+
+def sparse_terms(deployment: Deployment, mla: MLA, indexer: Indexer, heads: Number) -> list[Term]:
+    """Attention over the keys that an indexer picks, on latents in every phase."""
+    terms = indexer_terms(deployment, mla, indexer)
+    if deployment.phase != "prefill":
+        terms.append(sparse_decode(deployment, mla, heads))
+    if deployment.phase != "decode":
+        terms.append(sparse_prefill(deployment, mla, heads))
+    return [*terms, v_absorb(deployment, mla, heads)]
+
+
 def absorbed_terms(deployment: Deployment, mla: MLA, heads: Number) -> list[Term]:
     """Running requests attend in latent space: 2·heads·(2·kv_lora + rope) FLOP per pair of query and key."""
     roofline = Roofline(deployment.hardware)
     queries = 1.0 + deployment.drafts
-    rows = {"decode": heads}
     latent = float(mla.kv_lora_rank)
     per_pair = 2.0 * heads * (mla.kv_elements_per_token + latent)
     read = {
@@ -89,13 +113,24 @@ def absorbed_terms(deployment: Deployment, mla: MLA, heads: Number) -> list[Term
         roofline.attention(
             "attention", deployment.hardware.kernels.mla_decode, {"kv": queries}, per_pair, {"decode": 1.0}, read
         ),
-        batched_matmul(roofline, "v_absorb", rows, float(mla.v_head_dim), latent, heads),
+        v_absorb(deployment, mla, heads),
     ]
+
+
+def absorbed_rows(mla: MLA, heads: Number) -> Form:
+    """Rows of the absorbing products: of running requests, and of prompts too where attention is sparse."""
+    return {"tokens" if mla.indexer else "decode": heads}
+
+
+def v_absorb(deployment: Deployment, mla: MLA, heads: Number) -> ComputeTerm:
+    """W_uv moved behind attention: kv_lora -> value per head."""
+    rows, roofline = absorbed_rows(mla, heads), Roofline(deployment.hardware)
+    return batched_matmul(roofline, "v_absorb", rows, float(mla.v_head_dim), float(mla.kv_lora_rank), heads)
 
 
 def k_absorb(deployment: Deployment, mla: MLA, heads: Number) -> ComputeTerm:
     """W_uk moved to the query side: nope -> kv_lora per head."""
-    rows = {"decode": heads}
+    rows = absorbed_rows(mla, heads)
     return batched_matmul(
         Roofline(deployment.hardware), "k_absorb", rows, float(mla.kv_lora_rank), float(mla.qk_nope_head_dim), heads
     )
@@ -112,19 +147,7 @@ def fused_prologue(deployment: Deployment, terms: list[Term]) -> list[Term]:
 
 def started(term: ComputeTerm, floor_seconds: float, launches: int) -> ComputeTerm:
     """Return the term with another start-up."""
-    return ComputeTerm(
-        name=term.name,
-        stage=term.stage,
-        flops=term.flops,
-        idle_flops=term.idle_flops,
-        flops_per_second=term.flops_per_second,
-        bytes=term.bytes,
-        bytes_per_second=term.bytes_per_second,
-        floor_seconds=floor_seconds,
-        serial=term.serial,
-        launches=launches,
-        residual=term.residual,
-    )
+    return replace(term, floor_seconds=floor_seconds, launches=launches)
 
 
 def batched_matmul(
@@ -143,7 +166,7 @@ def unabsorbed_terms(deployment: Deployment, mla: MLA, heads: Number) -> list[Te
     key, value = mla.qk_nope_head_dim + mla.qk_rope_head_dim, mla.v_head_dim
     all_keys = {"chunk": 1.0, "context": 1.0}
     expand = heads * (mla.qk_nope_head_dim + value)
-    dtype = "bf16" if deployment.weights == "int8" else deployment.weights
+    dtype: Dtype = "bf16" if deployment.linear_weights == "int8" else deployment.linear_weights
     latent_read = {"context": mla.kv_elements_per_token * ELEMENT_BYTES[deployment.kv_dtype]}
     read = combine(all_keys, heads * (key + value) * 2.0, {"chunk": 1.0}, heads * (key + value) * 2.0)
     # The rotary key, one per token, is copied behind every head's expanded key.
@@ -182,30 +205,54 @@ def staged_exchanges(deployment: Deployment, mla: MLA) -> list[Term]:
 
 
 def gqa_terms(deployment: Deployment, gqa: GQA) -> list[Term]:
-    """Grouped-query attention: KV heads are split over TP and replicated beyond their number."""
+    """Grouped-query attention: KV heads are split over TP and replicated beyond their number.
+
+    With an output gate the query projection is twice as wide, and the gate multiplies what attention returns.
+    """
     roofline, model, tp = Roofline(deployment.hardware), deployment.model, deployment.strategy.attention_tp
-    hidden, dtype, kernels = float(model.hidden_size), deployment.weights, deployment.hardware.kernels
-    heads, kv_heads = gqa.heads / tp, np.maximum(gqa.kv_heads / tp, 1.0)
-    width = (heads + 2 * kv_heads) * gqa.head_dim
-    cached = 2 * kv_heads * gqa.head_dim * ELEMENT_BYTES[deployment.kv_dtype]
-    per_pair = 4.0 * heads * gqa.head_dim
-    queries = 2.0 * heads * gqa.head_dim * 2.0
+    hidden, dtype = float(model.hidden_size), deployment.linear_weights
+    heads, value = gqa.heads / tp, gqa.heads / tp * gqa.value_dim
+    width = heads * gqa.head_dim + gqa_cached_elements(gqa, tp)
+    cached = gqa_cached_elements(gqa, tp) * ELEMENT_BYTES[deployment.kv_dtype]
     terms: list[Term] = [
         roofline.vector("attention_norm", "attention", scale(TOKENS, hidden * (3 * 2.0 + 1.0))),
         *roofline.quantise("attention_quantise", "attention", scale(TOKENS, hidden), dtype),
-        roofline.matmul("qkv_proj", "attention", TOKENS, width, hidden, dtype),
+        roofline.matmul("qkv_proj", "attention", TOKENS, width + (value if gqa.output_gate else 0.0), hidden, dtype),
         roofline.vector("rope_cache", "attention", scale(TOKENS, width * 4.0 + cached), kernels=1 + int(gqa.qk_norm)),
     ]
+    windowed = model.windowed_layers / model.kv_layers
+    if windowed < 1:
+        terms += gqa_attention(deployment, gqa, within=False, share=1.0 - windowed)
+    if windowed:
+        terms += gqa_attention(deployment, gqa, within=True, share=windowed)
+    if gqa.output_gate:
+        terms.append(roofline.vector("output_gate", "attention", scale(TOKENS, value * (3 * 2.0))))
+    terms += roofline.quantise("output_quantise", "attention", scale(TOKENS, value), dtype)
+    return [*terms, roofline.matmul("o_proj", "attention", TOKENS, hidden, value, dtype)]
+
+
+def gqa_attention(deployment: Deployment, gqa: GQA, *, within: bool, share: float) -> list[ComputeTerm]:
+    """Attention proper, in the part of the layers that sees all keys or in the part that sees those ``within`` reach.
+
+    2·heads·(d + d_v) FLOP per pair of query and key; keys that are parameters are seen by every query and read once.
+    """
+    roofline, kernels, tp = Roofline(deployment.hardware), deployment.hardware.kernels, deployment.strategy.attention_tp
+    heads = gqa.heads / tp
+    cached = gqa_cached_elements(gqa, tp) * ELEMENT_BYTES[deployment.kv_dtype]
+    per_pair = 2.0 * heads * (gqa.head_dim + gqa.value_dim)
+    moved, sinks = heads * (gqa.head_dim + gqa.value_dim) * 2.0, float(gqa.sink_tokens)
+    prefix, suffix = ("window_", "_within") if within else ("", "")
+    parameters = {"one": sinks * cached} if sinks else {}
+    terms: list[ComputeTerm] = []
     if deployment.phase != "prefill":
-        pairs = {"kv": 1.0 + deployment.drafts}
-        read = {"kv": cached, "decode": queries}
-        terms.append(roofline.attention("attention", kernels.gqa_decode, pairs, per_pair, {"decode": 1.0}, read))
-    if deployment.phase != "decode":
-        read = {"context": cached, "chunk": cached + queries}
+        pairs = {f"kv{suffix}": 1.0 + deployment.drafts} | ({"decode": sinks} if sinks else {})
+        read = {f"kv{suffix}": cached, "decode": moved} | parameters
         terms.append(
-            roofline.attention(
-                "prefill_attention", kernels.prefill_attention, {"pairs": 1.0}, per_pair, {"chunk": 1.0}, read
-            )
+            roofline.attention(f"{prefix}attention", kernels.gqa_decode, pairs, per_pair, {"decode": 1.0}, read)
         )
-    terms += roofline.quantise("output_quantise", "attention", scale(TOKENS, heads * gqa.head_dim), dtype)
-    return [*terms, roofline.matmul("o_proj", "attention", TOKENS, hidden, heads * gqa.head_dim, dtype)]
+    if deployment.phase != "decode":
+        pairs = {f"pairs{suffix}": 1.0} | ({"chunk": sinks} if sinks else {})
+        read = {f"context{suffix}": cached, "chunk": cached + moved} | parameters
+        name = f"prefill_{prefix}attention"
+        terms.append(roofline.attention(name, kernels.prefill_attention, pairs, per_pair, {"chunk": 1.0}, read))
+    return terms if share == 1.0 else in_some_layers(terms, share)

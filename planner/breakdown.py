@@ -11,6 +11,7 @@ from planner.manifest.stepcost import (
     drain,
     expert_stream,
     layer_count,
+    layer_share,
     moe_layer,
     passage,
     slot_seconds,
@@ -136,7 +137,8 @@ def _stage_rows(step: _Step, stage: Stage) -> list[Operator]:
             alone = float(timing.seconds()) * cost.dense_layers * step.microbatches
             seconds = seconds * cost.moe_layers / layer_count(cost, stage) + alone
             exposure = (seconds - alone) * exposed + alone
-        rows.append(_row(term, timing, _stream(stage, cost), count, (seconds, exposure)))
+        row = _row(term, timing, _stream(stage, cost), count, (seconds, exposure))
+        rows.append(replace(row, count=round(count * layer_share(term))))
     return rows
 
 

@@ -186,7 +186,7 @@ def decode_memory_used(deployment: Deployment, batch: Number, kv: KvLoad) -> Num
     """
     held = total_kv_tokens(kv, batch, MEMORY_DEVIATIONS)
     tokens = batch * (1 + deployment.drafts) / deployment.strategy.pp
-    return memory(deployment, kv_tokens=held, tokens=tokens).used
+    return memory(deployment, kv_tokens=held, sequences=batch, tokens=tokens).used
 
 
 def largest(

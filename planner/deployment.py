@@ -70,6 +70,11 @@ class Deployment:
     host_seconds: float | None = None
 
     @property
+    def linear_weights(self) -> Dtype:
+        """Type of the weights of attention, dense feed-forward and shared experts."""
+        return self.weights
+
+    @property
     def expert_ranks(self) -> Number:
         """EP ranks that hold routed experts."""
         return self.strategy.moe_ep - self.shared_ranks

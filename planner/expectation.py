@@ -157,7 +157,7 @@ def kv_transfer_seconds(kv: KvTransfer, prefill: Pool, decode: Pool, prompt_toke
     (CloudMatrix384 section 4.3.3).
     """
     links = min(pool.degrees.attention_tp * pool.degrees.pp for pool in (prefill, decode))
-    return prompt_tokens * kv.bytes_per_token / (links * kv.bandwidth_bytes_per_second) + kv.latency_seconds
+    return kv.charged(prompt_tokens) * kv.bytes_per_token / (links * kv.bandwidth_bytes_per_second) + kv.latency_seconds
 
 
 def _budget(pool: Pool) -> int:

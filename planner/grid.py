@@ -86,7 +86,7 @@ def strategy_grid(
 
 def _candidates(spec: ModelSpec, count: int, per_node: int, role: Role, largest_pipeline: int) -> Iterator[Strategy]:
     """Yield every combination for one instance size."""
-    may_stage = role == "prefill" and spec.attention.kind == "mla"
+    may_stage = role == "prefill" and spec.attention.kind == "mla" and spec.attention.indexer is None
     for pp in (n for n in _powers_of_two(largest_pipeline) if count % n == 0):
         stage = count // pp
         degrees = _tensor_degrees(stage, per_node)

@@ -1,15 +1,17 @@
 """Bytes per device by kind, what fits, and the largest batch that fits.
 
 Beyond MixServe Eq. (8), which counts elements and multi-head KV: dtypes, the latent cache of MLA
-(replicated over TP), GQA's KV heads (split over TP), vocabulary and MTP weights, activations,
-exchange buffers and the runtime's reserve.
+(replicated over TP), GQA's KV heads (split over TP), windows and recurrent state, vocabulary and MTP
+weights, activations, exchange buffers and the runtime's reserve.
 """
 
 from dataclasses import dataclass
 
 import numpy as np
 
-from models.spec import GQA, MLA
+from models.spec import MLA
+from planner.attention_weights import attention_weight_bytes
+from planner.cache import device_cache, model_cache
 from planner.collectives import exchange_fit, message_bytes
 from planner.deployment import Deployment, shared_split
 from planner.manifest.terms import Number
@@ -43,16 +45,16 @@ class Memory:
         return self.used <= self.capacity
 
 
-def memory(deployment: Deployment, *, kv_tokens: Number, tokens: Number) -> Memory:
+def memory(deployment: Deployment, *, kv_tokens: Number, sequences: Number, tokens: Number) -> Memory:
     """Return bytes per device of an instance.
 
-    Args: ``kv_tokens`` cached tokens of one DP group; ``tokens`` tokens of one DP group that are
-    in flight, all microbatches together. Numbers or arrays; so are the results.
+    Args: ``kv_tokens`` cached tokens of one DP group and the ``sequences`` that hold them; ``tokens`` tokens of one
+    DP group that are in flight, all microbatches together. Numbers or arrays; so are the results.
     """
     device = deployment.hardware.device
     return Memory(
         weights=weight_bytes(deployment),
-        kv_cache=kv_tokens * kv_bytes_per_token(deployment),
+        kv_cache=device_cache(deployment).bytes(kv_tokens, sequences),
         activations=activation_bytes(deployment, tokens),
         buffers=buffer_bytes(deployment, tokens),
         reserve=device.reserve_bytes.value,
@@ -84,19 +86,13 @@ def expert_device_memory(deployment: Deployment, tokens: Number) -> Memory | Non
 
 
 def kv_bytes_per_token(deployment: Deployment) -> Number:
-    """Cached bytes per token on one device: layers of its stage, MTP's draft layer included."""
-    model, strategy = deployment.model, deployment.strategy
-    elements: Number = float(model.attention.kv_elements_per_token)
-    if isinstance(model.attention, GQA):
-        elements = 2.0 * np.maximum(model.attention.kv_heads / strategy.attention_tp, 1.0) * model.attention.head_dim
-    layers = np.ceil(model.layers / strategy.pp) + (1 if deployment.drafts else 0)
-    return layers * elements * ELEMENT_BYTES[deployment.kv_dtype]
+    """Cached bytes on one device per token that lies within all windows, MTP's draft layer included."""
+    return device_cache(deployment).token_bytes
 
 
 def kv_bytes_per_token_of_model(deployment: Deployment) -> float:
-    """Bytes of one token's KV over all layers, each once: what crosses from prefill to decode."""
-    model = deployment.model
-    return model.layers * model.attention.kv_elements_per_token * ELEMENT_BYTES[deployment.kv_dtype]
+    """Bytes of one such token's cache over all layers, each once: what crosses from prefill to decode."""
+    return float(model_cache(deployment).token_bytes)
 
 
 def weight_bytes(deployment: Deployment) -> Number:
@@ -114,32 +110,14 @@ def weight_bytes(deployment: Deployment) -> Number:
     dense, moe = np.minimum(model.dense_layers, stage), np.minimum(model.moe_layers, stage)
     first = dense * dense_layer + (stage - dense) * moe_layer
     layers = np.maximum(first, moe * moe_layer + (stage - moe) * dense_layer)
+    if model.interleaved:
+        spread = np.ceil(model.moe_layers / strategy.pp)
+        layers = spread * moe_layer + (stage - spread) * dense_layer
     table = model.vocab_size * model.hidden_size * 2.0 / strategy.attention_tp
     tables = table * np.where(np.asarray(strategy.pp) > 1, 1, 1 if model.tied_embeddings else 2)
     draft_layer = moe_layer if model.moe_layers else dense_layer
     draft = draft_layer + 2.0 * model.hidden_size**2 * ELEMENT_BYTES[deployment.weights] if deployment.drafts else 0.0
     return layers + tables + draft
-
-
-def attention_weight_bytes(deployment: Deployment) -> Number:
-    """Bytes of one layer's attention weights on one device."""
-    model, tp, element = deployment.model, deployment.strategy.attention_tp, ELEMENT_BYTES[deployment.weights]
-    attention, hidden = model.attention, model.hidden_size
-    if isinstance(attention, MLA):
-        query = attention.heads * (attention.qk_nope_head_dim + attention.qk_rope_head_dim)
-        replicated = hidden * (attention.kv_elements_per_token + (attention.q_lora_rank or 0))
-        up = (attention.q_lora_rank or hidden) * query / tp
-        output = attention.heads * attention.v_head_dim * hidden / (1 if deployment.strategy.staged else tp)
-        latent_up = attention.kv_lora_rank * attention.heads * (attention.qk_nope_head_dim + attention.v_head_dim) / tp
-        # W_kv_b stays in BF16 under INT8 (xDeepServe section 4.7); absorbed decode keeps it as two BF16 factors,
-        # and an instance that runs both phases of an FP8 model keeps the factors beside the FP8 matrix.
-        latent_element = 2.0 if deployment.weights == "int8" or deployment.phase != "prefill" else element
-        if deployment.weights == "fp8" and deployment.phase == "mixed":
-            latent_element += element
-        return (replicated + up + output) * element + latent_up * latent_element
-    kv_heads = np.maximum(attention.kv_heads / tp, 1.0)
-    width = (2 * attention.heads / tp + 2 * kv_heads) * attention.head_dim
-    return hidden * width * element
 
 
 def dense_weight_bytes(deployment: Deployment) -> Number:
@@ -183,7 +161,9 @@ def activation_bytes(deployment: Deployment, tokens: Number) -> Number:
         query = attention.qk_nope_head_dim + attention.qk_rope_head_dim
         width = attention.heads * (2 * query + attention.v_head_dim)
     else:
-        width = (2 * attention.heads + 2 * attention.kv_heads) * attention.head_dim
+        width = (attention.heads + attention.kv_heads) * (attention.head_dim + attention.value_dim)
+    if (linear := model.linear_attention) is not None:
+        width = max(width, 2 * linear.key_width + 3 * linear.value_width)
     # Staged, a device holds its share of the tokens, and all tokens' latents with its share of the heads.
     own = tokens / strategy.attention_tp if strategy.staged else tokens
     gathered = latents if strategy.staged else 0
@@ -224,10 +204,3 @@ def pushed_bytes(deployment: Deployment, local: Number) -> Number:
     reach = np.minimum(float(deployment.moe.experts_per_token), np.ceil(deployment.slots_per_rank))
     pushed: Number = deployment.strategy.moe_ep * local * reach * round_trip_bytes(deployment)
     return pushed
-
-
-def most_kv_tokens(deployment: Deployment, tokens: Number) -> Number:
-    """Return the cached tokens per DP group that still fit beside everything else; at least 0."""
-    empty = memory(deployment, kv_tokens=0.0, tokens=tokens)
-    room: Number = np.maximum(empty.capacity - empty.used, 0.0)
-    return room / kv_bytes_per_token(deployment)

@@ -6,13 +6,13 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.cache import model_cache
 from planner.decode_candidates import DecodeCandidate, kv_of_busiest
 from planner.decode_queue import DecodeState, decode_capacity, decode_state
 from planner.deployment import Deployment
 from planner.latency import balanced_cost, deviations, tokens_per_iteration
 from planner.manifest.stepcost import evaluate
 from planner.manifest.terms import Number, StepCost, StepLoad
-from planner.memory import kv_bytes_per_token_of_model
 from planner.prefill_candidates import PrefillCandidate, busiest_prompts, pass_seconds
 from planner.prefill_queue import prefill_capacity, prefill_latency, thinned_squared_cv
 from planner.question import Question
@@ -30,7 +30,7 @@ def kv_transfer_seconds(question: Question, deployment: Deployment) -> float:
     planes = [m.hardware.plane(m.hardware.kv_plane) for m in (question.prefill, question.decode)]
     rate = min(plane.bandwidth_bytes_per_second.value * plane.efficiency.value for plane in planes)
     links = float(deployment.strategy.attention_tp)
-    sent = question.workload.input_tokens.mean * kv_bytes_per_token_of_model(deployment)
+    sent = float(model_cache(deployment).bytes(question.workload.input_tokens.mean, 1.0))
     return sent / (rate * links) + max(plane.latency_seconds.value for plane in planes)
 
 

@@ -59,6 +59,7 @@ def build_step_cost(deployment: Deployment) -> StepCost:
         pipeline_bubble=deployment.phase == "prefill",
         host_seconds=host,
         launch_seconds=0.0 if deployment.in_graph else hardware.host.eager_launch_seconds.value,
+        reach_tokens=model.reach_tokens,
     )
 
 

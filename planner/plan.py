@@ -251,7 +251,9 @@ def decode_memory(question: Question, candidate: DecodeCandidate) -> Memory:
     """Bytes per device with the mean KV of a full batch."""
     load = decode_load(candidate.deployment, candidate.batch, running_kv_tokens(question.workload).mean_tokens)
     tokens = candidate.batch * (1 + candidate.drafts) / candidate.row.strategy.pp
-    return memory(candidate.deployment, kv_tokens=load.decode_kv_tokens, tokens=tokens)
+    return memory(
+        candidate.deployment, kv_tokens=load.decode_kv_tokens, sequences=float(candidate.batch), tokens=tokens
+    )
 
 
 def prefill_memory(question: Question, candidate: PrefillCandidate) -> Memory:
@@ -259,7 +261,8 @@ def prefill_memory(question: Question, candidate: PrefillCandidate) -> Memory:
     prompt = question.workload.input_tokens.mean
     computed = candidate.prompts * prompt * (1 - question.workload.prefix_reuse) / candidate.chunks
     tokens = computed / candidate.row.strategy.pp
-    return memory(candidate.deployment, kv_tokens=2.0 * candidate.prompts * prompt, tokens=tokens)
+    prompts = 2.0 * candidate.prompts
+    return memory(candidate.deployment, kv_tokens=prompts * prompt, sequences=prompts, tokens=tokens)
 
 
 def binding_limit(question: Question, prefill: PrefillPool, decode: DecodePool) -> str:

@@ -259,6 +259,7 @@ def _decode(configuration: Configuration, deployment: Deployment, cost: StepCost
         memory=memory(
             deployment,
             kv_tokens=busiest * configuration.kv_tokens,
+            sequences=busiest,
             tokens=busiest * cost.queries_per_sequence / configuration.strategy.pp,
         ),
         expert_memory=expert_device_memory(deployment, busiest * cost.queries_per_sequence),
@@ -282,12 +283,15 @@ def _prefill(configuration: Configuration, deployment: Deployment, cost: StepCos
         prompts = configuration.requests * configuration.prompt_tokens
     loads = [step.load for step in steps]
     kv_tokens = max(float(load.prefill_tokens) + float(load.prefill_context_tokens) for load in loads)
+    prompts_held = max(kv_tokens / configuration.prompt_tokens, 1.0)
     widest = max(float(load.prefill_tokens) for load in loads)
     return _Service(
         deployment=deployment,
         cost=cost,
         steps=tuple(steps),
-        memory=memory(deployment, kv_tokens=kv_tokens, tokens=widest / configuration.strategy.pp),
+        memory=memory(
+            deployment, kv_tokens=kv_tokens, sequences=prompts_held, tokens=widest / configuration.strategy.pp
+        ),
         about_seconds=ttft,
         ttft_seconds=ttft,
         tokens_per_second=prompts / ttft,
@@ -336,7 +340,7 @@ def _mixed(configuration: Configuration, deployment: Deployment, cost: StepCost)
         deployment=deployment,
         cost=cost,
         steps=steps,
-        memory=memory(deployment, kv_tokens=kv_tokens, tokens=configuration.batched_tokens),
+        memory=memory(deployment, kv_tokens=kv_tokens, sequences=busiest, tokens=configuration.batched_tokens),
         about_seconds=seen.tpot_seconds,
         tpot_seconds=seen.tpot_seconds,
         ttft_seconds=seen.ttft_seconds + request,

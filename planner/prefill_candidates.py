@@ -151,7 +151,7 @@ def prefill_fits(deployment: Deployment, workload: Workload, prompts: int, chunk
     prompt = workload.input_tokens.mean
     computed = prompts * prompt * (1 - workload.prefix_reuse) / chunks
     tokens = computed / deployment.strategy.pp
-    return np.asarray(memory(deployment, kv_tokens=2.0 * prompts * prompt, tokens=tokens).fits)
+    return np.asarray(memory(deployment, kv_tokens=2.0 * prompts * prompt, sequences=2.0 * prompts, tokens=tokens).fits)
 
 
 def _candidate(

@@ -6,7 +6,8 @@ M/(M + half_rows) of ``hardware.spec.MatmulFit`` makes time linear in M: 2·N·K
 FLOP-equivalents at the rate of a full tile; the second part is ``idle_flops``.
 """
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 from hardware.spec import AttentionFit, Dtype, Fitted, HardwareSpec, MatmulFit
 from planner.manifest.terms import ComputeTerm, Form, Number, Stage
@@ -77,9 +78,16 @@ class Roofline:
         )
 
     def attention(
-        self, name: str, fit: AttentionFit, pairs: Form, flops_per_pair: Number, queries: Form, read: Form
+        self,
+        name: str,
+        fit: AttentionFit,
+        pairs: Form,
+        flops_per_pair: Number,
+        queries: Form,
+        read: Form,
+        dtype: Dtype = "bf16",
     ) -> ComputeTerm:
-        """Attention over ``pairs`` of query and key, reading ``read`` bytes.
+        """Attention over ``pairs`` of query and key, reading ``read`` bytes, its products in ``dtype``.
 
         (1 + half_length/L) with L = pairs/queries is pairs + half_length·queries, so it stays linear.
         """
@@ -88,7 +96,7 @@ class Roofline:
             stage="attention",
             flops=scale(pairs, flops_per_pair),
             idle_flops=scale(queries, fit.half_length * flops_per_pair) if fit.half_length else {},
-            flops_per_second=self.peak("bf16") * fit.peak_fraction,
+            flops_per_second=self.peak(dtype) * fit.peak_fraction,
             bytes=read,
             bytes_per_second=self.bandwidth * fit.memory_fraction,
             floor_seconds=fit.floor_seconds,
@@ -117,6 +125,25 @@ class Roofline:
         DeepGEMM's times exclude it (its README); CANN's INT8 products include it; BF16 needs none.
         """
         return [self.vector(name, stage, scale(elements, 3.0))] if dtype == "fp8" else []
+
+
+def in_some_layers(terms: Iterable[ComputeTerm], share: float) -> list[ComputeTerm]:
+    """Return kernels that ``share`` of the layers run, as what they take in the mean layer.
+
+    Seconds are linear in work and start-up taken together, so a layer that is the mean of all layers takes their mean.
+    Where another stream runs beside, layers may not average out: their mean is then a lower estimate.
+    """
+    return [
+        replace(
+            term,
+            flops=scale(term.flops, share),
+            idle_flops=scale(term.idle_flops, share),
+            bytes=scale(term.bytes, share),
+            floor_seconds=term.floor_seconds * share,
+            share=term.share * share,
+        )
+        for term in terms
+    ]
 
 
 # Every query token on an attention rank, decode and prompts alike.

@@ -312,6 +312,11 @@ def model_conflicts(strategy: Strategy, spec: ModelSpec) -> Iterator[str]:
     name = "SP" if strategy.staged else "attention TP"
     if strategy.staged and attention.kind != "mla":
         yield "SP (staged prefill attention) is for latent attention (MLA); use TP"
+    elif strategy.staged and attention.kind == "mla" and attention.indexer:
+        yield "SP (staged prefill attention) expands keys of the whole context, which sparse attention does not; use TP"
+    if spec.linear_attention and spec.linear_attention.key_heads % tp:
+        heads = spec.linear_attention.key_heads
+        yield f"its {heads} key heads of linear attention do not divide by {name}={tp}; use {_near(heads, tp)}"
     if attention.heads % tp:
         yield f"its {attention.heads} heads do not divide by {name}={tp}; use {_near(attention.heads, tp)}"
     elif attention.kind == "gqa" and attention.kv_heads % tp and tp % attention.kv_heads:

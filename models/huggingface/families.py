@@ -7,34 +7,41 @@ from models.huggingface.grouped import (
     dbrx,
     ernie4_5_moe,
     glm4_moe,
+    gpt_oss,
     hunyuan,
     llama,
+    llama4,
     minimax_m2,
     mistral,
     mixtral,
     olmoe,
     pangu_pro_moe,
 )
-from models.huggingface.latent import DSA, deepseek_v2, deepseek_v3, pangu_ultra_moe
+from models.huggingface.latent import deepseek_v2, deepseek_v3, deepseek_v32, pangu_ultra_moe
 from models.huggingface.parts import LAYERS, Fields
 from models.huggingface.quantisation import native_dtype
-from models.huggingface.qwen import qwen2, qwen3, qwen3_moe
+from models.huggingface.qwen import qwen2, qwen3, qwen3_5_moe, qwen3_moe, qwen3_next
 from models.spec import MOST_LAYERS, ModelSpec
 from podplan.validation import validate
 
-LINEAR = "three of four layers use linear attention, which keeps a state per sequence and no KV cache"
+# The language model stands in text_config; the vision tower beside it runs before prompts and is not costed.
+WRAPPED = {"kimi_k25": "kimi_k2", "llama4": "llama4_text", "qwen3_5_moe": "qwen3_5_moe_text"}
 
 ADAPTERS: dict[str, Callable[[Config], Fields]] = {
     "PanguProMoE": pangu_pro_moe,
     "dbrx": dbrx,
     "deepseek_v2": deepseek_v2,
     "deepseek_v3": deepseek_v3,
+    "deepseek_v32": deepseek_v32,
     "ernie4_5_moe": ernie4_5_moe,
     "glm4_moe": glm4_moe,
+    "glm_moe_dsa": deepseek_v32,
+    "gpt_oss": gpt_oss,
     "hunyuan": hunyuan,
     "hunyuan_v1_moe": hunyuan,
     "kimi_k2": deepseek_v3,
     "llama": llama,
+    "llama4_text": llama4,
     "minimax_m2": minimax_m2,
     "mistral": mistral,
     "mixtral": mixtral,
@@ -42,18 +49,16 @@ ADAPTERS: dict[str, Callable[[Config], Fields]] = {
     "pangu_ultra_moe": pangu_ultra_moe,
     "qwen2": qwen2,
     "qwen3": qwen3,
+    "qwen3_5_moe_text": qwen3_5_moe,
     "qwen3_moe": qwen3_moe,
+    "qwen3_next": qwen3_next,
 }
 
 NOT_CARRIED = {
-    "deepseek_v32": DSA,
-    "deepseek_v4": "its compressed sparse attention and its residual streams are not among podplan's operators",
-    "glm_moe_dsa": DSA,
-    "gpt_oss": "every other layer attends to a sliding window, and podplan costs full attention only",
-    "kimi_k25": "it wraps a language model and a vision tower, and its experts are stored in int4",
-    "llama4": "three of four layers attend to chunks, and podplan costs full attention only",
-    "qwen3_next": LINEAR,
-    "qwen3_5_moe": LINEAR,
+    "deepseek_v4": (
+        "its attention over compressed keys of two rates, its hash-routed layers and its widened residual stream "
+        "(hyper-connections) are not among podplan's operators"
+    ),
 }
 
 
@@ -64,10 +69,12 @@ def model_from_config(config: Config, name: str) -> ModelSpec:
     for a structure that the cost model does not carry.
     """
     model_type = str(config.find("model_type")[1])
+    if model_type in WRAPPED:
+        return model_from_config(unwrapped(config), name)
     if model_type in NOT_CARRIED:
         config.refuse("model_type", f"not supported: {NOT_CARRIED[model_type]}")
     if model_type not in ADAPTERS:
-        config.refuse("model_type", f"unknown; accepted are {', '.join(sorted(ADAPTERS))}")
+        config.refuse("model_type", f"unknown; accepted are {', '.join(sorted([*ADAPTERS, *WRAPPED]))}")
     fields: Fields = {
         "schema_version": 1,
         "name": name,
@@ -83,3 +90,15 @@ def model_from_config(config: Config, name: str) -> ModelSpec:
         "native_dtype": native_dtype(config),
     }
     return validate(ModelSpec, fields | ADAPTERS[model_type](config), config.where)
+
+
+def unwrapped(config: Config) -> Config:
+    """Return the language model of a multimodal configuration; what only the outside states holds for it too."""
+    inner = config.section("text_config")
+    outside = {
+        key: config.values[key] for key in ("tie_word_embeddings", "quantization_config") if key in config.values
+    }
+    expected = WRAPPED[str(config.values["model_type"])]
+    inner = Config({"model_type": expected, **outside, **inner.values}, inner.where)
+    inner.require("model_type", (expected,), f"must be {expected}, which podplan carries inside this type")
+    return inner

@@ -1,7 +1,8 @@
-"""Families with grouped-query attention: Llama, Mistral, GLM, DBRX, ERNIE, Hunyuan, MiniMax, OLMoE, Pangu Pro."""
+"""Families with grouped-query attention: Llama, gpt-oss, GLM, DBRX, ERNIE, Hunyuan, MiniMax, OLMoE, Pangu Pro."""
 
 from models.huggingface.config import Config
 from models.huggingface.parts import (
+    LAYERS,
     LEADING_DENSE,
     Fields,
     deepseek_experts,
@@ -25,7 +26,7 @@ def llama(config: Config) -> Fields:
 
 
 def mistral(config: Config) -> Fields:
-    """Mistral without a sliding window; an absent key means a window of 4096 tokens, so it must be stated."""
+    """Mistral; an absent window means one of 4096 tokens, so it must be stated."""
     config.find("sliding_window")
     return dense_model(config, gqa(config, head_dim=divided_head_dim(config)))
 
@@ -125,15 +126,56 @@ def minimax_m2(config: Config) -> Fields:
     return moe_everywhere(attention, routed_experts(config, width="intermediate_size")) | {"mtp_layers": drafts}
 
 
+def gpt_oss(config: Config) -> Fields:
+    """gpt-oss: every other layer slides, a learned logit per head joins the softmax, experts in every layer."""
+    attention = gqa(config, head_dim=config.integer("head_dim")) | {"sinks": True}
+    return moe_everywhere(attention, routed_experts(config, width="intermediate_size"))
+
+
+def llama4(config: Config) -> Fields:
+    """Llama 4: three of four layers attend to chunks, dense and MoE layers alternate by ``interleave_moe_layer_step``.
+
+    Every fourth layer without rotary embedding sees the whole context (``no_rope_layer_interval``, 4 in the class).
+    An expert of the always-on kind is as wide as a routed one.
+    """
+    layers, step = config.integer(*LAYERS, most=MOST_LAYERS), config.integer("interleave_moe_layer_step")
+    interval = config.integer_or(4, "no_rope_layer_interval")
+    if layers % step or layers % interval:
+        config.refuse("num_hidden_layers", f"must be a multiple of {step} and {interval}, by which layers alternate")
+    window = {
+        "kind": "chunked",
+        "tokens": config.integer("attention_chunk_size"),
+        "layers": layers - layers // interval,
+    }
+    width, dense_layers = config.integer("intermediate_size"), layers - layers // step
+    experts = routed_experts(config, width="intermediate_size")
+    return {
+        "attention": gqa(config, head_dim=config.integer("head_dim")) | {"window": window},
+        "dense_layers": dense_layers,
+        "interleaved": dense_layers > 0,
+        "dense_intermediate_size": config.integer("intermediate_size_mlp") if dense_layers else None,
+        "moe": experts | {"shared_experts": 1, "shared_intermediate_size": width},
+        "mtp_layers": 0,
+    }
+
+
+def pangu_attention(config: Config) -> Fields:
+    """Grouped-query attention of Pangu Pro; openPangu-R has wider keys than values and keys that are parameters."""
+    if "qk_nope_dim" not in config.values:
+        return gqa(config, head_dim=divided_head_dim(config))
+    head_dim = config.integer("qk_nope_dim") + config.integer("qk_rope_dim")
+    sinks = config.integer_or(0, "param_sink_number", least=0)
+    return gqa(config, head_dim=head_dim) | {"v_head_dim": config.integer("v_channels"), "sink_tokens": sinks}
+
+
 def pangu_pro_moe(config: Config) -> Fields:
     """Pangu Pro MoE: one expert of each group (arXiv 2505.21411 section 2.2), one wide shared expert."""
-    config.require("param_sink_number", (0, None), "podplan does not carry keys that are parameters")
     dense_layers = leading_layers(config, "mlp_only_layers")
     shared = config.integer_or(0, "shared_expert_intermediate_size", least=0)
     routed = routed_experts(config) | {"shared_experts": int(shared > 0), "shared_intermediate_size": shared}
     groups = expert_groups(config) if "n_group" in config.values else {}
     return {
-        "attention": gqa(config, head_dim=divided_head_dim(config)),
+        "attention": pangu_attention(config),
         "dense_layers": dense_layers,
         "dense_intermediate_size": config.integer("intermediate_size") if dense_layers else None,
         "moe": routed | groups,

@@ -1,10 +1,8 @@
-"""Families with latent attention (MLA): DeepSeek, Kimi, openPangu Ultra."""
+"""Families with latent attention (MLA), dense or sparse: DeepSeek, Kimi, GLM-5, openPangu Ultra."""
 
 from models.huggingface.config import Config
 from models.huggingface.parts import Fields, deepseek_experts, draft_layers, mla, routed_experts
 from models.spec import MOST_EXPERTS, MOST_LAYERS
-
-DSA = "its sparse attention (DSA) keeps an index key beside the latent cache, which podplan does not cost"
 
 
 def deepseek_v2(config: Config) -> Fields:
@@ -15,8 +13,19 @@ def deepseek_v2(config: Config) -> Fields:
 def deepseek_v3(config: Config) -> Fields:
     """DeepSeek-V3, R1, V3.1 and Kimi-K2: as V2 with draft layers, whose number must be stated."""
     for key in ("index_topk", "index_n_heads", "index_head_dim"):
-        config.require(key, (None,), DSA)
+        config.require(key, (None,), "this model_type attends to all keys; sparse attention is deepseek_v32's")
     return {"attention": mla(config), "mtp_layers": draft_layers(config), **deepseek_experts(config)}
+
+
+def deepseek_v32(config: Config) -> Fields:
+    """DeepSeek-V3.2 and GLM-5: as V3, with an indexer that picks the keys of each query (DSA)."""
+    indexer = {
+        "heads": config.integer("index_n_heads"),
+        "head_dim": config.integer("index_head_dim"),
+        "top_k": config.integer("index_topk"),
+    }
+    attention = mla(config) | {"indexer": indexer}
+    return {"attention": attention, "mtp_layers": draft_layers(config), **deepseek_experts(config)}
 
 
 def pangu_ultra_moe(config: Config) -> Fields:

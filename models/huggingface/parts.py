@@ -16,7 +16,6 @@ LAYERS = ("num_hidden_layers", "n_layers")
 EXPERTS = ("n_routed_experts", "num_experts", "num_local_experts", "num_routed_experts")
 EXPERTS_PER_TOKEN = ("num_experts_per_tok", "num_experts_per_token")
 
-FULL_ATTENTION = "podplan costs attention over the whole context, not over a window"
 LEADING_DENSE = "podplan carries experts in every layer after leading dense ones"
 
 
@@ -34,8 +33,7 @@ def mla(config: Config) -> Fields:
 
 
 def gqa(config: Config, *, head_dim: int, kv_heads: int | None = None, qk_norm: bool = False) -> Fields:
-    """Grouped-query attention over the whole context: sliding windows that are on are refused."""
-    refuse_sliding_window(config)
+    """Grouped-query attention, over a sliding window in some or all layers where the configuration has one on."""
     heads = config.integer("num_attention_heads")
     kv_heads = config.integer("num_key_value_heads") if kv_heads is None else kv_heads
     if heads % kv_heads:
@@ -48,6 +46,7 @@ def gqa(config: Config, *, head_dim: int, kv_heads: int | None = None, qk_norm: 
         "head_dim": head_dim,
         "qk_norm": qk_norm,
         "bias": bias,
+        "window": window_of(config),
     }
 
 
@@ -59,17 +58,40 @@ def divided_head_dim(config: Config) -> int:
     return config.integer_or(hidden // heads, "head_dim")
 
 
-def refuse_sliding_window(config: Config) -> None:
-    """Refuse layers that see less than the whole context; a window that the context never fills is none."""
-    layer_types = config.get("layer_types")
-    if layer_types is not None and layer_types != ["full_attention"] * config.integer("num_hidden_layers"):
-        config.refuse("layer_types", f"must be full_attention for every layer: {FULL_ATTENTION}")
-    if "use_sliding_window" in config.values:  # Qwen: the window counts only where this is on
-        config.require("use_sliding_window", (False, None), f"must be false: {FULL_ATTENTION}")
-        return
+def window_of(config: Config) -> Fields | None:
+    """Return the sliding window of some layers, None where every layer sees the whole context.
+
+    ``layer_types`` says which layers slide; without it all of them do where a window is on. A window that the context
+    never fills is none. Qwen switches its window on with ``use_sliding_window`` and starts it at ``max_window_layers``.
+    """
+    layers = config.integer(*LAYERS, most=MOST_LAYERS)
+    sliding = sliding_layers(config, layers)
     window = config.get("sliding_window")
-    if window is not None and config.integer("sliding_window") < config.integer("max_position_embeddings"):
-        config.refuse("sliding_window", f"must be null: {FULL_ATTENTION}")
+    if "use_sliding_window" in config.values:
+        if not config.flag("use_sliding_window", False):
+            if sliding:
+                config.refuse("layer_types", "names sliding_attention, which use_sliding_window false contradicts")
+            return None
+        config.refuse("use_sliding_window", "must be false: podplan does not carry a window that starts at a layer")
+    if window is None:
+        if sliding:
+            config.refuse("layer_types", "names sliding_attention, so sliding_window must be stated")
+        return None
+    tokens = config.integer("sliding_window")
+    if sliding == 0 or tokens >= config.integer("max_position_embeddings"):
+        return None
+    return {"kind": "sliding", "tokens": tokens, "layers": layers if sliding is None else sliding}
+
+
+def sliding_layers(config: Config, layers: int) -> int | None:
+    """Return how many of ``layer_types`` slide, None where it is not given; other kinds of layers are refused."""
+    types = config.get("layer_types")
+    if types is None:
+        return None
+    known = ("full_attention", "sliding_attention", "linear_attention")
+    if not isinstance(types, list) or len(types) != layers or any(kind not in known for kind in types):
+        config.refuse("layer_types", f"must name one of {', '.join(known)} for each of the {layers} layers")
+    return types.count("sliding_attention")
 
 
 def dense_model(config: Config, attention: Fields) -> Fields:

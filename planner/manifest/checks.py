@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.manifest.costs import EXPERT_VARIABLES, TERM_GROUPS, StepCostModel
+from planner.manifest.costs import EXPERT_VARIABLES, REACH_VARIABLES, TERM_GROUPS, StepCostModel
 from planner.manifest.layout import RANK_COLUMNS, GroupRule
 from planner.manifest.loads import check_expert_map
 from planner.manifest.schema import Manifest, Pool
@@ -208,14 +208,16 @@ def _check_experts(manifest: Manifest, pool: Pool, path: str) -> None:
             f"{path}: expert_ranks and shared_expert_ranks must name each of {pool.degrees.moe_ep} EP ranks once"
         )
     covered: set[int] = set()
+    main = set(model.moe_layer_numbers)
+    expected = main | set(range(model.layers, model.layers + model.mtp_layers))
     for index, entry in enumerate(mapping.placements):
         for layer in entry.layers:
-            if layer in covered or not model.dense_layers <= layer < model.layers + model.mtp_layers:
+            if layer in covered or layer not in expected:
                 raise BadInput(f"{path}.placements[{index}].layers: {layer} stands twice or is no MoE layer")
             covered.add(layer)
         slots = np.array(entry.slots, dtype=np.int64)[None, :]
         check_expert_map(slots, model.moe.experts, len(mapping.expert_ranks), f"{path}.placements[{index}].slots")
-    missing = set(range(model.dense_layers, model.layers)) - covered
+    missing = main - covered
     if missing:
         raise BadInput(f"{path}.placements: MoE layer {min(missing)} has no slots")
 
@@ -250,22 +252,27 @@ def _check_costs(manifest: Manifest, pool: Pool, path: str) -> None:
 
 
 def _check_variables(cost: StepCostModel, path: str) -> None:
-    """Only a step cost with experts has their variables, and it has slots for them."""
+    """Only a step cost with experts, or with a reach, has their variables, and experts have slots."""
+    absent: dict[str, str] = {}
     if cost.experts:
         if cost.slots_per_rank <= 0 or cost.experts_per_token < 1 or cost.experts_per_token > cost.experts:
             raise BadInput(f"{path}: experts need slots_per_rank > 0 and experts_per_token from 1 to {cost.experts}")
-        return
-    if cost.moe_layers:
+    elif cost.moe_layers:
         raise BadInput(f"{path}.moe_layers: must be 0 where experts is 0")
+    else:
+        absent |= dict.fromkeys(EXPERT_VARIABLES, "experts")
+    if not cost.reach_tokens:
+        absent |= dict.fromkeys(REACH_VARIABLES, "reach_tokens")
     for group in TERM_GROUPS:
         for index, term in enumerate(getattr(cost, group)):
             forms = {"bytes": term.bytes}
             if term.kind == "compute":
                 forms |= {"flops": term.flops, "idle_flops": term.idle_flops}
             for name, form in forms.items():
-                unknown = EXPERT_VARIABLES & set(form)
+                unknown = absent.keys() & form.keys()
                 if unknown:
-                    raise BadInput(f"{path}.{group}[{index}].{name}: {min(unknown)!r} exists only with experts")
+                    first = min(unknown)
+                    raise BadInput(f"{path}.{group}[{index}].{name}: {first!r} exists only with {absent[first]}")
 
 
 def _check_roles(manifest: Manifest) -> None:

@@ -91,6 +91,7 @@ def shard_rules(model: ModelSpec, degrees: Degrees, weights: Dtype, role: str) -
     return [
         *tables,
         *attention,
+        *(_linear_rules(tp, weights) if model.linear_attention else []),
         _rule("*.self_attn.o_proj.weight*", weights, 1, row_tp),
         *_expert_rules(model, degrees, weights),
         _rule("*.mlp.gate_proj.weight*", weights, 0, row_tp),
@@ -124,6 +125,17 @@ def _mla_rules(tp: int, weights: Dtype, latent_up: Dtype) -> list[ShardRule]:
     ]
 
 
+def _linear_rules(tp: int, weights: Dtype) -> list[ShardRule]:
+    """Heads of linear attention are split; the decay and step-size parameters with them."""
+    return [
+        _rule("*.linear_attn.in_proj*.weight*", weights, 0, tp),
+        _rule("*.linear_attn.conv1d.weight", "bf16", 0, tp),
+        _rule("*.linear_attn.out_proj.weight*", weights, 1, tp),
+        _rule("*.linear_attn.A_log", "bf16", 0, tp),
+        _rule("*.linear_attn.dt_bias", "bf16", 0, tp),
+    ]
+
+
 def _gqa_rules(model: ModelSpec, tp: int, weights: Dtype) -> list[ShardRule]:
     """KV heads are split up to their number and repeated beyond it."""
     assert not isinstance(model.attention, MLA), "asked for the KV heads of a latent cache"
@@ -132,6 +144,7 @@ def _gqa_rules(model: ModelSpec, tp: int, weights: Dtype) -> list[ShardRule]:
         _rule("*.self_attn.q_proj.*", weights, 0, tp),
         _rule("*.self_attn.k_proj.*", weights, 0, kv),
         _rule("*.self_attn.v_proj.*", weights, 0, kv),
+        *([_rule("*.self_attn.sinks", "bf16", 0, tp)] if model.attention.sinks else []),
     ]
 
 

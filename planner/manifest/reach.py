@@ -18,7 +18,8 @@ def kept_tokens(tokens: Number, sequences: Number, reach: int) -> Number:
     >>> float(kept_tokens(4000.0, 8.0, 128))
     1024.0
     """
-    return np.minimum(tokens, reach * sequences)
+    kept: Number = np.minimum(tokens, reach * sequences)
+    return kept
 
 
 def pairs_within(tokens: Number, context: Number, pairs: Number, reach: int) -> Number:
@@ -40,7 +41,8 @@ def pairs_within(tokens: Number, context: Number, pairs: Number, reach: int) -> 
     past = chunk * context / some
     free = np.minimum(np.maximum(reach - past, 0.0), chunk)
     each = free * past + free * (free + 1) / 2 + (chunk - free) * reach
-    return np.minimum(each * tokens / chunk, pairs)
+    within: Number = np.minimum(each * tokens / chunk, pairs)
+    return within
 
 
 def context_within(tokens: Number, context: Number, pairs: Number, reach: int) -> Number:
@@ -51,7 +53,8 @@ def context_within(tokens: Number, context: Number, pairs: Number, reach: int) -
     """
     some = np.maximum(tokens, 1e-12)
     chunk = np.maximum((pairs / some - 0.5) / (context / some + 0.5), 1e-12)
-    return np.minimum(context, reach * some / chunk)
+    read: Number = np.minimum(context, reach * some / chunk)
+    return read
 
 
 def charged_tokens(

@@ -19,6 +19,7 @@ from planner.manifest.layout import (
     RankTable,
     ShardRule,
 )
+from planner.manifest.reach import charged_tokens
 from podplan.sourced import Strict
 
 MANIFEST_VERSION = 1
@@ -82,11 +83,33 @@ class MemoryBytes(Strict):
     capacity: Rate
 
 
-class KvCache(Strict):
+class CacheShape(Strict):
+    """How a request's cache grows where some layers keep only recent tokens, or a state instead of tokens."""
+
+    reach_tokens: Natural = Field(default=0, description="tokens that windowed layers keep of a request")
+    reach_share: Share = Field(default=0.0, description="share of a token's bytes that lies in windowed layers")
+    sequence_tokens: Amount = Field(default=0.0, description="recurrent state of a request in tokens' worth of bytes")
+
+    @property
+    def shaped(self) -> bool:
+        """Whether a request takes anything else than its tokens."""
+        return bool(self.reach_share or self.sequence_tokens)
+
+    def charged(self, tokens: float, requests: float = 1) -> float:
+        """Tokens' worth of cache that ``requests`` requests of ``tokens`` tokens in all take."""
+        if not self.shaped:
+            return tokens
+        share, state = self.reach_share, self.sequence_tokens
+        return float(
+            charged_tokens(tokens, requests, reach=self.reach_tokens, reach_share=share, sequence_tokens=state)
+        )
+
+
+class KvCache(CacheShape):
     """Paged KV cache of one DP rank."""
 
     block_tokens: Positive
-    bytes_per_token_per_device: Rate
+    bytes_per_token_per_device: Rate = Field(description="of a token within all windows")
     capacity_tokens_per_rank: Positive = Field(description="tokens of one DP rank, all its devices together")
 
 
@@ -150,13 +173,13 @@ class LinkMapping(Strict):
         return int(decode_dp_rank // self.group_size) * decode_tp + decode_tp_rank
 
 
-class KvTransfer(Strict):
+class KvTransfer(CacheShape):
     """How KV goes from prefill to decode."""
 
     plane: Name
     bandwidth_bytes_per_second: Rate = Field(description="one way, per device, what large transfers reach")
     latency_seconds: Amount
-    bytes_per_token: Rate = Field(description="whole model, each layer once")
+    bytes_per_token: Rate = Field(description="whole model, each layer once, of a token within all windows")
     mapping: LinkMapping
     links: Literal["balanced", "first"] = Field(
         default="balanced",

@@ -13,10 +13,12 @@ from numpy.typing import NDArray
 from planner.manifest.disaggregated import Passage, drain_seconds, layer_seconds
 from planner.manifest.stacks import joined, stage_timings
 from planner.manifest.terms import (
+    ComputeTerm,
     Number,
     Stage,
     StepCost,
     StepLoad,
+    Term,
     Timings,
     communication_seconds,
     dedicated,
@@ -251,7 +253,12 @@ def layer_count(cost: StepCost, stage: Stage) -> int:
     return cost.moe_layers
 
 
+def layer_share(term: Term) -> float:
+    """Part of the layers of its stage that run a term."""
+    return term.share if isinstance(term, ComputeTerm) else 1.0
+
+
 def launches(cost: StepCost, microbatches: int) -> int:
     """Kernels launched in one iteration of the main model."""
-    layers = sum(term.launches * layer_count(cost, term.stage) for term in cost.terms)
-    return microbatches * layers + sum(term.launches for term in cost.head_terms)
+    layers = sum(term.launches * layer_share(term) * layer_count(cost, term.stage) for term in cost.terms)
+    return round(microbatches * layers + sum(term.launches for term in cost.head_terms))

@@ -45,8 +45,9 @@ Rule = Literal["attention_experts", "compute_communication", "disaggregated"]
 class ComputeTerm:
     """A kernel (or a fused chain) on one device; forms are over the module's variables.
 
-    ``residual`` is the median relative error of the fit that it rests on; ``share`` the part of the layers of its
-    stage that run it, 1 but for models whose layers differ: a layer is costed as the mean of them.
+    ``residual`` is the median relative error of the fit that it rests on. ``share`` is the part of the layers of its
+    stage that run it, 1 but for models whose layers differ: work and start-up are then those of the mean layer
+    (``planner.roofline.in_some_layers``), and ``share`` only counts how often it runs.
     """
 
     name: str
@@ -254,14 +255,11 @@ def timing(term: Term, values: Mapping[str, Number]) -> Timing:
     if isinstance(term, ComputeTerm):
         flops, moved = form(term.flops, values), form(term.bytes, values)
         compute, memory = (flops + form(term.idle_flops, values)) / term.flops_per_second, moved / term.bytes_per_second
-        if term.share != 1.0:  # the mean over layers of which only some run it
-            flops, moved, compute, memory = (term.share * amount for amount in (flops, moved, compute, memory))
         work = flops if term.flops else moved
         if work.all() if isinstance(work, np.ndarray) else work > 0:
-            return Timing(compute, memory, term.share * term.floor_seconds, term.serial, flops, moved)
+            return Timing(compute, memory, term.floor_seconds, term.serial, flops, moved)
         runs: Number = np.asarray(np.asarray(work) > 0, dtype=np.float64)
-        floor = runs * (term.share * term.floor_seconds)
-        return Timing(runs * compute, runs * memory, floor, term.serial, flops, moved)
+        return Timing(runs * compute, runs * memory, runs * term.floor_seconds, term.serial, flops, moved)
     payload = form(term.bytes, values)
     return Timing(0.0, 0.0, protocol_seconds(term, payload), bytes=payload)
 

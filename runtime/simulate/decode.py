@@ -176,7 +176,7 @@ class DecodeInstance:
         capacity = self.pool.kv.capacity_tokens_per_rank
         for rank in np.flatnonzero(self.batch.kv_tokens() > capacity).tolist():
             held = [request for request, place in self.batch.requests() if place == rank]
-            while len(held) > 1 and self.batch.kv_tokens()[rank] > capacity:
+            while len(held) > 1 and self.pool.kv.charged(self.batch.kv_tokens()[rank], len(held)) > capacity:
                 self.lose(held.pop())
 
     def settle(self) -> None:

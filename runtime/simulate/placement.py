@@ -7,7 +7,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.manifest.schema import Pool, Routing
+from planner.manifest.schema import KvCache, Pool, Routing
 from runtime.simulate.ledger import Ledger
 from runtime.simulate.request import Request
 
@@ -46,6 +46,7 @@ class Placement:
         self.open: NDArray[np.bool_] = np.zeros(0, dtype=bool)
         self._key: Integers = np.zeros(0, dtype=np.int64)
         self._block = 1
+        self._shape: KvCache | None = None
         self._turn = self._leaving = 0
         self._even = True
         self.homes: list[Home] = []
@@ -65,6 +66,7 @@ class Placement:
         self.open = np.append(self.open, np.full(ranks, opened))
         self._key = np.append(self._key, np.full(ranks, 0 if opened else FULL))
         self._block = max(self._block, pool.kv.block_tokens)
+        self._shape = pool.kv if pool.kv.shaped else self._shape
         self._even = bool((self.capacity == self.capacity[0]).all())
         return first
 
@@ -76,7 +78,9 @@ class Placement:
         return self._blocks(request.prompt + 1 + answer)
 
     def _blocks(self, tokens: int) -> int:
-        return -(-tokens // self._block) * self._block
+        """Whole blocks that hold a request of ``tokens``: what its windows keep, and its state."""
+        charged = self._shape.charged(tokens) if self._shape else tokens
+        return int(-(-charged // self._block)) * self._block
 
     def offer(self, request: Request) -> None:
         """Place ``request``, let it wait, or fail it if no rank could ever hold it."""

@@ -26,7 +26,7 @@ class KvLinks:
     def seconds(self, tokens: int, source_devices: int, target_devices: int) -> float:
         """Return how long a transfer takes alone, without its latency."""
         links = min(source_devices, target_devices)
-        return tokens * self._kv.bytes_per_token / (links * self._kv.bandwidth_bytes_per_second)
+        return self._kv.charged(tokens) * self._kv.bytes_per_token / (links * self._kv.bandwidth_bytes_per_second)
 
     def send(
         self,

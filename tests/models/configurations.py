@@ -317,6 +317,118 @@ def pangu_ultra() -> Keys:
     }
 
 
+def deepseek_v32() -> Keys:
+    """Return DeepSeek-V3.2's dimensions: V3's with an indexer of 64 heads that picks 2048 keys (its report, 2.1)."""
+    indexer = {"index_n_heads": 64, "index_head_dim": 128, "index_topk": 2048}
+    return deepseek_v3() | {"model_type": "deepseek_v32"} | indexer
+
+
+def glm_5() -> Keys:
+    """Return GLM-5's dimensions (huggingface.co/zai-org/GLM-5); its head_dim means nothing under latent attention."""
+    return without(deepseek_v32(), "quantization_config") | {
+        "model_type": "glm_moe_dsa",
+        "num_hidden_layers": 78,
+        "hidden_size": 6144,
+        "intermediate_size": 12288,
+        "n_group": 1,
+        "topk_group": 1,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 64,
+        "head_dim": 64,
+        "q_lora_rank": 2048,
+        "qk_nope_head_dim": 192,
+        "v_head_dim": 256,
+        "index_n_heads": 32,
+        "vocab_size": 154880,
+        "max_position_embeddings": 202752,
+    }
+
+
+def gpt_oss_120b() -> Keys:
+    """Return gpt-oss-120b's dimensions (arXiv 2508.10925): every other layer sees the last 128 tokens."""
+    return grouped("gpt_oss", 36, 2880, 64, 8, 201088) | {
+        "head_dim": 64,
+        "attention_bias": True,
+        "intermediate_size": 2880,
+        "num_local_experts": 128,
+        "num_experts_per_tok": 4,
+        "sliding_window": 128,
+        "layer_types": ["sliding_attention", "full_attention"] * 18,
+        "quantization_config": {"quant_method": "mxfp4"},
+    }
+
+
+def llama_4_maverick() -> Keys:
+    """Return Llama-4-Maverick's dimensions inside its multimodal wrapper; every second layer has experts."""
+    text = without(grouped("llama4_text", 48, 5120, 40, 8, 202048), "tie_word_embeddings") | {
+        "attention_chunk_size": 8192,
+        "interleave_moe_layer_step": 2,
+        "intermediate_size": 8192,
+        "intermediate_size_mlp": 16384,
+        "num_local_experts": 128,
+        "num_experts_per_tok": 1,
+        "max_position_embeddings": 1048576,
+    }
+    return {"model_type": "llama4", "text_config": text, "vision_config": {"hidden_size": 1408}}
+
+
+def qwen3_next() -> Keys:
+    """Return Qwen3-Next-80B-A3B's dimensions (huggingface.co/Qwen/Qwen3-Next-80B-A3B-Instruct)."""
+    return grouped("qwen3_next", 48, 2048, 16, 2, 151936) | {
+        "head_dim": 256,
+        "full_attention_interval": 4,
+        "linear_conv_kernel_dim": 4,
+        "linear_key_head_dim": 128,
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": 32,
+        "linear_value_head_dim": 128,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+        "moe_intermediate_size": 512,
+        "num_experts": 512,
+        "num_experts_per_tok": 10,
+        "shared_expert_intermediate_size": 512,
+        "use_sliding_window": False,
+        "max_position_embeddings": 262144,
+    }
+
+
+def qwen3_5() -> Keys:
+    """Return Qwen3.5-397B-A17B's dimensions inside its wrapper: Qwen3-Next's structure with a draft layer."""
+    text = without(qwen3_next(), "use_sliding_window", "decoder_sparse_step") | {
+        "model_type": "qwen3_5_moe_text",
+        "num_hidden_layers": 60,
+        "hidden_size": 4096,
+        "num_attention_heads": 32,
+        "layer_types": (["linear_attention"] * 3 + ["full_attention"]) * 15,
+        "attn_output_gate": True,
+        "linear_num_value_heads": 64,
+        "moe_intermediate_size": 1024,
+        "shared_expert_intermediate_size": 1024,
+        "mtp_num_hidden_layers": 1,
+        "mamba_ssm_dtype": "float32",
+        "vocab_size": 248320,
+    }
+    return {"model_type": "qwen3_5_moe", "text_config": text, "tie_word_embeddings": False}
+
+
+def openpangu_r() -> Keys:
+    """Return openPangu-R-72B's dimensions: keys of 128 + 64, values of 128, and 128 keys that are parameters."""
+    return without(grouped("PanguProMoE", 50, 4608, 64, 4, 153600), "head_dim") | {
+        "mlp_only_layers": [0, 1, 2, 3],
+        "intermediate_size": 10240,
+        "moe_intermediate_size": 1280,
+        "shared_expert_intermediate_size": 2560,
+        "num_experts": 80,
+        "num_experts_per_tok": 8,
+        "qk_nope_dim": 128,
+        "qk_rope_dim": 64,
+        "v_channels": 128,
+        "param_sink_number": 128,
+        "num_mtp_layers": 1,
+    }
+
+
 def without(keys: Keys, *names: str) -> Keys:
     """Return ``keys`` less some."""
     return {key: value for key, value in keys.items() if key not in names}

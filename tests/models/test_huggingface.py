@@ -14,19 +14,25 @@ from tests.models.configurations import (
     dbrx,
     deepseek_v2_lite,
     deepseek_v3,
+    deepseek_v32,
     ernie_300b,
     glm_4_6,
+    glm_5,
     hunyuan_a13b,
     kimi_k2,
+    llama_4_maverick,
     llama_8b,
     minimax_m2,
     mixtral_8x7b,
     olmoe,
+    openpangu_r,
     pangu_pro,
     pangu_ultra,
     qwen2_7b,
+    qwen3_5,
     qwen3_32b,
     qwen3_235b,
+    qwen3_next,
     without,
 )
 
@@ -70,6 +76,12 @@ def refused(folder: Path, keys: Keys) -> str:
         (olmoe(), "olmoe-1b-7b"),
         (pangu_pro(), "pangu-pro-moe"),
         (pangu_ultra(), "pangu-ultra-moe"),
+        (openpangu_r(), "openpangu-r-72b"),
+        (deepseek_v32(), "deepseek-v3.2"),
+        (glm_5(), "glm-5"),
+        (llama_4_maverick(), "llama-4-maverick"),
+        (qwen3_next(), "qwen3-next-80b-a3b"),
+        (qwen3_5(), "qwen3.5-397b-a17b"),
     ],
 )
 def test_a_configuration_is_the_catalogue_entry(tmp_path: Path, keys: Keys, name: str) -> None:
@@ -80,8 +92,8 @@ def test_a_configuration_is_the_catalogue_entry(tmp_path: Path, keys: Keys, name
 def test_glm_has_leading_dense_layers_shared_experts_and_a_draft(tmp_path: Path) -> None:
     """GLM-4.6 carries grouped-query attention with bias and norm before DeepSeek-like experts."""
     spec = load(tmp_path, glm_4_6())
-    assert spec.attention.model_dump() == {
-        "kind": "gqa", "heads": 96, "kv_heads": 8, "head_dim": 128, "qk_norm": True, "bias": True,
+    assert spec.attention.model_dump(exclude_defaults=True) == {
+        "heads": 96, "kv_heads": 8, "head_dim": 128, "qk_norm": True, "bias": True,
     }  # fmt: skip
     assert spec.moe is not None
     assert (spec.dense_layers, spec.moe_layers, spec.moe.shared_intermediate_size, spec.mtp_layers) == (3, 89, 1536, 1)
@@ -140,9 +152,9 @@ def test_a_dimension_must_be_a_whole_number(tmp_path: Path, value: object) -> No
     [
         ({"model_type": "deepseek_v9"}, 'model_type is "deepseek_v9": unknown; accepted are PanguProMoE, dbrx'),
         ({"model_type": ["deepseek_v3"]}, "model_type"),
-        ({"model_type": "deepseek_v32"}, "index key"),
-        ({"model_type": "gpt_oss"}, "sliding window"),
-        ({"index_topk": 2048}, "index_topk is 2048"),
+        ({"model_type": "deepseek_v4"}, "compressed keys of two rates"),
+        ({"model_type": "deepseek_v32"}, "index_n_heads is missing"),
+        ({"index_topk": 2048}, "index_topk is 2048: this model_type attends to all keys"),
         ({"moe_layer_freq": 2}, "moe_layer_freq is 2: must be 1"),
         ({"first_k_dense_replace": 62}, "first_k_dense_replace is 62: must be a whole number from 0 to 60"),
         ({"num_experts_per_tok": 300}, "num_experts_per_tok is 300: must be at most the 256 experts"),
@@ -168,8 +180,15 @@ def test_what_is_not_carried_is_refused(tmp_path: Path, keys: Keys, said: str) -
             "use_sliding_window is true: must be false",
         ),
         (qwen3_32b() | {"layer_types": ["full_attention", "sliding_attention"]}, "layer_types"),
+        (qwen3_32b() | {"layer_types": ["mamba"] * 64}, "must name one of full_attention, sliding_attention"),
+        (qwen3_32b() | {"layer_types": ["sliding_attention"] * 64}, "use_sliding_window false contradicts"),
+        (llama_8b() | {"layer_types": ["sliding_attention"] * 32}, "sliding_window must be stated"),
+        (without(llama_4_maverick(), "text_config"), "the key text_config is missing"),
+        (llama_4_maverick() | {"text_config": {"model_type": "gemma"}}, 'text_config: model_type is "gemma": must be'),
+        (qwen3_next() | {"full_attention_interval": 5}, "full_attention_interval is 5: must divide the 48 layers"),
+        (qwen3_next() | {"linear_num_value_heads": 24}, "24 value_heads must be a multiple of 16 key_heads"),
+        (qwen3_next() | {"mlp_only_layers": [0]}, "mlp_only_layers is [0]: must be empty"),
         (without(qwen3_32b(), "head_dim"), "head_dim is missing"),
-        (mixtral_8x7b() | {"sliding_window": 4096}, "sliding_window is 4096: must be null"),
         (llama_8b() | {"model_type": "mistral"}, "sliding_window is missing"),
         (llama_8b() | {"num_attention_heads": 31}, "num_attention_heads"),
         (llama_8b() | {"num_attention_heads": 24}, "does not divide over 24 num_attention_heads"),
@@ -195,6 +214,24 @@ def test_what_is_not_carried_is_refused(tmp_path: Path, keys: Keys, said: str) -
 def test_other_families_refuse_too(tmp_path: Path, keys: Keys, said: str) -> None:
     """Windows that are on, uneven heads and experts in some layers only are refused."""
     assert said in refused(tmp_path, keys)
+
+
+def test_windows_are_carried(tmp_path: Path) -> None:
+    """A window without layer types is every layer's; with them it is that of the layers that slide."""
+    every = load(tmp_path, mixtral_8x7b() | {"sliding_window": 4096})
+    assert (every.windowed_layers, every.reach_tokens) == (32, 4096)
+    kinds = {"sliding_window": 1024, "layer_types": (["sliding_attention"] * 3 + ["full_attention"]) * 16}
+    some = load(tmp_path, without(qwen3_32b(), "use_sliding_window") | kinds)
+    assert (some.windowed_layers, some.reach_tokens) == (48, 1024)
+
+
+def test_experts_of_every_second_layer(tmp_path: Path) -> None:
+    """Llama-4-Maverick has experts in layers 1, 3, … 47, Scout's step of one in all."""
+    assert load(tmp_path, llama_4_maverick()).moe_layer_numbers == list(range(1, 48, 2))
+    text = llama_4_maverick()["text_config"]
+    assert isinstance(text, dict)
+    scout = load(tmp_path, llama_4_maverick() | {"text_config": text | {"interleave_moe_layer_step": 1}})
+    assert (scout.dense_layers, scout.interleaved, scout.moe_layer_numbers) == (0, False, list(range(48)))
 
 
 def test_harmless_keys_are_harmless(tmp_path: Path) -> None:

@@ -49,8 +49,23 @@ KV_ELEMENTS_PER_TOKEN = {
     "olmoe-1b-7b": 65536,
     "pangu-pro-moe": 98304,
     "pangu-ultra-moe": 35136,
+    "openpangu-r-72b": 64000,
+    "deepseek-v3.2": 35136,
+    "glm-5": 44928,
+    "llama-4-scout": 98304,
+    "llama-4-maverick": 98304,
+    "qwen3-next-80b-a3b": 12288,
+    "qwen3.5-397b-a17b": 15360,
 }
-TRAINED_IN_FP8 = {"deepseek-r1", "deepseek-v3", "deepseek-v3.1", "kimi-k2", "minimax-m2", "minimax-m2.5"}
+TRAINED_IN_FP8 = {
+    "deepseek-r1",
+    "deepseek-v3",
+    "deepseek-v3.1",
+    "kimi-k2",
+    "minimax-m2",
+    "minimax-m2.5",
+    "deepseek-v3.2",
+}
 # Described by their reports; no configuration of theirs stands on the hub under one certain name.
 FROM_REPORTS = {"pangu-pro-moe", "pangu-ultra-moe"}
 

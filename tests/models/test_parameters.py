@@ -10,8 +10,11 @@ from models.spec import GQA, MLA
 TOTAL_TOLERANCE = {"kimi-k2": 0.03, "kimi-k2.5": 0.03}
 # Cards that round active parameters to fewer digits than 2.5 % needs: MiniMax-M2 10 of 10.4, GLM-4.5 32 of 32.9.
 ACTIVE_TOLERANCE = {"minimax-m2": 0.05, "minimax-m2.5": 0.05, "glm-4.5": 0.03, "glm-4.6": 0.03, "glm-4.7": 0.03}
+# Qwen3-Next's card says 3B of what its dimensions, the head included, count as 3.6.
+ACTIVE_TOLERANCE |= {"qwen3-next-80b-a3b": 0.2}
 # Known by their names alone: the distillations keep the dimensions of Qwen2.5 of that size.
 UNPUBLISHED = {f"deepseek-r1-distill-qwen-{size}" for size in ("1.5b", "7b", "14b", "32b")}
+UNPUBLISHED |= {"glm-5", "openpangu-r-72b"}
 PUBLISHED = [name for name in model_names() if name not in UNPUBLISHED]
 
 
@@ -84,7 +87,8 @@ def test_parts_add_up(name: str) -> None:
     spec, count = load_model(name), count_parameters(load_model(name))
     moe_layer = count.gate_per_layer + count.shared_experts_per_layer
     moe_layer += count.routed_expert * (spec.moe.experts if spec.moe else 0)
-    layers = spec.layers * count.attention_per_layer + spec.dense_layers * count.dense_ffn_per_layer
+    layers = spec.kv_layers * count.attention_per_layer + spec.dense_layers * count.dense_ffn_per_layer
+    layers += (spec.layers - spec.kv_layers) * count.linear_attention_per_layer
     tables = count.embedding + (0 if spec.tied_embeddings else count.lm_head)
     assert count.total == tables + layers + spec.moe_layers * moe_layer
     assert count.active <= count.total
@@ -97,3 +101,21 @@ def test_a_draft_layer_of_a_dense_model_is_dense() -> None:
     count = count_parameters(spec)
     expected = count.attention_per_layer + feed_forward_parameters(4096, 12288) + 2 * 4096**2
     assert count.mtp_layer == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "total", "active"),
+    [
+        ("deepseek-v3.2", 671.9, 37.5),
+        ("glm-5", 743.9, 40.8),
+        ("openpangu-r-72b", 73.8, 14.4),
+        ("llama-4-scout", 107.8, 16.1),
+        ("llama-4-maverick", 400.7, 16.1),
+        ("qwen3-next-80b-a3b", 79.7, 3.6),
+        ("qwen3.5-397b-a17b", 396.3, 16.3),
+    ],
+)
+def test_further_kinds_of_attention_are_counted(name: str, total: float, active: float) -> None:
+    """Indexers, gated delta-nets, output gates and narrow values, in billions as counted by hand from the configs."""
+    count = count_parameters(load_model(name))
+    assert (round(count.total / 1e9, 1), round(count.active / 1e9, 1)) == pytest.approx((total, active), abs=0.11)

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,13 @@ import jsonschema
 import numpy as np
 import pytest
 
-from planner.manifest.costs import VARIABLES, CommunicationTermModel, ComputeTermModel, StepCostModel
+from planner.manifest.costs import (
+    REACH_VARIABLES,
+    VARIABLES,
+    CommunicationTermModel,
+    ComputeTermModel,
+    StepCostModel,
+)
 from planner.manifest.document import dump_manifest, json_schema, parse_manifest, read_manifest
 from planner.manifest.layout import Degrees
 from planner.manifest.schema import LinkMapping
@@ -76,8 +82,9 @@ def test_step_cost_mirror_has_every_field_and_variable() -> None:
         (CommunicationTermModel, CommunicationTerm),
     ):
         assert set(mirror.model_fields) - {"kind"} == {field.name for field in fields(own)}
-    values = variables(cost(Degrees(attention_tp=1, attention_dp=8, moe_ep=8), 2.0), StepLoad(), 1)
-    assert set(values) == VARIABLES
+    even = cost(Degrees(attention_tp=1, attention_dp=8, moe_ep=8), 2.0)
+    assert set(variables(replace(even, reach_tokens=128), StepLoad(), 1)) == VARIABLES
+    assert set(variables(even, StepLoad(), 1)) == VARIABLES - REACH_VARIABLES
 
 
 def _set(*path: str | int, to: object) -> Callable[[Plain], None]:
