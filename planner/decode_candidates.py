@@ -6,7 +6,7 @@ batch without trying each.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from planner.deployment import Deployment
 from planner.imbalance import expected_maximum_normal
 from planner.latency import balanced_cost, tokens_per_iteration
-from planner.manifest.stacks import stacked
+from planner.manifest.stacks import stacked, taken
 from planner.manifest.stepcost import evaluate
 from planner.manifest.terms import Number, StepCost, StepLoad
 from planner.memory import memory
@@ -27,6 +27,10 @@ MEMORY_DEVIATIONS = 3.0
 MOST_BATCH = 4096
 # Selecting rows means building their terms again: done only where it drops this share of them.
 _WORTH_PRUNING = 0.8
+# Closed brackets are dropped when no more than this share is open.
+_NARROWED = 0.7
+# Points that one array operation should have: fewer cost as much, for its call.
+POINTS = 1024
 
 # Requests per second already known for an instance size (devices).
 Floor = dict[int, float]
@@ -49,6 +53,27 @@ class DecodeCandidate:
     def devices(self) -> int:
         """Devices of the instance."""
         return self.row.strategy.devices
+
+
+@dataclass(frozen=True, slots=True)
+class IterationTime:
+    """Seconds of iterations of many instances as a function of the batch, counting what it is asked."""
+
+    cost: StepCost
+    deviations: Number
+    kv: KvLoad
+    microbatches: int
+    count: "Count"
+
+    def __call__(self, batch: Number) -> Number:
+        """Seconds with ``batch`` requests per DP rank, [rows] or [points, rows]."""
+        self.count.evaluated += int(np.size(batch))
+        return iteration(self.cost, self.deviations, batch, self.kv, self.microbatches)
+
+    def of(self, rows: NDArray[np.int64]) -> "IterationTime":
+        """Return the same for some of the instances; the cost must be stacked."""
+        spread = self.deviations[rows] if isinstance(self.deviations, np.ndarray) else self.deviations
+        return replace(self, cost=taken(self.cost, rows), deviations=spread)
 
 
 @dataclass(slots=True)
@@ -194,24 +219,69 @@ def largest(
 ) -> NDArray[np.float64]:
     """Return per row the largest integer in [low, high] with measure <= limit; low - 1 where there is none.
 
-    Args: ``low`` and ``high`` [rows]; ``measure`` takes and returns [rows] and must not fall as a
-    row's number rises. False position on integers, with bisection whenever it fails to halve the
-    bracket: as sure as bisection, and quick because cost is nearly linear in the batch.
+    Args: ``low`` and ``high`` [rows]; ``measure`` takes [points, rows] and returns what broadcasts to it, and must
+    not fall as a row's number rises. Few rows try several points at once, which spares calls; many rows one, by
+    false position, with bisection whenever that fails to halve the bracket: cost is nearly linear in the batch.
     """
-    bottom, top = np.asarray(measure(low)), np.asarray(measure(high))
+    ends = np.stack([low, high])
+    bottom, top = np.broadcast_to(np.asarray(measure(ends)), ends.shape).astype(np.float64)
     below = np.where(top <= limit, high, np.where(bottom <= limit, low, low - 1))
     above = np.where(top <= limit, high + 1, np.where(bottom <= limit, high, low))
-    bottom, top = np.broadcast_to(bottom, low.shape).copy(), np.broadcast_to(top, low.shape).copy()
-    bisect = np.zeros(low.shape, dtype=bool)
-    while (open_rows := above - below > 1).any():
-        width = above - below
-        with np.errstate(divide="ignore", invalid="ignore"):
-            step = np.nan_to_num(width * (limit - bottom) / (top - bottom), nan=0.0, posinf=0.0, neginf=0.0)
-        guess = np.where(bisect, np.floor(below + width / 2), np.floor(below + step))
-        guess = np.where(open_rows, np.clip(guess, below + 1, np.maximum(above - 1, below + 1)), np.maximum(below, low))
-        value = np.asarray(measure(guess))
-        good, bad = open_rows & (value <= limit), open_rows & (value > limit)
-        below, bottom = np.where(good, guess, below), np.where(good, value, bottom)
-        above, top = np.where(bad, guess, above), np.where(bad, value, top)
-        bisect = ~bisect & (above - below > width / 2)
+    bracket = _Bracket(below, above, bottom, top, np.zeros(low.shape, dtype=bool))
+    rows = np.arange(low.size)
+    while (still := np.flatnonzero(bracket.above - bracket.below > 1)).size:
+        if isinstance(measure, IterationTime) and still.size <= _NARROWED * bracket.below.size:
+            measure, low, bracket, rows = measure.of(still), low[still], bracket.of(still), rows[still]
+        points = max(POINTS // bracket.below.size, 1)
+        (_sectioned if points > 2 else _interpolated)(measure, limit, low, bracket, points)
+        below[rows] = bracket.below
     return below
+
+
+@dataclass(slots=True)
+class _Bracket:
+    """Per row the largest number known to keep the limit and the smallest known not to, with their measures."""
+
+    below: NDArray[np.float64]
+    above: NDArray[np.float64]
+    bottom: NDArray[np.float64]
+    top: NDArray[np.float64]
+    bisect: NDArray[np.bool_]
+
+    def of(self, rows: NDArray[np.int64]) -> "_Bracket":
+        """The brackets of some rows."""
+        return _Bracket(self.below[rows], self.above[rows], self.bottom[rows], self.top[rows], self.bisect[rows])
+
+
+Measure = Callable[[Number], Number]
+
+
+def _sectioned(measure: Measure, limit: float, low: NDArray[np.float64], bracket: _Bracket, points: int) -> None:
+    """Try evenly spaced points of every bracket."""
+    below, above = bracket.below, bracket.above
+    parts = np.arange(1.0, points + 1)[:, None] / (points + 1)  # [points, 1]
+    tried = np.clip(np.floor(below + (above - below) * parts), below + 1, np.maximum(above - 1, below + 1))
+    kept = np.broadcast_to(np.asarray(measure(np.maximum(tried, low))), tried.shape) <= limit
+    still = above - below > 1
+    count = kept.sum(axis=0)
+    rows = np.arange(low.size)
+    bracket.below = np.where(still & (count > 0), tried[np.maximum(count - 1, 0), rows], below)
+    bracket.above = np.where(still & (count < points), tried[np.minimum(count, points - 1), rows], above)
+
+
+def _interpolated(measure: Measure, limit: float, low: NDArray[np.float64], bracket: _Bracket, _: int) -> None:
+    """Try one point of every bracket, where a straight line between its ends meets the limit."""
+    below, above = bracket.below, bracket.above
+    width = above - below
+    with np.errstate(divide="ignore", invalid="ignore"):
+        step = np.nan_to_num(
+            width * (limit - bracket.bottom) / (bracket.top - bracket.bottom), nan=0.0, posinf=0.0, neginf=0.0
+        )
+    guess = np.where(bracket.bisect, np.floor(below + width / 2), np.floor(below + step))
+    still = width > 1
+    guess = np.where(still, np.clip(guess, below + 1, np.maximum(above - 1, below + 1)), np.maximum(below, low))
+    value = np.broadcast_to(np.asarray(measure(guess)), guess.shape)
+    good, bad = still & (value <= limit), still & (value > limit)
+    bracket.below, bracket.bottom = np.where(good, guess, below), np.where(good, value, bracket.bottom)
+    bracket.above, bracket.top = np.where(bad, guess, above), np.where(bad, value, bracket.top)
+    bracket.bisect = ~bracket.bisect & (bracket.above - bracket.below > width / 2)

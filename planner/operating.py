@@ -1,5 +1,6 @@
 """One pool at work: service times of a candidate as functions of what it holds, and its queues."""
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -11,15 +12,19 @@ from planner.decode_candidates import DecodeCandidate, kv_of_busiest
 from planner.decode_queue import DecodeState, decode_capacity, decode_state
 from planner.deployment import Deployment
 from planner.latency import balanced_cost, deviations, tokens_per_iteration
+from planner.manifest.stacks import stacked
 from planner.manifest.stepcost import evaluate
 from planner.manifest.terms import Number, StepCost, StepLoad
 from planner.prefill_candidates import PrefillCandidate, busiest_prompts, pass_seconds
-from planner.prefill_queue import prefill_capacity, prefill_latency, thinned_squared_cv
+from planner.prefill_queue import prefill_latency, thinned_squared_cv
 from planner.question import Question
-from planner.queueing import Latency
+from planner.queueing import Latency, largest_rate
 from planner.workload import Lengths, Workload, running_kv_tokens
 
 Array = NDArray[np.float64]
+
+MOST_UTILISATION = 0.98
+"""Of saturation: the queues of ``planner.prefill_queue`` and ``planner.decode_queue`` keep below it too."""
 
 
 def kv_transfer_seconds(question: Question, deployment: Deployment) -> float:
@@ -80,8 +85,8 @@ class PrefillServer:
 
     @cached_property
     def cost(self) -> StepCost:
-        """Step cost of the instance."""
-        return balanced_cost(self.candidate.deployment, self.question.balance)
+        """Step cost of the instance, for many loads at once."""
+        return stacked(balanced_cost(self.candidate.deployment, self.question.balance))
 
     @property
     def most_prompts(self) -> int:
@@ -101,16 +106,42 @@ class PrefillServer:
         """Spread of one prompt's share of a pass: time is about linear in its computed tokens."""
         return self.question.workload.input_tokens.squared_cv
 
+    @cached_property
+    def pass_table(self) -> tuple[Array, Array]:
+        """Prompts of a pass and its seconds, at most 256 nodes: what the queue reads at every rate."""
+        prompts = np.unique(np.round(np.linspace(1, self.most_prompts, min(self.most_prompts, 256))))
+        return prompts, self.pass_seconds(prompts)
+
+    def tabulated_seconds(self, prompts: Array) -> Array:
+        """Seconds of passes, between the nodes of the table."""
+        return np.asarray(np.interp(prompts, *self.pass_table))
+
     def capacity(self) -> float:
-        """Largest Poisson rate of one instance within the TTFT limit; 0 where there is none."""
-        found = prefill_capacity(
-            pass_seconds=self.pass_seconds,
-            most_prompts=self.most_prompts,
-            limit_seconds=self.question.ttft_seconds,
-            percentile=self.question.percentile,
-            service_squared_cv=self.share_squared_cv,
-        )
-        return found.rate_per_second if found else 0.0
+        """Largest rate of one instance within the TTFT limit; 0 where there is none."""
+        return self.pool_capacity(1)
+
+    def pool_capacity(self, instances: int) -> float:
+        """Largest rate of so many instances that take requests in turn, within the TTFT limit; 0 where there is none.
+
+        At most 98 % of saturation, beyond which no plan should run. The more instances deal arrivals out, the more
+        evenly each gets them: this is no multiple of one instance's rate.
+        """
+
+        def seconds(rate: float) -> float:
+            latency = self.ttft(rate, instances)
+            return math.inf if latency is None else latency.at(self.question.percentile)
+
+        prompts, passes = self.pass_table
+        rate = largest_rate(seconds, self.question.ttft_seconds, MOST_UTILISATION * float(prompts[-1] / passes.max()))
+        return 0.0 if rate is None else rate * instances
+
+    def pool_carries(self, instances: int, rate_per_second: float) -> bool:
+        """Whether so many instances carry a rate within the TTFT limit and 98 % of saturation."""
+        each, (prompts, passes) = rate_per_second / instances, self.pass_table
+        if each > MOST_UTILISATION * float(prompts[-1] / passes.max()) * (1 + 1e-9):
+            return False
+        latency = self.ttft(each, instances)
+        return latency is not None and latency.at(self.question.percentile) <= self.question.ttft_seconds
 
     def ttft(self, rate_per_second: float, instances: int = 1) -> Latency | None:
         """TTFT distribution of one of ``instances`` that requests go to in turn; None where it cannot keep up.
@@ -119,7 +150,7 @@ class PrefillServer:
         """
         return prefill_latency(
             arrival_rate_per_second=rate_per_second,
-            pass_seconds=self.pass_seconds,
+            pass_seconds=self.tabulated_seconds,
             most_prompts=self.most_prompts,
             service_squared_cv=self.share_squared_cv,
             arrival_squared_cv=thinned_squared_cv(self.question.workload.arrival_squared_cv, instances, "round_robin"),
@@ -136,8 +167,8 @@ class DecodeServer:
 
     @cached_property
     def cost(self) -> StepCost:
-        """Step cost of the instance."""
-        return balanced_cost(self.candidate.deployment, self.question.balance)
+        """Step cost of the instance, for many loads at once."""
+        return stacked(balanced_cost(self.candidate.deployment, self.question.balance))
 
     @property
     def most_requests(self) -> int:
@@ -167,8 +198,21 @@ class DecodeServer:
         """Seconds of an iteration with 1, 2, ... running requests up to the most, [requests]."""
         return self.iteration_seconds(np.arange(1.0, self.most_requests + 1))
 
+    def pool_capacity(self, instances: int) -> float:
+        """Largest rate of so many instances: that of one each, for random routing leaves arrivals Poisson."""
+        return instances * self.single_capacity
+
+    def pool_carries(self, instances: int, rate_per_second: float) -> bool:
+        """Whether so many instances carry a rate within the TPOT limit."""
+        return self.pool_capacity(instances) >= rate_per_second
+
     def capacity(self) -> float:
         """Largest Poisson rate of one instance within the TPOT limit; 0 where there is none."""
+        return self.single_capacity
+
+    @cached_property
+    def single_capacity(self) -> float:
+        """The capacity, solved once."""
         found = decode_capacity(
             iterations_per_request=self.iterations,
             iteration_seconds=self.iteration_seconds,

@@ -6,8 +6,9 @@ however many kernels it has. Kernels that only move memory and have the same var
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,14 +32,22 @@ Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
-class _Kernel:
-    """Seconds per unit of each variable: of the product, of unfilled tiles, of memory; and what is fixed."""
+class _Kernels:
+    """Kernels of one stage whose forms have the same variables; seconds per unit of each variable.
 
-    work: Form
-    idle: Form
+    A kernel takes max(c, m) + serial min(c, m) + floor = max((1 - s) c, (1 - s) m) + s c + s m + floor: the first two
+    kernel by kernel, [kernels, instances or 1], the others of all kernels together.
+    """
+
+    gate: tuple[str, ...]
+    """Where none of these is above 0 there is no work, and nothing is launched."""
+    compute: Form
     moved: Form
-    floor: float
-    serial: float
+    serial_compute: Form
+    serial_moved: Form
+    demand: Form
+    floors: float
+    count: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +59,7 @@ class _Transfer:
 
 @dataclass(slots=True)
 class _StageTerms:
-    kernels: list[_Kernel] = field(default_factory=list)
+    kernels: list[_Kernels] = field(default_factory=list)
     movers: dict[tuple[str, ...], tuple[dict[str, Number], float]] = field(default_factory=dict)
     """By variables: memory seconds per unit of each, and the floors of all kernels together."""
     transfers: list[_Transfer] = field(default_factory=list)
@@ -77,6 +86,13 @@ class StackedTerms(tuple[Term, ...]):
 
         return {stage: _stage(own, values, shape, runs) for stage, own in self.stages.items()}
 
+    def take(self, rows: NDArray[np.int64]) -> "StackedTerms":
+        """Return the same for some of the instances; the terms themselves stay those of all."""
+        result = StackedTerms(self)
+        result.stages = {stage: _stage_at(own, rows) for stage, own in self.stages.items()}
+        result.shape = (rows.size,) if self.shape else ()
+        return result
+
 
 def _positive(value: Number) -> bool:
     """Whether a number, or every one of an array, exceeds 0."""
@@ -87,7 +103,7 @@ def _shapes(stages: Mapping[Stage, _StageTerms]) -> Iterator[tuple[int, ...]]:
     """Shapes of all coefficients."""
     for own in stages.values():
         for kernel in own.kernels:
-            yield from (np.shape(value) for each in (kernel.work, kernel.moved) for value in each.values())
+            yield from (np.shape(value) for each in (kernel.serial_compute, kernel.demand) for value in each.values())
         for coefficients, _ in own.movers.values():
             yield from (np.shape(value) for value in coefficients.values())
         for transfer in own.transfers:
@@ -126,14 +142,18 @@ def stack(terms: Iterable[Term]) -> StackedTerms:
     """Return the terms with everything divided out that does not depend on the load."""
     result = StackedTerms(terms)
     stages: dict[Stage, _StageTerms] = {}
+    alike: dict[tuple[Stage, str], list[ComputeTerm]] = {}
     for term in result:
         own = stages.setdefault(term.stage, _StageTerms())
         if isinstance(term, CommunicationTerm):
             own.transfers.append(_transfer(term))
         elif term.flops:
-            own.kernels.append(_kernel(term))
+            names = repr([sorted(each) for each in (term.flops, term.idle_flops, term.bytes)])
+            alike.setdefault((term.stage, names), []).append(term)
         else:
             _add_mover(own, term)
+    for (stage, _), kernels in alike.items():
+        stages[stage].kernels.append(_kernels(kernels))
     result.stages, result.shape = stages, np.broadcast_shapes(*set(_shapes(stages)))
     return result
 
@@ -145,19 +165,97 @@ def stacked(cost: StepCost) -> StepCost:
     )
 
 
+def taken(cost: StepCost, rows: NDArray[np.int64]) -> StepCost:
+    """Return the cost, with stacked terms, of some of the instances that it stands for."""
+    changed: dict[str, Any] = {}
+    for each in fields(cost):
+        value = getattr(cost, each.name)
+        if isinstance(value, StackedTerms):
+            changed[each.name] = value.take(rows)
+        elif isinstance(value, np.ndarray):
+            changed[each.name] = _at(value, rows)
+    hop = cost.pipeline_hop
+    if hop is not None:
+        protocols = tuple((_at(latency, rows), _at(rate, rows)) for latency, rate in hop.protocols)
+        changed["pipeline_hop"] = replace(hop, bytes=_form_at(hop.bytes, rows), protocols=protocols)
+    return replace(cost, **changed)
+
+
+def _at(value: Number, rows: NDArray[np.int64]) -> Number:
+    """Return the coefficients of some instances; what stands for all of them stays."""
+    return value[..., rows] if isinstance(value, np.ndarray) and value.ndim and value.shape[-1] > 1 else value
+
+
+def _form_at(coefficients: Form, rows: NDArray[np.int64]) -> dict[str, Number]:
+    return {name: _at(value, rows) for name, value in coefficients.items()}
+
+
+def _stage_at(own: _StageTerms, rows: NDArray[np.int64]) -> _StageTerms:
+    return _StageTerms(
+        kernels=[
+            replace(
+                each,
+                compute=_form_at(each.compute, rows),
+                moved=_form_at(each.moved, rows),
+                serial_compute=_form_at(each.serial_compute, rows),
+                serial_moved=_form_at(each.serial_moved, rows),
+                demand=_form_at(each.demand, rows),
+            )
+            for each in own.kernels
+        ],
+        movers={names: (_form_at(coefficients, rows), floors) for names, (coefficients, floors) in own.movers.items()},
+        transfers=[
+            _Transfer(tuple((_at(latency, rows), _form_at(payload, rows)) for latency, payload in transfer.protocols))
+            for transfer in own.transfers
+        ],
+    )
+
+
 def stage_timings(terms: tuple[Term, ...], values: Mapping[str, Number]) -> Timings:
     """Return the timing of every stage, of stacked terms on arrays and of others term by term."""
     return terms.timings(values) if isinstance(terms, StackedTerms) else timings(terms, values)
 
 
-def _kernel(term: ComputeTerm) -> _Kernel:
-    return _Kernel(
-        work=_over(term.flops, term.flops_per_second),
-        idle=_over(term.idle_flops, term.flops_per_second),
-        moved=_over(term.bytes, term.bytes_per_second),
-        floor=term.floor_seconds,
-        serial=term.serial,
+def _kernels(terms: Sequence[ComputeTerm]) -> _Kernels:
+    compute = [_sum(_over(t.flops, t.flops_per_second), _over(t.idle_flops, t.flops_per_second)) for t in terms]
+    moved = [_over(t.bytes, t.bytes_per_second) for t in terms]
+    serial = [term.serial for term in terms]
+    apart = [1.0 - each for each in serial]
+    return _Kernels(
+        gate=tuple(terms[0].flops),
+        compute=_rows(compute, apart),
+        moved=_rows(moved, apart),
+        serial_compute=_weighted(compute, serial),
+        serial_moved=_weighted(moved, serial),
+        demand=_weighted(moved, [1.0] * len(terms)),
+        floors=sum(term.floor_seconds for term in terms),
+        count=len(terms),
     )
+
+
+def _rows(forms: Sequence[Form], weights: Sequence[float]) -> dict[str, Number]:
+    """Weighted forms one below the other: of each variable [forms, instances], [forms, 1] where all are alike."""
+    stacked_forms: dict[str, Number] = {}
+    for name in forms[0]:
+        each = [form[name] * weight for form, weight in zip(forms, weights, strict=True)]
+        rows = np.stack([np.atleast_1d(value) for value in np.broadcast_arrays(*each)])
+        stacked_forms[name] = np.asarray(rows, dtype=np.float64)
+    return stacked_forms
+
+
+def _weighted(forms: Sequence[Form], weights: Sequence[float]) -> dict[str, Number]:
+    """Weighted sum of forms."""
+    total: dict[str, Number] = {}
+    for own, weight in zip(forms, weights, strict=True):
+        if weight:
+            total = _sum(total, {name: value * weight for name, value in own.items()})
+    return total
+
+
+def _sum(one: Form, other: Form) -> dict[str, Number]:
+    return {
+        name: one.get(name, 0.0) + other.get(name, 0.0) for name in (*one, *(key for key in other if key not in one))
+    }
 
 
 def _add_mover(own: _StageTerms, term: ComputeTerm) -> None:
@@ -187,20 +285,18 @@ def _shaped(value: Number, shape: tuple[int, ...]) -> Number:
     return value.reshape(shape) if isinstance(value, np.ndarray) and len(shape) > 1 else value
 
 
-def _fill(out: Array, coefficients: Form, values: Mapping[str, Number]) -> Array:
-    """Write a linear form into ``out``, the broadcast shape."""
-    names = list(coefficients)
-    if not names:
-        out[...] = 0.0
-        return out
-    np.multiply(coefficients[names[0]], values[names[0]], out=out)
-    return _add(out, {name: coefficients[name] for name in names[1:]}, values)
-
-
-def _add(out: Array, coefficients: Form, values: Mapping[str, Number]) -> Array:
+def _fill(out: Array, coefficients: Form, values: Mapping[str, Number]) -> None:
+    """Write linear forms into ``out`` [kernels, broadcast shape]; coefficients are [kernels, instances or 1]."""
+    first = True
     for name, coefficient in coefficients.items():
-        out += coefficient * values[name]
-    return out
+        spread = np.reshape(coefficient, (out.shape[0], *(1,) * (out.ndim - 2), -1))
+        if first:
+            np.multiply(spread, values[name], out=out)
+            first = False
+        elif name == "one":
+            out += spread
+        else:
+            out += spread * values[name]
 
 
 def joined(stages: Timings, names: tuple[Stage, ...], name: Stage) -> Timings:
@@ -241,43 +337,43 @@ Runs = Callable[[tuple[str, ...]], bool]
 
 def _stage(own: _StageTerms, values: Mapping[str, Number], shape: tuple[int, ...], runs: Runs) -> StackedStage:
     """Evaluate one stage. A kernel without work is not launched, as in ``planner.manifest.terms.timing``."""
-    count, points = len(own.kernels), math.prod(shape)
+    count, points = sum(kernels.count for kernels in own.kernels), math.prod(shape)
     compute, moved = np.empty((count, *shape)), np.empty((count, *shape))
-    fixed: Number = sum(kernel.floor for kernel in own.kernels)
-    for number, kernel in enumerate(own.kernels):
-        work = _fill(compute[number], kernel.work, values)
-        running = None if runs(tuple(kernel.work)) else work > 0
-        _add(work, kernel.idle, values)
-        _fill(moved[number], kernel.moved, values)
-        if running is not None:
-            compute[number] *= running
-            moved[number] *= running
-            fixed = fixed - np.asarray(kernel.floor * ~running)
+    fixed: Number = 0.0
     memory: Number = 0.0
+    demand: Number = 0.0
+    compute_sum: Number = 0.0
+    start = 0
+    for kernels in own.kernels:
+        part = slice(start, start := start + kernels.count)
+        _fill(compute[part], kernels.compute, values)
+        _fill(moved[part], kernels.moved, values)
+        running: Number = 1.0
+        if not runs(kernels.gate):
+            running = np.asarray(_total(values[name] for name in kernels.gate) > 0, dtype=np.float64)
+            compute[part] *= running
+            moved[part] *= running
+        fixed = fixed + kernels.floors * running
+        compute_sum = compute_sum + form(kernels.serial_compute, values) * running
+        memory = memory + form(kernels.serial_moved, values) * running
+        demand = demand + form(kernels.demand, values) * running
     for names, (coefficients, floors) in own.movers.items():
         seconds = form(coefficients, values)
-        memory = memory + seconds
-        fixed = fixed + (floors if runs(names) else np.asarray(floors * (np.asarray(seconds) > 0)))
+        memory, demand = memory + seconds, demand + seconds
+        fixed = fixed + (floors if runs(names) else np.asarray(floors * (np.asarray(seconds) > 0), dtype=np.float64))
     for transfer in own.transfers:
         fixed = fixed + _transfer_seconds(transfer, values)
-    memory, fixed = _flat(memory, shape), _flat(fixed, shape)
-    compute, moved = compute.reshape(count, points), moved.reshape(count, points)
-    serial = np.array([kernel.serial for kernel in own.kernels])[:, None]
-    compute_sum = (serial * compute).sum(axis=0) if count else 0.0
-    demand = memory + (moved.sum(axis=0) if count else 0.0)
-    memory = memory + ((serial * moved).sum(axis=0) if count else 0.0)
-    compute *= 1.0 - serial
-    moved *= 1.0 - serial
+    compute = compute.reshape(count, points)
     return StackedStage(
         terms=[],
         mixed=[],
-        memory=memory,
-        fixed=fixed,
-        demand=_shaped(demand, shape),
+        memory=_flat(memory, shape),
+        fixed=_flat(fixed, shape),
+        demand=demand,
         shape=shape,
         compute=compute,
-        moved=moved,
-        compute_sum=compute_sum,
+        moved=moved.reshape(count, points),
+        compute_sum=_flat(compute_sum, shape),
         scratch=np.empty_like(compute),
     )
 

@@ -1,0 +1,193 @@
+"""Columns whose rate is solved only when it matters: a bound first, the queue where the bound is not enough.
+
+A column is so many instances of one kind (an offer) in one role. Until its queue is solved its rate is a bound
+that no queue passes; the best choice over bounds is solved, and again, until every column of it is solved. What is
+then chosen is the best over all columns, for those that were never solved were counted at no less than they carry.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.fleet import Column, Objective
+from planner.question import Machines
+from planner.survival import Loss, lost_instances
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+_RELATIVE = 1e-9
+_BELOW = 1e-6
+"""By how much a column that does not carry a rate is counted below it."""
+
+
+class Server(Protocol):
+    """What a kind of instance carries."""
+
+    def pool_capacity(self, instances: int) -> float:
+        """Largest rate of so many instances within the limits; 0 where there is none."""
+        ...
+
+    def pool_carries(self, instances: int, rate_per_second: float) -> bool:
+        """Whether so many instances carry a rate within the limits."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Offer:
+    """A kind of instance: ``bound_per_second`` is what one of any number of them can carry at most."""
+
+    devices: int
+    bound_per_second: float
+    build: Callable[[], Server]
+
+
+class Side:
+    """All columns of one role as arrays, [columns]."""
+
+    def __init__(self, role: str, machines: Machines, offers: Sequence[Offer], survive: Loss | None = None) -> None:
+        """Make a column of every offer and count that the devices hold."""
+        self.role, self.machines, self.offers = role, machines, offers
+        sizes = np.array([offer.devices for offer in offers], dtype=np.int64)
+        lost = np.array([lost_instances(survive, int(size), machines.devices_per_node) for size in sizes], np.int64)
+        counts = np.maximum(machines.devices // np.maximum(sizes, 1) - lost, 0)
+        self.offer: Ints = np.repeat(np.arange(sizes.size), counts)
+        within = np.arange(self.offer.size) - np.repeat(np.cumsum(counts) - counts, counts)
+        self.left: Ints = within + 1  # instances that remain after the loss
+        self.instances: Ints = self.left + lost[self.offer]
+        self.devices: Ints = self.instances * sizes[self.offer]
+        bounds = np.array([offer.bound_per_second for offer in offers])
+        self.rate: Floats = self.left * bounds[self.offer]
+        self.exact = np.zeros(self.offer.size, dtype=bool)
+        self.queues_solved = 0
+        self._servers: dict[int, Server] = {}
+
+    @property
+    def size(self) -> int:
+        """Columns."""
+        return int(self.offer.size)
+
+    def server(self, offer: int) -> Server:
+        """Return the server of an offer, built once."""
+        if offer not in self._servers:
+            self._servers[offer] = self.offers[offer].build()
+        return self._servers[offer]
+
+    def solve(self, column: int, wanted: float) -> bool:
+        """Solve a column's queue where it carries ``wanted``; otherwise bound it below that. Whether it does."""
+        offer, left = int(self.offer[column]), int(self.left[column])
+        server = self.server(offer)
+        self.queues_solved += 1
+        if wanted > 0 and not server.pool_carries(left, wanted):
+            # Fewer of the same carry no more each: dealt to fewer, arrivals are less even.
+            fewer = (self.offer == offer) & (self.left <= left)
+            self.rate[fewer] = np.minimum(self.rate[fewer], wanted * (1 - _BELOW) * self.left[fewer] / left)
+            return False
+        # The bound is right for the queue; the root finder's last digits may pass it.
+        self.rate[column] = min(server.pool_capacity(left), float(self.rate[column]))
+        self.exact[column] = True
+        return True
+
+    @property
+    def cost_per_hour(self) -> Floats:
+        """Price of each column, devices where the chip has none."""
+        return np.asarray(self.devices * device_cost(self.machines), dtype=np.float64)
+
+    def staircase(self, most_devices: int, least_rate: float, only_exact: bool = False) -> Ints:
+        """Return the columns that no other matches on as few devices: falling rate with falling devices."""
+        usable = (self.devices <= most_devices) & (self.rate >= least_rate) & (self.rate > 0)
+        able = np.flatnonzero(usable & self.exact if only_exact else usable)
+        order = able[np.lexsort((~self.exact[able], -self.rate[able], self.devices[able]))]
+        if not order.size:
+            return order
+        best = np.maximum.accumulate(self.rate[order])
+        rises = np.concatenate([[True], best[1:] > best[:-1] * (1 + _RELATIVE)])
+        return np.asarray(order[rises], dtype=np.int64)
+
+    def column(self, number: int) -> Column:
+        """Return one column for the integer programme."""
+        return Column(
+            role=self.role,
+            candidate=int(self.offer[number]),
+            instances=int(self.instances[number]),
+            devices=int(self.devices[number]),
+            rate_per_second=float(self.rate[number]),
+            pool=self.machines.budget,
+            cost_per_hour=float(self.devices[number]) * device_cost(self.machines),
+        )
+
+
+def device_cost(machines: Machines) -> float:
+    """Price of a device and hour; 1 where the chip has none."""
+    price = machines.hardware.price_usd_per_chip_hour
+    return price.value / machines.devices_per_chip if price else 1.0
+
+
+Choice = tuple[int, ...]
+"""A column of each side."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Aim:
+    """What a choice is for: an objective within budgets of devices, and the rate to carry where one is asked."""
+
+    devices: Mapping[str, int]
+    objective: Objective
+    rate: float | None = None
+
+
+def best_choice(sides: Sequence[Side], aim: Aim, least_rate: float = 0.0, only_exact: bool = False) -> Choice | None:
+    """Return the best column of each side at their present rates; None where none fits.
+
+    Most carried and then fewest devices; or least spent and then most carried. At most two sides.
+    """
+    least = max(least_rate, (aim.rate or 0.0) * (1 - _RELATIVE))
+    most = [side.staircase(aim.devices[side.machines.budget], least, only_exact) for side in sides]
+    if not all(own.size for own in most):
+        return None
+    grids = np.ix_(*most)
+    shape = tuple(own.size for own in most)
+    used, spent, carried = np.zeros(shape, dtype=np.int64), np.zeros(shape), np.full(shape, np.inf)
+    for side, grid in zip(sides, grids, strict=True):
+        used += side.devices[grid]
+        spent += side.cost_per_hour[grid]
+        carried = np.minimum(carried, side.rate[grid])
+    used, spent, carried = used.ravel(), spent.ravel(), carried.ravel()
+    shared = len({side.machines.budget for side in sides}) == 1
+    allowed = np.flatnonzero(used <= aim.devices[sides[0].machines.budget]) if shared else np.arange(used.size)
+    if not allowed.size:
+        return None
+    value = spent if aim.objective == "cost" else used
+    keys = (used, -carried) if aim.objective == "throughput" else (-carried, value)
+    winner = allowed[np.lexsort([key[allowed] for key in keys])[0]]
+    where = np.unravel_index(winner, shape)
+    return tuple(int(own[number]) for own, number in zip(most, where, strict=True))
+
+
+def carried_by(sides: Sequence[Side], choice: Choice) -> float:
+    """Requests per second of a choice: those of its slowest side."""
+    return min(float(side.rate[column]) for side, column in zip(sides, choice, strict=True))
+
+
+def settle(sides: Sequence[Side], aim: Aim) -> Choice | None:
+    """Return the best choice over all columns, its queues solved; None where nothing fits.
+
+    Bounds are only ever solved where they hold the best choice, and only as far as tells whether it beats what was
+    solved before.
+    """
+    known = 0.0
+    while True:
+        choice = best_choice(sides, aim, least_rate=known * (1 - _BELOW))
+        if choice is None:
+            return None
+        opened = [(side, column) for side, column in zip(sides, choice, strict=True) if not side.exact[column]]
+        if not opened:
+            return choice
+        for side, column in opened:
+            if not side.solve(column, aim.rate if aim.rate is not None else known * (1 - _BELOW)):
+                break
+        if aim.objective == "throughput":
+            best = best_choice(sides, aim, least_rate=known, only_exact=True)
+            known = max(known, carried_by(sides, best)) if best else known
