@@ -7,7 +7,8 @@ from cli.output import table
 from cli.search_assumptions import assumption_texts
 from cli.search_flags import SearchInput
 from cli.search_json import MEMORY_KINDS, pool_chips, pool_devices, shared_text, spare_pool_instances, strategy_text
-from planner.plan import Bound, DecodePool, Plan, PrefillPool
+from planner.plan import DecodePool, Plan, PrefillPool
+from planner.proof import Bound
 from planner.search import Answer
 from planner.worked import short_form
 from podplan.units import format_bytes, format_count, format_duration, format_rate

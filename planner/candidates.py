@@ -1,12 +1,24 @@
 """The best instance of each size of a role, over all its rows, microbatches and drafts."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import TypeVar
 
 from planner.decode_candidates import Count, DecodeCandidate, Floor, decode_candidates
 from planner.prefill_candidates import PrefillCandidate, prefill_candidates
 from planner.question import Question
-from planner.shortlist import best_per_size
 from planner.space import Row, groups, role_rows
+
+Candidate = TypeVar("Candidate", PrefillCandidate, DecodeCandidate)
+
+
+def best_per_size(found: Iterable[Candidate]) -> list[Candidate]:
+    """Return the candidate with the highest rate of each instance size, smallest size first."""
+    best: dict[int, Candidate] = {}
+    for candidate in found:
+        known = best.get(candidate.devices)
+        if known is None or candidate.requests_per_second > known.requests_per_second * (1 + 1e-9):
+            best[candidate.devices] = candidate
+    return [best[devices] for devices in sorted(best)]
 
 
 def prefill_found(question: Question, count: Count) -> list[PrefillCandidate]:

@@ -34,6 +34,11 @@ class Server(Protocol):
         """Whether so many instances carry a rate within the limits."""
         ...
 
+    @property
+    def independent(self) -> bool:
+        """Whether several instances carry just several times what one does."""
+        ...
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Offer:
@@ -80,6 +85,11 @@ class Side:
         offer, left = int(self.offer[column]), int(self.left[column])
         server = self.server(offer)
         self.queues_solved += 1
+        if server.independent:
+            same = self.offer == offer
+            self.rate[same] = np.minimum(self.left[same] * server.pool_capacity(1), self.rate[same])
+            self.exact |= same
+            return float(self.rate[column]) >= wanted
         if wanted > 0 and not server.pool_carries(left, wanted):
             # Fewer of the same carry no more each: dealt to fewer, arrivals are less even.
             fewer = (self.offer == offer) & (self.left <= left)
@@ -89,6 +99,10 @@ class Side:
         self.rate[column] = min(server.pool_capacity(left), float(self.rate[column]))
         self.exact[column] = True
         return True
+
+    def rate_of_each(self, column: int) -> float:
+        """Requests per second of one of the column's instances, of those that remain after a loss."""
+        return float(self.rate[column]) / int(self.left[column])
 
     @property
     def cost_per_hour(self) -> Floats:

@@ -83,6 +83,11 @@ class PrefillServer:
     question: Question
     candidate: PrefillCandidate
 
+    @property
+    def independent(self) -> bool:
+        """No: arrivals that are dealt out in turn are the more even the more instances take them."""
+        return False
+
     @cached_property
     def cost(self) -> StepCost:
         """Step cost of the instance, for many loads at once."""
@@ -164,6 +169,11 @@ class DecodeServer:
     question: Question
     candidate: DecodeCandidate
     transfer_seconds: float
+
+    @property
+    def independent(self) -> bool:
+        """Yes: each of several instances sees Poisson arrivals."""
+        return True
 
     @cached_property
     def cost(self) -> StepCost:

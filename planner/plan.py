@@ -16,16 +16,6 @@ from planner.queueing import Latency, independent_sum
 from planner.workload import running_kv_tokens
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bound:
-    """The best value that the covered space can reach, and how far the plan is from it."""
-
-    objective: str
-    value: float
-    gap: float
-    covers: str
-
-
 @dataclass(frozen=True, kw_only=True)
 class PrefillPool:
     """Prefill instances at the planned rate; ``prediction`` is of a full pass."""

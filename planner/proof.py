@@ -1,0 +1,101 @@
+"""What is proven of a plan: the integer programme's bound over all columns, and what was left out under which bound."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from planner.columns import Aim, Side, carried_by
+from planner.fleet import FleetSolution, solve_fleet
+from planner.question import Question
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pruned:
+    """Alternatives that were never solved in full, and the bound that shows that none is better."""
+
+    what: str
+    number: int
+    bound: float | None
+    unit: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bound:
+    """The best value that the covered space can reach, and how far the plan is from it."""
+
+    objective: str
+    value: float
+    gap: float
+    covers: str
+    queues_solved: int = 0
+    pruned: tuple[Pruned, ...] = ()
+
+
+def certify(sides: Sequence[Side], aim: Aim, least_rate: float = 0.0) -> FleetSolution:
+    """Solve the integer programme over every column that no other matches, bounds standing for unsolved queues."""
+    least = max(least_rate, (aim.rate or 0.0)) * (1 - 1e-9)
+    columns = [
+        side.column(int(number))
+        for side in sides
+        for number in side.staircase(aim.devices[side.machines.budget], least)
+    ]
+    return solve_fleet(columns, devices=aim.devices, objective=aim.objective, rate=aim.rate)
+
+
+def proven(question: Question, sides: Sequence[Side], aim: Aim, choice: Sequence[int]) -> Bound:
+    """Return the bound of the chosen columns."""
+    reached = carried_by(sides, tuple(choice))
+    # Whatever holds a column slower than the choice carries less: the programme's optimum stays.
+    solution = certify(sides, aim, reached if aim.objective == "throughput" else 0.0)
+    return Bound(
+        objective=aim.objective,
+        value=solution.bound,
+        gap=solution.gap,
+        covers=covers(sides),
+        queues_solved=sum(side.queues_solved for side in sides),
+        pruned=tuple(pruned(question, sides, aim, reached)),
+    )
+
+
+def covers(sides: Sequence[Side]) -> str:
+    """Say what the bound is a bound of."""
+    roles = " and ".join(f"{len(side.offers)} {side.role}" for side in sides)
+    columns = sum(side.size for side in sides)
+    return (
+        f"{columns} columns, each so many instances of one of the {roles} instances that no other of their size and "
+        "attention groups matches, of every strategy, redundancy, MTP depth and microbatching of the grid, every "
+        "integer decode batch whose full iteration keeps the limit, and every listed prefill budget"
+    )
+
+
+def pruned(question: Question, sides: Sequence[Side], aim: Aim, reached: float) -> list[Pruned]:
+    """Say how many columns were never solved, and the bound under which."""
+    found = []
+    for side in sides:
+        open_columns = ~side.exact
+        count = int(open_columns.sum())
+        if not count:
+            continue
+        small = open_columns & (side.rate < reached)
+        unit = "requests/s"
+        found.append(
+            Pruned(
+                what=f"{side.role} columns that carry less than the plan",
+                number=int(small.sum()),
+                bound=float(side.rate[small].max()) if small.any() else None,
+                unit=unit,
+                why="98 % of saturation, or a queue tried at the plan's rate, bounds what they carry",
+            )
+        )
+        rest = open_columns & ~small
+        if rest.any():
+            found.append(
+                Pruned(
+                    what=f"{side.role} columns that leave the other role too few devices",
+                    number=int(rest.sum()),
+                    bound=float(side.devices[rest].min()),
+                    unit="devices",
+                    why="a smaller column carries as much, or nothing that fits beside them carries more than the plan",
+                )
+            )
+    return found
