@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from cli.flags import flag_name
 from cli.predict_flags import PredictFlags
 from planner.imbalance import MIXED
+from planner.interval import Interval
 from planner.memory import Memory
 from planner.predict import Prediction
 from planner.strategy import format_strategy
@@ -31,7 +32,9 @@ def as_json(flags: PredictFlags, answer: Prediction) -> dict[str, object]:
     for key, value in (("tpot_seconds", answer.tpot_seconds), ("ttft_seconds", answer.ttft_seconds)):
         if value is not None:
             data[key] = value
-    data["interval"] = {"low": answer.interval.low, "high": answer.interval.high, "level": answer.interval.level}
+    data["interval"] = _interval(answer.interval)
+    if answer.ttft_interval is not None:
+        data["ttft_interval"] = _interval(answer.ttft_interval)
     data["tokens_per_second_per_device"] = per_device
     data["tokens_per_second_per_chip"] = answer.tokens_per_second / answer.chips
     if answer.configuration.phase == "prefill" and answer.computed_tokens_per_second is not None:
@@ -114,13 +117,11 @@ def headline(flags: PredictFlags, answer: Prediction) -> list[str]:
     asked = answer.configuration
     size = f"{answer.devices} devices = {answer.chips:g} chips"
     lines = [f"{asked.model.name} on {asked.hardware.name}, {asked.phase}, {strategy_text(answer)} ({size})", ""]
-    band = f"{format_duration(answer.interval.low)} to {format_duration(answer.interval.high)}"
-    margin = f"({answer.interval.level:.0%} interval {band})"
+    about_ttft = answer.interval if answer.tpot_seconds is None else answer.ttft_interval
     if answer.tpot_seconds is not None:
-        lines.append(_line("TPOT", f"{format_duration(answer.tpot_seconds)}  {margin}"))
-        margin = ""
+        lines.append(_line("TPOT", with_margin(answer.tpot_seconds, answer.interval)))
     if answer.ttft_seconds is not None:
-        lines.append(_line("TTFT", f"{format_duration(answer.ttft_seconds)}  {margin}".rstrip()))
+        lines.append(_line("TTFT", with_margin(answer.ttft_seconds, about_ttft)))
     unit = "prompt" if asked.phase == "prefill" else "output"
     rates = [f"{format_count(answer.tokens_per_second / by)} per {what}" for by, what in _shares(answer)]
     lines.append(_line("throughput", f"{', '.join(rates)} ({unit} tokens/s)"))
@@ -136,6 +137,21 @@ def headline(flags: PredictFlags, answer: Prediction) -> list[str]:
         lines[-1] += " of attention"
         lines.append(_line("", f"{_fit(answer.expert_memory)} of experts"))
     return lines
+
+
+def with_margin(seconds: float, known: Interval | None) -> str:
+    """Return a duration with half the width of its interval, and the level that this holds at."""
+    if known is None or not seconds:
+        return format_duration(seconds)
+    value, margin = format_duration(seconds), format_duration(known.half)
+    number, _, unit = value.rpartition(" ")
+    own, _, same = margin.rpartition(" ")
+    shown = f"{number} \N{PLUS-MINUS SIGN} {own} {unit}" if unit == same else f"{value} \N{PLUS-MINUS SIGN} {margin}"
+    return f"{shown}  ({known.level:.0%} interval)"
+
+
+def _interval(known: Interval) -> dict[str, float]:
+    return {"low": known.low, "high": known.high, "level": known.level}
 
 
 def _line(name: str, text: str) -> str:

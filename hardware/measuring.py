@@ -24,7 +24,7 @@ GROUPED = [(8, rows, 4096, 7168) for rows in (4, 32, 128, 512, 2048)]
 DECODES = [(8, 1024), (32, 4096), (128, 4096)]  # requests, cached tokens of each
 PREFILLS = [1024, 4096, 8192]
 COPIES = [2**20, 2**26, 2**30]
-HEADS, KV_HEADS, WIDTH = 32, 8, 128
+HEADS, WIDTH = 32, 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,14 +103,12 @@ def grouped_gemms(timer: Timer) -> Iterator[dict[str, object]]:
 
 
 def decode_attention(timer: Timer) -> Iterator[dict[str, object]]:
-    """One query token per request over its cached keys and values, grouped-query attention."""
+    """One query token per request over its cached keys and values, each head with its own: that is what is moved."""
     for requests, cached in DECODES:
         batch, keys = timer.shrunk(requests), timer.shrunk(cached, 16)
         query = timer.tensor(batch, HEADS, 1, WIDTH)
-        cache = [timer.tensor(batch, HEADS, keys, WIDTH)[:, :KV_HEADS].contiguous() for _ in range(2)]
-        key, value = (held.repeat_interleave(HEADS // KV_HEADS, dim=1) for held in cache)
+        key, value = (timer.tensor(batch, HEADS, keys, WIDTH) for _ in range(2))
         seconds = timer.seconds(partial(_attend, timer, query, key, value, causal=False))
-        # The heads' copies are read as the kernel here reads them, so they are what was moved.
         yield {"kernel": "gqa_decode", "flops": 4.0 * batch * HEADS * WIDTH * keys, "mean_keys": keys} | {
             "bytes": 2.0 * 2 * batch * HEADS * WIDTH * (keys + 1),
             "seconds": seconds,

@@ -197,6 +197,10 @@ class Device(Strict):
     memory_bytes: Sourced
     memory_bandwidth_bytes_per_second: Sourced
     reserve_bytes: Sourced = Field(description="memory that the runtime and its libraries keep")
+    sustained_fraction: Sourced | None = Field(
+        default=None,
+        description="share of short kernels' rates that hours of matrix work reach at the clock power allows",
+    )
 
     @model_validator(mode="after")
     def _bf16_is_required(self) -> "Device":

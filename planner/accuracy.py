@@ -166,19 +166,14 @@ def metric_value(answer: Prediction, metric: Metric) -> float:
 
 def _compare(case: Case, answer: Prediction) -> Comparison:
     value = metric_value(answer, case.metric)
-    about = answer.ttft_seconds if answer.configuration.phase == "prefill" else answer.tpot_seconds
-    assert about is not None, "every phase has the time that its interval is about"
-    low, high = answer.interval.low / about, answer.interval.high / about
+    loop = kind_of(case) == "mixed ttft"
+    about = answer.ttft_seconds if loop or answer.configuration.phase == "prefill" else answer.tpot_seconds
+    known = answer.ttft_interval if loop else answer.interval
+    assert about is not None and known is not None, "every phase has the time that its interval is about"
+    low, high = known.low / about, known.high / about
     if case.metric == "tokens_per_second_per_chip":
-        low, high = 1 / high, 1 / low
-    given = kind_of(case) != "mixed ttft"
-    return Comparison(
-        case=case,
-        predicted=value,
-        low=value * low if given else None,
-        high=value * high if given else None,
-        bottleneck=answer.bottleneck,
-    )
+        low, high = 1 / high, 1 / max(low, 1e-12)
+    return Comparison(case=case, predicted=value, low=value * low, high=value * high, bottleneck=answer.bottleneck)
 
 
 def _case(row: dict[str, str], where: str) -> Case:

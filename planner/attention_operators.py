@@ -49,7 +49,7 @@ def mla_terms(deployment: Deployment, mla: MLA) -> list[Term]:
     W_q_a and W_kv_a are replicated over TP and so is the latent cache; W_kv_b stays in BF16 under
     INT8 (xDeepServe section 4.7).
     """
-    roofline, strategy, model = Roofline(deployment.hardware), deployment.strategy, deployment.model
+    roofline, strategy, model = Roofline.of(deployment), deployment.strategy, deployment.model
     hidden, dtype = float(model.hidden_size), deployment.linear_weights
     heads = mla.heads / strategy.attention_tp
     query, latent = mla.qk_nope_head_dim + mla.qk_rope_head_dim, mla.kv_elements_per_token
@@ -101,7 +101,7 @@ def sparse_terms(deployment: Deployment, mla: MLA, indexer: Indexer, heads: Numb
 
 def absorbed_terms(deployment: Deployment, mla: MLA, heads: Number) -> list[Term]:
     """Running requests attend in latent space: 2·heads·(2·kv_lora + rope) FLOP per pair of query and key."""
-    roofline = Roofline(deployment.hardware)
+    roofline = Roofline.of(deployment)
     queries = 1.0 + deployment.drafts
     latent = float(mla.kv_lora_rank)
     per_pair = 2.0 * heads * (mla.kv_elements_per_token + latent)
@@ -124,7 +124,7 @@ def absorbed_rows(mla: MLA, heads: Number) -> Form:
 
 def v_absorb(deployment: Deployment, mla: MLA, heads: Number) -> ComputeTerm:
     """W_uv moved behind attention: kv_lora -> value per head."""
-    rows, roofline = absorbed_rows(mla, heads), Roofline(deployment.hardware)
+    rows, roofline = absorbed_rows(mla, heads), Roofline.of(deployment)
     return batched_matmul(roofline, "v_absorb", rows, float(mla.v_head_dim), float(mla.kv_lora_rank), heads)
 
 
@@ -132,7 +132,7 @@ def k_absorb(deployment: Deployment, mla: MLA, heads: Number) -> ComputeTerm:
     """W_uk moved to the query side: nope -> kv_lora per head."""
     rows = absorbed_rows(mla, heads)
     return batched_matmul(
-        Roofline(deployment.hardware), "k_absorb", rows, float(mla.kv_lora_rank), float(mla.qk_nope_head_dim), heads
+        Roofline.of(deployment), "k_absorb", rows, float(mla.kv_lora_rank), float(mla.qk_nope_head_dim), heads
     )
 
 
@@ -162,7 +162,7 @@ def unabsorbed_terms(deployment: Deployment, mla: MLA, heads: Number) -> list[Te
 
     Later chunks, and a reused prefix, expand and read the cached latents again ("context").
     """
-    roofline = Roofline(deployment.hardware)
+    roofline = Roofline.of(deployment)
     key, value = mla.qk_nope_head_dim + mla.qk_rope_head_dim, mla.v_head_dim
     all_keys = {"chunk": 1.0, "context": 1.0}
     expand = heads * (mla.qk_nope_head_dim + value)
@@ -209,7 +209,7 @@ def gqa_terms(deployment: Deployment, gqa: GQA) -> list[Term]:
 
     With an output gate the query projection is twice as wide, and the gate multiplies what attention returns.
     """
-    roofline, model, tp = Roofline(deployment.hardware), deployment.model, deployment.strategy.attention_tp
+    roofline, model, tp = Roofline.of(deployment), deployment.model, deployment.strategy.attention_tp
     hidden, dtype = float(model.hidden_size), deployment.linear_weights
     heads, value = gqa.heads / tp, gqa.heads / tp * gqa.value_dim
     width = heads * gqa.head_dim + gqa_cached_elements(gqa, tp)
@@ -236,7 +236,7 @@ def gqa_attention(deployment: Deployment, gqa: GQA, *, within: bool, share: floa
 
     2·heads·(d + d_v) FLOP per pair of query and key; keys that are parameters are seen by every query and read once.
     """
-    roofline, kernels, tp = Roofline(deployment.hardware), deployment.hardware.kernels, deployment.strategy.attention_tp
+    roofline, kernels, tp = Roofline.of(deployment), deployment.hardware.kernels, deployment.strategy.attention_tp
     heads = gqa.heads / tp
     cached = gqa_cached_elements(gqa, tp) * ELEMENT_BYTES[deployment.kv_dtype]
     per_pair = 2.0 * heads * (gqa.head_dim + gqa.value_dim)

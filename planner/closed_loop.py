@@ -229,6 +229,8 @@ def _mixed_step(run: _Run) -> None:
     chunk, done = 0.0, []
     while run.waiting and room > chunk:
         request = run.waiting[0]
+        if run.loop.whole_prompts and chunk and request.left > room - chunk:
+            break
         part = min(request.left, room - chunk)
         request.left -= part
         chunk += part

@@ -145,7 +145,7 @@ def _step_deviation(pool: Pool, load: StepLoad) -> float:
     """Relative standard deviation of the predicted duration of a step."""
     cost = pool.step_costs[pool.role].to_step_cost()
     timed = evaluate_best(cost, load, pool.microbatches)
-    known = interval(float(timed.seconds), operators(cost, load, timed))
+    known = interval(float(timed.seconds), operators(cost, load, timed), phase=pool.role)
     return (known.high / float(timed.seconds) - 1) / NormalDist().inv_cdf(0.5 + known.level / 2)
 
 

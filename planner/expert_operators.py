@@ -24,7 +24,7 @@ def sharded_tokens(deployment: Deployment) -> Form:
 
 def gate_terms(deployment: Deployment) -> list[Term]:
     """Norm, router in BF16, top-k; the shared expert where every rank has a copy."""
-    roofline, model, moe = Roofline(deployment.hardware), deployment.model, deployment.moe
+    roofline, model, moe = Roofline.of(deployment), deployment.model, deployment.moe
     hidden, rows = float(model.hidden_size), sharded_tokens(deployment)
     return [
         roofline.vector("moe_norm", "gate", scale(rows, hidden * (3 * 2.0 + 1.0))),
@@ -36,7 +36,7 @@ def gate_terms(deployment: Deployment) -> list[Term]:
 
 def expert_terms(deployment: Deployment) -> list[Term]:
     """Routed experts as grouped products over the experts that are hit, and the shared expert."""
-    roofline, moe, strategy = Roofline(deployment.hardware), deployment.moe, deployment.strategy
+    roofline, moe, strategy = Roofline.of(deployment), deployment.moe, deployment.strategy
     hidden, dtype = float(deployment.model.hidden_size), deployment.weights
     width = moe.intermediate_size / strategy.moe_tp
     rows, hit = {"routed": 1.0}, {"hit": 1.0}

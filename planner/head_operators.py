@@ -14,7 +14,7 @@ def head_terms(deployment: Deployment, stage: Literal["head", "draft"]) -> list[
 
     A draft takes the largest logit, which needs no gathering.
     """
-    roofline, model, tp = Roofline(deployment.hardware), deployment.model, deployment.strategy.attention_tp
+    roofline, model, tp = Roofline.of(deployment), deployment.model, deployment.strategy.attention_tp
     hidden, vocabulary = float(model.hidden_size), model.vocab_size / tp
     if stage == "draft":
         rows: Form = {"decode": 1.0 / (1 + deployment.drafts)}
@@ -48,6 +48,6 @@ def vocabulary_exchanges(deployment: Deployment) -> list[Term]:
 
 def draft_terms(deployment: Deployment) -> list[Term]:
     """Beyond its layer a draft projects [hidden; embedding] to hidden and runs the head (DeepSeek-V3 section 2.2)."""
-    roofline, hidden = Roofline(deployment.hardware), float(deployment.model.hidden_size)
+    roofline, hidden = Roofline.of(deployment), float(deployment.model.hidden_size)
     projection = roofline.matmul("draft_projection", "draft", TOKENS, hidden, 2 * hidden, deployment.weights)
     return [projection, *head_terms(deployment, "draft")]

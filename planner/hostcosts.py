@@ -19,11 +19,13 @@ measured on another accelerator; nothing of it runs on one)."""
 @dataclass(frozen=True, slots=True)
 class HostCosts:
     """``step_seconds`` idle device time per step (None: the hardware's ``host.graph_launch_seconds``),
-    ``request_seconds`` of one request outside all steps, part of its TTFT.
+    ``request_seconds`` of one request outside all steps, part of its TTFT; ``chunked_prefill`` whether the
+    engine's scheduler cuts prompts to fill a step.
     """
 
     step_seconds: float | None = None
     request_seconds: float = REQUEST_SECONDS
+    chunked_prefill: bool = True
     source: str = "the hardware entry's graph_launch_seconds; requests: tenstorrent/tt-inference-server issue 259"
 
 
@@ -37,7 +39,9 @@ SYSTEMS = {
     ),
     "trtllm": HostCosts(
         step_seconds=0.0,
-        source="nvidia.github.io/TensorRT-LLM/features/overlap-scheduler.html: host work overlaps the running step",
+        chunked_prefill=False,
+        source="nvidia.github.io/TensorRT-LLM: features/overlap-scheduler.html, host work overlaps the running step; "
+        "enable_chunked_prefill is off by default",
     ),
 }
 """Measured systems without a profile in ``planner/engines``."""

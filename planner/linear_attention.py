@@ -30,7 +30,7 @@ def chunk_flops(key: int, value: int, chunk: int = CHUNK_TOKENS) -> float:
 
 def linear_attention_terms(deployment: Deployment, linear: GatedDeltaNet) -> list[ComputeTerm]:
     """Norm, projections, convolution, recurrence, gated norm and output of the layers that are linear."""
-    roofline, hidden = Roofline(deployment.hardware), float(deployment.model.hidden_size)
+    roofline, hidden = Roofline.of(deployment), float(deployment.model.hidden_size)
     tp, dtype = deployment.strategy.attention_tp, deployment.linear_weights
     inner, value = (2 * linear.key_width + linear.value_width) / tp, linear.value_width / tp
     # q, k, v, the output gate z, and per value head the decay and the step size.
@@ -68,7 +68,7 @@ def recurrence(deployment: Deployment, linear: GatedDeltaNet, tp: Number) -> Com
     state = linear.recurrent_bytes / tp
     operands = (2 * linear.key_width + 2 * linear.value_width) * 2.0 / tp
     moved = {"decode": state * (1.0 / queries(deployment) + 1.0) + operands}
-    return Roofline(deployment.hardware).vector("recurrent_state", "attention", moved)
+    return Roofline.of(deployment).vector("recurrent_state", "attention", moved)
 
 
 def chunkwise(deployment: Deployment, linear: GatedDeltaNet, tp: Number) -> ComputeTerm:
@@ -80,7 +80,7 @@ def chunkwise(deployment: Deployment, linear: GatedDeltaNet, tp: Number) -> Comp
     state = 2 * 2.0 * key * value / CHUNK_TOKENS
     moved = heads * (2 * 2.0 * (key + value) + state) + (2 * linear.key_width + 2 * linear.value_width) * 2.0 / tp
     per_pair = heads * chunk_flops(key, value) / CHUNK_TOKENS
-    term = Roofline(deployment.hardware).attention(
+    term = Roofline.of(deployment).attention(
         "chunkwise_state",
         deployment.hardware.kernels.prefill_attention,
         {"chunk": float(CHUNK_TOKENS)},

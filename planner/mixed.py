@@ -18,7 +18,8 @@ _ROUNDS = 16
 class ClosedLoop:
     """``concurrency`` requests on the busiest DP rank, each replaced on completion.
 
-    ``filled`` is the mean over the ranks of their requests, in units of the busiest rank's.
+    ``filled`` is the mean over the ranks of their requests, in units of the busiest rank's. With
+    ``whole_prompts`` the engine cuts no prompt that fits a step.
     """
 
     concurrency: float
@@ -28,6 +29,7 @@ class ClosedLoop:
     reuse: float = 0.0
     acceptance_tokens: float = 1.0
     filled: float = 1.0
+    whole_prompts: bool = False
 
     @property
     def new_tokens(self) -> float:

@@ -9,7 +9,7 @@ from planner.closed_loop import Measured, measure
 from planner.deployment import Deployment, Phase, check_disaggregation, check_slots
 from planner.hostcosts import HostCosts
 from planner.imbalance import Balance
-from planner.interval import Interval, interval, scaled
+from planner.interval import Interval, interval, loop_interval, scaled
 from planner.latency import (
     balanced_cost,
     decode_load,
@@ -63,7 +63,10 @@ class Configuration:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """Answer for one configuration; times in seconds, rates per second."""
+    """Answer for one configuration; times in seconds, rates per second.
+
+    ``interval`` is about TPOT, of prefill about TTFT; ``ttft_interval`` about the TTFT of a closed loop.
+    """
 
     configuration: Configuration
     deployment: Deployment
@@ -78,6 +81,7 @@ class Prediction:
     expert_memory: Memory | None = None
     operators: tuple[Operator, ...]
     interval: Interval
+    ttft_interval: Interval | None = None
 
     @property
     def devices(self) -> int:
@@ -199,6 +203,8 @@ def _answer(configuration: Configuration, service: _Service) -> Prediction:
     parts = [(operators(service.cost, step.load, step.timed), step.weight) for step in service.steps]
     rows = parts[0][0] if len(parts) == 1 else _merged(parts)
     iteration = service.iteration_seconds
+    step = interval(iteration, rows, phase=configuration.phase)
+    ttft = service.ttft_seconds
     return Prediction(
         configuration=configuration,
         deployment=service.deployment,
@@ -212,7 +218,8 @@ def _answer(configuration: Configuration, service: _Service) -> Prediction:
         memory=service.memory,
         expert_memory=service.expert_memory,
         operators=rows,
-        interval=scaled(interval(iteration, rows), service.about_seconds / iteration),
+        interval=scaled(step, service.about_seconds / iteration),
+        ttft_interval=loop_interval(ttft, step, iteration) if configuration.phase == "mixed" and ttft else None,
     )
 
 
@@ -330,6 +337,7 @@ def _mixed(configuration: Configuration, deployment: Deployment, cost: StepCost)
         reuse=configuration.prefix_reuse,
         acceptance_tokens=accepted,
         filled=filled,
+        whole_prompts=not configuration.host.chunked_prefill,
     )
     seen = measure(cost, loop, configuration.microbatches, configuration.length_spread)
     steps = _mixed_steps(cost, seen, configuration.microbatches)

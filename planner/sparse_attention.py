@@ -22,7 +22,7 @@ def indexer_terms(deployment: Deployment, mla: MLA, indexer: Indexer) -> list[Te
 
     Weights: q_lora x n·d for its queries (from the compressed query), h x (d + n) for its key and head weights.
     """
-    roofline, hidden = Roofline(deployment.hardware), float(deployment.model.hidden_size)
+    roofline, hidden = Roofline.of(deployment), float(deployment.model.hidden_size)
     queries, key = float(indexer.heads * indexer.head_dim), float(indexer.head_dim)
     depth, dtype = float(mla.q_lora_rank or hidden), deployment.linear_weights
     key_bytes = key + INDEX_SCALE_BYTES
@@ -72,4 +72,4 @@ def _sparse(deployment: Deployment, mla: MLA, heads: Number, name: str, pairs: F
     read = combine(gathered, 1.0, rows, heads * (latent + mla.kv_lora_rank) * 2.0)
     per_pair = 2.0 * heads * (latent + mla.kv_lora_rank)
     fit = measured or kernels.mla_decode
-    return Roofline(deployment.hardware).attention(name, fit, pairs, per_pair, rows, read)
+    return Roofline.of(deployment).attention(name, fit, pairs, per_pair, rows, read)

@@ -39,7 +39,7 @@ def answer(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any
     [
         (DECODE, {"tpot_seconds"}),
         (PREFILL, {"ttft_seconds", "computed_tokens_per_second_per_chip"}),
-        (MIXED, {"tpot_seconds", "ttft_seconds"}),
+        (MIXED, {"tpot_seconds", "ttft_seconds", "ttft_interval"}),
     ],
 )
 def test_json_has_exactly_the_documented_keys(

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from hardware import fits
 from hardware.loader import hardware_names, load_hardware
 from planner.manifest.terms import timing
-from planner.roofline import UNMEASURED_RESIDUAL, Roofline, combine, residual, scale
+from planner.roofline import SIBLING_RESIDUAL, UNMEASURED_RESIDUAL, Roofline, combine, residual, scale
+from tests.instances import instance
 
 SHAPE = st.integers(1, 40_000)
 MACHINE = st.sampled_from(hardware_names())
@@ -87,8 +88,19 @@ def test_kernel_without_rows_is_not_launched():
 
 
 def test_unmeasured_fit_is_granted_an_error():
-    """A fit without a residual of its own counts with the assumed one."""
-    assert residual(load_hardware("h800").kernels.vector) == UNMEASURED_RESIDUAL
+    """A fit without a residual of its own counts with an assumed one, larger where another machine lends it."""
+    assert residual(load_hardware("h800").kernels.vector) == SIBLING_RESIDUAL
+    lent = [fit for fit in load_hardware("b200").collectives if (fit.note or "").startswith("of h200")]
+    assert lent and {residual(fit) for fit in lent} == {UNMEASURED_RESIDUAL}
+
+
+def test_prefill_runs_at_the_clock_that_power_leaves():
+    """H800: 865 of 990 TFLOPS under lasting matrix work; decode and machines without that figure keep the rates."""
+    rates = {
+        phase: Roofline.of(instance("qwen3-32b", "h800", phase, "fp8")).sustained for phase in ("prefill", "decode")
+    }
+    assert rates == {"prefill": 0.874, "decode": 1.0}
+    assert Roofline.of(instance("qwen3-32b", "h20", "prefill", "fp8")).sustained == 1.0
 
 
 def test_forms_add_up():
