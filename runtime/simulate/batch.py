@@ -24,13 +24,25 @@ _LONGEST_ENVELOPE = 64
 class RunningBatch:
     """Requests in decode on ``ranks`` DP ranks; ``iteration`` counts those that have ended."""
 
-    __slots__ = ("_counts", "_ends", "_intercepts", "_leaving", "_slopes", "iteration", "sequences", "timer", "total")
+    __slots__ = (
+        "_counts",
+        "_ends",
+        "_intercepts",
+        "_leaving",
+        "_pending",
+        "_sequences",
+        "_slopes",
+        "iteration",
+        "timer",
+        "total",
+    )
 
     def __init__(self, ranks: int, timer: StepTimer, counts: IterationCounts) -> None:
         self.timer, self._counts = timer, counts
         self._intercepts: Integers = np.zeros(ranks, dtype=np.int64)
         self._slopes: Integers = np.zeros(ranks, dtype=np.int64)
-        self.sequences: Integers = np.zeros(ranks, dtype=np.int64)
+        self._sequences: Integers = np.zeros(ranks, dtype=np.int64)
+        self._pending: list[tuple[int, int, int, int]] = []
         self.total = self.iteration = 0
         self._ends: list[int] = []
         self._leaving: dict[int, dict[Request, int]] = {}
@@ -40,9 +52,7 @@ class RunningBatch:
         iterations = self._counts.draw(request.left)
         request.joined, request.iterations = self.iteration, iterations
         request.slope = slope = (request.left << FIXED_POINT_BITS) // iterations
-        self._intercepts[rank] += (request.kv << FIXED_POINT_BITS) - slope * self.iteration
-        self._slopes[rank] += slope
-        self.sequences[rank] += 1
+        self._pending.append((rank, (request.kv << FIXED_POINT_BITS) - slope * self.iteration, slope, 1))
         self.total += 1
         end = self.iteration + iterations
         group = self._leaving.get(end)
@@ -52,10 +62,24 @@ class RunningBatch:
         group[request] = rank
 
     def _forget(self, request: Request, rank: int) -> None:
-        self._intercepts[rank] -= (request.kv << FIXED_POINT_BITS) - request.slope * request.joined
-        self._slopes[rank] -= request.slope
-        self.sequences[rank] -= 1
+        slope = request.slope
+        self._pending.append((rank, slope * request.joined - (request.kv << FIXED_POINT_BITS), -slope, -1))
         self.total -= 1
+
+    def _apply(self) -> None:
+        """Bring the ranks up to date with who joined and left."""
+        if self._pending:
+            ranks, intercepts, slopes, sequences = np.array(self._pending, dtype=np.int64).T
+            self._pending.clear()
+            np.add.at(self._intercepts, ranks, intercepts)
+            np.add.at(self._slopes, ranks, slopes)
+            np.add.at(self._sequences, ranks, sequences)
+
+    @property
+    def sequences(self) -> Integers:
+        """Running requests of each rank."""
+        self._apply()
+        return self._sequences
 
     def remove(self, request: Request) -> int:
         """Take a request out before its end; return the tokens that it got, the iteration under way not counted."""
@@ -103,4 +127,5 @@ class RunningBatch:
 
     def kv_tokens(self) -> Floats:
         """Return the cached tokens of each rank at the last iteration's end, [ranks]."""
+        self._apply()
         return np.asarray((self._intercepts + self._slopes * self.iteration) / (1 << FIXED_POINT_BITS))

@@ -79,10 +79,10 @@ class DecodeInstance:
         if request.started < 0:
             request.started = self._engine.now_seconds
         self._joining.append((request, request.place - self.first_rank))
-        if self._times:
-            self._cut()
-        else:
+        if not self._times:
             self.wake()
+        elif len(self._times) > 1:
+            self._cut()
 
     def wake(self) -> None:
         """Start an iteration at the end of this instant unless one runs."""

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from itertools import chain
 from typing import IO
 
 import numpy as np
@@ -14,7 +15,7 @@ from runtime.simulate.prefill import PrefillInstance
 from runtime.simulate.system import System
 
 MOST_SPANS = 2_000_000
-_MOST_SAMPLES = 512
+_MOST_SAMPLES = 256
 
 REQUEST_COLUMNS = (
     "request",
@@ -135,7 +136,7 @@ class Watcher:
     def __init__(self, system: System, feed: ArrivalFeed, observer: Observer | None) -> None:
         self._system, self._feed, self._observer = system, feed, observer
         self._fixed = observer.series_seconds if observer is not None and observer.wants_series else None
-        self._period = 0.01 if self._fixed is None else self._fixed
+        self._period = 0.05 if self._fixed is None else self._fixed
         self._samples = 0
         self._last = 0.0
         self._weights = np.zeros(4)  # seconds, and seconds times KV, slots, imbalance
@@ -167,11 +168,12 @@ class Watcher:
     def _occupancy(self) -> tuple[float, float, float, float]:
         """Return KV and slots in use over those that are open, the fullest rank's KV over the mean, and requests."""
         placements = [self._system.shared.placement, *(part.placement for part in self._system.mixed)]
-        reserved = np.concatenate([part.reserved for part in placements])
-        occupied = np.concatenate([part.occupied for part in placements])
-        opened = np.concatenate([part.open for part in placements]) | (occupied > 0)
-        capacity = np.concatenate([part.capacity for part in placements])[opened].sum()
-        slots = np.concatenate([part.limit for part in placements])[opened].sum()
+        columns = ("reserved", "occupied", "open", "capacity", "limit")
+        reserved, occupied, opened, capacities, limits = (
+            np.array(list(chain.from_iterable(getattr(part, name) for part in placements))) for name in columns
+        )
+        opened = opened.astype(bool) | (occupied > 0)
+        capacity, slots = capacities[opened].sum(), limits[opened].sum()
         mean = reserved[opened].mean() if opened.any() else 0.0
         return (
             float(reserved.sum() / capacity) if capacity else 0.0,

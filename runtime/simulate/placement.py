@@ -19,7 +19,12 @@ FULL = np.iinfo(np.int64).max
 class Home(Protocol):
     """An instance that decodes; its ranks are numbered from ``first_rank`` on."""
 
+    name: str
     first_rank: int
+    rank_devices: int
+
+    def join(self, request: Request) -> None:
+        """Take a request, whose KV is here, into the next iteration."""
 
     def admits(self, request: Request) -> bool:
         """Whether an offline request may join without slowing online ones past their limit."""
@@ -39,16 +44,18 @@ class Placement:
 
     def __init__(self, routing: Routing, ledger: Ledger, now: Callable[[], float]) -> None:
         self._policy, self._routing, self._ledger, self._now = routing.decode, routing, ledger, now
-        self.limit: Integers = np.zeros(0, dtype=np.int64)
-        self.capacity: Integers = np.zeros(0, dtype=np.int64)
-        self.reserved: Integers = np.zeros(0, dtype=np.int64)
-        self.occupied: Integers = np.zeros(0, dtype=np.int64)
-        self.open: NDArray[np.bool_] = np.zeros(0, dtype=bool)
+        # Lists where single elements are read and written, which arrays do slowly; the key is searched as a whole.
+        self.limit: list[int] = []
+        self.capacity: list[int] = []
+        self.reserved: list[int] = []
+        self.occupied: list[int] = []
+        self.open: list[bool] = []
         self._key: Integers = np.zeros(0, dtype=np.int64)
         self._block = 1
         self._shape: KvCache | None = None
         self._turn = self._leaving = 0
-        self._even = True
+        self._even, self._most = True, 0
+        self._whole = routing.decode_reservation == "whole"
         self.homes: list[Home] = []
         self.waiting: deque[Request] = deque()
         self.offline_waiting: deque[Request] = deque()
@@ -59,22 +66,21 @@ class Placement:
         """Add an instance's ranks in order; return the number of its first one."""
         first = len(self.homes)
         self.homes.extend([home] * ranks)
-        self.limit = np.append(self.limit, np.full(ranks, pool.limits.requests_per_dp_rank))
-        self.capacity = np.append(self.capacity, np.full(ranks, pool.kv.capacity_tokens_per_rank))
-        empty = np.zeros(ranks, dtype=np.int64)
-        self.reserved, self.occupied = np.append(self.reserved, empty), np.append(self.occupied, empty)
-        self.open = np.append(self.open, np.full(ranks, opened))
+        self.limit += [pool.limits.requests_per_dp_rank] * ranks
+        self.capacity += [pool.kv.capacity_tokens_per_rank] * ranks
+        self.reserved += [0] * ranks
+        self.occupied += [0] * ranks
+        self.open += [opened] * ranks
         self._key = np.append(self._key, np.full(ranks, 0 if opened else FULL))
         self._block = max(self._block, pool.kv.block_tokens)
         self._shape = pool.kv if pool.kv.shaped else self._shape
-        self._even = bool((self.capacity == self.capacity[0]).all())
+        self._even = len(set(self.capacity)) == 1
+        self._most = max(self.capacity)
         return first
 
     def need(self, request: Request) -> int:
         """Return the tokens of whole blocks that are set aside for a request."""
-        answer = request.left
-        if self._routing.decode_reservation == "prompt":
-            answer = min(answer, self._routing.reserved_output_tokens)
+        answer = request.left if self._whole else min(request.left, self._routing.reserved_output_tokens)
         return self._blocks(request.prompt + 1 + answer)
 
     def _blocks(self, tokens: int) -> int:
@@ -84,9 +90,10 @@ class Placement:
 
     def offer(self, request: Request) -> None:
         """Place ``request``, let it wait, or fail it if no rank could ever hold it."""
-        if self._blocks(request.prompt + 1 + request.left) > self.capacity.max():
+        if self._blocks(request.prompt + 1 + request.left) > self._most:
             self._ledger.fail(request, self._now(), "longer than the KV cache of a rank")
             return
+        request.need = self.need(request)
         (self.offline_waiting if request.offline else self.waiting).append(request)
         self.admit()
 
@@ -94,7 +101,7 @@ class Placement:
         """Place waiting requests in order until the first that fits nowhere, then offline ones as far as they may."""
         while self.waiting:
             request = self.waiting[0]
-            rank = self._choose(self.need(request))
+            rank = self._choose(request.need)
             if rank is None:
                 self._preempt()
                 return
@@ -102,7 +109,7 @@ class Placement:
             self._take(request, rank)
         while self.offline_waiting:
             request = self.offline_waiting[0]
-            rank = self._choose(self.need(request))
+            rank = self._choose(request.need)
             if rank is None or not self.homes[rank].admits(request):
                 return
             self.offline_waiting.popleft()
@@ -113,11 +120,11 @@ class Placement:
         if not self._key.size:
             return None
         rank = int(self._key.argmin())
-        if self._key[rank] != FULL and self.reserved[rank] + need <= self.capacity[rank]:
+        if self.reserved[rank] + need <= self.capacity[rank] and self._key[rank] != FULL:
             return rank
         if self._even and self._policy == "least_kv":
             return None
-        fits = (self._key != FULL) & (self.reserved + need <= self.capacity)
+        fits = (self._key != FULL) & (np.array(self.reserved) + need <= np.array(self.capacity))
         return int(np.where(fits, self._key, FULL).argmin()) if fits.any() else None
 
     def _preempt(self) -> None:
@@ -134,9 +141,8 @@ class Placement:
             self.offline_running[request] = None
 
     def _take(self, request: Request, rank: int) -> None:
-        need = self.need(request)
-        request.place, request.need = rank, need
-        self.reserved[rank] += need
+        request.place = rank
+        self.reserved[rank] += request.need
         self.occupied[rank] += 1
         self._turn += 1
         self._rank_key(rank)
@@ -157,7 +163,7 @@ class Placement:
         rank = request.place
         self.reserved[rank] -= request.need
         self.occupied[rank] -= 1
-        request.place, request.need = -1, 0
+        request.place = -1
         if request.offline:
             self.offline_running.pop(request, None)
         if self._policy != "round_robin" or self._key[rank] == FULL:
@@ -165,6 +171,6 @@ class Placement:
 
     def set_open(self, first: int, count: int, opened: bool) -> None:
         """Open or close ranks for new requests; those on them stay."""
-        self.open[first : first + count] = opened
+        self.open[first : first + count] = [opened] * count
         for rank in range(first, first + count):
             self._rank_key(rank)

@@ -30,11 +30,17 @@ class _Pass:
     carried: list[tuple[Request, int, int]] = field(default_factory=list)
     before: list[tuple[Request, int, int]] = field(default_factory=list)
     taken: list[Request] = field(default_factory=list)
+    only_offline: bool = False
 
     @classmethod
     def empty(cls, ranks: int, budget: int) -> "_Pass":
         """Return a pass that holds nothing."""
         return cls([budget] * ranks, [0] * ranks, [0.0] * ranks, [0.0] * ranks, [0] * ranks, [0.0] * ranks)
+
+    def has_only_offline(self) -> bool:
+        """Whether it carries no online prompt."""
+        here = [item[0] for item in self.ended] + [item[0] for item in self.carried]
+        return all(request.offline for request in here)
 
     def loads(self) -> list[RankLoad]:
         """Return the load of every rank that computes something."""
@@ -85,7 +91,7 @@ class PrefillInstance:
         self.queue.append(request)
         self.waiting_tokens += request.prompt
         self.wake()
-        if self._interrupts and self._pass is not None and self._only_offline(self._pass):
+        if self._interrupts and self._pass is not None and self._pass.only_offline:
             self._interrupt()
 
     def wake(self) -> None:
@@ -107,6 +113,8 @@ class PrefillInstance:
         if not making.ended and not making.carried:
             self.devices.free(self)
             return
+        if self.offline or making.before:
+            making.only_offline = making.has_only_offline()
         loads = making.loads()
         seconds = self.timer.step_seconds(loads, self.ranks) if loads else 0.0
         seconds += max(making.loading)
@@ -245,11 +253,6 @@ class PrefillInstance:
         request.hold = 0
         if self._blocked:
             self.wake()
-
-    @staticmethod
-    def _only_offline(making: _Pass) -> bool:
-        here = [item[0] for item in making.ended] + [item[0] for item in making.carried]
-        return all(request.offline for request in here)
 
     def _interrupt(self) -> None:
         """Stop a pass of offline prompts; what it computed of them is lost (xLLM section 3.1)."""

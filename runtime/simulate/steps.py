@@ -17,7 +17,7 @@ MOST_BLOCKS = 20_000
 FIXED_POINT_BITS = 16
 """KV tokens of a rank are integers of 1/65536 token: sums of what joins and leaves never drift."""
 FIXED_POINT = 1 << FIXED_POINT_BITS
-_KV_BITS, _TOTAL_BITS, _SEQUENCE_BITS = 8, 7, 2
+_KV_BITS, _TOTAL_BITS, _SEQUENCE_BITS = 8, 6, 2
 
 
 class RankLoad(NamedTuple):

@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from planner.manifest.schema import Pool
 from runtime.simulate.decode import DecodeInstance
@@ -17,8 +17,7 @@ from runtime.simulate.steps import RankLoad
 from runtime.simulate.transfer import KvLinks
 
 
-@dataclass(frozen=True, slots=True)
-class Origin:
+class Origin(NamedTuple):
     """Where the KV of a request stands that is to be pulled."""
 
     name: str
@@ -141,7 +140,6 @@ class System:
         """Pull the KV of a request to the rank that has room for it."""
         shared, origin = self.shared, self._origins.get(request)
         home = shared.placement.homes[request.place]
-        assert isinstance(home, DecodeInstance), "only decode instances register with the run's placement"
         if origin is None or self.links is None:
             home.join(request)
             return
@@ -162,9 +160,7 @@ class System:
             return
         del self._origins[request]
         origin.release(request)
-        home = self.shared.placement.homes[request.place]
-        assert isinstance(home, DecodeInstance), "only decode instances register with the run's placement"
-        home.join(request)
+        self.shared.placement.homes[request.place].join(request)
 
     def recompute_of(self, instance: DecodeInstance, request: Request, generated: int) -> None:
         """Let a request that lost its KV in decode go through prefill again."""

@@ -13,8 +13,11 @@ class KvLinks:
     """
 
     def __init__(self, kv: KvTransfer) -> None:
-        self._kv = kv
-        self._free: dict[tuple[str, int, int], float] = {}
+        self._token_seconds = kv.bytes_per_token / kv.bandwidth_bytes_per_second
+        self._shape = kv if kv.shaped else None
+        self._latency_seconds = kv.latency_seconds
+        self._balanced, self._group_size = kv.links == "balanced", kv.mapping.group_size
+        self._free: dict[tuple[tuple[str, int], int], float] = {}
         self._blocked: dict[str, float] = {}
         self.busy_seconds = 0.0
         self.waited_seconds = 0.0
@@ -26,7 +29,7 @@ class KvLinks:
     def seconds(self, tokens: int, source_devices: int, target_devices: int) -> float:
         """Return how long a transfer takes alone, without its latency."""
         links = min(source_devices, target_devices)
-        return self._kv.charged(tokens) * self._kv.bytes_per_token / (links * self._kv.bandwidth_bytes_per_second)
+        return (self._shape.charged(tokens) if self._shape else tokens) * self._token_seconds / links
 
     def send(
         self,
@@ -38,15 +41,21 @@ class KvLinks:
         now: float,
     ) -> float:
         """Take the links from ``source`` to ``target``, each (instance, DP rank); return when the KV is there."""
-        slots = max(source_devices // min(source_devices, target_devices), 1)
-        slot = 0 if self._kv.links == "first" else int(target[1] // self._kv.mapping.group_size) % slots
-        ends = ((source[0], source[1], slot), (target[0], -1 - target[1], 0))
-        start = max(now, *(self._free.get(end, 0.0) for end in ends))
+        links = source_devices if source_devices < target_devices else target_devices
+        slots = source_devices // links
+        slot = int(target[1] // self._group_size) % slots if slots > 1 and self._balanced else 0
+        free = self._free
+        origin, end = (source, slot), (target, -1)
+        start = free.get(origin, now)
+        ready = free.get(end, now)
+        if ready > start:
+            start = ready
+        if start < now:
+            start = now
         if self._blocked:
             start = max(start, self._blocked.get(source[0], 0.0), self._blocked.get(target[0], 0.0))
-        seconds = self.seconds(tokens, source_devices, target_devices)
-        for end in ends:
-            self._free[end] = start + seconds
+        seconds = (self._shape.charged(tokens) if self._shape else tokens) * self._token_seconds / links
+        free[origin] = free[end] = start + seconds
         self.busy_seconds += seconds
         self.waited_seconds += start - now
-        return start + seconds + self._kv.latency_seconds
+        return start + seconds + self._latency_seconds
