@@ -1,41 +1,70 @@
 """`plan simulate`: a manifest at work in virtual time, measured beside predicted."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from cli.output import print_json, print_lines, print_table
-from cli.simulate_flags import Asked, SimulateFlags, read_simulation
-from planner.manifest.schema import Prediction
+from cli.output import print_json
+from cli.simulate_files import observing
+from cli.simulate_flags import SimulateFlags, check_together, read_seed
+from cli.simulate_loads import measured_balance
+from cli.simulate_render import as_json, compared_json, show, show_compared
+from cli.simulate_traffic import MOST_SIMULATED, Offered, read_offered
+from planner.manifest.document import read_manifest
+from planner.manifest.schema import Manifest
 from podplan.errors import BadInput
-from podplan.units import format_count, format_duration, format_rate
+from podplan.units import parse_count
+from runtime.simulate.faults import parse_fault
 from runtime.simulate.metrics import SimulationResult
 from runtime.simulate.run import simulate as run_simulation
+from runtime.simulate.run import with_policies
+from runtime.simulate.workload import backlog
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 Text = str | None
+File = Path | None
 
 
-def _option(flag: str, metavar: str, told: str) -> Any:
-    return typer.Option(flag, metavar=metavar, help=told)
+def _option(flag: str, metavar: str, told: str, *more: str) -> Any:
+    return typer.Option(flag, *more, metavar=metavar, help=told)
 
 
 @app.command()
 def simulate(
     manifest: Annotated[Path, typer.Argument(metavar="MANIFEST", help="The manifest, such as out/manifest.yaml.")],
     trace: Annotated[Text, _option("--trace", "FILE", "Replay a trace of any serving tool, or a ServeGen set.")] = None,
-    format: Annotated[
-        Text,
-        typer.Option("--trace-format", "--format", metavar="NAME", help="Format of the trace [as the file looks]."),
-    ] = None,
+    format: Annotated[Text, _option("--trace-format", "NAME", "Format of the trace [as it looks].", "--format")] = None,
+    skip_bad_rows: Annotated[Text, _option("--skip-bad-rows", "N", "Leave out so many wrong rows at most [0].")] = None,
     scale_rate: Annotated[Text, _option("--scale-rate", "X", "Play the trace X times as fast [1].")] = None,
+    window: Annotated[Text, _option("--window", "A..B", "Only what arrives from A to B, such as 5min..10min.")] = None,
+    repeat: Annotated[Text, _option("--repeat", "N", "Play the trace N times, one after the other [1].")] = None,
     rate: Annotated[Text, _option("--rate", "RATE", "Requests that arrive, such as 100/s [as planned].")] = None,
+    bursts: Annotated[
+        Text, _option("--bursts", "X,P,T", "Bursts of X times the calm rate, a share P of the time.")
+    ] = None,
     concurrency: Annotated[Text, _option("--concurrency", "C", "Requests always under way, instead of a rate.")] = None,
     requests: Annotated[Text, _option("--requests", "N", "Requests that are measured [enough].")] = None,
     warmup: Annotated[Text, _option("--warmup", "DURATION", "Measure from then on; 0s cuts nothing [as told].")] = None,
     cold: Annotated[bool, typer.Option("--cold", help="Start a stream empty, not with requests in decode.")] = False,
+    policies: Annotated[Text, _option("--policies", "A,B,C", "Compare policies on the same requests.")] = None,
+    offline: Annotated[
+        Text, _option("--offline", "N", "So many offline requests stand behind the online ones.")
+    ] = None,
+    fail: Annotated[
+        list[str] | None, _option("--fail", "FAULT", "Such as 'node 3 at 10s for 1min'; repeatable.")
+    ] = None,
+    expert_loads: Annotated[Text, _option("--expert-loads", "FILE", "Token counts, layers x experts, as CSV.")] = None,
+    each_iteration: Annotated[
+        bool, typer.Option("--each-iteration", help="Step every iteration: slow, the same.")
+    ] = False,
+    requests_csv: Annotated[File, _option("--requests-csv", "FILE", "Write a row per request.")] = None,
+    timeseries: Annotated[File, _option("--timeseries", "FILE", "Write the system's state over time as CSV.")] = None,
+    timeseries_step: Annotated[Text, _option("--timeseries-step", "DURATION", "Time between its rows [1s].")] = None,
+    timeline: Annotated[File, _option("--timeline", "FILE", "Write every step for Perfetto (Chrome trace).")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace files that are there.")] = False,
     seed: Annotated[Text, _option("--seed", "N", "Seed of arrivals, lengths and accepted drafts [0].")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
@@ -46,102 +75,78 @@ def simulate(
       plan simulate out/manifest.yaml
       plan simulate out/manifest.yaml --rate 50/s --requests 10k
       plan simulate out/manifest.yaml --trace conversation.jsonl --scale-rate 2
-      plan simulate out/manifest.yaml --concurrency 1 --requests 10
+      plan simulate out/manifest.yaml --policies round_robin,least_load,collaborative
+      plan simulate out/manifest.yaml --fail 'device decode-0/5 at 30s for 1min' --timeline run.json
 
     By default a stream at the planned rate is measured once it is stationary; what was cut is told. Close to
     saturation decode takes many residences to fill up, so the run starts with the expected number of requests in
-    decode; `--cold --warmup 10min` shows how it gets there.
+    decode; `--cold --warmup 10min` shows how it gets there. docs/simulate.md describes policies and faults.
     """
-    asked = read_simulation(
-        SimulateFlags(
-            manifest=manifest,
-            trace=trace,
-            format=format,
-            scale_rate=scale_rate,
-            rate=rate,
-            concurrency=concurrency,
-            requests=requests,
-            warmup=warmup,
-            cold=cold,
-            seed=seed,
-        )
+    flags = SimulateFlags(
+        manifest=manifest,
+        trace=trace,
+        format=format,
+        skip_bad_rows=skip_bad_rows,
+        scale_rate=scale_rate,
+        window=window,
+        repeat=repeat,
+        rate=rate,
+        bursts=bursts,
+        concurrency=concurrency,
+        requests=requests,
+        warmup=warmup,
+        cold=cold,
+        seed=seed,
+        policies=policies,
+        offline=offline,
+        fail=tuple(fail or ()),
+        expert_loads=expert_loads,
+        each_iteration=each_iteration,
+        requests_csv=requests_csv,
+        timeseries=timeseries,
+        timeseries_step=timeseries_step,
+        timeline=timeline,
+        force=force,
     )
-    result = run_simulation(asked.manifest, asked.requests, asked.options)
+    check_together(flags)
+    chosen = read_seed(flags.seed)
+    planned = read_manifest(flags.manifest)
+    offered = _with_scenario(flags, planned, read_offered(flags, planned, chosen))
+    if flags.policies is not None:
+        _compare(flags.policies, planned, offered, json)
+        return
+    with observing(flags) as observer:
+        result = run_simulation(planned, offered.requests(), offered.options, observer)
+        _check_measured(result, flags.warmup)
+    data = as_json(offered, result)
+    print_json(data) if json else show(planned, offered, result, data)
+
+
+def _with_scenario(flags: SimulateFlags, manifest: Manifest, offered: Offered) -> Offered:
+    """Add offline requests, faults and expert loads to a run."""
+    options = offered.options
+    if flags.offline is not None:
+        count = parse_count(flags.offline, "--offline")
+        if count > MOST_SIMULATED:
+            raise BadInput(f"--offline: {count} are more than the {MOST_SIMULATED} that are simulated; use fewer")
+        options = replace(options, offline=backlog(manifest.workload, count, options.seed))
+    balance = {} if flags.expert_loads is None else measured_balance(manifest, Path(flags.expert_loads))
+    faults = tuple(parse_fault(text) for text in flags.fail)
+    return replace(offered, options=replace(options, balance=balance, faults=faults, stepping=flags.each_iteration))
+
+
+def _compare(text: str, manifest: Manifest, offered: Offered, json: bool) -> None:
+    """Run the variants on the same requests; ``a+b`` sets two policies at once."""
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if len(names) < 2 or len(set(names)) < len(names):
+        raise BadInput("--policies: give at least two different ones, such as round_robin,least_load")
+    variants = {name: with_policies(manifest, name.split("+")) for name in names}
+    results = {name: run_simulation(made, offered.requests(), offered.options) for name, made in variants.items()}
+    for result in results.values():
+        _check_measured(result, None)
+    print_json(compared_json(offered, results)) if json else show_compared(offered, results)
+
+
+def _check_measured(result: SimulationResult, warmup: str | None) -> None:
     if not result.requests:
         raise BadInput(f"--warmup: no request arrives after {warmup}, so nothing is measured; use a shorter one")
-    data = as_json(asked, result)
-    print_json(data) if json else _show(asked, result, data)
-
-
-def as_json(asked: Asked, result: SimulationResult) -> dict[str, Any]:
-    """Return measured, predicted and predicted / measured - 1; a key without a prediction holds null."""
-    measured = {key: value for key, value in result.to_dict().items() if key not in ("steps", "wall_seconds")}
-    predicted = (asked.expectation.prediction or Prediction()).model_dump(mode="json")
-    return {
-        **measured,
-        "predicted": predicted,
-        "relative_error": {key: relative_error(value, measured[key]) for key, value in predicted.items()},
-        "wall_seconds": result.wall_seconds,
-        "predicted_from": asked.expectation.basis,
-        "measured_window": asked.measured,
-        "seed": asked.options.seed,
-    }
-
-
-def relative_error(predicted: Any, measured: Any) -> Any:
-    """Return predicted / measured - 1, key by key; null where one of them is missing or nothing was measured."""
-    if isinstance(predicted, dict) and isinstance(measured, dict):
-        return {key: relative_error(value, measured.get(key)) for key, value in predicted.items()}
-    return predicted / measured - 1 if predicted is not None and measured else None
-
-
-def _show(asked: Asked, result: SimulationResult, data: dict[str, Any]) -> None:
-    """Print the comparison and what it rests on."""
-    rows: list[list[Any]] = [
-        ["requests", format_rate, "requests_per_second"],
-        ["output tokens", format_rate, "output_tokens_per_second"],
-        *([f"{name.upper()} {key}", format_duration, f"{name}_seconds", key] for name in TIMES for key in STATISTICS),
-        ["within the limits", _percent, "slo_attainment"],
-        ["goodput", format_rate, "goodput_requests_per_second"],
-        *([f"{role} busy", _percent, "utilisation", role] for role in result.utilisation),
-    ]
-    print_table(
-        ["", "measured", "predicted", "error"],
-        [[name, *_cells(data, form, path)] for name, form, *path in rows],
-        title=f"{asked.manifest.model.spec.name}, {format_count(result.requests)} requests measured",
-        right=["measured", "predicted", "error"],
-    )
-    source = asked.expectation.basis
-    print_lines(
-        [
-            f"Measured: {asked.measured}.",
-            f"Predicted: {source}." if asked.expectation.prediction else f"No prediction: {source}.",
-            f"{result.completed} completed, {result.failed} failed, {result.running} running; "
-            f"{format_duration(result.wall_seconds)} for the event loop.",
-        ]
-    )
-
-
-TIMES = ("ttft", "tpot", "e2e")
-STATISTICS = ("mean", "p50", "p90", "p99")
-
-
-def _cells(data: dict[str, Any], form: Any, path: list[str]) -> list[str]:
-    """Return measured, predicted and error of one row."""
-    measured, predicted, error = (_at(part, path) for part in (data, data["predicted"], data["relative_error"]))
-    return [
-        "" if measured is None else form(measured),
-        "" if predicted is None else form(predicted),
-        "" if error is None else f"{error:+.1%}",
-    ]
-
-
-def _at(data: Any, path: list[str]) -> Any:
-    """Return the value at a path of keys, None where it ends early."""
-    for key in path:
-        data = data.get(key) if isinstance(data, dict) else None
-    return data
-
-
-def _percent(share: float) -> str:
-    return f"{share:.1%}"

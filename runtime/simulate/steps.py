@@ -1,5 +1,6 @@
 """Step durations: the manifest's step cost for the slowest rank, tabulated for decode and remembered for prefill."""
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -17,7 +18,8 @@ MOST_BLOCKS = 20_000
 FIXED_POINT_BITS = 16
 """KV tokens of a rank are integers of 1/65536 token: sums of what joins and leaves never drift."""
 FIXED_POINT = 1 << FIXED_POINT_BITS
-_KV_BITS, _TOTAL_BITS, _SEQUENCE_BITS = 8, 6, 2
+_KV_BITS, _TOTAL_BITS, _SEQUENCE_BITS, _GROUP_BITS = 7, 6, 3, 2
+_FEW = 6
 
 
 class RankLoad(NamedTuple):
@@ -42,18 +44,19 @@ class StepTimer:
     """Durations of the steps of one instance.
 
     Decode iterations are read off a table that is filled where it is needed: exact in the number of sequences, linear
-    between knots of KV tokens (every token up to 256, then 128 knots an octave) and of total sequences (up to 128,
-    then 64 an octave). Between knots 0.8 % apart a smooth cost is off by less than 1e-5, a kink by less than 1e-3.
+    between knots of KV tokens (every token up to 128, then 64 knots an octave) and of total sequences (every one up to
+    64, then 32 an octave). Between such knots a smooth cost is off by less than 1e-4, a kink by less than 2e-3.
     """
 
-    __slots__ = ("_blocks", "_cost", "_known", "_most", "_token_share")
+    __slots__ = ("_blocks", "_cost", "_cut", "_known", "_most", "_token_share")
 
     def __init__(self, cost: StepCost, microbatches: int) -> None:
         self._cost = cost
         self._most = microbatches if cost.moe_layers else 1
         self._token_share = cost.queries_per_sequence / float(cost.attention_ranks)
         self._known: dict[object, float] = {}
-        self._blocks: dict[tuple[int, int, int], list[_Block]] = {}
+        self._cut: dict[tuple[int, bool], int] = {}
+        self._blocks: dict[tuple[int, int, int, int], list[list[_Block]]] = {}
 
     def step_seconds(self, loads: Sequence[RankLoad], ranks: int) -> float:
         """Return the duration of a step that all ``ranks`` leave together: that of its slowest one.
@@ -109,40 +112,55 @@ class StepTimer:
         return result
 
     def _block(self, sequences: int, total: int, octave: int) -> _Block:
-        key = (sequences >> _SEQUENCE_BITS, total, octave)
+        step = max(total.bit_length() - _TOTAL_BITS, 0)
+        group, index = divmod(total >> step, 1 << _GROUP_BITS)
+        key = (sequences >> _SEQUENCE_BITS, group, step, octave)
         blocks = self._blocks.get(key)
         if blocks is None:
             if len(self._blocks) >= MOST_BLOCKS:
                 self._blocks.clear()
-            blocks = self._blocks[key] = self._tabulate(key[0] << _SEQUENCE_BITS, total, octave)
-        return blocks[sequences & (1 << _SEQUENCE_BITS) - 1]
+            blocks = self._blocks[key] = self._tabulate(*key)
+        return blocks[index][sequences & (1 << _SEQUENCE_BITS) - 1]
 
-    def _tabulate(self, first: int, total: int, octave: int) -> list[_Block]:
-        """Evaluate the step cost on all knots of an octave for a few numbers of sequences side by side."""
+    def _tabulate(self, sequences_group: int, total_group: int, step: int, octave: int) -> list[list[_Block]]:
+        """Evaluate the step cost on all knots of an octave of KV, for a few sequences and totals side by side."""
         knots = np.arange(0 if octave == 0 else 1 << _KV_BITS - 1, (1 << _KV_BITS) + 1, dtype=np.float64)
-        sequences = np.arange(float(first), first + (1 << _SEQUENCE_BITS))[:, None]
+        width = 1 << _SEQUENCE_BITS
+        sequences = np.arange(float(sequences_group * width), (sequences_group + 1) * width)[:, None]
+        first = total_group << _GROUP_BITS
+        totals = np.arange(float(first), first + (1 << _GROUP_BITS))[:, None, None] * (1 << step)
         load = StepLoad(
-            decode_sequences=sequences, decode_kv_tokens=knots * (1 << octave), mean_tokens=total * self._token_share
+            decode_sequences=sequences, decode_kv_tokens=knots * (1 << octave), mean_tokens=totals * self._token_share
         )
-        shape = (sequences.size, knots.size)
+        shape = (totals.size, sequences.size, knots.size)
         seconds = np.broadcast_to(np.asarray(evaluate(self._cost, load, 1).seconds, dtype=np.float64), shape)
         if self._most > 1:
             double = np.broadcast_to(np.asarray(evaluate(self._cost, load, 2).seconds, dtype=np.float64), shape)
             seconds = np.where(sequences >= 2, np.minimum(seconds, double), seconds)
-        used = seconds[1:] if first == 0 else seconds
+        used = seconds[int(first == 0) :, int(sequences_group == 0) :]
         if not (np.isfinite(used).all() and (used > 0).all()):
             raise _bad_step(float(used.min()))
-        return [_Block(row.tolist(), row) for row in seconds]
+        return [[_Block(row.tolist(), row) for row in table] for table in seconds]
 
     def _slowest(self, loads: Sequence[RankLoad], mean_tokens: float) -> float:
-        """Return the duration of the slowest rank with the better number of microbatches."""
-        splittable = any(load.decode_sequences >= 2 or load.tokens >= 2 for load in loads)
-        counts = (1, 2) if self._most > 1 and splittable else (1,)
-        return min(max(self._evaluate(loads, mean_tokens, count)) for count in counts)
+        """Return the duration of the slowest rank with the better number of microbatches.
+
+        Both numbers are tried once for each class of size, eight to an octave of mean tokens; later steps of the class
+        are cut as the first one was.
+        """
+        if self._most == 1 or not any(load.decode_sequences >= 2 or load.tokens >= 2 for load in loads):
+            return max(self._evaluate(loads, mean_tokens, 1))
+        size = (round(8 * math.log2(mean_tokens + 1e-9)), any(load.decode_sequences for load in loads))
+        count = self._cut.get(size)
+        if count is not None:
+            return max(self._evaluate(loads, mean_tokens, count))
+        single, double = (max(self._evaluate(loads, mean_tokens, count)) for count in (1, 2))
+        self._cut[size] = 1 if single <= double else 2
+        return min(single, double)
 
     def _evaluate(self, loads: Sequence[RankLoad], mean_tokens: float, microbatches: int) -> list[float]:
         """Return the seconds of each rank; few of them one by one, for numbers are quicker than short arrays."""
-        if len(loads) <= 3:
+        if len(loads) <= _FEW:
             return [float(evaluate(self._cost, _step_load(load, mean_tokens), microbatches).seconds) for load in loads]
         columns = RankLoad(*np.array(loads, dtype=np.float64).T)
         seconds = evaluate(self._cost, _step_load(columns, mean_tokens), microbatches).seconds
@@ -186,9 +204,24 @@ def _between(knots: Floats, cells: NDArray[np.int64], parts: Floats) -> Floats:
 
 
 def _undominated(loads: Sequence[RankLoad]) -> list[RankLoad]:
-    """Return the loads that no other load exceeds or equals in every respect, each once: only those can be slowest."""
+    """Return the loads that no other exceeds or equals in every respect, each once: only those can be slowest.
+
+    Rows of the output head are counted as on the rank that has most of them: they cost little, and a prompt more or
+    less would keep many ranks apart.
+    """
+    if len(loads) == 1:
+        return list(loads)
+    finishing = max(load.finishing for load in loads)
     kept: list[RankLoad] = []
-    for load in sorted(set(loads), reverse=True):
-        if not any(all(a >= b for a, b in zip(other, load, strict=True)) for other in kept):
+    for load in sorted(loads, key=_by_pairs, reverse=True):
+        sequences, kv, tokens, context, _, _ = load
+        for other in kept:
+            if other[0] >= sequences and other[1] >= kv and other[2] >= tokens and other[3] >= context:
+                break
+        else:
             kept.append(load)
-    return kept
+    return [load._replace(finishing=finishing) for load in kept]
+
+
+def _by_pairs(load: RankLoad) -> tuple[float, ...]:
+    return (load.pairs, *load)

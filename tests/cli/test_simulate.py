@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from cli.main import main
-from cli.simulate import relative_error
+from cli.simulate_render import relative_error
 from planner.manifest.document import dump_manifest
 from tests.manifests import manifest
 from tests.plans import small_manifest

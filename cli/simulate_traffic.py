@@ -1,0 +1,298 @@
+"""What arrives in `plan simulate`, which part of it is measured, and what is expected of it."""
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import chain
+from pathlib import Path
+from typing import get_args
+
+import numpy as np
+
+from cli.flags import read_choice
+from cli.simulate_flags import SimulateFlags, read_bursts, read_factor, read_window
+from planner.expectation import Expectation, expect, expect_alone, planned_rate, workload_of
+from planner.manifest.schema import Manifest
+from planner.workload import Trace as Rows
+from planner.workload import Traffic
+from podplan.errors import BadInput
+from podplan.traces import (
+    Trace,
+    TraceFormat,
+    first_requests,
+    read_trace,
+    repeat,
+    scale_rate,
+    stream_trace,
+    window,
+    with_arrivals,
+)
+from podplan.units import MEBI, format_duration, parse_count, parse_duration, parse_rate
+from runtime.simulate.run import SimulationOptions
+from runtime.simulate.workload import (
+    Requests,
+    closed_loop,
+    from_trace,
+    modulated,
+    open_loop,
+    open_stream,
+    with_running,
+)
+
+# Of an open stream, in residences: the warm-up of a running start, of an empty one, and where nothing is stationary,
+# then the measured window and what arrives behind it.
+WARM_RESIDENCES, COLD_RESIDENCES, UNSTABLE_RESIDENCES = 1.0, 5.0, 1.5
+MEASURED_RESIDENCES, TAIL_RESIDENCES = 0.75, 1.2
+FEWEST_MEASURED, MOST_MEASURED = 2_000, 50_000
+MOST_SIMULATED = 10_000_000
+MOST_AT_ONCE = 300_000
+"""Requests of a stream that are drawn at once; longer ones come in parts, so that memory stays flat."""
+LONG_TRACE_BYTES = 64 * MEBI
+UNKNOWN_RESIDENCE_SECONDS = 60.0
+REQUESTS_ALONE = 10
+REQUESTS_PER_CONCURRENCY = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offered:
+    """The requests of a run, made anew for each, what is expected, and in one sentence what of them is measured."""
+
+    requests: Callable[[], Iterable[Requests]]
+    options: SimulationOptions
+    expectation: Expectation
+    measured: str
+    notes: tuple[str, ...] = ()
+
+
+def read_offered(flags: SimulateFlags, manifest: Manifest, seed: int) -> Offered:
+    """Return the traffic that the flags ask for; BadInput naming the flag or the field."""
+    warmup = None if flags.warmup is None else parse_duration(flags.warmup, "--warmup", allow_zero=True)
+    count = None if flags.requests is None else parse_count(flags.requests, "--requests")
+    if count is not None and count > MOST_SIMULATED:
+        raise BadInput(f"--requests: {count} are more than the {MOST_SIMULATED} that are simulated; use fewer")
+    if flags.trace is not None:
+        return _traced(flags, manifest, count, warmup or 0.0, seed)
+    if flags.concurrency is not None:
+        return _closed(manifest, parse_count(flags.concurrency, "--concurrency"), count, warmup or 0.0, seed)
+    rate = planned_rate(manifest) if flags.rate is None else parse_rate(flags.rate, "--rate")
+    if flags.bursts is not None:
+        return _bursty(flags.bursts, manifest, rate, count, warmup or 0.0, seed)
+    return _open(flags, manifest, rate, count, warmup, seed)
+
+
+def _traced(flags: SimulateFlags, manifest: Manifest, count: int | None, warmup: float, seed: int) -> Offered:
+    """Replay a trace from an empty system until all of it is served."""
+    path = Path(flags.trace or "")
+    names = get_args(TraceFormat)
+    format = None if flags.format is None else read_choice(flags.format, "--trace-format", names)
+    skip = 0 if flags.skip_bad_rows is None else parse_count(flags.skip_bad_rows, "--skip-bad-rows", allow_zero=True)
+    if _is_long(path):
+        return _streamed(flags, manifest, format, skip, warmup, seed)
+    trace = read_trace(path, format, dequantize_seed=seed, skip_bad_rows=skip, seed=seed)
+    if not trace.timed:
+        if flags.rate is None:
+            raise BadInput(f"--rate: {trace.name} has lengths only; say how many requests arrive, such as 10/s")
+        trace = with_arrivals(trace, parse_rate(flags.rate, "--rate"), manifest.workload.arrival_cv2, seed)
+    elif flags.rate is not None:
+        raise BadInput("--trace and --rate both say when requests arrive; use --scale-rate to play it faster")
+    if flags.window is not None:
+        trace = window(trace, *read_window(flags.window))
+    trace = trace if count is None else first_requests(trace, count)
+    if flags.repeat is not None:
+        times = parse_count(flags.repeat, "--repeat")
+        if times * len(trace) > MOST_SIMULATED:
+            raise BadInput(f"--repeat: {times * len(trace)} requests are more than {MOST_SIMULATED}; use fewer")
+        trace = repeat(trace, times)
+    trace = scale_rate(trace, read_factor(flags.scale_rate))
+    requests = from_trace(trace, manifest.workload, seed)
+    return Offered(
+        requests=lambda: [requests],
+        options=SimulationOptions(seed=seed, warmup_seconds=warmup),
+        expectation=_expect_rows(manifest, requests),
+        measured=_from_warmup(len(requests), warmup, "of the trace"),
+        notes=_notes(trace),
+    )
+
+
+def _notes(trace: Trace) -> tuple[str, ...]:
+    notes = list(trace.notes)
+    if trace.spread_seconds:
+        notes.append(f"stamps on a grid of {format_duration(trace.spread_seconds)} are spread over it")
+    if trace.skipped:
+        notes.append(f"{len(trace.skipped)} bad rows are left out, the first: {trace.skipped[0]}")
+    return tuple(notes)
+
+
+def _is_long(path: Path) -> bool:
+    try:
+        return path.is_file() and path.stat().st_size > LONG_TRACE_BYTES
+    except (OSError, ValueError):
+        return False
+
+
+def _streamed(
+    flags: SimulateFlags, manifest: Manifest, format: TraceFormat | None, skip: int, warmup: float, seed: int
+) -> Offered:
+    """Replay a long trace part by part."""
+    for flag in ("window", "repeat", "requests", "rate"):
+        if getattr(flags, flag) is not None:
+            raise BadInput(f"--{flag}: {flags.trace} is too long for it (it is read in parts); cut the file first")
+    factor = read_factor(flags.scale_rate)
+
+    def parts() -> Iterator[Requests]:
+        for number, part in enumerate(stream_trace(Path(flags.trace or ""), format, skip_bad_rows=skip)):
+            yield from_trace(scale_rate(part, factor), manifest.workload, seed + number)
+
+    first = next(parts())
+    return Offered(
+        requests=parts,
+        options=SimulationOptions(seed=seed, warmup_seconds=warmup),
+        expectation=_expect_rows(manifest, first),
+        measured="all requests of the trace, read in parts, from an empty system until it is empty again",
+        notes=("the prediction rests on the moments of the trace's first part",),
+    )
+
+
+def _expect_rows(manifest: Manifest, requests: Requests) -> Expectation:
+    """Return what is expected of a stream with a trace's moments, as if it were stationary."""
+    rows = Rows(
+        arrival_seconds=requests.arrival_seconds,
+        input_tokens=requests.input_tokens,
+        output_tokens=requests.output_tokens,
+        reused_tokens=requests.reused_tokens,
+    )
+    try:
+        traffic = Traffic.from_trace(rows)
+    except BadInput:
+        return Expectation(prediction=None, basis="a trace needs arrivals at two instants for a rate")
+    found = expect(manifest, traffic.workload, traffic.rate_per_second)
+    return replace(found, basis=f"{found.basis}, from the trace's moments as if it were stationary")
+
+
+def _closed(manifest: Manifest, concurrency: int, count: int | None, warmup: float, seed: int) -> Offered:
+    """Keep so many requests under way from an empty system on."""
+    if concurrency > MOST_SIMULATED:
+        raise BadInput(f"--concurrency: {concurrency} are more requests than are simulated; use fewer")
+    if count is None:
+        count = REQUESTS_ALONE if concurrency == 1 else max(FEWEST_MEASURED, REQUESTS_PER_CONCURRENCY * concurrency)
+    if concurrency == 1:
+        expectation = expect_alone(manifest, workload_of(manifest.workload))
+    else:
+        expectation = Expectation(
+            prediction=None, basis="a closed loop of several requests over two pools has no closed form here"
+        )
+    return Offered(
+        requests=lambda: [closed_loop(manifest.workload, concurrency, count, seed)],
+        options=SimulationOptions(seed=seed, warmup_seconds=warmup),
+        expectation=expectation,
+        measured=_from_warmup(count, warmup, f"with {concurrency} under way"),
+    )
+
+
+def _from_warmup(count: int, warmup: float, what: str) -> str:
+    if warmup:
+        return f"{count} requests {what} from an empty system; measured after {format_duration(warmup)}"
+    return f"all {count} requests {what}, from an empty system until it is empty again"
+
+
+def _open(
+    flags: SimulateFlags, manifest: Manifest, rate: float, count: int | None, warmup: float | None, seed: int
+) -> Offered:
+    """Let requests arrive at random, and measure ``count`` of them while as many come before and after."""
+    expectation = expect(manifest, workload_of(manifest.workload), rate)
+    residence = _residence_seconds(manifest, expectation)
+    measured = count or min(max(FEWEST_MEASURED, math.ceil(MEASURED_RESIDENCES * residence * rate)), MOST_MEASURED)
+    if warmup == 0:
+        drawn = _drawn(manifest, rate, measured, seed)
+        return Offered(
+            requests=drawn,
+            options=SimulationOptions(seed=seed),
+            expectation=expectation,
+            measured=_from_warmup(measured, 0.0, "of the stream"),
+        )
+    warm = expectation.prediction is not None and not flags.cold
+    if warmup is None:
+        empty = UNSTABLE_RESIDENCES if expectation.prediction is None else COLD_RESIDENCES
+        warmup = residence * (WARM_RESIDENCES if warm else empty)
+    tail = TAIL_RESIDENCES * residence
+    most = measured + (warmup + tail) * rate
+    total = math.ceil(most + 6 * math.sqrt(most * max(manifest.workload.arrival_cv2, 1.0))) + 1
+    running = round(rate * residence) if warm else 0
+    if total + running > MOST_SIMULATED:
+        raise BadInput(
+            f"--warmup: {total + running:.10g} requests at this rate are more than the {MOST_SIMULATED} "
+            "that are simulated; use a shorter one, or --warmup 0 to cut nothing"
+        )
+    begun = f"a system with {running} requests in decode, as many as are expected" if running else "an empty system"
+    if total > MOST_AT_ONCE:
+        end = warmup + measured / rate
+        made = _in_parts(manifest, rate, total, running, seed)
+        counted = f"about {measured} of {total}"
+    else:
+        requests = open_loop(manifest.workload, rate, total, seed)
+        first = int(np.searchsorted(requests.arrival_seconds, warmup))
+        end = float(requests.arrival_seconds[min(first + measured, total) - 1])
+        whole = with_running(_until(requests, end + tail), running, seed)
+        made = lambda: [whole]  # noqa: E731
+        counted = f"{measured} of {len(whole) - running}"
+    return Offered(
+        requests=made,
+        options=SimulationOptions(seed=seed, warmup_seconds=warmup, measured_until_seconds=end),
+        expectation=expectation,
+        measured=(
+            f"{counted} requests, those that arrive from {format_duration(warmup)} to "
+            f"{format_duration(end)}; the run starts from {begun}, and the rest only load it"
+        ),
+    )
+
+
+def _drawn(manifest: Manifest, rate: float, count: int, seed: int) -> Callable[[], Iterable[Requests]]:
+    """Return an open loop, in parts where it is long."""
+    if count > MOST_AT_ONCE:
+        return lambda: open_stream(manifest.workload, rate, count, seed)
+    requests = open_loop(manifest.workload, rate, count, seed)
+    return lambda: [requests]
+
+
+def _in_parts(manifest: Manifest, rate: float, count: int, running: int, seed: int) -> Callable[[], Iterable[Requests]]:
+    """Return an open loop in parts whose first one holds the requests that run already."""
+
+    def parts() -> Iterator[Requests]:
+        drawn = open_stream(manifest.workload, rate, count, seed)
+        first = next(drawn)
+        yield from chain([with_running(first, running, seed)], drawn)
+
+    return parts
+
+
+def _bursty(text: str, manifest: Manifest, rate: float, count: int | None, warmup: float, seed: int) -> Offered:
+    """Let requests arrive in calm and in bursts, from an empty system until all are served."""
+    requests = modulated(manifest.workload, rate, count or MOST_MEASURED // 10, read_bursts(text), seed)
+    reason = "arrivals in bursts have no closed form here"
+    return Offered(
+        requests=lambda: [requests],
+        options=SimulationOptions(seed=seed, warmup_seconds=warmup),
+        expectation=Expectation(prediction=None, basis=reason),
+        measured=_from_warmup(len(requests), warmup, "of the stream"),
+    )
+
+
+def _until(requests: Requests, seconds: float) -> Requests:
+    """Return the requests that arrive up to ``seconds``."""
+    kept = requests.arrival_seconds <= seconds
+    return Requests(
+        arrival_seconds=requests.arrival_seconds[kept],
+        input_tokens=requests.input_tokens[kept],
+        output_tokens=requests.output_tokens[kept],
+        reused_tokens=requests.reused_tokens[kept],
+    )
+
+
+def _residence_seconds(manifest: Manifest, expectation: Expectation) -> float:
+    """Return how long a request stays: as expected, else as long as the service levels allow."""
+    if expectation.prediction is not None and expectation.prediction.e2e_seconds is not None:
+        return expectation.prediction.e2e_seconds.mean
+    limits = manifest.service_levels
+    if limits.tpot_seconds is None:
+        return UNKNOWN_RESIDENCE_SECONDS
+    return (limits.ttft_seconds or 0.0) + limits.tpot_seconds * manifest.workload.output_tokens
