@@ -50,11 +50,18 @@ class Offer:
 
 
 class Side:
-    """All columns of one role as arrays, [columns]."""
+    """All columns of one role as arrays, [columns]: devices, and rates in units of what the role has to carry."""
 
-    def __init__(self, role: str, machines: Machines, offers: Sequence[Offer], survive: Loss | None = None) -> None:
-        """Make a column of every offer and count that the devices hold."""
-        self.role, self.machines, self.offers = role, machines, offers
+    def __init__(
+        self,
+        role: str,
+        machines: Machines,
+        offers: Sequence[Offer],
+        survive: Loss | None = None,
+        unit_per_second: float = 1.0,
+    ) -> None:
+        """Make a column of every offer and count that the devices hold; rates are in units of ``unit_per_second``."""
+        self.role, self.machines, self.offers, self.unit = role, machines, offers, unit_per_second
         sizes = np.array([offer.devices for offer in offers], dtype=np.int64)
         lost = np.array([lost_instances(survive, int(size), machines.devices_per_node) for size in sizes], np.int64)
         counts = np.maximum(machines.devices // np.maximum(sizes, 1) - lost, 0)
@@ -63,7 +70,7 @@ class Side:
         self.left: Ints = within + 1  # instances that remain after the loss
         self.instances: Ints = self.left + lost[self.offer]
         self.devices: Ints = self.instances * sizes[self.offer]
-        bounds = np.array([offer.bound_per_second for offer in offers])
+        bounds = np.array([offer.bound_per_second / unit_per_second for offer in offers])
         self.rate: Floats = self.left * bounds[self.offer]
         self.exact = np.zeros(self.offer.size, dtype=bool)
         self.queues_solved = 0
@@ -87,22 +94,22 @@ class Side:
         self.queues_solved += 1
         if server.independent:
             same = self.offer == offer
-            self.rate[same] = np.minimum(self.left[same] * server.pool_capacity(1), self.rate[same])
+            self.rate[same] = np.minimum(self.left[same] * server.pool_capacity(1) / self.unit, self.rate[same])
             self.exact |= same
             return float(self.rate[column]) >= wanted
-        if wanted > 0 and not server.pool_carries(left, wanted):
+        if wanted > 0 and not server.pool_carries(left, wanted * self.unit):
             # Fewer of the same carry no more each: dealt to fewer, arrivals are less even.
             fewer = (self.offer == offer) & (self.left <= left)
             self.rate[fewer] = np.minimum(self.rate[fewer], wanted * (1 - _BELOW) * self.left[fewer] / left)
             return False
         # The bound is right for the queue; the root finder's last digits may pass it.
-        self.rate[column] = min(server.pool_capacity(left), float(self.rate[column]))
+        self.rate[column] = min(server.pool_capacity(left) / self.unit, float(self.rate[column]))
         self.exact[column] = True
         return True
 
     def rate_of_each(self, column: int) -> float:
         """Requests per second of one of the column's instances, of those that remain after a loss."""
-        return float(self.rate[column]) / int(self.left[column])
+        return float(self.rate[column]) * self.unit / int(self.left[column])
 
     @property
     def cost_per_hour(self) -> Floats:
@@ -155,29 +162,41 @@ class Aim:
 def best_choice(sides: Sequence[Side], aim: Aim, least_rate: float = 0.0, only_exact: bool = False) -> Choice | None:
     """Return the best column of each side at their present rates; None where none fits.
 
-    Most carried and then fewest devices; or least spent and then most carried. At most two sides.
+    Most carried and then fewest devices, or fewest devices: in one pool all devices cost alike, and a side takes its
+    devices from one pool. So at any rate each side's smallest sufficient column is best, and what all of them
+    take together rises with the rate: the largest rate that fits is found by bisection over the columns' rates.
     """
     least = max(least_rate, (aim.rate or 0.0) * (1 - _RELATIVE))
-    most = [side.staircase(aim.devices[side.machines.budget], least, only_exact) for side in sides]
-    if not all(own.size for own in most):
+    stairs = [side.staircase(aim.devices[side.machines.budget], least, only_exact) for side in sides]
+    if not all(own.size for own in stairs):
         return None
-    grids = np.ix_(*most)
-    shape = tuple(own.size for own in most)
-    used, spent, carried = np.zeros(shape, dtype=np.int64), np.zeros(shape), np.full(shape, np.inf)
-    for side, grid in zip(sides, grids, strict=True):
-        used += side.devices[grid]
-        spent += side.cost_per_hour[grid]
-        carried = np.minimum(carried, side.rate[grid])
-    used, spent, carried = used.ravel(), spent.ravel(), carried.ravel()
-    shared = len({side.machines.budget for side in sides}) == 1
-    allowed = np.flatnonzero(used <= aim.devices[sides[0].machines.budget]) if shared else np.arange(used.size)
-    if not allowed.size:
-        return None
-    value = spent if aim.objective == "cost" else used
-    keys = (used, -carried) if aim.objective == "throughput" else (-carried, value)
-    winner = allowed[np.lexsort([key[allowed] for key in keys])[0]]
-    where = np.unravel_index(winner, shape)
-    return tuple(int(own[number]) for own, number in zip(most, where, strict=True))
+    rates = [side.rate[own] for side, own in zip(sides, stairs, strict=True)]
+
+    def smallest(rate: float) -> Choice | None:
+        places = [int(np.searchsorted(own, rate)) for own in rates]
+        if any(place >= own.size for place, own in zip(places, rates, strict=True)):
+            return None
+        choice = tuple(int(own[place]) for own, place in zip(stairs, places, strict=True))
+        return choice if fits(sides, choice, aim.devices) else None
+
+    choice = smallest(least)
+    if choice is None or aim.objective != "throughput":
+        return choice
+    steps = np.unique(np.concatenate(rates))
+    low, high = 0, int(np.searchsorted(steps, min(own[-1] for own in rates), side="right"))
+    while low < high:
+        middle = (low + high) // 2
+        found = smallest(float(steps[middle]))
+        choice, low, high = (choice, low, middle) if found is None else (found, middle + 1, high)
+    return choice
+
+
+def fits(sides: Sequence[Side], choice: Choice, devices: Mapping[str, int]) -> bool:
+    """Whether chosen columns keep every pool's budget."""
+    used: dict[str, int] = {}
+    for side, column in zip(sides, choice, strict=True):
+        used[side.machines.budget] = used.get(side.machines.budget, 0) + int(side.devices[column])
+    return all(count <= devices[budget] for budget, count in used.items())
 
 
 def carried_by(sides: Sequence[Side], choice: Choice) -> float:

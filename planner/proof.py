@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 from planner.columns import Aim, Side, carried_by
 from planner.fleet import FleetSolution, solve_fleet
-from planner.question import Question
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +41,7 @@ def certify(sides: Sequence[Side], aim: Aim, least_rate: float = 0.0) -> FleetSo
     return solve_fleet(columns, devices=aim.devices, objective=aim.objective, rate=aim.rate)
 
 
-def proven(question: Question, sides: Sequence[Side], aim: Aim, choice: Sequence[int]) -> Bound:
+def proven(sides: Sequence[Side], aim: Aim, choice: Sequence[int]) -> Bound:
     """Return the bound of the chosen columns."""
     reached = carried_by(sides, tuple(choice))
     # Whatever holds a column slower than the choice carries less: the programme's optimum stays.
@@ -53,7 +52,7 @@ def proven(question: Question, sides: Sequence[Side], aim: Aim, choice: Sequence
         gap=solution.gap,
         covers=covers(sides),
         queues_solved=sum(side.queues_solved for side in sides),
-        pruned=tuple(pruned(question, sides, aim, reached)),
+        pruned=tuple(pruned(sides, reached)),
     )
 
 
@@ -68,7 +67,7 @@ def covers(sides: Sequence[Side]) -> str:
     )
 
 
-def pruned(question: Question, sides: Sequence[Side], aim: Aim, reached: float) -> list[Pruned]:
+def pruned(sides: Sequence[Side], reached: float) -> list[Pruned]:
     """Say how many columns were never solved, and the bound under which."""
     found = []
     for side in sides:
@@ -82,7 +81,7 @@ def pruned(question: Question, sides: Sequence[Side], aim: Aim, reached: float) 
             Pruned(
                 what=f"{side.role} columns that carry less than the plan",
                 number=int(small.sum()),
-                bound=float(side.rate[small].max()) if small.any() else None,
+                bound=float(side.rate[small].max()) * side.unit if small.any() else None,
                 unit=unit,
                 why="98 % of saturation, or a queue tried at the plan's rate, bounds what they carry",
             )

@@ -67,7 +67,7 @@ def search(question: Question, explain: bool = True) -> Answer:
     best = plan_of(question, pools, choice)
     if best is None:
         raise Fault("the fleet programme chose a rate that the chosen queues cannot carry")
-    bound = proven(question, pools.sides, aim, choice)
+    bound = proven(pools.sides, aim, choice)
     if bound.gap > 1e-6:
         raise Fault(f"the fleet programme's bound {bound.value:g} is not what the chosen columns reach")
     front = front_of(best, other_plans(question, pools, aim))
@@ -127,6 +127,11 @@ def plan_of(question: Question, pools: Pools, choice: Choice) -> Plan | None:
     rate = carried_by(pools.sides, choice)
     if question.rate_per_second is not None and question.objective != "throughput":
         rate = question.rate_per_second
+    return plan_at(question, pools, choice, rate)
+
+
+def plan_at(question: Question, pools: Pools, choice: Choice, rate_per_second: float) -> Plan | None:
+    """Return the plan of chosen columns at a rate; None where they cannot keep up."""
     first, second = choice
     prefill = pools.prefill.server(int(pools.prefill.offer[first]))
     decode = pools.decode.server(int(pools.decode.offer[second]))
@@ -135,7 +140,7 @@ def plan_of(question: Question, pools: Pools, choice: Choice) -> Plan | None:
         question,
         (prefill, int(pools.prefill.instances[first]), pools.prefill.rate_of_each(first)),
         (decode, int(pools.decode.instances[second]), pools.decode.rate_of_each(second)),
-        rate,
+        rate_per_second,
     )
 
 

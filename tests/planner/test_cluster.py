@@ -1,0 +1,103 @@
+"""Several models on one cluster: budgets hold, nothing is better, and a fleet of one is a plan."""
+
+from dataclasses import replace
+
+import pytest
+
+from planner.cluster import Fleet, FleetAnswer, Member, plan_cluster
+from planner.question import Question
+from planner.search import search
+from podplan.errors import BadInput
+from tests.questions import small_answer, small_question
+
+POOL = "h100 pool"
+
+
+def member(name: str, rate: float, **asked: object) -> Member:
+    """Return Qwen3-8B, or another model, at a rate."""
+    question = small_question(**{"model": "qwen3-8b", "devices": 12} | asked)
+    return Member(name=name, question=replace(question, rate_per_second=rate, objective="chips"))
+
+
+def fleet(devices: int = 12, objective: str = "chips", rates: tuple[float, float] = (30.0, 80.0)) -> Fleet:
+    """Return two models with limits of their own."""
+    members = (member("chat", rates[0]), member("code", rates[1], tpot_seconds=0.02, lengths=(2048.0, 64.0)))
+    return Fleet(members=members, devices={POOL: devices}, objective=objective)  # type: ignore[arg-type]
+
+
+def alone(question: Question, devices: int) -> int | None:
+    """Return the fewest devices of one model alone."""
+    machines = replace(question.prefill, devices=devices)
+    best = search(replace(question, prefill=machines, decode=machines)).best
+    return best.devices if best else None
+
+
+def test_every_member_is_served_within_the_pools() -> None:
+    """Each at its rate and limits; together they take what the answer says, and in one pool just what each needs."""
+    asked = fleet()
+    answer = plan_cluster(asked)
+
+    assert answer.feasible and answer.bound is not None
+    assert answer.bound.gap <= 1e-6
+    for own, plan in zip(asked.members, answer.plans, strict=True):
+        assert plan.requests_per_second == own.question.rate_per_second
+        assert plan.ttft.at(99) <= own.question.ttft_seconds and plan.tpot.at(99) <= own.question.tpot_seconds
+        assert plan.devices == alone(own.question, 12)
+    assert answer.devices_used == {POOL: sum(plan.devices for plan in answer.plans)}
+    assert answer.devices_used[POOL] <= 12
+
+
+def test_growth_is_what_the_devices_stand() -> None:
+    """Rates times the growth fit, and 3 % more do not."""
+    grown = plan_cluster(fleet(objective="throughput"))
+    assert grown.feasible and grown.growth > 1
+
+    def at(factor: float) -> FleetAnswer:
+        return plan_cluster(fleet(rates=(30.0 * factor, 80.0 * factor)))
+
+    assert at(grown.growth * 0.999).feasible
+    over = at(grown.growth * 1.03)
+    assert not over.feasible and over.binding_limit == "devices"
+    assert over.growth == pytest.approx(1 / 1.03, rel=0.02)
+
+
+def test_a_fleet_of_one_is_its_plan() -> None:
+    """The same devices and pools as the search's."""
+    own = member("alone", 40.0)
+    answer = plan_cluster(Fleet(members=(own,), devices={POOL: 12}))
+    best = small_answer(model="qwen3-8b", devices=12, objective="chips", rate_per_second=40.0).best
+
+    assert best is not None and answer.plans[0].devices == best.devices
+    assert answer.plans[0].prefill.candidate.row == best.prefill.candidate.row
+
+
+def test_too_small_a_cluster_is_told_with_the_share_that_fits() -> None:
+    """One device for two models holds neither; few carry a share of the rates."""
+    none = plan_cluster(fleet(devices=1))
+    assert not none.feasible and none.explanation
+
+    little = plan_cluster(fleet(devices=5, rates=(300.0, 800.0)))
+    assert not little.feasible and 0 < little.growth < 1
+    assert plan_cluster(fleet(devices=5, rates=(300.0 * little.growth * 0.99, 800.0 * little.growth * 0.99))).feasible
+
+
+@pytest.mark.parametrize(
+    ("broken", "told"),
+    [
+        (Fleet(members=(), devices={}), "at least one model"),
+        (Fleet(members=(member("a", 1.0), member("a", 2.0)), devices={POOL: 8}), "'a' stands twice"),
+        (
+            Fleet(members=(member("a", 1.0),), devices={"other": 8}),
+            "'h100 pool' is not one of the cluster's",
+        ),
+        (
+            Fleet(members=(Member(name="a", question=small_question(model="qwen3-8b")),), devices={POOL: 8}),
+            "needs the rate",
+        ),
+    ],
+    ids=["none", "twice", "pool", "rate"],
+)
+def test_what_no_cluster_can_be_planned_for(broken: Fleet, told: str) -> None:
+    """One sentence that names what is wrong."""
+    with pytest.raises(BadInput, match=told):
+        plan_cluster(broken)
