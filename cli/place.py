@@ -10,6 +10,8 @@ from cli.output import print_json, print_lines, print_table
 from cli.place_flags import PlaceFlags, read_problem
 from cli.place_render import as_json, headline, summary_lines, table_rows
 from cli.progress import progress
+from planner.placement.certify import Certified
+from planner.placement.certify import certify as certify_placement
 from planner.placement.loadfiles import read_loads
 from planner.placement.methods import place as place_experts
 
@@ -35,6 +37,9 @@ def place(
     ] = None,
     keep_groups: Annotated[bool, typer.Option("--keep-groups", help="Keep every group on one node.")] = False,
     method: Annotated[str, typer.Option("--method", metavar="M", help="auto, eplb, joint, ... [auto].")] = "auto",
+    certify: Annotated[
+        bool, typer.Option("--certify", help="Search longer and prove more: up to 15 s per layer.")
+    ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Place experts and their replicas on devices from measured loads.
@@ -59,9 +64,11 @@ def place(
     start = time.perf_counter()
     with progress("placing experts ..."):
         placed = place_experts(problem, method)
+        certified = certify_placement(problem, placed) if certify else Certified(placement=placed, certificates={})
+        placed = certified.placement
     seconds = time.perf_counter() - start
     if json:
-        print_json(as_json(problem, placed, seconds))
+        print_json(as_json(problem, certified, seconds))
         return
     print_lines([headline(problem, read)])
     print_table(COLUMNS, table_rows(problem, placed), right=COLUMNS[1:])

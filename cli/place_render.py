@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.manifest.loads import imbalance, rank_loads
+from planner.placement.certify import Certified
 from planner.placement.eplb import eplb
 from planner.placement.loadfiles import LoadFile
 from planner.placement.methods import Placement, trivial
@@ -47,8 +48,9 @@ def summary_lines(placed: Placement, seconds: float) -> list[str]:
     ]
 
 
-def as_json(problem: Problem, placed: Placement, seconds: float) -> dict[str, Any]:
+def as_json(problem: Problem, certified: Certified, seconds: float) -> dict[str, Any]:
     """Return the answer with the keys of the command's fixed points."""
+    placed = certified.placement
     return {
         "layers": problem.layers,
         "experts": problem.experts,
@@ -68,6 +70,10 @@ def as_json(problem: Problem, placed: Placement, seconds: float) -> dict[str, An
             "as_engines_start": _mean_max(_imbalance(problem, trivial(problem))),
             "eplb": _mean_max(_imbalance(problem, eplb(problem))),
         },
+        "certificates": [
+            {"layer": layer, "target": found.target, "prices": found.prices.tolist()}
+            for layer, found in sorted(certified.certificates.items())
+        ],
         "placement": {"physical_to_logical": placed.slots.tolist()},
     }
 

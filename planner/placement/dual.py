@@ -1,0 +1,190 @@
+"""The strongest bound here: prices that prove a target impossible, found by cutting planes.
+
+Prices are linear between knots over the experts' loads: experts of similar load have similar prices, and a few dozen
+variables settle in a few rounds where one per expert takes hundreds. Each round solves the linear programme over the
+ranks seen so far and prices a point between its answer and the best prices known (without that the answers swing); the
+dearest rank near every knot becomes a cut. What it finds is a ``Certificate`` that ``pricing.certificate_holds`` checks
+without the solver.
+
+Ref: in-out separation, Ben-Ameur and Neto 2007 (Networks 49:3); see docs/placement.md.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.placement.pricing import (
+    Certificate,
+    Replicas,
+    certificate_holds,
+    dearest_ranks,
+    possible_replicas,
+    price,
+)
+
+Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
+
+GOAL = 5e-3
+"""A layer is done when the proven gap is this small."""
+_TRIALS = 8
+_ROUNDS = 40
+_RATIOS = (0.95, 0.98)
+"""Neighbouring knots differ by these factors, coarse before fine."""
+_TOWARDS = (0.3, 0.6, 1.0)
+_LEAST_PRICE = -2.0
+_VIOLATED = 1e-7
+
+
+@dataclass(slots=True)
+class _Prices:
+    """Prices between knots: ``weights`` [experts, knots] are non-negative with row sums of 1."""
+
+    weights: Floats
+    inner: Floats  # [knots] prices that no rank exceeds 1 with
+    proven: float  # sum of the experts' prices at ``inner``
+
+
+def strongest_bound(
+    loads: Floats, ranks: int, slots: int, low: float, high: float, goal: float = GOAL
+) -> tuple[float, Certificate | None]:
+    """Raise a lower bound of one layer by bisection towards what a map has reached.
+
+    Args:
+        loads: [experts], any unit.
+        ranks: expert-parallel degree.
+        slots: slots in all.
+        low: a bound that is proven already, busiest rank over the mean.
+        high: what a map has reached.
+        goal: stop when (high - low) / high is no more.
+
+    Returns:
+        The bound and the certificate that proves it; ``low`` and None where nothing better was found.
+    """
+    scaled = loads * (ranks / loads.sum())
+    reached, found = high, None
+    for _ in range(_TRIALS):
+        if reached - low <= goal * reached or high - low <= goal / 2 * reached:
+            break
+        # The first trial aims near what was reached, for most maps are nearly optimal.
+        target = (low + high) / 2 if high < reached else max((low + high) / 2, high * (1 - 2 * goal))
+        certificate = prove(scaled, ranks, slots, target)
+        if certificate is None:
+            high = target
+        else:
+            low, found = target, certificate
+    return low, found
+
+
+def prove(scaled: Floats, ranks: int, slots: int, target: float) -> Certificate | None:
+    """Return prices that prove the busiest rank above ``target``, None where none were found.
+
+    ``scaled`` [experts] has the sum ``ranks``, so that the mean rank carries 1.
+    """
+    replicas = possible_replicas(scaled, ranks, slots, target)
+    if replicas is None:
+        return Certificate(target, np.zeros(len(scaled)))
+    for ratio in _RATIOS:
+        prices = _cutting_planes(scaled, ranks, target, replicas, ratio)
+        if prices is not None:
+            certificate = Certificate(target, prices)
+            if certificate_holds(certificate, scaled, ranks, slots):
+                return certificate
+    return None
+
+
+def _cutting_planes(scaled: Floats, ranks: int, target: float, replicas: Replicas, ratio: float) -> Floats | None:
+    """Return prices [experts] whose sum exceeds ``ranks`` while no rank is worth more than 1, None without success."""
+    knots = _knots(scaled, ratio)
+    weights = _between_knots(scaled, knots)
+    need = np.maximum(np.ceil(knots / target), 1.0)
+    state = _Prices(weights, np.zeros(len(knots)), -np.inf)
+    for start in (knots / target, need / replicas.slots_per_rank):  # the bounds that need no search
+        _adopt(state, start, float(price(replicas, weights @ start).worth.max()))
+    solver = _solver(weights.sum(axis=0), need)
+    nearest = weights.argmax(axis=1)
+    outer, seen = need, set[bytes]()
+    for _ in range(_ROUNDS):
+        cuts = _cuts(state, outer, replicas, nearest, seen)
+        if state.proven > ranks:
+            return np.asarray(weights @ state.inner)
+        if cuts is None:
+            return None
+        _add_rows(solver, cuts)
+        solver.run()
+        outer = np.array(solver.getSolution().col_value)
+        if weights.sum(axis=0) @ outer <= ranks:
+            return None
+    return None
+
+
+def _adopt(state: _Prices, prices: Floats, worth: float) -> None:
+    """Take over prices, scaled so that no rank exceeds 1, where their sum is the best so far."""
+    if worth > 0 and (total := float((state.weights @ prices).sum() / worth)) > state.proven:
+        state.inner, state.proven = prices / worth, total
+
+
+def _cuts(state: _Prices, outer: Floats, replicas: Replicas, nearest: Integers, seen: set[bytes]) -> Floats | None:
+    """Return rows [cuts, knots] of ranks worth more than 1 near the programme's answer; None at the optimum."""
+    for towards in _TOWARDS:
+        prices = state.inner + towards * (outer - state.inner)
+        priced = price(replicas, state.weights @ prices)
+        _adopt(state, prices, float(priced.worth.max()))
+        region = nearest[replicas.expert]
+        order = np.lexsort((priced.worth, region))
+        dearest = order[np.flatnonzero(np.append(region[order][1:] != region[order][:-1], True))]
+        dearest = dearest[priced.worth[dearest] > 1 + _VIOLATED]
+        ranks = np.sort(dearest_ranks(replicas, priced, dearest), axis=1)
+        new = [rank for rank in ranks if rank.tobytes() not in seen]
+        if new:
+            seen.update(rank.tobytes() for rank in new)
+            held = np.array(new)
+            share = state.weights[replicas.expert[held]] / replicas.count[held][:, :, None]
+            return np.asarray(share.sum(axis=1))
+    return None
+
+
+def _knots(loads: Floats, ratio: float) -> Floats:
+    """Loads in rising order, neighbours at least a factor apart, the least and the greatest among them."""
+    knots: list[float] = []
+    for load in np.unique(loads)[::-1].tolist():
+        if not knots or load < knots[-1] * ratio:
+            knots.append(load)
+    least = float(loads.min())
+    return np.array(([least] if knots[-1] > least else []) + knots[::-1])
+
+
+def _between_knots(loads: Floats, knots: Floats) -> Floats:
+    """Weights [loads, knots] of linear interpolation."""
+    if len(knots) == 1:
+        return np.ones((len(loads), 1))
+    lower = np.clip(np.searchsorted(knots, loads, side="right") - 1, 0, len(knots) - 2)
+    part = np.clip((loads - knots[lower]) / (knots[lower + 1] - knots[lower]), 0.0, 1.0)
+    weights = np.zeros((len(loads), len(knots)))
+    each = np.arange(len(loads))
+    weights[each, lower] = 1 - part
+    weights[each, lower + 1] += part
+    return weights
+
+
+def _solver(gain: Floats, most: Floats) -> Any:
+    """A linear programme that maximises the sum of prices; rows are added as ranks are found."""
+    import highspy  # only certificates need it
+
+    solver: Any = highspy.Highs()  # type: ignore[no-untyped-call]
+    for name, value in (("output_flag", False), ("threads", 1), ("random_seed", 0)):
+        solver.setOptionValue(name, value)
+    count = len(gain)
+    solver.addVars(count, np.full(count, _LEAST_PRICE), most)
+    solver.changeColsCost(count, np.arange(count, dtype=np.int32), -gain)
+    return solver
+
+
+def _add_rows(solver: Any, rows: Floats) -> None:
+    """Add rows . prices <= 1."""
+    at, column = np.nonzero(rows)
+    starts = np.searchsorted(at, np.arange(len(rows))).astype(np.int32)
+    least, most = np.full(len(rows), -np.inf), np.ones(len(rows))
+    solver.addRows(len(rows), least, most, len(column), starts, column.astype(np.int32), rows[at, column])
