@@ -18,6 +18,7 @@ COMMANDS = {
     "calibrate": "Fit efficiency curves to measured times and write them over a catalogue entry.",
     "measure": "Time kernels on a local accelerator, as the CSV that calibrate reads.",
     "place": "Place experts and their replicas on devices from measured loads.",
+    "execute": "Run a manifest's plan on real tensors and check it against an unsharded run.",
     "accuracy": "Compare predictions with published measurements, the largest misses first.",
     "models": "Show the models of the catalogue, or one of them with its parameters.",
     "hardware": "Show the hardware of the catalogue, or one entry with the source of every value.",

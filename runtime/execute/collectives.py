@@ -1,0 +1,172 @@
+"""Collectives over a group of ranks, each from its messages; sums run in rank order, so every rank gets the same bits.
+
+``direct`` collectives send every pair's part at once over full-duplex links (MixServe section III-B2, "broadcast");
+``ring`` ones pass parts to the neighbour, n - 1 rounds; ``pairwise`` all-to-all meets one partner per round.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from runtime.execute.kernels import Array
+from runtime.execute.transport import Endpoint
+
+
+@dataclass(slots=True)
+class Comm:
+    """A group of ranks as one of them sees it; ``channel`` keeps its messages apart from other groups'.
+
+    ``label`` says what the group is doing, for errors and the timeline; the program sets it.
+    """
+
+    endpoint: Endpoint
+    ranks: Sequence[int]
+    index: int
+    channel: Any
+    label: str = ""
+
+    @property
+    def size(self) -> int:
+        """Ranks in the group."""
+        return len(self.ranks)
+
+    def send(self, to: int, payload: Any) -> None:
+        """Send to the ``to``-th rank of the group."""
+        self.endpoint.send(self.ranks[to], self.channel, payload, self.label)
+
+    async def receive(self, source: int) -> Any:
+        """Return the next message of the ``source``-th rank of the group."""
+        return await self.endpoint.receive(self.ranks[source], self.channel, self.label)
+
+    async def counts(self, row: Any) -> Any:
+        """Give every rank of the group a number, get one from each."""
+        return await self.endpoint.counts(self.ranks, self.index, self.channel, row, self.label)
+
+
+def comm(endpoint: Endpoint, ranks: Sequence[int], channel: Any) -> Comm:
+    """Return the group of ``ranks`` as the endpoint's rank, which is one of them, sees it."""
+    return Comm(endpoint, ranks, list(ranks).index(endpoint.rank), channel)
+
+
+def parts_of(size: int, n: int) -> list[tuple[int, int]]:
+    """Return (start, stop) of n parts of ``size`` that differ by one at most."""
+    return [(size * i // n, size * (i + 1) // n) for i in range(n)]
+
+
+def cut(x: Array, n: int, axis: int = 0) -> list[Array]:
+    """Return n parts of an array along an axis."""
+    return [x[a:b] if axis == 0 else x[:, a:b] for a, b in parts_of(x.shape[axis], n)]
+
+
+def added(parts: Sequence[Array]) -> Array:
+    """Sum of parts from first to last."""
+    total: Array = parts[0]
+    for part in parts[1:]:
+        total = total + part
+    return total
+
+
+async def reduce_scatter(group: Comm, parts: Sequence[Array]) -> Array:
+    """Return the sum over ranks of their ``parts[index]``; part i of every rank goes to rank i at once."""
+    for step in range(1, group.size):
+        to = (group.index + step) % group.size
+        group.send(to, parts[to])
+    got: list[Array] = [parts[group.index]] * group.size
+    for step in range(1, group.size):
+        source = (group.index - step) % group.size
+        got[source] = await group.receive(source)
+    return added(got)
+
+
+async def all_gather(group: Comm, mine: Any) -> list[Any]:
+    """Return what every rank has, in rank order; each sends its own to all at once."""
+    for step in range(1, group.size):
+        group.send((group.index + step) % group.size, mine)
+    got = [mine] * group.size
+    for step in range(1, group.size):
+        source = (group.index - step) % group.size
+        got[source] = await group.receive(source)
+    return got
+
+
+async def all_reduce(group: Comm, x: Array) -> Array:
+    """Return the sum over ranks of x [T, ·] as reduce-scatter and all-gather of its flattened parts (Eq. (2))."""
+    if group.size == 1:
+        return x
+    flat = np.ascontiguousarray(x).reshape(-1)
+    mine = await reduce_scatter(group, cut(flat, group.size))
+    return np.concatenate(await all_gather(group, mine)).reshape(x.shape)
+
+
+async def all_reduce_max(group: Comm, x: Array) -> Array:
+    """Return the largest over ranks, for scales of rows that are cut; x is small."""
+    largest: Array = np.max(await all_gather(group, x), axis=0)
+    return largest
+
+
+async def ring_reduce_scatter(group: Comm, parts: Sequence[Array]) -> Array:
+    """Return the sum of ``parts[index]``: each part travels once round the ring and grows; n - 1 rounds."""
+    n, index = group.size, group.index
+    carried = parts[(index - 1) % n]
+    for step in range(1, n):
+        group.send((index + 1) % n, carried)
+        carried = await group.receive((index - 1) % n) + parts[(index - 1 - step) % n]
+    return carried
+
+
+async def ring_all_gather(group: Comm, mine: Any) -> list[Any]:
+    """Return what every rank has: each passes on what it got last; n - 1 rounds."""
+    n, index = group.size, group.index
+    got = [mine] * n
+    for step in range(1, n):
+        group.send((index + 1) % n, got[(index - step + 1) % n])
+        got[(index - step) % n] = await group.receive((index - 1) % n)
+    return got
+
+
+async def ring_all_reduce(group: Comm, x: Array) -> Array:
+    """Ring reduce-scatter, then ring all-gather."""
+    flat = np.ascontiguousarray(x).reshape(-1)
+    mine = await ring_reduce_scatter(group, cut(flat, group.size))
+    return np.concatenate(await ring_all_gather(group, mine)).reshape(x.shape)
+
+
+async def pairwise_all_to_all(group: Comm, parts: Sequence[Any]) -> list[Any]:
+    """Return part ``index`` of every rank; in round i a rank sends i ahead and receives from i behind (Eq. (3))."""
+    n, index = group.size, group.index
+    got = [parts[index]] * n
+    for step in range(1, n):
+        group.send((index + step) % n, parts[(index + step) % n])
+        got[(index - step) % n] = await group.receive((index - step) % n)
+    return got
+
+
+async def direct_all_to_all(group: Comm, parts: Sequence[Any]) -> list[Any]:
+    """Return part ``index`` of every rank; all parts leave at once, each rank starting with its neighbour."""
+    n, index = group.size, group.index
+    for step in range(1, n):
+        group.send((index + step) % n, parts[(index + step) % n])
+    got = [parts[index]] * n
+    for step in range(1, n):
+        got[(index - step) % n] = await group.receive((index - step) % n)
+    return got
+
+
+async def sparse_all_to_all(group: Comm, parts: Mapping[int, Any]) -> dict[int, Any]:
+    """Return what others have for this rank, by sender; pairs without a message exchange a count of 0 only."""
+    row = np.zeros(group.size, dtype=np.int64)
+    row[list(parts)] = 1
+    sizes = await group.counts(row)
+    index, n = group.index, group.size
+    for to in sorted(parts, key=lambda to: (to - index) % n):
+        if to != index:
+            group.send(to, parts[to])
+    got = {source: await group.receive(source) for source in np.flatnonzero(sizes).tolist() if source != index}
+    if index in parts:
+        got[index] = parts[index]
+    return got
+
+
+AllToAll = Callable[[Comm, Sequence[Any]], Awaitable[list[Any]]]

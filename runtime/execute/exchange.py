@@ -1,0 +1,280 @@
+"""Token copies to expert ranks and back: dispatch and combine.
+
+``DirectExchange`` is CloudMatrix384 section 4.2.1: every rank writes into its own section of a buffer that the
+receiver allocated once, dispatch and combine have buffers of their own. ``LaneExchange`` is the hybrid of MixServe
+section III-D, experts cut inside a node: each device receives one part of the hidden axis, the node gathers it.
+"""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from podplan.errors import Fault
+from runtime.execute.collectives import Comm, all_gather, cut, reduce_scatter, sparse_all_to_all
+from runtime.execute.kernels import Array, Indices, quantise
+from runtime.execute.layout import Lanes
+from runtime.execute.placement import Copies
+
+Compute = Callable[[Array, Indices], Awaitable[Array]]
+"""Partial outputs [n, h] of rows [n, h] in slots [n]."""
+
+
+class Rows(NamedTuple):
+    """Rows of a message [n, w]: float64, or INT8 beside a scale per row [n, 1]."""
+
+    values: Array | NDArray[np.int8]
+    scale: Array | None
+
+    def taken(self, index: Indices) -> "Rows":
+        """Return some of the rows."""
+        return Rows(self.values[index], None if self.scale is None else self.scale[index])
+
+    def lane(self, lane: int, lanes: int) -> "Rows":
+        """Return a part of the hidden axis."""
+        width = self.values.shape[1] // lanes
+        return Rows(self.values[:, lane * width : (lane + 1) * width], self.scale)
+
+    def unpacked(self) -> Array:
+        """Return the rows in float64."""
+        return np.asarray(self.values, dtype=np.float64) if self.scale is None else self.values * self.scale
+
+
+class Message(NamedTuple):
+    """What dispatch sends: rows, the slot of each, and where in the sender's copies it belongs (token and key)."""
+
+    rows: Rows
+    slot: Indices
+    place: Indices
+
+
+class Reply(NamedTuple):
+    """What combine sends: outputs and where they belong."""
+
+    rows: Array
+    place: Indices
+
+
+def packed(x: Array, int8: bool) -> Rows:
+    """Return rows for sending; early quantisation once per token, before copies are made."""
+    return Rows(*quantise(x)) if int8 else Rows(x, None)
+
+
+@dataclass(slots=True)
+class Window:
+    """A receive buffer: a section of ``most`` rows per sender, allocated once (CloudMatrix384 Eq. (1)-(2)).
+
+    rank_num × max_tokens × message, max_tokens = local batch × min(top-k, experts per die).
+    """
+
+    senders: int
+    most: int
+    width: int
+    _rows: Array = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Reserve the memory; pages that nobody writes to are never touched."""
+        self._rows = np.empty((self.senders, self.most, self.width))
+
+    def write(self, sender: int, rows: Array) -> Array:
+        """Put rows into the sender's section and return it; Fault where they are more than was reserved."""
+        if len(rows) > self.most:
+            raise Fault(f"a buffer section of {self.most} rows got {len(rows)} from sender {sender}")
+        section = self._rows[sender, : len(rows)]
+        section[...] = rows
+        return section
+
+
+class Exchange(Protocol):
+    """Send copies of tokens to the experts, return their outputs."""
+
+    async def run(self, x: Array, copies: Copies, compute: Compute) -> Array:
+        """Return the outputs [c, ·] of ``copies`` of tokens x [n, h], unweighted, in the order of the copies."""
+
+
+@dataclass(slots=True)
+class DirectExchange:
+    """Dispatch and combine between all ranks of an EP group; ``group`` is in the order of the EP ranks."""
+
+    group: Comm
+    int8: bool
+    traffic: Indices
+    windows: dict[tuple[int, int], tuple[Window, Window]] = field(default_factory=dict)
+
+    async def run(self, x: Array, copies: Copies, compute: Compute) -> Array:
+        """Send each copy to its EP rank, compute what arrives, send it back by the metadata that came with it."""
+        sent = self._messages(packed(x, self.int8), copies)
+        label = self.group.label
+        self.group.label = f"{label}, dispatch"
+        arrived = await sparse_all_to_all(self.group, sent)
+        into, back = self._windows(arrived, sent, x.shape[1])
+        sources = sorted(arrived)
+        rows = [into.write(source, arrived[source].rows.unpacked()) for source in sources]
+        out = np.zeros((0, x.shape[1]))
+        if sources:
+            out = await compute(np.concatenate(rows), np.concatenate([arrived[source].slot for source in sources]))
+        self.group.label = f"{label}, combine"
+        replies = await self._return(arrived, sources, out, list(sent))
+        self.group.label = label
+        outputs = np.zeros((len(copies.token), x.shape[1]))
+        for source, reply in replies.items():
+            outputs[reply.place] = back.write(source, reply.rows)
+        return outputs
+
+    def _messages(self, rows: Rows, copies: Copies) -> dict[int, Message]:
+        """Return the message for every EP rank that has one."""
+        order = np.argsort(copies.ep, kind="stable")
+        targets, starts = np.unique(copies.ep[order], return_index=True)
+        ends = np.append(starts, len(order))[1:]
+        messages = {}
+        for target, start, end in zip(targets.tolist(), starts.tolist(), ends.tolist(), strict=True):
+            place = order[start:end]
+            self.traffic[target] += end - start
+            messages[target] = Message(rows.taken(copies.token[place]), copies.slot[place], place)
+        return messages
+
+    def _windows(self, arrived: dict[int, Message], sent: dict[int, Message], width: int) -> tuple[Window, Window]:
+        """Return both buffers for the batch at hand: their size follows the largest section, in powers of two."""
+        most = max([len(message.slot) for message in (*arrived.values(), *sent.values())], default=0)
+        size = 1 << max(most - 1, 0).bit_length()
+        key = (size, width)
+        if key not in self.windows:
+            self.windows[key] = Window(self.group.size, size, width), Window(self.group.size, size, width)
+        return self.windows[key]
+
+    async def _return(
+        self, arrived: dict[int, Message], sources: list[int], out: Array, asked: list[int]
+    ) -> dict[int, Reply]:
+        """Send outputs back; whoever sent something knows that it gets an answer, so no counts are exchanged."""
+        index, n = self.group.index, self.group.size
+        ends = np.cumsum([0, *(len(arrived[source].slot) for source in sources)])
+        mine = {
+            source: Reply(out[a:b], arrived[source].place)
+            for source, a, b in zip(sources, ends, ends[1:], strict=False)
+        }
+        for source in sorted(sources, key=lambda source: (source - index) % n):
+            if source != index:
+                self.group.send(source, mine[source])
+        return {to: mine[to] if to == index else await self.group.receive(to) for to in asked}
+
+
+@dataclass(slots=True)
+class LaneExchange:
+    """Experts cut over m devices: parts of the hidden axis between nodes, whole rows inside one.
+
+    ``world`` are the ranks that take part; ``inner`` is this rank's MoE TP group, None on ranks without experts.
+    ``senders[unit][lane]`` and ``experts[ep][lane]`` are indices in ``world``: a unit is a part of the tokens of an
+    attention group. With ``fused`` every unit is gathered as it arrives (MixServe Algorithm 2) and every reply
+    reduced before it leaves (Algorithm 1, read as reduce-scatter, exchange, all-gather); without, each step waits for
+    the one before it.
+    """
+
+    world: Comm
+    inner: Comm | None
+    senders: list[list[int]]
+    experts: list[list[int]]
+    unit: int
+    ep: int
+    lanes: Lanes
+    int8: bool
+    fused: bool
+    traffic: Indices
+
+    async def run(self, x: Array, copies: Copies, compute: Compute) -> Array:
+        """Return the lanes that this rank serves of the outputs, [c, lanes · h/m], one lane behind the other."""
+        label = self.world.label
+        sent = self._dispatch(packed(x, self.int8), copies) if self.unit >= 0 else []
+        batches: list[tuple[int, Array, Message]] = []
+        if self.inner is not None:
+            self.inner.label = f"{label}, all-gather"
+            self.world.label = f"{label}, dispatch"
+            batches = await self._gather(x.shape[1])
+            slots = np.concatenate([message.slot for _, _, message in batches])
+            out = await compute(np.concatenate([rows for _, rows, _ in batches]), slots)
+            self.inner.label, self.world.label = f"{label}, reduce-scatter", f"{label}, combine"
+            await self._reply(batches, out)
+        outputs = await self._collect(sent, copies, x.shape[1]) if self.unit >= 0 else np.zeros((0, 0))
+        self.world.label = label
+        return outputs
+
+    def _my_lanes(self) -> list[int]:
+        me = self.world.index
+        return [lane for lane in range(self.lanes.m) if self.senders[self.unit][lane] == me]
+
+    def _dispatch(self, rows: Rows, copies: Copies) -> list[Indices]:
+        """Send every EP rank its copies, nodes ahead first, and return the places of the copies per EP rank."""
+        n, m = len(self.experts), self.lanes.m
+        places = [np.flatnonzero(copies.ep == ep) for ep in range(n)]
+        for step in range(n):
+            ep = (self.ep + 1 + step) % n
+            place = places[ep]
+            self.traffic[ep] += len(place)
+            for lane in self._my_lanes():
+                taken = rows.taken(copies.token[place])
+                taken = taken if self._at_home(self.unit, ep) else taken.lane(lane, m)
+                message = Message(taken, copies.slot[place], place)
+                self.world.send(self.experts[ep][lane], message)
+        return places
+
+    def _at_home(self, unit: int, ep: int) -> bool:
+        """Whether a unit's ranks are the expert rank's own devices, which hold the whole rows already."""
+        return self.senders[unit] == self.experts[ep]
+
+    def _in_turn(self) -> list[int]:
+        """Units in the order in which they arrive: from the node just behind on backwards, one's own last."""
+        here = [unit for unit, ranks in enumerate(self.senders) if set(ranks) <= set(self.experts[self.ep])]
+        first = here[0] if here else 0
+        units = len(self.senders)
+        return [(first - 1 - step) % units for step in range(units)]
+
+    async def _gather(self, hidden: int) -> list[tuple[int, Array, Message]]:
+        """Receive one lane of every unit's copies and gather whole rows inside the node."""
+        assert self.inner is not None, "only ranks with experts gather"
+        lane, units = self.inner.index, self._in_turn()
+        if self.fused:
+            batches = []
+            for unit in units:
+                message = await self.world.receive(self.senders[unit][lane])
+                rows = message.rows.unpacked()
+                batches.append((unit, rows if self._at_home(unit, self.ep) else await self._joined(rows), message))
+            return batches
+        messages = [await self.world.receive(self.senders[unit][lane]) for unit in units]
+        away = [i for i, unit in enumerate(units) if not self._at_home(unit, self.ep)]
+        parts = [message.rows.unpacked() for message in messages]
+        whole = await self._joined(np.concatenate([parts[i] for i in away])) if away else np.zeros((0, hidden))
+        ends = np.cumsum([0, *(len(parts[i]) for i in away)])
+        for number, i in enumerate(away):
+            parts[i] = whole[ends[number] : ends[number + 1]]
+        return [(unit, parts[i], messages[i]) for i, unit in enumerate(units)]
+
+    async def _joined(self, rows: Array) -> Array:
+        assert self.inner is not None, "only ranks with experts gather"
+        return np.concatenate(await all_gather(self.inner, rows), axis=1)
+
+    async def _reply(self, batches: list[tuple[int, Array, Message]], out: Array) -> None:
+        """Add partial outputs up inside the node, a lane per device, and send each unit its copies' lane."""
+        assert self.inner is not None, "only ranks with experts reply"
+        lane, m = self.inner.index, self.lanes.m
+        ends = np.cumsum([0, *(len(message.slot) for _, _, message in batches)])
+        if not self.fused:
+            whole = await reduce_scatter(self.inner, cut(out, m, axis=1))
+        for i, (unit, _, message) in enumerate(batches):
+            if self.fused:
+                own = await reduce_scatter(self.inner, cut(out[ends[i] : ends[i + 1]], m, axis=1))
+            else:
+                own = whole[ends[i] : ends[i + 1]]
+            self.world.send(self.senders[unit][lane], Reply(own, message.place))
+
+    async def _collect(self, sent: list[Indices], copies: Copies, hidden: int) -> Array:
+        """Receive the replies of every EP rank for the lanes that this rank serves."""
+        lanes, n = self._my_lanes(), len(self.experts)
+        width = hidden // self.lanes.m
+        outputs = np.zeros((len(copies.token), len(lanes) * width))
+        for step in range(n):
+            ep = (self.ep + 1 + step) % n
+            for number, lane in enumerate(lanes):
+                reply = await self.world.receive(self.experts[ep][lane])
+                outputs[reply.place, number * width : (number + 1) * width] = reply.rows
+        return outputs

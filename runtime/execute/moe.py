@@ -1,0 +1,269 @@
+"""The MoE layer of a rank that has attention: route, exchange, weigh, add.
+
+Three ways, by what the devices hold (docs/execute.md): every device holds all tokens (nothing is dispatched), experts
+are cut by TP alone (tokens are gathered, partial sums scattered), or copies travel to EP ranks and back.
+"""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+
+from podplan.errors import Fault
+from runtime.execute.batch import Batch
+from runtime.execute.collectives import Comm, all_gather, all_reduce, all_reduce_max, cut, reduce_scatter
+from runtime.execute.exchange import DirectExchange, LaneExchange, packed
+from runtime.execute.gate import Routes
+from runtime.execute.kernels import Array, Indices, linear, row_peaks, silu
+from runtime.execute.layout import Lanes
+from runtime.execute.placement import SHARED, Copies
+from runtime.execute.reference import gate
+from runtime.execute.trampoline import to_experts_and_back
+from runtime.execute.worker import Worker
+
+
+async def moe(worker: Worker, layer: int, x: Array, batch: Batch, routes: Routes | None = None) -> Array:
+    """Return routed and shared experts of normed tokens x; ``routes`` replace the gate's where a test forces them."""
+    routes = gate(worker.setup.weights, layer, x) if routes is None else routes
+    degrees = worker.setup.layout.pool.degrees
+    if degrees.domains:
+        out = await disaggregated(worker, layer, x, routes, batch)
+    elif degrees.attention_dp == 1 and not worker.staged:
+        out = await all_tokens_everywhere(worker, layer, x, routes, batch)
+    elif degrees.moe_ep == 1:
+        out = await tensor_parallel(worker, layer, x, routes, batch)
+    else:
+        out = await exchanged(worker, layer, x, routes, batch)
+    at = f"model.layers.{layer}.mlp.shared_experts"
+    if has_local_shared(worker) and not worker.is_cut(f"{at}.down_proj.weight"):
+        out = out + await worker.swiglu(at, x, None)
+    return out
+
+
+def has_local_shared(worker: Worker) -> bool:
+    """Whether attention ranks hold the shared expert themselves."""
+    mapping = worker.setup.layout.pool.expert_map
+    return bool(worker.setup.small.moe.shared_experts) and not (mapping and mapping.shared_expert_ranks)
+
+
+async def cut_shared(worker: Worker, layer: int, x: Array, group: Comm) -> Array | None:
+    """Return this rank's partial sum of a shared expert that is cut over the group that adds up, else None."""
+    at = f"model.layers.{layer}.mlp.shared_experts"
+    if has_local_shared(worker) and worker.is_cut(f"{at}.down_proj.weight"):
+        return await worker.swiglu(at, x, group)
+    return None
+
+
+def weighted(outputs: Array, copies: Copies, tokens: int) -> Array:
+    """Add the outputs of every token's copies, each times its gate weight, [tokens, ·] from [c, ·].
+
+    Copies are added in the order of the copies, the same on every rank.
+    """
+    out = np.zeros((tokens, outputs.shape[1]))
+    np.add.at(out, copies.token, outputs * copies.weight[:, None])
+    return out
+
+
+async def expert_outputs(worker: Worker, layer: int, rows: Array, slots: Indices, microbatch: int) -> Array:
+    """Return outputs [n, h] of rows [n, h] in slots of this rank: partial sums where experts are cut by MoE TP."""
+    setup, at = worker.setup, f"model.layers.{layer}.mlp"
+    table = setup.tables[layer]
+    names, members = [], []
+    for slot in np.unique(slots).tolist():
+        if slot != SHARED and table.rank_of[slot] != worker.place.ep:
+            raise Fault(f"rank {worker.place.rank} got a token for slot {slot} of EP rank {table.rank_of[slot]}")
+        names.append(f"{at}.shared_experts" if slot == SHARED else f"{at}.experts.{table.expert_of[slot]}")
+        members.append(np.flatnonzero(slots == slot))
+    hidden = []
+    for name, own in zip(names, members, strict=True):
+        up = linear(rows[own], worker.part(f"{name}.up_proj.weight"), worker.int8)
+        hidden.append(silu(linear(rows[own], worker.part(f"{name}.gate_proj.weight"), worker.int8)) * up)
+    peaks = await _peaks(worker, hidden, members, (len(rows), layer, microbatch))
+    out = np.zeros_like(rows)
+    for number, (name, own) in enumerate(zip(names, members, strict=True)):
+        part = linear(hidden[number], worker.part(f"{name}.down_proj.weight"), worker.int8, peaks[own])
+        whole = not worker.is_cut(f"{name}.down_proj.weight")
+        # The MoE TP group adds up: what all of its ranks hold whole must come from one of them.
+        out[own] = 0.0 if whole and worker.place.moe_tp > 0 else part
+    return out
+
+
+async def _peaks(
+    worker: Worker, hidden: Sequence[Array], members: Sequence[Indices], where: tuple[int, int, int]
+) -> Array:
+    """Return the peak of every row of the experts' hidden states over the MoE TP group; unused without INT8."""
+    rows, layer, microbatch = where
+    peaks = np.zeros((rows, 1))
+    if not worker.int8:
+        return peaks
+    for states, own in zip(hidden, members, strict=True):
+        peaks[own] = row_peaks(states)
+    group = worker.comm("moe_tp", microbatch, f"layer {layer}, expert scales")
+    return await all_reduce_max(group, peaks) if group.size > 1 else peaks
+
+
+async def all_tokens_everywhere(worker: Worker, layer: int, x: Array, routes: Routes, batch: Batch) -> Array:
+    """One attention group: every device picks its experts' rows; one all-reduce adds all up (d_DP = 1)."""
+    copies = worker.setup.tables[layer].copies(routes.experts, routes.weights, np.arange(len(x)))
+    mine = np.flatnonzero(copies.ep == worker.place.ep)
+    own = Copies(copies.token[mine], copies.ep[mine], copies.slot[mine], copies.weight[mine])
+    out = weighted(await expert_outputs(worker, layer, x[own.token], own.slot, batch.microbatch), own, len(x))
+    group = worker.comm("stage", batch.microbatch, f"{batch.label}, layer {layer}, experts")
+    shared = await cut_shared(worker, layer, x, group)
+    return await all_reduce(group, out if shared is None else out + shared)
+
+
+async def tensor_parallel(worker: Worker, layer: int, x: Array, routes: Routes, batch: Batch) -> Array:
+    """Experts cut over all devices: gather every group's tokens, compute partial sums, scatter them back."""
+    group = worker.comm("stage", batch.microbatch, f"{batch.label}, layer {layer}, experts")
+    tp = worker.comm("tp", batch.microbatch, group.label)
+    share = (lambda rows: rows) if worker.staged else (lambda rows: cut(rows, tp.size)[tp.index])
+    parts = await all_gather(group, (share(x), share(routes.experts), share(routes.weights)))
+    rows, experts, weights = (np.concatenate(column) for column in zip(*parts, strict=True))
+    copies = worker.setup.tables[layer].copies(experts, weights, np.arange(len(rows)))
+    outputs = await expert_outputs(worker, layer, rows[copies.token], copies.slot, batch.microbatch)
+    out = weighted(outputs, copies, len(rows))
+    shared = await cut_shared(worker, layer, rows, group)
+    out = out if shared is None else out + shared
+    ends = np.cumsum([0, *(len(part[0]) for part in parts)])
+    own = await reduce_scatter(group, [out[a:b] for a, b in pairwise(ends)])
+    return own if worker.staged else np.concatenate(await all_gather(tp, own))
+
+
+async def exchanged(worker: Worker, layer: int, x: Array, routes: Routes, batch: Batch) -> Array:
+    """Dispatch copies to EP ranks and combine what comes back (MixServe section III-B3 in every ratio of DP to EP)."""
+    setup, lanes = worker.setup, worker.setup.lanes
+    c = 0 if worker.staged else worker.place.tp
+    if setup.choices.side_by_side:
+        return await side_by_side(worker, layer, x, routes, batch)
+    mine = np.arange(lanes.subset(c), len(x), lanes.subsets)
+    copies = setup.tables[layer].copies(routes.experts[mine], routes.weights[mine], turns(worker, len(mine)))
+    exchange = exchange_of(worker, batch)
+
+    async def compute(rows: Array, slots: Indices) -> Array:
+        return await expert_outputs(worker, layer, rows, slots, batch.microbatch)
+
+    outputs = await exchange.run(x[mine], copies, compute)
+    own = weighted(outputs, copies, len(mine))
+    return await _regathered(worker, own, len(x), batch, f"{batch.label}, layer {layer}, all-gather")
+
+
+def turns(worker: Worker, tokens: int) -> Indices:
+    """Return what rotates the sender's tokens over replicas: their place in its share of the batch, and the sender.
+
+    Ranks that send lanes of the same tokens give them the same turn.
+    """
+    setup, place = worker.setup, worker.place
+    degrees = setup.layout.pool.degrees
+    if setup.choices.replicas == "own_block":
+        replicas = int(setup.tables[setup.moe_layers[0]].counts[0])
+        return np.full(tokens, place.ep * replicas // degrees.moe_ep)
+    group = place.domain * degrees.attention_dp + place.dp
+    sender = (
+        group * degrees.attention_tp + place.tp
+        if worker.staged
+        else (group * setup.lanes.subsets + setup.lanes.subset(place.tp))
+    )
+    return np.arange(tokens) + sender
+
+
+async def _regathered(worker: Worker, own: Array, tokens: int, batch: Batch, label: str) -> Array:
+    """Return all tokens and the whole hidden axis from what each rank of the TP group has of them."""
+    setup, lanes = worker.setup, worker.setup.lanes
+    if worker.staged or lanes.t == 1:
+        return own
+    parts = await all_gather(worker.comm("tp", batch.microbatch, label), own)
+    hidden = setup.small.spec.hidden_size
+    width, out = hidden // lanes.m, np.zeros((tokens, hidden))
+    for c, part in enumerate(parts):
+        for number, lane in enumerate(lanes.lanes(c)):
+            columns = slice(lane * width, (lane + 1) * width)
+            out[lanes.subset(c) :: lanes.subsets, columns] = part[:, number * width : (number + 1) * width]
+    return out
+
+
+async def side_by_side(worker: Worker, layer: int, x: Array, routes: Routes, batch: Batch) -> Array:
+    """d_DP < d_EP as MixServe section III-B3 has it: d_EP/d_DP groups of d_DP devices exchange side by side.
+
+    Tokens are on all ranks of a TP group. Rank c drops every copy but those for EP ranks with its own TP rank, so
+    that it talks to those alone, and the group adds up.
+    """
+    setup, place = worker.setup, worker.place
+    table, tp = setup.tables[layer], setup.layout.pool.degrees.attention_tp
+    group = place.dp + np.arange(len(x))
+    copies = table.copies(routes.experts, routes.weights, group)
+    kept = np.flatnonzero(copies.ep % tp == place.tp)
+    own = Copies(copies.token[kept], copies.ep[kept], copies.slot[kept], copies.weight[kept])
+    exchange = exchange_of(worker, batch)
+
+    async def compute(rows: Array, slots: Indices) -> Array:
+        return await expert_outputs(worker, layer, rows, slots, batch.microbatch)
+
+    out = weighted(await exchange.run(x, own, compute), own, len(x))
+    return await all_reduce(worker.comm("tp", batch.microbatch, f"{batch.label}, layer {layer}, all-reduce"), out)
+
+
+def exchange_of(worker: Worker, batch: Batch) -> DirectExchange | LaneExchange:
+    """Return the rank's exchange of a microbatch, made once: its buffers stay."""
+    key = ("exchange", batch.microbatch)
+    exchange: DirectExchange | LaneExchange | None = worker.kept.get(key)
+    if exchange is None:
+        exchange = worker.kept[key] = _new_exchange(worker, batch)
+    group = exchange.group if isinstance(exchange, DirectExchange) else exchange.world
+    group.label = f"{batch.label}, experts"
+    return exchange
+
+
+def _new_exchange(worker: Worker, batch: Batch) -> DirectExchange | LaneExchange:
+    setup, layout, lanes = worker.setup, worker.setup.layout, worker.setup.lanes
+    int8, stage = setup.choices.int8_messages, worker.place.pp
+    if lanes.m == 1:
+        return DirectExchange(worker.comm("ep", batch.microbatch, ""), int8, worker.traffic)
+    world = worker.comm("stage", batch.microbatch, "")
+    index = {rank: number for number, rank in enumerate(world.ranks)}
+    units = [(dp, c) for dp in range(setup.layout.pool.degrees.attention_dp) for c in range(_units_of(worker, lanes))]
+
+    def sender(dp: int, c: int, lane: int) -> int:
+        return index[layout.attention_rank(stage, 0, dp, c if worker.staged else lanes.sender(c, lane))]
+
+    senders = [[sender(dp, c, lane) for lane in range(lanes.m)] for dp, c in units]
+    experts = [
+        [index[layout.expert_rank(stage, ep, lane)] for lane in range(lanes.m)]
+        for ep in range(layout.pool.degrees.moe_ep)
+    ]
+    own = (worker.place.dp, worker.place.tp if worker.staged else lanes.subset(worker.place.tp))
+    return LaneExchange(
+        world=world,
+        inner=worker.comm("moe_tp", batch.microbatch, ""),
+        senders=senders,
+        experts=experts,
+        unit=units.index(own),
+        ep=worker.place.ep,
+        lanes=lanes,
+        int8=int8,
+        fused=setup.choices.fused,
+        traffic=worker.traffic,
+    )
+
+
+def _units_of(worker: Worker, lanes: Lanes) -> int:
+    return worker.setup.layout.pool.degrees.attention_tp if worker.staged else lanes.subsets
+
+
+async def disaggregated(worker: Worker, layer: int, x: Array, routes: Routes, batch: Batch) -> Array:
+    """Experts on devices of their own, by way of trampolines; attention TP groups deal their tokens out."""
+    setup, tp = worker.setup, worker.comm("tp", batch.microbatch, f"{batch.label}, layer {layer}, all-gather")
+    mine = np.arange(tp.index, len(x), tp.size)
+    copies = setup.tables[layer].copies(
+        routes.experts[mine], routes.weights[mine], turns(worker, len(mine)) + worker.place.tp
+    )
+    np.add.at(worker.traffic, copies.ep, 1)
+    label = f"{batch.label}, layer {layer}"
+    outputs = await to_experts_and_back(worker, packed(x[mine], setup.choices.int8_messages), copies, batch, label)
+    own = weighted(outputs, copies, len(mine))
+    if tp.size == 1:
+        return own
+    out = np.zeros_like(x)
+    for c, part in enumerate(await all_gather(tp, own)):
+        out[c :: tp.size] = part
+    return out

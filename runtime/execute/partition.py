@@ -1,0 +1,317 @@
+"""Which part of every tensor each rank holds, and whether the parts make up the model.
+
+The manifest's rules are taken at their word. A tensor is cut where its rule says, at the sizes of the real model and
+of the small one alike; what the ranks of a group hold must be the whole tensor once, or once per stated replica, and
+the parts that are multiplied with each other must be cut alike.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from fnmatch import translate
+from functools import cache
+from re import Pattern
+from re import compile as pattern
+
+from planner.manifest.layout import ShardRule
+from podplan.errors import BadInput
+from runtime.execute.layout import Layout, Place
+from runtime.execute.small import SmallModel, stage_bounds
+from runtime.execute.tensors import tensor_shapes
+
+Range = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """``start`` to ``stop`` of a tensor along ``axis``; ``whole`` where that is all of it."""
+
+    axis: int
+    start: int
+    stop: int
+    whole: bool
+
+
+@cache
+def _compiled(glob: str) -> Pattern[str]:
+    return pattern(translate(glob))
+
+
+class Partition:
+    """The rules of one pool over the tensors of a small model."""
+
+    def __init__(self, small: SmallModel, layout: Layout, path: str = "pools[0]") -> None:
+        """``path`` is where the pool stands in its manifest, for errors."""
+        self.small, self.layout, self.path = small, layout, path
+        self.shapes = tensor_shapes(small)
+        self._rules: dict[str, tuple[int, ShardRule]] = {}
+        self._bounds = stage_bounds(layout.pool)
+
+    def rule(self, name: str) -> tuple[int, ShardRule]:
+        """Return the first rule that matches a tensor, and its place.
+
+        Raises BadInput where none does.
+        """
+        found = self._rules.get(name)
+        if found is None:
+            for index, rule in enumerate(self.layout.pool.weight_shards):
+                if _compiled(rule.tensor).match(name):
+                    found = self._rules[name] = (index, rule)
+                    break
+            else:
+                raise BadInput(f"{self.path}.weight_shards: no rule covers tensor {name}, so no rank holds it")
+        return found
+
+    def stage_of(self, layer: int) -> int:
+        """Return the pipeline stage of a layer; draft layers belong to the last."""
+        return next((s for s, (_, end) in enumerate(self._bounds) if layer < end), len(self._bounds) - 1)
+
+    def part(self, place: Place, name: str) -> Part:
+        """Return what a rank holds of a tensor that it holds."""
+        index, rule = self.rule(name)
+        shape = self.shapes[name]
+        if rule.axis is None or rule.degree == 1:
+            return Part(0, 0, shape[0], True)
+        if rule.axis >= len(shape):
+            raise BadInput(f"{self.path}.weight_shards[{index}]: cuts axis {rule.axis} of {name}, which has one axis")
+        size = shape[rule.axis]
+        if size % rule.degree:
+            raise BadInput(
+                f"{self.path}.weight_shards[{index}]: {name} has {size} along axis {rule.axis} in the small model, "
+                f"which a degree of {rule.degree} does not divide"
+            )
+        degrees = self.layout.pool.degrees
+        n = degrees.attention_tp if rule.coordinate == "tp" else degrees.moe_tp
+        coordinate = place.tp if rule.coordinate == "tp" else place.moe_tp
+        if coordinate < 0:
+            raise BadInput(
+                f"{self.path}.weight_shards[{index}]: rank {place.rank} holds {name} but has no {rule.coordinate} "
+                "coordinate to cut it by"
+            )
+        each = size // rule.degree
+        start = coordinate * rule.degree // n * each
+        return Part(rule.axis, start, start + each, False)
+
+    def holds(self, place: Place, name: str) -> bool:
+        """Whether the rules give a rank a tensor that is no routed expert's."""
+        held_by = self.rule(name)[1].held_by
+        last = len(self._bounds) - 1
+        if held_by == "first_stage":
+            return place.tp >= 0 and place.pp == 0
+        if held_by == "last_stage":
+            return place.tp >= 0 and place.pp == last
+        layer = layer_of(name)
+        in_stage = layer is None or place.pp == self.stage_of(layer)
+        if held_by == "attention":
+            return place.tp >= 0 and in_stage
+        mapping = self.layout.pool.expert_map
+        dedicated = mapping.shared_expert_ranks if mapping else []
+        if held_by == "shared_expert":
+            return in_stage and (place.ep in dedicated if dedicated else place.tp >= 0)
+        return in_stage and place.ep >= 0
+
+
+def layer_of(name: str) -> int | None:
+    """Return the layer number in a tensor's name, None for tables and the last norm."""
+    words = name.split(".")
+    return int(words[2]) if words[1] == "layers" else None
+
+
+def check_coverage(partition: Partition) -> int:
+    """Raise BadInput unless the ranks hold the model; return how many (rank, tensor) parts were looked at.
+
+    The message names the rank, the tensor and the range that is missing, double or cut otherwise than its partner.
+    """
+    _check_real_sizes(partition)
+    looked = 0
+    for name in partition.shapes:
+        if ".experts." in name:
+            continue
+        looked += _check_tensor(partition, name)
+    for layer in (*partition.small.layers, partition.small.draft_layer):
+        if layer is not None:
+            _check_layer(partition, layer)
+            looked += _check_experts(partition, layer)
+    return looked
+
+
+def _check_real_sizes(partition: Partition) -> None:
+    """The real model's tensors divide as the rules say, attention by whole heads; engines pad vocabularies."""
+    small = partition.small
+    real = tensor_shapes(replace(small, spec=small.source))
+    heads = small.source.attention.heads
+    for name, shape in real.items():
+        index, rule = partition.rule(name)
+        padded = name.endswith(("embed_tokens.weight", "head.weight"))
+        if padded or rule.axis is None or rule.degree == 1 or rule.axis >= len(shape):
+            continue
+        size = shape[rule.axis]
+        by_head = name.endswith(("q_b_proj.weight", "q_proj.weight", "kv_b_proj.weight", "o_proj.weight"))
+        if size % rule.degree or (by_head and heads % rule.degree):
+            what = f"{heads} heads" if by_head else f"range 0 to {size} of axis {rule.axis}"
+            raise BadInput(
+                f"{partition.path}.weight_shards[{index}].degree: {rule.degree} does not divide the {what} of {name}, "
+                f"so rank {rule.degree - 1} has no equal part"
+            )
+
+
+def _check_tensor(partition: Partition, name: str) -> int:
+    """Every group that needs a tensor holds it: once in all, or as often as its degree leaves ranks."""
+    index, rule = partition.rule(name)
+    where = f"{partition.path}.weight_shards[{index}]"
+    if rule.held_by == "expert_map":
+        raise BadInput(f"{where}: {name} is no routed expert, so the expert map cannot say who holds it")
+    needed = list(_groups_that_need(partition, name))
+    for group in needed:
+        holders = [place for place in group if partition.holds(place, name)]
+        if len(holders) < len(group):
+            missing = next(place for place in group if place not in holders)
+            size = partition.shapes[name][0]
+            raise BadInput(
+                f"{where}: rank {missing.rank} computes with {name} but holds none of it (range 0 to {size} of axis "
+                f"0): held_by {rule.held_by!r} leaves it out"
+            )
+        _check_ranges(partition, name, holders)
+    return sum(len(group) for group in needed)
+
+
+def _groups_that_need(partition: Partition, name: str) -> Iterator[list[Place]]:
+    """Yield the groups of ranks that together compute with a tensor."""
+    layout, layer = partition.layout, layer_of(name)
+    mapping = layout.pool.expert_map
+    last = len(partition._bounds) - 1
+    stages = [0] if "embed" in name else [last]
+    if layer is not None:
+        stages = [partition.stage_of(layer)]
+    if ".shared_experts." in name and mapping and mapping.shared_expert_ranks:
+        for ep in mapping.shared_expert_ranks:
+            inner = range(layout.pool.degrees.moe_tp)
+            yield [layout.place(layout.expert_rank(stages[0], ep, j)) for j in inner]
+        return
+    if partition.rule(name)[1].coordinate == "moe_tp":
+        for ep in range(layout.pool.degrees.moe_ep):
+            yield [layout.place(layout.expert_rank(stages[0], ep, j)) for j in range(layout.pool.degrees.moe_tp)]
+        return
+    for stage in stages:
+        for domain, dp in layout.dp_groups():
+            ranks = range(layout.pool.degrees.attention_tp)
+            yield [layout.place(layout.attention_rank(stage, domain, dp, c)) for c in ranks]
+
+
+def _check_ranges(partition: Partition, name: str, holders: list[Place]) -> None:
+    """Parts of a group leave no gap; whole copies are fine, for the rule states them."""
+    parts = [(partition.part(place, name), place.rank) for place in holders]
+    if parts[0][0].whole:
+        return
+    axis, size = parts[0][0].axis, partition.shapes[name][parts[0][0].axis]
+    reached = 0
+    for part, _ in sorted(parts, key=lambda entry: entry[0].start):
+        if part.start > reached:
+            break
+        reached = max(reached, part.stop)
+    rank = parts[-1][1]
+    if reached < size:
+        index = partition.rule(name)[0]
+        raise BadInput(
+            f"{partition.path}.weight_shards[{index}]: range {reached} to {size} of axis {axis} of {name} is on no "
+            f"rank of the group of rank {rank}"
+        )
+
+
+PARTNERS = (
+    ("self_attn.{q}.weight", "self_attn.o_proj.weight"),
+    ("mlp.gate_proj.weight", "mlp.down_proj.weight"),
+    ("mlp.up_proj.weight", "mlp.down_proj.weight"),
+    ("mlp.shared_experts.gate_proj.weight", "mlp.shared_experts.down_proj.weight"),
+    ("mlp.shared_experts.up_proj.weight", "mlp.shared_experts.down_proj.weight"),
+    ("self_attn.{q}.weight", "self_attn.kv_b_proj.weight"),
+)
+"""Products whose outputs meet: the output features of the first are the input features of the second, or its heads."""
+
+
+def _check_layer(partition: Partition, layer: int) -> None:
+    """Column-parallel and row-parallel cuts of a layer fit each other on every rank."""
+    at = f"model.layers.{layer}"
+    query = "q_b_proj" if f"{at}.self_attn.q_b_proj.weight" in partition.shapes else "q_proj"
+    for first, second in PARTNERS:
+        one, other = f"{at}.{first.format(q=query)}", f"{at}.{second}"
+        if one not in partition.shapes or other not in partition.shapes:
+            continue
+        for place in partition.layout.places:
+            if partition.holds(place, one) and partition.holds(place, other):
+                _check_partners(partition, place, one, other)
+    _check_kv_heads(partition, at)
+
+
+def _check_partners(partition: Partition, place: Place, one: str, other: str) -> None:
+    """Shares of the two tensors are the same share of the whole; a staged group gathers before its second product."""
+    left, right = _share(partition, place, one), _share(partition, place, other)
+    first, second = partition.part(place, one), partition.part(place, other)
+    meets = 0 if other.endswith("kv_b_proj.weight") else 1
+    along = (first.whole or first.axis == 0) and (second.whole or second.axis == meets)
+    staged = partition.layout.pool.degrees.staged and other.endswith("o_proj.weight")
+    if along and ((staged and second.whole) or left == right):
+        return
+    index, _ = partition.rule(other)
+    raise BadInput(
+        f"{partition.path}.weight_shards[{index}]: rank {place.rank} holds range {second.start} to {second.stop} of "
+        f"axis {second.axis} of {other}, but {left[0]:.0%} to {left[1]:.0%} of axis {first.axis} of {one}, which it is "
+        "multiplied with"
+    )
+
+
+def _share(partition: Partition, place: Place, name: str) -> tuple[float, float]:
+    part = partition.part(place, name)
+    if part.whole:
+        return 0.0, 1.0
+    size = partition.shapes[name][part.axis]
+    return part.start / size, part.stop / size
+
+
+def _check_kv_heads(partition: Partition, at: str) -> None:
+    """A rank holds the KV heads that its query heads read."""
+    name = f"{at}.self_attn.k_proj.weight"
+    if name not in partition.shapes:
+        return
+    for place in partition.layout.places:
+        if partition.holds(place, name):
+            low, high = _share(partition, place, f"{at}.self_attn.q_proj.weight")
+            for held in (name, f"{at}.self_attn.v_proj.weight"):
+                start, stop = _share(partition, place, held)
+                if start > low or stop < high:
+                    part = partition.part(place, held)
+                    raise BadInput(
+                        f"{partition.path}.weight_shards[{partition.rule(held)[0]}]: rank {place.rank} holds range "
+                        f"{part.start} to {part.stop} of {held}, not all that its query heads read"
+                    )
+
+
+def _check_experts(partition: Partition, layer: int) -> int:
+    """Routed experts are cut along their width alike in all three matrices, and wholly over the MoE TP group."""
+    if partition.small.is_dense(layer) or partition.small.spec.moe is None:
+        return 0
+    layout, looked = partition.layout, 0
+    stage, degrees = partition.stage_of(layer), partition.layout.pool.degrees
+    group = [layout.place(layout.expert_rank(stage, 0, j)) for j in range(degrees.moe_tp)]
+    for expert in range(partition.small.moe.experts):
+        at = f"model.layers.{layer}.mlp.experts.{expert}"
+        for name in (f"{at}.gate_proj.weight", f"{at}.up_proj.weight", f"{at}.down_proj.weight"):
+            index, rule = partition.rule(name)
+            if rule.held_by != "expert_map":
+                raise BadInput(
+                    f"{partition.path}.weight_shards[{index}]: {name} must be held by the ranks of the expert map, not "
+                    f"by {rule.held_by!r}, of which rank {group[0].rank} is one"
+                )
+            parts = [partition.part(place, name) for place in group]
+            held = 1 if parts[0].whole else sum(part.stop - part.start for part in parts)
+            size = 1 if parts[0].whole else partition.shapes[name][parts[0].axis]
+            if held < size or len({part.start for part in parts}) < len(group):
+                last = parts[-1]
+                raise BadInput(
+                    f"{partition.path}.weight_shards[{index}]: rank {group[-1].rank} holds range {last.start} to "
+                    f"{last.stop} of axis {last.axis} of {name}; {len(group)} ranks must hold as many different parts"
+                )
+            looked += len(parts)
+        for place in group:
+            _check_partners(partition, place, f"{at}.gate_proj.weight", f"{at}.down_proj.weight")
+            _check_partners(partition, place, f"{at}.up_proj.weight", f"{at}.down_proj.weight")
+    return looked

@@ -1,0 +1,95 @@
+"""Which slot a token's copy goes to: the expert map of a layer, and the rotation over replicas."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from planner.manifest.layout import ExpertMap
+from podplan.errors import BadInput
+from runtime.execute.kernels import Array, Indices
+
+SHARED = -1
+"""The slot number of a dedicated shared expert."""
+
+
+@dataclass(frozen=True, slots=True)
+class Copies:
+    """Token copies to send: token (row of the sender's tokens), EP rank, slot and gate weight, all [c]."""
+
+    token: Indices
+    ep: Indices
+    slot: Indices
+    weight: Array
+
+
+@dataclass(slots=True)
+class ExpertTable:
+    """The slots of one layer.
+
+    ``expert_of`` [slots] is the logical expert, ``rank_of`` [slots] its EP rank; ``replicas`` [E, most] lists the
+    slots of an expert, ``counts`` [E] says how many there are.
+    """
+
+    expert_of: Indices
+    rank_of: Indices
+    shared_ranks: Indices
+    counts: Indices = field(init=False)
+    replicas: Indices = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Index slots by expert."""
+        live = np.flatnonzero(self.rank_of >= 0)
+        self.counts = np.bincount(self.expert_of[live], minlength=int(self.expert_of.max()) + 1)
+        lost = np.flatnonzero(self.counts == 0)
+        if lost.size:
+            raise BadInput(f"expert {lost[0]} has no replica on a rank that is left")
+        self.replicas = np.zeros((len(self.counts), int(self.counts.max())), dtype=np.int64)
+        seen = np.zeros(len(self.counts), dtype=np.int64)
+        for slot in live.tolist():
+            expert = self.expert_of[slot]
+            self.replicas[expert, seen[expert]] = slot
+            seen[expert] += 1
+
+    def without(self, lost: set[int]) -> "ExpertTable":
+        """Return the table that the replicas on surviving EP ranks make; BadInput where an expert has none left."""
+        rank_of = np.where(np.isin(self.rank_of, list(lost)), -1, self.rank_of)
+        shared = np.array([rank for rank in self.shared_ranks.tolist() if rank not in lost], dtype=np.int64)
+        if len(self.shared_ranks) and not len(shared):
+            raise BadInput("the shared expert has no copy on a rank that is left")
+        return ExpertTable(self.expert_of, rank_of, shared)
+
+    def slots_on(self, ep: int) -> Indices:
+        """Return the slots of an EP rank."""
+        return np.flatnonzero(self.rank_of == ep)
+
+    def copies(self, experts: Indices, weights: Array, turn: Indices) -> Copies:
+        """Return where k experts per token [T, k] are, and the dedicated shared expert's copy beside them.
+
+        ``turn`` [T] rotates: replica turn mod (number of replicas), so that tokens at different places of a batch
+        use different replicas without any exchange (xDeepServe section 4.5).
+        """
+        tokens, k = experts.shape
+        slot = self.replicas[experts, turn[:, None] % self.counts[experts]]
+        ep = self.rank_of[slot]
+        token = np.repeat(np.arange(tokens), k)
+        if not len(self.shared_ranks):
+            return Copies(token, ep.ravel(), slot.ravel(), weights.ravel())
+        shared = self.shared_ranks[turn % len(self.shared_ranks)]
+        return Copies(
+            np.concatenate([token, np.arange(tokens)]),
+            np.concatenate([ep.ravel(), shared]),
+            np.concatenate([slot.ravel(), np.full(tokens, SHARED)]),
+            np.concatenate([weights.ravel(), np.ones(tokens)]),
+        )
+
+
+def expert_tables(mapping: ExpertMap, layers: list[int]) -> dict[int, ExpertTable]:
+    """Return the table of every layer asked for; a layer that the map leaves out (a draft layer) lies as the last."""
+    ranks = np.array(mapping.expert_ranks, dtype=np.int64)
+    shared = np.array(mapping.shared_expert_ranks, dtype=np.int64)
+    by_layer = {layer: entry for entry in mapping.placements for layer in entry.layers}
+    tables = {}
+    for layer in layers:
+        slots = np.array(by_layer.get(layer, by_layer[max(by_layer)]).slots, dtype=np.int64)
+        tables[layer] = ExpertTable(slots, np.repeat(ranks, len(slots) // len(ranks)), shared)
+    return tables

@@ -1,0 +1,275 @@
+"""The whole run: prompts through prefill, caches over, N decode iterations, as every rank's program."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from planner.manifest.schema import LinkMapping, Manifest, Pool
+from podplan.errors import BadInput
+from runtime.execute.handover import Group, Haul, hauls, receive_cache, send_cache, send_first
+from runtime.execute.kernels import Array
+from runtime.execute.layout import Layout, dealt, spread
+from runtime.execute.partition import check_coverage
+from runtime.execute.passes import Prefilled, Running, decode_iteration, experts_pass, prefill_pass
+from runtime.execute.plan import Choices, Setup
+from runtime.execute.small import shrink
+from runtime.execute.tensors import Weights
+from runtime.execute.transport import Endpoint, Loop, Program
+from runtime.execute.worker import Worker
+
+SAMPLED_GROUPS = 8
+PROMPTS_OF_SAMPLED = 4
+LENGTHS = (3, 8, 5, 12, 7, 10, 4, 9)
+"""Prompt lengths in turn: any four neighbours differ."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What is run: decode iterations, seed of weights and prompts, INT8 matrices, how exchanges run."""
+
+    iterations: int = 8
+    seed: int = 0
+    int8: bool = False
+    choices: Choices = field(default_factory=Choices)
+
+
+@dataclass(slots=True)
+class World:
+    """A prefill and a decode instance of a manifest side by side (one instance where the pool is mixed).
+
+    ``prompts`` are token ids by request; ``prefill_of`` and ``decode_of`` say which attention group has a request.
+    """
+
+    prefill: Setup
+    decode: Setup
+    mapping: LinkMapping
+    settings: Settings
+    prompts: list[list[int]]
+    prefill_of: list[Group]
+    decode_of: list[Group]
+
+    @property
+    def mixed(self) -> bool:
+        """Whether one instance does both."""
+        return self.prefill is self.decode
+
+    @property
+    def positions(self) -> int:
+        """Positions that a cache has room for: the longest prompt and all that may come out, drafts included."""
+        longest = max(len(prompt) for prompt in self.prompts)
+        return longest + (self.settings.iterations + 2) * (self.decode.drafts + 1)
+
+    def requests_of(self, group: Group, where: list[Group]) -> list[int]:
+        """Return the requests of a group, in the order of its cache rows."""
+        return [request for request, at in enumerate(where) if at == group]
+
+    def moves(self, request: int) -> list[Haul]:
+        """Return the messages that hand a request over."""
+        groups = self.prefill_of[request], self.decode_of[request]
+        return list(hauls(self.prefill, self.decode, self.mapping, *groups))
+
+    @property
+    def ranks(self) -> list[int]:
+        """All ranks."""
+        return list(range(self.decode.layout.ranks.stop))
+
+
+def pair_of(manifest: Manifest) -> tuple[Pool, Pool]:
+    """Return the pools that prefill and decode: the first of either role, or the first mixed one twice."""
+    by_role = {pool.role: pool for pool in reversed(manifest.pools)}
+    if "decode" in by_role:
+        return by_role["prefill"], by_role["decode"]
+    return by_role["mixed"], by_role["mixed"]
+
+
+def build_world(manifest: Manifest, settings: Settings) -> World:
+    """Return the world of a manifest's first prefill and decode instance.
+
+    Raises:
+        BadInput: the pools do not cover the model, with rank, tensor and range.
+    """
+    pools = pair_of(manifest)
+    small = shrink(manifest.model.spec, pools)
+    weights = Weights(small, settings.seed, settings.int8)
+    drafts = pools[1].mtp.drafts
+    setups = [
+        Setup(weights, Layout(pool, base), settings.choices, drafts, f"pools[{manifest.pools.index(pool)}]")
+        for pool, base in zip(pools, (0, len(pools[0].rank_table.rows)), strict=True)
+    ]
+    if pools[0] is pools[1]:
+        setups[1] = setups[0] = Setup(weights, Layout(pools[0]), settings.choices, drafts, setups[0].path)
+    for setup in setups:
+        check_coverage(setup.partition)
+    mapping = manifest.kv_transfer.mapping if manifest.kv_transfer else LinkMapping(ratio=1.0, group_size=1.0)
+    groups = [setup.layout.dp_groups() for setup in setups]
+    count = max(_prompts_for(len(each)) for each in groups)
+    places = [_deal(count, each) for each in groups]
+    prompts = _prompts(places[1], small.spec.vocab_size, settings.seed)
+    return World(setups[0], setups[1], mapping, settings, prompts, places[0], places[1])
+
+
+def _prompts(groups: list[Group], vocabulary: int, seed: int) -> list[list[int]]:
+    """Draw a prompt for every request of a decode group; those of one group have different lengths."""
+    rng, seen, prompts = np.random.default_rng(seed), dict.fromkeys(groups, 0), []
+    for group in groups:
+        turn = seen[group] + group[0] + group[1]
+        seen[group] += 1
+        prompts.append(rng.integers(0, vocabulary, LENGTHS[turn % len(LENGTHS)]).tolist())
+    return prompts
+
+
+def _prompts_for(groups: int) -> int:
+    """Prompts that give every group one and every sampled group four."""
+    return groups + (PROMPTS_OF_SAMPLED - 1) * min(groups, SAMPLED_GROUPS)
+
+
+def _deal(count: int, groups: list[Group]) -> list[Group]:
+    sample = spread(len(groups), SAMPLED_GROUPS)
+    return [groups[place] for place in dealt(count, len(groups), PROMPTS_OF_SAMPLED, sample)]
+
+
+@dataclass(slots=True)
+class Rank:
+    """A rank of the world with what it keeps between phases."""
+
+    world: World
+    worker: Worker
+    running: Running | None = None
+    prefilled: dict[int, Prefilled] = field(default_factory=dict)
+
+    @property
+    def setup(self) -> Setup:
+        """The instance that this rank belongs to."""
+        return self.worker.setup
+
+    @property
+    def group(self) -> Group:
+        """Its attention group."""
+        return self.worker.place.domain, self.worker.place.dp
+
+    @property
+    def reports(self) -> bool:
+        """Whether this rank tells what its group said: TP rank 0 of the last stage."""
+        return self.worker.place.tp == 0 and self.worker.place.pp == len(self.setup.stages) - 1
+
+    @property
+    def attends(self) -> bool:
+        """Whether it has attention; expert ranks of disaggregated instances have not."""
+        return self.worker.place.tp >= 0
+
+    def parts(self, prefill: bool) -> int:
+        """Microbatches: as the pool says, and at least one per pipeline stage in decode."""
+        pool = self.setup.layout.pool
+        return pool.microbatches if prefill else max(pool.microbatches, pool.degrees.pp)
+
+    async def begin(self) -> None:
+        """Prefill and hand over, or receive; ends with requests ready to decode."""
+        if self.setup is self.world.prefill:
+            await self.prefill()
+        if self.setup is self.world.decode and self.attends:
+            await self.admit()
+
+    async def prefill(self) -> None:
+        """Run this group's prompts and send caches and first tokens."""
+        world, parts = self.world, self.parts(prefill=True)
+        if not self.attends:
+            await experts_pass(self.worker, parts, "prefill")
+            return
+        requests = world.requests_of(self.group, world.prefill_of)
+        self.worker.reserve(len(requests), world.positions)
+        prompts = [world.prompts[request] for request in requests]
+        said = await prefill_pass(self.worker, prompts, list(range(len(requests))), parts)
+        for row, request in enumerate(requests):
+            if not world.mixed:
+                send_cache(self.worker, world.moves(request), request, row, len(prompts[row]))
+            if self.reports:
+                self.prefilled[request] = said[row]
+                send_first(self.worker.endpoint, self._decode_ranks(request), request, said[row])
+
+    def _decode_ranks(self, request: int) -> list[int]:
+        decode, group = self.world.decode, self.world.decode_of[request]
+        tps = range(decode.layout.pool.degrees.attention_tp)
+        return [decode.layout.attention_rank(s, *group, tp) for s in range(len(decode.stages)) for tp in tps]
+
+    def _first_from(self, request: int) -> int:
+        prefill = self.world.prefill
+        return prefill.layout.attention_rank(len(prefill.stages) - 1, *self.world.prefill_of[request], 0)
+
+    async def admit(self) -> None:
+        """Take over this group's requests: caches, first tokens and drafts."""
+        world, endpoint = self.world, self.worker.endpoint
+        requests = world.requests_of(self.group, world.decode_of)
+        if not world.mixed:
+            self.worker.reserve(len(requests), world.positions)
+        ids = np.zeros((len(requests), world.decode.drafts + 1), dtype=np.int64)
+        starts = np.array([len(world.prompts[request]) for request in requests], dtype=np.int64)
+        for row, request in enumerate(requests):
+            if not world.mixed:
+                await receive_cache(self.worker, world.moves(request), request, row, int(starts[row]))
+            label = f"first token of request {request}"
+            ids[row] = await endpoint.receive(self._first_from(request), ("first", request), label)
+        self.running = Running(requests, ids, starts)
+
+    async def iterate(self, iteration: int) -> None:
+        """Run one decode iteration; ranks of a prefill instance have nothing to do."""
+        if self.setup is not self.world.decode:
+            return
+        parts = self.parts(prefill=False)
+        if not self.attends:
+            await experts_pass(self.worker, parts, f"decode {iteration}")
+            return
+        assert self.running is not None, "requests are admitted before they are decoded"
+        await decode_iteration(self.worker, self.running, parts, iteration)
+
+    async def whole(self) -> None:
+        """All of it, one after the other."""
+        await self.begin()
+        for iteration in range(self.world.settings.iterations):
+            await self.iterate(iteration)
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What came out for one request: tokens, logits [n, V] of each, first drafts' logits by position."""
+
+    tokens: list[int]
+    logits: Array
+    drafts: dict[int, Array]
+
+
+def make_ranks(world: World, loop: Loop, ranks: list[int] | None = None) -> dict[int, Rank]:
+    """Return the ranks of a world (some of them, where a process has only those) on a loop."""
+    made = {}
+    for rank in world.ranks if ranks is None else ranks:
+        setup = world.decode if rank in world.decode.layout.ranks else world.prefill
+        made[rank] = Rank(world, Worker(setup, Endpoint(loop, rank)))
+    return made
+
+
+def program_of(rank: Rank) -> Callable[[Endpoint], Program]:
+    """Return the program of a rank from prompt to last token."""
+    return lambda _: rank.whole()
+
+
+def collected(ranks: dict[int, Rank]) -> dict[int, Said]:
+    """Return what the reporting ranks heard, by request."""
+    first = {request: said for rank in ranks.values() for request, said in rank.prefilled.items()}
+    result = {}
+    for rank in ranks.values():
+        if rank.running is None or not rank.reports:
+            continue
+        for request in rank.running.requests:
+            result[request] = _joined(first.get(request), rank.running, request, len(rank.world.prompts[request]))
+    return result
+
+
+def _joined(first: Prefilled | None, running: Running, request: int, length: int) -> Said:
+    tokens = list(running.tokens.get(request, []))
+    logits = list(running.said.get(request, []))
+    drafts = dict(running.drafted.get(request, {}))
+    if first is None:
+        raise BadInput(f"request {request} was decoded and never prefilled")
+    if first.draft_logits is not None:
+        drafts[length + 1] = first.draft_logits
+    return Said([first.token, *tokens], np.stack([first.logits, *logits]), drafts)

@@ -1,0 +1,272 @@
+"""A MoE layer with forced routes, so that every rank sends something to every EP rank, and with INT8 messages.
+
+What prompts and decoding route by themselves leaves pairs of ranks out where there are hundreds; here each sender's
+tokens are routed so that, with the rotation over replicas that the run uses, every EP rank gets some of them.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from runtime.execute.batch import Batch, prompts_batch
+from runtime.execute.gate import Routes
+from runtime.execute.kernels import INT8_LARGEST, Array, Indices, row_peaks, silu
+from runtime.execute.moe import moe, turns
+from runtime.execute.passes import serve
+from runtime.execute.placement import ExpertTable
+from runtime.execute.plan import Setup
+from runtime.execute.reference import experts as unsharded_experts
+from runtime.execute.tensors import Weights
+from runtime.execute.transport import Endpoint, Loop
+from runtime.execute.worker import Worker
+
+SILU_SLOPE = 1.0999
+"""The largest slope of x·sigmoid(x), at x = 2.4."""
+ROUNDING = 1e-12
+
+
+@dataclass(frozen=True, slots=True)
+class Swept:
+    """What a sweep of one instance found.
+
+    ``pairs`` of ``all_pairs`` (sender, EP rank) had traffic; ``difference`` is the largest from the unsharded layer;
+    ``bound_used`` the largest error of INT8 messages over its bound (at most 1 where the bound holds), None where
+    messages were not quantised.
+    """
+
+    pairs: int
+    all_pairs: int
+    tokens: int
+    difference: float
+    bound_used: float | None
+
+
+def exchanges(setup: Setup) -> bool:
+    """Whether copies travel between EP ranks in an instance."""
+    degrees = setup.layout.pool.degrees
+    if setup.small.spec.moe is None:
+        return False
+    return bool(degrees.domains) or (degrees.moe_ep > 1 and (degrees.attention_dp > 1 or degrees.staged))
+
+
+def sweep(setup: Setup, loop: Loop, int8: bool) -> Swept:
+    """Run one MoE layer of every stage with forced routes on all ranks of an instance, and compare."""
+    setup = Setup(setup.weights, setup.layout, replace(setup.choices, int8_messages=int8), setup.drafts, setup.path)
+    workers = {rank: Worker(setup, Endpoint(loop, rank)) for rank in setup.layout.ranks}
+    known: dict[tuple[int, int, int], tuple[Indices, int]] = {}
+    cases = {rank: _Case(worker, known) for rank, worker in workers.items()}
+    longest = _tokens_needed(cases)
+    outputs = loop.run({rank: _program(case, longest) for rank, case in cases.items()})
+    attends = {rank: worker for rank, worker in workers.items() if worker.place.tp >= 0}
+    traffic = np.array([worker.traffic for worker in attends.values()])
+    difference, used, tokens = 0.0, 0.0, 0
+    for rank in attends:
+        case = cases[rank]
+        if case.compares:
+            off, share = _compared(case, longest, outputs[rank], int8)
+            difference, used, tokens = max(difference, off), max(used, share), tokens + len(outputs[rank])
+    return Swept(int((traffic > 0).sum()), traffic.size, tokens, difference, used if int8 else None)
+
+
+@dataclass(slots=True)
+class _Case:
+    """One rank's part in the sweep; ``known`` keeps choices of experts that many senders share."""
+
+    worker: Worker
+    known: dict[tuple[int, int, int], tuple[Indices, int]]
+
+    @property
+    def layer(self) -> int | None:
+        """The first MoE layer of the rank's stage, None where it has none."""
+        setup = self.worker.setup
+        layers = setup.stages[self.worker.place.pp] if not setup.layout.disaggregated else setup.small.layers
+        return next((layer for layer in layers if not setup.small.is_dense(layer)), None)
+
+    @property
+    def senders(self) -> int:
+        """Ranks of an attention group that send tokens of their own."""
+        degrees = self.worker.setup.layout.pool.degrees
+        whole = self.worker.staged or degrees.domains
+        return degrees.attention_tp if whole else self.worker.setup.lanes.subsets
+
+    @property
+    def sender(self) -> int:
+        """Which of them this rank is."""
+        place, whole = self.worker.place, self.worker.staged or self.worker.setup.layout.disaggregated
+        return place.tp if whole else self.worker.setup.lanes.subset(place.tp)
+
+    @property
+    def compares(self) -> bool:
+        """Whether this rank's output is looked at: every rank where staged, else one of its group."""
+        return self.layer is not None and (self.worker.staged or self.worker.place.tp == 0)
+
+    def turn(self, sender: int, tokens: int) -> Indices:
+        """Return what rotates the tokens of a sender of this rank's group."""
+        place, lanes = self.worker.place, self.worker.setup.lanes
+        whole = self.worker.staged or self.worker.setup.layout.disaggregated
+        tp = sender if whole else lanes.sender(sender, 0)
+        other = replace_place(self.worker, place._replace(tp=tp))
+        return turns(other, tokens) + (tp if self.worker.setup.layout.disaggregated else 0)
+
+    def routes(self, each: int) -> Routes:
+        """Return forced routes of the tokens that this rank holds: ``each`` per sender, dealt as the exchange deals."""
+        setup, layer = self.worker.setup, self.layer
+        assert layer is not None, "stages without experts are not swept"
+        k = setup.small.moe.experts_per_token
+        chosen = [self.covering(sender, each)[0] for sender in self.held]
+        experts = np.stack(chosen, axis=1).reshape(len(chosen) * each, k)
+        rng = np.random.default_rng([setup.weights.seed, self.worker.place.dp, self.worker.place.domain + 1])
+        drawn = rng.uniform(0.5, 1.5, experts.shape)
+        weights = drawn / drawn.sum(axis=1, keepdims=True)
+        return Routes(experts=experts, weights=weights, margin=np.ones(len(experts)))
+
+    def covering(self, sender: int, tokens: int) -> tuple[Indices, int]:
+        """Return ``covering`` for a sender's tokens; turns that differ by a common multiple choose alike."""
+        layer = self.layer
+        assert layer is not None, "stages without experts are not swept"
+        table, turn = self.worker.setup.tables[layer], self.turn(sender, tokens)
+        period = int(np.lcm.reduce(table.counts))
+        key = (layer, int(turn[0]) % period, tokens)
+        if key not in self.known:
+            self.known[key] = covering(table, turn, self.worker.setup.small.moe.experts_per_token)
+        return self.known[key]
+
+    @property
+    def held(self) -> list[int]:
+        """Return the senders whose tokens this rank holds: its own where staged, else all of the group."""
+        return [self.sender] if self.worker.staged else list(range(self.senders))
+
+    def states(self, tokens: int) -> Array:
+        """Return the layer's input, equal on all ranks of a TP group."""
+        place, setup = self.worker.place, self.worker.setup
+        own = place.tp if self.worker.staged else 0
+        rng = np.random.default_rng([setup.weights.seed, place.pp, place.domain + 1, place.dp, own])
+        return rng.standard_normal((tokens, setup.small.spec.hidden_size))
+
+
+def replace_place(worker: Worker, place: object) -> Worker:
+    """Return a worker that differs in its place; it computes turns only."""
+    other = Worker(worker.setup, worker.endpoint)
+    other.place = place  # type: ignore[assignment]
+    return other
+
+
+def _tokens_needed(cases: dict[int, _Case]) -> int:
+    """Return how many tokens per sender reach every EP rank from all of them."""
+    needed = 1
+    for case in cases.values():
+        if case.compares and case.layer is not None:
+            setup = case.worker.setup
+            most = 4 * setup.layout.pool.degrees.moe_ep + len(setup.tables[case.layer].shared_ranks)
+            for sender in case.held:
+                needed = max(needed, case.covering(sender, most)[1])
+    return needed
+
+
+def covering(table: ExpertTable, turn: Indices, k: int) -> tuple[Indices, int]:
+    """Return experts [n, k] for tokens of these turns that reach every EP rank early, and how many tokens that takes.
+
+    A token reaches the replica of an expert that its turn names; experts of a token differ.
+    """
+    experts_there = len(table.counts)
+    number = {
+        slot: place
+        for row, count in zip(table.replicas.tolist(), table.counts.tolist(), strict=True)
+        for place, slot in enumerate(row[:count])
+    }
+    on_rank: dict[int, list[tuple[int, int, int]]] = {}
+    for slot, place in number.items():
+        expert = int(table.expert_of[slot])
+        on_rank.setdefault(int(table.rank_of[slot]), []).append((expert, place, int(table.counts[expert])))
+    experts = (np.arange(len(turn))[:, None] + np.arange(k)) % experts_there
+    needed = len(table.shared_ranks)
+    for token, now in enumerate(turn.tolist()):
+        if not on_rank:
+            break
+        chosen: list[int] = []
+        for rank in list(on_rank):
+            if len(chosen) == k:
+                break
+            hit = next((e for e, place, count in on_rank[rank] if now % count == place and e not in chosen), None)
+            if hit is not None:
+                chosen.append(hit)
+                del on_rank[rank]
+                needed = max(needed, token + 1)
+        spare = token
+        while len(chosen) < k:
+            if spare % experts_there not in chosen:
+                chosen.append(spare % experts_there)
+            spare += 1
+        experts[token] = chosen
+    return experts, needed
+
+
+def _program(case: _Case, each: int):  # type: ignore[no-untyped-def]
+    async def run(_: Endpoint) -> Array:
+        worker, layer = case.worker, case.layer
+        if layer is None:
+            return np.zeros((0, 0))
+        if worker.place.tp < 0:
+            for domain in range(worker.setup.layout.domains):
+                await serve(worker, layer, domain, 0, f"sweep, layer {layer}")
+            return np.zeros((0, 0))
+        routes = case.routes(each)
+        return await moe(worker, layer, case.states(len(routes.experts)), _batch(case, each), routes)
+
+    return run
+
+
+def _batch(case: _Case, each: int) -> Batch:
+    """Return the batch that the group's ranks know; only its number of tokens and its label count here."""
+    return prompts_batch([[0] * (each * case.senders)], [0], 0, "sweep")
+
+
+def _compared(case: _Case, each: int, output: Array, int8: bool) -> tuple[float, float]:
+    """Return the largest difference from the unsharded layer, and the largest error over its bound."""
+    weights, layer = case.worker.setup.weights, case.layer
+    assert layer is not None, "only stages with experts are compared"
+    routes = case.routes(each)
+    x = case.states(len(routes.experts))
+    error = np.abs(output - unsharded_experts(weights, layer, x, routes))
+    if not int8 or weights.int8:
+        return float(error.max()), 0.0
+    bound = message_error_bound(weights, layer, x, routes, case.worker)
+    return float(error.max()), float((error / bound).max())
+
+
+def message_error_bound(weights: Weights, layer: int, x: Array, routes: Routes, worker: Worker) -> Array:
+    """Largest error [T, h] that INT8 messages with a scale per token can cause in a MoE layer, element by element.
+
+    A row is off by at most e = peak/254 everywhere, so gate and up projections by a = |W1|·e and c = |W3|·e; the
+    slope of SiLU is at most 1.1, so their product is off by at most |silu(g)|·c + 1.1·a·(|u| + c), and the output by
+    |W2| times that, weighted by the gate (derived). A dedicated shared expert adds its own.
+    """
+    moe_spec, at = weights.small.moe, f"model.layers.{layer}.mlp"
+    off = row_peaks(x) / (2 * INT8_LARGEST)
+    bound = np.full(x.shape, ROUNDING)
+    for expert in np.unique(routes.experts):
+        tokens, choice = np.nonzero(routes.experts == expert)
+        share = routes.weights[tokens, choice][:, None]
+        bound[tokens] += share * _expert_bound(weights, f"{at}.experts.{expert}", x[tokens], off[tokens])
+    mapping = worker.setup.layout.pool.expert_map
+    if moe_spec.shared_experts and mapping and mapping.shared_expert_ranks:
+        bound += _expert_bound(weights, f"{at}.shared_experts", x, off)
+    return bound
+
+
+def _expert_bound(weights: Weights, at: str, x: Array, off: Array) -> Array:
+    gate, up, down = (weights.whole(f"{at}.{name}_proj.weight") for name in ("gate", "up", "down"))
+    g, u = x @ gate.T, x @ up.T
+    a, c = off * np.abs(gate).sum(axis=1), off * np.abs(up).sum(axis=1)
+    bound: Array = (np.abs(silu(g)) * c + SILU_SLOPE * a * (np.abs(u) + c)) @ np.abs(down).T
+    return bound
+
+
+def swept_instances(setups: list[Setup]) -> Iterator[Setup]:
+    """Yield the instances, each once, in which copies travel."""
+    seen: list[Setup] = []
+    for setup in setups:
+        if setup not in seen and exchanges(setup):
+            seen.append(setup)
+            yield setup

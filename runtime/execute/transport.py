@@ -1,0 +1,328 @@
+"""Ranks as coroutines, and messages between them.
+
+A rank program is an ``async`` function of an ``Endpoint``. Sending never waits; receiving waits until the message is
+there. Messages of one sender on one channel arrive in the order in which they were sent. The loop below runs tasks in a
+fixed order, so that every run of a program is the same; asyncio would cost several times as much per message, and could
+not say who waits for what.
+
+With a clock every task carries its own time: it advances by waiting for messages and by computing, and the task whose
+time is least runs first, so that messages enter the links in the order of virtual time.
+"""
+
+import heapq
+from collections import deque
+from collections.abc import Callable, Coroutine, Generator, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any, Protocol
+
+import numpy as np
+
+from podplan.errors import PodplanError
+
+Program = Coroutine[Any, Any, Any]
+Key = tuple[int, int, Any]
+"""Receiver, sender, channel."""
+
+
+class Stuck(PodplanError):
+    """Ranks wait for messages that nobody will send; the message names rank and operation."""
+
+
+class RankFailed(PodplanError):
+    """A rank raised in the middle of its program; the message names rank, operation and cause."""
+
+
+class LinkTimes(Protocol):
+    """What the loop asks of a clock."""
+
+    def deliver(self, sender: int, receiver: int, payload: Any, now: float, label: str) -> float:
+        """Return when a message that is sent at ``now`` has arrived, and occupy the links that it crosses."""
+
+    def occupy(self, rank: int, seconds: float, now: float, label: str) -> float:
+        """Return when the device of ``rank`` has computed for ``seconds``, in turn with its other tasks."""
+
+    def record(self, rank: int, label: str, span: tuple[float, float], payload: int) -> None:
+        """Keep that ``rank`` spent a span of time in an operation that moved so many bytes."""
+
+
+@dataclass(slots=True)
+class _Wait:
+    """What a task yields: a message that it needs."""
+
+    key: Key
+    label: str
+
+    def __await__(self) -> Generator["_Wait", Any, Any]:
+        return (yield self)
+
+
+@dataclass(slots=True)
+class _Fork:
+    """What a task yields: programs to run beside each other until all are done."""
+
+    programs: Sequence[Program]
+
+    def __await__(self) -> Generator["_Fork", Any, Any]:
+        return (yield self)
+
+
+@dataclass(slots=True)
+class _Compute:
+    """What a task yields: work of its device."""
+
+    seconds: float
+    label: str
+
+    def __await__(self) -> Generator["_Compute", Any, Any]:
+        return (yield self)
+
+
+@dataclass(slots=True, eq=False)
+class _Task:
+    """One coroutine of a rank, with its own time."""
+
+    rank: int
+    program: Program
+    now: float = 0.0
+    value: Any = None
+    parent: "_Task | None" = None
+    place: int = 0
+    results: list[Any] = field(default_factory=list)
+    open_children: int = 0
+    waits_for: _Wait | None = None
+
+
+class Endpoint:
+    """What a rank program holds: its number, and the ways to talk."""
+
+    def __init__(self, loop: "Loop", rank: int) -> None:
+        """``loop`` runs the rank."""
+        self.loop, self.rank = loop, rank
+
+    @property
+    def now(self) -> float:
+        """This task's time in seconds; 0 without a clock."""
+        return self.loop.now
+
+    def send(self, to: int, channel: Any, payload: Any, label: str = "") -> None:
+        """Send a message; never waits. The payload must not be changed afterwards."""
+        self.loop.send(self.rank, to, channel, payload, label)
+
+    async def receive(self, source: int, channel: Any, label: str = "") -> Any:
+        """Return the next message of ``source`` on a channel."""
+        key = (self.rank, source, channel)
+        box = self.loop.boxes.get(key)
+        if box and self.loop.clock is None:
+            return box.popleft()
+        return await _Wait(key, label)
+
+    async def together(self, *programs: Program) -> list[Any]:
+        """Run programs of this rank beside each other and return their results in order."""
+        results: list[Any] = await _Fork(programs)
+        return results
+
+    async def compute(self, seconds: float, label: str) -> None:
+        """Keep this rank's device busy, in turn with its other tasks; nothing without a clock."""
+        if self.loop.clock is not None:
+            await _Compute(seconds, label)
+
+    def record(self, label: str, start: float, payload: int) -> None:
+        """Keep that an operation ran from ``start`` to now."""
+        if self.loop.clock is not None:
+            self.loop.clock.record(self.rank, label, (start, self.now), payload)
+
+    async def counts(self, ranks: Sequence[int], index: int, channel: Any, row: Any, label: str) -> Any:
+        """Exchange one number with every rank of a group: give ``row`` [n], get what each has for this one, [n].
+
+        In one process all rows meet in one table, for n² messages of one number would cost more than the payload.
+        """
+        return await self.loop.counts(self, ranks, index, channel, row, label)
+
+
+class Loop:
+    """Runs the ranks of one process; ``clock`` gives messages their durations."""
+
+    def __init__(self, clock: LinkTimes | None = None) -> None:
+        """Without a clock messages take no time and tasks run in the order in which they can."""
+        self.clock = clock
+        self.boxes: dict[Key, deque[Any]] = {}
+        self.now = 0.0
+        self._waiting: dict[Key, _Task] = {}
+        self._ready: deque[_Task] = deque()
+        self._timed: list[tuple[float, int, _Task]] = []
+        self._order = count()
+        self._tables: dict[Any, list[Any]] = {}
+        self._open = 0
+
+    def run(self, programs: dict[int, Callable[[Endpoint], Program]], start: float = 0.0) -> dict[int, Any]:
+        """Run a program per rank until all are done, and return their results by rank.
+
+        Raises:
+            Stuck: ranks are left that wait for messages which nobody sent.
+            RankFailed: a rank raised.
+        """
+        tasks = [_Task(rank, program(Endpoint(self, rank)), start) for rank, program in programs.items()]
+        self._open = len(tasks)
+        for task in tasks:
+            self._schedule(task)
+        try:
+            self._work()
+        except PodplanError:
+            self.boxes.clear()
+            raise
+        finally:
+            for task in [*tasks, *self._waiting.values(), *self._ready, *(entry[2] for entry in self._timed)]:
+                task.program.close()
+            for held in (self._waiting, self._ready, self._timed, self._tables):
+                held.clear()
+        return {task.rank: task.value for task in tasks}
+
+    def _work(self) -> None:
+        """Run what can run until every task has ended."""
+        while self._open:
+            task = self._next()
+            if task is None:
+                if not self.poll():
+                    raise Stuck(self.waiting_sentence())
+                continue
+            self._step(task)
+
+    def poll(self) -> bool:
+        """Wait for news from outside this process; False where there is no outside."""
+        return False
+
+    def _schedule(self, task: _Task) -> None:
+        if self.clock is None:
+            self._ready.append(task)
+        else:
+            heapq.heappush(self._timed, (task.now, next(self._order), task))
+
+    def _next(self) -> _Task | None:
+        if self.clock is None:
+            return self._ready.popleft() if self._ready else None
+        return heapq.heappop(self._timed)[2] if self._timed else None
+
+    def _step(self, task: _Task) -> None:
+        """Run one task until it waits or ends."""
+        self.now = task.now
+        try:
+            request = task.program.send(task.value)
+        except StopIteration as end:
+            self._finish(task, end.value)
+            return
+        except PodplanError:
+            raise
+        except Exception as error:
+            raise RankFailed(f"rank {task.rank}: {type(error).__name__}: {error}") from error
+        if isinstance(request, _Wait):
+            self._await(task, request)
+        elif isinstance(request, _Fork):
+            self._fork(task, request)
+        else:
+            assert self.clock is not None, "computing takes time by a clock only"
+            task.now = self.clock.occupy(task.rank, request.seconds, task.now, request.label)
+            task.value = None
+            self._schedule(task)
+
+    def _await(self, task: _Task, wait: _Wait) -> None:
+        box = self.boxes.get(wait.key)
+        if box:
+            self._give(task, box.popleft())
+        elif wait.key in self._waiting:
+            raise RankFailed(f"rank {task.rank}: two tasks wait for the same message: {wait.label}")
+        else:
+            task.waits_for = wait
+            self._waiting[wait.key] = task
+
+    def _give(self, task: _Task, message: Any) -> None:
+        """Hand a message over; with a clock a message is (arrival, payload)."""
+        if self.clock is None:
+            task.value = message
+        else:
+            task.now, task.value = max(task.now, message[0]), message[1]
+        task.waits_for = None
+        self._schedule(task)
+
+    def _fork(self, task: _Task, fork: _Fork) -> None:
+        task.results = [None] * len(fork.programs)
+        task.open_children = len(fork.programs)
+        if not fork.programs:
+            task.value = []
+            self._schedule(task)
+        for place, program in enumerate(fork.programs):
+            self._schedule(_Task(task.rank, program, task.now, None, task, place))
+
+    def _finish(self, task: _Task, value: Any) -> None:
+        task.value, parent = value, task.parent
+        if parent is None:
+            self._open -= 1
+            return
+        parent.results[task.place] = value
+        parent.now = max(parent.now, task.now)
+        parent.open_children -= 1
+        if not parent.open_children:
+            parent.value = parent.results
+            self._schedule(parent)
+
+    def send(self, sender: int, to: int, channel: Any, payload: Any, label: str) -> None:
+        """Put a message where its receiver finds it."""
+        if self.clock is not None:
+            payload = (self.clock.deliver(sender, to, payload, self.now, label), payload)
+        self.arrive((to, sender, channel), payload)
+
+    def arrive(self, key: Key, message: Any) -> None:
+        """Wake the task that waits for a message, or keep the message."""
+        task = self._waiting.pop(key, None)
+        if task is not None:
+            self._give(task, message)
+        else:
+            self.boxes.setdefault(key, deque()).append(message)
+
+    async def counts(
+        self, endpoint: Endpoint, ranks: Sequence[int], index: int, channel: Any, row: Any, label: str
+    ) -> Any:
+        """See ``Endpoint.counts``; by messages where they take time."""
+        if self.clock is not None:
+            return await counts_by_messages(endpoint, ranks, index, channel, row, label)
+        key = (ranks[0], len(ranks), channel)
+        table = self._tables.get(key)
+        if table is None:
+            table = self._tables[key] = [np.zeros((len(ranks), len(ranks)), dtype=np.int64), 0]
+        table[0][index] = row
+        table[1] += 1
+        if table[1] < len(ranks):
+            await _Wait((endpoint.rank, -1, channel), label)
+        else:
+            del self._tables[key]
+            for rank in ranks:
+                if rank != endpoint.rank:
+                    self.arrive((rank, -1, channel), None)
+        return table[0][:, index]
+
+    def waiting_sentence(self) -> str:
+        """Name the first ranks that wait, for whom and in which operation."""
+        waits = sorted((task.rank, wait) for task in self._waiting.values() if (wait := task.waits_for))
+        shown = [f"rank {rank} waits for {_source(wait)} in {wait.label or 'its program'}" for rank, wait in waits[:3]]
+        more = f" and {len(waits) - 3} more" if len(waits) > 3 else ""
+        return f"the run is stuck: {', '.join(shown)}{more}"
+
+
+def _source(wait: _Wait) -> str:
+    return f"rank {wait.key[1]}" if wait.key[1] >= 0 else "the others of its group"
+
+
+async def counts_by_messages(
+    endpoint: Endpoint, ranks: Sequence[int], index: int, channel: Any, row: Any, label: str
+) -> Any:
+    """Exchange counts as one message per pair, nearest ranks first."""
+    n = len(ranks)
+    column = np.zeros(n, dtype=np.int64)
+    column[index] = row[index]
+    for step in range(1, n):
+        to = (index + step) % n
+        endpoint.send(ranks[to], (channel, "count"), np.int32(row[to]), label)
+    for step in range(1, n):
+        source = (index - step) % n
+        column[source] = await endpoint.receive(ranks[source], (channel, "count"), label)
+    return column

@@ -1,0 +1,143 @@
+"""Manifests of any strategy over a catalogue model on the toy machine, for the reference runtime."""
+
+from typing import Any
+
+from models.loader import load_model
+from models.spec import ModelSpec
+from planner.manifest.checks import check_manifest, spec_hash
+from planner.manifest.costs import StepCostModel
+from planner.manifest.layout import Degrees, ExpertLayers, ExpertMap, Instance
+from planner.manifest.ranks import group_rules, layers_per_stage, rank_table, shard_rules
+from planner.manifest.schema import Cluster, EmbeddedModel, LinkMapping, Manifest, ManifestWorkload
+from planner.strategy import Strategy, parse_strategy
+from tests.manifests import cost, machine
+
+
+def slim(name: str, experts: int = 32) -> ModelSpec:
+    """Return a catalogue model with fewer experts, which take most of a test's time."""
+    model = load_model(name)
+    return (
+        model
+        if model.moe is None
+        else model.model_copy(update={"moe": model.moe.model_copy(update={"experts": experts})})
+    )
+
+
+def expert_map(model: ModelSpec, ranks: int, redundant: int = 0, dedicated: int = 0) -> ExpertMap | None:
+    """Return experts in turn over the ranks, replicas behind them; the last ranks hold the shared expert alone."""
+    if model.moe is None:
+        return None
+    holders, slots = ranks - dedicated, model.moe.experts + redundant
+    assert slots % holders == 0, f"{slots} slots do not divide over {holders} ranks"
+    layers = list(range(model.dense_layers, model.layers))
+    half = len(layers) // 2
+    turned = [(slot + model.moe.experts // 3) % model.moe.experts for slot in range(slots)]
+    return ExpertMap(
+        expert_ranks=list(range(holders)),
+        shared_expert_ranks=list(range(holders, ranks)),
+        placements=[
+            ExpertLayers(layers=layers[half:], slots=[slot % model.moe.experts for slot in range(slots)]),
+            *([ExpertLayers(layers=layers[:half], slots=turned)] if half else []),
+        ],
+    )
+
+
+def pool(  # noqa: PLR0913
+    model: ModelSpec,
+    role: str,
+    strategy: str | Strategy,
+    first_node: int,
+    *,
+    redundant: int = 0,
+    dedicated: int = 0,
+    drafts: int = 0,
+    microbatches: int = 2,
+    weights: str = "bf16",
+    **changes: Any,
+) -> dict[str, Any]:
+    """Return the fields of a pool of one instance."""
+    parsed = parse_strategy(strategy, moe=model.moe is not None) if isinstance(strategy, str) else strategy
+    degrees = Degrees(**{name: getattr(parsed, name) for name in Degrees.model_fields})
+    mapping = expert_map(model, degrees.moe_ep, redundant, dedicated)
+    per_rank = len(mapping.placements[0].slots) / len(mapping.expert_ranks) if mapping else 1
+    phases = {
+        phase: StepCostModel.from_step_cost(cost(degrees, per_rank, 1 if phase == "prefill" else 1 + drafts))
+        for phase in ("prefill", "decode", "mixed")
+    }
+    nodes = -(-degrees.devices // 8)
+    return {
+        "role": role,
+        "hardware": "toy",
+        "strategy": str(strategy),
+        "degrees": degrees,
+        "devices_per_instance": degrees.devices,
+        "chips_per_instance": degrees.devices,
+        "instances": [Instance(name=f"{role}-0", nodes=list(range(first_node, first_node + nodes)))],
+        "rank_table": rank_table(degrees, 8),
+        "groups": group_rules(degrees),
+        "layers_per_stage": layers_per_stage(model.layers, degrees.pp),
+        "weight_shards": shard_rules(model, degrees, weights, role),  # type: ignore[arg-type]
+        "expert_map": mapping,
+        "limits": {"requests_per_dp_rank": 8, "tokens_per_device": 2048},
+        "microbatches": microbatches,
+        "mtp": {"drafts": drafts, "acceptance": 0.7},
+        "weights_dtype": weights,
+        "kv_dtype": "bf16",
+        "memory_bytes_per_device": dict(
+            weights=1e9, kv_cache=1e9, activations=1e8, buffers=1e8, reserve=1e9, capacity=64e9
+        ),
+        "kv": {"block_tokens": 16, "bytes_per_token_per_device": 160.0, "capacity_tokens_per_rank": 100_000},
+        "step_costs": phases,
+    } | changes
+
+
+def deployed(
+    model: ModelSpec | str,
+    prefill: str | Strategy,
+    decode: str | Strategy | None = None,
+    *,
+    checked: bool = True,
+    **fields: Any,
+) -> Manifest:
+    """Return a manifest of a prefill and a decode instance, or of one mixed instance where ``decode`` is None.
+
+    Fields that begin with ``prefill_`` or ``decode_`` go to one of the pools, others to both.
+    """
+    spec = load_model(model) if isinstance(model, str) else model
+    pools, node = [], 0
+    for role, strategy in (("prefill", prefill), ("decode", decode)):
+        if strategy is None:
+            continue
+        own = {key: value for key, value in fields.items() if not key.startswith(("prefill_", "decode_"))}
+        own |= {key.removeprefix(f"{role}_"): fields[key] for key in fields if key.startswith(f"{role}_")}
+        made = pool(spec, "mixed" if decode is None else role, strategy, node, **own)
+        node += len(made["instances"][0].nodes)
+        pools.append(made)
+    first, last = pools[0]["degrees"], pools[-1]["degrees"]
+    ratio = first.attention_tp / last.attention_tp
+    groups = last.attention_dp * max(last.domains, 1)
+    hardware = machine(nodes=256)
+    made_manifest = Manifest.model_validate(
+        {
+            "manifest_version": 1,
+            "made_by": {"podplan": "0.1.0"},
+            "clusters": {"toy": Cluster(nodes=256, sha256=spec_hash(hardware), spec=hardware)},
+            "model": EmbeddedModel(sha256=spec_hash(spec), spec=spec),
+            "engine": {"id": "reference", "version": "1"},
+            "workload": ManifestWorkload(input_tokens=512, output_tokens=64),
+            "service_levels": {},
+            "pools": pools,
+            "kv_transfer": None
+            if decode is None
+            else {
+                "plane": "fabric",
+                "bandwidth_bytes_per_second": 1e10,
+                "latency_seconds": 1e-4,
+                "bytes_per_token": 160.0,
+                "mapping": LinkMapping(ratio=ratio, group_size=groups / ratio),
+            },
+        }
+    )
+    if checked:
+        check_manifest(made_manifest)
+    return made_manifest

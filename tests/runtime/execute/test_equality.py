@@ -1,0 +1,195 @@
+"""Every strategy computes the unsharded model: prompts, hand-over, decoding, pairs and messages."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from cli.main import main
+from planner.manifest.document import dump_manifest
+from planner.strategy import Strategy
+from runtime.execute.check import TOLERANCE, Report, execute
+from runtime.execute.plan import Choices
+from runtime.execute.run import Settings
+from tests.runtime.execute.deployments import deployed, slim
+
+DECODE_DRAFTS = {"decode_drafts": 1}
+CATALOGUE: dict[str, tuple[str, str, str | None, dict[str, Any]]] = {
+    "MixServe TP+PP": ("deepseek-r1", "TP=8 [PP=4]", None, {}),
+    "MixServe DP+EP, TP 8": ("qwen3-235b-a22b", "TP=8 + DP=4, EP=32", None, {}),
+    "MixServe DP+EP, TP 4": ("qwen3-235b-a22b", "TP=4 + DP=8, EP=32", None, {}),
+    "MixServe hybrid, d_DP = d_EP": ("deepseek-r1", "TP=8 + DP=4, TP=8 + EP=4", None, {}),
+    "MixServe hybrid, d_DP > d_EP": ("qwen3-235b-a22b", "TP=4 + DP=8, TP=8 + EP=4", None, {}),
+    "MixServe hybrid, d_DP < d_EP": ("qwen3-235b-a22b", "TP=8 + DP=4, TP=4 + EP=8", None, {}),
+    "MixServe on H20, TP+PP": ("qwen3-235b-a22b", "TP=8 [PP=2]", None, {}),
+    "MixServe on H20, DP+EP": ("deepseek-r1", "TP=8 + DP=2, EP=16", None, {}),
+    "MixServe on H20, hybrid": ("qwen3-235b-a22b", "TP=8 + DP=2, TP=8 + EP=2", None, {}),
+    "staged prefill, pure EP decode": (
+        "deepseek-r1",
+        "SP=4 + DP=2, EP=8",
+        "DP=10, EP=10",
+        {"decode_dedicated": 2, "prefill_redundant": 8, **DECODE_DRAFTS},
+    ),
+    "two drafts, replicas, stages": (
+        "deepseek-r1",
+        "TP=8, TP=2 + EP=4",
+        "TP=2 + DP=4, EP=8 [PP=2]",
+        {"decode_drafts": 2, "decode_redundant": 16},
+    ),
+    "staged over all, experts cut over all": ("deepseek-r1", "SP=8, TP=8", "DP=4, TP=4", DECODE_DRAFTS),
+    "staged hybrid, one group with experts by TP": ("deepseek-v3", "SP=4 + DP=2, TP=2 + EP=4", "TP=4", DECODE_DRAFTS),
+    "domains": ("deepseek-r1", "SP=4 + DP=2, EP=8", "DP=4 x 3, EP=9", {"decode_dedicated": 1, **DECODE_DRAFTS}),
+    "domains with TP on both sides": ("deepseek-v3", "DP=4, EP=4", "TP=2 + DP=3 x 2, TP=2 + EP=4", {}),
+    "odd degrees that do not divide each other": (
+        "qwen3-235b-a22b",
+        "TP=2 + DP=3, TP=3 + EP=2",
+        "DP=6, TP=2 + EP=3",
+        {"decode_redundant": 1},
+    ),
+    "sigmoid gate without groups": ("kimi-k2", "TP=2 + DP=2, EP=4", "TP=2, EP=2", {}),
+    "softmax gate with groups of one": ("deepseek-v2-lite", "TP=4, EP=4", "DP=4, EP=4", {}),
+    "fewer KV heads than ranks, to another TP": ("qwen3-235b-a22b", "TP=2 + DP=2, EP=4", "TP=8, EP=8", {}),
+    "dense": ("qwen3-8b", "TP=4", "TP=2 + DP=2", {}),
+    "dense with biases and tied tables": ("qwen2.5-7b-instruct", "TP=2 [PP=2]", "TP=4", {}),
+}
+
+
+def assert_equal(report: Report) -> None:
+    """Everything that the report claims, looked at."""
+    assert report.compared.wrong == []
+    assert report.compared.logit_difference <= TOLERANCE
+    assert report.compared.draft_difference <= TOLERANCE
+    assert report.compared.tokens >= len(report.world.prompts) * (report.world.settings.iterations + 1)
+    for swept in report.swept:
+        assert swept.plain.pairs == swept.plain.all_pairs == swept.quantised.pairs
+        assert swept.plain.difference <= TOLERANCE
+    assert report.equal
+
+
+@pytest.mark.parametrize("name", CATALOGUE)
+def test_the_catalogue_of_strategies_computes_the_same_model(name: str) -> None:
+    """Same tokens, same logits, every pair of ranks, INT8 messages within their bound."""
+    model, prefill, decode, fields = CATALOGUE[name]
+    assert_equal(execute(deployed(slim(model), prefill, decode, **fields), Settings(iterations=2)))
+
+
+@pytest.mark.parametrize(
+    "name", ["MixServe hybrid, d_DP = d_EP", "staged prefill, pure EP decode", "domains with TP on both sides", "dense"]
+)
+def test_int8_is_the_same_model_too(name: str) -> None:
+    """Scales of whole rows make INT8 exact under every cut, and early quantisation of messages costs nothing then."""
+    model, prefill, decode, fields = CATALOGUE[name]
+    choices = Choices(int8_messages=True)
+    assert_equal(
+        execute(deployed(slim(model), prefill, decode, **fields), Settings(iterations=2, int8=True, choices=choices))
+    )
+
+
+def test_exchanges_side_by_side_when_attention_has_more_tp() -> None:
+    """MixServe section III-B3, d_DP < d_EP: duplicates dropped, no message leaves its lane."""
+    manifest = deployed(slim("qwen3-235b-a22b"), "TP=4 + DP=2, EP=8")
+    report = execute(manifest, Settings(iterations=2, choices=Choices(side_by_side=True)))
+    assert report.compared.equal
+    swept = report.swept[0]
+    assert (swept.natural, swept.plain.all_pairs) == (16, 64)  # 8 ranks talk to the 2 of their lane each
+
+
+def test_groups_side_by_side_when_there_are_more_of_them() -> None:
+    """MixServe section III-B3, d_DP > d_EP: experts are there d_DP/d_EP times, each block of d_EP keeps to itself."""
+    manifest = deployed(slim("qwen3-235b-a22b"), "DP=8, EP=8", redundant=32)
+    report = execute(manifest, Settings(iterations=2, choices=Choices(replicas="own_block")))
+    assert report.compared.equal
+    assert (report.swept[0].natural, report.swept[0].plain.all_pairs) == (32, 64)
+
+
+def test_without_overlap_the_result_is_the_same() -> None:
+    """Fused and synchronous hybrid exchange differ in time only."""
+    manifest = deployed(slim("qwen3-235b-a22b"), "TP=4 + DP=2, TP=4 + EP=2")
+    assert_equal(execute(manifest, Settings(iterations=2, choices=Choices(fused=False))))
+
+
+@st.composite
+def strategies(draw: st.DrawFn) -> Strategy:
+    """A strategy of up to 12 ranks for a model of 32 experts, 64 heads and 4 KV heads."""
+    tp, dp = draw(st.sampled_from([1, 2, 4])), draw(st.sampled_from([1, 2, 3]))
+    domains = draw(st.sampled_from([0, 0, 0, 2]))
+    devices = draw(st.sampled_from([2, 4])) if domains else tp * dp
+    moe_tp = draw(
+        st.sampled_from([m for m in (1, 2, 3, 4) if devices % m == 0 and 32 % (devices // m) == 0] or [devices])
+    )
+    pp = 1 if domains else draw(st.sampled_from([1, 1, 2]))
+    return Strategy(attention_tp=tp, attention_dp=dp, moe_tp=moe_tp, moe_ep=devices // moe_tp, pp=pp, domains=domains)
+
+
+@settings(max_examples=12, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@given(prefill=strategies(), decode=strategies(), microbatches=st.sampled_from([1, 2]))
+def test_any_two_strategies_hand_over_and_agree(prefill: Strategy, decode: Strategy, microbatches: int) -> None:
+    """Prefill by one, decode by the other."""
+    if 1536 % prefill.moe_tp or 1536 % decode.moe_tp:
+        return
+    manifest = deployed(slim("qwen3-235b-a22b"), prefill, decode, microbatches=microbatches)
+    assert_equal(execute(manifest, Settings(iterations=1)))
+
+
+def test_a_wrong_weight_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The check can fail: one rank's expert with one number changed."""
+    from runtime.execute.worker import Worker
+
+    made = Worker._made
+
+    def wrong(self: Worker, name: str) -> Any:
+        part = made(self, name)
+        return part + 1e-3 if self.place.rank == 5 and name.endswith("experts.21.up_proj.weight") else part
+
+    monkeypatch.setattr(Worker, "_made", wrong)
+    report = execute(deployed(slim("deepseek-v3"), "DP=8, EP=8"), Settings(iterations=1))
+    assert not report.equal
+
+
+def test_a_lost_cache_row_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The check can fail: a hand-over that moves one position too few."""
+    from runtime.execute import run
+
+    original = run.receive_cache
+
+    async def short(worker: Any, moves: Any, request: int, row: int, length: int) -> None:
+        await original(worker, moves, request, row, length)
+        for cache in worker.cache.values():
+            cache[row, length - 1] = 0
+
+    monkeypatch.setattr(run, "receive_cache", short)
+    report = execute(deployed(slim("qwen3-235b-a22b"), "TP=2, EP=2", "DP=2, EP=2"), Settings(iterations=2))
+    assert report.compared.logit_difference > 1e-3 and not report.equal
+
+
+def test_the_command_prints_what_was_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As text and as JSON, exit 0."""
+    path = tmp_path / "manifest.yaml"
+    path.write_text(dump_manifest(deployed(slim("deepseek-r1"), "TP=2 + DP=2, EP=4", "DP=4, EP=4", **DECODE_DRAFTS)))
+    assert main(["execute", str(path), "--iterations", "2", "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["equal"] and data["wrong_tokens"] == 0
+    assert data["decode_groups_with_four_lengths"] == data["decode_groups"] == 4
+    assert data["largest_logit_difference"] <= data["tolerance"]
+    assert np.isfinite(data["closest_expert_margin"])
+    assert main(["execute", str(path), "--iterations", "1", "--int8"]) == 0
+    shown = capsys.readouterr().out
+    assert "the plan computes the same model" in shown and "too close to call" in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [(["--iterations", "0"], "--iterations: 0 must be"), (["--seed", "-1"], "--seed: -1 must be")],
+)
+def test_wrong_flags_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], told: str
+) -> None:
+    """Exit 2 and one sentence."""
+    path = tmp_path / "manifest.yaml"
+    path.write_text(dump_manifest(deployed("qwen3-8b", "TP=2")))
+    assert main(["execute", str(path), *arguments]) == 2
+    assert told in capsys.readouterr().err
