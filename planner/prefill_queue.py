@@ -9,16 +9,16 @@ inference in arXiv 2407.05347, section IV. The distribution of the sojourn is de
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
-from planner.queueing import Array, Latency, gamma_nodes, largest_rate
+from planner.dealt_queue import dealt_sojourn, phases_that_fit
+from planner.prefill_service import PassSeconds, Service, by_share, with_rest
+from planner.queueing import Array, Latency, largest_rate
 from podplan.errors import BadInput
 
-PassSeconds = Callable[[Array], Array]
 Policy = Literal["random", "round_robin", "least_load"]
 
 _MOST_LEVELS = 96
@@ -27,36 +27,10 @@ _MOST_QUEUED = 256
 """States above the cap."""
 _RESIDUAL_CELLS = 64
 _TIME_CELLS = 1024
-_MOST_UTILISATION = 0.98
+MOST_UTILISATION = 0.98
 _REGULAR = 0.6
 """Dispersion of arrivals below which they count as dealt in turn."""
 _SMALLEST_DISPERSION = 0.05
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Service:
-    """Pass times of one instance, tabulated once for all rates."""
-
-    prompts: Array
-    seconds: Array
-    """Mean duration of a pass with so many ``prompts``; [nodes], rising."""
-    share_seconds: float
-    """What one prompt adds to a pass: the slope of the durations."""
-    squared_cv: float
-    """Squared coefficient of variation of that share."""
-    extra_seconds: float
-    """From the end of the pass to the first token."""
-
-    @property
-    def most(self) -> float:
-        return float(self.prompts[-1])
-
-    def mean(self, prompts: Array) -> Array:
-        return np.asarray(np.interp(prompts, self.prompts, self.seconds), dtype=np.float64)
-
-    def variance(self, prompts: Array) -> Array:
-        """Independent lengths: n c^2 share^2."""
-        return prompts * self.squared_cv * self.share_seconds**2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,8 +84,8 @@ def prefill_latency(
     Raises:
         BadInput: a rate below 0 or a cap below 1.
     """
-    service = _tabulate(pass_seconds, most_prompts, service_squared_cv, extra_seconds)
-    return _latency(service, arrival_rate_per_second, arrival_squared_cv)
+    service = by_share(pass_seconds, most_prompts, service_squared_cv, extra_seconds)
+    return latency_of(service, arrival_rate_per_second, arrival_squared_cv)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,26 +119,32 @@ def prefill_capacity(
     """
     if instances < 1:
         raise BadInput(f"A pool of {instances} prefill instances must have at least 1.")
-    service = _tabulate(pass_seconds, most_prompts, service_squared_cv, extra_seconds)
-    return _capacity(service, limit_seconds, percentile, instances, policy)
+    service = by_share(pass_seconds, most_prompts, service_squared_cv, extra_seconds)
+    return capacity_of(service, limit_seconds, percentile, instances, policy=policy)
 
 
-def _capacity(
-    service: _Service, limit_seconds: float, percentile: float, instances: int, policy: Policy
+def capacity_of(
+    service: Service,
+    limit_seconds: float,
+    percentile: float,
+    instances: int = 1,
+    *,
+    policy: Policy = "round_robin",
+    arrival_squared_cv: float = 1.0,
 ) -> PrefillCapacity | None:
-    squared_cv = thinned_squared_cv(1.0, instances, policy)
+    """Largest rate of a pool of instances of a service, as ``prefill_capacity``."""
+    squared_cv = thinned_squared_cv(arrival_squared_cv, instances, policy)
     found: dict[float, Latency] = {}
 
     def seconds(rate: float) -> float:
         if rate not in found:
-            latency = _latency(service, rate, squared_cv)
+            latency = latency_of(service, rate, squared_cv)
             if latency is None:
                 return math.inf
             found[rate] = latency
         return found[rate].at(percentile)
 
-    upper = _MOST_UTILISATION * service.most / float(service.seconds[-1])
-    rate = largest_rate(seconds, limit_seconds, upper)
+    rate = largest_rate(seconds, limit_seconds, MOST_UTILISATION * service.saturation_per_second)
     return None if rate is None else PrefillCapacity(rate_per_second=rate * instances, ttft=found[rate])
 
 
@@ -178,29 +158,36 @@ def thinned_squared_cv(arrival_squared_cv: float, instances: int, policy: Policy
     return arrival_squared_cv / instances
 
 
-def _tabulate(pass_seconds: PassSeconds, most_prompts: int, squared_cv: float, extra_seconds: float) -> _Service:
-    if most_prompts < 1:
-        raise BadInput(f"A prefill pass of at most {most_prompts} prompts must hold at least 1.")
-    prompts = np.unique(np.round(np.linspace(1, most_prompts, min(most_prompts, 256))))
-    seconds = np.asarray(pass_seconds(prompts), dtype=np.float64) * np.ones_like(prompts)
-    seconds = np.maximum.accumulate(seconds)
-    slope = (seconds[-1] - seconds[0]) / (most_prompts - 1) if most_prompts > 1 else seconds[0]
-    return _Service(
-        prompts=prompts,
-        seconds=seconds,
-        share_seconds=float(slope),
-        squared_cv=squared_cv,
-        extra_seconds=extra_seconds,
-    )
+def latency_of(service: Service, rate: float, arrival_squared_cv: float = 1.0) -> Latency | None:
+    """TTFT of one instance at its rate of prompts, as ``prefill_latency``; None if unstable.
 
-
-def _latency(service: _Service, rate: float, arrival_squared_cv: float) -> Latency | None:
+    Arrivals that are dealt in turn, which a small squared CV stands for, are followed phase by phase where the chain
+    stays small (``planner.dealt_queue``); otherwise counts during a pass have the dispersion of the gaps.
+    """
     if rate < 0:
         raise BadInput(f"An arrival rate of {rate:g} prompts per second must not be negative.")
+    rate *= service.units_per_prompt
     if rate * service.seconds[-1] >= service.most:
         return None
-    chain = _solve(service, max(rate, 1e-12), max(arrival_squared_cv, _SMALLEST_DISPERSION))
-    return _sojourn(service, chain)
+    rate, dispersion = max(rate, 1e-12), max(arrival_squared_cv, _SMALLEST_DISPERSION)
+    phases = phases_that_fit(service, rate, round(1 / dispersion)) if dispersion <= _REGULAR else 1
+    if phases > 1:
+        seconds, masses = dealt_sojourn(service, rate, phases)
+        pass_seconds = float(service.seconds[0])
+    else:
+        chain = _solve(service, rate, dispersion)
+        seconds, masses = _sojourn(service, chain)
+        taken = np.append(chain.starts[: chain.sizes - 1], chain.starts[chain.sizes - 1 :].sum())
+        pass_seconds = float(taken @ (chain.durations @ chain.weights))
+    return _histogram(*_with_further(service, pass_seconds, seconds, masses))
+
+
+def _with_further(service: Service, pass_seconds: float, seconds: Array, masses: Array) -> tuple[Array, Array]:
+    """Add the passes that long prompts take after their first, each as long as passes are on average."""
+    if service.further.size == 1:
+        return seconds + service.extra_seconds + service.further[0] * pass_seconds, masses
+    later = service.further * pass_seconds + service.extra_seconds
+    return (seconds[:, None] + later).ravel(), (masses[:, None] * service.further_weights).ravel()
 
 
 def count_distribution(means: Array, dispersion: float, counts: int) -> Array:
@@ -236,7 +223,7 @@ def renewal_counts(means: Array, shape: int, counts: int) -> Array:
     return np.asarray(grouped / grouped.sum(axis=-1, keepdims=True), dtype=np.float64)
 
 
-def _reach(service: _Service, rate: float, dispersion: float) -> float:
+def _reach(service: Service, rate: float, dispersion: float) -> float:
     """Prompts that a pass all but never exceeds: 8 standard deviations above where arrivals of a pass fill the next.
 
     Linearised there, with f the arrivals that one more prompt brings: variance = arrivals' variance / (1 - f^2).
@@ -244,21 +231,20 @@ def _reach(service: _Service, rate: float, dispersion: float) -> float:
     settled = int(np.argmax(rate * service.seconds <= service.prompts))
     size = service.prompts[settled : settled + 1]
     slope = np.diff(service.seconds, append=service.seconds[-1])[settled]
-    gain = min(rate * max(service.share_seconds, float(slope)), 0.99)
+    share = float(service.seconds[-1] - service.seconds[0]) / max(service.most - 1, 1)
+    gain = min(rate * max(share, float(slope)), 0.99)
     noise = dispersion * float(size[0]) + rate**2 * float(service.variance(size)[0])
     return float(math.ceil(float(size[0]) + 8 * math.sqrt(noise / (1 - gain**2)) + 8))
 
 
-def _solve(service: _Service, rate: float, dispersion: float) -> _Chain:
+def _solve(service: Service, rate: float, dispersion: float) -> _Chain:
     """Stationary distribution of what waits at pass starts: next = max(1, max(0, now - cap) + arrivals)."""
     cap = min(_reach(service, rate, dispersion), service.most)
     sizes: int = math.ceil(cap / math.ceil(cap / _MOST_LEVELS))
     step = cap / sizes
     prompts = step * np.arange(1.0, sizes + 1)
     means, variances = service.mean(prompts), service.variance(prompts)
-    nodes = 1 if service.squared_cv == 0 else int(np.clip(256 // sizes, 3, 16))
-    spread, weights = gamma_nodes(variances / means**2, nodes)
-    durations = means[:, None] * spread  # [sizes, nodes]
+    durations, weights = service.durations(prompts, int(np.clip(256 // sizes, 3, 16)))  # [sizes, nodes]
     queued = 0
     if cap >= service.most:
         slack = sizes - rate * means[-1] / step
@@ -298,8 +284,8 @@ def _stationary(moves: Array) -> Array:
     return np.asarray(solved / solved.sum(), dtype=np.float64)
 
 
-def _sojourn(service: _Service, chain: _Chain) -> Latency:
-    """Distribution over arrivals of residual pass + passes ahead + own pass.
+def _sojourn(service: Service, chain: _Chain) -> tuple[Array, Array]:
+    """Distribution over arrivals of residual pass + passes ahead + own pass, as seconds and masses.
 
     By the elapsed time y of the running pass: ahead of the arrival stand the leftover and the arrivals of [0, y], which
     decide how many whole passes come first; the size of the own pass, when none comes first, is the leftover plus all
@@ -317,17 +303,13 @@ def _sojourn(service: _Service, chain: _Chain) -> Latency:
     total = float(busy.sum() + idle)
     grid = np.linspace(0.0, float(chain.durations.max()), _RESIDUAL_CELLS + 1)
     own, later = _residuals(chain, busy / total, leftover, grid)
-    rest_means, rest_variances = _rest(service, chain, own.shape[0], later.shape[0])
+    rests, weights = _rest(service, chain, own.shape[0], later.shape[0])  # [classes, nodes]
     rows = np.diff(np.concatenate([own, later]), axis=1)  # [classes, residual cells]
     middles = (grid[1:] + grid[:-1]) / 2
-    nodes = 1 if service.squared_cv == 0 else 12
-    factors, weights = gamma_nodes(rest_variances / rest_means**2, nodes)
-    rests = rest_means[:, None] * factors  # [classes, nodes]
     seconds = middles[None, None, :] + rests[:, :, None]
     masses = rows[:, None, :] * weights[None, :, None]
     alone = rests[0]
-    values = np.concatenate([seconds.ravel(), alone]) + service.extra_seconds
-    return _histogram(values, np.concatenate([masses.ravel(), weights * idle / total]))
+    return np.append(seconds, alone), np.append(masses, weights * idle / total)
 
 
 def _residuals(chain: _Chain, busy: Array, leftover: Array, grid: Array) -> tuple[Array, Array]:
@@ -385,27 +367,23 @@ def _elapsed(densities: Array, elapsed: Array, durations: Array) -> Array:
     return np.asarray((started[:, :, :1] - started) / durations[:, None], dtype=np.float64)
 
 
-def _rest(service: _Service, chain: _Chain, sizes: int, passes: int) -> tuple[Array, Array]:
-    """Mean and variance of what follows the residual: the own pass, or 1, 2, ... full passes and then it.
+def _rest(service: Service, chain: _Chain, sizes: int, passes: int) -> tuple[Array, Array]:
+    """What follows the residual, [classes, nodes], and how likely: the own pass, or 1, 2, ... full passes and then it.
 
     After one full pass the own pass takes what was left beyond the cap, as a waiting prompt sees it, and the arrivals
     of that pass; after more it is full.
     """
     prompts = chain.step * np.arange(1.0, sizes + 1)
-    means, variances = service.mean(prompts), service.variance(prompts)
-    ahead = np.arange(1, passes + 1)
-    own, own_variance = np.full(passes, means[-1]), np.full(passes, variances[-1])
+    ahead = np.arange(1.0, passes + 1)
+    own = np.full(passes, prompts[-1])
     beyond = chain.starts[sizes:] * np.minimum(np.arange(1, chain.starts.size - sizes + 1), sizes)
-    if beyond.sum() > 0:
+    if beyond.sum() > 0 and passes:
         taken = np.convolve(np.append(0.0, beyond), chain.arrivals[-1].T @ chain.weights)
         taken /= taken.sum()
-        pass_size = np.clip(np.arange(taken.size), 1, sizes)
-        own[0] = taken @ means[pass_size - 1]
-        own_variance[0] = taken @ (variances + np.square(means))[pass_size - 1] - own[0] ** 2
-    return (
-        np.concatenate([means, ahead * means[-1] + own]),
-        np.concatenate([variances, ahead * variances[-1] + own_variance]),
-    )
+        own[0] = taken @ prompts[np.clip(np.arange(taken.size), 1, sizes) - 1]
+    alone, weights = with_rest(service, prompts, np.zeros(sizes), 12)
+    behind, _ = with_rest(service, own, ahead, 12)
+    return np.concatenate([alone, behind]), weights
 
 
 def _histogram(seconds: Array, masses: Array) -> Latency:

@@ -1,0 +1,133 @@
+"""How long passes of a prefill instance take: durations by the number of prompts, and how they spread.
+
+The queue sees nothing else of an instance. Durations are either given with their distribution (``planner.passes``), or
+by their mean and the spread of one prompt's share, which is then gamma distributed.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from planner.queueing import Array, gamma_nodes
+from podplan.errors import BadInput
+
+PassSeconds = Callable[[Array], Array]
+
+_NODES = 256
+
+
+def _none() -> Array:
+    return np.zeros(1)
+
+
+def _all() -> Array:
+    return np.ones(1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Service:
+    """Pass times of one instance, tabulated once for all rates; counts are of *units*: what takes a place in a pass."""
+
+    prompts: Array
+    """[nodes], rising: units in a pass."""
+    seconds: Array
+    """[nodes]: mean duration, not falling."""
+    kinds: Array | None = None
+    """[nodes, kinds]: durations that occur; None for a gamma distribution of each."""
+    weights: Array = field(default_factory=_all)
+    """[kinds]: how likely each is."""
+    share_variance: float = 0.0
+    """Variance that one prompt adds, in squared seconds; without ``kinds``."""
+    extra_seconds: float = 0.0
+    """From the end of the pass to the first token."""
+    units_per_prompt: float = 1.0
+    further: Array = field(default_factory=_none)
+    """[lengths]: passes that a prompt takes after its first."""
+    further_weights: Array = field(default_factory=_all)
+    """[lengths]: share of prompts."""
+
+    @property
+    def most(self) -> float:
+        """Units that a pass holds."""
+        return float(self.prompts[-1])
+
+    @property
+    def saturation_per_second(self) -> float:
+        """Prompts per second of passes that are always full."""
+        return self.most / (float(self.seconds[-1]) * self.units_per_prompt)
+
+    @property
+    def varies(self) -> bool:
+        """Whether passes of as many prompts may differ."""
+        return self.kinds is not None or self.share_variance > 0
+
+    def mean(self, prompts: Array) -> Array:
+        """Mean duration."""
+        return np.asarray(np.interp(prompts, self.prompts, self.seconds), dtype=np.float64)
+
+    def variance(self, prompts: Array) -> Array:
+        """Variance of the duration: n times that of a share, lengths being independent."""
+        if self.kinds is None:
+            return prompts * self.share_variance
+        found = self._rows(prompts)
+        return np.asarray((found - (found @ self.weights)[..., None]) ** 2 @ self.weights, dtype=np.float64)
+
+    def durations(self, prompts: Array, count: int) -> tuple[Array, Array]:
+        """Durations that occur, [..., kinds], and how likely each is, [kinds]; about ``count`` kinds where free."""
+        if self.kinds is not None:
+            return self._rows(prompts), self.weights
+        means = self.mean(prompts)
+        spread, weights = gamma_nodes(self.variance(prompts) / means**2, count if self.varies else 1)
+        return means[..., None] * spread, weights
+
+    def _rows(self, prompts: Array) -> Array:
+        assert self.kinds is not None, "asked for only where durations are given"
+        rows = [np.interp(prompts, self.prompts, column) for column in self.kinds.T]
+        return np.stack(rows, axis=-1)
+
+
+def by_share(pass_seconds: PassSeconds, most_prompts: int, squared_cv: float, extra_seconds: float) -> Service:
+    """Return the service of passes whose mean is known, with a squared CV of one prompt's share of them.
+
+    The share is the slope of the durations: a pass of n prompts has variance n · c² · share².
+
+    Raises BadInput for a cap below 1.
+    """
+    prompts = nodes(most_prompts)
+    seconds = np.asarray(pass_seconds(prompts), dtype=np.float64) * np.ones_like(prompts)
+    seconds = np.maximum.accumulate(seconds)
+    slope = (seconds[-1] - seconds[0]) / (most_prompts - 1) if most_prompts > 1 else seconds[0]
+    return Service(
+        prompts=prompts,
+        seconds=seconds,
+        share_variance=float(squared_cv * slope**2),
+        extra_seconds=extra_seconds,
+    )
+
+
+def nodes(most_prompts: int) -> Array:
+    """Counts of prompts at which durations are tabulated; BadInput for a cap below 1."""
+    if most_prompts < 1:
+        raise BadInput(f"A prefill pass of at most {most_prompts} prompts must hold at least 1.")
+    return np.unique(np.round(np.linspace(1, most_prompts, min(most_prompts, _NODES))))
+
+
+def with_rest(service: Service, prompts: Array, full_passes: Array, count: int) -> tuple[Array, Array]:
+    """Durations of ``full_passes`` full passes and then one with ``prompts``, [..., kinds], and their weights.
+
+    The arguments broadcast. Of several passes the deviations add as variances; the shape is that of the last one's.
+    """
+    prompts, full_passes = np.broadcast_arrays(prompts, full_passes)
+    most = np.full_like(np.asarray(prompts, dtype=np.float64), service.most)
+    own, full = service.mean(prompts), service.mean(most)
+    own_variance, full_variance = service.variance(prompts), service.variance(most)
+    means, variances = own + full_passes * full, own_variance + full_passes * full_variance
+    if service.kinds is None:
+        spread, weights = gamma_nodes(variances / means**2, count if service.varies else 1)
+        return means[..., None] * spread, weights
+    rows, weights = service.durations(prompts, count)
+    deviations = rows - (rows @ weights)[..., None]
+    stretch = np.sqrt(variances / np.maximum(own_variance, 1e-300))
+    stretch = np.where(own_variance > 1e-12 * means**2, stretch, 1.0)
+    return np.maximum(means[..., None] + deviations * stretch[..., None], 1e-9), weights
