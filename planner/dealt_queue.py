@@ -16,10 +16,11 @@ import numpy as np
 from planner.prefill_service import Service, with_rest
 from planner.queueing import Array
 
-MOST_STATES = 320
+MOST_STATES = 240
 """Of the chain; beyond, the caller counts arrivals by their dispersion instead."""
 _CELLS = 40
 _KINDS = 8
+_NEGLIGIBLE = 1e-9
 _RARE = 1e-5
 """Share of passes of one size that may be told roughly."""
 
@@ -38,16 +39,18 @@ class _Chain:
     """[states]: what waits when a pass starts, from one prompt on, in phases."""
 
 
-def phases_that_fit(service: Service, rate: float, wanted: int) -> int:
-    """Return the most phases up to ``wanted`` with which the chain stays small; below 2 where none do."""
+def phases_that_fit(service: Service, rate: float, wanted: int, most: int) -> int:
+    """Return the phases up to ``wanted`` with which a chain of passes up to ``most`` stays small; 1 where none do."""
     if wanted < 2:
         return 1
-    rows = service.most + _queued(service, rate, 1 / wanted)
+    rows = most + _queued(service, rate, 1 / wanted, most)
     return int(min(wanted, MOST_STATES // rows)) if rows <= MOST_STATES / 2 else 1
 
 
-def _queued(service: Service, rate: float, dispersion: float) -> int:
-    """Prompts beyond the cap that all but never wait: heavy-traffic decay, 1e-7 of it left."""
+def _queued(service: Service, rate: float, dispersion: float, most: int) -> int:
+    """Prompts beyond ``most`` that all but never wait: heavy-traffic decay, 1e-7 of it left; none under the cap."""
+    if most < service.most:
+        return 2
     full = float(service.seconds[-1])
     slack = max(service.most - rate * full, 1e-9)
     variance = float(service.variance(np.array([service.most]))[0])
@@ -55,9 +58,12 @@ def _queued(service: Service, rate: float, dispersion: float) -> int:
     return 2 + math.ceil(min(math.log(1e7) * noise / (2 * slack), 1e6))
 
 
-def dealt_sojourn(service: Service, rate: float, phases: int) -> tuple[Array, Array]:
-    """Return (seconds, masses) of the time from arrival to the end of the own pass, of one instance at its rate."""
-    chain = _solve(service, rate, phases)
+def dealt_sojourn(service: Service, rate: float, phases: int, most: int) -> tuple[Array, Array]:
+    """Return (seconds, masses) of the time from arrival to the end of the own pass, of one instance at its rate.
+
+    Passes take up to ``most`` prompts: the cap, or what they all but never exceed.
+    """
+    chain = _solve(service, rate, phases, most)
     grid = _grid(chain)
     ahead = _positions(chain, grid)  # [positions, cells]: arrivals per pass, by place in line and residual
     empty = _idle_share(chain)
@@ -68,9 +74,9 @@ def dealt_sojourn(service: Service, rate: float, phases: int) -> tuple[Array, Ar
     return np.append(seconds, alone[0]), np.append(masses, empty * weights) / total
 
 
-def _solve(service: Service, rate: float, phases: int) -> _Chain:
-    sizes = int(service.most)
-    rows = sizes + _queued(service, rate, 1 / phases)
+def _solve(service: Service, rate: float, phases: int, most: int) -> _Chain:
+    sizes = min(most, int(service.most))
+    rows = sizes + _queued(service, rate, 1 / phases, most)
     durations, weights = service.durations(np.arange(1.0, sizes + 1), _KINDS)
     events = rate * phases
     states = phases * rows
@@ -155,9 +161,9 @@ def _idle_share(chain: _Chain) -> float:
 
 def _finish(service: Service, chain: _Chain, ahead: Array, residual: Array) -> tuple[Array, Array]:
     """Residual, whole passes ahead, and the own pass, which later arrivals may share, as point masses."""
-    places, cells = np.nonzero(ahead > 1e-9 * ahead.sum())
+    places, cells = np.nonzero(ahead > _NEGLIGIBLE)
     full, place = np.divmod(places, chain.sizes)  # whole passes ahead; place within the own pass, from 0
-    waits = residual[cells] + full * service.mean(np.array([service.most]))[0]
+    waits = residual[cells] + full * service.mean(np.array([float(chain.sizes)]))[0]
     counts = _poisson(chain.events_per_second * waits, chain.phases * chain.sizes)
     joined = counts.reshape(counts.shape[0], chain.sizes, chain.phases).sum(axis=2)  # [rows, later prompts]
     room = chain.sizes - 1 - place
@@ -165,7 +171,7 @@ def _finish(service: Service, chain: _Chain, ahead: Array, residual: Array) -> t
     joined = np.where(later[None, :] < room[:, None], joined, 0.0)
     rows = np.arange(place.size)
     joined[rows, room] += 1 - joined.sum(axis=1)
-    row, more = np.nonzero(joined > 1e-6)
+    row, more = np.nonzero(joined > _RARE)
     rest, weights = with_rest(service, place[row] + 1.0 + more, full[row].astype(np.float64), _KINDS)
     seconds = residual[cells][row][:, None] + rest
     masses = (ahead[places, cells][row] * joined[row, more])[:, None] * weights

@@ -31,6 +31,9 @@ MOST_UTILISATION = 0.98
 _REGULAR = 0.6
 """Dispersion of arrivals below which they count as dealt in turn."""
 _SMALLEST_DISPERSION = 0.05
+_FEW = 4
+"""Prompts of a usual pass up to which dealt arrivals are followed phase by phase: in larger ones only their dispersion
+tells."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,9 +173,11 @@ def latency_of(service: Service, rate: float, arrival_squared_cv: float = 1.0) -
     if rate * service.seconds[-1] >= service.most:
         return None
     rate, dispersion = max(rate, 1e-12), max(arrival_squared_cv, _SMALLEST_DISPERSION)
-    phases = phases_that_fit(service, rate, round(1 / dispersion)) if dispersion <= _REGULAR else 1
+    phases, most = 1, int(min(_reach(service, rate, dispersion), service.most))
+    if dispersion <= _REGULAR and _settled(service, rate) <= _FEW:
+        phases = phases_that_fit(service, rate, round(1 / dispersion), most)
     if phases > 1:
-        seconds, masses = dealt_sojourn(service, rate, phases)
+        seconds, masses = dealt_sojourn(service, rate, phases, most)
         pass_seconds = float(service.seconds[0])
     else:
         chain = _solve(service, rate, dispersion)
@@ -223,12 +228,17 @@ def renewal_counts(means: Array, shape: int, counts: int) -> Array:
     return np.asarray(grouped / grouped.sum(axis=-1, keepdims=True), dtype=np.float64)
 
 
+def _settled(service: Service, rate: float) -> float:
+    """Prompts of the pass whose arrivals fill the next."""
+    return float(service.prompts[np.argmax(rate * service.seconds <= service.prompts)])
+
+
 def _reach(service: Service, rate: float, dispersion: float) -> float:
     """Prompts that a pass all but never exceeds: 8 standard deviations above where arrivals of a pass fill the next.
 
     Linearised there, with f the arrivals that one more prompt brings: variance = arrivals' variance / (1 - f^2).
     """
-    settled = int(np.argmax(rate * service.seconds <= service.prompts))
+    settled = int(np.searchsorted(service.prompts, _settled(service, rate)))
     size = service.prompts[settled : settled + 1]
     slope = np.diff(service.seconds, append=service.seconds[-1])[settled]
     share = float(service.seconds[-1] - service.seconds[0]) / max(service.most - 1, 1)

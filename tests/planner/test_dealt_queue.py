@@ -64,7 +64,7 @@ def test_lengths_that_spread_against_the_recursion():
 def test_masses_are_a_distribution():
     """Positive, summing to one, and no sojourn shorter than a pass of one prompt."""
     service = by_share(_pass_seconds, 4, 0.0, 0.0)
-    seconds, masses = dealt_sojourn(service, 0.5, 5)
+    seconds, masses = dealt_sojourn(service, 0.5, 5, 4)
     assert masses.sum() == pytest.approx(1)
     assert masses.min() >= 0
     assert seconds.min() >= _pass_seconds(1) - 1e-9
@@ -73,7 +73,7 @@ def test_masses_are_a_distribution():
 def test_phases_keep_the_chain_small():
     """Many instances and long queues share the states; a cap beyond them leaves no phases at all."""
     small, large = by_share(_pass_seconds, 2, 0.0, 0.0), by_share(_pass_seconds, 400, 0.0, 0.0)
-    assert phases_that_fit(small, 0.3, 6) == 6
-    assert 2 <= phases_that_fit(small, 0.3, 1000) <= MOST_STATES // 3
-    assert phases_that_fit(large, 0.3, 6) == 1
-    assert phases_that_fit(small, 0.3, 1) == 1
+    assert phases_that_fit(small, 0.3, 6, 2) == 6
+    assert 2 <= phases_that_fit(small, 0.3, 1000, 2) <= MOST_STATES // 3
+    assert phases_that_fit(large, 0.3, 6, 400) == 1
+    assert phases_that_fit(small, 0.3, 1, 2) == 1
