@@ -14,7 +14,7 @@ from podplan.names import suggest
 app = typer.Typer(rich_markup_mode=None)
 
 CASE_COLUMNS = ["case", "metric", "predicted", "published", "error", "80 % interval", "tier"]
-GROUP_COLUMNS = ["kind", "source", "cases", "mean |error|", "mean error", "in interval"]
+GROUP_COLUMNS = ["kind", "source", "cases", "mean |error|", "median", "mean error", "rank corr.", "in interval"]
 
 
 @app.command()
@@ -85,8 +85,7 @@ def _selected(results: list[Comparison], kind: str | None) -> list[Comparison]:
 
 def _print(results: list[Comparison]) -> None:
     excluded = load_excluded()
-    right = ["cases", "mean |error|", "mean error", "in interval"]
-    print_table(GROUP_COLUMNS, group_rows(groups(results)), right=right)
+    print_table(GROUP_COLUMNS, group_rows(groups(results)), right=GROUP_COLUMNS[2:])
     right = ["predicted", "published", "error"]
     print_table(CASE_COLUMNS, case_rows(misses_first(results)), title="Largest misses first", right=right)
     print_table(["not compared", "rows", "because"], excluded_rows(excluded), right=["rows"])

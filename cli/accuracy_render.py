@@ -2,9 +2,11 @@
 
 from collections.abc import Iterable, Sequence
 
-from planner.accuracy import Comparison, Excluded, Group, group, groups, kind_of
+from planner.accuracy import Comparison, Excluded, Group, group, groups, kind_of, load_operators
 from planner.strategy import format_strategy
 from podplan.units import format_count, format_duration
+
+LARGE_MISS = 0.1
 
 METRICS = {
     "tpot_seconds": "TPOT",
@@ -53,6 +55,7 @@ def _case_json(result: Comparison) -> dict[str, object]:
         "bottleneck": result.bottleneck,
         "source_url": case.url,
         "note": case.note,
+        "believed_cause": case.cause or None,
     }
 
 
@@ -62,7 +65,9 @@ def _group_json(row: Group) -> dict[str, object]:
         "source": row.source,
         "cases": row.cases,
         "mape": row.mape,
+        "median_absolute_error": row.median,
         "bias": row.bias,
+        "rank_correlation": row.rank_correlation,
         "inside_interval": row.inside,
     }
 
@@ -101,7 +106,9 @@ def group_rows(table: Iterable[Group]) -> list[list[str]]:
             row.source,
             str(row.cases),
             f"{row.mape:.1%}",
+            f"{row.median:.1%}",
             f"{row.bias:+.1%}",
+            "" if row.rank_correlation is None else f"{row.rank_correlation:.2f}",
             "" if row.inside is None else f"{row.inside:.0%}",
         ]
         for row in table
@@ -142,11 +149,20 @@ def markdown(results: Sequence[Comparison], excluded: Sequence[Excluded]) -> lis
         "## By kind and source",
         "",
         *_table(
-            ["kind", "source", "cases", "mean abs. error", "mean error", "in interval"], group_rows(groups(results))
+            ["kind", "source", "cases", "mean abs. error", "median", "mean error", "rank corr.", "in interval"],
+            group_rows(groups(results)),
         ),
         "",
         "`mixed ttft` is the time to first token in a closed loop, mostly waiting: it depends on how the load",
-        "generator starts and spaces its requests, which the sources do not state.",
+        "generator starts and spaces its requests, which the sources do not state. Rank corr. is Spearman's, of the",
+        "metric that most of a group's cases have.",
+        "",
+        "## Large misses, and what is believed to be behind them",
+        "",
+        *_table(
+            ["case", "metric", "error", "believed cause"],
+            [[r.case.id, METRICS[r.case.metric], f"{r.error:+.1%}", r.case.cause] for r in ranked if large(r)],
+        ),
         "",
         "## Every row, the largest misses first",
         "",
@@ -168,7 +184,16 @@ def markdown(results: Sequence[Comparison], excluded: Sequence[Excluded]) -> lis
             ["what", "rows", "because"],
             [[f"[{row.what}]({row.url})", str(row.rows), row.reason] for row in excluded],
         ),
+        "",
+        "## Published operator measurements",
+        "",
+        *_table(["what", "rows", "used in, or why not"], [[o.what, str(o.rows), o.use] for o in load_operators()]),
     ]
+
+
+def large(result: Comparison) -> bool:
+    """Whether a miss is large enough to be explained: past a tenth, or a bound that is missed."""
+    return abs(result.error) > LARGE_MISS and bool(result.case.cause)
 
 
 def _subject(result: Comparison) -> list[str]:

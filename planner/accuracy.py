@@ -8,6 +8,7 @@ import csv
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import correlation, median
 from typing import Literal, get_args
 
 from hardware.loader import load_hardware
@@ -32,7 +33,8 @@ class Case:
     """One published value and the configuration that it was measured with.
 
     ``tier`` A: enough is published to predict it. B: something is assumed, as ``note`` says, or the
-    value is only a bound; shown, but not part of any mean.
+    value is only a bound; shown, but not part of any mean. ``cause`` is what a miss is believed to come
+    from, ``row`` its name in the collection of measurements that the cases were taken from.
     """
 
     id: str
@@ -43,16 +45,29 @@ class Case:
     published: float
     url: str
     note: str
+    cause: str = ""
+    row: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Excluded:
-    """Published rows that are not compared, and why."""
+    """Published rows that are not compared, and why; ``ids`` are patterns of their names in the collection."""
 
     what: str
+    ids: tuple[str, ...]
     rows: int
     reason: str
     url: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operators:
+    """Published operator measurements: which fit uses them, or why none does."""
+
+    what: str
+    ids: tuple[str, ...]
+    rows: int
+    use: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,13 +95,17 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """Errors of cases of one kind: mean |error|, mean error, and the share inside the interval."""
+    """Errors of cases of one kind: mean and median |error|, mean error, Spearman's rank correlation of predicted
+    and published values (of one metric, three values at least), and the share inside the interval.
+    """
 
     kind: str
     source: str
     cases: int
     mape: float
+    median: float
     bias: float
+    rank_correlation: float | None
     inside: float | None
 
 
@@ -102,7 +121,25 @@ def load_cases(path: Path = PUBLISHED / "cases.csv") -> list[Case]:
 def load_excluded(path: Path = PUBLISHED / "excluded.csv") -> list[Excluded]:
     """Return what is published and not compared."""
     rows = csv.DictReader(read_text(path).splitlines())
-    return [Excluded(what=row["what"], rows=int(row["rows"]), reason=row["reason"], url=row["url"]) for row in rows]
+    return [
+        Excluded(
+            what=row["what"],
+            ids=tuple(row["ids"].split()),
+            rows=int(row["rows"]),
+            reason=row["reason"],
+            url=row["url"],
+        )
+        for row in rows
+    ]
+
+
+def load_operators(path: Path = PUBLISHED / "operators.csv") -> list[Operators]:
+    """Return the published operator measurements and what became of them."""
+    rows = csv.DictReader(read_text(path).splitlines())
+    return [
+        Operators(what=row["what"], ids=tuple(row["ids"].split()), rows=int(row["rows"]), use=row["use"])
+        for row in rows
+    ]
 
 
 def evaluate(cases: Sequence[Case] | None = None) -> list[Comparison]:
@@ -146,9 +183,35 @@ def group(kind: str, source: str, results: Sequence[Comparison]) -> Group:
         source=source,
         cases=len(errors),
         mape=sum(abs(error) for error in errors) / len(errors),
+        median=median(abs(error) for error in errors),
         bias=sum(errors) / len(errors),
+        rank_correlation=rank_correlation(results),
         inside=sum(known) / len(known) if known else None,
     )
+
+
+def rank_correlation(results: Sequence[Comparison]) -> float | None:
+    """Return how far predictions order cases as publications do (Spearman): the metric with most cases, None below 3.
+
+    Durations of an iteration and per token are one metric, rates another.
+    """
+    rates = [result for result in results if result.case.metric == "tokens_per_second_per_chip"]
+    times = [result for result in results if result.case.metric != "tokens_per_second_per_chip"]
+    chosen = max(times, rates, key=len)
+    predicted = ranks([result.predicted for result in chosen])
+    published = ranks([result.case.published for result in chosen])
+    if len(chosen) < 3 or len(set(published)) < 2 or len(set(predicted)) < 2:
+        return None
+    return correlation(predicted, published)
+
+
+def ranks(values: Sequence[float]) -> list[float]:
+    """Return each value's place among them from 0, equal values sharing the mean of their places.
+
+    >>> ranks([3.0, 1.0, 3.0])
+    [1.5, 0.0, 1.5]
+    """
+    return [sum(other < value for other in values) + (values.count(value) - 1) / 2 for value in values]
 
 
 def metric_value(answer: Prediction, metric: Metric) -> float:
@@ -187,6 +250,8 @@ def _case(row: dict[str, str], where: str) -> Case:
             published=float(row["published"]),
             url=row["url"],
             note=row["note"],
+            cause=row["cause"],
+            row=row["row"],
         )
     except (KeyError, ValueError, StopIteration) as error:
         raise BadInput(f"{where}: {error!r} is not a published case") from None
