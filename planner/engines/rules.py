@@ -129,6 +129,34 @@ def _tensor_scope(profile: EngineProfile, setup: Setup) -> Broken | None:
     return None
 
 
+def _nodes(profile: EngineProfile, setup: Setup) -> Broken | None:
+    """Instances stand evenly on their nodes, and a DP rank inside one where the engine asks for it."""
+    facts, strategy = profile.parallelism, setup.strategy
+    devices, size = strategy.devices, setup.devices_per_node
+    if devices <= size:
+        return None
+    if facts.whole_nodes.value and devices % size:
+        near = f"{devices // size * size} or {(devices // size + 1) * size}"
+        sentence = f"{devices} devices fill nodes of {size} unevenly, and {profile.title} starts as many ranks on each"
+        return Broken("whole-nodes", f"{sentence}; use {near}", facts.whole_nodes.source)
+    rank = strategy.attention_tp * strategy.pp
+    if strategy.attention_dp > 1 and not facts.rank_over_nodes.value and size % rank:
+        sentence = (
+            f"a DP rank of {rank} devices (TP={strategy.attention_tp}, PP={strategy.pp}) does not lie inside nodes of "
+            f"{size}, which {profile.title} needs with DP={strategy.attention_dp}"
+        )
+        return Broken("rank-in-node", sentence, facts.rank_over_nodes.source)
+    return None
+
+
+def _cache(profile: EngineProfile, setup: Setup) -> Broken | None:
+    fact = profile.cache.kv
+    if setup.kv_dtype not in fact.value:
+        sentence = f"{profile.title} caches keys and values as {' or '.join(fact.value)}, not {setup.kv_dtype}"
+        return Broken("kv-dtype", sentence, fact.source)
+    return None
+
+
 def _powers(profile: EngineProfile, setup: Setup) -> Broken | None:
     fact = profile.parallelism.powers_of_two
     for name in fact.value:
@@ -204,6 +232,9 @@ def _microbatches(profile: EngineProfile, setup: Setup) -> Broken | None:
         where = f"only for {' and '.join(fact.value)}" if fact.value else "not at all"
         sentence = f"{profile.title} overlaps two microbatches {where}; use 1 microbatch"
         return Broken("microbatches", sentence, fact.source)
+    if profile.microbatching.attention_dp.value and setup.strategy.attention_dp == 1:
+        sentence = f"{profile.title} overlaps microbatches only with several attention DP ranks; use 1 microbatch"
+        return Broken("microbatches-dp", sentence, profile.microbatching.attention_dp.source)
     if setup.strategy.moe_ep == 1 or not any(mode.microbatches for mode in _grid_modes(profile, setup)):
         sentence = f"{profile.title} overlaps microbatches with an expert exchange over EP only; use 1 microbatch"
         return Broken("microbatches-mode", sentence, fact.source)
@@ -226,12 +257,14 @@ CHECKS: tuple[Check, ...] = (
     _staged,
     _pipeline,
     _dedicated,
+    _nodes,
     _tensor_scope,
     _powers,
     _experts,
     _redundancy,
     _microbatches,
     _drafts,
+    _cache,
 )
 
 

@@ -4,6 +4,7 @@ from typing import Annotated, Generic, Literal, TypeVar
 
 from pydantic import Field
 
+from hardware.spec import Dtype
 from podplan.sourced import Sourced, Strict
 
 Accelerator = Literal["nvidia", "ascend"]
@@ -59,6 +60,8 @@ class Parallelism(Strict):
         description="node_or_stage: TP lies inside a node or spans the stage"
     )
     powers_of_two: Fact[list[Degree]]
+    whole_nodes: Fact[bool] = Field(description="whether every node of an instance must hold as many of its ranks")
+    rank_over_nodes: Fact[bool] = Field(description="whether one of several attention DP ranks may span nodes")
     experts: list[ExpertMode] = Field(min_length=1)
 
 
@@ -78,6 +81,7 @@ class Microbatching(Strict):
     """Two microbatches that overlap."""
 
     roles: Fact[list[RoleName]]
+    attention_dp: Fact[bool] = Field(description="whether it needs several attention DP ranks")
 
 
 class Drafting(Strict):
@@ -94,6 +98,12 @@ class BatchScopes(Strict):
 
     sequences: Fact[Scope]
     tokens: Fact[Scope]
+
+
+class CacheTypes(Strict):
+    """Number formats of the KV cache."""
+
+    kv: Fact[list[Dtype]]
 
 
 class PrefillDecode(Strict):
@@ -137,6 +147,7 @@ class EngineProfile(Strict):
     microbatching: Microbatching
     drafting: Drafting
     batch: BatchScopes
+    cache: CacheTypes
     prefill_decode: PrefillDecode
     kinds: dict[PlatformKind, Kind]
     host: HostOverhead

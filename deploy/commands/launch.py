@@ -1,0 +1,89 @@
+"""What starts one role: programme, flags, environment and files, apart from where it runs."""
+
+from dataclasses import dataclass, field, replace
+
+from deploy.roles import RolePlan
+from deploy.site import Site
+from deploy.words import Flag, Value, sum_of
+from planner.engines.spec import EngineProfile, PlatformKind
+
+RENDEZVOUS_PORT = 13345
+SIDECAR_SERVICE_PORT, SIDECAR_TARGET_PORT = 8000, 8200  # llm-d-modelservice's defaults
+DEVICE = "DEVICE"  # shell variables that every script sets
+NODE_RANK = "NODE_RANK"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """What is rendered for what: engine, kind of files, site and all roles."""
+
+    profile: EngineProfile
+    kind: PlatformKind
+    site: Site
+    name: str
+    roles: tuple[RolePlan, ...]
+
+    def role(self, kind: str) -> RolePlan | None:
+        """Return the first role of a kind, None where there is none."""
+        return next((role for role in self.roles if role.role == kind), None)
+
+    @property
+    def model_path(self) -> str:
+        """Where the weights are on every node."""
+        return self.site.model_path or f"/models/{self.name_of_model}"
+
+    @property
+    def name_of_model(self) -> str:
+        """The model's name, under which it is served."""
+        return self.roles[0].model.name
+
+    @property
+    def draft_model_path(self) -> str:
+        """Where xLLM's exported draft model is."""
+        return self.site.draft_model_path or f"{self.model_path}-mtp"
+
+    def http_port(self, role: RolePlan) -> int:
+        """Return the port of a role's API; llm-d puts a sidecar in front of decode."""
+        if self.kind != "llm-d":
+            return self.site.http_port
+        return SIDECAR_TARGET_PORT if role.role == "decode" else SIDECAR_SERVICE_PORT
+
+    @property
+    def bare(self) -> bool:
+        """Whether hosts are used directly, where instances may share one."""
+        return self.kind == "bare"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """The processes of one node of one instance.
+
+    ``head`` flags are of node 0 alone, ``workers`` of the other nodes. With ``per_device`` one process runs for
+    each device of the node, ``$DEVICE`` from 0. ``api`` says which nodes answer requests at ``port``.
+    """
+
+    role: RolePlan
+    programme: tuple[Value, ...]
+    flags: tuple[Flag, ...]
+    head: tuple[Flag, ...] = ()
+    workers: tuple[Flag, ...] = ()
+    environment: dict[str, Value] = field(default_factory=dict)
+    files: dict[str, str] = field(default_factory=dict)
+    per_device: bool = False
+    joined: bool = False
+    api: str = "all"
+    port: int = 8000
+    health: str = "/health"
+    visible_devices: str | None = None
+
+    def without(self, names: frozenset[str]) -> "Launch":
+        """Return the launch less some flags, as an orchestrator adds them itself."""
+        kept = tuple(flag for flag in self.flags if flag[0] not in names)
+        return replace(self, flags=kept, head=(), workers=())
+
+
+def port(target: Target, role: RolePlan, base: int, stride: int = 1) -> Value:
+    """Return a port; instances that share a host stand ``stride`` apart for each device before them."""
+    if target.bare and role.shares_nodes:
+        return sum_of(base, f"FIRST_DEVICE * {stride}" if stride > 1 else "FIRST_DEVICE")
+    return base

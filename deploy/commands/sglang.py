@@ -1,0 +1,148 @@
+"""SGLang's command line (0.5.23): ``--tp-size`` is the whole stage, attention TP follows from attention DP.
+
+Requests and prefill tokens are of the instance: SGLang divides both by attention DP.
+"""
+
+from deploy.commands.launch import NODE_RANK, Launch, Target, port
+from deploy.commands.vllm_ascend import environment as ascend_environment
+from deploy.experts import needs_map, sglang_map
+from deploy.roles import RolePlan
+from deploy.words import Flag, Shell, Value
+
+BOOTSTRAP_PORT = 8998
+DIST_PORT = 5000
+STORE_PORT = 24669
+DEFAULT_DISPATCH_TOKENS = 128
+
+
+def launch(target: Target, role: RolePlan) -> Launch:
+    """Return what starts a role with SGLang."""
+    strategy, ascend = role.strategy, role.accelerator == "ascend"
+    flags: list[Flag] = [
+        ("--model-path", Shell('"$MODEL"')),
+        ("--served-model-name", target.name_of_model),
+        ("--host", "0.0.0.0"),
+        ("--port", port(target, role, target.http_port(role))),
+        ("--tp-size", strategy.devices_per_stage),
+    ]
+    if strategy.pp > 1:
+        flags.append(("--pp-size", strategy.pp))
+    if strategy.attention_dp > 1:
+        flags.append(("--attn-dp-size", strategy.attention_dp))
+        if strategy.attention_tp == 1:
+            flags += [("--enable-dp-lm-head", None), *_dense(role)]
+    flags += [*_experts(role), *_nodes(target, role), *_limits(role), *_drafts(role)]
+    if role.setup.microbatches > 1:
+        flags.append(("--enable-two-batch-overlap", None))
+    if role.setup.kv_dtype == "fp8":
+        flags.append(("--kv-cache-dtype", "fp8_e4m3"))
+    if ascend:
+        flags += [("--device", "npu"), ("--attention-backend", "ascend")]
+    if ascend and role.weights_dtype == "int8":
+        flags.append(("--quantization", "modelslim"))
+    if not role.prefix_caching:
+        flags.append(("--disable-radix-cache", None))
+    flags += _disaggregation(target, role)
+    files = {}
+    if needs_map(role):
+        name = f"expert-location-{role.name}.json"
+        files[name] = sglang_map(role)
+        flags.append(("--init-expert-location", f"{target.site.files_path}/{name}"))
+    return Launch(
+        role=role,
+        programme=("python3", "-m", "sglang.launch_server"),
+        flags=tuple(flags),
+        environment=_environment(target, role),
+        files=files,
+        api="head",
+        port=target.http_port(role),
+        visible_devices="ASCEND_RT_VISIBLE_DEVICES" if ascend else "CUDA_VISIBLE_DEVICES",
+    )
+
+
+def _dense(role: RolePlan) -> list[Flag]:
+    return [("--moe-dense-tp-size", 1)] if role.model.dense_layers and role.mode is not None else []
+
+
+def _experts(role: RolePlan) -> list[Flag]:
+    """Return EP and the exchange: an all-to-all forces EP to the stage, without one any divisor is free."""
+    if role.mode is None:
+        return []
+    flags: list[Flag] = [("--ep-size", role.strategy.moe_ep)]
+    if exchanges(role):
+        kernels = {"prefill": "normal", "decode": "low_latency", "mixed": "auto"}[role.role]
+        flags += [("--moe-a2a-backend", "deepep"), ("--deepep-mode", kernels)]
+    else:
+        flags.append(("--moe-a2a-backend", "none"))
+    if role.setup.redundant:
+        flags.append(("--ep-num-redundant-experts", role.setup.redundant))
+        # Without an all-to-all every EP rank must pick the same replica.
+        flags.append(("--ep-dispatch-algorithm", "static" if exchanges(role) else "dynamic"))
+    return flags
+
+
+def exchanges(role: RolePlan) -> bool:
+    """Whether experts are reached by an all-to-all."""
+    return role.mode is not None and role.mode.exchange == "all_to_all" and role.strategy.moe_ep > 1
+
+
+def _nodes(target: Target, role: RolePlan) -> list[Flag]:
+    if role.nodes == 1:
+        shared = target.bare and role.shares_nodes
+        return [("--nccl-port", port(target, role, DIST_PORT))] if shared else []
+    return [
+        ("--nnodes", role.nodes),
+        ("--node-rank", Shell(f'"${NODE_RANK}"')),
+        ("--dist-init-addr", Shell(f'"$HEAD:{DIST_PORT}"')),
+    ]
+
+
+def _limits(role: RolePlan) -> list[Flag]:
+    """Return limits in SGLang's unit, the instance; graphs count one DP rank."""
+    ranks = role.strategy.attention_dp
+    flags: list[Flag] = [("--max-running-requests", role.sequences * ranks)]
+    if role.role != "decode":
+        flags.append(("--chunked-prefill-size", role.tokens * ranks))
+    flags += [("--context-length", role.longest), ("--mem-fraction-static", role.static_memory_frac)]
+    if role.role != "prefill":
+        flags.append(("--cuda-graph-max-bs-decode", role.sequences))
+    return flags
+
+
+def _drafts(role: RolePlan) -> list[Flag]:
+    if not role.drafts:
+        return []
+    return [
+        ("--speculative-algorithm", "NEXTN"),
+        ("--speculative-num-steps", role.drafts),
+        ("--speculative-eagle-topk", 1),
+        ("--speculative-num-draft-tokens", role.draft_window),
+    ]
+
+
+def _disaggregation(target: Target, role: RolePlan) -> list[Flag]:
+    if not role.disaggregated:
+        return []
+    backend = "ascend" if role.accelerator == "ascend" else "nixl"
+    flags: list[Flag] = [("--disaggregation-mode", role.role), ("--disaggregation-transfer-backend", backend)]
+    if role.role == "prefill":
+        flags.append(("--disaggregation-bootstrap-port", port(target, role, BOOTSTRAP_PORT)))
+    if target.site.infiniband_device:
+        flags.append(("--disaggregation-ib-device", target.site.infiniband_device))
+    return flags
+
+
+def _environment(target: Target, role: RolePlan) -> dict[str, Value]:
+    """Return the collectives' environment and the room of the low-latency exchange: a rank's requests and drafts."""
+    found: dict[str, Value] = {}
+    if role.accelerator == "ascend":
+        found |= ascend_environment(target, role)
+        if role.disaggregated:
+            found["ASCEND_MF_STORE_URL"] = Shell(f'"tcp://$STORE:{STORE_PORT}"')
+    else:
+        interface = target.site.network_interface
+        found |= {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
+    if exchanges(role) and role.role != "prefill":
+        needed = max(role.sequences * role.draft_window, DEFAULT_DISPATCH_TOKENS if role.role == "mixed" else 1)
+        found["SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK"] = needed
+    return found

@@ -1,0 +1,123 @@
+"""vLLM's command line (0.33.0): one process per node, hybrid load balancing across nodes.
+
+Every node of a data-parallel instance has its own API server (``--data-parallel-hybrid-lb``), so that nodes are
+alike and no single front end carries hundreds of ranks; with one rank per node the balancing is external.
+"""
+
+from deploy.commands.launch import NODE_RANK, RENDEZVOUS_PORT, Launch, Target, port
+from deploy.roles import RolePlan
+from deploy.words import Flag, Shell, Value, compact_json
+
+SIDE_CHANNEL_PORT = 5600
+EXCHANGES = {"prefill": "deepep_high_throughput", "decode": "deepep_low_latency", "mixed": "allgather_reducescatter"}
+
+
+def launch(target: Target, role: RolePlan) -> Launch:
+    """Return what starts a role with vLLM on GPUs."""
+    environment: dict[str, Value] = {
+        "GLOO_SOCKET_IFNAME": target.site.network_interface,
+        "NCCL_SOCKET_IFNAME": target.site.network_interface,
+    }
+    if role.disaggregated:
+        environment["VLLM_NIXL_SIDE_CHANNEL_HOST"] = Shell('"$ADDRESS"')
+        environment["VLLM_NIXL_SIDE_CHANNEL_PORT"] = port(target, role, SIDE_CHANNEL_PORT)
+    flags = [*common_flags(target, role), *exchange_flags(role), *redundancy_flags(role)]
+    if role.setup.microbatches > 1:
+        flags.append(("--enable-dbo", None))
+    if role.setup.kv_dtype == "fp8":
+        flags.append(("--kv-cache-dtype", "fp8"))
+    if role.disaggregated:
+        side = "kv_producer" if role.role == "prefill" else "kv_consumer"
+        flags.append(("--kv-transfer-config", compact_json({"kv_connector": "NixlConnector", "kv_role": side})))
+    return Launch(
+        role=role,
+        programme=("vllm", "serve", Shell('"$MODEL"')),
+        flags=tuple(flags),
+        workers=worker_flags(role),
+        environment=environment,
+        api="head" if worker_flags(role) else "all",
+        port=target.http_port(role),
+        visible_devices="CUDA_VISIBLE_DEVICES",
+    )
+
+
+def common_flags(target: Target, role: RolePlan) -> list[Flag]:
+    """Return what vLLM takes on every platform: degrees, limits, memory, drafts."""
+    flags: list[Flag] = [
+        ("--served-model-name", target.name_of_model),
+        ("--host", "0.0.0.0"),
+        ("--port", port(target, role, target.http_port(role))),
+        ("--tensor-parallel-size", role.strategy.attention_tp),
+    ]
+    if role.strategy.pp > 1:
+        flags.append(("--pipeline-parallel-size", role.strategy.pp))
+    flags += _nodes(target, role)
+    if role.mode is not None and role.mode.name == "expert-parallel":
+        flags.append(("--enable-expert-parallel", None))
+    flags += [
+        ("--max-num-seqs", role.sequences),
+        ("--max-num-batched-tokens", role.tokens),
+        ("--max-model-len", role.longest),
+        ("--gpu-memory-utilization", role.memory_frac),
+    ]
+    caches = role.prefix_caching and role.role != "decode"
+    flags.append(("--enable-prefix-caching" if caches else "--no-enable-prefix-caching", None))
+    if role.role == "prefill":
+        flags.append(("--enforce-eager", None))
+    if role.drafts:
+        drafting = {"method": "mtp", "num_speculative_tokens": role.drafts}
+        flags.append(("--speculative-config", compact_json(drafting)))
+    return flags
+
+
+def _nodes(target: Target, role: RolePlan) -> list[Flag]:
+    """Return how ranks find each other: data-parallel ranks by address, one wide rank by its nodes."""
+    dp, nodes, local = role.strategy.attention_dp, role.nodes, role.ranks_per_node
+    if nodes == 1 and dp == 1:
+        return []
+    meeting: list[Flag] = [
+        ("--data-parallel-address", Shell('"$HEAD"')),
+        ("--data-parallel-rpc-port", port(target, role, RENDEZVOUS_PORT)),
+    ]
+    if nodes == 1:
+        return (
+            [("--data-parallel-size", dp), meeting[1]]
+            if target.bare and role.shares_nodes
+            else [("--data-parallel-size", dp)]
+        )
+    if dp == 1:
+        return [
+            ("--nnodes", nodes),
+            ("--node-rank", Shell(f'"${NODE_RANK}"')),
+            ("--master-addr", Shell('"$HEAD"')),
+            ("--master-port", RENDEZVOUS_PORT),
+        ]
+    if local == 1:
+        return [("--data-parallel-size", dp), ("--data-parallel-rank", Shell(f'"${NODE_RANK}"')), *meeting]
+    return [
+        ("--data-parallel-size", dp),
+        ("--data-parallel-size-local", local),
+        ("--data-parallel-start-rank", Shell(f"$(({NODE_RANK} * {local}))")),
+        *meeting,
+        ("--data-parallel-hybrid-lb", None),
+    ]
+
+
+def worker_flags(role: RolePlan) -> tuple[Flag, ...]:
+    """Return what nodes behind the first take: only one wide rank leaves them without an API."""
+    return (("--headless", None),) if role.nodes > 1 and role.strategy.attention_dp == 1 else ()
+
+
+def exchange_flags(role: RolePlan) -> list[Flag]:
+    """Return the expert exchange: kernels for throughput or for latency, never both in one instance."""
+    if role.mode is None or role.mode.exchange != "all_to_all" or role.strategy.attention_dp == 1:
+        return []
+    return [("--all2all-backend", EXCHANGES[role.role])]
+
+
+def redundancy_flags(role: RolePlan) -> list[Flag]:
+    """Return vLLM's own balancing, which is dynamic only: replicas in all, no placement."""
+    if not role.setup.redundant:
+        return []
+    settings = compact_json({"num_redundant_experts": role.setup.redundant})
+    return [("--enable-eplb", None), ("--eplb-config", settings)]

@@ -1,0 +1,98 @@
+"""vLLM-Ascend's command line (0.23.0): vLLM's, with collectives, graphs and the expert map of Ascend devices."""
+
+from typing import Any
+
+from deploy.commands.launch import Launch, Target, port
+from deploy.commands.vllm import common_flags, worker_flags
+from deploy.experts import ascend_map, needs_map
+from deploy.roles import RolePlan
+from deploy.words import Flag, Shell, Value, compact_json
+
+# Mooncake on NPU takes ports 20000 .. 20000 + 1000 * devices of a node; the connector's own lie above.
+TRANSFER_FIRST_PORT = 20000
+TRANSFER_PORTS_PER_DEVICE = 1000
+BUFFER_MEGABYTES = {"prefill": 256, "decode": 600, "mixed": 600}
+
+
+def launch(target: Target, role: RolePlan) -> Launch:
+    """Return what starts a role with vLLM on Ascend devices."""
+    flags = common_flags(target, role)
+    if role.weights_dtype == "int8":
+        flags.append(("--quantization", "ascend"))
+    if role.role != "prefill":
+        flags.append(("--compilation-config", compact_json({"cudagraph_mode": "FULL_DECODE_ONLY"})))
+    files = {}
+    additional = _additional(role)
+    if needs_map(role):
+        name = f"expert-map-{role.name}.json"
+        files[name] = ascend_map(role)
+        additional["eplb_config"] = {"expert_map_path": f"{target.site.files_path}/{name}"}
+    if additional:
+        flags.append(("--additional-config", compact_json(additional)))
+    if role.disaggregated:
+        flags.append(_transfer(target, role))
+    return Launch(
+        role=role,
+        programme=("vllm", "serve", Shell('"$MODEL"')),
+        flags=tuple(flags),
+        workers=worker_flags(role),
+        environment=environment(target, role) | {"TP_SOCKET_IFNAME": target.site.network_interface},
+        files=files,
+        api="head" if worker_flags(role) else "all",
+        port=target.http_port(role),
+        visible_devices="ASCEND_RT_VISIBLE_DEVICES",
+    )
+
+
+def environment(target: Target, role: RolePlan) -> dict[str, Value]:
+    """Return the collectives' environment of an Ascend device."""
+    return {
+        "HCCL_IF_IP": Shell('"$ADDRESS"'),
+        "HCCL_SOCKET_IFNAME": target.site.network_interface,
+        "GLOO_SOCKET_IFNAME": target.site.network_interface,
+        "HCCL_BUFFSIZE": BUFFER_MEGABYTES[role.role],
+        "HCCL_OP_EXPANSION_MODE": "AIV",
+        "TASK_QUEUE_ENABLE": 1,
+        "PYTORCH_NPU_ALLOC_CONF": "expandable_segments:True",
+        "OMP_PROC_BIND": "false",
+        "OMP_NUM_THREADS": 10,
+    }
+
+
+def _additional(role: RolePlan) -> dict[str, Any]:
+    """Return the keys of --additional-config that 0.23.0 reads at top level."""
+    shared = role.model.moe is not None and role.model.moe.shared_experts > 0
+    found: dict[str, Any] = {}
+    if role.role == "prefill" and shared:
+        found["enable_shared_expert_dp"] = True
+    if role.role == "decode":
+        found["recompute_scheduler_enable"] = True  # decode nodes only
+    if role.role != "prefill" and shared:
+        found["multistream_overlap_shared_expert"] = True
+    return found
+
+
+def connector_port(role: RolePlan) -> int:
+    """Return the first port above those of the transfer engine of a full node."""
+    return TRANSFER_FIRST_PORT + TRANSFER_PORTS_PER_DEVICE * role.node_size
+
+
+def _transfer(target: Target, role: RolePlan) -> Flag:
+    """Return the connector; both sides must state the sizes of both."""
+    sizes = {}
+    for name in ("prefill", "decode"):
+        other = target.role(name)
+        assert other is not None, "prefill and decode come together"
+        sizes[name] = {"dp_size": other.strategy.attention_dp, "tp_size": other.strategy.attention_tp}
+    settings = {
+        "kv_connector": "MooncakeConnectorV1",
+        "kv_role": "kv_producer" if role.role == "prefill" else "kv_consumer",
+        "kv_port": connector_port(role),
+        "kv_connector_extra_config": sizes,
+    }
+    chosen = port(target, role, connector_port(role), 2)
+    text = compact_json(settings)
+    if isinstance(chosen, Shell):  # spliced into the quoted JSON
+        text = text.replace(f'"kv_port":{connector_port(role)}', f"\"kv_port\":'{chosen.text}'")
+        return ("--kv-transfer-config", Shell(f"'{text}'"))
+    return ("--kv-transfer-config", text)

@@ -1,0 +1,103 @@
+"""xLLM's command line (0.9.0): one process per device, limits of the whole instance, redundancy per device."""
+
+from deploy.commands.launch import DEVICE, NODE_RANK, Launch, Target, port
+from deploy.commands.vllm_ascend import environment as ascend_environment
+from deploy.roles import RolePlan
+from deploy.words import Flag, Shell, Value, sum_of
+
+MASTER_PORT = 9748
+TRANSFER_PORT = 26000
+DISAGGREGATION_PORT = 7777
+BLOCK_TOKENS = 128
+ROLES = {"prefill": "PREFILL", "decode": "DECODE", "mixed": "DEFAULT"}
+
+
+def launch(target: Target, role: RolePlan) -> Launch:
+    """Return what starts a role with xLLM."""
+    device = Shell(f"npu:$(({_first(target, role)}{DEVICE}))")
+    flags: list[Flag] = [
+        ("--model", Shell('"$MODEL"')),
+        ("--host", Shell('"$ADDRESS"')),
+        ("--port", _per_device(target, role, target.http_port(role))),
+        ("--devices", device),
+        ("--master_node_addr", _master(target, role)),
+        ("--nnodes", role.devices),
+        ("--node_rank", Shell(f"$(({NODE_RANK} * {role.devices_per_node} + {DEVICE}))")),
+        ("--communication_backend", "hccl"),
+        ("--dp_size", role.strategy.attention_dp),
+        *_experts(role),
+        *_limits(role),
+    ]
+    if role.nodes > 1:
+        flags.append(("--rank_tablefile", Shell('"$RANK_TABLE"')))
+    if role.setup.microbatches > 1:
+        flags += [("--enable_multi_stream_parallel", "true"), ("--micro_batch_num", role.setup.microbatches)]
+    if role.drafts:
+        flags += [
+            ("--draft_model", target.draft_model_path),
+            ("--draft_devices", device),
+            ("--num_speculative_tokens", role.drafts),
+        ]
+    if role.disaggregated:
+        flags += [
+            ("--enable_disagg_pd", "true"),
+            ("--instance_role", ROLES[role.role]),
+            ("--kv_cache_transfer_type", "LlmDataDist"),
+            ("--transfer_listen_port", _per_device(target, role, TRANSFER_PORT)),
+            ("--disagg_pd_port", _per_device(target, role, DISAGGREGATION_PORT)),
+        ]
+    flags += [("--etcd_addr", target.site.etcd_address), ("--enable_service_routing", "true")]
+    return Launch(
+        role=role,
+        programme=("/opt/xllm/xllm",),
+        flags=tuple(flags),
+        environment=ascend_environment(target, role),
+        per_device=True,
+        joined=True,
+        api="head",
+        port=target.http_port(role),
+    )
+
+
+def _first(target: Target, role: RolePlan) -> str:
+    return "FIRST_DEVICE + " if target.bare and role.shares_nodes else ""
+
+
+def _per_device(target: Target, role: RolePlan, base: int) -> Value:
+    """Return a port of its own for each process of a host."""
+    return sum_of(base, f"{_first(target, role)}{DEVICE}")
+
+
+def _master(target: Target, role: RolePlan) -> Shell:
+    chosen = port(target, role, MASTER_PORT)
+    return Shell(f'"$HEAD:{chosen.text if isinstance(chosen, Shell) else chosen}"')
+
+
+def _experts(role: RolePlan) -> list[Flag]:
+    """Return EP and its degree: 1 gathers tokens, 2 exchanges them and takes replicas, counted per device."""
+    if role.mode is None:
+        return []
+    exchanged = role.mode.exchange == "all_to_all"
+    degree = 0 if role.strategy.moe_ep == 1 else 2 if exchanged else 1
+    flags: list[Flag] = [("--ep_size", role.strategy.moe_ep), ("--expert_parallel_degree", degree)]
+    if role.setup.redundant:
+        per_device = role.setup.redundant // role.strategy.moe_ep
+        flags += [("--enable_eplb", "true"), ("--redundant_experts_num", per_device)]
+    return flags
+
+
+def _limits(role: RolePlan) -> list[Flag]:
+    """Return limits in xLLM's unit, the instance; decode graphs count one DP rank."""
+    ranks = role.strategy.attention_dp
+    flags: list[Flag] = [
+        ("--max_seqs_per_batch", role.sequences * ranks),
+        ("--max_tokens_per_batch", role.tokens * ranks),
+        ("--max_concurrent_requests", role.sequences * ranks),
+        ("--block_size", BLOCK_TOKENS),
+        ("--max_memory_utilization", role.memory_frac),
+        ("--enable_prefix_cache", "true" if role.prefix_caching else "false"),
+        ("--enable_schedule_overlap", "true"),
+    ]
+    if role.role != "prefill":
+        flags += [("--enable_graph", "true"), ("--acl_graph_decode_batch_size_limit", role.sequences)]
+    return flags

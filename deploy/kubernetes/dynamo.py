@@ -1,0 +1,104 @@
+"""NVIDIA Dynamo: a DynamoGraphDeployment (nvidia.com/v1beta1) of a frontend and one component per role.
+
+The operator adds the launch flags of several nodes itself, so they are left out; a prefill worker needs its
+KV transfer configuration in so many words (Dynamo 1.6.1, dynamo/vllm/args.py).
+"""
+
+from deploy.commands.launch import Launch, Target
+from deploy.header import Provenance, annotations
+from deploy.kubernetes.pods import Object, address_variable, devices, metadata, priority_class
+from deploy.words import Shell, plain
+from planner.engines.loader import load_orchestrator
+
+RUNTIMES = {
+    "vllm": "nvcr.io/nvidia/ai-dynamo/vllm-runtime",
+    "sglang": "nvcr.io/nvidia/ai-dynamo/sglang-runtime",
+}
+MODES = {"prefill": "prefill", "decode": "decode", "mixed": "agg"}
+WORKER_TYPES = {"prefill": "prefill", "decode": "decode", "mixed": "worker"}
+# The worker serves Dynamo's own endpoint, not HTTP.
+OWN = frozenset({"--host", "--port", "--disaggregation-mode", "--model-path"})
+
+
+def graph(target: Target, launches: dict[str, Launch], origin: Provenance) -> Object:
+    """Return the DynamoGraphDeployment."""
+    dynamo = load_orchestrator("dynamo")
+    image = target.site.image or f"{RUNTIMES[target.profile.engine]}:{dynamo.version}"
+    dropped = frozenset(dynamo.injected_flags.value) | OWN
+    frontend = {
+        "name": "main",
+        "image": target.site.router_image or image,
+        "command": ["python3", "-m", "dynamo.frontend"],
+        "args": ["--http-port", str(target.site.router_port)],
+        "ports": [{"name": "http", "containerPort": target.site.router_port}],
+    }
+    components: list[Object] = [
+        {
+            "name": "Frontend",
+            "type": "frontend",
+            "replicas": 1,
+            "podTemplate": {"metadata": {"annotations": annotations(origin)}, "spec": {"containers": [frontend]}},
+        }
+    ]
+    components += [_component(target, launch, image, dropped, origin) for launch in launches.values()]
+    return {
+        "apiVersion": dynamo.api,
+        "kind": "DynamoGraphDeployment",
+        "metadata": metadata(target, target.name, origin),
+        "spec": {"backendFramework": target.profile.engine, "components": components},
+    }
+
+
+def _component(target: Target, launch: Launch, image: str, dropped: frozenset[str], origin: Provenance) -> Object:
+    role = launch.role
+    spec: Object = {"priorityClassName": priority_class(target, role.role)}
+    if selector := target.site.node_selectors.of(role.role):
+        spec["nodeSelector"] = selector
+    claim = target.site.model_claim or f"{target.name}-weights"
+    weights: Object = {"persistentVolumeClaim": {"claimName": claim, "readOnly": True}}
+    if target.site.model_host_path:
+        weights = {"hostPath": {"path": target.site.model_host_path, "type": "Directory"}}
+    spec["containers"] = [
+        {
+            "name": "main",
+            "image": image,
+            "command": ["python3", "-m", f"dynamo.{target.profile.engine}"],
+            "args": arguments(target, launch, dropped),
+            "env": [address_variable(), *_environment(launch)],
+            "resources": devices(target, launch),
+            "volumeMounts": [
+                {"name": "model", "mountPath": target.model_path, "readOnly": True},
+                *([{"name": "files", "mountPath": target.site.files_path}] if launch.files else []),
+            ],
+        }
+    ]
+    files = [{"name": "files", "configMap": {"name": f"{target.name}-{role.name}-files"}}] if launch.files else []
+    spec["volumes"] = [{"name": "model", **weights}, *files]
+    component: Object = {
+        "name": role.name,
+        "type": WORKER_TYPES[role.role],
+        "replicas": len(role.instances),
+        "sharedMemorySize": target.site.shared_memory,
+        "podTemplate": {"metadata": {"annotations": annotations(origin)}, "spec": spec},
+    }
+    return component | ({"multinode": {"nodeCount": role.nodes}} if role.nodes > 1 else {})
+
+
+def arguments(target: Target, launch: Launch, dropped: frozenset[str]) -> list[str]:
+    """Return the worker's arguments, without what the operator adds."""
+    model = "--model" if target.profile.engine == "vllm" else "--model-path"
+    words = [model, target.model_path, "--disaggregation-mode", MODES[launch.role.role]]
+    if target.profile.engine == "sglang" and launch.role.role == "mixed":
+        words = words[:2]
+    for name, value in launch.without(dropped).flags:
+        words += [name] if value is None else [name, plain(value)]
+    return words
+
+
+def _environment(launch: Launch) -> list[Object]:
+    """Return literal variables; the pod's address comes from the cluster."""
+    found: list[Object] = []
+    for name, value in launch.environment.items():
+        address = isinstance(value, Shell)
+        found.append(address_variable() | {"name": name} if address else {"name": name, "value": plain(value)})
+    return found

@@ -1,0 +1,97 @@
+"""Core objects beside the workloads: files, priorities, the router and its service."""
+
+from collections.abc import Iterator
+
+from deploy.commands.launch import Launch, Target
+from deploy.header import Provenance
+from deploy.kubernetes.pods import Object, files_map, image, metadata, priority_class
+from deploy.routers import Router, router_script
+from deploy.scripts import script
+from podplan.errors import BadInput
+from podplan.units import MEBI
+
+# Decode holds requests that have begun, so after a failure it comes back first and prefill may yield to it.
+PRIORITIES = {"decode": 200_000, "mixed": 200_000, "prefill": 100_000}
+ROUTER_IMAGES = {
+    "vllm-router": "ghcr.io/vllm-project/router:v0.1.17",
+    "sglang-router": "lmsysorg/sglang-router:v0.3.2",
+    "xllm-service": "xllm/xllm-service:0.2.0",
+}
+
+
+def priority_classes(target: Target, origin: Provenance) -> Iterator[Object]:
+    """Yield a class per role; decode goes before prefill at restarts."""
+    for role in dict.fromkeys(role.role for role in target.roles):
+        held = metadata(target, priority_class(target, role), origin)
+        held.pop("namespace")  # the class is of the cluster
+        yield {
+            "apiVersion": "scheduling.k8s.io/v1",
+            "kind": "PriorityClass",
+            "metadata": held,
+            "value": PRIORITIES[role],
+            "globalDefault": False,
+            "description": f"podplan: {role} instances of {target.name}",
+        }
+
+
+def config_map(target: Target, launch: Launch, origin: Provenance) -> Object:
+    """Return the ConfigMap with a role's script and files. BadInput where it would pass Kubernetes' limit of 1 MiB."""
+    data = {f"{launch.role.name}.sh": script(target, launch, origin), **launch.files}
+    size = sum(len(text.encode()) for text in data.values())
+    if size > MEBI:
+        raise BadInput(
+            f"--platform: the files of {launch.role.name} are {size} bytes, a ConfigMap holds {MEBI}; "
+            "use --platform bare and a shared folder"
+        )
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": metadata(target, files_map(target, launch), origin),
+        "data": data,
+    }
+
+
+def router_objects(target: Target, router: Router, origin: Provenance) -> Iterator[Object]:
+    """Yield the router's files, deployment and service."""
+    name, number = f"{target.name}-router", target.site.router_port
+    chosen = {"podplan/pool": "router", "app.kubernetes.io/part-of": target.name}
+    yield {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": metadata(target, f"{name}-files", origin),
+        "data": {"router.sh": router_script(router, origin)},
+    }
+    proxy = router.table is None  # vLLM-Ascend's proxy is a script of the engine's own image
+    known = image(target) if proxy else ROUTER_IMAGES[(router.table or "").rpartition("-")[0]]
+    path = target.site.files_path
+    yield {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": metadata(target, name, origin),
+        "spec": {
+            "replicas": 1,
+            "selector": {"matchLabels": chosen},
+            "template": {
+                "metadata": {"labels": chosen},
+                "spec": {
+                    "containers": [
+                        {
+                            "name": "router",
+                            "image": target.site.router_image or known,
+                            "command": ["bash", f"{path}/router.sh"],
+                            "ports": [{"name": "http", "containerPort": number}],
+                            "readinessProbe": {"tcpSocket": {"port": "http"}, "periodSeconds": 10},
+                            "volumeMounts": [{"name": "files", "mountPath": path}],
+                        }
+                    ],
+                    "volumes": [{"name": "files", "configMap": {"name": f"{name}-files", "defaultMode": 0o555}}],
+                },
+            },
+        },
+    }
+    yield {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": metadata(target, name, origin),
+        "spec": {"selector": chosen, "ports": [{"name": "http", "port": number, "targetPort": "http"}]},
+    }

@@ -1,0 +1,173 @@
+"""Holds what was rendered against the manifest: whatever does not add up is a fault, never a file."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+
+from deploy.commands.launch import Target
+from deploy.reading.engines import READERS, Counted
+from deploy.reading.flags import read_flags, unknown_flags
+from deploy.reading.mindie import configured, motor_roles
+from deploy.reading.nodes import Node, read_documents, read_nodes
+from deploy.reading.shell import UnknownForm
+from deploy.roles import RolePlan
+from podplan.errors import Fault
+
+PROBLEMS = (ValueError, KeyError, IndexError, TypeError, UnknownForm, json.JSONDecodeError)
+
+
+def check_round_trip(target: Target, files: Mapping[str, str]) -> dict[str, list[Counted]]:
+    """Return role -> what each instance was read back as. Fault where it differs from the plan."""
+    try:
+        counted = read_back(target.profile.engine, target.kind, files, target.roles)
+        problems = [*_differences(target, counted), *_maps(target, files), *_rank_tables(target, files)]
+    except PROBLEMS as error:
+        raise Fault(f"rendered files cannot be read back: {type(error).__name__}: {error}") from error
+    if problems:
+        raise Fault(f"rendered files do not add up to the manifest: {'; '.join(problems[:3])}")
+    return counted
+
+
+def read_back(engine: str, kind: str, files: Mapping[str, str], roles: Sequence[RolePlan]) -> dict[str, list[Counted]]:
+    """Return role -> what each instance is, from the text of the files. ValueError where a file contradicts itself."""
+    if kind == "motor":
+        return motor_roles(files)
+    experts = {role.name: role.setup.experts for role in roles}
+    by_role: dict[str, dict[int, list[Node]]] = {}
+    for node in read_nodes(kind, files):
+        by_role.setdefault(node.role, {}).setdefault(node.instance, []).append(node)
+    reader = f"dynamo.{engine}" if kind == "dynamo" else engine
+    found = {}
+    for role, instances in by_role.items():
+        if engine == "mindie":
+            held = [_daemon(nodes, role, files) for nodes in instances.values()]
+        else:
+            _known_flags(reader, instances[0])
+            replicas = replicas_of_map(engine, role, files)
+            held = [READERS[reader](nodes, experts.get(role, 0), replicas) for nodes in instances.values()]
+        found[role] = held
+    return found
+
+
+def _daemon(nodes: Sequence[Node], role: str, files: Mapping[str, str]) -> Counted:
+    """Return an instance of MindIE-LLM's daemon, which reads the file that its environment names."""
+    name = nodes[0].processes[0].environment["MIES_CONFIG_JSON_PATH"].rpartition("/")[2]
+    devices = sum(node.devices for node in nodes)
+    if {node.processes[0].environment["WORLD_SIZE"] for node in nodes} != {str(devices)}:
+        raise ValueError(f"WORLD_SIZE of {role} is not {devices}")
+    return configured(json.loads(files[name]), role, devices, files)
+
+
+def _known_flags(reader: str, nodes: Sequence[Node]) -> None:
+    words = nodes[0].processes[0].words
+    unknown = unknown_flags(reader, read_flags(words))
+    if unknown:
+        raise ValueError(f"{reader} does not know {', '.join(unknown)}")
+
+
+def all_texts(files: Mapping[str, str]) -> dict[str, str]:
+    """Return files by name, those inside ConfigMaps included."""
+    found = dict(files)
+    for name, text in files.items():
+        if name.endswith(".yaml") and "kind: ConfigMap" in text:
+            for item in read_documents(text):
+                found |= item["data"] if item.get("kind") == "ConfigMap" else {}
+    return found
+
+
+def replicas_of_map(engine: str, role: str, files: Mapping[str, str]) -> int | None:
+    """Return the slots beyond one per expert of a role's expert map, None where there is none."""
+    texts = all_texts(files)
+    if engine == "sglang":
+        text = texts.get(f"expert-location-{role}.json")
+        rows = json.loads(text)["physical_to_logical_map"] if text else None
+    else:
+        text = texts.get(f"expert-map-{role}.json")
+        rows = ascend_rows(text) if text else None
+    return None if rows is None else len(rows[-1]) - len(set(rows[-1]))
+
+
+def ascend_rows(text: str) -> list[list[int]]:
+    """Return layer -> expert of each slot of an Ascend map; ValueError where its counts do not hold."""
+    held = json.loads(text)
+    rows = []
+    for position, layer in enumerate(held["layer_list"]):
+        lengths = {len(device["device_expert"]) for device in layer["device_list"]}
+        if layer["device_count"] != len(layer["device_list"]) or len(lengths) != 1 or layer["layer_id"] != position:
+            raise ValueError(f"expert map, layer {position}: devices and their experts do not add up")
+        rows.append([expert for device in layer["device_list"] for expert in device["device_expert"]])
+    if held["moe_layer_count"] != len(rows):
+        raise ValueError(f"expert map: moe_layer_count {held['moe_layer_count']} of {len(rows)} layers")
+    return rows
+
+
+def expected(role: RolePlan, engine: str) -> Counted:
+    """Return what one instance of a role must read back as."""
+    tokens: int | None = role.tokens
+    if engine == "mindie":
+        tokens = None if role.role == "decode" else max(role.tokens, role.longest_prompt)
+    if engine == "sglang" and role.role == "decode":
+        tokens = None
+    return Counted(
+        devices=role.devices,
+        ranks=role.devices,
+        attention_tp=role.strategy.attention_tp,
+        attention_dp=role.strategy.attention_dp,
+        pp=role.strategy.pp,
+        moe_ep=role.strategy.moe_ep if role.setup.experts else None,
+        redundant=role.setup.redundant,
+        drafts=role.drafts,
+        microbatches=role.setup.microbatches,
+        sequences=role.sequences,
+        tokens=tokens,
+        longest=None if engine == "xllm" else role.longest,
+        memory_frac={"sglang": role.static_memory_frac, "mindie": 0.0}.get(engine, role.memory_frac),
+        kv_role=role.role if role.disaggregated else None,
+    )
+
+
+def _differences(target: Target, counted: Mapping[str, Sequence[Counted]]) -> Iterator[str]:
+    """Yield every number that is not the plan's."""
+    for role in target.roles:
+        held = counted.get(role.name, [])
+        if len(held) != len(role.instances):
+            yield f"{role.name} has {len(held)} instances instead of {len(role.instances)}"
+        wanted = expected(role, target.profile.engine)
+        for number, found in enumerate(held):
+            for name in Counted.__slots__:
+                ours, theirs = getattr(wanted, name), getattr(found, name)
+                if name == "moe_ep" and role.setup.experts == 0:
+                    continue
+                if ours != theirs:
+                    yield f"{role.name} {number}: {name} is {theirs} instead of {ours}"
+    extra = set(counted) - {role.name for role in target.roles}
+    if extra:
+        yield f"roles {sorted(extra)} are not in the plan"
+
+
+def _maps(target: Target, files: Mapping[str, str]) -> Iterator[str]:
+    """Yield where an expert map is not the manifest's."""
+    texts = all_texts(files)
+    for role in target.roles:
+        if role.expert_map is None:
+            continue
+        held = {layer: entry.slots for entry in role.expert_map.placements for layer in entry.layers}
+        own = [held[layer] for layer in range(role.model.dense_layers, role.model.layers)]
+        ascend, sglang = texts.get(f"expert-map-{role.name}.json"), texts.get(f"expert-location-{role.name}.json")
+        if ascend and ascend_rows(ascend) != own:
+            yield f"the expert map of {role.name} is not the manifest's"
+        if sglang:
+            rows = json.loads(sglang)["physical_to_logical_map"]
+            if len(rows) != role.model.layers or rows[role.model.dense_layers :] != own:
+                yield f"the expert location of {role.name} is not the manifest's, a row for each of its layers"
+
+
+def _rank_tables(target: Target, files: Mapping[str, str]) -> Iterator[str]:
+    """Yield where a rank table does not hold each rank once."""
+    for name, text in files.items():
+        if not name.startswith("ranktable-"):
+            continue
+        held = json.loads(text)
+        ranks = [int(device["rank_id"]) for server in held["server_list"] for device in server["device"]]
+        role = max((r for r in target.roles if name.startswith(f"ranktable-{r.name}-")), key=lambda r: len(r.name))
+        if ranks != list(range(role.devices)) or held["server_count"] != str(len(held["server_list"])):
+            yield f"{name} must hold ranks 0 to {role.devices - 1} in order"

@@ -1,0 +1,208 @@
+"""What a command line says in each engine's own terms, turned into degrees and limits per attention DP rank."""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from deploy.reading.flags import Flags, read_flags
+from deploy.reading.nodes import Node
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counted:
+    """What one instance of a role was rendered as; None where the engine has no such setting."""
+
+    devices: int
+    ranks: int
+    attention_tp: int
+    attention_dp: int
+    pp: int
+    moe_ep: int | None
+    redundant: int | None
+    drafts: int
+    microbatches: int
+    sequences: int
+    tokens: int | None
+    longest: int | None
+    memory_frac: float
+    kv_role: str | None
+
+
+Instance = Sequence[Node]
+
+
+def _whole(flags: Flags, name: str, default: int = 1) -> int:
+    value = flags.get(name)
+    return default if value is None else int(value)
+
+
+def _json(flags: Flags, name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(flags.get(name) or "{}")
+    return found
+
+
+def _limit(flags: Flags, name: str) -> int:
+    """Return a limit that must be given."""
+    value = flags.get(name)
+    if value is None:
+        raise ValueError(f"{name} is missing")
+    return int(value)
+
+
+def contiguous(numbers: Sequence[int], what: str) -> int:
+    """Return how many there are of 0, 1, 2, …; ValueError where one is missing or stands twice."""
+    if sorted(numbers) != list(range(len(numbers))):
+        raise ValueError(f"{what} must be 0 to {len(numbers) - 1}, each once, not {sorted(numbers)[:8]}")
+    return len(numbers)
+
+
+def vllm(instance: Instance, experts: int, redundant_of_map: int | None) -> Counted:
+    """Count an instance of vLLM or vLLM-Ascend: EP is all of TP x DP or nothing."""
+    per_node = [read_flags(node.processes[0].words) for node in instance]
+    flags = per_node[0]
+    tp, pp, dp = (_whole(flags, f"--{name}-parallel-size") for name in ("tensor", "pipeline", "data"))
+    started: list[int] = []
+    for node, own in zip(instance, per_node, strict=True):
+        local = _whole(own, "--data-parallel-size-local", dp if len(instance) == 1 else 1)
+        first = own.get("--data-parallel-start-rank") or own.get("--data-parallel-rank") or "0"
+        if dp > 1:
+            started += range(int(first), int(first) + local)
+            if local * tp * pp != node.devices:
+                raise ValueError(f"node {node.rank} starts {local} x {tp * pp} ranks on {node.devices} devices")
+    if len(instance) > 1 and dp == 1:
+        contiguous([_whole(own, "--node-rank", -1) for own in per_node], "node ranks")
+        if _whole(flags, "--nnodes") != len(instance):
+            raise ValueError(f"--nnodes is {flags.get('--nnodes')} of {len(instance)} nodes")
+    ranks = contiguous(started, "data-parallel ranks") * tp * pp if dp > 1 else tp * pp
+    replicas = redundant_of_map
+    if "--eplb-config" in flags:
+        replicas = int(_json(flags, "--eplb-config")["num_redundant_experts"])
+    return Counted(
+        devices=sum(node.devices for node in instance),
+        ranks=ranks,
+        attention_tp=tp,
+        attention_dp=dp,
+        pp=pp,
+        moe_ep=(tp * dp if "--enable-expert-parallel" in flags else 1) if experts else None,
+        redundant=replicas or 0,
+        drafts=int(_json(flags, "--speculative-config").get("num_speculative_tokens", 0)),
+        microbatches=2 if "--enable-dbo" in flags else 1,
+        sequences=_limit(flags, "--max-num-seqs"),
+        tokens=_limit(flags, "--max-num-batched-tokens"),
+        longest=_limit(flags, "--max-model-len"),
+        memory_frac=float(flags["--gpu-memory-utilization"] or 0),
+        kv_role={"kv_producer": "prefill", "kv_consumer": "decode"}.get(
+            str(_json(flags, "--kv-transfer-config").get("kv_role"))
+        ),
+    )
+
+
+def dynamo_vllm(instance: Instance, experts: int, redundant_of_map: int | None) -> Counted:
+    """Count a Dynamo worker: the operator spreads the ranks over the nodes, so only totals are there."""
+    flags = read_flags(instance[0].processes[0].words)
+    alone = Node(instance[0].role, 0, 0, sum(node.devices for node in instance), instance[0].processes)
+    counted = vllm([alone], experts, redundant_of_map)
+    _same_mode(flags.get("--disaggregation-mode"), counted.kv_role)
+    return counted
+
+
+def _same_mode(mode: str | None, kv_role: str | None) -> None:
+    if {"agg": None, "null": None}.get(mode or "agg", mode) != kv_role:
+        raise ValueError(f"--disaggregation-mode {mode} beside a KV role of {kv_role}")
+
+
+def sglang(instance: Instance, experts: int, redundant_of_map: int | None) -> Counted:
+    """Count an instance of SGLang: tp-size is the stage, limits are of the instance."""
+    per_node = [read_flags(node.processes[0].words) for node in instance]
+    flags = per_node[0]
+    stage, pp, dp = _whole(flags, "--tp-size"), _whole(flags, "--pp-size"), _whole(flags, "--attn-dp-size")
+    if len(instance) > 1 and "--nnodes" in flags:
+        contiguous([_whole(own, "--node-rank", -1) for own in per_node], "node ranks")
+        if _whole(flags, "--nnodes") != len(instance):
+            raise ValueError(f"--nnodes is {flags['--nnodes']} of {len(instance)} nodes")
+    ep = _whole(flags, "--ep-size")
+    if flags.get("--moe-a2a-backend", "none") != "none" and ep != stage:
+        raise ValueError(f"an all-to-all back end forces EP to {stage}, not {ep}")
+    replicas = _whole(flags, "--ep-num-redundant-experts", 0)
+    if redundant_of_map is not None and replicas != redundant_of_map:
+        raise ValueError(f"--ep-num-redundant-experts is {replicas} and the map has {redundant_of_map}")
+    mode = flags.get("--disaggregation-mode")
+    tokens = flags.get("--chunked-prefill-size")
+    return Counted(
+        devices=sum(node.devices for node in instance),
+        ranks=stage * pp,
+        attention_tp=stage // dp,
+        attention_dp=dp,
+        pp=pp,
+        moe_ep=ep if experts else None,
+        redundant=replicas,
+        drafts=_whole(flags, "--speculative-num-steps", 0),
+        microbatches=2 if "--enable-two-batch-overlap" in flags else 1,
+        sequences=_shared(flags, "--max-running-requests", dp),
+        tokens=None if tokens is None else _shared(flags, "--chunked-prefill-size", dp),
+        longest=_limit(flags, "--context-length"),
+        memory_frac=float(flags["--mem-fraction-static"] or 0),
+        kv_role=None if mode in (None, "null") else mode,
+    )
+
+
+def _shared(flags: Flags, name: str, ranks: int) -> int:
+    """Return a rank's part of an instance's limit."""
+    total = _limit(flags, name)
+    if total % ranks:
+        raise ValueError(f"{name} {total} does not divide over {ranks} ranks")
+    return total // ranks
+
+
+def xllm(instance: Instance, experts: int, redundant_of_map: int | None) -> Counted:
+    """Count an instance of xLLM: a process per device, limits of the instance, replicas per device."""
+    per_rank = [read_flags(process.words) for node in instance for process in node.processes]
+    flags = per_rank[0]
+    world, dp = _whole(flags, "--nnodes"), _whole(flags, "--dp_size")
+    ranks = contiguous([_whole(own, "--node_rank", -1) for own in per_rank], "node_rank of the processes")
+    if ranks != world:
+        raise ValueError(f"--nnodes is {world} and {ranks} processes start")
+    for node in instance:
+        _unshared(node)
+    ep = _whole(flags, "--ep_size")
+    per_device = _whole(flags, "--redundant_experts_num", 0) if flags.get("--enable_eplb") == "true" else 0
+    if per_device and (flags.get("--expert_parallel_degree") != "2" or ep != world):
+        raise ValueError("replicas need expert_parallel_degree 2 and EP over all devices")
+    role = {"PREFILL": "prefill", "DECODE": "decode"}.get(flags.get("--instance_role") or "")
+    return Counted(
+        devices=sum(node.devices for node in instance),
+        ranks=ranks,
+        attention_tp=world // dp,
+        attention_dp=dp,
+        pp=1,
+        moe_ep=ep if experts else None,
+        redundant=per_device * ep,
+        drafts=_whole(flags, "--num_speculative_tokens", 0),
+        microbatches=_whole(flags, "--micro_batch_num"),
+        sequences=_shared(flags, "--max_seqs_per_batch", dp),
+        tokens=_shared(flags, "--max_tokens_per_batch", dp),
+        longest=None,
+        memory_frac=float(flags["--max_memory_utilization"] or 0),
+        kv_role=role,
+    )
+
+
+def _unshared(node: Node) -> None:
+    """Processes of one host have ports and devices of their own."""
+    if len(node.processes) != node.devices:
+        raise ValueError(f"node {node.rank} starts {len(node.processes)} processes on {node.devices} devices")
+    for name in ("--port", "--devices", "--transfer_listen_port", "--disagg_pd_port"):
+        held = [read_flags(process.words).get(name) for process in node.processes]
+        if held[0] is not None and len(set(held)) < len(held):
+            raise ValueError(f"{name} stands twice on one host")
+
+
+READERS: dict[str, Callable[[Instance, int, int | None], Counted]] = {
+    "vllm": vllm,
+    "vllm-ascend": vllm,
+    "sglang": sglang,
+    "xllm": xllm,
+    "dynamo.vllm": dynamo_vllm,
+    "dynamo.sglang": sglang,
+}

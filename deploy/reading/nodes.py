@@ -1,0 +1,147 @@
+"""Reads back which processes run on which nodes, from the files of each kind."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from deploy.reading.shell import Process, Scope, processes, variables
+from podplan.files import parse_yaml
+
+Object = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One node of one instance: the devices that it is granted and what it runs."""
+
+    role: str
+    instance: int
+    rank: int
+    devices: int
+    processes: tuple[Process, ...]
+
+
+def read_documents(text: str) -> list[Object]:
+    """Return the YAML documents of a file."""
+    found = [parse_yaml(part, "rendered") for part in text.split("\n---\n")]
+    return [held for held in found if isinstance(held, dict)]
+
+
+def read_nodes(kind: str, files: Mapping[str, str]) -> list[Node]:
+    """Return all nodes of a deployment."""
+    if kind == "bare":
+        return list(_bare(files))
+    held = [item for name, text in files.items() if name.endswith(".yaml") for item in read_documents(text)]
+    if kind == "dynamo":
+        return [node for item in held if item.get("kind") == "DynamoGraphDeployment" for node in _dynamo(item)]
+    if kind == "llm-d":
+        return [node for item in held if "modelArtifacts" in item for node in _llmd(item)]
+    scripts = {
+        name.removesuffix(".sh"): text
+        for item in held
+        if item.get("kind") == "ConfigMap"
+        for name, text in item["data"].items()
+        if name.endswith(".sh")
+    }
+    readers: dict[str, Callable[[Object, dict[str, str]], Iterator[Node]]] = {
+        "LeaderWorkerSet": _lws,
+        "StatefulSet": _statefulset,
+        "Job": _volcano,
+    }
+    nodes = [node for item in held if item.get("kind") in readers for node in readers[item["kind"]](item, scripts)]
+    return _numbered(nodes)
+
+
+def _numbered(nodes: list[Node]) -> list[Node]:
+    """Count instances per role, where each is an object of its own with instance 0."""
+    started: dict[str, int] = {}
+    found = []
+    for node in nodes:
+        if node.rank == 0:
+            started[node.role] = started.get(node.role, -1) + 1
+        found.append(Node(node.role, started[node.role], node.rank, node.devices, node.processes))
+    return found
+
+
+def _bare(files: Mapping[str, str]) -> Iterator[Node]:
+    site = variables(files["site.env"])
+    rows = [line.split("\t") for line in files["hosts.tsv"].splitlines() if not line.startswith("#")]
+    columns = rows[0]
+    for cells in rows[1:]:
+        row = dict(zip(columns, cells, strict=True))
+        first, last = (int(rank) for rank in row["ranks"].split("-"))
+        place: Scope = {**site, "INSTANCE": row["instance"], "NODE_RANK": row["rank_of_node"]}
+        run = processes(files[f"{row['role']}.sh"], place)
+        yield Node(row["role"], int(row["instance"]), int(row["rank_of_node"]), last - first + 1, tuple(run))
+
+
+POD = {"POD_IP": "10.0.0.1"}
+
+
+def granted(container: Object) -> int:
+    """Return the devices that a container may use: its one limit, which must equal its request."""
+    resources = container["resources"]
+    (limit,) = resources["limits"].values()
+    if resources.get("requests", resources["limits"]) != resources["limits"]:
+        raise ValueError("extended resources need requests equal to limits")
+    return int(limit)
+
+
+def _pod_node(template: Object, scripts: dict[str, str], instance: int, rank: int, place: Mapping[str, str]) -> Node:
+    """Return the node that a pod of a template is."""
+    (container,) = template["spec"]["containers"]
+    role = template["metadata"]["labels"]["podplan/pool"]
+    own = {entry["name"]: entry["value"] for entry in container["env"] if "value" in entry}
+    run = processes(scripts[role], POD | own | dict(place))
+    return Node(role, instance, rank, granted(container), tuple(run))
+
+
+def _lws(item: Object, scripts: dict[str, str]) -> Iterator[Node]:
+    spec = item["spec"]["leaderWorkerTemplate"]
+    for instance in range(item["spec"]["replicas"]):
+        for rank in range(spec["size"]):
+            template = spec.get("leaderTemplate", spec["workerTemplate"]) if rank == 0 else spec["workerTemplate"]
+            place = {"LWS_WORKER_INDEX": str(rank), "LWS_LEADER_ADDRESS": f"{item['metadata']['name']}-{instance}"}
+            yield _pod_node(template, scripts, instance, rank, place)
+
+
+def _statefulset(item: Object, scripts: dict[str, str]) -> Iterator[Node]:
+    for rank in range(item["spec"]["replicas"]):
+        place = {"HOSTNAME": f"{item['metadata']['name']}-{rank}"}
+        yield _pod_node(item["spec"]["template"], scripts, 0, rank, place)
+
+
+def _volcano(item: Object, scripts: dict[str, str]) -> Iterator[Node]:
+    rank = 0
+    for task in item["spec"]["tasks"]:
+        for index in range(task["replicas"]):
+            yield _pod_node(task["template"], scripts, 0, rank, {"VC_TASK_INDEX": str(index)})
+            rank += 1
+    if item["spec"]["minAvailable"] != rank:
+        raise ValueError(f"{item['metadata']['name']}: a gang of {item['spec']['minAvailable']} of {rank} pods")
+
+
+def _llmd(item: Object) -> Iterator[Node]:
+    for role in ("prefill", "decode"):
+        section = item.get(role, {})
+        if not section.get("create"):
+            continue
+        (container,) = section["containers"]
+        name = "mixed" if role == "decode" and not item["prefill"].get("create") else role
+        for instance in range(section["replicas"]):
+            for rank in range(section["parallelism"]["workers"]):
+                place = {**POD, "LWS_WORKER_INDEX": str(rank), "LWS_LEADER_ADDRESS": "leader"}
+                run = processes(container["args"][0], place)
+                yield Node(name, instance, rank, granted(container), tuple(run))
+
+
+def _dynamo(item: Object) -> Iterator[Node]:
+    for component in item["spec"]["components"]:
+        if component["type"] == "frontend":
+            continue
+        (container,) = component["podTemplate"]["spec"]["containers"]
+        words = (*container["command"], *container["args"])
+        own = {entry["name"]: entry["value"] for entry in container["env"] if "value" in entry}
+        for instance in range(component["replicas"]):
+            for rank in range(component.get("multinode", {"nodeCount": 1})["nodeCount"]):
+                yield Node(component["name"], instance, rank, granted(container), (Process(words, own),))

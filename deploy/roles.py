@@ -1,0 +1,208 @@
+"""From a manifest's pools to what each role asks of an engine, in one unit: per attention DP rank."""
+
+import math
+from dataclasses import dataclass
+
+from hardware.spec import HardwareSpec
+from models.spec import MLA, ModelSpec
+from planner.engines.accelerators import accelerator_of, broken_accelerator
+from planner.engines.rules import Broken, Setup, broken_pair, broken_rule, describe, expert_mode, nearest_reachable
+from planner.engines.spec import Accelerator, EngineProfile, ExpertMode
+from planner.manifest.layout import ExpertMap, Instance
+from planner.manifest.schema import Manifest, Pool, Role
+from planner.strategy import Strategy
+from podplan.errors import BadInput, Infeasible
+
+THOUSANDTHS = 1000
+SPREAD = 3.0  # standard deviations above the mean that the longest request is taken for, where none is given
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolePlan:
+    """One role as every exporter reads it. Batch limits count one attention DP rank; lengths are tokens."""
+
+    name: str
+    role: Role
+    cluster: str
+    model: ModelSpec
+    hardware: HardwareSpec
+    accelerator: Accelerator
+    setup: Setup
+    mode: ExpertMode | None
+    instances: tuple[Instance, ...]
+    nodes: int
+    devices_per_node: int
+    node_size: int
+    drafts: int
+    sequences: int
+    tokens: int
+    longest: int
+    longest_prompt: int
+    memory_frac: float
+    static_memory_frac: float
+    kv_cache_bytes: float
+    weights_dtype: str
+    prefix_caching: bool
+    expert_map: ExpertMap | None
+
+    @property
+    def strategy(self) -> Strategy:
+        """The degrees of one instance."""
+        return self.setup.strategy
+
+    @property
+    def devices(self) -> int:
+        """Devices of one instance."""
+        return self.strategy.devices
+
+    @property
+    def ranks_per_node(self) -> int:
+        """Attention DP ranks of one node; 0 where a rank spans nodes."""
+        return self.strategy.attention_dp // self.nodes if self.strategy.attention_dp % self.nodes == 0 else 0
+
+    @property
+    def shares_nodes(self) -> bool:
+        """Whether an instance is smaller than a node, so that others may stand beside it."""
+        return self.devices < self.node_size
+
+    @property
+    def draft_window(self) -> int:
+        """Tokens that one request brings into an iteration: itself and its drafts."""
+        return 1 + self.drafts
+
+    @property
+    def disaggregated(self) -> bool:
+        """Whether KV moves between this role and another."""
+        return self.role != "mixed"
+
+
+def read_roles(manifest: Manifest, profile: EngineProfile, longest: int | None) -> list[RolePlan]:
+    """Return the roles of a manifest for an engine, prefill first.
+
+    Raises:
+        Infeasible: the engine cannot run a pool; the rule and the nearest strategy that it can run.
+        BadInput: ``longest`` does not fit.
+    """
+    setups = [_setup(manifest, pool) for pool in manifest.pools]
+    for pool, setup in zip(manifest.pools, setups, strict=True):
+        broken = broken_accelerator(profile, manifest.clusters[pool.hardware].spec) or broken_rule(profile, setup)
+        if broken is not None:
+            raise Infeasible(_refusal(profile, pool, setup, broken))
+    for prefill in (setup for setup in setups if setup.role == "prefill"):
+        for decode in (setup for setup in setups if setup.role == "decode"):
+            broken = broken_pair(profile, prefill, decode)
+            if broken is not None:
+                raise Infeasible(f"{profile.title} cannot pair these pools ({broken.rule}): {broken.sentence}")
+    drafts = max((setup.drafts for setup in setups if setup.role != "prefill"), default=0)
+    lengths = _longest(manifest, longest)
+    counts: dict[str, int] = {}
+    roles = []
+    for pool, setup in zip(manifest.pools, setups, strict=True):
+        number = counts[pool.role] = counts.get(pool.role, 0) + 1
+        name = pool.role if sum(other.role == pool.role for other in manifest.pools) == 1 else f"{pool.role}-{number}"
+        roles.append(_role(manifest, profile, pool, setup, name, drafts, lengths))
+    return sorted(roles, key=lambda role: role.role != "prefill")
+
+
+def _setup(manifest: Manifest, pool: Pool) -> Setup:
+    """Return a pool in plain values."""
+    model = manifest.model.spec
+    strategy = Strategy(**{name: getattr(pool.degrees, name) for name in type(pool.degrees).model_fields})
+    mapping, experts = pool.expert_map, model.moe.experts if model.moe else 0
+    slots = {len(entry.slots) for entry in mapping.placements} if mapping else {0}
+    if len(slots) > 1:
+        raise Infeasible(
+            f"pool {pool.role}: layers with {min(slots)} and {max(slots)} expert slots; engines take one number"
+        )
+    return Setup(
+        strategy=strategy,
+        role=pool.role,
+        devices_per_node=int(manifest.clusters[pool.hardware].spec.devices_per_node.value),
+        experts=experts,
+        architecture=model.architecture,
+        latent=isinstance(model.attention, MLA),
+        redundant=max(slots) - experts if experts else 0,
+        dedicated=len(mapping.shared_expert_ranks) if mapping else 0,
+        drafts=pool.mtp.drafts,
+        microbatches=pool.microbatches,
+        kv_dtype=pool.kv_dtype,
+        instances=len(pool.instances),
+    )
+
+
+def _refusal(profile: EngineProfile, pool: Pool, setup: Setup, broken: Broken) -> str:
+    """Say the rule and what the engine can run instead."""
+    near = nearest_reachable(profile, setup) if broken.rule != "accelerator" else None
+    rather = f"; the nearest that it runs on {setup.strategy.devices} devices is {describe(near)}" if near else ""
+    return (
+        f"{profile.title} cannot run the {pool.role} pool {pool.strategy!r} ({broken.rule}): {broken.sentence}{rather}"
+    )
+
+
+def _longest(manifest: Manifest, given: int | None) -> tuple[int, int]:
+    """Return the longest request and prompt in tokens: as given, or the mean and three standard deviations."""
+    traffic, model = manifest.workload, manifest.model.spec
+    prompt = traffic.input_tokens * (1 + SPREAD * math.sqrt(traffic.input_cv2))
+    answer = traffic.output_tokens * (1 + SPREAD * math.sqrt(traffic.output_cv2))
+    capacity = min(pool.kv.capacity_tokens_per_rank for pool in manifest.pools)
+    most = min(capacity, model.max_position)
+    needed = math.ceil(traffic.input_tokens) + math.ceil(traffic.output_tokens)
+    what = f"the KV cache of a rank ({capacity} tokens)" if most == capacity else f"{model.name} ({most} positions)"
+    if given is not None and given > most:
+        raise BadInput(f"longest_request_tokens: {given} tokens do not fit {what}; use at most {most}")
+    if needed > most:
+        raise Infeasible(f"a mean request of {needed} tokens does not fit {what}; plan with shorter lengths")
+    longest = given or min(math.ceil(prompt) + math.ceil(answer), most)
+    return longest, min(math.ceil(prompt), longest - 1)
+
+
+def _role(
+    manifest: Manifest,
+    profile: EngineProfile,
+    pool: Pool,
+    setup: Setup,
+    name: str,
+    drafts: int,
+    lengths: tuple[int, int],
+) -> RolePlan:
+    hardware = manifest.clusters[pool.hardware].spec
+    node_size, devices = setup.devices_per_node, setup.strategy.devices
+    nodes = -(-devices // node_size)
+    memory, accelerator = pool.memory_bytes_per_device, accelerator_of(hardware)
+    assert accelerator is not None, "broken_accelerator lets no unknown device pass"
+    per_rank = setup.strategy.attention_tp * setup.strategy.pp
+    decodes = pool.role == "decode"
+    prefill_drafts = {"one": min(drafts, 1), "same": drafts, "none": 0}[profile.drafting.prefill.value]
+    own_drafts = setup.drafts if pool.role != "prefill" else prefill_drafts
+    sequences = pool.limits.requests_per_dp_rank
+    tokens = sequences * (1 + own_drafts) if decodes else pool.limits.tokens_per_device * per_rank
+    return RolePlan(
+        name=name,
+        role=pool.role,
+        cluster=pool.hardware,
+        model=manifest.model.spec,
+        hardware=hardware,
+        accelerator=accelerator,
+        setup=setup,
+        mode=expert_mode(profile, setup),
+        instances=tuple(pool.instances),
+        nodes=nodes,
+        devices_per_node=devices // nodes,
+        node_size=node_size,
+        drafts=own_drafts,
+        sequences=sequences,
+        tokens=tokens,
+        longest=lengths[0],
+        longest_prompt=lengths[1],
+        memory_frac=_floor(1 - memory.reserve / memory.capacity),
+        static_memory_frac=_floor(1 - (memory.reserve + memory.activations + memory.buffers) / memory.capacity),
+        kv_cache_bytes=memory.capacity - memory.reserve - memory.activations - memory.buffers - memory.weights,
+        weights_dtype=pool.weights_dtype,
+        prefix_caching=manifest.workload.prefix_reuse > 0,
+        expert_map=pool.expert_map,
+    )
+
+
+def _floor(share: float) -> float:
+    """Round a share of memory down to three digits, so that it never asks for more than was planned."""
+    return math.floor(max(share, 0.0) * THOUSANDTHS) / THOUSANDTHS

@@ -1,0 +1,133 @@
+"""What spreads requests over instances: vLLM's router, vLLM-Ascend's proxy, sglang-router, xllm-service with etcd."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from deploy.commands.launch import Launch, Target
+from deploy.commands.sglang import BOOTSTRAP_PORT
+from deploy.header import Provenance, comment
+from deploy.roles import RolePlan
+from deploy.words import Flag, Shell, Value, flag_words, quoted
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Router:
+    """The command of a router; ``table`` is its fact table of flags, None where nobody publishes a parser."""
+
+    programme: tuple[Value, ...]
+    flags: tuple[Flag, ...]
+    table: str | None
+    joined: bool = False
+    environment: tuple[tuple[str, str], ...] = ()
+
+
+Endpoint = tuple[str, int]
+
+
+Address = Callable[[RolePlan, int, int], str]
+
+
+def endpoints(launch: Launch, address: Address, *, shifted: bool) -> list[Endpoint]:
+    """Return (address, port) of every API of a role: of each node, or of each instance's first.
+
+    ``address`` of (role, instance, node); ``shifted`` where instances share hosts and stand apart by their ports.
+    """
+    role = launch.role
+    nodes = range(role.nodes) if launch.api == "all" else range(1)
+    return [
+        (address(role, number, node), launch.port + (_offset(role, number) if shifted else 0))
+        for number in range(len(role.instances))
+        for node in nodes
+    ]
+
+
+def _offset(role: RolePlan, number: int) -> int:
+    return role.instances[number].first_device if role.shares_nodes else 0
+
+
+def router_of(target: Target, launches: Mapping[str, Launch], address: Address) -> Router | None:
+    """Return what stands in front of the instances, with the address of each; None for engines that bring their own."""
+    engine = target.profile.engine
+    if engine == "xllm":
+        return xllm_service(target)
+    if engine == "mindie":
+        return None
+    found: dict[str, list[Endpoint]] = {}
+    for launch in launches.values():
+        held = endpoints(launch, address, shifted=target.bare)
+        found[launch.role.role] = found.get(launch.role.role, []) + held
+    if engine == "vllm-ascend" and "decode" in found:
+        return _ascend_proxy(target, found)
+    urls = {name: [f"http://{host}:{number}" for host, number in held] for name, held in found.items()}
+    return _sglang_router(target, urls) if engine == "sglang" else _vllm_router(target, urls)
+
+
+def _vllm_router(target: Target, urls: dict[str, list[str]]) -> Router:
+    flags: list[Flag] = []
+    if "decode" in urls:
+        flags.append(("--vllm-pd-disaggregation", None))
+        flags += [("--kv-connector", "nixl")]
+        flags += [(f"--{role}", url) for role in ("prefill", "decode") for url in urls[role]]
+    else:
+        flags.append(("--worker-urls", Shell(" ".join(quoted(url) for url in urls["mixed"]))))
+    flags += [("--policy", "round_robin"), ("--host", "0.0.0.0"), ("--port", target.site.router_port)]
+    return Router(programme=("vllm-router",), flags=tuple(flags), table="vllm-router-0.1.17")
+
+
+def _sglang_router(target: Target, urls: dict[str, list[str]]) -> Router:
+    flags: list[Flag] = []
+    if "decode" in urls:
+        flags.append(("--pd-disaggregation", None))
+        for url in urls["prefill"]:  # an instance that shares its host has both ports moved alike
+            moved = int(url.rpartition(":")[2]) - target.site.http_port
+            flags.append(("--prefill", Shell(f"{quoted(url)} {BOOTSTRAP_PORT + moved}")))
+        flags += [("--decode", url) for url in urls["decode"]]
+    else:
+        flags.append(("--worker-urls", Shell(" ".join(quoted(url) for url in urls["mixed"]))))
+    flags += [("--policy", "round_robin"), ("--host", "0.0.0.0"), ("--port", target.site.router_port)]
+    programme = ("python3", "-m", "sglang_router.launch_router")
+    return Router(programme=programme, flags=tuple(flags), table="sglang-router-0.3.2")
+
+
+def _ascend_proxy(target: Target, hosts: dict[str, list[Endpoint]]) -> Router:
+    """Return vLLM-Ascend's example proxy: one host and port for every API."""
+    flags: list[Flag] = [("--host", "0.0.0.0"), ("--port", target.site.router_port)]
+    for role, name in (("prefill", "prefiller"), ("decode", "decoder")):
+        flags.append((f"--{name}-hosts", Shell(" ".join(quoted(host) for host, _ in hosts[role]))))
+        flags.append((f"--{name}-ports", Shell(" ".join(str(number) for _, number in hosts[role]))))
+    return Router(programme=("python3", "load_balance_proxy_server_example.py"), flags=tuple(flags), table=None)
+
+
+def xllm_service(target: Target) -> Router:
+    """Return xLLM's service, which finds instances in etcd."""
+    levels: list[Flag] = [
+        ("--etcd_addr", target.site.etcd_address),
+        ("--http_server_port", target.site.router_port),
+        ("--rpc_server_port", target.site.router_port + 1),
+        ("--tokenizer_path", f"{target.model_path}/"),
+        ("--load_balance_policy", "RR"),
+        ("--block_size", 128),
+    ]
+    return Router(
+        programme=("/opt/xllm-service/xllm_master_serving",),
+        flags=tuple(levels),
+        table="xllm-service-0.2.0",
+        joined=True,
+        environment=(("ENABLE_DECODE_RESPONSE_TO_SERVICE", "true"),),
+    )
+
+
+def router_script(router: Router, origin: Provenance) -> str:
+    """Return the script that starts a router."""
+    return "\n".join(_lines(router, origin)) + "\n"
+
+
+def _lines(router: Router, origin: Provenance) -> Iterator[str]:
+    yield "#!/usr/bin/env bash"
+    yield from comment(origin, "Starts the router in front of all instances.")
+    yield "set -euo pipefail"
+    yield ""
+    for name, value in router.environment:
+        yield f"export {name}={quoted(value)}"
+    words = [" ".join(quoted(word) for word in router.programme), *flag_words(router.flags, joined=router.joined)]
+    yield " \\\n  ".join([f"exec {words[0]}", *words[1:]])

@@ -1,0 +1,112 @@
+"""The script that starts one node of a role, the same for every node; only its first lines know the platform."""
+
+from collections.abc import Iterator
+
+from deploy.commands.launch import Launch, Target
+from deploy.header import Provenance, comment
+from deploy.words import Shell, flag_words, quoted
+
+ASCEND_RANK_TABLE = "/user/serverid/devindex/config/hccl.json"  # where the Ascend operator mounts what it collects
+
+
+def script(target: Target, launch: Launch, origin: Provenance) -> str:
+    """Return the bash script of a role."""
+    lines = [
+        "#!/usr/bin/env bash",
+        *comment(origin, f"Starts one node of the role {launch.role.name}."),
+        "set -euo pipefail",
+        "",
+        *place(target, launch),
+        f"MODEL={quoted(target.model_path)}",
+        "",
+    ]
+    if launch.visible_devices and target.bare and launch.role.shares_nodes:
+        last = f"$((FIRST_DEVICE + {launch.role.devices - 1}))"
+        lines.append(f'export {launch.visible_devices}="$(seq -s, "$FIRST_DEVICE" "{last}")"')
+    lines += [f"export {name}={quoted(value)}" for name, value in launch.environment.items()]
+    return "\n".join([*lines, *_command(launch)]) + "\n"
+
+
+def place(target: Target, launch: Launch) -> list[str]:
+    """Return the lines that find out which node this is, and the address of the instance's first node."""
+    kind, name = target.kind, f"{target.name}-{launch.role.name}"
+    prefill = f"{target.name}-{_first_prefill(target)}"
+    if kind == "bare":
+        return list(_bare_place(target, launch))
+    if kind == "statefulset":
+        found = {
+            "SET": Shell('"${HOSTNAME%-*}"'),
+            "NODE_RANK": Shell('"${HOSTNAME##*-}"'),
+            "HEAD": Shell('"$SET-0.$SET"'),
+        }
+        store = f"{prefill}-0-0.{prefill}-0"
+    elif kind == "volcano":
+        found = {
+            "NODE_RANK": Shell("$((VC_TASK_INDEX + FIRST_RANK))"),
+            "HEAD": Shell('"$JOB-head-0.$JOB"'),
+        }
+        store = f"{prefill}-0-head-0.{prefill}-0"
+    elif kind == "llm-d" and all(other.nodes == 1 for other in target.roles):
+        found, store = {"NODE_RANK": Shell("0"), "HEAD": Shell('"$POD_IP"')}, name
+    else:
+        found = {"NODE_RANK": Shell('"$LWS_WORKER_INDEX"'), "HEAD": Shell('"$LWS_LEADER_ADDRESS"')}
+        store = f"{prefill}-0.{prefill}"
+    found["ADDRESS"] = Shell('"$POD_IP"')
+    if "$STORE" in _text(launch):
+        found["STORE"] = Shell(store)
+    if "$RANK_TABLE" in _text(launch):
+        found["RANK_TABLE"] = Shell(f'"${{RANK_TABLE_FILE:-{ASCEND_RANK_TABLE}}}"')
+    return [f"{variable}={value.text}" for variable, value in found.items()]
+
+
+def _first_prefill(target: Target) -> str:
+    role = target.role("prefill")
+    return role.name if role else "prefill"
+
+
+def _bare_place(target: Target, launch: Launch) -> Iterator[str]:
+    """Yield the lines of a host: the instance and node come as arguments, addresses from site.env."""
+    role = launch.role
+    variable = shell_name(role.name)
+    yield 'source "$(dirname "${BASH_SOURCE[0]}")/site.env"'
+    yield f'INSTANCE="${{1:?usage: {role.name}.sh INSTANCE NODE}}"'
+    yield f'NODE_RANK="${{2:?usage: {role.name}.sh INSTANCE NODE}}"'
+    yield f'HEAD="${{{variable}_HOSTS[$((INSTANCE * {role.nodes}))]}}"'
+    yield f'ADDRESS="${{{variable}_HOSTS[$((INSTANCE * {role.nodes} + NODE_RANK))]}}"'
+    if role.shares_nodes:
+        yield f'FIRST_DEVICE="${{{variable}_FIRST_DEVICES[$INSTANCE]}}"'
+    if "$STORE" in _text(launch):
+        yield f'STORE="${{{shell_name(_first_prefill(target))}_HOSTS[0]}}"'
+    if "$RANK_TABLE" in _text(launch):
+        yield f'RANK_TABLE="{target.site.files_path}/ranktable-{role.name}-$INSTANCE.json"'
+
+
+def shell_name(name: str) -> str:
+    """Return a role's name as a shell variable starts with."""
+    return name.upper().replace("-", "_")
+
+
+def _text(launch: Launch) -> str:
+    """Return all shell words of a launch."""
+    values = [*(value for _, value in launch.flags), *launch.environment.values()]
+    return " ".join(value.text for value in values if isinstance(value, Shell))
+
+
+def _command(launch: Launch) -> Iterator[str]:
+    """Yield the lines that run the programme: once, or once for each device of the node."""
+    words = [" ".join(quoted(word) for word in launch.programme), *flag_words(launch.flags, joined=launch.joined)]
+    extra = bool(launch.head or launch.workers)
+    if extra:
+        head, workers = (" ".join(flag_words(part, joined=False)) for part in (launch.head, launch.workers))
+        yield f'if [ "$NODE_RANK" -eq 0 ]; then EXTRA=({head}); else EXTRA=({workers}); fi'
+        words.append('"${EXTRA[@]}"')
+    if not launch.per_device:
+        yield ""
+        yield " \\\n  ".join([f"exec {words[0]}", *words[1:]])
+        return
+    yield "trap 'kill $(jobs -p) 2>/dev/null' EXIT"
+    yield ""
+    yield f"for ((DEVICE = 0; DEVICE < {launch.role.devices_per_node}; DEVICE++)); do"
+    yield " \\\n    ".join([f"  {words[0]}", *words[1:]]) + " &"
+    yield "done"
+    yield "wait -n  # one rank gone is the whole instance gone"

@@ -1,0 +1,74 @@
+"""What only the site knows: images, names, storage, selectors, networks; kept apart from the plan."""
+
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
+
+from podplan.errors import BadInput
+from podplan.files import read_yaml
+from podplan.sourced import Strict
+from podplan.validation import validate
+
+DnsName = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]{0,38}[a-z0-9])?$")]
+Word = Annotated[str, Field(pattern=r"^[A-Za-z0-9._/@:+-]{1,256}$")]
+Absolute = Annotated[str, Field(pattern=r"^/[A-Za-z0-9._/+-]{0,255}$")]
+Quantity = Annotated[str, Field(pattern=r"^[1-9][0-9]*(Ki|Mi|Gi|Ti)$")]
+Port = Annotated[int, Field(strict=True, ge=1024, le=29999)]
+Labels = dict[Annotated[str, Field(pattern=r"^[A-Za-z0-9./_-]{1,253}$")], Annotated[str, Field(max_length=63)]]
+
+
+class Selectors(Strict):
+    """Node labels that pods ask for: those of all roles, and more per role."""
+
+    all: Labels = {}
+    prefill: Labels = {}
+    decode: Labels = {}
+    mixed: Labels = {}
+
+    def of(self, role: str) -> dict[str, str]:
+        """Return the labels of a role."""
+        return {**self.all, **getattr(self, role)}
+
+
+class Site(Strict):
+    """The values of ``--values``; each has a default that works somewhere, or a marked placeholder."""
+
+    name: DnsName | None = Field(default=None, description="prefix of every object [the model's name]")
+    namespace: DnsName = "default"
+    image: Word | None = Field(default=None, description="engine image [the project's own of the pinned version]")
+    router_image: Word | None = None
+    model_path: Absolute | None = Field(default=None, description="weights on every node [/models/MODEL]")
+    draft_model_path: Absolute | None = Field(default=None, description="xLLM: the exported draft [MODEL_PATH-mtp]")
+    model_claim: DnsName | None = Field(default=None, description="persistent volume claim that holds the weights")
+    model_host_path: Absolute | None = Field(default=None, description="folder of every node that holds the weights")
+    files_path: Absolute = Field(default="/etc/podplan", description="where the generated files lie on every node")
+    shared_memory: Quantity = "64Gi"
+    resource_name: Word | None = Field(default=None, description="device resource [by accelerator]")
+    node_selectors: Selectors = Selectors()
+    network_interface: Word = "eth0"
+    infiniband_device: Word | None = None
+    scheduler_name: DnsName | None = None
+    queue: DnsName = "default"
+    service_account: DnsName | None = Field(default=None, description="of the router, which watches pods")
+    etcd_address: Word = Field(default="etcd:2379", description="xLLM: host:port of etcd")
+    http_port: Port = 8000
+    router_port: Port = 9000
+    longest_request_tokens: Annotated[int, Field(strict=True, gt=0)] | None = Field(
+        default=None, description="prompt and answer together [from the plan's workload]"
+    )
+    inventory: str | None = Field(default=None, description="YAML of hosts, relative to this file")
+
+
+def read_site(path: Path | None) -> Site:
+    """Return the values in ``path``, the defaults for None. Raises BadInput naming the file and the field."""
+    if path is None:
+        return Site()
+    site = validate(Site, read_yaml(path) or {}, str(path))
+    if site.model_claim and site.model_host_path:
+        raise BadInput(f"{path}: model_claim and model_host_path are two places for the weights; give one")
+    if site.http_port == site.router_port:
+        raise BadInput(f"{path}: http_port and router_port are both {site.http_port}; give two ports")
+    if site.inventory is None:
+        return site
+    return site.model_copy(update={"inventory": str(path.parent / site.inventory)})
