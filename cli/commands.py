@@ -14,6 +14,7 @@ COMMANDS = {
     "check": "Say whether limits hold, by how much and with which confidence; for CI.",
     "explain": "Show what binds as arithmetic, what more of each resource buys, and what would be feasible.",
     "predict": "Predict one configuration, with every operator.",
+    "deploy": "Write the files that start a manifest with a serving engine.",
     "simulate": "Run a manifest in virtual time and compare what it does with what was predicted.",
     "calibrate": "Fit efficiency curves to measured times and write them over a catalogue entry.",
     "measure": "Time kernels on a local accelerator, as the CSV that calibrate reads.",

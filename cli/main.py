@@ -17,7 +17,7 @@ from podplan.errors import BadInput, Infeasible
 from podplan.names import close_names, suggest
 from podplan.version import VERSION
 
-PACKAGES = ["podplan", "hardware", "models", "planner", "runtime", "cli"]
+PACKAGES = ["podplan", "hardware", "models", "planner", "runtime", "deploy", "cli"]
 TOP_OPTIONS = {"--help", "-h", "--version", "--install-completion", "--show-completion"}
 
 

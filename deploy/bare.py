@@ -6,6 +6,7 @@ from deploy.commands.launch import Launch, Target
 from deploy.header import Provenance, comment
 from deploy.inventory import Host, Inventory
 from deploy.roles import RolePlan
+from deploy.routers import etcd_address
 from deploy.scripts import script, shell_name
 
 PLACEHOLDER = "FILL-IN"
@@ -40,6 +41,8 @@ def address(role: RolePlan, number: int, node: int, inventory: Inventory | None)
 def _site_env(target: Target, inventory: Inventory | None, origin: Provenance) -> str:
     missing = "" if inventory else f" Replace every {PLACEHOLDER}: no inventory was given."
     lines = comment(origin, f"Addresses of every role, instance by instance and node by node.{missing}")
+    if target.profile.engine == "xllm":
+        lines.append(f"ETCD={etcd_address(target, lambda role, n, node: address(role, n, node, inventory))}")
     for role in target.roles:
         found = [address(role, n, node, inventory) for n in range(len(role.instances)) for node in range(role.nodes)]
         lines.append(f"{shell_name(role.name)}_HOSTS=({' '.join(found)})")

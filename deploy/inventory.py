@@ -86,8 +86,8 @@ def check_inventory(inventory: Inventory, manifest: Manifest, where: str) -> Non
 
 def _check_unique(hosts: Sequence[Host], where: str) -> None:
     """Names, addresses and device identities stand once."""
-    seen: dict[tuple[str, str], str] = {}
-    for host in hosts:
+    seen: dict[tuple[str, str], int] = {}
+    for number, host in enumerate(hosts):
         pod = host.super_pod or ""
         keys = [("name", host.name), ("address", host.address)]
         keys += [("device ip", f"{pod}/{device.ip}" if pod else device.ip) for device in host.devices]
@@ -97,10 +97,10 @@ def _check_unique(hosts: Sequence[Host], where: str) -> None:
             if device.super_device_id is not None
         ]
         for what, value in keys:
-            other = seen.setdefault((what, value), host.name)
-            if other != host.name or keys.count((what, value)) > 1 or (what == "name" and hosts.count(host) > 1):
-                shown = value.rpartition("/")[2]
-                raise BadInput(f"{where}: host {host.name!r}: {what} {shown} stands already with host {other!r}")
+            other = seen.setdefault((what, value), number)
+            if other != number or keys.count((what, value)) > 1:
+                shown, first = value.rpartition("/")[2], hosts[other].name
+                raise BadInput(f"{where}: host {host.name!r}: {what} {shown} stands already with host {first!r}")
 
 
 def _check_devices(hosts: Sequence[Host], per_node: int, where: str) -> None:

@@ -8,13 +8,14 @@ from pathlib import Path
 from deploy import bare, ranktable
 from deploy.commands import mindie, sglang, vllm, vllm_ascend, xllm
 from deploy.commands.launch import Launch, Target
+from deploy.guide import guide
 from deploy.header import Provenance, comment, provenance
 from deploy.inventory import Inventory, read_inventory
 from deploy.kubernetes import dynamo, llmd, lws, objects, statefulset, volcano
 from deploy.kubernetes.pods import Object
 from deploy.reading.check import check_round_trip
 from deploy.roles import RolePlan, read_roles
-from deploy.routers import router_of, router_script
+from deploy.routers import ETCD_PORT, etcd_command, router_of, router_script
 from deploy.site import Site
 from planner.engines.spec import EngineProfile, PlatformKind
 from planner.manifest.schema import Manifest
@@ -60,6 +61,7 @@ def render(
     origin = provenance(profile, VERSION, manifest_sha256)
     files = dict(_files(target, inventory, origin))
     check_round_trip(target, files)
+    files["README.md"] = guide(target, origin, files)
     return Deployment(target=target, origin=origin, files=files)
 
 
@@ -91,7 +93,7 @@ def check_kind(target: Target) -> None:
 def _files(target: Target, inventory: Inventory | None, origin: Provenance) -> Iterator[tuple[str, str]]:
     """Yield (name, text) of every file."""
     if target.kind == "motor":
-        yield "user_config.json", json.dumps(mindie.motor(target, origin), indent=2) + "\n"
+        yield "user_config.json", json.dumps(mindie.motor(target), indent=2) + "\n"
         for role in target.roles:
             yield from mindie.map_files(role).items()
         return
@@ -109,6 +111,11 @@ def _bare(
     router = router_of(target, launches, lambda role, n, node: bare.address(role, n, node, inventory))
     if router:
         yield "router.sh", router_script(router, origin)
+    if target.profile.engine == "xllm" and target.site.etcd_address is None:
+        here = bare.address(target.roles[-1], 0, 0, inventory)
+        run = " ".join(etcd_command(f"{here}:{ETCD_PORT}"))
+        lines = ["#!/usr/bin/env bash", *comment(origin, f"Starts etcd on {here}, before everything else.")]
+        yield "etcd.sh", "\n".join([*lines, "set -euo pipefail", "", f"exec {run}"]) + "\n"
     for role in target.roles:
         if target.profile.engine in ("xllm", "mindie") and role.nodes > 1:
             yield from ranktable.rank_table_files(role, inventory, origin).items()
@@ -137,6 +144,8 @@ def _kubernetes(target: Target, launches: dict[str, Launch], origin: Provenance)
     router = router_of(target, launches, lambda role, n, node: module.address(target, launches[role.name], n, node))
     if router:
         held = list(objects.router_objects(target, router, origin))
+        if target.profile.engine == "xllm" and target.site.etcd_address is None:
+            held += objects.etcd_objects(target, origin)
         yield "router.yaml", documents(origin, "What spreads requests over instances.", held)
 
 

@@ -49,7 +49,7 @@ def router_of(target: Target, launches: Mapping[str, Launch], address: Address) 
     """Return what stands in front of the instances, with the address of each; None for engines that bring their own."""
     engine = target.profile.engine
     if engine == "xllm":
-        return xllm_service(target)
+        return xllm_service(target, etcd_address(target, address))
     if engine == "mindie":
         return None
     found: dict[str, list[Endpoint]] = {}
@@ -98,10 +98,27 @@ def _ascend_proxy(target: Target, hosts: dict[str, list[Endpoint]]) -> Router:
     return Router(programme=("python3", "load_balance_proxy_server_example.py"), flags=tuple(flags), table=None)
 
 
-def xllm_service(target: Target) -> Router:
+ETCD_PORT = 2379
+
+
+def etcd_address(target: Target, address: Address) -> str:
+    """Return host:port of the etcd where xLLM's instances meet: the site's, or the one that is generated."""
+    if target.site.etcd_address:
+        return target.site.etcd_address
+    host = address(target.roles[-1], 0, 0) if target.bare else f"{target.name}-etcd"
+    return f"{host}:{ETCD_PORT}"
+
+
+def etcd_command(name: str) -> list[str]:
+    """Return the command of one etcd member that clients reach as ``name``."""
+    listen = f"http://0.0.0.0:{ETCD_PORT}"
+    return ["etcd", "--listen-client-urls", listen, "--advertise-client-urls", f"http://{name}"]
+
+
+def xllm_service(target: Target, etcd: str) -> Router:
     """Return xLLM's service, which finds instances in etcd."""
     levels: list[Flag] = [
-        ("--etcd_addr", target.site.etcd_address),
+        ("--etcd_addr", etcd),
         ("--http_server_port", target.site.router_port),
         ("--rpc_server_port", target.site.router_port + 1),
         ("--tokenizer_path", f"{target.model_path}/"),

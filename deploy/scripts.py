@@ -54,6 +54,8 @@ def place(target: Target, launch: Launch) -> list[str]:
     found["ADDRESS"] = Shell('"$POD_IP"')
     if "$STORE" in _text(launch):
         found["STORE"] = Shell(store)
+    if "$ETCD" in _text(launch):
+        found["ETCD"] = Shell(target.site.etcd_address or f"{target.name}-etcd:2379")
     if "$RANK_TABLE" in _text(launch):
         found["RANK_TABLE"] = Shell(f'"${{RANK_TABLE_FILE:-{ASCEND_RANK_TABLE}}}"')
     return [f"{variable}={value.text}" for variable, value in found.items()]
@@ -104,7 +106,7 @@ def _command(launch: Launch) -> Iterator[str]:
         yield ""
         yield " \\\n  ".join([f"exec {words[0]}", *words[1:]])
         return
-    yield "trap 'kill $(jobs -p) 2>/dev/null' EXIT"
+    yield "trap 'kill $(jobs -p) 2>/dev/null || true' EXIT"
     yield ""
     yield f"for ((DEVICE = 0; DEVICE < {launch.role.devices_per_node}; DEVICE++)); do"
     yield " \\\n    ".join([f"  {words[0]}", *words[1:]]) + " &"

@@ -39,7 +39,7 @@ class Site(Strict):
     image: Word | None = Field(default=None, description="engine image [the project's own of the pinned version]")
     router_image: Word | None = None
     model_path: Absolute | None = Field(default=None, description="weights on every node [/models/MODEL]")
-    draft_model_path: Absolute | None = Field(default=None, description="xLLM: the exported draft [MODEL_PATH-mtp]")
+    draft_model_path: Absolute | None = Field(default=None, description="xLLM: the exported draft [MODEL_PATH/mtp]")
     model_claim: DnsName | None = Field(default=None, description="persistent volume claim that holds the weights")
     model_host_path: Absolute | None = Field(default=None, description="folder of every node that holds the weights")
     files_path: Absolute = Field(default="/etc/podplan", description="where the generated files lie on every node")
@@ -51,7 +51,7 @@ class Site(Strict):
     scheduler_name: DnsName | None = None
     queue: DnsName = "default"
     service_account: DnsName | None = Field(default=None, description="of the router, which watches pods")
-    etcd_address: Word = Field(default="etcd:2379", description="xLLM: host:port of etcd")
+    etcd_address: Word | None = Field(default=None, description="xLLM: host:port of etcd [one is generated]")
     http_port: Port = 8000
     router_port: Port = 9000
     longest_request_tokens: Annotated[int, Field(strict=True, gt=0)] | None = Field(

@@ -152,6 +152,12 @@ class _Dumper(_BaseDumper):
         return True
 
 
+def _represent_text(dumper: Any, text: str) -> Any:
+    """Write text of several lines as such; YAML falls back to quotes where a block cannot hold it."""
+    return dumper.represent_scalar(_TAG + "str", text, style="|" if "\n" in text else None)
+
+
+_Dumper.add_representer(str, _represent_text)
 _Dumper.add_implicit_resolver(_TAG + "int", _INT, list("-+0123456789"))
 _Dumper.add_implicit_resolver(_TAG + "float", _FLOAT, list("-+.0123456789"))
 

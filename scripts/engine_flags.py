@@ -118,7 +118,7 @@ def from_keywords(call: ast.Call) -> Flag:
 
 def add(table: Table, names: list[str], flag: Flag) -> None:
     """Put a flag under its first long name, the others as aliases."""
-    long = [name for name in names if name.startswith("--")]
+    long = [name for name in names if name.startswith("--") and len(name) > 2]
     if long:
         table[long[0]] = flag | ({"aliases": rest} if (rest := [n for n in names if n != long[0]]) else {})
 

@@ -12,7 +12,7 @@ import yaml
 from models.loader import load_model, model_names
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ["podplan", "hardware", "models", "planner", "runtime", "cli"]
+PACKAGES = ["podplan", "hardware", "models", "planner", "runtime", "deploy", "cli"]
 SOURCES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 LONGEST_FILE = 450
 LONGEST_FUNCTION_WITHOUT_DOCSTRING = 60

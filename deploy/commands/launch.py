@@ -40,7 +40,7 @@ class Target:
     @property
     def draft_model_path(self) -> str:
         """Where xLLM's exported draft model is."""
-        return self.site.draft_model_path or f"{self.model_path}-mtp"
+        return self.site.draft_model_path or f"{self.model_path}/mtp"
 
     def http_port(self, role: RolePlan) -> int:
         """Return the port of a role's API; llm-d puts a sidecar in front of decode."""

@@ -9,7 +9,6 @@ from typing import Any
 
 from deploy.commands.launch import Launch, Target
 from deploy.experts import ascend_map, needs_map
-from deploy.header import Provenance
 from deploy.roles import RolePlan
 from deploy.words import Shell
 
@@ -40,7 +39,12 @@ def launch(target: Target, role: RolePlan) -> Launch:
 
 def map_files(role: RolePlan) -> dict[str, str]:
     """Return the expert map of a role whose experts have replicas or stand otherwise than in runs."""
-    return {f"expert-map-{role.name}.json": ascend_map(role)} if needs_map(role) else {}
+    return {f"expert-map-{role.name}.json": ascend_map(role)} if _mapped(role) else {}
+
+
+def _mapped(role: RolePlan) -> bool:
+    """Whether a map is given: MindIE balances experts behind an all-to-all only (ep_level 2)."""
+    return role.mode is not None and role.mode.redundancy and needs_map(role)
 
 
 def distributed(role: RolePlan) -> bool:
@@ -108,7 +112,7 @@ def _deepseek(target: Target, role: RolePlan) -> Json:
         found["ep_level"] = 2 if role.mode.exchange == "all_to_all" else 1
     if role.role == "decode":
         found["kv_cache_options"] = {"enable_nz": True}
-    if needs_map(role):  # the number of replicas is the map's alone
+    if _mapped(role):  # the number of replicas is the map's alone
         path = f"{target.site.files_path}/expert-map-{role.name}.json"
         found["eplb"] = {"level": 1, "expert_map_file": path}
     return found
@@ -125,7 +129,7 @@ def _schedule(role: RolePlan) -> Json:
     return found | ({"dpScheduling": True} if role.strategy.attention_dp > 1 and not distributed(role) else {})
 
 
-def motor(target: Target, origin: Provenance) -> Json:
+def motor(target: Target) -> Json:
     """Return MindIE Motor's user_config.json for a prefill and a decode pool."""
     prefill, decode = target.role("prefill"), target.role("decode")
     assert prefill is not None and decode is not None, "Motor deploys prefill and decode"
@@ -133,7 +137,6 @@ def motor(target: Target, origin: Provenance) -> Json:
     ttft, tpot = MOTOR_SLOS_MILLISECONDS
     return {
         "version": "v1.0",
-        "_comment": origin.sentence,
         "deploy_config": {
             "p_instances_num": len(prefill.instances),
             "d_instances_num": len(decode.instances),

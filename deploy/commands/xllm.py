@@ -46,7 +46,7 @@ def launch(target: Target, role: RolePlan) -> Launch:
             ("--transfer_listen_port", _per_device(target, role, TRANSFER_PORT)),
             ("--disagg_pd_port", _per_device(target, role, DISAGGREGATION_PORT)),
         ]
-    flags += [("--etcd_addr", target.site.etcd_address), ("--enable_service_routing", "true")]
+    flags += [("--etcd_addr", Shell('"$ETCD"')), ("--enable_service_routing", "true")]
     return Launch(
         role=role,
         programme=("/opt/xllm/xllm",),

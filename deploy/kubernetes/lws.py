@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from deploy.commands.launch import Launch, Target
 from deploy.header import Provenance
-from deploy.kubernetes.pods import Object, labels, metadata, pod
+from deploy.kubernetes.pods import Object, labels, metadata, pod, super_pod_block
 
 
 def workloads(target: Target, launch: Launch, origin: Provenance) -> Iterator[Object]:
@@ -33,10 +33,12 @@ def _set(target: Target, launch: Launch, origin: Provenance, name: str, replicas
     if launch.api == "head":
         template["leaderTemplate"] = pod(target, launch, origin, probed=True, rings=rings)
     extra = {"ring-controller.atlas": "ascend-910b"} if rings else {}
+    found = metadata(target, name, origin, labels(target, launch) | extra)
+    found["annotations"] |= super_pod_block(target, launch)
     return {
         "apiVersion": "leaderworkerset.x-k8s.io/v1",
         "kind": "LeaderWorkerSet",
-        "metadata": metadata(target, name, origin, labels(target, launch) | extra),
+        "metadata": found,
         "spec": {
             "replicas": replicas,
             "startupPolicy": "LeaderCreated",

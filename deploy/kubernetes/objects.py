@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from deploy.commands.launch import Launch, Target
 from deploy.header import Provenance
 from deploy.kubernetes.pods import Object, files_map, image, metadata, priority_class
-from deploy.routers import Router, router_script
+from deploy.routers import ETCD_PORT, Router, etcd_command, router_script
 from deploy.scripts import script
 from podplan.errors import BadInput
 from podplan.units import MEBI
@@ -17,6 +17,7 @@ ROUTER_IMAGES = {
     "sglang-router": "lmsysorg/sglang-router:v0.3.2",
     "xllm-service": "xllm/xllm-service:0.2.0",
 }
+ETCD_IMAGE = "quay.io/coreos/etcd:v3.5.21"
 
 
 def priority_classes(target: Target, origin: Provenance) -> Iterator[Object]:
@@ -48,6 +49,36 @@ def config_map(target: Target, launch: Launch, origin: Provenance) -> Object:
         "kind": "ConfigMap",
         "metadata": metadata(target, files_map(target, launch), origin),
         "data": data,
+    }
+
+
+def etcd_objects(target: Target, origin: Provenance) -> Iterator[Object]:
+    """Yield one etcd member and its service, where xLLM's instances register."""
+    name = f"{target.name}-etcd"
+    chosen = {"podplan/pool": "etcd", "app.kubernetes.io/part-of": target.name}
+    command = etcd_command(f"{name}:{ETCD_PORT}")
+    member = {
+        "name": "etcd",
+        "image": ETCD_IMAGE,
+        "command": command,
+        "ports": [{"name": "client", "containerPort": ETCD_PORT}],
+        "readinessProbe": {"tcpSocket": {"port": "client"}, "periodSeconds": 5},
+    }
+    yield {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": metadata(target, name, origin),
+        "spec": {
+            "replicas": 1,
+            "selector": {"matchLabels": chosen},
+            "template": {"metadata": {"labels": chosen}, "spec": {"containers": [member]}},
+        },
+    }
+    yield {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": metadata(target, name, origin),
+        "spec": {"selector": chosen, "ports": [{"name": "client", "port": ETCD_PORT, "targetPort": "client"}]},
     }
 
 

@@ -71,9 +71,14 @@ def pod(
         "metadata": {"labels": labels(target, launch), "annotations": annotations(origin)},
         "spec": spec,
     }
-    if scheduler == "volcano" and launch.role.hardware.devices_per_chip.value == 2:
-        template["metadata"]["annotations"]["sp-block"] = str(role.devices)
     return template
+
+
+def super_pod_block(target: Target, launch: Launch) -> dict[str, str]:
+    """Return the annotation by which Ascend's Volcano plugin keeps an instance inside one super pod."""
+    scheduled = target.kind == "volcano" or target.site.scheduler_name == "volcano"
+    paired = launch.role.accelerator == "ascend" and launch.role.hardware.devices_per_chip.value == 2
+    return {"sp-block": str(launch.role.devices)} if scheduled and paired else {}
 
 
 def container(target: Target, launch: Launch, *, probed: bool, rings: str | None, env: dict[str, str]) -> Object:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from deploy.commands.launch import Launch, Target
 from deploy.header import Provenance
 from deploy.kubernetes.lws import needs_rings
-from deploy.kubernetes.pods import Object, labels, metadata, pod
+from deploy.kubernetes.pods import Object, labels, metadata, pod, super_pod_block
 
 
 def workloads(target: Target, launch: Launch, origin: Provenance) -> Iterator[Object]:
@@ -30,10 +30,12 @@ def workloads(target: Target, launch: Launch, origin: Provenance) -> Iterator[Ob
         template["metadata"]["labels"] = chosen
         if launch.api == "head" and launch.role.nodes > 1:
             template["spec"]["containers"][0] |= _head_probe(launch)
+        found = metadata(target, name, origin, chosen)
+        found["annotations"] |= super_pod_block(target, launch)
         yield {
             "apiVersion": "apps/v1",
             "kind": "StatefulSet",
-            "metadata": metadata(target, name, origin, chosen),
+            "metadata": found,
             "spec": {
                 "serviceName": name,
                 "replicas": launch.role.nodes,

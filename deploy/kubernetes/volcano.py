@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from deploy.commands.launch import Launch, Target
 from deploy.header import Provenance
 from deploy.kubernetes.lws import needs_rings
-from deploy.kubernetes.pods import Object, labels, metadata, pod
+from deploy.kubernetes.pods import Object, labels, metadata, pod, super_pod_block
 
 
 def workloads(target: Target, launch: Launch, origin: Provenance) -> Iterator[Object]:
@@ -18,10 +18,12 @@ def workloads(target: Target, launch: Launch, origin: Provenance) -> Iterator[Ob
         if role.nodes > 1:
             tasks.append(_task(target, launch, origin, "worker", role.nodes - 1, name, rings))
         extra = {"ring-controller.atlas": "ascend-910b"} if rings else {}
+        found = metadata(target, name, origin, labels(target, launch) | extra)
+        found["annotations"] |= super_pod_block(target, launch)
         yield {
             "apiVersion": "batch.volcano.sh/v1alpha1",
             "kind": "Job",
-            "metadata": metadata(target, name, origin, labels(target, launch) | extra),
+            "metadata": found,
             "spec": {
                 "schedulerName": target.site.scheduler_name or "volcano",
                 "queue": target.site.queue,

@@ -8,6 +8,7 @@ from deploy.reading.engines import READERS, Counted
 from deploy.reading.flags import read_flags, unknown_flags
 from deploy.reading.mindie import configured, motor_roles
 from deploy.reading.nodes import Node, read_documents, read_nodes
+from deploy.reading.router import check_router
 from deploy.reading.shell import UnknownForm
 from deploy.roles import RolePlan
 from podplan.errors import Fault
@@ -18,8 +19,10 @@ PROBLEMS = (ValueError, KeyError, IndexError, TypeError, UnknownForm, json.JSOND
 def check_round_trip(target: Target, files: Mapping[str, str]) -> dict[str, list[Counted]]:
     """Return role -> what each instance was read back as. Fault where it differs from the plan."""
     try:
-        counted = read_back(target.profile.engine, target.kind, files, target.roles)
+        experts = {role.name: role.setup.experts for role in target.roles}
+        counted = read_back(target.profile.engine, target.kind, files, experts)
         problems = [*_differences(target, counted), *_maps(target, files), *_rank_tables(target, files)]
+        problems += check_router(target, all_texts(files))
     except PROBLEMS as error:
         raise Fault(f"rendered files cannot be read back: {type(error).__name__}: {error}") from error
     if problems:
@@ -27,11 +30,13 @@ def check_round_trip(target: Target, files: Mapping[str, str]) -> dict[str, list
     return counted
 
 
-def read_back(engine: str, kind: str, files: Mapping[str, str], roles: Sequence[RolePlan]) -> dict[str, list[Counted]]:
-    """Return role -> what each instance is, from the text of the files. ValueError where a file contradicts itself."""
+def read_back(engine: str, kind: str, files: Mapping[str, str], experts: Mapping[str, int]) -> dict[str, list[Counted]]:
+    """Return role -> what each instance is, from the text of the files; ``experts`` is 0 for roles of dense models.
+
+    Raises ValueError where a file contradicts itself.
+    """
     if kind == "motor":
         return motor_roles(files)
-    experts = {role.name: role.setup.experts for role in roles}
     by_role: dict[str, dict[int, list[Node]]] = {}
     for node in read_nodes(kind, files):
         by_role.setdefault(node.role, {}).setdefault(node.instance, []).append(node)
@@ -43,7 +48,7 @@ def read_back(engine: str, kind: str, files: Mapping[str, str], roles: Sequence[
         else:
             _known_flags(reader, instances[0])
             replicas = replicas_of_map(engine, role, files)
-            held = [READERS[reader](nodes, experts.get(role, 0), replicas) for nodes in instances.values()]
+            held = [READERS[reader](nodes, experts[role], replicas) for nodes in instances.values()]
         found[role] = held
     return found
 

@@ -1,0 +1,156 @@
+"""`plan deploy`: the files that start a manifest with a serving engine."""
+
+import hashlib
+from pathlib import Path
+from typing import Annotated, Any, get_args
+
+import typer
+
+from cli.output import print_json, print_lines
+from deploy.diff import differences, read_files, read_folder
+from deploy.guide import arithmetic, limits
+from deploy.render import Deployment, render
+from deploy.site import read_site
+from planner.engines.accelerators import accelerator_of
+from planner.engines.loader import all_engines, load_engine
+from planner.engines.spec import EngineProfile, PlatformKind
+from planner.manifest.document import read_manifest
+from planner.manifest.schema import Manifest
+from podplan.errors import BadInput
+from podplan.files import write_files
+from podplan.names import suggest
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+Text = str | None
+PLATFORMS = ("bare", "kubernetes")
+
+
+def _option(flag: str, metavar: str, told: str) -> Any:
+    return typer.Option(flag, metavar=metavar, help=told)
+
+
+@app.command()
+def deploy(
+    manifest: Annotated[Path, typer.Argument(metavar="MANIFEST", help="The manifest, such as out/manifest.yaml.")],
+    engine: Annotated[Text, _option("--engine", "E", "Engine, such as vllm or vllm@0.33.0 [the plan's].")] = None,
+    platform: Annotated[str, _option("--platform", "P", "bare (hosts) or kubernetes.")] = "bare",
+    kind: Annotated[Text, _option("--kind", "K", "lws, statefulset, volcano, dynamo, llm-d or motor [lws].")] = None,
+    out: Annotated[Path | None, _option("--out", "DIR", "Folder to write; it must be empty or absent.")] = None,
+    values: Annotated[Path | None, _option("--values", "FILE", "Images, names, storage, hosts of the site.")] = None,
+    diff: Annotated[Path | None, _option("--diff", "OLD", "Say what changes from the deployment in OLD.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the tree and the devices, write nothing.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Write into a folder that has files.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Write the files that start a manifest with a serving engine, counted back against it first.
+
+    \b
+    Examples:
+      plan deploy out/manifest.yaml --engine vllm-ascend --out deploy/
+      plan deploy out/manifest.yaml --engine vllm --platform kubernetes --kind lws --out deploy/
+      plan deploy out/manifest.yaml --engine sglang --values site.yaml --out deploy/
+      plan deploy out/manifest.yaml --engine sglang --diff deploy/
+      plan deploy out/manifest.yaml --engine xllm --dry-run
+
+    Nothing here was launched on hardware; docs/deploy.md says what is validated and what is not.
+    """
+    read = read_manifest(manifest)
+    profile = load_engine(engine or read.engine.id)
+    chosen = _kind(profile, read, platform, kind)
+    if out is None and not dry_run and diff is None:
+        raise BadInput("--out: give the folder to write, or --dry-run to see what it would hold")
+    digest = hashlib.sha256(manifest.read_bytes()).hexdigest()
+    made = render(read, profile, chosen, read_site(values), digest)
+    changes = None if diff is None else _changes(diff, made)
+    if out is not None and not dry_run:
+        _write(made, out, force)
+    data = _data(made, changes, None if dry_run else out)
+    print_json(data) if json else _show(made, changes, out, dry_run)
+
+
+def _kind(profile: EngineProfile, read: Manifest, platform: str, kind: str | None) -> PlatformKind:
+    """Return the kind that platform and flag mean; BadInput where they contradict."""
+    if platform not in PLATFORMS:
+        raise BadInput(f"--platform: {platform[:40]!r} is not bare or kubernetes{suggest(platform, PLATFORMS)}")
+    kinds: tuple[PlatformKind, ...] = get_args(PlatformKind)
+    if platform == "bare":
+        if kind not in (None, "bare"):
+            raise BadInput(f"--kind: {kind} is a kind of Kubernetes files; add --platform kubernetes or leave it out")
+        return "bare"
+    known = [name for name in kinds if name != "bare"]
+    if kind is not None:
+        if kind not in known:
+            raise BadInput(f"--kind: {kind[:40]!r} is not one of {', '.join(known)}{suggest(kind, known)}")
+        return next(name for name in known if name == kind)
+    accelerator = accelerator_of(read.clusters[read.pools[0].hardware].spec)
+    possible = [name for name in known if name in profile.kinds and accelerator in profile.kinds[name].accelerators]
+    return possible[0] if possible else "lws"
+
+
+def _changes(old: Path, made: Deployment) -> list[str]:
+    """Return what changes from the deployment in ``old``."""
+    titles = {profile.title: profile.engine for profile in all_engines()}
+    before = read_folder(old, titles)
+    after = read_files("the new deployment", made.origin.engine, made.origin.version, made.target.kind, made.files)
+    return differences(before, after)
+
+
+def _write(made: Deployment, out: Path, force: bool) -> None:
+    """Write all files or none, only into a folder without files unless forced."""
+    if out.exists() and not out.is_dir():
+        raise BadInput(f"--out: {out} is a file; give a folder")
+    if out.is_dir() and not force:
+        held = sorted(path.name for path in out.iterdir())
+        if held:
+            raise BadInput(f"--out: {out} has files in it, such as {held[0]}; give an empty folder or --force")
+    write_files({out / name: text for name, text in made.files.items()}, force=force)
+
+
+def _data(made: Deployment, changes: list[str] | None, out: Path | None) -> dict[str, object]:
+    roles = [
+        {
+            "role": role.name,
+            "instances": len(role.instances),
+            "nodes_per_instance": role.nodes,
+            "devices_per_node": role.devices_per_node,
+            "devices": role.devices * len(role.instances),
+            "requests_per_dp_rank": role.sequences,
+            "tokens_per_dp_rank": role.tokens,
+            "longest_request_tokens": role.longest,
+        }
+        for role in made.target.roles
+    ]
+    return {
+        "engine": made.origin.engine,
+        "engine_version": made.origin.version,
+        "kind": made.target.kind,
+        "manifest_sha256": made.origin.manifest_sha256,
+        "roles": roles,
+        "devices": sum(role.devices * len(role.instances) for role in made.target.roles),
+        "files_bytes": {name: len(text.encode()) for name, text in sorted(made.files.items())},
+        "written_to": None if out is None else str(out),
+        **({} if changes is None else {"changes": changes}),
+    }
+
+
+def _show(made: Deployment, changes: list[str] | None, out: Path | None, dry_run: bool) -> None:
+    """Print the tree, the arithmetic of devices and what changes."""
+    if changes is not None:
+        print_lines(changes or ["Nothing changes."])
+        if out is None:
+            return
+    origin, verb = made.origin, "Would write" if dry_run or out is None else "Wrote"
+    where = "" if out is None else f" to {out}/"
+    count, size = len(made.files), sum(len(text.encode()) for text in made.files.values())
+    print_lines(
+        [
+            f"{verb} {count} files, {size} bytes{where}, for {origin.title} {origin.version}, {made.target.kind}:",
+            *(f"  {name}" for name in sorted(made.files)),
+            "Devices:",
+            *(f"  {line}" for line in arithmetic(made.target)),
+            "Limits:",
+            *(f"  {line}" for line in limits(made.target)),
+            "Read back and equal to the manifest. Never launched on hardware by podplan: check before use.",
+        ]
+    )

@@ -1,0 +1,74 @@
+"""Plans that every exporter is tried on, and every pair of them with an engine and a kind that is possible."""
+
+from functools import cache
+
+from deploy.render import Deployment, render
+from deploy.site import Site
+from planner.engines.accelerators import accelerator_of
+from planner.engines.loader import all_engines, load_engine
+from planner.engines.spec import PlatformKind
+from planner.manifest.schema import Manifest
+from tests.deploy.plans import deployed
+
+DIGEST = "0123456789abcdef" * 4
+
+
+@cache
+def plan(name: str) -> Manifest:
+    """Return one of the plans by name."""
+    if name == "r1-cm384":  # what vLLM-Ascend, SGLang, xLLM and MindIE all reach
+        return deployed(
+            "deepseek-r1",
+            "cm384",
+            prefill={"strategy": "TP=2 + DP=16, EP=32", "instances": 2, "tokens": 2048, "weights": "int8"},
+            decode={"strategy": "DP=64, EP=64", "redundant": 64, "drafts": 1, "requests": 48, "weights": "int8"},
+        )
+    if name == "r1-h800":  # DP ranks as wide as a node, and as narrow as a device
+        return deployed(
+            "deepseek-r1",
+            "h800",
+            prefill={"strategy": "TP=8 + DP=2, EP=16", "tokens": 2048, "weights": "fp8"},
+            decode={
+                "strategy": "DP=32, EP=32",
+                "redundant": 32,
+                "drafts": 1,
+                "microbatches": 2,
+                "instances": 2,
+                "weights": "fp8",
+            },
+        )
+    if name == "qwen-h800":  # prefill instances that share a node, on 2 nodes
+        return deployed(
+            "qwen3-235b-a22b",
+            "h800",
+            prefill={"strategy": "TP=4", "instances": 2, "tokens": 4096},
+            decode={"strategy": "DP=8, EP=8", "requests": 64},
+        )
+    if name == "dense-mixed":  # one wide rank over two nodes
+        return deployed(
+            "llama-3.1-70b", "h100", mixed={"strategy": "TP=16", "tokens": 512, "requests": 128, "instances": 2}
+        )
+    return deployed("deepseek-r1", "910c", mixed={"strategy": "DP=16, EP=16", "drafts": 1, "weights": "int8"})
+
+
+PLANS = ("r1-cm384", "r1-h800", "qwen-h800", "dense-mixed", "r1-mixed")
+
+
+def pairs() -> list[tuple[str, str, PlatformKind]]:
+    """Return every (plan, engine, kind) that the profiles mark possible."""
+    found: list[tuple[str, str, PlatformKind]] = []
+    for name in PLANS:
+        manifest = plan(name)
+        accelerator = accelerator_of(manifest.clusters[manifest.pools[0].hardware].spec)
+        for profile in all_engines():
+            for kind, entry in profile.kinds.items():
+                motor = profile.engine == "mindie" and (kind == "motor") != (manifest.kv_transfer is not None)
+                if accelerator in entry.accelerators and not motor:
+                    found.append((name, profile.engine, kind))
+    return found
+
+
+@cache
+def made(name: str, engine: str, kind: PlatformKind, site: Site | None = None) -> Deployment:
+    """Return the deployment of a plan."""
+    return render(plan(name), load_engine(engine), kind, site or Site(), DIGEST)

@@ -1,0 +1,184 @@
+"""What Kubernetes objects must look like: core objects by its own schemas, custom ones by small schemas of ours.
+
+The schemas of custom resources hold the fields that are emitted and no other, so that a misspelt one is refused.
+Pods inside custom resources are checked as core PodTemplates.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import kubernetes_validate
+from jsonschema import Draft202012Validator
+
+KUBERNETES = "1.33"
+Object = dict[str, Any]
+
+
+def _object(required: list[str], optional: dict[str, Any] | None = None, **fields: Any) -> Object:
+    return {
+        "type": "object",
+        "required": required,
+        "additionalProperties": False,
+        "properties": {**fields, **(optional or {})},
+    }
+
+
+TEXT, COUNT = {"type": "string"}, {"type": "integer", "minimum": 0}
+POSITIVE = {"type": "integer", "minimum": 1}
+LABELS = {"type": "object", "additionalProperties": TEXT}
+META = _object(["name"], name=TEXT, namespace=TEXT, labels=LABELS, annotations=LABELS)
+POD: Object = {"type": "object"}  # checked as a PodTemplate
+
+# leaderworkerset.x-k8s.io/v1, CRD at kubernetes-sigs/lws 060ab4d
+LWS = _object(
+    ["apiVersion", "kind", "metadata", "spec"],
+    apiVersion={"const": "leaderworkerset.x-k8s.io/v1"},
+    kind={"const": "LeaderWorkerSet"},
+    metadata=META,
+    spec=_object(
+        ["leaderWorkerTemplate"],
+        replicas=COUNT,
+        startupPolicy={"enum": ["LeaderCreated", "LeaderReady"]},
+        rolloutStrategy=_object(["type"], type={"const": "RollingUpdate"}),
+        networkConfig=_object(["subdomainPolicy"], subdomainPolicy={"enum": ["Shared", "UniquePerReplica"]}),
+        leaderWorkerTemplate=_object(
+            ["workerTemplate"],
+            size=POSITIVE,
+            restartPolicy={"enum": ["Default", "RecreateGroupOnPodRestart", "RecreateGroupAfterStart", "None"]},
+            workerTemplate=POD,
+            leaderTemplate=POD,
+        ),
+    ),
+)
+# batch.volcano.sh/v1alpha1, CRD at volcano-sh/volcano ed72c7c81
+VOLCANO = _object(
+    ["apiVersion", "kind", "metadata", "spec"],
+    apiVersion={"const": "batch.volcano.sh/v1alpha1"},
+    kind={"const": "Job"},
+    metadata=META,
+    spec=_object(
+        ["tasks"],
+        schedulerName=TEXT,
+        queue=TEXT,
+        minAvailable=POSITIVE,
+        plugins={"type": "object", "additionalProperties": {"type": "array", "items": TEXT}},
+        policies={
+            "type": "array",
+            "items": _object(
+                ["event", "action"],
+                event={"enum": ["PodFailed", "PodEvicted"]},
+                action={"enum": ["RestartJob", "AbortJob"]},
+            ),
+        },
+        tasks={
+            "type": "array",
+            "items": _object(["name", "template"], name=TEXT, replicas=COUNT, minAvailable=COUNT, template=POD),
+        },
+    ),
+)
+# nvidia.com/v1beta1, Go types of ai-dynamo/dynamo deploy/operator/api/v1beta1
+DYNAMO = _object(
+    ["apiVersion", "kind", "metadata", "spec"],
+    apiVersion={"const": "nvidia.com/v1beta1"},
+    kind={"const": "DynamoGraphDeployment"},
+    metadata=META,
+    spec=_object(
+        ["components"],
+        backendFramework={"enum": ["sglang", "vllm", "trtllm"]},
+        components={
+            "type": "array",
+            "maxItems": 25,
+            "items": _object(
+                ["name", "type", "podTemplate"],
+                name=TEXT,
+                type={"enum": ["frontend", "worker", "prefill", "decode", "planner", "epp"]},
+                replicas=COUNT,
+                multinode=_object(["nodeCount"], nodeCount={"type": "integer", "minimum": 2}),
+                sharedMemorySize=TEXT,
+                podTemplate=POD,
+            ),
+        },
+    ),
+)
+_PARALLELISM = _object(
+    ["tensor", "data", "dataLocal", "workers"], tensor=POSITIVE, data=POSITIVE, dataLocal=POSITIVE, workers=POSITIVE
+)
+_CONTAINER = _object(
+    ["name", "image", "modelCommand", "command"],
+    name=TEXT,
+    image=TEXT,
+    modelCommand={"enum": ["vllmServe", "imageDefault", "custom"]},
+    command={"type": "array", "items": TEXT},
+    args={"type": "array", "items": TEXT},
+    env={"type": "array"},
+    ports={"type": "array"},
+    resources={"type": "object"},
+    mountModelVolume={"type": "boolean"},
+    volumeMounts={"type": "array"},
+    startupProbe={"type": "object"},
+    readinessProbe={"type": "object"},
+    livenessProbe={"type": "object"},
+)
+_LLMD_ROLE = _object(
+    ["create"],
+    create={"type": "boolean"},
+    replicas=COUNT,
+    parallelism=_PARALLELISM,
+    containers={"type": "array", "items": _CONTAINER},
+    volumes={"type": "array"},
+    extraConfig={"type": "object"},
+)
+# values of llm-d-modelservice v0.4.12, values.schema.json and templates/_helpers.tpl
+LLMD = _object(
+    ["modelArtifacts", "decode", "prefill"],
+    fullnameOverride=TEXT,
+    multinode={"type": "boolean"},
+    modelArtifacts=_object(["name", "uri"], name=TEXT, uri=TEXT, mountPath=TEXT, size=TEXT),
+    accelerator=_object(["type"], type={"enum": ["nvidia", "intel-i915", "intel-xe", "intel-gaudi", "amd", "google"]}),
+    routing=_object(
+        ["servicePort", "proxy"],
+        servicePort=POSITIVE,
+        proxy=_object(
+            ["image", "connector"],
+            enabled={"type": "boolean"},
+            image=TEXT,
+            connector={"enum": ["nixlv2", "sglang"]},
+            targetPort=POSITIVE,
+        ),
+    ),
+    decode=_LLMD_ROLE,
+    prefill=_LLMD_ROLE,
+)
+CUSTOM = {"LeaderWorkerSet": LWS, "DynamoGraphDeployment": DYNAMO}
+
+
+def check(item: Object) -> None:
+    """Raise where an object is not what Kubernetes or the custom resource takes."""
+    schema = LLMD if "modelArtifacts" in item else CUSTOM.get(item.get("kind", ""))
+    if item.get("apiVersion") == "batch.volcano.sh/v1alpha1":
+        schema = VOLCANO
+    if schema is None:
+        kubernetes_validate.validate(item, KUBERNETES, strict=True)
+        return
+    Draft202012Validator(schema).validate(item)
+    for template in pods(item):
+        wrapped = {"apiVersion": "v1", "kind": "PodTemplate", "metadata": {"name": "checked"}, "template": template}
+        kubernetes_validate.validate(wrapped, KUBERNETES, strict=True)
+
+
+def pods(item: Object) -> Iterator[Object]:
+    """Yield the pod templates inside a custom resource or a chart's values."""
+    if "modelArtifacts" in item:
+        for role in (item["prefill"], item["decode"]):
+            for container in role.get("containers", []):
+                own = {k: v for k, v in container.items() if k not in ("modelCommand", "mountModelVolume")}
+                yield {"spec": {"containers": [own], "volumes": role["volumes"], **role.get("extraConfig", {})}}
+        return
+    spec = item["spec"]
+    if item["kind"] == "LeaderWorkerSet":
+        held = spec["leaderWorkerTemplate"]
+        yield from (held[name] for name in ("workerTemplate", "leaderTemplate") if name in held)
+    elif item["kind"] == "Job":
+        yield from (task["template"] for task in spec["tasks"])
+    else:
+        yield from (component["podTemplate"] for component in spec["components"])

@@ -1,0 +1,55 @@
+"""What changes between two deployments, as an operator would say it."""
+
+from deploy.diff import differences, read_files
+from deploy.render import Deployment, render
+from deploy.site import Site
+from planner.engines.loader import load_engine
+from tests.deploy.cases import DIGEST, made
+from tests.deploy.plans import deployed
+
+
+def compared(old: Deployment, new: Deployment) -> list[str]:
+    """Return the differences of two deployments."""
+    read = [
+        read_files("a folder", made.origin.engine, made.origin.version, made.target.kind, made.files)
+        for made in (old, new)
+    ]
+    return differences(*read)
+
+
+def test_nothing_changes_between_equals() -> None:
+    """Another manifest hash alone is no change."""
+    old = made("r1-cm384", "sglang", "lws")
+    again = render(old_plan(), load_engine("sglang"), "lws", Site(), "f" * 64)
+    assert compared(old, again) == []
+
+
+def old_plan(**decode: object) -> object:
+    """Return the plan of the cases with a decode pool that differs."""
+    asked = {"strategy": "DP=64, EP=64", "redundant": 64, "drafts": 1, "requests": 48, "weights": "int8"} | decode
+    prefill = {"strategy": "TP=2 + DP=16, EP=32", "instances": 2, "tokens": 2048, "weights": "int8"}
+    return deployed("deepseek-r1", "cm384", prefill=prefill, decode=asked)
+
+
+def test_more_instances_and_larger_batches_are_told_in_words() -> None:
+    """Devices first, then each role, then files."""
+    new = render(old_plan(instances=2, requests=64), load_engine("vllm-ascend"), "bare", Site(), DIGEST)
+    assert compared(made("r1-cm384", "vllm-ascend", "bare"), new) == [
+        "devices in all: 128 -> 192",
+        "decode: instances 1 -> 2",
+        "decode: requests per DP rank 48 -> 64",
+        "decode: tokens a step per DP rank 96 -> 128",
+        "decode: every instance restarts",
+        "file decode.sh changes",
+        "file hosts.tsv changes",
+        "file router.sh changes",
+        "file site.env changes",
+    ]
+
+
+def test_another_engine_restarts_everything() -> None:
+    """The engine comes first; its flags are not compared with the other's."""
+    lines = compared(made("r1-cm384", "sglang", "bare"), made("r1-cm384", "xllm", "bare"))
+    assert lines[0] == "engine: sglang 0.5.23 -> xllm 0.9.0"
+    assert "decode: every instance restarts" in lines
+    assert not any("--" in line for line in lines)

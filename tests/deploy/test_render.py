@@ -1,0 +1,189 @@
+"""Every engine and kind that the profiles mark possible, on every plan: valid objects, scripts and flags."""
+
+import argparse
+import json
+import re
+import subprocess
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+import pytest
+import yaml
+from jsonschema import ValidationError
+
+from deploy.reading.check import all_texts
+from deploy.reading.flags import TABLES, table
+from deploy.reading.nodes import read_nodes
+from planner.engines.loader import load_engine
+from planner.engines.spec import PlatformKind
+from podplan.errors import BadInput, Infeasible
+from podplan.version import VERSION
+from tests.deploy.cases import DIGEST, PLANS, made, pairs, plan
+from tests.deploy.objects import check
+
+PAIRS = pairs()
+
+
+def possible() -> list[tuple[str, str, PlatformKind]]:
+    """Return the pairs that render; the others are held in test_what_an_engine_cannot_run_is_refused."""
+    found = []
+    for name, engine, kind in PAIRS:
+        try:
+            made(name, engine, kind)
+        except Infeasible:
+            continue
+        found.append((name, engine, kind))
+    return found
+
+
+POSSIBLE = possible()
+
+
+def test_every_engine_and_kind_is_tried() -> None:
+    """Each pair of the profile table renders for at least one plan, and each plan for at least one engine."""
+    tried = {(engine, kind) for _, engine, kind in POSSIBLE}
+    assert tried == {(engine, kind) for _, engine, kind in PAIRS}
+    assert {name for name, _, _ in POSSIBLE} == set(PLANS)
+
+
+@pytest.mark.parametrize(("name", "engine", "kind"), POSSIBLE)
+def test_objects_are_what_kubernetes_takes(name: str, engine: str, kind: PlatformKind) -> None:
+    """Core objects and pod templates by Kubernetes' strict schemas, custom resources by ours."""
+    for file, text in made(name, engine, kind).files.items():
+        if file.endswith(".yaml"):
+            for item in yaml.safe_load_all(text):
+                check(item)
+
+
+def test_a_misspelt_field_is_refused() -> None:
+    """The validation of this suite can fail, at each level."""
+    text = made("qwen-h800", "vllm", "lws").files["decode.yaml"]
+    for wrong in (
+        text.replace("  size:", "  sizze:"),
+        text.replace("resources:", "resourcez:"),
+        text.replace("defaultMode: 365", "defaultMode: full"),
+    ):
+        with pytest.raises((ValidationError, Exception), match=r"sizze|resourcez|full"):
+            for item in yaml.safe_load_all(wrong):
+                check(item)
+
+
+@pytest.mark.parametrize(("name", "engine", "kind"), POSSIBLE)
+def test_every_file_says_where_it_comes_from(name: str, engine: str, kind: PlatformKind) -> None:
+    """Engine and version, podplan's version and the manifest's hash; JSON files by their hash in README.md."""
+    deployment = made(name, engine, kind)
+    pinned = load_engine(engine).versions.pinned
+    for file, text in deployment.files.items():
+        if file.endswith(".json"):
+            assert file in deployment.files["README.md"]
+        else:
+            head = text[:400]
+            assert DIGEST in head and f" {pinned} " in head and f"podplan {VERSION} " in head, file
+
+
+@pytest.mark.parametrize(("name", "engine", "kind"), POSSIBLE)
+def test_scripts_are_bash(name: str, engine: str, kind: PlatformKind) -> None:
+    """``bash -n`` reads every script, those in ConfigMaps included."""
+    for file, text in all_texts(made(name, engine, kind).files).items():
+        if file.endswith((".sh", ".env")):
+            done = subprocess.run(["bash", "-n"], input=text, capture_output=True, text=True, check=False)
+            assert done.returncode == 0, f"{file}: {done.stderr}"
+
+
+@cache
+def parser(tables: tuple[str, ...]) -> argparse.ArgumentParser:
+    """Return a parser of the fact tables' flags, abbreviations off."""
+    found = argparse.ArgumentParser(allow_abbrev=False, exit_on_error=False, add_help=False)
+    types: dict[str, Any] = {"int": int, "float": float, "json": json.loads}
+    for name in tables:
+        for flag, facts in table(name)["flags"].items():
+            aliases = [alias for alias in facts.get("aliases", []) if alias not in found._option_string_actions]
+            if flag in found._option_string_actions:
+                continue
+            if facts["type"] == "switch" and not name.startswith("xllm"):
+                found.add_argument(flag, *aliases, action=argparse.BooleanOptionalAction)
+                continue
+            keywords: dict[str, Any] = {"type": types.get(facts["type"], str), "choices": facts.get("choices")}
+            if "nargs" in facts:
+                keywords["nargs"] = facts["nargs"]
+            found.add_argument(flag, *aliases, **keywords)
+    return found
+
+
+def commands(name: str, engine: str, kind: PlatformKind) -> Iterator[list[str]]:
+    """Yield the arguments of every engine process of a deployment."""
+    for node in read_nodes(kind, made(name, engine, kind).files):
+        for process in node.processes:
+            words = list(process.words)
+            first = next((n for n, word in enumerate(words) if word.startswith("--")), len(words))
+            yield words[first:]
+
+
+@pytest.mark.parametrize(("name", "engine", "kind"), [p for p in POSSIBLE if p[1] != "mindie"])
+def test_the_pinned_version_parses_every_command(name: str, engine: str, kind: PlatformKind) -> None:
+    """Names, types and choices of all emitted flags, as read from the engine's published parser."""
+    tables = TABLES[f"dynamo.{engine}" if kind == "dynamo" else engine]
+    known = parser(tables)
+    for words in commands(name, engine, kind):
+        _, rest = known.parse_known_args(words)
+        assert rest == []
+        for word in words:
+            if word.startswith("{"):
+                assert isinstance(json.loads(word), dict)
+
+
+def test_the_tables_say_where_their_facts_are_from() -> None:
+    """Name, version and source of each; a flag that old recipes use is not in them."""
+    for names in TABLES.values():
+        for name in names:
+            facts = table(name)
+            assert facts["name"] + "-" + facts["version"] == name
+            assert len(facts["source"]) > 20
+    gone = {"--cuda-graph-bs", "--prefill-round-robin-balance", "--cuda-graph-max-bs"}
+    assert not gone & table("sglang-0.5.23")["flags"].keys()
+    assert "kv_rank" not in table("vllm-0.33.0")["json"]["--kv-transfer-config"]
+    assert "torchair_graph_config" not in table("vllm-ascend-0.23.0")["json"]["--additional-config"]
+
+
+@pytest.mark.parametrize(
+    ("name", "engine", "kind", "said"),
+    [
+        ("r1-cm384", "vllm-ascend", "dynamo", "no runtime for Ascend"),
+        ("r1-cm384", "xllm", "llm-d", "not xLLM's"),
+        ("r1-cm384", "mindie", "lws", "use kind motor"),
+        ("r1-cm384", "sglang", "dynamo", "use bare or lws or statefulset or volcano"),
+        ("r1-cm384", "mindie", "bare", "needs motor"),
+        ("r1-mixed", "mindie", "motor", "needs bare"),
+        ("r1-cm384", "reference", "bare", "plan simulate"),
+    ],
+)
+def test_a_kind_that_is_not_possible_says_why(name: str, engine: str, kind: PlatformKind, said: str) -> None:
+    """The profile's reason and what is possible instead."""
+    with pytest.raises(BadInput, match="--kind: ") as error:
+        made(name, engine, kind)
+    assert said in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "engine", "rule"),
+    [
+        ("r1-cm384", "vllm", "accelerator"),
+        ("r1-h800", "xllm", "accelerator"),
+        ("dense-mixed", "vllm-ascend", "accelerator"),
+    ],
+)
+def test_what_an_engine_cannot_run_is_refused(name: str, engine: str, rule: str) -> None:
+    """The pool, the rule and a sentence."""
+    with pytest.raises(Infeasible, match=re.escape(f"({rule})")):
+        made(name, engine, "bare")
+
+
+def test_the_same_manifest_gives_the_same_files() -> None:
+    """Deterministic to the byte."""
+    from deploy.render import render
+    from deploy.site import Site
+
+    for engine in ("sglang", "xllm"):
+        again = render(plan("r1-cm384"), load_engine(engine), "lws", Site(), DIGEST)
+        assert again.files == made("r1-cm384", engine, "lws").files

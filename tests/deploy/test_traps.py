@@ -1,0 +1,330 @@
+"""One test per trap of deployment files that users of other tools have fallen into; versions in planner/engines."""
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import yaml
+
+from deploy.reading.check import all_texts, ascend_rows
+from deploy.reading.flags import read_flags, table
+from deploy.reading.nodes import Node, read_nodes
+from deploy.render import render
+from deploy.site import Site
+from planner.engines.ascend import exchange_of, mc2_capacity
+from planner.engines.loader import load_engine
+from planner.engines.rules import Setup, broken_rule, expert_mode
+from planner.engines.spec import PlatformKind
+from planner.strategy import parse_strategy
+from podplan.errors import Infeasible
+from tests.deploy.cases import DIGEST, made, plan
+from tests.deploy.plans import deployed
+
+
+def flags_of(name: str, engine: str, kind: PlatformKind, role: str) -> dict[str, str | None]:
+    """Return the flags of a role's first process."""
+    return read_flags(first(name, engine, kind, role).processes[0].words)
+
+
+def first(name: str, engine: str, kind: PlatformKind, role: str) -> Node:
+    """Return a role's first node."""
+    return next(node for node in read_nodes(kind, made(name, engine, kind).files) if node.role == role)
+
+
+def test_redundancy_has_each_engine_s_unit() -> None:
+    """64 replicas on 64 devices: 64 in all for SGLang and vLLM, 1 per device for xLLM, in the map alone for MindIE."""
+    assert flags_of("r1-cm384", "sglang", "bare", "decode")["--ep-num-redundant-experts"] == "64"
+    assert flags_of("r1-cm384", "xllm", "bare", "decode")["--redundant_experts_num"] == "1"
+    eplb = json.loads(flags_of("r1-h800", "vllm", "bare", "decode")["--eplb-config"] or "")
+    assert eplb == {"num_redundant_experts": 32}
+    config = json.loads(made("r1-cm384", "mindie", "motor").files["user_config.json"])
+    model = config["mindie_server_decode_config"]["BackendConfig"]["ModelDeployConfig"]["ModelConfig"][0]
+    assert "num_redundant_experts" not in json.dumps(model)
+    assert model["models"]["deepseekv2"]["eplb"]["level"] == 1
+
+
+def test_ascend_s_redundancy_is_derived_from_the_map() -> None:
+    """With a static map vLLM-Ascend must not be told the number of replicas."""
+    settings = json.loads(flags_of("r1-cm384", "vllm-ascend", "bare", "decode")["--additional-config"] or "")
+    assert set(settings["eplb_config"]) == {"expert_map_path"}
+
+
+def test_batch_limits_are_per_rank_or_of_the_instance() -> None:
+    """48 requests of each of 64 DP ranks: vLLM takes 48, SGLang and xLLM 3072, which they divide."""
+    assert flags_of("r1-cm384", "vllm-ascend", "bare", "decode")["--max-num-seqs"] == "48"
+    assert flags_of("r1-cm384", "sglang", "bare", "decode")["--max-running-requests"] == str(48 * 64)
+    assert flags_of("r1-cm384", "xllm", "bare", "decode")["--max_seqs_per_batch"] == str(48 * 64)
+    assert flags_of("r1-cm384", "sglang", "bare", "decode")["--cuda-graph-max-bs-decode"] == "48"
+    for engine in ("vllm", "vllm-ascend"):
+        assert load_engine(engine).batch.sequences.value == "rank"
+    for engine in ("sglang", "xllm"):
+        assert load_engine(engine).batch.tokens.value == "instance"
+
+
+def test_an_all_to_all_back_end_forces_ep_to_the_stage() -> None:
+    """SGLang: EP x TP experts go without an all-to-all back end, or the engine silently changes EP."""
+    hybrid = deployed(
+        "deepseek-r1",
+        "h800",
+        prefill={"strategy": "TP=4 + DP=4, TP=2 + EP=8"},
+        decode={"strategy": "TP=4 + DP=4, EP=16"},
+    )
+    files = render(hybrid, load_engine("sglang"), "bare", Site(), DIGEST).files
+    held = {node.role: read_flags(node.processes[0].words) for node in read_nodes("bare", files)}
+    assert (held["prefill"]["--ep-size"], held["prefill"]["--moe-a2a-backend"]) == ("8", "none")
+    assert (held["decode"]["--ep-size"], held["decode"]["--moe-a2a-backend"]) == ("16", "deepep")
+
+
+def test_vllm_refuses_an_ep_tp_hybrid_and_says_who_takes_it() -> None:
+    """64 devices, EP32 x TP2: not vLLM's, but xLLM's degree 1, MindIE's and SGLang's without an all-to-all."""
+    asked = {"strategy": "TP=2 + DP=32, TP=2 + EP=32", "weights": "int8"}
+    hybrid = deployed("deepseek-r1", "cm384", prefill=asked, decode=asked)
+    with pytest.raises(Infeasible, match="expert-grid") as error:
+        render(hybrid, load_engine("vllm-ascend"), "bare", Site(), DIGEST)
+    assert "the nearest that it runs on 64 devices is 'TP=2 + DP=32, EP=64'" in str(error.value)
+    for engine, kind in (("xllm", "bare"), ("sglang", "bare"), ("mindie", "motor")):
+        files = render(hybrid, load_engine(engine), kind, Site(), DIGEST).files  # type: ignore[arg-type]
+        if engine == "xllm":
+            held = read_flags(read_nodes("bare", files)[0].processes[0].words)
+            assert held["--expert_parallel_degree"] == "1"
+
+
+def test_a_device_of_cm384_is_a_die() -> None:
+    """16 devices of a node are 8 chips; pods ask for dies, and ranks count dies."""
+    node = first("r1-cm384", "sglang", "lws", "decode")
+    assert node.devices == 16
+    assert "together: 128 devices on 64 chips" in made("r1-cm384", "sglang", "lws").files["README.md"]
+
+
+@pytest.mark.parametrize(
+    ("ep", "experts", "tokens", "exchange"),
+    [(8, 64, 64, "allgather"), (16, 256, 64, "mc2"), (16, 512, 64, "allgather"), (16, 256, 2000, "allgather")],
+)
+def test_a2_falls_back_to_all_gather(ep: int, experts: int, tokens: int, exchange: str) -> None:
+    """vLLM-Ascend 0.23.0: MC2 on A2 only with EP >= 16, at most 24 experts a device and tokens within its room."""
+    found = exchange_of(
+        "a2",
+        ep=ep,
+        experts=experts,
+        tokens=tokens,
+        capacity=mc2_capacity(1024, 1),
+        world=ep,
+        experts_per_token=8,
+    )
+    assert found == exchange
+
+
+def test_the_guide_names_the_exchange_at_the_planned_batch() -> None:
+    """On A3 decode's 96 tokens go by MC2, prefill's 4096 by an all-to-all."""
+    guide = made("r1-cm384", "vllm-ascend", "bare").files["README.md"]
+    assert "decode: 96 tokens a step reach their experts by mc2" in guide
+    assert "prefill: 4096 tokens a step reach their experts by all_to_all" in guide
+
+
+def test_additional_config_holds_only_keys_that_are_read() -> None:
+    """vLLM-Ascend passes over unknown top-level keys in silence, so a typo would do nothing."""
+    known = table("vllm-ascend-0.23.0")["json"]
+    for role in ("prefill", "decode"):
+        held = json.loads(flags_of("r1-cm384", "vllm-ascend", "bare", role)["--additional-config"] or "{}")
+        assert set(held) <= set(known["--additional-config"])
+        assert set(held.get("eplb_config", {})) <= set(known["--additional-config.eplb_config"])
+    for removed in ("torchair_graph_config", "ascend_scheduler_config", "expert_map_path", "dynamic_eplb"):
+        assert removed not in known["--additional-config"]
+
+
+def test_dual_batch_overlap_has_an_exchange_that_it_can_hide() -> None:
+    """vLLM asserts a deepep or nixl exchange; high throughput for prefill, low latency for decode, never both."""
+    decode = flags_of("r1-h800", "vllm", "bare", "decode")
+    assert "--enable-dbo" in decode and decode["--all2all-backend"] == "deepep_low_latency"
+    assert flags_of("r1-h800", "vllm", "bare", "prefill")["--all2all-backend"] == "deepep_high_throughput"
+    asked = Setup(
+        strategy=parse_strategy("DP=16, EP=16"), role="mixed", devices_per_node=8, experts=256, microbatches=2
+    )
+    broken = broken_rule(load_engine("vllm"), asked)
+    assert broken is not None and broken.rule == "microbatches"
+    # Setting the V2 runner by hand would forbid drafts beside the overlap.
+    assert "VLLM_USE_V2_MODEL_RUNNER" not in first("r1-h800", "vllm", "bare", "decode").processes[0].environment
+
+
+def test_prefill_and_decode_agree_on_drafts_and_cache() -> None:
+    """The draft method is the same on both sides; prefill of vLLM-Ascend drafts one token whatever decode does."""
+    for engine in ("vllm-ascend", "sglang", "xllm"):
+        for role in ("prefill", "decode"):
+            words = " ".join(first("r1-cm384", engine, "bare", role).processes[0].words)
+            assert "speculative" in words, (engine, role)
+    two = deployed(
+        "deepseek-r1",
+        "cm384",
+        prefill={"strategy": "DP=16, EP=16", "weights": "int8"},
+        decode={"strategy": "DP=16, EP=16", "drafts": 2, "weights": "int8"},
+    )
+    files = render(two, load_engine("vllm-ascend"), "bare", Site(), DIGEST).files
+    held = {node.role: read_flags(node.processes[0].words) for node in read_nodes("bare", files)}
+    drafts = {role: json.loads(f["--speculative-config"] or "")["num_speculative_tokens"] for role, f in held.items()}
+    assert drafts == {"prefill": 1, "decode": 2}
+
+
+def test_both_sides_of_mooncake_state_the_sizes_of_both() -> None:
+    """vLLM-Ascend: dp and tp of prefill and decode stand in both roles, with a port above the transfer engine's."""
+    held = [
+        json.loads(flags_of("r1-cm384", "vllm-ascend", "bare", role)["--kv-transfer-config"] or "")
+        for role in ("prefill", "decode")
+    ]
+    assert held[0]["kv_connector_extra_config"] == held[1]["kv_connector_extra_config"]
+    assert [config["kv_role"] for config in held] == ["kv_producer", "kv_consumer"]
+    assert all(int(config["kv_port"]) >= 36000 for config in held)
+    assert not {"kv_rank", "kv_parallel_size"} & set(held[0])
+
+
+def test_nixl_roles_are_not_both() -> None:
+    """vLLM 0.33 deprecates kv_both with NIXL: producers prefill and consumers decode."""
+    for role, side in (("prefill", "kv_producer"), ("decode", "kv_consumer")):
+        config = json.loads(flags_of("r1-h800", "vllm", "bare", role)["--kv-transfer-config"] or "")
+        assert config["kv_role"] == side
+
+
+def test_dynamo_is_v1beta1_with_a_main_container_and_no_injected_flags() -> None:
+    """v1alpha1's services are obsolete; the operator adds the flags of several nodes; prefill names its connector."""
+    graph = yaml.safe_load(made("r1-h800", "vllm", "dynamo").files["graph.yaml"])
+    assert graph["apiVersion"] == "nvidia.com/v1beta1"
+    assert "services" not in graph["spec"]
+    for component in graph["spec"]["components"]:
+        (container,) = component["podTemplate"]["spec"]["containers"]
+        assert container["name"] == "main"
+        for flag in ("--nnodes", "--node-rank", "--data-parallel-address", "--data-parallel-start-rank"):
+            assert flag not in container["args"]
+        if component["type"] in ("prefill", "decode"):
+            assert "--kv-transfer-config" in container["args"]
+            assert container["args"][2:4] == ["--disaggregation-mode", component["type"]]
+            assert (
+                component["multinode"]["nodeCount"] * 8
+                == sum(int(count) for count in container["resources"]["limits"].values())
+                * component["multinode"]["nodeCount"]
+            )
+
+
+def test_the_exchange_is_a_flag_and_no_variable() -> None:
+    """VLLM_ALL2ALL_BACKEND and the like are of old recipes."""
+    for name, engine, kind in (("r1-h800", "vllm", "bare"), ("r1-cm384", "vllm-ascend", "bare")):
+        text = "".join(made(name, engine, kind).files.values())  # type: ignore[arg-type]
+        assert "VLLM_ALL2ALL_BACKEND" not in text
+        assert "VLLM_USE_V1" not in text
+
+
+def test_dispatch_has_room_for_a_rank_s_requests_and_drafts() -> None:
+    """SGLang's low-latency exchange drops tokens past its room, 128 by default: 48 requests of 2 tokens need 96."""
+    process = first("r1-cm384", "sglang", "bare", "decode").processes[0]
+    assert int(process.environment["SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK"]) >= 48 * 2
+
+
+def test_expert_maps_count_layers_as_each_engine_does() -> None:
+    """DeepSeek-R1: 58 MoE layers for Ascend's map, a row for each of 61 layers for SGLang; every expert somewhere."""
+    ascend = ascend_rows(made("r1-cm384", "vllm-ascend", "bare").files["expert-map-decode.json"])
+    assert len(ascend) == 58
+    text = made("r1-cm384", "sglang", "bare").files["expert-location-decode.json"]
+    held = json.loads(text)
+    assert set(held) == {"physical_to_logical_map"}  # more keys would be arguments that SGLang does not have
+    rows = held["physical_to_logical_map"]
+    assert len(rows) == 61
+    for row in [*ascend, *rows]:
+        assert set(row) == set(range(256)) and len(row) == 320
+
+
+def test_both_loaders_are_satisfied_by_one_ascend_map() -> None:
+    """MindIE validates layer_id, device_count and device_id, vLLM-Ascend needs rectangular layers."""
+    texts = [
+        made("r1-cm384", engine, kind).files["expert-map-decode.json"]
+        for engine, kind in (("vllm-ascend", "bare"), ("mindie", "motor"))
+    ]  # type: ignore[arg-type]
+    assert texts[0] == texts[1]
+    for layer in json.loads(texts[0])["layer_list"]:
+        assert layer["device_count"] == len(layer["device_list"]) == 64
+        assert [device["device_id"] for device in layer["device_list"]] == list(range(64))
+        assert len({len(device["device_expert"]) for device in layer["device_list"]}) == 1
+
+
+def test_extended_resources_have_equal_requests_and_limits() -> None:
+    """Kubernetes refuses extended resources otherwise."""
+    for name, engine, kind in (("r1-cm384", "xllm", "lws"), ("r1-h800", "vllm", "statefulset")):
+        for text in all_texts(made(name, engine, kind).files).values():  # type: ignore[arg-type]
+            for found in _resources(list(yaml.safe_load_all(text)) if text.startswith("# Gen") else []):
+                assert found["requests"] == found["limits"]
+
+
+def _resources(value: Any) -> list[dict[str, Any]]:
+    if isinstance(value, dict):
+        own = [value["resources"]] if "resources" in value else []
+        return own + [found for held in value.values() for found in _resources(held)]
+    return [found for held in value for found in _resources(held)] if isinstance(value, list) else []
+
+
+def test_one_stateful_set_is_one_instance() -> None:
+    """A set is one rendezvous group, whose names come up before pods are ready."""
+    held = list(yaml.safe_load_all(made("r1-h800", "vllm", "statefulset").files["decode.yaml"]))
+    sets = [item for item in held if item["kind"] == "StatefulSet"]
+    services = [item for item in held if item["kind"] == "Service"]
+    assert len(sets) == len(services) == 2
+    for item, service in zip(sets, services, strict=True):
+        assert item["spec"]["serviceName"] == service["metadata"]["name"]
+        assert service["spec"]["clusterIP"] == "None" and service["spec"]["publishNotReadyAddresses"]
+        assert item["spec"]["podManagementPolicy"] == "Parallel"
+
+
+def test_decode_goes_before_prefill_at_restarts() -> None:
+    """Decode holds requests that have begun."""
+    held = {
+        item["metadata"]["name"].rpartition("-")[2]: item["value"]
+        for item in yaml.safe_load_all(made("r1-cm384", "sglang", "lws").files["priorities.yaml"])
+    }
+    assert held["decode"] > held["prefill"]
+    assert made("r1-cm384", "sglang", "bare").files["hosts.tsv"].find("decode") < made(
+        "r1-cm384", "sglang", "bare"
+    ).files["hosts.tsv"].find("prefill\t")
+
+
+def test_xllm_s_defaults_that_cap_a_plan_are_raised() -> None:
+    """200 concurrent requests, graphs off, graphs of at most 16 requests: each would bind silently."""
+    held = flags_of("r1-cm384", "xllm", "bare", "decode")
+    assert held["--max_concurrent_requests"] == str(48 * 64)
+    assert held["--enable_graph"] == "true"
+    assert held["--acl_graph_decode_batch_size_limit"] == "48"
+
+
+def test_instances_that_share_a_host_share_neither_devices_nor_ports() -> None:
+    """Two prefill instances of 4 GPUs on one node of 8."""
+    held = [node for node in read_nodes("bare", made("qwen-h800", "vllm", "bare").files) if node.role == "prefill"]
+    assert [node.processes[0].environment["CUDA_VISIBLE_DEVICES"] for node in held] == ["0,1,2,3", "4,5,6,7"]
+    for name in ("--port",):
+        assert len({read_flags(node.processes[0].words)[name] for node in held}) == 2
+    assert "--prefill http://FILL-IN-h800-node-1:8004" in made("qwen-h800", "vllm", "bare").files["router.sh"].replace(
+        "node-0", "node-1"
+    )
+
+
+def test_a_longer_request_than_memory_holds_is_refused() -> None:
+    """Lengths come from the workload, never past the KV cache of a rank or the model's positions."""
+    manifest = plan("r1-cm384")
+    pools = [
+        pool.model_copy(update={"kv": pool.kv.model_copy(update={"capacity_tokens_per_rank": 4096})})
+        for pool in manifest.pools
+    ]
+    small = manifest.model_copy(update={"pools": pools})
+    with pytest.raises(Infeasible, match="mean request of 5120 tokens does not fit the KV cache"):
+        render(small, load_engine("sglang"), "bare", Site(), DIGEST)
+
+
+def test_the_mode_of_two_microbatches_is_an_exchange() -> None:
+    """Overlap needs something to hide: no engine's mode with microbatches is without an exchange."""
+    asked = Setup(
+        strategy=parse_strategy("DP=16, EP=16"),
+        role="prefill",
+        devices_per_node=16,
+        experts=256,
+        microbatches=2,
+        architecture="deepseek_v3",
+    )
+    for engine in ("vllm", "sglang", "xllm", "mindie"):
+        mode = expert_mode(load_engine(engine), asked)
+        assert mode is not None and mode.exchange != "none"
+        assert broken_rule(load_engine(engine), replace(asked, microbatches=1)) is None
