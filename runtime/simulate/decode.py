@@ -232,6 +232,10 @@ class DecodeInstance:
         seconds = batch.timer.decode_seconds(sequences, int(kv) << FIXED_POINT_BITS, batch.total + joining + 1)
         return seconds <= self._most_seconds
 
+    def holding(self) -> list[Request]:
+        """Return the requests that run or are about to."""
+        return [request for request, _ in (*self.batch.requests(), *self._joining)]
+
     def over_limit(self, guard: float) -> bool:
         """Whether an iteration with what runs now takes more than a share of the TPOT limit's."""
         batch = self.batch

@@ -57,6 +57,10 @@ class MixedInstance(DecodeInstance):
         if request.state != PREFILL:
             self.waiting_tokens -= request.prompt
 
+    def holding(self) -> list[Request]:
+        """Return the requests that run and the prompts that have room."""
+        return [*super().holding(), *(request for asked in self._asked for request in asked)]
+
     def _placed(self, request: Request) -> None:
         found = None
         if request.blocks is not None and not request.retries:

@@ -276,6 +276,15 @@ class PrefillInstance:
             self.devices.free(self)
         return making
 
+    def holding(self) -> list[Request]:
+        """Return the prompts in the pass that runs and those under way between passes."""
+        running = self._pass
+        here = [item[0] for item in self._carried]
+        if running is not None:
+            here += [request for request, _ in running.ended]
+            here += [request for request, _, _ in running.carried]
+        return here
+
     def stop(self) -> list[Request]:
         """Go down; return the requests that were here, in order of arrival, all computed anew elsewhere."""
         making = self._abort()

@@ -118,6 +118,7 @@ class _Run:
                 gc.enable()
         wall = time.perf_counter() - started
         ledger.flush()
+        self._system.check()
         last = options.until_seconds if options.until_seconds < NEVER else engine.now_seconds
         end = min(options.measured_until_seconds, last)
         marks.append(self._watcher.busy_seconds())

@@ -110,6 +110,26 @@ class System:
         waiting = sum(len(part.waiting) + len(part.offline_waiting) for part in placements)
         return sum(queues.values()) + len(self.offline) + len(self._stranded) + waiting
 
+    def check(self) -> None:
+        """Assert that the books balance: a request that has not left is in one place, and what is set aside is its own.
+
+        Runs after every simulation; what it asserts is conservation of requests, slots and KV.
+        """
+        parts: list[PrefillInstance | DecodeInstance] = [*self.prefill, *self.decode, *self.mixed]
+        found = [request for part in parts for request in part.holding()]
+        queues = {id(instance.queue): instance.queue for instance in self.prefill}
+        found += [request for queue in queues.values() for request in queue]
+        found += [*self.offline, *self._stranded]
+        placements = [self.shared.placement, *(instance.placement for instance in self.mixed)]
+        found += [request for part in placements for request in (*part.waiting, *part.offline_waiting)]
+        found += [request for request in self._origins if request.place >= 0]
+        assert len(found) == len(set(found)) == self.shared.ledger.running, "a request is lost or stands twice"
+        placed = [request for request in found if request.place >= 0]
+        assert sum(sum(part.occupied) for part in placements) == len(placed), "slots are lost"
+        assert sum(sum(part.reserved) for part in placements) == sum(r.need for r in placed), "KV is lost in decode"
+        held = sum(instance.held_tokens for instance in self.prefill)
+        assert held == sum(request.hold for request in found), "KV is lost in prefill"
+
     def begin_decode(self, request: Request) -> None:
         """Place a request that is in decode when the run begins; its KV is wherever it is placed."""
         self.shared.ledger.arrive(request)

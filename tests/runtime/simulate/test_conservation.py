@@ -1,0 +1,183 @@
+"""Nothing is lost: requests, slots, KV and tokens over random manifests, policies and faults."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from planner.manifest.layout import Degrees, Instance
+from planner.manifest.schema import Manifest, Recovery, Routing
+from podplan.errors import BadInput
+from runtime.simulate.faults import Fault, parse_fault
+from runtime.simulate.run import SimulationOptions, simulate
+from runtime.simulate.workload import Requests, backlog, open_loop
+from tests.manifests import build, manifest, pool
+
+ROUTINGS = st.fixed_dictionaries(
+    {
+        "prefill": st.sampled_from(["least_load", "round_robin", "collaborative"]),
+        "decode": st.sampled_from(["least_kv", "least_requests", "round_robin"]),
+        "decode_reservation": st.sampled_from(["whole", "prompt"]),
+        "chunks": st.sampled_from(["decode_first", "prefill_first"]),
+        "roles": st.sampled_from(["fixed", "dynamic"]),
+        "offline": st.sampled_from(["equal", "priority", "slo"]),
+    }
+)
+RECOVERIES = st.fixed_dictionaries(
+    {
+        "stage": st.sampled_from(["restart", "failover", "recompute"]),
+        "kv": st.sampled_from(["recompute", "migrate", "cheaper"]),
+        "restart_seconds": st.sampled_from([0.0, 0.3]),
+        "reconfigure_seconds": st.sampled_from([0.01, 0.1]),
+        "kill_prefill": st.booleans(),
+    }
+)
+FAULTS = st.lists(
+    st.builds(
+        Fault,
+        kind=st.just("device"),
+        target=st.sampled_from(["prefill-0/0", "decode-0/1", "decode-0/2", "decode-1/3"]),
+        at_seconds=st.floats(0.0, 0.6),
+        for_seconds=st.floats(0.01, 0.5),
+    )
+    | st.builds(
+        Fault,
+        kind=st.sampled_from(["link", "node"]),
+        target=st.sampled_from(["0", "2"]),
+        at_seconds=st.floats(0.0, 0.6),
+        for_seconds=st.floats(0.01, 0.5),
+    ),
+    max_size=3,
+)
+WORKLOADS = st.fixed_dictionaries(
+    {
+        "input_tokens": st.integers(1, 3000),
+        "output_tokens": st.integers(1, 80),
+        "input_cv2": st.sampled_from([0.0, 2.0]),
+        "output_cv2": st.sampled_from([0.0, 2.0]),
+        "prefix_reuse": st.sampled_from([0.0, 0.5]),
+    }
+)
+REDUNDANT = [expert for expert in range(16)] + [(expert + 5) % 16 for expert in range(16)]
+
+
+def with_rules(made: Manifest, routing: dict[str, Any], recovery: dict[str, Any]) -> Manifest:
+    """Return the manifest with other policies."""
+    return made.model_copy(update={"routing": Routing(**routing), "recovery": Recovery(**recovery)})
+
+
+def named(faults: list[Fault]) -> tuple[Fault, ...]:
+    """Return the faults with links named by instances."""
+    links = {"0": "prefill-0", "2": "decode-0"}
+    return tuple(
+        Fault(
+            kind=fault.kind,
+            target=links[fault.target] if fault.kind == "link" else fault.target,
+            at_seconds=fault.at_seconds,
+            for_seconds=fault.for_seconds,
+        )
+        for fault in faults
+    )
+
+
+@settings(max_examples=60, deadline=None)
+@given(ROUTINGS, RECOVERIES, FAULTS, WORKLOADS, st.integers(0, 1), st.sampled_from([0, 5]), st.booleans())
+def test_every_request_ends_or_runs(
+    routing: dict[str, Any],
+    recovery: dict[str, Any],
+    faults: list[Fault],
+    workload: dict[str, Any],
+    drafts: int,
+    offline: int,
+    stepping: bool,
+) -> None:
+    """Offered = completed + failed + running in every run; those that fit in a rank's cache all complete."""
+    kv = {"block_tokens": 16, "bytes_per_token_per_device": 160.0, "capacity_tokens_per_rank": 6000}
+    made = manifest(prefill=2, decode=2, drafts=drafts, workload=workload, kv=kv, slots=REDUNDANT)
+    made = with_rules(made, routing, recovery)
+    options = SimulationOptions(
+        faults=named(faults),
+        offline=backlog(made.workload, offline, 1) if offline else None,
+        stepping=stepping,
+    )
+    offered = open_loop(made.workload, 100.0, 60, seed=3)
+    result = simulate(made, offered, options)
+    assert result.requests == 60 == result.completed + result.failed + result.running
+    assert result.running == 0
+    too_long = -(-(offered.input_tokens + offered.output_tokens) // 16) * 16 > 6000
+    lost = int((too_long & (offered.output_tokens > 1)).sum())
+    assert sum(result.failures.values()) == result.failed == lost or offline
+    if result.offline:
+        assert result.offline["requests"] == offline
+
+
+@settings(max_examples=25, deadline=None)
+@given(ROUTINGS, RECOVERIES, WORKLOADS, st.sampled_from([None, "a/0", "b/3"]), st.floats(0.05, 2.0))
+def test_mixed_instances_and_horizons_lose_nothing(
+    routing: dict[str, Any], recovery: dict[str, Any], workload: dict[str, Any], hit: str | None, until: float
+) -> None:
+    """Cut at any time, what is left counts as running."""
+    degrees = Degrees(attention_tp=1, attention_dp=4, moe_ep=4)
+    instances = [Instance(name="a", nodes=[0]), Instance(name="b", nodes=[1])]
+    made = with_rules(build([pool("mixed", degrees, instances)], workload), routing, recovery)
+    faults = () if hit is None else (Fault(kind="device", target=hit, at_seconds=0.2, for_seconds=0.1),)
+    options = SimulationOptions(until_seconds=until, faults=faults, offline=backlog(made.workload, 4, 1))
+    result = simulate(made, open_loop(made.workload, 60.0, 60, seed=5), options)
+    assert result.requests == result.completed + result.failed + result.running
+
+
+def test_books_of_a_run_with_every_kind_of_loss() -> None:
+    """Requests that were hit are served again; the answer of each has all its tokens once."""
+    made = with_rules(
+        manifest(prefill=2, decode=2, workload={"output_tokens": 60}, slots=REDUNDANT),
+        {"prefill": "least_load"},
+        {"restart_seconds": 0.2, "reconfigure_seconds": 0.05},
+    )
+    faults = tuple(
+        parse_fault(text)
+        for text in (
+            "device decode-0/1 at 100ms for 200ms",
+            "node 0 at 300ms for 100ms",
+            "link decode-1 at 400ms for 50ms",
+        )
+    )
+    result = simulate(made, open_loop(made.workload, 150.0, 200, 1), SimulationOptions(faults=faults))
+    assert (result.completed, result.failed, result.running) == (200, 0, 0)
+    assert result.faults == {"device": 1, "link": 1, "node": 1}
+    assert result.retried_requests > 0
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("device decode-0 at 1s for 1s", "no device 'decode-0'"),
+        ("device decode-0/99 at 1s for 1s", "no device 'decode-0/99'"),
+        ("node 63 at 1s for 1s", "no node '63'"),
+        ("link nowhere at 1s for 1s", "no link 'nowhere'"),
+        ("earthquake at 1s", "must look like"),
+        ("node 1 at -1s for 1s", "--fail"),
+    ],
+)
+def test_faults_name_what_is_there(text: str, told: str) -> None:
+    """A fault that hits nothing is bad input."""
+    with pytest.raises(BadInput, match=told):
+        simulate(manifest(), open_loop(manifest().workload, 1.0, 1), SimulationOptions(faults=(parse_fault(text),)))
+
+
+def test_tokens_are_counted_once() -> None:
+    """A run of known answers gives as many tokens as they have, drafts and preemption or not."""
+    for reservation in ("whole", "prompt"):
+        kv = {"block_tokens": 16, "bytes_per_token_per_device": 160.0, "capacity_tokens_per_rank": 700}
+        made = manifest(drafts=1, kv=kv).model_copy(update={"routing": Routing(decode_reservation=reservation)})
+        offered = Requests(
+            arrival_seconds=np.zeros(40),
+            input_tokens=np.full(40, 200),
+            output_tokens=np.full(40, 200),
+            reused_tokens=np.zeros(40, dtype=np.int64),
+        )
+        result = simulate(made, offered)
+        assert result.completed == 40
+        assert result.output_tokens_per_second * result.duration_seconds == pytest.approx(40 * 200)
+        assert (result.retried_requests > 0) == (reservation == "prompt")
