@@ -3,6 +3,7 @@
 import math
 from typing import TypeVar
 
+from hardware.formats import storable
 from hardware.spec import Dtype, HardwareSpec
 from models.spec import ModelSpec
 from planner.deployment import default_weights
@@ -40,15 +41,17 @@ def read_choice(text: str, flag: str, accepted: tuple[Word, ...]) -> Word:
 
 
 def read_weights(text: str | None, model: ModelSpec, hardware: HardwareSpec) -> Dtype:
-    """Return the dtype of the weights, as the model ships them where the device multiplies that; BadInput otherwise."""
+    """Return the dtype of the weights, as the model ships them where the device takes that; BadInput otherwise."""
     if text is None:
         return default_weights(hardware, model)
-    known = tuple(dtype for dtype in hardware.device.peak_flops_per_second if dtype in hardware.kernels.gemm)
+    known = storable(hardware)
     word = text.strip().lower()
     for dtype in known:
         if word == dtype:
             return dtype
-    raise BadInput(f"--weights: {hardware.name} does not multiply {text[:20]!r}; use {' or '.join(known)}")
+    raise BadInput(
+        f"--weights: {hardware.name} neither multiplies nor dequantises {text[:20]!r}; use {' or '.join(known)}"
+    )
 
 
 def read_redundant(text: str | None, model: ModelSpec) -> int | None:

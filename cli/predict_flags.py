@@ -15,8 +15,9 @@ from cli.flags import (
     read_tokens,
     read_weights,
 )
+from hardware.formats import KvDtype
 from hardware.loader import load_hardware
-from hardware.spec import Dtype, HardwareSpec
+from hardware.spec import HardwareSpec
 from models.loader import load_model
 from models.spec import ModelSpec
 from planner.deployment import Phase, check_disaggregation
@@ -95,7 +96,7 @@ def read_configuration(flags: PredictFlags) -> Configuration:
         phase=phase,
         strategy=strategy,
         weights=read_weights(flags.weights, model, hardware),
-        kv_dtype="bf16" if flags.kv_dtype is None else read_choice(flags.kv_dtype, "--kv-dtype", get_args(Dtype)),
+        kv_dtype="bf16" if flags.kv_dtype is None else read_choice(flags.kv_dtype, "--kv-dtype", get_args(KvDtype)),
         balance=Balance(kind="measured") if flags.expert_balance is None else parse_balance(flags.expert_balance),
         redundant=read_redundant(flags.redundant_experts, model),
         shared=read_shared(flags.shared_experts),

@@ -2,6 +2,7 @@
 
 from cli.flags import flag_name
 from cli.search_flags import SearchInput
+from hardware.formats import product_dtype, storable
 from hardware.spec import HardwareSpec
 from planner.imbalance import MIXED
 from planner.plan import Plan
@@ -47,10 +48,14 @@ def _machines(question: Question) -> dict[str, object]:
 
 def weights_reason(question: Question, machines: Machines) -> str:
     """Say which dtype the weights have and why."""
-    model, hardware = question.model, machines.hardware
-    if machines.weights == model.native_dtype:
-        return f"{machines.weights}, as {model.name} ships"
-    return f"{machines.weights}, for {hardware.name} does not multiply {model.native_dtype}, as {model.name} ships"
+    model, hardware, weights = question.model, machines.hardware, machines.weights
+    product = product_dtype(hardware, weights)
+    told = weights if product == weights else f"{weights}, dequantised to {product} before each product"
+    if weights == model.native_dtype:
+        return f"{told}, as {model.name} ships"
+    if model.native_dtype in storable(hardware):
+        return f"{told}; {model.name} ships {model.native_dtype}"
+    return f"{told}, for {hardware.name} does not multiply {model.native_dtype}, as {model.name} ships"
 
 
 def _model(question: Question, best: Plan | None) -> dict[str, object]:

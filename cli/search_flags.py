@@ -15,7 +15,7 @@ from cli.flags import (
 )
 from cli.machines import SizeFlags, read_machines
 from cli.traffic import Asked, TrafficFlags, read_traffic
-from hardware.spec import Dtype
+from hardware.formats import KvDtype
 from models.loader import load_model
 from models.spec import ModelSpec
 from planner.imbalance import Balance, parse_balance
@@ -97,7 +97,7 @@ def read_search(flags: SearchFlags) -> SearchInput:
         percentile=DEFAULT_PERCENTILE if flags.percentile is None else read_percentile(flags.percentile),
         rate_per_second=None if objective == "throughput" else asked.rate_per_second,
         objective=objective,
-        kv_dtype="bf16" if flags.kv_dtype is None else read_choice(flags.kv_dtype, "--kv-dtype", get_args(Dtype)),
+        kv_dtype="bf16" if flags.kv_dtype is None else read_choice(flags.kv_dtype, "--kv-dtype", get_args(KvDtype)),
         drafts=_drafts(flags.mtp, model),
         acceptance=read_fraction(flags.mtp_acceptance, "--mtp-acceptance", 0.7),
         balance=Balance(kind="measured") if flags.expert_balance is None else parse_balance(flags.expert_balance),

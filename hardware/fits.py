@@ -33,7 +33,7 @@ from podplan.errors import BadInput
 Number = float | NDArray[np.float64]
 
 CALIBRATION = Path(__file__).parent / "calibration"
-INPUT_BYTES: dict[Dtype, int] = {"bf16": 2, "fp8": 1, "int8": 1}
+INPUT_BYTES: dict[Dtype, float] = {"bf16": 2, "fp8": 1, "int8": 1, "nvfp4": 0.5625}
 OUTPUT_BYTES = 2  # every measured kernel writes bf16
 
 

@@ -20,7 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
 
-from hardware.spec import CollectiveOp, Dtype, ScopeName
+from hardware.fits import INPUT_BYTES
+from hardware.spec import CollectiveOp, ScopeName
 from podplan.errors import BadInput
 from podplan.files import read_text
 
@@ -42,7 +43,7 @@ NUMBERS = {
 """The columns with numbers that a row of each kind needs, ``seconds`` aside."""
 
 WORDS: dict[str, dict[str, tuple[str, ...]]] = {
-    **{kernel: {"dtype": get_args(Dtype)} for kernel in MATMULS},
+    **{kernel: {"dtype": tuple(INPUT_BYTES)} for kernel in MATMULS},
     **{op: {"scope": get_args(ScopeName), "in_graph": ("yes", "no")} for op in get_args(CollectiveOp)},
     **{direction: {"mode": MODES} for direction in DIRECTIONS},
 }

@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 
 from podplan.sourced import Kind, Sourced, Strict
 
-Dtype = Literal["bf16", "fp8", "int8"]
+Dtype = Literal["bf16", "fp8", "int8", "int4", "mxfp4", "nvfp4"]
 ScopeName = Literal["package", "node", "supernode", "cluster"]
 CollectiveOp = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "point_to_point"]
 

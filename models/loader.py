@@ -5,6 +5,7 @@ from pathlib import Path
 
 from models.huggingface.config import read_config
 from models.huggingface.families import model_from_config
+from models.huggingface.quantisation import with_modelopt
 from models.spec import ModelSpec
 from podplan.errors import BadInput
 from podplan.files import read_yaml
@@ -91,13 +92,10 @@ def _read_yaml(path: Path) -> ModelSpec:
 
 
 def _read_huggingface(path: Path) -> ModelSpec:
-    beside = path.with_name("hf_quant_config.json")
+    config, beside = read_config(path), path.with_name("hf_quant_config.json")
     if beside.exists():
-        raise BadInput(
-            f"{beside}: a quantisation stated beside {path.name} is not read; "
-            f"give the config.json of the unquantised model and name the type to serve with --weights"
-        )
-    return model_from_config(read_config(path), _name_of(path))
+        config = with_modelopt(config, read_config(beside))
+    return model_from_config(config, _name_of(path))
 
 
 def _name_of(path: Path) -> str:

@@ -184,7 +184,7 @@ class ModelSpec(Strict):
         description="draft layers that the checkpoint ships"
     )
     max_position: Dimension
-    native_dtype: Literal["bf16", "fp8", "int8"]
+    native_dtype: Literal["bf16", "fp8", "int8", "int4", "mxfp4", "nvfp4"]
     published_parameters: Sourced | None = None
     published_active_parameters: Sourced | None = None
 

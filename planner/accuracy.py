@@ -11,6 +11,7 @@ from pathlib import Path
 from statistics import correlation, median
 from typing import Literal, get_args
 
+from hardware.formats import KvDtype
 from hardware.loader import load_hardware
 from hardware.spec import Dtype
 from models.loader import load_model
@@ -269,7 +270,7 @@ def _configuration(row: dict[str, str]) -> Configuration:
         phase=next(phase for phase in get_args(Phase) if phase == row["phase"]),
         strategy=parse_strategy(row["strategy"], moe=model.moe is not None),
         weights=next((d for d in get_args(Dtype) if d == row["weights"]), default_weights(hardware, model)),
-        kv_dtype=next(dtype for dtype in get_args(Dtype) if dtype == row["kv_dtype"]),
+        kv_dtype=next(dtype for dtype in get_args(KvDtype) if dtype == row["kv_dtype"]),
         balance=parse_balance(row["expert_balance"] or "measured"),
         redundant=int(row["redundant_experts"]) if row["redundant_experts"] else None,
         shared=shared,

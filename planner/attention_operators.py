@@ -7,6 +7,7 @@ verifies; later chunks and reused prefixes are read again ("context").
 
 from dataclasses import replace
 
+from hardware.formats import ELEMENT_BYTES
 from hardware.spec import CollectiveOp, Dtype
 from models.spec import GQA, MLA, Indexer
 from planner.cache import gqa_cached_elements
@@ -14,7 +15,7 @@ from planner.collectives import collective
 from planner.deployment import Deployment, several
 from planner.linear_attention import linear_attention_terms
 from planner.manifest.terms import ComputeTerm, Form, Number, Term
-from planner.roofline import ELEMENT_BYTES, TOKENS, Roofline, combine, in_some_layers, scale
+from planner.roofline import TOKENS, Roofline, combine, in_some_layers, scale
 from planner.sparse_attention import indexer_terms, sparse_decode, sparse_prefill
 
 
@@ -50,7 +51,7 @@ def mla_terms(deployment: Deployment, mla: MLA) -> list[Term]:
     INT8 (xDeepServe section 4.7).
     """
     roofline, strategy, model = Roofline.of(deployment), deployment.strategy, deployment.model
-    hidden, dtype = float(model.hidden_size), deployment.linear_weights
+    hidden, dtype = float(model.hidden_size), deployment.attention_weights
     heads = mla.heads / strategy.attention_tp
     query, latent = mla.qk_nope_head_dim + mla.qk_rope_head_dim, mla.kv_elements_per_token
     own = scale(TOKENS, 1.0 / strategy.attention_tp) if strategy.staged else TOKENS
@@ -166,7 +167,7 @@ def unabsorbed_terms(deployment: Deployment, mla: MLA, heads: Number) -> list[Te
     key, value = mla.qk_nope_head_dim + mla.qk_rope_head_dim, mla.v_head_dim
     all_keys = {"chunk": 1.0, "context": 1.0}
     expand = heads * (mla.qk_nope_head_dim + value)
-    dtype: Dtype = "bf16" if deployment.linear_weights == "int8" else deployment.linear_weights
+    dtype: Dtype = "bf16" if deployment.attention_weights == "int8" else deployment.attention_weights
     latent_read = {"context": mla.kv_elements_per_token * ELEMENT_BYTES[deployment.kv_dtype]}
     read = combine(all_keys, heads * (key + value) * 2.0, {"chunk": 1.0}, heads * (key + value) * 2.0)
     # The rotary key, one per token, is copied behind every head's expanded key.
@@ -210,7 +211,7 @@ def gqa_terms(deployment: Deployment, gqa: GQA) -> list[Term]:
     With an output gate the query projection is twice as wide, and the gate multiplies what attention returns.
     """
     roofline, model, tp = Roofline.of(deployment), deployment.model, deployment.strategy.attention_tp
-    hidden, dtype = float(model.hidden_size), deployment.linear_weights
+    hidden, dtype = float(model.hidden_size), deployment.attention_weights
     heads, value = gqa.heads / tp, gqa.heads / tp * gqa.value_dim
     width = heads * gqa.head_dim + gqa_cached_elements(gqa, tp)
     cached = gqa_cached_elements(gqa, tp) * ELEMENT_BYTES[deployment.kv_dtype]

@@ -2,10 +2,10 @@
 
 import numpy as np
 
+from hardware.formats import ELEMENT_BYTES
 from models.spec import GQA, MLA, GatedDeltaNet
 from planner.deployment import Deployment
 from planner.manifest.terms import Number
-from planner.roofline import ELEMENT_BYTES
 
 
 def attention_weight_bytes(deployment: Deployment) -> Number:
@@ -20,7 +20,7 @@ def attention_weight_bytes(deployment: Deployment) -> Number:
 
 def mla_weight_bytes(deployment: Deployment, mla: MLA) -> Number:
     """Latent attention: down projections, latents and the indexer are whole on every TP device."""
-    tp, element = deployment.strategy.attention_tp, ELEMENT_BYTES[deployment.linear_weights]
+    tp, element = deployment.strategy.attention_tp, ELEMENT_BYTES[deployment.attention_weights]
     hidden = deployment.model.hidden_size
     query = mla.heads * (mla.qk_nope_head_dim + mla.qk_rope_head_dim)
     replicated = hidden * (mla.kv_elements_per_token + (mla.q_lora_rank or 0))
@@ -42,7 +42,7 @@ def latent_element_bytes(deployment: Deployment, mla: MLA) -> float:
     sparse attention in every phase; an instance that runs both phases of an FP8 model with dense attention keeps the
     factors beside the FP8 matrix.
     """
-    weights = deployment.linear_weights
+    weights = deployment.attention_weights
     if weights == "int8" or deployment.phase == "decode" or mla.indexer:
         return 2.0
     element = ELEMENT_BYTES[weights]
@@ -57,12 +57,14 @@ def gqa_bytes(deployment: Deployment, gqa: GQA) -> Number:
     queries = gqa.heads / tp * (gqa.head_dim + (gqa.value_dim if gqa.output_gate else 0))
     cached = np.maximum(gqa.kv_heads / tp, 1.0) * (gqa.head_dim + gqa.value_dim)
     width: Number = queries + cached + gqa.heads / tp * gqa.value_dim
-    return deployment.model.hidden_size * width * ELEMENT_BYTES[deployment.linear_weights]
+    return deployment.model.hidden_size * width * ELEMENT_BYTES[deployment.attention_weights]
 
 
 def linear_bytes(deployment: Deployment, linear: GatedDeltaNet) -> Number:
     """Gated delta-net: input projections to q, k, v, gate and two numbers per head; output; convolution. Over TP."""
     columns = 2 * linear.key_width + 2 * linear.value_width + 2 * linear.value_heads
-    products = deployment.model.hidden_size * (columns + linear.value_width) * ELEMENT_BYTES[deployment.linear_weights]
+    products = (
+        deployment.model.hidden_size * (columns + linear.value_width) * ELEMENT_BYTES[deployment.attention_weights]
+    )
     convolution = (2 * linear.key_width + linear.value_width) * linear.conv_kernel * 2.0
     return (products + convolution) / deployment.strategy.attention_tp

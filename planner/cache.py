@@ -4,11 +4,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hardware.formats import ELEMENT_BYTES
 from models.spec import GQA, MLA
 from planner.deployment import Deployment
 from planner.manifest.reach import charged_tokens
 from planner.manifest.terms import Number
-from planner.roofline import ELEMENT_BYTES
 
 # The indexer's keys are FP8 whatever the KV type, with one FP32 scale per key (DeepSeek-V3.2 report, section 2.1;
 # the FlashMLA and DeepGEMM kernels take no other form).

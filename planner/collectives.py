@@ -10,6 +10,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
+from hardware.formats import ACTIVATION_BYTES
 from hardware.spec import CollectiveFit, CollectiveOp, Dtype, ExchangeFit, ExchangePoint, HardwareSpec
 from models.spec import MoE
 from planner.manifest.terms import CommunicationTerm, Form, Number, Stage
@@ -120,13 +121,16 @@ def distinct(moe: MoE, places: int) -> float:
     return places * (1.0 - (1.0 - 1.0 / places) ** moe.experts_per_token)
 
 
-def message_bytes(fit: ExchangeFit, hidden: int, weights: Dtype) -> float:
+def message_bytes(fit: ExchangeFit, hidden: int, activations: Dtype) -> float:
     """Bytes of one token copy: the library's quantised format, or BF16 where the experts compute in BF16.
 
-    DeepSeek-V3 section 3.4.1: dispatch in FP8 because the experts multiply in FP8; combine in BF16.
+    DeepSeek-V3 section 3.4.1: dispatch in FP8 because the experts multiply in FP8; combine in BF16. Tokens for
+    NVFP4 products are dispatched in NVFP4 (TensorRT-LLM tech blog 18), those for MXFP4 weights in FP8.
     """
-    if weights == "bf16":
+    if activations == "bf16":
         return 2.0 * hidden
+    if activations == "nvfp4" and fit.direction == "dispatch":
+        return ACTIVATION_BYTES["nvfp4"] * hidden
     return fit.message_bytes_per_hidden * hidden + fit.message_bytes_fixed
 
 

@@ -5,6 +5,7 @@ from typing import Literal
 
 import numpy as np
 
+from hardware.formats import KvDtype, attention_dtype, feed_forward_dtype, multiplied, product_dtype, storable
 from hardware.spec import Dtype, HardwareSpec
 from models.spec import ModelSpec, MoE
 from planner.manifest.terms import Number, smaller
@@ -63,16 +64,26 @@ class Deployment:
     strategy: Strategy | StrategyArray
     phase: Phase
     weights: Dtype
-    kv_dtype: Dtype = "bf16"
+    kv_dtype: KvDtype = "bf16"
     redundant: Number = 0
     shared_ranks: Number = 0
     drafts: int = 0
     host_seconds: float | None = None
 
     @property
-    def linear_weights(self) -> Dtype:
-        """Type of the weights of attention, dense feed-forward and shared experts."""
-        return self.weights
+    def attention_weights(self) -> Dtype:
+        """Type of attention's weights; ``weights`` is that of the routed experts, or of all without experts."""
+        return attention_dtype(self.weights, self.model.moe is not None)
+
+    @property
+    def feed_forward_weights(self) -> Dtype:
+        """Type of the weights of dense feed-forwards and shared experts."""
+        return feed_forward_dtype(self.weights, self.model.moe is not None)
+
+    @property
+    def expert_activations(self) -> Dtype:
+        """Type in which tokens enter routed experts, and travel to them where the library sends it."""
+        return product_dtype(self.hardware, self.weights)
 
     @property
     def expert_ranks(self) -> Number:
@@ -143,11 +154,10 @@ def several(degree: Number) -> bool:
 
 
 def default_weights(hardware: HardwareSpec, model: ModelSpec) -> Dtype:
-    """Weights as the model ships them where the device multiplies that dtype, else INT8 for FP8, else BF16."""
-    peaks = hardware.device.peak_flops_per_second
-    if model.native_dtype in peaks:
+    """Weights as the model ships them where the device multiplies or dequantises that, else INT8 for FP8, else BF16."""
+    if model.native_dtype in storable(hardware):
         return model.native_dtype
-    return "int8" if model.native_dtype == "fp8" and "int8" in peaks else "bf16"
+    return "int8" if model.native_dtype == "fp8" and "int8" in multiplied(hardware) else "bf16"
 
 
 def check_slots(deployment: Deployment, flag: str = "--redundant-experts") -> None:

@@ -6,10 +6,11 @@ group's tokens, and the busiest rank's copies ("routed") decide the transfer.
 
 from typing import Literal
 
+from hardware.formats import ACTIVATION_BYTES
 from planner.collectives import collective, exchange_copies, exchange_fit, exchange_protocol, message_bytes
 from planner.deployment import Deployment, several, shared_split
 from planner.manifest.terms import CommunicationTerm, Form, Stage, Term
-from planner.roofline import ELEMENT_BYTES, Roofline, residual, scale
+from planner.roofline import Roofline, residual, scale
 
 
 def sharded_tokens(deployment: Deployment) -> Form:
@@ -56,6 +57,7 @@ def expert_terms(deployment: Deployment) -> list[Term]:
     shared_width = moe.shared_intermediate_size / shared_split(deployment)
     # A dedicated rank runs the expert kernel with one group.
     group: Form | None = {"one": 1.0} if deployment.dedicated else None
+    dtype = deployment.feed_forward_weights
     return [
         *terms,
         roofline.matmul("shared_gate_up", stage, shared_rows, 2 * shared_width, hidden, dtype, groups=group),
@@ -100,7 +102,7 @@ def exchange_term(deployment: Deployment, direction: Literal["dispatch", "combin
     mode = "low_latency" if deployment.phase == "decode" else "normal"
     fit = exchange_fit(deployment.hardware, direction, mode)
     copies = exchange_copies(fit, moe, deployment.nodes_spanned, deployment.dedicated)
-    message = message_bytes(fit, deployment.model.hidden_size, deployment.weights)
+    message = message_bytes(fit, deployment.model.hidden_size, deployment.expert_activations)
     sent = message * copies / moe.experts_per_token * deployment.expert_ranks
     payload: Form = {"routed": sent / span}
     if strategy.disaggregated:
@@ -126,7 +128,7 @@ def trampoline_terms(deployment: Deployment) -> list[Term]:
     )
     for direction, stage, name in routes:
         fit = exchange_fit(hardware, direction, "low_latency")
-        message = message_bytes(fit, hidden, deployment.weights)
+        message = message_bytes(fit, hidden, deployment.expert_activations)
         crossing = {"mean": message * strategy.attention_dp / deployment.trampolines}
         hops.append(collective(hardware, "point_to_point", span, crossing, name=name, stage=stage, in_graph=graph))
         hops.append(exchange_term(deployment, direction))
@@ -137,7 +139,7 @@ def hybrid_terms(deployment: Deployment) -> list[Term]:
     """MoE TP inside an EP rank: all-gather what arrives, reduce-scatter partial sums before combine."""
     tp, hidden = deployment.strategy.moe_tp, deployment.model.hidden_size
     hardware, graph = deployment.hardware, deployment.in_graph
-    arriving, leaving = {"routed": hidden * ELEMENT_BYTES[deployment.weights]}, {"routed": hidden * 2.0}
+    arriving, leaving = {"routed": hidden * ACTIVATION_BYTES[deployment.expert_activations]}, {"routed": hidden * 2.0}
     return [
         collective(hardware, "all_gather", tp, arriving, name="experts_all_gather", stage="dispatch", in_graph=graph),
         experts_reduce_scatter(deployment, leaving),

@@ -49,5 +49,5 @@ def vocabulary_exchanges(deployment: Deployment) -> list[Term]:
 def draft_terms(deployment: Deployment) -> list[Term]:
     """Beyond its layer a draft projects [hidden; embedding] to hidden and runs the head (DeepSeek-V3 section 2.2)."""
     roofline, hidden = Roofline.of(deployment), float(deployment.model.hidden_size)
-    projection = roofline.matmul("draft_projection", "draft", TOKENS, hidden, 2 * hidden, deployment.weights)
+    projection = roofline.matmul("draft_projection", "draft", TOKENS, hidden, 2 * hidden, deployment.attention_weights)
     return [projection, *head_terms(deployment, "draft")]

@@ -31,7 +31,7 @@ def chunk_flops(key: int, value: int, chunk: int = CHUNK_TOKENS) -> float:
 def linear_attention_terms(deployment: Deployment, linear: GatedDeltaNet) -> list[ComputeTerm]:
     """Norm, projections, convolution, recurrence, gated norm and output of the layers that are linear."""
     roofline, hidden = Roofline.of(deployment), float(deployment.model.hidden_size)
-    tp, dtype = deployment.strategy.attention_tp, deployment.linear_weights
+    tp, dtype = deployment.strategy.attention_tp, deployment.attention_weights
     inner, value = (2 * linear.key_width + linear.value_width) / tp, linear.value_width / tp
     # q, k, v, the output gate z, and per value head the decay and the step size.
     columns = inner + value + 2 * linear.value_heads / tp

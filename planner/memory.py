@@ -9,13 +9,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hardware.formats import ELEMENT_BYTES
 from models.spec import MLA
 from planner.attention_weights import attention_weight_bytes
 from planner.cache import device_cache, model_cache
 from planner.collectives import exchange_fit, message_bytes
 from planner.deployment import Deployment, shared_split
 from planner.manifest.terms import Number
-from planner.roofline import ELEMENT_BYTES
 
 # Normal exchange kernels move a pass in chunks through buffers of this size, dispatch and combine
 # together: the size that DeepEP's get_dispatch_config/get_combine_config hints give for 8-64 ranks
@@ -116,7 +116,11 @@ def weight_bytes(deployment: Deployment) -> Number:
     table = model.vocab_size * model.hidden_size * 2.0 / strategy.attention_tp
     tables = table * np.where(np.asarray(strategy.pp) > 1, 1, 1 if model.tied_embeddings else 2)
     draft_layer = moe_layer if model.moe_layers else dense_layer
-    draft = draft_layer + 2.0 * model.hidden_size**2 * ELEMENT_BYTES[deployment.weights] if deployment.drafts else 0.0
+    draft = (
+        draft_layer + 2.0 * model.hidden_size**2 * ELEMENT_BYTES[deployment.attention_weights]
+        if deployment.drafts
+        else 0.0
+    )
     return layers + tables + draft
 
 
@@ -124,7 +128,7 @@ def dense_weight_bytes(deployment: Deployment) -> Number:
     """Bytes of one dense feed-forward on one device."""
     split = 1 if deployment.strategy.staged else deployment.strategy.attention_tp
     width = (deployment.model.dense_intermediate_size or 0) / split
-    return 3.0 * deployment.model.hidden_size * width * ELEMENT_BYTES[deployment.weights]
+    return 3.0 * deployment.model.hidden_size * width * ELEMENT_BYTES[deployment.feed_forward_weights]
 
 
 def moe_weight_bytes(deployment: Deployment) -> Number:
@@ -149,7 +153,7 @@ def slot_weight_bytes(deployment: Deployment) -> Number:
 def shared_weight_bytes(deployment: Deployment) -> Number:
     """Bytes of one layer's shared expert on one device that holds it."""
     width = deployment.moe.shared_intermediate_size / shared_split(deployment)
-    return 3.0 * deployment.model.hidden_size * width * ELEMENT_BYTES[deployment.weights]
+    return 3.0 * deployment.model.hidden_size * width * ELEMENT_BYTES[deployment.feed_forward_weights]
 
 
 def activation_bytes(deployment: Deployment, tokens: Number) -> Number:
@@ -196,7 +200,7 @@ def buffer_bytes(deployment: Deployment, tokens: Number) -> Number:
 def round_trip_bytes(deployment: Deployment) -> float:
     """Bytes of one token's dispatch and combine message."""
     fits = [exchange_fit(deployment.hardware, way, "low_latency") for way in ("dispatch", "combine")]
-    return sum(message_bytes(fit, deployment.model.hidden_size, deployment.weights) for fit in fits)
+    return sum(message_bytes(fit, deployment.model.hidden_size, deployment.expert_activations) for fit in fits)
 
 
 def pushed_bytes(deployment: Deployment, local: Number) -> Number:

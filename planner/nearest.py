@@ -4,10 +4,10 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
+from hardware.formats import ELEMENT_BYTES
 from hardware.spec import Dtype
 from planner.infeasible import rounded_down, rounded_up
 from planner.question import Machines, Question
-from planner.roofline import ELEMENT_BYTES
 from planner.search import Answer, search
 from planner.workload import Lengths
 from podplan.units import format_count, format_duration, format_rate

@@ -75,7 +75,7 @@ def dense_terms(deployment: Deployment) -> list[Term]:
     model, strategy = deployment.model, deployment.strategy
     if not model.dense_layers or not model.dense_intermediate_size:
         return []
-    roofline, hidden, dtype = Roofline.of(deployment), float(model.hidden_size), deployment.weights
+    roofline, hidden, dtype = Roofline.of(deployment), float(model.hidden_size), deployment.feed_forward_weights
     split = 1 if strategy.staged else strategy.attention_tp
     rows = scale(TOKENS, 1.0 / strategy.attention_tp) if strategy.staged else TOKENS
     width = model.dense_intermediate_size / split

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field, replace
 
+from hardware.formats import KvDtype
 from hardware.spec import Dtype, HardwareSpec
 from models.spec import ModelSpec
 from planner.breakdown import Operator, operators
@@ -41,7 +42,7 @@ class Configuration:
     phase: Phase
     strategy: Strategy
     weights: Dtype
-    kv_dtype: Dtype = "bf16"
+    kv_dtype: KvDtype = "bf16"
     balance: Balance = Balance(kind="measured")
     redundant: int | None = None
     shared: Shared = "auto"

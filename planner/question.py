@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from hardware.formats import KvDtype
 from hardware.spec import Dtype, HardwareSpec
 from models.spec import ModelSpec
 from planner.imbalance import Balance
@@ -46,7 +47,7 @@ class Question:
     percentile: float = 99.0
     rate_per_second: float | None = None
     objective: Objective = "throughput"
-    kv_dtype: Dtype = "bf16"
+    kv_dtype: KvDtype = "bf16"
     drafts: tuple[int, ...] = (0,)
     acceptance: float = 0.7
     balance: Balance = Balance(kind="measured")

@@ -9,12 +9,10 @@ FLOP-equivalents at the rate of a full tile; the second part is ``idle_flops``.
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from hardware.formats import ACTIVATION_BYTES, ELEMENT_BYTES, product_dtype
 from hardware.spec import AttentionFit, Dtype, Fitted, HardwareSpec, MatmulFit
 from planner.deployment import Deployment
 from planner.manifest.terms import ComputeTerm, Form, Number, Stage
-
-ELEMENT_BYTES: dict[str, float] = {"bf16": 2.0, "fp8": 1.0, "int8": 1.0}
-
 
 UNMEASURED_RESIDUAL = 0.2
 """Median relative error granted to a fit that another machine lends (``hardware.derive``): assumed."""
@@ -76,24 +74,30 @@ class Roofline:
         """Matrix product of ``rows`` (a form) by a weight of ``depth`` x ``columns`` elements.
 
         With ``groups`` (a form: weights touched) it is a grouped product; otherwise the weight is
-        read once. bytes = weights + rows·(depth in dtype + columns in bf16).
+        read once. bytes = weights + rows·(depth in the product's dtype + columns in bf16). Weights that
+        the device does not multiply in ``dtype`` are dequantised on the way (``hardware.formats``), at the
+        rates of BF16: no fit is of such kernels, so their residual is that of an unmeasured one.
         """
-        fit = self._fit(dtype, groups is not None)
+        product_in = product_dtype(self.hardware, dtype)
+        fit = self._fit(product_in, groups is not None)
         weights = {"one": 1.0} if groups is None else groups
         product = 2.0 * columns * depth
-        element = ELEMENT_BYTES[dtype]
-        read = combine(weights, columns * depth * element, rows, depth * element + 2.0 * columns)
+        moved = depth * ACTIVATION_BYTES[product_in] + 2.0 * columns
+        read = combine(weights, columns * depth * ELEMENT_BYTES[dtype], rows, moved)
         return ComputeTerm(
             name=name,
             stage=stage,
             flops=scale(rows, product),
             idle_flops=scale(weights, product * fit.half_rows) if fit.half_rows else {},
-            flops_per_second=self.sustained * self.peak(dtype) * fit.peak_fraction / (1.0 + fit.half_depth / depth),
+            flops_per_second=self.sustained
+            * self.peak(product_in)
+            * fit.peak_fraction
+            / (1.0 + fit.half_depth / depth),
             bytes=read,
             bytes_per_second=self.bandwidth * fit.memory_fraction,
             floor_seconds=fit.floor_seconds,
             serial=fit.serial_fraction,
-            residual=residual(fit),
+            residual=residual(fit) if product_in == dtype else max(residual(fit), UNMEASURED_RESIDUAL),
         )
 
     def attention(
@@ -139,11 +143,15 @@ class Roofline:
         )
 
     def quantise(self, name: str, stage: Stage, elements: Form, dtype: Dtype) -> list[ComputeTerm]:
-        """The kernel that turns BF16 activations into FP8 before a product: 2 bytes read, 1 written per element.
+        """The kernel that quantises BF16 activations before a product: 2 bytes read per element, and it is written.
 
-        DeepGEMM's times exclude it (its README); CANN's INT8 products include it; BF16 needs none.
+        DeepGEMM's FP8 times exclude it (its README), and so do those of four-bit products; CANN's INT8 products
+        include it; BF16, and weights that are dequantised to it, need none.
         """
-        return [self.vector(name, stage, scale(elements, 3.0))] if dtype == "fp8" else []
+        product_in = product_dtype(self.hardware, dtype)
+        if product_in in ("bf16", "int8"):
+            return []
+        return [self.vector(name, stage, scale(elements, 2.0 + ACTIVATION_BYTES[product_in]))]
 
 
 def in_some_layers(terms: Iterable[ComputeTerm], share: float) -> list[ComputeTerm]:

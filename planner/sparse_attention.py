@@ -7,12 +7,13 @@ latents (MQA form) for prompts too, as the report says and the kernels do; a pro
 faster unabsorbed, which is left out: an upper estimate there.
 """
 
+from hardware.formats import ELEMENT_BYTES
 from hardware.spec import AttentionFit, Dtype
 from models.spec import MLA, Indexer
 from planner.cache import INDEX_SCALE_BYTES
 from planner.deployment import Deployment
 from planner.manifest.terms import Form, Number, Term
-from planner.roofline import ELEMENT_BYTES, TOKENS, Roofline, combine, scale
+from planner.roofline import TOKENS, Roofline, combine, scale
 
 SCORE_BYTES = 4.0
 
@@ -24,7 +25,7 @@ def indexer_terms(deployment: Deployment, mla: MLA, indexer: Indexer) -> list[Te
     """
     roofline, hidden = Roofline.of(deployment), float(deployment.model.hidden_size)
     queries, key = float(indexer.heads * indexer.head_dim), float(indexer.head_dim)
-    depth, dtype = float(mla.q_lora_rank or hidden), deployment.linear_weights
+    depth, dtype = float(mla.q_lora_rank or hidden), deployment.attention_weights
     key_bytes = key + INDEX_SCALE_BYTES
     # Rotation and quantisation: BF16 in, FP8 and a scale out; the key goes to its cache.
     prepared = queries * (2.0 + 1.0) + key * 2.0 + key_bytes

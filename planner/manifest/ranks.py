@@ -6,6 +6,7 @@ cut into EP ranks of ``moe_tp`` consecutive ones. Disaggregated expert ranks fol
 
 from collections.abc import Iterator
 
+from hardware.formats import attention_dtype, feed_forward_dtype
 from hardware.spec import Dtype
 from models.spec import MLA, ModelSpec
 from planner.manifest.layout import Degrees, GroupKind, GroupRule, RankTable, ShardRule
@@ -76,6 +77,8 @@ def shard_rules(model: ModelSpec, degrees: Degrees, weights: Dtype, role: str) -
     """
     tp = degrees.attention_tp
     row_tp = 1 if degrees.staged else tp
+    experts, weights = weights, attention_dtype(weights, model.moe is not None)
+    feed_forward = feed_forward_dtype(experts, model.moe is not None)
     tables = [
         _rule("*.layers.*.embed_tokens.weight", "bf16", 0, tp, "last_stage"),
         _rule("*.layers.*.shared_head.head.weight", "bf16", 0, tp, "last_stage"),
@@ -93,10 +96,10 @@ def shard_rules(model: ModelSpec, degrees: Degrees, weights: Dtype, role: str) -
         *attention,
         *(_linear_rules(tp, weights) if model.linear_attention else []),
         _rule("*.self_attn.o_proj.weight*", weights, 1, row_tp),
-        *_expert_rules(model, degrees, weights),
-        _rule("*.mlp.gate_proj.weight*", weights, 0, row_tp),
-        _rule("*.mlp.up_proj.weight*", weights, 0, row_tp),
-        _rule("*.mlp.down_proj.weight*", weights, 1, row_tp),
+        *_expert_rules(model, degrees, experts, feed_forward),
+        _rule("*.mlp.gate_proj.weight*", feed_forward, 0, row_tp),
+        _rule("*.mlp.up_proj.weight*", feed_forward, 0, row_tp),
+        _rule("*.mlp.down_proj.weight*", feed_forward, 1, row_tp),
         _rule("*", "bf16"),
     ]
 
@@ -148,7 +151,7 @@ def _gqa_rules(model: ModelSpec, tp: int, weights: Dtype) -> list[ShardRule]:
     ]
 
 
-def _expert_rules(model: ModelSpec, degrees: Degrees, weights: Dtype) -> list[ShardRule]:
+def _expert_rules(model: ModelSpec, degrees: Degrees, weights: Dtype, feed_forward: Dtype) -> list[ShardRule]:
     """Routed experts by the map and MoE TP; the shared one whole unless MoE runs by TP alone."""
     if model.moe is None:
         return []
@@ -158,7 +161,7 @@ def _expert_rules(model: ModelSpec, degrees: Degrees, weights: Dtype) -> list[Sh
         _rule(f"*.experts.*.{n}.weight*", weights, axis, degrees.moe_tp, "expert_map", "moe_tp") for n, axis in names
     ]
     common = [
-        _rule(f"*.shared_expert*.{name}.weight*", weights, axis, shared, "shared_expert", "moe_tp")
+        _rule(f"*.shared_expert*.{name}.weight*", feed_forward, axis, shared, "shared_expert", "moe_tp")
         for name, axis in names[3:]
     ]
     return (

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from hardware.formats import KvDtype
 from hardware.spec import Dtype, HardwareSpec
 from models.spec import ModelSpec
 from planner.manifest.costs import Amount, Name, Natural, Positive, Rate, Share, StepCostModel
@@ -152,7 +153,7 @@ class Pool(Strict):
     microbatches: Literal[1, 2] = Field(description="most microbatches that a step may be cut into")
     mtp: Drafts = Drafts(drafts=0)
     weights_dtype: Dtype
-    kv_dtype: Dtype
+    kv_dtype: KvDtype
     memory_bytes_per_device: MemoryBytes
     kv: KvCache
     step_costs: dict[PhaseName, StepCostModel] = Field(min_length=1, description="phase -> what a step takes")

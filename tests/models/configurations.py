@@ -53,6 +53,15 @@ def kimi_k2() -> Keys:
     }
 
 
+def kimi_k25() -> Keys:
+    """Return Kimi-K2.5's dimensions: Kimi-K2's language model with experts in four bits, inside a wrapper."""
+    weights = {"type": "int", "num_bits": 4, "group_size": 32, "strategy": "group"}
+    groups = {"group_0": {"weights": weights, "targets": ["Linear"], "input_activations": None}}
+    quantised = {"quant_method": "compressed-tensors", "config_groups": groups}
+    text = kimi_k2() | {"max_position_embeddings": 262144, "quantization_config": quantised}
+    return {"model_type": "kimi_k25", "text_config": text, "vision_config": {}, "dtype": "bfloat16"}
+
+
 def deepseek_v2_lite() -> Keys:
     """Return DeepSeek-V2-Lite's dimensions (arXiv 2405.04434 appendix B): queries not compressed, no groups."""
     keys = deepseek_v3() | {

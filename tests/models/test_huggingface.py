@@ -18,8 +18,10 @@ from tests.models.configurations import (
     ernie_300b,
     glm_4_6,
     glm_5,
+    gpt_oss_120b,
     hunyuan_a13b,
     kimi_k2,
+    kimi_k25,
     llama_4_maverick,
     llama_8b,
     minimax_m2,
@@ -56,6 +58,12 @@ def refused(folder: Path, keys: Keys) -> str:
     return message
 
 
+def compressed(kind: str, bits: int) -> Keys:
+    """Return a compressed-tensors configuration of one group."""
+    weights = {"type": kind, "num_bits": bits, "group_size": 32}
+    return {"quant_method": "compressed-tensors", "config_groups": {"group_0": {"weights": weights}}}
+
+
 @pytest.mark.parametrize(
     ("keys", "name"),
     [
@@ -79,6 +87,8 @@ def refused(folder: Path, keys: Keys) -> str:
         (openpangu_r(), "openpangu-r-72b"),
         (deepseek_v32(), "deepseek-v3.2"),
         (glm_5(), "glm-5"),
+        (gpt_oss_120b(), "gpt-oss-120b"),
+        (kimi_k25(), "kimi-k2.5"),
         (llama_4_maverick(), "llama-4-maverick"),
         (qwen3_next(), "qwen3-next-80b-a3b"),
         (qwen3_5(), "qwen3.5-397b-a17b"),
@@ -164,6 +174,11 @@ def test_a_dimension_must_be_a_whole_number(tmp_path: Path, value: object) -> No
         ({"tie_word_embeddings": "no"}, "tie_word_embeddings"),
         ({"quantization_config": {"quant_method": "awq", "bits": 4}}, "quant_method must be fp8"),
         ({"quantization_config": "fp8"}, "quantization_config"),
+        ({"quantization_config": {"quant_method": ["fp8"]}}, "quantization_config"),
+        ({"quantization_config": {"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}}, "quantization_config"),
+        ({"quantization_config": compressed("int", 3)}, "quantization_config"),
+        ({"quantization_config": {"quant_method": "compressed-tensors", "config_groups": [4]}}, "quantization_config"),
+        ({"quantization_config": {"quant_method": "compressed-tensors", "config_groups": {"a": 4}}}, "compressed"),
         ({"quantization_config": None, "torch_dtype": "float32"}, "torch_dtype"),
     ],
 )
@@ -288,11 +303,32 @@ def test_a_binary_and_a_huge_file_are_refused(tmp_path: Path) -> None:
         load_model(str(path))
 
 
-def test_a_quantisation_beside_the_configuration_is_not_overlooked(tmp_path: Path) -> None:
+def test_a_quantisation_beside_the_configuration_is_read(tmp_path: Path) -> None:
     """Releases that state their quantisation in hf_quant_config.json would otherwise load as bf16."""
-    (tmp_path / "hf_quant_config.json").write_text("{}", encoding="utf-8")
-    with pytest.raises(BadInput, match=r"hf_quant_config\.json: "):
-        load(tmp_path, without(deepseek_v3(), "quantization_config"))
+    beside, keys = tmp_path / "hf_quant_config.json", without(deepseek_v3(), "quantization_config")
+    beside.write_text('{"quantization": {"quant_algo": "NVFP4"}}', encoding="utf-8")
+    assert load(tmp_path, keys).native_dtype == "nvfp4"
+    for text in ("{}", '{"quantization": 4}', '{"quantization": {"quant_algo": "W4A8_AWQ"}}', '{"quantization": {}}'):
+        beside.write_text(text, encoding="utf-8")
+        with pytest.raises(BadInput, match=r"hf_quant_config\.json: "):
+            load(tmp_path, keys)
+
+
+@pytest.mark.parametrize(
+    ("settings", "native"),
+    [
+        ({"quant_method": "mxfp4"}, "mxfp4"),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "nvfp4"),
+        ({"quant_method": "modelopt", "quant_algo": "FP8"}, "fp8"),
+        (compressed("int", 4), "int4"),
+        (compressed("int", 8), "int8"),
+        (compressed("float", 8), "fp8"),
+        (compressed("float", 4), "nvfp4"),
+    ],
+)
+def test_quantised_checkpoints_say_their_type(tmp_path: Path, settings: Keys, native: str) -> None:
+    """The formats that serving engines read, by what their configurations state."""
+    assert load(tmp_path, deepseek_v3() | {"quantization_config": settings}).native_dtype == native
 
 
 def test_public_configurations_load_or_are_refused_in_one_sentence() -> None:

@@ -52,6 +52,9 @@ KV_ELEMENTS_PER_TOKEN = {
     "openpangu-r-72b": 64000,
     "deepseek-v3.2": 35136,
     "glm-5": 44928,
+    "gpt-oss-120b": 36864,
+    "gpt-oss-20b": 24576,
+    "kimi-k2.5": 35136,
     "llama-4-scout": 98304,
     "llama-4-maverick": 98304,
     "qwen3-next-80b-a3b": 12288,
@@ -66,6 +69,7 @@ TRAINED_IN_FP8 = {
     "minimax-m2.5",
     "deepseek-v3.2",
 }
+IN_FOUR_BITS = {"gpt-oss-120b": "mxfp4", "gpt-oss-20b": "mxfp4", "kimi-k2.5": "int4"}
 # Described by their reports; no configuration of theirs stands on the hub under one certain name.
 FROM_REPORTS = {"pangu-pro-moe", "pangu-ultra-moe"}
 
@@ -89,7 +93,7 @@ def test_an_entry_names_itself_its_source_and_its_precision(name: str) -> None:
     assert spec.name == name
     assert catalogue_path(name).is_file()
     assert spec.source.startswith("https://arxiv.org/abs/" if name in FROM_REPORTS else "https://huggingface.co/")
-    assert spec.native_dtype == ("fp8" if name in TRAINED_IN_FP8 else "bf16")
+    assert spec.native_dtype == IN_FOUR_BITS.get(name, "fp8" if name in TRAINED_IN_FP8 else "bf16")
     if name in FROM_REPORTS:
         return
     repository = spec.source.removeprefix("https://huggingface.co/").removesuffix("/blob/main/config.json")
