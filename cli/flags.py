@@ -49,9 +49,7 @@ def read_weights(text: str | None, model: ModelSpec, hardware: HardwareSpec) -> 
     for dtype in known:
         if word == dtype:
             return dtype
-    raise BadInput(
-        f"--weights: {hardware.name} neither multiplies nor dequantises {text[:20]!r}; use {' or '.join(known)}"
-    )
+    raise BadInput(f"--weights: {hardware.name} does not multiply {text[:20]!r}; use {' or '.join(known)}")
 
 
 def read_redundant(text: str | None, model: ModelSpec) -> int | None:
