@@ -5,9 +5,10 @@ that no queue passes; the best choice over bounds is solved, and again, until ev
 then chosen is the best over all columns, for those that were never solved were counted at no less than they carry.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +19,9 @@ from planner.survival import Loss, lost_instances
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+Rates = Literal["bound", "guess", "exact"]
+Choice = tuple[int, ...]
+"""A column of each side."""
 _RELATIVE = 1e-9
 _BELOW = 1e-6
 """By how much a column that does not carry a rate is counted below it."""
@@ -42,11 +46,15 @@ class Server(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Offer:
-    """A kind of instance: ``bound_per_second`` is what one of any number of them can carry at most."""
+    """A kind of instance: ``bound_per_second`` is what one of any number of them can carry at most.
+
+    ``guess_per_second`` is about what it does carry: it only decides what is solved first.
+    """
 
     devices: int
     bound_per_second: float
     build: Callable[[], Server]
+    guess_per_second: float = math.inf
 
 
 class Side:
@@ -72,6 +80,8 @@ class Side:
         self.devices: Ints = self.instances * sizes[self.offer]
         bounds = np.array([offer.bound_per_second / unit_per_second for offer in offers])
         self.rate: Floats = self.left * bounds[self.offer]
+        guesses = np.minimum(np.array([offer.guess_per_second / unit_per_second for offer in offers]), bounds)
+        self.guess: Floats = self.left * guesses[self.offer]
         self.exact = np.zeros(self.offer.size, dtype=bool)
         self.queues_solved = 0
         self._servers: dict[int, Server] = {}
@@ -96,15 +106,17 @@ class Side:
             same = self.offer == offer
             self.rate[same] = np.minimum(self.left[same] * server.pool_capacity(1) / self.unit, self.rate[same])
             self.exact |= same
+            self.guess[same] = self.rate[same]
             return float(self.rate[column]) >= wanted
         if wanted > 0 and not server.pool_carries(left, wanted * self.unit):
             # Fewer of the same carry no more each: dealt to fewer, arrivals are less even.
             fewer = (self.offer == offer) & (self.left <= left)
             self.rate[fewer] = np.minimum(self.rate[fewer], wanted * (1 - _BELOW) * self.left[fewer] / left)
+            self.guess[fewer] = np.minimum(self.guess[fewer], self.rate[fewer])
             return False
         # The bound is right for the queue; the root finder's last digits may pass it.
         self.rate[column] = min(server.pool_capacity(left) / self.unit, float(self.rate[column]))
-        self.exact[column] = True
+        self.exact[column], self.guess[column] = True, self.rate[column]
         return True
 
     def rate_of_each(self, column: int) -> float:
@@ -116,14 +128,20 @@ class Side:
         """Price of each column, devices where the chip has none."""
         return np.asarray(self.devices * device_cost(self.machines), dtype=np.float64)
 
-    def staircase(self, most_devices: int, least_rate: float, only_exact: bool = False) -> Ints:
+    def rates(self, by: Rates) -> Floats:
+        """Return bounds, guesses, or what is solved and 0 elsewhere; [columns]."""
+        if by == "guess":
+            return self.guess
+        return np.where(self.exact, self.rate, 0.0) if by == "exact" else self.rate
+
+    def staircase(self, most_devices: int, least_rate: float, by: Rates = "bound") -> Ints:
         """Return the columns that no other matches on as few devices: falling rate with falling devices."""
-        usable = (self.devices <= most_devices) & (self.rate >= least_rate) & (self.rate > 0)
-        able = np.flatnonzero(usable & self.exact if only_exact else usable)
-        order = able[np.lexsort((~self.exact[able], -self.rate[able], self.devices[able]))]
+        rates = self.rates(by)
+        able = np.flatnonzero((self.devices <= most_devices) & (rates >= least_rate) & (rates > 0))
+        order = able[np.lexsort((~self.exact[able], -rates[able], self.devices[able]))]
         if not order.size:
             return order
-        best = np.maximum.accumulate(self.rate[order])
+        best = np.maximum.accumulate(rates[order])
         rises = np.concatenate([[True], best[1:] > best[:-1] * (1 + _RELATIVE)])
         return np.asarray(order[rises], dtype=np.int64)
 
@@ -146,10 +164,6 @@ def device_cost(machines: Machines) -> float:
     return price.value / machines.devices_per_chip if price else 1.0
 
 
-Choice = tuple[int, ...]
-"""A column of each side."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Aim:
     """What a choice is for: an objective within budgets of devices, and the rate to carry where one is asked."""
@@ -159,18 +173,18 @@ class Aim:
     rate: float | None = None
 
 
-def best_choice(sides: Sequence[Side], aim: Aim, least_rate: float = 0.0, only_exact: bool = False) -> Choice | None:
-    """Return the best column of each side at their present rates; None where none fits.
+def best_choice(sides: Sequence[Side], aim: Aim, least_rate: float = 0.0, by: Rates = "bound") -> Choice | None:
+    """Return the best column of each side at their present bounds, guesses or solved rates; None where none fits.
 
     Most carried and then fewest devices, or fewest devices: in one pool all devices cost alike, and a side takes its
     devices from one pool. So at any rate each side's smallest sufficient column is best, and what all of them
     take together rises with the rate: the largest rate that fits is found by bisection over the columns' rates.
     """
     least = max(least_rate, (aim.rate or 0.0) * (1 - _RELATIVE))
-    stairs = [side.staircase(aim.devices[side.machines.budget], least, only_exact) for side in sides]
+    stairs = [side.staircase(aim.devices[side.machines.budget], least, by) for side in sides]
     if not all(own.size for own in stairs):
         return None
-    rates = [side.rate[own] for side, own in zip(sides, stairs, strict=True)]
+    rates = [side.rates(by)[own] for side, own in zip(sides, stairs, strict=True)]
 
     def smallest(rate: float) -> Choice | None:
         places = [int(np.searchsorted(own, rate)) for own in rates]
@@ -204,23 +218,36 @@ def carried_by(sides: Sequence[Side], choice: Choice) -> float:
     return min(float(side.rate[column]) for side, column in zip(sides, choice, strict=True))
 
 
+def likely(sides: Sequence[Side], aim: Aim) -> Choice | None:
+    """Return the best choice by guesses, its queues solved; None where nothing fits. Good, not proven."""
+    while True:
+        choice = best_choice(sides, aim, by="guess")
+        if choice is None or _solve_open(sides, choice, aim.rate or 0.0):
+            return choice
+
+
 def settle(sides: Sequence[Side], aim: Aim) -> Choice | None:
     """Return the best choice over all columns, its queues solved; None where nothing fits.
 
     Bounds are only ever solved where they hold the best choice, and only as far as tells whether it beats what was
-    solved before.
+    solved before; that begins with what is likely best.
     """
-    known = 0.0
+    found = likely(sides, aim)
+    known = carried_by(sides, found) if found and aim.objective == "throughput" else 0.0
     while True:
         choice = best_choice(sides, aim, least_rate=known * (1 - _BELOW))
-        if choice is None:
-            return None
-        opened = [(side, column) for side, column in zip(sides, choice, strict=True) if not side.exact[column]]
-        if not opened:
+        wanted = aim.rate if aim.rate is not None else known * (1 - _BELOW)
+        if choice is None or _solve_open(sides, choice, wanted):
             return choice
-        for side, column in opened:
-            if not side.solve(column, aim.rate if aim.rate is not None else known * (1 - _BELOW)):
-                break
         if aim.objective == "throughput":
-            best = best_choice(sides, aim, least_rate=known, only_exact=True)
+            best = best_choice(sides, aim, least_rate=known, by="exact")
             known = max(known, carried_by(sides, best)) if best else known
+
+
+def _solve_open(sides: Sequence[Side], choice: Choice, wanted: float) -> bool:
+    """Solve what of a choice is not solved, until a column does not carry ``wanted``; whether nothing was open."""
+    opened = [(side, column) for side, column in zip(sides, choice, strict=True) if not side.exact[column]]
+    for side, column in opened:
+        if not side.solve(column, wanted):
+            break
+    return not opened

@@ -251,7 +251,9 @@ def _row_offers(question: Question, table: _PrefillTable, row: int, ranks: int) 
             continue
         best = saturated
         bound = MOST_UTILISATION * min(saturated, _timely(question, float(table.single[row]), seconds, prompts * ranks))
-        offers.append(Offer(devices, bound, partial(_prefill_server, question, table, row, place, seconds)))
+        # A prompt waits for the rest of one pass and then for its own: longer passes than half the limit are late.
+        guess = bound * min(1.0, question.ttft_seconds / (2 * seconds))
+        offers.append(Offer(devices, bound, partial(_prefill_server, question, table, row, place, seconds), guess))
     return offers
 
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from planner.columns import Aim, Choice, Side, carried_by, settle
+from planner.columns import Aim, Choice, Side, carried_by, likely, settle
 from planner.decode_candidates import Count
 from planner.front import front_of
 from planner.infeasible import missing, refusal, slowest_transfer, unsurvivable
@@ -149,10 +149,10 @@ def other_plans(question: Question, pools: Pools, aim: Aim) -> list[Plan]:
     found = []
     for part in FEWER_DEVICES if aim.objective == "throughput" else ():
         fewer = replace(aim, devices={budget: int(count * part) for budget, count in aim.devices.items()})
-        found.append((pools, settle(pools.sides, fewer)))
+        found.append((pools, likely(pools.sides, fewer)))
     for part in TIGHTER_TPOT:
         tighter = replace(pools, decode=tighter_side(question, pools, part))
-        found.append((tighter, settle(tighter.sides, aim)))
+        found.append((tighter, likely(tighter.sides, aim)))
     plans = (plan_of(question, own, choice) for own, choice in found if choice is not None)
     return [plan for plan in plans if plan is not None]
 
