@@ -220,22 +220,33 @@ def largest(
     """Return per row the largest integer in [low, high] with measure <= limit; low - 1 where there is none.
 
     Args: ``low`` and ``high`` [rows]; ``measure`` takes [points, rows] and returns what broadcasts to it, and must
-    not fall as a row's number rises. Few rows try several points at once, which spares calls; many rows one, by
-    false position, with bisection whenever that fails to halve the bracket: cost is nearly linear in the batch.
+    not fall as a row's number rises.
     """
     ends = np.stack([low, high])
-    bottom, top = np.broadcast_to(np.asarray(measure(ends)), ends.shape).astype(np.float64)
+    return largest_between(measure, limit, ends, np.broadcast_to(np.asarray(measure(ends)), ends.shape))[0]
+
+
+def largest_between(
+    measure: Callable[[Number], Number], limit: float, ends: NDArray[np.float64], measured: NDArray[np.float64]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return ``largest`` between ends [2, rows] whose measures are known, and the measure there.
+
+    Few rows try several points at once, which spares calls; many rows one, by false position, with bisection whenever
+    that fails to halve the bracket: cost is nearly linear in the batch.
+    """
+    low, high = ends
+    bottom, top = measured.astype(np.float64)
     below = np.where(top <= limit, high, np.where(bottom <= limit, low, low - 1))
     above = np.where(top <= limit, high + 1, np.where(bottom <= limit, high, low))
-    bracket = _Bracket(below, above, bottom, top, np.zeros(low.shape, dtype=bool))
-    rows = np.arange(low.size)
+    bracket = _Bracket(below, above, np.where(top <= limit, top, bottom), top, np.zeros(low.shape, dtype=bool))
+    rows, found, taken_seconds = np.arange(low.size), below.copy(), bracket.bottom.copy()
     while (still := np.flatnonzero(bracket.above - bracket.below > 1)).size:
         if isinstance(measure, IterationTime) and still.size <= _NARROWED * bracket.below.size:
             measure, low, bracket, rows = measure.of(still), low[still], bracket.of(still), rows[still]
         points = max(POINTS // bracket.below.size, 1)
         (_sectioned if points > 2 else _interpolated)(measure, limit, low, bracket, points)
-        below[rows] = bracket.below
-    return below
+        found[rows], taken_seconds[rows] = bracket.below, bracket.bottom
+    return found, taken_seconds
 
 
 @dataclass(slots=True)
@@ -261,11 +272,13 @@ def _sectioned(measure: Measure, limit: float, low: NDArray[np.float64], bracket
     below, above = bracket.below, bracket.above
     parts = np.arange(1.0, points + 1)[:, None] / (points + 1)  # [points, 1]
     tried = np.clip(np.floor(below + (above - below) * parts), below + 1, np.maximum(above - 1, below + 1))
-    kept = np.broadcast_to(np.asarray(measure(np.maximum(tried, low))), tried.shape) <= limit
+    took = np.broadcast_to(np.asarray(measure(np.maximum(tried, low))), tried.shape)
     still = above - below > 1
-    count = kept.sum(axis=0)
+    count = (took <= limit).sum(axis=0)
     rows = np.arange(low.size)
-    bracket.below = np.where(still & (count > 0), tried[np.maximum(count - 1, 0), rows], below)
+    better, last = still & (count > 0), np.maximum(count - 1, 0)
+    bracket.below = np.where(better, tried[last, rows], below)
+    bracket.bottom = np.where(better, took[last, rows], bracket.bottom)
     bracket.above = np.where(still & (count < points), tried[np.minimum(count, points - 1), rows], above)
 
 

@@ -3,13 +3,14 @@
 Service times only: no waiting for arrivals, no KV transfer; those are ``planner.queueing``.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.busiest import static_factors
+from planner.busiest import Layout, static_factors
 from planner.deployment import Deployment
 from planner.imbalance import MIXED, Balance, expected_maximum_normal, static_factor
 from planner.manifest.stepcost import StepSeconds, evaluate, splittable
@@ -39,14 +40,21 @@ def balanced_cost(deployment: Deployment, balance: Balance) -> StepCost:
         return replace(cost, balance=one, sampling_deviations=deviations(count))
     layouts = np.stack(np.broadcast_arrays(deployment.expert_ranks, deployment.redundant)).reshape(2, -1)
     pairs, where = np.unique(layouts, axis=1, return_inverse=True)
-    static = _factors(experts, tuple((int(count), int(extra)) for count, extra in pairs.T), balanced)
+    static = static_balance(experts, [(int(count), int(extra)) for count, extra in pairs.T], balanced)
     noise = np.array([deviations(int(count)) for count, _ in pairs.T])
     return replace(cost, balance=static[where], sampling_deviations=noise[where])
 
 
-@lru_cache(maxsize=64)
-def _factors(experts: int, layouts: tuple[tuple[int, int], ...], balanced: bool) -> NDArray[np.float64]:
-    return static_factors(experts, layouts, MIXED, balanced)
+_FACTORS: dict[tuple[int, Layout, bool], float] = {}
+"""Static factors known so far: they depend on nothing but their key."""
+
+
+def static_balance(experts: int, layouts: Sequence[Layout], balanced: bool) -> NDArray[np.float64]:
+    """Return the static factor of every layout, [layouts]; those not known yet are found together."""
+    missing = sorted({layout for layout in layouts if (experts, layout, balanced) not in _FACTORS})
+    for layout, factor in zip(missing, static_factors(experts, missing, MIXED, balanced).tolist(), strict=True):
+        _FACTORS[experts, layout, balanced] = factor
+    return np.array([_FACTORS[experts, layout, balanced] for layout in layouts])
 
 
 @lru_cache(maxsize=4096)

@@ -5,6 +5,7 @@ An instance that is nowhere slower than another of its size and attention groups
 the other is dropped. Of decode rows the largest batch within the limits is taken, for a larger one carries more.
 """
 
+import math
 from dataclasses import dataclass
 from functools import partial
 
@@ -18,7 +19,7 @@ from planner.decode_candidates import (
     Count,
     DecodeCandidate,
     IterationTime,
-    largest,
+    largest_between,
     least_batch,
     request_rate,
     rows_with_room,
@@ -82,22 +83,20 @@ def _decode_table(question: Question, group: Group, drafts: int, count: Count) -
     batch, seconds = np.zeros(len(group.rows)), np.full(len(group.rows), np.inf)
     chosen = np.zeros(len(group.rows), dtype=np.int64)
     compared = np.full((len(group.rows), len(COMPARED_BATCHES)), np.inf)
-    points = np.broadcast_to(np.array(COMPARED_BATCHES)[:, None], (len(COMPARED_BATCHES), batch.size))
     for microbatches in sorted(usable_microbatches(question), reverse=True):
         measure = IterationTime(cost, spread, kv, microbatches, count)
         # Only where these microbatches do the batch known so far can they do a larger one.
         low = np.maximum(batch, least_batch(group, microbatches))
-        took = np.broadcast_to(measure(low), low.shape)
-        able = np.flatnonzero((took <= limit) & (low <= room))
-        found = low[able]
-        if able.size:
-            found = largest(measure.of(able), limit, low[able], room[able])
-            took = took.copy()
-            took[able] = measure.of(able)(found)
-            better = able[(found > batch[able]) | (took[able] < seconds[able])]
-            seconds[better], chosen[better] = took[better], microbatches
-            batch[able] = found
-        compared = np.minimum(compared, np.asarray(measure(points)).T)
+        points = np.stack([low, np.maximum(room, low), *(np.full_like(low, each) for each in COMPARED_BATCHES)])
+        took = np.broadcast_to(np.asarray(measure(points)), points.shape)
+        compared = np.minimum(compared, took[2:].T)
+        able = np.flatnonzero((took[0] <= limit) & (low <= room))
+        if not able.size:
+            continue
+        found, least = largest_between(measure.of(able), limit, points[:2, able], took[:2, able])
+        better = (found > batch[able]) | (least < seconds[able])
+        seconds[able[better]], chosen[able[better]] = least[better], microbatches
+        batch[able] = found
     keep = np.flatnonzero(batch > 0)
     if not keep.size:
         return None
@@ -242,9 +241,9 @@ def _row_offers(question: Question, table: _PrefillTable, row: int, ranks: int) 
     """Return an offer per budget whose full pass keeps the limit; of the smallest also where only smaller passes do."""
     offers: list[Offer] = []
     devices, best = table.group.rows[row].strategy.devices, 0.0
-    for place, (prompts, _) in enumerate(table.budgets):
-        seconds = float(table.seconds[row, place])
-        if not np.isfinite(seconds) or (seconds > question.ttft_seconds and offers):
+    for place, seconds in enumerate(table.seconds[row].tolist()):
+        prompts = table.budgets[place][0]
+        if not math.isfinite(seconds) or (seconds > question.ttft_seconds and offers):
             continue
         saturated = prompts * ranks / seconds
         if saturated <= best:  # a larger pass that carries no more

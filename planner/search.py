@@ -6,12 +6,13 @@ from planner.columns import Aim, Choice, Side, carried_by, likely, settle
 from planner.decode_candidates import Count
 from planner.front import front_of
 from planner.infeasible import missing, refusal, slowest_transfer, unsurvivable
+from planner.latency import static_balance
 from planner.offers import decode_offers, prefill_offers
 from planner.operating import DecodeServer, PrefillServer
 from planner.plan import Plan, make_plan
 from planner.proof import Bound, certify, proven
 from planner.question import Question
-from planner.space import check_layouts, role_rows
+from planner.space import ROLES, Role, Row, check_layouts, role_rows
 from podplan.errors import Fault
 
 # Binding limit and explanation of a refusal that nobody asked the reason of.
@@ -87,15 +88,25 @@ def search(question: Question, explain: bool = True) -> Answer:
 def gather(question: Question) -> Pools:
     """Cost every candidate of both roles; no queue is solved yet."""
     count = Count()
-    prefill = prefill_offers(question, role_rows(question, "prefill"), count)
+    rows: dict[Role, list[Row]] = {role: role_rows(question, role) for role in ROLES}
+    know_balance(question, [row for own in rows.values() for row in own])
+    prefill = prefill_offers(question, rows["prefill"], count)
     # The slowest transfer of any prefill instance that may feed the pool: the limit holds whichever does.
     transfer = slowest_transfer(question)
-    decode = decode_offers(question, role_rows(question, "decode"), count, transfer) if prefill else []
+    decode = decode_offers(question, rows["decode"], count, transfer) if prefill else []
     return Pools(
         Side("prefill", question.prefill, prefill, question.survive),
         Side("decode", question.decode, decode, question.survive),
         count,
     )
+
+
+def know_balance(question: Question, rows: list[Row]) -> None:
+    """Find the expert balance of all rows at once, which is quicker than group by group."""
+    if question.model.moe is None or question.balance.kind not in ("measured", "none"):
+        return
+    layouts = {(row.strategy.moe_ep - row.dedicated, row.redundant) for row in rows if row.strategy.moe_ep > 1}
+    static_balance(question.model.moe.experts, sorted(layouts), question.balance.kind == "measured")
 
 
 def aim_of(question: Question) -> Aim:

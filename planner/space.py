@@ -21,6 +21,10 @@ from podplan.errors import BadInput
 SUPERNODE_STEP = 32
 
 
+Role = Literal["prefill", "decode"]
+ROLES: tuple[Role, ...] = ("prefill", "decode")
+
+
 @dataclass(frozen=True, slots=True)
 class Row:
     """One strategy with one expert layout."""
@@ -55,7 +59,7 @@ class Group:
 COLUMNS = ("attention_tp", "attention_dp", "moe_tp", "moe_ep", "pp", "redundant", "dedicated")
 
 
-def role_rows(question: Question, role: Literal["prefill", "decode"]) -> list[Row]:
+def role_rows(question: Question, role: Role) -> list[Row]:
     """Return every row of a role: the default grid of strategies times expert layouts."""
     machines = question.prefill if role == "prefill" else question.decode
     model, moe = question.model, question.model.moe
@@ -90,7 +94,7 @@ def possible(question: Question, strategy: Strategy, dedicated: int, redundant: 
 
 def check_layouts(question: Question) -> None:
     """Raise BadInput where the asked redundancy or shared-expert ranks fit no strategy of a role."""
-    for role in ("prefill", "decode"):
+    for role in ROLES:
         if (question.redundant is None and question.shared in ("auto", "local")) or role_rows(question, role):
             continue
         if not role_rows(replace(question, redundant=None, shared="auto"), role):
@@ -113,7 +117,7 @@ def structure(row: Row) -> tuple[bool, ...]:
     return (strategy.moe_ep > 1, strategy.attention_dp == 1, strategy.staged, row.dedicated > 0)
 
 
-def groups(question: Question, role: Literal["prefill", "decode"], rows: Iterable[Row], drafts: int) -> list[Group]:
+def groups(question: Question, role: Role, rows: Iterable[Row], drafts: int) -> list[Group]:
     """Return rows grouped by structure, in order of first appearance."""
     machines = question.prefill if role == "prefill" else question.decode
     found: dict[tuple[bool, ...], list[Row]] = {}
