@@ -42,6 +42,10 @@ def predict(
     prefix_reuse: Annotated[
         str | None, typer.Option("--prefix-reuse", metavar="SHARE", help="prefill, mixed: cached share of prompts [0].")
     ] = None,
+    cache_plane: Annotated[
+        str | None,
+        typer.Option("--cache-plane", metavar="PLANE", help="prefill: plane that brings reused prefixes [none]."),
+    ] = None,
     osl: Annotated[str | None, typer.Option("--osl", metavar="TOKENS", help="mixed: output tokens [1024].")] = None,
     concurrency: Annotated[
         str | None, typer.Option("--concurrency", metavar="REQUESTS", help="mixed: requests in the instance.")
@@ -117,6 +121,7 @@ def predict(
         tokens=tokens,
         isl=isl,
         prefix_reuse=prefix_reuse,
+        cache_plane=cache_plane,
         osl=osl,
         concurrency=concurrency,
         max_batched_tokens=max_batched_tokens,

@@ -25,6 +25,7 @@ from planner.engines.loader import load_engine
 from planner.hostcosts import host_costs
 from planner.imbalance import Balance, parse_balance
 from planner.predict import Configuration
+from planner.prefixes import find_plane
 from planner.strategy import Strategy, check_strategy, format_strategy, parse_strategy
 from podplan.errors import BadInput
 from podplan.units import parse_count
@@ -45,6 +46,7 @@ class PredictFlags:
     tokens: str | None = None
     isl: str | None = None
     prefix_reuse: str | None = None
+    cache_plane: str | None = None
     osl: str | None = None
     concurrency: str | None = None
     max_batched_tokens: str | None = None
@@ -70,6 +72,7 @@ PHASES_OF_FLAG: dict[str, tuple[Phase, ...]] = {
     "tokens": ("prefill",),
     "isl": ("prefill", "mixed"),
     "prefix_reuse": ("prefill", "mixed"),
+    "cache_plane": ("prefill",),
     "osl": ("mixed",),
     "concurrency": ("mixed",),
     "max_batched_tokens": ("mixed",),
@@ -109,6 +112,7 @@ def read_configuration(flags: PredictFlags) -> Configuration:
         prompt_tokens=read_tokens(flags.isl, "--isl", 4096),
         output_tokens=read_tokens(flags.osl, "--osl", 1024),
         prefix_reuse=reuse,
+        cache_plane=None if flags.cache_plane is None else find_plane(hardware, flags.cache_plane).name,
         concurrency=read_tokens(flags.concurrency, "--concurrency", 1),
         batched_tokens=read_tokens(flags.max_batched_tokens, "--max-batched-tokens", 8192),
         length_spread=read_fraction(flags.length_spread, "--length-spread", 0.0, below_one=True),

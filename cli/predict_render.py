@@ -8,6 +8,7 @@ from planner.imbalance import MIXED
 from planner.interval import Interval
 from planner.memory import Memory
 from planner.predict import Prediction
+from planner.prefixes import POOL_BYTES, prefixes_held
 from planner.strategy import format_strategy
 from podplan.units import format_bytes, format_count, format_duration
 
@@ -102,7 +103,13 @@ def assumptions(flags: PredictFlags, answer: Prediction) -> dict[str, object]:
         }
         if asked.model.moe.shared_experts:
             taken["shared_experts"] = shared_text(answer)
+    if asked.prefix_reuse and asked.phase == "prefill":
+        taken["cache_plane"] = "none: reused prefixes are in device memory"
     named = {name: value for name, value in taken.items() if _defaulted(getattr(flags, name))}
+    if asked.cache_plane and asked.prefix_reuse:
+        held = prefixes_held(answer.deployment, asked.prompt_tokens * asked.prefix_reuse)
+        pool = f"{format_bytes(POOL_BYTES)} on plane {asked.cache_plane}"
+        named["prefix_pool"] = f"a pool of {pool} holds {format_count(held)} such prefixes"
     if asked.model.moe is not None and asked.balance.kind in ("measured", "none") and asked.strategy.moe_ep > 1:
         named["expert_load_distribution"] = f"{MIXED.name}: {MIXED.source}"
     return named

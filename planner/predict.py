@@ -23,6 +23,7 @@ from planner.manifest.stepcost import StepSeconds
 from planner.manifest.terms import StepCost, StepLoad
 from planner.memory import Memory, expert_device_memory, memory
 from planner.mixed import ClosedLoop
+from planner.prefixes import find_plane, loading_operator
 from planner.strategy import Strategy
 from podplan.errors import BadInput
 
@@ -34,7 +35,8 @@ class Configuration:
     ``batch`` requests per DP rank (decode), ``tokens`` prompt tokens per device and pass (prefill),
     ``concurrency`` requests in the instance (mixed). ``requests`` puts that many requests into the
     whole instance instead of filling every rank alike. ``length_spread`` lets prompts and answers of the
-    closed loop vary evenly by that share around their means.
+    closed loop vary evenly by that share around their means. ``cache_plane`` brings the reused prefixes of
+    a prefill pass from a pool; None: they are in device memory.
     """
 
     model: ModelSpec
@@ -59,6 +61,7 @@ class Configuration:
     batched_tokens: float = 8192.0
     requests: int | None = None
     length_spread: float = 0.0
+    cache_plane: str | None = None
     host: HostCosts = field(default_factory=HostCosts)
 
 
@@ -131,6 +134,7 @@ class _Service:
     steps: tuple[_Step, ...]
     memory: Memory
     expert_memory: Memory | None = None
+    loading: Operator | None = None
     about_seconds: float
     tpot_seconds: float | None = None
     ttft_seconds: float | None = None
@@ -147,7 +151,8 @@ class _Service:
     @property
     def iteration_seconds(self) -> float:
         """The mean iteration."""
-        return sum(step.seconds * step.weight for step in self.steps)
+        waited = self.loading.exposed_seconds if self.loading else 0.0
+        return sum(step.seconds * step.weight for step in self.steps) + waited
 
 
 def predict(configuration: Configuration) -> Prediction:
@@ -203,6 +208,8 @@ def _answer(configuration: Configuration, service: _Service) -> Prediction:
     """Return the service broken down into operators."""
     parts = [(operators(service.cost, step.load, step.timed), step.weight) for step in service.steps]
     rows = parts[0][0] if len(parts) == 1 else _merged(parts)
+    if service.loading is not None:
+        rows = (*rows, service.loading)
     iteration = service.iteration_seconds
     step = interval(iteration, rows, phase=configuration.phase)
     ttft = service.ttft_seconds
@@ -285,7 +292,12 @@ def _prefill(configuration: Configuration, deployment: Deployment, cost: StepCos
     for each in passes:
         load = _alone(configuration, each.load)
         steps.append(_Step(load, fastest_step(cost, load, configuration.microbatches), 1 / len(passes)))
-    ttft = sum(step.seconds for step in steps)
+    loading = None
+    if configuration.cache_plane is not None and configuration.prefix_reuse:
+        plane = find_plane(configuration.hardware, configuration.cache_plane)
+        reused = float(steps[0].load.prefill_context_tokens)
+        loading = loading_operator(deployment, plane, reused, len(passes))
+    ttft = sum(step.seconds for step in steps) + (loading.seconds * len(passes) if loading else 0.0)
     prompts = sum(each.tokens for each in passes) * configuration.strategy.attention_dp
     if configuration.requests is not None:
         prompts = configuration.requests * configuration.prompt_tokens
@@ -300,6 +312,7 @@ def _prefill(configuration: Configuration, deployment: Deployment, cost: StepCos
         memory=memory(
             deployment, kv_tokens=kv_tokens, sequences=prompts_held, tokens=widest / configuration.strategy.pp
         ),
+        loading=loading,
         about_seconds=ttft,
         ttft_seconds=ttft,
         tokens_per_second=prompts / ttft,
