@@ -127,7 +127,7 @@ BAD: list[tuple[list[str], list[str]]] = [
     ([*MIXED, "--mtp", "1"], ["--mtp", "qwen3-32b"]),
     ([*DECODE, "--mtp", "9"], ["--mtp", "8"]),
     ([*DECODE, "--mtp", "1", "--mtp-acceptance", "1.2"], ["--mtp-acceptance", "from 0 to 1"]),
-    ([*PREFILL, "--prefix-reuse", "0.5", "--cache-plane", "nvlink"], ["--cache-plane", "rdma"]),
+    ([*PREFILL, "--prefix-reuse", "0.5", "--cache-plane", "vpc"], ["--cache-plane", "nvlink"]),
     ([*PREFILL, "--prefix-reuse", "1"], ["--prefix-reuse", "not including, 1"]),
     ([*DECODE[:7], "DP=32, EP=33", *DECODE[8:]], ["--strategy"]),
     ([*DECODE[:7], "TP=3 + DP=8, EP=24", *DECODE[8:]], ["--strategy", "128 heads"]),
