@@ -56,7 +56,7 @@ def deploy(
     Nothing here was launched on hardware; docs/deploy.md says what is validated and what is not.
     """
     read = read_manifest(manifest)
-    profile = load_engine(engine or read.engine.id)
+    profile = load_engine(engine or planned_engine(read))
     chosen = _kind(profile, read, platform, kind)
     if out is None and not dry_run and diff is None:
         raise BadInput("--out: give the folder to write, or --dry-run to see what it would hold")
@@ -67,6 +67,11 @@ def deploy(
         _write(made, out, force)
     data = _data(made, changes, None if dry_run else out)
     print_json(data) if json else _show(made, changes, out, dry_run)
+
+
+def planned_engine(read: Manifest) -> str:
+    """Return the engine that a manifest was planned for; the reference engine has the version of its podplan."""
+    return read.engine.id if read.engine.id == "reference" else f"{read.engine.id}@{read.engine.version}"
 
 
 def _kind(profile: EngineProfile, read: Manifest, platform: str, kind: str | None) -> PlatformKind:

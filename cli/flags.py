@@ -1,12 +1,14 @@
 """Flags that several commands share: each reader returns a value or names the flag and what would be right."""
 
 import math
+from collections.abc import Sequence
 from typing import TypeVar
 
 from hardware.formats import storable
 from hardware.spec import Dtype, HardwareSpec
 from models.spec import ModelSpec
 from planner.deployment import default_weights
+from planner.engines.accelerators import broken_accelerator
 from planner.engines.loader import load_engine
 from planner.layouts import Shared
 from podplan.errors import BadInput
@@ -19,10 +21,16 @@ MOST_DRAFTS = 8
 MOST_TOKENS = 1_000_000_000
 
 
-def check_engine(text: str | None) -> None:
-    """Raise BadInput for an engine or a version that is not known, and for one that has no cost model."""
-    if text is not None and load_engine(text).engine != "reference":
-        raise BadInput(f"--engine: {text} has no cost model here; only the engine reference is costed so far")
+def read_engine(text: str | None, machines: Sequence[HardwareSpec]) -> str:
+    """Return ``reference`` or NAME@VERSION; BadInput for an engine that is not known or not for these devices."""
+    if text is None:
+        return "reference"
+    profile = load_engine(text)
+    for hardware in machines:
+        broken = broken_accelerator(profile, hardware)
+        if broken is not None:
+            raise BadInput(f"--engine: {broken.sentence}")
+    return profile.engine if profile.engine == "reference" else f"{profile.engine}@{profile.versions.pinned}"
 
 
 def flag_name(field: str) -> str:

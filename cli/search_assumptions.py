@@ -7,6 +7,8 @@ from hardware.spec import HardwareSpec
 from planner.imbalance import MIXED
 from planner.plan import Plan
 from planner.question import Machines, Question
+from planner.reachable import REFERENCE
+from planner.space import engine_cut
 from podplan.units import format_duration
 
 
@@ -86,6 +88,8 @@ def _implied(asked: SearchInput) -> dict[str, object]:
         if question.workload.prefix_reuse and "prefix_reuse" in asked.flags.defaulted:
             reuse = question.workload.prefix_reuse
             implied["reuse"] = f"{reuse:.3g} of the prompt tokens, of a cache without limit"
+    if question.engine != REFERENCE:
+        implied["engine_layouts"] = {role: engine_cut(question, role) for role in ("prefill", "decode")}
     if asked.flags.machines.size is None:
         implied["size"] = _sizes(question)
     if question.model.moe is not None and question.balance.kind in ("measured", "none"):

@@ -5,9 +5,9 @@ from dataclasses import dataclass, fields
 from typing import get_args
 
 from cli.flags import (
-    check_engine,
     read_choice,
     read_drafts,
+    read_engine,
     read_fraction,
     read_microbatches,
     read_redundant,
@@ -84,13 +84,13 @@ def read_search(flags: SearchFlags) -> SearchInput:
     """
     model = load_model(flags.model)
     prefill, decode = read_machines(flags.machines, model)
-    check_engine(flags.engine)
     asked = read_traffic(flags.traffic, model)
     objective = _objective(flags, asked, (prefill, decode))
     question = Question(
         model=model,
         prefill=prefill,
         decode=decode,
+        engine=read_engine(flags.engine, (prefill.hardware, decode.hardware)),
         workload=asked.workload,
         ttft_seconds=read_limit(DEFAULT_TTFT if flags.ttft is None else flags.ttft, "--ttft"),
         tpot_seconds=read_limit(DEFAULT_TPOT if flags.tpot is None else flags.tpot, "--tpot"),

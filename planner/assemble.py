@@ -56,7 +56,7 @@ def assemble(plan: Plan, question_answers: Mapping[str, Answer]) -> Manifest:
         made_by=MadeBy(podplan=VERSION, question=dict(question_answers), seed=SEED),
         clusters=floor.clusters(),
         model=EmbeddedModel(sha256=spec_hash(question.model), spec=question.model),
-        engine=Engine(id=question.engine, version=VERSION),
+        engine=_engine(question.engine),
         workload=_workload(question, plan.requests_per_second),
         service_levels=limits,
         pools=sorted(pools, key=lambda pool: pool.role != "prefill"),
@@ -66,6 +66,12 @@ def assemble(plan: Plan, question_answers: Mapping[str, Answer]) -> Manifest:
         routing=Routing(prefill="round_robin"),
         predicted=predicted(plan, limits),
     )
+
+
+def _engine(engine: str) -> Engine:
+    """Return the engine's id and version; the reference engine is podplan's own."""
+    name, _, version = engine.partition("@")
+    return Engine(id=name, version=version or VERSION)
 
 
 @dataclass(slots=True)

@@ -6,7 +6,7 @@ from typing import TypeVar
 from planner.decode_candidates import Count, DecodeCandidate, Floor, decode_candidates
 from planner.prefill_candidates import PrefillCandidate, prefill_candidates
 from planner.question import Question
-from planner.space import Row, groups, role_rows
+from planner.space import Group, Row, groups, role_rows
 
 Candidate = TypeVar("Candidate", PrefillCandidate, DecodeCandidate)
 
@@ -33,7 +33,7 @@ def prefill_found(question: Question, count: Count) -> list[PrefillCandidate]:
         known = {candidate.devices for candidate in found}
         rows = [row for row in rows if row.strategy.devices not in known]
         for microbatches in sorted(usable_microbatches(question), reverse=True):
-            for group in groups(question, "prefill", rows, 0):
+            for group in groups(question, "prefill", _overlapping(rows, microbatches), 0):
                 found += prefill_candidates(question, group, microbatches, count, longest, floor_of(found))
     return best_per_size(found)
 
@@ -48,9 +48,14 @@ def decode_found(question: Question, count: Count, tpot_seconds: float, rows: Se
     found: list[DecodeCandidate] = []
     for drafts in sorted(question.drafts, reverse=True):
         for microbatches in sorted(usable_microbatches(question), reverse=True):
-            for group in groups(question, "decode", rows, drafts):
+            for group in groups(question, "decode", _overlapping(rows, microbatches), drafts):
                 found += decode_candidates(question, group, microbatches, count, tpot_seconds, floor_of(found))
     return best_per_size(found)
+
+
+def _overlapping(rows: Sequence[Row], microbatches: int) -> list[Row]:
+    """Return the rows in which the engine runs so many microbatches."""
+    return [row for row in rows if row.microbatches >= microbatches]
 
 
 def floor_of(found: Sequence[PrefillCandidate] | Sequence[DecodeCandidate]) -> Floor:
@@ -61,6 +66,9 @@ def floor_of(found: Sequence[PrefillCandidate] | Sequence[DecodeCandidate]) -> F
     return floor
 
 
-def usable_microbatches(question: Question) -> Sequence[int]:
-    """Two microbatches overlap attention with experts: a dense model has nothing to gain."""
-    return question.microbatches if question.model.moe is not None else (1,)
+def usable_microbatches(question: Question, group: Group | None = None) -> Sequence[int]:
+    """Two microbatches overlap attention with experts: a dense model has nothing to gain, some engines cannot."""
+    if question.model.moe is None:
+        return (1,)
+    most = group.rows[0].microbatches if group is not None and group.rows else 2
+    return tuple(parts for parts in question.microbatches if parts <= most)

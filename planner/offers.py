@@ -83,7 +83,7 @@ def _decode_table(question: Question, group: Group, drafts: int, count: Count) -
     batch, seconds = np.zeros(len(group.rows)), np.full(len(group.rows), np.inf)
     chosen = np.zeros(len(group.rows), dtype=np.int64)
     compared = np.full((len(group.rows), len(COMPARED_BATCHES)), np.inf)
-    for microbatches in sorted(usable_microbatches(question), reverse=True):
+    for microbatches in sorted(usable_microbatches(question, group), reverse=True):
         measure = IterationTime(cost, spread, kv, microbatches, count)
         # Only where these microbatches do the batch known so far can they do a larger one.
         low = np.maximum(batch, least_batch(group, microbatches))
@@ -195,14 +195,14 @@ def _prefill_table(
     microbatches = np.ones((number, len(budgets)), dtype=np.int64)
     cost = stacked(balanced_cost(group.deployment, question.balance))
     ranks = np.asarray(group.deployment.strategy.attention_dp)
-    for parts in usable_microbatches(question):
+    for parts in usable_microbatches(question, group):
         single = np.minimum(single, pass_seconds(cost, workload, 1.0, 1.0 / ranks, budgets[0][1], parts))
         count.evaluated += number
     for start, stop in _blocks(budgets, number):
         prompts, chunks = np.array([prompts for prompts, _ in budgets[start:stop]], dtype=float), budgets[start][1]
         fits = np.stack([prefill_fits(group.deployment, workload, int(each), chunks) for each in prompts])
         fullest = busiest_prompts(workload, prompts[:, None], ranks)  # [budgets, rows]
-        for parts in usable_microbatches(question):
+        for parts in usable_microbatches(question, group):
             took = pass_seconds(cost, workload, fullest, prompts[:, None], chunks, parts)
             took = np.where(fits, took, np.inf).T
             count.evaluated += took.size

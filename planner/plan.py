@@ -6,6 +6,7 @@ from functools import cached_property
 
 from planner.decode_candidates import DecodeCandidate
 from planner.decode_queue import DecodeState
+from planner.hostcosts import host_costs
 from planner.latency import decode_load
 from planner.memory import Memory, memory
 from planner.operating import DecodeServer, PrefillServer, kv_transfer_seconds
@@ -212,6 +213,7 @@ def decode_prediction(question: Question, candidate: DecodeCandidate) -> Predict
             microbatches=candidate.microbatches,
             batch=candidate.batch,
             kv_tokens=running_kv_tokens(question.workload).mean_tokens,
+            host=host_costs(None if question.engine == "reference" else question.engine),
         )
     )
 

@@ -55,4 +55,5 @@ class Question:
     redundant: int | None = None
     shared: Shared = "auto"
     engine: str = "reference"
+    """``reference`` or NAME@VERSION of a profile in ``planner/engines``."""
     survive: Loss | None = None

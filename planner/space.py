@@ -3,6 +3,7 @@
 Rows of one structure (the same operators exist) form a group, which is costed at once.
 """
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -12,8 +13,10 @@ from numpy.typing import NDArray
 
 from planner.deployment import Deployment, StrategyArray
 from planner.grid import device_counts, enumerate_strategies
+from planner.hostcosts import host_costs
 from planner.layouts import redundancy_choices, shared_choices
 from planner.question import Machines, Question
+from planner.reachable import REFERENCE, cut_reason, most_microbatches, summary
 from planner.strategy import Strategy
 from podplan.errors import BadInput
 
@@ -32,6 +35,8 @@ class Row:
     strategy: Strategy
     redundant: int
     dedicated: int
+    microbatches: int = 2
+    """Most microbatches that the engine overlaps in this layout."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +75,16 @@ def role_rows(question: Question, role: Role) -> list[Row]:
         for dedicated in shared_choices(moe, strategy, question.shared, role == "decode"):
             for redundant in redundancy_choices(moe, strategy, dedicated, question.redundant):
                 if possible(question, strategy, dedicated, redundant):
-                    rows.append(Row(strategy, redundant, dedicated))
+                    parts = most_microbatches(question, role, strategy, redundant, dedicated)
+                    rows += [Row(strategy, redundant, dedicated, parts)] if parts else []
     return rows
+
+
+def engine_cut(question: Question, role: Literal["prefill", "decode"]) -> str:
+    """Say how many layouts of a role the engine leaves of all, and how many each of its rules cut."""
+    every = role_rows(replace(question, engine=REFERENCE), role)
+    reasons = [cut_reason(question, role, row.strategy, row.redundant, row.dedicated) for row in every]
+    return summary(reasons.count(None), Counter(reason for reason in reasons if reason))
 
 
 def pool_counts(machines: Machines) -> list[int]:
@@ -112,9 +125,10 @@ def check_layouts(question: Question) -> None:
 
 
 def structure(row: Row) -> tuple[bool, ...]:
-    """What must be common to a group: EP or not, one DP group or several, staging, dedicated ranks."""
+    """What must be common to a group: EP or not, one DP group or several, staging, dedicated ranks, overlap or not."""
     strategy = row.strategy
-    return (strategy.moe_ep > 1, strategy.attention_dp == 1, strategy.staged, row.dedicated > 0)
+    overlaps = row.microbatches > 1
+    return (strategy.moe_ep > 1, strategy.attention_dp == 1, strategy.staged, row.dedicated > 0, overlaps)
 
 
 def groups(question: Question, role: Role, rows: Iterable[Row], drafts: int) -> list[Group]:
@@ -131,13 +145,19 @@ def groups(question: Question, role: Role, rows: Iterable[Row], drafts: int) -> 
         weights=machines.weights,
         kv_dtype=question.kv_dtype,
         drafts=drafts,
+        host_seconds=host_costs(question.engine).step_seconds if _has_gap(question, role) else None,
     )
     result = []
-    for (_, _, staged, _), members in found.items():
+    for (_, _, staged, *_), members in found.items():
         table = degree_table(members)
         own = replace(base, strategy=replace(Strategy(), staged=staged))
         result.append(Group(members, table, table_deployment(own, table)))
     return result
+
+
+def _has_gap(question: Question, role: str) -> bool:
+    """Whether the engine's own gap between steps counts: of decode, for of prefill none is published."""
+    return role == "decode" and question.engine != REFERENCE
 
 
 def degree_table(rows: list[Row]) -> NDArray[np.float64]:

@@ -169,7 +169,7 @@ def test_no_plan_is_told_with_the_limit(tmp_path: Path, capsys: pytest.CaptureFi
         ([*SMALL, "--objective", "throughput", "--rate", "5/s"], "leave one out"),
         ([*SMALL, "--rate", "5"], "--rate: '5' is not a rate"),
         ([*SMALL, "--percentile", "100"], "--percentile: '100'"),
-        ([*SMALL, "--engine", "sglang"], "only the engine reference"),
+        ([*SMALL, "--engine", "xllm"], "xLLM runs here on Ascend devices"),
         ([*SMALL, "--format", "azure"], "--trace FILE"),
         ([*SMALL, "--isl-cv", "x"], "--isl-cv: 'x'"),
         ([*SMALL, "--prefix-reuse", "1"], "--prefix-reuse: '1'"),

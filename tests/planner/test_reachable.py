@@ -1,0 +1,82 @@
+"""A search for an engine plans only what that engine can run, and says what it cut."""
+
+from dataclasses import replace
+
+import pytest
+
+from planner.assemble import assemble
+from planner.engines.loader import load_engine
+from planner.engines.rules import Setup, broken_rule
+from planner.reachable import REFERENCE
+from planner.space import engine_cut, role_rows, structure
+from tests.questions import small_answer, small_question
+
+ENGINES = {"vllm@0.33.0": "h100", "sglang@0.5.23": "h100", "xllm@0.9.0": "cm384", "vllm-ascend@0.23.0": "cm384"}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+def test_every_row_is_one_that_the_engine_runs(engine: str, role: str) -> None:
+    """The rows are those of the reference engine that break no rule, with the microbatches that break none."""
+    question = small_question(hardware=ENGINES[engine], devices=32, engine=engine)
+    profile, every = load_engine(engine), role_rows(replace(question, engine=REFERENCE), role)  # type: ignore[arg-type]
+    kept = role_rows(question, role)  # type: ignore[arg-type]
+    found = {(row.strategy, row.redundant, row.dedicated): row.microbatches for row in kept}
+    assert 0 < len(kept) <= len(every)
+    for row in every:
+        broken = {
+            parts: broken_rule(
+                profile,
+                Setup(
+                    strategy=row.strategy,
+                    role=role,  # type: ignore[arg-type]
+                    devices_per_node=question.decode.devices_per_node,
+                    experts=128,
+                    architecture=question.model.architecture,
+                    redundant=row.redundant,
+                    dedicated=row.dedicated,
+                    microbatches=parts,
+                ),
+            )
+            for parts in (1, 2)
+        }
+        possible = [parts for parts, rule in broken.items() if rule is None]
+        pipelined = row.strategy.pp > 1 and not profile.prefill_decode.pipeline.value
+        key = (row.strategy, row.redundant, row.dedicated)
+        assert found.get(key, 0) == (0 if pipelined else max(possible, default=0))
+
+
+def test_the_reference_engine_cuts_nothing() -> None:
+    """All rows overlap two microbatches, and the summary says that all are kept."""
+    question = small_question()
+    rows = role_rows(question, "decode")
+    assert {row.microbatches for row in rows} == {2}
+    assert engine_cut(question, "decode") == f"{len(rows)} layouts kept"
+
+
+def test_the_cut_is_told_by_rule() -> None:
+    """xLLM has no pipelines, and vLLM no hybrid of EP and TP."""
+    told = engine_cut(small_question(hardware="cm384", devices=32, engine="xllm@0.9.0"), "prefill")
+    assert "pipeline" in told and "cut (" in told
+    assert "expert-grid" in engine_cut(small_question(engine="vllm@0.33.0"), "decode")
+
+
+def test_rows_that_overlap_are_costed_apart_from_those_that_do_not() -> None:
+    """A group has one structure, so that its microbatches are the same for all its rows."""
+    rows = role_rows(small_question(engine="vllm@0.33.0"), "decode")
+    assert {row.microbatches for row in rows} == {1, 2}
+    assert structure(rows[0]) != structure(next(r for r in rows if r.microbatches != rows[0].microbatches))
+
+
+@pytest.mark.parametrize("engine", ["vllm@0.33.0", "xllm@0.9.0"])
+def test_a_plan_names_its_engine_and_is_reachable(engine: str) -> None:
+    """The manifest carries the profile's id and version."""
+    best = small_answer(hardware=ENGINES[engine], devices=32, engine=engine).best
+    assert best is not None
+    manifest = assemble(best, {})
+    assert f"{manifest.engine.id}@{manifest.engine.version}" == engine
+    pools = {pool.role: pool for pool in manifest.pools}
+    allowed = load_engine(engine).microbatching.roles.value
+    for role, pool in pools.items():
+        assert pool.microbatches == 1 or role in allowed
+        assert pool.degrees.pp == 1 and not pool.degrees.staged
