@@ -23,7 +23,6 @@ from numpy.typing import NDArray
 from planner.latency import causal_pairs
 from planner.manifest.stepcost import evaluate
 from planner.manifest.terms import StepCost, StepLoad
-from planner.mixed import ClosedLoop
 
 WAVES = 10
 """Requests of a benchmark run over those open at a time; see the module's first paragraph."""
@@ -33,6 +32,29 @@ SIMULATED_WAVES = 4
 
 _CHUNKS, _BATCHES = 25, 3
 _GOLDEN = 0.6180339887498949  # multiples of it spread evenly over (0, 1): lengths without a random generator
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClosedLoop:
+    """``concurrency`` requests on the busiest DP rank, each replaced on completion.
+
+    ``filled`` is the mean over the ranks of their requests, in units of the busiest rank's. With
+    ``whole_prompts`` the engine cuts no prompt that fits a step.
+    """
+
+    concurrency: float
+    prompt_tokens: float
+    output_tokens: float
+    batched_tokens: float
+    reuse: float = 0.0
+    acceptance_tokens: float = 1.0
+    filled: float = 1.0
+    whole_prompts: bool = False
+
+    @property
+    def new_tokens(self) -> float:
+        """Prompt tokens to compute per request."""
+        return self.prompt_tokens * (1 - self.reuse)
 
 
 @dataclass(frozen=True, slots=True)

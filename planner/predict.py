@@ -6,7 +6,7 @@ from hardware.formats import KvDtype
 from hardware.spec import Dtype, HardwareSpec
 from models.spec import ModelSpec
 from planner.breakdown import Operator, operators
-from planner.closed_loop import Measured, measure
+from planner.closed_loop import ClosedLoop, Measured, measure
 from planner.deployment import Deployment, Phase, check_disaggregation, check_slots
 from planner.hostcosts import HostCosts
 from planner.imbalance import Balance
@@ -22,7 +22,6 @@ from planner.layouts import Shared, redundancy_choices, shared_choices
 from planner.manifest.stepcost import StepSeconds
 from planner.manifest.terms import StepCost, StepLoad
 from planner.memory import Memory, expert_device_memory, memory
-from planner.mixed import ClosedLoop
 from planner.prefixes import find_plane, loading_operator
 from planner.strategy import Strategy
 from podplan.errors import BadInput

@@ -8,13 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.closed_loop import SIMULATED_WAVES, WAVES, StepTimes, lengths, measure
+from planner.closed_loop import SIMULATED_WAVES, WAVES, ClosedLoop, StepTimes, lengths, measure
 from planner.hostcosts import REQUEST_SECONDS, HostCosts, host_costs
 from planner.imbalance import parse_balance
 from planner.latency import balanced_cost, causal_pairs
 from planner.manifest.stepcost import evaluate
 from planner.manifest.terms import StepLoad
-from planner.mixed import ClosedLoop
 from podplan.errors import BadInput
 from tests.instances import instance
 
