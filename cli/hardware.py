@@ -6,8 +6,11 @@ from typing import Annotated
 import typer
 from pydantic import BaseModel
 
+from cli.exit_codes import ExitCode
 from cli.output import print_json, print_lines, print_table
-from hardware.loader import hardware_names, load_hardware
+from hardware.formats import multiplied, storable
+from hardware.gaps import gaps
+from hardware.loader import hardware_names, load_hardware, problems_of
 from hardware.spec import Fitted, HardwareSpec
 from podplan.sourced import Sourced
 from podplan.units import format_bytes, format_count, format_duration
@@ -22,7 +25,7 @@ def hardware(
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     check: Annotated[bool, typer.Option("--check", help="List what is assumed, and what is missing.")] = False,
-) -> None:
+) -> int:
     """Show the hardware of the catalogue, or one entry with the source of every value.
 
     \b
@@ -31,8 +34,11 @@ def hardware(
       plan hardware cm384
       plan hardware my-cluster.yaml --check
 
-    With --check alone every entry of the catalogue is checked.
+    With --check alone every entry of the catalogue is checked. Of a file that breaks the schema --check lists every
+    field that is missing or wrong, and ends with 2.
     """
+    if check and name is not None and (wrong := problems_of(name)):
+        return _report_problems(name, wrong, json)
     specs = [load_hardware(known) for known in ([name] if name is not None else hardware_names())]
     if check:
         _check(specs, json)
@@ -40,6 +46,7 @@ def hardware(
         _print_one(specs[0], json)
     else:
         _print_all(specs, json)
+    return ExitCode.DONE
 
 
 def sourced_values(spec: BaseModel, path: str = "") -> Iterator[tuple[str, Sourced | Fitted]]:
@@ -69,43 +76,41 @@ def _called(item: object, position: int) -> str:
     return " ".join(str(name) for name in names if isinstance(name, str)) or str(position)
 
 
-def missing_values(spec: HardwareSpec) -> list[str]:
-    """Return what the entry could state and does not, each as the path to the field."""
-    absent = [field for field in ("power_watts_per_chip", "price_usd_per_chip_hour") if getattr(spec, field) is None]
-    fitted = {(fit.op, fit.scope) for fit in spec.collectives}
-    for scope in spec.scopes:
-        if ("all_reduce", scope.name) not in fitted:
-            absent.append(f"collectives[all_reduce {scope.name}]")
-    exchanges = {(fit.direction, fit.mode) for fit in spec.exchanges}
-    for direction in ("dispatch", "combine"):
-        for mode in ("low_latency", "normal"):
-            if (direction, mode) not in exchanges:
-                absent.append(f"exchanges[{direction} {mode}]")
-    return absent
+def _report_problems(name: str, wrong: list[str], json: bool) -> int:
+    """Write what keeps an entry from loading."""
+    if json:
+        print_json({"hardware": [{"name": name, "problems": wrong}]})
+    else:
+        print_lines([f"{name}: {len(wrong)} to mend before it can be used", *(f"  wrong    {each}" for each in wrong)])
+    return ExitCode.BAD_INPUT
 
 
 def _check(specs: list[HardwareSpec], json: bool) -> None:
-    report = [
-        {
-            "name": spec.name,
-            "values": len(values := list(sourced_values(spec))),
-            "assumed": [
-                {"field": path, "source": held.source, "note": held.note}
-                for path, held in values
-                if held.kind == "assumed"
-            ],
-            "missing": missing_values(spec),
-        }
-        for spec in specs
-    ]
     if json:
-        print_json({"hardware": report})
+        print_json({"hardware": [_checked(spec) for spec in specs]})
         return
-    for spec, entry in zip(specs, report, strict=True):
-        assumed = [(path, held) for path, held in sourced_values(spec) if held.kind == "assumed"]
-        print_lines([f"{spec.name}: {entry['values']} values, {len(assumed)} assumed"])
+    for spec in specs:
+        values = list(sourced_values(spec))
+        assumed = [(path, held) for path, held in values if held.kind == "assumed"]
+        print_lines([f"{spec.name}: {len(values)} values, {len(assumed)} assumed"])
+        if spec.based_on is not None:
+            print_lines([f"  based on {spec.based_on.name}: {spec.based_on.why}"])
         print_lines([f"  assumed  {path}: {held.note or held.source}" for path, held in assumed])
-        print_lines([f"  missing  {path}" for path in missing_values(spec)])
+        print_lines([f"  missing  {gap.field}: {gap.instead}" for gap in gaps(spec)])
+
+
+def _checked(spec: HardwareSpec) -> dict[str, object]:
+    values = list(sourced_values(spec))
+    return {
+        "name": spec.name,
+        "values": len(values),
+        "based_on": spec.based_on.model_dump() if spec.based_on else None,
+        "weights": {"multiplied": list(multiplied(spec)), "dequantised": list(storable(spec)[len(multiplied(spec)) :])},
+        "assumed": [
+            {"field": path, "source": held.source, "note": held.note} for path, held in values if held.kind == "assumed"
+        ],
+        "missing": [{"field": gap.field, "instead": gap.instead} for gap in gaps(spec)],
+    }
 
 
 def _print_one(spec: HardwareSpec, json: bool) -> None:

@@ -4,7 +4,8 @@ from typing import Annotated
 
 import typer
 
-from cli.output import print_json, print_table
+from cli.output import print_json, print_lines, print_table
+from models.huggingface.families import NOT_CARRIED
 from models.loader import load_model, model_names
 from models.parameters import count_parameters
 from models.spec import ModelSpec
@@ -35,7 +36,7 @@ def models(
         return
     specs = [load_model(known) for known in model_names()]
     if json:
-        print_json({"models": [_summary(spec) for spec in specs]})
+        print_json({"models": [_summary(spec) for spec in specs], "not_carried": NOT_CARRIED})
         return
     print_table(
         ["name", "parameters", "active", "layers", "attention", "experts", "checkpoint", "also called"],
@@ -45,7 +46,7 @@ def models(
                 format_count(count_parameters(spec).total),
                 format_count(count_parameters(spec).active),
                 str(spec.layers),
-                spec.attention.kind.upper(),
+                _attention(spec),
                 f"{spec.moe.experts_per_token} of {spec.moe.experts}" if spec.moe else "dense",
                 spec.native_dtype,
                 ", ".join(alias for alias in spec.aliases if "/" not in alias),
@@ -54,6 +55,19 @@ def models(
         ],
         right=["parameters", "active", "layers"],
     )
+    print_lines([f"Not carried: {architecture}: {why}." for architecture, why in NOT_CARRIED.items()])
+
+
+def _attention(spec: ModelSpec) -> str:
+    """Name the kinds of attention of a model, with how many layers have each where they differ."""
+    attention = spec.attention
+    if attention.kind == "mla":
+        return f"MLA, sparse over {attention.indexer.top_k}" if attention.indexer else "MLA"
+    if spec.linear_attention:
+        return f"{spec.kv_layers} GQA, {spec.linear_attention.layers} delta-net"
+    if attention.window:
+        return f"GQA, {attention.window.layers} within {attention.window.tokens}"
+    return "GQA"
 
 
 def _summary(spec: ModelSpec) -> dict[str, object]:
@@ -84,13 +98,16 @@ def _show(spec: ModelSpec) -> None:
     ]
     plain = spec.model_dump(exclude={"schema_version", "name", "title", "aliases", "source"})
     for key, value in plain.items():
-        if key.startswith("published_"):
-            continue
-        if isinstance(value, dict):
-            rows += [[f"{key}.{inner}", _text(held), ""] for inner, held in value.items()]
-        else:
-            rows.append([key, _text(value), ""])
+        if not key.startswith("published_"):
+            rows += _rows(key, value)
     print_table(["field", "value", "beside"], rows, title=f"{spec.title} ({spec.name}), from {spec.source}")
+
+
+def _rows(key: str, value: object) -> list[list[str]]:
+    """Return a row per field, of a section and what is nested in it a row per field of those."""
+    if isinstance(value, dict):
+        return [row for inner, held in value.items() for row in _rows(f"{key}.{inner}", held)]
+    return [[key, _text(value), ""]]
 
 
 def _beside_published(counted: int, published: Sourced | None) -> str:

@@ -142,13 +142,23 @@ def _scaled_collective(fit: Data, own: list[Data], base: list[Data]) -> Data | N
     if fit["scope"] not in rates:
         return None
     ratio = rates[fit["scope"]] / next(_rate(scope) for scope in base if scope["name"] == fit["scope"])
-    return fit | {"protocols": [_faster(protocol, ratio) for protocol in fit["protocols"]]}
+    return _noted(fit, [ratio]) | {"protocols": [_faster(protocol, ratio) for protocol in fit["protocols"]]}
 
 
 def _scaled_exchange(fit: Data, own: list[Data], base: list[Data]) -> Data:
     """Return an exchange with every degree at the ratio of the bandwidths that a group of that degree crosses."""
-    points = [_faster(point, _rate_at(own, point) / _rate_at(base, point)) for point in fit["points"]]
-    return fit | {"points": points}
+    ratios = [_rate_at(own, point) / _rate_at(base, point) for point in fit["points"]]
+    points = [_faster(point, ratio) for point, ratio in zip(fit["points"], ratios, strict=True)]
+    return _noted(fit, ratios) | {"points": points}
+
+
+def _noted(fit: Data, ratios: list[float]) -> Data:
+    """Return a fit whose note says by how much its rates were multiplied."""
+    told = ", ".join(f"{ratio:.3g}" for ratio in dict.fromkeys(ratios))
+    if told == "1":
+        return fit
+    note = f"; {fit['note']}" if fit.get("note") else ""
+    return fit | {"note": f"rates times {told} as the links{note}"}
 
 
 def _faster(item: Data, ratio: float) -> Data:

@@ -7,7 +7,7 @@ from hardware.spec import HardwareSpec
 from podplan.errors import BadInput
 from podplan.files import read_yaml
 from podplan.names import suggest
-from podplan.validation import validate
+from podplan.validation import problems, validate
 
 CATALOG = Path(__file__).parent / "catalog"
 
@@ -56,8 +56,26 @@ def load_hardware(name_or_path: str) -> HardwareSpec:
     return _load(_resolve(name_or_path), ())
 
 
+def problems_of(name_or_path: str) -> list[str]:
+    """Return everything that keeps an entry from loading, a sentence each; none for one that loads.
+
+    Raises BadInput where there is no entry to look at: an unknown name, a missing file, or text that is not YAML.
+    """
+    path = _resolve(name_or_path)
+    entry = read_yaml(path)
+    try:
+        return problems(HardwareSpec, _filled(path, entry, ()))
+    except BadInput as error:  # what is taken over cannot be found or scaled
+        return [str(error).removeprefix(f"{path}: ")]
+
+
 def _load(path: Path, above: tuple[Path, ...]) -> HardwareSpec:
     """Return the entry in ``path``; ``above`` are the entries that are based on it."""
+    return validate(HardwareSpec, _filled(path, read_yaml(path), above), str(path))
+
+
+def _filled(path: Path, entry: object, above: tuple[Path, ...]) -> object:
+    """Return plain data with what the entry takes over from its siblings."""
     if path in above:
         raise BadInput(f"{above[0]}: based_on leads in a circle over {path}; base one of them on nothing")
 
@@ -65,7 +83,7 @@ def _load(path: Path, above: tuple[Path, ...]) -> HardwareSpec:
         found = _resolve(name)
         return _load(found if found.is_relative_to(CATALOG) else path.parent / found, (*above, path))
 
-    return validate(HardwareSpec, resolve(read_yaml(path), str(path), sibling), str(path))
+    return resolve(entry, str(path), sibling)
 
 
 def _resolve(name_or_path: str) -> Path:

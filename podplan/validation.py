@@ -27,6 +27,18 @@ def validate(model: type[Model], data: object, where: str) -> Model:
         raise BadInput(f"{where}: {_sentence(first, model, data)}") from None
 
 
+def problems(model: type[BaseModel], data: object) -> list[str]:
+    """Return everything that is wrong with ``data``, a sentence per field in the order of the schema; none if nothing.
+
+    A mistyped key gives one sentence, though it is both unknown and missing.
+    """
+    try:
+        model.model_validate(data)
+    except ValidationError as error:
+        return [_sentence(detail, model, data) for detail in error.errors(include_url=False)]
+    return []
+
+
 def _sentence(detail: ErrorDetails, model: type[BaseModel], data: object) -> str:
     path = _path(detail, data)
     if detail["type"] == "extra_forbidden":

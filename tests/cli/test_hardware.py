@@ -1,11 +1,13 @@
 """`plan hardware`."""
 
 import json
+from pathlib import Path
 
 import pytest
 
-from cli.hardware import missing_values, sourced_values
+from cli.hardware import sourced_values
 from cli.main import main
+from hardware.gaps import gaps
 from hardware.loader import hardware_names, load_hardware
 
 
@@ -34,7 +36,39 @@ def test_check_tells_what_is_assumed_and_missing(capsys: pytest.CaptureFixture[s
     assert main(["hardware", "cm384", "--check", "--json"]) == 0
     (entry,) = json.loads(capsys.readouterr().out)["hardware"]
     assert [item["field"] for item in entry["assumed"]] == assumed
-    assert entry["missing"] == missing_values(spec)
+    assert [item["field"] for item in entry["missing"]] == [gap.field for gap in gaps(spec)]
+
+
+def test_check_says_what_an_entry_is_based_on(capsys: pytest.CaptureFixture[str]) -> None:
+    """Whose figures stand in, and which types its weights may have."""
+    assert main(["hardware", "gb300", "--check"]) == 0
+    assert "based on gb200: the same rack" in capsys.readouterr().out
+    assert main(["hardware", "l40s", "--check", "--json"]) == 0
+    (entry,) = json.loads(capsys.readouterr().out)["hardware"]
+    assert entry["based_on"]["name"] == "h100"
+    assert entry["weights"] == {"multiplied": ["bf16", "fp8"], "dequantised": ["int4", "mxfp4", "nvfp4"]}
+    assert "price_usd_per_chip_hour" in [item["field"] for item in entry["missing"]]
+
+
+def test_check_lists_everything_that_is_wrong_with_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """All fields at once, so that an entry is mended in one go; without --check the first alone."""
+    path = tmp_path / "mine.yaml"
+    path.write_text("schema_version: 1\nname: mine\ntitel: My machine\ndevice: {title: GPU}\n", encoding="utf-8")
+    assert main(["hardware", str(path), "--check"]) == 2
+    shown = capsys.readouterr().out
+    for told in ("titel is not a known key; did you mean title", "device.memory_bytes is missing", "scopes is missing"):
+        assert f"wrong    {told}" in shown
+    assert main(["hardware", str(path), "--check", "--json"]) == 2
+    (entry,) = json.loads(capsys.readouterr().out)["hardware"]
+    assert len(entry["problems"]) == shown.count("  wrong  ")
+    assert main(["hardware", str(path)]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
+    path.write_text("name: mine\nbased_on: {name: h101, why: sibling}\n", encoding="utf-8")
+    assert main(["hardware", str(path), "--check"]) == 2
+    assert "wrong    hardware 'h101' is neither one of" in capsys.readouterr().out
+    path.write_text("name: [", encoding="utf-8")
+    assert main(["hardware", str(path), "--check"]) == 2
+    assert "line" in capsys.readouterr().err
 
 
 def test_json_gives_devices_and_chips(capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,6 +16,17 @@ def test_the_table_lists_every_model(capsys: pytest.CaptureFixture[str]) -> None
     assert "671G" in shown
 
 
+def test_the_table_names_the_kinds_of_attention(capsys: pytest.CaptureFixture[str]) -> None:
+    """Windows, sparse attention and hybrids are told apart, and what is not carried is listed with the reason."""
+    assert main(["models"]) == 0
+    shown = capsys.readouterr().out
+    for told in ("GQA, 18 within 128", "MLA, sparse over 2048", "12 GQA, 36 delta-net"):
+        assert told in shown
+    assert "Not carried: deepseek_v4: its attention over compressed keys" in shown
+    assert main(["models", "gpt-oss-20b"]) == 0
+    assert "attention.window.tokens" in capsys.readouterr().out
+
+
 def test_one_model_shows_its_parameters_beside_the_published_ones(capsys: pytest.CaptureFixture[str]) -> None:
     """DeepSeek-R1 has 671 thousand million parameters (its model card), counted here from the dimensions."""
     assert main(["models", "DeepSeek-R1"]) == 0

@@ -87,6 +87,7 @@ def test_rates_follow_the_bandwidths(tmp_path: Path) -> None:
     }
     assert ratios.pop(8) == pytest.approx(2.0)
     assert list(ratios.values()) == pytest.approx([0.5] * len(ratios))
+    assert "of h100: rates times 2, 0.5 as the links" in (mine.exchanges[0].note or "")
 
 
 def test_what_is_stated_wins(tmp_path: Path) -> None:

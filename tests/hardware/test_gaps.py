@@ -1,0 +1,41 @@
+"""What entries lack, and what is said to stand in for it."""
+
+import pytest
+
+from hardware.gaps import gaps
+from hardware.loader import hardware_names, load_hardware
+from planner.collectives import collective_fit
+
+
+def test_what_is_not_stated_is_named_with_what_stands_in() -> None:
+    """Of an entry robbed of a few fits, each is named, and the fit that stands in is the one that is used."""
+    hw = load_hardware("h100")
+    kept = [fit for fit in hw.collectives if (fit.op, fit.scope) != ("all_gather", "node") and not fit.in_graph]
+    exchanges = [fit for fit in hw.exchanges if fit.mode != "normal" and fit.direction != "combine"]
+    robbed = hw.model_copy(update={"collectives": kept, "exchanges": exchanges, "price_usd_per_chip_hour": None})
+    found = {gap.field: gap.instead for gap in gaps(robbed)}
+    assert found == {
+        "collectives[all_gather node]": "the fit of the scope cluster stands in",
+        "collectives[all_reduce node, in_graph]": "decode pays the start-up of collectives outside a captured graph",
+        "exchanges[dispatch normal]": "the fit of the mode low_latency stands in",
+        "exchanges[combine low_latency]": "expert parallelism is refused",
+        "exchanges[combine normal]": "expert parallelism is refused",
+        "price_usd_per_chip_hour": "plans state no cost, and cost cannot be the objective",
+    }
+    assert collective_fit(robbed, "all_gather", 8, in_graph=False).scope == "cluster"
+
+
+def test_a_peak_without_fits_is_not_used() -> None:
+    """An entry that states a peak and cannot multiply it says so."""
+    hw = load_hardware("h100")
+    kernels = hw.kernels.model_copy(update={"grouped_gemm": {"bf16": hw.kernels.grouped_gemm["bf16"]}})
+    (gap,) = gaps(hw.model_copy(update={"kernels": kernels}))
+    assert (gap.field, gap.instead) == ("kernels.grouped_gemm.fp8", "its peak is not used; --weights takes bf16")
+
+
+@pytest.mark.parametrize("name", hardware_names())
+def test_catalogue_entries_lack_no_more_than_is_known(name: str) -> None:
+    """Sparse kernels of Ascend, and prices and power that nobody publishes."""
+    accepted = {"kernels.sparse_decode", "kernels.sparse_prefill", "power_watts_per_chip", "price_usd_per_chip_hour"}
+    missing = {gap.field for gap in gaps(load_hardware(name))}
+    assert {field for field in missing if "in_graph" not in field} <= accepted
