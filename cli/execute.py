@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
+from cli.execute_clock import clock_json, clock_rows, show_clock
 from cli.execute_render import report_json, show_report
 from cli.exit_codes import ExitCode
 from cli.output import print_json
@@ -29,6 +30,9 @@ def execute(
     iterations: Annotated[int, _option("--iterations", "N", "Decode iterations, 1 to 64.")] = 8,
     int8: Annotated[bool, typer.Option("--int8", help="INT8 matrices, activations and dispatch messages.")] = False,
     seed: Annotated[int, _option("--seed", "N", "Seed of weights and prompts.")] = 0,
+    clock: Annotated[
+        bool, typer.Option("--clock", help="Time the plan's collectives on a virtual clock, beside closed forms.")
+    ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> int:
     """Run the plan of a manifest on a small model of the same structure and compare it with an unsharded run.
@@ -37,6 +41,7 @@ def execute(
     Examples:
       plan execute out/manifest.yaml
       plan execute out/manifest.yaml --int8 --json
+      plan execute out/manifest.yaml --clock
 
     Every rank of the first prefill and the first decode instance runs: its shards, its experts, every collective with
     real messages. Prompts are prefilled, caches handed over, tokens decoded greedily. Exit 1 where a token, a
@@ -47,6 +52,13 @@ def execute(
     if not 0 <= seed < 2**32:
         raise BadInput(f"--seed: {seed} must be from 0 to {2**32 - 1}")
     settings = Settings(iterations=iterations, seed=seed, int8=int8, choices=Choices(int8_messages=int8))
-    report = run_check(read_manifest(manifest), settings)
-    print_json(report_json(report)) if json else show_report(report)
+    plan = read_manifest(manifest)
+    report = run_check(plan, settings)
+    rows = clock_rows(plan) if clock else []
+    if json:
+        print_json(report_json(report) | ({"clock": clock_json(rows)} if clock else {}))
+    else:
+        show_report(report)
+    if rows and not json:
+        show_clock(rows)
     return ExitCode.DONE if report.equal else ExitCode.FAULT

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from runtime.execute.kernels import Array
-from runtime.execute.transport import Endpoint
+from runtime.execute.transport import Endpoint, Operation
 
 
 @dataclass(slots=True)
@@ -39,6 +39,10 @@ class Comm:
     async def receive(self, source: int) -> Any:
         """Return the next message of the ``source``-th rank of the group."""
         return await self.endpoint.receive(self.ranks[source], self.channel, self.label)
+
+    def done(self, name: str, start: float, payload: Any) -> None:
+        """Keep on the timeline that a collective of this group ran from ``start`` to now."""
+        self.endpoint.record(Operation(name, self.label, self.size, payload), start)
 
     async def counts(self, row: Any) -> Any:
         """Give every rank of the group a number, get one from each."""
@@ -70,6 +74,7 @@ def added(parts: Sequence[Array]) -> Array:
 
 async def reduce_scatter(group: Comm, parts: Sequence[Array]) -> Array:
     """Return the sum over ranks of their ``parts[index]``; part i of every rank goes to rank i at once."""
+    start = group.endpoint.now
     for step in range(1, group.size):
         to = (group.index + step) % group.size
         group.send(to, parts[to])
@@ -77,17 +82,20 @@ async def reduce_scatter(group: Comm, parts: Sequence[Array]) -> Array:
     for step in range(1, group.size):
         source = (group.index - step) % group.size
         got[source] = await group.receive(source)
+    group.done("reduce-scatter", start, parts)
     return added(got)
 
 
 async def all_gather(group: Comm, mine: Any) -> list[Any]:
     """Return what every rank has, in rank order; each sends its own to all at once."""
+    start = group.endpoint.now
     for step in range(1, group.size):
         group.send((group.index + step) % group.size, mine)
     got = [mine] * group.size
     for step in range(1, group.size):
         source = (group.index - step) % group.size
         got[source] = await group.receive(source)
+    group.done("all-gather", start, mine)
     return got
 
 
@@ -95,9 +103,11 @@ async def all_reduce(group: Comm, x: Array) -> Array:
     """Return the sum over ranks of x [T, ·] as reduce-scatter and all-gather of its flattened parts (Eq. (2))."""
     if group.size == 1:
         return x
-    flat = np.ascontiguousarray(x).reshape(-1)
+    start, flat = group.endpoint.now, np.ascontiguousarray(x).reshape(-1)
     mine = await reduce_scatter(group, cut(flat, group.size))
-    return np.concatenate(await all_gather(group, mine)).reshape(x.shape)
+    whole = np.concatenate(await all_gather(group, mine)).reshape(x.shape)
+    group.done("all-reduce", start, x)
+    return whole
 
 
 async def all_reduce_max(group: Comm, x: Array) -> Array:
@@ -145,12 +155,13 @@ async def pairwise_all_to_all(group: Comm, parts: Sequence[Any]) -> list[Any]:
 
 async def direct_all_to_all(group: Comm, parts: Sequence[Any]) -> list[Any]:
     """Return part ``index`` of every rank; all parts leave at once, each rank starting with its neighbour."""
-    n, index = group.size, group.index
+    n, index, start = group.size, group.index, group.endpoint.now
     for step in range(1, n):
         group.send((index + step) % n, parts[(index + step) % n])
     got = [parts[index]] * n
     for step in range(1, n):
         got[(index - step) % n] = await group.receive((index - step) % n)
+    group.done("all-to-all", start, parts)
     return got
 
 

@@ -106,9 +106,10 @@ class DirectExchange:
     async def run(self, x: Array, copies: Copies, compute: Compute) -> Array:
         """Send each copy to its EP rank, compute what arrives, send it back by the metadata that came with it."""
         sent = self._messages(packed(x, self.int8), copies)
-        label = self.group.label
+        label, start = self.group.label, self.group.endpoint.now
         self.group.label = f"{label}, dispatch"
         arrived = await sparse_all_to_all(self.group, sent)
+        self.group.done("dispatch", start, list(sent.values()))
         into, back = self._windows(arrived, sent, x.shape[1])
         sources = sorted(arrived)
         rows = [into.write(source, arrived[source].rows.unpacked()) for source in sources]
@@ -116,7 +117,9 @@ class DirectExchange:
         if sources:
             out = await compute(np.concatenate(rows), np.concatenate([arrived[source].slot for source in sources]))
         self.group.label = f"{label}, combine"
+        start = self.group.endpoint.now
         replies = await self._return(arrived, sources, out, list(sent))
+        self.group.done("combine", start, out)
         self.group.label = label
         outputs = np.zeros((len(copies.token), x.shape[1]))
         for source, reply in replies.items():
@@ -184,41 +187,39 @@ class LaneExchange:
 
     async def run(self, x: Array, copies: Copies, compute: Compute) -> Array:
         """Return the lanes that this rank serves of the outputs, [c, lanes · h/m], one lane behind the other."""
-        label = self.world.label
-        sent = self._dispatch(packed(x, self.int8), copies) if self.unit >= 0 else []
-        batches: list[tuple[int, Array, Message]] = []
+        label, start = self.world.label, self.world.endpoint.now
+        sending = _Sending(self, packed(x, self.int8), copies) if self.unit >= 0 else None
+        if sending is not None and not self.in_rounds:
+            sending.rest()
         if self.inner is not None:
             self.inner.label = f"{label}, all-gather"
             self.world.label = f"{label}, dispatch"
-            batches = await self._gather(x.shape[1])
+            batches = await self._gather(x.shape[1], sending)
+            self.world.done("hybrid dispatch", start, x)
             slots = np.concatenate([message.slot for _, _, message in batches])
             out = await compute(np.concatenate([rows for _, rows, _ in batches]), slots)
             self.inner.label, self.world.label = f"{label}, reduce-scatter", f"{label}, combine"
-            await self._reply(batches, out)
-        outputs = await self._collect(sent, copies, x.shape[1]) if self.unit >= 0 else np.zeros((0, 0))
+            start = self.world.endpoint.now
+            await self._reply(batches, out, sending)
+        outputs = np.zeros((0, 0))
+        if sending is not None:
+            await sending.collect_rest()
+            outputs = sending.outputs
+        self.world.done("hybrid combine", start, outputs)
         self.world.label = label
         return outputs
 
-    def _my_lanes(self) -> list[int]:
+    @property
+    def in_rounds(self) -> bool:
+        """Whether rounds are taken in step: each unit is one EP rank's devices, so that ranks meet pair by pair."""
+        return self.fused and self.senders == self.experts
+
+    def my_lanes(self) -> list[int]:
+        """Return the lanes that this rank sends and collects."""
         me = self.world.index
         return [lane for lane in range(self.lanes.m) if self.senders[self.unit][lane] == me]
 
-    def _dispatch(self, rows: Rows, copies: Copies) -> list[Indices]:
-        """Send every EP rank its copies, nodes ahead first, and return the places of the copies per EP rank."""
-        n, m = len(self.experts), self.lanes.m
-        places = [np.flatnonzero(copies.ep == ep) for ep in range(n)]
-        for step in range(n):
-            ep = (self.ep + 1 + step) % n
-            place = places[ep]
-            self.traffic[ep] += len(place)
-            for lane in self._my_lanes():
-                taken = rows.taken(copies.token[place])
-                taken = taken if self._at_home(self.unit, ep) else taken.lane(lane, m)
-                message = Message(taken, copies.slot[place], place)
-                self.world.send(self.experts[ep][lane], message)
-        return places
-
-    def _at_home(self, unit: int, ep: int) -> bool:
+    def at_home(self, unit: int, ep: int) -> bool:
         """Whether a unit's ranks are the expert rank's own devices, which hold the whole rows already."""
         return self.senders[unit] == self.experts[ep]
 
@@ -229,19 +230,14 @@ class LaneExchange:
         units = len(self.senders)
         return [(first - 1 - step) % units for step in range(units)]
 
-    async def _gather(self, hidden: int) -> list[tuple[int, Array, Message]]:
+    async def _gather(self, hidden: int, sending: "_Sending | None") -> list[tuple[int, Array, Message]]:
         """Receive one lane of every unit's copies and gather whole rows inside the node."""
         assert self.inner is not None, "only ranks with experts gather"
         lane, units = self.inner.index, self._in_turn()
         if self.fused:
-            batches = []
-            for unit in units:
-                message = await self.world.receive(self.senders[unit][lane])
-                rows = message.rows.unpacked()
-                batches.append((unit, rows if self._at_home(unit, self.ep) else await self._joined(rows), message))
-            return batches
+            return await self._gather_as_they_come(units, sending)
         messages = [await self.world.receive(self.senders[unit][lane]) for unit in units]
-        away = [i for i, unit in enumerate(units) if not self._at_home(unit, self.ep)]
+        away = [i for i, unit in enumerate(units) if not self.at_home(unit, self.ep)]
         parts = [message.rows.unpacked() for message in messages]
         whole = await self._joined(np.concatenate([parts[i] for i in away])) if away else np.zeros((0, hidden))
         ends = np.cumsum([0, *(len(parts[i]) for i in away)])
@@ -249,12 +245,32 @@ class LaneExchange:
             parts[i] = whole[ends[number] : ends[number + 1]]
         return [(unit, parts[i], messages[i]) for i, unit in enumerate(units)]
 
+    async def _gather_as_they_come(
+        self, units: list[int], sending: "_Sending | None"
+    ) -> list[tuple[int, Array, Message]]:
+        """MixServe Algorithm 2: while a shard is gathered inside the node the next one crosses between nodes."""
+        assert self.inner is not None, "only ranks with experts gather"
+        if self.in_rounds and sending is not None:
+            sending.next()
+        batches = []
+        for unit in units:
+            message = await self.world.receive(self.senders[unit][self.inner.index])
+            if self.in_rounds and sending is not None:
+                sending.next()
+            rows = message.rows.unpacked()
+            batches.append((unit, rows if self.at_home(unit, self.ep) else await self._joined(rows), message))
+        return batches
+
     async def _joined(self, rows: Array) -> Array:
         assert self.inner is not None, "only ranks with experts gather"
         return np.concatenate(await all_gather(self.inner, rows), axis=1)
 
-    async def _reply(self, batches: list[tuple[int, Array, Message]], out: Array) -> None:
-        """Add partial outputs up inside the node, a lane per device, and send each unit its copies' lane."""
+    async def _reply(self, batches: list[tuple[int, Array, Message]], out: Array, sending: "_Sending | None") -> None:
+        """Add partial outputs up inside the node, a lane per device, and send each unit its copies' lane.
+
+        Fused this is MixServe Algorithm 1 as reduce-scatter, exchange, all-gather: while one node's sums cross, the
+        next node's are reduced.
+        """
         assert self.inner is not None, "only ranks with experts reply"
         lane, m = self.inner.index, self.lanes.m
         ends = np.cumsum([0, *(len(message.slot) for _, _, message in batches)])
@@ -265,16 +281,52 @@ class LaneExchange:
                 own = await reduce_scatter(self.inner, cut(out[ends[i] : ends[i + 1]], m, axis=1))
             else:
                 own = whole[ends[i] : ends[i + 1]]
+            if self.in_rounds and sending is not None and i:
+                await sending.collect()
             self.world.send(self.senders[unit][lane], Reply(own, message.place))
 
-    async def _collect(self, sent: list[Indices], copies: Copies, hidden: int) -> Array:
-        """Receive the replies of every EP rank for the lanes that this rank serves."""
-        lanes, n = self._my_lanes(), len(self.experts)
-        width = hidden // self.lanes.m
-        outputs = np.zeros((len(copies.token), len(lanes) * width))
-        for step in range(n):
-            ep = (self.ep + 1 + step) % n
-            for number, lane in enumerate(lanes):
-                reply = await self.world.receive(self.experts[ep][lane])
-                outputs[reply.place, number * width : (number + 1) * width] = reply.rows
-        return outputs
+
+class _Sending:
+    """One rank's copies on their way: EP ranks in turn, the node ahead first and one's own last."""
+
+    def __init__(self, exchange: LaneExchange, rows: Rows, copies: Copies) -> None:
+        """Nothing is sent yet."""
+        self.exchange, self.rows, self.copies = exchange, rows, copies
+        n, lanes = len(exchange.experts), exchange.my_lanes()
+        self.turn = [(exchange.ep + 1 + step) % n for step in range(n)]
+        width = rows.values.shape[1] // exchange.lanes.m
+        self.outputs = np.zeros((len(copies.token), len(lanes) * width))
+        self._sent, self._collected, self._lanes, self._width = 0, 0, lanes, width
+
+    def next(self) -> None:
+        """Send the next EP rank its copies, a message per lane; nothing where all are sent."""
+        exchange, copies = self.exchange, self.copies
+        if self._sent == len(self.turn):
+            return
+        ep = self.turn[self._sent]
+        self._sent += 1
+        place = np.flatnonzero(copies.ep == ep)
+        exchange.traffic[ep] += len(place)
+        for lane in self._lanes:
+            taken = self.rows.taken(copies.token[place])
+            if not exchange.at_home(exchange.unit, ep):
+                taken = taken.lane(lane, exchange.lanes.m)
+            exchange.world.send(exchange.experts[ep][lane], Message(taken, copies.slot[place], place))
+
+    def rest(self) -> None:
+        """Send all that is left."""
+        while self._sent < len(self.turn):
+            self.next()
+
+    async def collect(self) -> None:
+        """Receive the replies of the next EP rank."""
+        exchange, ep = self.exchange, self.turn[self._collected]
+        self._collected += 1
+        for number, lane in enumerate(self._lanes):
+            reply = await exchange.world.receive(exchange.experts[ep][lane])
+            self.outputs[reply.place, number * self._width : (number + 1) * self._width] = reply.rows
+
+    async def collect_rest(self) -> None:
+        """Receive all replies that are left."""
+        while self._collected < len(self.turn):
+            await self.collect()

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Generator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -33,17 +33,26 @@ class RankFailed(PodplanError):
     """A rank raised in the middle of its program; the message names rank, operation and cause."""
 
 
+class Operation(NamedTuple):
+    """A collective as one rank ran it: its name, what it was for, the ranks of its group, what the rank put in."""
+
+    name: str
+    label: str
+    ranks: int
+    payload: Any
+
+
 class LinkTimes(Protocol):
     """What the loop asks of a clock."""
 
-    def deliver(self, sender: int, receiver: int, payload: Any, now: float, label: str) -> float:
-        """Return when a message that is sent at ``now`` has arrived, and occupy the links that it crosses."""
+    def carry(self, loop: "Loop", key: Key, payload: Any, label: str) -> None:
+        """Take a message at the loop's time; call ``loop.arrive`` when it has crossed its links."""
 
     def occupy(self, rank: int, seconds: float, now: float, label: str) -> float:
         """Return when the device of ``rank`` has computed for ``seconds``, in turn with its other tasks."""
 
-    def record(self, rank: int, label: str, span: tuple[float, float], payload: int) -> None:
-        """Keep that ``rank`` spent a span of time in an operation that moved so many bytes."""
+    def record(self, rank: int, what: "Operation", start: float, end: float) -> None:
+        """Keep that ``rank`` spent a span of time in an operation."""
 
 
 @dataclass(slots=True)
@@ -113,7 +122,7 @@ class Endpoint:
         """Return the next message of ``source`` on a channel."""
         key = (self.rank, source, channel)
         box = self.loop.boxes.get(key)
-        if box and self.loop.clock is None:
+        if box:
             return box.popleft()
         return await _Wait(key, label)
 
@@ -127,10 +136,10 @@ class Endpoint:
         if self.loop.clock is not None:
             await _Compute(seconds, label)
 
-    def record(self, label: str, start: float, payload: int) -> None:
+    def record(self, what: "Operation", start: float) -> None:
         """Keep that an operation ran from ``start`` to now."""
         if self.loop.clock is not None:
-            self.loop.clock.record(self.rank, label, (start, self.now), payload)
+            self.loop.clock.record(self.rank, what, start, self.now)
 
     async def counts(self, ranks: Sequence[int], index: int, channel: Any, row: Any, label: str) -> Any:
         """Exchange one number with every rank of a group: give ``row`` [n], get what each has for this one, [n].
@@ -150,7 +159,7 @@ class Loop:
         self.now = 0.0
         self._waiting: dict[Key, _Task] = {}
         self._ready: deque[_Task] = deque()
-        self._timed: list[tuple[float, int, _Task]] = []
+        self._timed: list[tuple[float, int, _Task | Callable[[], None]]] = []
         self._order = count()
         self._tables: dict[Any, list[Any]] = {}
         self._open = 0
@@ -172,8 +181,9 @@ class Loop:
             self.boxes.clear()
             raise
         finally:
-            for task in [*tasks, *self._waiting.values(), *self._ready, *(entry[2] for entry in self._timed)]:
-                task.program.close()
+            for left in [*tasks, *self._waiting.values(), *self._ready, *(entry[2] for entry in self._timed)]:
+                if isinstance(left, _Task):
+                    left.program.close()
             for held in (self._waiting, self._ready, self._timed, self._tables):
                 held.clear()
         return {task.rank: task.value for task in tasks}
@@ -182,11 +192,10 @@ class Loop:
         """Run what can run until every task has ended."""
         while self._open:
             task = self._next()
-            if task is None:
-                if not self.poll():
-                    raise Stuck(self.waiting_sentence())
-                continue
-            self._step(task)
+            if task is not None:
+                self._step(task)
+            elif not self.poll():
+                raise Stuck(self.waiting_sentence())
 
     def poll(self) -> bool:
         """Wait for news from outside this process; False where there is no outside."""
@@ -201,7 +210,16 @@ class Loop:
     def _next(self) -> _Task | None:
         if self.clock is None:
             return self._ready.popleft() if self._ready else None
-        return heapq.heappop(self._timed)[2] if self._timed else None
+        while self._timed:
+            self.now, _, event = heapq.heappop(self._timed)
+            if isinstance(event, _Task):
+                return event
+            event()
+        return None
+
+    def at(self, time: float, event: Callable[[], None]) -> None:
+        """Call ``event`` when the clock reaches a time."""
+        heapq.heappush(self._timed, (time, next(self._order), event))
 
     def _step(self, task: _Task) -> None:
         """Run one task until it waits or ends."""
@@ -237,11 +255,8 @@ class Loop:
 
     def _give(self, task: _Task, message: Any) -> None:
         """Hand a message over; with a clock a message is (arrival, payload)."""
-        if self.clock is None:
-            task.value = message
-        else:
-            task.now, task.value = max(task.now, message[0]), message[1]
-        task.waits_for = None
+        task.value, task.waits_for = message, None
+        task.now = max(task.now, self.now)
         self._schedule(task)
 
     def _fork(self, task: _Task, fork: _Fork) -> None:
@@ -267,9 +282,10 @@ class Loop:
 
     def send(self, sender: int, to: int, channel: Any, payload: Any, label: str) -> None:
         """Put a message where its receiver finds it."""
-        if self.clock is not None:
-            payload = (self.clock.deliver(sender, to, payload, self.now, label), payload)
-        self.arrive((to, sender, channel), payload)
+        if self.clock is None:
+            self.arrive((to, sender, channel), payload)
+        else:
+            self.clock.carry(self, (to, sender, channel), payload, label)
 
     def arrive(self, key: Key, message: Any) -> None:
         """Wake the task that waits for a message, or keep the message."""

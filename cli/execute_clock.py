@@ -1,0 +1,201 @@
+"""Durations of the virtual clock beside the closed forms of the planner, with the clock's own latency and bandwidth."""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from cli.output import print_lines, print_table
+from hardware.spec import CollectiveFit, HardwareSpec, Protocol
+from planner import mixserve
+from planner.collectives import collective
+from planner.manifest.schema import Manifest
+from podplan.units import format_bytes, format_duration
+from runtime.execute.timing import Line, PoolTimes, Timing
+
+EXPLAINED_FROM = 0.15
+UNIFORM_WITHIN = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """One collective by clock and by closed form."""
+
+    role: str
+    timing: Timing
+    form: str
+    expected_seconds: float
+
+    @property
+    def gap(self) -> float:
+        """Closed form / clock - 1."""
+        return self.expected_seconds / self.timing.seconds - 1 if self.timing.seconds else 0.0
+
+
+def clock_rows(manifest: Manifest, sharing: dict[str, int] | None = None) -> list[Beside]:
+    """Time the collectives of every pool's instance and return them beside their closed forms."""
+    rows = []
+    for pool in manifest.pools:
+        hardware = manifest.clusters[pool.hardware].spec
+        for timing in PoolTimes(manifest, pool, sharing or {}).timings():
+            form, seconds = closed_form(hardware, timing)
+            rows.append(Beside(pool.role, timing, form, seconds))
+    return rows
+
+
+RINGS: dict[str, tuple[Literal["all_reduce", "reduce_scatter", "all_gather"], int]] = {
+    "ring all-reduce": ("all_reduce", 2),
+    "ring reduce-scatter": ("reduce_scatter", 1),
+    "ring all-gather": ("all_gather", 1),
+}
+
+
+def closed_form(hardware: HardwareSpec, timing: Timing) -> tuple[str, float]:
+    """Return the name of the closed form and its seconds for a timed collective."""
+    n, size, line = timing.ranks, timing.message_bytes, timing.line
+    if timing.operation in RINGS:
+        return "planner.collectives", _ring(hardware, timing)
+    if timing.operation == "all-reduce":
+        return "MixServe Eq. (2)", float(mixserve.eq2_all_reduce(size, n, _at_once(line, n)))
+    if timing.operation == "pairwise all-to-all":
+        return "MixServe Eq. (3)", float(mixserve.eq3_all_to_all(size, n, _pair(line)))
+    if timing.operation == "direct all-to-all":
+        return "MixServe Eq. (1)", float(mixserve.eq1_all_gather(size, n, _at_once(line, n)))
+    return _hybrid(timing)
+
+
+def _pair(line: Line) -> mixserve.Line:
+    """One pair talks."""
+    return mixserve.line(line.latency_seconds, line.bandwidth_bytes_per_second, element_bytes=1.0)
+
+
+def _at_once(line: Line, n: int) -> mixserve.Line:
+    """All pairs of a group talk at once: a mesh has a link for each, a switch one port for all."""
+    if line.mesh:
+        return _pair(line)
+    return mixserve.port_line(line.latency_seconds, line.bandwidth_bytes_per_second, n, element_bytes=1.0)
+
+
+def _ring(hardware: HardwareSpec, timing: Timing) -> float:
+    """The planner's collective with a fit that has the clock's latency per round and its bandwidth."""
+    op, passes = RINGS[timing.operation]
+    protocol = Protocol(
+        name="ring",
+        latency_seconds=0.0,
+        latency_per_rank_seconds=passes * timing.line.latency_seconds,
+        bandwidth_bytes_per_second=timing.line.bandwidth_bytes_per_second,
+    )
+    fits = [
+        CollectiveFit(
+            op=op,
+            scope=scope.name,
+            in_graph=False,
+            kind="assumed",
+            source="virtual clock",
+            version="1",
+            protocols=[protocol],
+        )
+        for scope in hardware.scopes
+    ]
+    timed = hardware.model_copy(update={"collectives": fits})
+    term = collective(
+        timed, op, timing.ranks, {"one": timing.message_bytes}, name=op, stage="attention", in_graph=False
+    )
+    latency, bandwidth = term.protocols[0]
+    return float(latency + term.bytes["one"] / bandwidth)
+
+
+def _hybrid(timing: Timing) -> tuple[str, float]:
+    """MixServe section III-C and III-D over n nodes of m devices; elements are bytes here."""
+    m, n = timing.per_node, timing.ranks // timing.per_node
+    links = mixserve.Links(intra=_at_once(timing.inner, m), inter=_pair(timing.line))
+    shape = mixserve.Shape(b=1.0, s=1.0, h=timing.message_bytes, k=timing.copies)
+    reduced = mixserve.eq2_all_reduce(shape.bsh, m, links.intra)
+    dispatch, combine = (f(shape, m, n, links) for f in (mixserve.fused_dispatch, mixserve.fused_combine))
+    forms = {
+        "fused dispatch": ("MixServe III-D2", dispatch),
+        "fused combine": ("MixServe III-D1", combine),
+        "synchronous dispatch": ("MixServe III-C2", mixserve.sequential_dispatch(shape, m, n, links)),
+        "synchronous combine": ("MixServe III-C2", mixserve.sequential_combine(shape, m, n, links)),
+        "pure EP as Eq. (12)": ("MixServe Eq. (12)", mixserve.eq12_expert_parallel(shape, m, n, links)),
+        "hybrid as Eq. (13)": ("MixServe Eq. (13)", mixserve.eq13_hybrid(shape, m, n, links)),
+        "hybrid, fused": ("III-D1 + III-D2", reduced + dispatch + combine),
+        "pure EP, duplicates dropped": (
+            "Eq. (2) + 2 x Eq. (3)",
+            reduced + 2 * mixserve.eq3_all_to_all(shape.bshk / m, n * m, links.inter),
+        ),
+    }
+    form, seconds = forms[timing.operation]
+    return form, float(seconds)
+
+
+def explanation(row: Beside) -> str:
+    """Say why a closed form is more than 15 % off; nothing where it is not."""
+    if abs(row.gap) <= EXPLAINED_FROM:
+        return ""
+    note = row.timing.note.strip()
+    if note:
+        return note
+    if row.timing.operation.startswith("synchronous"):
+        return "the form pays a latency per round; here all rounds are posted at once"
+    return "the form pays every round's latency; only some of the rounds cross nodes"
+
+
+def clock_json(rows: list[Beside]) -> list[dict[str, Any]]:
+    """Return the comparison for `--json`."""
+    return [
+        {
+            "role": row.role,
+            "operation": row.timing.operation,
+            "where": row.timing.where,
+            "ranks": row.timing.ranks,
+            "bytes": row.timing.message_bytes,
+            "clock_seconds": row.timing.seconds,
+            "form": row.form,
+            "form_seconds": row.expected_seconds,
+            "gap": row.gap,
+            "why": explanation(row),
+        }
+        for row in rows
+    ]
+
+
+def show_clock(rows: list[Beside]) -> None:
+    """Print clock beside closed forms, and why the far ones are far."""
+    print_table(
+        ["collective", "of", "ranks", "bytes", "clock", "closed form", "", "gap"],
+        [
+            [
+                row.timing.operation,
+                f"{row.role}, {row.timing.where}",
+                str(row.timing.ranks),
+                format_bytes(row.timing.message_bytes),
+                format_duration(row.timing.seconds),
+                format_duration(row.expected_seconds),
+                row.form,
+                f"{row.gap:+.1%}",
+            ]
+            for row in rows
+        ],
+        title="Virtual clock beside closed forms, links at unit efficiency, one microbatch at the planned batch",
+        right=["ranks", "bytes", "clock", "closed form", "gap"],
+    )
+    told = [
+        f"{row.timing.operation} ({row.role}, {row.timing.where}): {explanation(row)}."
+        for row in rows
+        if explanation(row)
+    ]
+    print_lines([*(["Gaps above 15 %:", *(f"  {line}" for line in told)] if told else []), *_order(rows)])
+
+
+def _order(rows: list[Beside]) -> list[str]:
+    """Say whether Eq. (12) and (13) order pure EP and the hybrid as the clock does."""
+    lines = []
+    for role in dict.fromkeys(row.role for row in rows):
+        named = {row.timing.operation: row for row in rows if row.role == role}
+        if "pure EP as Eq. (12)" in named:
+            pure, hybrid = named["pure EP as Eq. (12)"], named["hybrid as Eq. (13)"]
+            by_form = pure.expected_seconds > hybrid.expected_seconds
+            by_clock = pure.timing.seconds > hybrid.timing.seconds
+            agree = "agree" if by_form == by_clock else "DISAGREE"
+            faster = "the hybrid" if by_clock else "pure EP"
+            lines.append(f"{role}: Eq. (12) against Eq. (13) and the clock {agree}: {faster} is faster.")
+    return lines

@@ -1,0 +1,223 @@
+"""Virtual time of messages: latency and bandwidth per link, full duplex, contention per port and plane.
+
+A message leaves through its sender's port and enters through its receiver's; it holds both for bytes/bandwidth and
+has arrived a latency later. A port serves messages in the order in which they were sent, one at a time, and a message
+whose receiver's port is busy holds up those behind it. In a mesh every pair has ports of its own.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from hardware.links import path
+from hardware.spec import HardwareSpec
+from runtime.execute.exchange import Rows
+from runtime.execute.transport import Key, Loop, Operation
+
+COUNT_BYTES = 4.0
+
+
+@dataclass(frozen=True, slots=True)
+class Sized:
+    """A payload that is nothing but its size."""
+
+    payload_bytes: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wire:
+    """What array elements weigh on the wire: the small model's arrays stand for rows of the real width.
+
+    Integer arrays beside rows (slots, places) ride in the fixed part of a message, ``row_bytes`` per INT8 row: scale
+    and metadata, 512 bytes in CloudMatrix384 section 4.2.1.
+    """
+
+    float_bytes: float = 8.0
+    int8_bytes: float = 1.0
+    row_bytes: float = 0.0
+
+    def size(self, payload: Any) -> float:
+        """Bytes of a payload: arrays, and tuples and lists of them."""
+        if isinstance(payload, Rows):
+            if payload.scale is None:
+                return payload.values.size * self.float_bytes
+            return payload.values.size * self.int8_bytes + len(payload.values) * self.row_bytes
+        if isinstance(payload, Sized):
+            return payload.payload_bytes
+        if isinstance(payload, dict):
+            return sum(self.size(part) for part in payload.values())
+        if isinstance(payload, np.ndarray):
+            return payload.size * self.float_bytes if payload.dtype.kind == "f" else 0.0
+        if isinstance(payload, tuple | list):
+            return sum(self.size(part) for part in payload)
+        return COUNT_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How a message goes: plane, latency, bandwidth, and the ports that it holds."""
+
+    plane: str
+    latency_seconds: float
+    bandwidth_bytes_per_second: float
+    out_port: Any
+    in_port: Any
+
+
+Ways = Callable[[int, int], Way]
+
+
+@dataclass(slots=True)
+class Machine:
+    """Ways between the ranks of one instance: ``device_of`` [ranks] numbers their devices in the cluster.
+
+    ``unit_efficiency`` takes the nominal bandwidths. ``sharing``: devices of a plane that use one NIC together,
+    which has one device's bandwidth.
+    """
+
+    hardware: HardwareSpec
+    device_of: list[int]
+    unit_efficiency: bool = True
+    sharing: dict[str, int] = field(default_factory=dict)
+    _scopes: dict[int, tuple[str, float, float, bool]] = field(default_factory=dict)
+
+    def __call__(self, sender: int, receiver: int) -> Way:
+        """Return the way from a rank to another."""
+        a, b = self.device_of[sender], self.device_of[receiver]
+        scope = self._scope(a, b)
+        if scope not in self._scopes:
+            link = path(self.hardware, a, b)
+            efficiency = self.hardware.plane(link.plane).efficiency.value if self.unit_efficiency else 1.0
+            mesh = self.hardware.scopes[scope].topology == "mesh"
+            rate = link.bandwidth_bytes_per_second / efficiency
+            self._scopes[scope] = (link.plane, link.latency_seconds, rate, mesh)
+        plane, latency, rate, mesh = self._scopes[scope]
+        if mesh:
+            return Way(plane, latency, rate, (plane, a, b, "out"), (plane, a, b, "in"))
+        share = self.sharing.get(plane, 1)
+        return Way(plane, latency, rate, (plane, a // share, "out"), (plane, b // share, "in"))
+
+    def _scope(self, a: int, b: int) -> int:
+        for index, scope in enumerate(self.hardware.scopes):
+            size = int(scope.devices.value)
+            if size == 0 or a // size == b // size:
+                return index
+        return len(self.hardware.scopes) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """One message on its link."""
+
+    sender: int
+    receiver: int
+    plane: str
+    label: str
+    start: float
+    end: float
+    payload_bytes: float
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One rank's time in a collective over so many ranks with what it put in, or at computing (of one rank)."""
+
+    rank: int
+    name: str
+    label: str
+    ranks: int
+    start: float
+    end: float
+    payload_bytes: float
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """A message in front of its links."""
+
+    way: Way
+    key: Key
+    payload: Any
+    payload_bytes: float
+    label: str
+
+
+@dataclass(slots=True)
+class Clock:
+    """Carries messages through ports; keeps transfers and spans of the ranks in ``traced`` (None: of none)."""
+
+    ways: Ways
+    wire: Wire = field(default_factory=Wire)
+    traced: frozenset[int] | None = None
+    transfers: list[Transfer] = field(default_factory=list)
+    spans: list[Span] = field(default_factory=list)
+    carried_bytes: float = 0.0
+    _queues: dict[Any, deque[_Waiting]] = field(default_factory=dict)
+    _held: set[Any] = field(default_factory=set)
+    _blocked: dict[Any, deque[Any]] = field(default_factory=dict)
+    _known: dict[tuple[int, int], Way] = field(default_factory=dict)
+    _device_free: dict[int, float] = field(default_factory=dict)
+
+    def carry(self, loop: Loop, key: Key, payload: Any, label: str) -> None:
+        """Queue a message at its sender's port; one to oneself is there at once."""
+        receiver, sender, _ = key
+        if receiver == sender:
+            loop.arrive(key, payload)
+            return
+        way = self._known.get((sender, receiver))
+        if way is None:
+            way = self._known[sender, receiver] = self.ways(sender, receiver)
+        size = self.wire.size(payload)
+        self.carried_bytes += size
+        queue = self._queues.setdefault(way.out_port, deque())
+        queue.append(_Waiting(way, key, payload, size, label))
+        if way.out_port not in self._held:
+            self._start(loop, way.out_port)
+
+    def _start(self, loop: Loop, port: Any) -> None:
+        """Send the first message of a free port if its receiver's port is free, else wait for that."""
+        queue = self._queues[port]
+        if not queue:
+            return
+        first = queue[0]
+        self._held.add(port)
+        if first.way.in_port in self._held:
+            self._blocked.setdefault(first.way.in_port, deque()).append(port)
+            return
+        queue.popleft()
+        self._held.add(first.way.in_port)
+        busy = first.payload_bytes / first.way.bandwidth_bytes_per_second
+        loop.at(loop.now + busy, partial(self._free, loop, port, first.way.in_port))
+        arrival = loop.now + busy + first.way.latency_seconds
+        loop.at(arrival, partial(loop.arrive, first.key, first.payload))
+        if self.traced is not None and (first.key[0] in self.traced or first.key[1] in self.traced):
+            way = first.way
+            self.transfers.append(
+                Transfer(first.key[1], first.key[0], way.plane, first.label, loop.now, arrival, first.payload_bytes)
+            )
+
+    def _free(self, loop: Loop, out_port: Any, in_port: Any) -> None:
+        """Release both ports and let the next messages through, the longest waiting first."""
+        self._held -= {out_port, in_port}
+        blocked = self._blocked.get(in_port)
+        if blocked:
+            self._start(loop, blocked.popleft())
+        if out_port not in self._held:
+            self._start(loop, out_port)
+
+    def occupy(self, rank: int, seconds: float, now: float, label: str) -> float:
+        """Compute on a rank's device after what it computes already."""
+        start = max(now, self._device_free.get(rank, 0.0))
+        self._device_free[rank] = start + seconds
+        self.record(rank, Operation("compute", label, 1, ()), start, start + seconds)
+        return start + seconds
+
+    def record(self, rank: int, what: Operation, start: float, end: float) -> None:
+        """Keep a span of a traced rank."""
+        if self.traced is not None and rank in self.traced:
+            payload_bytes = self.wire.size(what.payload)
+            self.spans.append(Span(rank, what.name, what.label, what.ranks, start, end, payload_bytes))

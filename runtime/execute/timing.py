@@ -1,0 +1,345 @@
+"""How long the collectives of a plan take on the virtual clock, at the sizes that the plan has."""
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from planner.manifest.schema import Manifest, Pool
+from runtime.execute import collectives as c
+from runtime.execute.clock import Clock, Machine, Sized, Wire
+from runtime.execute.collectives import Comm, comm
+from runtime.execute.exchange import LaneExchange
+from runtime.execute.kernels import Array, Indices
+from runtime.execute.layout import Lanes
+from runtime.execute.placement import Copies
+from runtime.execute.transport import Endpoint, Loop
+
+Body = Callable[[Comm], Awaitable[Any]]
+MOST_PAIRWISE = 128
+"""Ranks up to which pairwise rounds are timed; beyond it only the direct exchange, which deployments use."""
+SKEW_SIGMA = 0.51
+"""Log-normal spread of expert loads, four domains mixed (github.com/deepseek-ai/ESFT expert scores)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """Latency and bandwidth of a link, and whether each pair has one of its own."""
+
+    latency_seconds: float
+    bandwidth_bytes_per_second: float
+    mesh: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """What one collective took.
+
+    ``message_bytes`` is what one rank has of it (reduce: the whole tensor; exchange: all that it sends); ``line`` is
+    the slowest link in the group, ``inner`` that inside a node of ``per_node`` ranks of the group. ``note`` says what
+    about the traffic or the links a closed form does not know. Of a hybrid, ``message_bytes`` are the hidden states of
+    one node (bsh) and ``copies`` the experts per token.
+    """
+
+    operation: str
+    where: str
+    ranks: int
+    per_node: int
+    message_bytes: float
+    seconds: float
+    line: Line
+    inner: Line
+    note: str = ""
+    copies: int = 1
+
+
+def run_timed(machine: Machine, groups: Sequence[Sequence[int]], body: Body, wire: Wire) -> float:
+    """Run ``body`` in every group at once and return when the last rank has ended."""
+    loop = Loop(Clock(machine, wire))
+
+    def program_of(ranks: Sequence[int]) -> Callable[[Endpoint], Any]:
+        async def program(endpoint: Endpoint) -> float:
+            await body(comm(endpoint, ranks, ("timed", ranks[0])))
+            return endpoint.now
+
+        return program
+
+    ends = loop.run({rank: program_of(ranks) for ranks in groups for rank in ranks})
+    return float(max(ends.values()))
+
+
+@dataclass(slots=True)
+class PoolTimes:
+    """Times the collectives of one pool's instance."""
+
+    manifest: Manifest
+    pool: Pool
+    sharing: dict[str, int]
+
+    @property
+    def machine(self) -> Machine:
+        """The links of the pool's first instance, at unit efficiency."""
+        return machine_of(self.manifest, self.pool, self.sharing)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of one microbatch of an attention group at the planned batch."""
+        limits, parts = self.pool.limits, self.pool.microbatches
+        if self.pool.role == "decode":
+            return -(-limits.requests_per_dp_rank // parts) * (1 + self.pool.mtp.drafts)
+        return -(-limits.tokens_per_device * self.pool.degrees.attention_tp // parts)
+
+    @property
+    def hidden_bytes(self) -> float:
+        """Bytes of a token's hidden state in BF16."""
+        return 2.0 * self.manifest.model.spec.hidden_size
+
+    def timings(self) -> list[Timing]:
+        """Return every collective of the pool that has more than one rank."""
+        rows = [*self._reductions(), *self._exchanges()]
+        nodes = self._whole_nodes()
+        if nodes and self.manifest.model.spec.moe is not None:
+            rows += self._hybrids(*nodes)
+        return rows
+
+    def _groups(self, kind: str) -> list[list[int]]:
+        return [list(group) for rule in self.pool.groups if rule.kind == kind for group in rule.groups()]
+
+    def _timing(
+        self, operation: str, where: str, group: Sequence[int], size: float, seconds: float, note: str = ""
+    ) -> Timing:
+        return Timing(
+            operation=operation,
+            where=where,
+            ranks=len(group),
+            per_node=self._per_node(group),
+            message_bytes=size,
+            seconds=seconds,
+            line=self._line(group[0], group[-1]),
+            inner=self._line(group[0], group[1]),
+            note=note or self._mixed_note(group),
+        )
+
+    def _node(self, rank: int) -> int:
+        per_node = int(self.machine.hardware.devices_per_node.value)
+        return self.machine.device_of[rank] // per_node
+
+    def _per_node(self, group: Sequence[int]) -> int:
+        return sum(self._node(rank) == self._node(group[0]) for rank in group)
+
+    def _mixed_note(self, group: Sequence[int]) -> str:
+        if 1 < self._per_node(group) < len(group):
+            return (
+                f"{self._per_node(group)} of {len(group)} ranks share a node; the form has only the link between nodes"
+            )
+        return ""
+
+    def _line(self, a: int, b: int) -> Line:
+        way = self.machine(a, b)
+        return Line(way.latency_seconds, way.bandwidth_bytes_per_second, len(way.out_port) > 3)
+
+    def _reductions(self) -> list[Timing]:
+        """Attention TP's all-reduce, by ring and at once."""
+        rows = []
+        size = self.tokens * self.hidden_bytes
+        for kind, where in (("tp", "attention TP"), ("moe_tp", "experts TP")):
+            groups = self._groups(kind)
+            if not groups:
+                continue
+            n = len(groups[0])
+            bodies: list[tuple[str, Body]] = [
+                ("ring reduce-scatter", lambda g: c.ring_reduce_scatter(g, [np.zeros(1)] * g.size)),
+                ("ring all-gather", lambda g: c.ring_all_gather(g, np.zeros(1))),
+                ("ring all-reduce", lambda g: c.ring_all_reduce(g, np.zeros(g.size))),
+                ("all-reduce", lambda g: c.all_reduce(g, np.zeros(g.size))),
+            ]
+            wire = Wire(float_bytes=size / n)
+            rows += [
+                self._timing(name, where, groups[0], size, run_timed(self.machine, groups, body, wire))
+                for name, body in bodies
+            ]
+        return rows
+
+    def _exchanges(self) -> list[Timing]:
+        """Dispatch over the EP groups, uniform and with loads as they come; pairwise rounds where ranks are few."""
+        groups, moe = self._groups("ep"), self.manifest.model.spec.moe
+        if not groups or moe is None:
+            return []
+        n = len(groups[0])
+        degrees = self.pool.degrees
+        # A rank sends its lane of its share of its group's tokens, once per chosen expert.
+        share = self.tokens / degrees.attention_tp if not degrees.domains else self.tokens
+        size = share * moe.experts_per_token * self.hidden_bytes
+        wire = Wire(float_bytes=size / n)
+        uniform: Body = lambda g: c.direct_all_to_all(g, [np.zeros(1)] * g.size)  # noqa: E731
+        rows = [
+            self._timing("direct all-to-all", "EP", groups[0], size, run_timed(self.machine, groups, uniform, wire))
+        ]
+        if n * len(groups) <= MOST_PAIRWISE:
+            pairwise: Body = lambda g: c.pairwise_all_to_all(g, [np.zeros(1)] * g.size)  # noqa: E731
+            seconds = run_timed(self.machine, groups, pairwise, wire)
+            rows.append(self._timing("pairwise all-to-all", "EP", groups[0], size, seconds))
+        rows += self._side_by_side(size)
+        return [*rows, *self._uneven(groups, size)]
+
+    def _side_by_side(self, size: float) -> list[Timing]:
+        """MixServe Eq. (5) for d_DP < d_EP: the same bytes over d_DP peers, t groups at once."""
+        degrees, groups = self.pool.degrees, self._groups("dp")
+        whole = degrees.moe_tp == 1 and not degrees.domains and not degrees.staged
+        if degrees.attention_tp == 1 or not whole or not groups or len(groups) * len(groups[0]) > MOST_PAIRWISE:
+            return []
+        body: Body = lambda g: c.pairwise_all_to_all(g, [np.zeros(1)] * g.size)  # noqa: E731
+        seconds = run_timed(self.machine, groups, body, Wire(float_bytes=size / len(groups[0])))
+        return [self._timing("pairwise all-to-all", "EP, d_DP < d_EP side by side", groups[0], size, seconds)]
+
+    def _uneven(self, groups: list[list[int]], size: float) -> list[Timing]:
+        """The direct exchange where the closed form's assumptions fail: skew, contention for ports, shared NICs."""
+        n, first = len(groups[0]), groups[0]
+        shares = self._skewed_shares(n)
+        skewed: Body = lambda g: c.direct_all_to_all(g, [Sized(size * share) for share in shares])  # noqa: E731
+        note = f"the busiest EP rank gets {shares.max() * n:.2f} times the mean, and its port serves one at a time"
+        wire = Wire(float_bytes=size / n)
+        seconds = run_timed(self.machine, groups, skewed, wire)
+        rows = [self._timing("direct all-to-all", "EP, skewed", first, size, seconds, note)]
+        if n > MOST_PAIRWISE:
+            return rows
+        seconds = run_timed(self.machine, groups, in_one_order, wire)
+        note = "all senders begin with the same receiver, whose port serves one at a time"
+        rows.append(self._timing("direct all-to-all", "EP, all in one order", first, size, seconds, note))
+        line = self.machine(first[0], first[-1])
+        if self._node(first[0]) != self._node(first[-1]) and line.plane not in self.sharing:
+            shared = replace(self.machine, sharing={line.plane: 2})
+            seconds = run_timed(shared, groups, lambda g: c.direct_all_to_all(g, [np.zeros(1)] * g.size), wire)
+            note = f"two devices share a NIC of {line.plane} with one device's bandwidth"
+            rows.append(self._timing("direct all-to-all", "EP, two devices a NIC", first, size, seconds, note))
+        return rows
+
+    def _skewed_shares(self, n: int) -> Array:
+        """Share of the copies that each EP rank gets under drawn expert loads and the manifest's map, [n]."""
+        mapping, moe = self.pool.expert_map, self.manifest.model.spec.moe
+        assert mapping is not None and moe is not None, "only EP pools exchange"
+        slots = np.array(mapping.placements[0].slots, dtype=np.int64)
+        loads = np.random.default_rng(0).lognormal(0.0, SKEW_SIGMA, moe.experts)
+        per_slot = (loads / np.bincount(slots, minlength=moe.experts))[slots]
+        shares = np.zeros(n)
+        shares[mapping.expert_ranks] = per_slot.reshape(len(mapping.expert_ranks), -1).sum(axis=1) / loads.sum()
+        if mapping.shared_expert_ranks:
+            shares[mapping.shared_expert_ranks] = 1.0 / moe.experts_per_token / len(mapping.shared_expert_ranks)
+        normalised: Array = shares / shares.sum()
+        return normalised
+
+    def _whole_nodes(self) -> tuple[int, int] | None:
+        """Return (nodes, devices of each) where a stage fills at least two nodes and is not disaggregated."""
+        per_node = int(self.machine.hardware.devices_per_node.value)
+        stage = self.pool.degrees.devices // self.pool.degrees.pp
+        if self.pool.degrees.domains or stage % per_node or stage < 2 * per_node or stage > MOST_PAIRWISE:
+            return None
+        return stage // per_node, per_node
+
+    def _hybrids(self, n: int, m: int) -> list[Timing]:
+        """MixServe's hybrid over whole nodes, fused and synchronous, beside pure EP (Eq. (12) and (13))."""
+        moe = self.manifest.model.spec.moe
+        assert moe is not None, "a dense model has no hybrid"
+        ranks, k = list(range(n * m)), moe.experts_per_token
+        groups_per_node = max(m // self.pool.degrees.attention_tp, 1)
+        bsh = self.tokens * groups_per_node * self.hidden_bytes
+        rows = []
+        for fused, name in ((True, "fused"), (False, "synchronous")):
+            for half in ("dispatch", "combine"):
+                seconds = hybrid_seconds(self.machine, n, m, bsh * k / n, bsh, half == "combine", fused)
+                rows.append(
+                    replace(self._timing(f"{name} {half}", f"{n} nodes of {m}", ranks, bsh, seconds, " "), copies=k)
+                )
+        return [*rows, *self._equations(n, m, bsh, k)]
+
+    def _equations(self, n: int, m: int, bsh: float, k: int) -> list[Timing]:
+        """Eq. (12) and (13) as printed, and what pure EP takes when TP ranks drop their duplicates."""
+        ranks = list(range(n * m))
+        nodes = [ranks[node * m : node * m + m] for node in range(n)]
+        lanes = [ranks[lane::m] for lane in range(m)]
+        reduce: Body = lambda g: c.all_reduce(g, np.zeros(g.size))  # noqa: E731
+        gather: Body = lambda g: c.all_gather(g, np.zeros(1))  # noqa: E731
+        exchange: Body = lambda g: c.pairwise_all_to_all(g, [np.zeros(1)] * g.size)  # noqa: E731
+        reduced = run_timed(self.machine, nodes, reduce, Wire(float_bytes=bsh / m))
+        pure = reduced + 2 * run_timed(self.machine, lanes, exchange, Wire(float_bytes=bsh * k / n))
+        gathered = run_timed(self.machine, nodes, gather, Wire(float_bytes=bsh * k / m))
+        mixed = reduced + gathered + 2 * run_timed(self.machine, lanes, exchange, Wire(float_bytes=bsh * k / m / n))
+        dropped = reduced + 2 * run_timed(self.machine, [ranks], exchange, Wire(float_bytes=bsh * k / m / (n * m)))
+        where = f"{n} nodes of {m}"
+        fused = reduced + sum(
+            hybrid_seconds(self.machine, n, m, bsh * k / n, bsh, half, True) for half in (False, True)
+        )
+        times = {
+            "pure EP as Eq. (12)": pure,
+            "hybrid as Eq. (13)": mixed,
+            "hybrid, fused": fused,
+            "pure EP, duplicates dropped": dropped,
+        }
+        return [
+            replace(self._timing(name, where, ranks, bsh, seconds, " "), copies=k) for name, seconds in times.items()
+        ]
+
+
+async def in_one_order(group: Comm) -> None:
+    """A direct all-to-all in which every rank sends to rank 0 first: what the turn in the others avoids."""
+    for to in range(group.size):
+        if to != group.index:
+            group.send(to, np.zeros(1))
+    for source in range(group.size):
+        if source != group.index:
+            await group.receive(source)
+
+
+def machine_of(manifest: Manifest, pool: Pool, sharing: dict[str, int] | None = None) -> Machine:
+    """Return the links of a pool's first instance: rank r on the device that its row and instance say."""
+    hardware, instance = manifest.clusters[pool.hardware].spec, pool.instances[0]
+    per_node = int(hardware.devices_per_node.value)
+    devices = []
+    for row in pool.rank_table.rows:
+        linear = instance.first_device + row[1] * per_node + row[2]
+        devices.append(instance.nodes[linear // per_node] * per_node + linear % per_node)
+    return Machine(hardware, devices, sharing=sharing or {})
+
+
+def hybrid_seconds(
+    machine: Machine, n: int, m: int, node_bytes: float, bsh: float, combine: bool, fused: bool
+) -> float:
+    """Return the time of the hybrid dispatch or combine over n nodes of m devices under uniform traffic.
+
+    ``node_bytes`` are what one node sends to one other (bshk/n), over its m devices; the final all-gather of ``bsh``
+    belongs to combine.
+    """
+    ranks, lanes = list(range(n * m)), Lanes(m, m)
+    nodes = [ranks[node * m : node * m + m] for node in range(n)]
+    marks: dict[int, list[float]] = {rank: [] for rank in ranks}
+    loop = Loop(Clock(machine, Wire(float_bytes=node_bytes / m)))
+
+    async def program(endpoint: Endpoint) -> None:
+        node = endpoint.rank // m
+        inner = comm(endpoint, nodes[node], ("node", node))
+        exchange = LaneExchange(
+            world=comm(endpoint, ranks, "world"),
+            inner=inner,
+            senders=nodes,
+            experts=nodes,
+            unit=node,
+            ep=node,
+            lanes=lanes,
+            int8=False,
+            fused=fused,
+            traffic=np.zeros(n, dtype=np.int64),
+        )
+        copies = Copies(np.zeros(n, dtype=np.int64), np.arange(n), np.zeros(n, dtype=np.int64), np.ones(n))
+
+        async def compute(rows: Array, _: Indices) -> Array:
+            marks[endpoint.rank].append(endpoint.now)
+            return rows
+
+        await exchange.run(np.zeros((1, m)), copies, compute)
+        await c.all_gather(inner, Sized(bsh / m))
+        marks[endpoint.rank].append(endpoint.now)
+
+    loop.run(dict.fromkeys(ranks, program))
+    dispatched = max(mark[0] for mark in marks.values())
+    return max(mark[1] for mark in marks.values()) - dispatched if combine else dispatched
