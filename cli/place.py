@@ -7,11 +7,14 @@ from typing import Annotated
 import typer
 
 from cli.output import print_json, print_lines, print_table
-from cli.place_flags import PlaceFlags, read_problem
-from cli.place_render import as_json, headline, summary_lines, table_rows
+from cli.place_files import dense_line, moe_map, write_placement
+from cli.place_flags import PlaceFlags, read_holdout, read_problem
+from cli.place_render import Answer, as_json, headline, summary_lines, table_rows
 from cli.progress import progress
+from planner.manifest.mapformats import WRITERS
 from planner.placement.certify import Certified
 from planner.placement.certify import certify as certify_placement
+from planner.placement.heldout import hold_out
 from planner.placement.loadfiles import read_loads
 from planner.placement.methods import place as place_experts
 
@@ -40,6 +43,19 @@ def place(
     certify: Annotated[
         bool, typer.Option("--certify", help="Search longer and prove more: up to 15 s per layer.")
     ] = False,
+    objective: Annotated[
+        str | None, typer.Option("--objective", metavar="O", help="slices or mean, where loads have slices [slices].")
+    ] = None,
+    holdout: Annotated[
+        str, typer.Option("--holdout", metavar="H", help="alternate, later or none: slices kept back [alternate].")
+    ] = "alternate",
+    model: Annotated[
+        str | None, typer.Option("--model", metavar="MODEL", help="Model whose dense layers and groups are taken.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="DIR", help="Write the map in every engine's format.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace files that exist.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Place experts and their replicas on devices from measured loads.
@@ -47,6 +63,7 @@ def place(
     \b
     Examples:
       plan place loads.csv --devices 32 --nodes 4 --redundant-experts 32
+      plan place slices.csv --devices 8 --slots-per-device 9 --holdout alternate
       plan place counts.npy --devices 32 --nodes 4 --redundant-experts 32 --groups 8 --keep-groups
 
     Imbalance is the busiest device's load over the mean; the bound is the least that any placement could reach.
@@ -58,18 +75,29 @@ def place(
         slots_per_device=slots_per_device,
         groups=groups,
         keep_groups=keep_groups,
+        objective=objective,
+        holdout=holdout,
+        model=model,
     )
     read = read_loads(loads)
     problem = read_problem(flags, read)
+    split = read_holdout(flags, problem)
     start = time.perf_counter()
     with progress("placing experts ..."):
         placed = place_experts(problem, method)
         certified = certify_placement(problem, placed) if certify else Certified(placement=placed, certificates={})
-        placed = certified.placement
-    seconds = time.perf_counter() - start
+        seconds = time.perf_counter() - start
+        held_out = hold_out(problem, split, method) if split else None
+    answer = Answer(problem=problem, certified=certified, seconds=seconds, held_out=held_out)
+    moe = moe_map(flags, answer, read)
+    data = as_json(answer, moe)
+    if out is not None:
+        write_placement(out, moe, data, force=force)
     if json:
-        print_json(as_json(problem, certified, seconds))
+        print_json(data)
         return
     print_lines([headline(problem, read)])
-    print_table(COLUMNS, table_rows(problem, placed), right=COLUMNS[1:])
-    print_lines(summary_lines(placed, seconds))
+    print_table(COLUMNS, table_rows(answer), right=COLUMNS[1:])
+    print_lines(summary_lines(answer))
+    if out is not None:
+        print_lines([f"wrote {', '.join([*WRITERS, 'placement.json'])} to {out}", dense_line(flags, moe)])

@@ -2,6 +2,12 @@
 
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
+from cli.flags import read_choice
+from models.loader import load_model
+from planner.placement.heldout import Split
 from planner.placement.loadfiles import LoadFile
 from planner.placement.problem import Problem
 from podplan.errors import BadInput
@@ -21,6 +27,9 @@ class PlaceFlags:
     slots_per_device: str | None = None
     groups: str | None = None
     keep_groups: bool = False
+    objective: str | None = None
+    holdout: str = "alternate"
+    model: str | None = None
 
 
 def read_problem(flags: PlaceFlags, read: LoadFile) -> Problem:
@@ -35,13 +44,41 @@ def read_problem(flags: PlaceFlags, read: LoadFile) -> Problem:
             f"--redundant-experts: {experts + redundant} slots are more than the {MOST_SLOTS} that are placed"
         )
     return Problem(
-        loads=read.loads,
+        loads=_objective_loads(flags, read),
         ranks=ranks,
         redundant=redundant,
         nodes=1 if flags.nodes is None else parse_count(flags.nodes, "--nodes"),
-        groups=1 if flags.groups is None else parse_count(flags.groups, "--groups"),
+        groups=_groups(flags),
         keep_groups=flags.keep_groups,
     )
+
+
+def _objective_loads(flags: PlaceFlags, read: LoadFile) -> NDArray[np.float64]:
+    """The loads with slices, or their sum where the objective is the mean."""
+    sliced = read.loads.ndim == 3 and read.loads.shape[2] > 1
+    word = ("slices" if sliced else "mean") if flags.objective is None else flags.objective.strip().lower()
+    read_choice(word, "--objective", ("slices", "mean"))
+    if word == "slices" and not sliced:
+        raise BadInput("--objective: slices needs loads of several time slices; use mean")
+    if word == "slices":
+        return read.loads
+    return read.loads.sum(axis=2) if read.loads.ndim == 3 else read.loads
+
+
+def _groups(flags: PlaceFlags) -> int:
+    """Groups of the router, as given or as the model has them."""
+    if flags.groups is not None:
+        return parse_count(flags.groups, "--groups")
+    spec = None if flags.model is None else load_model(flags.model)
+    return spec.moe.groups if spec is not None and spec.moe is not None else 1
+
+
+def read_holdout(flags: PlaceFlags, problem: Problem) -> Split | None:
+    """Which slices are kept back; None where there are none to keep."""
+    word = read_choice(flags.holdout, "--holdout", ("alternate", "later", "none"))
+    if not problem.sliced or word == "none":
+        return None
+    return "alternate" if word == "alternate" else "later"
 
 
 def _redundant(flags: PlaceFlags, experts: int, ranks: int) -> int:

@@ -2,8 +2,8 @@
 
 SGLang ``--init-expert-location`` (JSON; a row for every hidden layer, dense ones included), vLLM-Ascend and MindIE
 ``expert_map_path`` (JSON; MoE layers only, counted from 0), TensorRT-LLM ``load_balancer`` (YAML; keyed by model
-layer), DeepSeek EPLB's three arrays (JSON), and the expert map of a podplan manifest (YAML). A reader checks all that the
-engine relies on and ends in ``check_expert_map``, so what reads back can be loaded.
+layer), DeepSeek EPLB's three arrays (JSON), and the expert map of a podplan manifest (YAML). A reader checks all that
+the engine relies on and ends in ``check_expert_map``, so what reads back can be loaded.
 
 Ref: sglang python/sglang/srt/eplb/expert_location.py; vllm-ascend vllm_ascend/eplb, ``expert_file_to_tensor``;
 TensorRT-LLM examples/wide_ep/ep_load_balancer/README.md; github.com/deepseek-ai/EPLB README.

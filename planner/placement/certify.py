@@ -28,10 +28,10 @@ class Certified:
 def certify(problem: Problem, placed: Placement) -> Certified:
     """Improve and prove layers until their gap is at most ``GOAL`` or the effort is spent.
 
-    Groups that are kept, and one slot per rank, have their bounds already.
+    Time slices, groups that are kept, and one slot per rank have the best bounds known here already.
     """
     certificates: dict[int, Certificate] = {}
-    if problem.keep_groups or problem.slots_per_rank == 1:
+    if problem.sliced or problem.keep_groups or problem.slots_per_rank == 1:
         return Certified(placement=placed, certificates=certificates)
     placed = replace(placed, slots=placed.slots.copy(), imbalance=placed.imbalance.copy())
     placed = replace(placed, lower_bound=np.minimum(lower_bound(problem), placed.imbalance))

@@ -18,6 +18,8 @@ from planner.placement.grouped import group_bound, keep_groups
 from planner.placement.improve import search_jointly, settle
 from planner.placement.packing import longest_first_rows
 from planner.placement.problem import Problem
+from planner.placement.sliced import fewer_slices, search_slices, slice_imbalance
+from planner.placement.xdeepserve import hottest_first
 from podplan.errors import BadInput
 from podplan.names import suggest
 
@@ -26,6 +28,7 @@ Integers = NDArray[np.int64]
 Method = Callable[[Problem], Integers]
 
 MOST_STEPS = 1000
+SLICE_STEPS = 1500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +77,26 @@ def joint(problem: Problem, effort: float = 1.0) -> Integers:
     return search_jointly(problem.mean_loads, held, _floor(problem), steps).reshape(problem.layers, -1)
 
 
+def slices(problem: Problem) -> Integers:
+    """From a map for the mean loads, lower the sum over slices of the busiest rank; groups stay where they are kept."""
+    start = keep_groups(problem) if problem.keep_groups else local_search(problem)
+    loads = problem.loads if problem.sliced else problem.loads[:, :, None]
+    held = search_slices(
+        fewer_slices(loads),
+        start.reshape(problem.layers, problem.ranks, -1),
+        steps=SLICE_STEPS,
+        node_ranks=problem.ranks // problem.nodes if problem.keep_groups else None,
+    )
+    return held.reshape(problem.layers, -1)
+
+
+def xdeepserve(problem: Problem) -> Integers:
+    """xDeepServe's greedy: replicas to the experts that are hottest in some slice, then heaviest first to ranks."""
+    loads = problem.loads if problem.sliced else problem.loads[:, :, None]
+    counts = np.stack([hottest_first(layer, problem.slots, problem.ranks) for layer in loads])
+    return longest_first_rows(problem.mean_loads, counts, problem.ranks).reshape(problem.layers, -1)
+
+
 def trivial(problem: Problem) -> Integers:
     """Slot s holds expert s modulo the experts: the layout that engines start from."""
     row = np.arange(problem.slots) % problem.experts
@@ -83,15 +106,19 @@ def trivial(problem: Problem) -> Integers:
 METHODS: dict[str, Method] = {
     "trivial": trivial,
     "eplb": eplb,
+    "xdeepserve": xdeepserve,
     "water-filling": water_filling_lpt,
     "local-search": local_search,
     "joint": joint,
     "groups": keep_groups,
+    "slices": slices,
 }
 
 
 def default_method(problem: Problem) -> str:
-    """The method for a regime: groups kept, one slot per rank (water-filling is optimal), or anything else."""
+    """The method for a regime: time slices, groups kept, one slot per rank (water-filling is optimal), or the rest."""
+    if problem.sliced:
+        return "slices"
     if problem.keep_groups:
         return "groups"
     return "water-filling" if problem.slots_per_rank == 1 else "joint"
@@ -113,10 +140,10 @@ def place(problem: Problem, method: str = "auto") -> Placement:
         raise BadInput(f"--method: {method[:40]!r} is not auto, {', '.join(METHODS)}{suggest(method, METHODS)}")
     name = default_method(problem) if method == "auto" else method
     slots = METHODS[name](problem)
-    reached = imbalance(rank_loads(problem.mean_loads, slots, problem.ranks))
-    if method == "auto" and problem.slots_per_rank > 1:
+    reached = measure(problem, slots)
+    if method == "auto" and default_method(problem) != "water-filling":
         theirs = eplb(problem)
-        other = imbalance(rank_loads(problem.mean_loads, theirs, problem.ranks))
+        other = measure(problem, theirs)
         slots = np.where((other < reached)[:, None], theirs, slots)
         reached = np.minimum(other, reached)
     slots = _in_order(slots, problem)
@@ -125,8 +152,21 @@ def place(problem: Problem, method: str = "auto") -> Placement:
     return Placement(slots=slots, imbalance=reached, lower_bound=np.minimum(bound, reached), method=name)
 
 
+def measure(problem: Problem, slots: Integers) -> Floats:
+    """Busiest rank over the mean rank, [layers]; with time slices of their sums, see ``slice_imbalance``."""
+    if problem.sliced:
+        return slice_imbalance(problem.loads, slots, problem.ranks)
+    return imbalance(rank_loads(problem.loads, slots, problem.ranks))
+
+
 def lower_bound(problem: Problem) -> Floats:
-    """Least imbalance of any map under the problem's constraints, [layers]."""
+    """Least imbalance of any map under the problem's constraints, [layers].
+
+    With time slices every slice has its own bound, as if it had its own map.
+    """
+    if problem.sliced:
+        each = [simple_bounds(loads, problem.ranks, problem.slots) for loads in np.moveaxis(problem.loads, 2, 0)]
+        return np.asarray(sum(bounds.best for bounds in each) / sum(bounds.mean for bounds in each))
     mean = problem.mean_loads.sum(axis=1) / problem.ranks
     return np.asarray((group_bound(problem) if problem.keep_groups else _floor(problem)) / mean)
 

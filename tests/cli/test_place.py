@@ -61,3 +61,44 @@ def test_what_does_not_fit_is_one_sentence(loads, capsys, flags, message):
     assert main(["place", str(loads), *flags]) == 2
     said = capsys.readouterr()
     assert message in said.err and len(said.err.splitlines()) == 1 and not said.out
+
+
+def test_files_of_every_engine_are_written_once(loads, tmp_path, capsys):
+    """--out writes all formats and the answer, and refuses to replace them without --force."""
+    out = tmp_path / "out"
+    command = ["place", str(loads), "--devices", "8", "--redundant-experts", "8", "--out", str(out)]
+    assert main(command) == 0
+    assert "give --model" in capsys.readouterr().out
+    names = {"sglang.json", "vllm_ascend.json", "tensorrt_llm.yaml", "eplb.json", "expert_map.yaml", "placement.json"}
+    assert {path.name for path in out.iterdir()} == names
+    kept = json.loads((out / "placement.json").read_text())["placement"]["physical_to_logical"]
+    assert json.loads((out / "sglang.json").read_text()) == {"physical_to_logical_map": kept}
+    assert main(command) == 2
+    assert "--force" in capsys.readouterr().err
+    assert main([*command, "--force"]) == 0
+
+
+def test_the_model_says_how_many_dense_layers_come_first(tmp_path, capsys):
+    """DeepSeek-R1: 58 rows of loads make 61 rows for SGLang, and keys 3 to 60 for TensorRT-LLM."""
+    path, out = tmp_path / "loads.npy", tmp_path / "out"
+    np.save(path, power_law(58, 256, 0.6))
+    flags = ["--devices", "256", "--model", "deepseek-r1", "--out", str(out)]
+    assert main(["place", str(path), *flags, "--method", "trivial"]) == 0
+    assert len(json.loads((out / "sglang.json").read_text())["physical_to_logical_map"]) == 61
+    assert "\n  3: [" in (out / "tensorrt_llm.yaml").read_text()
+    np.save(path, power_law(4, 256, 0.6))
+    assert main(["place", str(path), *flags, "--force"]) == 2
+    assert "has 58 layers of 256 experts, the loads 4 of 256" in capsys.readouterr().err
+
+
+def test_slices_are_held_out(tmp_path, capsys):
+    """Time slices are the default objective where there are some; half of them judge the method."""
+    path = tmp_path / "loads.npy"
+    np.save(path, np.stack([power_law(2, 16, 0.8, seed) for seed in range(4)], axis=2))
+    assert main(["place", str(path), "--devices", "4", "--redundant-experts", "4", "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["objective"] == "slices"
+    assert answer["held_out"]["split"] == "alternate"
+    assert main(["place", str(path), "--devices", "4", "--objective", "mean", "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["objective"] == "mean" and answer["held_out"] is None

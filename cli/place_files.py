@@ -1,0 +1,53 @@
+"""The files of `plan place --out`: one per engine, each read back before any is written."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from cli.place_flags import PlaceFlags
+from cli.place_render import Answer
+from models.loader import load_model
+from planner.manifest.mapformats import WRITERS, MoeMap, read_map
+from planner.placement.loadfiles import LoadFile
+from podplan.errors import BadInput, Fault
+from podplan.files import write_files
+
+
+def moe_map(flags: PlaceFlags, answer: Answer, read: LoadFile) -> MoeMap:
+    """Return the placement with the model's dense layers, which SGLang and TensorRT-LLM count.
+
+    Raises BadInput where the model has other MoE layers or experts than the loads.
+    """
+    problem, dense = answer.problem, read.dense_layers
+    if flags.model is not None:
+        spec = load_model(flags.model)
+        if spec.moe is None:
+            raise BadInput(f"--model: {spec.name} has no experts to place")
+        if (spec.moe_layers, spec.moe.experts) != (problem.layers, problem.experts):
+            raise BadInput(
+                f"--model: {spec.name} has {spec.moe_layers} layers of {spec.moe.experts} experts, the loads "
+                f"{problem.layers} of {problem.experts}"
+            )
+        dense = spec.dense_layers
+        if spec.moe_layer_numbers != list(range(dense, spec.layers)):
+            raise BadInput(f"--model: {spec.name} alternates dense and MoE layers, which no map is written for yet")
+    slots = answer.certified.placement.slots
+    return MoeMap(slots=slots, experts=problem.experts, ranks=problem.ranks, dense_layers=dense)
+
+
+def dense_line(flags: PlaceFlags, moe: MoeMap) -> str:
+    """Return how many dense layers the files assume, and where that comes from."""
+    if flags.model is not None or moe.dense_layers:
+        return f"{moe.dense_layers} dense layers come before the MoE layers in sglang.json and tensorrt_llm.yaml"
+    return "sglang.json and tensorrt_llm.yaml assume no dense layers; give --model if the model starts with some"
+
+
+def write_placement(folder: Path, moe: MoeMap, data: dict[str, Any], *, force: bool) -> None:
+    """Write the map in every format and the answer as JSON, all or none."""
+    texts = {name: write(moe) for name, write in WRITERS.items()}
+    for name, text in texts.items():
+        rows = read_map(text, name, experts=moe.experts, ranks=moe.ranks).slots
+        if (rows[-len(moe.slots) :] != moe.slots).any():
+            raise Fault(f"{name} does not read back as it was written")
+    texts["placement.json"] = json.dumps(data, indent=2, allow_nan=False) + "\n"
+    write_files({folder / name: text for name, text in texts.items()}, force=force)
