@@ -51,6 +51,7 @@ class Ledger:
         self.finished = self.finished_tokens = self.good = self.attained = 0
         self.offline_tokens = self.retried = 0
         self.prompt_tokens = self.reused_tokens = 0
+        self.last_seconds = 0.0
         self.latencies = {name: Quantiles() for name in MEASURES}
         self.batches = BatchMeans((*MEASURES, "attained"))
         self.on_leave: Callable[[Request], None] | None = None
@@ -87,6 +88,7 @@ class Ledger:
         self._leave(request, seconds, False)
 
     def _leave(self, request: Request, seconds: float, completed: bool) -> None:
+        self.last_seconds = seconds
         self._rows.append(
             (
                 request.number,

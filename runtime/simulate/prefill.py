@@ -128,17 +128,23 @@ class PrefillInstance:
         self._engine.at(now + seconds, COMPLETION, self._end, self._epoch)
 
     def _fill(self) -> _Pass:
-        """Put chunks into a pass: prompts under way, then online ones in order, then offline ones into what is left."""
+        """Put chunks into a pass: prompts under way, then online ones in order, then offline ones into what is left.
+
+        Where offline passes are interrupted, they have passes of their own: an online pass is as short as without them.
+        """
         making = _Pass.empty(self.ranks, self.budget)
         making.before, self._carried = self._carried, []
         for request, rank, done in making.before:
             if not request.offline:
                 self._chunk(making, request, rank, done)
         (self._fill_evenly if self._collaborative else self._fill_in_order)(making, self.queue)
+        alone = self._interrupts and bool(making.ended or making.carried)
         for request, rank, done in making.before:
-            if request.offline:
+            if request.offline and alone:
+                making.carried.append((request, rank, done))
+            elif request.offline:
                 self._chunk(making, request, rank, done)
-        if self.offline and not self.queue:
+        if self.offline and not self.queue and not alone:
             self._fill_in_order(making, self.offline)
         return making
 

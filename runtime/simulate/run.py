@@ -119,7 +119,9 @@ class _Run:
         wall = time.perf_counter() - started
         ledger.flush()
         self._system.check()
-        last = options.until_seconds if options.until_seconds < NEVER else engine.now_seconds
+        # Repairs and samples after the last request are no part of the run.
+        ended = ledger.last_seconds if not ledger.running else engine.now_seconds
+        last = options.until_seconds if options.until_seconds < NEVER else ended
         end = min(options.measured_until_seconds, last)
         marks.append(self._watcher.busy_seconds())
         if self._observer is not None:

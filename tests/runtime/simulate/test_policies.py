@@ -1,0 +1,339 @@
+"""Each policy of a manifest does what it is for; the papers' results hold in direction and rough size."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from planner.manifest.layout import Degrees, Instance
+from planner.manifest.schema import CachingPool, Manifest, Recovery, Routing, ServiceLevels, Statistics
+from podplan.errors import BadInput
+from runtime.simulate.cache import PrefixCache
+from runtime.simulate.faults import Fault, placement_balance, shrunk_cost
+from runtime.simulate.metrics import SimulationResult
+from runtime.simulate.quantiles import interval
+from runtime.simulate.run import SimulationOptions, simulate, with_policies
+from runtime.simulate.workload import Modulation, Requests, backlog, closed_loop, modulated, open_loop
+from tests.manifests import build, manifest, pool
+from tests.plans import small_manifest
+
+BURSTS = Modulation(burst=5.0, share=0.15, mean_burst_seconds=3.0)
+
+
+def all_at_once(count: int, inputs: int, outputs: int, blocks: int = 0) -> Requests:
+    """Return equal requests that arrive together; with ``blocks`` each has as many identifiers of its own."""
+    ids = tuple(np.arange(i * blocks, (i + 1) * blocks) for i in range(count)) if blocks else None
+    return Requests(
+        arrival_seconds=np.zeros(count),
+        input_tokens=np.full(count, inputs),
+        output_tokens=np.full(count, outputs),
+        reused_tokens=np.zeros(count, dtype=np.int64),
+        blocks=ids,
+        block_tokens=inputs // blocks if blocks else 0,
+    )
+
+
+def bursty(**changes: Any) -> Manifest:
+    """Return four instances of each role under prompts like those of Azure's traces, with tight limits."""
+    workload = {"input_tokens": 2048, "output_tokens": 60, "input_cv2": 0.93, "output_cv2": 2.0}
+    made = manifest(prefill=4, decode=4, workload=workload, **changes)
+    return made.model_copy(update={"service_levels": ServiceLevels(ttft_seconds=0.5, tpot_seconds=0.004)})
+
+
+def some(statistics: Statistics | None) -> Statistics:
+    """Return statistics that exist."""
+    assert statistics is not None
+    return statistics
+
+
+def beats(better: SimulationResult, worse: SimulationResult, measure: str) -> bool:
+    """Whether a mean is smaller beyond chance, on the same requests."""
+    one, other = better.batches.matched(worse.batches)
+    found = interval(one.means(measure) - other.means(measure))
+    return found is not None and found[0] + found[1] < 0
+
+
+def test_prefill_routing_matters_in_bursts() -> None:
+    """xLLM section 5: minimal load above round robin, SLO-aware dynamic roles above both, on bursty traffic.
+
+    There minimal load attains up to 4.3 % more than round robin, and dynamic roles carry 1.67 times its rate; here
+    the length-aware shared queue of xDeepServe lies between them.
+    """
+    made = bursty()
+    names = ("round_robin", "least_load", "collaborative", "least_load+dynamic")
+    usual = modulated(made.workload, 45.0, 1000, BURSTS, 2)
+    results = {name: simulate(with_policies(made, name.split("+")), usual) for name in names}
+    attained = [results[name].slo_attainment for name in names]
+    assert attained == sorted(attained) and attained[1] > attained[0] + 0.02
+    assert beats(results["least_load"], results["round_robin"], "ttft")
+    much = modulated(made.workload, 75.0, 1000, BURSTS, 2)
+    fixed, dynamic = (simulate(with_policies(made, name.split("+")), much) for name in names[1::2])
+    # Dynamic roles carry 1.67 times the rate about as well as fixed ones carry the usual one.
+    assert dynamic.slo_attainment > attained[1] - 0.02 > fixed.slo_attainment + 0.1
+    assert dynamic.role_flips > 0
+
+
+def test_instances_turn_to_decode_when_requests_wait_for_it() -> None:
+    """One decode instance of few slots beside four of prefill: fixed roles starve, dynamic ones move over."""
+    limits = {"requests_per_dp_rank": 2, "tokens_per_device": 2048}
+    made = manifest(prefill=4, decode=1, workload={"input_tokens": 64, "output_tokens": 400}, limits=limits)
+    offered = open_loop(made.workload, 60.0, 300, 1)
+    fixed, dynamic = (simulate(with_policies(made, [name]), offered) for name in ("fixed", "dynamic"))
+    assert some(dynamic.e2e_seconds).mean < 0.5 * some(fixed.e2e_seconds).mean
+    assert dynamic.role_flips >= 1
+
+
+@pytest.mark.parametrize("worse", ["decode=round_robin", "least_requests"])
+def test_decode_placement_by_kv_balances_ranks(worse: str) -> None:
+    """Prompts of very different lengths: iterations follow the fullest rank, so least KV first has the least TPOT."""
+    workload = {"input_tokens": 4000, "output_tokens": 60, "input_cv2": 4.0}
+    made = manifest(prefill=4, decode=1, workload=workload)
+    offered = open_loop(made.workload, 60.0, 600, 1)
+    by_kv, other = (simulate(with_policies(made, [name]), offered) for name in ("least_kv", worse))
+    assert beats(by_kv, other, "tpot")
+
+
+def test_reserving_prompts_only_admits_more_and_may_have_to_take_back() -> None:
+    """Answers that are not set aside let more requests in; those that outgrow the cache are computed anew."""
+    kv = {"block_tokens": 16, "bytes_per_token_per_device": 160.0, "capacity_tokens_per_rank": 2000}
+    made = manifest(decode_kv=kv)
+    offered = all_at_once(64, 200, 400)
+    whole, prompt = (simulate(with_policies(made, [name]), offered) for name in ("whole", "prompt"))
+    assert (whole.completed, prompt.completed) == (64, 64)
+    assert whole.occupancy is not None and prompt.occupancy is not None
+    assert prompt.occupancy["slots"] > whole.occupancy["slots"]
+    assert prompt.retried_requests > 0 == whole.retried_requests
+
+
+def test_prefill_that_decode_does_not_empty_stops() -> None:
+    """Prompts keep their KV until they are pulled: with little of it TTFT follows decode."""
+    slow = {"requests_per_dp_rank": 1, "tokens_per_device": 2048}
+    tight = {"block_tokens": 16, "bytes_per_token_per_device": 160.0, "capacity_tokens_per_rank": 1024}
+    offered = all_at_once(60, 512, 100)
+    free, held = (simulate(manifest(decode_limits=slow, **changes), offered) for changes in ({}, {"prefill_kv": tight}))
+    assert some(held.ttft_seconds).p99 > 3 * some(free.ttft_seconds).p99
+    assert held.completed == 60
+
+
+def test_order_of_chunks_trades_first_tokens_for_later_ones() -> None:
+    """Prompts first: lower TTFT and higher TPOT than running requests first (Sarathi-Serve, arXiv 2403.02310)."""
+    one = Degrees(attention_tp=1, attention_dp=1)
+    limits = {"requests_per_dp_rank": 64, "tokens_per_device": 256}
+    pools = [pool("mixed", one, [Instance(name="a", nodes=[0])], limits=limits)]
+    made = build(pools, {"input_tokens": 1500, "output_tokens": 60, "input_cv2": 1.0})
+    offered = open_loop(made.workload, 8.0, 120, 1)
+    decode, prompts = (simulate(with_policies(made, [name]), offered) for name in ("decode_first", "prefill_first"))
+    assert some(prompts.ttft_seconds).mean < some(decode.ttft_seconds).mean
+    assert some(prompts.tpot_seconds).p99 > some(decode.tpot_seconds).p99
+
+
+def test_balanced_links_spread_over_the_prefill_group() -> None:
+    """CloudMatrix384 section 4.3.3: decode ranks pull from all ranks of a TP group of four, not from the first one."""
+    made = manifest(
+        prefill_degrees=Degrees(attention_tp=4, attention_dp=2, moe_ep=8),
+        prefill_limits={"requests_per_dp_rank": 8, "tokens_per_device": 8192},
+    )
+    links = made.kv_transfer
+    assert links is not None
+    slow = links.model_copy(
+        update={
+            "bandwidth_bytes_per_second": 2e7,
+            "mapping": links.mapping.model_copy(update={"ratio": 4.0, "group_size": 2.0}),
+        }
+    )
+    offered = all_at_once(64, 512, 20)
+    balanced, first = (
+        simulate(made.model_copy(update={"kv_transfer": slow.model_copy(update={"links": name})}), offered)
+        for name in ("balanced", "first")
+    )
+    assert balanced.transfer_wait_seconds < 0.5 * first.transfer_wait_seconds
+    assert some(balanced.e2e_seconds).mean < some(first.e2e_seconds).mean
+
+
+def caching(**changes: Any) -> CachingPool:
+    """Return a cache of 160 bytes a token."""
+    fields = {"plane": "fabric", "capacity_bytes": 1e9, "bandwidth_bytes_per_second": 1e9, "block_tokens": 64}
+    return CachingPool.model_validate(fields | changes)
+
+
+def test_cache_evicts_what_was_used_least_recently() -> None:
+    """Two blocks fit: the third drops the first, a hit ends at the first gap, and SSD gives back what DRAM dropped."""
+    cache = PrefixCache(caching(capacity_bytes=2 * 64 * 160.0), 64, 160.0)
+    cache.insert([1, 2])
+    assert cache.look_up([1, 2], 1000).tokens == 128
+    cache.insert([3])
+    assert len(cache) == 2
+    assert cache.look_up([1, 2], 1000).tokens == 0
+    assert cache.look_up([2, 3], 100).tokens == 99
+    tiered = PrefixCache(caching(capacity_bytes=2 * 64 * 160.0, ssd_capacity_bytes=1e9), 64, 160.0)
+    tiered.insert([1, 2, 3])
+    found = tiered.look_up([1, 2, 3], 1000)
+    assert (found.dram_tokens, found.ssd_tokens) in {(0, 192), (64, 128)}
+    assert len(tiered) <= 2 and tiered.ssd_blocks == 3
+
+
+def test_a_slower_plane_to_the_cache_costs_first_tokens() -> None:
+    """The same hits over VPC instead of UB: TTFT grows by the time that reading takes (CloudMatrix384 section 5)."""
+    offered = all_at_once(40, 2048, 1, blocks=4)
+    repeated = Requests(
+        arrival_seconds=np.arange(80) * 0.2,
+        input_tokens=np.tile(offered.input_tokens, 2),
+        output_tokens=np.tile(offered.output_tokens, 2),
+        reused_tokens=np.zeros(80, dtype=np.int64),
+        blocks=(offered.blocks or ()) * 2,
+        block_tokens=512,
+    )
+    results = [
+        simulate(manifest().model_copy(update={"caching": caching(bandwidth_bytes_per_second=rate)}), repeated)
+        for rate in (1e9, 1e7)
+    ]
+    assert [result.prefix_hit_share for result in results] == pytest.approx([2047 / 4096] * 2)
+    assert some(results[0].ttft_seconds).mean < some(results[1].ttft_seconds).mean
+    small = caching(capacity_bytes=3 * 512 * 160.0)
+    assert simulate(manifest().model_copy(update={"caching": small}), repeated).prefix_hit_share < 0.01
+
+
+def test_reuse_raises_prefill_throughput() -> None:
+    """CloudMatrix384 section 6: from 12.5 % to 50 % reuse prefill carries 1.42 times as much; here within a fifth."""
+    made = small_manifest()
+    rates = []
+    for reuse in (0.125, 0.5):
+        workload = made.workload.model_copy(
+            update={"prefix_reuse": reuse, "input_tokens": 4096.0, "output_tokens": 1.0}
+        )
+        offered = closed_loop(workload, 1500, 4500, 1)
+        rates.append(simulate(made, offered).requests_per_second)
+    assert 1.42 / 1.2 < rates[1] / rates[0] < 1.42 * 1.2
+
+
+def test_drafts_are_accepted_one_by_one() -> None:
+    """Iterations follow 1 + a + a² for two drafts: from acceptance 0 to 1 a third of them is left."""
+    iterations = []
+    for acceptance in (0.0, 0.7, 1.0):
+        made = manifest(drafts=2, mtp={"drafts": 2, "acceptance": acceptance})
+        iterations.append(simulate(made, all_at_once(1, 64, 2401)).steps["decode"])
+    assert iterations[0] == 2400 and iterations[2] == 800
+    assert iterations[1] == pytest.approx(2400 / 2.19, rel=0.05)
+
+
+def test_measured_loads_under_the_placement_slow_the_busiest_rank() -> None:
+    """A hot expert: imbalance is its rank over the mean, and steps take longer; a replica halves its share."""
+    mapping = manifest().pools[0].expert_map
+    assert mapping is not None
+    loads = np.ones((1, 16))
+    loads[0, 3] = 17.0
+    assert placement_balance(mapping, loads, set()) == pytest.approx(18 / 4)
+    with_replica = manifest(slots=[*range(16), 3, *range(5, 12)]).pools[0].expert_map
+    assert with_replica is not None
+    assert placement_balance(with_replica, loads, set()) < 18 / 4
+    offered = all_at_once(64, 64, 30)
+    even, skewed = (simulate(manifest(), offered, SimulationOptions(balance={"decode": b})) for b in (1.0, 4.5))
+    assert skewed.expert_imbalance["decode"] == 4.5
+    assert beats(even, skewed, "tpot") or some(even.tpot_seconds).mean < some(skewed.tpot_seconds).mean
+
+
+def test_co_location_uses_what_online_requests_leave() -> None:
+    """xLLM section 3.1: more offline tokens than on instances of their own, and online ones attain no less.
+
+    Two of six instances set apart for offline work, against all six for both with preemption.
+    """
+    workload = {"input_tokens": 1024, "output_tokens": 100, "input_cv2": 1.0, "output_cv2": 1.0}
+    limits = {"requests_per_dp_rank": 64, "tokens_per_device": 2048}
+    levels = ServiceLevels(ttft_seconds=0.3, tpot_seconds=0.0016)
+
+    def sized(count: int) -> Manifest:
+        made = manifest(prefill=count, decode=count, workload=workload, limits=limits)
+        return made.model_copy(update={"service_levels": levels})
+
+    horizon = 8.0
+    cut = SimulationOptions(until_seconds=horizon)
+    offered = modulated(sized(3).workload, 60.0, 480, Modulation(burst=4.0, share=0.2, mean_burst_seconds=2.0), 1)
+    apart = simulate(sized(2), offered, cut)
+    offline_apart = simulate(sized(1), closed_loop(sized(1).workload, 400, 3000, 2), cut).output_tokens_per_second
+    queue = backlog(sized(3).workload, 6000, 2)
+    together, first = (
+        simulate(with_policies(sized(3), [name]), offered, SimulationOptions(until_seconds=horizon, offline=queue))
+        for name in ("slo", "offline=equal")
+    )
+    assert together.offline is not None
+    assert together.slo_attainment >= apart.slo_attainment
+    assert together.offline["output_tokens_per_second"] > offline_apart
+    assert first.slo_attainment < 0.5
+
+
+def test_recovery_stages_lose_less_and_less() -> None:
+    """xDeepServe section 6: restarting all is worst, failing over apart better, a rolled-back iteration hardly felt."""
+    slots = [*range(16), *((expert + 5) % 16 for expert in range(16))]
+    times = {}
+    for stage in ("restart", "failover", "recompute"):
+        recovery = Recovery(stage=stage, restart_seconds=1.0, reconfigure_seconds=0.05)
+        for kind, target, decodes in (("device", "decode-0/1", 2), ("link", "decode-0", 1)):
+            made = manifest(prefill=2, decode=decodes, slots=slots, workload={"output_tokens": 60})
+            offered = open_loop(made.workload, 100.0, 300, 1)
+            fault = Fault(kind=kind, target=target, at_seconds=1.0, for_seconds=0.02)  # type: ignore[arg-type]
+            made_so = made.model_copy(update={"recovery": recovery})
+            result = simulate(made_so, offered, SimulationOptions(faults=(fault,)))
+            assert result.completed == 300
+            times[stage, kind] = some(result.e2e_seconds).mean
+    assert times["restart", "device"] > 2 * times["failover", "device"]
+    assert 2 * times["recompute", "link"] < times["failover", "link"] <= times["restart", "link"] * 1.01
+
+
+def test_an_instance_shrinks_only_while_every_expert_has_a_replica() -> None:
+    """Without replicas the loss of one device takes the instance down; with them one of eight ranks is missing."""
+    degrees = Degrees(attention_tp=1, attention_dp=8, moe_ep=8)
+    slots = [*range(16), *((expert + 5) % 16 for expert in range(16))]
+    spare = manifest(slots=slots).pools[1]
+    cost = spare.step_costs["decode"].to_step_cost()
+    less = shrunk_cost(cost, spare, {1})
+    assert (less.attention_ranks, less.expert_ranks) == (7, 7) and less.balance > cost.balance
+    assert degrees.devices == 8
+    fault = Fault(kind="device", target="decode-0/1", at_seconds=0.05, for_seconds=0.1)
+    results = []
+    for layout in (list(range(16)), slots):
+        recovery = Recovery(restart_seconds=2.0, reconfigure_seconds=0.05)
+        made = manifest(slots=layout).model_copy(update={"recovery": recovery})
+        results.append(simulate(made, all_at_once(64, 128, 200), SimulationOptions(faults=(fault,))))
+    bare, replicated = results
+    assert bare.completed == replicated.completed == 64
+    assert bare.duration_seconds > replicated.duration_seconds
+    assert bare.retried_requests == 64 > replicated.retried_requests > 0
+
+
+def test_kv_that_outlives_its_instance_is_moved_where_that_is_cheaper() -> None:
+    """xLLM section 3.5: over a quick link it moves, over a slow one it is computed again."""
+    made = manifest(decode=2, workload={"output_tokens": 400})
+    links = made.kv_transfer
+    assert links is not None
+    fault = Fault(kind="device", target="decode-0/1", at_seconds=0.2, for_seconds=1.0)
+    passes = {}
+    for rate in (1e10, 1e4):
+        moved = links.model_copy(update={"bandwidth_bytes_per_second": 1e10})
+        slow = links.model_copy(update={"bandwidth_bytes_per_second": rate})
+        for kv in ("cheaper", "recompute"):
+            recovery = Recovery(kv=kv, restart_seconds=0.5)
+            chosen = made.model_copy(update={"recovery": recovery, "kv_transfer": slow if rate > 1e5 else moved})
+            result = simulate(chosen, all_at_once(100, 512, 400), SimulationOptions(faults=(fault,)))
+            passes[rate, kv] = result.steps["prefill"]
+            assert result.completed == 100
+    assert passes[1e10, "cheaper"] < passes[1e10, "recompute"]
+
+
+def test_killing_prefill_keeps_decode() -> None:
+    """xDeepServe section 6: where the only decode instance is lost, a prefill instance takes its role."""
+    base = manifest(prefill=3, decode=1, workload={"output_tokens": 200})
+    fault = Fault(kind="device", target="decode-0/1", at_seconds=0.3, for_seconds=1.0)
+    times = []
+    for kill in (False, True):
+        made = base.model_copy(update={"recovery": Recovery(restart_seconds=5.0, kill_prefill=kill)})
+        result = simulate(made, open_loop(made.workload, 40.0, 200, 1), SimulationOptions(faults=(fault,)))
+        assert result.completed == 200
+        times.append(some(result.e2e_seconds).mean)
+    assert times[1] < 0.5 * times[0]
+
+
+def test_unknown_policies_are_refused() -> None:
+    """The sentence lists what there is."""
+    with pytest.raises(BadInput, match=r"--policies: 'fastest' is not a policy; use prefill=least_load"):
+        with_policies(manifest(), ["fastest"])
+    assert with_policies(manifest(), ["decode=round_robin"]).routing == Routing(decode="round_robin")
