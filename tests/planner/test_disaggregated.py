@@ -77,11 +77,12 @@ def test_domains_add_rate_until_the_experts_bind(batch: int, domains: int) -> No
 
 def test_memory_is_of_two_kinds_of_devices() -> None:
     """Attention devices hold no routed expert and all KV, expert devices the reverse; together all weights."""
-    held = memory(superpod(), kv_tokens=96 * 3072.0, tokens=192.0)
+    held = memory(superpod(), kv_tokens=96 * 3072.0, sequences=96.0, tokens=192.0)
     experts = expert_device_memory(superpod(), 192.0)
     assert experts is not None
     assert experts.kv_cache == 0
     # 58 MoE layers and the draft's, two slots of 3 x 7168 x 2048 INT8 weights each.
     assert experts.weights == 59 * 2 * 3 * 7168 * 2048
-    together = memory(superpod(strategy=Strategy(attention_dp=288, moe_ep=288)), kv_tokens=96 * 3072.0, tokens=192.0)
+    colocated = superpod(strategy=Strategy(attention_dp=288, moe_ep=288))
+    together = memory(colocated, kv_tokens=96 * 3072.0, sequences=96.0, tokens=192.0)
     assert held.weights + experts.weights == pytest.approx(together.weights)

@@ -46,13 +46,13 @@ def test_a_row_costs_the_same_alone_as_among_others(model: str, hardware: str, d
         together = group.deployment
         spread = expected_maximum_normal(together.strategy.attention_dp)
         seconds = iteration(balanced_cost(together, question.balance), spread, 24.0, kv, 2)
-        used = memory(together, kv_tokens=50_000.0, tokens=24.0).used
+        used = memory(together, kv_tokens=50_000.0, sequences=24.0, tokens=24.0).used
         for number in range(0, len(group.rows), 7):
             alone = row_deployment(together, group.rows[number])
             ranks = expected_maximum_normal(alone.strategy.attention_dp)
             expected = iteration(balanced_cost(alone, question.balance), ranks, 24.0, kv, 2)
             assert np.broadcast_to(seconds, len(group.rows))[number] == pytest.approx(expected, rel=1e-9)
-            weight = memory(alone, kv_tokens=50_000.0, tokens=24.0).used
+            weight = memory(alone, kv_tokens=50_000.0, sequences=24.0, tokens=24.0).used
             assert np.broadcast_to(used, len(group.rows))[number] == pytest.approx(weight, rel=1e-12)
 
 
