@@ -12,6 +12,7 @@ from planner.manifest.layout import ExpertMap, Instance
 from planner.manifest.schema import Manifest, Pool, Role
 from planner.strategy import Strategy
 from podplan.errors import BadInput, Infeasible
+from podplan.units import format_bytes
 
 THOUSANDTHS = 1000
 SPREAD = 3.0  # standard deviations above the mean that the longest request is taken for, where none is given
@@ -174,6 +175,7 @@ def _role(
     decodes = pool.role == "decode"
     prefill_drafts = {"one": min(drafts, 1), "same": drafts, "none": 0}[profile.drafting.prefill.value]
     own_drafts = setup.drafts if pool.role != "prefill" else prefill_drafts
+    _check_draft_layer(manifest, pool, own_drafts, lengths[0])
     sequences = pool.limits.requests_per_dp_rank
     tokens = sequences * (1 + own_drafts) if decodes else pool.limits.tokens_per_device * per_rank
     return RolePlan(
@@ -201,6 +203,25 @@ def _role(
         prefix_caching=manifest.workload.prefix_reuse > 0,
         expert_map=pool.expert_map,
     )
+
+
+def _check_draft_layer(manifest: Manifest, pool: Pool, drafts: int, longest: int) -> None:
+    """Raise Infeasible where a prefill pool that must draft with decode has no room for the layer that does.
+
+    The plan counts no draft layer in prefill; it is taken for as large as the model's layers are on average.
+    """
+    if drafts <= pool.mtp.drafts:
+        return
+    memory, model = pool.memory_bytes_per_device, manifest.model.spec
+    layer = memory.weights * model.mtp_layers / model.layers
+    free = memory.capacity - memory.reserve - memory.buffers - memory.activations - memory.weights - layer
+    needed = pool.kv.bytes_per_token_per_device * longest
+    if free < needed:
+        raise Infeasible(
+            f"the {pool.role} pool must load the draft layer that decode uses ({format_bytes(layer)} per device), "
+            f"which leaves {format_bytes(max(free, 0.0))} for a request that caches {format_bytes(needed)}; "
+            "plan with --mtp 0 or more prefill devices"
+        )
 
 
 def _floor(share: float) -> float:

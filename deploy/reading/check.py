@@ -20,9 +20,10 @@ def check_round_trip(target: Target, files: Mapping[str, str]) -> dict[str, list
     """Return role -> what each instance was read back as. Fault where it differs from the plan."""
     try:
         experts = {role.name: role.setup.experts for role in target.roles}
-        counted = read_back(target.profile.engine, target.kind, files, experts)
-        problems = [*_differences(target, counted), *_maps(target, files), *_rank_tables(target, files)]
-        problems += check_router(target, all_texts(files))
+        texts = all_texts(files)
+        counted = read_back(target.profile.engine, target.kind, files, experts, texts)
+        problems = [*_differences(target, counted), *_maps(target, texts), *_rank_tables(target, files)]
+        problems += check_router(target, texts)
     except PROBLEMS as error:
         raise Fault(f"rendered files cannot be read back: {type(error).__name__}: {error}") from error
     if problems:
@@ -30,7 +31,13 @@ def check_round_trip(target: Target, files: Mapping[str, str]) -> dict[str, list
     return counted
 
 
-def read_back(engine: str, kind: str, files: Mapping[str, str], experts: Mapping[str, int]) -> dict[str, list[Counted]]:
+def read_back(
+    engine: str,
+    kind: str,
+    files: Mapping[str, str],
+    experts: Mapping[str, int],
+    texts: Mapping[str, str] | None = None,
+) -> dict[str, list[Counted]]:
     """Return role -> what each instance is, from the text of the files; ``experts`` is 0 for roles of dense models.
 
     Raises ValueError where a file contradicts itself.
@@ -47,7 +54,7 @@ def read_back(engine: str, kind: str, files: Mapping[str, str], experts: Mapping
             held = [_daemon(nodes, role, files) for nodes in instances.values()]
         else:
             _known_flags(reader, instances[0])
-            replicas = replicas_of_map(engine, role, files)
+            replicas = replicas_of_map(engine, role, all_texts(files) if texts is None else texts)
             held = [READERS[reader](nodes, experts[role], replicas) for nodes in instances.values()]
         found[role] = held
     return found
@@ -79,9 +86,8 @@ def all_texts(files: Mapping[str, str]) -> dict[str, str]:
     return found
 
 
-def replicas_of_map(engine: str, role: str, files: Mapping[str, str]) -> int | None:
+def replicas_of_map(engine: str, role: str, texts: Mapping[str, str]) -> int | None:
     """Return the slots beyond one per expert of a role's expert map, None where there is none."""
-    texts = all_texts(files)
     if engine == "sglang":
         text = texts.get(f"expert-location-{role}.json")
         rows = json.loads(text)["physical_to_logical_map"] if text else None
@@ -149,9 +155,8 @@ def _differences(target: Target, counted: Mapping[str, Sequence[Counted]]) -> It
         yield f"roles {sorted(extra)} are not in the plan"
 
 
-def _maps(target: Target, files: Mapping[str, str]) -> Iterator[str]:
+def _maps(target: Target, texts: Mapping[str, str]) -> Iterator[str]:
     """Yield where an expert map is not the manifest's."""
-    texts = all_texts(files)
     for role in target.roles:
         if role.expert_map is None:
             continue

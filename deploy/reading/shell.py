@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+PLAIN = re.compile(r"[^\s'\"$]+")
 ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)\Z", re.DOTALL)
 LOOP = re.compile(r"for \(\((\w+) = 0; \1 < (\d+); \1\+\+\)\); do\Z")
 BRANCH = re.compile(r'if \[ "\$(\w+)" -eq 0 \]; then (.*); else (.*); fi\Z', re.DOTALL)
@@ -114,7 +115,9 @@ def words(text: str, scope: Mapping[str, str | list[str]]) -> list[str]:
             value, position = _variable(text, position, scope)
             current = (current or "") + value
         else:
-            current, position = (current or "") + letter, position + 1
+            run = PLAIN.match(text, position)
+            assert run is not None, "blanks, quotes and dollars are read above"
+            current, position = (current or "") + run[0], run.end()
     return found if current is None else [*found, current]
 
 
@@ -130,13 +133,10 @@ def _closing(text: str, position: int) -> int:
 def _expand(text: str, scope: Mapping[str, str | list[str]]) -> str:
     """Return text between double quotes with its variables filled in."""
     parts, position = "", 0
-    while position < len(text):
-        if text[position] == "$":
-            value, position = _variable(text, position, scope)
-            parts += value
-        else:
-            parts, position = parts + text[position], position + 1
-    return parts
+    while (dollar := text.find("$", position)) >= 0:
+        value, end = _variable(text, dollar, scope)
+        parts, position = parts + text[position:dollar] + value, end
+    return parts + text[position:]
 
 
 def _variable(text: str, position: int, scope: Mapping[str, str | list[str]]) -> tuple[str, int]:

@@ -26,8 +26,11 @@ GROUP_KEYS = {
 
 
 def spec_hash(spec: Strict) -> str:
-    """Return the SHA-256 of a spec's canonical JSON (sorted keys, no blanks)."""
-    text = json.dumps(spec.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+    """Return the SHA-256 of a spec's canonical JSON (sorted keys, no blanks, no defaults).
+
+    Without defaults, so that a manifest outlives an optional field that specs get later.
+    """
+    text = json.dumps(spec.model_dump(mode="json", exclude_defaults=True), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
 

@@ -328,3 +328,16 @@ def test_the_mode_of_two_microbatches_is_an_exchange() -> None:
         mode = expert_mode(load_engine(engine), asked)
         assert mode is not None and mode.exchange != "none"
         assert broken_rule(load_engine(engine), replace(asked, microbatches=1)) is None
+
+
+def test_prefill_has_room_for_the_draft_layer_that_it_must_load() -> None:
+    """Plans draft nothing in prefill, but engines load the layer there too: refused where it does not fit."""
+    manifest = plan("r1-cm384")
+    prefill = manifest.pools[0]
+    capacity = prefill.memory_bytes_per_device.capacity
+    full = prefill.memory_bytes_per_device.model_copy(update={"weights": capacity * 0.875, "kv_cache": 0.0})
+    tight = manifest.model_copy(
+        update={"pools": [prefill.model_copy(update={"memory_bytes_per_device": full}), manifest.pools[1]]}
+    )
+    with pytest.raises(Infeasible, match="must load the draft layer that decode uses"):
+        render(tight, load_engine("sglang"), "bare", Site(), DIGEST)
