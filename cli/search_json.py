@@ -34,7 +34,18 @@ def as_json(asked: SearchInput, answer: Answer, search_seconds: float) -> dict[s
         "candidates_evaluated": answer.candidates_evaluated,
         "search_seconds": search_seconds,
         "bound": bound
-        and {"objective": bound.objective, "value": bound.value, "gap": bound.gap, "covers": bound.covers},
+        and {
+            "objective": bound.objective,
+            "value": bound.value,
+            "gap": bound.gap,
+            "covers": bound.covers,
+            "queues_solved": bound.queues_solved,
+            "pruned": [
+                {"what": each.what, "columns": each.number, "bound": each.bound, "unit": each.unit, "why": each.why}
+                for each in bound.pruned
+            ],
+        },
+        "cut": {role: dict(rules) for role, rules in answer.cut.items()},
         "binding_limit": answer.binding_limit,
         "explanation": answer.explanation,
     }

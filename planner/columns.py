@@ -55,6 +55,8 @@ class Offer:
     bound_per_second: float
     build: Callable[[], Server]
     guess_per_second: float = math.inf
+    layers: tuple[int, int] = (1, 1)
+    """Attention TP and pipeline stages: what two roles must agree on in some engines."""
 
 
 class Side:
@@ -67,12 +69,16 @@ class Side:
         offers: Sequence[Offer],
         survive: Loss | None = None,
         unit_per_second: float = 1.0,
+        most_instances: int | None = None,
     ) -> None:
         """Make a column of every offer and count that the devices hold; rates are in units of ``unit_per_second``."""
         self.role, self.machines, self.offers, self.unit = role, machines, offers, unit_per_second
         sizes = np.array([offer.devices for offer in offers], dtype=np.int64)
         lost = np.array([lost_instances(survive, int(size), machines.devices_per_node) for size in sizes], np.int64)
-        counts = np.maximum(machines.devices // np.maximum(sizes, 1) - lost, 0)
+        held = machines.devices // np.maximum(sizes, 1)
+        if most_instances is not None:
+            held = np.minimum(held, most_instances)
+        counts = np.maximum(held - lost, 0)
         self.offer: Ints = np.repeat(np.arange(sizes.size), counts)
         within = np.arange(self.offer.size) - np.repeat(np.cumsum(counts) - counts, counts)
         self.left: Ints = within + 1  # instances that remain after the loss

@@ -128,7 +128,9 @@ def _decode_undominated(question: Question, tables: list[_DecodeTable], transfer
         table, row = tables[which], int(number - starts[which])
         most = request_rate(question, row_deployment(table.group.deployment, table.group.rows[row]), *_at(table, row))
         build = partial(_decode_server, question, table, row, transfer_seconds)
-        offers.append(Offer(int(sizes[number]), MOST_UTILISATION * float(most), build))
+        strategy = table.group.rows[row].strategy
+        layers = (strategy.attention_tp, strategy.pp)
+        offers.append(Offer(int(sizes[number]), MOST_UTILISATION * float(most), build, layers=layers))
     return offers
 
 
@@ -240,7 +242,8 @@ def _prefill_undominated(question: Question, tables: list[_PrefillTable]) -> lis
 def _row_offers(question: Question, table: _PrefillTable, row: int, ranks: int) -> list[Offer]:
     """Return an offer per budget whose full pass keeps the limit; of the smallest also where only smaller passes do."""
     offers: list[Offer] = []
-    devices, best = table.group.rows[row].strategy.devices, 0.0
+    strategy = table.group.rows[row].strategy
+    devices, best = strategy.devices, 0.0
     for place, seconds in enumerate(table.seconds[row].tolist()):
         prompts = table.budgets[place][0]
         if not math.isfinite(seconds) or (seconds > question.ttft_seconds and offers):
@@ -252,7 +255,8 @@ def _row_offers(question: Question, table: _PrefillTable, row: int, ranks: int) 
         bound = MOST_UTILISATION * min(saturated, _timely(question, float(table.single[row]), seconds, prompts * ranks))
         # A prompt waits for the rest of one pass and then for its own: longer passes than half the limit are late.
         guess = bound * min(1.0, question.ttft_seconds / (2 * seconds))
-        offers.append(Offer(devices, bound, partial(_prefill_server, question, table, row, place, seconds), guess))
+        build = partial(_prefill_server, question, table, row, place, seconds)
+        offers.append(Offer(devices, bound, build, guess, (strategy.attention_tp, strategy.pp)))
     return offers
 
 

@@ -6,12 +6,14 @@ from typing import Literal
 
 from models.spec import MLA
 from planner.engines.loader import load_engine
-from planner.engines.rules import Setup, broken_rule
+from planner.engines.rules import Setup, broken_pair, broken_rule
 from planner.engines.spec import EngineProfile
 from planner.question import Question
 from planner.strategy import Strategy
 
 REFERENCE = "reference"
+Layers = tuple[int, int]
+"""Attention TP and pipeline stages."""
 
 
 def most_microbatches(
@@ -78,3 +80,42 @@ def summary(kept: int, cut: Counter[str]) -> str:
     """Say how many layouts an engine leaves, and how many each rule cut."""
     rules = ", ".join(f"{rule} {count}" for rule, count in cut.most_common())
     return f"{kept} layouts kept" + (f", {sum(cut.values())} cut ({rules})" if cut else "")
+
+
+def pairs(question: Question, prefill: set[Layers], decode: set[Layers]) -> list[tuple[set[Layers], set[Layers]]]:
+    """Return sets of prefill and of decode layers that the engine lets share KV, each with each; largest first.
+
+    One pair of all where no rule of ``engines.rules.broken_pair`` stands between any two.
+    """
+    if question.engine == REFERENCE:
+        return [(prefill, decode)]
+    profile, found = _profile(question.engine), dict[frozenset[Layers], set[Layers]]()
+    for theirs in sorted(decode):
+        other = _bare(question, "decode", theirs)
+        fitting = frozenset(
+            ours for ours in prefill if broken_pair(profile, _bare(question, "prefill", ours), other) is None
+        )
+        if fitting:
+            found.setdefault(fitting, set()).add(theirs)
+    return [(set(ours), theirs) for ours, theirs in sorted(found.items(), key=lambda pair: -len(pair[0]))]
+
+
+def _bare(question: Question, role: Literal["prefill", "decode"], layers: Layers) -> Setup:
+    """Return what a pair's rules read of an instance."""
+    machines, tp, pp = question.prefill if role == "prefill" else question.decode, *layers
+    return Setup(
+        strategy=Strategy(attention_tp=tp, pp=pp),
+        role=role,
+        devices_per_node=machines.devices_per_node,
+        experts=question.model.moe.experts if question.model.moe else 0,
+        latent=isinstance(question.model.attention, MLA),
+        kv_dtype=question.kv_dtype,
+    )
+
+
+def most_instances(question: Question) -> int | None:
+    """Return the most instances of a role in one deployment of the engine; None where it sets no limit."""
+    if question.engine == REFERENCE:
+        return None
+    fact = _profile(question.engine).prefill_decode.most_instances
+    return None if fact is None else fact.value

@@ -1,8 +1,8 @@
 """All candidates of both pools, their instance counts as an integer programme, the plan and its proof."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
-from planner.columns import Aim, Choice, Side, carried_by, likely, settle
+from planner.columns import Aim, Choice, Offer, Side, carried_by, likely, settle
 from planner.decode_candidates import Count
 from planner.front import front_of
 from planner.infeasible import missing, refusal, slowest_transfer, unsurvivable
@@ -12,7 +12,8 @@ from planner.operating import DecodeServer, PrefillServer
 from planner.plan import Plan, make_plan
 from planner.proof import Bound, certify, proven
 from planner.question import Question
-from planner.space import ROLES, Role, Row, check_layouts, role_rows
+from planner.reachable import most_instances, pairs
+from planner.space import ROLES, Role, Row, check_layouts, role_space
 from podplan.errors import Fault
 
 # Binding limit and explanation of a refusal that nobody asked the reason of.
@@ -34,6 +35,8 @@ class Answer:
     bound: Bound | None
     binding_limit: str
     explanation: str
+    cut: dict[Role, dict[str, int]] = field(default_factory=dict)
+    """Strategies and layouts that were not costed, by role and rule."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +46,8 @@ class Pools:
     prefill: Side
     decode: Side
     count: Count
+    cut: dict[Role, dict[str, int]]
+    """What was not costed, by role and rule."""
 
     @property
     def sides(self) -> tuple[Side, Side]:
@@ -62,7 +67,7 @@ def search(question: Question, explain: bool = True) -> Answer:
     if not pools.prefill.offers or not pools.decode.offers:
         told = missing(question, not pools.prefill.offers) if explain else UNTOLD
         return refused(question, pools, *told)
-    choice = settle(pools.sides, aim)
+    pools, choice = best_of(compatible(question, pools), aim)
     if choice is None:
         return refused(question, pools, *(reason(question, pools, aim) if explain else UNTOLD))
     best = plan_of(question, pools, choice)
@@ -82,23 +87,64 @@ def search(question: Question, explain: bool = True) -> Answer:
         bound=bound,
         binding_limit=best.binding_limit,
         explanation=best.explanation,
+        cut=pools.cut,
     )
 
 
 def gather(question: Question) -> Pools:
     """Cost every candidate of both roles; no queue is solved yet."""
     count = Count()
-    rows: dict[Role, list[Row]] = {role: role_rows(question, role) for role in ROLES}
+    spaces = {role: role_space(question, role) for role in ROLES}
+    rows: dict[Role, list[Row]] = {role: space.rows for role, space in spaces.items()}
     know_balance(question, [row for own in rows.values() for row in own])
     prefill = prefill_offers(question, rows["prefill"], count)
     # The slowest transfer of any prefill instance that may feed the pool: the limit holds whichever does.
     transfer = slowest_transfer(question)
     decode = decode_offers(question, rows["decode"], count, transfer) if prefill else []
     return Pools(
-        Side("prefill", question.prefill, prefill, question.survive),
-        Side("decode", question.decode, decode, question.survive),
+        make_side(question, "prefill", prefill),
+        make_side(question, "decode", decode),
         count,
+        {role: space.cut for role, space in spaces.items()},
     )
+
+
+def make_side(question: Question, role: Role, offers: list[Offer]) -> Side:
+    """Return the columns of a role."""
+    machines = question.prefill if role == "prefill" else question.decode
+    return Side(role, machines, offers, question.survive, most_instances=most_instances(question))
+
+
+def compatible(question: Question, pools: Pools) -> list[Pools]:
+    """Return the parts of the columns in which the engine lets every prefill share KV with every decode instance."""
+    layers = [{offer.layers for offer in side.offers} for side in pools.sides]
+    found = pairs(question, layers[0], layers[1])
+    if found == [(layers[0], layers[1])]:
+        return [pools]
+    return [
+        replace(
+            pools,
+            prefill=make_side(question, "prefill", [each for each in pools.prefill.offers if each.layers in ours]),
+            decode=make_side(question, "decode", [each for each in pools.decode.offers if each.layers in theirs]),
+        )
+        for ours, theirs in found
+    ]
+
+
+def best_of(parts: list[Pools], aim: Aim) -> tuple[Pools, Choice | None]:
+    """Return the part with the best choice of columns, and that choice; None where none fits in any."""
+    best: tuple[tuple[float, float], Pools, Choice] | None = None
+    for pools in parts:
+        choice = settle(pools.sides, aim)
+        if choice is None:
+            continue
+        spent = sum(float(side.cost_per_hour[column]) for side, column in zip(pools.sides, choice, strict=True))
+        used = float(sum(int(side.devices[column]) for side, column in zip(pools.sides, choice, strict=True)))
+        rate = carried_by(pools.sides, choice)
+        key = {"throughput": (-rate, used), "cost": (spent, -rate)}.get(aim.objective, (used, -rate))
+        if best is None or key < best[0]:
+            best = (key, pools, choice)
+    return (best[1], best[2]) if best else (parts[0], None)
 
 
 def know_balance(question: Question, rows: list[Row]) -> None:
@@ -181,7 +227,7 @@ def tighter_side(question: Question, pools: Pools, part: float) -> Side:
         if server.candidate.row not in rows:
             rows.append(server.candidate.row)
     asked = replace(question, tpot_seconds=question.tpot_seconds * part, drafts=tuple(sorted(drafts)))
-    return Side("decode", question.decode, decode_offers(asked, rows, pools.count, transfer), question.survive)
+    return make_side(question, "decode", decode_offers(asked, rows, pools.count, transfer))
 
 
 def refused(question: Question, pools: Pools, binding: str, explanation: str) -> Answer:
@@ -194,4 +240,5 @@ def refused(question: Question, pools: Pools, binding: str, explanation: str) ->
         bound=None,
         binding_limit=binding,
         explanation=explanation,
+        cut=pools.cut,
     )

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.deployment import Deployment, StrategyArray
-from planner.grid import device_counts, enumerate_strategies
+from planner.grid import device_counts, strategy_grid
 from planner.hostcosts import host_costs
 from planner.layouts import redundancy_choices, shared_choices
 from planner.question import Machines, Question
@@ -37,6 +37,14 @@ class Row:
     dedicated: int
     microbatches: int = 2
     """Most microbatches that the engine overlaps in this layout."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoleSpace:
+    """Rows of a role in a fixed order, and how many strategies or layouts each rule cut."""
+
+    rows: list[Row]
+    cut: dict[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,19 +73,38 @@ COLUMNS = ("attention_tp", "attention_dp", "moe_tp", "moe_ep", "pp", "redundant"
 
 
 def role_rows(question: Question, role: Role) -> list[Row]:
-    """Return every row of a role: the default grid of strategies times expert layouts."""
+    """Return every row of a role that the engine runs: the default grid of strategies times expert layouts."""
+    return role_space(question, role).rows
+
+
+def role_space(question: Question, role: Role) -> RoleSpace:
+    """Return the rows of a role, and what was cut: strategies by rules of the grid, layouts by rules of the engine."""
     machines = question.prefill if role == "prefill" else question.decode
-    model, moe = question.model, question.model.moe
-    rows = []
-    for strategy in enumerate_strategies(model, pool_counts(machines), machines.devices_per_node, role=role):
-        if model.moe is None and strategy.attention_dp > 1:
-            continue  # A dense model's DP ranks share nothing: that is more instances.
-        for dedicated in shared_choices(moe, strategy, question.shared, role == "decode"):
-            for redundant in redundancy_choices(moe, strategy, dedicated, question.redundant):
-                if possible(question, strategy, dedicated, redundant):
-                    parts = most_microbatches(question, role, strategy, redundant, dedicated)
-                    rows += [Row(strategy, redundant, dedicated, parts)] if parts else []
-    return rows
+    moe = question.model.moe
+    grid = strategy_grid(question.model, pool_counts(machines), machines.devices_per_node, role=role)
+    rows, cut = [], Counter(grid.cut)
+    for strategy in grid.strategies:
+        if moe is None and strategy.attention_dp > 1:
+            cut["DP ranks of a dense model share nothing: they are instances"] += 1
+            continue
+        for redundant, dedicated in layouts(question, strategy, role):
+            parts = most_microbatches(question, role, strategy, redundant, dedicated)
+            if parts:
+                rows.append(Row(strategy, redundant, dedicated, parts))
+            else:
+                cut[f"{question.engine}: {cut_reason(question, role, strategy, redundant, dedicated)}"] += 1
+    return RoleSpace(rows, dict(sorted(cut.items())))
+
+
+def layouts(question: Question, strategy: Strategy, role: Role) -> list[tuple[int, int]]:
+    """Return the expert layouts of one strategy as (redundant slots, dedicated shared ranks)."""
+    moe = question.model.moe
+    return [
+        (redundant, dedicated)
+        for dedicated in shared_choices(moe, strategy, question.shared, role == "decode")
+        for redundant in redundancy_choices(moe, strategy, dedicated, question.redundant)
+        if possible(question, strategy, dedicated, redundant)
+    ]
 
 
 def engine_cut(question: Question, role: Literal["prefill", "decode"]) -> str:

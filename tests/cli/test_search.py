@@ -46,7 +46,7 @@ def test_the_answer_has_its_keys(capsys: pytest.CaptureFixture[str]) -> None:
     } <= data.keys()
     assert data["feasible"] is True
     assert data["percentile"] == 99
-    assert data["bound"].keys() == {"objective", "value", "gap", "covers"}
+    assert data["bound"].keys() == {"objective", "value", "gap", "covers", "queues_solved", "pruned"}
     best = data["best"]
     assert {"nodes", "chips", "devices", "requests_per_second", "output_tokens_per_second"} <= best.keys()
     for key in ("ttft_seconds", "tpot_seconds", "e2e_seconds"):

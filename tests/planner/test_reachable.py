@@ -6,10 +6,11 @@ import pytest
 
 from planner.assemble import assemble
 from planner.engines.loader import load_engine
-from planner.engines.rules import Setup, broken_rule
-from planner.reachable import REFERENCE
-from planner.space import engine_cut, role_rows, structure
-from tests.questions import small_answer, small_question
+from planner.engines.rules import Setup, broken_pair, broken_rule
+from planner.reachable import REFERENCE, most_instances, pairs
+from planner.space import ROLES, engine_cut, role_rows, role_space, structure
+from planner.strategy import Strategy
+from tests.questions import rate_of, small_answer, small_question
 
 ENGINES = {"vllm@0.33.0": "h100", "sglang@0.5.23": "h100", "xllm@0.9.0": "cm384", "vllm-ascend@0.23.0": "cm384"}
 
@@ -80,3 +81,42 @@ def test_a_plan_names_its_engine_and_is_reachable(engine: str) -> None:
     for role, pool in pools.items():
         assert pool.microbatches == 1 or role in allowed
         assert pool.degrees.pp == 1 and not pool.degrees.staged
+
+
+def test_what_was_cut_is_counted_by_rule() -> None:
+    """Rows that an engine keeps and those that its rules cut are those of the reference."""
+    for role in ROLES:
+        everything = role_space(small_question(), role)
+        own = role_space(small_question(engine="sglang@0.5.23"), role)
+        cut = sum(count for rule, count in own.cut.items() if rule.startswith("sglang"))
+        assert cut and len(own.rows) + cut == len(everything.rows)
+        assert all("reference" not in rule for rule in everything.cut)
+
+
+@pytest.mark.parametrize("engine", ["vllm@0.33.0", "sglang@0.5.23", "mindie@3.0.0", "vllm-ascend@0.23.0"])
+def test_pairs_hold_what_may_share_kv(engine: str) -> None:
+    """Every prefill of a part goes with every decode of it, and no allowed pair is lost."""
+    question, layers = small_question(engine=engine), {(1, 1), (2, 1), (4, 1), (1, 2)}
+    parts = pairs(question, layers, layers)
+    for ours in layers:
+        for theirs in layers:
+            first, second = (
+                Setup(
+                    strategy=Strategy(attention_tp=tp, pp=pp),
+                    role=role,
+                    devices_per_node=8,
+                    experts=128,
+                )
+                for role, (tp, pp) in zip(ROLES, (ours, theirs), strict=True)
+            )
+            allowed = broken_pair(load_engine(engine), first, second) is None
+            assert allowed == any(ours in some and theirs in others for some, others in parts)
+
+
+def test_an_engine_never_serves_more_than_the_reference() -> None:
+    """Its plan is one of the reference's, and its pools keep to the most instances of a deployment."""
+    own = small_answer(engine="vllm@0.33.0", devices=8)
+
+    assert own.best is not None and own.cut["prefill"]
+    assert own.best.requests_per_second <= rate_of(devices=8) * 1.01
+    assert most_instances(small_question()) is None
