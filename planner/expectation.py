@@ -15,9 +15,9 @@ from planner.latency import causal_pairs, tokens_per_iteration
 from planner.manifest.schema import KvTransfer, Manifest, ManifestWorkload, Pool, Prediction, ServiceLevels, Statistics
 from planner.manifest.stepcost import evaluate, evaluate_best
 from planner.manifest.terms import StepCost, StepLoad
-from planner.operating import Dealing, dealt_iteration_seconds, dealt_pass_seconds
+from planner.operating import Dealing, dealt_iteration_seconds, pass_service
 from planner.plan import end_to_end
-from planner.prefill_queue import Policy, prefill_latency, thinned_squared_cv
+from planner.prefill_queue import Policy, latency_of, thinned_squared_cv
 from planner.queueing import Latency
 from planner.workload import Lengths, Workload
 from podplan.errors import BadInput
@@ -178,13 +178,10 @@ def pool_ttft(
     chunks = max(math.ceil(prompt / budget * (1 - 1e-9)), 1)
     cost = pool.step_costs["prefill"].to_step_cost()
     dealing = Dealing(cost, workload, pool.degrees.attention_dp, pool.microbatches)
-    return prefill_latency(
-        arrival_rate_per_second=rate_per_second,
-        pass_seconds=lambda count: dealt_pass_seconds(dealing, count, chunks),
-        most_prompts=prompts * pool.degrees.attention_dp,
-        service_squared_cv=workload.input_tokens.squared_cv,
-        arrival_squared_cv=thinned_squared_cv(workload.arrival_squared_cv, instances, policy),
+    service = pass_service(
+        dealing, budget_tokens=float(budget), most_prompts=prompts * pool.degrees.attention_dp, chunks=chunks
     )
+    return latency_of(service, rate_per_second, thinned_squared_cv(workload.arrival_squared_cv, instances, policy))
 
 
 def pool_decode(

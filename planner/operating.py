@@ -15,8 +15,11 @@ from planner.latency import balanced_cost, deviations, tokens_per_iteration
 from planner.manifest.stacks import stacked
 from planner.manifest.stepcost import evaluate
 from planner.manifest.terms import Number, StepCost, StepLoad
+from planner.passes import Machine, varied_service
 from planner.prefill_candidates import PrefillCandidate, busiest_prompts, pass_seconds
-from planner.prefill_queue import prefill_latency, thinned_squared_cv
+from planner.prefill_queue import latency_of, thinned_squared_cv
+from planner.prefill_service import Service, by_share
+from planner.prompts import prompts_of
 from planner.question import Question
 from planner.queueing import Latency, largest_rate
 from planner.workload import Lengths, Workload, running_kv_tokens
@@ -59,6 +62,19 @@ def dealt_pass_seconds(dealing: Dealing, prompts: Array, chunks: int) -> Array:
         for count in range(1, dealing.microbatches + 1)
     ]
     return np.asarray(np.minimum.reduce([np.broadcast_to(option, prompts.shape) for option in options]))
+
+
+def pass_service(dealing: Dealing, *, budget_tokens: float, most_prompts: int, chunks: int) -> Service:
+    """Return the pass times of an instance for the queue; those of equal prompts need no distribution.
+
+    Args: ``budget_tokens`` of one DP group and pass; ``most_prompts`` that a pass holds and ``chunks`` of each where
+    prompts are equal.
+    """
+    workload = dealing.workload
+    if workload.prompts is None and not workload.input_tokens.squared_cv and not workload.prefix_reuse:
+        return by_share(lambda prompts: dealt_pass_seconds(dealing, prompts, chunks), most_prompts, 0.0, 0.0)
+    machine = Machine(dealing.cost, dealing.ranks, budget_tokens, dealing.microbatches)
+    return varied_service(machine, prompts_of(workload))
 
 
 def dealt_iteration_seconds(dealing: Dealing, requests: Array) -> Array:
@@ -106,20 +122,16 @@ class PrefillServer:
         )
         return dealt_pass_seconds(dealing, prompts, candidate.chunks)
 
-    @property
-    def share_squared_cv(self) -> float:
-        """Spread of one prompt's share of a pass: time is about linear in its computed tokens."""
-        return self.question.workload.input_tokens.squared_cv
-
     @cached_property
-    def pass_table(self) -> tuple[Array, Array]:
-        """Prompts of a pass and its seconds, at most 256 nodes: what the queue reads at every rate."""
-        prompts = np.unique(np.round(np.linspace(1, self.most_prompts, min(self.most_prompts, 256))))
-        return prompts, self.pass_seconds(prompts)
-
-    def tabulated_seconds(self, prompts: Array) -> Array:
-        """Seconds of passes, between the nodes of the table."""
-        return np.asarray(np.interp(prompts, *self.pass_table))
+    def service(self) -> Service:
+        """Pass times for the queue, tabulated once for all rates and counts of instances."""
+        candidate, strategy = self.candidate, self.candidate.row.strategy
+        return pass_service(
+            Dealing(self.cost, self.question.workload, strategy.attention_dp, candidate.microbatches),
+            budget_tokens=float(candidate.tokens_per_device * strategy.attention_tp * strategy.pp),
+            most_prompts=self.most_prompts,
+            chunks=candidate.chunks,
+        )
 
     def capacity(self) -> float:
         """Largest rate of one instance within the TTFT limit; 0 where there is none."""
@@ -136,14 +148,14 @@ class PrefillServer:
             latency = self.ttft(rate, instances)
             return math.inf if latency is None else latency.at(self.question.percentile)
 
-        prompts, passes = self.pass_table
-        rate = largest_rate(seconds, self.question.ttft_seconds, MOST_UTILISATION * float(prompts[-1] / passes.max()))
+        upper = MOST_UTILISATION * self.service.saturation_per_second
+        rate = largest_rate(seconds, self.question.ttft_seconds, upper)
         return 0.0 if rate is None else rate * instances
 
     def pool_carries(self, instances: int, rate_per_second: float) -> bool:
         """Whether so many instances carry a rate within the TTFT limit and 98 % of saturation."""
-        each, (prompts, passes) = rate_per_second / instances, self.pass_table
-        if each > MOST_UTILISATION * float(prompts[-1] / passes.max()) * (1 + 1e-9):
+        each = rate_per_second / instances
+        if each > MOST_UTILISATION * self.service.saturation_per_second * (1 + 1e-9):
             return False
         latency = self.ttft(each, instances)
         return latency is not None and latency.at(self.question.percentile) <= self.question.ttft_seconds
@@ -153,13 +165,8 @@ class PrefillServer:
 
         The rate is that of one instance.
         """
-        return prefill_latency(
-            arrival_rate_per_second=rate_per_second,
-            pass_seconds=self.tabulated_seconds,
-            most_prompts=self.most_prompts,
-            service_squared_cv=self.share_squared_cv,
-            arrival_squared_cv=thinned_squared_cv(self.question.workload.arrival_squared_cv, instances, "round_robin"),
-        )
+        squared_cv = thinned_squared_cv(self.question.workload.arrival_squared_cv, instances, "round_robin")
+        return latency_of(self.service, rate_per_second, squared_cv)
 
 
 @dataclass(frozen=True)

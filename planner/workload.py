@@ -1,13 +1,17 @@
 """What traffic looks like: lengths, burstiness, reuse; from figures or from the rows of a trace."""
 
 from dataclasses import dataclass
-from typing import Self
+from itertools import pairwise
+from typing import Literal, Self
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from planner.manifest.terms import Number
 from podplan.errors import BadInput
+
+EDGES = np.concatenate([np.linspace(0.0, 0.9, 25), [0.925, 0.95, 0.965, 0.98, 0.99, 0.995, 0.999, 1.0]])
+"""Levels between which prompts are taken as one: finer where long ones hold the others up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,6 +21,8 @@ class Lengths:
     mean: float
     squared_cv: float = 0.0
     """Squared coefficient of variation: variance over squared mean."""
+    shape: Literal["lognormal", "gamma"] = "lognormal"
+    """Of the distribution with these moments, where more than moments count."""
 
     def __post_init__(self) -> None:
         if not 0 < self.mean < np.inf:
@@ -47,6 +53,8 @@ class Workload:
     """Squared coefficient of variation of the gaps between arrivals; 1 is Poisson."""
     length_covariance: float = 0.0
     """Covariance of prompt and answer length, in squared tokens."""
+    prompts: tuple[tuple[float, float, float], ...] | None = None
+    """Kinds of prompts as (tokens, reused tokens, weight), as a trace has them; None: by the moments."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.prefix_reuse < 1:
@@ -172,9 +180,21 @@ class Traffic:
             prefix_reuse=float(np.minimum(reused, prompts).sum() / prompts.sum()),
             arrival_squared_cv=float(gaps.var() / gaps.mean() ** 2),
             length_covariance=float(np.mean((prompts - prompts.mean()) * (answers - answers.mean()))),
+            prompts=kinds_of_rows(prompts, np.minimum(reused, prompts - 1)),
         )
         return cls(workload=workload, rate_per_second=float(1 / gaps.mean()))
 
 
 def _moments(lengths: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> Lengths:
     return Lengths(mean=float(lengths.mean()), squared_cv=float(lengths.var() / max(lengths.mean(), 1e-9) ** 2))
+
+
+def kinds_of_rows(tokens: NDArray[np.float64], reused: NDArray[np.float64]) -> tuple[tuple[float, float, float], ...]:
+    """Return (tokens, reused, weight) of the requests of a trace, grouped by what is left to compute."""
+    order = np.argsort(tokens - reused, kind="stable")
+    cuts = np.unique(np.round(EDGES * order.size).astype(np.int64))
+    return tuple(
+        (float(tokens[part].mean()), float(reused[part].mean()), part.size / order.size)
+        for first, last in pairwise(cuts)
+        for part in (order[first:last],)
+    )

@@ -1,0 +1,171 @@
+"""How far the queues are from the reference runtime: plans at several utilisations, predicted beside simulated.
+
+    python benchmarks/queueing.py [--cases NAME,...] [--utilisations 0.5,0.7,0.85] [--requests N] [--markdown]
+    python benchmarks/queueing.py --traces FOLDER      windows of the traces in a folder, scaled to the utilisations
+
+A utilisation is the rate over what the tighter pool finishes when saturated. Errors are predicted / simulated - 1. The
+columns ``M/M/1`` are MixServe's Eq. (7), (9)-(11) on the same service times.
+"""
+
+import argparse
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from cli.machines import SizeFlags
+from cli.search_flags import SearchFlags, read_search
+from cli.simulate_flags import SimulateFlags
+from cli.simulate_traffic import read_offered
+from cli.traffic import TrafficFlags
+from planner.assemble import assemble
+from planner.manifest.schema import Manifest
+from planner.operating import PrefillServer
+from planner.plan import Plan
+from planner.search import search
+from runtime.simulate.run import simulate
+
+CASES: dict[str, tuple[str, SizeFlags, dict[str, str], dict[str, str]]] = {
+    # name: model, machines, traffic, limits
+    "r1-cm384": ("deepseek-r1", SizeFlags(hw="cm384"), {}, {}),
+    "qwen3-30b-h100": ("qwen3-30b-a3b", SizeFlags(hw="h100", nodes="2"), {}, {}),
+    "qwen3-235b-h800": ("qwen3-235b-a22b", SizeFlags(hw="h800", nodes="8"), {}, {}),
+    "llama-70b-h200": ("llama-3.1-70b", SizeFlags(hw="h200", nodes="2"), {"isl": "1024", "osl": "256"}, {}),
+    "qwen3-30b-cm384-varied": (
+        "qwen3-30b-a3b",
+        SizeFlags(hw="cm384", devices="64"),
+        {"isl": "1200", "isl_cv": "1", "osl": "256", "osl_cv": "0.8"},
+        {},
+    ),
+    "qwen3-8b-h100-short": (
+        "qwen3-8b",
+        SizeFlags(hw="h100", nodes="1"),
+        {"isl": "512", "osl": "128"},
+        {"ttft": "500ms"},
+    ),
+}
+
+
+SEEDS = 3
+TRACES = {
+    "azure_llm_2023_conv_first20min.csv.gz": ("qwen3-30b-a3b", "h100"),
+    "mooncake_conversation_first20min.jsonl.gz": ("deepseek-v3.1", "h200"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One run: errors of the predicted means and percentiles."""
+
+    case: str
+    utilisation: float
+    errors: dict[str, float | None]
+    simulated: dict[str, float]
+
+
+def plan_of(name: str) -> Plan:
+    """Return the plan of a case."""
+    model, machines, traffic, limits = CASES[name]
+    flags = SearchFlags(model=model, machines=machines, traffic=TrafficFlags(**traffic), **limits)
+    best = search(read_search(flags).question).best
+    if best is None:
+        sys.exit(f"case {name} has no plan")
+    return best
+
+
+def saturation(plan: Plan) -> float:
+    """Requests per second that the tighter pool finishes when it is always full."""
+    decode = plan.decode.instances * plan.decode.candidate.requests_per_second
+    return min(plan.prefill.instances * best_saturation(plan), decode)
+
+
+def runs(name: str, utilisations: list[float], requests: int) -> Iterator[Row]:
+    """Yield a row for each utilisation of a case."""
+    plan = plan_of(name)
+    manifest = assemble(plan, {})
+    for utilisation in utilisations:
+        rate = f"{utilisation * saturation(plan):.6g}/s"
+        flags = SimulateFlags(manifest=Path(), rate=rate, requests=str(requests))
+        yield compared(name, utilisation, [offered_and_run(flags, manifest, seed) for seed in range(SEEDS)])
+
+
+def offered_and_run(flags: SimulateFlags, manifest: Manifest, seed: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return (simulated, predicted) of one run."""
+    offered = read_offered(flags, manifest, seed)
+    result = simulate(manifest, offered.requests(), offered.options).to_dict()
+    prediction = offered.expectation.prediction
+    return result, prediction.model_dump(mode="json") if prediction else {}
+
+
+def compared(name: str, utilisation: float, pairs: list[tuple[dict[str, Any], dict[str, Any]]]) -> Row:
+    """Return the errors of the prediction against the mean of several runs."""
+    errors: dict[str, float | None] = {}
+    simulated: dict[str, float] = {}
+    for key in ("ttft", "tpot", "e2e"):
+        for level in ("mean", "p50", "p90", "p99"):
+            measured = sum(run[f"{key}_seconds"][level] for run, _ in pairs) / len(pairs)
+            known = [told[f"{key}_seconds"][level] for _, told in pairs if told.get(f"{key}_seconds")]
+            simulated[f"{key} {level}"] = measured
+            errors[f"{key} {level}"] = sum(known) / len(known) / measured - 1 if known else None
+    return Row(case=name, utilisation=utilisation, errors=errors, simulated=simulated)
+
+
+def trace_runs(path: Path, model: str, hardware: str, utilisations: list[float]) -> Iterator[Row]:
+    """Yield a row for each utilisation of windows of five minutes of a trace, played as fast as they ask."""
+    flags = SearchFlags(
+        model=model, machines=SizeFlags(hw=hardware, nodes="2"), traffic=TrafficFlags(trace=str(path)), ttft="10s"
+    )
+    question = replace(read_search(flags).question, objective="throughput", rate_per_second=None)
+    best = search(question).best
+    if best is None:
+        sys.exit(f"{path.name} has no plan")
+    manifest = assemble(best, {})
+    most = min(
+        best.prefill.instances * best_saturation(best),
+        best.decode.instances * best.decode.candidate.requests_per_second,
+    )
+    for utilisation in utilisations:
+        pairs = []
+        for start in (0, 5, 10):
+            window = f"{start}min..{start + 5}min"
+            plain = read_offered(SimulateFlags(manifest=Path(), trace=str(path), window=window), manifest, 0)
+            arrivals = next(iter(plain.requests())).arrival_seconds
+            rate = (len(arrivals) - 1) / float(arrivals[-1] - arrivals[0])
+            factor = f"{utilisation * most / rate:.6g}"
+            played = SimulateFlags(manifest=Path(), trace=str(path), window=window, scale_rate=factor)
+            pairs.append(offered_and_run(played, manifest, 0))
+        yield compared(path.name.split("_")[0], utilisation, pairs)
+
+
+def best_saturation(plan: Plan) -> float:
+    """Prompts per second of a prefill instance whose passes are always full."""
+    return PrefillServer(plan.question, plan.prefill.candidate).service.saturation_per_second
+
+
+SHOWN = ("ttft mean", "ttft p50", "ttft p90", "ttft p99", "tpot mean", "tpot p99", "e2e mean", "e2e p99")
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", default=",".join(CASES))
+    parser.add_argument("--utilisations", default="0.5,0.7,0.85")
+    parser.add_argument("--requests", type=int, default=20_000)
+    parser.add_argument("--traces", type=Path, help="folder with the Azure and Mooncake windows")
+    asked = parser.parse_args()
+    utilisations = [float(text) for text in asked.utilisations.split(",")]
+    print("| case | utilisation | simulated TTFT mean, p99 |", " | ".join(SHOWN), "|")
+    print("|---|---|---|" + "---|" * len(SHOWN))
+    found = [runs(name, utilisations, asked.requests) for name in asked.cases.split(",")]
+    if asked.traces:
+        found = [trace_runs(asked.traces / file, *where, utilisations) for file, where in TRACES.items()]
+    for rows in found:
+        for row in rows:
+            cells = ["-" if row.errors[key] is None else f"{row.errors[key]:+.1%}" for key in SHOWN]
+            times = f"{row.simulated['ttft mean'] * 1e3:.1f}, {row.simulated['ttft p99'] * 1e3:.1f} ms"
+            print(f"| {row.case} | {row.utilisation:.2f} | {times} |", " | ".join(cells), "|", flush=True)
+
+
+if __name__ == "__main__":
+    main()
