@@ -2,6 +2,8 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import TypeVar
 
 from hardware.formats import storable
@@ -10,7 +12,9 @@ from models.spec import ModelSpec
 from planner.deployment import default_weights
 from planner.engines.accelerators import broken_accelerator
 from planner.engines.loader import load_engine
+from planner.imbalance import Balance, parse_balance
 from planner.layouts import Shared
+from planner.skew import LoadDistribution, measured_distribution, parse_skew
 from podplan.errors import BadInput
 from podplan.names import suggest
 from podplan.units import parse_count
@@ -58,6 +62,27 @@ def read_weights(text: str | None, model: ModelSpec, hardware: HardwareSpec) -> 
         if word == dtype:
             return dtype
     raise BadInput(f"--weights: {hardware.name} does not multiply {text[:20]!r}; use {' or '.join(known)}")
+
+
+def read_balance(balance: str | None, skew: str | None) -> Balance:
+    """Return the balance of experts and the distribution that it rests on; BadInput naming the flag."""
+    asked = Balance(kind="measured") if balance is None else parse_balance(balance)
+    if skew is None:
+        return asked
+    if asked.kind in ("perfect", "factor"):
+        raise BadInput(f"--expert-skew: --expert-balance {balance} says how busy ranks are already; leave one out")
+    return replace(asked, distribution=read_skew(skew))
+
+
+def read_skew(text: str) -> LoadDistribution:
+    """Return a stated distribution of expert loads, or the one of a file of loads."""
+    path = Path(text)
+    if not path.is_file():
+        return parse_skew(text)
+    from planner.placement.loadfiles import read_loads  # only measured loads need it
+
+    loads = read_loads(path).loads
+    return measured_distribution(loads.sum(axis=2) if loads.ndim == 3 else loads, path.name)
 
 
 def read_redundant(text: str | None, model: ModelSpec) -> int | None:

@@ -89,6 +89,14 @@ def predict(
         str | None,
         typer.Option("--expert-balance", metavar="B", help="perfect, measured, none or a factor [measured]."),
     ] = None,
+    expert_skew: Annotated[
+        str | None,
+        typer.Option(
+            "--expert-skew",
+            metavar="D",
+            help="mixed-domains, single-domain, log-normal=S, power-law=A, or a file of loads [mixed-domains].",
+        ),
+    ] = None,
     redundant_experts: Annotated[
         str | None,
         typer.Option("--redundant-experts", metavar="N", help="Slots beyond one per expert, or auto [auto]."),
@@ -135,6 +143,7 @@ def predict(
         weights=weights,
         kv_dtype=kv_dtype,
         expert_balance=expert_balance,
+        expert_skew=expert_skew,
         redundant_experts=redundant_experts,
         shared_experts=shared_experts,
         engine=engine,

@@ -6,6 +6,7 @@ from typing import get_args
 
 from cli.flags import (
     flag_name,
+    read_balance,
     read_choice,
     read_drafts,
     read_fraction,
@@ -23,7 +24,6 @@ from models.spec import ModelSpec
 from planner.deployment import Phase, check_disaggregation
 from planner.engines.loader import load_engine
 from planner.hostcosts import host_costs
-from planner.imbalance import Balance, parse_balance
 from planner.predict import Configuration
 from planner.prefixes import find_plane
 from planner.strategy import Strategy, check_strategy, format_strategy, parse_strategy
@@ -60,6 +60,7 @@ class PredictFlags:
     weights: str | None = None
     kv_dtype: str | None = None
     expert_balance: str | None = None
+    expert_skew: str | None = None
     redundant_experts: str | None = None
     shared_experts: str | None = None
     engine: str | None = None
@@ -100,7 +101,7 @@ def read_configuration(flags: PredictFlags) -> Configuration:
         strategy=strategy,
         weights=read_weights(flags.weights, model, hardware),
         kv_dtype="bf16" if flags.kv_dtype is None else read_choice(flags.kv_dtype, "--kv-dtype", get_args(KvDtype)),
-        balance=Balance(kind="measured") if flags.expert_balance is None else parse_balance(flags.expert_balance),
+        balance=read_balance(flags.expert_balance, flags.expert_skew),
         redundant=read_redundant(flags.redundant_experts, model),
         shared=read_shared(flags.shared_experts),
         drafts=read_drafts(flags.mtp, model),

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 from cli.flags import flag_name
 from cli.predict_flags import PredictFlags
-from planner.imbalance import MIXED
 from planner.interval import Interval
 from planner.memory import Memory
 from planner.predict import Prediction
@@ -111,7 +110,7 @@ def assumptions(flags: PredictFlags, answer: Prediction) -> dict[str, object]:
         pool = f"{format_bytes(POOL_BYTES)} on plane {asked.cache_plane}"
         named["prefix_pool"] = f"a pool of {pool} holds {format_count(held)} such prefixes"
     if asked.model.moe is not None and asked.balance.kind in ("measured", "none") and asked.strategy.moe_ep > 1:
-        named["expert_load_distribution"] = f"{MIXED.name}: {MIXED.source}"
+        named["expert_load_distribution"] = f"{asked.balance.distribution.name}: {asked.balance.distribution.source}"
     return named
 
 

@@ -42,6 +42,10 @@ OPTIONS: dict[str, tuple[str, str]] = {
     "mtp_acceptance": ("A", "Acceptance per draft [0.7]."),
     "microbatches": ("M", "1, 2 or auto [auto]."),
     "expert_balance": ("B", "perfect, measured, none or a factor [measured]."),
+    "expert_skew": (
+        "D",
+        "mixed-domains, single-domain, log-normal=S, power-law=A, or a file of loads [mixed-domains].",
+    ),
     "redundant_experts": ("N", "Slots beyond one per expert, or auto [auto]."),
     "shared_experts": ("WHERE", "local, dedicated=N or auto [auto]."),
     "engine": ("E", "Engine whose costs are taken [reference]."),

@@ -4,7 +4,6 @@ from cli.flags import flag_name
 from cli.search_flags import SearchInput
 from hardware.formats import product_dtype, storable
 from hardware.spec import HardwareSpec
-from planner.imbalance import MIXED
 from planner.plan import Plan
 from planner.question import Machines, Question
 from planner.reachable import REFERENCE
@@ -94,10 +93,10 @@ def _implied(asked: SearchInput) -> dict[str, object]:
         implied["size"] = _sizes(question)
     if question.model.moe is not None and question.balance.kind in ("measured", "none"):
         implied["expert_load_distribution"] = {
-            "name": MIXED.name,
-            "log_sigma": MIXED.log_sigma,
-            "drift_log_sigma": MIXED.drift_log_sigma,
-            "source": MIXED.source,
+            "name": question.balance.distribution.name,
+            "log_sigma": question.balance.distribution.log_sigma,
+            "drift_log_sigma": question.balance.distribution.drift_log_sigma,
+            "source": question.balance.distribution.source,
         }
     if question.objective == "cost":
         implied["price"] = _price(question)
@@ -136,7 +135,7 @@ def assumption_texts(asked: SearchInput, best: Plan | None) -> list[str]:
         if value == "auto":
             auto.append(flag_name(name))
         elif name == "expert_load_distribution":
-            texts.append(f"expert loads {MIXED.name} (log sigma {MIXED.log_sigma:g})")
+            texts.append(f"expert loads {asked.question.balance.distribution.described}")
         else:
             texts.append(f"{flag_name(name) if name in flags else name.replace('_', ' ')} {_shown(name, value)}")
     if auto:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, fields
 from typing import get_args
 
 from cli.flags import (
+    read_balance,
     read_choice,
     read_drafts,
     read_engine,
@@ -18,7 +19,6 @@ from cli.traffic import Asked, TrafficFlags, read_traffic
 from hardware.formats import KvDtype
 from models.loader import load_model
 from models.spec import ModelSpec
-from planner.imbalance import Balance, parse_balance
 from planner.layouts import Shared
 from planner.question import Machines, Objective, Question
 from planner.survival import Loss
@@ -50,6 +50,7 @@ class SearchFlags:
     mtp_acceptance: str | None = None
     microbatches: str | None = None
     expert_balance: str | None = None
+    expert_skew: str | None = None
     redundant_experts: str | None = None
     shared_experts: str | None = None
 
@@ -100,7 +101,7 @@ def read_search(flags: SearchFlags) -> SearchInput:
         kv_dtype="bf16" if flags.kv_dtype is None else read_choice(flags.kv_dtype, "--kv-dtype", get_args(KvDtype)),
         drafts=_drafts(flags.mtp, model),
         acceptance=read_fraction(flags.mtp_acceptance, "--mtp-acceptance", 0.7),
-        balance=Balance(kind="measured") if flags.expert_balance is None else parse_balance(flags.expert_balance),
+        balance=read_balance(flags.expert_balance, flags.expert_skew),
         microbatches=_microbatches(flags.microbatches, model),
         redundant=read_redundant(flags.redundant_experts, model),
         shared=_shared(flags.shared_experts, model),

@@ -75,6 +75,7 @@ def question_json(asked: SearchInput) -> "dict[str, ManifestAnswer]":
         "mtp": list(question.drafts),
         "mtp_acceptance": question.acceptance,
         "microbatches": list(question.microbatches),
+        "expert_skew": question.balance.distribution.name,
         "expert_balance": question.balance.factor if question.balance.kind == "factor" else question.balance.kind,
         "redundant_experts": "auto" if question.redundant is None else question.redundant,
         "shared_experts": f"dedicated={question.shared}" if isinstance(question.shared, int) else question.shared,

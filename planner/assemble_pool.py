@@ -8,7 +8,6 @@ import numpy as np
 from planner.cache import Cache, device_cache
 from planner.decode_candidates import DecodeCandidate
 from planner.deployment import Deployment
-from planner.imbalance import MIXED, sample_expert_loads
 from planner.latency import balanced_cost
 from planner.manifest.costs import StepCostModel
 from planner.manifest.layout import Degrees, ExpertLayers, ExpertMap, Instance
@@ -26,6 +25,7 @@ from planner.memory import Memory
 from planner.placement.counts import replica_counts
 from planner.placement.packing import longest_first
 from planner.plan import DecodePool, PrefillPool
+from planner.skew import MIXED, LoadDistribution, sample_expert_loads
 from planner.strategy import Strategy, format_strategy
 from planner.workload import running_kv_tokens
 
@@ -54,7 +54,7 @@ def pool_content(pool: PrefillPool | DecodePool, cluster: str, instances: list[I
         groups=group_rules(degrees),
         layers_per_stage=layers_per_stage(model.layers, strategy.pp),
         weight_shards=shard_rules(model, degrees, machines.weights, role),
-        expert_map=expert_map(deployment, seed),
+        expert_map=expert_map(deployment, seed, pool.question.balance.distribution),
         limits=_limits(pool, capacity),
         microbatches=2 if candidate.microbatches == 2 else 1,
         mtp=Drafts(drafts=drafts, acceptance=question.acceptance),
@@ -94,7 +94,7 @@ def step_costs(pool: PrefillPool | DecodePool) -> dict[PhaseName, StepCostModel]
     return {"prefill": costs["prefill"], "decode": costs["decode"]}
 
 
-def expert_map(deployment: Deployment, seed: int) -> ExpertMap | None:
+def expert_map(deployment: Deployment, seed: int, distribution: LoadDistribution = MIXED) -> ExpertMap | None:
     """Return slots of every MoE layer for drawn loads: counts by water-filling, positions by longest first.
 
     The loads of a layer are drawn from the distribution that the balance assumes, for want of measured ones;
@@ -104,7 +104,7 @@ def expert_map(deployment: Deployment, seed: int) -> ExpertMap | None:
         return None
     model, ranks, dedicated = deployment.model, int(deployment.expert_ranks), int(deployment.shared_ranks)
     experts, slots = deployment.moe.experts, deployment.moe.experts + int(deployment.redundant)
-    loads = sample_expert_loads(MIXED, model.moe_layers, experts, seed)
+    loads = sample_expert_loads(distribution, model.moe_layers, experts, seed)
     placements = []
     for layer, load in zip(model.moe_layer_numbers, loads, strict=True):
         held = longest_first(load, replica_counts(load, slots, ranks), ranks)

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.imbalance import LoadDistribution, drifted_loads, quantile_loads, static_factor
+from planner.imbalance import drifted_loads, static_factor
 from planner.placement.counts import check_redundancy, replica_counts
+from planner.skew import LoadDistribution, quantile_loads
 
 Layout = tuple[int, int]
 """Expert-parallel ranks, and slots beyond one per expert in all."""

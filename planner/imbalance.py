@@ -9,7 +9,6 @@ broadcasts. The load distribution is stated, not hidden: it stands in a plan's a
 import functools
 import math
 from dataclasses import dataclass
-from statistics import NormalDist
 from typing import Literal
 
 import numpy as np
@@ -17,6 +16,7 @@ from numpy.typing import NDArray
 
 from planner.placement.counts import check_redundancy, replica_counts
 from planner.placement.packing import longest_first
+from planner.skew import MIXED, LoadDistribution, quantile_loads
 from podplan.errors import BadInput
 
 Number = float | NDArray[np.float64]
@@ -26,68 +26,6 @@ _SHUFFLES = 256
 _DRIFTS = 64
 _FEWEST_TOKENS = 1e-9
 """An idle rank: small enough to reach the cap, large enough not to divide by zero."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadDistribution:
-    """Popularity of experts: log-normal over the experts of a layer, and how far it moves from what placement saw."""
-
-    name: str
-    log_sigma: float
-    """Standard deviation of the logarithm of expert loads."""
-    drift_log_sigma: float
-    """Standard deviation of the logarithm of present over past load, expert by expert, independent."""
-    source: str
-
-
-_ESFT = "counts of ESFT vanilla-lite, 26 layers x 64 experts, github.com/deepseek-ai/ESFT commit 579a7711"
-_DRIFT = (
-    "drift from NVIDIA TensorRT-LLM tech blog 4: DeepSeek-R1, EP32 with 32 redundant experts, busiest rank 1.109 at "
-    "1024 routed tokens per rank; placement and run saw the same data set, so it is a lower end"
-)
-
-MIXED = LoadDistribution(
-    name="mixed-domains",
-    log_sigma=0.51,
-    drift_log_sigma=0.10,
-    source=f"standard deviation of log load, mean over layers, four domains mixed: {_ESFT}; {_DRIFT}",
-)
-"""Traffic of several domains, the default."""
-
-SINGLE_DOMAIN = LoadDistribution(
-    name="single-domain",
-    log_sigma=1.04,
-    drift_log_sigma=0.10,
-    source=f"the same, translation alone: {_ESFT}; {_DRIFT}",
-)
-"""Traffic of one domain: as skewed as TensorRT-LLM tech blog 4 measured DeepSeek-R1 on a translation data set."""
-
-
-def expert_loads(distribution: LoadDistribution, experts: int) -> NDArray[np.float64]:
-    """Typical expert loads of one layer: the mid-point quantiles of the log-normal, hottest first, mean 1.
-
-    w_i proportional to exp(sigma * Phi^-1(1 - (i + 1/2) / experts)); [experts], in units of the mean expert.
-    """
-    return quantile_loads(distribution, experts).copy()
-
-
-@functools.lru_cache(maxsize=16)
-def quantile_loads(distribution: LoadDistribution, experts: int) -> NDArray[np.float64]:
-    """The typical loads of ``expert_loads``, read-only, [experts]."""
-    normal = NormalDist()
-    scores = np.array([-normal.inv_cdf((i + 0.5) / experts) for i in range(experts)])
-    loads: NDArray[np.float64] = np.exp(distribution.log_sigma * scores)
-    loads /= loads.mean()
-    loads.setflags(write=False)
-    return loads
-
-
-def sample_expert_loads(distribution: LoadDistribution, layers: int, experts: int, seed: int) -> NDArray[np.float64]:
-    """Random expert loads, [layers, experts], every layer drawn on its own and scaled to mean 1."""
-    scores = np.random.default_rng(seed).standard_normal((layers, experts))
-    loads: NDArray[np.float64] = np.exp(distribution.log_sigma * scores)
-    loads /= loads.mean(axis=1, keepdims=True)
-    return loads
 
 
 @functools.lru_cache(maxsize=4096)
@@ -200,6 +138,8 @@ class Balance:
 
     kind: Literal["perfect", "measured", "none", "factor"]
     factor: float = 1.0
+    distribution: LoadDistribution = MIXED
+    """What the kinds measured and none rest on (``--expert-skew``)."""
 
 
 def parse_balance(text: str) -> Balance:

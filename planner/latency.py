@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 
 from planner.busiest import Layout, static_factors
 from planner.deployment import Deployment
-from planner.imbalance import MIXED, Balance, expected_maximum_normal, static_factor
+from planner.imbalance import Balance, expected_maximum_normal, static_factor
 from planner.manifest.stepcost import StepSeconds, evaluate, splittable
 from planner.manifest.terms import Number, StepCost, StepLoad
 from planner.operators import build_step_cost
+from planner.skew import LoadDistribution
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,25 +37,26 @@ def balanced_cost(deployment: Deployment, balance: Balance) -> StepCost:
     balanced, experts = balance.kind == "measured", deployment.moe.experts
     if not isinstance(deployment.expert_ranks, np.ndarray):
         count, extra = int(deployment.expert_ranks), int(deployment.redundant)
-        one = static_factor(experts, count, extra, MIXED, balanced)
+        one = static_factor(experts, count, extra, balance.distribution, balanced)
         return replace(cost, balance=one, sampling_deviations=deviations(count))
     layouts = np.stack(np.broadcast_arrays(deployment.expert_ranks, deployment.redundant)).reshape(2, -1)
     pairs, where = np.unique(layouts, axis=1, return_inverse=True)
-    static = static_balance(experts, [(int(count), int(extra)) for count, extra in pairs.T], balanced)
+    static = static_balance(experts, [(int(count), int(extra)) for count, extra in pairs.T], balance)
     noise = np.array([deviations(int(count)) for count, _ in pairs.T])
     return replace(cost, balance=static[where], sampling_deviations=noise[where])
 
 
-_FACTORS: dict[tuple[int, Layout, bool], float] = {}
+_FACTORS: dict[tuple[int, Layout, LoadDistribution, bool], float] = {}
 """Static factors known so far: they depend on nothing but their key."""
 
 
-def static_balance(experts: int, layouts: Sequence[Layout], balanced: bool) -> NDArray[np.float64]:
+def static_balance(experts: int, layouts: Sequence[Layout], balance: Balance) -> NDArray[np.float64]:
     """Return the static factor of every layout, [layouts]; those not known yet are found together."""
-    missing = sorted({layout for layout in layouts if (experts, layout, balanced) not in _FACTORS})
-    for layout, factor in zip(missing, static_factors(experts, missing, MIXED, balanced).tolist(), strict=True):
-        _FACTORS[experts, layout, balanced] = factor
-    return np.array([_FACTORS[experts, layout, balanced] for layout in layouts])
+    kind = balance.distribution, balance.kind == "measured"
+    missing = sorted({layout for layout in layouts if (experts, layout, *kind) not in _FACTORS})
+    for layout, factor in zip(missing, static_factors(experts, missing, *kind).tolist(), strict=True):
+        _FACTORS[experts, layout, kind[0], kind[1]] = factor
+    return np.array([_FACTORS[experts, layout, kind[0], kind[1]] for layout in layouts])
 
 
 @lru_cache(maxsize=4096)

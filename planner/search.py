@@ -152,7 +152,7 @@ def know_balance(question: Question, rows: list[Row]) -> None:
     if question.model.moe is None or question.balance.kind not in ("measured", "none"):
         return
     layouts = {(row.strategy.moe_ep - row.dedicated, row.redundant) for row in rows if row.strategy.moe_ep > 1}
-    static_balance(question.model.moe.experts, sorted(layouts), question.balance.kind == "measured")
+    static_balance(question.model.moe.experts, sorted(layouts), question.balance)
 
 
 def aim_of(question: Question) -> Aim:

@@ -3,7 +3,8 @@
 import pytest
 
 from planner.busiest import static_factors
-from planner.imbalance import MIXED, SINGLE_DOMAIN, LoadDistribution, static_factor
+from planner.imbalance import static_factor
+from planner.skew import MIXED, SINGLE_DOMAIN, LoadDistribution
 from podplan.errors import BadInput
 
 

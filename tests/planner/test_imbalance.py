@@ -6,19 +6,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.imbalance import (
-    MIXED,
-    SINGLE_DOMAIN,
     Balance,
     busiest_rank_factor,
     expected_maximum_normal,
-    expert_loads,
     parse_balance,
-    sample_expert_loads,
     sampling_factor,
     static_factor,
 )
 from planner.placement.methods import place
 from planner.placement.problem import Problem
+from planner.skew import MIXED, SINGLE_DOMAIN, expert_loads, sample_expert_loads
 from podplan.errors import BadInput
 
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.deployment import StrategyArray
-from planner.imbalance import MIXED, parse_balance, static_factor
+from planner.imbalance import parse_balance, static_factor
 from planner.latency import (
     balanced_cost,
     causal_pairs,
@@ -18,6 +18,7 @@ from planner.latency import (
     prefill_passes,
     tokens_per_iteration,
 )
+from planner.skew import MIXED
 from tests.instances import cloudmatrix_decode, even_cost, instance
 
 
