@@ -48,7 +48,7 @@ OPTIONS: dict[str, tuple[str, str]] = {
     ),
     "redundant_experts": ("N", "Slots beyond one per expert, or auto [auto]."),
     "shared_experts": ("WHERE", "local, dedicated=N or auto [auto]."),
-    "engine": ("E", "Engine whose costs are taken [reference]."),
+    "engine": ("E", "Engine to plan for, such as vllm: what it runs, its host gap [reference]."),
 }
 
 

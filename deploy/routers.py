@@ -22,6 +22,8 @@ class Router:
 
 
 Endpoint = tuple[str, int]
+# Where the images of the project keep it.
+ASCEND_PROXY = "/vllm-workspace/vllm-ascend/examples/disaggregated_prefill_v1/load_balance_proxy_server_example.py"
 
 
 Address = Callable[[RolePlan, int, int], str]
@@ -95,7 +97,7 @@ def _ascend_proxy(target: Target, hosts: dict[str, list[Endpoint]]) -> Router:
     for role, name in (("prefill", "prefiller"), ("decode", "decoder")):
         flags.append((f"--{name}-hosts", Shell(" ".join(quoted(host) for host, _ in hosts[role]))))
         flags.append((f"--{name}-ports", Shell(" ".join(str(number) for _, number in hosts[role]))))
-    return Router(programme=("python3", "load_balance_proxy_server_example.py"), flags=tuple(flags), table=None)
+    return Router(programme=("python3", ASCEND_PROXY), flags=tuple(flags), table=None)
 
 
 ETCD_PORT = 2379

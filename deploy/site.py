@@ -10,7 +10,7 @@ from podplan.files import read_yaml
 from podplan.sourced import Strict
 from podplan.validation import validate
 
-DnsName = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]{0,38}[a-z0-9])?$")]
+DnsName = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]{0,28}[a-z0-9])?$")]
 Word = Annotated[str, Field(pattern=r"^[A-Za-z0-9._/@:+-]{1,256}$")]
 Absolute = Annotated[str, Field(pattern=r"^/[A-Za-z0-9._/+-]{0,255}$")]
 Quantity = Annotated[str, Field(pattern=r"^[1-9][0-9]*(Ki|Mi|Gi|Ti)$")]

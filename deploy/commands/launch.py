@@ -82,8 +82,6 @@ class Launch:
         return replace(self, flags=kept, head=(), workers=())
 
 
-def port(target: Target, role: RolePlan, base: int, stride: int = 1) -> Value:
-    """Return a port; instances that share a host stand ``stride`` apart for each device before them."""
-    if target.bare and role.shares_nodes:
-        return sum_of(base, f"FIRST_DEVICE * {stride}" if stride > 1 else "FIRST_DEVICE")
-    return base
+def port(target: Target, role: RolePlan, base: int) -> Value:
+    """Return a port; instances that share a host stand as far apart as their first devices."""
+    return sum_of(base, "FIRST_DEVICE") if target.bare and role.shares_nodes else base

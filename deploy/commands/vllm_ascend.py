@@ -90,7 +90,7 @@ def _transfer(target: Target, role: RolePlan) -> Flag:
         "kv_port": connector_port(role),
         "kv_connector_extra_config": sizes,
     }
-    chosen = port(target, role, connector_port(role), 2)
+    chosen = port(target, role, connector_port(role))
     text = compact_json(settings)
     if isinstance(chosen, Shell):  # spliced into the quoted JSON
         text = text.replace(f'"kv_port":{connector_port(role)}', f"\"kv_port\":'{chosen.text}'")

@@ -25,7 +25,7 @@ def workloads(target: Target, launch: Launch, origin: Provenance) -> Iterator[Ob
             },
         }
         rings = name if needs_rings(launch) else None
-        # All pods of a set are alike: where only the first answers, the probes of the others look at its process.
+        # All pods of a set are alike: where only the first answers, a probe must pass on the others.
         template = pod(target, launch, origin, probed=launch.api == "all" or launch.role.nodes == 1, rings=rings)
         template["metadata"]["labels"] = chosen
         if launch.api == "head" and launch.role.nodes > 1:
