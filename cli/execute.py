@@ -10,10 +10,15 @@ from cli.execute_render import report_json, show_report
 from cli.exit_codes import ExitCode
 from cli.output import print_json
 from planner.manifest.document import read_manifest
+from planner.manifest.schema import Manifest
 from podplan.errors import BadInput
+from podplan.units import parse_duration
+from runtime.execute.check import Report
 from runtime.execute.check import execute as run_check
+from runtime.execute.mpi import MpiLoop, connect
 from runtime.execute.plan import Choices
 from runtime.execute.run import Settings
+from runtime.execute.transport import RankFailed, Stuck
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -33,6 +38,10 @@ def execute(
     clock: Annotated[
         bool, typer.Option("--clock", help="Time the plan's collectives on a virtual clock, beside closed forms.")
     ] = False,
+    transport: Annotated[
+        str, _option("--transport", "NAME", "local: all ranks in this process; mpi: in those that mpirun started.")
+    ] = "local",
+    timeout: Annotated[str, _option("--timeout", "DURATION", "How long MPI ranks wait before the run ends.")] = "60s",
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> int:
     """Run the plan of a manifest on a small model of the same structure and compare it with an unsharded run.
@@ -42,6 +51,7 @@ def execute(
       plan execute out/manifest.yaml
       plan execute out/manifest.yaml --int8 --json
       plan execute out/manifest.yaml --clock
+      mpirun --oversubscribe -n 8 plan execute out/manifest.yaml --transport mpi
 
     Every rank of the first prefill and the first decode instance runs: its shards, its experts, every collective with
     real messages. Prompts are prefilled, caches handed over, tokens decoded greedily. Exit 1 where a token, a
@@ -53,7 +63,9 @@ def execute(
         raise BadInput(f"--seed: {seed} must be from 0 to {2**32 - 1}")
     settings = Settings(iterations=iterations, seed=seed, int8=int8, choices=Choices(int8_messages=int8))
     plan = read_manifest(manifest)
-    report = run_check(plan, settings)
+    report = _run(plan, settings, _transport(transport), parse_duration(timeout, "--timeout"))
+    if report is None:
+        return ExitCode.DONE
     rows = clock_rows(plan) if clock else []
     if json:
         print_json(report_json(report) | ({"clock": clock_json(rows)} if clock else {}))
@@ -62,3 +74,27 @@ def execute(
     if rows and not json:
         show_clock(rows)
     return ExitCode.DONE if report.equal else ExitCode.FAULT
+
+
+def _transport(name: str) -> str:
+    if name not in ("local", "mpi"):
+        raise BadInput(f"--transport: {name[:40]!r} must be local or mpi")
+    return name
+
+
+def _run(plan: Manifest, settings: Settings, transport: str, limit_seconds: float) -> Report | None:
+    """Run the check in this process, or this process's part of it; None where another process has the report."""
+    if transport == "local":
+        return run_check(plan, settings)
+    communicator, loops = connect(), []
+
+    def make_loop(ranks: int) -> MpiLoop:
+        loops.append(MpiLoop(communicator, ranks, limit_seconds))
+        return loops[-1]
+
+    try:
+        return run_check(plan, settings, make_loop)
+    except (Stuck, RankFailed) as error:
+        # The other processes wait for this one's messages, so it must not end alone.
+        loops[-1].abort(str(error))
+        raise

@@ -1,6 +1,7 @@
 """Whether an executed plan computed the same model: tokens, logits, drafts, pairs, messages."""
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -9,8 +10,8 @@ from planner.manifest.schema import Manifest
 from podplan.errors import Fault
 from runtime.execute.kernels import Indices
 from runtime.execute.reference import Forward, forward
-from runtime.execute.run import Said, Settings, World, build_world, collected, make_ranks, program_of
-from runtime.execute.sweep import Swept, sweep, swept_instances
+from runtime.execute.run import Heard, Said, Settings, World, build_world, heard, joined, make_ranks, program_of
+from runtime.execute.sweep import Swept, merged, sweep, swept_instances
 from runtime.execute.transport import Loop
 
 TOLERANCE = 1e-9
@@ -128,31 +129,52 @@ def _rotates(world: World) -> bool:
     return world.settings.choices.replicas == "rotate" and not world.settings.choices.side_by_side
 
 
-def execute(manifest: Manifest, settings: Settings | None = None) -> Report:
+def execute(
+    manifest: Manifest, settings: Settings | None = None, make_loop: Callable[[int], Loop] | None = None
+) -> Report | None:
     """Run a manifest's plan on the small model and compare it with the unsharded model.
+
+    ``make_loop`` makes the loop for a number of ranks; one that runs a part of them returns the report on one process
+    and None on the others.
 
     Raises:
         BadInput: the manifest's parts do not make up the model.
         Stuck, RankFailed: a rank waits for nobody or failed, with rank and operation.
     """
     started = time.perf_counter()
-    world, loop = build_world(manifest, settings or Settings()), Loop()
-    ranks = make_ranks(world, loop)
+    world = build_world(manifest, settings or Settings())
+    loop = make_loop(len(world.ranks)) if make_loop else Loop()
+    ranks = make_ranks(world, loop, loop.local(world.ranks))
     loop.run({number: program_of(rank) for number, rank in ranks.items()})
     traffic = {number: rank.worker.traffic for number, rank in ranks.items()}
-    compared = compare(world, collected(ranks))
-    return Report(world, compared, sweeps(world, loop, traffic), time.perf_counter() - started)
+    parts = loop.gathered((heard(ranks), sweeps(world, loop, traffic)))
+    if parts is None:
+        return None
+    told = Heard()
+    for part, _ in parts:
+        told.add(part)
+    swept = [_merged(list(each)) for each in zip(*(each for _, each in parts), strict=True)]
+    return Report(world, compare(world, joined(world, told)), swept, time.perf_counter() - started)
 
 
-def sweeps(world: World, loop: Loop, traffic: dict[int, Indices] | None) -> list[SweptInstance]:
+def sweeps(world: World, loop: Loop, traffic: dict[int, Indices]) -> list[SweptInstance]:
     """Sweep every instance in which copies travel; ``traffic`` is what the run itself sent, by rank."""
     result = []
     for setup in swept_instances([world.prefill, world.decode]):
-        senders = [r for r in setup.layout.ranks if setup.layout.place(r).tp >= 0]
-        natural = sum(int((traffic[r] > 0).sum()) for r in senders) if traffic else 0
+        natural = sum(
+            int((sent > 0).sum())
+            for rank, sent in traffic.items()
+            if rank in setup.layout.ranks and setup.layout.place(rank).tp >= 0
+        )
         role = setup.layout.pool.role
         result.append(SweptInstance(role, natural, sweep(setup, loop, int8=False), sweep(setup, loop, int8=True)))
     return result
+
+
+def _merged(parts: list[SweptInstance]) -> SweptInstance:
+    """Return the sweeps of one instance from what each process saw of them."""
+    plain, quantised = (merged([getattr(part, name) for part in parts]) for name in ("plain", "quantised"))
+    return SweptInstance(parts[0].role, sum(part.natural for part in parts), plain, quantised)
 
 
 def lengths_of(world: World) -> tuple[int, int]:

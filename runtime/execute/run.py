@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from planner.manifest.schema import LinkMapping, Manifest, Pool
-from podplan.errors import BadInput
 from runtime.execute.handover import Group, Haul, hauls, receive_cache, send_cache, send_first
 from runtime.execute.kernels import Array
 from runtime.execute.layout import Layout, dealt, spread
@@ -252,24 +251,42 @@ def program_of(rank: Rank) -> Callable[[Endpoint], Program]:
     return lambda _: rank.whole()
 
 
-def collected(ranks: dict[int, Rank]) -> dict[int, Said]:
-    """Return what the reporting ranks heard, by request."""
-    first = {request: said for rank in ranks.values() for request, said in rank.prefilled.items()}
-    result = {}
+@dataclass(slots=True)
+class Heard:
+    """What some of the ranks heard: of prompts, and of tokens, logits and drafts after them, by request."""
+
+    first: dict[int, Prefilled] = field(default_factory=dict)
+    tokens: dict[int, list[int]] = field(default_factory=dict)
+    logits: dict[int, list[Array]] = field(default_factory=dict)
+    drafts: dict[int, dict[int, Array]] = field(default_factory=dict)
+
+    def add(self, other: "Heard") -> None:
+        """Take over what others heard."""
+        for name in ("first", "tokens", "logits", "drafts"):
+            getattr(self, name).update(getattr(other, name))
+
+
+def heard(ranks: dict[int, Rank]) -> Heard:
+    """Return what the reporting ones among ``ranks`` heard."""
+    result = Heard()
     for rank in ranks.values():
-        if rank.running is None or not rank.reports:
-            continue
-        for request in rank.running.requests:
-            result[request] = _joined(first.get(request), rank.running, request, len(rank.world.prompts[request]))
+        result.first |= rank.prefilled
+        if rank.running is not None and rank.reports:
+            for request in rank.running.requests:
+                result.tokens[request] = list(rank.running.tokens.get(request, []))
+            result.logits |= rank.running.said
+            result.drafts |= rank.running.drafted
     return result
 
 
-def _joined(first: Prefilled | None, running: Running, request: int, length: int) -> Said:
-    tokens = list(running.tokens.get(request, []))
-    logits = list(running.said.get(request, []))
-    drafts = dict(running.drafted.get(request, {}))
-    if first is None:
-        raise BadInput(f"request {request} was decoded and never prefilled")
-    if first.draft_logits is not None:
-        drafts[length + 1] = first.draft_logits
-    return Said([first.token, *tokens], np.stack([first.logits, *logits]), drafts)
+def joined(world: World, told: Heard) -> dict[int, Said]:
+    """Return the whole answers, the first token before those of decode."""
+    answers = {}
+    for request, tokens in told.tokens.items():
+        first = told.first[request]
+        drafts = dict(told.drafts.get(request, {}))
+        if first.draft_logits is not None:
+            drafts[len(world.prompts[request]) + 1] = first.draft_logits
+        logits = np.stack([first.logits, *told.logits.get(request, [])])
+        answers[request] = Said([first.token, *tokens], logits, drafts)
+    return answers

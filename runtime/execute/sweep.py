@@ -57,16 +57,30 @@ def sweep(setup: Setup, loop: Loop, int8: bool) -> Swept:
     known: dict[tuple[int, int, int], tuple[Indices, int]] = {}
     cases = {rank: _Case(worker, known) for rank, worker in workers.items()}
     longest = _tokens_needed(cases)
-    outputs = loop.run({rank: _program(case, longest) for rank, case in cases.items()})
-    attends = {rank: worker for rank, worker in workers.items() if worker.place.tp >= 0}
-    traffic = np.array([worker.traffic for worker in attends.values()])
+    own = loop.local(setup.layout.ranks)
+    outputs = loop.run({rank: _program(cases[rank], longest) for rank in own})
+    attends = {rank: workers[rank] for rank in own if workers[rank].place.tp >= 0}
+    pairs = sum(int((worker.traffic > 0).sum()) for worker in attends.values())
     difference, used, tokens = 0.0, 0.0, 0
     for rank in attends:
         case = cases[rank]
         if case.compares:
             off, share = _compared(case, longest, outputs[rank], int8)
             difference, used, tokens = max(difference, off), max(used, share), tokens + len(outputs[rank])
-    return Swept(int((traffic > 0).sum()), traffic.size, tokens, difference, used if int8 else None)
+    all_pairs = len(attends) * setup.layout.pool.degrees.moe_ep
+    return Swept(pairs, all_pairs, tokens, difference, used if int8 and not setup.weights.int8 else None)
+
+
+def merged(parts: list[Swept]) -> Swept:
+    """Return what several processes saw of one sweep, together."""
+    used = [part.bound_used for part in parts if part.bound_used is not None]
+    return Swept(
+        sum(part.pairs for part in parts),
+        sum(part.all_pairs for part in parts),
+        sum(part.tokens for part in parts),
+        max(part.difference for part in parts),
+        max(used) if used else None,
+    )
 
 
 @dataclass(slots=True)

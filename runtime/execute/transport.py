@@ -11,7 +11,7 @@ time is least runs first, so that messages enter the links in the order of virtu
 
 import heapq
 from collections import deque
-from collections.abc import Callable, Coroutine, Generator, Sequence
+from collections.abc import Callable, Coroutine, Generator, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, NamedTuple, Protocol
@@ -179,12 +179,13 @@ class Loop:
             self._work()
         except PodplanError:
             self.boxes.clear()
+            self._tables.clear()
             raise
         finally:
             for left in [*tasks, *self._waiting.values(), *self._ready, *(entry[2] for entry in self._timed)]:
                 if isinstance(left, _Task):
                     left.program.close()
-            for held in (self._waiting, self._ready, self._timed, self._tables):
+            for held in (self._waiting, self._ready, self._timed):
                 held.clear()
         return {task.rank: task.value for task in tasks}
 
@@ -196,6 +197,14 @@ class Loop:
                 self._step(task)
             elif not self.poll():
                 raise Stuck(self.waiting_sentence())
+
+    def local(self, ranks: Iterable[int]) -> list[int]:
+        """Return those of ``ranks`` that this process runs: all."""
+        return list(ranks)
+
+    def gathered(self, report: Any) -> list[Any] | None:
+        """Return the reports of all processes, this one's alone; None where another process gets them."""
+        return [report]
 
     def poll(self) -> bool:
         """Wait for news from outside this process; False where there is no outside."""
@@ -318,7 +327,8 @@ class Loop:
 
     def waiting_sentence(self) -> str:
         """Name the first ranks that wait, for whom and in which operation."""
-        waits = sorted((task.rank, wait) for task in self._waiting.values() if (wait := task.waits_for))
+        found = [(task.rank, wait) for task in self._waiting.values() if (wait := task.waits_for)]
+        waits = sorted(found, key=lambda pair: (pair[0], pair[1].label))
         shown = [f"rank {rank} waits for {_source(wait)} in {wait.label or 'its program'}" for rank, wait in waits[:3]]
         more = f" and {len(waits) - 3} more" if len(waits) > 3 else ""
         return f"the run is stuck: {', '.join(shown)}{more}"

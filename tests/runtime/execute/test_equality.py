@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from cli.main import main
 from planner.manifest.document import dump_manifest
+from planner.manifest.schema import Manifest
 from planner.strategy import Strategy
 from runtime.execute.check import TOLERANCE, Report, execute
 from runtime.execute.plan import Choices
@@ -58,6 +59,13 @@ CATALOGUE: dict[str, tuple[str, str, str | None, dict[str, Any]]] = {
 }
 
 
+def executed(manifest: Manifest, settings: Settings) -> Report:
+    """Return the report, which is here since all ranks are."""
+    report = execute(manifest, settings)
+    assert report is not None
+    return report
+
+
 def assert_equal(report: Report) -> None:
     """Everything that the report claims, looked at."""
     assert report.compared.wrong == []
@@ -74,7 +82,7 @@ def assert_equal(report: Report) -> None:
 def test_the_catalogue_of_strategies_computes_the_same_model(name: str) -> None:
     """Same tokens, same logits, every pair of ranks, INT8 messages within their bound."""
     model, prefill, decode, fields = CATALOGUE[name]
-    assert_equal(execute(deployed(slim(model), prefill, decode, **fields), Settings(iterations=2)))
+    assert_equal(executed(deployed(slim(model), prefill, decode, **fields), Settings(iterations=2)))
 
 
 @pytest.mark.parametrize(
@@ -85,14 +93,14 @@ def test_int8_is_the_same_model_too(name: str) -> None:
     model, prefill, decode, fields = CATALOGUE[name]
     choices = Choices(int8_messages=True)
     assert_equal(
-        execute(deployed(slim(model), prefill, decode, **fields), Settings(iterations=2, int8=True, choices=choices))
+        executed(deployed(slim(model), prefill, decode, **fields), Settings(iterations=2, int8=True, choices=choices))
     )
 
 
 def test_exchanges_side_by_side_when_attention_has_more_tp() -> None:
     """MixServe section III-B3, d_DP < d_EP: duplicates dropped, no message leaves its lane."""
     manifest = deployed(slim("qwen3-235b-a22b"), "TP=4 + DP=2, EP=8")
-    report = execute(manifest, Settings(iterations=2, choices=Choices(side_by_side=True)))
+    report = executed(manifest, Settings(iterations=2, choices=Choices(side_by_side=True)))
     assert report.compared.equal
     swept = report.swept[0]
     assert (swept.natural, swept.plain.all_pairs) == (16, 64)  # 8 ranks talk to the 2 of their lane each
@@ -101,7 +109,7 @@ def test_exchanges_side_by_side_when_attention_has_more_tp() -> None:
 def test_groups_side_by_side_when_there_are_more_of_them() -> None:
     """MixServe section III-B3, d_DP > d_EP: experts are there d_DP/d_EP times, each block of d_EP keeps to itself."""
     manifest = deployed(slim("qwen3-235b-a22b"), "DP=8, EP=8", redundant=32)
-    report = execute(manifest, Settings(iterations=2, choices=Choices(replicas="own_block")))
+    report = executed(manifest, Settings(iterations=2, choices=Choices(replicas="own_block")))
     assert report.compared.equal
     assert (report.swept[0].natural, report.swept[0].plain.all_pairs) == (32, 64)
 
@@ -109,7 +117,7 @@ def test_groups_side_by_side_when_there_are_more_of_them() -> None:
 def test_without_overlap_the_result_is_the_same() -> None:
     """Fused and synchronous hybrid exchange differ in time only."""
     manifest = deployed(slim("qwen3-235b-a22b"), "TP=4 + DP=2, TP=4 + EP=2")
-    assert_equal(execute(manifest, Settings(iterations=2, choices=Choices(fused=False))))
+    assert_equal(executed(manifest, Settings(iterations=2, choices=Choices(fused=False))))
 
 
 @st.composite
@@ -132,7 +140,7 @@ def test_any_two_strategies_hand_over_and_agree(prefill: Strategy, decode: Strat
     if 1536 % prefill.moe_tp or 1536 % decode.moe_tp:
         return
     manifest = deployed(slim("qwen3-235b-a22b"), prefill, decode, microbatches=microbatches)
-    assert_equal(execute(manifest, Settings(iterations=1)))
+    assert_equal(executed(manifest, Settings(iterations=1)))
 
 
 def test_a_wrong_weight_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,7 +154,7 @@ def test_a_wrong_weight_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
         return part + 1e-3 if self.place.rank == 5 and name.endswith("experts.21.up_proj.weight") else part
 
     monkeypatch.setattr(Worker, "_made", wrong)
-    report = execute(deployed(slim("deepseek-v3"), "DP=8, EP=8"), Settings(iterations=1))
+    report = executed(deployed(slim("deepseek-v3"), "DP=8, EP=8"), Settings(iterations=1))
     assert not report.equal
 
 
@@ -162,7 +170,7 @@ def test_a_lost_cache_row_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
             cache[row, length - 1] = 0
 
     monkeypatch.setattr(run, "receive_cache", short)
-    report = execute(deployed(slim("qwen3-235b-a22b"), "TP=2, EP=2", "DP=2, EP=2"), Settings(iterations=2))
+    report = executed(deployed(slim("qwen3-235b-a22b"), "TP=2, EP=2", "DP=2, EP=2"), Settings(iterations=2))
     assert report.compared.logit_difference > 1e-3 and not report.equal
 
 
