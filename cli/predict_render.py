@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from cli.flags import flag_name
 from cli.predict_flags import PredictFlags
+from planner.extrapolation import Extrapolated
 from planner.interval import Interval
 from planner.memory import Memory
 from planner.predict import Prediction
@@ -48,6 +49,10 @@ def as_json(flags: PredictFlags, answer: Prediction) -> dict[str, object]:
     data["fits"] = answer.fits
     data["bottleneck"] = answer.bottleneck
     data["assumptions"] = assumptions(flags, answer)
+    data["extrapolated"] = [
+        {"operator": row.operator, "quantity": row.quantity, "value": row.value, "low": row.low, "high": row.high}
+        for row in answer.extrapolated
+    ]
     data["operators"] = [
         {
             "name": operator.name,
@@ -138,6 +143,8 @@ def headline(flags: PredictFlags, answer: Prediction) -> list[str]:
     if asked.model.moe is not None:
         lines.append(_line("experts", f"{int(answer.deployment.redundant)} redundant, shared {shared_text(answer)}"))
     lines.append(_line("bottleneck", _bottleneck(answer)))
+    if answer.extrapolated:
+        lines.append(_line("extrapolated", "; ".join(_outside(row) for row in answer.extrapolated)))
     lines.append(_line("memory", _fit(answer.memory)))
     if answer.expert_memory is not None:
         lines[-1] += " of attention"
@@ -160,8 +167,14 @@ def _interval(known: Interval) -> dict[str, float]:
     return {"low": known.low, "high": known.high, "level": known.level}
 
 
+def _outside(row: Extrapolated) -> str:
+    """Say where an operator runs and where it was measured."""
+    low, high = format_count(row.low), format_count(row.high)
+    return f"{row.operator} at {format_count(row.value)} {row.quantity} (measured {low} to {high})"
+
+
 def _line(name: str, text: str) -> str:
-    return f"{name:<12}{text}"
+    return f"{name:<12} {text}" if len(name) >= 12 else f"{name:<12}{text}"
 
 
 def _shares(answer: Prediction) -> Sequence[tuple[float, str]]:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from hardware.formats import ACTIVATION_BYTES
 from hardware.spec import CollectiveFit, CollectiveOp, Dtype, ExchangeFit, ExchangePoint, HardwareSpec
 from models.spec import MoE
-from planner.manifest.terms import CommunicationTerm, Form, Number, Stage
+from planner.manifest.terms import CommunicationTerm, Form, Number, Shape, Stage
 from planner.roofline import residual, scale
 from podplan.errors import BadInput
 
@@ -34,7 +34,9 @@ def collective(
     protocols: tuple[tuple[Number, Number], ...] = tuple((latency[where], rate[where]) for latency, rate in columns)
     if np.ndim(ranks) == 0:
         protocols = tuple((float(latency[0]), float(rate[0])) for latency, rate in columns)
-    return CommunicationTerm(name, stage, scale(message, wire), protocols, residual=worst)
+    family = f"{op} {fits[-1].scope}{' in graph' if fits[-1].in_graph else ''}"
+    shape = Shape(family, message, {"one": 1.0}, ranks)
+    return CommunicationTerm(name, stage, scale(message, wire), protocols, residual=worst, shape=shape)
 
 
 def _protocols(

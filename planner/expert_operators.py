@@ -9,7 +9,7 @@ from typing import Literal
 from hardware.formats import ACTIVATION_BYTES
 from planner.collectives import collective, exchange_copies, exchange_fit, exchange_protocol, message_bytes
 from planner.deployment import Deployment, several, shared_split
-from planner.manifest.terms import CommunicationTerm, Form, Stage, Term
+from planner.manifest.terms import CommunicationTerm, Form, Shape, Stage, Term
 from planner.roofline import Roofline, residual, scale
 
 
@@ -107,7 +107,14 @@ def exchange_term(deployment: Deployment, direction: Literal["dispatch", "combin
     payload: Form = {"routed": sent / span}
     if strategy.disaggregated:
         payload = {"routed": sent / span, "fair": sent * (1.0 / deployment.trampolines - 1.0 / span)}
-    return CommunicationTerm(direction, direction, payload, (exchange_protocol(fit, span),), residual=residual(fit))
+    return CommunicationTerm(
+        direction,
+        direction,
+        payload,
+        (exchange_protocol(fit, span),),
+        residual=residual(fit),
+        shape=Shape(f"{direction} {fit.mode}", payload, {"one": 1.0}, span),
+    )
 
 
 def trampoline_terms(deployment: Deployment) -> list[Term]:

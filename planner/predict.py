@@ -8,6 +8,7 @@ from models.spec import ModelSpec
 from planner.breakdown import Operator, operators
 from planner.closed_loop import ClosedLoop, Measured, measure
 from planner.deployment import Deployment, Phase, check_disaggregation, check_slots
+from planner.extrapolation import Extrapolated, extrapolated
 from planner.hostcosts import HostCosts
 from planner.imbalance import Balance
 from planner.interval import Interval, interval, loop_interval, scaled
@@ -85,6 +86,7 @@ class Prediction:
     operators: tuple[Operator, ...]
     interval: Interval
     ttft_interval: Interval | None = None
+    extrapolated: tuple[Extrapolated, ...] = ()
 
     @property
     def devices(self) -> int:
@@ -226,8 +228,17 @@ def _answer(configuration: Configuration, service: _Service) -> Prediction:
         expert_memory=service.expert_memory,
         operators=rows,
         interval=scaled(step, service.about_seconds / iteration),
+        extrapolated=_outside(service),
         ttft_interval=loop_interval(ttft, step, iteration) if configuration.phase == "mixed" and ttft else None,
     )
+
+
+def _outside(service: _Service) -> tuple[Extrapolated, ...]:
+    """Operators of any step outside what was measured, each once."""
+    name = service.deployment.hardware.name
+    steps = [step for step in service.steps if step.weight > 0]
+    rows = [row for s in steps for row in extrapolated(name, service.cost, s.load, s.timed.microbatches)]
+    return tuple({row.operator: row for row in rows}.values())
 
 
 def _merged(parts: list[tuple[tuple[Operator, ...], float]]) -> tuple[Operator, ...]:

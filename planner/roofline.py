@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from hardware.formats import ACTIVATION_BYTES, ELEMENT_BYTES, product_dtype
 from hardware.spec import AttentionFit, Dtype, Fitted, HardwareSpec, MatmulFit
 from planner.deployment import Deployment
-from planner.manifest.terms import ComputeTerm, Form, Number, Stage
+from planner.manifest.terms import ComputeTerm, Form, Number, Shape, Stage
 
 UNMEASURED_RESIDUAL = 0.2
 """Median relative error granted to a fit that another machine lends (``hardware.derive``): assumed."""
@@ -98,6 +98,7 @@ class Roofline:
             floor_seconds=fit.floor_seconds,
             serial=fit.serial_fraction,
             residual=residual(fit) if product_in == dtype else max(residual(fit), UNMEASURED_RESIDUAL),
+            shape=Shape(f"{'gemm' if groups is None else 'grouped_gemm'} {product_in}", rows, weights),
         )
 
     def attention(
@@ -124,7 +125,12 @@ class Roofline:
             bytes_per_second=self.bandwidth * fit.memory_fraction,
             floor_seconds=fit.floor_seconds,
             residual=residual(fit),
+            shape=Shape(self._attention_family(fit), pairs, queries),
         )
+
+    def _attention_family(self, fit: AttentionFit) -> str:
+        families = ("mla_decode", "gqa_decode", "prefill_attention")
+        return next((name for name in families if getattr(self.hardware.kernels, name) is fit), "other attention")
 
     def vector(self, name: str, stage: Stage, moved: Form, kernels: int = 1) -> ComputeTerm:
         """Element-wise work: ``moved`` bytes read and written by ``kernels`` launches."""

@@ -60,11 +60,11 @@ class ComputeTermModel(Strict):
     @classmethod
     def from_term(cls, term: ComputeTerm) -> "ComputeTermModel":
         """Return the manifest's form of ``term``."""
-        return cls.model_validate({field: getattr(term, field) for field in ComputeTerm.__dataclass_fields__})
+        return cls.model_validate({field: getattr(term, field) for field in cls.model_fields if field != "kind"})
 
     def to_term(self) -> ComputeTerm:
         """Return the term that ``stepcost.evaluate`` takes."""
-        return ComputeTerm(**{field: getattr(self, field) for field in ComputeTerm.__dataclass_fields__})
+        return ComputeTerm(**{field: getattr(self, field) for field in type(self).model_fields if field != "kind"})
 
 
 class CommunicationTermModel(Strict):
@@ -81,12 +81,12 @@ class CommunicationTermModel(Strict):
     @classmethod
     def from_term(cls, term: CommunicationTerm) -> "CommunicationTermModel":
         """Return the manifest's form of ``term``."""
-        fields = {field: getattr(term, field) for field in CommunicationTerm.__dataclass_fields__}
+        fields = {field: getattr(term, field) for field in cls.model_fields if field != "kind"}
         return cls.model_validate(fields | {"protocols": list(term.protocols)})
 
     def to_term(self) -> CommunicationTerm:
         """Return the term that ``stepcost.evaluate`` takes."""
-        fields = {field: getattr(self, field) for field in CommunicationTerm.__dataclass_fields__}
+        fields = {field: getattr(self, field) for field in type(self).model_fields if field != "kind"}
         return CommunicationTerm(**fields | {"protocols": tuple(self.protocols)})
 
 

@@ -26,7 +26,7 @@ its protocols, latency + bytes / rate.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -39,6 +39,19 @@ Form = Mapping[str, Number]
 _PLAIN = (float, int)
 Stage = Literal["attention", "gate", "dispatch", "experts", "shared", "combine", "dense", "head", "draft"]
 Rule = Literal["attention_experts", "compute_communication", "disaggregated"]
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Which measurements a term's fit rests on, and where on their axis a step puts it: numerator / denominator.
+
+    Rows per group of a product, keys per query of attention, bytes of a transfer; ``ranks`` of the latter.
+    """
+
+    family: str
+    numerator: Form
+    denominator: Form
+    ranks: Number = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +75,7 @@ class ComputeTerm:
     launches: int = 1
     residual: float = 0.0
     share: float = 1.0
+    shape: Shape | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +88,7 @@ class CommunicationTerm:
     protocols: tuple[tuple[Number, Number], ...]
     launches: int = 1
     residual: float = 0.0
+    shape: Shape | None = field(default=None, compare=False)
 
 
 Term = ComputeTerm | CommunicationTerm

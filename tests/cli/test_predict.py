@@ -20,7 +20,7 @@ COMMON = {
     "model", "hardware", "phase", "strategy", "devices", "chips", "redundant_experts", "shared_experts",
     "iteration_seconds", "tokens_per_iteration_per_request", "interval", "tokens_per_second_per_device",
     "tokens_per_second_per_chip", "microbatches", "memory_bytes_per_device", "fits", "bottleneck", "assumptions",
-    "operators",
+    "operators", "extrapolated",
 }  # fmt: skip
 OPERATOR = {"name", "stream", "count", "seconds", "exposed_seconds", "flops", "bytes", "message_bytes", "bound"}
 
