@@ -20,6 +20,7 @@ def report_json(report: Report) -> dict[str, Any]:
         "tolerance": TOLERANCE,
         "model": world.decode.small.source.name,
         "layers": list(world.decode.small.layers),
+        "left_out": world.decode.small.left_out,
         "int8": world.settings.int8,
         "seed": world.settings.seed,
         "instances": [_instance(setup) for setup in instances],
@@ -87,6 +88,8 @@ def show_report(report: Report) -> None:
         f"{format_count(compared.tokens)} tokens over {data['iterations']} iterations, {len(compared.wrong)} wrong; "
         f"largest difference of a logit {compared.logit_difference:.1e}, tolerance {TOLERANCE:.0e}.",
     ]
+    if data["left_out"]:
+        lines.append(f"Left out of the small model: {'; '.join(data['left_out'])}.")
     if compared.drafts:
         lines.append(
             f"{compared.accepted_drafts} of {compared.drafts} drafts accepted; "

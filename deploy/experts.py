@@ -21,7 +21,7 @@ def _layers(role: RolePlan) -> Iterator[tuple[int, list[int]]]:
     """Yield (layer of the checkpoint, expert of each slot) of the model's own MoE layers in order."""
     assert role.expert_map is not None
     found = {layer: entry.slots for entry in role.expert_map.placements for layer in entry.layers}
-    for layer in range(role.model.dense_layers, role.model.layers):
+    for layer in role.model.moe_layer_numbers:
         yield layer, found[layer]
 
 

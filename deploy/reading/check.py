@@ -161,13 +161,14 @@ def _maps(target: Target, texts: Mapping[str, str]) -> Iterator[str]:
         if role.expert_map is None:
             continue
         held = {layer: entry.slots for entry in role.expert_map.placements for layer in entry.layers}
-        own = [held[layer] for layer in range(role.model.dense_layers, role.model.layers)]
+        numbers = role.model.moe_layer_numbers
+        own = [held[layer] for layer in numbers]
         ascend, sglang = texts.get(f"expert-map-{role.name}.json"), texts.get(f"expert-location-{role.name}.json")
         if ascend and ascend_rows(ascend) != own:
             yield f"the expert map of {role.name} is not the manifest's"
         if sglang:
             rows = json.loads(sglang)["physical_to_logical_map"]
-            if len(rows) != role.model.layers or rows[role.model.dense_layers :] != own:
+            if len(rows) != role.model.layers or [rows[layer] for layer in numbers] != own:
                 yield f"the expert location of {role.name} is not the manifest's, a row for each of its layers"
 
 

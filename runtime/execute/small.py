@@ -25,7 +25,21 @@ class SmallModel:
 
     def is_dense(self, layer: int) -> bool:
         """Whether a layer has a dense feed-forward."""
+        if self.source.interleaved:
+            return layer < self.source.layers and layer not in self.source.moe_layer_numbers
         return layer < self.source.dense_layers
+
+    @property
+    def left_out(self) -> list[str]:
+        """What of the model's structure the small one does not have: its layers attend to all keys of a prompt."""
+        source, attention = self.source, self.source.attention
+        parts = [f"{source.kv_layers} of {source.layers} layers attend, the others are recurrent"]
+        found = parts if source.linear_attention else []
+        if source.reach_tokens:
+            found.append(f"some layers reach {source.reach_tokens} tokens only, more than a prompt here has")
+        if isinstance(attention, GQA) and (attention.sinks or attention.sink_tokens or attention.output_gate):
+            found.append("sinks and the gate of attention's output")
+        return found
 
     @property
     def moe(self) -> MoE:
@@ -89,7 +103,7 @@ def _experts(moe: MoE | None, moe_tp: int) -> MoE | None:
 
 def kept_layers(model: ModelSpec, pools: Sequence[Pool]) -> tuple[int, ...]:
     """Return the numbers of the layers to run: both kinds, both ends, and something of every pipeline stage."""
-    kept = {0, model.layers - 1, min(model.dense_layers, model.layers - 1)}
+    kept = {0, model.layers - 1, next(iter(model.moe_layer_numbers), model.layers - 1)}
     if model.moe is None:
         kept.add(model.layers // 2)
     for pool in pools:

@@ -1,0 +1,45 @@
+"""Models whose layers differ, from the question to what executes the answer."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cli.main import main
+
+
+@pytest.mark.parametrize(
+    ("model", "hardware", "left_out"),
+    [
+        ("llama-4-scout", "b200", "some layers reach 8192 tokens only"),
+        ("qwen3-next-80b-a3b", "h200", "12 of 48 layers attend, the others are recurrent"),
+    ],
+)
+def test_a_plan_is_simulated_and_executed(
+    model: str, hardware: str, left_out: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Windows and recurrent state travel in the manifest; what executes says which structure it leaves out."""
+    manifest = str(tmp_path / "plan" / "manifest.yaml")
+    assert main([model, "--hw", hardware, "--devices", "8", "--out", str(tmp_path / "plan")]) == 0
+    capsys.readouterr()
+    assert main(["simulate", manifest, "--requests", "300", "--json"]) == 0
+    simulated = json.loads(capsys.readouterr().out)
+    assert (simulated["failed"], simulated["completed"] > 0) == (0, True)
+    assert abs(simulated["relative_error"]["tpot_seconds"]["mean"]) < 0.1
+    assert main(["execute", manifest, "--iterations", "2", "--json"]) == 0
+    executed = json.loads(capsys.readouterr().out)
+    assert executed["equal"]
+    assert any(left_out in told for told in executed["left_out"])
+
+
+def test_experts_in_every_second_layer_are_placed_in_those(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Llama-4-Maverick's expert map names its odd layers, and the exported map has a row for each of its 48."""
+    plan, files = tmp_path / "plan", tmp_path / "files"
+    asked = ["llama-4-maverick", "--hw", "b200", "--devices", "16", "--weights", "fp8", "--redundant-experts", "0"]
+    assert main([*asked, "--out", str(plan), "--json"]) == 0
+    assert main(["execute", str(plan / "manifest.yaml"), "--iterations", "1"]) == 0
+    capsys.readouterr()
+    deploy = ["deploy", str(plan / "manifest.yaml"), "--engine", "sglang", "--platform", "bare", "--out", str(files)]
+    assert main(deploy) == 0
+    for path in files.glob("**/expert-location-*.json"):
+        assert len(json.loads(path.read_text(encoding="utf-8"))["physical_to_logical_map"]) == 48
