@@ -109,9 +109,9 @@ def layouts(question: Question, strategy: Strategy, role: Role) -> list[tuple[in
 
 def engine_cut(question: Question, role: Literal["prefill", "decode"]) -> str:
     """Say how many layouts of a role the engine leaves of all, and how many each of its rules cut."""
-    every = role_rows(replace(question, engine=REFERENCE), role)
-    reasons = [cut_reason(question, role, row.strategy, row.redundant, row.dedicated) for row in every]
-    return summary(reasons.count(None), Counter(reason for reason in reasons if reason))
+    space, own = role_space(question, role), f"{question.engine}: "
+    by_rule = {rule.removeprefix(own): count for rule, count in space.cut.items() if rule.startswith(own)}
+    return summary(len(space.rows), Counter(by_rule))
 
 
 def pool_counts(machines: Machines) -> list[int]:

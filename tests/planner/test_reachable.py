@@ -87,8 +87,8 @@ def test_what_was_cut_is_counted_by_rule() -> None:
     """Rows that an engine keeps and those that its rules cut are those of the reference."""
     for role in ROLES:
         everything = role_space(small_question(), role)
-        own = role_space(small_question(engine="sglang@0.5.23"), role)
-        cut = sum(count for rule, count in own.cut.items() if rule.startswith("sglang"))
+        own = role_space(small_question(engine="vllm@0.33.0"), role)
+        cut = sum(count for rule, count in own.cut.items() if rule.startswith("vllm"))
         assert cut and len(own.rows) + cut == len(everything.rows)
         assert all("reference" not in rule for rule in everything.cut)
 
