@@ -7,9 +7,19 @@ from typing import Annotated
 import typer
 
 from cli.output import print_json, print_lines, print_table
+from cli.place_decide import decide, read_asked, time_experts
 from cli.place_files import dense_line, moe_map, write_placement
-from cli.place_flags import PlaceFlags, read_holdout, read_problem
-from cli.place_render import Answer, as_json, headline, summary_lines, table_rows
+from cli.place_flags import PlaceFlags, read_holdout
+from cli.place_render import (
+    CURVE_COLUMNS,
+    Answer,
+    as_json,
+    curve_rows,
+    decision_lines,
+    headline,
+    summary_lines,
+    table_rows,
+)
 from cli.progress import progress
 from planner.manifest.mapformats import WRITERS
 from planner.placement.certify import Certified
@@ -30,7 +40,7 @@ def place(
     nodes: Annotated[str | None, typer.Option("--nodes", metavar="N", help="Nodes that they stand in [1].")] = None,
     redundant_experts: Annotated[
         str | None,
-        typer.Option("--redundant-experts", metavar="R", help="Slots beyond one per expert [fewest that divide]."),
+        typer.Option("--redundant-experts", metavar="R", help="Slots beyond one per expert, or auto [fewest]."),
     ] = None,
     slots_per_device: Annotated[
         str | None, typer.Option("--slots-per-device", metavar="S", help="Instead of --redundant-experts.")
@@ -44,7 +54,8 @@ def place(
         bool, typer.Option("--certify", help="Search longer and prove more: up to 15 s per layer.")
     ] = False,
     objective: Annotated[
-        str | None, typer.Option("--objective", metavar="O", help="slices or mean, where loads have slices [slices].")
+        str | None,
+        typer.Option("--objective", metavar="O", help="slices, mean or seconds [slices, if any]."),
     ] = None,
     holdout: Annotated[
         str, typer.Option("--holdout", metavar="H", help="alternate, later or none: slices kept back [alternate].")
@@ -52,6 +63,22 @@ def place(
     model: Annotated[
         str | None, typer.Option("--model", metavar="MODEL", help="Model whose dense layers and groups are taken.")
     ] = None,
+    hw: Annotated[
+        str | None, typer.Option("--hw", metavar="HW", help="With --model: what imbalance costs on this hardware.")
+    ] = None,
+    phase: Annotated[str, typer.Option("--phase", metavar="PHASE", help="With --hw: decode or prefill.")] = "decode",
+    batch: Annotated[
+        str | None, typer.Option("--batch", metavar="REQUESTS", help="With --hw: requests per device [32].")
+    ] = None,
+    kv_len: Annotated[
+        str | None, typer.Option("--kv-len", metavar="TOKENS", help="With --hw: cached tokens per request [4096].")
+    ] = None,
+    tokens: Annotated[
+        str | None, typer.Option("--tokens", metavar="TOKENS", help="With --hw: prompt tokens per device [8192].")
+    ] = None,
+    curve: Annotated[
+        bool, typer.Option("--curve", help="Show imbalance, memory and time against redundant experts.")
+    ] = False,
     out: Annotated[
         Path | None, typer.Option("--out", metavar="DIR", help="Write the map in every engine's format.")
     ] = None,
@@ -65,6 +92,7 @@ def place(
       plan place loads.csv --devices 32 --nodes 4 --redundant-experts 32
       plan place slices.csv --devices 8 --slots-per-device 9 --holdout alternate
       plan place counts.npy --devices 32 --nodes 4 --redundant-experts 32 --groups 8 --keep-groups
+      plan place counts.npy --devices 32 --redundant-experts auto --model deepseek-r1 --hw h800 --batch 64
 
     Imbalance is the busiest device's load over the mean; the bound is the least that any placement could reach.
     """
@@ -78,17 +106,31 @@ def place(
         objective=objective,
         holdout=holdout,
         model=model,
+        hw=hw,
+        phase=phase,
+        batch=batch,
+        kv_len=kv_len,
+        tokens=tokens,
     )
     read = read_loads(loads)
-    problem = read_problem(flags, read)
+    asked = read_asked(flags)
+    problem, decision = decide(flags, read, asked, curve=curve)
     split = read_holdout(flags, problem)
     start = time.perf_counter()
     with progress("placing experts ..."):
         placed = place_experts(problem, method)
-        certified = certify_placement(problem, placed) if certify else Certified(placement=placed, certificates={})
+        timed = None if asked is None else time_experts(flags, problem, asked, placed)
+        placed = timed.placement if timed is not None and flags.by_seconds else placed
+        certified = (
+            certify_placement(problem, placed)
+            if certify and not flags.by_seconds
+            else Certified(placement=placed, certificates={})
+        )
         seconds = time.perf_counter() - start
         held_out = hold_out(problem, split, method) if split else None
-    answer = Answer(problem=problem, certified=certified, seconds=seconds, held_out=held_out)
+    answer = Answer(
+        problem=problem, certified=certified, seconds=seconds, held_out=held_out, decision=decision, timed=timed
+    )
     moe = moe_map(flags, answer, read)
     data = as_json(answer, moe)
     if out is not None:
@@ -99,5 +141,8 @@ def place(
     print_lines([headline(problem, read)])
     print_table(COLUMNS, table_rows(answer), right=COLUMNS[1:])
     print_lines(summary_lines(answer))
+    if decision is not None and decision.choices:
+        print_table(CURVE_COLUMNS, curve_rows(decision), title="Redundant experts", right=CURVE_COLUMNS)
+    print_lines(decision_lines(answer))
     if out is not None:
         print_lines([f"wrote {', '.join([*WRITERS, 'placement.json'])} to {out}", dense_line(flags, moe)])

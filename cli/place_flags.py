@@ -30,6 +30,21 @@ class PlaceFlags:
     objective: str | None = None
     holdout: str = "alternate"
     model: str | None = None
+    hw: str | None = None
+    phase: str = "decode"
+    batch: str | None = None
+    kv_len: str | None = None
+    tokens: str | None = None
+
+    @property
+    def by_seconds(self) -> bool:
+        """Whether seconds are to be balanced, not tokens."""
+        return self.objective is not None and self.objective.strip().lower() == "seconds"
+
+    @property
+    def by_planner(self) -> bool:
+        """Whether podplan chooses the number of redundant experts."""
+        return self.redundant_experts is not None and self.redundant_experts.strip().lower() == "auto"
 
 
 def read_problem(flags: PlaceFlags, read: LoadFile) -> Problem:
@@ -53,11 +68,21 @@ def read_problem(flags: PlaceFlags, read: LoadFile) -> Problem:
     )
 
 
+def check_objective(flags: PlaceFlags) -> None:
+    """Raise BadInput where seconds are asked of no machine."""
+    if flags.by_seconds and flags.hw is None:
+        raise BadInput("--objective: seconds needs --model and --hw, whose expert products are timed")
+    if flags.by_planner and flags.hw is None:
+        raise BadInput("--redundant-experts: auto weighs memory and time, which needs --model and --hw")
+    if flags.hw is not None and flags.model is None:
+        raise BadInput("--hw: needs --model, whose experts are costed")
+
+
 def _objective_loads(flags: PlaceFlags, read: LoadFile) -> NDArray[np.float64]:
     """The loads with slices, or their sum where the objective is the mean."""
     sliced = read.loads.ndim == 3 and read.loads.shape[2] > 1
     word = ("slices" if sliced else "mean") if flags.objective is None else flags.objective.strip().lower()
-    read_choice(word, "--objective", ("slices", "mean"))
+    read_choice(word, "--objective", ("slices", "mean", "seconds"))
     if word == "slices" and not sliced:
         raise BadInput("--objective: slices needs loads of several time slices; use mean")
     if word == "slices":
@@ -83,7 +108,7 @@ def read_holdout(flags: PlaceFlags, problem: Problem) -> Split | None:
 
 def _redundant(flags: PlaceFlags, experts: int, ranks: int) -> int:
     if flags.slots_per_device is None:
-        if flags.redundant_experts is None:
+        if flags.redundant_experts is None or flags.by_planner:
             return -experts % ranks
         return parse_count(flags.redundant_experts, "--redundant-experts", allow_zero=True)
     if flags.redundant_experts is not None:

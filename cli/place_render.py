@@ -1,11 +1,12 @@
 """What `plan place` prints: tables for people, one object for programs."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from cli.place_decide import Decision, TimedPlacement
 from planner.manifest.mapformats import MoeMap
 from planner.placement.certify import Certified
 from planner.placement.eplb import eplb
@@ -13,6 +14,7 @@ from planner.placement.heldout import HeldOut
 from planner.placement.loadfiles import LoadFile
 from planner.placement.methods import Placement, measure, trivial
 from planner.placement.problem import Problem
+from podplan.units import format_bytes, format_duration
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +25,8 @@ class Answer:
     certified: Certified
     seconds: float
     held_out: HeldOut | None = None
+    decision: Decision | None = None
+    timed: TimedPlacement | None = None
 
     @property
     def placed(self) -> Placement:
@@ -79,6 +83,61 @@ def _less(gain: float) -> str:
     return f"{abs(gain):.1%} {'less than' if gain >= 0 else 'more than'}"
 
 
+CURVE_COLUMNS = ["redundant", "per device", "imbalance", "worst layer", "bound", "weights per device", "time", "fits"]
+
+
+def curve_rows(decision: Decision) -> list[list[str]]:
+    """Return a row per number of redundant experts."""
+    rows = []
+    for choice in decision.choices:
+        effect = choice.effect
+        costs = ["", "", ""]
+        if effect is not None:
+            costs = [
+                format_bytes(effect.weights_bytes),
+                format_duration(effect.seconds),
+                "yes" if effect.fits else "no",
+            ]
+        figures = [f"{value:.4f}" for value in (choice.imbalance, choice.worst, choice.lower_bound)]
+        rows.append([str(choice.redundant), str(choice.slots_per_rank), *figures, *costs])
+    return rows
+
+
+def decision_lines(answer: Answer) -> list[str]:
+    """Return whether balancing is worth it, with what it saves and what its copies take."""
+    lines = []
+    if answer.timed is not None:
+        timed = answer.timed.timed
+        lines.append(
+            f"experts of a layer on the busiest device: {format_duration(timed.seconds.mean())}, "
+            f"under EPLB {format_duration(timed.eplb.mean())}"
+        )
+    found = None if answer.decision is None else answer.decision.verdict
+    if found is not None:
+        before, after = found.unbalanced, found.balanced
+        copies = after.weights_bytes - before.weights_bytes
+        lines.append(
+            f"balancing is {'worth it' if found.worth_it else 'not worth it'} here: "
+            f"{format_duration(before.seconds)} as engines start, {format_duration(after.seconds)} with "
+            f"{found.redundant} redundant experts ({abs(found.saves):.1%} {'less' if found.saves >= 0 else 'more'} time, {format_bytes(copies)} more weights "
+            f"per device{'' if after.fits else ', which do not fit'})"
+        )
+    return lines
+
+
+def _decision_json(decision: Decision | None) -> dict[str, Any]:
+    """Return the choices and the verdict."""
+    if decision is None:
+        return {}
+    data: dict[str, Any] = {}
+    if decision.choices:
+        data["redundancy"] = [asdict(choice) for choice in decision.choices]
+    if decision.verdict is not None:
+        found = decision.verdict
+        data["verdict"] = {**asdict(found), "saves": found.saves, "worth_it": found.worth_it}
+    return data
+
+
 def as_json(answer: Answer, moe: MoeMap) -> dict[str, Any]:
     """Return the answer with the keys of the command's fixed points."""
     problem, placed = answer.problem, answer.placed
@@ -96,7 +155,7 @@ def as_json(answer: Answer, moe: MoeMap) -> dict[str, Any]:
         "gap": placed.gap,
         "proven_optimal_layers": int(placed.proven.sum()),
         "seconds": answer.seconds,
-        "objective": "slices" if problem.sliced else "mean",
+        "objective": placed.method if placed.method == "seconds" else "slices" if problem.sliced else "mean",
         "held_out": None
         if held is None
         else {
@@ -105,6 +164,14 @@ def as_json(answer: Answer, moe: MoeMap) -> dict[str, Any]:
             "imbalance_seen": _mean_max(held.seen),
             "eplb": _mean_max(held.eplb_unseen),
             "gain": held.gain,
+        },
+        **_decision_json(answer.decision),
+        "expert_seconds": None
+        if answer.timed is None
+        else {
+            "placement": _mean_max(answer.timed.timed.seconds),
+            "balanced_tokens": _mean_max(answer.timed.timed.balanced_tokens),
+            "eplb": _mean_max(answer.timed.timed.eplb),
         },
         "imbalance_by_layer": placed.imbalance.tolist(),
         "lower_bound_by_layer": placed.lower_bound.tolist(),

@@ -102,3 +102,33 @@ def test_slices_are_held_out(tmp_path, capsys):
     assert main(["place", str(path), "--devices", "4", "--objective", "mean", "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert answer["objective"] == "mean" and answer["held_out"] is None
+
+
+def test_the_planner_chooses_the_redundancy_and_gives_a_verdict(tmp_path, capsys):
+    """--redundant-experts auto with a machine: the curve, the choice, the verdict and the experts' seconds."""
+    path = tmp_path / "loads.npy"
+    np.save(path, power_law(58, 256, 0.8))
+    command = ["place", str(path), "--devices", "32", "--method", "water-filling", "--json"]
+    machine = ["--model", "deepseek-r1", "--hw", "h800", "--batch", "32"]
+    assert main([*command, *machine, "--redundant-experts", "auto"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert [row["redundant"] for row in answer["redundancy"]] == [0, 32, 64, 96, 128]
+    assert answer["redundant_experts"] == 32
+    assert answer["verdict"]["worth_it"] is True and answer["verdict"]["saves"] > 0.02
+    assert answer["expert_seconds"]["placement"]["mean"] > 0
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--redundant-experts", "auto"], "needs --model and --hw"),
+        (["--objective", "seconds"], "needs --model and --hw"),
+        (["--hw", "h800"], "--hw: needs --model"),
+        (["--objective", "slices"], "needs loads of several time slices"),
+        (["--holdout", "half"], "--holdout"),
+    ],
+)
+def test_what_decisions_need_is_said(loads, capsys, flags, message):
+    """Exit 2 and the flag that is missing."""
+    assert main(["place", str(loads), "--devices", "8", *flags]) == 2
+    assert message in capsys.readouterr().err
