@@ -16,8 +16,6 @@ import numpy as np
 from planner.prefill_service import Service, with_rest
 from planner.queueing import Array
 
-MOST_STATES = 240
-"""Of the chain; beyond, the caller counts arrivals by their dispersion instead."""
 _CELLS = 40
 _KINDS = 8
 _NEGLIGIBLE = 1e-9
@@ -39,12 +37,9 @@ class _Chain:
     """[states]: what waits when a pass starts, from one prompt on, in phases."""
 
 
-def phases_that_fit(service: Service, rate: float, wanted: int, most: int) -> int:
-    """Return the phases up to ``wanted`` with which a chain of passes up to ``most`` stays small; 1 where none do."""
-    if wanted < 2:
-        return 1
-    rows = most + _queued(service, rate, 1 / wanted, most)
-    return int(min(wanted, MOST_STATES // rows)) if rows <= MOST_STATES / 2 else 1
+def chain_states(service: Service, rate: float, phases: int, most: int) -> int:
+    """Return the states of the chain of passes that take up to ``most`` prompts."""
+    return phases * (most + _queued(service, rate, 1 / phases, most))
 
 
 def _queued(service: Service, rate: float, dispersion: float, most: int) -> int:

@@ -14,7 +14,7 @@ from typing import Literal
 
 import numpy as np
 
-from planner.dealt_queue import dealt_sojourn, phases_that_fit
+from planner.dealt_queue import chain_states, dealt_sojourn
 from planner.prefill_service import PassSeconds, Service, by_share, with_rest
 from planner.queueing import Array, Latency, largest_rate
 from podplan.errors import BadInput
@@ -31,9 +31,11 @@ MOST_UTILISATION = 0.98
 _REGULAR = 0.6
 """Dispersion of arrivals below which they count as dealt in turn."""
 _SMALLEST_DISPERSION = 0.05
-_FEW = 4
-"""Prompts of a usual pass up to which dealt arrivals are followed phase by phase: in larger ones only their dispersion
-tells."""
+_FEW, _MANY = 2.0, 6.0
+"""Prompts of a usual pass up to which dealt arrivals are followed phase by phase, and from which only their dispersion
+is: in large passes nothing else tells."""
+MOST_STATES = 480
+"""Of the chain in phases; from half of it on their dispersion counts, too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,9 +72,9 @@ def prefill_latency(
 
     Exact for Poisson arrivals, fixed lengths and passes that reach 96 prompts (more are counted in steps: 1 % of p99),
     but for the size of the own pass of prompts that wait whole passes (``_rest``; at a cap of 1 this is M/D/1).
-    Other arrivals: counts during a pass get the variance ``arrival_squared_cv`` times their mean (the asymptotic
-    dispersion of a renewal process, so pessimistic for bursts longer than a pass, and for smooth arrivals at
-    small caps: at squared CV 1/8 p99 is up to 3.6 times too high at a cap of 1, 14 % at 4, 10 % at 16). Variable
+    Arrivals dealt in turn, which a small squared CV stands for, are followed phase by phase where passes are small
+    (``planner.dealt_queue``). Of others the counts during a pass get the variance ``arrival_squared_cv`` times
+    the mean, the asymptotic dispersion of a renewal process, so pessimistic for bursts longer than a pass. Variable
     lengths: a pass of n prompts has variance n c^2 share^2 with the share the slope of the pass time, gamma
     distributed; own pass and own length are taken as independent.
 
@@ -173,18 +175,34 @@ def latency_of(service: Service, rate: float, arrival_squared_cv: float = 1.0) -
     if rate * service.seconds[-1] >= service.most:
         return None
     rate, dispersion = max(rate, 1e-12), max(arrival_squared_cv, _SMALLEST_DISPERSION)
-    phases, most = 1, int(min(_reach(service, rate, dispersion), service.most))
-    if dispersion <= _REGULAR and _settled(service, rate) <= _FEW:
-        phases = phases_that_fit(service, rate, round(1 / dispersion), most)
-    if phases > 1:
+    phases, most = round(1 / dispersion), int(min(_reach(service, rate, dispersion), service.most))
+    part = _by_dispersion(service, rate, dispersion, phases, most)
+    found: list[tuple[Array, Array]] = []
+    pass_seconds = float(service.seconds[0])
+    if part < 1:
         seconds, masses = dealt_sojourn(service, rate, phases, most)
-        pass_seconds = float(service.seconds[0])
-    else:
+        found.append((seconds, masses * (1 - part)))
+    if part > 0:
         chain = _solve(service, rate, dispersion)
         seconds, masses = _sojourn(service, chain)
+        found.append((seconds, masses * (part / masses.sum())))
         taken = np.append(chain.starts[: chain.sizes - 1], chain.starts[chain.sizes - 1 :].sum())
         pass_seconds = float(taken @ (chain.durations @ chain.weights))
+    seconds, masses = (np.concatenate(column) for column in zip(*found, strict=True))
     return _histogram(*_with_further(service, pass_seconds, seconds, masses))
+
+
+def _by_dispersion(service: Service, rate: float, dispersion: float, phases: int, most: int) -> float:
+    """Share in which arrivals are told by their dispersion, 0 where phase by phase; continuous in the rate.
+
+    Phases tell where passes hold a few prompts and the chain is small. From one to the other the rate changes latency
+    by much more than the way of counting does, so that latency rises with the rate throughout.
+    """
+    if dispersion > _REGULAR or phases < 2:
+        return 1.0
+    full = (_settled(service, rate) - _FEW) / (_MANY - _FEW)
+    large = chain_states(service, rate, phases, most) / MOST_STATES * 2 - 1
+    return min(max(full, large, 0.0), 1.0)
 
 
 def _with_further(service: Service, pass_seconds: float, seconds: Array, masses: Array) -> tuple[Array, Array]:
@@ -212,25 +230,14 @@ def count_distribution(means: Array, dispersion: float, counts: int) -> Array:
     return np.asarray(probabilities, dtype=np.float64)
 
 
-def renewal_counts(means: Array, shape: int, counts: int) -> Array:
-    """Probabilities of 0..counts-1 arrivals within a window that begins with one, [..., counts].
-
-    Gaps are Erlang of ``shape``, as behind a router that deals Poisson arrivals to that many instances in turn:
-    P(N >= k) = P(Poisson(shape·mean) >= shape·k).
-
-    Ref: renewal counting, D. R. Cox, Renewal Theory, section 3.2.
-    """
-    events = np.arange(shape * counts)
-    logs = np.concatenate([[0.0], np.cumsum(np.log(np.maximum(events[1:], 1)))])
-    scaled = np.maximum(shape * np.asarray(means, dtype=np.float64)[..., None], 1e-300)
-    poisson = np.exp(events * np.log(scaled) - scaled - logs)
-    grouped = poisson.reshape(*poisson.shape[:-1], counts, shape).sum(axis=-1)
-    return np.asarray(grouped / grouped.sum(axis=-1, keepdims=True), dtype=np.float64)
-
-
 def _settled(service: Service, rate: float) -> float:
-    """Prompts of the pass whose arrivals fill the next."""
-    return float(service.prompts[np.argmax(rate * service.seconds <= service.prompts)])
+    """Prompts of the pass whose arrivals fill the next; between nodes linear, so continuous in the rate."""
+    beyond = service.prompts - rate * service.seconds
+    first = int(np.argmax(beyond >= 0))
+    if first == 0:
+        return float(service.prompts[0])
+    low, high = beyond[first - 1], beyond[first]
+    return float(np.interp(0.0, [low, high], service.prompts[first - 1 : first + 1]))
 
 
 def _reach(service: Service, rate: float, dispersion: float) -> float:
@@ -261,9 +268,6 @@ def _solve(service: Service, rate: float, dispersion: float) -> _Chain:
         noise = dispersion * rate * means[-1] / step**2 + (rate / step) ** 2 * variances[-1]
         queued = min(_MOST_QUEUED, 2 + math.ceil(math.log(1e7) * noise / (2 * slack)))
     arrivals = count_distribution(rate * durations / step, dispersion / step, sizes + queued + 1)
-    if step == 1 and dispersion <= _REGULAR:
-        # A pass of one prompt mostly begins with that prompt's arrival, right after which no other one is due.
-        arrivals[0] = renewal_counts(rate * durations[0], round(1 / dispersion), arrivals.shape[2])
     mixed = np.einsum("snk,n->sk", arrivals, weights)  # [sizes, counts]
     states = sizes + queued
     moves = np.zeros((states, states + 1))

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from planner.dealt_queue import MOST_STATES, dealt_sojourn, phases_that_fit
+from planner.dealt_queue import chain_states, dealt_sojourn
 from planner.prefill_queue import prefill_latency
 from planner.prefill_service import by_share
 
@@ -70,10 +70,28 @@ def test_masses_are_a_distribution():
     assert seconds.min() >= _pass_seconds(1) - 1e-9
 
 
-def test_phases_keep_the_chain_small():
-    """Many instances and long queues share the states; a cap beyond them leaves no phases at all."""
-    small, large = by_share(_pass_seconds, 2, 0.0, 0.0), by_share(_pass_seconds, 400, 0.0, 0.0)
-    assert phases_that_fit(small, 0.3, 6, 2) == 6
-    assert 2 <= phases_that_fit(small, 0.3, 1000, 2) <= MOST_STATES // 3
-    assert phases_that_fit(large, 0.3, 6, 400) == 1
-    assert phases_that_fit(small, 0.3, 1, 2) == 1
+@pytest.mark.parametrize(("cap", "instances", "squared_cv"), [(1, 5, 0.0), (16, 5, 0.0), (2, 16, 1.0), (24, 10, 0.3)])
+def test_latency_rises_with_the_rate(cap, instances, squared_cv):
+    """Up to 98 % of saturation, through every change of the way in which arrivals are counted."""
+    top = cap / _pass_seconds(cap)
+    found = [
+        prefill_latency(
+            arrival_rate_per_second=part * top,
+            pass_seconds=_pass_seconds,
+            most_prompts=cap,
+            service_squared_cv=squared_cv,
+            arrival_squared_cv=1 / instances,
+        )
+        for part in np.concatenate([np.linspace(0.2, 0.9, 22), np.linspace(0.91, 0.98, 15)])
+    ]
+    for level in (50.0, 99.0):
+        times = np.array([latency.at(level) for latency in found])
+        assert np.all(np.diff(times) > -0.004 * times[:-1])
+
+
+def test_the_chain_grows_with_phases_and_load():
+    """A longer line and more phases take more states; under the cap no line is kept."""
+    service = by_share(_pass_seconds, 2, 0.0, 0.0)
+    assert chain_states(service, 0.3, 6, 2) < chain_states(service, 0.45, 6, 2)
+    assert chain_states(service, 0.3, 12, 2) > chain_states(service, 0.3, 6, 2)
+    assert chain_states(by_share(_pass_seconds, 50, 0.0, 0.0), 0.3, 4, 5) == 4 * 7

@@ -11,7 +11,6 @@ from planner.prefill_queue import (
     count_distribution,
     prefill_capacity,
     prefill_latency,
-    renewal_counts,
     thinned_squared_cv,
 )
 from planner.queueing import pollaczek_khinchine_wait
@@ -197,11 +196,6 @@ def test_pools_and_passes_that_cannot_be():
         prefill_latency(arrival_rate_per_second=1, pass_seconds=_pass_seconds, most_prompts=0)
     with pytest.raises(BadInput, match="negative"):
         prefill_latency(arrival_rate_per_second=-1, pass_seconds=_pass_seconds, most_prompts=1)
-
-
-def test_renewal_counts_of_shape_one_are_poisson():
-    """Erlang gaps of shape 1 are exponential: the counts are those of a Poisson process."""
-    assert renewal_counts(np.array([0.7]), 1, 6)[0] == pytest.approx(count_distribution(np.array([0.7]), 1.0, 6)[0])
 
 
 def test_regular_arrivals_hardly_wait_when_a_pass_is_shorter_than_their_gaps():
