@@ -56,7 +56,9 @@ def simulate(
     fail: Annotated[
         list[str] | None, _option("--fail", "FAULT", "Such as 'node 3 at 10s for 1min'; repeatable.")
     ] = None,
-    expert_loads: Annotated[Text, _option("--expert-loads", "FILE", "Token counts, layers x experts, as CSV.")] = None,
+    expert_loads: Annotated[
+        Text, _option("--expert-loads", "FILE", "CSV, layers x experts, or lognormal:0.5, zipf:1.")
+    ] = None,
     each_iteration: Annotated[
         bool, typer.Option("--each-iteration", help="Step every iteration: slow, the same.")
     ] = False,
@@ -130,7 +132,7 @@ def _with_scenario(flags: SimulateFlags, manifest: Manifest, offered: Offered) -
         if count > MOST_SIMULATED:
             raise BadInput(f"--offline: {count} are more than the {MOST_SIMULATED} that are simulated; use fewer")
         options = replace(options, offline=backlog(manifest.workload, count, options.seed))
-    balance = {} if flags.expert_loads is None else measured_balance(manifest, Path(flags.expert_loads))
+    balance = {} if flags.expert_loads is None else measured_balance(manifest, flags.expert_loads, options.seed)
     faults = tuple(parse_fault(text) for text in flags.fail)
     return replace(offered, options=replace(options, balance=balance, faults=faults, stepping=flags.each_iteration))
 

@@ -9,11 +9,14 @@ import numpy as np
 from planner.manifest.schema import Manifest
 from podplan.errors import BadInput
 from podplan.files import read_text
+from runtime.simulate.engine import generator
 from runtime.simulate.faults import placement_balance
 
 
-def measured_balance(manifest: Manifest, path: Path) -> dict[str, float]:
-    """Return the busiest expert rank over the mean by role, averaged over layers, for token counts in a CSV.
+def measured_balance(manifest: Manifest, text: str, seed: int) -> dict[str, float]:
+    """Return the busiest expert rank over the mean by role, averaged over layers, for token counts or a distribution.
+
+    ``lognormal:SIGMA`` and ``zipf:S`` draw the popularity of each layer's experts; anything else is a CSV.
 
     Rows are MoE layers in order (they repeat if there are fewer than the model has) and columns experts; a header of
     names is passed over.
@@ -22,12 +25,32 @@ def measured_balance(manifest: Manifest, path: Path) -> dict[str, float]:
     """
     if manifest.model.spec.moe is None:
         raise BadInput(f"--expert-loads: {manifest.model.spec.name} has no experts; leave the flag out")
-    loads = _read(path, manifest.model.spec.moe.experts)
+    experts = manifest.model.spec.moe.experts
+    loads = _drawn(text, experts, manifest.model.spec.layers, seed)
+    if loads is None:
+        loads = _read(Path(text), experts)
     return {
         pool.role: placement_balance(pool.expert_map, loads, set())
         for pool in manifest.pools
         if pool.expert_map is not None
     }
+
+
+def _drawn(text: str, experts: int, layers: int, seed: int) -> np.ndarray | None:
+    """Return popularities [layers, experts] of a named distribution, None where ``text`` names none."""
+    name, colon, number = text.partition(":")
+    if not colon or name not in ("lognormal", "zipf"):
+        return None
+    try:
+        width = float(number)
+    except ValueError:
+        width = -1.0
+    if not 0 <= width <= 5:
+        raise BadInput(f"--expert-loads: {text[:40]!r} needs a number from 0 to 5, such as lognormal:0.5 or zipf:1")
+    random = generator(seed, "expert loads")
+    if name == "lognormal":
+        return np.exp(width * random.standard_normal((layers, experts)))
+    return np.stack([random.permutation(np.arange(1.0, experts + 1) ** -width) for _ in range(layers)])
 
 
 def _read(path: Path, experts: int) -> np.ndarray:

@@ -68,10 +68,13 @@ class PrefixCache:
         taken = min(beyond, found.dram_tokens)
         found.dram_tokens -= taken
         found.ssd_tokens -= beyond - taken
+        return found
+
+    def count(self, found: Found, prompt_tokens: int) -> None:
+        """Count a prompt that is served with what was found of it."""
         self.asked_tokens += prompt_tokens
         self.hit_tokens += found.tokens
         self.ssd_hit_tokens += found.ssd_tokens
-        return found
 
     def insert(self, blocks: Sequence[int]) -> None:
         """Write a prompt's blocks; the last, partly filled one included, as traces count them."""

@@ -65,6 +65,7 @@ class MixedInstance(DecodeInstance):
         found = None
         if request.blocks is not None and not request.retries:
             found = self._shared.cache.look_up(request.blocks, request.prompt)
+            self._shared.cache.count(found, request.prompt)
             request.reused = found.tokens
         self._prompts[request.place].append([request.reused])
         self._asked[request.place].append(request)

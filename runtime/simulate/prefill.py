@@ -211,6 +211,7 @@ class PrefillInstance:
         request.hold = request.prompt
         self.held_tokens += request.prompt
         if found:
+            self._shared.cache.count(found, request.prompt)
             making.loading[rank] += self._shared.cache.load_seconds(found, self.rank_devices)
         making.taken.append(request)
         self._chunk(making, request, rank, start)

@@ -118,6 +118,17 @@ def test_relative_errors_follow_the_shape_of_the_prediction() -> None:
         (["--seed", "1e12"], "--seed"),
         (["--rats", "1/s"], "no such option"),
         ([], "--rate: the manifest's workload states no requests_per_second"),
+        (["--rate", "1/s", "--policies", "least_load"], "--policies: give at least two"),
+        (["--rate", "1/s", "--policies", "least_load,best"], "--policies: 'best' is not a policy"),
+        (["--rate", "1/s", "--policies", "fixed,dynamic", "--timeline", "x"], "--policies: compares several runs"),
+        (["--rate", "1/s", "--fail", "node 99 at 1s for 1s"], "--fail: no node '99'"),
+        (["--rate", "1/s", "--bursts", "5x"], "--bursts: '5x' must be FACTOR,SHARE,LENGTH"),
+        (["--rate", "1/s", "--bursts", "0.5,2,1s"], "--bursts: needs a factor from 1"),
+        (["--rate", "1/s", "--expert-loads", "zipf:x"], "--expert-loads: 'zipf:x' needs a number"),
+        (["--rate", "1/s", "--expert-loads", "absent.csv"], "absent.csv: no such file"),
+        (["--repeat", "2"], "--repeat belongs to a trace"),
+        (["--rate", "1/s", "--timeseries-step", "1s"], "--timeseries-step: belongs to --timeseries"),
+        (["--rate", "1/s", "--offline", "-1"], "--offline"),
     ],
 )
 def test_a_wrong_flag_is_named(
@@ -130,3 +141,59 @@ def test_a_wrong_flag_is_named(
     said = capsys.readouterr()
     assert told in said.err
     assert len(said.err.splitlines()) == 1 and not said.out
+
+
+def test_files_tell_the_run(planned: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A row per request, samples over time and a timeline in Chrome's format; nothing is replaced without --force."""
+    names = [tmp_path / name for name in ("requests.csv", "series.csv", "timeline.json")]
+    flags = ["--requests-csv", str(names[0]), "--timeseries", str(names[1]), "--timeline", str(names[2])]
+    run = ["--rate", "100/s", "--requests", "200", "--warmup", "0s", "--timeseries-step", "100ms"]
+    data = simulated(capsys, planned, *run, *flags)
+    rows = names[0].read_text().splitlines()
+    assert len(rows) == 1 + 200 and rows[0].startswith("request,class,outcome,arrival_seconds")
+    series = [line.split(",") for line in names[1].read_text().splitlines()]
+    assert float(series[1][0]) == pytest.approx(0.1) and len(series) > 5
+    spans = [event for event in json.loads(names[2].read_text()) if event["ph"] == "X"]
+    assert {event["name"] for event in spans} == {"prefill", "decode"}
+    busy = sum(event["dur"] for event in spans if event["name"] == "prefill") * 1e-6
+    assert busy > 0 and data["utilisation"]["prefill"] > 0
+    assert main(["simulate", planned, *run, *flags]) == 2
+    assert "give --force" in capsys.readouterr().err
+    assert not list(tmp_path.glob(".*tmp"))
+
+
+def test_policies_are_compared_on_the_same_requests(planned: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Figures of each, and differences to the first with intervals."""
+    run = ["simulate", planned, "--rate", "300/s", "--requests", "600", "--policies", "round_robin,least_load"]
+    assert main([*run, "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert set(data["policies"]) == {"round_robin", "least_load"} and set(data["policies"]["least_load"]) >= KEYS
+    spread = data["differences"]["least_load"]["ttft_seconds"]
+    means = [data["policies"][name]["ttft_seconds"]["mean"] for name in ("least_load", "round_robin")]
+    assert spread["mean"] == pytest.approx(means[0] - means[1], abs=max(spread["half_width"], 1e-4))
+    assert main(run) == 0
+    assert "least_load less round_robin (95 %)" in capsys.readouterr().out
+
+
+def test_faults_bursts_offline_work_and_loads_are_played(planned: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """All at once; the books balance and each is told."""
+    name = "prefill-0"
+    data = simulated(
+        capsys, planned, "--rate", "100/s", "--requests", "300", "--bursts", "4x,0.2,1s", "--offline", "20",
+        "--fail", f"link {name} at 1s for 500ms", "--expert-loads", "zipf:0.5",
+    )  # fmt: skip
+    assert data["faults"] == {"link": 1} and data["completed"] == 300
+    assert data["offline"]["completed"] == 20
+    assert data["expert_imbalance"]["decode"] > 1.1
+    assert data["queueing_seconds"]["mean"] >= 0 and data["confidence"]["ttft"] > 0
+
+
+def test_lengths_without_times_need_a_rate(planned: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Bad rows are left out as far as allowed, and told."""
+    trace = tmp_path / "lengths.csv"
+    trace.write_text("num_prefill_tokens,num_decode_tokens\n" + "100,10\n" * 40 + "x,1\n")
+    data = simulated(capsys, planned, "--trace", str(trace), "--rate", "50/s", "--skip-bad-rows", "1", "--repeat", "2")
+    assert data["completed"] == 80
+    assert any("bad rows are left out" in note for note in data["notes"])
+    assert main(["simulate", planned, "--trace", str(trace), "--skip-bad-rows", "1"]) == 2
+    assert "--rate: lengths.csv has lengths only" in capsys.readouterr().err

@@ -1,0 +1,117 @@
+"""Speed of the simulator: run `python benchmarks/simulate.py [TRACE]` in an environment with podplan installed.
+
+A decode instance of 320 DP ranks (CloudMatrix384, DP=320, EP=320) with as many prefill instances as it takes, under the
+lengths and arrivals of a trace such as the Azure conversation window, played over and over at the rate that fills
+decode; without a trace, only under Poisson arrivals with the moments of that window. Prints requests per second of
+event-loop time, the occupancy that goes with it, and the memory of a long run. Nothing here is a test.
+"""
+
+import os
+import resource
+import sys
+import time
+from collections.abc import Iterable
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+from hardware.loader import load_hardware
+from models.loader import load_model
+from planner import search as planning
+from planner.assemble import assemble
+from planner.manifest.schema import Manifest
+from planner.question import Machines, Question
+from planner.workload import Lengths, Workload
+from podplan.traces import Trace, read_trace, repeat, requests_per_second, scale_rate
+from podplan.units import MEBI
+from runtime.simulate.run import SimulationOptions, simulate
+from runtime.simulate.workload import Requests, from_trace, open_stream, with_running
+
+DECODE_RANKS = 320
+DECODE_FILL = 0.9
+"""Share of the slots of the decode instance that the rate is to fill."""
+REQUESTS = 120_000
+MILLION = 1_000_000
+
+
+def decode_only(question: Question) -> Manifest:
+    """Return the plan whose decode instance is DP=320, EP=320."""
+    rows = planning.role_rows
+
+    def some(asked: Question, role: Any) -> Any:
+        found = rows(asked, role)
+        if role == "prefill":
+            return found
+        return [row for row in found if (row.strategy.attention_tp, row.strategy.attention_dp) == (1, DECODE_RANKS)]
+
+    planning.role_rows = some  # type: ignore[assignment]
+    best = planning.search(question).best
+    assert best is not None, "the strategy fits the machine"
+    return assemble(best, {"benchmark": "simulate"})
+
+
+def manifest_of(workload: Workload) -> Manifest:
+    """Return a manifest with enough prefill for the decode instance."""
+    hardware = load_hardware("cm384")
+    prefill = Machines(hardware=hardware, devices=2560, weights="int8", budget="prefill")
+    decode = Machines(hardware=hardware, devices=DECODE_RANKS, weights="int8", budget="decode")
+    return decode_only(
+        Question(
+            model=load_model("deepseek-r1"),
+            prefill=prefill,
+            decode=decode,
+            workload=workload,
+            ttft_seconds=2.0,
+            tpot_seconds=0.05,
+            drafts=(1,),
+        )
+    )
+
+
+def told(name: str, manifest: Manifest, parts: Iterable[Requests], warmup: float) -> None:
+    """Run and print what it took."""
+    cpu = time.process_time()
+    result = simulate(manifest, parts, SimulationOptions(warmup_seconds=warmup))
+    cpu = time.process_time() - cpu
+    occupancy = result.occupancy or {}
+    arrived = result.requests + result.failed
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / MEBI
+    print(
+        f"{name}: {arrived} measured, {result.wall_seconds:.1f} s of event loop ({cpu:.1f} s of processor); "
+        f"slots {occupancy.get('slots', 0):.2f}, prefill busy {result.utilisation['prefill']:.2f}, "
+        f"decode busy {result.utilisation['decode']:.2f}; {sum(result.steps.values())} steps, {result.events} events; "
+        f"peak memory {peak:.0f} MiB"
+    )
+
+
+def main() -> None:
+    """Print the figures."""
+    workload = Workload(
+        input_tokens=Lengths(mean=1155, squared_cv=0.92), output_tokens=Lengths(mean=211, squared_cv=0.60)
+    )
+    manifest = manifest_of(workload)
+    decode = next(pool for pool in manifest.pools if pool.role == "decode")
+    slots = decode.limits.requests_per_dp_rank * DECODE_RANKS
+    expected = manifest.predicted.e2e_seconds
+    assert expected is not None, "a planned manifest has a prediction"
+    rate = DECODE_FILL * slots / expected.mean
+    running = int(DECODE_FILL * slots)
+    print(f"{len(manifest.pools[0].instances)} prefill instances, {slots} decode slots, {rate:.0f} requests/s")
+    if len(sys.argv) > 1:
+        trace: Trace = read_trace(Path(sys.argv[1]))
+        times = -(-REQUESTS // len(trace))
+        factor = rate / requests_per_second(trace)
+        played = from_trace(scale_rate(repeat(trace, times), factor), manifest.workload)
+        count = len(played) + running
+        started = time.perf_counter()
+        told(f"trace x {factor:.0f}, {count} requests", manifest, [with_running(played, running)], expected.mean)
+        print(f"  {count / (time.perf_counter() - started):.0f} requests/s of wall time")
+    drawn = open_stream(manifest.workload, rate, MILLION)
+    first = next(drawn)
+    told("a million requests", manifest, chain([with_running(first, running)], drawn), expected.mean)
+
+
+if __name__ == "__main__":
+    main()
