@@ -206,7 +206,7 @@ def _several(machine: Machine, units: _Units, counts: Array, each: Array, levels
     others = (counts - each) * kept.mean(kept.computed)  # on the other groups
     means = _seconds(machine, (computed, context, pairs, finishing), (computed + others) / machine.ranks)
     alone = kept.mean(kept.seconds)
-    spread = kept.mean(kept.seconds**2) - alone**2
+    spread = np.maximum(kept.mean(kept.seconds**2) - alone**2, 0.0)  # equal ones differ by rounding
     variance = np.log1p(each * spread / means**2)[:, None]
     scores = np.array([NormalDist().inv_cdf(float(level)) for level in levels.ravel()]).reshape(levels.shape)
     return np.asarray(means[:, None] * np.exp(np.sqrt(variance) * scores - variance / 2))
