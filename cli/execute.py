@@ -1,23 +1,27 @@
 """`plan execute`: the manifest's parallelism on a small model with real tensors, checked against an unsharded run."""
 
+from json import dumps as dump_json
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from cli.execute_clock import clock_json, clock_rows, show_clock
-from cli.execute_render import report_json, show_report
+from cli.execute_clock import clock_json, clock_rows, iteration_json, show_clock, show_iteration
+from cli.execute_render import recovery_json, report_json, show_recovery, show_report
 from cli.exit_codes import ExitCode
 from cli.output import print_json
 from planner.manifest.document import read_manifest
 from planner.manifest.schema import Manifest
 from podplan.errors import BadInput
+from podplan.files import write_files
 from podplan.units import parse_duration
 from runtime.execute.check import Report
 from runtime.execute.check import execute as run_check
+from runtime.execute.faults import execute_with_drop, parse_drop
 from runtime.execute.mpi import MpiLoop, connect
 from runtime.execute.plan import Choices
 from runtime.execute.run import Settings
+from runtime.execute.timeline import chrome_trace, clocked_iteration
 from runtime.execute.transport import RankFailed, Stuck
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -38,6 +42,16 @@ def execute(
     clock: Annotated[
         bool, typer.Option("--clock", help="Time the plan's collectives on a virtual clock, beside closed forms.")
     ] = False,
+    timeline: Annotated[
+        Path | None, _option("--timeline", "FILE", "Write one decode iteration on the clock as a Chrome trace.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace the timeline's file.")] = False,
+    drop: Annotated[
+        str | None, _option("--drop", "RANK@ITERATION", "Lose a decode rank before an iteration, and recover.")
+    ] = None,
+    recover: Annotated[
+        str, _option("--recover", "NAME", "shrink: go on without the rank; rollback: repeat the iteration with it.")
+    ] = "shrink",
     transport: Annotated[
         str, _option("--transport", "NAME", "local: all ranks in this process; mpi: in those that mpirun started.")
     ] = "local",
@@ -50,7 +64,8 @@ def execute(
     Examples:
       plan execute out/manifest.yaml
       plan execute out/manifest.yaml --int8 --json
-      plan execute out/manifest.yaml --clock
+      plan execute out/manifest.yaml --drop 5@3 --recover shrink
+      plan execute out/manifest.yaml --clock --timeline trace.json
       mpirun --oversubscribe -n 8 plan execute out/manifest.yaml --transport mpi
 
     Every rank of the first prefill and the first decode instance runs: its shards, its experts, every collective with
@@ -59,20 +74,31 @@ def execute(
     """
     if not 1 <= iterations <= MOST_ITERATIONS:
         raise BadInput(f"--iterations: {iterations} must be from 1 to {MOST_ITERATIONS}")
+    if timeline and timeline.exists() and not force:
+        raise BadInput(f"{timeline}: the file exists already; give --force to replace it")
     if not 0 <= seed < 2**32:
         raise BadInput(f"--seed: {seed} must be from 0 to {2**32 - 1}")
     settings = Settings(iterations=iterations, seed=seed, int8=int8, choices=Choices(int8_messages=int8))
     plan = read_manifest(manifest)
+    if drop is not None:
+        recovered = execute_with_drop(plan, settings, parse_drop(drop, recover))
+        print_json(recovery_json(recovered)) if json else show_recovery(recovered, recover)
+        return ExitCode.DONE if recovered.compared.equal else ExitCode.FAULT
     report = _run(plan, settings, _transport(transport), parse_duration(timeout, "--timeout"))
     if report is None:
         return ExitCode.DONE
     rows = clock_rows(plan) if clock else []
+    iteration = clocked_iteration(plan, settings) if clock or timeline else None
+    if timeline and iteration:
+        write_files({timeline: dump_json(chrome_trace(iteration)) + "\n"}, force=force)
     if json:
-        print_json(report_json(report) | ({"clock": clock_json(rows)} if clock else {}))
+        timed = {"clock": clock_json(rows), "iteration": iteration_json(iteration)} if clock and iteration else {}
+        print_json(report_json(report) | timed)
     else:
         show_report(report)
-    if rows and not json:
-        show_clock(rows)
+        if clock and iteration:
+            show_clock(rows)
+            show_iteration(iteration)
     return ExitCode.DONE if report.equal else ExitCode.FAULT
 
 

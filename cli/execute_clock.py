@@ -1,6 +1,6 @@
 """Durations of the virtual clock beside the closed forms of the planner, with the clock's own latency and bandwidth."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from cli.output import print_lines, print_table
@@ -9,6 +9,7 @@ from planner import mixserve
 from planner.collectives import collective
 from planner.manifest.schema import Manifest
 from podplan.units import format_bytes, format_duration
+from runtime.execute.timeline import Iteration
 from runtime.execute.timing import Line, PoolTimes, Timing
 
 EXPLAINED_FROM = 0.15
@@ -199,3 +200,37 @@ def _order(rows: list[Beside]) -> list[str]:
             faster = "the hybrid" if by_clock else "pure EP"
             lines.append(f"{role}: Eq. (12) against Eq. (13) and the clock {agree}: {faster} is faster.")
     return lines
+
+
+SHOWN_COLLECTIVES = 12
+
+
+def iteration_json(iteration: Iteration) -> dict[str, Any]:
+    """Return one decode iteration on the clock for `--json`."""
+    return {
+        "seconds": iteration.seconds,
+        "layers": iteration.layers,
+        "collectives": [asdict(row) for row in iteration.collectives],
+    }
+
+
+def show_iteration(iteration: Iteration) -> None:
+    """Print the collectives of one decode iteration of the plan, from its actual messages."""
+    print_table(
+        ["collective", "of", "ranks", "times", "mean bytes", "mean", "longest"],
+        [
+            [
+                row.name,
+                row.purpose,
+                str(row.ranks),
+                str(row.count),
+                format_bytes(row.mean_bytes),
+                format_duration(row.mean_seconds),
+                format_duration(row.longest_seconds),
+            ]
+            for row in iteration.collectives[:SHOWN_COLLECTIVES]
+        ],
+        title=f"One decode iteration of {iteration.layers} layers on the clock: {format_duration(iteration.seconds)}; "
+        "waiting for slower ranks included",
+        right=["ranks", "times", "mean bytes", "mean", "longest"],
+    )

@@ -5,6 +5,7 @@ from typing import Any
 from cli.output import print_lines, print_table
 from podplan.units import format_count, format_duration
 from runtime.execute.check import TOLERANCE, Report, SweptInstance, groups_with_four, lengths_of
+from runtime.execute.faults import Recovered
 from runtime.execute.plan import Setup
 
 SHOWN_POSITIONS = 10
@@ -115,4 +116,42 @@ def _exchange_line(one: dict[str, Any]) -> str:
         f"{one['role']}: {one['pairs_met_by_the_run']} of {one['pairs']} pairs of ranks exchanged tokens in the run, "
         f"{one['pairs_met_by_forced_routes']} under forced routes, largest difference {one['largest_difference']:.1e}"
         f"{quantised}."
+    )
+
+
+def recovery_json(recovered: Recovered) -> dict[str, Any]:
+    """Return what was lost and what came of it, for `--json`."""
+    compared = recovered.compared
+    return {
+        "equal": compared.equal,
+        "tolerance": TOLERANCE,
+        "tokens": compared.tokens,
+        "wrong_tokens": len(compared.wrong),
+        "largest_logit_difference": compared.logit_difference,
+        "too_close_to_call": [[at.request, at.index] for at in compared.close],
+        "lost_ranks": recovered.lost_ranks,
+        "moved_requests": recovered.moved_requests,
+        "ranks_after": recovered.ranks_after,
+        "noticed": recovered.noticed,
+    }
+
+
+def show_recovery(recovered: Recovered, how: str) -> None:
+    """Print what was lost, how the run went on, and whether the answers are still the model's."""
+    compared = recovered.compared
+    lost = ", ".join(map(str, recovered.lost_ranks))
+    went_on = (
+        f"Rank {lost} left; {recovered.ranks_after} ranks went on, {len(recovered.moved_requests)} requests were "
+        "computed again on them."
+        if how == "shrink"
+        else "All groups rolled back one iteration and repeated it with every rank."
+    )
+    verdict = "the answers are the unsharded model's" if compared.equal else "the answers DIFFER"
+    print_lines(
+        [
+            f"Noticed: {recovered.noticed}.",
+            went_on,
+            f"{format_count(compared.tokens)} tokens, {len(compared.wrong)} wrong, largest difference of a logit "
+            f"{compared.logit_difference:.1e}, tolerance {TOLERANCE:.0e}: {verdict}.",
+        ]
     )

@@ -74,6 +74,7 @@ async def expert_outputs(worker: Worker, layer: int, rows: Array, slots: Indices
             raise Fault(f"rank {worker.place.rank} got a token for slot {slot} of EP rank {table.rank_of[slot]}")
         names.append(f"{at}.shared_experts" if slot == SHARED else f"{at}.experts.{table.expert_of[slot]}")
         members.append(np.flatnonzero(slots == slot))
+    await worker.works("experts", f"microbatch {microbatch}, layer {layer}")
     hidden = []
     for name, own in zip(names, members, strict=True):
         up = linear(rows[own], worker.part(f"{name}.up_proj.weight"), worker.int8)

@@ -33,10 +33,14 @@ class Running:
 
 async def block(worker: Worker, layer: int, x: Array, batch: Batch) -> Array:
     """One decoder layer over the residual states."""
+    label = f"{batch.label}, layer {layer}"
+    await worker.works("attention", label)
     x = x + await worker.attend(layer, x, batch)
     normed = rms_norm(x, worker.part(f"model.layers.{layer}.post_attention_layernorm.weight"))
     if worker.setup.small.is_dense(layer):
+        await worker.works("dense", label)
         return x + await worker.dense(layer, normed, batch)
+    await worker.works("gate", label)
     return x + await moe(worker, layer, normed, batch)
 
 
@@ -151,6 +155,7 @@ async def _verified(worker: Worker, running: Running, x: Array, batch: Batch) ->
     """Return ids and starts of the next iteration: greedy tokens up to the first draft that was wrong, and one more."""
     requests, queries = len(batch.rows), worker.setup.drafts + 1
     states = await worker.gathered(x, batch, "last tokens")
+    await worker.works("head", batch.label)
     logits = await worker.head("model.norm.weight", "lm_head.weight", states, batch)
     said = logits.argmax(axis=1).reshape(requests, queries)
     right = said[:, :-1] == batch.ids.reshape(requests, queries)[:, 1:]

@@ -251,6 +251,16 @@ def program_of(rank: Rank) -> Callable[[Endpoint], Program]:
     return lambda _: rank.whole()
 
 
+def beginning_of(rank: Rank) -> Callable[[Endpoint], Program]:
+    """Return the program of a rank up to requests that are ready to decode."""
+    return lambda _: rank.begin()
+
+
+def iteration_of(rank: Rank, iteration: int) -> Callable[[Endpoint], Program]:
+    """Return the program of a rank for one decode iteration."""
+    return lambda _: rank.iterate(iteration)
+
+
 @dataclass(slots=True)
 class Heard:
     """What some of the ranks heard: of prompts, and of tokens, logits and drafts after them, by request."""

@@ -20,7 +20,8 @@ from runtime.execute.transport import Endpoint
 @dataclass(slots=True)
 class Worker:
     """A rank of an instance; ``cache`` is [requests, positions, width] per layer, ``traffic`` [EP ranks] counts the
-    copies that it sent to each, ``kept`` holds what is made once.
+    copies that it sent to each, ``kept`` holds what is made once. ``compute_seconds`` per layer and kind of work occupy
+    the device where there is a clock.
 
     Residual states are whole on every rank of a TP group; under staged SP-TP-SP a rank has its share of the tokens
     outside attention proper (CloudMatrix384 section 4.3.1).
@@ -32,6 +33,7 @@ class Worker:
     cache: dict[int, Array] = field(default_factory=dict)
     kept: dict[Any, Any] = field(default_factory=dict)
     traffic: Indices = field(init=False)
+    compute_seconds: dict[str, float] = field(default_factory=dict)
     _comms: dict[Any, Comm] = field(default_factory=dict)
     _attentions: dict[int, Attention] = field(default_factory=dict)
     _parts: dict[str, Array] = field(default_factory=dict)
@@ -169,6 +171,11 @@ class Worker:
         positions = batch.positions.reshape(len(batch.rows), batch.queries)
         reached = int(positions.max(initial=0)) + 1
         return attention.decode(query, cache[batch.rows, :reached], positions)
+
+    async def works(self, kind: str, label: str) -> None:
+        """Occupy the device for one layer's work of a kind; nothing without a clock."""
+        if self.compute_seconds:
+            await self.endpoint.compute(self.compute_seconds[kind], f"{label}, {kind}")
 
     def reserve(self, requests: int, positions: int) -> None:
         """Allocate the cache of this rank's stage."""
