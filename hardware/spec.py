@@ -46,6 +46,9 @@ class MatmulFit(Fitted):
     memory_fraction: float = Field(gt=0, le=1)
     serial_fraction: float = Field(ge=0, le=1, default=0)
     floor_seconds: float = Field(ge=0)
+    timed_alone: bool = Field(
+        default=False, description="times of the kernel alone: in a captured graph each launch adds graph_gap_seconds"
+    )
 
 
 class AttentionFit(Fitted):
@@ -187,6 +190,9 @@ class Host(Strict):
 
     graph_launch_seconds: Sourced
     eager_launch_seconds: Sourced = Field(description="host time to launch one operator without a graph")
+    graph_gap_seconds: Sourced | None = Field(
+        default=None, description="device time between two kernels of a captured graph; none: measured times include it"
+    )
 
 
 class Device(Strict):

@@ -61,6 +61,12 @@ class Roofline:
         """Peak memory bandwidth in bytes/s."""
         return self.hardware.device.memory_bandwidth_bytes_per_second.value
 
+    @property
+    def gap_seconds(self) -> float:
+        """Device time between two kernels of a captured graph, for fits of kernels timed alone."""
+        gap = self.hardware.host.graph_gap_seconds
+        return 0.0 if gap is None else gap.value
+
     def matmul(
         self,
         name: str,
@@ -95,7 +101,7 @@ class Roofline:
             / (1.0 + fit.half_depth / depth),
             bytes=read,
             bytes_per_second=self.bandwidth * fit.memory_fraction,
-            floor_seconds=fit.floor_seconds,
+            floor_seconds=fit.floor_seconds + (self.gap_seconds if fit.timed_alone else 0.0),
             serial=fit.serial_fraction,
             residual=residual(fit) if product_in == dtype else max(residual(fit), UNMEASURED_RESIDUAL),
             shape=Shape(f"{'gemm' if groups is None else 'grouped_gemm'} {product_in}", rows, weights),
