@@ -153,6 +153,19 @@ class Scope(Strict):
     topology: Literal["switch", "mesh"] = "switch"
     pair_bandwidth_bytes_per_second: Sourced | None = None
 
+    @model_validator(mode="after")
+    def _has_a_rate(self) -> "Scope":
+        _positive("bandwidth_bytes_per_second", self.bandwidth_bytes_per_second)
+        if self.devices.value < 0:
+            raise ValueError(f"devices is {self.devices.value:g} and must be 0 (unlimited) or more")
+        return self
+
+
+def _positive(field: str, held: Sourced) -> None:
+    """Raise ValueError, which pydantic reports with the path, unless a value is above 0."""
+    if held.value <= 0:
+        raise ValueError(f"{field} is {held.value:g} and must be above 0")
+
 
 class Plane(Strict):
     """A physical network and what it is used for."""
@@ -209,7 +222,11 @@ class Device(Strict):
     )
 
     @model_validator(mode="after")
-    def _bf16_is_required(self) -> "Device":
+    def _is_a_device(self) -> "Device":
+        for field in ("memory_bytes", "memory_bandwidth_bytes_per_second"):
+            _positive(field, getattr(self, field))
+        for dtype, peak in self.peak_flops_per_second.items():
+            _positive(f"peak_flops_per_second.{dtype}", peak)
         if "bf16" not in self.peak_flops_per_second:
             raise ValueError("peak_flops_per_second needs bf16, which attention runs in")
         return self

@@ -144,6 +144,8 @@ def test_a_loaded_entry_loads_again_unchanged(tmp_path: Path) -> None:
         (small(based_on={"name": "h100", "why": "sibling", "scale": 2}), "based_on.scale"),
         (small(scopes=[{"name": "node"}]), "scopes"),
         (small(scopes="node"), "scopes"),
+        (small(scopes=scopes(0.0, 5e10)), "scopes[0]: bandwidth_bytes_per_second is 0 and must be above 0"),
+        (small(device=small()["device"] | {"memory_bytes": value(0)}), "device: memory_bytes is 0 and must be above 0"),
         (small(kernels=[1]), "kernels"),
         (small(kernels={"gemm": 5}), "kernels.gemm"),
         (small(collectives={"op": "all_reduce"}), "collectives"),
