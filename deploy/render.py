@@ -1,6 +1,7 @@
 """From a manifest to all files of a deployment, counted back before anyone sees them."""
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ from podplan.errors import BadInput
 from podplan.files import to_yaml
 from podplan.version import VERSION
 
+SAFE_NAME = re.compile(r"[A-Za-z0-9._-]{1,100}")
 COMMANDS: dict[str, Callable[[Target, RolePlan], Launch]] = {
     "vllm": vllm.launch,
     "vllm-ascend": vllm_ascend.launch,
@@ -52,11 +54,10 @@ def render(
         Infeasible: the engine cannot run the plan; the message names the rule and the nearest strategy.
         Fault: what was rendered does not add up to the manifest.
     """
+    named = deployment_name(manifest)
     roles = read_roles(manifest, profile, site.longest_request_tokens)
     inventory = read_inventory(Path(site.inventory), manifest) if site.inventory else None
-    target = Target(
-        profile=profile, kind=kind, site=site, name=site.name or deployment_name(manifest), roles=tuple(roles)
-    )
+    target = Target(profile=profile, kind=kind, site=site, name=site.name or named, roles=tuple(roles))
     check_kind(target)
     origin = provenance(profile, VERSION, manifest_sha256)
     files = dict(_files(target, inventory, origin))
@@ -66,9 +67,14 @@ def render(
 
 
 def deployment_name(manifest: Manifest) -> str:
-    """Return the model's name as Kubernetes takes names."""
-    name = "".join(letter if letter.isalnum() else "-" for letter in manifest.model.spec.name.lower())
-    return name[:30].strip("-") or "model"
+    """Return the model's name as Kubernetes takes names. BadInput where a name cannot stand in commands at all."""
+    for field, name in [
+        ("model.spec.name", manifest.model.spec.name),
+        *((f"clusters.{n}", n) for n in manifest.clusters),
+    ]:
+        if not SAFE_NAME.fullmatch(name):
+            raise BadInput(f"{field}: {name[:40]!r} must have ASCII letters, digits and . _ - alone to stand in files")
+    return re.sub(r"[^a-z0-9]", "-", manifest.model.spec.name.lower())[:30].strip("-") or "model"
 
 
 def check_kind(target: Target) -> None:

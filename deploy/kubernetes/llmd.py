@@ -53,7 +53,7 @@ def _role(target: Target, launch: Launch, origin: Provenance) -> Object:
     }
     container: Object = {
         "name": "engine",
-        "image": image(target),
+        "image": image(target, role),
         "modelCommand": "custom",
         "command": ["bash", "-c"],
         "args": [script(target, launch, origin)],

@@ -93,7 +93,7 @@ def router_objects(target: Target, router: Router, origin: Provenance) -> Iterat
         "data": {"router.sh": router_script(router, origin)},
     }
     proxy = router.table is None  # vLLM-Ascend's proxy is a script of the engine's own image
-    known = image(target) if proxy else ROUTER_IMAGES[(router.table or "").rpartition("-")[0]]
+    known = image(target, target.roles[0]) if proxy else ROUTER_IMAGES[(router.table or "").rpartition("-")[0]]
     path = target.site.files_path
     yield {
         "apiVersion": "apps/v1",

@@ -4,6 +4,7 @@ from typing import Any
 
 from deploy.commands.launch import Launch, Target
 from deploy.header import Provenance, annotations
+from deploy.roles import RolePlan
 from deploy.scripts import ASCEND_RANK_TABLE
 
 Object = dict[str, Any]
@@ -21,11 +22,10 @@ STARTUP_TRIES = 180
 STARTUP_PERIOD_SECONDS = 20
 
 
-def image(target: Target) -> str:
-    """Return the engine's image: the site's, or the project's own of the pinned version."""
-    accelerator = target.roles[0].accelerator
-    found = target.site.image or IMAGES[(target.profile.engine, accelerator)]
-    a2 = accelerator == "ascend" and target.roles[0].hardware.devices_per_chip.value == 1
+def image(target: Target, role: RolePlan) -> str:
+    """Return the engine's image for a role's machine: the site's, or the project's own of the pinned version."""
+    found = target.site.image or IMAGES[(target.profile.engine, role.accelerator)]
+    a2 = role.accelerator == "ascend" and role.hardware.devices_per_chip.value == 1
     return found.removesuffix("-a3") if a2 and target.site.image is None else found
 
 
@@ -85,7 +85,7 @@ def container(target: Target, launch: Launch, *, probed: bool, rings: str | None
     """Return the engine's container, running its role's script."""
     found: Object = {
         "name": "engine",
-        "image": image(target),
+        "image": image(target, launch.role),
         "command": ["bash", f"{target.site.files_path}/{launch.role.name}.sh"],
         "env": [address_variable(), *({"name": name, "value": value} for name, value in env.items())],
         "ports": [{"name": "http", "containerPort": launch.port}],

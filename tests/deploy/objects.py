@@ -4,6 +4,8 @@ The schemas of custom resources hold the fields that are emitted and no other, s
 Pods inside custom resources are checked as core PodTemplates.
 """
 
+import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -152,8 +154,21 @@ LLMD = _object(
 CUSTOM = {"LeaderWorkerSet": LWS, "DynamoGraphDeployment": DYNAMO}
 
 
+CHECKED: set[str] = set()
+
+
 def check(item: Object) -> None:
-    """Raise where an object is not what Kubernetes or the custom resource takes."""
+    """Raise where an object is not what Kubernetes or the custom resource takes; one of each shape is looked at.
+
+    Objects that differ only in the number of their instance or in the text of a script have one shape.
+    """
+    shape = re.sub(r"-[0-9]+\b", "-N", json.dumps(item | ({"data": sorted(item["data"])} if "data" in item else {})))
+    if shape not in CHECKED:
+        _check(item)
+        CHECKED.add(shape)
+
+
+def _check(item: Object) -> None:
     schema = LLMD if "modelArtifacts" in item else CUSTOM.get(item.get("kind", ""))
     if item.get("apiVersion") == "batch.volcano.sh/v1alpha1":
         schema = VOLCANO

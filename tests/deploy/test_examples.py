@@ -7,7 +7,8 @@ import pytest
 
 from deploy.render import render
 from deploy.site import Site
-from planner.engines.loader import load_engine
+from planner.engines.accelerators import accelerator_of
+from planner.engines.loader import all_engines, load_engine
 from planner.engines.spec import PlatformKind
 from planner.manifest.document import read_manifest
 
@@ -38,3 +39,18 @@ def test_every_example_is_made() -> None:
     """No folder is left behind."""
     found = {(engine.parent.name, engine.name) for engine in EXAMPLES.glob("*/*") if engine.is_dir()}
     assert found == {(folder, engine) for folder, engine, _ in MADE}
+
+
+@pytest.mark.parametrize("folder", ["deepseek-r1-cm384", "qwen3-235b-h800"])
+def test_every_possible_pair_is_written_for_every_example(folder: str) -> None:
+    """All engines and kinds that the profiles mark possible on the example's machine."""
+    manifest = read_manifest(EXAMPLES / folder / "manifest.yaml")
+    accelerator = accelerator_of(manifest.clusters[manifest.pools[0].hardware].spec)
+    written = 0
+    for profile in all_engines():
+        for kind, entry in profile.kinds.items():
+            if accelerator in entry.accelerators and (profile.engine, kind) != ("mindie", "bare"):
+                files = render(manifest, profile, kind, Site(), "0" * 64).files
+                assert "README.md" in files
+                written += 1
+    assert written == {"ascend": 13, "nvidia": 12}[accelerator or ""]

@@ -137,3 +137,13 @@ def test_site_values_reach_the_files(tmp_path: Path) -> None:
         assert text in decode
     assert "pool: inference" in decode and "rack: b" in decode and "rack: b" not in files["prefill.yaml"]
     assert "path: /mnt/weights/r1" in decode and "--max-model-len 16384" in decode
+
+
+def test_a_name_that_no_command_can_carry_is_refused() -> None:
+    """A stranger's manifest must not put its own words into scripts."""
+    manifest = plan("r1-cm384")
+    for name in ("r1; reboot", "$(reboot)", "模型"):
+        spec = manifest.model.spec.model_copy(update={"name": name})
+        wrong = manifest.model_copy(update={"model": manifest.model.model_copy(update={"spec": spec})})
+        with pytest.raises(BadInput, match=r"model\.spec\.name"):
+            render(wrong, load_engine("sglang"), "bare", Site(), DIGEST)
