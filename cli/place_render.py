@@ -119,7 +119,8 @@ def decision_lines(answer: Answer) -> list[str]:
         lines.append(
             f"balancing is {'worth it' if found.worth_it else 'not worth it'} here: "
             f"{format_duration(before.seconds)} as engines start, {format_duration(after.seconds)} with "
-            f"{found.redundant} redundant experts ({abs(found.saves):.1%} {'less' if found.saves >= 0 else 'more'} time, {format_bytes(copies)} more weights "
+            f"{found.redundant} redundant experts ({abs(found.saves):.1%} {'less' if found.saves >= 0 else 'more'} time, "
+            f"{format_bytes(copies)} more weights "
             f"per device{'' if after.fits else ', which do not fit'})"
         )
     return lines
