@@ -14,7 +14,7 @@ from planner.memory import weight_bytes
 from planner.operating import DecodeServer, PrefillServer, kv_transfer_seconds
 from planner.prefill_candidates import budgets, pass_seconds, prefill_fits
 from planner.question import Machines, Question
-from planner.space import groups, role_rows, row_deployment
+from planner.space import Row, groups, role_rows, row_deployment
 from planner.survival import lost_instances
 from planner.workload import reserved_kv_tokens
 from podplan.units import format_bytes, format_duration, format_rate
@@ -191,10 +191,13 @@ def carrying_sizes(question: Question, prefill: bool) -> list[int]:
     return [each.devices for each in members if DecodeServer(question, each, transfer).capacity() > 0]
 
 
-def slowest_transfer(question: Question) -> float:
+def slowest_transfer(question: Question, rows: Sequence[Row] | None = None) -> float:
     """Seconds to move a prompt's KV from the prefill instances with the fewest links each."""
-    rows = role_rows(question, "prefill")
-    narrowest = min(rows, key=lambda row: row.strategy.attention_tp, default=None)
+    narrowest = min(
+        role_rows(question, "prefill") if rows is None else rows,
+        key=lambda row: row.strategy.attention_tp,
+        default=None,
+    )
     if narrowest is None:
         return 0.0
     group = groups(question, "prefill", [narrowest], 0)[0]

@@ -8,18 +8,11 @@ from hardware.formats import ELEMENT_BYTES
 from hardware.spec import Dtype
 from planner.infeasible import rounded_down, rounded_up
 from planner.question import Machines, Question
-from planner.search import Answer, search
+from planner.variations import has_plan, most_carried
 from planner.workload import Lengths
 from podplan.units import format_count, format_duration, format_rate
 
-Search = Callable[[Question], Answer]
 Try = Callable[[Question], bool]
-
-
-def untold(question: Question) -> Answer:
-    """Search without asking why where there is no plan."""
-    return search(question, explain=False)
-
 
 MOST_FACTOR = 32.0
 """Limits are relaxed, lengths shortened and chips added by at most this factor."""
@@ -38,18 +31,14 @@ class Change:
     """The changed question, which has a plan."""
 
 
-def nearest_changes(question: Question, search_plan: Search = untold) -> Iterator[Change]:
+def nearest_changes(question: Question, feasible: Try = has_plan) -> Iterator[Change]:
     """Yield for chips, rate, TTFT, TPOT, lengths and quantisation the nearest change that is feasible.
 
     Each direction changes nothing else. Values are within 4 % of the least change, rounded towards feasible to what is
     printed, and solved as printed.
     """
-
-    def feasible(changed: Question) -> bool:
-        return search_plan(changed).best is not None
-
     if question.rate_per_second is not None:
-        yield _rate(question, search_plan, feasible)
+        yield _rate(question, feasible)
     yield _chips(question, feasible)
     yield _limit(question, feasible, "TTFT", "--ttft")
     yield _limit(question, feasible, "TPOT", "--tpot")
@@ -66,12 +55,12 @@ def _found(direction: str, flag: str, value: str, told: str, question: Question)
     return Change(direction=direction, flag=flag, value=value, told=told, question=question)
 
 
-def _rate(question: Question, search_plan: Search, feasible: Try) -> Change:
-    best = search_plan(replace(question, objective="throughput", rate_per_second=None)).best
-    if best is None:
+def _rate(question: Question, feasible: Try) -> Change:
+    most = most_carried(replace(question, objective="throughput", rate_per_second=None))
+    if not most > 0:
         return _none("rate", "--rate", "no rate at all is carried within the limits")
     for part in (1.0, 0.99, 0.97):  # sizing and planning agree within what the queues are solved to
-        rate = rounded_down(best.requests_per_second * part)
+        rate = rounded_down(most * part)
         changed = replace(question, rate_per_second=rate)
         if feasible(changed):
             return _found("rate", "--rate", format_rate(rate), f"{format_rate(rate)} are carried", changed)

@@ -11,13 +11,12 @@ from typing import Any
 from hardware.spec import HardwareSpec, Plane, Scope
 from planner.plan import Plan
 from planner.question import Machines, Question
-from planner.search import Answer, search
+from planner.variations import most_carried, rows_that_matter
 from podplan.sourced import Sourced
 
 MORE = 1.1
 """A unit of a rate or of memory: a tenth of what there is; of chips one node."""
 
-Search = Callable[[Question], Answer]
 Change = Callable[[HardwareSpec], HardwareSpec]
 
 
@@ -28,6 +27,8 @@ class Resource:
     name: str
     unit: str
     apply: Callable[[Question], Question]
+    other_sizes: bool = False
+    """Whether instances may have sizes that they could not have before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,15 +42,14 @@ class Bought:
     """Relative to the plan's devices as they are."""
 
 
-def bought(plan: Plan, search_plan: Search = search, resources: Iterable[Resource] | None = None) -> list[Bought]:
-    """Return what each resource buys, most first; every row is a search of its own."""
+def bought(plan: Plan, resources: Iterable[Resource] | None = None) -> list[Bought]:
+    """Return what each resource buys, most first; every row is solved anew, over the rows that matter."""
     base = on_plan_devices(plan)
-    answer = search_plan(base)
-    now = answer.best.requests_per_second if answer.best else plan.requests_per_second
+    rows = rows_that_matter(base)
+    now = most_carried(base, rows)
     found = []
     for resource in resources if resources is not None else resources_of(base):
-        best = search_plan(resource.apply(base)).best
-        rate = best.requests_per_second if best else 0.0
+        rate = most_carried(resource.apply(base), None if resource.other_sizes else rows)
         found.append(Bought(resource=resource.name, unit=resource.unit, requests_per_second=rate, gain=rate / now - 1))
     return sorted(found, key=lambda each: -each.gain)
 
@@ -85,7 +85,7 @@ def resources_of(question: Question) -> list[Resource]:
             found.append(Resource(name=f"{name}{suffix}", unit=f"+{MORE - 1:.0%}", apply=_on_roles(roles, change)))
     for roles in [("prefill", "decode")] if shared else [("prefill",), ("decode",)]:
         suffix = "" if shared else f" of {roles[0]}"
-        found.append(Resource(name=f"chips{suffix}", unit="+1 node", apply=_one_node_more(roles)))
+        found.append(Resource(name=f"chips{suffix}", unit="+1 node", apply=_one_node_more(roles), other_sizes=True))
     return found
 
 

@@ -91,15 +91,15 @@ def search(question: Question, explain: bool = True) -> Answer:
     )
 
 
-def gather(question: Question) -> Pools:
-    """Cost every candidate of both roles; no queue is solved yet."""
+def gather(question: Question, rows: dict[Role, list[Row]] | None = None) -> Pools:
+    """Cost every candidate of both roles, or those of given rows; no queue is solved yet."""
     count = Count()
-    spaces = {role: role_space(question, role) for role in ROLES}
-    rows: dict[Role, list[Row]] = {role: space.rows for role, space in spaces.items()}
+    spaces = {} if rows else {role: role_space(question, role) for role in ROLES}
+    rows = rows or {role: space.rows for role, space in spaces.items()}
     know_balance(question, [row for own in rows.values() for row in own])
     prefill = prefill_offers(question, rows["prefill"], count)
     # The slowest transfer of any prefill instance that may feed the pool: the limit holds whichever does.
-    transfer = slowest_transfer(question)
+    transfer = slowest_transfer(question, rows["prefill"])
     decode = decode_offers(question, rows["decode"], count, transfer) if prefill else []
     return Pools(
         make_side(question, "prefill", prefill),
