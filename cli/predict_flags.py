@@ -31,6 +31,7 @@ from podplan.errors import BadInput
 from podplan.units import parse_count
 
 MOST_PASSES = 1000  # of one prompt: each is costed on its own
+MOST_OPEN = 50_000  # requests on a DP rank of a closed loop, which is run request by request
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,6 +197,12 @@ def _check_lengths(configuration: Configuration) -> None:
     if tokens > longest:
         raise BadInput(
             f"{flag}: {tokens:.0f} tokens are past the {longest} positions of {model.name}; use at most that"
+        )
+    ranks = configuration.strategy.attention_dp
+    if configuration.phase == "mixed" and configuration.concurrency > MOST_OPEN * ranks:
+        raise BadInput(
+            f"--concurrency: {configuration.concurrency:.0f} open requests are more than the {MOST_OPEN} a DP rank "
+            f"that are run one by one; use at most {MOST_OPEN * ranks}"
         )
     share = configuration.tokens * configuration.strategy.devices / configuration.strategy.attention_dp
     if configuration.phase == "prefill" and configuration.prompt_tokens > MOST_PASSES * share:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from cli.flags import flag_name
 from cli.predict_flags import PredictFlags
+from planner.closed_loop import WAVES
 from planner.extrapolation import Extrapolated
 from planner.interval import Interval
 from planner.memory import Memory
@@ -110,13 +111,23 @@ def assumptions(flags: PredictFlags, answer: Prediction) -> dict[str, object]:
     if asked.prefix_reuse and asked.phase == "prefill":
         taken["cache_plane"] = "none: reused prefixes are in device memory"
     named = {name: value for name, value in taken.items() if _defaulted(getattr(flags, name))}
-    if asked.cache_plane and asked.prefix_reuse:
-        held = prefixes_held(answer.deployment, asked.prompt_tokens * asked.prefix_reuse)
-        pool = f"{format_bytes(POOL_BYTES)} on plane {asked.cache_plane}"
-        named["prefix_pool"] = f"a pool of {pool} holds {format_count(held)} such prefixes"
+    named |= unasked(answer)
     if asked.model.moe is not None and asked.balance.kind in ("measured", "none") and asked.strategy.moe_ep > 1:
         named["expert_load_distribution"] = f"{asked.balance.distribution.name}: {asked.balance.distribution.source}"
     return named
+
+
+def unasked(answer: Prediction) -> dict[str, object]:
+    """Return what moved the answer and has no flag: how a closed loop is run, and what a pool holds."""
+    asked, taken = answer.configuration, {}
+    if asked.phase == "mixed":
+        host = format_duration(asked.host.request_seconds)
+        taken["closed_loop"] = f"{WAVES} requests per open one, the first all at once; {host} of host in each TTFT"
+    if asked.cache_plane and asked.prefix_reuse:
+        held = prefixes_held(answer.deployment, asked.prompt_tokens * asked.prefix_reuse)
+        pool = f"{format_bytes(POOL_BYTES)} on plane {asked.cache_plane}"
+        taken["prefix_pool"] = f"a pool of {pool} holds {format_count(held)} such prefixes"
+    return dict(taken)
 
 
 def _defaulted(given: str | None) -> bool:

@@ -7,14 +7,16 @@ published; ``excluded.csv`` what it cannot, with the reason.
 import csv
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from statistics import correlation, median
 from typing import Literal, get_args
 
 from hardware.formats import KvDtype
 from hardware.loader import load_hardware
-from hardware.spec import Dtype
+from hardware.spec import Dtype, HardwareSpec
 from models.loader import load_model
+from models.spec import ModelSpec
 from planner.deployment import Phase, default_weights
 from planner.hostcosts import host_costs
 from planner.imbalance import parse_balance
@@ -259,7 +261,7 @@ def _case(row: dict[str, str], where: str) -> Case:
 
 
 def _configuration(row: dict[str, str]) -> Configuration:
-    model, hardware = load_model(row["model"]), load_hardware(row["hardware"])
+    model, hardware = _model(row["model"]), _machine(row["hardware"])
     shared: Shared = "auto"
     if row["shared_experts"]:
         kind, _, ranks = row["shared_experts"].partition("=")
@@ -289,6 +291,17 @@ def _configuration(row: dict[str, str]) -> Configuration:
         host=host_costs(row["system"] or None),
         acceptance=_number(row["mtp_acceptance"], 0.7),
     )
+
+
+@cache
+def _model(name: str) -> ModelSpec:
+    """Read a model once for all its cases."""
+    return load_model(name)
+
+
+@cache
+def _machine(name: str) -> HardwareSpec:
+    return load_hardware(name)
 
 
 def _number(cell: str, default: float) -> float:

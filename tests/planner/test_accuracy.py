@@ -11,7 +11,6 @@ import pytest
 
 from planner import accuracy
 from planner.accuracy import Comparison, evaluate, group, groups, load_cases, load_excluded, load_operators
-from planner.predict import predict
 from podplan.errors import BadInput
 
 RESULTS = evaluate()
@@ -37,14 +36,6 @@ def test_means_per_kind() -> None:
     """Decode, prefill and the TPOT of mixed instances are within 15 % in the mean."""
     means = {kind: [r for r in RESULTS if accuracy.kind_of(r.case) == kind and r.case.tier == "A"] for kind in KINDS}
     assert all(group(kind, "all", results).mape <= 0.15 for kind, results in means.items())
-
-
-def test_predictions_do_not_read_the_published_rows(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """With the published files out of reach every prediction is the same to the bit."""
-    cases = [result.case for result in RESULTS]
-    monkeypatch.setattr(accuracy, "PUBLISHED", tmp_path)
-    again = [accuracy.metric_value(predict(case.configuration), case.metric) for case in cases]
-    assert again == [result.predicted for result in RESULTS]
 
 
 def test_published_values_do_not_reach_the_prediction() -> None:
