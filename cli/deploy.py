@@ -12,7 +12,7 @@ from deploy.guide import arithmetic, limits
 from deploy.render import Deployment, render
 from deploy.site import read_site
 from planner.engines.accelerators import accelerator_of
-from planner.engines.loader import all_engines, load_engine
+from planner.engines.loader import all_engines, engine_names, load_engine
 from planner.engines.spec import EngineProfile, PlatformKind
 from planner.manifest.document import read_manifest
 from planner.manifest.schema import Manifest
@@ -70,8 +70,11 @@ def deploy(
 
 
 def planned_engine(read: Manifest) -> str:
-    """Return the engine that a manifest was planned for; the reference engine has the version of its podplan."""
-    return read.engine.id if read.engine.id == "reference" else f"{read.engine.id}@{read.engine.version}"
+    """Return the engine that a manifest was planned for. BadInput for the reference runtime, which needs no files."""
+    if read.engine.id == "reference":
+        known = ", ".join(name for name in engine_names() if name != "reference")
+        raise BadInput(f"--engine: the plan was made for no engine of its own; give one of {known}")
+    return f"{read.engine.id}@{read.engine.version}"
 
 
 def _kind(profile: EngineProfile, read: Manifest, platform: str, kind: str | None) -> PlatformKind:

@@ -76,6 +76,6 @@ def _rows(role: RolePlan, inventory: Inventory | None) -> Iterator[str]:
                 node,
                 instance.first_device if node == 0 else 0,
                 f"{first}-{first + role.devices_per_node - 1}",
-                f"./{role.name}.sh {number} {node}",
+                f"bash {role.name}.sh {number} {node}",
             )
             yield "\t".join(map(str, cells))

@@ -89,11 +89,22 @@ def check_kind(target: Target) -> None:
     accelerators = {role.accelerator for role in target.roles}
     if len(accelerators) > 1:
         raise BadInput(f"--engine: {profile.title} cannot span {' and '.join(sorted(accelerators))} devices")
+    _check_pools(target)
     if profile.engine == "mindie" and (kind == "motor") != (target.role("decode") is not None):
         raise BadInput(
             "--kind: MindIE Motor (motor) deploys prefill and decode apart and bare aggregated instances; "
             f"this plan needs {'motor' if kind == 'bare' else 'bare'}"
         )
+
+
+def _check_pools(target: Target) -> None:
+    """Raise BadInput for pools that one router, one chart or one connector cannot tell apart."""
+    held = [role.role for role in target.roles]
+    if "mixed" in held and len(set(held)) > 1:
+        raise BadInput("--engine: aggregated instances beside prefill and decode need a router each; plan one of both")
+    single = target.kind in ("llm-d", "motor") or target.profile.engine == "vllm-ascend"
+    if single and len(set(held)) < len(held):
+        raise BadInput(f"--engine: {target.profile.title} with {target.kind} takes one pool of each role, not {held}")
 
 
 def _files(target: Target, inventory: Inventory | None, origin: Provenance) -> Iterator[tuple[str, str]]:

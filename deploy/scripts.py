@@ -97,10 +97,9 @@ def _text(launch: Launch) -> str:
 def _command(launch: Launch) -> Iterator[str]:
     """Yield the lines that run the programme: once, or once for each device of the node."""
     words = [" ".join(quoted(word) for word in launch.programme), *flag_words(launch.flags, joined=launch.joined)]
-    extra = bool(launch.head or launch.workers)
-    if extra:
-        head, workers = (" ".join(flag_words(part, joined=False)) for part in (launch.head, launch.workers))
-        yield f'if [ "$NODE_RANK" -eq 0 ]; then EXTRA=({head}); else EXTRA=({workers}); fi'
+    if launch.workers:
+        workers = " ".join(flag_words(launch.workers, joined=False))
+        yield f'if [ "$NODE_RANK" -eq 0 ]; then EXTRA=(); else EXTRA=({workers}); fi'
         words.append('"${EXTRA[@]}"')
     if not launch.per_device:
         yield ""

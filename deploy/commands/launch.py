@@ -1,6 +1,7 @@
 """What starts one role: programme, flags, environment and files, apart from where it runs."""
 
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from deploy.roles import RolePlan
 from deploy.site import Site
@@ -58,20 +59,19 @@ class Target:
 class Launch:
     """The processes of one node of one instance.
 
-    ``head`` flags are of node 0 alone, ``workers`` of the other nodes. With ``per_device`` one process runs for
-    each device of the node, ``$DEVICE`` from 0. ``api`` says which nodes answer requests at ``port``.
+    ``workers`` flags are of the nodes behind the first alone. With ``per_device`` one process runs for each device
+    of the node, ``$DEVICE`` from 0. ``api`` says which nodes answer requests at ``port``: all or the head.
     """
 
     role: RolePlan
     programme: tuple[Value, ...]
     flags: tuple[Flag, ...]
-    head: tuple[Flag, ...] = ()
     workers: tuple[Flag, ...] = ()
     environment: dict[str, Value] = field(default_factory=dict)
     files: dict[str, str] = field(default_factory=dict)
     per_device: bool = False
     joined: bool = False
-    api: str = "all"
+    api: Literal["all", "head"] = "all"
     port: int = 8000
     health: str = "/health"
     visible_devices: str | None = None
@@ -79,7 +79,7 @@ class Launch:
     def without(self, names: frozenset[str]) -> "Launch":
         """Return the launch less some flags, as an orchestrator adds them itself."""
         kept = tuple(flag for flag in self.flags if flag[0] not in names)
-        return replace(self, flags=kept, head=(), workers=())
+        return replace(self, flags=kept, workers=())
 
 
 def port(target: Target, role: RolePlan, base: int) -> Value:

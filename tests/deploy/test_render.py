@@ -15,6 +15,8 @@ from jsonschema import ValidationError
 from deploy.reading.check import all_texts
 from deploy.reading.flags import TABLES, table
 from deploy.reading.nodes import read_nodes
+from deploy.render import render
+from deploy.site import Site
 from planner.engines.loader import load_engine
 from planner.engines.spec import PlatformKind
 from podplan.errors import BadInput, Infeasible
@@ -184,11 +186,22 @@ def test_what_an_engine_cannot_run_is_refused(name: str, engine: str, rule: str)
         made(name, engine, "bare")
 
 
+def test_pools_that_cannot_be_told_apart_are_refused() -> None:
+    """Two decode pools in a chart that knows one, aggregated instances behind a router of prefill and decode."""
+    manifest = plan("r1-h800")
+    prefill, decode = manifest.pools
+    twice = manifest.model_copy(update={"pools": [prefill, decode, decode]})
+    with pytest.raises(BadInput, match="takes one pool of each role"):
+        render(twice, load_engine("vllm"), "llm-d", Site(), DIGEST)
+    files = render(twice, load_engine("vllm"), "lws", Site(), DIGEST).files
+    assert {"decode-1.yaml", "decode-2.yaml", "prefill.yaml"} <= files.keys()
+    mixed = manifest.model_copy(update={"pools": [prefill, decode, decode.model_copy(update={"role": "mixed"})]})
+    with pytest.raises(BadInput, match="a router each"):
+        render(mixed, load_engine("sglang"), "bare", Site(), DIGEST)
+
+
 def test_the_same_manifest_gives_the_same_files() -> None:
     """Deterministic to the byte."""
-    from deploy.render import render
-    from deploy.site import Site
-
     for engine in ("sglang", "xllm"):
         again = render(plan("r1-cm384"), load_engine(engine), "lws", Site(), DIGEST)
         assert again.files == made("r1-cm384", engine, "lws").files
