@@ -6,6 +6,7 @@ from cli.search_assumptions import assumptions
 from cli.search_flags import SearchInput
 from planner.interval import Interval
 from planner.memory import Memory
+from planner.papers import Beside
 from planner.plan import DecodePool, Plan, PrefillPool
 from planner.question import Question
 from planner.queueing import Latency
@@ -45,9 +46,22 @@ def as_json(asked: SearchInput, answer: Answer, search_seconds: float) -> dict[s
                 for each in bound.pruned
             ],
         },
+        "published": [published_json(beside) for beside in answer.published],
         "cut": {role: dict(rules) for role, rules in answer.cut.items()},
         "binding_limit": answer.binding_limit,
         "explanation": answer.explanation,
+    }
+
+
+def published_json(beside: Beside) -> dict[str, object]:
+    """Return a published deployment and what it would do on the question's devices; ``plan`` is null where nothing."""
+    published = beside.published
+    return {
+        "name": published.name,
+        "source": published.source,
+        "where": published.where,
+        "published_instances": {"prefill": published.instances[0], "decode": published.instances[1]},
+        "plan": plan_json(beside.plan, compact=True) if beside.plan else None,
     }
 
 

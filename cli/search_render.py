@@ -7,6 +7,7 @@ from cli.output import table
 from cli.search_assumptions import assumption_texts
 from cli.search_flags import SearchInput
 from cli.search_json import MEMORY_KINDS, pool_chips, pool_devices, shared_text, spare_pool_instances, strategy_text
+from planner.papers import Beside
 from planner.plan import DecodePool, Plan, PrefillPool
 from planner.proof import Bound
 from planner.search import Answer
@@ -33,6 +34,7 @@ def render(console: "Console", asked: SearchInput, answer: Answer, best: Plan, s
     told.append(f"Assumed: {'; '.join(assumption_texts(asked, best))}.")
     costed = f"{answer.candidates_evaluated:,} candidates costed in {format_duration(search_seconds)}."
     told.append(f"{bound_text(answer.bound)} {costed}" if answer.bound else costed)
+    told += [published_text(beside, best) for beside in answer.published]
     for text in told:
         _lines(console, text)
     others = [plan for plan in answer.pareto if plan is not best][:RUNNERS_UP]
@@ -43,6 +45,21 @@ def render(console: "Console", asked: SearchInput, answer: Answer, best: Plan, s
 
 def _lines(console: "Console", text: str) -> None:
     console.print(fill(text, min(console.width, LINE_WIDTH), subsequent_indent="  "), markup=False, soft_wrap=True)
+
+
+def published_text(beside: Beside, best: Plan) -> str:
+    """Say what a published deployment would do on the same devices, beside the plan."""
+    published, plan = beside.published, beside.plan
+    start = f"Published: {published.name} ({published.source})"
+    if plan is None:
+        return f"{start} has no instances that keep the limits on these devices."
+    pools = " + ".join(f"{pool.instances} × {strategy_text(pool)}" for _, pool in plan.pools())
+    each = plan.output_tokens_per_second / plan.chips
+    gain = best.output_tokens_per_second / best.chips / each - 1
+    return (
+        f"{start}: {pools} would serve {requests_text(plan.requests_per_second)} on {plan.devices} devices, "
+        f"{format_count(each)} output tokens/s per chip; the plan has {gain:+.1%}."
+    )
 
 
 def headline(plan: Plan) -> str:

@@ -9,6 +9,7 @@ from planner.infeasible import missing, refusal, slowest_transfer, unsurvivable
 from planner.latency import static_balance
 from planner.offers import decode_offers, prefill_offers
 from planner.operating import DecodeServer, PrefillServer
+from planner.papers import Beside, best_counts, matching, published_sides, rate_of
 from planner.plan import Plan, make_plan
 from planner.proof import Bound, certify, proven
 from planner.question import Question
@@ -37,6 +38,8 @@ class Answer:
     explanation: str
     cut: dict[Role, dict[str, int]] = field(default_factory=dict)
     """Strategies and layouts that were not costed, by role and rule."""
+    published: tuple[Beside, ...] = ()
+    """What others deployed for this model on this machine, on the same devices."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +91,21 @@ def search(question: Question, explain: bool = True) -> Answer:
         binding_limit=best.binding_limit,
         explanation=best.explanation,
         cut=pools.cut,
+        published=published_plans(question, pools, aim),
     )
+
+
+def published_plans(question: Question, pools: Pools, aim: Aim) -> tuple[Beside, ...]:
+    """Return the published deployments of this model and machine, as they would serve the question."""
+    found = []
+    for published in matching(question):
+        prefill, decode = published_sides(question, published, slowest_transfer(question, [published.prefill]))
+        own, plan = replace(pools, prefill=prefill, decode=decode), None
+        choice = best_counts(own.sides, aim) if prefill.size and decode.size else None
+        if choice is not None:
+            plan = plan_at(question, own, choice, rate_of(own.sides, choice, question))
+        found.append(Beside(published=published, plan=plan))
+    return tuple(found)
 
 
 def gather(question: Question, rows: dict[Role, list[Row]] | None = None) -> Pools:
