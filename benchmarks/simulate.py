@@ -11,6 +11,7 @@ import resource
 import sys
 import time
 from collections.abc import Iterable
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -19,10 +20,11 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 from hardware.loader import load_hardware
 from models.loader import load_model
-from planner import search as planning
+from planner import search
 from planner.assemble import assemble
 from planner.manifest.schema import Manifest
 from planner.question import Machines, Question
+from planner.strategy import Strategy
 from planner.workload import Lengths, Workload
 from podplan.traces import Trace, read_trace, repeat, requests_per_second, scale_rate
 from podplan.units import MEBI
@@ -36,18 +38,24 @@ REQUESTS = 120_000
 MILLION = 1_000_000
 
 
+def _is_wide(strategy: Strategy) -> bool:
+    """Whether attention is DP=320 and experts are EP=320 on the same devices, in one stage."""
+    degrees = (strategy.attention_tp, strategy.attention_dp, strategy.moe_ep, strategy.pp)
+    return degrees == (1, DECODE_RANKS, DECODE_RANKS, 1) and not strategy.domains
+
+
 def decode_only(question: Question) -> Manifest:
     """Return the plan whose decode instance is DP=320, EP=320."""
-    rows = planning.role_rows
+    spaces = search.role_space
 
     def some(asked: Question, role: Any) -> Any:
-        found = rows(asked, role)
+        space = spaces(asked, role)
         if role == "prefill":
-            return found
-        return [row for row in found if (row.strategy.attention_tp, row.strategy.attention_dp) == (1, DECODE_RANKS)]
+            return space
+        return replace(space, rows=[row for row in space.rows if _is_wide(row.strategy)])
 
-    planning.role_rows = some  # type: ignore[assignment]
-    best = planning.search(question).best
+    search.role_space = some
+    best = search.search(question).best
     assert best is not None, "the strategy fits the machine"
     return assemble(best, {"benchmark": "simulate"})
 

@@ -18,7 +18,7 @@ MOST_BLOCKS = 20_000
 FIXED_POINT_BITS = 16
 """KV tokens of a rank are integers of 1/65536 token: sums of what joins and leaves never drift."""
 FIXED_POINT = 1 << FIXED_POINT_BITS
-_KV_BITS, _TOTAL_BITS, _SEQUENCE_BITS, _GROUP_BITS = 7, 6, 3, 2
+_KV_BITS, _TOTAL_BITS, _SEQUENCE_BITS, _GROUP_BITS = 7, 7, 3, 3
 _FEW = 6
 
 
@@ -44,8 +44,9 @@ class StepTimer:
     """Durations of the steps of one instance.
 
     Decode iterations are read off a table that is filled where it is needed: exact in the number of sequences, linear
-    between knots of KV tokens (every token up to 128, then 64 knots an octave) and of total sequences (every one up to
-    64, then 32 an octave). Between such knots a smooth cost is off by less than 1e-4, a kink by less than 2e-3.
+    between knots of KV tokens and of total sequences, which are every number up to 128 and then 64 to an octave. So a
+    smooth cost is off by less than 1e-4, and one with kinks by as much as they bend within 1.6 %: tests and
+    docs/simulate.md tell what that comes to.
     """
 
     __slots__ = ("_blocks", "_cost", "_cut", "_known", "_most", "_token_share")
