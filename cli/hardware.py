@@ -133,12 +133,13 @@ def _print_all(specs: list[HardwareSpec], json: bool) -> None:
             format_bytes(spec.device.memory_bytes.value),
             f"{format_bytes(spec.device.memory_bandwidth_bytes_per_second.value)}/s",
             f"{format_count(spec.device.peak_flops_per_second['bf16'].value)}FLOP/s",
+            " ".join(multiplied(spec)),
             ", ".join(spec.aliases),
         ]
         for spec in specs
     ]
     print_table(
-        ["name", "title", "devices", "memory", "bandwidth", "bf16 peak", "also called"],
+        ["name", "title", "devices", "memory", "bandwidth", "bf16 peak", "multiplies", "also called"],
         rows,
         right=["devices", "memory", "bandwidth", "bf16 peak"],
     )
@@ -154,6 +155,7 @@ def _summary(spec: HardwareSpec) -> dict[str, object]:
         "chips": int(spec.nodes.value * spec.devices_per_node.value / spec.devices_per_chip.value),
         "devices_per_chip": int(spec.devices_per_chip.value),
         "memory_bytes_per_device": spec.device.memory_bytes.value,
+        "multiplied": list(multiplied(spec)),
     }
 
 
