@@ -1,12 +1,14 @@
 """`plan place`: expert placement from measured loads."""
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from cli.output import print_json, print_lines, print_table
+from cli.place_change import migrate, read_current, read_weight, weigh_traffic
 from cli.place_decide import decide, read_asked, time_experts
 from cli.place_files import dense_line, moe_map, write_placement
 from cli.place_flags import PlaceFlags, read_holdout
@@ -27,6 +29,7 @@ from planner.placement.certify import certify as certify_placement
 from planner.placement.heldout import hold_out
 from planner.placement.loadfiles import read_loads
 from planner.placement.methods import place as place_experts
+from podplan.errors import BadInput
 
 app = typer.Typer(rich_markup_mode=None)
 
@@ -76,6 +79,17 @@ def place(
     tokens: Annotated[
         str | None, typer.Option("--tokens", metavar="TOKENS", help="With --hw: prompt tokens per device [8192].")
     ] = None,
+    current: Annotated[
+        Path | None,
+        typer.Option("--current", metavar="MAP", help="Map that runs now, in any format of --out."),
+    ] = None,
+    max_moves: Annotated[
+        str | None, typer.Option("--max-moves", metavar="M", help="With --current: experts to load per layer at most.")
+    ] = None,
+    traffic_weight: Annotated[
+        str | None,
+        typer.Option("--traffic-weight", metavar="W", help="Imbalance that tokens leaving their node are worth."),
+    ] = None,
     curve: Annotated[
         bool, typer.Option("--curve", help="Show imbalance, memory and time against redundant experts.")
     ] = False,
@@ -111,25 +125,44 @@ def place(
         batch=batch,
         kv_len=kv_len,
         tokens=tokens,
+        max_moves=max_moves,
+        traffic_weight=traffic_weight,
     )
     read = read_loads(loads)
     asked = read_asked(flags)
     problem, decision = decide(flags, read, asked, curve=curve)
     split = read_holdout(flags, problem)
+    running = None if current is None else read_current(current, problem)
+    weight = read_weight(flags, problem)
+    if max_moves is not None and current is None:
+        raise BadInput("--max-moves: needs --current, the map that experts move from")
     start = time.perf_counter()
     with progress("placing experts ..."):
         placed = place_experts(problem, method)
         timed = None if asked is None else time_experts(flags, problem, asked, placed)
         placed = timed.placement if timed is not None and flags.by_seconds else placed
+        traffic = migration = None
+        if weight is not None:
+            placed, traffic = weigh_traffic(problem, placed, weight)
         certified = (
             certify_placement(problem, placed)
-            if certify and not flags.by_seconds
+            if certify and not (flags.by_seconds or traffic)
             else Certified(placement=placed, certificates={})
         )
+        if running is not None:
+            placed, migration = migrate(flags, problem, certified.placement, running)
+            certified = replace(certified, placement=placed)
         seconds = time.perf_counter() - start
         held_out = hold_out(problem, split, method) if split else None
     answer = Answer(
-        problem=problem, certified=certified, seconds=seconds, held_out=held_out, decision=decision, timed=timed
+        problem=problem,
+        certified=certified,
+        seconds=seconds,
+        held_out=held_out,
+        decision=decision,
+        timed=timed,
+        traffic=traffic,
+        migration=migration,
     )
     moe = moe_map(flags, answer, read)
     data = as_json(answer, moe)

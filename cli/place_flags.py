@@ -35,6 +35,8 @@ class PlaceFlags:
     batch: str | None = None
     kv_len: str | None = None
     tokens: str | None = None
+    max_moves: str | None = None
+    traffic_weight: str | None = None
 
     @property
     def by_seconds(self) -> bool:

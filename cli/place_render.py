@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from cli.place_change import Migration, Traffic
 from cli.place_decide import Decision, TimedPlacement
 from planner.manifest.mapformats import MoeMap
 from planner.placement.certify import Certified
@@ -27,6 +28,8 @@ class Answer:
     held_out: HeldOut | None = None
     decision: Decision | None = None
     timed: TimedPlacement | None = None
+    traffic: Traffic | None = None
+    migration: Migration | None = None
 
     @property
     def placed(self) -> Placement:
@@ -105,7 +108,7 @@ def curve_rows(decision: Decision) -> list[list[str]]:
 
 def decision_lines(answer: Answer) -> list[str]:
     """Return whether balancing is worth it, with what it saves and what its copies take."""
-    lines = []
+    lines = _change_lines(answer)
     if answer.timed is not None:
         timed = answer.timed.timed
         lines.append(
@@ -119,11 +122,48 @@ def decision_lines(answer: Answer) -> list[str]:
         lines.append(
             f"balancing is {'worth it' if found.worth_it else 'not worth it'} here: "
             f"{format_duration(before.seconds)} as engines start, {format_duration(after.seconds)} with "
-            f"{found.redundant} redundant experts ({abs(found.saves):.1%} {'less' if found.saves >= 0 else 'more'} time, "
-            f"{format_bytes(copies)} more weights "
+            f"{found.redundant} redundant experts ({abs(found.saves):.1%} "
+            f"{'less' if found.saves >= 0 else 'more'} time, {format_bytes(copies)} more weights "
             f"per device{'' if after.fits else ', which do not fit'})"
         )
     return lines
+
+
+def _change_lines(answer: Answer) -> list[str]:
+    """Return what traffic between nodes and the way from the current map look like."""
+    lines = []
+    if answer.traffic is not None:
+        traffic, reached = answer.traffic, answer.placed.imbalance
+        total = (reached + traffic.weight * traffic.leaving).mean()
+        lines.append(
+            f"{traffic.leaving.mean():.1%} of the tokens leave their group's node; imbalance + {traffic.weight:g} x "
+            f"that share is {total:.4f}, at least {traffic.bound.mean():.4f} for any map"
+        )
+    if answer.migration is not None:
+        change = answer.migration
+        lines.append(
+            f"from an imbalance of {change.current.mean():.4f} now, by loading {change.loads.mean():.1f} experts per "
+            f"layer ({change.loads.sum()} in all; without a limit {change.unlimited_loads.sum()})"
+        )
+    return lines
+
+
+def _change_json(answer: Answer) -> dict[str, Any]:
+    """Return the keys of traffic and migration."""
+    data: dict[str, Any] = {}
+    if answer.traffic is not None:
+        data["traffic"] = {
+            "weight": answer.traffic.weight,
+            "leaving_share": _mean_max(answer.traffic.leaving),
+            "objective_bound": _mean_max(answer.traffic.bound),
+        }
+    if answer.migration is not None:
+        data["migration"] = {
+            "current_imbalance": _mean_max(answer.migration.current),
+            "experts_to_load": answer.migration.loads.tolist(),
+            "experts_to_load_without_limit": answer.migration.unlimited_loads.tolist(),
+        }
+    return data
 
 
 def _decision_json(decision: Decision | None) -> dict[str, Any]:
@@ -167,6 +207,7 @@ def as_json(answer: Answer, moe: MoeMap) -> dict[str, Any]:
             "gain": held.gain,
         },
         **_decision_json(answer.decision),
+        **_change_json(answer),
         "expert_seconds": None
         if answer.timed is None
         else {

@@ -132,3 +132,32 @@ def test_what_decisions_need_is_said(loads, capsys, flags, message):
     """Exit 2 and the flag that is missing."""
     assert main(["place", str(loads), "--devices", "8", *flags]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_running_map_is_changed_within_a_limit(loads, tmp_path, capsys):
+    """--current reads any written format; --max-moves holds on every layer."""
+    out = tmp_path / "out"
+    place = ["place", str(loads), "--devices", "8", "--redundant-experts", "8"]
+    assert main([*place, "--method", "trivial", "--out", str(out)]) == 0
+    for name in ("sglang.json", "vllm_ascend.json", "tensorrt_llm.yaml", "eplb.json", "expert_map.yaml"):
+        capsys.readouterr()
+        assert main([*place, "--current", str(out / name), "--max-moves", "3", "--json"]) == 0
+        answer = json.loads(capsys.readouterr().out)
+        assert max(answer["migration"]["experts_to_load"]) <= 3
+        assert answer["imbalance"]["mean"] < answer["migration"]["current_imbalance"]["mean"]
+    assert main([*place, "--max-moves", "3"]) == 2
+    assert "needs --current" in capsys.readouterr().err
+    assert main([*place[:2], "--devices", "4", "--current", str(out / "eplb.json")]) == 2
+    assert "eplb.json" in capsys.readouterr().err
+
+
+def test_traffic_between_nodes_has_a_price(loads, capsys):
+    """The share that leaves, and the bound on the sum, are in the answer; without groups it is refused."""
+    place = ["place", str(loads), "--devices", "8", "--nodes", "2", "--redundant-experts", "8"]
+    assert main([*place, "--groups", "4", "--traffic-weight", "0.5", "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    total = answer["imbalance"]["mean"] + 0.5 * answer["traffic"]["leaving_share"]["mean"]
+    assert total >= answer["traffic"]["objective_bound"]["mean"] * (1 - 1e-9)
+    for flags in (["--traffic-weight", "1"], ["--groups", "4", "--traffic-weight", "x"]):
+        assert main([*place, *flags]) == 2
+        assert "--traffic-weight" in capsys.readouterr().err

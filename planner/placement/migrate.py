@@ -1,0 +1,151 @@
+"""From the map that runs now to a better one: the same map on other rank numbers, or few moves for much of the gain.
+
+A move loads one expert's weights into one slot. Ranks are interchangeable, so a new map is first renumbered to share as
+many experts with the current one as it can (an assignment problem); where that is still too much, ``few_moves`` starts
+from the current map and takes, one by one, the exchange (two loads) or the trade (one load) that lowers the busiest
+rank most per load. Its trace answers both questions: the best map within some moves, and the fewest moves for a gain.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.placement.problem import Problem
+from planner.placement.rows import Rows, swap_best
+
+Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
+
+_GAIN = 1e-9
+
+
+def moves(current: Integers, target: Integers, ranks: int) -> Integers:
+    """Expert weights that must be loaded to get from one map to the other, [layers], maps [layers, slots]."""
+    before, after = (slots.reshape(len(slots), ranks, -1) for slots in (current, target))
+    kept = (after[:, :, :, None] == before[:, :, None, :]).any(axis=3).sum(axis=(1, 2))
+    return np.asarray(target.shape[1] - kept)
+
+
+def renumbered(current: Integers, target: Integers, problem: Problem) -> Integers:
+    """The target with its ranks renumbered so that most experts stay where they are; [layers, slots].
+
+    With kept groups, or several nodes, ranks change places within their node only.
+    """
+    per_node = problem.ranks // problem.nodes
+    result = target.reshape(problem.layers, problem.ranks, -1).copy()
+    before = current.reshape(problem.layers, problem.ranks, -1)
+    for layer in range(problem.layers):
+        for first in range(0, problem.ranks, per_node):
+            node = slice(first, first + per_node)
+            shared = (result[layer, node][:, None, :, None] == before[layer, node][None, :, None, :]).sum(axis=(2, 3))
+            result[layer, node] = result[layer, node][_assignment(-shared.astype(np.float64))]
+    return result.reshape(problem.layers, -1)
+
+
+def _assignment(cost: Floats) -> Integers:
+    """Row for every column with the least total cost, [columns], for a square matrix.
+
+    Ref: shortest augmenting paths, Jonker and Volgenant 1987 (Computing 38:325).
+    """
+    size = len(cost)
+    row_price, column_price = np.zeros(size), np.zeros(size + 1)
+    row_of = np.full(size + 1, -1)  # of every column; the last column is where a new row starts
+    for row in range(size):
+        row_of[size], column = row, size
+        least, came = np.full(size, np.inf), np.full(size, size)
+        done = np.zeros(size + 1, dtype=bool)
+        while row_of[column] >= 0:
+            done[column] = True
+            current = row_of[column]
+            reduced = cost[current] - row_price[current] - column_price[:size]
+            closer = ~done[:size] & (reduced < least)
+            least[closer], came[closer] = reduced[closer], column
+            following = int(np.where(done[:size], np.inf, least).argmin())
+            step = least[following]
+            row_price[row_of[done]] += step
+            column_price[done] -= step
+            least[~done[:size]] -= step
+            column = following
+        while column != size:
+            before = came[column]
+            row_of[column], column = row_of[before], before
+    return row_of[:size]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trace:
+    """A layer's maps on the way: after ``loads[k]`` loaded experts the imbalance is ``imbalance[k]``."""
+
+    loads: list[int]
+    imbalance: list[float]
+    slots: list[Integers]
+
+    def within(self, most_loads: int) -> int:
+        """The step with the least imbalance that needs no more loads."""
+        return max(step for step, loads in enumerate(self.loads) if loads <= most_loads)
+
+    def reaching(self, imbalance: float) -> int:
+        """The first step with so little imbalance; the last one if none has."""
+        return next((step for step, value in enumerate(self.imbalance) if value <= imbalance), len(self.loads) - 1)
+
+
+def few_moves(loads: Floats, current: Integers, ranks: int, most_loads: int) -> Trace:
+    """Improve one layer's map step by step, the greatest gain per load first.
+
+    Args:
+        loads: [experts].
+        current: [slots], a valid map.
+        ranks: expert-parallel degree.
+        most_loads: stop before more experts than these would have to be loaded.
+    """
+    mean = loads.sum() / ranks
+    state = Rows.start(loads[None], current.reshape(1, ranks, -1))
+    only = np.zeros(1, dtype=np.int64)
+    trace = Trace(loads=[0], imbalance=[float(state.peak(only)[1][0] / mean)], slots=[current])
+    while True:
+        highest = float(state.peak(only)[1][0])
+        swapped = Rows.start(loads[None], state.held)
+        stuck, _ = swap_best(swapped, only)
+        gain_swap = 0.0 if len(stuck) else (highest - float(swapped.peak(only)[1][0])) / 2
+        trade = _best_trade(state)
+        gain_trade = highest - trade[0]
+        if max(gain_swap, gain_trade) <= _GAIN * highest:
+            return trace
+        if gain_trade >= gain_swap:
+            _, rank, slot, expert = trade
+            held = state.held.copy()
+            held[0, rank, slot] = expert
+            state = Rows.start(loads[None], held)
+        else:
+            state = swapped
+        slots = state.held.reshape(-1).copy()
+        loaded = int(moves(current[None], slots[None], ranks)[0])
+        if loaded > most_loads:
+            return trace
+        trace.loads.append(loaded)
+        trace.imbalance.append(float(state.peak(only)[1][0] / mean))
+        trace.slots.append(slots)
+
+
+def _best_trade(state: Rows) -> tuple[float, int, int, int]:
+    """Busiest rank after the best trade of a single-row state, and the trade: rank, slot, and the expert that gains."""
+    loads, counts, held, on = state.loads[0], state.counts[0], state.held[0], state.on[0]
+    totals, each = state.total[0, :, 0], state.loads[0] / state.counts[0]
+    busy = int(totals.argmax())
+    best = float("inf"), 0, 0, 0
+    for gains in np.unique(held[busy]).tolist():
+        relief = on[gains] * (loads[gains] / counts[gains] - loads[gains] / (counts[gains] + 1))
+        open_slots = np.argwhere((counts[held] > 1) & ~on[gains][:, None])
+        if not len(open_slots):
+            continue
+        rank, slot = open_slots.T
+        loses = held[rank, slot]
+        burden = loads[loses] / (counts[loses] - 1) - each[loses]
+        after = totals - relief + on[loses] * burden[:, None]  # [trades, ranks]
+        after[np.arange(len(rank)), rank] += loads[gains] / (counts[gains] + 1) - loads[loses] / (counts[loses] - 1)
+        peaks = after.max(axis=1)
+        least = int(peaks.argmin())
+        if peaks[least] < best[0]:
+            best = float(peaks[least]), int(rank[least]), int(slot[least]), gains
+    return best
