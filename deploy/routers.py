@@ -68,21 +68,27 @@ def _vllm_router(target: Target, urls: dict[str, list[str]]) -> Router:
     flags: list[Flag] = []
     if "decode" in urls:
         flags.append(("--vllm-pd-disaggregation", None))
-        flags += [("--kv-connector", "nixl")]
-        flags += [(f"--{role}", url) for role in ("prefill", "decode") for url in urls[role]]
+        flags += [("--kv-connector", target.site.kv_transfer)]
+        bootstraps = target.site.kv_transfer == "mooncake"
+        flags += [("--prefill", _bootstrapped(target, url) if bootstraps else url) for url in urls["prefill"]]
+        flags += [("--decode", url) for url in urls["decode"]]
     else:
         flags.append(("--worker-urls", Shell(" ".join(quoted(url) for url in urls["mixed"]))))
     flags += [("--policy", "round_robin"), ("--host", "0.0.0.0"), ("--port", target.site.router_port)]
     return Router(programme=("vllm-router",), flags=tuple(flags), table="vllm-router-0.1.17")
 
 
+def _bootstrapped(target: Target, url: str) -> Shell:
+    """Return a prefill URL and its bootstrap port; an instance that shares its host has both ports moved alike."""
+    moved = int(url.rpartition(":")[2]) - target.site.http_port
+    return Shell(f"{quoted(url)} {BOOTSTRAP_PORT + moved}")
+
+
 def _sglang_router(target: Target, urls: dict[str, list[str]]) -> Router:
     flags: list[Flag] = []
     if "decode" in urls:
         flags.append(("--pd-disaggregation", None))
-        for url in urls["prefill"]:  # an instance that shares its host has both ports moved alike
-            moved = int(url.rpartition(":")[2]) - target.site.http_port
-            flags.append(("--prefill", Shell(f"{quoted(url)} {BOOTSTRAP_PORT + moved}")))
+        flags += [("--prefill", _bootstrapped(target, url)) for url in urls["prefill"]]
         flags += [("--decode", url) for url in urls["decode"]]
     else:
         flags.append(("--worker-urls", Shell(" ".join(quoted(url) for url in urls["mixed"]))))

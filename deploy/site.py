@@ -1,7 +1,7 @@
 """What only the site knows: images, names, storage, selectors, networks; kept apart from the plan."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -51,6 +51,7 @@ class Site(Strict):
     scheduler_name: DnsName | None = None
     queue: DnsName = "default"
     service_account: DnsName | None = Field(default=None, description="of the router, which watches pods")
+    kv_transfer: Literal["nixl", "mooncake"] = Field(default="nixl", description="between GPUs; NPUs have their own")
     etcd_address: Word | None = Field(default=None, description="xLLM: host:port of etcd [one is generated]")
     http_port: Port = 8000
     router_port: Port = 9000

@@ -123,7 +123,7 @@ def _drafts(role: RolePlan) -> list[Flag]:
 def _disaggregation(target: Target, role: RolePlan) -> list[Flag]:
     if not role.disaggregated:
         return []
-    backend = "ascend" if role.accelerator == "ascend" else "nixl"
+    backend = "ascend" if role.accelerator == "ascend" else target.site.kv_transfer
     flags: list[Flag] = [("--disaggregation-mode", role.role), ("--disaggregation-transfer-backend", backend)]
     if role.role == "prefill":
         flags.append(("--disaggregation-bootstrap-port", port(target, role, BOOTSTRAP_PORT)))

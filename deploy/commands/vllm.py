@@ -9,6 +9,8 @@ from deploy.roles import RolePlan
 from deploy.words import Flag, Shell, Value, compact_json
 
 SIDE_CHANNEL_PORT = 5600
+BOOTSTRAP_PORT = 8998
+CONNECTORS = {"nixl": "NixlConnector", "mooncake": "MooncakeConnector"}
 EXCHANGES = {"prefill": "deepep_high_throughput", "decode": "deepep_low_latency", "mixed": "allgather_reducescatter"}
 
 
@@ -18,9 +20,11 @@ def launch(target: Target, role: RolePlan) -> Launch:
         "GLOO_SOCKET_IFNAME": target.site.network_interface,
         "NCCL_SOCKET_IFNAME": target.site.network_interface,
     }
-    if role.disaggregated:
+    if role.disaggregated and target.site.kv_transfer == "nixl":
         environment["VLLM_NIXL_SIDE_CHANNEL_HOST"] = Shell('"$ADDRESS"')
         environment["VLLM_NIXL_SIDE_CHANNEL_PORT"] = port(target, role, SIDE_CHANNEL_PORT)
+    elif role.role == "prefill":
+        environment["VLLM_MOONCAKE_BOOTSTRAP_PORT"] = port(target, role, BOOTSTRAP_PORT)
     flags = [*common_flags(target, role), *exchange_flags(role), *redundancy_flags(role)]
     if role.setup.microbatches > 1:
         flags.append(("--enable-dbo", None))
@@ -28,7 +32,12 @@ def launch(target: Target, role: RolePlan) -> Launch:
         flags.append(("--kv-cache-dtype", "fp8"))
     if role.disaggregated:
         side = "kv_producer" if role.role == "prefill" else "kv_consumer"
-        flags.append(("--kv-transfer-config", compact_json({"kv_connector": "NixlConnector", "kv_role": side})))
+        flags.append(
+            (
+                "--kv-transfer-config",
+                compact_json({"kv_connector": CONNECTORS[target.site.kv_transfer], "kv_role": side}),
+            )
+        )
     return Launch(
         role=role,
         programme=("vllm", "serve", Shell('"$MODEL"')),

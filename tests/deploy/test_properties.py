@@ -25,6 +25,7 @@ from tests.deploy.plans import deployed
 
 MACHINES = {"vllm": "h800", "vllm-ascend": "cm384", "sglang": "cm384", "xllm": "cm384"}
 KINDS = ("bare", "lws", "statefulset", "volcano")
+ORCHESTRATED = ("dynamo", "llm-d")  # on GPUs
 STUB = """#!/bin/bash
 printf '%s\\0' "$(basename "$0")" "$@" > "$RECORD/$BASHPID"
 """
@@ -96,7 +97,13 @@ def plans(draw: st.DrawFn) -> dict[str, Any]:
         roles[role], setups[role] = asked, setup
     assert broken_pair(profile, setups["prefill"], setups["decode"]) is None
     lengths = {"input_tokens": draw(st.integers(16, 20000)), "output_tokens": draw(st.integers(2, 5000))}
-    return {"engine": engine, "kind": draw(st.sampled_from(KINDS)), "roles": roles, "workload": lengths, "node": node}
+    return {
+        "engine": engine,
+        "kind": draw(st.sampled_from([*KINDS, *(ORCHESTRATED if engine == "vllm" else ())])),
+        "roles": roles,
+        "workload": lengths,
+        "node": node,
+    }
 
 
 def run(script: str, folder: Path, variables: dict[str, str], *arguments: str) -> list[dict[str, str | None]]:
@@ -136,6 +143,17 @@ def nodes(
             first, last = ranks.split("-")
             yield role, instance, int(last) - int(first) + 1, run(files[f"{role}.sh"], folder, {}, instance, rank)
         return
+    if kind == "llm-d":
+        yield from _chart(yaml.safe_load(files["values.yaml"]), folder)
+        return
+    if kind == "dynamo":  # the operator spreads an instance's ranks over its nodes
+        for component in yaml.safe_load(files["graph.yaml"])["spec"]["components"][1:]:
+            container = component["podTemplate"]["spec"]["containers"][0]
+            (count,) = container["resources"]["limits"].values()
+            devices = int(count) * component.get("multinode", {"nodeCount": 1})["nodeCount"]
+            for instance in range(component["replicas"]):
+                yield component["name"], str(instance), devices, [_flags(container["args"])]
+        return
     for file in ("prefill", "decode"):
         held = list(yaml.safe_load_all(files[f"{file}.yaml"]))
         script = next(item["data"][f"{file}.sh"] for item in held if item["kind"] == "ConfigMap")
@@ -146,6 +164,19 @@ def nodes(
                 (count,) = container["resources"]["limits"].values()
                 place = {"POD_IP": "10.1.1.1", **own, **variables}
                 yield file, f"{item['metadata']['name']}/{instance}", int(count), run(script, folder, place)
+
+
+def _chart(values: dict[str, Any], folder: Path) -> Iterator[tuple[str, str, int, list[dict[str, str | None]]]]:
+    """Yield the nodes that llm-d's chart makes: LeaderWorkerSets where any role has several."""
+    for role in ("prefill", "decode"):
+        section = values[role]
+        container = section["containers"][0]
+        (count,) = container["resources"]["limits"].values()
+        assert int(count) == section["parallelism"]["tensor"] * section["parallelism"]["dataLocal"]
+        for instance in range(section["replicas"]):
+            for rank in range(section["parallelism"]["workers"]):
+                place = {"POD_IP": "10.1.1.1", "LWS_WORKER_INDEX": str(rank), "LWS_LEADER_ADDRESS": "head"}
+                yield role, str(instance), int(count), run(container["args"][0], folder, place)
 
 
 def _pods(item: dict[str, Any]) -> Iterator[tuple[int, dict[str, Any], dict[str, str]]]:

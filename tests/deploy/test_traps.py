@@ -341,3 +341,17 @@ def test_prefill_has_room_for_the_draft_layer_that_it_must_load() -> None:
     )
     with pytest.raises(Infeasible, match="must load the draft layer that decode uses"):
         render(tight, load_engine("sglang"), "bare", Site(), DIGEST)
+
+
+def test_kv_may_go_over_mooncake_between_gpus() -> None:
+    """One site value changes the engines' connectors and the router alike; NPUs keep their own."""
+    site = Site(kv_transfer="mooncake")
+    vllm = render(plan("qwen-h800"), load_engine("vllm"), "bare", site, DIGEST).files
+    assert '"kv_connector":"MooncakeConnector","kv_role":"kv_consumer"' in vllm["decode.sh"]
+    assert "export VLLM_MOONCAKE_BOOTSTRAP_PORT=$((8998 + FIRST_DEVICE))" in vllm["prefill.sh"]
+    assert "NIXL" not in vllm["decode.sh"] and "--kv-connector mooncake" in vllm["router.sh"]
+    assert "--prefill http://FILL-IN-h800-node-0:8004 9002" in vllm["router.sh"]
+    sglang = render(plan("qwen-h800"), load_engine("sglang"), "bare", site, DIGEST).files
+    assert "--disaggregation-transfer-backend mooncake" in sglang["decode.sh"]
+    ascend = render(plan("r1-cm384"), load_engine("sglang"), "bare", site, DIGEST).files
+    assert "--disaggregation-transfer-backend ascend" in ascend["decode.sh"]
