@@ -18,6 +18,7 @@ from planner.manifest.stepcost import (
     slots,
     split_dilations,
     split_seconds,
+    stage_excess,
     stage_sum,
 )
 from planner.manifest.terms import (
@@ -264,11 +265,11 @@ def _composition_rows(
     if stages > 1 and cost.pipeline_hop is not None:
         hops = stages * float(communication_seconds(cost.pipeline_hop, values))
         rows.append(_plain("pipeline_hop", "0", stages, hops, "network"))
+        idle = device * (float(stage_excess(cost)) - 1)
         if cost.pipeline_bubble:
-            idle = (device + hops) * (stages - 1) / stages
-            rows.append(_plain("pipeline_bubble", "0", 1, idle, "overhead"))
-            device += idle
-        device += hops
+            idle += (device + idle + hops) * (stages - 1) / stages
+        rows.append(_plain("pipeline_bubble", "0", 1, idle, "overhead"))
+        device += idle + hops
     return [*rows, _plain("host", "host", 1, seconds - device, "overhead")]
 
 

@@ -232,7 +232,7 @@ def draft_seconds(cost: StepCost, stages: Timings, drafts: Timings, layer: Numbe
 
 
 def pipeline_seconds(cost: StepCost, values: Mapping[str, Number], device: Number) -> Number:
-    """All stages in turn: d_PP hops, and for a pass that fills the pipeline alone the bubble.
+    """All stages in turn at the pace of the fullest, d_PP hops, and the bubble of a pass that is alone in the pipeline.
 
     MixServe Eq. (6) adds (d_PP - 1) hops; the last stage returns its tokens to the first. A pass
     cut into d_PP parts leaves each stage idle for d_PP - 1 parts.
@@ -240,8 +240,19 @@ def pipeline_seconds(cost: StepCost, values: Mapping[str, Number], device: Numbe
     stages = cost.pipeline_stages
     if cost.pipeline_hop is None:
         return device
-    hops = device + either(stages > 1, stages * communication_seconds(cost.pipeline_hop, values), 0.0)
-    return hops * (2 * stages - 1) / stages if cost.pipeline_bubble else hops
+    hops = either(stages > 1, stages * communication_seconds(cost.pipeline_hop, values), 0.0)
+    paced = device * stage_excess(cost) + hops
+    return paced * (2 * stages - 1) / stages if cost.pipeline_bubble else paced
+
+
+def stage_excess(cost: StepCost) -> Number:
+    """Layers of the fullest stage over the mean one: stages are whole layers, d_PP · ceil(L / d_PP) / L.
+
+    >>> 2 * -(-61 // 2) / 61  # DeepSeek-R1 in two stages
+    1.0163934426229508
+    """
+    layers = max(cost.dense_layers + cost.moe_layers, 1)
+    return cost.pipeline_stages * -(-layers // cost.pipeline_stages) / layers
 
 
 def layer_count(cost: StepCost, stage: Stage) -> int:
