@@ -44,7 +44,7 @@ def read_yaml(path: Path) -> object:
     return parse_yaml(read_text(path), str(path))
 
 
-def write_files(files: Mapping[Path, str], *, force: bool) -> None:
+def write_files(files: Mapping[Path, str] | Mapping[Path, str | bytes], *, force: bool) -> None:
     """Write every text to its path, or none: all are written beside their targets first, then renamed over them.
 
     Raises BadInput naming the file, before anything is written, if one exists and ``force`` is false; and if
@@ -60,7 +60,7 @@ def write_files(files: Mapping[Path, str], *, force: bool) -> None:
         for path, text in files.items():
             path.parent.mkdir(parents=True, exist_ok=True)
             staged[path] = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-            staged[path].write_text(text, encoding="utf-8", newline="\n")
+            staged[path].write_bytes(text if isinstance(text, bytes) else text.encode("utf-8"))
         for path, temporary in staged.items():
             temporary.replace(path)
     except OSError as error:

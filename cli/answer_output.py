@@ -1,0 +1,70 @@
+"""Rows of several answers to where they are asked for: files first, then a table or JSON."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cli.answer_rows import SHOWN, Cell, Row, as_csv, shown_cells
+from cli.output import print_json, stdout_console, table
+from cli.plots import Plot, check_plot, plotted
+from podplan.errors import BadInput
+from podplan.files import write_files
+
+RIGHT = (
+    "chips",
+    "requests",
+    "tokens/s per chip",
+    "USD per M tokens",
+    "power",
+    "TTFT",
+    "TPOT",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outputs:
+    """Files that were asked for; checked before the work begins."""
+
+    csv: Path | None = None
+    plot: Path | None = None
+    force: bool = False
+
+
+def read_outputs(csv: str | None, plot: str | None, force: bool) -> Outputs:
+    """Return the files to write; BadInput where one cannot be or is there already."""
+    if force and csv is None and plot is None:
+        raise BadInput("--force replaces files of --csv and --plot; give one of them with it or leave it out")
+    outputs = Outputs(csv=Path(csv) if csv else None, plot=Path(plot) if plot else None, force=force)
+    for flag, path in (("--csv", outputs.csv), ("--plot", outputs.plot)):
+        if path is not None and path.is_dir():
+            raise BadInput(f"{flag}: {path} is a folder; give the name of a file")
+        if path is not None and path.exists() and not force:
+            raise BadInput(f"{flag}: {path} exists already; give --force to replace it")
+    if outputs.plot is not None:
+        check_plot(outputs.plot)
+    return outputs
+
+
+def write_answers(
+    rows: Sequence[Row], outputs: Outputs, plot: Plot | None, extra: Sequence[str], *, json: bool
+) -> None:
+    """Write the files, then the table or the JSON; ``extra`` keys stand before the usual columns of the table."""
+    files: dict[Path, str | bytes] = {}
+    if outputs.csv is not None:
+        files[outputs.csv] = as_csv(rows)
+    if outputs.plot is not None and plot is not None:
+        files[outputs.plot] = plotted(plot, outputs.plot)
+    if files:
+        write_files(files, force=outputs.force)
+    if json:
+        print_json({"rows": [dict(row) for row in rows]})
+        return
+    keys = [*extra, *(key for key in SHOWN if key not in extra and any(row.get(key) is not None for row in rows))]
+    names = [SHOWN.get(key, key.replace("_", "-")) for key in keys]
+    cells = [shown_cells(_told(row), keys) for row in rows]
+    stdout_console().print(table(names, cells, right=[name for name in names if name in RIGHT], tight=True))
+
+
+def _told(row: Row) -> dict[str, Cell]:
+    """Return a row in which what has no plan says so."""
+    return {**row, "prefill": "no plan"} if row.get("feasible") is False else dict(row)

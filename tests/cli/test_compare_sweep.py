@@ -1,0 +1,99 @@
+"""`plan compare` and `plan sweep`: rows, files, and one sentence for each bad input."""
+
+import csv
+import json
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from cli.exit_codes import ExitCode
+from cli.main import main
+
+SMALL = ["qwen3-8b", "--hw", "h100", "--devices", "2"]
+
+
+def test_models_and_machines_are_crossed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A row for each pair; a model that does not fit stays, without a plan; the CSV holds the same figures."""
+    path = tmp_path / "c.csv"
+    arguments = ["compare", "qwen3-8b,llama-3.1-70b", "--hw", "h100,h200", "--devices", "2", "--csv", str(path)]
+    assert main([*arguments, "--json"]) == ExitCode.DONE
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert [(row["model"], row["hardware"]) for row in rows] == [
+        (model, machine) for model in ("qwen3-8b", "llama-3.1-70b") for machine in ("h100", "h200")
+    ]
+    assert rows[0]["feasible"] is True
+    assert rows[2]["feasible"] is False
+    written = list(csv.DictReader(path.read_text(encoding="utf-8").splitlines()))
+    assert float(written[0]["requests_per_second"]) == rows[0]["requests_per_second"]
+    assert written[2]["requests_per_second"] == ""
+    assert main(arguments) == ExitCode.BAD_INPUT
+    assert "give --force to replace it" in capsys.readouterr().err
+
+
+def test_a_front_is_several_rows(capsys: pytest.CaptureFixture[str]) -> None:
+    """--front: the best plan first, then those that trade it."""
+    assert main(["compare", "qwen3-8b", "--hw", "h100", "--devices", "4", "--front", "--json"]) == ExitCode.DONE
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert len(rows) > 1
+    assert all(row["feasible"] for row in rows)
+
+
+def test_a_sweep_has_a_row_for_every_point(capsys: pytest.CaptureFixture[str]) -> None:
+    """Two flags make a grid; a looser TPOT never carries less, and a point without a plan stays."""
+    assert main(["sweep", *SMALL, "--over", "tpot=1ms..61ms:3", "--over", "osl=64,128", "--json"]) == ExitCode.DONE
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert [(row["tpot"], row["osl"]) for row in rows] == [
+        (t, n) for t in ("1ms", "31ms", "61ms") for n in ("64", "128")
+    ]
+    assert [row["feasible"] for row in rows[:2]] == [False, False]
+    assert rows[4]["requests_per_second"] >= rows[2]["requests_per_second"] * (1 - 1e-6)
+
+
+@pytest.mark.skipif(find_spec("matplotlib") is None, reason="matplotlib is an extra")
+@pytest.mark.parametrize(("ending", "start"), [("png", b"\x89PNG"), ("svg", b"<?xml")])
+def test_plots_are_pictures(ending: str, start: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """PNG and SVG, written whole, the same bytes each time."""
+    paths = [tmp_path / f"{name}.{ending}" for name in ("one", "two")]
+    for path in paths:
+        assert main(["sweep", *SMALL, "--over", "osl=64,128", "--plot", str(path)]) == ExitCode.DONE
+    assert paths[0].read_bytes().startswith(start)
+    assert paths[0].read_bytes() == paths[1].read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["sweep", *SMALL], "--over: sweep one or two flags"),
+        (["sweep", "qwen3-8b"], "give MODEL, --hw HW and --over"),
+        (["sweep", *SMALL, "--over", "rat=1/s"], "'rat' is no flag to sweep; did you mean rate"),
+        (["sweep", *SMALL, "--over", "osl"], "is not FLAG=VALUES"),
+        (["sweep", *SMALL, "--over", "tpot=1ms..9s:3"], "has two units"),
+        (["sweep", *SMALL, "--over", "tpot=1ms..9ms"], "is not a range like"),
+        (["sweep", *SMALL, "--over", "tpot=1ms..9ms:1"], "must have from 2 to"),
+        (["sweep", *SMALL, "--over", "devices=2,4"], "--devices and --over devices both give it"),
+        (["sweep", *SMALL, "--over", "osl=64,128", "--over", "osl=9"], "osl is swept twice"),
+        (["sweep", *SMALL, "--over", "osl=64,x"], "--osl: 'x'"),
+        (["sweep", *SMALL, "--over", "osl=64,128", "--plot", "a.pdf"], "must end in .png or .svg"),
+        (["sweep", *SMALL, "--over", "osl=64,128", "--measure", "joy"], "--measure: 'joy' is not one of"),
+        (["compare"], "give a question file, or MODEL,..."),
+        (["compare", "qwen3-8b"], "is no question file, and models need machines"),
+        (["compare", "qwen3-8b", "--hw", "h101"], "h101"),
+        (["compare", *SMALL, "--force"], "--force replaces files of --csv and --plot"),
+        (["compare", *SMALL, "--csv", "."], "--csv: . is a folder"),
+    ],
+)
+def test_bad_input_is_one_sentence(arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit code 2, one line, nothing on stdout."""
+    assert main(arguments) == ExitCode.BAD_INPUT
+    shown = capsys.readouterr()
+    assert told in shown.err
+    assert shown.err.count("\n") == 1
+    assert shown.out == ""
+
+
+def test_a_missing_matplotlib_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """One sentence with what to install, before any search."""
+    monkeypatch.setattr("cli.plots.find_spec", lambda name: None)
+    assert main(["sweep", *SMALL, "--over", "osl=64,128", "--plot", "a.svg"]) == ExitCode.BAD_INPUT
+    assert "pip install 'podplan[plot]'" in capsys.readouterr().err
