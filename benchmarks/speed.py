@@ -88,6 +88,7 @@ def costing_rate(batches: int = 32) -> tuple[int, float]:
     from planner.decode_candidates import iteration
     from planner.imbalance import expected_maximum_normal
     from planner.latency import balanced_cost
+    from planner.manifest.stacks import stacked
     from planner.space import groups, role_rows
     from planner.workload import running_kv_tokens
 
@@ -97,7 +98,7 @@ def costing_rate(batches: int = 32) -> tuple[int, float]:
     batch = np.arange(2.0, batches + 2)[:, None]  # [batches, 1]
     built = []
     for group in groups(question, "decode", rows, 1):
-        cost = balanced_cost(group.deployment, question.balance)
+        cost = stacked(balanced_cost(group.deployment, question.balance))
         built.append((cost, expected_maximum_normal(group.deployment.strategy.attention_dp)))
 
     def cost_all() -> None:
@@ -119,14 +120,54 @@ def pruned_search() -> tuple[int, float]:
     return evaluated, median_seconds(lambda: search(question))
 
 
+def loop_seconds() -> float:
+    """A million turns of an empty loop: how fast the machine is just now, about 0.025 s on a quiet 2.5 GHz core."""
+
+    def loop() -> None:
+        for _ in range(1_000_000):
+            pass
+
+    return median_seconds(loop)
+
+
+def fleet_seconds() -> tuple[int, float]:
+    """Columns solved and seconds of three models that share all of CloudMatrix384."""
+    from dataclasses import replace
+
+    from models.loader import load_model
+    from planner.cluster import Fleet, Member, plan_cluster
+
+    question = main_question()
+    rates = {"deepseek-r1": 120.0, "kimi-k2": 30.0, "qwen3-235b-a22b": 60.0}
+    members = tuple(
+        Member(
+            name=name,
+            question=replace(
+                question,
+                model=load_model(name),
+                rate_per_second=rate,
+                objective="chips",
+                drafts=(0, 1) if load_model(name).mtp_layers else (0,),
+            ),
+        )
+        for name, rate in rates.items()
+    )
+    fleet = Fleet(members=members, devices={"cm384": 768})
+    bound = plan_cluster(fleet).bound
+    return bound.queues_solved if bound else 0, median_seconds(lambda: plan_cluster(fleet), 3)
+
+
 def main() -> None:
     """Print the table."""
+    print(f"a million empty loops, the machine just now      {loop_seconds():8.3f} s")
     print(f"plan --help, whole process                       {median_seconds(process('--help')):8.3f} s")
     main_job = median_seconds(process("deepseek-r1", "--hw", "cm384"))
     print(f"plan deepseek-r1 --hw cm384, whole process       {main_job:8.3f} s")
     print(f"one prediction with every operator, in process   {predict_seconds() * 1000:8.3f} ms")
     count, rate = costing_rate()
     print(f"candidates costed per second, whole space        {rate:8,.0f}   ({count:,} decode candidates)")
+    solved, fleet = fleet_seconds()
+    print(f"three models on all of CloudMatrix384            {fleet:8.3f} s ({solved:,} queues solved)")
     evaluated, seconds = pruned_search()
     print(f"search of the main job, in process               {seconds:8.3f} s ({evaluated:,} costed after pruning)")
 
