@@ -10,8 +10,6 @@ from hardware.formats import storable
 from hardware.spec import Dtype, HardwareSpec
 from models.spec import ModelSpec
 from planner.deployment import default_weights
-from planner.engines.accelerators import broken_accelerator
-from planner.engines.loader import load_engine
 from planner.imbalance import Balance, parse_balance
 from planner.layouts import Shared
 from planner.skew import LoadDistribution, measured_distribution, parse_skew
@@ -29,6 +27,9 @@ def read_engine(text: str | None, machines: Sequence[HardwareSpec]) -> str:
     """Return ``reference`` or NAME@VERSION; BadInput for an engine that is not known or not for these devices."""
     if text is None:
         return "reference"
+    from planner.engines.accelerators import broken_accelerator  # the schema of profiles takes time to build
+    from planner.engines.loader import load_engine
+
     profile = load_engine(text)
     for hardware in machines:
         broken = broken_accelerator(profile, hardware)

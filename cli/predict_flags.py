@@ -22,7 +22,6 @@ from hardware.spec import HardwareSpec
 from models.loader import load_model
 from models.spec import ModelSpec
 from planner.deployment import Phase, check_disaggregation
-from planner.engines.loader import load_engine
 from planner.hostcosts import host_costs
 from planner.predict import Configuration
 from planner.prefixes import find_plane
@@ -93,7 +92,7 @@ def read_configuration(flags: PredictFlags) -> Configuration:
     phase: Phase = read_choice(flags.phase, "--phase", get_args(Phase))
     _check_phase(flags, phase)
     strategy = _strategy(flags, model, hardware, phase)
-    host = host_costs(load_engine(flags.engine).engine if flags.engine else None)
+    host = host_costs(_engine(flags.engine))
     reuse = read_fraction(flags.prefix_reuse, "--prefix-reuse", 0.0, below_one=True)
     configuration = Configuration(
         model=model,
@@ -130,6 +129,15 @@ def _hardware(text: str) -> HardwareSpec:
     if "=" in text or "," in text:
         raise BadInput(f"--hw: {text[:40]!r} names hardware per role; predict costs one pool, so name one")
     return load_hardware(text)
+
+
+def _engine(text: str | None) -> str | None:
+    """Return the name of the engine whose host costs are taken."""
+    if text is None:
+        return None
+    from planner.engines.loader import load_engine  # the schema of profiles takes time to build
+
+    return load_engine(text).engine
 
 
 def _check_phase(flags: PredictFlags, phase: Phase) -> None:

@@ -38,7 +38,7 @@ OPTIONS: dict[str, tuple[str, str]] = {
     "survive": ("LOSS", "node or instance: the limits hold after losing the worst one."),
     "weights": ("DTYPE", "int8, fp8 or bf16 [as shipped, if multiplied]."),
     "kv_dtype": ("DTYPE", "bf16, fp8 or int8 [bf16]."),
-    "mtp": ("K", "Drafted tokens per iteration [best of 0 and 1]."),
+    "mtp": ("K", "Drafted tokens per iteration, or a range to search such as 0..3 [0..1]."),
     "mtp_acceptance": ("A", "Acceptance per draft [0.7]."),
     "microbatches": ("M", "1, 2 or auto [auto]."),
     "expert_balance": ("B", "perfect, measured, none or a factor [measured]."),

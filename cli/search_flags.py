@@ -167,10 +167,16 @@ def read_percentile(text: str) -> float:
 
 
 def _drafts(text: str | None, model: ModelSpec) -> tuple[int, ...]:
-    """Return the MTP depths to search: none and one where the model has a head, unless one is given."""
+    """Return the MTP depths to search: none and one where the model has a head, unless one or a range is given."""
     if text is None:
         return (0, 1) if model.mtp_layers else (0,)
-    return (read_drafts(text, model),)
+    first, dots, last = text.partition("..")
+    if not dots:
+        return (read_drafts(text, model),)
+    low, high = read_drafts(first, model), read_drafts(last, model)
+    if low > high:
+        raise BadInput(f"--mtp: {text[:20]!r} must rise, such as 0..3")
+    return tuple(range(low, high + 1))
 
 
 def _microbatches(text: str | None, model: ModelSpec) -> tuple[int, ...]:

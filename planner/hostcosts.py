@@ -7,7 +7,6 @@ or the machine.
 
 from dataclasses import dataclass
 
-from planner.engines.loader import engine_names, load_engine
 from podplan.errors import BadInput
 
 REQUEST_SECONDS = 0.04
@@ -56,6 +55,8 @@ def host_costs(system: str | None) -> HostCosts:
         return HostCosts()
     if system in SYSTEMS:
         return SYSTEMS[system]
+    from planner.engines.loader import engine_names, load_engine  # the schema of profiles takes time to build
+
     if system.partition("@")[0] not in engine_names():
         known = ", ".join(sorted({*engine_names(), *SYSTEMS}))
         raise BadInput(f"system {system!r} has no host costs; known are {known}")

@@ -2,14 +2,15 @@
 
 from collections import Counter
 from functools import cache
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from models.spec import MLA
-from planner.engines.loader import load_engine
-from planner.engines.rules import Setup, broken_pair, broken_rule
-from planner.engines.spec import EngineProfile
 from planner.question import Question
 from planner.strategy import Strategy
+
+if TYPE_CHECKING:  # the schema of profiles takes time to build, and the reference engine needs none
+    from planner.engines.rules import Setup
+    from planner.engines.spec import EngineProfile
 
 REFERENCE = "reference"
 Layers = tuple[int, int]
@@ -46,6 +47,8 @@ def _broken(
     question: Question, role: Literal["prefill", "decode"], strategy: Strategy, layout: tuple[int, int, int]
 ) -> str | None:
     """Return the rule that a layout of (redundant, dedicated, microbatches) breaks with any of the drafts asked."""
+    from planner.engines.rules import Setup, broken_rule
+
     profile, model = _profile(question.engine), question.model
     machines = question.prefill if role == "prefill" else question.decode
     redundant, dedicated, microbatches = layout
@@ -72,7 +75,9 @@ def _broken(
 
 
 @cache
-def _profile(engine: str) -> EngineProfile:
+def _profile(engine: str) -> "EngineProfile":
+    from planner.engines.loader import load_engine
+
     return load_engine(engine)
 
 
@@ -89,6 +94,8 @@ def pairs(question: Question, prefill: set[Layers], decode: set[Layers]) -> list
     """
     if question.engine == REFERENCE:
         return [(prefill, decode)]
+    from planner.engines.rules import broken_pair
+
     profile, found = _profile(question.engine), dict[frozenset[Layers], set[Layers]]()
     for theirs in sorted(decode):
         other = _bare(question, "decode", theirs)
@@ -100,8 +107,10 @@ def pairs(question: Question, prefill: set[Layers], decode: set[Layers]) -> list
     return [(set(ours), theirs) for ours, theirs in sorted(found.items(), key=lambda pair: -len(pair[0]))]
 
 
-def _bare(question: Question, role: Literal["prefill", "decode"], layers: Layers) -> Setup:
+def _bare(question: Question, role: Literal["prefill", "decode"], layers: Layers) -> "Setup":
     """Return what a pair's rules read of an instance."""
+    from planner.engines.rules import Setup
+
     machines, tp, pp = question.prefill if role == "prefill" else question.decode, *layers
     return Setup(
         strategy=Strategy(attention_tp=tp, pp=pp),

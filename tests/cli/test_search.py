@@ -89,6 +89,13 @@ def test_a_head_that_drafts_is_searched_with_and_without(capsys: pytest.CaptureF
     assert data["best"]["requests_per_second"] == 1
 
 
+def test_a_range_of_drafts_is_searched(capsys: pytest.CaptureFixture[str]) -> None:
+    """Every depth from the first to the last, of which the plan has one."""
+    data = _json(capsys, "deepseek-r1", "--hw", "h200", "--nodes", "2", "--mtp", "1..2", "--osl", "256")
+    assert data["question"]["mtp"] == [1, 2]
+    assert {pool["mtp"] for pool in data["best"]["pools"] if pool["role"] == "decode"} <= {1, 2}
+
+
 def test_pools_on_different_machines_keep_to_their_own(capsys: pytest.CaptureFixture[str]) -> None:
     """`--hw` and `--nodes` per role: neither pool takes devices of the other."""
     data = _json(capsys, *MIXED)
@@ -169,6 +176,7 @@ def test_no_plan_is_told_with_the_limit(tmp_path: Path, capsys: pytest.CaptureFi
         ([*SMALL, "--objective", "throughput", "--rate", "5/s"], "leave one out"),
         ([*SMALL, "--rate", "5"], "--rate: '5' is not a rate"),
         ([*SMALL, "--percentile", "100"], "--percentile: '100'"),
+        (["deepseek-r1", "--hw", "h800", "--mtp", "3..1"], "must rise, such as 0..3"),
         ([*SMALL, "--engine", "xllm"], "xLLM runs here on Ascend devices"),
         ([*SMALL, "--format", "azure"], "--trace FILE"),
         ([*SMALL, "--isl-cv", "x"], "--isl-cv: 'x'"),
