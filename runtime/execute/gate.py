@@ -38,6 +38,9 @@ class Routes:
 
 def route(logits: Array, bias: Array, moe: MoE, architecture: str) -> Routes:
     """Return the k experts of every token from the gate's logits [T, E] and its bias [E]."""
+    if not len(logits):
+        none = np.zeros((0, moe.experts_per_token))
+        return Routes(experts=none.astype(np.int64), weights=none, margin=np.zeros(0))
     scoring = FAMILIES.get(architecture, Scoring())
     scores = sigmoid(logits) if scoring.sigmoid else softmax(logits)
     choice = scores + bias if scoring.sigmoid else scores

@@ -45,6 +45,14 @@ class Partition:
         self.shapes = tensor_shapes(small)
         self._rules: dict[str, tuple[int, ShardRule]] = {}
         self._bounds = stage_bounds(layout.pool)
+        self._attention: dict[int, list[str]] = {}
+        for name in self.shapes:
+            if ".self_attn." in name:
+                self._attention.setdefault(layer_of(name) or 0, []).append(name)
+
+    def attention_names(self, layer: int) -> list[str]:
+        """Return the attention tensors of a layer."""
+        return self._attention[layer]
 
     def rule(self, name: str) -> tuple[int, ShardRule]:
         """Return the first rule that matches a tensor, and its place.

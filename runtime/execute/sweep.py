@@ -61,12 +61,11 @@ def sweep(setup: Setup, loop: Loop, int8: bool) -> Swept:
     outputs = loop.run({rank: _program(cases[rank], longest) for rank in own})
     attends = {rank: workers[rank] for rank in own if workers[rank].place.tp >= 0}
     pairs = sum(int((worker.traffic > 0).sum()) for worker in attends.values())
-    difference, used, tokens = 0.0, 0.0, 0
-    for rank in attends:
-        case = cases[rank]
-        if case.compares:
-            off, share = _compared(case, longest, outputs[rank], int8)
-            difference, used, tokens = max(difference, off), max(used, share), tokens + len(outputs[rank])
+    compared = [rank for rank in attends if cases[rank].compares]
+    difference, used = _compared(
+        [cases[rank] for rank in compared], longest, [outputs[rank] for rank in compared], int8
+    )
+    tokens = sum(len(outputs[rank]) for rank in compared)
     all_pairs = len(attends) * setup.layout.pool.degrees.moe_ep
     return Swept(pairs, all_pairs, tokens, difference, used if int8 and not setup.weights.int8 else None)
 
@@ -236,17 +235,27 @@ def _batch(case: _Case, each: int) -> Batch:
     return prompts_batch([[0] * (each * case.senders)], [0], 0, "sweep")
 
 
-def _compared(case: _Case, each: int, output: Array, int8: bool) -> tuple[float, float]:
-    """Return the largest difference from the unsharded layer, and the largest error over its bound."""
-    weights, layer = case.worker.setup.weights, case.layer
-    assert layer is not None, "only stages with experts are compared"
-    routes = case.routes(each)
-    x = case.states(len(routes.experts))
-    error = np.abs(output - unsharded_experts(weights, layer, x, routes))
-    if not int8 or weights.int8:
-        return float(error.max()), 0.0
-    bound = message_error_bound(weights, layer, x, routes, case.worker)
-    return float(error.max()), float((error / bound).max())
+def _compared(cases: list[_Case], each: int, outputs: list[Array], int8: bool) -> tuple[float, float]:
+    """Return the largest difference from the unsharded layer, and the largest error over its bound; all of a layer at
+    once, for the unsharded layer goes expert by expert.
+    """
+    difference, used = 0.0, 0.0
+    for layer in {case.layer for case in cases if case.layer is not None}:
+        own = [number for number, case in enumerate(cases) if case.layer == layer]
+        parts = [cases[number].routes(each) for number in own]
+        routes = Routes(
+            experts=np.concatenate([part.experts for part in parts]),
+            weights=np.concatenate([part.weights for part in parts]),
+            margin=np.concatenate([part.margin for part in parts]),
+        )
+        x = np.concatenate([cases[n].states(len(part.experts)) for n, part in zip(own, parts, strict=True)])
+        worker = cases[own[0]].worker
+        weights = worker.setup.weights
+        error = np.abs(np.concatenate([outputs[n] for n in own]) - unsharded_experts(weights, layer, x, routes))
+        difference = max(difference, float(error.max()))
+        if int8 and not weights.int8:
+            used = max(used, float((error / message_error_bound(weights, layer, x, routes, worker)).max()))
+    return difference, used
 
 
 def message_error_bound(weights: Weights, layer: int, x: Array, routes: Routes, worker: Worker) -> Array:

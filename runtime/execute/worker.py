@@ -111,7 +111,9 @@ class Worker:
         return np.concatenate(await all_gather(self.comm("tp", batch.microbatch, f"{batch.label}, {what}"), x))
 
     async def attend(self, layer: int, x: Array, batch: Batch) -> Array:
-        """Norm, attention and output projection of a layer."""
+        """Norm, attention and output projection of a layer; an empty batch, as all its ranks know, needs none."""
+        if not batch.tokens:
+            return x
         at = f"model.layers.{layer}"
         attention = self._attention(layer)
         label = f"{batch.label}, layer {layer}, attention"
@@ -138,7 +140,7 @@ class Worker:
 
     def _made_attention(self, layer: int) -> Attention:
         at, spec = f"model.layers.{layer}.self_attn.", self.setup.small.spec.attention
-        names = [name for name in self.setup.partition.shapes if name.startswith(at) and "o_proj" not in name]
+        names = [name for name in self.setup.partition.attention_names(layer) if "o_proj" not in name]
         parts = {name.removeprefix(at): self.part(name) for name in names}
         if isinstance(spec, MLA):
             heads = len(parts["kv_b_proj.weight"]) // (spec.qk_nope_head_dim + spec.v_head_dim)
@@ -201,6 +203,8 @@ class Worker:
 
     async def dense(self, layer: int, x: Array, batch: Batch) -> Array:
         """The dense feed-forward over attention TP."""
+        if not batch.tokens:
+            return x
         group = self.comm("tp", batch.microbatch, f"{batch.label}, layer {layer}, dense")
         at = f"model.layers.{layer}.mlp"
         out = await self.swiglu(at, x, group)
