@@ -83,7 +83,7 @@ class MixedInstance(DecodeInstance):
         self._absorb()
         now = self._engine.now_seconds
         loads, ended = self._fill()
-        seconds = self._timer_seconds(loads)
+        seconds = self.batch.timer.step_seconds(loads, self.ranks)
         self._ended = ended
         self._times = [now + seconds]
         self.busy_seconds += seconds
@@ -92,9 +92,6 @@ class MixedInstance(DecodeInstance):
             figures = {"requests": float(self.batch.total), "tokens": sum(load.tokens for load in loads)}
             self._shared.span(self.name, "mixed", now, seconds, figures)
         self._engine.at(now + seconds, COMPLETION, self._end, self._epoch)
-
-    def _timer_seconds(self, loads: list[RankLoad]) -> float:
-        return self.batch.timer.step_seconds(loads, self.ranks)
 
     def _fill(self) -> tuple[list[RankLoad], list[tuple[int, Request]]]:
         """Put running requests and prompt chunks into the step; return the loads and the prompts that it ends."""

@@ -64,6 +64,7 @@ class PrefillInstance:
         self.timer = StepTimer(self.cost, pool.microbatches)
         self._collaborative = shared.manifest.routing.prefill == "collaborative"
         self._interrupts = shared.manifest.routing.offline == "slo"
+        self._counts_offline = shared.manifest.routing.offline == "equal"
         self.ranks = pool.degrees.attention_dp
         self.rank_devices = pool.degrees.attention_tp * pool.degrees.pp
         self.budget = pool.limits.tokens_per_device * self.rank_devices
@@ -83,7 +84,7 @@ class PrefillInstance:
     @property
     def idle(self) -> bool:
         """Whether nothing is prefilled or waits here alone."""
-        return self._pass is None and not self._carried and not self.queue
+        return self._pass is None and not self._carried and (self._collaborative or not self.queue)
 
     def enqueue(self, request: Request) -> None:
         """Let ``request`` wait for a pass."""
@@ -93,6 +94,16 @@ class PrefillInstance:
         self.wake()
         if self._interrupts and self._pass is not None and self._pass.only_offline:
             self._interrupt()
+
+    def _uncount(self, request: Request) -> None:
+        if not request.offline or self._counts_offline:
+            self.waiting_tokens -= request.prompt
+
+    @property
+    def _has_work(self) -> bool:
+        """Whether anything waits that this instance may take: what others share with it only while it takes prompts."""
+        own = bool(self._carried) or (bool(self.queue) and not self._collaborative)
+        return own or (self.accepts and bool(self.queue or self.offline))
 
     def wake(self) -> None:
         """Start a pass at the end of this instant unless one runs."""
@@ -105,7 +116,7 @@ class PrefillInstance:
 
     def _start(self, _: object = None) -> None:
         self._starting = False
-        if self._pass is not None or not self.up or not (self.queue or self._carried or self.offline):
+        if self._pass is not None or not self.up or not self._has_work:
             return
         if not self.devices.take(self):
             return
@@ -137,14 +148,17 @@ class PrefillInstance:
         for request, rank, done in making.before:
             if not request.offline:
                 self._chunk(making, request, rank, done)
-        (self._fill_evenly if self._collaborative else self._fill_in_order)(making, self.queue)
+        if not self._collaborative:
+            self._fill_in_order(making, self.queue)
+        elif self.accepts:
+            self._fill_evenly(making, self.queue)
         alone = self._interrupts and bool(making.ended or making.carried)
         for request, rank, done in making.before:
             if request.offline and alone:
                 making.carried.append((request, rank, done))
             elif request.offline:
                 self._chunk(making, request, rank, done)
-        if self.offline and not self.queue and not alone:
+        if self.offline and self.accepts and not self.queue and not alone:
             self._fill_in_order(making, self.offline)
         return making
 
@@ -245,8 +259,7 @@ class PrefillInstance:
         for request, rank in done.ended:
             if request.first_token < 0:
                 request.first_token = now
-            if not request.offline:
-                self.waiting_tokens -= request.prompt
+            self._uncount(request)
             if request.blocks is not None:
                 self._shared.cache.insert(request.blocks)
             self._shared.tokens_out += 1
@@ -305,7 +318,6 @@ class PrefillInstance:
         for request in here:
             self.held_tokens -= request.hold
             request.hold = 0
-            if not request.offline:
-                self.waiting_tokens -= request.prompt
+            self._uncount(request)
         self.up = False
         return sorted(here, key=lambda request: request.number)

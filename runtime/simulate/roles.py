@@ -85,9 +85,7 @@ class Roles:
         """Move the lightest decode instance to prefill, one that comes from there first; None if too few would stay."""
         able = [unit for unit in self._units if unit.decode is not None and unit.decode.up and unit.prefill is not None]
         candidates = [unit for unit in able if unit.role in ("prefill_to_decode", "decode")]
-        if len(candidates) <= min(_KEPT, max(len(able) - 1, 1)) and len(candidates) < len(able):
-            return None
-        if len(candidates) <= 1 or self._decode_full(candidates):
+        if len(candidates) <= max(min(_KEPT, len(able) - 1), 1) or self._decode_full(candidates):
             return None
         unit = min(candidates, key=lambda unit: (unit.role == "decode", self._load(unit), unit.name))
         self._turn(unit, to_prefill=True)
