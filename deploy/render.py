@@ -57,7 +57,14 @@ def render(
     named = deployment_name(manifest)
     roles = read_roles(manifest, profile, site.longest_request_tokens)
     inventory = read_inventory(Path(site.inventory), manifest) if site.inventory else None
-    target = Target(profile=profile, kind=kind, site=site, name=site.name or named, roles=tuple(roles))
+    target = Target(
+        profile=profile,
+        kind=kind,
+        site=site,
+        name=site.name or named,
+        roles=tuple(roles),
+        levels=manifest.service_levels,
+    )
     check_kind(target)
     origin = provenance(profile, VERSION, manifest_sha256)
     files = dict(_files(target, inventory, origin))

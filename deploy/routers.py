@@ -125,17 +125,20 @@ def etcd_command(name: str) -> list[str]:
 
 def xllm_service(target: Target, etcd: str) -> Router:
     """Return xLLM's service, which finds instances in etcd."""
-    levels: list[Flag] = [
+    ttft, tpot = target.limits_milliseconds
+    flags: list[Flag] = [
         ("--etcd_addr", etcd),
         ("--http_server_port", target.site.router_port),
         ("--rpc_server_port", target.site.router_port + 1),
         ("--tokenizer_path", f"{target.model_path}/"),
         ("--load_balance_policy", "RR"),
+        ("--target_ttft", ttft),
+        ("--target_tpot", tpot),
         ("--block_size", 128),
     ]
     return Router(
         programme=("/opt/xllm-service/xllm_master_serving",),
-        flags=tuple(levels),
+        flags=tuple(flags),
         table="xllm-service-0.2.0",
         joined=True,
         environment=(("ENABLE_DECODE_RESPONSE_TO_SERVICE", "true"),),

@@ -7,9 +7,12 @@ from deploy.roles import RolePlan
 from deploy.site import Site
 from deploy.words import Flag, Value, sum_of
 from planner.engines.spec import EngineProfile, PlatformKind
+from planner.manifest.schema import ServiceLevels
+from podplan.units import MILLI
 
 RENDEZVOUS_PORT = 13345
 SIDECAR_SERVICE_PORT, SIDECAR_TARGET_PORT = 8000, 8200  # llm-d-modelservice's defaults
+DEFAULT_TTFT_SECONDS, DEFAULT_TPOT_SECONDS = 1.0, 0.05  # of xllm-service and MindIE Motor
 DEVICE = "DEVICE"  # shell variables that every script sets
 NODE_RANK = "NODE_RANK"
 
@@ -23,6 +26,7 @@ class Target:
     site: Site
     name: str
     roles: tuple[RolePlan, ...]
+    levels: ServiceLevels
 
     def role(self, kind: str) -> RolePlan | None:
         """Return the first role of a kind, None where there is none."""
@@ -37,6 +41,12 @@ class Target:
     def name_of_model(self) -> str:
         """The model's name, under which it is served."""
         return self.roles[0].model.name
+
+    @property
+    def limits_milliseconds(self) -> tuple[int, int]:
+        """TTFT and TPOT that schedulers aim at: the plan's limits, else the defaults of the engines that ask."""
+        ttft, tpot = self.levels.ttft_seconds, self.levels.tpot_seconds
+        return round((ttft or DEFAULT_TTFT_SECONDS) / MILLI), round((tpot or DEFAULT_TPOT_SECONDS) / MILLI)
 
     @property
     def draft_model_path(self) -> str:

@@ -16,7 +16,6 @@ Json = dict[str, Any]
 
 DAEMON = "/usr/local/Ascend/mindie/latest/mindie-service/bin/mindieservice_daemon"
 DEEPSEEK = ("deepseek_v2", "deepseek_v3")
-MOTOR_SLOS_MILLISECONDS = (1000, 50)
 
 
 def launch(target: Target, role: RolePlan) -> Launch:
@@ -134,7 +133,7 @@ def motor(target: Target) -> Json:
     prefill, decode = target.role("prefill"), target.role("decode")
     assert prefill is not None and decode is not None, "Motor deploys prefill and decode"
     a3 = decode.hardware.devices_per_chip.value == 2
-    ttft, tpot = MOTOR_SLOS_MILLISECONDS
+    ttft, tpot = target.limits_milliseconds
     return {
         "version": "v1.0",
         "deploy_config": {

@@ -158,7 +158,7 @@ def test_the_tables_say_where_their_facts_are_from() -> None:
     [
         ("r1-cm384", "vllm-ascend", "dynamo", "no runtime for Ascend"),
         ("r1-cm384", "xllm", "llm-d", "not xLLM's"),
-        ("r1-cm384", "mindie", "lws", "use kind motor"),
+        ("r1-cm384", "mindie", "lws", "own deployer makes the objects; use bare or motor"),
         ("r1-cm384", "sglang", "dynamo", "use bare or lws or statefulset or volcano"),
         ("r1-cm384", "mindie", "bare", "needs motor"),
         ("r1-mixed", "mindie", "motor", "needs bare"),

@@ -355,3 +355,13 @@ def test_kv_may_go_over_mooncake_between_gpus() -> None:
     assert "--disaggregation-transfer-backend mooncake" in sglang["decode.sh"]
     ascend = render(plan("r1-cm384"), load_engine("sglang"), "bare", site, DIGEST).files
     assert "--disaggregation-transfer-backend ascend" in ascend["decode.sh"]
+
+
+def test_schedulers_aim_at_the_plan_s_limits() -> None:
+    """TTFT 2 s and TPOT 50 ms, in milliseconds, where MindIE Motor and xLLM's service ask for them."""
+    controller = json.loads(made("r1-cm384", "mindie", "motor").files["user_config.json"])[
+        "mindie_ms_controller_config"
+    ]
+    assert (controller["digs_prefill_slo"], controller["digs_decode_slo"]) == (2000, 50)
+    router = made("r1-cm384", "xllm", "bare").files["router.sh"]
+    assert "--target_ttft=2000" in router and "--target_tpot=50" in router
