@@ -46,9 +46,18 @@ def read_outputs(csv: str | None, plot: str | None, force: bool) -> Outputs:
 
 
 def write_answers(
-    rows: Sequence[Row], outputs: Outputs, plot: Plot | None, extra: Sequence[str], *, json: bool
+    rows: Sequence[Row],
+    outputs: Outputs,
+    plot: Plot | None,
+    extra: Sequence[str],
+    *,
+    json: bool = False,
+    quiet: bool = False,
 ) -> None:
-    """Write the files, then the table or the JSON; ``extra`` keys stand before the usual columns of the table."""
+    """Write the files, then the table or the JSON; ``extra`` keys stand before the usual columns of the table.
+
+    ``quiet`` writes the files only.
+    """
     files: dict[Path, str | bytes] = {}
     if outputs.csv is not None:
         files[outputs.csv] = as_csv(rows)
@@ -56,6 +65,8 @@ def write_answers(
         files[outputs.plot] = plotted(plot, outputs.plot)
     if files:
         write_files(files, force=outputs.force)
+    if quiet:
+        return
     if json:
         print_json({"rows": [dict(row) for row in rows]})
         return

@@ -13,6 +13,7 @@ COMMANDS = {
     "search": "Find the best deployment for a load on a machine; `plan MODEL` for short.",
     "check": "Say whether limits hold, by how much and with which confidence; for CI.",
     "explain": "Show what binds as arithmetic, what more of each resource buys, and what would be feasible.",
+    "fleet": "Place several models and their rates on one cluster.",
     "compare": "Set the best plans of several models, machines or questions side by side.",
     "sweep": "Find the best plan at every point of one or two ranges; tables, CSV, plots.",
     "predict": "Predict one configuration, with every operator.",

@@ -31,12 +31,13 @@ class Entry:
         return self.values.get(field)
 
 
-def read_questions(path: Path, own_keys: Sequence[str] = ()) -> list[Entry]:
-    """Return the questions of a file, in order; keys beside ``questions`` hold for all that do not give their own.
+def read_questions(path: Path, own_keys: Sequence[str] = (), list_key: str = "questions") -> list[Entry]:
+    """Return the questions of a file, in order; keys beside their list hold for all that do not give their own.
 
     Args:
         path: the YAML file.
         own_keys: keys of the command beside those of a question.
+        list_key: key of the list of questions.
 
     Raises:
         BadInput: no readable YAML, an unknown key, or a value that no flag could have, with its place.
@@ -45,15 +46,15 @@ def read_questions(path: Path, own_keys: Sequence[str] = ()) -> list[Entry]:
     if not isinstance(data, dict):
         raise BadInput(f"{path}: a question file is a mapping of flags to values, such as model: deepseek-r1")
     known = (*QUESTION_KEYS, "name", *own_keys)
-    shared = _flags({key: value for key, value in data.items() if key != "questions"}, known, str(path), path.parent)
-    if "questions" not in data:
+    shared = _flags({key: value for key, value in data.items() if key != list_key}, known, str(path), path.parent)
+    if list_key not in data:
         return [_entry(shared, str(path), path.stem)]
-    rows = data["questions"]
+    rows = data[list_key]
     if not isinstance(rows, list) or not rows or len(rows) > MOST_QUESTIONS:
-        raise BadInput(f"{path}: questions must be a list of 1 to {MOST_QUESTIONS} mappings of flags to values")
+        raise BadInput(f"{path}: {list_key} must be a list of 1 to {MOST_QUESTIONS} mappings of flags to values")
     entries = []
     for number, row in enumerate(rows):
-        where = f"{path}: questions[{number}]"
+        where = f"{path}: {list_key}[{number}]"
         if not isinstance(row, dict):
             raise BadInput(f"{where} must be a mapping of flags to values, such as rate: 100/s")
         own = _flags(row, known, where, path.parent)

@@ -28,3 +28,11 @@ def test_the_workflow_checks_a_question_file() -> None:
     assert "plan check capacity/questions.yaml --confidence 0.9 --junit report.xml" in [
         each.get("run") for each in steps
     ]
+
+
+def test_the_fleet_is_carried(capsys: pytest.CaptureFixture[str]) -> None:
+    """Every model of the example has a row."""
+    path = EXAMPLES / "fleets" / "two-models.yaml"
+    assert main(["fleet", str(path)]) == ExitCode.DONE
+    shown = capsys.readouterr().out
+    assert all(entry.name in shown for entry in read_questions(path, list_key="models"))
