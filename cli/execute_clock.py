@@ -135,6 +135,11 @@ def explanation(row: Beside) -> str:
     note = row.timing.note.strip()
     if note:
         return note
+    if row.timing.per_node < row.timing.ranks and row.timing.inner.plane == row.timing.line.plane:
+        return (
+            f"links inside and between nodes are one plane, {row.timing.line.plane}: they share ports, so what the "
+            "form overlaps takes turns, and what it counts apart waits for each other"
+        )
     if row.timing.operation.startswith("synchronous"):
         return "the form pays a latency per round; here all rounds are posted at once"
     return "the form pays every round's latency; only some of the rounds cross nodes"

@@ -25,8 +25,9 @@ SKEW_SIGMA = 0.51
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """Latency and bandwidth of a link, and whether each pair has one of its own."""
+    """Plane, latency and bandwidth of a link, and whether each pair has one of its own."""
 
+    plane: str
     latency_seconds: float
     bandwidth_bytes_per_second: float
     mesh: bool
@@ -37,7 +38,7 @@ class Timing:
     """What one collective took.
 
     ``message_bytes`` is what one rank has of it (reduce: the whole tensor; exchange: all that it sends); ``line`` is
-    the slowest link in the group, ``inner`` that inside a node of ``per_node`` ranks of the group. ``note`` says what
+    the slowest link in the group, ``inner`` the slowest inside a node of ``per_node`` ranks of it. ``note`` says what
     about the traffic or the links a closed form does not know. Of a hybrid, ``message_bytes`` are the hidden states of
     one node (bsh) and ``copies`` the experts per token.
     """
@@ -117,7 +118,7 @@ class PoolTimes:
             message_bytes=size,
             seconds=seconds,
             line=self._line(group[0], group[-1]),
-            inner=self._line(group[0], group[1]),
+            inner=self._line(group[0], group[max(self._per_node(group) - 1, 1)]),
             note=note or self._mixed_note(group),
         )
 
@@ -137,7 +138,7 @@ class PoolTimes:
 
     def _line(self, a: int, b: int) -> Line:
         way = self.machine(a, b)
-        return Line(way.latency_seconds, way.bandwidth_bytes_per_second, len(way.out_port) > 3)
+        return Line(way.plane, way.latency_seconds, way.bandwidth_bytes_per_second, len(way.out_port) > 3)
 
     def _reductions(self) -> list[Timing]:
         """Attention TP's all-reduce, by ring and at once."""
@@ -234,6 +235,8 @@ class PoolTimes:
         per_node = int(self.machine.hardware.devices_per_node.value)
         stage = self.pool.degrees.devices // self.pool.degrees.pp
         if self.pool.degrees.domains or stage % per_node or stage < 2 * per_node or stage > MOST_PAIRWISE:
+            return None
+        if any(self._node(rank) - self._node(0) != rank // per_node for rank in range(stage)):
             return None
         return stage // per_node, per_node
 

@@ -83,12 +83,12 @@ def test_ways_follow_the_machine() -> None:
     assert isinstance(derated, Way)
 
 
-@pytest.mark.parametrize(("hardware", "n", "m"), [("910b", 4, 8), ("910b", 2, 8), ("h20", 2, 8)])
+@pytest.mark.parametrize(("hardware", "n", "m"), [("910b", 4, 8), ("910b", 2, 8), ("h20", 2, 8), ("cm384", 2, 16)])
 @pytest.mark.parametrize("bsh", [1e6, 3e7])
 def test_fused_exchange_takes_what_the_paper_says(hardware: str, n: int, m: int, bsh: float) -> None:
     """MixServe section III-D: within 5 % of max(inter, intra) plus one round, and faster than synchronous."""
     links = Machine(load_hardware(hardware), list(range(n * m)))
-    inner, outer = links(0, 1), links(0, m)
+    inner, outer = links(0, m - 1), links(0, m)
     intra = mixserve.line if len(inner.out_port) > 3 else mixserve.port_line
     arguments = (inner.latency_seconds, inner.bandwidth_bytes_per_second)
     lines = mixserve.Links(
@@ -101,6 +101,8 @@ def test_fused_exchange_takes_what_the_paper_says(hardware: str, n: int, m: int,
     dispatch, combine = (hybrid_seconds(links, n, m, bsh * 8 / n, bsh, half, True) for half in (False, True))
     assert dispatch == pytest.approx(mixserve.fused_dispatch(shape, m, n, lines), rel=0.05)
     assert combine == pytest.approx(mixserve.fused_combine(shape, m, n, lines), rel=0.05)
+    if inner.plane == outer.plane:
+        return  # one port for both: nothing to overlap
     slow = [hybrid_seconds(links, n, m, bsh * 8 / n, bsh, half, False) for half in (False, True)]
     assert combine < 0.95 * slow[1]
     assert dispatch < 0.95 * slow[0] if n > 2 else dispatch == pytest.approx(slow[0])
