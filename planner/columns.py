@@ -115,10 +115,8 @@ class Side:
             self.guess[same] = self.rate[same]
             return float(self.rate[column]) >= wanted
         if wanted > 0 and not server.pool_carries(left, wanted * self.unit):
-            # Fewer of the same carry no more each: dealt to fewer, arrivals are less even.
-            fewer = (self.offer == offer) & (self.left <= left)
-            self.rate[fewer] = np.minimum(self.rate[fewer], wanted * (1 - _BELOW) * self.left[fewer] / left)
-            self.guess[fewer] = np.minimum(self.guess[fewer], self.rate[fewer])
+            self.rate[column] = min(float(self.rate[column]), wanted * (1 - _BELOW))
+            self.guess[column] = min(float(self.guess[column]), float(self.rate[column]))
             return False
         # The bound is right for the queue; the root finder's last digits may pass it.
         self.rate[column] = min(server.pool_capacity(left) / self.unit, float(self.rate[column]))

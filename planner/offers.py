@@ -6,7 +6,7 @@ the other is dropped. Of decode rows the largest batch within the limits is take
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -28,6 +28,7 @@ from planner.dominance import undominated
 from planner.imbalance import expected_maximum_normal
 from planner.latency import balanced_cost, tokens_per_iteration
 from planner.manifest.stacks import stacked
+from planner.manifest.terms import StepCost
 from planner.operating import MOST_UTILISATION, DecodeServer, PrefillServer
 from planner.prefill_candidates import (
     CHUNKS,
@@ -167,6 +168,8 @@ class _PrefillTable:
     single: Floats
     microbatches: Ints
     """[rows, budgets], those of the faster pass."""
+    saturated: Floats
+    """[rows, budgets] prompts per second that no stream of passes exceeds."""
 
 
 def prefill_offers(question: Question, rows: list[Row], count: Count) -> list[Offer]:
@@ -194,7 +197,7 @@ def _prefill_table(
     """Cost every row at every budget, until no row keeps the limit with as many prompts."""
     number, workload = len(group.rows), question.workload
     seconds, single = np.full((number, len(budgets)), np.inf), np.full(number, np.inf)
-    microbatches = np.ones((number, len(budgets)), dtype=np.int64)
+    microbatches, saturated = np.ones((number, len(budgets)), dtype=np.int64), np.zeros((number, len(budgets)))
     cost = stacked(balanced_cost(group.deployment, question.balance))
     ranks = np.asarray(group.deployment.strategy.attention_dp)
     for parts in usable_microbatches(question, group):
@@ -208,12 +211,44 @@ def _prefill_table(
             took = pass_seconds(cost, workload, fullest, prompts[:, None], chunks, parts)
             took = np.where(fits, took, np.inf).T
             count.evaluated += took.size
+            saturated[:, start:stop] = np.maximum(
+                saturated[:, start:stop],
+                np.where(fits, _saturated(question, cost, (prompts[:, None], ranks), took.T, (chunks, parts)), 0.0).T,
+            )
             quicker = took < seconds[:, start:stop]
             microbatches[:, start:stop] = np.where(quicker, parts, microbatches[:, start:stop])
             seconds[:, start:stop] = np.where(quicker, took, seconds[:, start:stop])
         if not (seconds[:, stop - 1] <= question.ttft_seconds).any():
             break
-    return _PrefillTable(group=group, budgets=budgets, seconds=seconds, single=single, microbatches=microbatches)
+    return _PrefillTable(
+        group=group, budgets=budgets, seconds=seconds, single=single, microbatches=microbatches, saturated=saturated
+    )
+
+
+def _saturated(
+    question: Question, cost: StepCost, held: tuple[Floats, Floats], seconds: Floats, cut: tuple[int, int]
+) -> Floats:
+    """Prompts per second that no stream of passes exceeds, [budgets, rows].
+
+    Equal prompts fill every pass alike: as many as it holds, over its seconds. Of others a pass of the same tokens
+    may hold more, and short ones attend to less: bounded by passes of eight times as many equal prompts, even over the
+    groups, for a pass takes the less per token the more it has, pairs are convex in the length, and the busiest
+    group has at least the mean. Args: ``held`` prompts of a group [budgets, 1] and groups [rows]; ``cut`` the parts of
+    a prompt and microbatches.
+    """
+    prompts, ranks = held
+    if not varied(question):
+        return np.asarray(prompts * ranks / seconds)
+    chunks, parts = cut
+    lengths = replace(question.workload.input_tokens, squared_cv=0.0)
+    even, many = replace(question.workload, input_tokens=lengths, prompts=None), 8 * prompts
+    return np.asarray(many * ranks / pass_seconds(cost, even, many, many, chunks, parts))
+
+
+def varied(question: Question) -> bool:
+    """Whether prompts differ, in length or in what is cached of them."""
+    workload = question.workload
+    return bool(workload.prompts is not None or workload.input_tokens.squared_cv or workload.prefix_reuse)
 
 
 def _blocks(budgets: tuple[tuple[int, int], ...], rows: int) -> list[tuple[int, int]]:
@@ -252,9 +287,11 @@ def _row_offers(question: Question, table: _PrefillTable, row: int, ranks: int) 
         if saturated <= best:  # a larger pass that carries no more
             continue
         best = saturated
-        bound = MOST_UTILISATION * min(saturated, _timely(question, float(table.single[row]), seconds, prompts * ranks))
+        bound = MOST_UTILISATION * float(table.saturated[row, place])
+        if not varied(question):
+            bound = min(bound, _timely(question, float(table.single[row]), seconds, prompts * ranks))
         # A prompt waits for the rest of one pass and then for its own: longer passes than half the limit are late.
-        guess = bound * min(1.0, question.ttft_seconds / (2 * seconds))
+        guess = MOST_UTILISATION * saturated * min(1.0, question.ttft_seconds / (2 * seconds))
         build = partial(_prefill_server, question, table, row, place, seconds)
         offers.append(Offer(devices, bound, build, guess, (strategy.attention_tp, strategy.pp)))
     return offers
@@ -269,9 +306,9 @@ def _timely(question: Question, single: float, full: float, most: int) -> float:
     """
     limit, share = question.ttft_seconds, question.percentile / 100
     if full <= limit or most == 1:
-        return most / full
+        return math.inf
     within = 1 + (most - 1) * (limit - single) / (full - single)
-    return MOST_UTILISATION**-1 / (share * limit / within + (1 - share) * full / most)
+    return 1 / (share * limit / within + (1 - share) * full / most)
 
 
 def _prefill_server(question: Question, table: _PrefillTable, row: int, place: int, seconds: float) -> PrefillServer:

@@ -15,11 +15,11 @@ POOL = "h100 pool"
 
 def member(name: str, rate: float, **asked: object) -> Member:
     """Return Qwen3-8B, or another model, at a rate."""
-    question = small_question(**{"model": "qwen3-8b", "devices": 12} | asked)
+    question = small_question(**{"model": "qwen3-8b", "devices": 8} | asked)
     return Member(name=name, question=replace(question, rate_per_second=rate, objective="chips"))
 
 
-def fleet(devices: int = 12, objective: str = "chips", rates: tuple[float, float] = (30.0, 80.0)) -> Fleet:
+def fleet(devices: int = 8, objective: str = "chips", rates: tuple[float, float] = (30.0, 80.0)) -> Fleet:
     """Return two models with limits of their own."""
     members = (member("chat", rates[0]), member("code", rates[1], tpot_seconds=0.02, lengths=(2048.0, 64.0)))
     return Fleet(members=members, devices={POOL: devices}, objective=objective)  # type: ignore[arg-type]
@@ -42,9 +42,9 @@ def test_every_member_is_served_within_the_pools() -> None:
     for own, plan in zip(asked.members, answer.plans, strict=True):
         assert plan.requests_per_second == own.question.rate_per_second
         assert plan.ttft.at(99) <= own.question.ttft_seconds and plan.tpot.at(99) <= own.question.tpot_seconds
-        assert plan.devices == alone(own.question, 12)
+        assert plan.devices == alone(own.question, 8)
     assert answer.devices_used == {POOL: sum(plan.devices for plan in answer.plans)}
-    assert answer.devices_used[POOL] <= 12
+    assert answer.devices_used[POOL] <= 8
 
 
 def test_growth_is_what_the_devices_stand() -> None:
@@ -64,8 +64,8 @@ def test_growth_is_what_the_devices_stand() -> None:
 def test_a_fleet_of_one_is_its_plan() -> None:
     """The same devices and pools as the search's."""
     own = member("alone", 40.0)
-    answer = plan_cluster(Fleet(members=(own,), devices={POOL: 12}))
-    best = small_answer(model="qwen3-8b", devices=12, objective="chips", rate_per_second=40.0).best
+    answer = plan_cluster(Fleet(members=(own,), devices={POOL: 8}))
+    best = small_answer(model="qwen3-8b", devices=8, objective="chips", rate_per_second=40.0).best
 
     assert best is not None and answer.plans[0].devices == best.devices
     assert answer.plans[0].prefill.candidate.row == best.prefill.candidate.row
