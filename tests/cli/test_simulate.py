@@ -197,3 +197,18 @@ def test_lengths_without_times_need_a_rate(planned: str, tmp_path: Path, capsys:
     assert any("bad rows are left out" in note for note in data["notes"])
     assert main(["simulate", planned, "--trace", str(trace), "--skip-bad-rows", "1"]) == 2
     assert "--rate: lengths.csv has lengths only" in capsys.readouterr().err
+
+
+def test_a_long_trace_is_read_in_parts(
+    planned: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same run as at once; what needs the whole file is refused."""
+    trace = tmp_path / "trace.csv"
+    rows = [f"2024-01-01 00:00:{second:02d}.5,500,{20 + second}" for second in range(50)]
+    trace.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *rows]))
+    whole = simulated(capsys, planned, "--trace", str(trace))
+    monkeypatch.setattr("cli.simulate_traffic.LONG_TRACE_BYTES", 10)
+    parts = simulated(capsys, planned, "--trace", str(trace))
+    assert parts["e2e_seconds"] == whole["e2e_seconds"] and parts["completed"] == 50
+    assert main(["simulate", planned, "--trace", str(trace), "--repeat", "2"]) == 2
+    assert "too long for it" in capsys.readouterr().err
