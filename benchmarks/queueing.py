@@ -49,8 +49,8 @@ CASES: dict[str, tuple[str, SizeFlags, dict[str, str], dict[str, str]]] = {
 
 SEEDS = 3
 TRACES = {
-    "azure_llm_2023_conv_first20min.csv.gz": ("qwen3-30b-a3b", "h100"),
-    "mooncake_conversation_first20min.jsonl.gz": ("deepseek-v3.1", "h200"),
+    "azure_llm_2023_conv_first20min.csv.gz": ("llama-3.1-70b", "h200", "8"),
+    "mooncake_conversation_first20min.jsonl.gz": ("deepseek-v3.1", "h200", "32"),
 }
 
 
@@ -111,10 +111,10 @@ def compared(name: str, utilisation: float, pairs: list[tuple[dict[str, Any], di
     return Row(case=name, utilisation=utilisation, errors=errors, simulated=simulated)
 
 
-def trace_runs(path: Path, model: str, hardware: str, utilisations: list[float]) -> Iterator[Row]:
-    """Yield a row for each utilisation of windows of five minutes of a trace, played as fast as they ask."""
+def trace_runs(path: Path, model: str, hardware: str, devices: str, utilisations: list[float]) -> Iterator[Row]:
+    """Yield a row for each utilisation of windows of ten minutes of a trace, played as fast as they ask."""
     flags = SearchFlags(
-        model=model, machines=SizeFlags(hw=hardware, nodes="2"), traffic=TrafficFlags(trace=str(path)), ttft="10s"
+        model=model, machines=SizeFlags(hw=hardware, devices=devices), traffic=TrafficFlags(trace=str(path)), ttft="10s"
     )
     question = replace(read_search(flags).question, objective="throughput", rate_per_second=None)
     best = search(question).best
@@ -127,8 +127,8 @@ def trace_runs(path: Path, model: str, hardware: str, utilisations: list[float])
     )
     for utilisation in utilisations:
         pairs = []
-        for start in (0, 5, 10):
-            window = f"{start}min..{start + 5}min"
+        for start in (0, 10):
+            window = f"{start}min..{start + 10}min"
             plain = read_offered(SimulateFlags(manifest=Path(), trace=str(path), window=window), manifest, 0)
             arrivals = next(iter(plain.requests())).arrival_seconds
             rate = (len(arrivals) - 1) / float(arrivals[-1] - arrivals[0])

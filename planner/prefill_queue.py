@@ -175,7 +175,7 @@ def latency_of(service: Service, rate: float, arrival_squared_cv: float = 1.0) -
     if rate * service.seconds[-1] >= service.most:
         return None
     rate, dispersion = max(rate, 1e-12), max(arrival_squared_cv, _SMALLEST_DISPERSION)
-    phases, most = round(1 / dispersion), int(min(_reach(service, rate, dispersion), service.most))
+    phases, most = _phases(service, dispersion), int(min(_reach(service, rate, dispersion), service.most))
     part = _by_dispersion(service, rate, dispersion, phases, most)
     found: list[tuple[Array, Array]] = []
     pass_seconds = float(service.seconds[0])
@@ -190,6 +190,13 @@ def latency_of(service: Service, rate: float, arrival_squared_cv: float = 1.0) -
         pass_seconds = float(taken @ (chain.durations @ chain.weights))
     seconds, masses = (np.concatenate(column) for column in zip(*found, strict=True))
     return _histogram(*_with_further(service, pass_seconds, seconds, masses))
+
+
+def _phases(service: Service, dispersion: float) -> int:
+    """Phases of dealt arrivals; fewer where lengths spread, beside which arrivals that are more even tell nothing."""
+    one = np.array([1.0])
+    spread = float(service.variance(one)[0] / service.mean(one)[0] ** 2)
+    return min(round(1 / dispersion), max(math.ceil(2 / max(spread, 1e-3)), 3))
 
 
 def _by_dispersion(service: Service, rate: float, dispersion: float, phases: int, most: int) -> float:
