@@ -12,6 +12,7 @@ from cli.place_change import migrate, read_current, read_weight, weigh_traffic
 from cli.place_decide import decide, read_asked, time_experts
 from cli.place_files import dense_line, moe_map, write_placement
 from cli.place_flags import PlaceFlags, read_holdout
+from cli.place_plot import write_plots
 from cli.place_render import (
     CURVE_COLUMNS,
     Answer,
@@ -96,6 +97,9 @@ def place(
     out: Annotated[
         Path | None, typer.Option("--out", metavar="DIR", help="Write the map in every engine's format.")
     ] = None,
+    plot: Annotated[
+        Path | None, typer.Option("--plot", metavar="DIR", help="Draw loads per device, and the curve; podplan[plot].")
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace files that exist.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
@@ -168,6 +172,7 @@ def place(
     data = as_json(answer, moe)
     if out is not None:
         write_placement(out, moe, data, force=force)
+    drawn = [] if plot is None else write_plots(plot, answer, force=force)
     if json:
         print_json(data)
         return
@@ -177,5 +182,7 @@ def place(
     if decision is not None and decision.choices:
         print_table(CURVE_COLUMNS, curve_rows(decision), title="Redundant experts", right=CURVE_COLUMNS)
     print_lines(decision_lines(answer))
+    if drawn:
+        print_lines([f"drew {', '.join(drawn)} in {plot}"])
     if out is not None:
         print_lines([f"wrote {', '.join([*WRITERS, 'placement.json'])} to {out}", dense_line(flags, moe)])

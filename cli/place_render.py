@@ -10,7 +10,7 @@ from cli.place_change import Migration, Traffic
 from cli.place_decide import Decision, TimedPlacement
 from planner.manifest.mapformats import MoeMap
 from planner.placement.certify import Certified
-from planner.placement.eplb import eplb
+from planner.placement.eplb import eplb, eplb_as_published
 from planner.placement.heldout import HeldOut
 from planner.placement.loadfiles import LoadFile
 from planner.placement.methods import Placement, measure, trivial
@@ -54,7 +54,7 @@ def table_rows(answer: Answer) -> list[list[str]]:
     bound = "lower bound, groups kept" if problem.keep_groups else "lower bound"
     rows = [
         ("as engines start", measure(problem, trivial(problem))),
-        ("EPLB", measure(problem, eplb(problem))),
+        ("EPLB", measure(problem, eplb_as_published(problem))),
         (f"podplan ({placed.method})", placed.imbalance),
         (bound, placed.lower_bound),
     ]
@@ -219,7 +219,8 @@ def as_json(answer: Answer, moe: MoeMap) -> dict[str, Any]:
         "lower_bound_by_layer": placed.lower_bound.tolist(),
         "baselines": {
             "as_engines_start": _mean_max(measure(problem, trivial(problem))),
-            "eplb": _mean_max(measure(problem, eplb(problem))),
+            "eplb": _mean_max(measure(problem, eplb_as_published(problem))),
+            "eplb_without_duplicates": _mean_max(measure(problem, eplb(problem))),
         },
         "certificates": [
             {"layer": layer, "target": found.target, "prices": found.prices.tolist()}

@@ -12,9 +12,8 @@ from planner.placement.pricing import Certificate
 from planner.placement.problem import Problem
 from planner.placement.rows import Integers
 
-_STEPS = 3000
-_WIDE_GAP = 0.012
-"""Layers whose gap is wider after the first proof are searched once more, from another seed."""
+_ROUNDS = ((GOAL, 3_000, GOAL), (0.01, 8_000, GOAL / 4), (0.01, 16_000, GOAL / 4))
+"""Rounds of (layers with a wider gap, steps of the search from another seed, gap at which the proof stops)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,11 +34,11 @@ def certify(problem: Problem, placed: Placement) -> Certified:
         return Certified(placement=placed, certificates=certificates)
     placed = replace(placed, slots=placed.slots.copy(), imbalance=placed.imbalance.copy())
     placed = replace(placed, lower_bound=np.minimum(lower_bound(problem), placed.imbalance))
-    for seed, gap in enumerate((GOAL, _WIDE_GAP)):
+    for seed, (gap, steps, goal) in enumerate(_ROUNDS):
         rows = np.flatnonzero(placed.lower_bound < placed.imbalance * (1 - gap))
         if not len(rows):
             break
-        _search_longer(problem, placed, rows, seed + 1)
+        _search_longer(problem, placed, rows, steps, seed + 1)
         for layer in rows.tolist():
             bound, found = strongest_bound(
                 problem.mean_loads[layer],
@@ -47,18 +46,19 @@ def certify(problem: Problem, placed: Placement) -> Certified:
                 problem.slots,
                 float(placed.lower_bound[layer]),
                 float(placed.imbalance[layer]),
+                goal,
             )
             if found is not None:
                 placed.lower_bound[layer], certificates[layer] = bound, found
     return Certified(placement=placed, certificates=certificates)
 
 
-def _search_longer(problem: Problem, placed: Placement, rows: Integers, seed: int) -> None:
+def _search_longer(problem: Problem, placed: Placement, rows: Integers, steps: int, seed: int) -> None:
     """Search the maps of ``rows`` on in place."""
     loads = problem.mean_loads[rows]
     floor = placed.lower_bound[rows] * loads.sum(axis=1) / problem.ranks
     held = placed.slots[rows].reshape(len(rows), problem.ranks, -1)
-    found = np.sort(search_jointly(loads, held, floor, _STEPS, seed=seed), axis=2).reshape(len(rows), -1)
+    found = np.sort(search_jointly(loads, held, floor, steps, seed=seed), axis=2).reshape(len(rows), -1)
     reached = imbalance(rank_loads(loads, found, problem.ranks))
     better = reached < placed.imbalance[rows]
     placed.slots[rows[better]] = found[better]

@@ -4,8 +4,8 @@ import numpy as np
 
 from planner.placement.rows import MILD, TOKENS, Floats, Integers, Kick, Objective, Rows, swap_best, trade_at_random
 
-SETTLED = 1e-4
-"""A row is done within this excess over its floor: routing noise is a hundred times larger."""
+SETTLED = 2e-4
+"""A row is done within this excess over its floor: routing noise is fifty times larger."""
 
 _TEMPERATURE = 1e-3
 """Mean share by which a settled map may be worse than the one before it and still be searched on from."""

@@ -14,6 +14,7 @@ from planner.manifest.loads import check_expert_map, imbalance, rank_loads
 from planner.placement.bounds import simple_bounds
 from planner.placement.counts import water_filling
 from planner.placement.eplb import eplb
+from planner.placement.exact import exact
 from planner.placement.grouped import group_bound, keep_groups
 from planner.placement.improve import search_jointly, settle
 from planner.placement.packing import longest_first_rows
@@ -112,6 +113,7 @@ METHODS: dict[str, Method] = {
     "joint": joint,
     "groups": keep_groups,
     "slices": slices,
+    "exact": exact,
 }
 
 

@@ -1,6 +1,7 @@
 """`plan place`."""
 
 import json
+import sys
 
 import numpy as np
 import pytest
@@ -161,3 +162,15 @@ def test_traffic_between_nodes_has_a_price(loads, capsys):
     for flags in (["--traffic-weight", "1"], ["--groups", "4", "--traffic-weight", "x"]):
         assert main([*place, *flags]) == 2
         assert "--traffic-weight" in capsys.readouterr().err
+
+
+def test_plots_are_an_extra(loads, tmp_path, capsys, monkeypatch):
+    """Two pictures with matplotlib; without it one sentence that says what to install."""
+    place = ["place", str(loads), "--devices", "8", "--redundant-experts", "8", "--method", "water-filling", "--curve"]
+    with monkeypatch.context() as patched:
+        patched.setitem(sys.modules, "matplotlib.figure", None)
+        assert main([*place, "--plot", str(tmp_path / "none")]) == 2
+    assert "podplan[plot]" in capsys.readouterr().err
+    pytest.importorskip("matplotlib")
+    assert main([*place, "--plot", str(tmp_path / "plots")]) == 0
+    assert {path.name for path in (tmp_path / "plots").iterdir()} == {"device_loads.svg", "redundancy.svg"}

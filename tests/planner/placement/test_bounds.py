@@ -9,6 +9,7 @@ from planner.placement.bounds import simple_bounds, water_level
 from planner.placement.counts import replica_counts
 from planner.placement.methods import place
 from planner.placement.problem import Problem
+from podplan.errors import BadInput
 from tests.expert_loads import brute_force, power_law
 
 SMALL = [
@@ -43,6 +44,16 @@ def test_bounds_and_maps_lie_on_their_sides_of_the_optimum(experts, ranks, redun
     assert (placed.lower_bound <= best * (1 + 1e-9)).all()
     assert (placed.imbalance >= best * (1 - 1e-9)).all()
     assert (placed.imbalance / best).mean() <= 1.03
+
+
+@pytest.mark.parametrize(("experts", "ranks", "redundant"), [(5, 2, 1), (4, 3, 2), (6, 3, 3)])
+def test_the_integer_programme_finds_the_best_of_all_maps(experts, ranks, redundant):
+    """Counts and positions together, against enumeration; larger layers are refused."""
+    loads = np.random.default_rng(experts).lognormal(0, 1, (3, experts))
+    placed = place(Problem(loads=loads, ranks=ranks, redundant=redundant), "exact")
+    assert placed.imbalance == pytest.approx(brute_force(loads, ranks, redundant), rel=1e-6)
+    with pytest.raises(BadInput, match="--method: exact"):
+        place(Problem(loads=np.ones((1, 64)), ranks=8), "exact")
 
 
 @settings(max_examples=100, deadline=None)
