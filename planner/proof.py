@@ -61,9 +61,10 @@ def covers(sides: Sequence[Side]) -> str:
     roles = " and ".join(f"{len(side.offers)} {side.role}" for side in sides)
     columns = sum(side.size for side in sides)
     return (
-        f"{columns} columns, each so many instances of one of the {roles} instances that no other of their size and "
-        "attention groups matches, of every strategy, redundancy, MTP depth and microbatching of the grid, every "
-        "integer decode batch whose full iteration keeps the limit, and every listed prefill budget"
+        f"{columns} columns of separate prefill and decode pools, each so many instances of one of the {roles} "
+        "instances that no other of their size and attention groups matches at the batches and budgets costed, of "
+        "every strategy, redundancy, MTP depth and microbatching of the grid, every integer decode batch whose full "
+        "iteration keeps the limit, and every listed prefill budget"
     )
 
 
