@@ -241,8 +241,9 @@ def _saturated(
         return np.asarray(prompts * ranks / seconds)
     chunks, parts = cut
     lengths = replace(question.workload.input_tokens, squared_cv=0.0)
-    even, many = replace(question.workload, input_tokens=lengths, prompts=None), 8 * prompts
-    return np.asarray(many * ranks / pass_seconds(cost, even, many, many, chunks, parts))
+    workload = replace(question.workload, input_tokens=lengths, length_covariance=0.0, prompts=None)
+    many = 8 * prompts
+    return np.asarray(many * ranks / pass_seconds(cost, workload, many, many, chunks, parts))
 
 
 def varied(question: Question) -> bool:
