@@ -46,7 +46,9 @@ def test_place_with_one_slot_per_rank_is_proven_optimal():
     ranks=st.integers(1, 5),
     more=st.integers(0, 20),
     zeros=st.booleans(),
-    method=st.sampled_from(["auto", *(name for name in METHODS if name not in ("trivial", "groups", "exact", "slices"))]),
+    method=st.sampled_from(
+        ["auto", *(name for name in METHODS if name not in ("trivial", "groups", "exact", "slices"))]
+    ),
 )
 def test_every_method_makes_a_valid_map(seed, experts, ranks, more, zeros, method):
     """Any divisible number of slots gives a map that passes the check, and twice the same."""
