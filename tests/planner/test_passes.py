@@ -1,5 +1,7 @@
 """Passes of prompts of varying length: against sums and packings that can be done by hand or drawn."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -9,8 +11,10 @@ from planner.manifest.stepcost import evaluate
 from planner.manifest.terms import StepLoad
 from planner.passes import Machine, varied_service
 from planner.prompts import Prompts, length_kinds, prompts_of
+from planner.search import search
 from planner.workload import Lengths, Trace, Traffic, Workload, kinds_of_rows
 from tests.instances import instance
+from tests.questions import small_question
 
 
 def _machine(ranks: int = 1, budget: float = 8192.0) -> Machine:
@@ -115,3 +119,15 @@ def test_passes_of_many_prompts_add_their_variances() -> None:
     at = np.array([6.0])
     assert float(service.mean(at)[0]) == pytest.approx(seconds.mean(), rel=0.05)
     assert float(np.sqrt(service.variance(at)[0])) == pytest.approx(seconds.std(), rel=0.25)
+
+
+def test_a_trace_whose_lengths_covary_is_planned_for() -> None:
+    """Kinds of prompts and a covariance, as a trace has both, reach a plan."""
+    rng = np.random.default_rng(3)
+    tokens = np.rint(rng.lognormal(6, 0.8, 2000)) + 1
+    answers = np.rint(400 / np.sqrt(tokens)) + 2
+    rows = Trace(arrival_seconds=np.cumsum(rng.exponential(0.2, 2000)), input_tokens=tokens, output_tokens=answers)
+    workload = Traffic.from_trace(rows).workload
+    assert workload.length_covariance < 0
+    question = replace(small_question(model="qwen3-8b", devices=2), workload=workload)
+    assert search(question).best is not None
