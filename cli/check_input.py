@@ -9,7 +9,7 @@ from cli.flags import flag_name, read_fraction, read_tokens
 from cli.question_file import Entry
 from cli.question_options import search_flags
 from cli.search_flags import SearchInput, read_limit, read_percentile, read_search, read_survive
-from cli.traffic import TrafficFlags, read_cv, read_traffic
+from cli.traffic import TrafficFlags, read_cv, read_rate, read_traffic
 from planner.check import Limits, Search, Verdict, check_deployed, check_question
 from planner.deployed import from_manifest
 from planner.expectation import planned_rate, workload_of
@@ -18,10 +18,9 @@ from planner.manifest.schema import Manifest
 from planner.survival import Loss
 from planner.workload import Lengths, Workload
 from podplan.errors import BadInput
-from podplan.units import parse_rate
 
 OWN_KEYS = ("manifest", "confidence")
-_OF_A_MANIFEST = ("isl", "osl", "isl_cv", "osl_cv", "prefix_reuse", "rate", "trace", "format")
+_OF_A_MANIFEST = ("isl", "osl", "isl_cv", "osl_cv", "prefix_reuse", "rate", "rate_profile", "trace", "format")
 _LIMITS = ("ttft", "tpot", "percentile", "survive")
 
 
@@ -134,5 +133,6 @@ def _traffic(values: Mapping[str, str], manifest: Manifest) -> tuple[Workload, f
             f"{model.name}, which hold both"
         )
     reuse = read_fraction(values.get("prefix_reuse"), "--prefix-reuse", workload.prefix_reuse, below_one=True)
-    rate = parse_rate(values["rate"], "--rate") if "rate" in values else planned_rate(manifest)
+    rate, _ = read_rate(values.get("rate"), values.get("rate_profile"))
+    rate = planned_rate(manifest) if rate is None else rate
     return replace(workload, input_tokens=prompt, output_tokens=answer, prefix_reuse=reuse), rate

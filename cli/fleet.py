@@ -62,7 +62,8 @@ def _fleet(entries: list[Entry], where: str) -> Fleet:
     for entry in entries:
         try:
             for needed in ("model", "hw", "rate"):
-                if entry.get(needed) is None and not (needed == "rate" and entry.get("trace")):
+                others = ("rate_profile", "trace") if needed == "rate" else ()
+                if all(entry.get(key) is None for key in (needed, *others)):
                     raise BadInput(f"{needed} is missing; every model of a fleet needs model, hw and rate")
             values = {key: value for key, value in entry.values.items() if key != "objective"}
             question = read_search(search_flags(values)).question

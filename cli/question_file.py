@@ -12,7 +12,7 @@ from podplan.names import suggest
 
 QUESTION_KEYS = ("model", *OPTIONS)
 # Keys that name files or may do so: a path in a question file is read from the file's own folder.
-PATHS = ("model", "hw", "trace", "manifest")
+PATHS = ("model", "hw", "rate_profile", "trace", "manifest")
 MOST_QUESTIONS = 1000
 MOST_NAME = 120
 _PATH_ENDS = (".json", ".yaml", ".yml")
@@ -68,6 +68,7 @@ def _merged(shared: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]
     dropped = set(sizes) if sizes & own.keys() else set()
     dropped |= lengths if "trace" in own else set()
     dropped |= {"trace", "format"} if lengths & own.keys() else set()
+    dropped |= {"rate", "rate_profile"} if {"rate", "rate_profile"} & own.keys() else set()
     return {key: value for key, value in shared.items() if key not in dropped} | dict(own)
 
 

@@ -29,6 +29,7 @@ OPTIONS: dict[str, tuple[str, str]] = {
     "osl_cv": ("CV", "The same of outputs [0]."),
     "prefix_reuse": ("SHARE", "Cached share of prompts [0]."),
     "rate": ("RATE", "Requests to serve, such as 100/s."),
+    "rate_profile": ("DAY", "Rates over the day, 0:00=40/s,8:00=120/s or a CSV time,rate: sized for the worst."),
     "trace": ("FILE", "Lengths, arrivals and rate of an Azure or Mooncake trace."),
     "format": ("NAME", "azure or mooncake [as the file looks]."),
     "ttft": ("DURATION", "Limit of the time to the first token [2s]."),

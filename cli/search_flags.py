@@ -19,6 +19,7 @@ from cli.traffic import Asked, TrafficFlags, read_traffic
 from hardware.formats import KvDtype
 from models.loader import load_model
 from models.spec import ModelSpec
+from planner.day import Window
 from planner.layouts import Shared
 from planner.question import Machines, Objective, Question
 from planner.survival import Loss
@@ -71,11 +72,12 @@ class SearchFlags:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchInput:
-    """What was typed, the question that it stands for, and the trace that it names."""
+    """What was typed, the question that it stands for, and the trace and the day that it names."""
 
     flags: SearchFlags
     question: Question
     trace: Trace | None
+    day: tuple[Window, ...] = ()
 
 
 def read_search(flags: SearchFlags) -> SearchInput:
@@ -107,7 +109,7 @@ def read_search(flags: SearchFlags) -> SearchInput:
         shared=_shared(flags.shared_experts, model),
         survive=read_survive(flags.survive),
     )
-    return SearchInput(flags=flags, question=question, trace=asked.trace)
+    return SearchInput(flags=flags, question=question, trace=asked.trace, day=asked.day)
 
 
 def read_survive(text: str | None) -> Loss | None:
@@ -130,9 +132,11 @@ def _objective(flags: SearchFlags, asked: Asked, machines: tuple[Machines, Machi
         return "chips" if rated else "throughput"
     objective: Objective = read_choice(flags.objective, "--objective", get_args(Objective))
     if objective == "throughput":
-        if flags.traffic.rate is not None:
+        if flags.traffic.rate is not None or asked.day:
+            given = "--rate-profile" if asked.day else "--rate"
             raise BadInput(
-                "--rate and --objective throughput contradict, for that objective finds the largest rate; leave one out"
+                f"{given} and --objective throughput contradict, for that objective finds the largest rate; "
+                "leave one out"
             )
         return objective
     if not rated:

@@ -2,8 +2,10 @@
 
 from typing import TYPE_CHECKING
 
+from cli.day import day_json, profile_json
 from cli.search_assumptions import assumptions
 from cli.search_flags import SearchInput
+from planner.day import over_the_day
 from planner.interval import Interval
 from planner.memory import Memory
 from planner.papers import Beside
@@ -46,6 +48,9 @@ def as_json(asked: SearchInput, answer: Answer, search_seconds: float) -> dict[s
                 for each in bound.pruned
             ],
         },
+        "day": day_json(over_the_day(answer.best, asked.day), _levels(answer.best))
+        if answer.best and asked.day
+        else None,
         "published": [published_json(beside) for beside in answer.published],
         "cut": {role: dict(rules) for role, rules in answer.cut.items()},
         "binding_limit": answer.binding_limit,
@@ -95,6 +100,8 @@ def question_json(asked: SearchInput) -> "dict[str, ManifestAnswer]":
         "shared_experts": f"dedicated={question.shared}" if isinstance(question.shared, int) else question.shared,
         "engine": question.engine,
     }
+    if asked.day:
+        data["rate_profile"] = profile_json(asked.day)
     if asked.trace is not None:
         data["trace"] = {"name": asked.trace.name, "format": asked.trace.format, "requests": len(asked.trace)}
     return data
@@ -109,8 +116,7 @@ def _devices(question: Question) -> "dict[str, Scalar]":
 
 def plan_json(plan: Plan, *, compact: bool = False) -> dict[str, object]:
     """Return a plan; ``compact`` leaves out what takes a prediction of every operator."""
-    percentile = plan.question.percentile
-    levels = (*PERCENTILES, *(() if percentile in PERCENTILES else (percentile,)))
+    levels = _levels(plan)
     data: dict[str, object] = {
         "pools": [prefill_json(plan, compact=compact), decode_json(plan, compact=compact)],
         "nodes": plan.nodes,
@@ -131,6 +137,12 @@ def plan_json(plan: Plan, *, compact: bool = False) -> dict[str, object]:
     if plan.cost_per_million_tokens is not None:
         data["cost_per_million_tokens"] = plan.cost_per_million_tokens
     return data
+
+
+def _levels(plan: Plan) -> tuple[float, ...]:
+    """Return the percentiles that are told: the usual ones and the question's."""
+    percentile = plan.question.percentile
+    return PERCENTILES if percentile in PERCENTILES else (*PERCENTILES, percentile)
 
 
 def prefill_json(plan: Plan, *, compact: bool) -> dict[str, object]:

@@ -3,10 +3,12 @@
 from textwrap import fill
 from typing import TYPE_CHECKING
 
+from cli.day import day_table, day_text
 from cli.output import table
 from cli.search_assumptions import assumption_texts
 from cli.search_flags import SearchInput
 from cli.search_json import MEMORY_KINDS, pool_chips, pool_devices, shared_text, spare_pool_instances, strategy_text
+from planner.day import over_the_day
 from planner.papers import Beside
 from planner.plan import DecodePool, Plan, PrefillPool
 from planner.proof import Bound
@@ -30,6 +32,11 @@ def render(console: "Console", asked: SearchInput, answer: Answer, best: Plan, s
         console.print()
         console.print(shown)
     console.print()
+    if asked.day:
+        seen = over_the_day(best, asked.day)
+        console.print(day_table(seen, best.question.percentile))
+        console.print()
+        _lines(console, day_text(seen))
     told = [interval_text(best), f"Binding: {answer.binding_limit}. {answer.explanation}", *short_form(best)]
     told.append(f"Assumed: {'; '.join(assumption_texts(asked, best))}.")
     costed = f"{answer.candidates_evaluated:,} candidates costed in {format_duration(search_seconds)}."

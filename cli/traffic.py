@@ -1,14 +1,16 @@
 """`--isl`, `--osl`, `--rate`, … or `--trace`: what the requests are like and how many come."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import get_args
 
 import numpy as np
 
+from cli.day import read_rate_profile
 from cli.flags import flag_name, read_choice, read_fraction, read_tokens
 from models.spec import ModelSpec
+from planner.day import Window, peak_rate
 from planner.workload import Lengths, Traffic, Workload
 from planner.workload import Trace as Rows
 from podplan.errors import BadInput
@@ -32,17 +34,19 @@ class TrafficFlags:
     osl_cv: str | None = None
     prefix_reuse: str | None = None
     rate: str | None = None
+    rate_profile: str | None = None
     trace: str | None = None
     format: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """Traffic, the rate that was stated or measured, and the trace behind it."""
+    """Traffic, the rate that was stated or measured (of a day: the largest), and the trace or day behind it."""
 
     workload: Workload
     rate_per_second: float | None
     trace: Trace | None = None
+    day: tuple[Window, ...] = ()
 
 
 def read_traffic(flags: TrafficFlags, model: ModelSpec) -> Asked:
@@ -50,10 +54,11 @@ def read_traffic(flags: TrafficFlags, model: ModelSpec) -> Asked:
 
     Raises BadInput naming the flag, or file, line and field of a trace.
     """
-    rate = None if flags.rate is None else parse_rate(flags.rate, "--rate")
+    rate, day = read_rate(flags.rate, flags.rate_profile)
     reuse = read_fraction(flags.prefix_reuse, "--prefix-reuse", 0.0, below_one=True)
     if flags.trace is not None:
-        return _from_trace(flags, model, rate, None if flags.prefix_reuse is None else reuse)
+        asked = _from_trace(flags, model, rate, None if flags.prefix_reuse is None else reuse)
+        return replace(asked, day=day)
     if flags.format is not None:
         raise BadInput("--format tells the format of a trace; give --trace FILE with it or leave it out")
     prompt = read_tokens(flags.isl, "--isl", DEFAULT_INPUT_TOKENS)
@@ -68,7 +73,17 @@ def read_traffic(flags: TrafficFlags, model: ModelSpec) -> Asked:
         output_tokens=Lengths(mean=answer, squared_cv=read_cv(flags.osl_cv, "--osl-cv") ** 2),
         prefix_reuse=reuse,
     )
-    return Asked(workload=workload, rate_per_second=rate)
+    return Asked(workload=workload, rate_per_second=rate, day=day)
+
+
+def read_rate(rate: str | None, profile: str | None) -> tuple[float | None, tuple[Window, ...]]:
+    """Return the rate to serve and the day that it is the largest rate of; None and no windows where not given."""
+    if profile is None:
+        return None if rate is None else parse_rate(rate, "--rate"), ()
+    if rate is not None:
+        raise BadInput("--rate and --rate-profile both say how many requests come; leave one of them out")
+    day = read_rate_profile(profile)
+    return peak_rate(day), day
 
 
 def read_cv(text: str | None, flag: str) -> float:

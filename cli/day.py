@@ -1,0 +1,143 @@
+"""`--rate-profile`: the rate over the day, as it is typed and as an answer reports its windows."""
+
+import re
+from collections.abc import Sequence
+from itertools import pairwise
+from os.path import isfile  # unlike pathlib's, no error for a name that no file can have
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cli.output import table
+from planner.day import Seen, Window, mean_rate, peak_rate
+from podplan.errors import BadInput
+from podplan.pairs import read_pairs
+from podplan.units import DAY_SECONDS, HOUR_SECONDS, MINUTE_SECONDS, format_duration, format_rate, parse_rate
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from planner.manifest.schema import Scalar
+
+FLAG = "--rate-profile"
+EXAMPLE = "0:00=40/s,8:00=120/s,20:00=70/s"
+MOST_WINDOWS = 288  # every five minutes
+_CLOCK = re.compile(r"([0-9]{1,2}):([0-5][0-9])")
+
+
+def read_rate_profile(text: str) -> tuple[Window, ...]:
+    """Return the windows of a day, typed as TIME=RATE,... or in a CSV file with the columns time,rate.
+
+    A rate without a unit counts requests per second.
+
+    Raises BadInput naming the flag, or file and line.
+    """
+    if "=" in text:
+        parts = [part.partition("=") for part in text.split(",")]
+        rows = [(FLAG, time.strip(), rate.strip()) for time, _, rate in parts]
+    elif isfile(text):
+        rows = read_pairs(Path(text), "time", "rate")
+    else:
+        raise BadInput(f"{FLAG}: {text[:40]!r} is neither a file nor times with rates, such as {EXAMPLE}")
+    if len(rows) > MOST_WINDOWS:
+        raise BadInput(f"{FLAG}: {len(rows)} windows are more than the {MOST_WINDOWS} that are solved; join some")
+    begins = [_clock(time, where) for where, time, _ in rows]
+    for (where, time, _), (before, begin) in zip(rows[1:], pairwise(begins), strict=True):
+        if begin <= before:
+            raise BadInput(f"{where}: the time {time} must come after the one before it")
+    rates = [_rate(rate, where) for where, _, rate in rows]
+    if not max(rates):
+        raise BadInput(f"{FLAG}: every rate is zero; give at least one above zero")
+    ends = [*begins[1:], begins[0] + DAY_SECONDS]
+    return tuple(
+        Window(begin_seconds=begin, length_seconds=end - begin, rate_per_second=rate)
+        for begin, end, rate in zip(begins, ends, rates, strict=True)
+    )
+
+
+def _clock(text: str, where: str) -> float:
+    found = _CLOCK.fullmatch(text)
+    if found is None or int(found[1]) > 23:
+        raise BadInput(f"{where}: {text[:40]!r} is not a time of the day, such as 08:00")
+    return int(found[1]) * HOUR_SECONDS + int(found[2]) * MINUTE_SECONDS
+
+
+def _rate(text: str, where: str) -> float:
+    try:
+        return parse_rate(text if "/" in text else f"{text}/s", where, allow_zero=True)
+    except BadInput:
+        if not text:
+            raise BadInput(f"{where}: a rate is missing; write for example 40/s") from None
+        raise
+
+
+def profile_json(day: Sequence[Window]) -> "dict[str, Scalar]":
+    """Return the requests per second from each time on."""
+    return {clock_text(window.begin_seconds): window.rate_per_second for window in day}
+
+
+def day_json(seen: Sequence[Seen], percentiles: Sequence[float]) -> dict[str, object]:
+    """Return what every window sees; utilisations are 0 and latencies null where nothing arrives."""
+    windows = [each.window for each in seen]
+    peak = peak_rate(windows)
+    return {
+        "peak_requests_per_second": peak,
+        "mean_requests_per_second": mean_rate(windows),
+        "windows": [_window_json(each, peak, percentiles) for each in seen],
+    }
+
+
+def _window_json(seen: Seen, peak: float, percentiles: Sequence[float]) -> dict[str, object]:
+    plan, window = seen.plan, seen.window
+    latencies = {"ttft_seconds": plan and plan.ttft, "tpot_seconds": plan and plan.tpot}
+    return {
+        "from": clock_text(window.begin_seconds),
+        "to": clock_text(window.begin_seconds + window.length_seconds),
+        "requests_per_second": window.rate_per_second,
+        "share_of_peak": window.rate_per_second / peak,
+        "prefill_utilisation": plan.prefill.utilisation if plan else 0.0,
+        "decode_utilisation": plan.decode.utilisation if plan else 0.0,
+        **{
+            name: found and {"mean": found.mean, **{f"p{level:g}": found.at(level) for level in percentiles}}
+            for name, found in latencies.items()
+        },
+    }
+
+
+def day_text(seen: Sequence[Seen]) -> str:
+    """Say which window the plan is sized for."""
+    windows = [each.window for each in seen]
+    peak = max(windows, key=lambda window: window.rate_per_second)
+    mean = mean_rate(windows)
+    return (
+        f"Sized for the worst window, {_span(peak)} with {format_rate(peak.rate_per_second)}; the mean over the day is "
+        f"{format_rate(mean)}, {mean / peak.rate_per_second:.0%} of it."
+    )
+
+
+def day_table(seen: Sequence[Seen], percentile: float) -> "Table":
+    """Return rate, load and latencies of every window."""
+    peak = peak_rate([each.window for each in seen])
+    tail = f"p{percentile:g}"
+    rows = []
+    for each in seen:
+        rate, plan = each.window.rate_per_second, each.plan
+        cells = [_span(each.window), format_rate(rate), f"{rate / peak:.0%}"]
+        if plan is None:
+            cells += ["0%", "0%", "", "", "", ""]
+        else:
+            cells += [f"{pool.utilisation:.0%}" for _, pool in plan.pools()]
+            for latency in (plan.ttft, plan.tpot):
+                cells += [format_duration(latency.mean), format_duration(latency.at(percentile))]
+        rows.append(cells)
+    names = ["rate", "of peak", "prefill busy", "decode busy", "TTFT", f"TTFT {tail}", "TPOT", f"TPOT {tail}"]
+    return table(["window", *names], rows, right=names, tight=True)
+
+
+def _span(window: Window) -> str:
+    return f"{clock_text(window.begin_seconds)}–{clock_text(window.begin_seconds + window.length_seconds)}"
+
+
+def clock_text(seconds: float) -> str:
+    """Return a time of the day, such as ``08:00``; midnight at the end of a day is 00:00."""
+    minutes = round(seconds % DAY_SECONDS / MINUTE_SECONDS)
+    return f"{minutes // 60:02d}:{minutes % 60:02d}"

@@ -1,0 +1,114 @@
+"""`--rate-profile`: how a day is read, what its windows see of the plan, and one sentence for each bad input."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cli import main
+from cli.day import read_rate_profile
+from cli.exit_codes import ExitCode
+from planner.day import mean_rate, over_the_day, peak_rate
+from podplan.errors import BadInput
+from tests.plans import small_plan
+
+SMALL = ["qwen3-30b-a3b", "--hw", "h800", "--nodes", "2"]
+DAY = "0:00=5/s,08:30=40/s,18:00=0"
+
+
+def test_a_day_is_read_from_a_list_and_from_a_file(tmp_path: Path) -> None:
+    """Windows end where the next begins, the last at the first of the next day; columns may stand either way round."""
+    path = tmp_path / "day.csv"
+    path.write_text("rate,time\n5,0:00\n\n40/s,08:30\n0,18:00\n", encoding="utf-8")
+    day = read_rate_profile(DAY)
+    assert read_rate_profile(str(path)) == day
+    assert [window.length_seconds / 3600 for window in day] == [8.5, 9.5, 6.0]
+    assert peak_rate(day) == 40
+    assert mean_rate(day) == pytest.approx((8.5 * 5 + 9.5 * 40) / 24)
+
+
+def test_every_window_sees_the_plan_at_its_own_rate() -> None:
+    """At the planned rate a window sees the plan itself; with less to do both pools are less busy and no slower."""
+    plan = small_plan()
+    rate = plan.requests_per_second
+    day = read_rate_profile(f"0:00={rate / 4:.9g}/s,6:00={rate!r}/s,20:00=0")
+    night, peak, nothing = over_the_day(plan, day)
+    assert peak.plan is plan
+    assert nothing.plan is None
+    assert night.plan is not None
+    assert night.plan.prefill.utilisation == pytest.approx(plan.prefill.utilisation / 4)
+    assert night.plan.decode.utilisation < plan.decode.utilisation
+    assert night.plan.ttft.at(99) < plan.ttft.at(99)
+    assert night.plan.tpot.mean < plan.tpot.mean
+
+
+def test_a_plan_is_sized_for_the_worst_window(capsys: pytest.CaptureFixture[str]) -> None:
+    """The plan is that of the largest rate, and the answer tells what the other windows see."""
+    assert main.main([*SMALL, "--rate-profile", DAY, "--json"]) == ExitCode.DONE
+    found = json.loads(capsys.readouterr().out)
+    assert main.main([*SMALL, "--rate", "40/s", "--json"]) == ExitCode.DONE
+    alone = json.loads(capsys.readouterr().out)
+    assert found["best"] == alone["best"]
+    assert alone["day"] is None
+    assert found["question"]["rate_profile"] == {"00:00": 5, "08:30": 40, "18:00": 0}
+    low, peak, none = found["day"]["windows"]
+    assert (low["from"], low["to"], none["to"]) == ("00:00", "08:30", "00:00")
+    assert peak["ttft_seconds"] == found["best"]["ttft_seconds"]
+    assert low["share_of_peak"] == 0.125
+    assert low["decode_utilisation"] < peak["decode_utilisation"]
+    assert none["ttft_seconds"] is None
+
+
+def test_the_text_names_the_worst_window(capsys: pytest.CaptureFixture[str]) -> None:
+    """A row per window, and the one that the plan is sized for."""
+    assert main.main([*SMALL, "--rate-profile", DAY]) == ExitCode.DONE
+    shown = capsys.readouterr().out
+    assert "Sized for the worst window, 08:30–18:00 with 40/s; the mean over the day is 17.6/s, 44% of it." in shown
+    assert "18:00–00:00" in shown
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("5", "neither a file nor times with rates"),
+        ("x" * 5000, "neither a file nor times with rates"),
+        ("0:00=5,8:00", "a rate is missing"),
+        ("8:00=5/s,7:00=3/s", "must come after"),
+        ("24:00=5/s", "not a time of the day"),
+        ("0:00=-5/s", "negative"),
+        ("0:00=nan", "not a number"),
+        ("0:00=0/s", "every rate is zero"),
+        (",".join(f"{minute // 60}:{minute % 60:02d}=1" for minute in range(0, 1440, 4)), "more than the 288"),
+    ],
+)
+def test_a_bad_day_is_one_sentence(text: str, told: str) -> None:
+    """It names the flag and what is wrong."""
+    with pytest.raises(BadInput, match=told) as caught:
+        read_rate_profile(text)
+    assert str(caught.value).startswith("--rate-profile: ")
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("", "the first line must name the columns: time,rate"),
+        ("hour,rate\n0,5\n", "the first line must name the columns: time,rate"),
+        ("time,rate\n", "has 0 rows"),
+        ("time,rate\n0:00\n", "line 2: has 1 fields"),
+        ("time,rate\n0:00,5\n1:00,many\n", "line 3: 'many/s' is not a number"),
+    ],
+)
+def test_a_bad_file_is_one_sentence(tmp_path: Path, text: str, told: str) -> None:
+    """It names the file, and the line where there is one."""
+    path = tmp_path / "day.csv"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(BadInput, match=told) as caught:
+        read_rate_profile(str(path))
+    assert str(caught.value).startswith(str(path))
+
+
+@pytest.mark.parametrize("other", [["--rate", "5/s"], ["--objective", "throughput"]])
+def test_a_day_and_what_contradicts_it(other: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """A second rate, or a search for the largest one."""
+    assert main.main([*SMALL, "--rate-profile", DAY, *other]) == ExitCode.BAD_INPUT
+    assert "--rate-profile" in capsys.readouterr().err
