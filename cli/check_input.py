@@ -1,26 +1,27 @@
 """One question of `plan check`: what is weighed, under which traffic, against which limits."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from cli.flags import flag_name, read_fraction, read_tokens
+from cli.flags import flag_name, read_fraction
+from cli.lengths import check_positions, read_lengths
 from cli.question_file import Entry
 from cli.question_options import search_flags
 from cli.search_flags import SearchInput, read_limit, read_percentile, read_search, read_survive
-from cli.traffic import TrafficFlags, read_cv, read_rate, read_traffic
+from cli.traffic import LENGTH_FIELDS, TrafficFlags, read_rate, read_traffic
 from planner.check import Limits, Search, Verdict, check_deployed, check_question
 from planner.deployed import from_manifest
 from planner.expectation import planned_rate, workload_of
 from planner.manifest.document import read_manifest
 from planner.manifest.schema import Manifest
+from planner.prompts import histogram_kinds
 from planner.survival import Loss
-from planner.workload import Lengths, Workload
+from planner.workload import Workload
 from podplan.errors import BadInput
 
 OWN_KEYS = ("manifest", "confidence")
-_OF_A_MANIFEST = ("isl", "osl", "isl_cv", "osl_cv", "prefix_reuse", "rate", "rate_profile", "trace", "format")
+_OF_A_MANIFEST = (*LENGTH_FIELDS, "prefix_reuse", "rate", "rate_profile", "trace", "format")
 _LIMITS = ("ttft", "tpot", "percentile", "survive")
 
 
@@ -118,21 +119,17 @@ def _traffic(values: Mapping[str, str], manifest: Manifest) -> tuple[Workload, f
     if "format" in values:
         raise BadInput("--format tells the format of a trace; give --trace FILE with it or leave it out")
     workload = workload_of(manifest.workload)
-    prompt, answer = (
-        Lengths(
-            mean=read_tokens(values.get(name), f"--{name}", math.ceil(known.mean)) if name in values else known.mean,
-            squared_cv=read_cv(values[f"{name}_cv"], f"--{name}-cv") ** 2
-            if f"{name}_cv" in values
-            else known.squared_cv,
-        )
-        for name, known in zip(("isl", "osl"), (workload.input_tokens, workload.output_tokens), strict=True)
-    )
-    if prompt.mean + answer.mean > model.max_position:
-        raise BadInput(
-            f"--isl plus --osl: {prompt.mean:g} + {answer.mean:g} tokens exceed the {model.max_position} positions of "
-            f"{model.name}, which hold both"
-        )
+    prompt = read_lengths("isl", values, workload.input_tokens)
+    answer = read_lengths("osl", values, workload.output_tokens)
+    check_positions(prompt, answer, model)
     reuse = read_fraction(values.get("prefix_reuse"), "--prefix-reuse", workload.prefix_reuse, below_one=True)
     rate, _ = read_rate(values.get("rate"), values.get("rate_profile"))
     rate = planned_rate(manifest) if rate is None else rate
-    return replace(workload, input_tokens=prompt, output_tokens=answer, prefix_reuse=reuse), rate
+    traffic = replace(
+        workload,
+        input_tokens=prompt.lengths,
+        output_tokens=answer.lengths,
+        prefix_reuse=reuse,
+        prompts=prompt.histogram and histogram_kinds(*prompt.histogram, reuse),
+    )
+    return traffic, rate

@@ -6,13 +6,14 @@ from pathlib import Path
 
 from cli.flags import flag_name
 from cli.question_options import OPTIONS
+from cli.traffic import LENGTH_FIELDS
 from podplan.errors import BadInput
 from podplan.files import read_yaml
 from podplan.names import suggest
 
 QUESTION_KEYS = ("model", *OPTIONS)
 # Keys that name files or may do so: a path in a question file is read from the file's own folder.
-PATHS = ("model", "hw", "rate_profile", "trace", "manifest")
+PATHS = ("model", "hw", "isl_histogram", "osl_histogram", "rate_profile", "trace", "manifest")
 MOST_QUESTIONS = 1000
 MOST_NAME = 120
 _PATH_ENDS = (".json", ".yaml", ".yml")
@@ -64,10 +65,13 @@ def read_questions(path: Path, own_keys: Sequence[str] = (), list_key: str = "qu
 
 def _merged(shared: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:
     """Return shared flags with a question's own over them; its size replaces the shared one, however each is given."""
-    sizes, lengths = {"nodes", "chips", "devices"}, {"isl", "osl", "isl_cv", "osl_cv"}
+    sizes, lengths = {"nodes", "chips", "devices"}, set(LENGTH_FIELDS)
     dropped = set(sizes) if sizes & own.keys() else set()
     dropped |= lengths if "trace" in own else set()
     dropped |= {"trace", "format"} if lengths & own.keys() else set()
+    for side in ("isl", "osl"):
+        moments, histogram = {side, f"{side}_cv", f"{side}_distribution"}, {f"{side}_histogram"}
+        dropped |= moments if histogram & own.keys() else histogram if moments & own.keys() else set()
     dropped |= {"rate", "rate_profile"} if {"rate", "rate_profile"} & own.keys() else set()
     return {key: value for key, value in shared.items() if key not in dropped} | dict(own)
 

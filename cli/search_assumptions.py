@@ -33,11 +33,10 @@ def _traffic(asked: SearchInput) -> dict[str, object]:
     workload = asked.question.workload
     if asked.trace is not None:
         return {} if asked.trace.hash_ids else {"prefix_reuse": workload.prefix_reuse}
-    return {
-        "isl": workload.input_tokens.mean,
-        "osl": workload.output_tokens.mean,
-        "prefix_reuse": workload.prefix_reuse,
-    }
+    means = {"isl": workload.input_tokens.mean, "osl": workload.output_tokens.mean}
+    known = {side for side in means if f"{side}_histogram" not in asked.flags.defaulted}
+    stated: dict[str, object] = {side: mean for side, mean in means.items() if side not in known}
+    return stated | {"prefix_reuse": workload.prefix_reuse}
 
 
 def _machines(question: Question) -> dict[str, object]:
@@ -78,7 +77,7 @@ def _implied(asked: SearchInput) -> dict[str, object]:
     question, trace = asked.question, asked.trace
     implied: dict[str, object] = {}
     if trace is None:
-        implied["lengths"] = _lengths(question)
+        implied["lengths"] = _lengths(asked)
         implied["arrivals"] = "Poisson"
     else:
         implied["arrivals"] = f"squared CV {question.workload.arrival_squared_cv:.3g}, measured on {trace.name}"
@@ -103,10 +102,21 @@ def _implied(asked: SearchInput) -> dict[str, object]:
     return implied
 
 
-def _lengths(question: Question) -> str:
-    workload = question.workload
-    spread = max(workload.input_tokens.squared_cv, workload.output_tokens.squared_cv)
-    return "by mean and CV, gamma distributed" if spread else "fixed"
+def _lengths(asked: SearchInput) -> str:
+    """Say how lengths spread; decode takes of outputs their moments only."""
+    workload, traffic = asked.question.workload, asked.flags.traffic
+    spreads = {}
+    for side, lengths, file, shape in (
+        ("prompts", workload.input_tokens, traffic.isl_histogram, workload.input_tokens.shape),
+        ("outputs", workload.output_tokens, traffic.osl_histogram, "gamma"),
+    ):
+        by = "by mean and CV" if file is None else f"by mean and CV of {file}"
+        spreads[side] = f"{by}, {shape}" if lengths.squared_cv else "fixed"
+        if file is not None and side == "prompts":
+            spreads[side] = f"as in {file}"
+    if len(set(spreads.values())) == 1:
+        return spreads["prompts"]
+    return "; ".join(f"{side} {spread}" for side, spread in spreads.items())
 
 
 def _sizes(question: Question) -> str:

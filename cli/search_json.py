@@ -100,6 +100,9 @@ def question_json(asked: SearchInput) -> "dict[str, ManifestAnswer]":
         "shared_experts": f"dedicated={question.shared}" if isinstance(question.shared, int) else question.shared,
         "engine": question.engine,
     }
+    for key in ("isl_distribution", "isl_histogram", "osl_histogram"):
+        if key not in asked.flags.defaulted:
+            data[key] = getattr(asked.flags.traffic, key)
     if asked.day:
         data["rate_profile"] = profile_json(asked.day)
     if asked.trace is not None:

@@ -1,16 +1,17 @@
-"""`--isl`, `--osl`, `--rate`, … or `--trace`: what the requests are like and how many come."""
+"""Lengths, reuse and rate, or `--trace`: what the requests are like and how many come."""
 
-import math
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import get_args
 
 import numpy as np
 
 from cli.day import read_rate_profile
-from cli.flags import flag_name, read_choice, read_fraction, read_tokens
+from cli.flags import flag_name, read_choice, read_fraction
+from cli.lengths import check_positions, read_lengths
 from models.spec import ModelSpec
 from planner.day import Window, peak_rate
+from planner.prompts import histogram_kinds
 from planner.workload import Lengths, Traffic, Workload
 from planner.workload import Trace as Rows
 from podplan.errors import BadInput
@@ -21,7 +22,7 @@ DEFAULT_INPUT_TOKENS = 4096
 DEFAULT_OUTPUT_TOKENS = 1024
 # Stamps on a coarse grid are spread over it; the seed makes the same trace give the same plan.
 SPREAD_SEED = 0
-MOST_CV = 100.0
+LENGTH_FIELDS = ("isl", "osl", "isl_cv", "osl_cv", "isl_distribution", "isl_histogram", "osl_histogram")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +33,9 @@ class TrafficFlags:
     osl: str | None = None
     isl_cv: str | None = None
     osl_cv: str | None = None
+    isl_distribution: str | None = None
+    isl_histogram: str | None = None
+    osl_histogram: str | None = None
     prefix_reuse: str | None = None
     rate: str | None = None
     rate_profile: str | None = None
@@ -61,17 +65,15 @@ def read_traffic(flags: TrafficFlags, model: ModelSpec) -> Asked:
         return replace(asked, day=day)
     if flags.format is not None:
         raise BadInput("--format tells the format of a trace; give --trace FILE with it or leave it out")
-    prompt = read_tokens(flags.isl, "--isl", DEFAULT_INPUT_TOKENS)
-    answer = read_tokens(flags.osl, "--osl", DEFAULT_OUTPUT_TOKENS)
-    if prompt + answer > model.max_position:
-        raise BadInput(
-            f"--isl plus --osl: {prompt} + {answer} tokens exceed the {model.max_position} positions of {model.name}, "
-            "which hold both"
-        )
+    values = asdict(flags)
+    prompt = read_lengths("isl", values, Lengths(mean=DEFAULT_INPUT_TOKENS))
+    answer = read_lengths("osl", values, Lengths(mean=DEFAULT_OUTPUT_TOKENS))
+    check_positions(prompt, answer, model)
     workload = Workload(
-        input_tokens=Lengths(mean=prompt, squared_cv=read_cv(flags.isl_cv, "--isl-cv") ** 2),
-        output_tokens=Lengths(mean=answer, squared_cv=read_cv(flags.osl_cv, "--osl-cv") ** 2),
+        input_tokens=prompt.lengths,
+        output_tokens=answer.lengths,
         prefix_reuse=reuse,
+        prompts=prompt.histogram and histogram_kinds(*prompt.histogram, reuse),
     )
     return Asked(workload=workload, rate_per_second=rate, day=day)
 
@@ -86,21 +88,8 @@ def read_rate(rate: str | None, profile: str | None) -> tuple[float | None, tupl
     return peak_rate(day), day
 
 
-def read_cv(text: str | None, flag: str) -> float:
-    """Return a coefficient of variation: standard deviation over mean."""
-    if text is None:
-        return 0.0
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 <= value <= MOST_CV:
-        raise BadInput(f"{flag}: {text[:40]!r} is not a standard deviation over a mean, such as 0.5")
-    return value
-
-
 def _from_trace(flags: TrafficFlags, model: ModelSpec, rate: float | None, reuse: float | None) -> Asked:
-    for field in ("isl", "osl", "isl_cv", "osl_cv"):
+    for field in LENGTH_FIELDS:
         if getattr(flags, field) is not None:
             raise BadInput(f"{flag_name(field)} and --trace both give lengths; leave one of them out")
     format = None if flags.format is None else read_choice(flags.format, "--format", get_args(TraceFormat))

@@ -9,7 +9,7 @@ from hardware.spec import Dtype
 from planner.infeasible import rounded_down, rounded_up
 from planner.question import Machines, Question
 from planner.variations import has_plan, most_carried
-from planner.workload import Lengths
+from planner.workload import Lengths, Workload
 from podplan.units import format_count, format_duration, format_rate
 
 Try = Callable[[Question], bool]
@@ -123,6 +123,13 @@ def _limit(question: Question, feasible: Try, name: str, flag: str) -> Change:
     return _found(name, flag, value.replace(" ", ""), f"{value} instead of {format_duration(asked)}", changed)
 
 
+def _scaled(workload: Workload, factor: float) -> tuple[tuple[float, float, float], ...] | None:
+    """Return the kinds of prompts with all lengths times ``factor``, of at least a token."""
+    if workload.prompts is None:
+        return None
+    return tuple((max(tokens * factor, 1.0), reused * factor, weight) for tokens, reused, weight in workload.prompts)
+
+
 def _length(question: Question, feasible: Try, name: str, flag: str) -> Change:
     workload = question.workload
     known = workload.input_tokens if flag == "--isl" else workload.output_tokens
@@ -131,7 +138,13 @@ def _length(question: Question, feasible: Try, name: str, flag: str) -> Change:
         tokens = Lengths(mean=max(math.floor(known.mean / factor), 1), squared_cv=known.squared_cv)
         prompt, answer = (tokens, workload.output_tokens) if flag == "--isl" else (workload.input_tokens, tokens)
         covariance = workload.length_covariance * tokens.mean / known.mean
-        changed = replace(workload, input_tokens=prompt, output_tokens=answer, length_covariance=covariance)
+        changed = replace(
+            workload,
+            input_tokens=prompt,
+            output_tokens=answer,
+            length_covariance=covariance,
+            prompts=_scaled(workload, prompt.mean / workload.input_tokens.mean),
+        )
         return replace(question, workload=changed)
 
     most = min(MOST_FACTOR, known.mean)

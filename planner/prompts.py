@@ -35,11 +35,15 @@ def prompts_of(workload: Workload) -> Prompts:
     if workload.prompts is not None:
         tokens, reused, weights = (np.array(column) for column in zip(*workload.prompts, strict=True))
         return Prompts(tokens, reused, weights / weights.sum())
-    tokens, weights = length_kinds(workload.input_tokens)
-    if not workload.prefix_reuse:
+    return _with_reuse(*length_kinds(workload.input_tokens), workload.prefix_reuse)
+
+
+def _with_reuse(tokens: Array, weights: Array, reuse: float) -> Prompts:
+    """Return prompts of which some hit the cache, whatever their length, until the mean reuse is met."""
+    if not reuse:
         return Prompts(tokens, np.zeros_like(tokens), weights)
-    share = max(SHARE_OF_HITS, workload.prefix_reuse)
-    hits = workload.prefix_reuse / share
+    share = max(SHARE_OF_HITS, reuse)
+    hits = reuse / share
     return Prompts(
         np.concatenate([tokens, tokens]),
         np.concatenate([np.zeros_like(tokens), share * tokens]),
@@ -60,3 +64,22 @@ def length_kinds(lengths: Lengths) -> tuple[Array, Array]:
         values = np.exp(sigma * scores - sigma**2 / 2)
     tokens = np.maximum(lengths.mean * values / float(values @ weights), 1.0)
     return tokens, weights
+
+
+def histogram_kinds(tokens: Array, weights: Array, reuse: float) -> tuple[tuple[float, float, float], ...]:
+    """Return (tokens, reused, weight) of prompts from a histogram and the mean share that is reused.
+
+    A histogram of more rows than there are levels is cut at ``EDGES``; each part is taken as one prompt of its mean
+    length, so that the mean over all is exact.
+
+    Args:
+        tokens: [rows], rising.
+        weights: [rows], summing to 1.
+        reuse: mean share of prompt tokens whose KV is already there.
+    """
+    if tokens.size >= EDGES.size:
+        below, held = (np.append(0.0, np.cumsum(column)) for column in (weights, tokens * weights))
+        weights = np.diff(EDGES)
+        tokens = np.diff(np.interp(EDGES, below / below[-1], held)) / weights
+    kinds = _with_reuse(tokens, weights, reuse)
+    return tuple(zip(kinds.tokens.tolist(), kinds.reused.tolist(), kinds.weights.tolist(), strict=True))

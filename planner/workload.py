@@ -10,6 +10,8 @@ from numpy.typing import ArrayLike, NDArray
 from planner.manifest.terms import Number
 from podplan.errors import BadInput
 
+LengthShape = Literal["lognormal", "gamma"]
+
 EDGES = np.concatenate([np.linspace(0.0, 0.9, 25), [0.925, 0.95, 0.965, 0.98, 0.99, 0.995, 0.999, 1.0]])
 """Levels between which prompts are taken as one: finer where long ones hold the others up."""
 
@@ -21,7 +23,7 @@ class Lengths:
     mean: float
     squared_cv: float = 0.0
     """Squared coefficient of variation: variance over squared mean."""
-    shape: Literal["lognormal", "gamma"] = "lognormal"
+    shape: LengthShape = "lognormal"
     """Of the distribution with these moments, where more than moments count."""
 
     def __post_init__(self) -> None:
@@ -187,6 +189,12 @@ class Traffic:
 
 def _moments(lengths: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> Lengths:
     return Lengths(mean=float(lengths.mean()), squared_cv=float(lengths.var() / max(lengths.mean(), 1e-9) ** 2))
+
+
+def histogram_lengths(tokens: NDArray[np.float64], weights: NDArray[np.float64]) -> Lengths:
+    """Return the moments of lengths with those weights, [rows] each; the weights sum to 1."""
+    mean = float(tokens @ weights)
+    return Lengths(mean=mean, squared_cv=float((tokens - mean) ** 2 @ weights) / mean**2)
 
 
 def kinds_of_rows(tokens: NDArray[np.float64], reused: NDArray[np.float64]) -> tuple[tuple[float, float, float], ...]:
