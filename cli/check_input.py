@@ -1,5 +1,6 @@
 """One question of `plan check`: what is weighed, under which traffic, against which limits."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -83,7 +84,10 @@ def read_entry(entry: Entry) -> AskedCheck:
 def _confidence(text: str | None) -> float | None:
     if text is None:
         return None
-    value = read_fraction(text, "--confidence", 0.5, below_one=True)
+    try:
+        value = read_fraction(text, "--confidence", 0.5)
+    except BadInput:
+        value = math.nan  # a share at all is not enough: what is right is told once
     if not 0.5 <= value <= 0.999:
         raise BadInput(f"--confidence: {text[:40]!r} must be from 0.5, the figures as predicted, to 0.999")
     return value

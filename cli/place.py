@@ -70,7 +70,9 @@ def place(
     hw: Annotated[
         str | None, typer.Option("--hw", metavar="HW", help="With --model: what imbalance costs on this hardware.")
     ] = None,
-    phase: Annotated[str, typer.Option("--phase", metavar="PHASE", help="With --hw: decode or prefill.")] = "decode",
+    phase: Annotated[
+        str | None, typer.Option("--phase", metavar="PHASE", help="With --hw: decode or prefill [decode].")
+    ] = None,
     batch: Annotated[
         str | None, typer.Option("--batch", metavar="REQUESTS", help="With --hw: requests per device [32].")
     ] = None,

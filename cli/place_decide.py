@@ -34,7 +34,7 @@ def read_asked(flags: PlaceFlags) -> Configuration | None:
     check_objective(flags)
     if flags.hw is None or flags.model is None:
         return None
-    phase = flags.phase.strip().lower()
+    phase = (flags.phase or "decode").strip().lower()
     decode = phase != "prefill"
     return read_configuration(
         PredictFlags(

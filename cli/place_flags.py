@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from cli.flags import read_choice
+from cli.flags import flag_name, read_choice
 from models.loader import load_model
 from planner.placement.heldout import Split
 from planner.placement.loadfiles import LoadFile
@@ -15,6 +15,7 @@ from podplan.units import parse_count
 
 MOST_DEVICES = 4096
 MOST_SLOTS = 65_536
+OF_A_MACHINE = ("phase", "batch", "kv_len", "tokens")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +32,7 @@ class PlaceFlags:
     holdout: str = "alternate"
     model: str | None = None
     hw: str | None = None
-    phase: str = "decode"
+    phase: str | None = None
     batch: str | None = None
     kv_len: str | None = None
     tokens: str | None = None
@@ -71,13 +72,18 @@ def read_problem(flags: PlaceFlags, read: LoadFile) -> Problem:
 
 
 def check_objective(flags: PlaceFlags) -> None:
-    """Raise BadInput where seconds are asked of no machine."""
+    """Raise BadInput where seconds are asked of no machine, or told of one that is not there."""
     if flags.by_seconds and flags.hw is None:
         raise BadInput("--objective: seconds needs --model and --hw, whose expert products are timed")
     if flags.by_planner and flags.hw is None:
         raise BadInput("--redundant-experts: auto weighs memory and time, which needs --model and --hw")
     if flags.hw is not None and flags.model is None:
         raise BadInput("--hw: needs --model, whose experts are costed")
+    for name in OF_A_MACHINE:
+        if flags.hw is None and getattr(flags, name) is not None:
+            raise BadInput(
+                f"{flag_name(name)} is for timing the experts; give --model and --hw with it or leave it out"
+            )
 
 
 def _objective_loads(flags: PlaceFlags, read: LoadFile) -> NDArray[np.float64]:

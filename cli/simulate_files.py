@@ -8,6 +8,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO
 
+from cli.flags import flag_name
 from cli.simulate_flags import SimulateFlags
 from podplan.errors import BadInput
 from podplan.units import format_count, format_duration, parse_duration
@@ -23,6 +24,7 @@ def observing(flags: SimulateFlags) -> Iterator[Observer]:
     Raises BadInput naming the file before anything runs: it is there and --force is not given, or cannot be written.
     """
     asked = {"requests": flags.requests_csv, "series": flags.timeseries, "timeline": flags.timeline}
+    _check_apart(flags)
     for path in asked.values():
         if path is not None and path.is_dir():
             raise BadInput(f"{path}: this is a directory; give the name of a file")
@@ -41,6 +43,18 @@ def observing(flags: SimulateFlags) -> Iterator[Observer]:
             temporary.unlink(missing_ok=True)
         if sys.stderr.isatty():
             sys.stderr.write("\r" + " " * 78 + "\r")
+
+
+def _check_apart(flags: SimulateFlags) -> None:
+    """Raise BadInput where two flags name one file."""
+    taken: dict[Path, str] = {}
+    for name in ("requests_csv", "timeseries", "timeline"):
+        path = getattr(flags, name)
+        if path is None:
+            continue
+        other = taken.setdefault(path.resolve(), name)
+        if other != name:
+            raise BadInput(f"{flag_name(other)} and {flag_name(name)} both name {path}; give each a file of its own")
 
 
 def _staged(path: Path, staged: dict[Path, Path]) -> IO[str]:

@@ -217,7 +217,8 @@ def _open(
     tail = TAIL_RESIDENCES * residence
     most = measured + (warmup + tail) * rate
     total = math.ceil(most + 6 * math.sqrt(most * max(manifest.workload.arrival_cv2, 1.0))) + 1
-    running = round(rate * residence) if warm else 0
+    decodes = manifest.workload.output_tokens > 1 or manifest.workload.output_cv2 > 0
+    running = round(rate * residence) if warm and decodes else 0
     if total + running > MOST_SIMULATED:
         raise BadInput(
             f"--warmup: {total + running:.10g} requests at this rate are more than the {MOST_SIMULATED} "
@@ -234,7 +235,7 @@ def _open(
         end = float(requests.arrival_seconds[min(first + measured, total) - 1])
         whole = with_running(_until(requests, end + tail), running, seed)
         made = lambda: [whole]  # noqa: E731
-        counted = f"{measured} of {len(whole) - running}"
+        counted = f"{measured} of {len(whole) - whole.under_way}"
     return Offered(
         requests=made,
         options=SimulationOptions(seed=seed, warmup_seconds=warmup, measured_until_seconds=end),

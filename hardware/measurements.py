@@ -51,6 +51,10 @@ WORDS: dict[str, dict[str, tuple[str, ...]]] = {
 
 KIND_COLUMNS = ("kernel", "op", "direction")
 MAY_BE_ZERO = ("flops", "bytes")
+SECONDS = (1e-9, 1e5)
+"""The times that a measurement can have: what lies outside was written in another unit."""
+MOST = 1e24
+"""The largest number of any other column: fits multiply several of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,13 +98,23 @@ def _file(path: Path, name: str) -> list[Measurement]:
     if not lines or not any(column in next(csv.reader(lines[:1]), []) for column in KIND_COLUMNS):
         raise BadInput(f"{path}: the first line must name the columns, among them one of {', '.join(KIND_COLUMNS)}")
     table = csv.DictReader(lines)
-    if "seconds" not in (table.fieldnames or ()):
+    columns = list(table.fieldnames or ())
+    if "seconds" not in columns:
         raise BadInput(f"{path}: there is no column seconds; every row is a measured time")
+    twice = next((column for column in columns if columns.count(column) > 1), None)
+    if twice is not None:
+        raise BadInput(f"{path}: column {twice[:40]!r} stands twice; leave one of them out")
     rows = []
     for row in table:
+        if None in row or None in row.values():
+            raise BadInput(
+                f"{path}, line {table.line_num}: has not the {len(columns)} fields that the first line names"
+            )
         mine = row.get("used_by")
         if mine is None or name in mine.split():
             rows.append(_row(row, f"{path}, line {table.line_num}"))
+    if not table.line_num > 1:
+        raise BadInput(f"{path}: names columns and has no row; every row is a measured time")
     return rows
 
 
@@ -138,4 +152,7 @@ def _number(text: str | None, column: str, where: str) -> float:
         number = math.nan
     if not math.isfinite(number) or number < 0 or (number == 0 and column not in MAY_BE_ZERO):
         raise BadInput(f"{where}: {column} is {str(text)[:40]!r}; it must be a positive number")
+    least, most = SECONDS if column == "seconds" else (0.0, MOST)
+    if not least <= number <= most:
+        raise BadInput(f"{where}: {column} is {str(text)[:40]!r}; it must be from {least:g} to {most:g}")
     return number

@@ -58,7 +58,7 @@ def write_files(files: Mapping[Path, str] | Mapping[Path, str | bytes], *, force
     staged: dict[Path, Path] = {}
     try:
         for path, text in files.items():
-            path.parent.mkdir(parents=True, exist_ok=True)
+            _make_folder(path.parent)
             staged[path] = path.with_name(f".{path.name}.{os.getpid()}.tmp")
             staged[path].write_bytes(text if isinstance(text, bytes) else text.encode("utf-8"))
         for path, temporary in staged.items():
@@ -68,6 +68,14 @@ def write_files(files: Mapping[Path, str] | Mapping[Path, str | bytes], *, force
     finally:
         for temporary in staged.values():
             temporary.unlink(missing_ok=True)
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        file = next(part for part in (folder, *folder.parents) if part.is_file())
+        raise BadInput(f"{file}: this is a file where a folder must be; give another path") from None
 
 
 def _reason(error: OSError | ValueError) -> str:

@@ -155,7 +155,7 @@ class _Reader:
             if header is not None:
                 raise BadInput(
                     f"{self.path}, line 1: column TIMESTAMP is missing; an Azure trace has "
-                    "TIMESTAMP,ContextTokens,GeneratedTokens; name another format with --trace-format"
+                    "TIMESTAMP,ContextTokens,GeneratedTokens; name another format with --format"
                 )
             names = ", ".join(sorted(map(str, fields))[:8])
             raise BadInput(f"{first[0]}: input_length is missing, and no known format has the fields {names}")
@@ -261,9 +261,7 @@ def _check_unit(trace: Trace, path: Path, declared: bool) -> Trace:
     unit = FORMATS[trace.format].unit_name
     told = f"stamps in {unit}, as {trace.format} has them, mean {rate:.3g} requests per second"
     if not declared:
-        raise BadInput(
-            f"{path}: {told}; name the format with --trace-format (guidellm has seconds, mooncake milliseconds)"
-        )
+        raise BadInput(f"{path}: {told}; name the format with --format (guidellm has seconds, mooncake milliseconds)")
     return replace(trace, notes=(*trace.notes, f"{told}; is that the unit?"))
 
 

@@ -33,8 +33,11 @@ TERM_GROUPS = ("terms", "head_terms", "draft_terms")
 Name = Annotated[str, Field(min_length=1, max_length=200)]
 Natural = Annotated[int, Field(strict=True, ge=0, le=2**53)]
 Positive = Annotated[int, Field(strict=True, gt=0, le=2**53)]
-Amount = Annotated[float, Field(ge=0)]
-Rate = Annotated[float, Field(gt=0)]
+# Bounds far past any machine: products and quotients of a few numbers between them neither overflow nor vanish.
+Amount = Annotated[float, Field(ge=0, le=1e30)]
+Rate = Annotated[float, Field(ge=1e-30, le=1e30)]
+Result = Annotated[float, Field(ge=0)]
+"""What is computed from amounts and rates, and may lie past their bounds."""
 Share = Annotated[float, Field(ge=0, le=1)]
 LinearForm = Annotated[dict[Variable, Amount], Field(max_length=len(VARIABLES))]
 Protocols = Annotated[list[tuple[Amount, Rate]], Field(min_length=1, max_length=16)]

@@ -10,7 +10,7 @@ from pydantic import Field
 from hardware.formats import KvDtype
 from hardware.spec import Dtype, HardwareSpec
 from models.spec import ModelSpec
-from planner.manifest.costs import Amount, Name, Natural, Positive, Rate, Share, StepCostModel
+from planner.manifest.costs import Amount, Name, Natural, Positive, Rate, Result, Share, StepCostModel
 from planner.manifest.layout import (
     MOST_INSTANCES,
     Degrees,
@@ -117,20 +117,20 @@ class KvCache(CacheShape):
 class Statistics(Strict):
     """Mean and percentiles of a latency in seconds."""
 
-    mean: Amount
-    p50: Amount
-    p90: Amount
-    p99: Amount
+    mean: Result
+    p50: Result
+    p90: Result
+    p99: Result
 
 
 class PoolPrediction(Strict):
     """What the cost model expects of one instance of a pool at the planned batch."""
 
-    iteration_seconds: Amount
-    tokens_per_second_per_device: Amount
-    tokens_per_second_per_chip: Amount
-    requests_per_second: Amount | None = None
-    utilisation: Amount | None = None
+    iteration_seconds: Result
+    tokens_per_second_per_device: Result
+    tokens_per_second_per_chip: Result
+    requests_per_second: Result | None = None
+    utilisation: Result | None = None
     bottleneck: Name | None = None
 
 
@@ -265,14 +265,14 @@ class ManifestWorkload(Strict):
 class Prediction(Strict):
     """What the plan is expected to do; the keys of ``plan simulate --json``."""
 
-    requests_per_second: Amount | None = None
-    output_tokens_per_second: Amount | None = None
+    requests_per_second: Result | None = None
+    output_tokens_per_second: Result | None = None
     ttft_seconds: Statistics | None = None
     tpot_seconds: Statistics | None = None
     e2e_seconds: Statistics | None = None
     slo_attainment: Share | None = None
-    goodput_requests_per_second: Amount | None = None
-    utilisation: dict[Role, Amount] | None = None
+    goodput_requests_per_second: Result | None = None
+    utilisation: dict[Role, Result] | None = None
 
 
 class Manifest(Strict):

@@ -79,9 +79,10 @@ def _read_numpy(path: Path) -> Floats:
         return as_floats(np.load(path, allow_pickle=False), str(path))
     except FileNotFoundError:
         raise BadInput(f"{path}: no such file") from None
-    except (OSError, ValueError, EOFError, KeyError, TypeError, zipfile.BadZipFile, MemoryError) as error:
-        told = " ".join(str(error).split())[:120]
-        raise BadInput(f"{path}: is not a NumPy file of plain numbers: {told}") from None
+    except (OSError, ValueError, EOFError, KeyError, TypeError, zipfile.BadZipFile, MemoryError):
+        raise BadInput(
+            f"{path}: is not a NumPy file of plain numbers, or not a whole one; write it with numpy.save"
+        ) from None
 
 
 def _array_name(names: list[str], path: Path) -> str:
@@ -123,7 +124,7 @@ def _from_dump(data: object, path: Path) -> LoadFile:
             raise BadInput(f"{path}: says where experts stand, not what load they have; give it as --current")
         if "logical_count" not in data:
             hint = "record with mode stat" if "records" in data else "expected is logical_count"
-            raise BadInput(f"{path}: has the keys {', '.join(map(str, list(data)[:6]))}, no loads; {hint}")
+            raise BadInput(f"{path}: has the keys {', '.join(map(str, list(data)[:6])) or 'none'}, no loads; {hint}")
         counts = as_floats(data["logical_count"], f"{path}: logical_count")
         if counts.ndim == 3:  # [steps, layers, experts]
             counts = np.ascontiguousarray(counts.transpose(1, 2, 0))

@@ -9,6 +9,9 @@ from numpy.typing import NDArray
 from planner.placement.counts import check_redundancy
 from podplan.errors import BadInput
 
+LEAST_LOAD, MOST_LOAD = 1e-30, 1e30
+"""Of a layer and of an expert, in any unit: sums, squares and shares of what lies between are exact to rounding."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
@@ -86,14 +89,14 @@ def check_loads(loads: NDArray[Any]) -> None:
         raise BadInput(
             f"Expert loads must be layers x experts, or layers x experts x time slices, not of shape {loads.shape}."
         )
-    bad = np.argwhere(~np.isfinite(loads) | (loads < 0))
+    bad = np.argwhere(~((loads >= 0) & (loads <= MOST_LOAD)))
     if bad.size:
         layer, expert, *slice_ = (int(index) for index in bad[0])
         where = f" in time slice {slice_[0]}" if slice_ else ""
         value = float(loads[tuple(bad[0])])
         raise BadInput(
-            f"The load of expert {expert} in layer {layer}{where} is {value}; it must be a finite number from 0."
+            f"The load of expert {expert} in layer {layer}{where} is {value}; it must be from 0 to {MOST_LOAD:g}."
         )
-    empty = np.flatnonzero(loads.reshape(len(loads), -1).sum(axis=1) <= 0)
+    empty = np.flatnonzero(loads.reshape(len(loads), -1).sum(axis=1) < LEAST_LOAD)
     if empty.size:
         raise BadInput(f"Layer {empty[0]} has no load at all; leave it out, or record more traffic.")

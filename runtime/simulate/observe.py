@@ -7,6 +7,7 @@ from typing import IO
 
 import numpy as np
 
+from podplan.errors import BadInput
 from podplan.units import MICRO
 from runtime.simulate.decode import DecodeInstance
 from runtime.simulate.feed import ArrivalFeed
@@ -15,6 +16,7 @@ from runtime.simulate.prefill import PrefillInstance
 from runtime.simulate.system import System
 
 MOST_SPANS = 2_000_000
+MOST_ROWS = 1_000_000
 _MOST_SAMPLES = 256
 
 REQUEST_COLUMNS = (
@@ -64,7 +66,7 @@ class Observer:
     ) -> None:
         self._requests, self._series, self._timeline = requests, series, timeline
         self.series_seconds, self.progress = series_seconds, progress
-        self.spans = 0
+        self.spans = self.samples = 0
         self._threads: dict[str, int] = {}
         if requests is not None:
             requests.write(",".join(REQUEST_COLUMNS) + "\n")
@@ -114,6 +116,9 @@ class Observer:
     def sample(self, row: tuple[float, ...]) -> None:
         """Write one row of the time series."""
         if self._series is not None:
+            if self.samples >= MOST_ROWS:
+                raise BadInput(f"--timeseries-step: makes more than {MOST_ROWS} rows of this run; use a longer one")
+            self.samples += 1
             self._series.write(",".join(f"{value:.9g}" for value in row) + "\n")
 
     def close(self) -> None:

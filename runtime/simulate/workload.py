@@ -142,12 +142,15 @@ def backlog(workload: ManifestWorkload, count: int, seed: int = 0) -> Requests:
 def with_running(requests: Requests, count: int, seed: int = 0) -> Requests:
     """Return ``requests`` with ``count`` more that are in decode when the run begins, as in a stationary stream.
 
-    Running ones are those of the stream weighted by their outputs, each at a uniform point of its own (D. R. Cox,
-    Renewal Theory, section 5.4); they spare a run the many residences in which a decode pool near saturation fills up.
+    Running ones are those of the stream weighted by the tokens that they decode, all but the first, each at a uniform
+    point of its own (D. R. Cox, Renewal Theory, section 5.4); they spare a run the many residences in which a decode
+    pool near saturation fills up. A stream of one-token answers decodes nothing: it is returned as it is.
     """
     random = generator(seed, "running")
-    weights = requests.output_tokens / requests.output_tokens.sum()
-    chosen = random.choice(len(requests), count, p=weights)
+    decoded = requests.output_tokens - 1
+    if not decoded.any():
+        return requests
+    chosen = random.choice(len(requests), count, p=decoded / decoded.sum())
     outputs = requests.output_tokens[chosen]
     done = (random.random(count) * (outputs - 1)).astype(np.int64)
     return Requests(

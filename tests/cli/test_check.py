@@ -110,7 +110,7 @@ def test_a_wrong_file_is_one_sentence(text: str, told: str, tmp_path: Path, caps
         (["qwen3-30b-a3b"], "--hw: 'qwen3-30b-a3b' is no question file"),
         (["gone.yaml"], "gone.yaml: no such file"),
         ([*SMALL, "--confidence", "0.2"], "--confidence: '0.2' must be from 0.5"),
-        ([*SMALL, "--confidence", "x"], "--confidence: 'x' is not a share"),
+        ([*SMALL, "--confidence", "x"], "--confidence: 'x' must be from 0.5"),
         ([*SMALL, "--survive", "rack"], "--survive: 'rack' is not node or instance"),
         ([*SMALL, "--force"], "--junit FILE"),
         ([*SMALL, "--junit", "."], "--junit: . is a folder"),

@@ -55,6 +55,8 @@ def test_the_table_sets_baselines_beside_the_placement(loads, capsys):
         (["--devices", "8", "--nodes", "2", "--keep-groups"], "--keep-groups: 1 groups"),
         (["--devices", "8", "--method", "jiont"], "did you mean joint"),
         (["--devices", "100000"], "--devices"),
+        (["--devices", "8", "--phase", "prefill"], "--phase is for timing the experts; give --model and --hw"),
+        (["--devices", "8", "--kv-len", "0"], "--kv-len is for timing the experts"),
     ],
 )
 def test_what_does_not_fit_is_one_sentence(loads, capsys, flags, message):

@@ -129,6 +129,7 @@ def test_relative_errors_follow_the_shape_of_the_prediction() -> None:
         (["--repeat", "2"], "--repeat belongs to a trace"),
         (["--rate", "1/s", "--timeseries-step", "1s"], "--timeseries-step: belongs to --timeseries"),
         (["--rate", "1/s", "--offline", "-1"], "--offline"),
+        (["--rate", "1/s", "--timeseries", "a.csv", "--requests-csv", "./a.csv"], "--timeseries both name a.csv"),
     ],
 )
 def test_a_wrong_flag_is_named(
@@ -212,3 +213,23 @@ def test_a_long_trace_is_read_in_parts(
     assert parts["e2e_seconds"] == whole["e2e_seconds"] and parts["completed"] == 50
     assert main(["simulate", planned, "--trace", str(trace), "--repeat", "2"]) == 2
     assert "too long for it" in capsys.readouterr().err
+
+
+def test_answers_of_one_token_are_simulated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing is in decode then, not when the run begins either."""
+    path = tmp_path / "manifest.yaml"
+    path.write_text(dump_manifest(manifest(workload={"output_tokens": 1})))
+    assert main(["simulate", str(path), "--rate", "5/s", "--requests", "50", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["completed"] == 50
+
+
+def test_a_series_without_end_is_refused(
+    planned: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step that makes too many rows ends the run, and leaves no file."""
+    monkeypatch.setattr("runtime.simulate.observe.MOST_ROWS", 100)
+    series = tmp_path / "series.csv"
+    asked = ["--requests", "20", "--timeseries", str(series), "--timeseries-step", "1us"]
+    assert main(["simulate", planned, *asked]) == 2
+    assert "--timeseries-step: makes more than 100 rows" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["manifest.yaml"]

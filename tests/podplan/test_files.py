@@ -59,7 +59,7 @@ def test_write_files_writes_nothing_if_one_exists(tmp_path: Path) -> None:
 def test_write_files_leaves_nothing_behind_when_one_fails(tmp_path: Path) -> None:
     """A file where a folder should be: the first target is not written either."""
     (tmp_path / "file").write_text("", encoding="utf-8")
-    with pytest.raises(BadInput, match="cannot be written"):
+    with pytest.raises(BadInput, match="file: this is a file where a folder must be"):
         files.write_files({tmp_path / "a": "new", tmp_path / "file" / "b": "new"}, force=True)
     with pytest.raises(BadInput, match="this is a directory"):
         files.write_files({tmp_path: "new"}, force=True)

@@ -102,6 +102,8 @@ def _set(*path: str | int, to: object) -> Callable[[Plain], None]:
 DECODE = ("pools", 1)
 SPOILT = {
     "version": (_set("manifest_version", to=2), "manifest_version"),
+    "huge": (_set("kv_transfer", "latency_seconds", to=1e308), r"kv_transfer\.latency_seconds: .*1e\+30"),
+    "tiny": (_set("kv_transfer", "bandwidth_bytes_per_second", to=5e-324), r"kv_transfer\.bandwidth_bytes_per_second"),
     "unknown_key": (_set("pools", 0, "colour", to=1), r"pools\[0\]\.colour"),
     "cluster": (_set("pools", 0, "hardware", to="moon"), r"pools\[0\]\.hardware"),
     "hash": (_set("model", "spec", "layers", to=5), r"model\.sha256"),

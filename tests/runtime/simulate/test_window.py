@@ -40,3 +40,15 @@ def test_running_requests_are_at_a_uniform_point_of_their_answers() -> None:
     assert np.all(inputs + outputs == 512 + 1000)
     assert outputs.mean() == pytest.approx(500, rel=0.05)
     assert requests.under_way == 4000
+
+
+def test_a_running_request_has_something_left_to_decode() -> None:
+    """Answers of one token are never in decode: prefill gives it."""
+    made = manifest(workload={"output_tokens": 1})
+    assert with_running(open_loop(made.workload, 8.0, 100), 40).under_way == 0
+    mixed = manifest(workload={"output_tokens": 2, "output_cv2": 4.0})
+    stream = open_loop(mixed.workload, 8.0, 400)
+    assert (stream.output_tokens == 1).any()
+    requests = with_running(stream, 400)
+    assert requests.under_way == 400 and requests.output_tokens[:400].min() > 1
+    assert simulate(mixed, requests).completed == 400  # those of the stream are counted
