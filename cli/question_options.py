@@ -39,6 +39,7 @@ OPTIONS: dict[str, tuple[str, str]] = {
     "tpot": ("DURATION", "Limit of the time per further token [50ms]."),
     "percentile": ("P", "Percentile of requests that keep each limit [99]."),
     "objective": ("WORD", "throughput, chips, cost or latency [throughput; with a rate chips]."),
+    "queueing": ("MODEL", "bulk, or mixserve for the M/M/1 of that paper [bulk]."),
     "survive": ("LOSS", "node or instance: the limits hold after losing the worst one."),
     "weights": ("DTYPE", "int8, fp8 or bf16 [as shipped, if multiplied]."),
     "kv_dtype": ("DTYPE", "bf16, fp8 or int8 [bf16]."),

@@ -21,7 +21,7 @@ from models.loader import load_model
 from models.spec import ModelSpec
 from planner.day import Window
 from planner.layouts import Shared
-from planner.question import Machines, Objective, Question
+from planner.question import Machines, Objective, Question, Queueing
 from planner.survival import Loss
 from podplan.errors import BadInput
 from podplan.traces import Trace
@@ -44,6 +44,7 @@ class SearchFlags:
     tpot: str | None = None
     percentile: str | None = None
     objective: str | None = None
+    queueing: str | None = None
     survive: str | None = None
     engine: str | None = None
     kv_dtype: str | None = None
@@ -100,6 +101,7 @@ def read_search(flags: SearchFlags) -> SearchInput:
         percentile=DEFAULT_PERCENTILE if flags.percentile is None else read_percentile(flags.percentile),
         rate_per_second=None if objective == "throughput" else asked.rate_per_second,
         objective=objective,
+        queueing="bulk" if flags.queueing is None else read_choice(flags.queueing, "--queueing", get_args(Queueing)),
         kv_dtype="bf16" if flags.kv_dtype is None else read_choice(flags.kv_dtype, "--kv-dtype", get_args(KvDtype)),
         drafts=_drafts(flags.mtp, model),
         acceptance=read_fraction(flags.mtp_acceptance, "--mtp-acceptance", 0.7),

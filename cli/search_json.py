@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from cli.day import day_json, profile_json
+from cli.queueing import queueing_json
 from cli.search_assumptions import assumptions
 from cli.search_flags import SearchInput
 from planner.day import over_the_day
@@ -51,6 +52,7 @@ def as_json(asked: SearchInput, answer: Answer, search_seconds: float) -> dict[s
         "day": day_json(over_the_day(answer.best, asked.day), _levels(answer.best))
         if answer.best and asked.day
         else None,
+        "queueing": queueing_json(answer.best, _levels(answer.best)) if answer.best else None,
         "published": [published_json(beside) for beside in answer.published],
         "cut": {role: dict(rules) for role, rules in answer.cut.items()},
         "binding_limit": answer.binding_limit,
@@ -90,6 +92,7 @@ def question_json(asked: SearchInput) -> "dict[str, ManifestAnswer]":
         "tpot_seconds": question.tpot_seconds,
         "percentile": question.percentile,
         "objective": question.objective,
+        "queueing": question.queueing,
         "survive": question.survive,
         "mtp": list(question.drafts),
         "mtp_acceptance": question.acceptance,

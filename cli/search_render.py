@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from cli.day import day_table, day_text
 from cli.output import table
+from cli.queueing import queueing_text
 from cli.search_assumptions import assumption_texts
 from cli.search_flags import SearchInput
 from cli.search_json import MEMORY_KINDS, pool_chips, pool_devices, shared_text, spare_pool_instances, strategy_text
@@ -38,6 +39,7 @@ def render(console: "Console", asked: SearchInput, answer: Answer, best: Plan, s
         console.print()
         _lines(console, day_text(seen))
     told = [interval_text(best), f"Binding: {answer.binding_limit}. {answer.explanation}", *short_form(best)]
+    told.append(queueing_text(best))
     told.append(f"Assumed: {'; '.join(assumption_texts(asked, best))}.")
     costed = f"{answer.candidates_evaluated:,} candidates costed in {format_duration(search_seconds)}."
     told.append(f"{bound_text(answer.bound)} {costed}" if answer.bound else costed)

@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from planner.operating import DecodeServer, PrefillServer
-from planner.plan import Plan, make_plan
+from planner.plan import Plan, same_pools
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,17 +42,7 @@ def over_the_day(plan: Plan, day: Sequence[Window]) -> list[Seen]:
     Each window is solved as if its rate lasted: queues settle within seconds to minutes, windows last longer. What
     one window leaves waiting is not carried into the next, which is none where the plan keeps its limits.
     """
-    question, prefill, decode = plan.question, plan.prefill, plan.decode
-    servers = (
-        PrefillServer(question, prefill.candidate),
-        DecodeServer(question, decode.candidate, plan.transfer_seconds),
-    )
+    at = same_pools(plan, plan.question)
     plans: dict[float, Plan | None] = {0.0: None, plan.requests_per_second: plan}
-    for rate in {window.rate_per_second for window in day} - plans.keys():
-        plans[rate] = make_plan(
-            question,
-            (servers[0], prefill.instances, prefill.capacity_per_second / prefill.instances),
-            (servers[1], decode.instances, decode.capacity_per_second / decode.instances),
-            rate,
-        )
+    plans |= {rate: at(rate) for rate in {window.rate_per_second for window in day} - plans.keys()}
     return [Seen(window=window, plan=plans[window.rate_per_second]) for window in day]

@@ -15,6 +15,7 @@ from planner.latency import balanced_cost, deviations, tokens_per_iteration
 from planner.manifest.stacks import stacked
 from planner.manifest.stepcost import evaluate
 from planner.manifest.terms import Number, StepCost, StepLoad
+from planner.memoryless import full_batch_state, memoryless_ttft
 from planner.passes import Machine, varied_service
 from planner.prefill_candidates import PrefillCandidate, busiest_prompts, pass_seconds
 from planner.prefill_queue import latency_of, thinned_squared_cv
@@ -133,6 +134,13 @@ class PrefillServer:
             chunks=candidate.chunks,
         )
 
+    @property
+    def saturation_per_second(self) -> float:
+        """Prompts per second of passes that are always full."""
+        if self.question.queueing == "mixserve":
+            return self.candidate.requests_per_second
+        return self.service.saturation_per_second
+
     def capacity(self) -> float:
         """Largest rate of one instance within the TTFT limit; 0 where there is none."""
         return self.pool_capacity(1)
@@ -148,14 +156,14 @@ class PrefillServer:
             latency = self.ttft(rate, instances)
             return math.inf if latency is None else latency.at(self.question.percentile)
 
-        upper = MOST_UTILISATION * self.service.saturation_per_second
+        upper = MOST_UTILISATION * self.saturation_per_second
         rate = largest_rate(seconds, self.question.ttft_seconds, upper)
         return 0.0 if rate is None else rate * instances
 
     def pool_carries(self, instances: int, rate_per_second: float) -> bool:
         """Whether so many instances carry a rate within the TTFT limit and 98 % of saturation."""
         each = rate_per_second / instances
-        if each > MOST_UTILISATION * self.service.saturation_per_second * (1 + 1e-9):
+        if each > MOST_UTILISATION * self.saturation_per_second * (1 + 1e-9):
             return False
         latency = self.ttft(each, instances)
         return latency is not None and latency.at(self.question.percentile) <= self.question.ttft_seconds
@@ -165,6 +173,8 @@ class PrefillServer:
 
         The rate is that of one instance.
         """
+        if self.question.queueing == "mixserve":
+            return memoryless_ttft(rate_per_second, self.most_prompts, self.candidate.pass_seconds)
         squared_cv = thinned_squared_cv(self.question.workload.arrival_squared_cv, instances, "round_robin")
         return latency_of(self.service, rate_per_second, squared_cv)
 
@@ -230,6 +240,9 @@ class DecodeServer:
     @cached_property
     def single_capacity(self) -> float:
         """The capacity, solved once."""
+        if self.question.queueing == "mixserve":
+            keeps = self.candidate.iteration_seconds <= self.question.tpot_seconds * self.accepted
+            return MOST_UTILISATION * self.candidate.requests_per_second if keeps else 0.0
         found = decode_capacity(
             iterations_per_request=self.iterations,
             iteration_seconds=self.iteration_seconds,
@@ -243,6 +256,9 @@ class DecodeServer:
 
     def state(self, rate_per_second: float) -> DecodeState | None:
         """Occupancy and TPOT of one instance at a rate; None where it cannot keep up."""
+        if self.question.queueing == "mixserve":
+            full = (self.candidate.requests_per_second, self.candidate.iteration_seconds)
+            return full_batch_state(rate_per_second, self.iterations, full, self.transfer_seconds, self.accepted)
         return decode_state(
             arrival_rate_per_second=rate_per_second,
             iterations_per_request=self.iterations,

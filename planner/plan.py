@@ -1,6 +1,7 @@
 """A plan at its operating point: two pools, their instances, and what they do together."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -193,6 +194,18 @@ def make_plan(
         tpot=state.tpot,
         transfer_seconds=transfer,
     )
+
+
+def same_pools(plan: Plan, question: Question) -> Callable[[float], Plan | None]:
+    """Return what the pools of a plan do under a question, by the rate; None where they cannot keep up."""
+    prefill, decode = plan.prefill, plan.decode
+    first = PrefillServer(question, prefill.candidate)
+    second = DecodeServer(question, decode.candidate, plan.transfer_seconds)
+    pools = (
+        (first, prefill.instances, prefill.capacity_per_second / prefill.instances),
+        (second, decode.instances, decode.capacity_per_second / decode.instances),
+    )
+    return lambda rate_per_second: make_plan(question, *pools, rate_per_second)
 
 
 def decode_prediction(question: Question, candidate: DecodeCandidate) -> Prediction:

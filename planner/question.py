@@ -12,6 +12,7 @@ from planner.survival import Loss
 from planner.workload import Workload
 
 Objective = Literal["throughput", "chips", "cost", "latency"]
+Queueing = Literal["bulk", "mixserve"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,4 +57,6 @@ class Question:
     shared: Shared = "auto"
     engine: str = "reference"
     """``reference`` or NAME@VERSION of a profile in ``planner/engines``."""
+    queueing: Queueing = "bulk"
+    """``mixserve``: the queues of ``planner.memoryless``."""
     survive: Loss | None = None

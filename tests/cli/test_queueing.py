@@ -1,0 +1,44 @@
+"""`--queueing`: which model a plan is made with, and what the other says of the same pools."""
+
+import json
+from typing import Any
+
+import pytest
+
+from cli import main
+from cli.exit_codes import ExitCode
+
+SMALL = ["qwen3-30b-a3b", "--hw", "h800", "--nodes", "2", "--rate", "30/s"]
+
+
+def _json(capsys: pytest.CaptureFixture[str], *flags: str) -> dict[str, Any]:
+    assert main.main([*SMALL, *flags, "--json"]) == ExitCode.DONE
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def test_either_model_plans_and_stands_beside_the_other(capsys: pytest.CaptureFixture[str]) -> None:
+    """The used one's figures are the plan's; the other's are of the same pools at the same rate."""
+    for flags, used, other in (((), "bulk", "mixserve"), (("--queueing", "mixserve"), "mixserve", "bulk")):
+        data = _json(capsys, *flags)
+        told = data["queueing"]
+        assert data["question"]["queueing"] == told["used"] == used
+        for key in ("ttft_seconds", "tpot_seconds"):
+            assert told[used][key] == data["best"][key]
+            assert told[other][key] != data["best"][key]
+        for model in (told["bulk"], told["mixserve"]):
+            whole = model["ttft_seconds"]["mean"] + 1024 * model["tpot_seconds"]["mean"]
+            assert model["stream_tokens_per_second"] == pytest.approx((4096 + 1024) / whole)
+
+
+def test_the_text_names_both(capsys: pytest.CaptureFixture[str]) -> None:
+    """One line: the used model, and what the other would have."""
+    assert main.main(SMALL) == ExitCode.DONE
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "Queueing: bulk service; MixServe's M/M/1 (Eq. 7, 9 to 11), same pools: TTFT " in shown
+
+
+def test_another_model_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    """One sentence with what is known."""
+    assert main.main([*SMALL, "--queueing", "mm1"]) == ExitCode.BAD_INPUT
+    assert capsys.readouterr().err == "plan: --queueing: 'mm1' is not bulk or mixserve\n"
