@@ -190,6 +190,8 @@ def decode_json(plan: Plan, *, compact: bool) -> dict[str, object]:
     }
     if not compact:
         data |= _predicted(pool) | {"full_batch_tpot_seconds": pool.prediction.tpot_seconds}
+        if pool.prediction.expert_memory is not None:
+            data["expert_memory_bytes_per_device"] = memory_json(pool.prediction.expert_memory)
     return data
 
 

@@ -14,7 +14,7 @@ from planner.papers import Beside
 from planner.plan import DecodePool, Plan, PrefillPool
 from planner.proof import Bound
 from planner.search import Answer
-from planner.worked import short_form
+from planner.worked import expert_devices_lines, short_form
 from podplan.units import format_bytes, format_count, format_duration, format_rate
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ def render(console: "Console", asked: SearchInput, answer: Answer, best: Plan, s
         _lines(console, day_text(seen))
     told = [interval_text(best), f"Binding: {answer.binding_limit}. {answer.explanation}", *short_form(best)]
     told.append(queueing_text(best))
+    told += [f"Decode: {line}." for line in expert_devices_lines(best.decode)]
     told.append(f"Assumed: {'; '.join(assumption_texts(asked, best))}.")
     costed = f"{answer.candidates_evaluated:,} candidates costed in {format_duration(search_seconds)}."
     told.append(f"{bound_text(answer.bound)} {costed}" if answer.bound else costed)

@@ -135,7 +135,7 @@ def _workload(question: Question, requests_per_second: float) -> ManifestWorkloa
 def _kv_transfer(plan: Plan) -> KvTransfer:
     """Return the links between the pools: the slower of both machines' KV planes.
 
-    ratio = prefill TP / decode TP, group size = decode DP / ratio (CloudMatrix384 section 4.3.3).
+    ratio = prefill TP / decode TP, group size = decode DP (of all domains) / ratio (CloudMatrix384 section 4.3.3).
     """
     first, second = plan.prefill, plan.decode
     planes = [pool.machines.hardware.plane(pool.machines.hardware.kv_plane) for pool in (first, second)]
@@ -148,7 +148,7 @@ def _kv_transfer(plan: Plan) -> KvTransfer:
         latency_seconds=max(plane.latency_seconds.value for plane in planes),
         bytes_per_token=float(cache.token_bytes),
         **cache_shape(cache),
-        mapping=LinkMapping(ratio=ratio, group_size=target.attention_dp / ratio),
+        mapping=LinkMapping(ratio=ratio, group_size=target.attention_groups / ratio),
     )
 
 

@@ -16,8 +16,8 @@ from planner.imbalance import expected_maximum_normal
 from planner.latency import balanced_cost, tokens_per_iteration
 from planner.manifest.stacks import stacked, taken
 from planner.manifest.stepcost import evaluate
-from planner.manifest.terms import Number, StepCost, StepLoad
-from planner.memory import memory
+from planner.manifest.terms import Number, StepCost, StepLoad, larger
+from planner.memory import expert_device_memory, memory
 from planner.question import Question
 from planner.space import Group, Row, row_deployment
 from planner.workload import KvLoad, reserved_kv_tokens, running_kv_tokens, total_kv_tokens
@@ -148,7 +148,7 @@ def full_batch_rates(
     """Requests per second of each row with its memory full, whatever the time per token."""
     count.evaluated += len(group.rows)
     cost = stacked(balanced_cost(group.deployment, question.balance))
-    deviations = expected_maximum_normal(group.deployment.strategy.attention_dp)
+    deviations = expected_maximum_normal(group.deployment.strategy.attention_groups)
     seconds = iteration(cost, deviations, room, running_kv_tokens(question.workload), microbatches)
     return request_rate(question, group.deployment, room, seconds)
 
@@ -157,7 +157,7 @@ def request_rate(question: Question, deployment: Deployment, batch: Number, seco
     """Requests per second that leave an instance whose ranks hold ``batch`` each."""
     accepted = tokens_per_iteration(deployment.drafts, question.acceptance)
     answer_tokens = max(question.workload.output_tokens.mean - 1, 1.0)
-    return np.asarray(batch * deployment.strategy.attention_dp * accepted / (seconds * answer_tokens))
+    return np.asarray(batch * deployment.strategy.attention_groups * accepted / (seconds * answer_tokens))
 
 
 def best_batches(
@@ -171,7 +171,7 @@ def best_batches(
     """Return the leader of each size among rows at their largest batch within the limit and their room."""
     deployment, kv = group.deployment, running_kv_tokens(question.workload)
     cost = stacked(balanced_cost(deployment, question.balance))
-    deviations = expected_maximum_normal(deployment.strategy.attention_dp)
+    deviations = expected_maximum_normal(deployment.strategy.attention_groups)
     limit = tpot_seconds * tokens_per_iteration(deployment.drafts, question.acceptance)
     least = least_batch(group, microbatches)
 
@@ -207,11 +207,14 @@ def leaders(sizes: NDArray[np.float64], rate: NDArray[np.float64]) -> list[int]:
 def decode_memory_used(deployment: Deployment, batch: Number, kv: KvLoad) -> Number:
     """Bytes per device with weights, buffers and the KV reserved for a full batch, three deviations above its mean.
 
-    ``kv`` is what admission reserves for a request (``workload.reserved_kv_tokens``).
+    Of the fuller kind where attention and experts have devices of their own. ``kv`` is what admission reserves for a
+    request (``workload.reserved_kv_tokens``).
     """
     held = total_kv_tokens(kv, batch, MEMORY_DEVIATIONS)
     tokens = batch * (1 + deployment.drafts) / deployment.strategy.pp
-    return memory(deployment, kv_tokens=held, sequences=batch, tokens=tokens).used
+    used = memory(deployment, kv_tokens=held, sequences=batch, tokens=tokens).used
+    experts = expert_device_memory(deployment, tokens)
+    return used if experts is None else larger(used, experts.used)
 
 
 def largest(

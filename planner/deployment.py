@@ -19,7 +19,8 @@ Phase = Literal["prefill", "decode", "mixed"]
 class StrategyArray:
     """Strategies of one structure side by side: degrees are arrays of one shape.
 
-    One structure means one formula: EP is 1 for all or for none of them, and ``staged`` is common.
+    One structure means one formula: EP is 1 for all or for none of them, ``staged`` is common, and all have
+    ``domains`` or none has.
     Collectives over groups of one device cost nothing. Field names are those of ``Strategy``.
     """
 
@@ -29,22 +30,26 @@ class StrategyArray:
     moe_ep: Number
     staged: bool
     pp: Number
-    domains: int = 0
+    domains: Number = 0
 
     @property
     def disaggregated(self) -> bool:
         """Whether attention and experts run on different devices."""
-        return self.domains > 0
+        return (
+            bool(self.domains.size and self.domains.min() > 0)
+            if isinstance(self.domains, np.ndarray)
+            else self.domains > 0
+        )
 
     @property
     def attention_groups(self) -> Number:
         """Attention groups of one stage, over all domains."""
-        return self.attention_dp * max(self.domains, 1)
+        return self.attention_dp * self.domains if self.disaggregated else self.attention_dp
 
     @property
     def devices(self) -> Number:
         """Devices of each instance; disaggregated, attention and expert devices add up."""
-        experts = self.moe_tp * self.moe_ep if self.domains else 0
+        experts = self.moe_tp * self.moe_ep if self.disaggregated else 0
         return self.pp * (self.attention_tp * self.attention_groups + experts)
 
 

@@ -191,10 +191,10 @@ def pool_decode(
     pool, answer = pools[1], workload.output_tokens
     assert manifest.kv_transfer is not None, "a manifest with prefill and decode pools has links"
     cost = pool.step_costs["decode"].to_step_cost()
-    dealing = Dealing(cost, workload, pool.degrees.attention_dp, pool.microbatches)
+    dealing = Dealing(cost, workload, pool.degrees.attention_groups, pool.microbatches)
     accepted = tokens_per_iteration(pool.mtp.drafts, pool.mtp.acceptance)
     iterations = Lengths(mean=max(answer.mean - 1, 1.0) / accepted, squared_cv=answer.squared_cv)
-    most = pool.limits.requests_per_dp_rank * pool.degrees.attention_dp
+    most = pool.limits.requests_per_dp_rank * pool.degrees.attention_groups
     state = decode_state(
         arrival_rate_per_second=rate_per_second,
         iterations_per_request=iterations,
@@ -310,7 +310,7 @@ def step_chances(drafts: int, acceptance: float) -> Floats:
 def _alone_iterations(cost: StepCost, kv_tokens: Floats) -> Floats:
     """Seconds of iterations with one running request that holds ``kv_tokens`` [iterations]."""
     load = StepLoad(
-        decode_sequences=1.0, decode_kv_tokens=kv_tokens, mean_tokens=cost.queries_per_sequence / cost.attention_ranks
+        decode_sequences=1.0, decode_kv_tokens=kv_tokens, mean_tokens=cost.queries_per_sequence / cost.attention_groups
     )
     return np.broadcast_to(np.asarray(evaluate(cost, load, 1).seconds, dtype=np.float64), kv_tokens.shape)
 

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Literal
 
 from models.spec import ModelSpec
@@ -12,6 +13,9 @@ Role = Literal["prefill", "decode", "mixed"]
 
 LARGEST_TENSOR = 16
 LARGEST_PIPELINE = 8
+# Attention and experts apart: xDeepServe section 5.2 runs three domains of TP 1; wider TP is for tighter TPOT.
+MOST_DOMAINS = 3
+APART_TENSOR = (1, 2, 4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +67,7 @@ def strategy_grid(
     *,
     role: Role,
     largest_pipeline: int = LARGEST_PIPELINE,
+    apart_step: int | None = None,
 ) -> Grid:
     """Return the default grid for instances of ``counts`` devices, and what was cut for which reason.
 
@@ -71,16 +76,22 @@ def strategy_grid(
     Expert TP is chosen like attention TP and EP is the rest, which includes pure EP and pure TP;
     a dense model mirrors its attention. Every pair of both is a candidate (MixServe section
     III-C2); ``_cut`` says which are left out. Order: count, PP, attention TP, SP last, expert TP.
+
+    With ``apart_step`` decode of a model with experts is tried on attention and expert devices apart as well, both
+    in multiples of that many (xDeepServe section 5.2); these come after all others.
     """
     kept: list[Strategy] = []
     cut: Counter[str] = Counter()
-    for count in sorted(set(counts)):
-        for strategy in _candidates(spec, count, devices_per_node, role, largest_pipeline):
-            reason = _cut(strategy, spec)
-            if reason is None:
-                kept.append(strategy)
-            else:
-                cut[reason] += 1
+    sizes = sorted(set(counts))
+    tried = [_candidates(spec, count, devices_per_node, role, largest_pipeline) for count in sizes]
+    if apart_step and role == "decode" and spec.moe is not None:
+        tried += [_apart(count, apart_step) for count in sizes]
+    for strategy in chain.from_iterable(tried):
+        reason = _cut(strategy, spec)
+        if reason is None:
+            kept.append(strategy)
+        else:
+            cut[reason] += 1
     return Grid(tuple(kept), dict(sorted(cut.items())))
 
 
@@ -103,6 +114,20 @@ def _candidates(spec: ModelSpec, count: int, per_node: int, role: Role, largest_
                     )
 
 
+def _apart(count: int, step: int) -> Iterator[Strategy]:
+    """Yield attention domains beside pure EP, each domain and the experts in multiples of ``step`` devices.
+
+    Domains are alike, at most ``MOST_DOMAINS``; each holds DP groups of ``APART_TENSOR`` devices.
+    """
+    if count % step:
+        return
+    for domains in range(1, MOST_DOMAINS + 1):
+        for domain in range(step, (count - step) // domains + 1, step):
+            experts = count - domains * domain
+            for tp in APART_TENSOR:
+                yield Strategy(attention_tp=tp, attention_dp=domain // tp, moe_ep=experts, domains=domains)
+
+
 def _tensor_degrees(stage: int, per_node: int) -> list[int]:
     """Return the TP degrees of a stage: powers of two that divide it, inside a node or all of it."""
     powers = [n for n in _powers_of_two(min(stage, LARGEST_TENSOR)) if stage % n == 0]
@@ -123,6 +148,8 @@ def _cut(strategy: Strategy, spec: ModelSpec) -> str | None:
     if smallest_redundancy(spec.moe.experts, strategy.moe_ep) is None:
         return "more than one spare slot per expert"
     tp, moe_tp = strategy.attention_tp, strategy.moe_tp
+    if strategy.disaggregated and strategy.expert_devices > strategy.attention_devices:
+        return "more devices for experts alone than for attention, which holds the requests"
     if moe_tp == 1:
         return None
     if strategy.staged:

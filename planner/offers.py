@@ -79,7 +79,10 @@ def _decode_table(question: Question, group: Group, drafts: int, count: Count) -
     if not group.rows:
         return None
     cost = stacked(balanced_cost(group.deployment, question.balance))
-    spread, kv = expected_maximum_normal(group.deployment.strategy.attention_dp), running_kv_tokens(question.workload)
+    spread, kv = (
+        expected_maximum_normal(group.deployment.strategy.attention_groups),
+        running_kv_tokens(question.workload),
+    )
     limit = question.tpot_seconds * tokens_per_iteration(drafts, question.acceptance)
     batch, seconds = np.zeros(len(group.rows)), np.full(len(group.rows), np.inf)
     chosen = np.zeros(len(group.rows), dtype=np.int64)
@@ -117,7 +120,7 @@ def _decode_undominated(question: Question, tables: list[_DecodeTable], transfer
     if not tables:
         return []
     sizes = np.concatenate([table.group.sizes for table in tables])
-    ranks = np.concatenate([np.asarray(table.group.deployment.strategy.attention_dp) for table in tables])
+    ranks = np.concatenate([np.asarray(table.group.deployment.strategy.attention_groups) for table in tables])
     criteria = np.concatenate(
         [np.column_stack([-table.batch, table.seconds / table.batch, table.compared]) for table in tables]
     )

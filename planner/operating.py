@@ -200,7 +200,7 @@ class DecodeServer:
     @property
     def most_requests(self) -> int:
         """Requests that the instance runs at most."""
-        return self.candidate.batch * self.candidate.row.strategy.attention_dp
+        return self.candidate.batch * self.candidate.row.strategy.attention_groups
 
     @property
     def accepted(self) -> float:
@@ -217,7 +217,7 @@ class DecodeServer:
         """Seconds of an iteration with so many running requests."""
         candidate = self.candidate
         dealing = Dealing(
-            self.cost, self.question.workload, candidate.row.strategy.attention_dp, candidate.microbatches
+            self.cost, self.question.workload, candidate.row.strategy.attention_groups, candidate.microbatches
         )
         return dealt_iteration_seconds(dealing, requests)
 

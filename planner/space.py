@@ -69,7 +69,7 @@ class Group:
         return Group(rows, table, table_deployment(self.deployment, table) if rows else self.deployment)
 
 
-COLUMNS = ("attention_tp", "attention_dp", "moe_tp", "moe_ep", "pp", "redundant", "dedicated")
+COLUMNS = ("attention_tp", "attention_dp", "moe_tp", "moe_ep", "pp", "domains", "redundant", "dedicated")
 
 
 def role_rows(question: Question, role: Role) -> list[Row]:
@@ -81,7 +81,8 @@ def role_space(question: Question, role: Role) -> RoleSpace:
     """Return the rows of a role, and what was cut: strategies by rules of the grid, layouts by rules of the engine."""
     machines = question.prefill if role == "prefill" else question.decode
     moe = question.model.moe
-    grid = strategy_grid(question.model, pool_counts(machines), machines.devices_per_node, role=role)
+    counts, step = pool_counts(machines), supernode_step(machines)
+    grid = strategy_grid(question.model, counts, machines.devices_per_node, role=role, apart_step=step)
     rows, cut = [], Counter(grid.cut)
     for strategy in grid.strategies:
         if moe is None and strategy.attention_dp > 1:
@@ -116,8 +117,12 @@ def engine_cut(question: Question, role: Literal["prefill", "decode"]) -> str:
 
 def pool_counts(machines: Machines) -> list[int]:
     """Return the instance sizes of the default grid."""
-    step = SUPERNODE_STEP if any(scope.name == "supernode" for scope in machines.hardware.scopes) else None
-    return device_counts(machines.devices, machines.devices_per_node, step)
+    return device_counts(machines.devices, machines.devices_per_node, supernode_step(machines))
+
+
+def supernode_step(machines: Machines) -> int | None:
+    """Return the devices in whose multiples a supernode is cut; None for machines without one."""
+    return SUPERNODE_STEP if any(scope.name == "supernode" for scope in machines.hardware.scopes) else None
 
 
 def possible(question: Question, strategy: Strategy, dedicated: int, redundant: int) -> bool:
@@ -152,10 +157,14 @@ def check_layouts(question: Question) -> None:
 
 
 def structure(row: Row) -> tuple[bool, ...]:
-    """What must be common to a group: EP or not, one DP group or several, staging, dedicated ranks, overlap or not."""
+    """What must be common to a group.
+
+    EP or not, one DP group or several, staging, dedicated ranks, overlap or not, domains or not.
+    """
     strategy = row.strategy
     overlaps = row.microbatches > 1
-    return (strategy.moe_ep > 1, strategy.attention_dp == 1, strategy.staged, row.dedicated > 0, overlaps)
+    shape = (strategy.moe_ep > 1, strategy.attention_dp == 1, strategy.staged)
+    return (*shape, row.dedicated > 0, overlaps, strategy.disaggregated)
 
 
 def groups(question: Question, role: Role, rows: Iterable[Row], drafts: int) -> list[Group]:
@@ -175,9 +184,9 @@ def groups(question: Question, role: Role, rows: Iterable[Row], drafts: int) -> 
         host_seconds=host_costs(question.engine).step_seconds if _has_gap(question, role) else None,
     )
     result = []
-    for (_, _, staged, *_), members in found.items():
-        table = degree_table(members)
-        own = replace(base, strategy=replace(Strategy(), staged=staged))
+    for members in found.values():
+        table, first = degree_table(members), members[0].strategy
+        own = replace(base, strategy=Strategy(staged=first.staged, domains=first.domains))
         result.append(Group(members, table, table_deployment(own, table)))
     return result
 
@@ -191,7 +200,7 @@ def degree_table(rows: list[Row]) -> NDArray[np.float64]:
     """Return the degrees and layouts of rows, [rows, columns of COLUMNS]."""
     return np.array(
         [
-            (s.attention_tp, s.attention_dp, s.moe_tp, s.moe_ep, s.pp, row.redundant, row.dedicated)
+            (s.attention_tp, s.attention_dp, s.moe_tp, s.moe_ep, s.pp, s.domains, row.redundant, row.dedicated)
             for row in rows
             for s in (row.strategy,)
         ],
@@ -200,10 +209,16 @@ def degree_table(rows: list[Row]) -> NDArray[np.float64]:
 
 
 def table_deployment(base: Deployment, table: NDArray[np.float64]) -> Deployment:
-    """Return the deployment whose degrees are the columns of a table; staging is the base's."""
-    tp, dp, moe_tp, moe_ep, pp, redundant, dedicated = table.T
+    """Return the deployment whose degrees are the columns of a table; staged or not, domains or not is the base's."""
+    tp, dp, moe_tp, moe_ep, pp, domains, redundant, dedicated = table.T
     strategy = StrategyArray(
-        attention_tp=tp, attention_dp=dp, moe_tp=moe_tp, moe_ep=moe_ep, pp=pp, staged=base.strategy.staged
+        attention_tp=tp,
+        attention_dp=dp,
+        moe_tp=moe_tp,
+        moe_ep=moe_ep,
+        pp=pp,
+        staged=base.strategy.staged,
+        domains=domains if base.strategy.disaggregated else 0,
     )
     return replace(base, strategy=strategy, redundant=redundant, shared_ranks=dedicated)
 

@@ -134,7 +134,7 @@ def _prefill_lines(pool: PrefillPool) -> tuple[str, ...]:
 
 def _decode_lines(plan: Plan) -> tuple[str, ...]:
     pool, question = plan.decode, plan.question
-    candidate, ranks = pool.candidate, pool.candidate.row.strategy.attention_dp
+    candidate, ranks = pool.candidate, pool.candidate.row.strategy.attention_groups
     accepted = tokens_per_iteration(candidate.drafts, question.acceptance)
     answer = max(question.workload.output_tokens.mean - 1, 1.0)
     step, each = format_duration(candidate.iteration_seconds), pool.capacity_per_second / pool.instances
@@ -147,7 +147,22 @@ def _decode_lines(plan: Plan) -> tuple[str, ...]:
         f"{format_duration(question.tpot_seconds)}; p{question.percentile:g} with waiting and transfer "
         f"{format_duration(plan.tpot.at(question.percentile))}",
         _room_line(plan, candidate, pool.prediction),
+        *expert_devices_lines(pool),
     )
+
+
+def expert_devices_lines(pool: DecodePool) -> list[str]:
+    """Return what a device holds that runs experts alone; nothing where attention and experts share their devices."""
+    held = pool.prediction.expert_memory
+    if held is None:
+        return []
+    kinds = ("weights", "activations", "buffers", "reserve")
+    parts = " + ".join(f"{format_bytes(float(getattr(held, kind)))} {kind}" for kind in kinds)
+    experts = pool.candidate.row.strategy.expert_devices
+    return [
+        f"{experts} of the {pool.candidate.devices} devices run experts alone: {parts} = "
+        f"{format_bytes(float(held.used))} of {format_bytes(held.capacity)} each"
+    ]
 
 
 def _room_line(plan: Plan, candidate: DecodeCandidate, prediction: Prediction) -> str:

@@ -29,6 +29,11 @@ class Degrees(Strict):
     domains: Natural = 0
 
     @property
+    def attention_groups(self) -> int:
+        """DP groups of an instance, of all its domains."""
+        return self.attention_dp * max(self.domains, 1)
+
+    @property
     def devices(self) -> int:
         """Devices of one instance: stages x attention ranks, and expert ranks beside them with domains."""
         attention, experts = self.attention_tp * self.attention_dp, self.moe_tp * self.moe_ep

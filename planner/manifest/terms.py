@@ -152,6 +152,11 @@ class StepCost:
     launch_seconds: float = 0.0
     reach_tokens: int = 0
 
+    @property
+    def attention_groups(self) -> Number:
+        """Attention ranks of the instance, of all its domains."""
+        return self.attention_ranks * larger(self.domains, 1)
+
 
 def variables(cost: StepCost, load: StepLoad, microbatches: int) -> dict[str, Number]:
     """Return the variables of the module docstring for one of ``microbatches`` equal parts.

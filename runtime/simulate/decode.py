@@ -18,7 +18,7 @@ from runtime.simulate.steps import FIXED_POINT_BITS, StepTimer
 
 def decode_ranks(pool: Pool) -> int:
     """Return the DP ranks of an instance, of all its domains."""
-    return pool.degrees.attention_dp * max(pool.degrees.domains, 1)
+    return pool.degrees.attention_groups
 
 
 Lost = Callable[["DecodeInstance", Request, int], None]

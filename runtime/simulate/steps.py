@@ -54,7 +54,7 @@ class StepTimer:
     def __init__(self, cost: StepCost, microbatches: int) -> None:
         self._cost = cost
         self._most = microbatches if cost.moe_layers else 1
-        self._token_share = cost.queries_per_sequence / float(cost.attention_ranks)
+        self._token_share = cost.queries_per_sequence / float(cost.attention_groups)
         self._known: dict[object, float] = {}
         self._cut: dict[tuple[int, bool], int] = {}
         self._blocks: dict[tuple[int, int, int, int], list[list[_Block]]] = {}
