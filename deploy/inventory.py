@@ -11,9 +11,11 @@ from planner.manifest.schema import Manifest
 from podplan.errors import BadInput
 from podplan.files import read_yaml
 from podplan.sourced import Strict
-from podplan.validation import validate
+from podplan.validation import formed, validate
 
-HostName = Annotated[str, Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?$")]
+HostName = Annotated[
+    str, formed(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?", "a host name of letters, digits and inner . and -")
+]
 
 
 def _address(value: str) -> str:

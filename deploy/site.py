@@ -8,14 +8,19 @@ from pydantic import Field
 from podplan.errors import BadInput
 from podplan.files import read_yaml
 from podplan.sourced import Strict
-from podplan.validation import validate
+from podplan.validation import formed, validate
 
-DnsName = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]{0,28}[a-z0-9])?$")]
-Word = Annotated[str, Field(pattern=r"^[A-Za-z0-9._/@:+-]{1,256}$")]
-Absolute = Annotated[str, Field(pattern=r"^/[A-Za-z0-9._/+-]{0,255}$")]
-Quantity = Annotated[str, Field(pattern=r"^[1-9][0-9]*(Ki|Mi|Gi|Ti)$")]
+DnsName = Annotated[
+    str, formed(r"[a-z0-9]([-a-z0-9]{0,28}[a-z0-9])?", "1 to 30 lower-case letters, digits and inner hyphens")
+]
+Word = Annotated[str, formed(r"[A-Za-z0-9._/@:+-]{1,256}", "1 to 256 letters, digits and . _ / @ : + -")]
+Absolute = Annotated[
+    str, formed(r"/[A-Za-z0-9._/+-]{0,255}", "a path from / on, of up to 256 letters, digits and . _ / + -")
+]
+Quantity = Annotated[str, formed(r"[1-9][0-9]*(Ki|Mi|Gi|Ti)", "a size such as 64Gi")]
 Port = Annotated[int, Field(strict=True, ge=1024, le=29999)]
-Labels = dict[Annotated[str, Field(pattern=r"^[A-Za-z0-9./_-]{1,253}$")], Annotated[str, Field(max_length=63)]]
+Label = Annotated[str, formed(r"[A-Za-z0-9./_-]{1,253}", "a label of 1 to 253 letters, digits and . / _ -")]
+Labels = dict[Label, Annotated[str, Field(max_length=63)]]
 
 
 class Selectors(Strict):

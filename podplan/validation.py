@@ -1,15 +1,29 @@
 """From pydantic's report to one sentence."""
 
+import re
 from collections.abc import Mapping
 from typing import Any, TypeVar, get_args
 
-from pydantic import BaseModel, ValidationError
+from pydantic import AfterValidator, BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from podplan.errors import BadInput
 from podplan.names import suggest
 
 Model = TypeVar("Model", bound=BaseModel)
+_SUBJECT = re.compile(r"^\w+ should\b")  # pydantic's "Input should", "String should", "List should"
+
+
+def formed(pattern: str, told: str) -> AfterValidator:
+    """Return the check that a whole text matches ``pattern``; ``told`` says in words what is right."""
+    form = re.compile(pattern)
+
+    def check(text: str) -> str:
+        if form.fullmatch(text) is None:
+            raise ValueError(f"must be {told}, not {_shown(text)}")
+        return text
+
+    return AfterValidator(check)
 
 
 def validate(model: type[Model], data: object, where: str) -> Model:
@@ -58,7 +72,7 @@ def _sentence(detail: ErrorDetails, model: type[BaseModel], data: object) -> str
     elif detail["type"] in {"value_error", "assertion_error"}:
         problem = str(detail.get("ctx", {}).get("error", detail["msg"]))
     else:
-        problem = f"{detail['msg'].replace('Input should', 'must', 1)}, not {_shown(detail['input'])}"
+        problem = f"{_SUBJECT.sub('must', detail['msg'])}, not {_shown(detail['input'])}"
     return f"{path}: {problem}" if path else problem
 
 

@@ -115,3 +115,25 @@ def test_there_must_be_somewhere_to_write(manifest: Path, capsys: pytest.Capture
     """Without --out, --dry-run or --diff nothing is meant."""
     assert main(["deploy", str(manifest), "--engine", "sglang"]) == ExitCode.BAD_INPUT
     assert "--out: give the folder" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        ('namespace: "a b"', "namespace: must be 1 to 30 lower-case letters, digits and inner hyphens, not 'a b'"),
+        ('namespace: "ab\\n"', "namespace: must be 1 to 30 lower-case letters"),
+        ('image: "x; reboot"', "image: must be 1 to 256 letters, digits and . _ / @ : + -"),
+        ("model_path: weights", "model_path: must be a path from / on"),
+        ("shared_memory: 64GB", "shared_memory: must be a size such as 64Gi"),
+        ("node_selectors: {all: {a b: c}}", "must be a label"),
+    ],
+)
+def test_values_of_another_form_are_told_in_words(
+    values: str, told: str, manifest: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The key, what is right in words and not as a regular expression, and what was given."""
+    site = tmp_path / "site.yaml"
+    site.write_text(values, encoding="utf-8")
+    assert main(["deploy", str(manifest), "--engine", "sglang", "--values", str(site), "--dry-run"]) == 2
+    said = capsys.readouterr().err
+    assert told in said and said.count("\n") == 1
