@@ -11,7 +11,6 @@ from planner.manifest.stepcost import (
     drain,
     expert_stream,
     layer_count,
-    layer_share,
     moe_layer,
     passage,
     slot_seconds,
@@ -34,6 +33,7 @@ from planner.manifest.terms import (
     communication_seconds,
     dedicated,
     form,
+    layer_share,
     timings,
     variables,
 )

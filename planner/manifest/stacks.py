@@ -24,6 +24,7 @@ from planner.manifest.terms import (
     Term,
     Timings,
     form,
+    launches_per_layer,
     smaller,
     timings,
 )
@@ -58,7 +59,9 @@ class _Transfer:
 
 
 @dataclass(slots=True)
-class _StageTerms:
+class StageTerms:
+    """What a stage runs: kernels that compute, kernels that only move memory, and transfers."""
+
     kernels: list[_Kernels] = field(default_factory=list)
     movers: dict[tuple[str, ...], tuple[dict[str, Number], float]] = field(default_factory=dict)
     """By variables: memory seconds per unit of each, and the floors of all kernels together."""
@@ -68,9 +71,10 @@ class _StageTerms:
 class StackedTerms(tuple[Term, ...]):
     """Terms ready to be evaluated on arrays."""
 
-    stages: Mapping[Stage, _StageTerms]
+    stages: Mapping[Stage, StageTerms]
     shape: tuple[int, ...]
     """Broadcast shape of all coefficients."""
+    launches: Mapping[Stage, float]
 
     def timings(self, values: Mapping[str, Number]) -> Timings:
         """Return the timing of every stage at variables of one broadcast shape."""
@@ -91,6 +95,7 @@ class StackedTerms(tuple[Term, ...]):
         result = StackedTerms(self)
         result.stages = {stage: _stage_at(own, rows) for stage, own in self.stages.items()}
         result.shape = (rows.size,) if self.shape else ()
+        result.launches = self.launches
         return result
 
 
@@ -99,7 +104,7 @@ def _positive(value: Number) -> bool:
     return bool(value.size and value.min() > 0) if isinstance(value, np.ndarray) else value > 0
 
 
-def _shapes(stages: Mapping[Stage, _StageTerms]) -> Iterator[tuple[int, ...]]:
+def _shapes(stages: Mapping[Stage, StageTerms]) -> Iterator[tuple[int, ...]]:
     """Shapes of all coefficients."""
     for own in stages.values():
         for kernel in own.kernels:
@@ -141,10 +146,10 @@ class StackedStage(StageTiming):
 def stack(terms: Iterable[Term]) -> StackedTerms:
     """Return the terms with everything divided out that does not depend on the load."""
     result = StackedTerms(terms)
-    stages: dict[Stage, _StageTerms] = {}
+    stages: dict[Stage, StageTerms] = {}
     alike: dict[tuple[Stage, str], list[ComputeTerm]] = {}
     for term in result:
-        own = stages.setdefault(term.stage, _StageTerms())
+        own = stages.setdefault(term.stage, StageTerms())
         if isinstance(term, CommunicationTerm):
             own.transfers.append(_transfer(term))
         elif term.flops:
@@ -155,6 +160,7 @@ def stack(terms: Iterable[Term]) -> StackedTerms:
     for (stage, _), kernels in alike.items():
         stages[stage].kernels.append(_kernels(kernels))
     result.stages, result.shape = stages, np.broadcast_shapes(*set(_shapes(stages)))
+    result.launches = launches_per_layer(result)
     return result
 
 
@@ -190,8 +196,8 @@ def _form_at(coefficients: Form, rows: NDArray[np.int64]) -> dict[str, Number]:
     return {name: _at(value, rows) for name, value in coefficients.items()}
 
 
-def _stage_at(own: _StageTerms, rows: NDArray[np.int64]) -> _StageTerms:
-    return _StageTerms(
+def _stage_at(own: StageTerms, rows: NDArray[np.int64]) -> StageTerms:
+    return StageTerms(
         kernels=[
             replace(
                 each,
@@ -214,6 +220,11 @@ def _stage_at(own: _StageTerms, rows: NDArray[np.int64]) -> _StageTerms:
 def stage_timings(terms: tuple[Term, ...], values: Mapping[str, Number]) -> Timings:
     """Return the timing of every stage, of stacked terms on arrays and of others term by term."""
     return terms.timings(values) if isinstance(terms, StackedTerms) else timings(terms, values)
+
+
+def stage_launches(terms: tuple[Term, ...]) -> Mapping[Stage, float]:
+    """Return the kernels launched per layer of each stage."""
+    return terms.launches if isinstance(terms, StackedTerms) else launches_per_layer(terms)
 
 
 def _kernels(terms: Sequence[ComputeTerm]) -> _Kernels:
@@ -258,7 +269,7 @@ def _sum(one: Form, other: Form) -> dict[str, Number]:
     }
 
 
-def _add_mover(own: _StageTerms, term: ComputeTerm) -> None:
+def _add_mover(own: StageTerms, term: ComputeTerm) -> None:
     names = tuple(sorted(term.bytes))
     coefficients, floors = own.movers.get(names, ({}, 0.0))
     for name, value in _over(term.bytes, term.bytes_per_second).items():
@@ -335,7 +346,7 @@ def _total(values: Iterable[Number]) -> Number:
 Runs = Callable[[tuple[str, ...]], bool]
 
 
-def _stage(own: _StageTerms, values: Mapping[str, Number], shape: tuple[int, ...], runs: Runs) -> StackedStage:
+def _stage(own: StageTerms, values: Mapping[str, Number], shape: tuple[int, ...], runs: Runs) -> StackedStage:
     """Evaluate one stage. A kernel without work is not launched, as in ``planner.manifest.terms.timing``."""
     count, points = sum(kernels.count for kernels in own.kernels), math.prod(shape)
     compute, moved = np.empty((count, *shape)), np.empty((count, *shape))

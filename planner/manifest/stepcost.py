@@ -11,14 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.manifest.disaggregated import Passage, drain_seconds, layer_seconds
-from planner.manifest.stacks import joined, stage_timings
+from planner.manifest.stacks import joined, stage_launches, stage_timings
 from planner.manifest.terms import (
-    ComputeTerm,
     Number,
     Stage,
     StepCost,
     StepLoad,
-    Term,
     Timings,
     communication_seconds,
     dedicated,
@@ -264,12 +262,7 @@ def layer_count(cost: StepCost, stage: Stage) -> int:
     return cost.moe_layers
 
 
-def layer_share(term: Term) -> float:
-    """Part of the layers of its stage that run a term."""
-    return term.share if isinstance(term, ComputeTerm) else 1.0
-
-
 def launches(cost: StepCost, microbatches: int) -> int:
     """Kernels launched in one iteration of the main model."""
-    layers = sum(term.launches * layer_share(term) * layer_count(cost, term.stage) for term in cost.terms)
-    return round(microbatches * layers + sum(term.launches for term in cost.head_terms))
+    layers = sum(count * layer_count(cost, stage) for stage, count in stage_launches(cost.terms).items())
+    return round(microbatches * layers + sum(stage_launches(cost.head_terms).values()))

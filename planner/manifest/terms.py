@@ -334,3 +334,16 @@ def timings(terms: tuple[Term, ...], values: Mapping[str, Number]) -> Timings:
             stage.memory = stage.memory + own.memory
             stage.fixed = stage.fixed + own.fixed
     return result
+
+
+def layer_share(term: Term) -> float:
+    """Part of the layers of its stage that run a term."""
+    return term.share if isinstance(term, ComputeTerm) else 1.0
+
+
+def launches_per_layer(terms: tuple[Term, ...]) -> dict[Stage, float]:
+    """Return the kernels launched per layer of each stage."""
+    result: dict[Stage, float] = {}
+    for term in terms:
+        result[term.stage] = result.get(term.stage, 0.0) + term.launches * layer_share(term)
+    return result

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.manifest.prepared import prepared
 from planner.manifest.stepcost import evaluate
 from planner.manifest.terms import StepCost, StepLoad
 from podplan.errors import BadInput
@@ -52,7 +53,7 @@ class StepTimer:
     __slots__ = ("_blocks", "_cost", "_cut", "_known", "_most", "_token_share")
 
     def __init__(self, cost: StepCost, microbatches: int) -> None:
-        self._cost = cost
+        self._cost = prepared(cost)
         self._most = microbatches if cost.moe_layers else 1
         self._token_share = cost.queries_per_sequence / float(cost.attention_groups)
         self._known: dict[object, float] = {}
