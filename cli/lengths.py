@@ -43,6 +43,8 @@ def read_lengths(side: Literal["isl", "osl"], values: Mapping[str, str | None], 
         for field in (side, f"{side}_cv", f"{side}_distribution"):
             if values.get(field) is not None:
                 raise BadInput(f"{flag_name(field)} and --{side}-histogram both tell lengths; leave one of them out")
+        if not file:
+            raise BadInput(f"--{side}-histogram: give a CSV file with the columns tokens,weight")
         tokens, weights = read_histogram(Path(file))
         return Stated(lengths=histogram_lengths(tokens, weights), histogram=(tokens, weights))
     mean, cv, shape = (values.get(field) for field in (side, f"{side}_cv", f"{side}_distribution"))

@@ -123,7 +123,7 @@ def _limit(question: Question, feasible: Try, name: str, flag: str) -> Change:
     return _found(name, flag, value.replace(" ", ""), f"{value} instead of {format_duration(asked)}", changed)
 
 
-def _scaled(workload: Workload, factor: float) -> tuple[tuple[float, float, float], ...] | None:
+def scaled_prompts(workload: Workload, factor: float) -> tuple[tuple[float, float, float], ...] | None:
     """Return the kinds of prompts with all lengths times ``factor``, of at least a token."""
     if workload.prompts is None:
         return None
@@ -143,7 +143,7 @@ def _length(question: Question, feasible: Try, name: str, flag: str) -> Change:
             input_tokens=prompt,
             output_tokens=answer,
             length_covariance=covariance,
-            prompts=_scaled(workload, prompt.mean / workload.input_tokens.mean),
+            prompts=scaled_prompts(workload, prompt.mean / workload.input_tokens.mean),
         )
         return replace(question, workload=changed)
 

@@ -12,6 +12,7 @@ from cli.lengths import read_histogram
 from cli.question_file import read_questions
 from cli.traffic import TrafficFlags, read_traffic
 from models.loader import load_model
+from planner.nearest import scaled_prompts
 from planner.prompts import prompts_of
 from planner.workload import Workload
 from podplan.errors import BadInput
@@ -117,6 +118,36 @@ def test_lengths_are_given_once(tmp_path: Path, flags: dict[str, str], told: str
     """A histogram stands in place of mean, CV and distribution, and of a trace."""
     with pytest.raises(BadInput, match=told):
         _workload(isl_histogram=_file(tmp_path, HISTOGRAM), **flags)
+
+
+def test_no_file_is_no_histogram() -> None:
+    """An empty name is told by the flag, not as the folder that it would be."""
+    with pytest.raises(BadInput, match="--osl-histogram: give a CSV file"):
+        _workload(osl_histogram="")
+
+
+def test_a_manifest_is_weighed_under_a_histogram(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Half the prompts eight times as long make the same deployment later than its own fixed lengths do."""
+    out = tmp_path / "plan"
+    assert main.main([*SMALL, "--isl", "1k", "--osl", "128", "--rate", "20/s", "--out", str(out)]) == ExitCode.DONE
+    asked = ["check", "--manifest", str(out / "manifest.yaml"), "--ttft", "20s", "--rate", "5/s", "--json"]
+    file = _file(tmp_path, "tokens,weight\n8000,1\n1000,1\n")
+    values = []
+    for flags in ([], ["--isl-histogram", file]):
+        capsys.readouterr()
+        assert main.main([*asked, *flags]) == ExitCode.DONE
+        margins = json.loads(capsys.readouterr().out)["questions"][0]["margins"]
+        values += [margin["value_seconds"] for margin in margins if margin["name"] == "ttft"]
+    assert values[1] > 2 * values[0]
+
+
+def test_the_nearest_length_shortens_the_prompts_too(tmp_path: Path) -> None:
+    """Kinds of prompts shrink with their mean, and hold a token at least."""
+    workload = _workload(isl_histogram=_file(tmp_path, "tokens,weight\n1,1\n1000,1\n"))
+    assert scaled_prompts(workload, 0.5) == ((1, 0, 0.5), (500, 0, 0.5))
+    assert (
+        scaled_prompts(Workload(input_tokens=workload.input_tokens, output_tokens=workload.output_tokens), 0.5) is None
+    )
 
 
 def test_lengths_keep_within_the_model(tmp_path: Path) -> None:
