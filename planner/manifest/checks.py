@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -133,6 +134,9 @@ def _check_coordinates(pool: Pool, table: Table, path: str) -> None:
         twice = _repeated(np.unique(keys[held], axis=0, return_inverse=True)[1].reshape(-1))
         if twice is not None:
             raise BadInput(f"{path}[{held[twice]}]: an earlier rank has the same {label} coordinates {names}")
+        expected = math.prod(limits[name][1] for name in names)
+        if held.size not in (0, expected):
+            raise BadInput(f"{path}: {held.size} ranks have {label} coordinates {names}, must be {expected} by degrees")
 
 
 def _repeated(values: Table) -> int | None:

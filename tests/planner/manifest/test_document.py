@@ -114,6 +114,7 @@ SPOILT = {
     "device_outside": (_set(*DECODE, "rank_table", "rows", 7, 2, to=8), r"pools\[1\]\.rank_table\.rows\[7\]"),
     "coordinate": (_set(*DECODE, "rank_table", "rows", 7, 4, to=8), r"rank_table\.rows\[7\]\[4\]: dp 8"),
     "coordinate_twice": (_set(*DECODE, "rank_table", "rows", 7, 4, to=6), r"rank_table\.rows\[7\]"),
+    "more_experts": (_set(*DECODE, "degrees", "moe_tp", to=64), r"rank_table\.rows: 8 ranks have expert .*must be 512"),
     "short_row": (_set(*DECODE, "rank_table", "rows", 7, to=[7]), r"rank_table\.rows\[7\]"),
     "group": (_set(*DECODE, "groups", 0, "size", to=4), r"pools\[1\]\.groups\[0\]"),
     "group_missing": (_set(*DECODE, "groups", to=[]), r"pools\[1\]\.groups"),
