@@ -29,8 +29,8 @@ def asked(name: str) -> Question:
     name=st.sampled_from(sorted(QUESTIONS)),
     role=st.sampled_from(["prefill", "decode"]),
     microbatches=st.sampled_from([1, 2]),
-    decode=st.floats(0, 300),
-    chunk=st.floats(0, 8192),
+    decode=st.one_of(st.just(0.0), st.floats(1, 300)),
+    chunk=st.one_of(st.just(0.0), st.floats(1, 8192)),
     points=st.sampled_from([0, 3]),
 )
 def test_stacked_costs_are_the_costs(name, role, microbatches, decode, chunk, points):
