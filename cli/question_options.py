@@ -33,7 +33,7 @@ OPTIONS: dict[str, tuple[str, str]] = {
     "prefix_reuse": ("SHARE", "Cached share of prompts [0]."),
     "rate": ("RATE", "Requests to serve, such as 100/s."),
     "rate_profile": ("DAY", "Rates over the day, 0:00=40/s,8:00=120/s or a CSV time,rate: sized for the worst."),
-    "trace": ("FILE", "Lengths, arrivals and rate of an Azure or Mooncake trace."),
+    "trace": ("FILE", "Lengths, arrivals and rate of a trace, in any of its formats."),
     "format": ("NAME", "azure or mooncake [as the file looks]."),
     "ttft": ("DURATION", "Limit of the time to the first token [2s]."),
     "tpot": ("DURATION", "Limit of the time per further token [50ms]."),
