@@ -55,37 +55,19 @@ def config_map(target: Target, launch: Launch, origin: Provenance) -> Object:
 def etcd_objects(target: Target, origin: Provenance) -> Iterator[Object]:
     """Yield one etcd member and its service, where xLLM's instances register."""
     name = f"{target.name}-etcd"
-    chosen = {"podplan/pool": "etcd", "app.kubernetes.io/part-of": target.name}
-    command = etcd_command(f"{name}:{ETCD_PORT}")
     member = {
         "name": "etcd",
         "image": ETCD_IMAGE,
-        "command": command,
+        "command": etcd_command(f"{name}:{ETCD_PORT}"),
         "ports": [{"name": "client", "containerPort": ETCD_PORT}],
         "readinessProbe": {"tcpSocket": {"port": "client"}, "periodSeconds": 5},
     }
-    yield {
-        "apiVersion": "apps/v1",
-        "kind": "Deployment",
-        "metadata": metadata(target, name, origin),
-        "spec": {
-            "replicas": 1,
-            "selector": {"matchLabels": chosen},
-            "template": {"metadata": {"labels": chosen}, "spec": {"containers": [member]}},
-        },
-    }
-    yield {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": metadata(target, name, origin),
-        "spec": {"selector": chosen, "ports": [{"name": "client", "port": ETCD_PORT, "targetPort": "client"}]},
-    }
+    yield from _one_behind_a_service(target, "etcd", {"containers": [member]}, origin)
 
 
 def router_objects(target: Target, router: Router, origin: Provenance) -> Iterator[Object]:
     """Yield the router's files, deployment and service."""
-    name, number = f"{target.name}-router", target.site.router_port
-    chosen = {"podplan/pool": "router", "app.kubernetes.io/part-of": target.name}
+    name = f"{target.name}-router"
     yield {
         "apiVersion": "v1",
         "kind": "ConfigMap",
@@ -95,6 +77,23 @@ def router_objects(target: Target, router: Router, origin: Provenance) -> Iterat
     proxy = router.table is None  # vLLM-Ascend's proxy is a script of the engine's own image
     known = image(target, target.roles[0]) if proxy else ROUTER_IMAGES[(router.table or "").rpartition("-")[0]]
     path = target.site.files_path
+    container = {
+        "name": "router",
+        "image": target.site.router_image or known,
+        "command": ["bash", f"{path}/router.sh"],
+        "ports": [{"name": "http", "containerPort": target.site.router_port}],
+        "readinessProbe": {"tcpSocket": {"port": "http"}, "periodSeconds": 10},
+        "volumeMounts": [{"name": "files", "mountPath": path}],
+    }
+    files = {"name": "files", "configMap": {"name": f"{name}-files", "defaultMode": 0o555}}
+    yield from _one_behind_a_service(target, "router", {"containers": [container], "volumes": [files]}, origin)
+
+
+def _one_behind_a_service(target: Target, pool: str, pod: Object, origin: Provenance) -> Iterator[Object]:
+    """Yield a deployment of one pod and the service of its first container's one port."""
+    name = f"{target.name}-{pool}"
+    chosen = {"podplan/pool": pool, "app.kubernetes.io/part-of": target.name}
+    (port,) = pod["containers"][0]["ports"]
     yield {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
@@ -102,27 +101,13 @@ def router_objects(target: Target, router: Router, origin: Provenance) -> Iterat
         "spec": {
             "replicas": 1,
             "selector": {"matchLabels": chosen},
-            "template": {
-                "metadata": {"labels": chosen},
-                "spec": {
-                    "containers": [
-                        {
-                            "name": "router",
-                            "image": target.site.router_image or known,
-                            "command": ["bash", f"{path}/router.sh"],
-                            "ports": [{"name": "http", "containerPort": number}],
-                            "readinessProbe": {"tcpSocket": {"port": "http"}, "periodSeconds": 10},
-                            "volumeMounts": [{"name": "files", "mountPath": path}],
-                        }
-                    ],
-                    "volumes": [{"name": "files", "configMap": {"name": f"{name}-files", "defaultMode": 0o555}}],
-                },
-            },
+            "template": {"metadata": {"labels": chosen}, "spec": pod},
         },
     }
+    served = {"name": port["name"], "port": port["containerPort"], "targetPort": port["name"]}
     yield {
         "apiVersion": "v1",
         "kind": "Service",
         "metadata": metadata(target, name, origin),
-        "spec": {"selector": chosen, "ports": [{"name": "http", "port": number, "targetPort": "http"}]},
+        "spec": {"selector": chosen, "ports": [served]},
     }

@@ -42,11 +42,6 @@ class PrefixCache:
         return len(self._dram)
 
     @property
-    def most_blocks(self) -> tuple[int, int]:
-        """Blocks that DRAM and SSD can hold."""
-        return self._dram_blocks, self._ssd_blocks
-
-    @property
     def ssd_blocks(self) -> int:
         """Blocks that stand on SSD."""
         return len(self._ssd)
