@@ -81,7 +81,7 @@ def power_watts(plan: Plan) -> float | None:
         watts = pool.machines.hardware.power_watts_per_chip
         if watts is None:
             return None
-        total += watts.value * pool.instances * pool.candidate.devices / pool.machines.devices_per_chip
+        total += watts.value * pool.chips
     return total
 
 

@@ -70,8 +70,7 @@ def _after(after: AfterLoss | None) -> str:
 
 
 def _gone(after: AfterLoss) -> str:
-    counts = (("prefill", after.lost.prefill), ("decode", after.lost.decode))
-    return " and ".join(f"{count} {role}" for role, count in counts if count) + " gone"
+    return " and ".join(f"{count} {role}" for role, count in after.lost.counts.items() if count) + " gone"
 
 
 def _short(margin: Margin) -> str:
@@ -109,7 +108,7 @@ def _as_json(checked: Checked) -> dict[str, object]:
         "after_loss": after
         and {
             "loss": after.loss,
-            "lost_instances": {"prefill": after.lost.prefill, "decode": after.lost.decode},
+            "lost_instances": after.lost.counts,
             "feasible": after.holds,
             "margins": [_margin_json(margin) for margin in after.margins],
         },

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from cli.output import table
 from planner.day import Seen, Window, mean_rate, peak_rate
+from planner.space import Role
 from podplan.errors import BadInput
 from podplan.pairs import read_pairs
 from podplan.units import DAY_SECONDS, HOUR_SECONDS, MINUTE_SECONDS, format_duration, format_rate, parse_rate
@@ -82,20 +83,25 @@ def day_json(seen: Sequence[Seen], percentiles: Sequence[float]) -> dict[str, ob
     return {
         "peak_requests_per_second": peak,
         "mean_requests_per_second": mean_rate(windows),
-        "windows": [_window_json(each, peak, percentiles) for each in seen],
+        "windows": [_window_json(each, peak, percentiles, _roles(seen)) for each in seen],
     }
 
 
-def _window_json(seen: Seen, peak: float, percentiles: Sequence[float]) -> dict[str, object]:
+def _roles(seen: Sequence[Seen]) -> list[Role]:
+    """Return the roles of the plan that the windows see."""
+    return next([role for role, _ in each.plan.pools()] for each in seen if each.plan)
+
+
+def _window_json(seen: Seen, peak: float, percentiles: Sequence[float], roles: Sequence[Role]) -> dict[str, object]:
     plan, window = seen.plan, seen.window
+    busy = {role: pool.utilisation for role, pool in plan.pools()} if plan else {}
     latencies = {"ttft_seconds": plan and plan.ttft, "tpot_seconds": plan and plan.tpot}
     return {
         "from": clock_text(window.begin_seconds),
         "to": clock_text(window.begin_seconds + window.length_seconds),
         "requests_per_second": window.rate_per_second,
         "share_of_peak": window.rate_per_second / peak,
-        "prefill_utilisation": plan.prefill.utilisation if plan else 0.0,
-        "decode_utilisation": plan.decode.utilisation if plan else 0.0,
+        **{f"{role}_utilisation": busy.get(role, 0.0) for role in roles},
         **{
             name: found and {"mean": found.mean, **{f"p{level:g}": found.at(level) for level in percentiles}}
             for name, found in latencies.items()
@@ -116,20 +122,20 @@ def day_text(seen: Sequence[Seen]) -> str:
 
 def day_table(seen: Sequence[Seen], percentile: float) -> "Table":
     """Return rate, load and latencies of every window."""
-    peak = peak_rate([each.window for each in seen])
+    peak, busy = peak_rate([each.window for each in seen]), _roles(seen)
     tail = f"p{percentile:g}"
     rows = []
     for each in seen:
         rate, plan = each.window.rate_per_second, each.plan
         cells = [_span(each.window), format_rate(rate), f"{rate / peak:.0%}"]
         if plan is None:
-            cells += ["0%", "0%", "", "", "", ""]
+            cells += [*("0%" for _ in busy), "", "", "", ""]
         else:
             cells += [f"{pool.utilisation:.0%}" for _, pool in plan.pools()]
             for latency in (plan.ttft, plan.tpot):
                 cells += [format_duration(latency.mean), format_duration(latency.at(percentile))]
         rows.append(cells)
-    names = ["rate", "of peak", "prefill busy", "decode busy", "TTFT", f"TTFT {tail}", "TPOT", f"TPOT {tail}"]
+    names = ["rate", "of peak", *(f"{role} busy" for role in busy), "TTFT", f"TTFT {tail}", "TPOT", f"TPOT {tail}"]
     return table(["window", *names], rows, right=names, tight=True)
 
 

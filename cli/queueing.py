@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import get_args
 
 from planner.memoryless import stream_tokens_per_second
-from planner.plan import Plan, same_pools
+from planner.plan import Plan
 from planner.question import Queueing
 from podplan.units import format_duration
 
@@ -15,7 +15,7 @@ NAMES: dict[Queueing, str] = {"bulk": "bulk service", "mixserve": "MixServe's M/
 def other_model(plan: Plan) -> tuple[Queueing, Plan | None]:
     """Return the queueing model that a plan was not made with, and its pools under it; None where overloaded."""
     other: Queueing = "bulk" if plan.question.queueing == "mixserve" else "mixserve"
-    return other, same_pools(plan, replace(plan.question, queueing=other))(plan.requests_per_second)
+    return other, plan.under(replace(plan.question, queueing=other))(plan.requests_per_second)
 
 
 def queueing_json(plan: Plan, percentiles: Sequence[float]) -> dict[str, object]:

@@ -61,7 +61,7 @@ def weights_reason(question: Question, machines: Machines) -> str:
 def _model(question: Question, best: Plan | None) -> dict[str, object]:
     taken: dict[str, object] = {"kv_dtype": question.kv_dtype, "engine": question.engine}
     if len(question.drafts) > 1:
-        chosen = f"{best.decode.candidate.drafts}, " if best else ""
+        chosen = f"{best.answering.drafts}, " if best else ""
         taken["mtp"] = f"{chosen}best of {' and '.join(str(depth) for depth in question.drafts)}"
     if max(question.drafts):
         taken["mtp_acceptance"] = question.acceptance

@@ -10,7 +10,8 @@ from planner.day import over_the_day
 from planner.interval import Interval
 from planner.memory import Memory
 from planner.papers import Beside
-from planner.plan import DecodePool, Plan, PrefillPool
+from planner.plan import Plan
+from planner.pools import DecodePool, PlannedPool, PrefillPool
 from planner.question import Question
 from planner.queueing import Latency
 from planner.search import Answer
@@ -124,7 +125,7 @@ def plan_json(plan: Plan, *, compact: bool = False) -> dict[str, object]:
     """Return a plan; ``compact`` leaves out what takes a prediction of every operator."""
     levels = _levels(plan)
     data: dict[str, object] = {
-        "pools": [prefill_json(plan, compact=compact), decode_json(plan, compact=compact)],
+        "pools": [pool_json(plan, pool, compact=compact) for _, pool in plan.pools()],
         "nodes": plan.nodes,
         "chips": whole(plan.chips),
         "devices": plan.devices,
@@ -151,12 +152,20 @@ def _levels(plan: Plan) -> tuple[float, ...]:
     return PERCENTILES if percentile in PERCENTILES else (*PERCENTILES, percentile)
 
 
-def prefill_json(plan: Plan, *, compact: bool) -> dict[str, object]:
+def pool_json(plan: Plan, pool: PlannedPool, *, compact: bool) -> dict[str, object]:
+    """Return a pool of a plan."""
+    if isinstance(pool, PrefillPool):
+        return prefill_json(plan, pool, compact=compact)
+    assert isinstance(pool, DecodePool)
+    return decode_json(plan, pool, compact=compact)
+
+
+def prefill_json(plan: Plan, pool: PrefillPool, *, compact: bool) -> dict[str, object]:
     """Return the prefill pool; its tokens are prompt tokens, the reused ones included."""
-    pool, candidate = plan.prefill, plan.prefill.candidate
+    candidate = pool.candidate
     prompt = plan.question.workload.input_tokens.mean
     data: dict[str, object] = {
-        **_head(plan, "prefill"),
+        **_head(plan, pool),
         "tokens_per_device": candidate.tokens_per_device,
         "prompts_per_pass": candidate.prompts,
         "passes_per_prompt": candidate.chunks,
@@ -165,7 +174,7 @@ def prefill_json(plan: Plan, *, compact: bool) -> dict[str, object]:
         **_experts(pool),
         **_rates(plan, pool, prompt),
         "computed_tokens_per_second_per_chip": (
-            (1 - plan.question.workload.prefix_reuse) * plan.requests_per_second * prompt / pool_chips(pool)
+            (1 - plan.question.workload.prefix_reuse) * plan.requests_per_second * prompt / pool.chips
         ),
         "iteration_seconds": candidate.pass_seconds,
     }
@@ -174,11 +183,11 @@ def prefill_json(plan: Plan, *, compact: bool) -> dict[str, object]:
     return data
 
 
-def decode_json(plan: Plan, *, compact: bool) -> dict[str, object]:
+def decode_json(plan: Plan, pool: DecodePool, *, compact: bool) -> dict[str, object]:
     """Return the decode pool; its tokens are output tokens."""
-    pool, candidate = plan.decode, plan.decode.candidate
+    candidate = pool.candidate
     data: dict[str, object] = {
-        **_head(plan, "decode"),
+        **_head(plan, pool),
         "batch_per_dp_rank": candidate.batch,
         "microbatches": candidate.microbatches,
         "mtp": candidate.drafts,
@@ -195,10 +204,9 @@ def decode_json(plan: Plan, *, compact: bool) -> dict[str, object]:
     return data
 
 
-def _head(plan: Plan, role: str) -> dict[str, object]:
-    pool = plan.prefill if role == "prefill" else plan.decode
+def _head(plan: Plan, pool: PlannedPool) -> dict[str, object]:
     return {
-        "role": role,
+        "role": pool.role,
         "hardware": pool.machines.hardware.name,
         "instances": pool.instances,
         "spare_instances": spare_pool_instances(plan, pool),
@@ -208,38 +216,38 @@ def _head(plan: Plan, role: str) -> dict[str, object]:
     }
 
 
-def spare_pool_instances(plan: Plan, pool: PrefillPool | DecodePool) -> int:
+def spare_pool_instances(plan: Plan, pool: PlannedPool) -> int:
     """Return the instances of a pool beyond those that carry the plan's rate within the limits."""
     return spare_instances(pool.instances, pool.capacity_per_second, plan.requests_per_second)
 
 
-def strategy_text(pool: PrefillPool | DecodePool) -> str:
+def strategy_text(pool: PlannedPool) -> str:
     """Return a pool's strategy in the notation of ``--strategy``."""
     return format_strategy(pool.candidate.row.strategy, moe=pool.question.model.moe is not None)
 
 
-def shared_text(pool: PrefillPool | DecodePool) -> str:
+def shared_text(pool: PlannedPool) -> str:
     """Return the placement of the shared expert in the notation of ``--shared-experts``."""
     return f"dedicated={pool.candidate.row.dedicated}" if pool.candidate.row.dedicated else "local"
 
 
-def _experts(pool: PrefillPool | DecodePool) -> dict[str, object]:
+def _experts(pool: PlannedPool) -> dict[str, object]:
     return {"redundant_experts": pool.candidate.row.redundant, "shared_experts": shared_text(pool)}
 
 
-def _rates(plan: Plan, pool: PrefillPool | DecodePool, tokens: float) -> dict[str, object]:
+def _rates(plan: Plan, pool: PlannedPool, tokens: float) -> dict[str, object]:
     per_second = plan.requests_per_second * tokens
     return {
-        "devices": pool_devices(pool),
-        "chips": whole(pool_chips(pool)),
+        "devices": pool.devices,
+        "chips": whole(pool.chips),
         "utilisation": pool.utilisation,
         "capacity_requests_per_second": pool.capacity_per_second,
-        "tokens_per_second_per_device": per_second / pool_devices(pool),
-        "tokens_per_second_per_chip": per_second / pool_chips(pool),
+        "tokens_per_second_per_device": per_second / pool.devices,
+        "tokens_per_second_per_chip": per_second / pool.chips,
     }
 
 
-def _predicted(pool: PrefillPool | DecodePool) -> dict[str, object]:
+def _predicted(pool: PlannedPool) -> dict[str, object]:
     prediction = pool.prediction
     return {
         "bottleneck": prediction.bottleneck,
@@ -256,16 +264,6 @@ def interval_json(interval: Interval) -> dict[str, float]:
 def memory_json(memory: Memory) -> dict[str, float]:
     """Return bytes per device by kind, and the capacity."""
     return {kind: float(getattr(memory, kind)) for kind in MEMORY_KINDS}
-
-
-def pool_devices(pool: PrefillPool | DecodePool) -> int:
-    """Return the devices of all instances of a pool."""
-    return pool.instances * pool.candidate.devices
-
-
-def pool_chips(pool: PrefillPool | DecodePool) -> float:
-    """Return the chips of all instances of a pool."""
-    return pool_devices(pool) / pool.machines.devices_per_chip
 
 
 def whole(count: float) -> int | float:

@@ -8,10 +8,11 @@ from cli.output import table
 from cli.queueing import queueing_text
 from cli.search_assumptions import assumption_texts
 from cli.search_flags import SearchInput
-from cli.search_json import MEMORY_KINDS, pool_chips, pool_devices, shared_text, spare_pool_instances, strategy_text
+from cli.search_json import MEMORY_KINDS, shared_text, spare_pool_instances, strategy_text
 from planner.day import over_the_day
 from planner.papers import Beside
-from planner.plan import DecodePool, Plan, PrefillPool
+from planner.plan import Plan
+from planner.pools import DecodePool, PlannedPool, PrefillPool
 from planner.proof import Bound
 from planner.search import Answer
 from planner.worked import expert_devices_lines, short_form
@@ -40,7 +41,7 @@ def render(console: "Console", asked: SearchInput, answer: Answer, best: Plan, s
         _lines(console, day_text(seen))
     told = [interval_text(best), f"Binding: {answer.binding_limit}. {answer.explanation}", *short_form(best)]
     told.append(queueing_text(best))
-    told += [f"Decode: {line}." for line in expert_devices_lines(best.decode)]
+    told += [f"Decode: {line}." for line in expert_devices_lines(best.answering)]
     told.append(f"Assumed: {'; '.join(assumption_texts(asked, best))}.")
     costed = f"{answer.candidates_evaluated:,} candidates costed in {format_duration(search_seconds)}."
     told.append(f"{bound_text(answer.bound)} {costed}" if answer.bound else costed)
@@ -125,7 +126,7 @@ def shape_cells(plan: Plan) -> dict[str, list[str]]:
         "microbatches": [str(pool.candidate.microbatches) for pool in pools],
     }
     if plan.question.model.mtp_layers:
-        cells["MTP"] = ["", str(plan.decode.candidate.drafts)]
+        cells["MTP"] = ["" if pool.role == "prefill" else str(pool.drafts) for pool in pools]
     if plan.question.model.moe is not None:
         cells["experts"] = [_experts(pool) for pool in pools]
     return cells
@@ -134,16 +135,18 @@ def shape_cells(plan: Plan) -> dict[str, list[str]]:
 def work_cells(plan: Plan) -> dict[str, list[str]]:
     """Return what each pool does and holds, prefill before decode; prefill's tokens are prompt tokens."""
     workload, pools = plan.question.workload, [pool for _, pool in plan.pools()]
-    words = (("prompt", workload.input_tokens.mean), ("output", workload.output_tokens.mean))
-    rates = [(word, plan.requests_per_second * mean) for word, mean in words]
+    words = {"prefill": ("prompt", workload.input_tokens.mean)}
+    output = ("output", workload.output_tokens.mean)
+    told = [words.get(pool.role, output) for pool in pools]
+    rates = [(word, plan.requests_per_second * mean) for word, mean in told]
     cells = {
         "tokens/s per chip": [
-            f"{format_count(rate / pool_chips(pool))} {word}" for (word, rate), pool in zip(rates, pools, strict=True)
+            f"{format_count(rate / pool.chips)} {word}" for (word, rate), pool in zip(rates, pools, strict=True)
         ]
     }
     if any(pool.machines.devices_per_chip > 1 for pool in pools):
         each = zip(rates, pools, strict=True)
-        cells["per device"] = [format_count(rate / pool_devices(pool)) for (_, rate), pool in each]
+        cells["per device"] = [format_count(rate / pool.devices) for (_, rate), pool in each]
     cells["busy"] = [f"{pool.utilisation:.0%}" for pool in pools]
     cells["bound by"] = [pool.prediction.bottleneck for pool in pools]
     for kind in MEMORY_KINDS:
@@ -152,13 +155,14 @@ def work_cells(plan: Plan) -> dict[str, list[str]]:
     return cells
 
 
-def _load(pool: PrefillPool | DecodePool) -> str:
-    if isinstance(pool, DecodePool):
-        return f"{pool.candidate.batch} requests/DP rank"
-    return f"{pool.candidate.tokens_per_device} tokens/device"
+def _load(pool: PlannedPool) -> str:
+    if isinstance(pool, PrefillPool):
+        return f"{pool.candidate.tokens_per_device} tokens/device"
+    assert isinstance(pool, DecodePool)
+    return f"{pool.candidate.batch} requests/DP rank"
 
 
-def _experts(pool: PrefillPool | DecodePool) -> str:
+def _experts(pool: PlannedPool) -> str:
     moe = pool.question.model.moe
     shared = f", shared {shared_text(pool)}" if moe and moe.shared_experts else ""
     return f"{pool.candidate.row.redundant} redundant{shared}"
@@ -186,12 +190,10 @@ def _limit(seconds: float, percentile: float) -> str:
 
 def interval_text(plan: Plan) -> str:
     """Say how far off the predicted times may be."""
-    decode, prefill = plan.decode.prediction, plan.prefill.prediction
-    return (
-        f"Service times, {decode.interval.level:.0%} interval: TPOT at the full batch "
-        f"{format_duration(decode.interval.low)} to {format_duration(decode.interval.high)}, a full prefill pass "
-        f"{format_duration(prefill.interval.low)} to {format_duration(prefill.interval.high)}."
-    )
+    what = {"prefill": "a full prefill pass", "decode": "TPOT at the full batch"}
+    known = [(what[pool.role], pool.prediction.interval) for _, pool in reversed(plan.pools())]
+    told = ", ".join(f"{name} {format_duration(own.low)} to {format_duration(own.high)}" for name, own in known)
+    return f"Service times, {known[0][1].level:.0%} interval: {told}."
 
 
 def bound_text(bound: Bound) -> str:
@@ -213,11 +215,11 @@ def runners_table(plans: list[Plan]) -> "Table":
             f"{plan.chips:g}",
             format_duration(plan.ttft.mean),
             format_duration(plan.tpot.mean),
-            *(f"{pool.instances} × {strategy_text(pool)}" for _, pool in plan.pools()),
-            str(plan.decode.candidate.batch),
+            " + ".join(f"{pool.instances} × {strategy_text(pool)}" for _, pool in plan.pools()),
+            _load(plan.answering),
         ]
         for plan in plans
     ]
-    columns = ["requests", "chips", "mean TTFT", "mean TPOT", "prefill", "decode", "batch"]
-    right = ["requests", "chips", "mean TTFT", "mean TPOT", "batch"]
+    columns = ["requests", "chips", "mean TTFT", "mean TPOT", "pools", "load"]
+    right = ["requests", "chips", "mean TTFT", "mean TPOT"]
     return table(columns, rows, title="Runners-up", right=right, tight=True)

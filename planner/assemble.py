@@ -24,7 +24,8 @@ from planner.manifest.schema import (
     ServiceLevels,
 )
 from planner.operating import DecodeServer
-from planner.plan import DecodePool, Plan, PrefillPool
+from planner.plan import DisaggregatedPlan, Plan
+from planner.pools import PlannedPool
 from planner.question import Question
 from podplan.version import VERSION
 
@@ -44,7 +45,7 @@ def assemble(plan: Plan, question_answers: Mapping[str, Answer]) -> Manifest:
     question = plan.question
     floor = _Floor()
     pools = []
-    for role, pool in (("decode", plan.decode), ("prefill", plan.prefill)):
+    for role, pool in reversed(plan.pools()):
         name = floor.cluster_name(pool.machines.hardware, role)
         instances = floor.place(name, role, pool)
         pools.append(pool_content(pool, name, instances, SEED))
@@ -60,7 +61,7 @@ def assemble(plan: Plan, question_answers: Mapping[str, Answer]) -> Manifest:
         workload=_workload(question, plan.requests_per_second),
         service_levels=limits,
         pools=sorted(pools, key=lambda pool: pool.role != "prefill"),
-        kv_transfer=_kv_transfer(plan),
+        kv_transfer=_kv_transfer(plan) if isinstance(plan, DisaggregatedPlan) else None,
         # Of elastic passes, the instance with least work is often the one whose pass has just begun: it would keep
         # a request waiting longest. In turn, requests come evenly and meet a pass half way on average.
         routing=Routing(prefill="round_robin"),
@@ -90,7 +91,7 @@ class _Floor:
         self.free.setdefault(name, 0)
         return name
 
-    def place(self, cluster: str, role: str, pool: PrefillPool | DecodePool) -> list[Instance]:
+    def place(self, cluster: str, role: str, pool: PlannedPool) -> list[Instance]:
         """Return the instances of a pool on the next free devices, node-aligned."""
         per_node, devices = pool.machines.devices_per_node, pool.candidate.devices
         instances = []
@@ -132,7 +133,7 @@ def _workload(question: Question, requests_per_second: float) -> ManifestWorkloa
     )
 
 
-def _kv_transfer(plan: Plan) -> KvTransfer:
+def _kv_transfer(plan: DisaggregatedPlan) -> KvTransfer:
     """Return the links between the pools: the slower of both machines' KV planes.
 
     ratio = prefill TP / decode TP, group size = decode DP (of all domains) / ratio (CloudMatrix384 section 4.3.3).
@@ -154,6 +155,7 @@ def _kv_transfer(plan: Plan) -> KvTransfer:
 
 def predicted(plan: Plan, limits: ServiceLevels) -> Prediction:
     """Return the plan's figures in the keys of a simulation's result."""
+    assert isinstance(plan, DisaggregatedPlan)
     decode, question = plan.decode, plan.question
     server = DecodeServer(question, decode.candidate, plan.transfer_seconds)
     return open_prediction(

@@ -1,12 +1,11 @@
 """The content of one pool of a manifest: ranks, groups, shards, experts, limits, memory and step costs."""
 
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from planner.cache import Cache, device_cache
-from planner.decode_candidates import DecodeCandidate
 from planner.deployment import Deployment
 from planner.latency import balanced_cost
 from planner.manifest.costs import StepCostModel
@@ -24,7 +23,7 @@ from planner.manifest.schema import (
 from planner.memory import Memory
 from planner.placement.counts import replica_counts
 from planner.placement.packing import longest_first
-from planner.plan import DecodePool, PrefillPool
+from planner.pools import DecodePool, PlannedPool, PrefillPool
 from planner.skew import MIXED, LoadDistribution, sample_expert_loads
 from planner.strategy import Strategy, format_strategy
 from planner.workload import running_kv_tokens
@@ -33,17 +32,15 @@ from planner.workload import running_kv_tokens
 BLOCK_TOKENS = 128
 
 
-def pool_content(pool: PrefillPool | DecodePool, cluster: str, instances: list[Instance], seed: int) -> Pool:
+def pool_content(pool: PlannedPool, cluster: str, instances: list[Instance], seed: int) -> Pool:
     """Return a pool of a manifest; ``seed`` draws the expert loads that placement assumes."""
     question, candidate, machines = pool.question, pool.candidate, pool.machines
     model, deployment, strategy = question.model, candidate.deployment, candidate.row.strategy
-    drafts = candidate.drafts if isinstance(candidate, DecodeCandidate) else 0
-    role: Literal["prefill", "decode"] = "decode" if isinstance(pool, DecodePool) else "prefill"
     degrees = _degrees(strategy)
     memory = pool.memory
     capacity = kv_capacity_tokens(deployment, memory)
     return Pool(
-        role=role,
+        role=pool.role,
         hardware=cluster,
         strategy=format_strategy(strategy, moe=model.moe is not None),
         degrees=degrees,
@@ -53,11 +50,11 @@ def pool_content(pool: PrefillPool | DecodePool, cluster: str, instances: list[I
         rank_table=rank_table(degrees, machines.devices_per_node),
         groups=group_rules(degrees),
         layers_per_stage=layers_per_stage(model.layers, strategy.pp),
-        weight_shards=shard_rules(model, degrees, machines.weights, role),
+        weight_shards=shard_rules(model, degrees, machines.weights, pool.role),
         expert_map=expert_map(deployment, seed, pool.question.balance.distribution),
         limits=_limits(pool, capacity),
         microbatches=2 if candidate.microbatches == 2 else 1,
-        mtp=Drafts(drafts=drafts, acceptance=question.acceptance),
+        mtp=Drafts(drafts=pool.drafts, acceptance=question.acceptance),
         weights_dtype=machines.weights,
         kv_dtype=question.kv_dtype,
         memory_bytes_per_device=_memory_bytes(memory),
@@ -76,7 +73,7 @@ def _degrees(strategy: Strategy) -> Degrees:
     return Degrees(**{name: getattr(strategy, name) for name in Degrees.model_fields})
 
 
-def step_costs(pool: PrefillPool | DecodePool) -> dict[PhaseName, StepCostModel]:
+def step_costs(pool: PlannedPool) -> dict[PhaseName, StepCostModel]:
     """Return what a step takes in either phase, so that an instance can change its role.
 
     In the phase that the pool was not planned for the ranks and the experts stay where they are. Prompts draft
@@ -129,22 +126,23 @@ def kv_capacity_tokens(deployment: Deployment, memory: Memory) -> int:
     return max(tokens // BLOCK_TOKENS, 1) * BLOCK_TOKENS
 
 
-def _limits(pool: PrefillPool | DecodePool, capacity_tokens: int) -> BatchLimits:
+def _limits(pool: PlannedPool, capacity_tokens: int) -> BatchLimits:
     """Return the planned batch; for the other phase one prompt per DP group, or the requests whose KV fits."""
     strategy, workload = pool.candidate.row.strategy, pool.question.workload
-    if isinstance(pool, DecodePool):
-        tokens = -(-workload.input_tokens.mean // (strategy.attention_tp * strategy.pp))
-        return BatchLimits(requests_per_dp_rank=pool.candidate.batch, tokens_per_device=int(tokens))
-    held = device_cache(pool.candidate.deployment).charged(running_kv_tokens(workload).mean_tokens, 1.0)
-    requests = int(capacity_tokens // held)
-    return BatchLimits(requests_per_dp_rank=max(requests, 1), tokens_per_device=pool.candidate.tokens_per_device)
+    if isinstance(pool, PrefillPool):
+        held = device_cache(pool.candidate.deployment).charged(running_kv_tokens(workload).mean_tokens, 1.0)
+        requests = int(capacity_tokens // held)
+        return BatchLimits(requests_per_dp_rank=max(requests, 1), tokens_per_device=pool.candidate.tokens_per_device)
+    assert isinstance(pool, DecodePool)
+    tokens = -(-workload.input_tokens.mean // (strategy.attention_tp * strategy.pp))
+    return BatchLimits(requests_per_dp_rank=pool.candidate.batch, tokens_per_device=int(tokens))
 
 
 def _memory_bytes(memory: Memory) -> MemoryBytes:
     return MemoryBytes(**{name: float(getattr(memory, name)) for name in MemoryBytes.model_fields})
 
 
-def _pool_prediction(pool: PrefillPool | DecodePool) -> PoolPrediction:
+def _pool_prediction(pool: PlannedPool) -> PoolPrediction:
     """Return what the planned batch takes on one instance."""
     prediction = pool.prediction
     return PoolPrediction(

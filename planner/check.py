@@ -221,9 +221,7 @@ def _most(question: Question, confidence: float | None, search_plan: Search) -> 
     best = answer.best
     if best is None or confidence is None or confidence <= PREDICTED:
         return _Most(answer=answer, plan=best, rate_per_second=best.requests_per_second if best else 0.0)
-    deployed = from_plan(best)
-    deviation = max(deployed.prefill_deviation, deployed.decode_deviation)
-    factor = 1 + NormalDist().inv_cdf(confidence) * deviation
+    factor = 1 + NormalDist().inv_cdf(confidence) * from_plan(best).deviation
     tighter = replace(
         question, ttft_seconds=question.ttft_seconds / factor, tpot_seconds=question.tpot_seconds / factor
     )
@@ -232,13 +230,9 @@ def _most(question: Question, confidence: float | None, search_plan: Search) -> 
         told = f"with times {factor:.2f} times as long, which is the confidence {confidence:g}: {slowed.explanation}"
         return _Most(answer=replace(slowed, explanation=told), plan=None, rate_per_second=0.0)
     # The same pools under the limits that were asked for.
-    plan = replace(
-        slowed.best,
-        question=question,
-        prefill=replace(slowed.best.prefill, question=question),
-        decode=replace(slowed.best.decode, question=question),
+    return _Most(
+        answer=slowed, plan=slowed.best.asked(question), rate_per_second=slowed.best.requests_per_second / factor
     )
-    return _Most(answer=slowed, plan=plan, rate_per_second=slowed.best.requests_per_second / factor)
 
 
 def _none(answer: Answer, confidence: float | None) -> Verdict:

@@ -197,9 +197,9 @@ def devices_used(plans: Sequence[Plan]) -> dict[str, int]:
     """Return the devices that plans take of each pool."""
     used: dict[str, int] = {}
     for plan in plans:
-        for pool in (plan.prefill, plan.decode):
+        for _, pool in plan.pools():
             budget = pool.machines.budget
-            used[budget] = used.get(budget, 0) + pool.instances * pool.candidate.devices
+            used[budget] = used.get(budget, 0) + pool.devices
     return dict(sorted(used.items()))
 
 
@@ -207,11 +207,11 @@ def cost_per_hour(plans: Sequence[Plan]) -> float | None:
     """Return the price of all chips in USD per hour; None where one has no price."""
     total = 0.0
     for plan in plans:
-        for pool in (plan.prefill, plan.decode):
+        for _, pool in plan.pools():
             price = pool.machines.hardware.price_usd_per_chip_hour
             if price is None:
                 return None
-            total += price.value * pool.instances * pool.candidate.devices / pool.machines.devices_per_chip
+            total += price.value * pool.chips
     return total
 
 

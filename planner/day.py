@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from planner.plan import Plan, same_pools
+from planner.plan import Plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +42,7 @@ def over_the_day(plan: Plan, day: Sequence[Window]) -> list[Seen]:
     Each window is solved as if its rate lasted: queues settle within seconds to minutes, windows last longer. What
     one window leaves waiting is not carried into the next, which is none where the plan keeps its limits.
     """
-    at = same_pools(plan, plan.question)
+    at = plan.under(plan.question)
     plans: dict[float, Plan | None] = {0.0: None, plan.requests_per_second: plan}
     plans |= {rate: at(rate) for rate in {window.rate_per_second for window in day} - plans.keys()}
     return [Seen(window=window, plan=plans[window.rate_per_second]) for window in day]

@@ -9,16 +9,17 @@ from dataclasses import dataclass
 from statistics import NormalDist
 
 from planner.breakdown import operators
-from planner.decode_queue import DecodeState
 from planner.expectation import pool_decode, pool_pair, pool_ttft
 from planner.interval import interval
 from planner.manifest.schema import Manifest, Pool
 from planner.manifest.stepcost import evaluate_best
 from planner.manifest.terms import StepLoad
 from planner.operating import DecodeServer, PrefillServer
-from planner.plan import Plan
+from planner.plan import DisaggregatedPlan, Plan
+from planner.pools import DecodePool, PrefillPool
 from planner.predict import Prediction
 from planner.queueing import Latency
+from planner.space import Role
 from planner.survival import Loss, lost_instances
 from planner.workload import Workload, running_kv_tokens
 from podplan.errors import BadInput
@@ -30,50 +31,73 @@ class Lost:
 
     prefill: int = 0
     decode: int = 0
+    mixed: int = 0
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Deployed:
-    """Instances of both roles and their queues."""
-
-    prefill_instances: int
-    decode_instances: int
-    ttft_at: Callable[[float, int], Latency | None]
-    """TTFT of one of so many instances, by its own rate."""
-    decode_at: Callable[[float], DecodeState | None]
-    """One decode instance by its own rate."""
-    prefill_deviation: float
-    """Relative standard deviation of the predicted pass time."""
-    decode_deviation: float
-    losses: dict[Loss, tuple[Lost, ...]]
-    """What may go together, by kind of loss."""
+    @property
+    def counts(self) -> dict[Role, int]:
+        """Instances that are gone of the roles of a deployment of this shape."""
+        return {"mixed": self.mixed} if self.mixed else {"prefill": self.prefill, "decode": self.decode}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """What a deployment does at a rate; None where a pool cannot keep up."""
+    """What a deployment, or a pool of it, does at a rate.
 
-    ttft: Latency | None
-    tpot: Latency | None
+    None where a pool cannot keep up, and of a pool for what it does not decide.
+    """
+
+    ttft: Latency | None = None
+    tpot: Latency | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeployedPool:
+    """Instances of a role and their queue."""
+
+    role: Role
+    instances: int
+    at: Callable[[float, int], Standing]
+    """What one of so many instances does, by its own rate."""
+    deviation: float
+    """Relative standard deviation of the predicted step time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deployed:
+    """The pools of a deployment, and what may go together, by kind of loss."""
+
+    pools: tuple[DeployedPool, ...]
+    losses: dict[Loss, tuple[Lost, ...]]
+
+    @property
+    def deviation(self) -> float:
+        """Relative standard deviation of the step time that is known worst."""
+        return max(pool.deviation for pool in self.pools)
 
 
 def standing(deployed: Deployed, rate_per_second: float, confidence: float = 0.5, lost: Lost | None = None) -> Standing:
     """Return latencies that are not exceeded with that confidence in the predicted service times.
 
-    Service times are taken as normal, so both pools' are 1 + z·deviation times the predicted ones; 0.5 takes them as
-    predicted.
+    Service times are taken as normal, so those of every pool are 1 + z·deviation times the predicted ones; 0.5 takes
+    them as predicted.
     """
-    score, lost = NormalDist().inv_cdf(confidence), lost or Lost()
-    slow = max(1 + score * deployed.prefill_deviation, 0.05)
-    slower = max(1 + score * deployed.decode_deviation, 0.05)
-    first, second = deployed.prefill_instances - lost.prefill, deployed.decode_instances - lost.decode
-    ttft = deployed.ttft_at(slow * rate_per_second / first, first) if first > 0 else None
-    state = deployed.decode_at(slower * rate_per_second / second) if second > 0 else None
-    return Standing(ttft=ttft and ttft.scaled(slow), tpot=state.tpot.scaled(slower) if state else None)
+    score, found = NormalDist().inv_cdf(confidence), Standing()
+    for pool in deployed.pools:
+        slow = max(1 + score * pool.deviation, 0.05)
+        left = pool.instances - (lost.counts.get(pool.role, 0) if lost else 0)
+        if left <= 0:
+            continue
+        own = pool.at(slow * rate_per_second / left, left)
+        found = Standing(
+            ttft=own.ttft.scaled(slow) if own.ttft else found.ttft,
+            tpot=own.tpot.scaled(slow) if own.tpot else found.tpot,
+        )
+    return found
 
 
 def from_plan(plan: Plan) -> Deployed:
     """Return a plan as it would be deployed."""
+    assert isinstance(plan, DisaggregatedPlan)
     prefill, decode = plan.prefill, plan.decode
     server = PrefillServer(plan.question, prefill.candidate)
     decoder = DecodeServer(plan.question, decode.candidate, plan.transfer_seconds)
@@ -86,14 +110,28 @@ def from_plan(plan: Plan) -> Deployed:
         # Instances of both roles may stand on one node where both are smaller than it.
         mixed = loss == "node" and shared and all(devices < part.devices_per_node for devices, part in machines)
         losses[loss] = (Lost(prefill=gone[0], decode=gone[1]),) if mixed else each
-    return Deployed(
-        prefill_instances=prefill.instances,
-        decode_instances=decode.instances,
-        ttft_at=server.ttft,
-        decode_at=decoder.state,
-        prefill_deviation=_deviation(prefill.prediction, prefill.prediction.ttft_seconds),
-        decode_deviation=_deviation(decode.prediction, decode.prediction.tpot_seconds),
-        losses=losses,
+    return Deployed(pools=(_prefill_pool(prefill, server), _decode_pool(decode, decoder)), losses=losses)
+
+
+def _prefill_pool(pool: PrefillPool, server: PrefillServer) -> DeployedPool:
+    return DeployedPool(
+        role="prefill",
+        instances=pool.instances,
+        at=lambda rate, count: Standing(ttft=server.ttft(rate, count)),
+        deviation=_deviation(pool.prediction, pool.prediction.ttft_seconds),
+    )
+
+
+def _decode_pool(pool: DecodePool, server: DecodeServer) -> DeployedPool:
+    def at(rate_per_second: float, _: int) -> Standing:
+        state = server.state(rate_per_second)
+        return Standing(tpot=state.tpot if state else None)
+
+    return DeployedPool(
+        role="decode",
+        instances=pool.instances,
+        at=at,
+        deviation=_deviation(pool.prediction, pool.prediction.tpot_seconds),
     )
 
 
@@ -126,17 +164,25 @@ def from_manifest(manifest: Manifest, workload: Workload) -> Deployed:
     queries = decode.step_costs["decode"].queries_per_sequence
     full_batch = StepLoad(decode_sequences=batch, decode_kv_tokens=batch * kv, mean_tokens=batch * queries)
 
-    def decode_at(rate_per_second: float) -> DecodeState | None:
+    def decode_at(rate_per_second: float, _: int) -> Standing:
         found = pool_decode(manifest, pools, workload, rate_per_second)
-        return found[0] if found else None
+        return Standing(tpot=found[0].tpot if found else None)
 
     return Deployed(
-        prefill_instances=len(prefill.instances),
-        decode_instances=len(decode.instances),
-        ttft_at=lambda rate, count: pool_ttft(manifest, prefill, workload, rate, count),
-        decode_at=decode_at,
-        prefill_deviation=_step_deviation(prefill, full_pass),
-        decode_deviation=_step_deviation(decode, full_batch),
+        pools=(
+            DeployedPool(
+                role="prefill",
+                instances=len(prefill.instances),
+                at=lambda rate, count: Standing(ttft=pool_ttft(manifest, prefill, workload, rate, count)),
+                deviation=_step_deviation(prefill, full_pass),
+            ),
+            DeployedPool(
+                role="decode",
+                instances=len(decode.instances),
+                at=decode_at,
+                deviation=_step_deviation(decode, full_batch),
+            ),
+        ),
         losses={"instance": (Lost(prefill=1), Lost(decode=1)), "node": _nodes(manifest)},
     )
 

@@ -24,8 +24,9 @@ from podplan.errors import BadInput
 SUPERNODE_STEP = 32
 
 
-Role = Literal["prefill", "decode"]
+Role = Literal["prefill", "decode", "mixed"]
 ROLES: tuple[Role, ...] = ("prefill", "decode")
+"""Roles of a disaggregated deployment; aggregated instances are mixed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +73,11 @@ class Group:
 COLUMNS = ("attention_tp", "attention_dp", "moe_tp", "moe_ep", "pp", "domains", "redundant", "dedicated")
 
 
+def machines_of(question: Question, role: Role) -> Machines:
+    """Return the machines of a role; mixed instances are only where both roles share theirs."""
+    return question.prefill if role == "prefill" else question.decode
+
+
 def role_rows(question: Question, role: Role) -> list[Row]:
     """Return every row of a role that the engine runs: the default grid of strategies times expert layouts."""
     return role_space(question, role).rows
@@ -79,8 +85,7 @@ def role_rows(question: Question, role: Role) -> list[Row]:
 
 def role_space(question: Question, role: Role) -> RoleSpace:
     """Return the rows of a role, and what was cut: strategies by rules of the grid, layouts by rules of the engine."""
-    machines = question.prefill if role == "prefill" else question.decode
-    moe = question.model.moe
+    machines, moe = machines_of(question, role), question.model.moe
     counts, step = pool_counts(machines), supernode_step(machines)
     grid = strategy_grid(question.model, counts, machines.devices_per_node, role=role, apart_step=step)
     rows, cut = [], Counter(grid.cut)
@@ -102,13 +107,13 @@ def layouts(question: Question, strategy: Strategy, role: Role) -> list[tuple[in
     moe = question.model.moe
     return [
         (redundant, dedicated)
-        for dedicated in shared_choices(moe, strategy, question.shared, role == "decode")
+        for dedicated in shared_choices(moe, strategy, question.shared, role != "prefill")
         for redundant in redundancy_choices(moe, strategy, dedicated, question.redundant)
         if possible(question, strategy, dedicated, redundant)
     ]
 
 
-def engine_cut(question: Question, role: Literal["prefill", "decode"]) -> str:
+def engine_cut(question: Question, role: Role) -> str:
     """Say how many layouts of a role the engine leaves of all, and how many each of its rules cut."""
     space, own = role_space(question, role), f"{question.engine}: "
     by_rule = {rule.removeprefix(own): count for rule, count in space.cut.items() if rule.startswith(own)}
@@ -169,7 +174,7 @@ def structure(row: Row) -> tuple[bool, ...]:
 
 def groups(question: Question, role: Role, rows: Iterable[Row], drafts: int) -> list[Group]:
     """Return rows grouped by structure, in order of first appearance."""
-    machines = question.prefill if role == "prefill" else question.decode
+    machines = machines_of(question, role)
     found: dict[tuple[bool, ...], list[Row]] = {}
     for row in rows:
         found.setdefault(structure(row), []).append(row)
@@ -192,8 +197,8 @@ def groups(question: Question, role: Role, rows: Iterable[Row], drafts: int) -> 
 
 
 def _has_gap(question: Question, role: str) -> bool:
-    """Whether the engine's own gap between steps counts: of decode, for of prefill none is published."""
-    return role == "decode" and question.engine != REFERENCE
+    """Whether the engine's own gap between steps counts: for prefill none is published."""
+    return role != "prefill" and question.engine != REFERENCE
 
 
 def degree_table(rows: list[Row]) -> NDArray[np.float64]:

@@ -7,12 +7,11 @@ the least time; beside it stands what is predicted, with start-up, unfilled tile
 from dataclasses import dataclass
 
 from planner.breakdown import Operator
-from planner.decode_candidates import DecodeCandidate
 from planner.latency import balanced_cost, tokens_per_iteration
 from planner.manifest.terms import CommunicationTerm, StepCost, Term
 from planner.memory import kv_bytes_per_token
-from planner.plan import DecodePool, Plan, PrefillPool
-from planner.predict import Prediction
+from planner.plan import Plan
+from planner.pools import DecodePool, PlannedPool, PrefillPool
 from planner.workload import reserved_kv_tokens
 from podplan.units import format_bytes, format_duration
 
@@ -63,12 +62,19 @@ class PoolTerms:
     """Capacity and memory as arithmetic."""
 
 
-def worked_plan(plan: Plan) -> tuple[PoolTerms, PoolTerms]:
-    """Return the arithmetic of both pools' full steps."""
-    return _pool(plan.prefill, _prefill_lines(plan.prefill)), _pool(plan.decode, _decode_lines(plan))
+def worked_plan(plan: Plan) -> tuple[PoolTerms, ...]:
+    """Return the arithmetic of every pool's full step."""
+    return tuple(_pool(pool, _lines(plan, pool)) for _, pool in plan.pools())
 
 
-def _pool(pool: PrefillPool | DecodePool, lines: tuple[str, ...]) -> PoolTerms:
+def _lines(plan: Plan, pool: PlannedPool) -> tuple[str, ...]:
+    if isinstance(pool, PrefillPool):
+        return _prefill_lines(pool)
+    assert isinstance(pool, DecodePool)
+    return _decode_lines(plan, pool)
+
+
+def _pool(pool: PlannedPool, lines: tuple[str, ...]) -> PoolTerms:
     prediction = pool.prediction
     rows = sorted(prediction.operators, key=lambda row: -row.exposed_seconds)
     step = sum(row.exposed_seconds for row in rows)
@@ -78,7 +84,7 @@ def _pool(pool: PrefillPool | DecodePool, lines: tuple[str, ...]) -> PoolTerms:
     for row in rows:
         shares[row.bound] = shares.get(row.bound, 0.0) + row.exposed_seconds / step
     return PoolTerms(
-        role="decode" if isinstance(pool, DecodePool) else "prefill",
+        role=pool.role,
         step_seconds=step,
         terms=leading,
         rest_seconds=sum(row.exposed_seconds for row in rows[LEADING:]),
@@ -132,8 +138,8 @@ def _prefill_lines(pool: PrefillPool) -> tuple[str, ...]:
     )
 
 
-def _decode_lines(plan: Plan) -> tuple[str, ...]:
-    pool, question = plan.decode, plan.question
+def _decode_lines(plan: Plan, pool: DecodePool) -> tuple[str, ...]:
+    question = plan.question
     candidate, ranks = pool.candidate, pool.candidate.row.strategy.attention_groups
     accepted = tokens_per_iteration(candidate.drafts, question.acceptance)
     answer = max(question.workload.output_tokens.mean - 1, 1.0)
@@ -146,12 +152,12 @@ def _decode_lines(plan: Plan) -> tuple[str, ...]:
         f"TPOT at the full batch: {step} / {accepted:.3g} tokens = {format_duration(tpot)} of "
         f"{format_duration(question.tpot_seconds)}; p{question.percentile:g} with waiting and transfer "
         f"{format_duration(plan.tpot.at(question.percentile))}",
-        _room_line(plan, candidate, pool.prediction),
+        _room_line(pool, candidate.batch),
         *expert_devices_lines(pool),
     )
 
 
-def expert_devices_lines(pool: DecodePool) -> list[str]:
+def expert_devices_lines(pool: PlannedPool) -> list[str]:
     """Return what a device holds that runs experts alone; nothing where attention and experts share their devices."""
     held = pool.prediction.expert_memory
     if held is None:
@@ -165,18 +171,18 @@ def expert_devices_lines(pool: DecodePool) -> list[str]:
     ]
 
 
-def _room_line(plan: Plan, candidate: DecodeCandidate, prediction: Prediction) -> str:
+def _room_line(pool: PlannedPool, batch: int) -> str:
     """Return how many requests a DP rank's memory holds."""
-    held = plan.decode.memory
+    held = pool.memory
     kinds = ("capacity", "reserve", "weights", "buffers", "activations")
     capacity, *taken = (float(getattr(held, kind)) for kind in kinds)
     room = capacity - sum(taken)
-    tokens = reserved_kv_tokens(plan.question.workload).mean_tokens
-    each = float(kv_bytes_per_token(prediction.deployment))
+    tokens = reserved_kv_tokens(pool.question.workload).mean_tokens
+    each = float(kv_bytes_per_token(pool.candidate.deployment))
     shown = " - ".join(f"{format_bytes(amount)} {kind}" for amount, kind in zip((capacity, *taken), kinds, strict=True))
     return (
         f"memory: ({shown}) / ({tokens:.0f} tokens x {each:.3g} B) = {room / (tokens * each):.0f} requests per DP "
-        f"rank; it runs {candidate.batch}"
+        f"rank; it runs {batch}"
     )
 
 

@@ -58,13 +58,14 @@ def test_more_confidence_is_more_time() -> None:
 def test_what_is_gone_is_missed_in_the_queue() -> None:
     """After losing one of c prefill instances each of the others gets c/(c - 1) of its rate, and is one of fewer."""
     plan = small_plan()
-    deployed = replace(from_plan(plan), prefill_instances=4)
+    known = from_plan(plan)
+    deployed = replace(known, pools=(replace(known.pools[0], instances=4), known.pools[1]))
     rate = 1.5 * plan.requests_per_second / plan.prefill.instances
     found = standing(deployed, rate, lost=Lost(prefill=1))
-    known = PrefillServer(plan.question, plan.prefill.candidate).ttft(rate / 3, 3)
+    alone = PrefillServer(plan.question, plan.prefill.candidate).ttft(rate / 3, 3)
     assert found.ttft is not None
-    assert known is not None
-    assert found.ttft.p99 == pytest.approx(known.p99)
+    assert alone is not None
+    assert found.ttft.p99 == pytest.approx(alone.p99)
     assert standing(deployed, rate, lost=Lost(prefill=4)).ttft is None
 
 
@@ -103,7 +104,7 @@ def test_confidence_costs_rate() -> None:
     plain, sure = check_question(question), check_question(question, confidence=0.9)
     assert plain.rate_per_second is not None
     assert sure.rate_per_second is not None
-    deviation = from_plan(small_plan(devices=96)).decode_deviation
+    deviation = from_plan(small_plan(devices=96)).pools[1].deviation
     ratio = plain.rate_per_second / sure.rate_per_second
     assert 1 < ratio < (1 + NormalDist().inv_cdf(0.9) * deviation) ** 4
     assert sure.holds
@@ -133,8 +134,9 @@ def test_a_manifest_is_weighed_as_the_plan_that_it_came_from() -> None:
     """Its queues give the plan's latencies, and its own intervals the same order of deviation."""
     plan, manifest = small_plan(), small_manifest()
     deployed, known = from_manifest(manifest, workload_of(manifest.workload)), from_plan(plan)
-    assert deployed.prefill_deviation == pytest.approx(known.prefill_deviation, rel=0.3)
-    assert deployed.decode_deviation == pytest.approx(known.decode_deviation, rel=0.3)
+    for pool, other in zip(deployed.pools, known.pools, strict=True):
+        assert pool.role == other.role
+        assert pool.deviation == pytest.approx(other.deviation, rel=0.3)
     limits = Limits.of(plan.question, plan.requests_per_second)
     verdict = check_deployed(deployed, limits)
     assert verdict.margins[1].value == pytest.approx(plan.tpot.p99, rel=0.05)

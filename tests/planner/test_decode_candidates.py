@@ -16,7 +16,7 @@ from planner.decode_candidates import (
 )
 from planner.imbalance import expected_maximum_normal
 from planner.latency import balanced_cost, tokens_per_iteration
-from planner.plan import decode_prediction
+from planner.pools import decode_prediction
 from planner.question import Question
 from planner.space import Group, groups, role_rows, row_deployment
 from planner.workload import reserved_kv_tokens, running_kv_tokens

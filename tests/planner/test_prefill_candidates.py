@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from planner.decode_candidates import Count
 from planner.imbalance import expected_maximum_normal
 from planner.latency import balanced_cost
-from planner.plan import prefill_prediction
+from planner.pools import prefill_prediction
 from planner.prefill_candidates import (
     budgets,
     busiest_prompts,
