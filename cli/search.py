@@ -72,7 +72,7 @@ def _answer(flags: SearchFlags, folder: Path | None, *, force: bool, json: bool)
     with progress(f"searching deployments of {asked.question.model.name} ..."):
         answer = search_plan(asked.question)
     seconds = perf_counter() - begin
-    data = as_json(asked, answer, seconds)
+    data = as_json(asked, answer, seconds) if json or folder else {}
     if answer.best is None:
         if json:
             print_json(data)

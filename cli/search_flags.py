@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass, fields
-from typing import get_args
+from typing import TYPE_CHECKING, get_args
 
 from cli.flags import (
     read_balance,
@@ -24,8 +24,10 @@ from planner.layouts import Shared
 from planner.question import Machines, Objective, Question, Queueing
 from planner.survival import Loss
 from podplan.errors import BadInput
-from podplan.traces import Trace
 from podplan.units import parse_duration
+
+if TYPE_CHECKING:
+    from podplan.traces import Trace
 
 SHORTEST_LIMIT_SECONDS = 1e-6
 DEFAULT_TTFT = "2s"
@@ -77,7 +79,7 @@ class SearchInput:
 
     flags: SearchFlags
     question: Question
-    trace: Trace | None
+    trace: "Trace | None"
     day: tuple[Window, ...] = ()
 
 

@@ -2,7 +2,7 @@
 
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import get_args
+from typing import TYPE_CHECKING, get_args
 
 import numpy as np
 
@@ -15,8 +15,10 @@ from planner.prompts import histogram_kinds
 from planner.workload import Lengths, Traffic, Workload
 from planner.workload import Trace as Rows
 from podplan.errors import BadInput
-from podplan.traces import Trace, TraceFormat, read_trace, reused_tokens
 from podplan.units import parse_rate
+
+if TYPE_CHECKING:
+    from podplan.traces import Trace
 
 DEFAULT_INPUT_TOKENS = 4096
 DEFAULT_OUTPUT_TOKENS = 1024
@@ -49,7 +51,7 @@ class Asked:
 
     workload: Workload
     rate_per_second: float | None
-    trace: Trace | None = None
+    trace: "Trace | None" = None
     day: tuple[Window, ...] = ()
 
 
@@ -89,6 +91,8 @@ def read_rate(rate: str | None, profile: str | None) -> tuple[float | None, tupl
 
 
 def _from_trace(flags: TrafficFlags, model: ModelSpec, rate: float | None, reuse: float | None) -> Asked:
+    from podplan.traces import TraceFormat, read_trace, reused_tokens  # readers of many formats, for --trace alone
+
     for field in LENGTH_FIELDS:
         if getattr(flags, field) is not None:
             raise BadInput(f"{flag_name(field)} and --trace both give lengths; leave one of them out")
@@ -121,7 +125,7 @@ def _with_reuse(workload: Workload, reuse: float) -> Workload:
     )
 
 
-def _check_positions(trace: Trace, model: ModelSpec) -> None:
+def _check_positions(trace: "Trace", model: ModelSpec) -> None:
     lengths = trace.input_tokens + trace.output_tokens
     longer = int(np.count_nonzero(lengths > model.max_position))
     if longer:

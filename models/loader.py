@@ -3,9 +3,6 @@
 from functools import cache
 from pathlib import Path
 
-from models.huggingface.config import read_config
-from models.huggingface.families import model_from_config
-from models.huggingface.quantisation import with_modelopt
 from models.spec import ModelSpec
 from podplan.errors import BadInput
 from podplan.files import read_yaml
@@ -92,6 +89,10 @@ def _read_yaml(path: Path) -> ModelSpec:
 
 
 def _read_huggingface(path: Path) -> ModelSpec:
+    from models.huggingface.config import read_config  # the catalogue needs none of the adapters
+    from models.huggingface.families import model_from_config
+    from models.huggingface.quantisation import with_modelopt
+
     config, beside = read_config(path), path.with_name("hf_quant_config.json")
     if beside.exists():
         config = with_modelopt(config, read_config(beside))

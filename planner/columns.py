@@ -84,6 +84,10 @@ class Side:
         self.left: Ints = within + 1  # instances that remain after the loss
         self.instances: Ints = self.left + lost[self.offer]
         self.devices: Ints = self.instances * sizes[self.offer]
+        self._rising: Ints = np.argsort(self.devices, kind="stable")  # columns of one size stand together
+        steps = np.diff(self.devices[self._rising], prepend=-1) > 0
+        self._size_starts: Ints = np.flatnonzero(steps)
+        self._size_of: Ints = np.cumsum(steps) - 1
         bounds = np.array([offer.bound_per_second / unit_per_second for offer in offers])
         self.rate: Floats = self.left * bounds[self.offer]
         guesses = np.minimum(np.array([offer.guess_per_second / unit_per_second for offer in offers]), bounds)
@@ -141,13 +145,16 @@ class Side:
     def staircase(self, most_devices: int, least_rate: float, by: Rates = "bound") -> Ints:
         """Return the columns that no other matches on as few devices: falling rate with falling devices."""
         rates = self.rates(by)
-        able = np.flatnonzero((self.devices <= most_devices) & (rates >= least_rate) & (rates > 0))
-        order = able[np.lexsort((~self.exact[able], -rates[able], self.devices[able]))]
-        if not order.size:
-            return order
-        best = np.maximum.accumulate(rates[order])
-        rises = np.concatenate([[True], best[1:] > best[:-1] * (1 + _RELATIVE)])
-        return np.asarray(order[rises], dtype=np.int64)
+        if not self.size:
+            return self._rising
+        able = np.where((self.devices <= most_devices) & (rates >= least_rate), rates, 0.0)[self._rising]
+        best = np.maximum.reduceat(able, self._size_starts)  # [sizes]
+        passed = np.concatenate([[0.0], np.maximum.accumulate(best)[:-1]])
+        wanted = np.where(best > passed * (1 + _RELATIVE), best, np.inf)
+        places = np.flatnonzero(able == wanted[self._size_of])  # of one size those with the best rate alone
+        order = places[np.lexsort((~self.exact[self._rising[places]], self._size_of[places]))]
+        first = np.diff(self._size_of[order], prepend=-1) > 0
+        return np.asarray(self._rising[order[first]], dtype=np.int64)
 
     def column(self, number: int) -> Column:
         """Return one column for the integer programme."""
@@ -200,7 +207,7 @@ def best_choice(sides: Sequence[Side], aim: Aim, least_rate: float = 0.0, by: Ra
     choice = smallest(least)
     if choice is None or aim.objective != "throughput":
         return choice
-    steps = np.unique(np.concatenate(rates))
+    steps = np.sort(np.concatenate(rates))
     low, high = 0, int(np.searchsorted(steps, min(own[-1] for own in rates), side="right"))
     while low < high:
         middle = (low + high) // 2

@@ -1,6 +1,7 @@
 """One configuration, every operator: what ``plan predict`` answers."""
 
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from hardware.formats import KvDtype
 from hardware.spec import Dtype, HardwareSpec
@@ -8,7 +9,6 @@ from models.spec import ModelSpec
 from planner.breakdown import Operator, operators
 from planner.closed_loop import ClosedLoop, Measured, measure
 from planner.deployment import Deployment, Phase, check_disaggregation, check_slots
-from planner.extrapolation import Extrapolated, extrapolated
 from planner.hostcosts import HostCosts
 from planner.imbalance import Balance
 from planner.interval import Interval, interval, loop_interval, scaled
@@ -26,6 +26,9 @@ from planner.memory import Memory, expert_device_memory, memory
 from planner.prefixes import find_plane, loading_operator
 from planner.strategy import Strategy
 from podplan.errors import BadInput
+
+if TYPE_CHECKING:
+    from planner.extrapolation import Extrapolated
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +89,8 @@ class Prediction:
     operators: tuple[Operator, ...]
     interval: Interval
     ttft_interval: Interval | None = None
-    extrapolated: tuple[Extrapolated, ...] = ()
+    cost: StepCost
+    steps: tuple["Step", ...]
 
     @property
     def devices(self) -> int:
@@ -111,9 +115,19 @@ class Prediction:
             totals[operator.bound] = totals.get(operator.bound, 0.0) + operator.exposed_seconds
         return max(totals, key=lambda bound: totals[bound])
 
+    @property
+    def extrapolated(self) -> "tuple[Extrapolated, ...]":
+        """Operators of any step outside what was measured, each once."""
+        from planner.extrapolation import extrapolated  # reads the measurements, which only `plan predict` needs
+
+        name = self.deployment.hardware.name
+        steps = [step for step in self.steps if step.weight > 0]
+        rows = [row for s in steps for row in extrapolated(name, self.cost, s.load, s.timed.microbatches)]
+        return tuple({row.operator: row for row in rows}.values())
+
 
 @dataclass(frozen=True, slots=True)
-class _Step:
+class Step:
     """A step that the answer rests on, and its weight in the mean iteration."""
 
     load: StepLoad
@@ -132,7 +146,7 @@ class _Service:
 
     deployment: Deployment
     cost: StepCost
-    steps: tuple[_Step, ...]
+    steps: tuple[Step, ...]
     memory: Memory
     expert_memory: Memory | None = None
     loading: Operator | None = None
@@ -227,18 +241,11 @@ def _answer(configuration: Configuration, service: _Service) -> Prediction:
         memory=service.memory,
         expert_memory=service.expert_memory,
         operators=rows,
+        cost=service.cost,
+        steps=service.steps,
         interval=scaled(step, service.about_seconds / iteration),
-        extrapolated=_outside(service),
         ttft_interval=loop_interval(ttft, step, iteration) if configuration.phase == "mixed" and ttft else None,
     )
-
-
-def _outside(service: _Service) -> tuple[Extrapolated, ...]:
-    """Operators of any step outside what was measured, each once."""
-    name = service.deployment.hardware.name
-    steps = [step for step in service.steps if step.weight > 0]
-    rows = [row for s in steps for row in extrapolated(name, service.cost, s.load, s.timed.microbatches)]
-    return tuple({row.operator: row for row in rows}.values())
 
 
 def _merged(parts: list[tuple[tuple[Operator, ...], float]]) -> tuple[Operator, ...]:
@@ -280,7 +287,7 @@ def _decode(configuration: Configuration, deployment: Deployment, cost: StepCost
     return _Service(
         deployment=deployment,
         cost=cost,
-        steps=(_Step(load, timed, 1.0),),
+        steps=(Step(load, timed, 1.0),),
         memory=memory(
             deployment,
             kv_tokens=busiest * configuration.kv_tokens,
@@ -301,7 +308,7 @@ def _prefill(configuration: Configuration, deployment: Deployment, cost: StepCos
     steps = []
     for each in passes:
         load = _alone(configuration, each.load)
-        steps.append(_Step(load, fastest_step(cost, load, configuration.microbatches), 1 / len(passes)))
+        steps.append(Step(load, fastest_step(cost, load, configuration.microbatches), 1 / len(passes)))
     loading = None
     if configuration.cache_plane is not None and configuration.prefix_reuse:
         plane = find_plane(configuration.hardware, configuration.cache_plane)
@@ -382,7 +389,7 @@ def _mixed(configuration: Configuration, deployment: Deployment, cost: StepCost)
     )
 
 
-def _mixed_steps(cost: StepCost, seen: Measured, microbatches: int | None) -> tuple[_Step, ...]:
+def _mixed_steps(cost: StepCost, seen: Measured, microbatches: int | None) -> tuple[Step, ...]:
     """The mean step without and the mean step with prompts, by their share."""
     loads = ((seen.decode_load, 1 - seen.prompt_steps), (seen.mixed_load, seen.prompt_steps))
-    return tuple(_Step(load, fastest_step(cost, load, microbatches), weight) for load, weight in loads)
+    return tuple(Step(load, fastest_step(cost, load, microbatches), weight) for load, weight in loads)

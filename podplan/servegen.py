@@ -88,7 +88,7 @@ def read_stream(path: Path, seed: int) -> Stream:
     )
 
 
-def _draw(client: Client, random: np.random.Generator) -> Iterator[tuple[Floats, Integers, Integers]]:
+def _draw(client: Client, random: "np.random.Generator") -> Iterator[tuple[Floats, Integers, Integers]]:
     """Yield arrivals, inputs and outputs of each window."""
     steps = np.diff(client.starts)
     width = float(steps.min()) if steps.size else 600.0
