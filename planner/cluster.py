@@ -1,36 +1,39 @@
 """Several models with rates and limits of their own on one cluster: one integer programme over all of their columns.
 
-    maximise f, or minimise devices or cost
-    sum over columns of a role of a model of x = 1       one_<model> <role>
-    f - sum of rate / asked rate x <= 0                  rate_<model> <role>
-    sum over columns of a pool of devices x <= budget    devices_<pool>
-    f >= 1 where devices or cost are minimised           asked_rate
-    x binary
-
-f is what every model carries over its asked rate: the objective ``throughput`` finds the largest common growth that
-the cluster stands, which may be below 1.
+A model stands on the pools of its question, or on any of several: then its prefill and its decode each take the pool
+that is best for the whole cluster (``planner.routes``). What all of them carry over their asked rates is the factor f:
+the objective ``throughput`` finds the largest common growth that the cluster stands, which may be below 1.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from statistics import NormalDist
 
-from planner.columns import Aim, Side, carried_by, settle
+from planner.check import PREDICTED
+from planner.columns import Aim, Side
+from planner.deployed import from_plan
 from planner.fleet import Objective
-from planner.infeasible import missing, unsurvivable
+from planner.fleet_proof import prove
+from planner.infeasible import slowest_transfer
 from planner.plan import Plan
-from planner.proof import Bound, certify, proven
-from planner.question import Question
-from planner.search import Pools, gather, plan_at
+from planner.proof import Bound
+from planner.question import Machines, Question
+from planner.routes import Picks, Programme, settle_picks
+from planner.search import Pools, compatible, gather, plan_at
 from planner.space import check_layouts
 from podplan.errors import BadInput, Fault
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
-    """One model of a fleet; its question's rate is what it has to serve, its machines name the pools."""
+    """One model of a fleet; its question's rate is what it has to serve, its machines name the pools.
+
+    With ``pools`` either role may stand on any of them, and the question's machines are the first.
+    """
 
     name: str
     question: Question
+    pools: tuple[Machines, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +43,16 @@ class Fleet:
     members: tuple[Member, ...]
     devices: dict[str, int]
     objective: Objective = "chips"
+    confidence: float | None = None
+    """In the predicted service times, with which every limit must hold; as predicted without."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """A change that gives a fleet without a plan one; it was solved."""
+
+    direction: str
+    told: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,61 +66,209 @@ class FleetAnswer:
     fleet: Fleet
     plans: tuple[Plan, ...]
     growth: float
-    devices_used: dict[str, int]
-    cost_per_hour: float | None
     candidates_evaluated: int
     bound: Bound | None
     binding_limit: str
     explanation: str
+    changes: tuple[Change, ...] = ()
 
     @property
     def feasible(self) -> bool:
         """Whether every member has a plan."""
         return bool(self.plans)
 
+    @property
+    def devices_used(self) -> dict[str, int]:
+        """Devices that the plans take of each pool."""
+        return devices_used(self.plans)
+
+    @property
+    def cost_per_hour(self) -> float | None:
+        """Price of all chips in USD per hour; None where one has no price."""
+        return cost_per_hour(self.plans)
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """A way of a member: the question on the pools that it takes, and the columns of its roles."""
+
+    question: Question
+    pools: Pools
+
+    @property
+    def sides(self) -> tuple[Side, ...]:
+        """The columns of each role."""
+        return self.pools.sides
+
+
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """Every option of every member, [members][options], costed once."""
+
+    fleet: Fleet
+    options: tuple[tuple[Option, ...], ...]
+    evaluated: int
+    open_roles: dict[str, tuple[Question, bool]] = field(default_factory=dict)
+    """Members without an option, with a question and whether it is its prefill that has no instance."""
+
+    def programme(self, aim: Aim, members: Sequence[int] | None = None) -> Programme:
+        """Return the programme of all members, or of those with the given numbers."""
+        chosen = range(len(self.options)) if members is None else members
+        return Programme(tuple(tuple(option.sides for option in self.options[number]) for number in chosen), aim)
+
 
 def plan_cluster(fleet: Fleet) -> FleetAnswer:
     """Return the best plan of every member together, proven over all columns of all of them.
+
+    With a confidence all service times are taken as long as they are with it: those of each member's plan for times as
+    predicted (``planner.check``), whose limits are tightened and whose rate is raised by the same factor.
 
     Raises BadInput for no members, one name twice, a member without a rate or of an unknown pool, and members
     whose expert layouts fit no strategy.
     """
     check_fleet(fleet)
-    gathered = [gather(_on_pools(fleet, member)) for member in fleet.members]
-    sides = [side for member, pools in zip(fleet.members, gathered, strict=True) for side in _named(member, pools)]
-    evaluated = sum(pools.count.evaluated for pools in gathered)
-    for member, pools in zip(fleet.members, gathered, strict=True):
-        for side in pools.sides:
-            if not side.offers:
-                limit, told = missing(_on_pools(fleet, member), side.role == "prefill")
-                return _refused(fleet, evaluated, 0.0, limit, f"{member.name}: {told}")
-    aim = Aim(devices=fleet.devices, objective=fleet.objective, rate=None if fleet.objective == "throughput" else 1.0)
-    choice = settle(sides, aim)
-    if choice is None:
-        return _why_not(fleet, gathered, sides, aim, evaluated)
-    growth = carried_by(sides, choice)
-    bound = proven(sides, aim, choice)
+    predicted = _plan(fleet)
+    if fleet.confidence is None or fleet.confidence <= PREDICTED or not predicted.feasible:
+        return predicted
+    score = NormalDist().inv_cdf(fleet.confidence)
+    slowed = [
+        _slowed(member, 1 + score * deviation_of(plan))
+        for member, plan in zip(fleet.members, predicted.plans, strict=True)
+    ]
+    sure = _plan(replace(fleet, members=tuple(slowed)))
+    return replace(
+        sure,
+        fleet=fleet,
+        candidates_evaluated=predicted.candidates_evaluated + sure.candidates_evaluated,
+        plans=tuple(
+            _as_predicted(plan, member, sure.growth if fleet.objective == "throughput" else 1.0)
+            for plan, member in zip(sure.plans, fleet.members, strict=False)
+        ),
+        explanation=f"with the confidence {fleet.confidence:g}, {sure.explanation}",
+    )
+
+
+def deviation_of(plan: Plan) -> float:
+    """Relative standard deviation of the service times of a plan: that of the pool that has the larger one."""
+    deployed = from_plan(plan)
+    return max(deployed.prefill_deviation, deployed.decode_deviation)
+
+
+def _slowed(member: Member, factor: float) -> Member:
+    """Return a member whose predicted times stand for times that are ``factor`` as long."""
+    question = member.question
+    tighter = replace(
+        question,
+        ttft_seconds=question.ttft_seconds / factor,
+        tpot_seconds=question.tpot_seconds / factor,
+        rate_per_second=asked_rate(member) * factor,
+    )
+    return replace(member, question=tighter)
+
+
+def _as_predicted(plan: Plan, member: Member, growth: float) -> Plan:
+    """Return the pools of a plan under the limits and at the rate that were asked for."""
+    asked = replace(member.question, prefill=plan.question.prefill, decode=plan.question.decode, objective="chips")
+    found = plan.under(asked)(asked_rate(member) * growth)
+    if found is None:
+        raise Fault(f"the pools of {member.name} carry a rate with confidence, and not as predicted")
+    return found
+
+
+def _plan(fleet: Fleet) -> FleetAnswer:
+    """Return the best plans for service times as predicted."""
+    gathered = gather_fleet(fleet)
+    programme = gathered.programme(aim_of(fleet))
+    picks = None if gathered.open_roles else settle_picks(programme)
+    if picks is None:
+        from planner.fleet_refusal import refused  # only a refusal needs it
+
+        return refused(gathered)
+    growth = programme.carried(picks)
+    bound = prove(programme, picks, [member.name for member in fleet.members])
     if bound.gap > 1e-6:
         raise Fault(f"the fleet programme's bound {bound.value:g} is not what the chosen columns reach")
-    plans = []
-    for number, (member, pools) in enumerate(zip(fleet.members, gathered, strict=True)):
-        own = replace(pools, prefill=sides[2 * number], decode=sides[2 * number + 1])
-        rate = asked_rate(member) * (growth if fleet.objective == "throughput" else 1.0)
-        plan = plan_at(_on_pools(fleet, member), own, (choice[2 * number], choice[2 * number + 1]), rate)
-        if plan is None:
-            raise Fault(f"the fleet programme chose a rate that the queues of {member.name} cannot carry")
-        plans.append(plan)
+    plans = _plans(gathered, picks, growth if fleet.objective == "throughput" else 1.0)
     return FleetAnswer(
         fleet=fleet,
-        plans=tuple(plans),
+        plans=plans,
         growth=growth,
-        devices_used=devices_used(plans),
-        cost_per_hour=cost_per_hour(plans),
-        candidates_evaluated=evaluated,
+        candidates_evaluated=gathered.evaluated,
         bound=bound,
         binding_limit="rate" if fleet.objective != "throughput" else "devices",
         explanation=explanation(fleet, plans, growth),
     )
+
+
+def aim_of(fleet: Fleet) -> Aim:
+    """Return what is to be best within the pools; rates are in units of what is asked."""
+    return Aim(devices=fleet.devices, objective=fleet.objective, rate=None if fleet.objective == "throughput" else 1.0)
+
+
+def _plans(gathered: Gathered, picks: Picks, share: float) -> tuple[Plan, ...]:
+    """Return the plan of every member at its rate times ``share``."""
+    plans = []
+    for member, options, pick in zip(gathered.fleet.members, gathered.options, picks, strict=True):
+        option = options[pick.way]
+        first, second = pick.columns
+        plan = plan_at(option.question, option.pools, (first, second), asked_rate(member) * share)
+        if plan is None:
+            raise Fault(f"the fleet programme chose a rate that the queues of {member.name} cannot carry")
+        plans.append(plan)
+    return tuple(plans)
+
+
+def gather_fleet(fleet: Fleet) -> Gathered:
+    """Cost every candidate of every member on every pool that it may stand on; no queue is solved yet."""
+    options, evaluated = [], 0
+    open_roles: dict[str, tuple[Question, bool]] = {}
+    for member in fleet.members:
+        pools = {} if member.pools else {"": gather(on_pools(fleet, member))}
+        if member.pools:
+            pools = _gather_pools(fleet, member)
+        evaluated += sum(part.count.evaluated for part in pools.values())
+        own = _options(fleet, member, pools)
+        options.append(tuple(own))
+        if not own:
+            question = on_pools(fleet, member)
+            lacks = not any(part.prefill.offers for part in pools.values())
+            open_roles[member.name] = (question, lacks)
+    return Gathered(fleet, tuple(options), evaluated, open_roles)
+
+
+def _gather_pools(fleet: Fleet, member: Member) -> dict[str, Pools]:
+    """Cost a member on each pool that it may stand on; KV may come from whichever takes longest."""
+    at = {machines.budget: machines for machines in member.pools}
+    pairs = [on_pools(fleet, member, (first, second)) for first in at.values() for second in at.values()]
+    transfer = max(slowest_transfer(question) for question in pairs)
+    return {
+        name: gather(on_pools(fleet, member, (machines, machines)), transfer_seconds=transfer)
+        for name, machines in at.items()
+    }
+
+
+def _options(fleet: Fleet, member: Member, pools: dict[str, Pools]) -> list[Option]:
+    """Return the ways of a member: every pair of pools, in the parts that its engine lets share KV."""
+    named: dict[int, tuple[Side, Side]] = {}  # the key's own side is kept, so that no other gets its id
+
+    def side(own: Side) -> Side:
+        """Return columns under the member's name, with rates in units of what it has to serve; each made once."""
+        if id(own) not in named:
+            role = f"{member.name} {own.role}"
+            loss, unit = member.question.survive, asked_rate(member)
+            named[id(own)] = own, Side(role, own.machines, own.offers, loss, unit, own.most_instances)
+        return named[id(own)][1]
+
+    found = []
+    for first in pools.values():
+        for second in pools.values():
+            machines = (first.prefill.machines, second.decode.machines)
+            question = on_pools(fleet, member, machines)
+            for part in compatible(question, replace(first, decode=second.decode)):
+                prefill, decode = side(part.prefill), side(part.decode)
+                if prefill.offers and decode.offers:
+                    found.append(Option(question, replace(part, prefill=prefill, decode=decode)))
+    return found
 
 
 def check_fleet(fleet: Fleet) -> None:
@@ -120,11 +281,11 @@ def check_fleet(fleet: Fleet) -> None:
             raise BadInput(f"{name!r} stands twice in the fleet; give every model of it a name of its own")
     for member in fleet.members:
         asked_rate(member)
-        for machines in (member.question.prefill, member.question.decode):
+        for machines in member.pools or (member.question.prefill, member.question.decode):
             if machines.budget not in fleet.devices:
                 pools = ", ".join(sorted(fleet.devices))
                 raise BadInput(f"{member.name}: pool {machines.budget!r} is not one of the cluster's: {pools}")
-        check_layouts(_on_pools(fleet, member))
+        check_layouts(on_pools(fleet, member))
 
 
 def asked_rate(member: Member) -> float:
@@ -135,62 +296,13 @@ def asked_rate(member: Member) -> float:
     return rate
 
 
-def _on_pools(fleet: Fleet, member: Member) -> Question:
-    """Return a member's question with all devices of its pools."""
+def on_pools(fleet: Fleet, member: Member, pair: tuple[Machines, Machines] | None = None) -> Question:
+    """Return a member's question with all devices of its pools, or of a pair of others."""
     own = member.question
     prefill, decode = (
-        replace(machines, devices=fleet.devices[machines.budget]) for machines in (own.prefill, own.decode)
+        replace(machines, devices=fleet.devices[machines.budget]) for machines in pair or (own.prefill, own.decode)
     )
     return replace(own, prefill=prefill, decode=decode, objective="chips")
-
-
-def _named(member: Member, pools: Pools) -> list[Side]:
-    """Return a member's columns under its name, with rates in units of what it has to serve."""
-    return [
-        Side(f"{member.name} {side.role}", side.machines, side.offers, member.question.survive, asked_rate(member))
-        for side in pools.sides
-    ]
-
-
-def _why_not(fleet: Fleet, gathered: Sequence[Pools], sides: Sequence[Side], aim: Aim, evaluated: int) -> FleetAnswer:
-    """Return the answer where the rates do not fit: the share of all rates that does."""
-    most = settle(sides, replace(aim, objective="throughput", rate=None))
-    if most is not None:
-        share = carried_by(sides, most)
-        there = ", ".join(f"{count} of {pool}" for pool, count in sorted(fleet.devices.items()))
-        return _refused(
-            fleet,
-            evaluated,
-            share,
-            "devices",
-            f"{there} carry {share:.1%} of every model's rate; nearest change: rates of {share:.3g} times those asked",
-        )
-    for number, side in enumerate(sides):
-        if settle([side], replace(aim, objective="throughput", rate=None)) is None:
-            member = fleet.members[number // 2]
-            question = _on_pools(fleet, member)
-            limit, told = missing(question, number % 2 == 0)
-            if member.question.survive is not None and side.offers and not side.size:
-                sizes = ([offer.devices for offer in each.offers] for each in gathered[number // 2].sides)
-                limit, told = unsurvivable(question, *sizes)
-            return _refused(fleet, evaluated, 0.0, limit, f"{member.name}: {told}")
-    return _refused(
-        fleet, evaluated, 0.0, "devices", certify(sides, replace(aim, objective="throughput", rate=None)).message
-    )
-
-
-def _refused(fleet: Fleet, evaluated: int, growth: float, limit: str, told: str) -> FleetAnswer:
-    return FleetAnswer(
-        fleet=fleet,
-        plans=(),
-        growth=growth,
-        devices_used={},
-        cost_per_hour=None,
-        candidates_evaluated=evaluated,
-        bound=None,
-        binding_limit=limit,
-        explanation=told,
-    )
 
 
 def devices_used(plans: Sequence[Plan]) -> dict[str, int]:
@@ -205,14 +317,8 @@ def devices_used(plans: Sequence[Plan]) -> dict[str, int]:
 
 def cost_per_hour(plans: Sequence[Plan]) -> float | None:
     """Return the price of all chips in USD per hour; None where one has no price."""
-    total = 0.0
-    for plan in plans:
-        for _, pool in plan.pools():
-            price = pool.machines.hardware.price_usd_per_chip_hour
-            if price is None:
-                return None
-            total += price.value * pool.chips
-    return total
+    prices = [plan.cost_per_hour for plan in plans]
+    return None if None in prices else sum(price for price in prices if price is not None)
 
 
 def explanation(fleet: Fleet, plans: Sequence[Plan], growth: float) -> str:
@@ -222,5 +328,5 @@ def explanation(fleet: Fleet, plans: Sequence[Plan], growth: float) -> str:
         for member, plan in zip(fleet.members, plans, strict=True)
     )
     if fleet.objective == "throughput":
-        return f"Every model carries {growth:.3g} times its rate: {parts}."
-    return f"{parts}; the slowest pool has {growth - 1:.1%} to spare."
+        return f"every model carries {growth:.3g} times its rate: {parts}"
+    return f"{parts}; the slowest pool has {growth - 1:.1%} to spare"

@@ -6,13 +6,14 @@ then chosen is the best over all columns, for those that were never solved were 
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.alignment import occupied_devices
 from planner.fleet import Column, Objective
 from planner.question import Machines
 from planner.survival import Loss, lost_instances
@@ -84,8 +85,9 @@ class Side:
         self.left: Ints = within + 1  # instances that remain after the loss
         self.instances: Ints = self.left + lost[self.offer]
         self.devices: Ints = self.instances * sizes[self.offer]
-        self._rising: Ints = np.argsort(self.devices, kind="stable")  # columns of one size stand together
-        steps = np.diff(self.devices[self._rising], prepend=-1) > 0
+        self.room: Ints = occupied_devices(machines, sizes[self.offer], self.instances)
+        self._rising: Ints = np.argsort(self.room, kind="stable")  # columns of one room stand together
+        steps = np.diff(self.room[self._rising], prepend=-1) > 0
         self._size_starts: Ints = np.flatnonzero(steps)
         self._size_of: Ints = np.cumsum(steps) - 1
         bounds = np.array([offer.bound_per_second / unit_per_second for offer in offers])
@@ -94,6 +96,7 @@ class Side:
         self.guess: Floats = self.left * guesses[self.offer]
         self.exact = np.zeros(self.offer.size, dtype=bool)
         self.queues_solved = 0
+        self.most_instances = most_instances
         self._servers: dict[int, Server] = {}
 
     @property
@@ -143,11 +146,11 @@ class Side:
         return np.where(self.exact, self.rate, 0.0) if by == "exact" else self.rate
 
     def staircase(self, most_devices: int, least_rate: float, by: Rates = "bound") -> Ints:
-        """Return the columns that no other matches on as few devices: falling rate with falling devices."""
+        """Return the columns that no other matches in as little room: falling rate with falling devices."""
         rates = self.rates(by)
         if not self.size:
             return self._rising
-        able = np.where((self.devices <= most_devices) & (rates >= least_rate), rates, 0.0)[self._rising]
+        able = np.where((self.room <= most_devices) & (rates >= least_rate), rates, 0.0)[self._rising]
         best = np.maximum.reduceat(able, self._size_starts)  # [sizes]
         passed = np.concatenate([[0.0], np.maximum.accumulate(best)[:-1]])
         wanted = np.where(best > passed * (1 + _RELATIVE), best, np.inf)
@@ -163,6 +166,7 @@ class Side:
             candidate=int(self.offer[number]),
             instances=int(self.instances[number]),
             devices=int(self.devices[number]),
+            unusable=int(self.room[number] - self.devices[number]),
             rate_per_second=float(self.rate[number]),
             pool=self.machines.budget,
             cost_per_hour=float(self.devices[number]) * device_cost(self.machines),
@@ -220,7 +224,7 @@ def fits(sides: Sequence[Side], choice: Choice, devices: Mapping[str, int]) -> b
     """Whether chosen columns keep every pool's budget."""
     used: dict[str, int] = {}
     for side, column in zip(sides, choice, strict=True):
-        used[side.machines.budget] = used.get(side.machines.budget, 0) + int(side.devices[column])
+        used[side.machines.budget] = used.get(side.machines.budget, 0) + int(side.room[column])
     return all(count <= devices[budget] for budget, count in used.items())
 
 
@@ -233,7 +237,7 @@ def likely(sides: Sequence[Side], aim: Aim) -> Choice | None:
     """Return the best choice by guesses, its queues solved; None where nothing fits. Good, not proven."""
     while True:
         choice = best_choice(sides, aim, by="guess")
-        if choice is None or _solve_open(sides, choice, aim.rate or 0.0):
+        if choice is None or solve_open(zip(sides, choice, strict=True), aim.rate or 0.0):
             return choice
 
 
@@ -248,16 +252,16 @@ def settle(sides: Sequence[Side], aim: Aim) -> Choice | None:
     while True:
         choice = best_choice(sides, aim, least_rate=known * (1 - _BELOW))
         wanted = aim.rate if aim.rate is not None else known * (1 - _BELOW)
-        if choice is None or _solve_open(sides, choice, wanted):
+        if choice is None or solve_open(zip(sides, choice, strict=True), wanted):
             return choice
         if aim.objective == "throughput":
             best = best_choice(sides, aim, least_rate=known, by="exact")
             known = max(known, carried_by(sides, best)) if best else known
 
 
-def _solve_open(sides: Sequence[Side], choice: Choice, wanted: float) -> bool:
-    """Solve what of a choice is not solved, until a column does not carry ``wanted``; whether nothing was open."""
-    opened = [(side, column) for side, column in zip(sides, choice, strict=True) if not side.exact[column]]
+def solve_open(chosen: Iterable[tuple[Side, int]], wanted: float) -> bool:
+    """Solve what of chosen columns is not solved, until one does not carry ``wanted``; whether nothing was open."""
+    opened = [(side, column) for side, column in chosen if not side.exact[column]]
     for side, column in opened:
         if not side.solve(column, wanted):
             break

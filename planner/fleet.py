@@ -4,11 +4,13 @@
     sum over columns of a role of x = 1                      one_<role>
     R - sum of rate x <= 0                                   rate_<role>
     sum over columns of a pool of devices x <= budget        devices_<pool>
+    sum over columns of a pool of room x <= budget           nodes_<pool>
     R >= asked                                               asked_rate
     x binary, R >= 0
 
 c instances behind a router carry more than c times one under a latency limit, so a count is a column with its own rate
-and not a multiplier.
+and not a multiplier. Its rate is what it carries within the limits, and after the loss that it must survive. The room
+of a column is its devices with those that node-aligned instances leave unusable (``planner.alignment``).
 """
 
 import math
@@ -42,6 +44,13 @@ class Column:
     pool: str
     """Hardware that the devices are taken from; roles may share one."""
     cost_per_hour: float = 0.0
+    unusable: int = 0
+    """Devices beside them that stand empty, for instances begin at nodes."""
+
+    @property
+    def room(self) -> int:
+        """Devices that are gone for others."""
+        return self.devices + self.unusable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +97,7 @@ def solve_fleet(
     """
     _check(columns, devices, objective, rate)
     kept = undominated(columns)
-    usable = [c for c in kept if c.devices <= devices[c.pool] and c.rate_per_second >= (rate or 0.0) * (1 - _RELATIVE)]
+    usable = [c for c in kept if c.room <= devices[c.pool] and c.rate_per_second >= (rate or 0.0) * (1 - _RELATIVE)]
     if not usable or {c.role for c in usable} != {c.role for c in columns}:
         return _infeasible(_why_infeasible(columns, devices, rate))
     if objective == "throughput":
@@ -123,7 +132,7 @@ def solve_by_enumeration(
     for chosen in product(*_by_role(columns).values()) if columns else ():
         if not _within(chosen, devices) or min(c.rate_per_second for c in chosen) < (rate or 0.0) * (1 - _RELATIVE):
             continue
-        value, used = _value(chosen, objective), sum(c.devices for c in chosen)
+        value, used = _value(chosen, objective), sum(c.room for c in chosen)
         key = (-value if objective == "throughput" else value, float(used))
         if best is None or key < best[0]:
             best = (key, chosen)
@@ -143,7 +152,7 @@ def undominated(columns: Iterable[Column]) -> list[Column]:
     kept: list[Column] = []
     for group in groups.values():
         front: list[Column] = []
-        for column in sorted(group, key=lambda c: (c.devices, c.cost_per_hour, -c.rate_per_second)):
+        for column in sorted(group, key=lambda c: (c.room, c.cost_per_hour, -c.rate_per_second)):
             if not any(
                 f.rate_per_second >= column.rate_per_second and f.cost_per_hour <= column.cost_per_hour for f in front
             ):
@@ -158,7 +167,7 @@ def _guess(columns: Sequence[Column], devices: Mapping[str, int]) -> float:
 
     def fits(rate: float) -> bool:
         enough = [[c for c in mine if c.rate_per_second >= rate] for mine in roles]
-        return all(enough) and _within([min(mine, key=lambda c: c.devices) for mine in enough], devices)
+        return all(enough) and _within([min(mine, key=lambda c: c.room) for mine in enough], devices)
 
     rates = sorted({c.rate_per_second for c in columns})
     low, high = -1, len(rates)
@@ -179,12 +188,12 @@ def _worth_trying(columns: Sequence[Column], devices: Mapping[str, int]) -> list
     smallest: dict[str, dict[str, int]] = {}  # role -> pool -> fewest devices, of roles that have one pool only
     for role, mine in _by_role(fast).items():
         if len({c.pool for c in mine}) == 1:
-            smallest[role] = {mine[0].pool: min(c.devices for c in mine)}
+            smallest[role] = {mine[0].pool: min(c.room for c in mine)}
 
     def others(column: Column) -> int:
         return sum(least.get(column.pool, 0) for role, least in smallest.items() if role != column.role)
 
-    return [c for c in fast if c.devices + others(c) <= devices[c.pool]]
+    return [c for c in fast if c.room + others(c) <= devices[c.pool]]
 
 
 def _solve(
@@ -203,25 +212,26 @@ def _solve(
     if objective == "throughput":
         problem += carried
     else:
-        amounts = [c.devices if objective == "chips" else c.cost_per_hour for c in columns]
+        amounts = [c.room if objective == "chips" else c.cost_per_hour for c in columns]
         problem += pulp.lpSum(amount * x for amount, x in zip(amounts, picks, strict=True))
     for role in _by_role(columns):
         mine = [(c, x) for c, x in zip(columns, picks, strict=True) if c.role == role]
         problem += pulp.lpSum(x for _, x in mine) == 1, f"one_{role}"
         problem += carried - pulp.lpSum(c.rate_per_second / unit * x for c, x in mine) <= 0, f"rate_{role}"
     for pool in sorted({c.pool for c in columns}):
-        used = pulp.lpSum(c.devices * x for c, x in zip(columns, picks, strict=True) if c.pool == pool)
-        problem += used <= devices[pool], f"devices_{pool}"
+        mine = [(c, x) for c, x in zip(columns, picks, strict=True) if c.pool == pool]
+        problem += pulp.lpSum(c.devices * x for c, x in mine) <= devices[pool], f"devices_{pool}"
+        problem += pulp.lpSum(c.room * x for c, x in mine) <= devices[pool], f"nodes_{pool}"
     if rate is not None:
         problem += carried >= rate / unit * (1 - _RELATIVE), "asked_rate"
-    chosen_indices, bound = _run(pulp, problem, picks)
+    chosen_indices, bound = run(pulp, problem, picks)
     if chosen_indices is None:
         return None
     scaled = bound * unit if objective == "throughput" else bound
     return tuple(columns[i] for i in chosen_indices), scaled
 
 
-def _run(pulp: Any, problem: Any, picks: Sequence[Any]) -> tuple[list[int] | None, float]:
+def run(pulp: Any, problem: Any, picks: Sequence[Any]) -> tuple[list[int] | None, float]:
     """Solve with HiGHS: indices of what was picked and the dual bound, in the programme's own sense."""
     solver = pulp.HiGHS(msg=False, threads=1, gapRel=0.0, gapAbs=0.0, random_seed=0)
     status = problem.solve(solver)
@@ -257,7 +267,7 @@ def _value(chosen: Sequence[Column], objective: Objective) -> float:
     if objective == "throughput":
         return min(c.rate_per_second for c in chosen)
     if objective == "chips":
-        return float(sum(c.devices for c in chosen))
+        return float(sum(c.room for c in chosen))
     return sum(c.cost_per_hour for c in chosen)
 
 
@@ -271,7 +281,7 @@ def _by_role(columns: Sequence[Column]) -> dict[str, list[Column]]:
 def _within(chosen: Iterable[Column], devices: Mapping[str, int]) -> bool:
     used: dict[str, int] = {}
     for column in chosen:
-        used[column.pool] = used.get(column.pool, 0) + column.devices
+        used[column.pool] = used.get(column.pool, 0) + column.room
     return all(count <= devices[pool] for pool, count in used.items())
 
 
@@ -293,11 +303,11 @@ def _why_infeasible(columns: Sequence[Column], devices: Mapping[str, int], rate:
         if not fast:
             most = max(c.rate_per_second for c in mine)
             return f"Role {role} carries at most {most:.4g} requests/s within its limits, {rate:.4g} asked."
-        least = min(fast, key=lambda c: c.devices)
-        if all(c.devices > devices[c.pool] for c in fast):
-            return f"Role {role} needs {least.devices} devices of {least.pool}, which has {devices[least.pool]}."
+        least = min(fast, key=lambda c: c.room)
+        if all(c.room > devices[c.pool] for c in fast):
+            return f"Role {role} needs {least.room} devices of {least.pool}, which has {devices[least.pool]}."
     enough = [c for c in columns if c.rate_per_second >= asked]
-    needs = {role: min(c.devices for c in mine) for role, mine in _by_role(enough).items()}
+    needs = {role: min(c.room for c in mine) for role, mine in _by_role(enough).items()}
     parts = " and ".join(f"{role} at least {count}" for role, count in needs.items())
     there = ", ".join(f"{count} of {pool}" for pool, count in sorted(devices.items()))
     wanted: dict[str, int] = {}

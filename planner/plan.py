@@ -91,15 +91,21 @@ class Plan(ABC):
         return self.e2e.at(percentile)
 
     @property
-    def cost_per_million_tokens(self) -> float | None:
-        """Price in USD per million output tokens; None where a pool's chip has no price."""
+    def cost_per_hour(self) -> float | None:
+        """Price of all chips in USD per hour; None where a pool's chip has no price."""
         hourly = 0.0
         for _, pool in self.pools():
             price = pool.machines.hardware.price_usd_per_chip_hour
             if price is None:
                 return None
             hourly += price.value * pool.chips
-        return hourly / (self.output_tokens_per_second * 3600) * 1_000_000
+        return hourly
+
+    @property
+    def cost_per_million_tokens(self) -> float | None:
+        """Price in USD per million output tokens; None where a pool's chip has no price."""
+        hourly = self.cost_per_hour
+        return None if hourly is None else hourly / (self.output_tokens_per_second * 3600) * 1_000_000
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -108,16 +108,23 @@ def published_plans(question: Question, pools: Pools, aim: Aim) -> tuple[Beside,
     return tuple(found)
 
 
-def gather(question: Question, rows: dict[Role, list[Row]] | None = None) -> Pools:
-    """Cost every candidate of both roles, or those of given rows; no queue is solved yet."""
+def gather(
+    question: Question, rows: dict[Role, list[Row]] | None = None, transfer_seconds: float | None = None
+) -> Pools:
+    """Cost every candidate of both roles, or those of given rows; no queue is solved yet.
+
+    ``transfer_seconds`` is how long a prompt's KV takes at most where it may come from other machines than the
+    question's; decode instances are costed then even where these machines' prefill has none.
+    """
     count = Count()
     spaces = {} if rows else {role: role_space(question, role) for role in ROLES}
     rows = rows or {role: space.rows for role, space in spaces.items()}
     know_balance(question, [row for own in rows.values() for row in own])
     prefill = prefill_offers(question, rows["prefill"], count)
     # The slowest transfer of any prefill instance that may feed the pool: the limit holds whichever does.
-    transfer = slowest_transfer(question, rows["prefill"])
-    decode = decode_offers(question, rows["decode"], count, transfer) if prefill else []
+    transfer = slowest_transfer(question, rows["prefill"]) if transfer_seconds is None else transfer_seconds
+    alone = transfer_seconds is not None
+    decode = decode_offers(question, rows["decode"], count, transfer) if prefill or alone else []
     return Pools(
         make_side(question, "prefill", prefill),
         make_side(question, "decode", decode),

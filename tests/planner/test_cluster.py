@@ -57,7 +57,7 @@ def test_growth_is_what_the_devices_stand() -> None:
 
     assert at(grown.growth * 0.999).feasible
     over = at(grown.growth * 1.03)
-    assert not over.feasible and over.binding_limit == "devices"
+    assert not over.feasible and over.binding_limit == f"devices of {POOL}"
     assert over.growth == pytest.approx(1 / 1.03, rel=0.02)
 
 

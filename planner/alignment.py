@@ -1,0 +1,131 @@
+"""Node-aligned placement: what instances take of a pool with what they leave unusable, and where each one stands.
+
+An instance below a node shares nodes with others and straddles none; one of at least a node begins at a node and takes
+whole ones, 144 devices nine nodes of 16. An instance priced inside a scope, such as one rack of an NVL72, stands inside
+one: three of 20 devices fit a rack of 72, the 12 left over hold smaller ones only.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.question import Machines
+
+Ints = NDArray[np.int64]
+
+
+def scope_devices(machines: Machines) -> int | None:
+    """Return the devices of the scope between node and pool that instances may not straddle; None without one."""
+    sizes = [int(scope.devices.value) for scope in machines.hardware.scopes if scope.name == "supernode"]
+    return next((size for size in sizes if machines.devices_per_node < size < machines.devices), None)
+
+
+def whole_nodes(size: int, per_node: int) -> int:
+    """Return the devices that an instance takes: its own below a node, whole nodes from there on."""
+    return size if size < per_node else -(-size // per_node) * per_node
+
+
+def occupied_devices(machines: Machines, sizes: Ints, instances: Ints) -> Ints:
+    """Return the devices that so many instances of a size take with those that they leave unusable, elementwise.
+
+    Those of a size that does not divide a node, or a scope, leave the rest of every one that they fill empty; what the
+    last one has left may be shared.
+    """
+    per_node = machines.devices_per_node
+    taken = np.where(sizes < per_node, sizes, -(-sizes // per_node) * per_node)
+    room = _filled(taken, instances, per_node)
+    scope = scope_devices(machines)
+    return room if scope is None else np.maximum(room, _filled(taken, instances, scope))
+
+
+def _filled(sizes: Ints, instances: Ints, holder: int) -> Ints:
+    """Return what instances take of holders of so many devices; those that no holder holds take their own devices."""
+    per = np.maximum(holder // np.maximum(sizes, 1), 1)
+    full, rest = np.divmod(instances, per)
+    last = full * holder + rest * sizes
+    exact = rest == 0  # the last full holder's rest is left over too, but nothing of it is taken
+    within = np.where(exact, np.maximum(full - 1, 0) * holder + np.minimum(per, instances) * sizes, last)
+    return np.asarray(np.where(sizes <= holder, within, instances * sizes), dtype=np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class Lot:
+    """Instances of one size that are to be placed."""
+
+    key: str
+    devices: int
+    instances: int
+
+
+def placed(lots: Sequence[Lot], machines: Machines, devices: int) -> dict[str, list[int]] | None:
+    """Return the first device of every instance by key, the largest instances first; None where they do not fit.
+
+    Devices are counted node by node. First fit by falling size, which is exact where every size divides the next.
+    """
+    floor = _Floor(machines.devices_per_node, scope_devices(machines) or devices, devices)
+    found: dict[str, list[int]] = {lot.key: [] for lot in lots}
+    for lot in sorted(lots, key=lambda lot: -lot.devices):
+        for _ in range(lot.instances):
+            first = floor.take(lot.devices)
+            if first is None:
+                return None
+            found[lot.key].append(first)
+    return found
+
+
+class _Floor:
+    """Free devices: each scope is filled from its first node on, and nodes that small instances began may hold more."""
+
+    def __init__(self, per_node: int, scope: int, devices: int) -> None:
+        self.per_node, self.scope = per_node, scope
+        self.begins = list(range(0, devices, scope))
+        self.free = list(self.begins)  # first free device of each scope
+        self.ends = [min(begin + scope, devices) for begin in self.begins]
+        self.begun: list[tuple[int, int]] = []  # (first free device, end) of nodes that small instances share
+
+    def take(self, size: int) -> int | None:
+        """Return the first device of an instance, now taken; None where none is free."""
+        if size < self.per_node:
+            return self._share(size)
+        size = whole_nodes(size, self.per_node)
+        return self._across(size) if size > self.scope else self._inside(size)
+
+    def _inside(self, size: int) -> int | None:
+        for number, (first, end) in enumerate(zip(self.free, self.ends, strict=True)):
+            if first + size <= end:
+                self.free[number] = first + size
+                return first
+        return None
+
+    def _across(self, size: int) -> int | None:
+        """Take whole scopes that follow each other, the last one in part."""
+        count = -(-size // self.scope)
+        for number in range(len(self.begins) - count + 1):
+            span = range(number, number + count)
+            if all(self.free[each] == self.begins[each] for each in span):
+                first = self.begins[number]
+                if first + size > self.ends[number + count - 1]:
+                    continue
+                for each in span:
+                    self.free[each] = min(self.ends[each], first + size)
+                return first
+        return None
+
+    def _share(self, size: int) -> int | None:
+        for number, (first, end) in enumerate(self.begun):
+            if first + size <= end:
+                self.begun[number] = (first + size, end)
+                return first
+        found = self._inside(self.per_node)
+        if found is None:  # the last node may be cut short
+            left = [(first, end) for first, end in zip(self.free, self.ends, strict=True) if first + size <= end]
+            if not left:
+                return None
+            first, end = left[0]
+            self.free[self.ends.index(end)] = end
+            self.begun.append((first + size, end))
+            return first
+        self.begun.append((found + size, found + self.per_node))
+        return found
