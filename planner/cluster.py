@@ -43,6 +43,8 @@ class Fleet:
     members: tuple[Member, ...]
     devices: dict[str, int]
     objective: Objective = "chips"
+    share_nodes: bool = True
+    """Whether two models may stand on one node."""
     confidence: float | None = None
     """In the predicted service times, with which every limit must hold; as predicted without."""
 
@@ -114,7 +116,8 @@ class Gathered:
     def programme(self, aim: Aim, members: Sequence[int] | None = None) -> Programme:
         """Return the programme of all members, or of those with the given numbers."""
         chosen = range(len(self.options)) if members is None else members
-        return Programme(tuple(tuple(option.sides for option in self.options[number]) for number in chosen), aim)
+        ways = tuple(tuple(option.sides for option in self.options[number]) for number in chosen)
+        return Programme(ways, aim, whole_nodes=not self.fleet.share_nodes)
 
 
 def plan_cluster(fleet: Fleet) -> FleetAnswer:
@@ -132,7 +135,7 @@ def plan_cluster(fleet: Fleet) -> FleetAnswer:
         return predicted
     score = NormalDist().inv_cdf(fleet.confidence)
     slowed = [
-        _slowed(member, 1 + score * deviation_of(plan))
+        _slowed(member, 1 + score * from_plan(plan).deviation)
         for member, plan in zip(fleet.members, predicted.plans, strict=True)
     ]
     sure = _plan(replace(fleet, members=tuple(slowed)))
@@ -146,12 +149,6 @@ def plan_cluster(fleet: Fleet) -> FleetAnswer:
         ),
         explanation=f"with the confidence {fleet.confidence:g}, {sure.explanation}",
     )
-
-
-def deviation_of(plan: Plan) -> float:
-    """Relative standard deviation of the service times of a plan: that of the pool that has the larger one."""
-    deployed = from_plan(plan)
-    return max(deployed.prefill_deviation, deployed.decode_deviation)
 
 
 def _slowed(member: Member, factor: float) -> Member:

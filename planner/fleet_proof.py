@@ -7,14 +7,16 @@
     f <= sum of rate / asked rate x                          rate_<model> <role>
     sum over columns of a pool of devices x <= budget        devices_<pool>
     sum over columns of a pool of room x <= budget           nodes_<pool>
+    the same of one model <= devices of a node n             nodes_<model> <pool>, where no two models share a node
+    sum over models of n <= nodes                            whole_nodes_<pool>
     f >= 1 where chips or cost are made small                asked_rate
-    x, w binary
+    x, w binary, n whole
 
 A column's rate is what so many instances carry within the service levels after the loss that its model must survive.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from planner.columns import Side, device_cost
@@ -37,6 +39,8 @@ def prove(programme: Programme, picks: Picks, names: Sequence[str]) -> Bound:
     for name, ways in zip(names, programme.ways, strict=True):
         built.add_member(name, ways)
     built.add_pools()
+    if programme.whole_nodes:
+        built.add_whole_nodes(programme.steps)
     chosen, bound = run(pulp, built.problem, built.picks)
     if chosen is None:
         raise Fault("the fleet programme has no solution, and one was found")
@@ -74,6 +78,7 @@ class _Built:
         self.new = getattr(self.problem, "add_variable", pulp.LpVariable)
         self.picks: list[Any] = []
         self.taken: list[tuple[Side, int, Any]] = []
+        self.owned: dict[tuple[str, str], list[Any]] = {}  # room terms by pool and model
         self.growth = self.new("growth", lowBound=0)
         if self.aim.rate is not None:
             self.problem += self.growth >= self.aim.rate * (1 - 1e-9), "asked_rate"
@@ -83,6 +88,7 @@ class _Built:
         roles = list(zip(*ways, strict=True))
         alternatives = [list({id(side): side for side in role}.values()) for role in roles]
         carried: list[list[Any]] = [[] for _ in roles]
+        before = len(self.taken)
         if len(ways) == math.prod(len(own) for own in alternatives):
             for role, sides, terms in zip(ROLES, alternatives, carried, strict=True):
                 chosen = [term for side in sides for term in self._columns(side, terms)]
@@ -91,6 +97,8 @@ class _Built:
             self._add_coupled(name, ways, carried)
         for role, terms in zip(ROLES, carried, strict=True):
             self.problem += self.growth - self.pulp.lpSum(terms) <= 0, f"rate_{name} {role}"
+        for side, column, pick in self.taken[before:]:
+            self.owned.setdefault((side.machines.budget, name), []).append(int(side.room[column]) * pick)
 
     def _add_coupled(self, name: str, ways: Sequence[Way], carried: list[list[Any]]) -> None:
         """Add ways whose roles must agree, such as in attention TP where the engine wants that."""
@@ -131,6 +139,16 @@ class _Built:
         self.problem += self.pulp.lpSum(
             int(side.room[column]) * _price(side, self.aim.objective) * pick for side, column, pick in self.taken
         )
+
+    def add_whole_nodes(self, steps: Mapping[str, int]) -> None:
+        """Add that no two models share a node; ``steps`` are the devices of a node of each pool."""
+        for pool, devices in sorted(self.aim.devices.items()):
+            nodes = []
+            for (own, name), terms in self.owned.items():
+                if own == pool:
+                    nodes.append(self.new(f"nodes_of_{name} {pool}", lowBound=0, cat=self.pulp.LpInteger))
+                    self.problem += self.pulp.lpSum(terms) <= steps[pool] * nodes[-1], f"nodes_{name} {pool}"
+            self.problem += self.pulp.lpSum(nodes) <= devices // steps[pool], f"whole_nodes_{pool}"
 
 
 def covers(programme: Programme, names: Sequence[str]) -> str:

@@ -28,7 +28,8 @@ def refused(gathered: Gathered) -> FleetAnswer:
             return _answer(gathered, 0.0, f"survive {member.question.survive} of {member.name}", told, ())
     share = _share(gathered, aim)
     pool, more = _larger_pools(gathered)
-    changes = (*_rates(gathered, share), *more, *_without_loss(gathered), *_without_one(gathered))
+    eased = (*_with_shared_nodes(gathered), *_without_loss(gathered), *_without_one(gathered))
+    changes = (*_rates(gathered, share), *more, *eased)
     limit = f"devices of {pool}" if pool else "devices"
     return _answer(gathered, share, limit, _told(gathered, share), changes)
 
@@ -157,6 +158,14 @@ def _least_size(gathered: Gathered, pools: list[str]) -> float | None:
         middle = (low + high) / 2
         low, high = (low, middle) if holds(middle) else (middle, high)
     return high
+
+
+def _with_shared_nodes(gathered: Gathered) -> Iterator[Change]:
+    """Yield that the fleet fits where models share nodes."""
+    fleet = gathered.fleet
+    sharing = replace(gathered, fleet=replace(fleet, share_nodes=True))
+    if not fleet.share_nodes and settle_picks(sharing.programme(_asked(fleet.devices))) is not None:
+        yield Change(direction="nodes", told="models that share nodes")
 
 
 def _without_loss(gathered: Gathered) -> Iterator[Change]:

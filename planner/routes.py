@@ -45,6 +45,8 @@ class Programme:
 
     ways: tuple[tuple[Way, ...], ...]
     aim: Aim
+    whole_nodes: bool = False
+    """Whether no two models may share a node: each takes whole ones of every pool."""
     _sides: tuple[Side, ...] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -62,6 +64,12 @@ class Programme:
     def sides(self) -> tuple[Side, ...]:
         """Every side once."""
         return self._sides
+
+    @property
+    def steps(self) -> dict[str, int]:
+        """Devices of each pool in whose multiples a model takes them: those of a node, or single ones."""
+        sizes = {side.machines.budget: side.machines.devices_per_node for side in self.sides}
+        return {pool: sizes.get(pool, 1) if self.whole_nodes else 1 for pool in self.aim.devices}
 
     def picked(self, picks: Picks) -> list[tuple[Side, int]]:
         """Return the sides of a choice with their columns."""
@@ -112,7 +120,8 @@ class _Stairs:
 def _smallest(programme: Programme, stairs: Mapping[int, _Stairs], rate: float) -> Picks | None:
     """Return the cheapest route that carries a rate, each side with its smallest sufficient column."""
     budgets = sorted(programme.aim.devices)
-    most = np.array([float(programme.aim.devices[budget]) for budget in budgets])
+    steps = np.array([programme.steps[budget] for budget in budgets])
+    most = np.array([float(programme.aim.devices[budget]) for budget in budgets]) // steps * steps
     used, spent = np.zeros((1, most.size)), np.zeros((1, 2))  # [routes, pools], [routes, (chips, cost)]
     routes = np.zeros((1, 0), dtype=np.int64)  # [routes, models]
     for own in programme.ways:
@@ -120,7 +129,7 @@ def _smallest(programme: Programme, stairs: Mapping[int, _Stairs], rate: float) 
         if not able:
             return None
         room, amounts = (np.array([found[place] for _, found in able]) for place in (0, 1))
-        used = (used[:, None] + room).reshape(-1, most.size)
+        used = (used[:, None] + np.ceil(room / steps) * steps).reshape(-1, most.size)
         spent = (spent[:, None] + amounts).reshape(-1, 2)
         numbers = np.array([number for number, _ in able])
         routes = np.column_stack([np.repeat(routes, numbers.size, axis=0), np.tile(numbers, len(routes))])
