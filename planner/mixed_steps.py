@@ -1,0 +1,126 @@
+"""Steps of an aggregated instance: what they take, by the requests that run and the prompt tokens that wait.
+
+Continuous batching with chunked prefill: a step carries one token (with drafts several) of every running request and,
+first come first served, as many waiting prompt tokens as its budget leaves, on each DP rank for itself. All ranks leave
+a step together.
+
+Ref: Sarathi-Serve (arXiv 2403.02310) section 4, whose rule vLLM's V1 scheduler follows.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.decode_candidates import kv_of_busiest
+from planner.latency import deviations
+from planner.manifest.stepcost import evaluate
+from planner.manifest.terms import StepCost, StepLoad
+from planner.prompts import Prompts, prompts_of
+from planner.queueing import Array
+from planner.workload import Lengths, Workload, running_kv_tokens
+
+
+@dataclass(frozen=True, kw_only=True)
+class Aggregate:
+    """One aggregated instance and its traffic; ``budget_tokens`` and ``most_requests`` are of one DP rank."""
+
+    cost: StepCost
+    workload: Workload
+    ranks: int
+    budget_tokens: float
+    most_requests: int
+    microbatches: int = 1
+    accepted: float = 1.0
+    """Tokens per running request and step, above 1 with MTP."""
+
+    @property
+    def most(self) -> float:
+        """Requests that the instance holds at most, those in prefill included."""
+        return float(self.ranks * self.most_requests)
+
+    @property
+    def iterations(self) -> Lengths:
+        """Steps of one request after its first token."""
+        answer = self.workload.output_tokens
+        return Lengths(mean=max(answer.mean - 1, 1.0) / self.accepted, squared_cv=answer.squared_cv)
+
+    @cached_property
+    def prompts(self) -> Prompts:
+        """Kinds of prompts."""
+        return prompts_of(self.workload)
+
+    @cached_property
+    def new_tokens(self) -> Array:
+        """Tokens to compute of each kind of prompt, at least one; [kinds]."""
+        return np.maximum(self.prompts.tokens - self.prompts.reused, 1.0)
+
+    @cached_property
+    def mean_new_tokens(self) -> float:
+        """Tokens to compute of a prompt, on average."""
+        return float(self.new_tokens @ self.prompts.weights)
+
+    def room(self, running: Array) -> Array:
+        """Prompt tokens that a step takes on one rank beside ``running`` requests in all; at least one."""
+        return np.maximum(self.budget_tokens - running / self.ranks * self.cost.queries_per_sequence, 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class _PerToken:
+    """What a prompt token brings with it, on average: context that its chunk reads, pairs, ended prompts."""
+
+    context: Array
+    pairs: float
+    finishing: float
+
+
+def step_seconds(aggregate: Aggregate, running: Array, busiest: Array, total: Array) -> Array:
+    """Seconds of steps with ``running`` requests in all and prompt tokens: on the busiest rank, and of all ranks.
+
+    The arguments broadcast. The step lasts as long as its slowest rank: that with most prompt tokens, or that with most
+    cached tokens; experts and exchanges follow the mean rank.
+    """
+    running, busiest, total = np.broadcast_arrays(*(np.asarray(x, np.float64) for x in (running, busiest, total)))
+    each = running / aggregate.ranks
+    fullest = np.maximum(each, np.minimum(running, 1.0))
+    kv = running_kv_tokens(aggregate.workload)
+    mean = (running * aggregate.cost.queries_per_sequence + total) / aggregate.ranks
+    brings = _per_token(aggregate, busiest)
+    with_prompts = StepLoad(
+        decode_sequences=each,
+        decode_kv_tokens=each * kv.mean_tokens,
+        prefill_tokens=busiest,
+        prefill_context_tokens=busiest * brings.context,
+        prefill_pairs=busiest * brings.pairs,
+        finishing_prompts=busiest * brings.finishing,
+        mean_tokens=mean,
+    )
+    found = _fastest(aggregate, with_prompts, busiest + fullest >= 2)
+    if aggregate.ranks == 1:
+        return found
+    held = kv_of_busiest(deviations(aggregate.ranks), fullest, kv)
+    without = StepLoad(decode_sequences=fullest, decode_kv_tokens=held, mean_tokens=mean)
+    return np.maximum(found, _fastest(aggregate, without, fullest >= 2))
+
+
+def _fastest(aggregate: Aggregate, load: StepLoad, splittable: NDArray[np.bool_]) -> Array:
+    shape = splittable.shape
+    single = np.broadcast_to(np.asarray(evaluate(aggregate.cost, load, 1).seconds, dtype=np.float64), shape)
+    if aggregate.microbatches < 2 or not aggregate.cost.moe_layers:
+        return single
+    double = np.broadcast_to(np.asarray(evaluate(aggregate.cost, load, 2).seconds, dtype=np.float64), shape)
+    return np.where(splittable, np.minimum(single, double), single)
+
+
+def _per_token(aggregate: Aggregate, chunk: Array) -> _PerToken:
+    """Averages over the tokens of all prompts, of chunks of so many tokens; the context is that of the chunk's own
+    prompt: what was reused, and what its earlier chunks left, which are the more the smaller the chunk is.
+    """
+    prompts, new, weights = aggregate.prompts, aggregate.new_tokens, aggregate.prompts.weights
+    mean = aggregate.mean_new_tokens
+    pairs = new * prompts.reused + new * (new + 1) / 2
+    # A prompt in n chunks reads its reused tokens n times and its own ones (n - 1)/2 times.
+    count = np.maximum(new / np.maximum(np.asarray(chunk)[..., None], 1.0), 1.0)  # [..., kinds]
+    read = count * prompts.reused + (count - 1) / 2 * new
+    return _PerToken(context=read @ weights / mean, pairs=float(pairs @ weights) / mean, finishing=1 / mean)
