@@ -73,7 +73,7 @@ class Searches:
         for known, answer in self._known:
             if known == question:
                 return answer
-        answer = search(question)
+        answer = search(question, beside=False)
         self._known.append((question, answer))
         return answer
 

@@ -60,7 +60,7 @@ def compare(
     asked = [(entry.name, _read(entry)) for entry in _entries(given)]
     rows: list[Row] = []
     for name, one in bar(asked, "comparing", len(asked)):
-        answer = search(one.question, explain=False)
+        answer = search(one.question, explain=False, beside=front)
         found = front_rows(one, answer) if front and answer.best is not None else [answer_row(one, answer)]
         rows += [{"question": name, **row} for row in found]
     values = [row.get(key) for row in rows]

@@ -63,7 +63,7 @@ def explain(
 def explain_question(asked: SearchInput) -> Explained:
     """Return what is to be told of a question; one search for each resource or direction, and more for the latter."""
     with progress(f"searching deployments of {asked.question.model.name} ..."):
-        answer = search(asked.question)
+        answer = search(asked.question, beside=False)
     best = answer.best
     if best is None:
         changes = bar(nearest_changes(asked.question), "nearest changes", DIRECTIONS)

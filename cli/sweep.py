@@ -71,7 +71,7 @@ def sweep(
     key, label = _measure(measure, asked[0][1])
     rows: list[Row] = []
     for point, one in bar(asked, "sweeping", len(asked)):
-        rows.append({**point, **answer_row(one, search(one.question, explain=False))})
+        rows.append({**point, **answer_row(one, search(one.question, explain=False, beside=False))})
     write_answers(rows, outputs, _plot(axes, rows, key, label), fields, json=json)
     return ExitCode.DONE if any(row["feasible"] for row in rows) else ExitCode.INFEASIBLE
 

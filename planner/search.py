@@ -58,10 +58,11 @@ class Pools:
         return self.prefill, self.decode
 
 
-def search(question: Question, explain: bool = True) -> Answer:
+def search(question: Question, *, explain: bool = True, beside: bool = True) -> Answer:
     """Return the best plan for a question, the runners-up, and what is proven.
 
-    A refusal says why and what would help, which takes searches of its own; without ``explain`` it does not.
+    A refusal says why and what would help, which takes searches of its own; without ``explain`` it does not. The best
+    plan is the same without what stands ``beside`` it: the runners-up, the certificate and published deployments.
 
     Raises BadInput where the asked expert layout fits no strategy.
     """
@@ -76,11 +77,12 @@ def search(question: Question, explain: bool = True) -> Answer:
     best = plan_of(question, pools, choice)
     if best is None:
         raise Fault("the fleet programme chose a rate that the chosen queues cannot carry")
-    bound = proven(pools.sides, aim, choice)
-    if bound.gap > 1e-6:
+    bound = proven(pools.sides, aim, choice) if beside else None
+    if bound is not None and bound.gap > 1e-6:
         raise Fault(f"the fleet programme's bound {bound.value:g} is not what the chosen columns reach")
-    front = front_of(best, other_plans(question, pools, aim))
-    if question.objective == "latency":
+    chosen_of_front = question.objective == "latency"
+    front = front_of(best, other_plans(question, pools, aim)) if beside or chosen_of_front else [best]
+    if chosen_of_front:
         best = min(front, key=lambda plan: (plan.e2e_mean_seconds, plan.devices))
     return Answer(
         question=question,
@@ -91,7 +93,7 @@ def search(question: Question, explain: bool = True) -> Answer:
         binding_limit=best.binding_limit,
         explanation=best.explanation,
         cut=pools.cut,
-        published=published_plans(question, pools, aim),
+        published=published_plans(question, pools, aim) if beside else (),
     )
 
 

@@ -57,6 +57,30 @@ def test_help_imports_no_command() -> None:
     assert done.stderr.strip() == "[]"
 
 
+NEVER = ["scipy", "matplotlib", "runtime", "deploy", "podplan.traces", "models.huggingface", "hardware.measurements"]
+FOR_A_CERTIFICATE = ["pulp", "highspy"]
+SMALL = ["qwen3-8b", "--hw", "h100", "--devices", "2"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "unneeded"),
+    [
+        (SMALL, NEVER),
+        (["check", *SMALL, "--rate", "1/s", "--json"], [*NEVER, *FOR_A_CERTIFICATE, "rich"]),
+        (["sweep", *SMALL, "--over", "tpot=40ms,50ms", "--json"], [*NEVER, *FOR_A_CERTIFICATE, "rich"]),
+    ],
+    ids=["search", "check", "sweep"],
+)
+def test_a_search_imports_what_it_needs(arguments: list[str], unneeded: list[str]) -> None:
+    """A cold start is mostly imports: what a question does not take is not imported for it."""
+    program = (
+        f"import sys; from cli.main import main; code = main({arguments});"
+        f"print([name for name in {unneeded} if name in sys.modules], file=sys.stderr); sys.exit(code)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stderr.strip() == "[]"
+
+
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     """`--version` tells name and version."""
     assert main.main(["--version"]) == ExitCode.DONE

@@ -57,6 +57,18 @@ def every_column(question: Question) -> list[Column]:
     return [column for side in gather(question).sides for column in solved(side)]
 
 
+@pytest.mark.parametrize("asked", ASKED[3:6], ids=str)
+def test_what_stands_beside_a_plan_does_not_change_it(asked: dict[str, Any]) -> None:
+    """Commands that ask many questions leave runners-up, certificate and published deployments out."""
+    alone, full = search(small_question(**asked), beside=False), small_answer(**asked)
+    assert alone.best is not None and full.best is not None
+    assert alone.bound is None and full.bound is not None
+    for one, other in zip(alone.best.pools(), full.best.pools(), strict=True):
+        assert (one[1].instances, one[1].candidate.row) == (other[1].instances, other[1].candidate.row)
+    assert alone.best.requests_per_second == full.best.requests_per_second
+    assert (alone.best.ttft, alone.best.tpot) == (full.best.ttft, full.best.tpot)
+
+
 @pytest.mark.parametrize("asked", SMALL, ids=str)
 def test_the_plan_is_the_best_of_all_choices(asked: dict[str, Any]) -> None:
     """Every (prefill, count) with every (decode, count): none carries more, or the rate on less."""
