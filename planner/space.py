@@ -225,7 +225,7 @@ def table_deployment(base: Deployment, table: NDArray[np.float64]) -> Deployment
         staged=base.strategy.staged,
         domains=domains if base.strategy.disaggregated else 0,
     )
-    return replace(base, strategy=strategy, redundant=redundant, shared_ranks=dedicated)
+    return replace(base, strategy=strategy, redundant=redundant, shared_ranks=dedicated if dedicated.any() else 0)
 
 
 def row_deployment(base: Deployment, row: Row) -> Deployment:

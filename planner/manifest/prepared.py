@@ -11,14 +11,18 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.manifest.stacks import StackedTerms, StageTerms, stack
-from planner.manifest.terms import Form, Number, Stage, StageTiming, StepCost, Term, Timings, timings
+from planner.manifest.runs import Run, Transfers, added, runs_of
+from planner.manifest.stacks import ReadyTerms
+from planner.manifest.terms import Form, Number, Stage, Stages, StepCost, Term, launches_per_layer, timings
 
 
 @dataclass(slots=True)
-class PreparedStage(StageTiming):
+class PreparedStage:
     """All terms of one stage at one load: as ``StackedStage``, but few numbers, for which a loop is quicker."""
 
+    memory: float
+    fixed: float
+    demand: float
     compute_sum: float
     kernels: list[tuple[float, float]]
     """Compute and memory seconds of each kernel times 1 - serial: of these the longer counts."""
@@ -47,7 +51,7 @@ class _StageRows:
         for protocols in self.transfers:
             fixed += min(product[protocols])
         kernels = list(zip(product[self.compute], product[self.moved], strict=True))
-        return PreparedStage([], [], memory, fixed, demand, compute_sum, kernels)
+        return PreparedStage(memory, fixed, demand, compute_sum, kernels)
 
 
 @dataclass(slots=True)
@@ -71,13 +75,15 @@ class _Forms:
         return slice(start, len(self.rows))
 
 
-class PreparedTerms(StackedTerms):
+class PreparedTerms(ReadyTerms):
     """Terms that take numbers by one product with a matrix; arrays term by term, which is quicker for one instance."""
 
+    runs: list[Run]
+    transfers: dict[Stage, Transfers]
     names: tuple[str, ...]
     tables: dict[tuple[bool, ...], _Table]
 
-    def timings(self, values: Mapping[str, Number]) -> Timings:
+    def timings(self, values: Mapping[str, Number]) -> Stages:
         """Return the timing of every stage; those of ``planner.manifest.terms.timings`` but for rounding."""
         if not self:
             return {}
@@ -88,7 +94,7 @@ class PreparedTerms(StackedTerms):
         table = self.tables.get(running)
         if table is None:
             at_work = {name for name, runs in zip(self.names, running, strict=True) if runs}
-            table = self.tables[running] = _table(self.stages, self.names, at_work)
+            table = self.tables[running] = _table(self, at_work)
         product: list[float] = (table.matrix @ np.array(point)).tolist()
         return {stage: rows.timing(product) for stage, rows in table.stages}
 
@@ -104,63 +110,54 @@ def prepared(cost: StepCost) -> StepCost:
 
 
 def _prepare(terms: tuple[Term, ...]) -> PreparedTerms:
-    stacked = stack(terms)
-    if stacked.shape:
+    result = PreparedTerms(terms)
+    result.runs, result.transfers = runs_of(result)
+    every = list(_forms_of(result))
+    if any(np.ndim(value) for form in every for value in form.values()):
         raise ValueError("terms of many instances are stacked, not prepared")
-    result = PreparedTerms(stacked)
-    result.stages, result.shape, result.launches = stacked.stages, stacked.shape, stacked.launches
-    every = _forms_of(result.stages)
+    result.launches = launches_per_layer(result)
     result.names = tuple(sorted({name for form in every for name in form} | {"one"}))
     result.tables = {}
     return result
 
 
-def _forms_of(stages: Mapping[Stage, StageTerms]) -> Iterator[Form]:
-    for own in stages.values():
-        for kernels in own.kernels:
-            yield from (kernels.compute, kernels.moved)
-        yield from (coefficients for coefficients, _ in own.movers.values())
-        yield from (payload for transfer in own.transfers for _, payload in transfer.protocols)
+def _forms_of(terms: PreparedTerms) -> Iterator[Form]:
+    for run in terms.runs:
+        yield from (*run.compute, *run.moved, run.compute_sum, run.memory)
+    for sent in terms.transfers.values():
+        yield from (sent.only, *(protocol for each in sent.fastest for protocol in each))
 
 
-def _table(stages: Mapping[Stage, StageTerms], names: tuple[str, ...], at_work: set[str]) -> _Table:
+def _table(terms: PreparedTerms, at_work: set[str]) -> _Table:
     forms = _Forms()
-    rows = [(stage, _stage_rows(own, forms, at_work)) for stage, own in stages.items()]
-    matrix = np.array([[float(form.get(name, 0.0)) for name in names] for form in forms.rows])
+    rows = [
+        (stage, _stage_rows([run for run in terms.runs if run.stage == stage], sent, forms, at_work))
+        for stage, sent in terms.transfers.items()
+    ]
+    matrix = np.array([[float(form.get(name, 0.0)) for name in terms.names] for form in forms.rows])
     return _Table(matrix, rows)
 
 
-def _stage_rows(own: StageTerms, forms: _Forms, at_work: set[str]) -> _StageRows:
-    kernels = [each for each in own.kernels if not at_work.isdisjoint(each.gate)]
-    movers = [mover for names, mover in own.movers.items() if not at_work.isdisjoint(names)]
-    transfers = [[_added([payload, {"one": latency}]) for latency, payload in each.protocols] for each in own.transfers]
-    only = [protocols[0] for protocols in transfers if len(protocols) == 1]
-    floors = sum(each.floors for each in kernels) + sum(each for _, each in movers)
-    moved: list[Form] = [coefficients for coefficients, _ in movers]
+def _stage_rows(runs: list[Run], sent: Transfers, forms: _Forms, at_work: set[str]) -> _StageRows:
+    runs = [run for run in runs if not at_work.isdisjoint(run.gate)]
+    moved = [form for run in runs for form in run.moved]
     return _StageRows(
         sums=forms.add(
             [
-                _added([*(each.serial_moved for each in kernels), *moved]),
-                _added([{"one": floors}, *only]),
-                _added([*(each.demand for each in kernels), *moved]),
-                _added([each.serial_compute for each in kernels]),
+                _added(run.memory for run in runs),
+                _added([{"one": sum(run.floors for run in runs)}, sent.only]),
+                _added([*(run.memory for run in runs), *moved]),
+                _added(run.compute_sum for run in runs),
             ]
         ),
-        compute=forms.add(row for each in kernels for row in _split(each.compute, each.count)),
-        moved=forms.add(row for each in kernels for row in _split(each.moved, each.count)),
-        transfers=[forms.add(protocols) for protocols in transfers if len(protocols) > 1],
+        compute=forms.add(form for run in runs for form in run.compute),
+        moved=forms.add(moved),
+        transfers=[forms.add(protocols) for protocols in sent.fastest],
     )
 
 
-def _split(form: Form, count: int) -> Iterator[Form]:
-    """Return the forms of kernels, one each, out of columns [kernels, 1]."""
-    for row in range(count):
-        yield {name: np.asarray(column)[row, 0] for name, column in form.items()}
-
-
-def _added(forms: Iterable[Form]) -> dict[str, Number]:
-    total: dict[str, Number] = {}
+def _added(forms: Iterable[Form]) -> Form:
+    total: Form = {}
     for form in forms:
-        for name, value in form.items():
-            total[name] = total.get(name, 0.0) + value
+        total = added(total, form)
     return total

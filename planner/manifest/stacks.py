@@ -1,173 +1,254 @@
 """Terms of many instances side by side: the same seconds as term by term, with a tenth of the array operations.
 
-What of a term does not depend on the load is divided out once (``stack``); kernels of one stage stand in one
-array, [kernels, instances], so that a stage's duration on a share of the cores is a handful of operations
-however many kernels it has. Kernels that only move memory and have the same variables are one term.
+What of a term does not depend on the load is divided out once (``stack``). What is left are linear forms of the
+variables: seconds that a kernel computes, and seconds that it keeps the memory busy. Kernels that have work
+under the same condition (their gate) form a block, one below the other, whatever their stage: an evaluation
+fills one array, [compute or memory, kernels, points], block by block, and stages are slices of it.
 """
 
-import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.manifest.runs import Run, Transfers, runs_of
 from planner.manifest.terms import (
-    CommunicationTerm,
-    ComputeTerm,
     Form,
     Number,
     Stage,
-    StageTiming,
+    Stages,
     StepCost,
     Term,
-    Timings,
-    form,
     launches_per_layer,
-    smaller,
     timings,
 )
 
 Array = NDArray[np.float64]
 
-
-@dataclass(frozen=True, slots=True)
-class _Kernels:
-    """Kernels of one stage whose forms have the same variables; seconds per unit of each variable.
-
-    A kernel takes max(c, m) + serial min(c, m) + floor = max((1 - s) c, (1 - s) m) + s c + s m + floor: the first two
-    kernel by kernel, [kernels, instances or 1], the others of all kernels together.
-    """
-
-    gate: tuple[str, ...]
-    """Where none of these is above 0 there is no work, and nothing is launched."""
-    compute: Form
-    moved: Form
-    serial_compute: Form
-    serial_moved: Form
-    demand: Form
-    floors: float
-    count: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Transfer:
-    """Seconds per unit of each variable and latency, by protocol."""
-
-    protocols: tuple[tuple[Number, Form], ...]
+# Stages that a stream runs one after the other stand side by side: together they are one slice.
+_ORDER: tuple[Stage, ...] = (
+    "dense",
+    "attention",
+    "gate",
+    "dispatch",
+    "combine",
+    "shared",
+    "experts",
+    "head",
+    "draft",
+)
 
 
 @dataclass(slots=True)
-class StageTerms:
-    """What a stage runs: kernels that compute, kernels that only move memory, and transfers."""
+class _Block:
+    """Runs behind one gate as arrays; the coefficients of a variable are [compute or memory, forms, instances or 1]."""
 
-    kernels: list[_Kernels] = field(default_factory=list)
-    movers: dict[tuple[str, ...], tuple[dict[str, Number], float]] = field(default_factory=dict)
-    """By variables: memory seconds per unit of each, and the floors of all kernels together."""
-    transfers: list[_Transfer] = field(default_factory=list)
+    gate: tuple[str, ...]
+    rows: slice
+    """Of the kernels of all blocks."""
+    kernels: dict[str, Array]
+    runs: slice
+    """Of the runs of all blocks."""
+    sums: dict[str, Array]
+    floors: list[float]
+    """By run."""
 
 
-class StackedTerms(tuple[Term, ...]):
-    """Terms ready to be evaluated on arrays."""
+@dataclass(slots=True)
+class _Place:
+    """Where a stage's kernels and runs stand, and what it sends."""
 
-    stages: Mapping[Stage, StageTerms]
-    shape: tuple[int, ...]
-    """Broadcast shape of all coefficients."""
+    rows: slice
+    runs: slice
+    transfers: Transfers
+
+
+class ReadyTerms(tuple[Term, ...]):
+    """Terms made ready for evaluation."""
+
     launches: Mapping[Stage, float]
 
-    def timings(self, values: Mapping[str, Number]) -> Timings:
+    def timings(self, values: Mapping[str, Number]) -> Stages:
+        """Return the timing of every stage at variables of one broadcast shape."""
+        raise NotImplementedError
+
+
+class StackedTerms(ReadyTerms):
+    """Terms ready to be evaluated on arrays of instances, of loads, or of both."""
+
+    blocks: Sequence[_Block]
+    places: Mapping[Stage, _Place]
+    shape: tuple[int, ...]
+    """Broadcast shape of all coefficients."""
+
+    def timings(self, values: Mapping[str, Number]) -> Stages:
         """Return the timing of every stage at variables of one broadcast shape."""
         shape = np.broadcast_shapes(
             *{value.shape for value in values.values() if isinstance(value, np.ndarray)}, self.shape
         )
-        gates: dict[tuple[str, ...], bool] = {}
-
-        def runs(names: tuple[str, ...]) -> bool:
-            if names not in gates:
-                gates[names] = any(_positive(values[name]) for name in names)
-            return gates[names]
-
-        return {stage: _stage(own, values, shape, runs) for stage, own in self.stages.items()}
+        last = self.blocks[-1] if self.blocks else None
+        pair = np.empty((2, last.rows.stop if last else 0, *shape))
+        sums = np.empty((2, last.runs.stop if last else 0, *shape))
+        floors: list[Number] = []
+        for block in self.blocks:
+            running = _running(block.gate, values)
+            own = values if running is None else {name: value * running for name, value in values.items()}
+            if block.kernels:
+                _fill(pair[:, block.rows], block.kernels, own)
+            _fill(sums[:, block.runs], block.sums, own)
+            floors += block.floors if running is None else [each * running for each in block.floors]
+        return {
+            stage: StackedStage(
+                pair=pair,
+                rows=place.rows,
+                compute_sum=_total(sums[0, place.runs]),
+                memory=_total(sums[1, place.runs]),
+                fixed=sum(floors[place.runs], place.transfers.seconds(values)),
+            )
+            for stage, place in self.places.items()
+        }
 
     def take(self, rows: NDArray[np.int64]) -> "StackedTerms":
         """Return the same for some of the instances; the terms themselves stay those of all."""
         result = StackedTerms(self)
-        result.stages = {stage: _stage_at(own, rows) for stage, own in self.stages.items()}
+        result.blocks = [
+            replace(block, kernels=_form_at(block.kernels, rows), sums=_form_at(block.sums, rows))
+            for block in self.blocks
+        ]
+        result.places = {
+            stage: replace(place, transfers=_transfers_at(place.transfers, rows))
+            for stage, place in self.places.items()
+        }
         result.shape = (rows.size,) if self.shape else ()
         result.launches = self.launches
         return result
 
 
-def _positive(value: Number) -> bool:
-    """Whether a number, or every one of an array, exceeds 0."""
-    return bool(value.size and value.min() > 0) if isinstance(value, np.ndarray) else value > 0
-
-
-def _shapes(stages: Mapping[Stage, StageTerms]) -> Iterator[tuple[int, ...]]:
-    """Shapes of all coefficients."""
-    for own in stages.values():
-        for kernel in own.kernels:
-            yield from (np.shape(value) for each in (kernel.serial_compute, kernel.demand) for value in each.values())
-        for coefficients, _ in own.movers.values():
-            yield from (np.shape(value) for value in coefficients.values())
-        for transfer in own.transfers:
-            yield from (np.shape(latency) for latency, _ in transfer.protocols)
-
-
 @dataclass(slots=True)
-class StackedStage(StageTiming):
-    """All terms of one stage at one load; arrays are flat, [kernels, points].
+class StackedStage:
+    """All terms of one stage at one load: a slice of the kernels of all stages.
 
-    ``memory`` and ``fixed`` hold what compute does not hide, ``compute_sum`` the compute that hides no memory.
+    ``pair`` holds compute and memory seconds of each kernel times 1 - serial, of which the longer counts, [2, kernels,
+    points]; ``compute_sum`` is the compute that hides no memory, ``memory`` and ``fixed`` what no compute hides.
     """
 
-    shape: tuple[int, ...]
-    compute: Array
-    moved: Array
-    """Compute and memory seconds of each kernel times 1 - serial: of these the longer counts."""
+    pair: Array
+    rows: slice
     compute_sum: Number
-    scratch: Array
+    memory: Number
+    fixed: Number
+    _demand: Number | None = None
+
+    @property
+    def demand(self) -> Number:
+        """Seconds for which the stage would keep the memory busy."""
+        if self._demand is None:
+            moved = self.pair[1, self.rows]
+            self._demand = self.memory + _total(moved) if moved.size else self.memory
+        return self._demand
 
     def seconds(self, cores: Number = 1.0, dilation: Number = 1.0) -> Number:
         """Duration of the stage's terms one after the other on a share of the cores, memory slowed by ``dilation``."""
-        total = self.memory * _flat(dilation, self.shape) + self.fixed
-        if not self.compute.size:
-            return _shaped(total, self.shape)
-        per_core = 1.0 / _flat(cores, self.shape)
-        longer = np.multiply(self.compute, per_core, out=self.scratch)
-        if isinstance(dilation, np.ndarray) or dilation != 1.0:
-            np.maximum(longer, self.moved * _flat(dilation, self.shape), out=longer)
-        else:
-            np.maximum(longer, self.moved, out=longer)
-        return _shaped(total + longer.sum(axis=0) + self.compute_sum * per_core, self.shape)
+        alone = isinstance(dilation, float) and dilation == 1.0
+        total = self.fixed + (self.memory if alone else self.memory * dilation)
+        compute, moved = self.pair[:, self.rows]
+        if not compute.size:
+            return total + self.compute_sum / cores
+        if isinstance(cores, float) and cores == 1.0:
+            return total + self.compute_sum + _total(np.maximum(compute, moved if alone else moved * dilation))
+        per_core = 1.0 / cores
+        longer = compute * per_core
+        np.maximum(longer, moved if alone else moved * dilation, out=longer)
+        return total + self.compute_sum * per_core + _total(longer)
 
 
 def stack(terms: Iterable[Term]) -> StackedTerms:
     """Return the terms with everything divided out that does not depend on the load."""
     result = StackedTerms(terms)
-    stages: dict[Stage, StageTerms] = {}
-    alike: dict[tuple[Stage, str], list[ComputeTerm]] = {}
-    for term in result:
-        own = stages.setdefault(term.stage, StageTerms())
-        if isinstance(term, CommunicationTerm):
-            own.transfers.append(_transfer(term))
-        elif term.flops:
-            names = repr([sorted(each) for each in (term.flops, term.idle_flops, term.bytes)])
-            alike.setdefault((term.stage, names), []).append(term)
-        else:
-            _add_mover(own, term)
-    for (stage, _), kernels in alike.items():
-        stages[stage].kernels.append(_kernels(kernels))
-    result.stages, result.shape = stages, np.broadcast_shapes(*set(_shapes(stages)))
+    runs, transfers = runs_of(result)
+    ordered = _in_order(runs)
+    result.blocks = _blocks(ordered)
+    result.places = _places(ordered, transfers)
+    result.shape = np.broadcast_shapes(*set(_shapes(result)))
     result.launches = launches_per_layer(result)
     return result
 
 
+def _in_order(runs: Sequence[Run]) -> list[Run]:
+    """Return runs stage by stage, and where a stage has a run behind the gate of the one before it, that first."""
+    ordered: list[Run] = []
+    for stage in _ORDER:
+        gate = ordered[-1].gate if ordered else ()
+        ordered += sorted((run for run in runs if run.stage == stage), key=lambda run: run.gate != gate)
+    return ordered
+
+
+def _blocks(runs: Sequence[Run]) -> list[_Block]:
+    """Return neighbours behind one gate as blocks."""
+    blocks: list[_Block] = []
+    start = rows = 0
+    while start < len(runs):
+        stop = start
+        while stop < len(runs) and runs[stop].gate == runs[start].gate:
+            stop += 1
+        own = runs[start:stop]
+        kernels = [pair for run in own for pair in zip(run.compute, run.moved, strict=True)]
+        blocks.append(
+            _Block(
+                gate=runs[start].gate,
+                rows=slice(rows, rows + len(kernels)),
+                kernels=_columns(kernels),
+                runs=slice(start, stop),
+                sums=_columns([(run.compute_sum, run.memory) for run in own]),
+                floors=[run.floors for run in own],
+            )
+        )
+        start, rows = stop, rows + len(kernels)
+    return blocks
+
+
+def _columns(pairs: Sequence[tuple[Form, Form]]) -> dict[str, Array]:
+    """Return forms of compute and memory by variable: [2, forms, instances], [2, forms, 1] where all are alike."""
+    columns: dict[str, Array] = {}
+    for name in dict.fromkeys(name for pair in pairs for own in pair for name in own):
+        shapes = {np.shape(own[name]) for pair in pairs for own in pair if name in own}
+        column = columns[name] = np.zeros((2, len(pairs), *(np.broadcast_shapes((1,), *shapes))))
+        for row, pair in enumerate(pairs):
+            for part, own in enumerate(pair):
+                column[part, row] = own.get(name, 0.0)
+    return columns
+
+
+def _places(runs: Sequence[Run], transfers: Mapping[Stage, Transfers]) -> dict[Stage, _Place]:
+    """Return where each stage's kernels and runs stand, in the order in which the stages came."""
+    places: dict[Stage, _Place] = {}
+    for stage, sent in transfers.items():
+        own = [number for number, run in enumerate(runs) if run.stage == stage]
+        first, last = (own[0], own[-1] + 1) if own else (0, 0)
+        start, stop = (sum(len(run.compute) for run in runs[:number]) for number in (first, last))
+        places[stage] = _Place(slice(start, stop), slice(first, last), sent)
+    return places
+
+
+def _shapes(terms: StackedTerms) -> Iterator[tuple[int, ...]]:
+    """Shapes of all coefficients, () where they are alike for all instances."""
+    for block in terms.blocks:
+        for column in (*block.kernels.values(), *block.sums.values()):
+            yield column.shape[2:] if column.shape[-1] > 1 else ()
+    for place in terms.places.values():
+        for own in (place.transfers.only, *(protocol for each in place.transfers.fastest for protocol in each)):
+            yield from (np.shape(value) for value in own.values())
+
+
 def stacked(cost: StepCost) -> StepCost:
-    """Return the cost with all of its terms stacked: for evaluation on arrays of instances or loads."""
+    """Return the cost with its terms stacked, for evaluation on arrays of instances or loads.
+
+    Those that a step runs once, of the head and of drafts, stand together.
+    """
     return replace(
-        cost, terms=stack(cost.terms), head_terms=stack(cost.head_terms), draft_terms=stack(cost.draft_terms)
+        cost, terms=stack(cost.terms), head_terms=stack((*cost.head_terms, *cost.draft_terms)), draft_terms=()
     )
 
 
@@ -187,130 +268,69 @@ def taken(cost: StepCost, rows: NDArray[np.int64]) -> StepCost:
     return replace(cost, **changed)
 
 
-def _at(value: Number, rows: NDArray[np.int64]) -> Number:
+def _at(value: Any, rows: NDArray[np.int64]) -> Any:
     """Return the coefficients of some instances; what stands for all of them stays."""
     return value[..., rows] if isinstance(value, np.ndarray) and value.ndim and value.shape[-1] > 1 else value
 
 
-def _form_at(coefficients: Form, rows: NDArray[np.int64]) -> dict[str, Number]:
+def _form_at(coefficients: Mapping[str, Any], rows: NDArray[np.int64]) -> dict[str, Any]:
     return {name: _at(value, rows) for name, value in coefficients.items()}
 
 
-def _stage_at(own: StageTerms, rows: NDArray[np.int64]) -> StageTerms:
-    return StageTerms(
-        kernels=[
-            replace(
-                each,
-                compute=_form_at(each.compute, rows),
-                moved=_form_at(each.moved, rows),
-                serial_compute=_form_at(each.serial_compute, rows),
-                serial_moved=_form_at(each.serial_moved, rows),
-                demand=_form_at(each.demand, rows),
-            )
-            for each in own.kernels
-        ],
-        movers={names: (_form_at(coefficients, rows), floors) for names, (coefficients, floors) in own.movers.items()},
-        transfers=[
-            _Transfer(tuple((_at(latency, rows), _form_at(payload, rows)) for latency, payload in transfer.protocols))
-            for transfer in own.transfers
-        ],
-    )
+def _transfers_at(transfers: Transfers, rows: NDArray[np.int64]) -> Transfers:
+    fastest: list[list[Form]] = [[_form_at(protocol, rows) for protocol in each] for each in transfers.fastest]
+    return Transfers(_form_at(transfers.only, rows), fastest)
 
 
-def stage_timings(terms: tuple[Term, ...], values: Mapping[str, Number]) -> Timings:
-    """Return the timing of every stage, of stacked terms on arrays and of others term by term."""
-    return terms.timings(values) if isinstance(terms, StackedTerms) else timings(terms, values)
+def stage_timings(terms: tuple[Term, ...], values: Mapping[str, Number]) -> Stages:
+    """Return the timing of every stage, of ready terms by arrays and of others term by term."""
+    return terms.timings(values) if isinstance(terms, ReadyTerms) else timings(terms, values)
 
 
 def stage_launches(terms: tuple[Term, ...]) -> Mapping[Stage, float]:
     """Return the kernels launched per layer of each stage."""
-    return terms.launches if isinstance(terms, StackedTerms) else launches_per_layer(terms)
+    return terms.launches if isinstance(terms, ReadyTerms) else launches_per_layer(terms)
 
 
-def _kernels(terms: Sequence[ComputeTerm]) -> _Kernels:
-    compute = [_sum(_over(t.flops, t.flops_per_second), _over(t.idle_flops, t.flops_per_second)) for t in terms]
-    moved = [_over(t.bytes, t.bytes_per_second) for t in terms]
-    serial = [term.serial for term in terms]
-    apart = [1.0 - each for each in serial]
-    return _Kernels(
-        gate=tuple(terms[0].flops),
-        compute=_rows(compute, apart),
-        moved=_rows(moved, apart),
-        serial_compute=_weighted(compute, serial),
-        serial_moved=_weighted(moved, serial),
-        demand=_weighted(moved, [1.0] * len(terms)),
-        floors=sum(term.floor_seconds for term in terms),
-        count=len(terms),
-    )
+def _running(gate: tuple[str, ...], values: Mapping[str, Number]) -> Array | None:
+    """Return 1 where a block has work and 0 elsewhere; None where it has work everywhere."""
+    if any(_positive(values[name]) for name in gate):
+        return None
+    work: Number = 0.0
+    for name in gate:
+        work = work + values[name]
+    return np.asarray(np.asarray(work) > 0, dtype=np.float64)
 
 
-def _rows(forms: Sequence[Form], weights: Sequence[float]) -> dict[str, Number]:
-    """Weighted forms one below the other: of each variable [forms, instances], [forms, 1] where all are alike."""
-    stacked_forms: dict[str, Number] = {}
-    for name in forms[0]:
-        each = [form[name] * weight for form, weight in zip(forms, weights, strict=True)]
-        rows = np.stack([np.atleast_1d(value) for value in np.broadcast_arrays(*each)])
-        stacked_forms[name] = np.asarray(rows, dtype=np.float64)
-    return stacked_forms
+def _positive(value: Number) -> bool:
+    """Whether a number, or every one of an array, exceeds 0."""
+    return bool(value.size and value.min() > 0) if isinstance(value, np.ndarray) else value > 0
 
 
-def _weighted(forms: Sequence[Form], weights: Sequence[float]) -> dict[str, Number]:
-    """Weighted sum of forms."""
-    total: dict[str, Number] = {}
-    for own, weight in zip(forms, weights, strict=True):
-        if weight:
-            total = _sum(total, {name: value * weight for name, value in own.items()})
-    return total
-
-
-def _sum(one: Form, other: Form) -> dict[str, Number]:
-    return {
-        name: one.get(name, 0.0) + other.get(name, 0.0) for name in (*one, *(key for key in other if key not in one))
-    }
-
-
-def _add_mover(own: StageTerms, term: ComputeTerm) -> None:
-    names = tuple(sorted(term.bytes))
-    coefficients, floors = own.movers.get(names, ({}, 0.0))
-    for name, value in _over(term.bytes, term.bytes_per_second).items():
-        coefficients[name] = coefficients.get(name, 0.0) + value
-    own.movers[names] = coefficients, floors + term.floor_seconds
-
-
-def _transfer(term: CommunicationTerm) -> _Transfer:
-    return _Transfer(tuple((latency, _over(term.bytes, rate)) for latency, rate in term.protocols))
-
-
-def _over(form: Form, rate: Number) -> dict[str, Number]:
-    return {name: value / rate for name, value in form.items()}
-
-
-def _flat(value: Number, shape: tuple[int, ...]) -> Number:
-    """Return a number as it is and an array as one row of the broadcast shape."""
-    if not isinstance(value, np.ndarray) or len(shape) < 2:
-        return value
-    return np.broadcast_to(value, shape).reshape(-1)
-
-
-def _shaped(value: Number, shape: tuple[int, ...]) -> Number:
-    return value.reshape(shape) if isinstance(value, np.ndarray) and len(shape) > 1 else value
-
-
-def _fill(out: Array, coefficients: Form, values: Mapping[str, Number]) -> None:
-    """Write linear forms into ``out`` [kernels, broadcast shape]; coefficients are [kernels, instances or 1]."""
-    first = True
-    for name, coefficient in coefficients.items():
-        spread = np.reshape(coefficient, (out.shape[0], *(1,) * (out.ndim - 2), -1))
-        if first:
+def _fill(out: Array, columns: Mapping[str, Array], values: Mapping[str, Number]) -> None:
+    """Write linear forms into ``out`` [2, forms, *points]; coefficients are [2, forms, instances or 1]."""
+    filled = False
+    for name, column in columns.items():
+        depth = out.ndim - 2
+        spread = column.reshape(*column.shape[:2], *(1,) * (depth - 1), -1) if depth else column[..., 0]
+        if not filled:
             np.multiply(spread, values[name], out=out)
-            first = False
-        elif name == "one":
+        elif isinstance(values[name], float) and values[name] == 1.0:
             out += spread
         else:
             out += spread * values[name]
+        filled = True
+    if not filled:
+        out[...] = 0.0
 
 
-def joined(stages: Timings, names: tuple[Stage, ...], name: Stage) -> Timings:
+def _total(rows: Array) -> Number:
+    """Return the sum of rows, [points]."""
+    total: Array = rows[0] if len(rows) == 1 else np.add.reduce(rows)
+    return total
+
+
+def joined(stages: Stages, names: tuple[Stage, ...], name: Stage) -> Stages:
     """Return stacked stages with those of ``names`` as one, called ``name``: they run one after the other.
 
     Other stages, and those that are not stacked, stay as they are.
@@ -318,81 +338,12 @@ def joined(stages: Timings, names: tuple[Stage, ...], name: Stage) -> Timings:
     parts = [stage for key, stage in stages.items() if key in names and isinstance(stage, StackedStage)]
     if len(parts) < 2:
         return stages
-    kernels = [part for part in parts if part.compute.size]
-    compute = np.concatenate([part.compute for part in kernels]) if kernels else parts[0].compute
-    moved = np.concatenate([part.moved for part in kernels]) if kernels else parts[0].moved
+    rows = [part.rows for part in parts if part.rows.stop > part.rows.start]
     whole = StackedStage(
-        terms=[],
-        mixed=[],
-        memory=_total(part.memory for part in parts),
-        fixed=_total(part.fixed for part in parts),
-        demand=_total(part.demand for part in parts),
-        shape=parts[0].shape,
-        compute=compute,
-        moved=moved,
-        compute_sum=_total(part.compute_sum for part in parts),
-        scratch=np.empty_like(compute),
+        pair=parts[0].pair,
+        rows=slice(min(own.start for own in rows), max(own.stop for own in rows)) if rows else slice(0, 0),
+        compute_sum=sum(part.compute_sum for part in parts),
+        memory=sum(part.memory for part in parts),
+        fixed=sum(part.fixed for part in parts),
     )
     return {key: stage for key, stage in stages.items() if key not in names} | {name: whole}
-
-
-def _total(values: Iterable[Number]) -> Number:
-    total: Number = 0.0
-    for value in values:
-        total = total + value
-    return total
-
-
-Runs = Callable[[tuple[str, ...]], bool]
-
-
-def _stage(own: StageTerms, values: Mapping[str, Number], shape: tuple[int, ...], runs: Runs) -> StackedStage:
-    """Evaluate one stage. A kernel without work is not launched, as in ``planner.manifest.terms.timing``."""
-    count, points = sum(kernels.count for kernels in own.kernels), math.prod(shape)
-    compute, moved = np.empty((count, *shape)), np.empty((count, *shape))
-    fixed: Number = 0.0
-    memory: Number = 0.0
-    demand: Number = 0.0
-    compute_sum: Number = 0.0
-    start = 0
-    for kernels in own.kernels:
-        part = slice(start, start := start + kernels.count)
-        _fill(compute[part], kernels.compute, values)
-        _fill(moved[part], kernels.moved, values)
-        running: Number = 1.0
-        if not runs(kernels.gate):
-            running = np.asarray(_total(values[name] for name in kernels.gate) > 0, dtype=np.float64)
-            compute[part] *= running
-            moved[part] *= running
-        fixed = fixed + kernels.floors * running
-        compute_sum = compute_sum + form(kernels.serial_compute, values) * running
-        memory = memory + form(kernels.serial_moved, values) * running
-        demand = demand + form(kernels.demand, values) * running
-    for names, (coefficients, floors) in own.movers.items():
-        seconds = form(coefficients, values)
-        memory, demand = memory + seconds, demand + seconds
-        fixed = fixed + (floors if runs(names) else np.asarray(floors * (np.asarray(seconds) > 0), dtype=np.float64))
-    for transfer in own.transfers:
-        fixed = fixed + _transfer_seconds(transfer, values)
-    compute = compute.reshape(count, points)
-    return StackedStage(
-        terms=[],
-        mixed=[],
-        memory=_flat(memory, shape),
-        fixed=_flat(fixed, shape),
-        demand=demand,
-        shape=shape,
-        compute=compute,
-        moved=moved.reshape(count, points),
-        compute_sum=_flat(compute_sum, shape),
-        scratch=np.empty_like(compute),
-    )
-
-
-def _transfer_seconds(transfer: _Transfer, values: Mapping[str, Number]) -> Number:
-    """Seconds of the fastest protocol."""
-    best: Number | None = None
-    for latency, payload in transfer.protocols:
-        seconds = latency + form(payload, values)
-        best = seconds if best is None else smaller(best, seconds)
-    return 0.0 if best is None else best

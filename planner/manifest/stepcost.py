@@ -4,6 +4,7 @@ One formula for one step and for a million: every function takes numbers or arra
 broadcast shape.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -15,9 +16,9 @@ from planner.manifest.stacks import joined, stage_launches, stage_timings
 from planner.manifest.terms import (
     Number,
     Stage,
+    Stages,
     StepCost,
     StepLoad,
-    Timings,
     communication_seconds,
     dedicated,
     larger,
@@ -56,9 +57,9 @@ def evaluate(cost: StepCost, load: StepLoad, microbatches: int = 1) -> StepSecon
     stages = stage_timings(cost.terms, values)
     layer, share = moe_layer(cost, stages, microbatches)
     whole = values if microbatches == 1 else variables(cost, load, 1)
-    draft = draft_seconds(cost, stages, stage_timings(cost.draft_terms, whole), layer, microbatches)
+    once = {**stage_timings(cost.head_terms, whole), **stage_timings(cost.draft_terms, whole)}
+    draft, head = draft_seconds(cost, stages, once, layer, microbatches), stage_sum(once, ("head",))
     dense = cost.dense_layers * microbatches * stage_sum(stages, ("attention", "dense"))
-    head = stage_sum(stage_timings(cost.head_terms, whole), ("head",))
     last = drain(cost, stages, layer, microbatches)
     device = pipeline_seconds(cost, values, dense + cost.moe_layers * layer + last + draft + head)
     host = launches(cost, microbatches) * cost.launch_seconds
@@ -79,7 +80,7 @@ def splittable(load: StepLoad) -> bool:
     return bool(load.decode_sequences >= 2 or load.prefill_tokens >= 2)
 
 
-def moe_layer(cost: StepCost, stages: Timings, microbatches: int) -> tuple[Number, Number]:
+def moe_layer(cost: StepCost, stages: Stages, microbatches: int) -> tuple[Number, Number]:
     """Return seconds of one MoE layer for all microbatches, and the core share of attention."""
     if not cost.moe_layers:
         return 0.0, 1.0
@@ -92,7 +93,7 @@ def moe_layer(cost: StepCost, stages: Timings, microbatches: int) -> tuple[Numbe
     return overlapped_layer(cost, stages), 1.0
 
 
-def passage(cost: StepCost, stages: Timings) -> Passage:
+def passage(cost: StepCost, stages: Stages) -> Passage:
     """What one microbatch of one domain takes on attention devices and on expert devices."""
     return Passage(
         attention=stage_sum(stages, ("attention", "gate")),
@@ -102,36 +103,37 @@ def passage(cost: StepCost, stages: Timings) -> Passage:
     )
 
 
-def drain(cost: StepCost, stages: Timings, layer: Number, microbatches: int) -> Number:
+def drain(cost: StepCost, stages: Stages, layer: Number, microbatches: int) -> Number:
     """What follows the last layer of a disaggregated instance; nothing elsewhere."""
     if cost.rule != "disaggregated" or not cost.moe_layers:
         return 0.0
     return drain_seconds(passage(cost, stages), layer, microbatches)
 
 
-def stage_sum(stages: Timings, names: tuple[Stage, ...], cores: Number = 1.0, dilation: Number = 1.0) -> Number:
+def stage_sum(stages: Stages, names: tuple[Stage, ...], cores: Number = 1.0, dilation: Number = 1.0) -> Number:
     """Return the seconds of all terms of the named stages, one after the other."""
-    total: Number = 0.0
+    total: Number | None = None
     for name in names:
         if name in stages:
-            total = total + stages[name].seconds(cores, dilation)
-    return total
+            seconds = stages[name].seconds(cores, dilation)
+            total = seconds if total is None else total + seconds
+    return 0.0 if total is None else total
 
 
-def experts_seconds(cost: StepCost, stages: Timings, cores: Number = 1.0, dilation: Number = 1.0) -> Number:
+def experts_seconds(cost: StepCost, stages: Stages, cores: Number = 1.0, dilation: Number = 1.0) -> Number:
     """Routed and shared experts: in turn on one rank, side by side on dedicated ones."""
     routed = stage_sum(stages, ("experts",), cores, dilation)
     shared = stage_sum(stages, ("shared",), cores, dilation)
     return larger(routed, shared) if dedicated(cost) else routed + shared
 
 
-def expert_stream(cost: StepCost, stages: Timings, cores: Number = 1.0, dilation: Number = 1.0) -> Number:
+def expert_stream(cost: StepCost, stages: Stages, cores: Number = 1.0, dilation: Number = 1.0) -> Number:
     """Gate, dispatch, experts and combine, one after the other."""
     transfers = stage_sum(stages, ("gate", "dispatch", "combine"), cores, dilation)
     return transfers + experts_seconds(cost, stages, cores, dilation)
 
 
-def split_layer(cost: StepCost, stages: Timings) -> tuple[Number, Number]:
+def split_layer(cost: StepCost, stages: Stages) -> tuple[Number, Number]:
     """Two microbatches on two streams that partition the cores; the share of attention is chosen.
 
     Attention time falls and expert time rises with the share, so bisection over the partitions
@@ -139,16 +141,16 @@ def split_layer(cost: StepCost, stages: Timings) -> tuple[Number, Number]:
     (CloudMatrix384 section 4.2.3: 16 of 24 matrix cores for attention).
     """
     stages = joined(stages, EXPERT_STAGES[:2] + EXPERT_STAGES[4:] if dedicated(cost) else EXPERT_STAGES, "gate")
-    low: Number = 1.0
-    high: Number = cost.cores - 1.0
-    for _ in range(int(cost.cores - 1).bit_length()):
-        middle = (low + high) // 2
-        tried = middle / cost.cores
-        enough = stage_sum(stages, ("attention",), tried) <= expert_stream(cost, stages, 1 - tried)
-        low, high = either(enough, low, smaller(middle + 1, high)), either(enough, middle, high)
-    share, below = low / cost.cores, larger(low - 1, 1) / cost.cores
-    seconds, other = split_seconds(cost, stages, share), split_seconds(cost, stages, below)
-    return smaller(seconds, other), either(other < seconds, below, share)
+    below: Number = 0.0
+    """Most partitions with which attention still takes longer, so far."""
+    for step in reversed(range(int(cost.cores - 1).bit_length())):
+        tried = smaller(below + (1 << step), cost.cores - 2.0)
+        share = tried / cost.cores
+        short = stage_sum(stages, ("attention",), share) > expert_stream(cost, stages, 1 - share)
+        below = either(short, tried, below)
+    share, beside = (below + 1) / cost.cores, larger(below, 1.0) / cost.cores
+    seconds, other = split_seconds(cost, stages, share), split_seconds(cost, stages, beside)
+    return smaller(seconds, other), either(other < seconds, beside, share)
 
 
 def either(condition: bool | NDArray[np.bool_], one: Number, other: Number) -> Number:
@@ -158,19 +160,19 @@ def either(condition: bool | NDArray[np.bool_], one: Number, other: Number) -> N
     return one if condition else other
 
 
-def split_seconds(cost: StepCost, stages: Timings, share: Number) -> Number:
+def split_seconds(cost: StepCost, stages: Stages, share: Number) -> Number:
     """Seconds of a layer of two microbatches at a core share: the longer stream, at least all memory traffic."""
     attention, experts = memory_demand(cost, stages)
     return 2 * larger(larger(*split_streams(cost, stages, share)), attention + experts)
 
 
-def split_streams(cost: StepCost, stages: Timings, share: Number) -> tuple[Number, Number]:
+def split_streams(cost: StepCost, stages: Stages, share: Number) -> tuple[Number, Number]:
     """Seconds of the attention and of the expert stream of one microbatch at a core share."""
     own, other = split_dilations(cost, stages, share)
     return stage_sum(stages, ("attention",), share, own), expert_stream(cost, stages, 1 - share, other)
 
 
-def split_dilations(cost: StepCost, stages: Timings, share: Number) -> tuple[Number, Number]:
+def split_dilations(cost: StepCost, stages: Stages, share: Number) -> tuple[Number, Number]:
     """How much slower each stream reads memory beside the other: bandwidth is shared by demand.
 
     While a stream reads, the other one reads a fraction d of the time, and then each gets half,
@@ -183,7 +185,7 @@ def split_dilations(cost: StepCost, stages: Timings, share: Number) -> tuple[Num
     return 1 / (1 - other / 2), 1 / (1 - demand / 2)
 
 
-def memory_demand(cost: StepCost, stages: Timings) -> tuple[Number, Number]:
+def memory_demand(cost: StepCost, stages: Stages) -> tuple[Number, Number]:
     """Seconds for which the attention and the expert stream of one microbatch keep the memory busy.
 
     A dedicated shared expert reads another device's memory than the routed ones do.
@@ -194,7 +196,7 @@ def memory_demand(cost: StepCost, stages: Timings) -> tuple[Number, Number]:
     return attention, gate + (larger(routed, shared) if dedicated(cost) else routed + shared)
 
 
-def overlapped_layer(cost: StepCost, stages: Timings) -> Number:
+def overlapped_layer(cost: StepCost, stages: Stages) -> Number:
     """Two microbatches, compute of one beside communication of the other, in four slots."""
     total: Number = 0.0
     for compute, communication in slots(cost, stages):
@@ -202,7 +204,7 @@ def overlapped_layer(cost: StepCost, stages: Timings) -> Number:
     return total
 
 
-def slots(cost: StepCost, stages: Timings) -> list[tuple[Number, Number]]:
+def slots(cost: StepCost, stages: Stages) -> list[tuple[Number, Number]]:
     """(compute, communication) seconds of the four slots of a layer of two microbatches.
 
     Communication is slower beside compute (xLLM Table 7: 9.3 -> 12.4 ms beside it).
@@ -219,7 +221,7 @@ def slot_seconds(cost: StepCost, compute: Number, communication: Number) -> Numb
     return larger(communication, compute + cost.communication_share * communication)
 
 
-def draft_seconds(cost: StepCost, stages: Timings, drafts: Timings, layer: Number, microbatches: int) -> Number:
+def draft_seconds(cost: StepCost, stages: Stages, drafts: Stages, layer: Number, microbatches: int) -> Number:
     """MTP drafts: each runs one further layer and, on the whole batch, projection, head and sampling."""
     count = cost.queries_per_sequence - 1
     if not count:
@@ -250,7 +252,8 @@ def stage_excess(cost: StepCost) -> Number:
     1.0163934426229508
     """
     layers = max(cost.dense_layers + cost.moe_layers, 1)
-    return cost.pipeline_stages * -(-layers // cost.pipeline_stages) / layers
+    own = layers / cost.pipeline_stages
+    return cost.pipeline_stages * (np.ceil(own) if isinstance(own, np.ndarray) else math.ceil(own)) / layers
 
 
 def layer_count(cost: StepCost, stage: Stage) -> int:
@@ -265,4 +268,4 @@ def layer_count(cost: StepCost, stage: Stage) -> int:
 def launches(cost: StepCost, microbatches: int) -> int:
     """Kernels launched in one iteration of the main model."""
     layers = sum(count * layer_count(cost, stage) for stage, count in stage_launches(cost.terms).items())
-    return round(microbatches * layers + sum(stage_launches(cost.head_terms).values()))
+    return round(microbatches * layers + stage_launches(cost.head_terms).get("head", 0.0))

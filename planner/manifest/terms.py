@@ -27,7 +27,7 @@ its protocols, latency + bytes / rate.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -167,34 +167,52 @@ def variables(cost: StepCost, load: StepLoad, microbatches: int) -> dict[str, Nu
     E experts that stand in P slots: slots · (1 - (1 - k/P)^N), uniform routing.
     """
     part = 1.0 / (microbatches * cost.pipeline_stages)
-    decode = load.decode_sequences * cost.queries_per_sequence * part
-    chunk = load.prefill_tokens * part
+    decode = _times(load.decode_sequences, cost.queries_per_sequence * part)
+    chunk = _times(load.prefill_tokens, part)
     mean = load.mean_tokens * part
-    total = mean * cost.attention_ranks
     values: dict[str, Number] = {
         "one": 1.0,
         "decode": decode,
         "chunk": chunk,
-        "tokens": decode + chunk,
-        "kv": load.decode_kv_tokens * part,
-        "context": load.prefill_context_tokens * part,
-        "pairs": load.prefill_pairs * part,
-        "rows": decode + load.finishing_prompts * part,
+        "tokens": _plus(decode, chunk),
+        "kv": _times(load.decode_kv_tokens, part),
+        "context": _times(load.prefill_context_tokens, part),
+        "pairs": _times(load.prefill_pairs, part),
+        "rows": _plus(decode, _times(load.finishing_prompts, part)),
         "mean": mean,
     }
     if cost.reach_tokens:
         values |= within_reach(values, load.decode_sequences * part, cost.reach_tokens)
     if cost.experts:
-        fair = total * (cost.experts_per_token / cost.expert_ranks)
-        chosen = smaller(cost.experts_per_token / (cost.slots_per_rank * cost.expert_ranks), 1.0 - 1e-12)
-        values["fair"] = fair
-        skew, noise = fair * (cost.balance - 1.0), cost.sampling_deviations
-        busiest = fair + np.sqrt(skew * skew + noise * noise * cost.balance * fair)
-        most = total * smaller(cost.experts_per_token, cost.slots_per_rank)
-        values["routed"] = _plain(larger(smaller(busiest, most), fair))
-        values["hit"] = _plain(cost.slots_per_rank * -np.expm1(total * np.log1p(-chosen)))
-        values["shared"] = total / cost.shared_ranks if dedicated(cost) else 0.0
+        values |= of_experts(cost, mean * cost.attention_ranks)
     return values
+
+
+def of_experts(cost: StepCost, tokens: Number) -> dict[str, Number]:
+    """Return what ``tokens`` of the whole instance bring to its expert ranks: see ``variables``."""
+    fair = tokens * (cost.experts_per_token / cost.expert_ranks)
+    skew, noise = (cost.balance - 1.0) ** 2, cost.sampling_deviations**2 * cost.balance
+    busiest = fair + np.sqrt(fair * (fair * skew + noise))
+    most = tokens * smaller(cost.experts_per_token, cost.slots_per_rank)
+    chosen = smaller(cost.experts_per_token / (cost.slots_per_rank * cost.expert_ranks), 1.0 - 1e-12)
+    return {
+        "fair": fair,
+        "routed": _plain(larger(smaller(busiest, most), fair)),
+        "hit": _plain(-cost.slots_per_rank * np.expm1(tokens * np.log1p(-chosen))),
+        "shared": tokens / cost.shared_ranks if dedicated(cost) else 0.0,
+    }
+
+
+def _times(load: Number, part: Number) -> Number:
+    """Return a part of a load; what is plainly not on the step stays a plain 0, which spares arrays of zeros."""
+    return load * part if isinstance(load, np.ndarray) or load else 0.0
+
+
+def _plus(one: Number, other: Number) -> Number:
+    """Return the sum, and one of both where the other is plainly 0."""
+    if isinstance(other, np.ndarray) or other:
+        return one + other if isinstance(one, np.ndarray) or one else other
+    return one
 
 
 def within_reach(values: Mapping[str, Number], sequences: Number, reach: int) -> dict[str, Number]:
@@ -234,10 +252,11 @@ def _plain(value: Number) -> Number:
 
 def form(coefficients: Form, values: Mapping[str, Number]) -> Number:
     """Evaluate a linear form; 0 where it has no coefficient."""
-    total: Number = 0.0
+    total: Number | None = None
     for name, coefficient in coefficients.items():
-        total = total + coefficient * values[name]
-    return total
+        part = coefficient if name == "one" else coefficient * values[name]
+        total = part if total is None else total + part
+    return 0.0 if total is None else total
 
 
 @dataclass(slots=True)
@@ -317,7 +336,21 @@ class StageTiming:
         return total
 
 
+class StageSeconds(Protocol):
+    """What a stage takes at one load, however its terms were evaluated."""
+
+    @property
+    def demand(self) -> Number:
+        """Seconds for which the stage would keep the memory busy."""
+        ...
+
+    def seconds(self, cores: Number = 1.0, dilation: Number = 1.0) -> Number:
+        """Duration of the stage's terms one after the other on a share of the cores, memory slowed by ``dilation``."""
+        ...
+
+
 Timings = Mapping[Stage, StageTiming]
+Stages = Mapping[Stage, StageSeconds]
 
 
 def timings(terms: tuple[Term, ...], values: Mapping[str, Number]) -> Timings:

@@ -1,0 +1,102 @@
+"""What the terms of a stage ask for, with everything divided out that does not depend on the load.
+
+What is left are linear forms of the variables of ``planner.manifest.terms``: seconds that kernels compute, seconds
+that they keep the memory busy, and seconds of transfers. ``stacks`` evaluates them on arrays, ``prepared`` on numbers.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from planner.manifest.terms import CommunicationTerm, ComputeTerm, Form, Number, Stage, Term, form, smaller
+
+
+@dataclass(slots=True)
+class Run:
+    """What one stage computes behind one gate, in seconds per unit of each variable.
+
+    A kernel takes max(c, m) + serial min(c, m) + floor = max((1 - s) c, (1 - s) m) + s c + s m + floor: the first two
+    are ``compute`` and ``moved``, kernel by kernel; the others add up, and so does all that only moves memory.
+    """
+
+    stage: Stage
+    gate: tuple[str, ...]
+    """Where none of these is above 0 there is no work, and nothing is launched."""
+    compute: list[Form] = field(default_factory=list)
+    moved: list[Form] = field(default_factory=list)
+    compute_sum: Form = field(default_factory=dict)
+    memory: Form = field(default_factory=dict)
+    floors: float = 0.0
+
+    def add(self, term: ComputeTerm) -> None:
+        """Add a kernel."""
+        self.floors += term.floor_seconds
+        moved = over(term.bytes, term.bytes_per_second)
+        if not term.flops:
+            self.memory = added(self.memory, moved)
+            return
+        compute = added(over(term.flops, term.flops_per_second), over(term.idle_flops, term.flops_per_second))
+        if term.serial:
+            self.compute_sum = added(self.compute_sum, times(compute, term.serial))
+            self.memory = added(self.memory, times(moved, term.serial))
+        self.compute.append(times(compute, 1.0 - term.serial))
+        self.moved.append(times(moved, 1.0 - term.serial))
+
+
+@dataclass(slots=True)
+class Transfers:
+    """What one stage sends: seconds per unit of each variable, with latencies as those of ``one``."""
+
+    only: Form = field(default_factory=dict)
+    """Of all transfers that have one protocol, added up."""
+    fastest: list[list[Form]] = field(default_factory=list)
+    """Of each other transfer, by protocol."""
+
+    def add(self, term: CommunicationTerm) -> None:
+        """Add a collective or an exchange."""
+        protocols: list[Form] = [added(over(term.bytes, rate), {"one": latency}) for latency, rate in term.protocols]
+        if len(protocols) == 1:
+            self.only = added(self.only, protocols[0])
+        elif protocols:
+            self.fastest.append(protocols)
+
+    def seconds(self, values: Mapping[str, Number]) -> Number:
+        """Seconds of all transfers, each by its fastest protocol."""
+        total = form(self.only, values)
+        for protocols in self.fastest:
+            best = form(protocols[0], values)
+            for other in protocols[1:]:
+                best = smaller(best, form(other, values))
+            total = total + best
+        return total
+
+
+def runs_of(terms: Iterable[Term]) -> tuple[list[Run], dict[Stage, Transfers]]:
+    """Return what the stages of terms compute, stage by stage and gate by gate, and what each of them sends."""
+    runs: dict[tuple[Stage, tuple[str, ...]], Run] = {}
+    transfers: dict[Stage, Transfers] = {}
+    for term in terms:
+        sent = transfers.setdefault(term.stage, Transfers())
+        if isinstance(term, CommunicationTerm):
+            sent.add(term)
+            continue
+        gate = tuple(sorted(term.flops or term.bytes))
+        runs.setdefault((term.stage, gate), Run(term.stage, gate)).add(term)
+    return list(runs.values()), transfers
+
+
+def added(one: Form, other: Form) -> dict[str, Number]:
+    """Return the sum of two forms."""
+    total = dict(one)
+    for name, value in other.items():
+        total[name] = total[name] + value if name in total else value
+    return total
+
+
+def over(coefficients: Form, rate: Number) -> dict[str, Number]:
+    """Return seconds per unit of each variable at a rate."""
+    return {name: value / rate for name, value in coefficients.items()}
+
+
+def times(coefficients: Form, factor: float) -> dict[str, Number]:
+    """Return a part of a form."""
+    return {name: value * factor for name, value in coefficients.items()}
