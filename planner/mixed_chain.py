@@ -10,23 +10,21 @@ as a decode step; the distribution of the sojourn is derived here.
 
 import math
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 
-from planner.mixed_steps import Aggregate, step_seconds
+from planner.mixed_steps import StepTable
 from planner.prefill_queue import count_distribution
 from planner.queueing import Array
 
-_RUNNING_NODES = 7
-_WAITING_NODES = 18
+_UNITS_PER_STEP = 12
 _MOST_STATES = 224
 _CELLS = 20
 _MOST_STEPS = 96
 _NEGLIGIBLE = 1e-7
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PromptSteps:
     """Steps at one number of running requests, by the units of prompt that wait; arrays are [states]."""
 
@@ -35,152 +33,117 @@ class PromptSteps:
     """Units that a step computes."""
     room: float
     """Units that one rank computes in a step at most."""
+    own: Array
+    """Distribution of a prompt's units, [units]."""
+    ranks: int
+    lacking: float
+    """Units that a prompt lacks while it is computed, on average over its steps."""
 
-
-@dataclass(frozen=True)
-class Lattice:
-    """Waiting prompt tokens of all ranks in units, and the steps of an instance tabulated on it once for all rates."""
-
-    aggregate: Aggregate
-
-    @cached_property
+    @property
     def per_prompt(self) -> float:
-        """Units of a mean prompt."""
-        mean, budget = self.aggregate.mean_new_tokens, self.aggregate.budget_tokens
-        if self.aggregate.ranks == 1:
-            fine = 12 * mean / budget
-            return float(min(max(math.ceil(fine), 4 if self.varies else 1), 48))
-        fine = min(max(math.ceil(2 * mean / budget), 3 if self.varies else 1), 8)
-        most = self.aggregate.ranks * budget / mean * fine  # units that all ranks take
-        return fine / max(math.ceil(most / 160), 1)
-
-    @property
-    def varies(self) -> bool:
-        """Whether prompts differ in what there is to compute."""
-        return bool(np.ptp(self.aggregate.new_tokens) > 0)
-
-    @property
-    def unit_tokens(self) -> float:
-        """Prompt tokens of a unit."""
-        return self.aggregate.mean_new_tokens / self.per_prompt
-
-    @cached_property
-    def own(self) -> Array:
-        """Distribution of a prompt's units, [units]; on the lattice with the same mean."""
-        units = np.maximum(self.aggregate.new_tokens / self.unit_tokens, 1.0 if self.per_prompt >= 1 else 0.0)
-        low = np.floor(units + 1e-9).astype(np.intp)
-        part = units - low
-        found = np.bincount(low, self.aggregate.prompts.weights * (1 - part), minlength=int(low.max()) + 2)
-        return np.asarray(found + np.bincount(low + 1, self.aggregate.prompts.weights * part, minlength=found.size))
-
-    @cached_property
-    def running(self) -> Array:
-        """Numbers of running requests at which steps are tabulated, [nodes]."""
-        most = self.aggregate.most
-        return np.unique(np.append(0.0, np.geomspace(min(1.0, most / 2), most, _RUNNING_NODES - 1)))
-
-    @cached_property
-    def table(self) -> tuple[Array, Array]:
-        """(seconds, units taken) at the nodes, [running, states]."""
-        states = np.arange(float(_MOST_STATES))
-        nodes = np.unique(np.round(np.append(0.0, np.geomspace(1.0, states[-1], _WAITING_NODES))))
-        taken, busiest = (
-            np.stack(rows) for rows in zip(*(self._dealt(states, float(n)) for n in self.running), strict=True)
-        )
-        chosen = nodes.astype(np.intp)
-        seconds = step_seconds(
-            self.aggregate,
-            self.running[:, None],
-            busiest[:, chosen] * self.unit_tokens,
-            taken[:, chosen] * self.unit_tokens,
-        )
-        rows = [
-            np.interp(busiest[row], *_rising(busiest[row, chosen], seconds[row]))
-            if self.aggregate.ranks == 1
-            else np.interp(states, nodes, seconds[row])
-            for row in range(self.running.size)
-        ]
-        return np.maximum.accumulate(np.stack(rows), axis=1), taken
-
-    def _dealt(self, states: Array, running: float) -> tuple[Array, Array]:
-        """(units computed on all ranks, on the busiest) in steps with so many waiting, each [states]."""
-        room = float(self.aggregate.room(np.array(running))) / self.unit_tokens
-        if self.aggregate.ranks == 1:
-            taken = np.minimum(states, room)
-            return taken, taken
-        return dealt_units(self.aggregate, self.unit_tokens, states, room)
-
-    def at(self, running: float) -> PromptSteps:
-        """Return the steps with so many running requests, interpolated."""
-        seconds, taken = self.table
-        place = float(np.interp(running, self.running, np.arange(self.running.size)))
-        low = min(int(place), self.running.size - 2)
-        part = place - low
-        room = float(self.aggregate.room(np.array(running))) / self.unit_tokens
-        return PromptSteps(
-            seconds=seconds[low] * (1 - part) + seconds[low + 1] * part,
-            takes=taken[low] * (1 - part) + taken[low + 1] * part,
-            room=room,
-        )
+        """Units of a prompt, on average."""
+        return float(self.own @ np.arange(self.own.size))
 
 
-def _rising(places: Array, seconds: Array) -> tuple[Array, Array]:
-    """Return the nodes once each."""
-    kept, first = np.unique(places, return_index=True)
-    return kept, seconds[first]
+def prompt_steps(table: StepTable, running: float, rate: float) -> PromptSteps:
+    """Return the steps of an instance with so many running requests."""
+    room = float(table.aggregate.room(np.array(running)))
+    if table.aggregate.ranks == 1:
+        return _single_rank(table, running, room)
+    return _several_ranks(table, running, room, rate)
 
 
-def dealt_units(aggregate: Aggregate, unit_tokens: float, states: Array, room: float) -> tuple[Array, Array]:
-    """Units that a step computes on all ranks and on the busiest, [states] each, prompts dealt over ranks at random.
+def _single_rank(table: StepTable, running: float, room: float) -> PromptSteps:
+    """One rank: units are tokens, some dozens to a step; a step takes parts of several prompts, up to its room."""
+    aggregate = table.aggregate
+    fine = math.ceil(_UNITS_PER_STEP * aggregate.mean_new_tokens / aggregate.budget_tokens)
+    per_prompt = min(max(fine, 4 if np.ptp(aggregate.new_tokens) > 0 else 1), 4 * _UNITS_PER_STEP)
+    unit = aggregate.mean_new_tokens / per_prompt
+    taken = np.minimum(np.arange(float(_MOST_STATES)), room / unit)
+    own = on_lattice(np.maximum(aggregate.new_tokens / unit, 1.0), aggregate.prompts.weights)
+    return PromptSteps(
+        seconds=table.seconds(running, taken * unit, taken * unit),
+        takes=taken,
+        room=room / unit,
+        own=own,
+        ranks=1,
+        lacking=per_prompt,
+    )
 
-    A prompt that is being computed lacks on average what its kind lacks over its steps; the units that wait are so many
-    prompts. Each stands on a rank of its own choice, and a rank computes what it has up to its room.
+
+def on_lattice(units: Array, weights: Array) -> Array:
+    """Distribution over whole units of values between them, with the same mean; [units]."""
+    low = np.floor(units + 1e-9).astype(np.intp)
+    part = np.maximum(units - low, 0.0)
+    size = int(low.max()) + 2
+    found = np.bincount(low, weights * (1 - part), size) + np.bincount(low + 1, weights * part, size)
+    return np.asarray(found, dtype=np.float64)
+
+
+def _several_ranks(table: StepTable, running: float, room: float, rate: float) -> PromptSteps:
+    """Several ranks: units are parts of prompts, one to a step; each prompt has a rank of its own while there is one.
+
+    Given the parts that wait, so many prompts lack 1, 2, ... parts as of independent Poisson numbers, which they are
+    as long as no prompt waits for another: E[N_s | j] = a_s P(j - s) / P(j).
     """
-    ranks = aggregate.ranks
-    new = aggregate.new_tokens / unit_tokens
-    weights = aggregate.prompts.weights
-    parts = np.maximum(np.ceil(new / room - 1e-9), 1.0)
-    lacking = new - room * (parts - 1) / 2  # of a prompt, averaged over its steps
-    shares = weights * parts / float(weights @ parts)
-    mean = float(lacking @ shares)
-    prompts = np.maximum(states / mean, np.minimum(states, 1.0))
-    each = np.where(prompts > 0, states / np.maximum(prompts, 1e-9), 0.0)
-    counts = np.arange(0.0, 7.0)
-    chances = _chances(prompts, 1 / ranks, counts)  # [states, counts]
-    taken = ranks * (chances * np.minimum(counts * each[:, None], room)).sum(axis=1)
-    taken = np.minimum(taken, states)
-    # The busiest rank: the largest of so many parts, or of the ranks that hold several.
-    last = new - room * (parts - 1)
-    sizes = np.concatenate([np.full(new.size, room), last])
-    likely = np.concatenate([shares * (1 - 1 / parts), shares / parts])
+    aggregate = table.aggregate
+    new, weights, ranks = aggregate.new_tokens, aggregate.prompts.weights, float(aggregate.ranks)
+    parts = np.minimum(np.maximum(np.ceil(new / room - 1e-9), 1.0), 4.0 * _UNITS_PER_STEP)
+    last = np.minimum(new - room * (parts - 1), room)
+    own = on_lattice(parts, weights)
+    states = np.arange(float(_MOST_STATES))
+    step = float(table.seconds(running, np.array([min(float(new @ weights), room)]), np.array([0.0]))[0])
+    prompts, lasts, all_last = _stages(own, max(rate * step, 1e-3))
+    fits = max(room / float(last @ weights), 1.0) if parts.max() == 1 else 1.0
+    busy = np.minimum(prompts, ranks)
+    taken = np.minimum(np.minimum(prompts, ranks * fits), states)
+    share = np.where(prompts > 0, taken / np.maximum(prompts, 1e-9), 0.0)
+    each = np.maximum(np.ceil(prompts / ranks - 1e-9), 1.0)
+    longest = np.minimum(_largest(last, weights, np.maximum(busy, 1.0)) * np.minimum(each, fits), room)
+    busiest = np.where(states > 0, all_last * longest + (1 - all_last) * room, 0.0)
+    total = share * (lasts * float(last @ weights) + (prompts - lasts) * room)
+    return PromptSteps(
+        seconds=table.seconds(running, busiest, np.maximum(total, busiest)),
+        takes=taken,
+        room=fits,
+        own=own,
+        ranks=aggregate.ranks,
+        lacking=float(weights @ (parts * (parts + 1) / 2)) / float(weights @ parts),
+    )
+
+
+def _stages(own: Array, came: float) -> tuple[Array, Array, Array]:
+    """(prompts, prompts that lack one part only, chance that all do) given the parts that wait, each [states].
+
+    Ref: H. H. Panjer, ASTIN Bulletin 12:22, 1981: j P(j) = sum over s of s a_s P(j - s).
+    """
+    rates = came * np.cumsum(own[::-1])[::-1]  # of prompts that lack s parts: those of s parts or more
+    sizes = np.arange(1, own.size)
+    logs = np.zeros(_MOST_STATES)
+    chances = np.zeros(_MOST_STATES)  # scaled: chances[j] · exp(logs[j])
+    chances[0] = 1.0
+    for j in range(1, _MOST_STATES):
+        reach = sizes[sizes <= j]
+        back = chances[j - reach] * np.exp(logs[j - reach] - logs[j - 1])
+        value = float((reach * rates[reach]) @ back) / j
+        logs[j] = logs[j - 1] + math.log(value)
+        chances[j] = 1.0
+    prompts, lasts = np.zeros(_MOST_STATES), np.zeros(_MOST_STATES)
+    for s in sizes:
+        given = rates[s] * np.exp(logs[:-s] - logs[s:])
+        prompts[s:] += given
+        if s == 1:
+            lasts[s:] = given
+    states = np.arange(1, _MOST_STATES)
+    only = np.append(1.0, np.exp(np.minimum(np.cumsum(np.log(rates[1] / states)) - logs[1:], 0.0)))
+    return prompts, np.minimum(lasts, prompts), only
+
+
+def _largest(sizes: Array, weights: Array, counts: Array) -> Array:
+    """Expected largest of ``counts`` sizes drawn independently, [counts]."""
     order = np.argsort(sizes)
-    sizes, likely = sizes[order], likely[order]
-    values = np.minimum(counts[:, None] * sizes[None, :], room)  # [counts, parts]
-    masses = chances[:, :, None] * likely  # [states, counts, parts]
-    flat = np.argsort(values, axis=None, kind="stable")
-    below = np.cumsum(masses.reshape(states.size, -1)[:, flat], axis=1) ** ranks
-    largest = np.diff(below, axis=1, prepend=0.0)
-    largest[:, : sizes.size] = 0.0  # no prompt at all
-    busiest = (largest @ values.ravel()[flat]) / np.maximum(largest.sum(axis=1), 1e-12)
-    busiest = np.where(states <= mean, np.minimum(states, room), np.minimum(busiest, np.minimum(states, room)))
-    return taken, np.maximum.accumulate(busiest)
-
-
-def _chances(prompts: Array, share: float, counts: Array) -> Array:
-    """Binomial probabilities of ``counts`` of so many prompts on one rank, between whole numbers mixed; last: more."""
-    low = np.floor(prompts)
-
-    def whole(number: Array) -> Array:
-        found = np.zeros((number.size, counts.size))
-        found[:, 0] = (1 - share) ** number
-        for k in range(1, counts.size):
-            left = np.maximum(number - k + 1, 0.0)
-            found[:, k] = found[:, k - 1] * left / k * share / (1 - share)
-        found[:, -1] += np.maximum(1 - found.sum(axis=1), 0.0)
-        return found
-
-    part = (prompts - low)[:, None]
-    return np.asarray(whole(low) * (1 - part) + whole(low + 1) * part)
+    below = np.minimum(np.cumsum(weights[order]), 1.0)
+    return np.diff(below[None, :] ** counts[:, None], axis=1, prepend=0.0) @ sizes[order]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,21 +158,21 @@ class PromptState:
     masses: Array
 
 
-def prompt_state(lattice: Lattice, running: float, rate: float, dispersion: float) -> PromptState | None:
+def prompt_state(table: StepTable, running: float, rate: float, dispersion: float) -> PromptState | None:
     """Return the chain's balance; None where prompts come faster than full steps compute them.
 
     ``rate`` is of the instance; counts of arrivals have ``dispersion`` times their mean as variance.
     """
-    steps = lattice.at(running)
-    states = _states(lattice, steps, rate, dispersion)
+    steps = prompt_steps(table, running, rate)
+    states = _states(steps, rate, dispersion)
     if states == 0:
         return None
-    seconds, takes = steps.seconds[:states], steps.takes[:states]
+    seconds = steps.seconds[:states]
     idle = running < 0.5  # nothing runs and nothing waits: the instance stands still
-    chances = _balance(lattice, seconds, takes, rate, dispersion, idle)
+    chances = _balance(steps, states, rate, dispersion, idle)
     working = np.append(0.0 if idle else chances[0], chances[1:])
     total = float(working.sum())
-    points, masses = _sojourn(lattice, steps, chances, rate, dispersion, idle)
+    points, masses = _sojourn(steps, chances, rate, dispersion, idle)
     return PromptState(
         mean_step_seconds=float(working @ seconds) / total,
         prompt_steps=float(chances[1:].sum()) / total,
@@ -218,42 +181,42 @@ def prompt_state(lattice: Lattice, running: float, rate: float, dispersion: floa
     )
 
 
-def _states(lattice: Lattice, steps: PromptSteps, rate: float, dispersion: float) -> int:
+def _states(steps: PromptSteps, rate: float, dispersion: float) -> int:
     """States that are all but never exceeded, by heavy traffic's decay; 0 where unstable."""
-    drift = steps.takes - rate * steps.seconds * lattice.per_prompt
+    drift = steps.takes - rate * steps.seconds * steps.per_prompt
     if drift[-1] <= 0:
         return 0
-    units = np.arange(lattice.own.size)
-    second = float(units**2 @ lattice.own) + (dispersion - 1) * lattice.per_prompt**2
+    units = np.arange(steps.own.size)
+    second = float(units**2 @ steps.own) + (dispersion - 1) * steps.per_prompt**2
     noise = rate * float(steps.seconds[-1]) * max(second, 0.1)
     settled = int(np.argmax((drift > 0) & (np.cumsum(drift[::-1] <= 0)[::-1] == 0)))
-    reach = settled + math.log(1e6) * noise / (2 * float(drift[-1])) + 3 * float(np.flatnonzero(lattice.own)[-1])
+    reach = settled + math.log(1e6) * noise / (2 * float(drift[-1])) + 3 * float(np.flatnonzero(steps.own)[-1])
     return int(min(max(reach, 16), _MOST_STATES))
 
 
-def _arrivals(lattice: Lattice, means: Array, dispersion: float, length: int) -> Array:
+def _arrivals(steps: PromptSteps, means: Array, dispersion: float, length: int) -> Array:
     """Distribution of the units that arrive with so many prompts on average, [..., length]; the rest is cut off."""
     most = float(means.max(initial=0.0))
     counts = math.ceil(most + 6 * math.sqrt(max(dispersion, 1.0) * most) + 8)
     numbers = count_distribution(np.maximum(means, 1e-12), dispersion, counts)
-    if np.count_nonzero(lattice.own) == 1:
-        step = int(np.flatnonzero(lattice.own)[0])
+    if np.count_nonzero(steps.own) == 1:
+        step = int(np.flatnonzero(steps.own)[0])
         found = np.zeros((*means.shape, max(length, (counts - 1) * step + 1)))
         found[..., : (counts - 1) * step + 1 : step] = numbers
         return found[..., :length]
-    size = 1 << (2 * length + lattice.own.size).bit_length()
-    spectrum = np.fft.rfft(lattice.own, size)
+    size = 1 << (2 * length + steps.own.size).bit_length()
+    spectrum = np.fft.rfft(steps.own, size)
     powers = spectrum[None, :] ** np.arange(counts)[:, None]
     return np.maximum(np.fft.irfft(numbers @ powers, size)[..., :length], 0.0)
 
 
-def _balance(lattice: Lattice, seconds: Array, takes: Array, rate: float, dispersion: float, idle: bool) -> Array:
+def _balance(steps: PromptSteps, states: int, rate: float, dispersion: float, idle: bool) -> Array:
     """Stationary distribution of the units that wait when a step starts, [states]."""
-    states = seconds.size
-    come = _arrivals(lattice, rate * seconds, dispersion, states)
+    seconds, takes = steps.seconds[:states], steps.takes[:states]
+    come = _arrivals(steps, rate * seconds, dispersion, states)
     if idle:
         come[0] = 0.0
-        come[0, : min(lattice.own.size, states)] = lattice.own[:states]
+        come[0, : min(steps.own.size, states)] = steps.own[:states]
     left = np.arange(states) - takes
     low = np.floor(left + 1e-9).astype(np.intp)
     part = np.clip(left - low, 0.0, 1.0)[:, None]
@@ -272,9 +235,7 @@ def _balance(lattice: Lattice, seconds: Array, takes: Array, rate: float, disper
     return np.asarray(solved / solved.sum(), dtype=np.float64)
 
 
-def _sojourn(
-    lattice: Lattice, steps: PromptSteps, chances: Array, rate: float, dispersion: float, idle: bool
-) -> tuple[Array, Array]:
+def _sojourn(steps: PromptSteps, chances: Array, rate: float, dispersion: float, idle: bool) -> tuple[Array, Array]:
     """Seconds from arrival to first token as point masses: rest of the step under way, then the steps up to the own
     last one.
     """
@@ -286,23 +247,23 @@ def _sojourn(
     busy = float(seen.sum())
     standing = float(chances[0]) / rate if idle else 0.0  # mean seconds until a prompt comes
     edges = np.linspace(0.0, float(seconds[seen > _NEGLIGIBLE * busy].max(initial=seconds[0])), _CELLS + 1)
-    ahead = _ahead(lattice, steps, seen / (busy + standing), rate, dispersion, edges)  # [cells, states]
+    ahead = _ahead(steps, seen / (busy + standing), rate, dispersion, edges)  # [cells, states]
     if standing:
         ahead[0, 0] += standing / (busy + standing)
     rest = (edges[1:] + edges[:-1]) / 2
     if standing:
         rest[0] = 0.0
-    paths = _paths(lattice, steps, rate)
+    paths = _paths(steps, rate)
     cell, waiting = np.nonzero(ahead > _NEGLIGIBLE)
     masses = ahead[cell, waiting]
-    return _own_steps(lattice, steps, paths, (rest[cell], waiting.astype(np.float64), masses), rate)
+    return _own_steps(steps, paths, (rest[cell], waiting.astype(np.float64), masses), rate)
 
 
-def _ahead(lattice: Lattice, steps: PromptSteps, seen: Array, rate: float, dispersion: float, edges: Array) -> Array:
+def _ahead(steps: PromptSteps, seen: Array, rate: float, dispersion: float, edges: Array) -> Array:
     """Joint distribution of the rest of the step under way (cells) and of the units ahead then, [cells, states]."""
     states, cells = seen.size, edges.size - 1
     width = edges[1]
-    come = _arrivals(lattice, rate * (edges[1:] + edges[:-1]) / 2, dispersion, states)  # [cells, units] by elapsed
+    come = _arrivals(steps, rate * (edges[1:] + edges[:-1]) / 2, dispersion, states)  # [cells, units] by elapsed
     found = np.zeros((cells, 2 * states))
     left = np.rint(np.maximum(np.arange(states) - steps.takes[:states], 0.0)).astype(np.intp)
     for state in np.flatnonzero(seen > _NEGLIGIBLE):
@@ -313,7 +274,7 @@ def _ahead(lattice: Lattice, steps: PromptSteps, seen: Array, rate: float, dispe
     return found[:, :states]
 
 
-def _paths(lattice: Lattice, steps: PromptSteps, rate: float) -> Array:
+def _paths(steps: PromptSteps, rate: float) -> Array:
     """Seconds of 0, 1, ... steps from a state on, as it develops on average, [steps, states]."""
     grid = np.arange(float(steps.seconds.size))
     place, total = grid, np.zeros_like(grid)
@@ -323,35 +284,31 @@ def _paths(lattice: Lattice, steps: PromptSteps, rate: float) -> Array:
         total = total + seconds
         rows.append(total)
         left = np.maximum(place - np.interp(place, grid, steps.takes), 0.0)
-        place = np.minimum(left + rate * seconds * lattice.per_prompt, grid[-1])
+        place = np.minimum(left + rate * seconds * steps.per_prompt, grid[-1])
     return np.stack(rows)
 
 
 def _own_steps(
-    lattice: Lattice, steps: PromptSteps, paths: Array, points: tuple[Array, Array, Array], rate: float
+    steps: PromptSteps, paths: Array, points: tuple[Array, Array, Array], rate: float
 ) -> tuple[Array, Array]:
     """Add the steps up to the own last one to (rest, units ahead, mass) of arrivals."""
     rest, ahead, masses = points
-    sizes = np.flatnonzero(lattice.own > 0)
+    sizes = np.flatnonzero(steps.own > 0)
     found, weights = [], []
     for size in sizes:
-        start = ahead + size + rate * rest * lattice.per_prompt
-        for before, chance in _before(lattice, steps, ahead):
-            count = np.ceil((before + size) / steps.room - 1e-6)
-            found.append(rest + _along(paths, np.clip(count, 1, _MOST_STEPS), start))
-            weights.append(masses * chance * lattice.own[size])
+        start = ahead + size + rate * rest * steps.per_prompt
+        count = np.ceil((_before(steps, ahead) + size) / steps.room - 1e-6)
+        found.append(rest + _along(paths, np.clip(count, 1, _MOST_STEPS), start))
+        weights.append(masses * steps.own[size])
     return np.concatenate(found), np.concatenate(weights)
 
 
-def _before(lattice: Lattice, steps: PromptSteps, ahead: Array) -> list[tuple[Array, Array]]:
-    """Units ahead on the own rank and how likely: all of them on one rank, those of its prompts on several."""
-    ranks = lattice.aggregate.ranks
-    if ranks == 1:
-        return [(ahead, np.ones_like(ahead))]
-    mean = min(lattice.per_prompt, float(lattice.own @ np.arange(lattice.own.size)))
-    counts = np.arange(0.0, 4.0)
-    chances = _chances(ahead / mean, 1 / ranks, counts)
-    return [(number * mean * np.ones_like(ahead), chances[:, place]) for place, number in enumerate(counts)]
+def _before(steps: PromptSteps, ahead: Array) -> Array:
+    """Units ahead on the own rank: all of them on one rank; on several, those beyond a prompt for each other rank."""
+    if steps.ranks == 1:
+        return ahead
+    others = np.floor(ahead / steps.lacking / steps.ranks)
+    return np.asarray(others * steps.lacking)
 
 
 def _along(paths: Array, count: Array, start: Array) -> Array:

@@ -9,7 +9,7 @@ chapter 3. How prompts and running requests vary together over a residence is de
 """
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
 
@@ -19,8 +19,8 @@ from planner.decode_queue import residence_variance
 from planner.deployment import Deployment
 from planner.latency import balanced_cost, tokens_per_iteration
 from planner.manifest.stacks import stacked
-from planner.mixed_chain import Lattice, PromptState, prompt_state
-from planner.mixed_steps import Aggregate
+from planner.mixed_chain import PromptState, prompt_state
+from planner.mixed_steps import Aggregate, StepTable
 from planner.prefill_queue import thinned_squared_cv
 from planner.question import Question
 from planner.queueing import Array, Latency, gamma_nodes, gamma_quantiles, independent_sum, largest_rate
@@ -69,10 +69,11 @@ class MixedQueue:
     """An aggregated instance, tabulated once for all rates."""
 
     aggregate: Aggregate
-    lattice: Lattice = field(init=False)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "lattice", Lattice(self.aggregate))
+    @cached_property
+    def table(self) -> StepTable:
+        """What steps take."""
+        return StepTable(self.aggregate)
 
     @cached_property
     def fed_per_second(self) -> float:
@@ -80,18 +81,30 @@ class MixedQueue:
 
         Infinite where the instance's places are full before.
         """
-        running, seconds, taken = self.lattice.running, *self.lattice.table
-        more = taken[:, -1] / self.lattice.per_prompt * self.aggregate.iterations.mean - running
+        running, (seconds, taken) = self.table.running, self.even
+        more = taken[:, -1] / self.aggregate.mean_new_tokens * self.aggregate.iterations.mean - running
         if more[-1] >= 0:
             return math.inf
         place = _crossing(running, -more)
-        return float(np.interp(place, running, taken[:, -1] / seconds[:, -1])) / self.lattice.per_prompt
+        return float(np.interp(place, running, taken[:, -1] / seconds[:, -1])) / self.aggregate.mean_new_tokens
+
+    @cached_property
+    def even(self) -> tuple[Array, Array]:
+        """(seconds, prompt tokens of all ranks) of steps that are alike on all ranks, [running, chunks up to full]."""
+        table, parts = self.table, np.append(0.0, np.geomspace(0.01, 1.0, 9))
+        rows = []
+        for number in table.running:
+            chunks = parts * float(self.aggregate.room(np.array(number)))
+            tokens = chunks * self.aggregate.ranks
+            rows.append((table.seconds(float(number), chunks, tokens), tokens))
+        seconds, taken = (np.stack(column) for column in zip(*rows, strict=True))
+        return seconds, taken
 
     @cached_property
     def most_per_second(self) -> float:
         """Requests per second that no queue passes: full steps, or full places with the least mean steps."""
         each, most, rate = self.aggregate.iterations.mean, self.aggregate.most, self.fed_per_second
-        low, high = 0.0, min(rate, most / (each * float(self.lattice.table[0][-1, 0])))
+        low, high = 0.0, min(rate, most / (each * float(self.table.alone[-1])))
         for _ in range(20):
             middle = (low + high) / 2
             fits = middle * each * float(self._least(middle)[-1]) <= most or math.isfinite(rate)
@@ -112,7 +125,7 @@ class MixedQueue:
     def _full_share(self, rate: float) -> float:
         """Rate over what an instance with all places taken finishes at that rate of prompts."""
         each, most = self.aggregate.iterations.mean, self.aggregate.most
-        state = prompt_state(self.lattice, most, rate, 1.0)
+        state = prompt_state(self.table, most, rate, 1.0)
         if state is None:
             return math.inf
         decoding = most - rate * _mean_sojourn(state)
@@ -120,8 +133,8 @@ class MixedQueue:
 
     def _least(self, rate: float) -> Array:
         """Least mean step time at each tabulated number of running requests, [running]; see ``least_step``."""
-        seconds, taken = self.lattice.table
-        return np.array([least_step(s, t, rate * self.lattice.per_prompt) for s, t in zip(seconds, taken, strict=True)])
+        tokens = rate * self.aggregate.mean_new_tokens
+        return np.array([least_step(seconds, taken, tokens) for seconds, taken in zip(*self.even, strict=True)])
 
     def state(self, rate_per_second: float, arrival_squared_cv: float = 1.0) -> MixedState | None:
         """Return what the instance does at a rate; None where it cannot keep up."""
@@ -132,7 +145,7 @@ class MixedQueue:
 
     def _occupied(self, rate: float, dispersion: float) -> "_Occupied | None":
         """Solve chains around the mean number of running requests, which they in turn decide."""
-        aggregate, running = self.aggregate, self.lattice.running
+        aggregate, running = self.aggregate, self.table.running
         each, most = aggregate.iterations.mean, aggregate.most
         least = self._least(rate)
         needed = rate * each * least
@@ -143,7 +156,7 @@ class MixedQueue:
             mean = min(mean, most)
             deviation = math.sqrt(max(mean, 1.0))
             places = np.unique(np.clip(mean + _SPREADS * deviation, min(1.0, most), most))
-            solved = [(n, prompt_state(self.lattice, float(n), rate, dispersion)) for n in places]
+            solved = [(n, prompt_state(self.table, float(n), rate, dispersion)) for n in places]
             kept = [(n, state) for n, state in solved if state is not None]
             if not kept:
                 return found
@@ -164,7 +177,7 @@ class MixedQueue:
         weights = occupied.weights
         states = occupied.states
         if occupied.empty > _SELDOM:
-            alone = prompt_state(self.lattice, 0.0, rate, dispersion)
+            alone = prompt_state(self.table, 0.0, rate, dispersion)
             assert alone is not None, "an instance that keeps up does so when nothing runs"
             states, weights = [*states, alone], np.append(weights * (1 - occupied.empty), occupied.empty)
         step = occupied.mean / (rate * iterations.mean)
@@ -221,7 +234,7 @@ class MixedQueue:
 
     def _alone(self, running: float) -> float:
         """Seconds of a step without prompts."""
-        return float(np.interp(running, self.lattice.running, self.lattice.table[0][:, 0]))
+        return float(np.interp(running, self.table.running, self.table.alone))
 
 
 def _crossing(places: Array, values: Array) -> float:
@@ -235,22 +248,22 @@ def _crossing(places: Array, values: Array) -> float:
     return float(np.interp(0.0, values[last - 1 : last + 1], places[last - 1 : last + 1]))
 
 
-def least_step(seconds: Array, taken: Array, units_per_second: float) -> float:
-    """Least mean step time of steps that take so many units per second on average; infinite where none do.
+def least_step(seconds: Array, taken: Array, tokens_per_second: float) -> float:
+    """Least mean step time of steps that take so many tokens per second on average; infinite where none do.
 
     Steps of any mix lie above the lower convex hull of (taken, seconds), so their mean does; the hull's crossing with
     the line of the rate is the least mean. Both arguments are [states], not falling.
     """
-    if units_per_second <= 0:
+    if tokens_per_second <= 0:
         return float(seconds[0])
-    if taken[-1] < units_per_second * seconds[-1]:
+    if taken[-1] < tokens_per_second * seconds[-1]:
         return math.inf
     # Of the line from (0, seconds[0]) to any state, the least step at this rate: seconds0 / (1 - rate · slope).
     slopes = np.diff(seconds, prepend=seconds[0])
     with np.errstate(divide="ignore", invalid="ignore"):
         slopes = np.where(taken > 0, (seconds - seconds[0]) / taken, np.inf)
-        steps = np.where(units_per_second * slopes < 1, seconds[0] / (1 - units_per_second * slopes), np.inf)
-    reached = taken >= units_per_second * steps * (1 - 1e-9)
+        steps = np.where(tokens_per_second * slopes < 1, seconds[0] / (1 - tokens_per_second * slopes), np.inf)
+    reached = taken >= tokens_per_second * steps * (1 - 1e-9)
     return float(np.min(np.where(reached, steps, np.inf))) if reached.any() else float(seconds[-1])
 
 

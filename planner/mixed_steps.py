@@ -21,6 +21,8 @@ from planner.prompts import Prompts, prompts_of
 from planner.queueing import Array
 from planner.workload import Lengths, Workload, running_kv_tokens
 
+_RUNNING_NODES, _CHUNK_NODES, _SPREAD_NODES = 8, 9, 3
+
 
 @dataclass(frozen=True, kw_only=True)
 class Aggregate:
@@ -102,6 +104,68 @@ def step_seconds(aggregate: Aggregate, running: Array, busiest: Array, total: Ar
     held = kv_of_busiest(deviations(aggregate.ranks), fullest, kv)
     without = StepLoad(decode_sequences=fullest, decode_kv_tokens=held, mean_tokens=mean)
     return np.maximum(found, _fastest(aggregate, without, fullest >= 2))
+
+
+@dataclass(frozen=True)
+class StepTable:
+    """``step_seconds`` on a grid, linear between its nodes: for queues, which ask for thousands of steps."""
+
+    aggregate: Aggregate
+
+    @cached_property
+    def running(self) -> Array:
+        """Numbers of running requests, [running]."""
+        most = self.aggregate.most
+        return np.append(0.0, np.geomspace(min(1.0, most / 2), most, _RUNNING_NODES - 1))
+
+    @cached_property
+    def chunks(self) -> Array:
+        """Prompt tokens of the busiest rank, [chunks]."""
+        budget = self.aggregate.budget_tokens
+        return np.maximum(budget * np.linspace(0.0, 1.0, _CHUNK_NODES) ** 2, min(1.0, budget / 2))
+
+    @cached_property
+    def spreads(self) -> Array:
+        """Prompt tokens of all ranks over those of the busiest, [spreads]."""
+        ranks = self.aggregate.ranks
+        return np.geomspace(1.0, ranks, _SPREAD_NODES) if ranks > 1 else np.ones(1)
+
+    @cached_property
+    def alone(self) -> Array:
+        """Seconds of steps without prompts, [running]; nothing runs in the first."""
+        zero = np.zeros(1)
+        return step_seconds(self.aggregate, self.running, zero, zero)
+
+    @cached_property
+    def mixed(self) -> Array:
+        """Seconds of steps with prompts, [running, chunks, spreads]."""
+        busiest = self.chunks[None, :, None]
+        return step_seconds(self.aggregate, self.running[:, None, None], busiest, busiest * self.spreads)
+
+    def seconds(self, running: float, busiest: Array, total: Array) -> Array:
+        """Seconds of steps with so many running requests and prompt tokens, the shape of ``busiest``."""
+        place = float(np.interp(running, self.running, np.arange(self.running.size)))
+        low = min(int(place), self.running.size - 2)
+        part = place - low
+        alone = float(self.alone[low] * (1 - part) + self.alone[low + 1] * part)
+        plane = self.mixed[low] * (1 - part) + self.mixed[low + 1] * part  # [chunks, spreads]
+        row, below = _between(self.chunks, busiest)
+        column, left = _between(self.spreads, total / np.maximum(busiest, 1e-9))
+        near, far = (
+            plane[row + step, column] * (1 - left)
+            + plane[row + step, np.minimum(column + 1, self.spreads.size - 1)] * left
+            for step in (0, 1)
+        )
+        return np.where(busiest > 0, near * (1 - below) + far * below, alone)
+
+
+def _between(nodes: Array, values: Array) -> tuple[NDArray[np.intp], Array]:
+    """Return the node at or below each value and how far beyond it the value lies, from 0 to 1."""
+    if nodes.size == 1:
+        return np.zeros(values.shape, dtype=np.intp), np.zeros(values.shape)
+    place = np.interp(values, nodes, np.arange(float(nodes.size)))
+    low = np.minimum(place.astype(np.intp), nodes.size - 2)
+    return low, place - low
 
 
 def _fastest(aggregate: Aggregate, load: StepLoad, splittable: NDArray[np.bool_]) -> Array:
