@@ -27,7 +27,7 @@ from planner.decode_candidates import (
 from planner.dominance import undominated
 from planner.imbalance import expected_maximum_normal
 from planner.latency import balanced_cost, tokens_per_iteration
-from planner.manifest.stacks import stacked
+from planner.manifest.stacks import stacked, taken
 from planner.manifest.terms import StepCost
 from planner.operating import MOST_UTILISATION, DecodeServer, PrefillServer
 from planner.prefill_candidates import (
@@ -62,6 +62,10 @@ class _DecodeTable:
     room: Floats
     compared: Floats
     """[rows, compared batches] seconds of an iteration."""
+    cost: StepCost
+    """Of more rows than these."""
+    places: Ints
+    """[rows], where they stand in the cost."""
 
 
 def decode_offers(question: Question, rows: list[Row], count: Count, transfer_seconds: float) -> list[Offer]:
@@ -112,6 +116,8 @@ def _decode_table(question: Question, group: Group, drafts: int, count: Count) -
         seconds=seconds[keep],
         room=room[keep],
         compared=compared[keep],
+        cost=cost,
+        places=keep,
     )
 
 
@@ -155,7 +161,7 @@ def _decode_server(question: Question, table: _DecodeTable, row: int, transfer_s
         requests_per_second=float(request_rate(question, deployment, batch, seconds)),
         limited_by="memory" if batch >= table.room[row] else "tpot",
     )
-    return DecodeServer(question, candidate, transfer_seconds)
+    return DecodeServer(question, candidate, transfer_seconds, partial(taken, table.cost, table.places[[row]]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,6 +179,7 @@ class _PrefillTable:
     """[rows, budgets], those of the faster pass."""
     saturated: Floats
     """[rows, budgets] prompts per second that no stream of passes exceeds."""
+    cost: StepCost
 
 
 def prefill_offers(question: Question, rows: list[Row], count: Count) -> list[Offer]:
@@ -224,7 +231,13 @@ def _prefill_table(
         if not (seconds[:, stop - 1] <= question.ttft_seconds).any():
             break
     return _PrefillTable(
-        group=group, budgets=budgets, seconds=seconds, single=single, microbatches=microbatches, saturated=saturated
+        group=group,
+        budgets=budgets,
+        seconds=seconds,
+        single=single,
+        microbatches=microbatches,
+        saturated=saturated,
+        cost=cost,
     )
 
 
@@ -330,4 +343,4 @@ def _prefill_server(question: Question, table: _PrefillTable, row: int, place: i
         pass_seconds=seconds,
         requests_per_second=prompts * ranks / seconds,
     )
-    return PrefillServer(question, candidate)
+    return PrefillServer(question, candidate, partial(taken, table.cost, np.array([row])))

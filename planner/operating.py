@@ -1,7 +1,8 @@
 """One pool at work: service times of a candidate as functions of what it holds, and its queues."""
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -99,6 +100,8 @@ class PrefillServer:
 
     question: Question
     candidate: PrefillCandidate
+    costed: Callable[[], StepCost] | None = field(default=None, repr=False, compare=False)
+    """Takes the instance's step cost out of what is costed already; without it the cost is built."""
 
     @property
     def independent(self) -> bool:
@@ -108,7 +111,9 @@ class PrefillServer:
     @cached_property
     def cost(self) -> StepCost:
         """Step cost of the instance, for many loads at once."""
-        return stacked(balanced_cost(self.candidate.deployment, self.question.balance))
+        return (
+            self.costed() if self.costed else stacked(balanced_cost(self.candidate.deployment, self.question.balance))
+        )
 
     @property
     def most_prompts(self) -> int:
@@ -186,6 +191,8 @@ class DecodeServer:
     question: Question
     candidate: DecodeCandidate
     transfer_seconds: float
+    costed: Callable[[], StepCost] | None = field(default=None, repr=False, compare=False)
+    """Takes the instance's step cost out of what is costed already; without it the cost is built."""
 
     @property
     def independent(self) -> bool:
@@ -195,7 +202,9 @@ class DecodeServer:
     @cached_property
     def cost(self) -> StepCost:
         """Step cost of the instance, for many loads at once."""
-        return stacked(balanced_cost(self.candidate.deployment, self.question.balance))
+        return (
+            self.costed() if self.costed else stacked(balanced_cost(self.candidate.deployment, self.question.balance))
+        )
 
     @property
     def most_requests(self) -> int:
