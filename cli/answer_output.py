@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from cli.answer_rows import SHOWN, Cell, Row, as_csv, shown_cells
+from cli.answer_rows import SHOWN, Row, as_csv, power_text, shown_cells
 from cli.output import print_json, stdout_console, table
 from cli.plots import Plot, check_plot, plotted
 from podplan.errors import BadInput
@@ -16,6 +16,7 @@ RIGHT = (
     "tokens/s per chip",
     "USD per M tokens",
     "power",
+    "kWh per M tokens",
     "TTFT",
     "TPOT",
 )
@@ -70,12 +71,15 @@ def write_answers(
     if json:
         print_json({"rows": [dict(row) for row in rows]})
         return
+    rows = [with_power(row) | ({"prefill": "no plan"} if row.get("feasible") is False else {}) for row in rows]
     keys = [*extra, *(key for key in SHOWN if key not in extra and any(row.get(key) is not None for row in rows))]
     names = [SHOWN.get(key, key.replace("_", "-")) for key in keys]
-    cells = [shown_cells(_told(row), keys) for row in rows]
+    cells = [shown_cells(row, keys) for row in rows]
     stdout_console().print(table(names, cells, right=[name for name in names if name in RIGHT], tight=True))
 
 
-def _told(row: Row) -> dict[str, Cell]:
-    """Return a row in which what has no plan says so."""
-    return {**row, "prefill": "no plan"} if row.get("feasible") is False else dict(row)
+def with_power(row: Row) -> Row:
+    """Return a row in which power says of what it is."""
+    watts, alone = (row.get(key) for key in ("power_watts", "chip_power_watts"))
+    power = power_text(*(float(value) if isinstance(value, int | float) else None for value in (watts, alone)))
+    return {**row, "power_watts": power or None}

@@ -8,7 +8,7 @@ from cli.search_flags import SearchInput
 from cli.search_json import strategy_text
 from planner.plan import Plan
 from planner.search import Answer
-from podplan.units import format_count, format_duration, format_rate
+from podplan.units import JOULES_PER_KWH, format_count, format_duration, format_rate
 
 Cell = str | float | int | bool | None
 Row = dict[str, Cell]
@@ -21,6 +21,7 @@ SHOWN = {
     "tokens_per_second_per_chip": "tokens/s per chip",
     "cost_per_million_tokens": "USD per M tokens",
     "power_watts": "power",
+    "energy_joules_per_million_tokens": "kWh per M tokens",
     "ttft_seconds": "TTFT",
     "tpot_seconds": "TPOT",
     "prefill": "prefill",
@@ -64,7 +65,9 @@ def plan_row(plan: Plan) -> Row:
         "output_tokens_per_second": plan.output_tokens_per_second,
         "tokens_per_second_per_chip": plan.output_tokens_per_second / plan.chips,
         "cost_per_million_tokens": plan.cost_per_million_tokens,
-        "power_watts": power_watts(plan),
+        "power_watts": plan.power_watts,
+        "chip_power_watts": plan.chip_power_watts,
+        "energy_joules_per_million_tokens": plan.joules_per_million_tokens,
         "ttft_mean_seconds": plan.ttft.mean,
         "ttft_seconds": plan.ttft.at(percentile),
         "tpot_mean_seconds": plan.tpot.mean,
@@ -72,17 +75,6 @@ def plan_row(plan: Plan) -> Row:
         "e2e_mean_seconds": plan.e2e_mean_seconds,
         **{role: f"{pool.instances} × {pool.candidate.devices}: {strategy_text(pool)}" for role, pool in plan.pools()},
     }
-
-
-def power_watts(plan: Plan) -> float | None:
-    """Return the power of the plan's chips as their makers state it; None where one does not."""
-    total = 0.0
-    for _, pool in plan.pools():
-        watts = pool.machines.hardware.power_watts_per_chip
-        if watts is None:
-            return None
-        total += watts.value * pool.chips
-    return total
 
 
 def columns_of(rows: Sequence[Mapping[str, Cell]]) -> list[str]:
@@ -104,6 +96,13 @@ def shown_cells(row: Mapping[str, Cell], keys: Sequence[str]) -> list[str]:
     return [_shown(key, row.get(key)) for key in keys]
 
 
+def power_text(watts: float | None, chip_watts: float | None) -> str:
+    """Return the power of machines, or of their chips alone where only that is stated."""
+    if watts is not None:
+        return f"{format_count(watts)}W"
+    return "" if chip_watts is None else f"{format_count(chip_watts)}W chips alone"
+
+
 def _shown(key: str, value: Cell) -> str:
     if value is None or isinstance(value, str | bool):
         return "" if value is None else str(value)
@@ -113,4 +112,6 @@ def _shown(key: str, value: Cell) -> str:
         return format_rate(float(value))
     if key == "cost_per_million_tokens":
         return f"{value:.3g}"
-    return f"{format_count(float(value))}W" if key == "power_watts" else format_count(float(value))
+    if key == "energy_joules_per_million_tokens":
+        return f"{float(value) / JOULES_PER_KWH:.3g}"
+    return format_count(float(value))

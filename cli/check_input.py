@@ -67,7 +67,7 @@ class Checked:
 def read_entry(entry: Entry) -> AskedCheck:
     """Return what a question asks; BadInput names the place in the file, and the key or flag."""
     try:
-        confidence = _confidence(entry.get("confidence"))
+        confidence = read_confidence(entry.get("confidence"))
         if entry.get("manifest") is not None:
             return AskedCheck(name=entry.name, searched=None, fixed=_fixed(entry.values), confidence=confidence)
         for needed in ("model", "hw"):
@@ -81,7 +81,8 @@ def read_entry(entry: Entry) -> AskedCheck:
         raise BadInput(f"{entry.where}: {error}" if entry.where else str(error)) from None
 
 
-def _confidence(text: str | None) -> float | None:
+def read_confidence(text: str | None) -> float | None:
+    """Return the confidence that is asked for; BadInput naming the flag."""
     if text is None:
         return None
     try:

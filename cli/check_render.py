@@ -40,7 +40,7 @@ def _row(checked: Checked, lossy: bool) -> list[str]:
         cells.get("tpot", ""),
         _confidence(verdict),
     ]
-    return [*row, _after(verdict.after_loss), _spares(verdict)] if lossy else row
+    return [*row, after_text(verdict.after_loss), spares_text(verdict)] if lossy else row
 
 
 def _margin(margin: Margin) -> str:
@@ -53,17 +53,18 @@ def _margin(margin: Margin) -> str:
 
 def _confidence(verdict: Verdict) -> str:
     asked = "" if verdict.confidence is None else f" of {verdict.confidence:g}"
-    return "" if verdict.held_confidence is None else f"{_bounded(verdict.held_confidence)}{asked}"
+    return "" if verdict.held_confidence is None else f"{bounded_text(verdict.held_confidence)}{asked}"
 
 
-def _bounded(confidence: float) -> str:
+def bounded_text(confidence: float) -> str:
     """Return a confidence in words where it lies beyond what is told apart."""
     if confidence >= 1:
         return "> 0.998"
     return "< 0.002" if confidence <= 0 else f"{confidence:.2g}"
 
 
-def _after(after: AfterLoss | None) -> str:
+def after_text(after: AfterLoss | None) -> str:
+    """Say what is gone and how much room is left then."""
     if after is None:
         return ""
     return f"{_gone(after)}: {', '.join(f'{margin.name.upper()} {_short(margin)}' for margin in after.margins)}"
@@ -77,7 +78,8 @@ def _short(margin: Margin) -> str:
     return "cannot keep up" if margin.share is None else f"{margin.share:+.1%}"
 
 
-def _spares(verdict: Verdict) -> str:
+def spares_text(verdict: Verdict) -> str:
+    """Say how many instances of each pool the rate does not need."""
     plan = verdict.plan
     if plan is None or verdict.after_loss is None:
         return ""
@@ -101,19 +103,23 @@ def _as_json(checked: Checked) -> dict[str, object]:
         "binding_limit": verdict.binding,
         "explanation": verdict.explanation,
         "question": question_json(asked.searched) if asked.searched else _fixed_json(checked),
-        "margins": [_margin_json(margin) for margin in verdict.margins],
+        "margins": [margin_json(margin) for margin in verdict.margins],
         "rate_per_second": verdict.rate_per_second,
         "confidence": verdict.confidence,
         "held_confidence": verdict.held_confidence,
-        "after_loss": after
-        and {
-            "loss": after.loss,
-            "lost_instances": after.lost.counts,
-            "feasible": after.holds,
-            "margins": [_margin_json(margin) for margin in after.margins],
-        },
+        "after_loss": after and loss_json(after),
         "best": plan_json(verdict.plan, compact=True) if verdict.plan else None,
         "wall_seconds": checked.seconds,
+    }
+
+
+def loss_json(after: AfterLoss) -> dict[str, object]:
+    """Return what is left after a loss."""
+    return {
+        "loss": after.loss,
+        "lost_instances": after.lost.counts,
+        "feasible": after.holds,
+        "margins": [margin_json(margin) for margin in after.margins],
     }
 
 
@@ -139,7 +145,8 @@ def _fixed_json(checked: Checked) -> dict[str, object]:
     }
 
 
-def _margin_json(margin: Margin) -> dict[str, object]:
+def margin_json(margin: Margin) -> dict[str, object]:
+    """Return a limit beside what is reached."""
     unit = "per_second" if margin.name == "rate" else "seconds"
     return {
         "name": margin.name,

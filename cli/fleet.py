@@ -1,35 +1,46 @@
 """`plan fleet`: several models and rates on one cluster."""
 
+import json as json_module
+import re
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
-from typing import Annotated, get_args
+from typing import Annotated
 
 import typer
 
 from cli.answer_output import Outputs, read_outputs, write_answers
-from cli.answer_rows import Row, plan_row
-from cli.flags import read_choice
-from cli.output import print_json, print_lines
+from cli.answer_rows import as_csv
+from cli.fleet_input import FleetInput, read_fleet
+from cli.fleet_render import Shown, fleet_json, fleet_lines, fleet_rows, fleet_tables, verdicts_of
+from cli.output import print_json, print_lines, stderr_console, stdout_console
 from cli.progress import progress
-from cli.question_file import Entry, read_questions
-from cli.question_options import Text, option, search_flags
-from cli.search_flags import read_search
-from cli.search_json import plan_json
-from planner.cluster import Fleet, FleetAnswer, Member, plan_cluster
-from planner.fleet import Objective
-from planner.question import Machines
+from cli.question_options import Text, option
+from cli.search_json import question_json
+from planner.cluster import FleetAnswer, plan_cluster
 from podplan.errors import BadInput, Infeasible
-from podplan.units import format_duration
+from podplan.files import write_files
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+SUMMARY = ("fleet.json", "fleet.csv")
 
 
 @app.command()
 def fleet(
     file: Annotated[Path, typer.Argument(metavar="FLEET.yaml", help="Models, rates and the cluster that they share.")],
+    objective: Annotated[
+        Text, option("--objective", "WORD", "chips, cost or throughput [the file's, or chips].")
+    ] = None,
+    survive: Annotated[
+        Text, option("--survive", "LOSS", "node or instance: every model outlives its worst [the file's].")
+    ] = None,
+    confidence: Annotated[
+        Text, option("--confidence", "C", "Hold with this confidence in the predicted times [the file's, or 0.5].")
+    ] = None,
+    out: Annotated[Text, option("--out", "DIR", "Write a manifest per model, fleet.json and fleet.csv there.")] = None,
     csv: Annotated[Text, option("--csv", "FILE", "Write a row per model as CSV, every figure in SI units.")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace the CSV where it exists.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace files where they exist.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Place several models with their rates and limits on one cluster, with the fewest chips, the least cost or growth.
@@ -37,95 +48,89 @@ def fleet(
     \b
     Examples:
       plan fleet examples/fleets/two-models.yaml
-      plan fleet fleet.yaml --csv fleet.csv
+      plan fleet examples/fleets/two-pools.yaml --survive node --out fleet/
+      plan fleet fleet.yaml --objective throughput --csv fleet.csv
 
-    The file has the flags that all models share, `models:` with those of each, and `objective:` chips, cost or
-    throughput (the largest common growth of all rates). Every model needs a rate. Exit code 3: the cluster does not
-    carry them all.
+    The file has the flags that all models share, `models:` with those of each, `objective:` chips, cost or throughput
+    (the largest common growth of all rates), `survive:`, `confidence:`, and `share_nodes:` no where no two models may
+    stand on one node. `pools:` lists machines of several kinds; then `hw:` of a model names pools, one per role, or
+    any: podplan chooses. Every model needs a rate. Exit code 3: the cluster does not carry them all.
     """
-    outputs = read_outputs(csv, None, force)
-    entries = read_questions(file, list_key="models")
-    asked = _fleet(entries, str(file))
+    outputs = replace(read_outputs(csv, None, force and out is None), force=force)
+    given = {"objective": objective, "survive": survive, "confidence": confidence}
+    asked = read_fleet(file, {key: value for key, value in given.items() if value is not None})
+    folder = _folder(out, asked, force)
     begin = perf_counter()
-    with progress(f"placing {len(asked.members)} models ..."):
-        answer = plan_cluster(asked)
-    _show(asked, answer, outputs, perf_counter() - begin, json=json)
-
-
-def _fleet(entries: list[Entry], where: str) -> Fleet:
-    """Return the fleet of a file; BadInput names the model and the key."""
-    objectives = {entry.get("objective") or "chips" for entry in entries}
-    if len(objectives) > 1:
-        raise BadInput(f"{where}: objective stands beside models and holds for all; give it once")
-    members: list[Member] = []
-    devices: dict[str, int] = {}
-    for entry in entries:
-        try:
-            for needed in ("model", "hw", "rate"):
-                others = ("rate_profile", "trace") if needed == "rate" else ()
-                if all(entry.get(key) is None for key in (needed, *others)):
-                    raise BadInput(f"{needed} is missing; every model of a fleet needs model, hw and rate")
-            values = {key: value for key, value in entry.values.items() if key != "objective"}
-            question = read_search(search_flags(values)).question
-        except BadInput as error:
-            raise BadInput(f"{entry.where}: {error}") from None
-        shared = question.prefill.budget == question.decode.budget
-        prefill, decode = _pool(question.prefill, "prefill", shared), _pool(question.decode, "decode", shared)
-        for machines in (prefill, decode):
-            if devices.setdefault(machines.budget, machines.devices) != machines.devices:
-                raise BadInput(f"{entry.where}: {machines.budget} has another size than above; give hw and size once")
-        members.append(Member(name=entry.name, question=replace(question, prefill=prefill, decode=decode)))
-    objective: Objective = read_choice(objectives.pop(), "objective", get_args(Objective))
-    return Fleet(members=tuple(members), devices=devices, objective=objective)
-
-
-def _pool(machines: Machines, role: str, shared: bool) -> Machines:
-    """Return machines whose budget names their hardware, and their role where each has its own."""
-    name = machines.hardware.name if shared else f"{role} {machines.hardware.name}"
-    return replace(machines, budget=name)
-
-
-def _show(asked: Fleet, answer: FleetAnswer, outputs: Outputs, seconds: float, *, json: bool) -> None:
-    """Print and write what was found; Infeasible where the cluster does not carry the models."""
-    rows: list[Row] = [
-        {"name": member.name, "model": member.question.model.name, **plan_row(plan)}
-        for member, plan in zip(asked.members, answer.plans, strict=False)
-    ]
-    if json:
-        print_json(_as_json(asked, answer, seconds))
+    with progress(f"placing {len(asked.fleet.members)} models ..."):
+        answer = plan_cluster(asked.fleet)
+    seconds = perf_counter() - begin
     if not answer.feasible:
+        if json:
+            print_json(fleet_json(asked, answer, None, seconds))
         raise Infeasible(
             f"the cluster does not carry the fleet (binding limit: {answer.binding_limit}): {answer.explanation}"
         )
-    if json and outputs.csv is None:
-        return
+    _show(_shown(asked, answer, seconds), outputs, folder, json=json)
+
+
+def _shown(asked: FleetInput, answer: FleetAnswer, seconds: float) -> Shown:
+    from planner.fleet_floor import fleet_floor
+
+    floor = fleet_floor(asked.fleet, answer.plans)
+    return Shown(asked=asked, answer=answer, floor=floor, verdicts=verdicts_of(asked, answer), seconds=seconds)
+
+
+def _manifest_names(asked: FleetInput) -> list[str]:
+    """Return a file for each model, named as the model is in the fleet."""
+    names = [re.sub(r"[^a-z0-9.]+", "-", member.name.lower()).strip("-.") or "model" for member in asked.fleet.members]
+    return [
+        f"{name if names.count(name) == 1 else f'{name}-{number}'}/manifest.yaml"
+        for number, name in enumerate(names, 1)
+    ]
+
+
+def _folder(out: str | None, asked: FleetInput, force: bool) -> Path | None:
+    """Return the folder to write to; BadInput before the search where something stands in the way."""
+    if out is None:
+        return None
+    folder = Path(out)
+    if folder.exists() and not folder.is_dir():
+        raise BadInput(f"--out: {out} is a file; give a folder")
+    for name in (*_manifest_names(asked), *SUMMARY):
+        if (folder / name).exists() and not force:
+            raise BadInput(f"--out: {folder / name} exists already; give --force to replace it")
+    return folder
+
+
+def _show(shown: Shown, outputs: Outputs, folder: Path | None, *, json: bool) -> None:
+    """Write the files that were asked for, and print what was found."""
+    rows = fleet_rows(shown)
+    data = fleet_json(shown.asked, shown.answer, shown, shown.seconds)
+    if folder is not None:
+        texts = _texts(shown) | {
+            "fleet.json": json_module.dumps(data, indent=2, allow_nan=False) + "\n",
+            "fleet.csv": as_csv(rows),
+        }
+        write_files({folder / name: text for name, text in texts.items()}, force=outputs.force)
+        stderr_console().print(f"wrote {', '.join(texts)} to {folder}", markup=False, soft_wrap=True)
+    write_answers(rows, outputs, None, (), quiet=True)
     if json:
-        write_answers(rows, outputs, None, ["name"], quiet=True)
+        print_json(data)
         return
-    write_answers(rows, outputs, None, ["name"])
-    used = ", ".join(f"{count} of {asked.devices[pool]} {pool}" for pool, count in answer.devices_used.items())
-    grown = f" All rates can grow {answer.growth:.3g}-fold." if asked.objective == "throughput" else ""
-    print_lines(["", f"Devices: {used}.{grown} {answer.explanation}".rstrip()])
-    print_lines([f"{answer.candidates_evaluated:,} candidates costed in {format_duration(seconds)}."])
+    for each in fleet_tables(rows):
+        stdout_console().print(each)
+        stdout_console().print()
+    print_lines(fleet_lines(shown))
 
 
-def _as_json(asked: Fleet, answer: FleetAnswer, seconds: float) -> dict[str, object]:
-    """Return the object that ``plan fleet --json`` prints."""
-    bound = answer.bound
+def _texts(shown: Shown) -> dict[str, str]:
+    """Return the manifest of every model, by the name of its file; together they stand on the machines at once."""
+    from planner.assemble import assemble
+    from planner.manifest.document import dump_manifest
+
     return {
-        "feasible": answer.feasible,
-        "objective": asked.objective,
-        "devices": dict(asked.devices),
-        "devices_used": dict(answer.devices_used),
-        "growth": answer.growth if answer.feasible else None,
-        "models": [
-            {"name": member.name, "model": member.question.model.name, "best": plan_json(plan, compact=True)}
-            for member, plan in zip(asked.members, answer.plans, strict=False)
-        ],
-        "bound": bound
-        and {"objective": bound.objective, "value": bound.value, "gap": bound.gap, "covers": bound.covers},
-        "binding_limit": answer.binding_limit,
-        "explanation": answer.explanation,
-        "candidates_evaluated": answer.candidates_evaluated,
-        "search_seconds": seconds,
+        name: dump_manifest(assemble(plan, question_json(replace(asked, question=plan.question)), places))
+        for name, plan, asked, places in zip(
+            _manifest_names(shown.asked), shown.answer.plans, shown.asked.asked, shown.floor.places, strict=True
+        )
     }

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from cli.flags import read_weights
+from cli.prices import with_prices
 from hardware.loader import load_hardware
 from hardware.spec import HardwareSpec
 from models.spec import ModelSpec
@@ -12,6 +13,7 @@ from podplan.names import suggest
 from podplan.units import parse_count
 
 ROLES = ("prefill", "decode")
+FIGURES = ("--price", "--power")
 # Beyond any published serving cluster; the grid of instance sizes grows with it.
 MOST_DEVICES = 16_384
 MOST_SHOWN = 10**9  # longer counts are shortened when they are refused
@@ -26,6 +28,8 @@ class SizeFlags:
     chips: str | None = None
     devices: str | None = None
     weights: str | None = None
+    price: str | None = None
+    power: str | None = None
 
     @property
     def size(self) -> tuple[str, str] | None:
@@ -45,7 +49,7 @@ def read_machines(flags: SizeFlags, model: ModelSpec) -> tuple[Machines, Machine
 
     Raises BadInput naming the flag.
     """
-    specs = read_hardware(flags.hw)
+    specs = _priced(read_hardware(flags.hw), flags)
     sizes = _sizes(flags, specs)
     shared = specs["prefill"] is specs["decode"] and sizes.keys() == {""}
     prefill, decode = (
@@ -71,6 +75,22 @@ def read_hardware(text: str) -> dict[str, HardwareSpec]:
             raise BadInput(f"--hw: {text[:60]!r} names no hardware for {role}; add {role}=NAME")
     prefill, decode = (load_hardware(names[role]) for role in ROLES)
     return {"prefill": prefill, "decode": prefill if decode == prefill else decode}
+
+
+def _priced(specs: dict[str, HardwareSpec], flags: SizeFlags) -> dict[str, HardwareSpec]:
+    """Return the hardware of each role at the price and power that were given; one object stays one."""
+    given = {flag: by_role(text, flag) for flag, text in (("--price", flags.price), ("--power", flags.power)) if text}
+    same = specs["prefill"] is specs["decode"]
+    for flag, texts in given.items():
+        if same and "" not in texts:
+            raise BadInput(f"{flag}: both roles run on {specs['prefill'].name}, whose chips are alike; give one number")
+
+    def of(role: str) -> HardwareSpec:
+        price, power = (given[flag].get(role, given[flag].get("")) if flag in given else None for flag in FIGURES)
+        return with_prices(specs[role], price, power)
+
+    prefill = of("prefill")
+    return {"prefill": prefill, "decode": prefill if same else of("decode")}
 
 
 def by_role(text: str, flag: str) -> dict[str, str]:

@@ -32,13 +32,16 @@ class Entry:
         return self.values.get(field)
 
 
-def read_questions(path: Path, own_keys: Sequence[str] = (), list_key: str = "questions") -> list[Entry]:
+def read_questions(
+    path: Path, own_keys: Sequence[str] = (), list_key: str = "questions", blocks: Sequence[str] = ()
+) -> list[Entry]:
     """Return the questions of a file, in order; keys beside their list hold for all that do not give their own.
 
     Args:
         path: the YAML file.
         own_keys: keys of the command beside those of a question.
         list_key: key of the list of questions.
+        blocks: keys beside that list which the command reads itself.
 
     Raises:
         BadInput: no readable YAML, an unknown key, or a value that no flag could have, with its place.
@@ -47,7 +50,9 @@ def read_questions(path: Path, own_keys: Sequence[str] = (), list_key: str = "qu
     if not isinstance(data, dict):
         raise BadInput(f"{path}: a question file is a mapping of flags to values, such as model: deepseek-r1")
     known = (*QUESTION_KEYS, "name", *own_keys)
-    shared = _flags({key: value for key, value in data.items() if key != list_key}, known, str(path), path.parent)
+    shared = _flags(
+        {key: value for key, value in data.items() if key not in (list_key, *blocks)}, known, str(path), path.parent
+    )
     if list_key not in data:
         return [_entry(shared, str(path), path.stem)]
     rows = data[list_key]
@@ -61,6 +66,26 @@ def read_questions(path: Path, own_keys: Sequence[str] = (), list_key: str = "qu
         own = _flags(row, known, where, path.parent)
         entries.append(_entry(_merged(shared, own), where, f"{path.stem}-{number + 1}"))
     return entries
+
+
+def read_rows(path: Path, list_key: str, known: Sequence[str], most: int) -> list[tuple[str, dict[str, str]]]:
+    """Return where each row of a list stands, and the text of its flags; none where the file has no such list.
+
+    Raises BadInput as ``read_questions``.
+    """
+    data = read_yaml(path)
+    if not isinstance(data, dict) or list_key not in data:
+        return []
+    rows = data[list_key]
+    if not isinstance(rows, list) or not rows or len(rows) > most:
+        raise BadInput(f"{path}: {list_key} must be a list of 1 to {most} mappings of flags to values")
+    found = []
+    for number, row in enumerate(rows):
+        where = f"{path}: {list_key}[{number}]"
+        if not isinstance(row, dict):
+            raise BadInput(f"{where} must be a mapping of flags to values, such as hw: cm384")
+        found.append((where, _flags(row, known, where, path.parent)))
+    return found
 
 
 def _merged(shared: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:
@@ -103,7 +128,9 @@ def _text(value: object) -> str | None:
     """Return what would be typed; None for what cannot be."""
     if isinstance(value, str):
         return value
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if not isinstance(value, int | float):
         return None
     return f"{value:.17g}" if isinstance(value, float) else str(value)
 

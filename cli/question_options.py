@@ -23,6 +23,8 @@ OPTIONS: dict[str, tuple[str, str]] = {
     "nodes": ("N", "Nodes, or prefill=N,decode=N [the catalogue entry]."),
     "chips": ("N", "Chips instead of nodes."),
     "devices": ("N", "Devices instead of nodes."),
+    "price": ("USD", "Price of a chip and hour, or prefill=P,decode=P [the catalogue's]."),
+    "power": ("WATTS", "Power of a chip with its share of the machine, 1.4kW, or one per role [the catalogue's]."),
     "isl": ("TOKENS", "Mean prompt tokens [4096]."),
     "osl": ("TOKENS", "Mean output tokens [1024]."),
     "isl_cv": ("CV", "Standard deviation of prompts over their mean [0]."),

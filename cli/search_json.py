@@ -12,6 +12,7 @@ from planner.memory import Memory
 from planner.papers import Beside
 from planner.plan import Plan
 from planner.pools import DecodePool, PlannedPool, PrefillPool
+from planner.proof import Bound
 from planner.question import Question
 from planner.queueing import Latency
 from planner.search import Answer
@@ -28,7 +29,6 @@ MEMORY_KINDS = ("weights", "kv_cache", "activations", "buffers", "reserve", "cap
 
 def as_json(asked: SearchInput, answer: Answer, search_seconds: float) -> dict[str, object]:
     """Return the object that ``plan search --json`` prints."""
-    bound = answer.bound
     return {
         "question": question_json(asked),
         "assumptions": assumptions(asked, answer.best),
@@ -38,26 +38,30 @@ def as_json(asked: SearchInput, answer: Answer, search_seconds: float) -> dict[s
         "pareto": [plan_json(plan, compact=True) for plan in answer.pareto],
         "candidates_evaluated": answer.candidates_evaluated,
         "search_seconds": search_seconds,
-        "bound": bound
-        and {
-            "objective": bound.objective,
-            "value": bound.value,
-            "gap": bound.gap,
-            "covers": bound.covers,
-            "queues_solved": bound.queues_solved,
-            "pruned": [
-                {"what": each.what, "columns": each.number, "bound": each.bound, "unit": each.unit, "why": each.why}
-                for each in bound.pruned
-            ],
-        },
-        "day": day_json(over_the_day(answer.best, asked.day), _levels(answer.best))
+        "bound": bound_json(answer.bound) if answer.bound else None,
+        "day": day_json(over_the_day(answer.best, asked.day), levels_of(answer.best))
         if answer.best and asked.day
         else None,
-        "queueing": queueing_json(answer.best, _levels(answer.best)) if answer.best else None,
+        "queueing": queueing_json(answer.best, levels_of(answer.best)) if answer.best else None,
         "published": [published_json(beside) for beside in answer.published],
         "cut": {role: dict(rules) for role, rules in answer.cut.items()},
         "binding_limit": answer.binding_limit,
         "explanation": answer.explanation,
+    }
+
+
+def bound_json(bound: Bound) -> dict[str, object]:
+    """Return the best value that the covered space can reach, and what was never solved under which bound."""
+    return {
+        "objective": bound.objective,
+        "value": bound.value,
+        "gap": bound.gap,
+        "covers": bound.covers,
+        "queues_solved": bound.queues_solved,
+        "pruned": [
+            {"what": each.what, "columns": each.number, "bound": each.bound, "unit": each.unit, "why": each.why}
+            for each in bound.pruned
+        ],
     }
 
 
@@ -123,7 +127,7 @@ def _devices(question: Question) -> "dict[str, Scalar]":
 
 def plan_json(plan: Plan, *, compact: bool = False) -> dict[str, object]:
     """Return a plan; ``compact`` leaves out what takes a prediction of every operator."""
-    levels = _levels(plan)
+    levels = levels_of(plan)
     data: dict[str, object] = {
         "pools": [pool_json(plan, pool, compact=compact) for _, pool in plan.pools()],
         "nodes": plan.nodes,
@@ -141,12 +145,17 @@ def plan_json(plan: Plan, *, compact: bool = False) -> dict[str, object]:
         },
         "kv_transfer_seconds": plan.transfer_seconds,
     }
-    if plan.cost_per_million_tokens is not None:
-        data["cost_per_million_tokens"] = plan.cost_per_million_tokens
-    return data
+    figures = {
+        "cost_per_million_tokens": plan.cost_per_million_tokens,
+        "cost_per_hour": plan.cost_per_hour,
+        "power_watts": plan.power_watts,
+        "chip_power_watts": plan.chip_power_watts,
+        "energy_joules_per_million_tokens": plan.joules_per_million_tokens,
+    }
+    return data | {name: value for name, value in figures.items() if value is not None}
 
 
-def _levels(plan: Plan) -> tuple[float, ...]:
+def levels_of(plan: Plan) -> tuple[float, ...]:
     """Return the percentiles that are told: the usual ones and the question's."""
     percentile = plan.question.percentile
     return PERCENTILES if percentile in PERCENTILES else (*PERCENTILES, percentile)

@@ -16,7 +16,7 @@ from planner.pools import DecodePool, PlannedPool, PrefillPool
 from planner.proof import Bound
 from planner.search import Answer
 from planner.worked import expert_devices_lines, short_form
-from podplan.units import format_bytes, format_count, format_duration, format_rate
+from podplan.units import JOULES_PER_KWH, format_bytes, format_count, format_duration, format_rate
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -87,6 +87,7 @@ def headline(plan: Plan) -> str:
         per.append(f"{format_count(plan.output_tokens_per_second / plan.devices)} per device")
     cost = plan.cost_per_million_tokens
     price = f", {cost:.3g} USD per million" if cost is not None else ""
+    price += energy_text(plan)
     limits = f"TTFT {format_duration(question.ttft_seconds)} and TPOT {format_duration(question.tpot_seconds)}"
     return (
         f"{question.model.name}{on}: {size} serve {requests_text(plan.requests_per_second)}, "
@@ -94,6 +95,14 @@ def headline(plan: Plan) -> str:
         f"within {limits} at p{question.percentile:g}"
         f"{f', also after losing any one {question.survive}' if question.survive else ''}."
     )
+
+
+def energy_text(plan: Plan) -> str:
+    """Return the power of a plan's machines and the energy of a million tokens; of its chips alone where only that."""
+    watts, joules = plan.power_watts, plan.joules_per_million_tokens
+    if watts is not None and joules is not None:
+        return f", {format_count(watts)}W, {joules / JOULES_PER_KWH:.3g} kWh per million"
+    return f", {format_count(plan.chip_power_watts)}W in the chips alone" if plan.chip_power_watts is not None else ""
 
 
 def requests_text(per_second: float) -> str:

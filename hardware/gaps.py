@@ -62,6 +62,7 @@ def _exchange_gaps(spec: HardwareSpec) -> Iterator[Gap]:
 
 def _cost_gaps(spec: HardwareSpec) -> Iterator[Gap]:
     if spec.power_watts_per_chip is None:
-        yield Gap("power_watts_per_chip", "plans state no power")
+        instead = "plans state the power of the chips alone" if spec.chip_power_watts else "plans state no power"
+        yield Gap("power_watts_per_chip", instead)
     if spec.price_usd_per_chip_hour is None:
         yield Gap("price_usd_per_chip_hour", "plans state no cost, and cost cannot be the objective")

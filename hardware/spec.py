@@ -261,7 +261,13 @@ class HardwareSpec(Strict):
     exchanges: list[ExchangeFit]
     streams: Streams
     host: Host
-    power_watts_per_chip: Sourced | None = None
+    power_watts_per_chip: Sourced | None = Field(
+        default=None, description="a chip with its share of host, network and cooling, as far as the source counts them"
+    )
+    chip_power_watts: Sourced | None = Field(
+        default=None,
+        description="the chip alone: its thermal design power, or the largest reading where none is stated",
+    )
     price_usd_per_chip_hour: Sourced | None = None
 
     @model_validator(mode="after")

@@ -64,14 +64,21 @@ def placed(lots: Sequence[Lot], machines: Machines, devices: int) -> dict[str, l
 
     Devices are counted node by node. First fit by falling size, which is exact where every size divides the next.
     """
+    return placed_apart([lots], machines, devices)
+
+
+def placed_apart(groups: Sequence[Sequence[Lot]], machines: Machines, devices: int) -> dict[str, list[int]] | None:
+    """Return the same for several groups of which no two share a node."""
     floor = _Floor(machines.devices_per_node, scope_devices(machines) or devices, devices)
-    found: dict[str, list[int]] = {lot.key: [] for lot in lots}
-    for lot in sorted(lots, key=lambda lot: -lot.devices):
-        for _ in range(lot.instances):
-            first = floor.take(lot.devices)
-            if first is None:
-                return None
-            found[lot.key].append(first)
+    found: dict[str, list[int]] = {lot.key: [] for lots in groups for lot in lots}
+    for lots in groups:
+        for lot in sorted(lots, key=lambda lot: -lot.devices):
+            for _ in range(lot.instances):
+                first = floor.take(lot.devices)
+                if first is None:
+                    return None
+                found[lot.key].append(first)
+        floor.begun.clear()
     return found
 
 

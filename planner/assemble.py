@@ -1,9 +1,10 @@
 """A plan made complete: every instance on its devices, every expert in its slots, every step cost in numbers."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from hardware.spec import HardwareSpec
+from planner.alignment import Lot, placed
 from planner.assemble_pool import cache_shape, pool_content
 from planner.cache import model_cache
 from planner.expectation import busy_share, open_prediction
@@ -27,35 +28,40 @@ from planner.operating import DecodeServer
 from planner.plan import DisaggregatedPlan, Plan
 from planner.pools import PlannedPool
 from planner.question import Question
+from podplan.errors import Fault
 from podplan.version import VERSION
 
 SEED = 0
+Places = dict[str, list[int]]
+"""First device of every instance, by role."""
 
 
-def assemble(plan: Plan, question_answers: Mapping[str, Answer]) -> Manifest:
+def assemble(plan: Plan, question_answers: Mapping[str, Answer], places: Places | None = None) -> Manifest:
     """Return the manifest of a plan; the same arguments give the same manifest.
 
-    Decode instances take the first nodes, prefill instances the next. An instance of at least a node starts
-    at a node; smaller ones share nodes.
+    Without ``places`` the largest instances take the first nodes, decode before prefill of the same size. An instance
+    of at least a node starts at a node; smaller ones share nodes (``planner.alignment``).
 
     Args:
         plan: what ``planner.search`` found.
         question_answers: what was asked, as it shall stand under ``made_by``.
+        places: first device of every instance, by role, where other models stand on the same machines.
     """
     question = plan.question
-    floor = _Floor()
-    pools = []
-    for role, pool in reversed(plan.pools()):
-        name = floor.cluster_name(pool.machines.hardware, role)
-        instances = floor.place(name, role, pool)
-        pools.append(pool_content(pool, name, instances, SEED))
+    names, specs = _clusters(plan)
+    places = _places(plan, names) if places is None else places
+    placing: dict[str, list[Instance]] = {role: _instances(role, pool, places[role]) for role, pool in plan.pools()}
+    pools = [pool_content(pool, names[role], placing[role], SEED) for role, pool in reversed(plan.pools())]
     limits = ServiceLevels(
         ttft_seconds=question.ttft_seconds, tpot_seconds=question.tpot_seconds, percentile=question.percentile
     )
     return Manifest(
         manifest_version=1,
         made_by=MadeBy(podplan=VERSION, question=dict(question_answers), seed=SEED),
-        clusters=floor.clusters(),
+        clusters={
+            name: Cluster(nodes=_nodes_used(name, names, placing), sha256=spec_hash(spec), spec=spec)
+            for name, spec in specs.items()
+        },
         model=EmbeddedModel(sha256=spec_hash(question.model), spec=question.model),
         engine=_engine(question.engine),
         workload=_workload(question, plan.requests_per_second),
@@ -75,49 +81,54 @@ def _engine(engine: str) -> Engine:
     return Engine(id=name, version=version or VERSION)
 
 
-@dataclass(slots=True)
-class _Floor:
-    """Clusters by name, and the first device of each that is still free."""
+def _clusters(plan: Plan) -> tuple[dict[str, str], dict[str, HardwareSpec]]:
+    """Return the cluster of every role and the spec of every cluster.
 
-    specs: dict[str, HardwareSpec] = field(default_factory=dict)
-    free: dict[str, int] = field(default_factory=dict)
+    A cluster has its spec's name, with the role behind it where another spec has that name.
+    """
+    names: dict[str, str] = {}
+    specs: dict[str, HardwareSpec] = {}
+    for role, pool in reversed(plan.pools()):
+        spec = pool.machines.hardware
+        name = spec.name if specs.get(spec.name, spec) == spec else f"{spec.name}-{role}"
+        names[role], specs[name] = name, spec
+    return names, specs
 
-    def cluster_name(self, spec: HardwareSpec, role: str) -> str:
-        """Return the cluster of a spec: its name, with the role behind it where another spec has that name."""
-        name = spec.name
-        if name in self.specs and self.specs[name] != spec:
-            name = f"{name}-{role}"
-        self.specs[name] = spec
-        self.free.setdefault(name, 0)
-        return name
 
-    def place(self, cluster: str, role: str, pool: PlannedPool) -> list[Instance]:
-        """Return the instances of a pool on the next free devices, node-aligned."""
-        per_node, devices = pool.machines.devices_per_node, pool.candidate.devices
-        instances = []
-        for number in range(pool.instances):
-            first = self.free[cluster]
-            if first % per_node and first % per_node + devices > per_node:
-                first += -first % per_node
-            last = first + devices - 1
-            instances.append(
-                Instance(
-                    name=f"{role}-{number}",
-                    nodes=list(range(first // per_node, last // per_node + 1)),
-                    first_device=first % per_node,
-                )
-            )
-            self.free[cluster] = last + 1
-        return instances
+def _places(plan: Plan, names: Mapping[str, str]) -> Places:
+    """Return the first device of every instance of a plan that has its machines for itself."""
+    found: Places = {}
+    for name in dict.fromkeys(names.values()):
+        own = [(role, pool) for role, pool in reversed(plan.pools()) if names[role] == name]
+        budgets = {pool.machines.budget: pool.machines for _, pool in own}
+        devices = sum(machines.devices for machines in budgets.values())
+        lots = [Lot(key=role, devices=pool.candidate.devices, instances=pool.instances) for role, pool in own]
+        machines = replace(own[0][1].machines, devices=devices)
+        placing = placed(lots, machines, devices)
+        if placing is None:
+            raise Fault(f"the instances of the plan have no place on {devices} devices of {name}")
+        found |= placing
+    return found
 
-    def clusters(self) -> dict[str, Cluster]:
-        """Return the clusters with as many nodes as are used."""
-        return {
-            name: Cluster(
-                nodes=-(-self.free[name] // int(spec.devices_per_node.value)), sha256=spec_hash(spec), spec=spec
-            )
-            for name, spec in self.specs.items()
-        }
+
+def _instances(role: str, pool: PlannedPool, firsts: Sequence[int]) -> list[Instance]:
+    """Return the instances of a pool that begin at given devices."""
+    per_node, devices = pool.machines.devices_per_node, pool.candidate.devices
+    return [
+        Instance(
+            name=f"{role}-{number}",
+            nodes=list(range(first // per_node, (first + devices - 1) // per_node + 1)),
+            first_device=first % per_node,
+        )
+        for number, first in enumerate(firsts)
+    ]
+
+
+def _nodes_used(name: str, names: Mapping[str, str], placing: Mapping[str, list[Instance]]) -> int:
+    """Return the nodes of a cluster up to the last one that an instance stands on."""
+    return 1 + max(
+        node for role, instances in placing.items() if names[role] == name for one in instances for node in one.nodes
+    )
 
 
 def _workload(question: Question, requests_per_second: float) -> ManifestWorkload:

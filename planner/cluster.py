@@ -89,6 +89,11 @@ class FleetAnswer:
         """Price of all chips in USD per hour; None where one has no price."""
         return cost_per_hour(self.plans)
 
+    @property
+    def power_watts(self) -> float | None:
+        """Power of all machines; None where one states none."""
+        return power_watts(self.plans)
+
 
 @dataclass(frozen=True, slots=True)
 class Option:
@@ -139,15 +144,15 @@ def plan_cluster(fleet: Fleet) -> FleetAnswer:
         for member, plan in zip(fleet.members, predicted.plans, strict=True)
     ]
     sure = _plan(replace(fleet, members=tuple(slowed)))
+    share = sure.growth if fleet.objective == "throughput" else 1.0
+    plans = tuple(_as_predicted(plan, member, share) for plan, member in zip(sure.plans, fleet.members, strict=False))
+    told = explanation(fleet, plans, sure.growth) if plans else sure.explanation
     return replace(
         sure,
         fleet=fleet,
         candidates_evaluated=predicted.candidates_evaluated + sure.candidates_evaluated,
-        plans=tuple(
-            _as_predicted(plan, member, sure.growth if fleet.objective == "throughput" else 1.0)
-            for plan, member in zip(sure.plans, fleet.members, strict=False)
-        ),
-        explanation=f"with the confidence {fleet.confidence:g}, {sure.explanation}",
+        plans=plans,
+        explanation=f"with the confidence {fleet.confidence:g}, {told}",
     )
 
 
@@ -316,6 +321,12 @@ def cost_per_hour(plans: Sequence[Plan]) -> float | None:
     """Return the price of all chips in USD per hour; None where one has no price."""
     prices = [plan.cost_per_hour for plan in plans]
     return None if None in prices else sum(price for price in prices if price is not None)
+
+
+def power_watts(plans: Sequence[Plan]) -> float | None:
+    """Return the power of all machines; None where one states none."""
+    watts = [plan.power_watts for plan in plans]
+    return None if None in watts else sum(each for each in watts if each is not None)
 
 
 def explanation(fleet: Fleet, plans: Sequence[Plan], growth: float) -> str:

@@ -6,12 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from hardware.spec import HardwareSpec
 from planner.decode_queue import DecodeState
 from planner.operating import DecodeServer, PrefillServer, kv_transfer_seconds
 from planner.pools import DecodePool, PlannedPool, PrefillPool
 from planner.question import Question
 from planner.queueing import Latency, independent_sum
 from planner.space import Role
+from podplan.sourced import Sourced
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,13 +95,33 @@ class Plan(ABC):
     @property
     def cost_per_hour(self) -> float | None:
         """Price of all chips in USD per hour; None where a pool's chip has no price."""
-        hourly = 0.0
+        return self._of_chips(lambda hardware: hardware.price_usd_per_chip_hour)
+
+    @property
+    def power_watts(self) -> float | None:
+        """Power of all chips with their share of host, network and cooling; None where a pool's machine states none."""
+        return self._of_chips(lambda hardware: hardware.power_watts_per_chip)
+
+    @property
+    def chip_power_watts(self) -> float | None:
+        """Power of the chips alone, as they are designed for; None where a pool's machine states none."""
+        return self._of_chips(lambda hardware: hardware.chip_power_watts)
+
+    def _of_chips(self, figure: Callable[[HardwareSpec], Sourced | None]) -> float | None:
+        """Return a figure per chip times the chips, over all pools; None where one does not state it."""
+        total = 0.0
         for _, pool in self.pools():
-            price = pool.machines.hardware.price_usd_per_chip_hour
-            if price is None:
+            stated = figure(pool.machines.hardware)
+            if stated is None:
                 return None
-            hourly += price.value * pool.chips
-        return hourly
+            total += stated.value * pool.chips
+        return total
+
+    @property
+    def joules_per_million_tokens(self) -> float | None:
+        """Energy per million output tokens at the full stated power, busy or not; None where there is none."""
+        watts = self.power_watts
+        return None if watts is None else watts / self.output_tokens_per_second * 1_000_000
 
     @property
     def cost_per_million_tokens(self) -> float | None:
