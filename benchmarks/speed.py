@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -162,6 +163,8 @@ def main() -> None:
     print(f"a million empty loops, the machine just now      {loop_seconds():8.3f} s")
     print(f"plan --help, whole process                       {median_seconds(process('--help')):8.3f} s")
     main_job = median_seconds(process("deepseek-r1", "--hw", "cm384"))
+    largest = median_seconds(process("fleet", str(Path(__file__).parents[1] / "examples/fleets/two-pools.yaml")), 3)
+    print(f"plan fleet examples/fleets/two-pools.yaml                {largest:8.3f} s")
     print(f"plan deepseek-r1 --hw cm384, whole process       {main_job:8.3f} s")
     print(f"one prediction with every operator, in process   {predict_seconds() * 1000:8.3f} ms")
     count, rate = costing_rate()

@@ -95,14 +95,14 @@ def _rates(gathered: Gathered, share: float) -> Iterator[Change]:
 
 
 def _larger_pools(gathered: Gathered) -> tuple[str | None, tuple[Change, ...]]:
-    """Return the pool that binds alone, None where none does, and the sizes of pools that would hold the fleet."""
+    """Return the pools of which more would be enough, None where of none, and the sizes that hold the fleet."""
     fleet, found = gathered.fleet, []
     for pool in sorted(fleet.devices):
         size = _least_size(gathered, [pool])
         if size is not None:
             found.append((pool, _nodes_change(gathered, [pool], size)))
     if found:
-        return (found[0][0] if len(found) == 1 else None), tuple(change for _, change in found)
+        return " or ".join(pool for pool, _ in found), tuple(change for _, change in found)
     size = _least_size(gathered, sorted(fleet.devices)) if len(fleet.devices) > 1 else None
     return None, (_nodes_change(gathered, sorted(fleet.devices), size),) if size else ()
 

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from cli.exit_codes import ExitCode
+from cli.fleet_input import read_fleet
 from cli.main import main
 from cli.question_file import read_questions
 from podplan.files import read_yaml
@@ -36,3 +37,10 @@ def test_the_fleet_is_carried(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["fleet", str(path)]) == ExitCode.DONE
     shown = capsys.readouterr().out
     assert all(entry.name in shown for entry in read_questions(path, list_key="models"))
+
+
+def test_the_largest_fleet_reads_as_models_on_any_of_two_pools() -> None:
+    """It is solved in benchmarks/speed.py; here only what it asks."""
+    asked = read_fleet(EXAMPLES / "fleets" / "two-pools.yaml", {})
+    assert list(asked.fleet.devices) == ["cm384", "910b"]
+    assert all(len(member.pools) == 2 for member in asked.fleet.members)

@@ -7,6 +7,7 @@ import pytest
 
 from cli.exit_codes import ExitCode
 from cli.main import main
+from planner.manifest.document import read_manifest
 
 FILE = """
 hw: h100
@@ -59,3 +60,107 @@ def test_bad_files_are_one_sentence(text: str, told: str, tmp_path: Path, capsys
     assert told in shown.err
     assert shown.err.count("\n") == 1
     assert shown.out == ""
+
+
+POOLS = """
+pools:
+  - {hw: h100, nodes: 1, price: 2}
+  - {hw: h20, nodes: 1, name: old, power: 700W}
+models:
+  - {name: small one, model: qwen3-8b, rate: 4/s, isl: 512, osl: 64}
+  - {name: large, model: qwen3-32b, rate: 2/s, isl: 512, osl: 64, hw: "prefill=h100,decode=old"}
+"""
+
+
+def _answered(path: str, capsys: pytest.CaptureFixture[str], *more: str) -> dict[str, object]:
+    assert main(["fleet", path, "--json", *more]) == ExitCode.DONE
+    answer: dict[str, object] = json.loads(capsys.readouterr().out)
+    return answer
+
+
+def test_models_stand_on_pools_and_their_manifests_beside_each_other(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Named pools hold; manifests read back, overlap nowhere and survive a lost node; files are not replaced."""
+    path, out = _written(tmp_path, POOLS), tmp_path / "out"
+    data = _answered(path, capsys, "--survive", "instance", "--out", str(out))
+
+    small, large = data["models"]  # type: ignore[misc]
+    assert large["pools"] == {"prefill": "h100", "decode": "old"}
+    assert all(model["after_loss"]["feasible"] for model in (small, large))
+    assert small["best"]["power_watts"] > 0 and data["devices"] == {"h100": 8, "old": 8}
+    taken: set[tuple[str, int]] = set()
+    for name in ("small-one", "large"):
+        manifest = read_manifest(out / name / "manifest.yaml")
+        for pool in manifest.pools:
+            for instance in pool.instances:
+                first = instance.nodes[0] * 8 + instance.first_device
+                mine = {(pool.hardware, first + number) for number in range(pool.devices_per_instance)}
+                assert not mine & taken
+                taken |= mine
+    assert len(taken) == sum(data["devices_used"].values())  # type: ignore[attr-defined]
+    assert main(["fleet", path, "--out", str(out)]) == ExitCode.BAD_INPUT
+    assert "give --force" in capsys.readouterr().err
+
+
+def test_confidence_takes_more_or_as_many_chips_and_holds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every limit holds with the asked confidence; what is asked as predicted needs no more chips."""
+    path = _written(tmp_path, FILE.replace("2/s", "40/s").replace("1/s", "6/s"))
+    bare, sure = _answered(path, capsys), _answered(path, capsys, "--confidence", "0.95")
+
+    assert sum(bare["devices_used"].values()) <= sum(sure["devices_used"].values())  # type: ignore[attr-defined]
+    assert [model["best"]["requests_per_second"] for model in sure["models"]] == [40, 6]  # type: ignore[attr-defined]
+    assert all(model["held_confidence"] >= 0.94 for model in sure["models"])  # type: ignore[attr-defined]
+
+
+def test_growth_is_common_and_a_refusal_names_changes_that_hold(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The largest multiple of all rates fits when asked for; a little more is refused, with nodes that carry it."""
+    grown = _answered(_written(tmp_path, FILE), capsys, "--objective", "throughput")
+    factor = float(grown["growth"])  # type: ignore[arg-type]
+    rates = [model["best"]["requests_per_second"] for model in grown["models"]]  # type: ignore[attr-defined]
+    assert rates == pytest.approx([2 * factor, factor])
+
+    over = FILE.replace("2/s", f"{2.1 * factor:.4f}/s").replace("1/s", f"{1.05 * factor:.4f}/s")
+    assert main(["fleet", _written(tmp_path, over), "--json"]) == ExitCode.INFEASIBLE
+    data = json.loads(capsys.readouterr().out)
+    assert data["binding_limit"] == "devices of h100"
+    told = {change["direction"]: change["told"] for change in data["changes"]}
+    assert told["nodes"].startswith("2 nodes of h100 instead of 1")
+    assert told["rate"].startswith("0.9")
+    assert main(["fleet", _written(tmp_path, over.replace("nodes: 1", "nodes: 2"))]) == ExitCode.DONE
+
+
+def test_models_that_share_no_node(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two models on one node do not fit where each wants whole ones, and the answer says what would."""
+    path = _written(tmp_path, FILE.replace("nodes: 1", "nodes: 1\nshare_nodes: no"))
+    assert main(["fleet", path]) == ExitCode.INFEASIBLE
+    told = capsys.readouterr().err
+    assert "models that share nodes" in told and "2 nodes of h100" in told
+
+    path = _written(tmp_path, FILE.replace("nodes: 1", "nodes: 2\nshare_nodes: no"))
+    first, second = (set(model["nodes"]["h100"]) for model in _answered(path, capsys)["models"])  # type: ignore[attr-defined]
+    assert not first & second
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (POOLS.replace("hw: h20, ", ""), "pools[1]: hw is missing"),
+        (POOLS.replace("name: old", "name: h100"), "'h100' is taken"),
+        (POOLS.replace("decode=old", "decode=older"), "hw: 'older' is not one of the pools h100, old"),
+        (POOLS.replace("rate: 4/s", "rate: 4/s, nodes: 3"), "nodes stands with the pools"),
+        (POOLS.replace("price: 2", "price: dear"), "--price: 'dear' is not USD per chip and hour"),
+        (POOLS.replace("nodes: 1, price", "rank: 1, price"), "rank is not a known key"),
+        (POOLS.replace("models:", "confidence: 2\nmodels:"), "--confidence: '2' must be from 0.5"),
+        (POOLS.replace("models:", "survive: rack\nmodels:"), "--survive: 'rack' is not node or instance"),
+        (POOLS.replace("models:", "share_nodes: some\nmodels:"), "share_nodes: 'some' is not yes or no"),
+        (POOLS.replace("pools:", "pools: 3\nx:"), "pools must be a list of 1 to 8"),
+    ],
+)
+def test_bad_pools_are_one_sentence(text: str, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit code 2, and nothing on stdout."""
+    assert main(["fleet", _written(tmp_path, text)]) == ExitCode.BAD_INPUT
+    shown = capsys.readouterr()
+    assert told in shown.err and not shown.out
