@@ -136,21 +136,24 @@ def expert_stream(cost: StepCost, stages: Stages, cores: Number = 1.0, dilation:
 def split_layer(cost: StepCost, stages: Stages) -> tuple[Number, Number]:
     """Two microbatches on two streams that partition the cores; the share of attention is chosen.
 
-    Attention time falls and expert time rises with the share, so bisection over the partitions
-    finds the crossing; the better of the two partitions beside it is taken
+    Attention time falls and expert time rises with the share, each slowed by what the other reads meanwhile, so
+    bisection over the partitions closes in on where they cross; the best of the partitions on the way is taken
     (CloudMatrix384 section 4.2.3: 16 of 24 matrix cores for attention).
     """
     stages = joined(stages, EXPERT_STAGES[:2] + EXPERT_STAGES[4:] if dedicated(cost) else EXPERT_STAGES, "gate")
+    traffic = sum(memory_demand(cost, stages))
     below: Number = 0.0
     """Most partitions with which attention still takes longer, so far."""
+    best: Number = math.inf
+    chosen: Number = 0.5
     for step in reversed(range(int(cost.cores - 1).bit_length())):
-        tried = smaller(below + (1 << step), cost.cores - 2.0)
+        tried = smaller(below + (1 << step), cost.cores - 1.0)
         share = tried / cost.cores
-        short = stage_sum(stages, ("attention",), share) > expert_stream(cost, stages, 1 - share)
-        below = either(short, tried, below)
-    share, beside = (below + 1) / cost.cores, larger(below, 1.0) / cost.cores
-    seconds, other = split_seconds(cost, stages, share), split_seconds(cost, stages, beside)
-    return smaller(seconds, other), either(other < seconds, beside, share)
+        attention, experts = split_streams(cost, stages, share)
+        longer = larger(attention, experts)
+        best, chosen = smaller(best, longer), either(longer < best, share, chosen)
+        below = either(attention > experts, tried, below)
+    return 2 * larger(best, traffic), chosen
 
 
 def either(condition: bool | NDArray[np.bool_], one: Number, other: Number) -> Number:
