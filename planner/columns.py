@@ -6,9 +6,10 @@ then chosen is the best over all columns, for those that were never solved were 
 """
 
 import math
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,6 +40,10 @@ class Server(Protocol):
         """Whether so many instances carry a rate within the limits."""
         ...
 
+    def at(self, instances: int) -> object:
+        """The queue with the budgets and caps that suit so many instances best: what a plan is made of."""
+        ...
+
     @property
     def independent(self) -> bool:
         """Whether several instances carry just several times what one does."""
@@ -60,6 +65,82 @@ class Offer:
     """Attention TP and pipeline stages: what two roles must agree on in some engines."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Offers:
+    """Kinds of instances as arrays, [offers]; thousands of them are made in one go and few are ever built.
+
+    The fields are those of ``Offer``; ``layers`` is [offers, 2], and ``build`` makes the server of one by its number.
+    """
+
+    devices: Ints
+    bound_per_second: Floats
+    guess_per_second: Floats
+    layers: Ints
+    build: Callable[[int], Server]
+
+    def __len__(self) -> int:
+        return int(self.devices.size)
+
+    @classmethod
+    def of(cls, offers: Sequence[Offer]) -> Self:
+        """Return single offers as arrays."""
+        return cls(
+            devices=np.array([offer.devices for offer in offers], dtype=np.int64),
+            bound_per_second=np.array([offer.bound_per_second for offer in offers], dtype=np.float64),
+            guess_per_second=np.array([offer.guess_per_second for offer in offers], dtype=np.float64),
+            layers=np.array([offer.layers for offer in offers], dtype=np.int64).reshape(-1, 2),
+            build=lambda number: offers[number].build(),
+        )
+
+    @classmethod
+    def joined(cls, parts: Sequence["Offers"]) -> Self:
+        """Return the offers of several parts, in their order."""
+        if not parts:
+            return cls.of([])
+        starts = np.cumsum([0, *(len(part) for part in parts)]).tolist()
+
+        def build(number: int) -> Server:
+            which = bisect_right(starts, number) - 1
+            return parts[which].build(number - starts[which])
+
+        return cls(
+            devices=np.concatenate([part.devices for part in parts]),
+            bound_per_second=np.concatenate([part.bound_per_second for part in parts]),
+            guess_per_second=np.concatenate([part.guess_per_second for part in parts]),
+            layers=np.concatenate([part.layers for part in parts]),
+            build=build,
+        )
+
+    def select(self, index: Ints) -> "Offers":
+        """Return some of the offers."""
+        return Offers(
+            devices=self.devices[index],
+            bound_per_second=self.bound_per_second[index],
+            guess_per_second=self.guess_per_second[index],
+            layers=self.layers[index],
+            build=lambda number: self.build(int(index[number])),
+        )
+
+    def with_layers(self, allowed: set[tuple[int, int]]) -> "Offers":
+        """Return those whose attention TP and stages are among ``allowed``."""
+        return self.select(np.flatnonzero([(tp, pp) in allowed for tp, pp in self.layers.tolist()]))
+
+    def leading(self, most: int) -> list[int]:
+        """Return the offers that carry most per device at their bounds, at most so many."""
+        return [int(number) for number in np.argsort(-self.bound_per_second / self.devices, kind="stable")[:most]]
+
+    def leading_of_each_size(self, most: int) -> list[int]:
+        """Return of each number of devices the offers that carry most at their bounds, at most so many, the best first.
+
+        Most is carried per device by the first.
+        """
+        order = np.lexsort((-self.bound_per_second, self.devices))
+        sizes = self.devices[order]
+        within = np.arange(order.size) - np.searchsorted(sizes, sizes)
+        kept = order[within < most]
+        return [int(n) for n in kept[np.argsort(-(self.bound_per_second / self.devices)[kept], kind="stable")]]
+
+
 class Side:
     """All columns of one role as arrays, [columns]: devices, and rates in units of what the role has to carry."""
 
@@ -67,14 +148,14 @@ class Side:
         self,
         role: str,
         machines: Machines,
-        offers: Sequence[Offer],
+        offers: Offers,
         survive: Loss | None = None,
         unit_per_second: float = 1.0,
         most_instances: int | None = None,
     ) -> None:
         """Make a column of every offer and count that the devices hold; rates are in units of ``unit_per_second``."""
         self.role, self.machines, self.offers, self.unit = role, machines, offers, unit_per_second
-        sizes = np.array([offer.devices for offer in offers], dtype=np.int64)
+        sizes = offers.devices
         lost = np.array([lost_instances(survive, int(size), machines.devices_per_node) for size in sizes], np.int64)
         held = machines.devices // np.maximum(sizes, 1)
         if most_instances is not None:
@@ -90,9 +171,9 @@ class Side:
         steps = np.diff(self.room[self._rising], prepend=-1) > 0
         self._size_starts: Ints = np.flatnonzero(steps)
         self._size_of: Ints = np.cumsum(steps) - 1
-        bounds = np.array([offer.bound_per_second / unit_per_second for offer in offers])
+        bounds = offers.bound_per_second / unit_per_second
         self.rate: Floats = self.left * bounds[self.offer]
-        guesses = np.minimum(np.array([offer.guess_per_second / unit_per_second for offer in offers]), bounds)
+        guesses = np.minimum(offers.guess_per_second / unit_per_second, bounds)
         self.guess: Floats = self.left * guesses[self.offer]
         self.exact = np.zeros(self.offer.size, dtype=bool)
         self.queues_solved = 0
@@ -107,8 +188,12 @@ class Side:
     def server(self, offer: int) -> Server:
         """Return the server of an offer, built once."""
         if offer not in self._servers:
-            self._servers[offer] = self.offers[offer].build()
+            self._servers[offer] = self.offers.build(offer)
         return self._servers[offer]
+
+    def chosen(self, column: int) -> object:
+        """Return the queue of a column as the plan runs it."""
+        return self.server(int(self.offer[column])).at(int(self.left[column]))
 
     def solve(self, column: int, wanted: float) -> bool:
         """Solve a column's queue where it carries ``wanted``; otherwise bound it below that. Whether it does."""
@@ -235,13 +320,10 @@ def carried_by(sides: Sequence[Side], choice: Choice) -> float:
 
 def likely(sides: Sequence[Side], aim: Aim) -> Choice | None:
     """Return the best choice by guesses, its queues solved; None where nothing fits. Good, not proven."""
-    known = 0.0
     while True:
         choice = best_choice(sides, aim, by="guess")
-        if choice is None or solve_open(zip(sides, choice, strict=True), aim.rate or known):
+        if choice is None or solve_open(zip(sides, choice, strict=True), aim.rate or 0.0):
             return choice
-        # What carries no more than a choice that is solved already need not be solved in full.
-        known = _carried_exactly(sides, aim, known)
 
 
 def settle(sides: Sequence[Side], aim: Aim) -> Choice | None:
@@ -257,13 +339,9 @@ def settle(sides: Sequence[Side], aim: Aim) -> Choice | None:
         wanted = aim.rate if aim.rate is not None else known * (1 - _BELOW)
         if choice is None or solve_open(zip(sides, choice, strict=True), wanted):
             return choice
-        known = _carried_exactly(sides, aim, known)
-
-
-def _carried_exactly(sides: Sequence[Side], aim: Aim, known: float) -> float:
-    """Return the most that a choice of solved columns carries, ``known`` where none carries more or none is sought."""
-    best = best_choice(sides, aim, least_rate=known, by="exact") if aim.objective == "throughput" else None
-    return max(known, carried_by(sides, best)) if best else known
+        if aim.objective == "throughput":
+            best = best_choice(sides, aim, least_rate=known, by="exact")
+            known = max(known, carried_by(sides, best)) if best else known
 
 
 def solve_open(chosen: Iterable[tuple[Side, int]], wanted: float) -> bool:

@@ -23,7 +23,7 @@ def refused(gathered: Gathered) -> FleetAnswer:
     for number, member in enumerate(fleet.members):
         if settle_picks(gathered.programme(aim, [number])) is None and member.question.survive is not None:
             option = gathered.options[number][0]
-            sizes = ([offer.devices for offer in side.offers] for side in option.sides)
+            sizes = (side.offers.devices.tolist() for side in option.sides)
             _, told = unsurvivable(option.question, *sizes)
             return _answer(gathered, 0.0, f"survive {member.question.survive} of {member.name}", told, ())
     share = _share(gathered, aim)

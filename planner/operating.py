@@ -1,7 +1,6 @@
 """One pool at work: service times of a candidate as functions of what it holds, and its queues."""
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -100,8 +99,8 @@ class PrefillServer:
 
     question: Question
     candidate: PrefillCandidate
-    costed: Callable[[], StepCost] | None = field(default=None, repr=False, compare=False)
-    """Takes the instance's step cost out of what is costed already; without it the cost is built."""
+    known_cost: StepCost | None = field(default=None, compare=False)
+    """The step cost, stacked, where it is known already."""
 
     @property
     def independent(self) -> bool:
@@ -111,9 +110,9 @@ class PrefillServer:
     @cached_property
     def cost(self) -> StepCost:
         """Step cost of the instance, for many loads at once."""
-        return (
-            self.costed() if self.costed else stacked(balanced_cost(self.candidate.deployment, self.question.balance))
-        )
+        if self.known_cost is not None:
+            return self.known_cost
+        return stacked(balanced_cost(self.candidate.deployment, self.question.balance))
 
     @property
     def most_prompts(self) -> int:
@@ -191,8 +190,6 @@ class DecodeServer:
     question: Question
     candidate: DecodeCandidate
     transfer_seconds: float
-    costed: Callable[[], StepCost] | None = field(default=None, repr=False, compare=False)
-    """Takes the instance's step cost out of what is costed already; without it the cost is built."""
 
     @property
     def independent(self) -> bool:
@@ -202,9 +199,7 @@ class DecodeServer:
     @cached_property
     def cost(self) -> StepCost:
         """Step cost of the instance, for many loads at once."""
-        return (
-            self.costed() if self.costed else stacked(balanced_cost(self.candidate.deployment, self.question.balance))
-        )
+        return stacked(balanced_cost(self.candidate.deployment, self.question.balance))
 
     @property
     def most_requests(self) -> int:

@@ -17,8 +17,8 @@ from planner.question import Question
 from planner.space import Group, Row, row_deployment
 from planner.workload import Workload
 
-# Whole prompts per DP group and pass, or the parts into which one prompt is cut.
-PROMPTS_PER_PASS = (1, 2, 3, 4, 6, 8, 12, 16)
+# Whole prompts per DP group and pass, or the parts into which one prompt is cut, at which rows are costed.
+PROMPTS_PER_PASS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 CHUNKS = (2, 4, 8, 16)
 SHORTEST_CHUNK_TOKENS = 1024
 
@@ -146,7 +146,7 @@ def budgets(workload: Workload) -> list[tuple[int, int]]:
     return parts + [(prompts, 1) for prompts in PROMPTS_PER_PASS]
 
 
-def prefill_fits(deployment: Deployment, workload: Workload, prompts: int, chunks: int) -> NDArray[np.bool_]:
+def prefill_fits(deployment: Deployment, workload: Workload, prompts: Number, chunks: int) -> NDArray[np.bool_]:
     """Memory holds two passes' KV, the one that runs and the one whose KV is being sent, and the activations."""
     prompt = workload.input_tokens.mean
     computed = prompts * prompt * (1 - workload.prefix_reuse) / chunks

@@ -61,10 +61,11 @@ def covers(sides: Sequence[Side]) -> str:
     roles = " and ".join(f"{len(side.offers)} {side.role}" for side in sides)
     columns = sum(side.size for side in sides)
     return (
-        f"{columns} columns of separate prefill and decode pools, each so many instances of one of the {roles} "
-        "instances that no other of their size and attention groups matches at the batches and budgets costed, of "
-        "every strategy, redundancy, MTP depth and microbatching of the grid, every integer decode batch whose full "
-        "iteration keeps the limit, and every listed prefill budget"
+        f"{columns} columns of separate prefill and decode pools, each so many instances of one of the {roles} rows: "
+        "every strategy, redundancy, MTP depth and microbatching of the grid that keeps the limits with one prompt or "
+        "request, none left out for being like another; with every decode batch up to the largest whose iteration "
+        "keeps the limit, and every prefill budget of whole prompts whose pass does (where prompts differ, of up to 4 "
+        "mean prompts and then in steps of a half or a third)"
     )
 
 

@@ -2,10 +2,11 @@
 
 from dataclasses import dataclass, field, replace
 
-from planner.columns import Aim, Choice, Offer, Side, carried_by, likely, settle
+from planner.columns import Aim, Choice, Offers, Side, carried_by, likely, settle
 from planner.decode_candidates import Count
 from planner.front import front_of
 from planner.infeasible import missing, refusal, slowest_transfer, unsurvivable
+from planner.kinds import DecodeKind
 from planner.latency import static_balance
 from planner.offers import decode_offers, prefill_offers
 from planner.operating import DecodeServer, PrefillServer
@@ -126,7 +127,7 @@ def gather(
     # The slowest transfer of any prefill instance that may feed the pool: the limit holds whichever does.
     transfer = slowest_transfer(question, rows["prefill"]) if transfer_seconds is None else transfer_seconds
     alone = transfer_seconds is not None
-    decode = decode_offers(question, rows["decode"], count, transfer) if prefill or alone else []
+    decode = decode_offers(question, rows["decode"], count, transfer) if prefill or alone else Offers.of([])
     return Pools(
         make_side(question, "prefill", prefill),
         make_side(question, "decode", decode),
@@ -135,7 +136,7 @@ def gather(
     )
 
 
-def make_side(question: Question, role: Role, offers: list[Offer]) -> Side:
+def make_side(question: Question, role: Role, offers: Offers) -> Side:
     """Return the columns of a role."""
     machines = question.prefill if role == "prefill" else question.decode
     return Side(role, machines, offers, question.survive, most_instances=most_instances(question))
@@ -143,15 +144,15 @@ def make_side(question: Question, role: Role, offers: list[Offer]) -> Side:
 
 def compatible(question: Question, pools: Pools) -> list[Pools]:
     """Return the parts of the columns in which the engine lets every prefill share KV with every decode instance."""
-    layers = [{offer.layers for offer in side.offers} for side in pools.sides]
+    layers = [{(tp, pp) for tp, pp in side.offers.layers.tolist()} for side in pools.sides]
     found = pairs(question, layers[0], layers[1])
     if found == [(layers[0], layers[1])]:
         return [pools]
     return [
         replace(
             pools,
-            prefill=make_side(question, "prefill", [each for each in pools.prefill.offers if each.layers in ours]),
-            decode=make_side(question, "decode", [each for each in pools.decode.offers if each.layers in theirs]),
+            prefill=make_side(question, "prefill", pools.prefill.offers.with_layers(ours)),
+            decode=make_side(question, "decode", pools.decode.offers.with_layers(theirs)),
         )
         for ours, theirs in found
     ]
@@ -200,7 +201,7 @@ def reason(question: Question, pools: Pools, aim: Aim) -> tuple[str, str]:
         if side.size and settle([side], replace(aim, objective="throughput", rate=None)) is None:
             return missing(question, side.role == "prefill")
     if question.survive is not None:
-        sizes = ([offer.devices for offer in side.offers] for side in pools.sides)
+        sizes = (side.offers.devices.tolist() for side in pools.sides)
         return unsurvivable(question, *sizes)
     return refusal(question, certify(pools.sides, aim).message, 0.0)
 
@@ -216,8 +217,7 @@ def plan_of(question: Question, pools: Pools, choice: Choice) -> Plan | None:
 def plan_at(question: Question, pools: Pools, choice: Choice, rate_per_second: float) -> Plan | None:
     """Return the plan of chosen columns at a rate; None where they cannot keep up."""
     first, second = choice
-    prefill = pools.prefill.server(int(pools.prefill.offer[first]))
-    decode = pools.decode.server(int(pools.decode.offer[second]))
+    prefill, decode = pools.prefill.chosen(first), pools.decode.chosen(second)
     assert isinstance(prefill, PrefillServer) and isinstance(decode, DecodeServer)
     return make_plan(
         question,
@@ -242,16 +242,16 @@ def other_plans(question: Question, pools: Pools, aim: Aim) -> list[Plan]:
 
 def tighter_side(question: Question, pools: Pools, part: float) -> Side:
     """Return the decode columns of the leading rows at a part of the TPOT limit."""
-    offers = pools.decode.offers
-    leading = sorted(range(len(offers)), key=lambda i: -offers[i].bound_per_second / offers[i].devices)
-    rows, drafts, transfer = [], set(), 0.0
-    for number in leading[:LEADING_OFFERS]:
-        server = pools.decode.server(number)
-        assert isinstance(server, DecodeServer)
-        transfer = server.transfer_seconds
-        drafts.add(server.candidate.drafts)
-        if server.candidate.row not in rows:
-            rows.append(server.candidate.row)
+    rows: list[Row] = []
+    drafts: set[int] = set()
+    transfer = 0.0
+    for number in pools.decode.offers.leading(LEADING_OFFERS):
+        kind = pools.decode.server(number)
+        assert isinstance(kind, DecodeKind)
+        transfer = kind.full.transfer_seconds
+        drafts.add(kind.full.candidate.drafts)
+        if kind.row not in rows:
+            rows.append(kind.row)
     asked = replace(question, tpot_seconds=question.tpot_seconds * part, drafts=tuple(sorted(drafts)))
     return make_side(question, "decode", decode_offers(asked, rows, pools.count, transfer))
 

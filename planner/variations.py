@@ -1,30 +1,28 @@
 """Questions beside one that was answered: what they carry, without front and proof, and over the rows that matter.
 
-A machine a tenth faster leaves most of the space as hopeless as it was: rows that another of their size beats in every
-respect (``planner.offers``), and kinds far behind. Varied questions of the same sizes are solved over the others only.
+A machine a tenth faster leaves most of the space as hopeless as it was: rows far behind others of their size. Varied
+questions of the same sizes are solved over the leading ones only.
 """
 
 from planner.columns import carried_by
-from planner.operating import DecodeServer, PrefillServer
+from planner.kinds import DecodeKind, PrefillKind
 from planner.question import Question
 from planner.search import aim_of, best_of, compatible, gather
 from planner.space import ROLES, Role, Row
 
 Rows = dict[Role, list[Row]]
 
-LEADING = 400
-"""Kinds of instances of a role, by what a device of theirs carries, whose rows are solved for again."""
+LEADING = 10
+"""Rows of each size of a role, by what they carry at most, that are solved for again."""
 
 
 def rows_that_matter(question: Question) -> Rows:
-    """Return the rows of each role that no other of their size beats in every respect, those that carry most."""
+    """Return the rows of each role and size that carry most."""
     pools = gather(question)
     found: Rows = {}
     for role, side in zip(ROLES, pools.sides, strict=True):
-        best = sorted(range(len(side.offers)), key=lambda i: -side.offers[i].bound_per_second / side.offers[i].devices)
-        servers = [side.server(number) for number in best[:LEADING]]
-        kept = {server.candidate.row: None for server in servers if isinstance(server, PrefillServer | DecodeServer)}
-        found[role] = list(kept)
+        kinds = (side.server(number) for number in side.offers.leading_of_each_size(LEADING))
+        found[role] = list(dict.fromkeys(kind.row for kind in kinds if isinstance(kind, (PrefillKind, DecodeKind))))
     return found
 
 

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.columns import Aim, Side, device_cost
+from planner.columns import Aim, Offer, Offers, Side, device_cost
 from planner.fleet_proof import prove
 from planner.routes import Programme, best_picks, settle_picks
 from podplan.errors import BadInput
-from tests.planner.test_columns import OFFER, Offer, Queue
+from tests.planner.test_columns import OFFER, Queue
 from tests.questions import machines
 
 NEAR = replace(machines("qwen3-8b", "h100", 9), budget="near")
@@ -28,7 +28,7 @@ def side(role: str, pool: int, drawn: Drawn) -> Side:
         Offer(devices, rate * loose / (1 + pool), lambda rate=rate, loss=loss: Queue(rate / (1 + pool), loss))
         for devices, rate, loss, loose in drawn
     ]
-    return Side(role, POOLS[pool], offers, unit_per_second=10.0)
+    return Side(role, POOLS[pool], Offers.of(offers), unit_per_second=10.0)
 
 
 def programme(members: list[tuple[Drawn, Drawn]], aim: Aim, whole_nodes: bool, coupled: bool) -> Programme:

@@ -1,0 +1,132 @@
+"""Budgets and caps that instances choose, against trying every one of them."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from planner.decode_candidates import Count
+from planner.kinds import DecodeKind, PrefillKind
+from planner.offers import decode_offers, prefill_offers
+from planner.operating import MOST_UTILISATION, PrefillServer
+from planner.prefill_candidates import prefill_fits
+from planner.question import Question
+from planner.space import role_rows
+from tests.questions import small_question
+
+# Capacities are solved to 1 % of the limit, and a better budget has to carry 0.3 % more.
+SOLVED = 0.008
+
+
+def prefill_kinds(question: Question) -> list[PrefillKind]:
+    """Return every prefill row as a server."""
+    offers = prefill_offers(question, role_rows(question, "prefill"), Count())
+    kinds = [offers.build(number) for number in range(len(offers))]
+    return [kind for kind in kinds if isinstance(kind, PrefillKind)]
+
+
+def decode_kinds(question: Question) -> list[DecodeKind]:
+    """Return every decode row as a server."""
+    offers = decode_offers(question, role_rows(question, "decode"), Count(), 0.002)
+    kinds = [offers.build(number) for number in range(len(offers))]
+    return [kind for kind in kinds if isinstance(kind, DecodeKind)]
+
+
+def every_budget(kind: PrefillKind) -> list[PrefillServer]:
+    """Return a server of each count of prompts up to twice the largest that the kind tries, whatever it says of them.
+
+    Those whose full pass is late or does not fit are left out, but for one prompt.
+    """
+    question, candidate = kind.question, kind.at(1).candidate
+    servers = []
+    for prompts in range(1, 2 * kind.most_prompts + 2):
+        changed = replace(candidate, prompts=prompts)
+        server = PrefillServer(question, changed)
+        held = server.most_prompts
+        seconds = float(server.pass_seconds(np.array([float(held)]))[0])
+        fits = bool(prefill_fits(kind.deployment, question.workload, prompts, 1).all())
+        if prompts == 1 or (seconds <= question.ttft_seconds and fits):
+            servers.append(server)
+    return servers
+
+
+@pytest.mark.parametrize(
+    ("asked", "instances"),
+    [
+        ({"model": "qwen3-8b", "devices": 1, "lengths": (512.0, 64.0), "ttft_seconds": 0.2}, 1),
+        ({"model": "qwen3-8b", "devices": 1, "lengths": (1024.0, 64.0), "ttft_seconds": 0.2}, 3),
+        ({"model": "deepseek-v2-lite", "hardware": "cm384", "devices": 2, "ttft_seconds": 0.2}, 2),
+    ],
+    ids=str,
+)
+def test_no_budget_carries_more(asked: dict[str, Any], instances: int) -> None:
+    """Every whole number of prompts that keeps the limit and fits, each with its queue solved."""
+    for kind in prefill_kinds(small_question(**asked))[:2]:
+        best = max(server.pool_capacity(instances) for server in every_budget(kind))
+
+        assert kind.pool_capacity(instances) >= best * (1 - SOLVED)
+        assert kind.pool_capacity(instances) <= kind.bound_per_second * instances * (1 + 1e-9)
+        assert kind.at(instances).pool_capacity(instances) == pytest.approx(kind.pool_capacity(instances), rel=1e-9)
+
+
+@settings(max_examples=4, deadline=None)
+@given(
+    prompt=st.sampled_from([300.0, 900.0, 2500.0]),
+    limit=st.sampled_from([0.12, 0.3, 0.7]),
+    hardware=st.sampled_from(["h100", "910b"]),
+)
+def test_no_budget_passes_the_bound_of_its_row(prompt: float, limit: float, hardware: str) -> None:
+    """What a row is counted at before it is looked at bounds each of its budgets, and each budget its queue."""
+    question = small_question("qwen3-8b", hardware, 2, lengths=(prompt, 64.0), ttft_seconds=limit, microbatches=(1,))
+    offers = prefill_offers(question, role_rows(question, "prefill"), Count())
+    for number in range(len(offers)):
+        kind = offers.build(number)
+        assert isinstance(kind, PrefillKind)
+        assert kind.bound_per_second <= offers.bound_per_second[number] * (1 + 1e-9)
+        for server in every_budget(kind)[::4]:
+            assert MOST_UTILISATION * server.saturation_per_second <= offers.bound_per_second[number] * (1 + 1e-9)
+
+
+def test_rows_without_room_take_a_prompt_in_the_fewest_parts_that_fit() -> None:
+    """DeepSeek-V3 with 128k prompts on 32 dies; one part fewer does not fit."""
+    question = small_question("deepseek-v3", "cm384", 32, lengths=(131072.0, 64.0), ttft_seconds=200.0)
+    cut = [kind for kind in prefill_kinds(question) if kind.chunks > 1]
+    assert cut
+    for kind in cut[:20]:
+        assert prefill_fits(kind.deployment, question.workload, 1, kind.chunks).all()
+        assert not prefill_fits(kind.deployment, question.workload, 1, kind.chunks - 1).any()
+
+
+@pytest.mark.parametrize("answer", [24.0, 256.0])
+def test_no_cap_of_a_batch_carries_more(answer: float) -> None:
+    """Short answers feel the wait for room, long ones do not: every cap up to the largest, each solved."""
+    question = small_question("qwen3-8b", "h100", 2, lengths=(512.0, answer), tpot_seconds=0.012)
+    for kind in decode_kinds(question)[:1]:
+        caps = range(1, kind.full.candidate.batch + 1)
+        best = max(kind._server(cap).single_capacity for cap in caps)
+
+        assert kind.pool_capacity(1) >= best * (1 - SOLVED)
+        assert kind.pool_capacity(3) == 3 * kind.pool_capacity(1)
+        assert kind.pool_capacity(1) <= kind.bound_per_second * (1 + 1e-9)
+        state = kind.best.state(kind.pool_capacity(1))
+        assert state is not None and state.tpot.at(question.percentile) <= question.tpot_seconds
+
+
+@settings(max_examples=5, deadline=None)
+@given(
+    model=st.sampled_from(["qwen3-8b", "qwen3-30b-a3b", "deepseek-v2-lite"]), tokens=st.sampled_from([256.0, 4096.0])
+)
+def test_more_at_once_takes_the_less_per_prompt_and_request(model: str, tokens: float) -> None:
+    """The argument of the bounds: seconds per prompt fall with the pass, seconds per request with the batch."""
+    question = small_question(model, "cm384", 16, lengths=(tokens, 256.0), ttft_seconds=3.0)
+    for kind in prefill_kinds(question)[::7]:
+        budgets = kind.budgets
+        assert (np.diff(budgets.seconds) >= -1e-12).all()
+        assert (np.diff(budgets.seconds / budgets.prompts) <= 1e-9).all()
+    for other in decode_kinds(question)[::7]:
+        batches = np.arange(1.0, other.full.candidate.batch + 1)
+        seconds = other._seconds(batches)
+        assert (np.diff(seconds) >= -1e-12).all() and (np.diff(seconds / batches) <= 1e-12).all()
