@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from planner.arrival_counts import count_distribution
 from planner.mixed_steps import StepTable
-from planner.prefill_queue import count_distribution
 from planner.queueing import Array
 
 _UNITS_PER_STEP = 12

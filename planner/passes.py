@@ -11,19 +11,23 @@ Ref: derived here; held against the runtime, which forms passes prompt by prompt
 
 import heapq
 from dataclasses import dataclass
-from statistics import NormalDist
 
 import numpy as np
 
 from planner.manifest.stepcost import evaluate
 from planner.manifest.terms import Number, StepCost, StepLoad
-from planner.prefill_service import Service, nodes
+from planner.pass_loads import Work, busiest_loads, means_between
+from planner.prefill_service import Service
 from planner.prompts import Prompts
 from planner.queueing import Array
 
-LEVELS = np.array([0.0, 0.25, 0.5, 0.7, 0.85, 0.94, 0.98, 0.994, 0.999, 1.0])
-"""Between which durations of passes of one size are taken as one, the mean of ``_WITHIN`` levels."""
-_WITHIN = 3
+LEVELS = np.concatenate(
+    [np.linspace(0.0, 0.8, 6), [0.88, 0.94, 0.97, 0.985, 0.993, 0.997, 0.999, 0.9997, 0.99995, 1.0]]
+)
+"""Between which durations of passes of one size are taken as one, their mean: finer where long ones are."""
+_EACH, _NODES = 16, 32
+"""Counts of units up to which every one is tabulated, and how many beyond."""
+_LOADS = 32
 MOST_PARTS = 64
 _PACKED = 3000
 _SEED = 0
@@ -61,7 +65,7 @@ def varied_service(machine: Machine, prompts: Prompts, extra_seconds: float = 0.
     units, parts = _units(machine, prompts)
     if machine.ranks == 1:
         units = _joined(units, parts, prompts)
-    counts = nodes(_most_units(machine, units))
+    counts = _counts(_most_units(machine, units))
     kinds = np.maximum.accumulate(_durations(machine, units, counts), axis=0)
     weights = np.diff(LEVELS)
     per_prompt = float(units.weights.sum())
@@ -170,43 +174,72 @@ def _most_units(machine: Machine, units: _Units) -> int:
     return max(round(_PACKED / passes), 1)
 
 
+def _counts(most: int) -> Array:
+    few = min(most, _EACH)
+    return np.unique(np.round(np.concatenate([np.arange(1.0, few + 1), np.geomspace(few, most, _NODES)])))
+
+
 def _durations(machine: Machine, units: _Units, counts: Array) -> Array:
-    """Seconds of passes with ``counts`` units between ``LEVELS``, [counts, kinds]."""
-    parts = (np.arange(_WITHIN) + 0.5) / _WITHIN
-    middles = (LEVELS[:-1, None] + np.diff(LEVELS)[:, None] * parts).ravel()
-    each = np.ceil(counts / machine.ranks)  # units of the busiest group
-    busy = np.where(each > 1, counts - machine.ranks * (each - 1), counts)
-    levels = middles[None, :] ** (1 / busy[:, None])  # of the slowest of so many groups
-    found = _single(machine, units, counts, levels)
-    if machine.ranks < counts[-1]:
-        found = np.where(each[:, None] > 1, _several(machine, units, counts, each, levels), found)
-    return np.asarray(found.reshape(counts.size, -1, _WITHIN).mean(axis=2))
+    """Seconds of passes with ``counts`` units, means between ``LEVELS``, [counts, kinds]."""
+    few = counts <= machine.ranks
+    rows = [_single(machine, units, counts[few])]
+    if not few.all():
+        rows.append(_several(machine, units, counts[~few]))
+    return np.concatenate(rows)
 
 
-def _single(machine: Machine, units: _Units, counts: Array, levels: Array) -> Array:
-    """Passes with at most one unit on each group: the busiest is a quantile of the units."""
+def _single(machine: Machine, units: _Units, counts: Array) -> Array:
+    """Passes with at most one unit on each group: the busiest of n units is the longest, u^n its distribution."""
     order = np.argsort(units.seconds, kind="stable")
     share = units.weights[order] / units.weights.sum()
-    middles = np.cumsum(share) - share / 2
+    ends = np.cumsum(share)[None, :] ** counts[:, None]
     if machine.ranks == 1:
-        return np.interp(levels, middles, units.seconds[order])
-    load = [np.interp(levels, middles, column[order]) for column in (units.computed, units.context, units.pairs)]
-    finishing = np.interp(levels, middles, units.finishing[order])
-    others = (counts[:, None] - 1) * units.mean(units.computed)
-    return _seconds(machine, (load[0], load[1], load[2], finishing), (load[0] + others) / machine.ranks)
+        seconds = np.broadcast_to(units.seconds[order], ends.shape)
+    else:
+        computed, context, pairs, finishing = (
+            column[order][None, :] for column in (units.computed, units.context, units.pairs, units.finishing)
+        )
+        others = (counts[:, None] - 1) * units.mean(units.computed)
+        tokens = (computed + others) / machine.ranks
+        load = tuple(np.broadcast_to(part, tokens.shape) for part in (computed, context, pairs, finishing))
+        seconds = _seconds(machine, (load[0], load[1], load[2], load[3]), tokens)
+    return means_between(LEVELS, ends, np.diff(ends, axis=1, prepend=0.0), seconds)
 
 
-def _several(machine: Machine, units: _Units, counts: Array, each: Array, levels: Array) -> Array:
-    """Passes with several units on a group: seconds of as many mean ones, log-normal with the variance of their sum."""
-    short = units.taken <= machine.budget_tokens * (1 + 1e-9)
-    kept = _Units(*(getattr(units, name)[short] for name in _Units.__dataclass_fields__))
+def _several(machine: Machine, units: _Units, counts: Array) -> Array:
+    """Passes with several units on a group: seconds of as many mean ones as the busiest group's work makes."""
+    grid, masses = busiest_loads(_work(machine, units), counts, machine.ranks)
+    loads = np.append(0.0, np.geomspace(0.05, grid[-1], _LOADS))
+    tokens = (loads + counts[:, None] * (1 - 1 / machine.ranks)) / machine.ranks  # [counts, loads], of mean ones
+    found = _mean_ones(machine, units, np.broadcast_to(loads, tokens.shape), tokens)
+    seconds = np.stack([np.interp(grid, loads, row) for row in found])
+    return means_between(LEVELS, np.cumsum(masses, axis=1), masses, seconds)
+
+
+def _mean_ones(machine: Machine, units: _Units, busiest: Array, each: Array) -> Array:
+    """Seconds of passes with ``busiest`` mean units on the busiest group and ``each`` on all of them, on average."""
     computed, context, pairs, finishing = (
-        each * kept.mean(column) for column in (kept.computed, kept.context, kept.pairs, kept.finishing)
+        busiest * units.mean(column) for column in (units.computed, units.context, units.pairs, units.finishing)
     )
-    others = (counts - each) * kept.mean(kept.computed)  # on the other groups
-    means = _seconds(machine, (computed, context, pairs, finishing), (computed + others) / machine.ranks)
-    alone = kept.mean(kept.seconds)
-    spread = np.maximum(kept.mean(kept.seconds**2) - alone**2, 0.0)  # equal ones differ by rounding
-    variance = np.log1p(each * spread / means**2)[:, None]
-    scores = np.array([NormalDist().inv_cdf(float(level)) for level in levels.ravel()]).reshape(levels.shape)
-    return np.asarray(means[:, None] * np.exp(np.sqrt(variance) * scores - variance / 2))
+    return _seconds(machine, (computed, context, pairs, finishing), each * units.mean(units.computed))
+
+
+def _work(machine: Machine, units: _Units) -> Work:
+    """Return what a unit adds to a full pass, over what a mean one does.
+
+    A whole prompt that is longer than a budget (on one group) adds the fixed parts of its passes, too.
+    """
+    weights = units.weights / units.weights.sum()
+    usual = max(machine.budget_tokens / units.mean(units.taken), 1.0)
+    ones = np.ones_like(units.computed)
+    full, more = (_mean_ones(machine, units, count * ones, count * ones / 1.0) for count in (usual, usual + 1))
+    slope = float((more - full)[0])
+    load = tuple(
+        usual * units.mean(column) + column for column in (units.computed, units.context, units.pairs, units.finishing)
+    )
+    tokens = usual * units.mean(units.computed) + units.computed / machine.ranks
+    added = _seconds(machine, (load[0], load[1], load[2], load[3]), tokens) - full
+    long = units.taken > machine.budget_tokens * (1 + 1e-9)
+    added = np.maximum(np.where(long, units.seconds - (full - usual * slope), added), 0.0)
+    mean = float(added @ weights)
+    return Work(added / mean if mean > 0 else ones, weights)

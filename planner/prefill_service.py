@@ -111,23 +111,3 @@ def nodes(most_prompts: int) -> Array:
     if most_prompts < 1:
         raise BadInput(f"A prefill pass of at most {most_prompts} prompts must hold at least 1.")
     return np.unique(np.round(np.linspace(1, most_prompts, min(most_prompts, _NODES))))
-
-
-def with_rest(service: Service, prompts: Array, full_passes: Array, count: int) -> tuple[Array, Array]:
-    """Durations of ``full_passes`` full passes and then one with ``prompts``, [..., kinds], and their weights.
-
-    The arguments broadcast. Of several passes the deviations add as variances; the shape is that of the last one's.
-    """
-    prompts, full_passes = np.broadcast_arrays(prompts, full_passes)
-    most = np.full_like(np.asarray(prompts, dtype=np.float64), service.most)
-    own, full = service.mean(prompts), service.mean(most)
-    own_variance, full_variance = service.variance(prompts), service.variance(most)
-    means, variances = own + full_passes * full, own_variance + full_passes * full_variance
-    if service.kinds is None:
-        spread, weights = gamma_nodes(variances / means**2, count if service.varies else 1)
-        return means[..., None] * spread, weights
-    rows, weights = service.durations(prompts, count)
-    deviations = rows - (rows @ weights)[..., None]
-    stretch = np.sqrt(variances / np.maximum(own_variance, 1e-300))
-    stretch = np.where(own_variance > 1e-12 * means**2, stretch, 1.0)
-    return np.maximum(means[..., None] + deviations * stretch[..., None], 1e-9), weights

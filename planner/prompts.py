@@ -14,6 +14,8 @@ Array = NDArray[np.float64]
 SHARE_OF_HITS = 0.95
 """Reused share of a prompt that hits the cache where only the mean is known, as the runtime draws it (Mooncake's
 conversation trace: many prompts near none, a tenth above 0.95)."""
+_WITHIN = 8
+"""Levels of a gamma distribution between two edges."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,18 +54,23 @@ def _with_reuse(tokens: Array, weights: Array, reuse: float) -> Prompts:
 
 
 def length_kinds(lengths: Lengths) -> tuple[Array, Array]:
-    """Return lengths and weights between ``EDGES``, of the right mean; one kind where lengths are fixed."""
+    """Return lengths and weights between ``EDGES``, each the mean of its part; one kind where lengths are fixed.
+
+    Log-normal: E[X; z < Z < z'] = Phi(z' - sigma) - Phi(z - sigma) for mean 1 (Aitchison and Brown, The Lognormal
+    Distribution, 1957, section 2.4). What lies beyond the last edge is one kind, so little of the variance is lost.
+    """
     if not lengths.squared_cv:
         return np.array([lengths.mean]), np.ones(1)
-    middles, weights = (EDGES[1:] + EDGES[:-1]) / 2, np.diff(EDGES)
+    weights = np.diff(EDGES)
     if lengths.shape == "gamma":
-        values = gamma_quantiles(lengths.squared_cv, middles)
+        parts = (np.arange(_WITHIN) + 0.5) / _WITHIN
+        levels = EDGES[:-1, None] + weights[:, None] * parts
+        values = gamma_quantiles(lengths.squared_cv, levels).mean(axis=1)
     else:
-        sigma = float(np.sqrt(np.log1p(lengths.squared_cv)))
-        scores = np.array([NormalDist().inv_cdf(float(level)) for level in middles])
-        values = np.exp(sigma * scores - sigma**2 / 2)
-    tokens = np.maximum(lengths.mean * values / float(values @ weights), 1.0)
-    return tokens, weights
+        normal, sigma = NormalDist(), float(np.sqrt(np.log1p(lengths.squared_cv)))
+        below = [normal.cdf(normal.inv_cdf(float(edge)) - sigma) for edge in EDGES[1:-1]]
+        values = np.diff([0.0, *below, 1.0]) / weights
+    return np.maximum(lengths.mean * values / float(values @ weights), 1.0), weights
 
 
 def histogram_kinds(tokens: Array, weights: Array, reuse: float) -> tuple[tuple[float, float, float], ...]:

@@ -12,7 +12,9 @@ from podplan.errors import BadInput
 
 LengthShape = Literal["lognormal", "gamma"]
 
-EDGES = np.concatenate([np.linspace(0.0, 0.9, 25), [0.925, 0.95, 0.965, 0.98, 0.99, 0.995, 0.999, 1.0]])
+EDGES = np.concatenate(
+    [np.linspace(0.0, 0.9, 25), [0.925, 0.95, 0.965, 0.98, 0.99, 0.995, 0.998, 0.999, 0.9995, 0.9999, 0.99999, 1.0]]
+)
 """Levels between which prompts are taken as one: finer where long ones hold the others up."""
 
 

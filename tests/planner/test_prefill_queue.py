@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.prefill_queue import (
-    count_distribution,
     prefill_capacity,
     prefill_latency,
     thinned_squared_cv,
@@ -176,16 +175,6 @@ def test_thinning():
     assert thinned_squared_cv(1.0, 4, "round_robin") == 0.25
     assert thinned_squared_cv(1.0, 4, "random") == 1.0
     assert thinned_squared_cv(3.0, 4, "random") == 1.5
-
-
-@pytest.mark.parametrize("dispersion", [0.3, 1.0, 4.0])
-def test_counts_have_mean_and_dispersion(dispersion):
-    """Mean 12 and variance 12 d for binomial, Poisson and negative binomial counts."""
-    masses = count_distribution(np.array([12.0]), dispersion, 200)[0]
-    k = np.arange(200)
-    mean = masses @ k
-    assert mean == pytest.approx(12, rel=0.01)
-    assert masses @ (k - mean) ** 2 == pytest.approx(12 * dispersion, rel=0.03)
 
 
 def test_pools_and_passes_that_cannot_be():

@@ -1,0 +1,291 @@
+"""Elastic bulk service with passes that vary: one chain for Poisson, dealt and bursty arrivals.
+
+A pass takes the prompts that wait, up to a cap, and lasts the longer the more it took. What waits when a pass starts
+is a Markov chain, counted on a lattice: fractions of a prompt where arrivals are dealt in turn and the phase of the
+dealing counts, several prompts where passes hold hundreds. A prompt that arrives waits for the rest of the running
+pass, for whole passes when more prompts than the cap stand before it, and for its own pass, which it shares with who
+came before that pass began. These parts are added as distributions on a grid of time, so a tail of long passes is kept
+as it is.
+
+Ref: N. T. J. Bailey, On queueing processes with bulk service, J. R. Stat. Soc. B 16:80, 1954; method of phases,
+A. K. Erlang; elastic batching of LLM inference in arXiv 2407.05347, section IV. The sojourn is derived here.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+
+from planner.arrival_counts import Arrivals
+from planner.prefill_service import Service
+from planner.queueing import Array
+
+_CELLS = 256
+"""Of the lattice."""
+_MOST_QUEUED = 256
+"""Prompts that wait beyond a full pass."""
+_KINDS = 16
+_USUAL, _LONGEST, _HORIZON = 40, 320, 4096
+"""Cells of time of a usual pass, and at most of the longest one and of the longest sojourn."""
+_RARE = 1e-7
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sojourn:
+    """From arrival to the end of the own pass, as point masses; and how long passes are."""
+
+    seconds: Array
+    """Each mass lies between the one before it and here."""
+    masses: Array
+    mean_seconds: float
+    pass_seconds: float
+    """Mean over passes."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Lattice:
+    """How waiting prompts are counted, and over which times."""
+
+    fine: int
+    """Cells of what takes one place in a pass."""
+    prompts: Array
+    """[sizes]: prompts of passes that took 1.. places."""
+    cells: int
+    """Waiting is counted from 0 to ``cells`` - 1."""
+    width_seconds: float
+
+    @property
+    def prompts_per_cell(self) -> float:
+        return float(self.prompts[0]) / self.fine
+
+    @property
+    def sizes(self) -> int:
+        return int(self.prompts.size)
+
+    @property
+    def places(self) -> int:
+        """Places in line that are told apart."""
+        return (self.cells - 1) // self.fine
+
+
+@dataclass(frozen=True, slots=True)
+class _Chain:
+    """The stationary chain."""
+
+    lattice: _Lattice
+    passes: Array
+    """[sizes, times]: distribution of the duration by what the pass took, on the grid of time."""
+    beyond: Array
+    """[times, cells + 1]: chance that so many cells or more arrive within a time."""
+    starts: Array
+    """[sizes, cells]: chance that a pass takes so much and leaves so much behind."""
+
+
+def sojourn(service: Service, rate: float, squared_cv: float) -> Sojourn:
+    """Return the sojourn of prompts at one instance below its saturation.
+
+    Args:
+        service: durations of passes by what they took.
+        rate: prompts (units of the service) per second.
+        squared_cv: of the gaps between arrivals.
+    """
+    arrivals = Arrivals.of(rate, squared_cv)
+    lattice = _lattice(service, rate, squared_cv, arrivals.events_per_prompt)
+    rows, weights = service.durations(lattice.prompts, _KINDS)
+    chain = _solve(lattice, arrivals, rows, weights)
+    ahead = _ahead(chain)
+    idle = _idle_share(chain)
+    masses = _total(chain, arrivals, ahead)
+    ends = (np.arange(masses.size) + 1.0) * lattice.width_seconds
+    total = float(masses.sum()) + idle
+    taken = chain.starts.sum(axis=1)
+    mean = float((ends - lattice.width_seconds / 2) @ masses) + idle * float(rows[0] @ weights)
+    return Sojourn(
+        seconds=np.append(ends, rows[0]),
+        masses=np.append(masses, idle * weights) / total,
+        mean_seconds=mean / total,
+        pass_seconds=float(taken @ (rows @ weights)),
+    )
+
+
+def _lattice(service: Service, rate: float, squared_cv: float, phases: int) -> _Lattice:
+    settled, noise = _settled(service, rate, squared_cv)
+    reach = _reach(service, rate, squared_cv, settled, noise)
+    queued, sizes = 2.0, math.ceil(reach)
+    if reach >= service.most:
+        sizes = int(service.most)
+        queued = _queued(service, rate, squared_cv)
+    lines = sizes + queued
+    # Rounding to a lattice of 1/m prompt adds a variance of up to 1/(6 m²): a hundredth of what is there.
+    fine = max(min(phases, math.ceil(4 / math.sqrt(max(noise, 1e-6))), int(_CELLS / lines)), 1)
+    step = max(lines / _CELLS, 1.0)
+    count = max(math.ceil(sizes / step), 1)
+    prompts = np.arange(1.0, count + 1) * (sizes / count)
+    cells = fine * (count + math.ceil(queued / step) + 1)
+    longest = float(service.durations(prompts[[0, -1]], _KINDS)[0].max())
+    usual, full = (float(service.mean(np.array([size]))[0]) for size in (settled, prompts[-1]))
+    horizon = 2 * longest + (math.ceil(queued / sizes) + 1) * full
+    width = max(usual / _USUAL, longest / _LONGEST, horizon / _HORIZON)
+    return _Lattice(fine, prompts, cells, width)
+
+
+def _settled(service: Service, rate: float, squared_cv: float) -> tuple[float, float]:
+    """Prompts of the pass whose arrivals fill the next, and the variance of these arrivals; continuous in the rate."""
+    beyond = service.prompts - rate * service.seconds
+    first = int(np.argmax(beyond >= 0))
+    size = float(service.prompts[0])
+    if first:
+        size = float(np.interp(0.0, beyond[first - 1 : first + 1], service.prompts[first - 1 : first + 1]))
+    at = np.array([size])
+    return size, squared_cv * rate * float(service.mean(at)[0]) + rate**2 * float(service.variance(at)[0])
+
+
+def _reach(service: Service, rate: float, squared_cv: float, settled: float, noise: float) -> float:
+    """Prompts that a pass all but never exceeds: 8 standard deviations above where arrivals of a pass fill the next.
+
+    Linearised there, with f the arrivals that one more prompt brings: variance = arrivals' variance / (1 - f²). At
+    least what arrives while the longest prompt is alone.
+    """
+    place = int(np.searchsorted(service.prompts, settled))
+    slope = float(np.diff(service.seconds, append=service.seconds[-1])[min(place, service.prompts.size - 1)])
+    share = float(service.seconds[-1] - service.seconds[0]) / max(service.most - 1, 1)
+    gain = min(rate * max(share, slope), 0.99)
+    alone = rate * float(service.durations(service.prompts[:1], _KINDS)[0].max())
+    usual = settled + 8 * math.sqrt(noise / (1 - gain**2)) + 3
+    return float(math.ceil(max(usual, alone + 6 * math.sqrt(squared_cv * alone) + 3)))
+
+
+def _queued(service: Service, rate: float, squared_cv: float) -> float:
+    """Prompts beyond a full pass that all but never wait: heavy-traffic decay."""
+    full = float(service.seconds[-1])
+    slack = max(service.most - rate * full, 1e-9)
+    noise = squared_cv * rate * full + rate**2 * float(service.variance(np.array([service.most]))[0])
+    return min(2 + math.log(1 / _RARE) * noise / (2 * slack), float(_MOST_QUEUED))
+
+
+def _on_grid(seconds: Array, weights: Array, width: float, times: int) -> Array:
+    """Put point masses [sizes, kinds] on a grid of time, each on the two nodes beside it; [sizes, times]."""
+    places = np.minimum(seconds / width, times - 1.0)
+    low = np.minimum(places.astype(np.intp), times - 2)
+    part = places - low
+    rows = np.arange(seconds.shape[0])[:, None] * times
+    found = np.bincount((rows + low).ravel(), ((1 - part) * weights).ravel(), seconds.shape[0] * times)
+    found += np.bincount((rows + low + 1).ravel(), (part * weights).ravel(), seconds.shape[0] * times)
+    return np.asarray(found.reshape(seconds.shape[0], times), dtype=np.float64)
+
+
+def _solve(lattice: _Lattice, arrivals: Arrivals, rows: Array, weights: Array) -> _Chain:
+    """Stationary distribution of what waits at pass starts: next = max(1, max(0, now - cap) + arrivals)."""
+    times = math.ceil(float(rows.max()) / lattice.width_seconds) + 2
+    passes = _on_grid(rows, weights, lattice.width_seconds, times)
+    grid = np.arange(float(times)) * lattice.width_seconds
+    counts = arrivals.counts(grid, lattice.prompts_per_cell, lattice.cells)  # [times, cells]
+    fine, cells = lattice.fine, lattice.cells
+    waiting = np.arange(fine, cells)
+    taken = np.minimum(waiting // fine, lattice.sizes)
+    left = waiting - fine * taken
+    # Row by row: what a pass of that size brings, behind what it left.
+    padded = np.concatenate([np.zeros((lattice.sizes, cells)), passes @ counts], axis=1)
+    moves = padded[(taken - 1)[:, None], cells + np.arange(cells)[None, :] - left[:, None]]
+    moves[:, -1] += np.maximum(1 - moves.sum(axis=1), 0.0)
+    moves[:, fine] += moves[:, :fine].sum(axis=1)  # less than a prompt: idle until it is one
+    starts = np.zeros((lattice.sizes, cells))
+    starts[taken - 1, left] = _stationary(moves[:, fine:])
+    beyond = np.zeros((times, cells + 1))
+    beyond[:, :cells] = np.cumsum(counts[:, ::-1], axis=1)[:, ::-1]
+    return _Chain(lattice, passes, beyond, starts)
+
+
+def _stationary(moves: Array) -> Array:
+    """Left eigenvector of a stochastic matrix, [states]."""
+    states = moves.shape[0]
+    balance = moves.T - np.eye(states)
+    balance[-1] = 1.0
+    right = np.zeros(states)
+    right[-1] = 1.0
+    solved = np.maximum(np.linalg.solve(balance, right), 0.0)
+    return np.asarray(solved / solved.sum(), dtype=np.float64)
+
+
+def _ahead(chain: _Chain) -> Array:
+    """Arrivals per pass by the rest of the running pass and place in line, [times - 1, places].
+
+    With l cells left over, the prompt at place p arrives when l and the arrivals of the pass so far reach it; of a pass
+    that lasts d cells of time, the rest is d less those gone by.
+    """
+    lattice, fine = chain.lattice, chain.lattice.fine
+    come = np.diff(chain.beyond, axis=0)  # [times - 1, cells + 1]: reached within a cell of time
+    times = come.shape[0]
+    lines = fine * np.arange(1, lattice.places + 1)
+    found = np.zeros((times, lines.size))
+    part, full = chain.starts[:-1, :fine], chain.starts[-1]
+    for left in range(fine):
+        lasting = part[:, left] @ chain.passes[:-1]
+        if lasting.any():
+            found += _rests(lasting) @ come[:, lines - left]
+    back = lines[None, :] - np.arange(come.shape[1])[:, None]  # left over, so that this many more reach the place
+    spread = np.where(back >= 0, full[np.clip(back, 0, full.size - 1)], 0.0)
+    return np.asarray(found + _rests(chain.passes[-1]) @ (come @ spread), dtype=np.float64)
+
+
+def _rests(lasting: Array) -> Array:
+    """[rest, gone]: chance that a pass lasts gone + rest + 1 cells of time."""
+    size = lasting.size - 1
+    padded = np.concatenate([lasting[1:], np.zeros(size)])
+    return sliding_window_view(padded, size)[:size]
+
+
+def _idle_share(chain: _Chain) -> float:
+    """Arrivals per pass that end an idle time: passes at whose end less than a prompt waits."""
+    fine = chain.lattice.fine
+    lasting = chain.starts[:, :fine].T @ chain.passes  # [left, times]
+    short = 1 - chain.beyond[:, fine - np.arange(fine)].T
+    return float((lasting * short).sum())
+
+
+def _total(chain: _Chain, arrivals: Arrivals, ahead: Array) -> Array:
+    """Distribution of residual, whole passes ahead and own pass together, on the grid of time."""
+    lattice, sizes = chain.lattice, chain.lattice.sizes
+    blocks = math.ceil(lattice.places / sizes)
+    padded = np.zeros((ahead.shape[0], blocks * sizes))
+    padded[:, : ahead.shape[1]] = ahead
+    by_pass = padded.reshape(-1, blocks, sizes)  # [rest, whole passes ahead, place in the own pass]
+    rests = (chain.beyond[1:] + chain.beyond[:-1]) / 2
+    own = _own_sizes(lattice, by_pass[:, 0], rests)
+    width = lattice.width_seconds
+    full = float(chain.passes[-1] @ np.arange(chain.passes.shape[1]))
+    length = 1 << math.ceil(math.log2(2 * chain.passes.shape[1] + blocks * full))
+    spectrum = np.fft.rfft(chain.passes, length, axis=1)  # [sizes, frequencies]
+    found = np.einsum("sf,sf->f", np.fft.rfft(own.T, length, axis=1), spectrum)
+    if blocks > 1:
+        later = by_pass[:, 1:].sum(axis=2)  # [rest, whole passes ahead]
+        waits = (np.arange(1.0, blocks) * full + _middle(later)) * width
+        counts = arrivals.counts(waits, lattice.prompts_per_cell, sizes * lattice.fine + 1)
+        more = np.cumsum(counts[:, ::-1], axis=1)[:, ::-1]
+        behind = _own_sizes(lattice, by_pass[:, 1:].sum(axis=0), more)
+        behind /= np.maximum(behind.sum(axis=1, keepdims=True), 1e-300)
+        powers = spectrum[-1][None, :] ** np.arange(1, blocks)[:, None]
+        found += (np.fft.rfft(later.T, length, axis=1) * powers * (behind @ spectrum)).sum(axis=0)
+    return np.maximum(np.fft.irfft(found, length), 0.0)
+
+
+def _middle(later: Array) -> Array:
+    """Mean rest in cells of time, by column."""
+    masses = np.maximum(later.sum(axis=0), 1e-300)
+    return np.asarray((np.arange(later.shape[0]) + 0.5) @ later / masses, dtype=np.float64)
+
+
+def _own_sizes(lattice: _Lattice, places: Array, more: Array) -> Array:
+    """Distribution of the size of the own pass: the place and who comes until it begins, up to the cap; [rows, sizes].
+
+    Args: ``places`` [rows, sizes] masses; ``more`` [rows, cells + 1] chances that so many cells or more come.
+    """
+    sizes, fine = lattice.sizes, lattice.fine
+    reached = more[:, fine * np.arange(sizes)]
+    joined = reached - np.append(reached[:, 1:], np.zeros((reached.shape[0], 1)), axis=1)
+    length = 2 * sizes
+    both = np.fft.irfft(np.fft.rfft(places, length, axis=1) * np.fft.rfft(joined, length, axis=1), length, axis=1)
+    found = np.maximum(both[:, :sizes], 0.0)
+    found[:, -1] += np.maximum(places.sum(axis=1) - found.sum(axis=1), 0.0)
+    return np.asarray(found, dtype=np.float64)
