@@ -13,6 +13,7 @@ from cli.flags import read_choice
 from cli.simulate_flags import SimulateFlags, read_bursts, read_factor, read_window
 from planner.expectation import Expectation, expect, expect_alone, planned_rate, workload_of
 from planner.manifest.schema import Manifest
+from planner.recorded import expect_recorded
 from planner.workload import Trace as Rows
 from planner.workload import Traffic
 from podplan.errors import BadInput
@@ -22,6 +23,7 @@ from podplan.traces import (
     first_requests,
     read_trace,
     repeat,
+    reused_tokens,
     scale_rate,
     stream_trace,
     window,
@@ -108,7 +110,7 @@ def _traced(flags: SimulateFlags, manifest: Manifest, count: int | None, warmup:
     return Offered(
         requests=lambda: [requests],
         options=SimulationOptions(seed=seed, warmup_seconds=warmup),
-        expectation=_expect_rows(manifest, requests),
+        expectation=_expect_trace(manifest, requests, trace, warmup),
         measured=_from_warmup(len(requests), warmup, "of the trace"),
         notes=_notes(trace),
     )
@@ -143,28 +145,57 @@ def _streamed(
         for number, part in enumerate(stream_trace(Path(flags.trace or ""), format, skip_bad_rows=skip)):
             yield from_trace(scale_rate(part, factor), manifest.workload, seed + number)
 
-    first = next(parts())
+    start = scale_rate(next(stream_trace(Path(flags.trace or ""), format, skip_bad_rows=skip)), factor)
+    first = from_trace(start, manifest.workload, seed)
     return Offered(
         requests=parts,
         options=SimulationOptions(seed=seed, warmup_seconds=warmup),
-        expectation=_expect_rows(manifest, first),
+        expectation=_expect_rows(manifest, _rows(first, start)),
         measured="all requests of the trace, read in parts, from an empty system until it is empty again",
         notes=("the prediction rests on the moments of the trace's first part",),
     )
 
 
-def _expect_rows(manifest: Manifest, requests: Requests) -> Expectation:
-    """Return what is expected of a stream with a trace's moments, as if it were stationary."""
-    rows = Rows(
+def _expect_trace(manifest: Manifest, requests: Requests, trace: Trace, warmup: float) -> Expectation:
+    """Return what is expected of a trace's own requests, or of a stream with its moments.
+
+    Moments only where there is no other way: turns of a session arrive when those before them are answered, which is
+    not known before, and a recursion over a very long trace takes long.
+    """
+    rows = _rows(requests, trace)
+    follows = requests.delay_seconds is not None and bool(np.isfinite(requests.delay_seconds).any())
+    if follows or len(requests) > MOST_AT_ONCE:
+        return _expect_rows(manifest, rows)
+    return _expect_recorded(manifest, rows, warmup)
+
+
+def _expect_recorded(manifest: Manifest, rows: Rows, warmup: float) -> Expectation:
+    try:
+        return expect_recorded(manifest, rows, warmup)
+    except BadInput:
+        return NO_RATE
+
+
+def _rows(requests: Requests, trace: Trace | None = None) -> Rows:
+    """Return the requests with what each reuses: of an unlimited cache where a trace has blocks."""
+    blocks = trace is not None and trace.hash_ids is not None
+    return Rows(
         arrival_seconds=requests.arrival_seconds,
         input_tokens=requests.input_tokens,
         output_tokens=requests.output_tokens,
-        reused_tokens=requests.reused_tokens,
+        reused_tokens=reused_tokens(trace) if trace is not None and blocks else requests.reused_tokens,
     )
+
+
+NO_RATE = Expectation(prediction=None, basis="a trace needs arrivals at two instants for a rate")
+
+
+def _expect_rows(manifest: Manifest, rows: Rows) -> Expectation:
+    """Return what is expected of a stream with a trace's moments, as if it were stationary."""
     try:
         traffic = Traffic.from_trace(rows)
     except BadInput:
-        return Expectation(prediction=None, basis="a trace needs arrivals at two instants for a rate")
+        return NO_RATE
     found = expect(manifest, traffic.workload, traffic.rate_per_second)
     return replace(found, basis=f"{found.basis}, from the trace's moments as if it were stationary")
 
@@ -269,11 +300,10 @@ def _in_parts(manifest: Manifest, rate: float, count: int, running: int, seed: i
 def _bursty(text: str, manifest: Manifest, rate: float, count: int | None, warmup: float, seed: int) -> Offered:
     """Let requests arrive in calm and in bursts, from an empty system until all are served."""
     requests = modulated(manifest.workload, rate, count or MOST_MEASURED // 10, read_bursts(text), seed)
-    reason = "arrivals in bursts have no closed form here"
     return Offered(
         requests=lambda: [requests],
         options=SimulationOptions(seed=seed, warmup_seconds=warmup),
-        expectation=Expectation(prediction=None, basis=reason),
+        expectation=_expect_recorded(manifest, _rows(requests), warmup),
         measured=_from_warmup(len(requests), warmup, "of the stream"),
     )
 

@@ -160,7 +160,7 @@ def kv_transfer_seconds(kv: KvTransfer, prefill: Pool, decode: Pool, prompt_toke
     return kv.charged(prompt_tokens) * kv.bytes_per_token / (links * kv.bandwidth_bytes_per_second) + kv.latency_seconds
 
 
-def _budget(pool: Pool) -> int:
+def group_budget(pool: Pool) -> int:
     """Prompt tokens of one DP group and pass."""
     return pool.limits.tokens_per_device * pool.degrees.attention_tp * pool.degrees.pp
 
@@ -173,7 +173,7 @@ def pool_ttft(
     Requests that come in turn come evenly; other policies count as random.
     """
     policy: Policy = "round_robin" if manifest.routing.prefill == "round_robin" else "random"
-    prompt, budget = workload.input_tokens.mean, _budget(pool)
+    prompt, budget = workload.input_tokens.mean, group_budget(pool)
     prompts = max(int(budget / prompt * (1 + 1e-9)), 1)
     chunks = max(math.ceil(prompt / budget * (1 - 1e-9)), 1)
     cost = pool.step_costs["prefill"].to_step_cost()
@@ -184,14 +184,19 @@ def pool_ttft(
     return latency_of(service, rate_per_second, thinned_squared_cv(workload.arrival_squared_cv, instances, policy))
 
 
+def iteration_dealing(pool: Pool, workload: Workload) -> Dealing:
+    """Return what an iteration of a decode pool's instance costs under a workload."""
+    cost = pool.step_costs["decode"].to_step_cost()
+    return Dealing(cost, workload, pool.degrees.attention_groups, pool.microbatches)
+
+
 def pool_decode(
     manifest: Manifest, pools: tuple[Pool, Pool], workload: Workload, rate_per_second: float
 ) -> tuple[DecodeState, float] | None:
     """State and busy share of one decode instance at a rate; None where it cannot keep up."""
     pool, answer = pools[1], workload.output_tokens
     assert manifest.kv_transfer is not None, "a manifest with prefill and decode pools has links"
-    cost = pool.step_costs["decode"].to_step_cost()
-    dealing = Dealing(cost, workload, pool.degrees.attention_groups, pool.microbatches)
+    dealing = iteration_dealing(pool, workload)
     accepted = tokens_per_iteration(pool.mtp.drafts, pool.mtp.acceptance)
     iterations = Lengths(mean=max(answer.mean - 1, 1.0) / accepted, squared_cv=answer.squared_cv)
     most = pool.limits.requests_per_dp_rank * pool.degrees.attention_groups
@@ -263,7 +268,7 @@ def _normal(mean: float, deviation: float) -> Statistics:
 
 def alone_pass_seconds(pool: Pool, prompt_tokens: int) -> float:
     """Seconds of the passes of a single prompt on one DP group of an otherwise empty instance."""
-    cost, budget = pool.step_costs["prefill"].to_step_cost(), _budget(pool)
+    cost, budget = pool.step_costs["prefill"].to_step_cost(), group_budget(pool)
     total = 0.0
     for done in range(0, prompt_tokens, budget):
         computed = min(budget, prompt_tokens - done)

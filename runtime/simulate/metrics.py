@@ -19,7 +19,8 @@ class SimulationResult:
     requests that completed within every limit; ``goodput_requests_per_second`` counts those. ``confidence`` holds half
     widths of 95 % intervals of means, from batches of consecutive requests. ``occupancy`` is over time: KV and slots
     set aside in decode over all there are, and the fullest rank's KV over the mean one. Figures of offline requests
-    stand apart. ``wall_seconds`` is the event loop alone.
+    stand apart. Waits for KV links and their ``link_utilisation``, the share of all links of a role's devices that
+    carry KV, are of the whole run. ``wall_seconds`` is the event loop alone.
     """
 
     requests: int
@@ -46,6 +47,8 @@ class SimulationResult:
     retried_requests: int
     role_flips: int
     transfer_wait_seconds: float
+    mean_transfer_wait_seconds: float
+    link_utilisation: dict[str, float]
     offline: dict[str, float] | None
     steps: dict[str, int]
     events: int
@@ -111,6 +114,8 @@ def summarise(
         retried_requests=ledger.retried,
         role_flips=system.roles.flips if system.roles is not None else 0,
         transfer_wait_seconds=system.links.waited_seconds if system.links is not None else 0.0,
+        mean_transfer_wait_seconds=_mean_wait(system),
+        link_utilisation=_link_utilisation(system),
         offline=_offline(system, per_second),
         steps={role: sum(part.steps for part in parts) for role, parts in groups.items()},
         events=shared.engine.events,
@@ -131,6 +136,21 @@ def _utilisation(
         role: (end[role] - start[role]) / (len(parts) * seconds) if seconds > 0 else 0.0
         for role, parts in groups.items()
     }
+
+
+def _mean_wait(system: System) -> float:
+    links = system.links
+    return links.waited_seconds / links.transfers if links is not None and links.transfers else 0.0
+
+
+def _link_utilisation(system: System) -> dict[str, float]:
+    """Return the share of time up to the last transfer in which a role's links carry KV, mean over its devices."""
+    if system.links is None or not system.links.transfers:
+        return {}
+    seconds = system.links.last_seconds
+    parts: dict[str, list[Part]] = {"prefill": [*system.prefill], "decode": [*system.decode]}
+    devices = {role: sum(part.ranks * part.rank_devices for part in own) for role, own in parts.items()}
+    return {role: system.links.link_seconds / (count * seconds) for role, count in devices.items() if count}
 
 
 def _expert_imbalance(system: System) -> dict[str, float]:

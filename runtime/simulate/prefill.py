@@ -72,6 +72,7 @@ class PrefillInstance:
         self.queue, self.offline = queue, offline
         self.devices = Devices()
         self._carried: list[tuple[Request, int, int]] = []  # request, rank, prompt tokens done
+        self._turn = 0  # the rank that is first among equals
         self._pass: _Pass | None = None
         self._starting = False
         self._epoch = 0
@@ -163,20 +164,24 @@ class PrefillInstance:
         return making
 
     def _fill_in_order(self, making: _Pass, queue: deque[Request]) -> None:
-        """Give each prompt to the rank with most room, until one fits nowhere."""
-        rooms = [(-room, rank) for rank, room in enumerate(making.room)]
+        """Give each prompt to the rank with most room, until one fits nowhere; ranks with as much go in turn.
+
+        In turn, or the first rank's link would carry the KV of every pass that does not fill all ranks.
+        """
+        rooms = [(-room, (rank - self._turn) % self.ranks, rank) for rank, room in enumerate(making.room)]
         heapq.heapify(rooms)
         while queue:
             request = queue[0]
             found = self._look_up(request)
             start = request.reused // self.budget * self.budget
             length = request.prompt - start
-            room, rank = rooms[0]
+            room, turn, rank = rooms[0]
             if -room < (length if length <= self.budget else 1) or not self._holds(request):
-                return
+                break
             queue.popleft()
             self._take(making, request, rank, start, found)
-            heapq.heapreplace(rooms, (-making.room[rank], rank))
+            heapq.heapreplace(rooms, (-making.room[rank], turn, rank))
+        self._turn += len(making.taken)
 
     def _fill_evenly(self, making: _Pass, queue: deque[Request]) -> None:
         """Take what fits in order, then deal the longest computed parts first, each to the rank with least work.
@@ -198,11 +203,13 @@ class PrefillInstance:
         late: list[Request] = []
         for request, start, found in chosen:
             length = min(request.prompt - start, self.budget)
-            fitting = [rank for rank in range(self.ranks) if making.room[rank] >= length]
+            turned = ((rank + self._turn) % self.ranks for rank in range(self.ranks))
+            fitting = [rank for rank in turned if making.room[rank] >= length]
             if fitting:
                 self._take(making, request, min(fitting, key=lambda rank: making.pairs[rank]), start, found)
             else:
                 late.append(request)
+        self._turn += len(making.taken)
         queue.extendleft(sorted(late, key=lambda request: -request.number))
 
     def _look_up(self, request: Request) -> Found | None:

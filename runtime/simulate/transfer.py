@@ -1,4 +1,4 @@
-"""KV from prefill to decode: first come, first served on the links of both ends."""
+"""KV from prefill to decode: first come, first served on the links of each end."""
 
 from planner.manifest.schema import KvTransfer
 
@@ -9,7 +9,9 @@ class KvLinks:
     A decode rank of n devices pulls over as many links of the prefill group (all of them, if it has fewer):
     seconds = tokens · bytes per token / (links · bandwidth), then the latency. Which links those are follows the
     balanced mapping of CloudMatrix384 section 4.3.3, so that decode ranks spread over the prefill TP ranks, which all
-    hold the KV; ``first`` always takes the first ones. A transfer waits until both ends are free.
+    hold the KV; ``first`` always takes the first ones. A rank with more links than a transfer takes pulls several at
+    once. Each end works off its transfers first come, first served, and a transfer is there when both ends have passed
+    it on: KV goes in blocks, so an end does not stand still while the other one is busy.
     """
 
     def __init__(self, kv: KvTransfer) -> None:
@@ -19,7 +21,9 @@ class KvLinks:
         self._balanced, self._group_size = kv.links == "balanced", kv.mapping.group_size
         self._free: dict[tuple[tuple[str, int], int], float] = {}
         self._blocked: dict[str, float] = {}
-        self.busy_seconds = 0.0
+        self.link_seconds = 0.0
+        self.transfers = 0
+        self.last_seconds = 0.0
         self.waited_seconds = 0.0
 
     def block(self, name: str, until_seconds: float) -> None:
@@ -46,16 +50,17 @@ class KvLinks:
         slot = int(target[1] // self._group_size) % slots if slots > 1 and self._balanced else 0
         free = self._free
         origin, end = (source, slot), (target, -1)
-        start = free.get(origin, now)
-        ready = free.get(end, now)
-        if ready > start:
-            start = ready
-        if start < now:
-            start = now
-        if self._blocked:
-            start = max(start, self._blocked.get(source[0], 0.0), self._blocked.get(target[0], 0.0))
+        pulling = target_devices // links
+        if pulling > 1:
+            end = min(((target, -1 - place) for place in range(pulling)), key=lambda place: free.get(place, 0.0))
+        blocked = self._blocked
+        begin = max(now, free.get(origin, 0.0), blocked.get(source[0], 0.0), blocked.get(target[0], 0.0))
+        other = max(now, free.get(end, 0.0), blocked.get(source[0], 0.0), blocked.get(target[0], 0.0))
         seconds = (self._shape.charged(tokens) if self._shape else tokens) * self._token_seconds / links
-        free[origin] = free[end] = start + seconds
-        self.busy_seconds += seconds
+        free[origin], free[end] = begin + seconds, other + seconds
+        start = begin if begin > other else other
+        self.link_seconds += seconds * links
+        self.transfers += 1
         self.waited_seconds += start - now
+        self.last_seconds = max(self.last_seconds, start + seconds)
         return start + seconds + self._latency_seconds

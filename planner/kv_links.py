@@ -1,0 +1,188 @@
+"""KV from prefill to decode: the links of both sides as servers of their own.
+
+A transfer takes as many links as the narrower of the two attention groups has devices, all of them together; so a
+group of n devices sends or pulls n // links prompts at once over its channels (CloudMatrix384 section 4.3.3 maps decode
+ranks to them). Each side works off its transfers first come, first served, and KV is there when both have:
+
+    wait of a side = rho/(1 - rho) (ca² + c²)/2 s,   and (n - 1)/2 · s/channels behind prompts of the same pass
+
+with s the transfer of one prompt, c² its squared CV, rho the load of a channel, n the group's prompts of a pass.
+Prompts come out of a busy prefill instance more evenly than they went in, which a link with little load sees (ca² of
+departures), and no more evenly over long times, which a loaded one sees (ca² of arrivals): ca² is mixed by rho². The
+decode side is served about in turn, which divides ca² = 1 by its channels. The waits of both sides are added.
+
+Ref: J. F. C. Kingman 1961; departures: W. Whitt, The Queueing Network Analyzer, Bell Syst. Tech. J. 62:2779, 1983,
+Eq. (38); what a loaded server sees: S. Suresh and W. Whitt, The heavy-traffic bottleneck phenomenon in open queueing
+networks, Oper. Res. Letters 9:355, 1990; a batch's own part: M. L. Chaudhry and J. G. C. Templeton, A First Course in
+Bulk Queues, 1983, section 3.2. The mix and the sum are ours; docs/queueing.md has their error.
+"""
+
+import heapq
+import math
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+
+from planner.cache import Cache
+from planner.manifest.schema import KvTransfer, Pool
+from planner.prompts import Prompts
+from planner.queueing import Array, kingman_wait
+
+MOST_LINK_UTILISATION = 0.9
+"""Of a side's channels; from there on waits pass five transfers, which no plan should count on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkSide:
+    """One role's links: attention groups of all its instances, and transfers that each has at once."""
+
+    groups: int
+    channels: int
+
+    @property
+    def servers(self) -> int:
+        """Transfers at once of the whole pool."""
+        return self.groups * self.channels
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvLinks:
+    """The links between two pools."""
+
+    prefill: LinkSide
+    decode: LinkSide
+    bytes_per_second: float
+    """Of one transfer, all its links together."""
+    latency_seconds: float
+    cache: Cache
+    """Of the whole model, each layer once."""
+
+    @classmethod
+    def between(cls, kv: KvTransfer, prefill: Pool, decode: Pool) -> Self:
+        """Return the links of a manifest."""
+        devices = [pool.degrees.attention_tp * pool.degrees.pp for pool in (prefill, decode)]
+        groups = [len(pool.instances) * pool.degrees.attention_groups for pool in (prefill, decode)]
+        cache = Cache(
+            token_bytes=kv.bytes_per_token,
+            reach_tokens=kv.reach_tokens,
+            reach_share=kv.reach_share,
+            sequence_bytes=kv.sequence_tokens * kv.bytes_per_token,
+        )
+        return cls.of_groups(groups, devices, kv.bandwidth_bytes_per_second, kv.latency_seconds, cache)
+
+    @classmethod
+    def of_groups(
+        cls, groups: list[int], devices: list[int], link_bytes_per_second: float, latency_seconds: float, cache: Cache
+    ) -> Self:
+        """Return the links of attention groups of so many devices each, prefill before decode."""
+        links = min(devices)
+        prefill, decode = (
+            LinkSide(groups=count, channels=size // links) for count, size in zip(groups, devices, strict=True)
+        )
+        return cls(
+            prefill=prefill,
+            decode=decode,
+            bytes_per_second=links * link_bytes_per_second,
+            latency_seconds=latency_seconds,
+            cache=cache,
+        )
+
+    @property
+    def sides(self) -> tuple[tuple[str, LinkSide], tuple[str, LinkSide]]:
+        """Both sides with their roles."""
+        return ("prefill", self.prefill), ("decode", self.decode)
+
+    def held_seconds(self, prompt_tokens: Array) -> Array:
+        """Seconds for which prompts of so many tokens keep their links, [prompts]."""
+        return np.asarray(self.cache.bytes(prompt_tokens, 1.0) / self.bytes_per_second, dtype=np.float64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkState:
+    """Links at a rate: means over prompts."""
+
+    transfer_seconds: float
+    """Of a transfer alone, with its latency."""
+    wait_seconds: float
+    """Until its links are free on both sides."""
+    utilisation: dict[str, float]
+    """Share of time in which a channel of each role carries KV."""
+
+    @property
+    def seconds(self) -> float:
+        """From the first token until the KV is there."""
+        return self.transfer_seconds + self.wait_seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Departures:
+    """How prompts leave prefill at one attention group; 1 counts gaps as Poisson."""
+
+    arrival_squared_cv: float = 1.0
+    """Of the gaps between the group's prompts as they come."""
+    gap_squared_cv: float = 1.0
+    """Of the gaps as they leave."""
+    together: float = 1.0
+    """Prompts that end in the same pass, as a prompt sees it."""
+
+
+def departures(arrival_squared_cv: float, service_squared_cv: float, utilisation: float, groups: int) -> Departures:
+    """How prompts leave each of the groups of an instance that deals them out, one by one.
+
+    1 + (1 - u²)(ca² - 1) + u²(cs² - 1) of the instance, over its groups.
+
+    Ref: Whitt 1983, Eq. (38) for one server; P. J. Burke 1956 for M/M/1, where it is exact.
+    """
+    share = utilisation**2
+    squared_cv = 1 + (1 - share) * (arrival_squared_cv - 1) + share * (service_squared_cv - 1)
+    return Departures(arrival_squared_cv=arrival_squared_cv / groups, gap_squared_cv=squared_cv / groups)
+
+
+def link_state(links: KvLinks, rate_per_second: float, prompts: Prompts, leave: Departures) -> LinkState | None:
+    """Return transfer and wait at a rate of requests; None where a side's links cannot keep up."""
+    held = links.held_seconds(prompts.tokens)
+    mean = float(held @ prompts.weights)
+    squared_cv = float((held - mean) ** 2 @ prompts.weights) / mean**2 if mean else 0.0
+    loads = {role: rate_per_second * mean / side.servers for role, side in links.sides}
+    if max(loads.values()) >= 1:
+        return None
+    loaded = loads["prefill"] ** 2
+    gaps = {
+        "prefill": (1 - loaded) * leave.gap_squared_cv + loaded * leave.arrival_squared_cv,
+        "decode": 1 / links.decode.servers,
+    }
+    wait = max(leave.together - 1, 0.0) / 2 * mean / links.prefill.channels
+    for role, side in links.sides:
+        wait += kingman_wait(rate_per_second / side.servers, mean, gaps[role], squared_cv)
+    return LinkState(transfer_seconds=mean + links.latency_seconds, wait_seconds=wait, utilisation=loads)
+
+
+def most_transfers_per_second(side: LinkSide, held_seconds: float) -> float:
+    """Requests per second that a side's links carry at ``MOST_LINK_UTILISATION``."""
+    return MOST_LINK_UTILISATION * side.servers / held_seconds if held_seconds > 0 else math.inf
+
+
+def pulled(links: KvLinks, ready_seconds: Array, origin: Array, prompt_tokens: Array) -> Array:
+    """Return when the KV of every request of a recorded stream is there, [requests].
+
+    Each side works off its transfers first come, first served.
+
+    Args:
+        ready_seconds: when each prompt's KV is complete.
+        origin: the attention group of the prefill pool that holds it.
+        prompt_tokens: lengths, reused tokens included.
+    """
+    held = links.held_seconds(prompt_tokens).tolist()
+    sources = [[0.0] * links.prefill.channels for _ in range(links.prefill.groups)]
+    targets = [0.0] * links.decode.servers
+    there = [0.0] * len(held)
+    for request in np.argsort(ready_seconds, kind="stable").tolist():
+        source, ready = sources[origin[request]], float(ready_seconds[request])
+        sent = max(ready, source[0]) + held[request]
+        # Placement goes to the rank with least KV, which is about the one whose turn is longest ago.
+        got = max(ready, targets[0]) + held[request]
+        heapq.heapreplace(source, sent)
+        heapq.heapreplace(targets, got)
+        there[request] = max(sent, got) + links.latency_seconds
+    return np.array(there)
