@@ -33,8 +33,6 @@ class Outputs:
 
 def read_outputs(csv: str | None, plot: str | None, force: bool) -> Outputs:
     """Return the files to write; BadInput where one cannot be or is there already."""
-    if force and csv is None and plot is None:
-        raise BadInput("--force replaces files of --csv and --plot; give one of them with it or leave it out")
     outputs = Outputs(csv=Path(csv) if csv else None, plot=Path(plot) if plot else None, force=force)
     for flag, path in (("--csv", outputs.csv), ("--plot", outputs.plot)):
         if path is not None and path.is_dir():

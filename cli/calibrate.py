@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from cli.output import print_json, print_lines, print_table
+from cli.output import check_force, print_json, print_lines, print_table
 from hardware.calibrate import Calibrated, calibrate, overlay
 from hardware.loader import load_hardware
 from hardware.measurements import read_measurements
@@ -46,6 +46,7 @@ def calibrate_command(
     bytes, mean_keys; for memory_copy bytes; for collectives op, scope, in_graph, ranks, message_bytes; for expert
     exchanges direction, mode, degree, payload_bytes. Kernels eager_launch and graph_launch need seconds alone.
     """
+    check_force(force, {"--out FILE": out})
     entry = load_hardware(hw)
     families = calibrate(entry, read_measurements(measurements, entry.name))
     document = overlay(entry, _name(name, entry), families)

@@ -10,7 +10,7 @@ import typer
 from cli.check_input import OWN_KEYS, Checked, read_entry
 from cli.check_render import as_json, junit, render
 from cli.exit_codes import ExitCode
-from cli.output import print_json, stdout_console
+from cli.output import check_force, print_json, stdout_console
 from cli.progress import progress
 from cli.question_file import Entry, read_questions
 from cli.question_options import Text, asks_a_question, option
@@ -100,9 +100,8 @@ def _entries(given: Mapping[str, str | None], **own: str | None) -> list[Entry]:
 
 def _junit_path(text: str | None, force: bool) -> Path | None:
     """Return where the report goes; BadInput before any search where it cannot."""
+    check_force(force, {"--junit FILE": text})
     if text is None:
-        if force:
-            raise BadInput("--force replaces the file of --junit; give --junit FILE with it or leave it out")
         return None
     path = Path(text)
     if path.is_dir():

@@ -10,6 +10,7 @@ from cli.answer_output import read_outputs, write_answers
 from cli.answer_rows import Row, answer_row, front_rows
 from cli.check_input import OWN_KEYS
 from cli.exit_codes import ExitCode
+from cli.output import check_force
 from cli.plots import Curve, Plot
 from cli.progress import bar
 from cli.question_file import Entry, read_questions
@@ -55,6 +56,7 @@ def compare(
 
     Exit code 3 where no question has a plan.
     """
+    check_force(force, {"--csv FILE": csv, "--plot FILE": plot})
     outputs = read_outputs(csv, plot, force)
     key, label = _measure(measure)
     asked = [(entry.name, _read(entry)) for entry in _entries(given)]

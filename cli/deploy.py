@@ -6,7 +6,7 @@ from typing import Annotated, Any, get_args
 
 import typer
 
-from cli.output import print_json, print_lines
+from cli.output import check_force, print_json, print_lines
 from deploy.diff import differences, read_files, read_folder
 from deploy.guide import arithmetic, limits
 from deploy.render import Deployment, render
@@ -60,6 +60,7 @@ def deploy(
     chosen = _kind(profile, read, platform, kind)
     if out is None and not dry_run and diff is None:
         raise BadInput("--out: give the folder to write, or --dry-run to see what it would hold")
+    check_force(force, {"--out DIR": out})
     digest = hashlib.sha256(manifest.read_bytes()).hexdigest()
     made = render(read, profile, chosen, read_site(values), digest)
     changes = None if diff is None else _changes(diff, made)

@@ -9,7 +9,7 @@ import typer
 from cli.execute_clock import clock_json, clock_rows, iteration_json, show_clock, show_iteration
 from cli.execute_render import recovery_json, report_json, show_recovery, show_report
 from cli.exit_codes import ExitCode
-from cli.output import print_json
+from cli.output import check_force, print_json
 from planner.manifest.document import read_manifest
 from planner.manifest.schema import Manifest
 from podplan.errors import BadInput
@@ -50,8 +50,9 @@ def execute(
         str | None, _option("--drop", "RANK@ITERATION", "Lose a decode rank before an iteration, and recover.")
     ] = None,
     recover: Annotated[
-        str, _option("--recover", "NAME", "shrink: go on without the rank; rollback: repeat the iteration with it.")
-    ] = "shrink",
+        str | None,
+        _option("--recover", "NAME", "With --drop, shrink: go on without the rank; rollback: repeat with it [shrink]."),
+    ] = None,
     transport: Annotated[
         str, _option("--transport", "NAME", "local: all ranks in this process; mpi: in those that mpirun started.")
     ] = "local",
@@ -74,15 +75,19 @@ def execute(
     """
     if not 1 <= iterations <= MOST_ITERATIONS:
         raise BadInput(f"--iterations: {iterations} must be from 1 to {MOST_ITERATIONS}")
+    check_force(force, {"--timeline FILE": timeline})
     if timeline and timeline.exists() and not force:
         raise BadInput(f"{timeline}: the file exists already; give --force to replace it")
+    if recover is not None and drop is None:
+        raise BadInput("--recover says what follows a lost rank; give --drop RANK@ITERATION with it or leave it out")
     if not 0 <= seed < 2**32:
         raise BadInput(f"--seed: {seed} must be from 0 to {2**32 - 1}")
     settings = Settings(iterations=iterations, seed=seed, int8=int8, choices=Choices(int8_messages=int8))
     plan = read_manifest(manifest)
     if drop is not None:
-        recovered = execute_with_drop(plan, settings, parse_drop(drop, recover))
-        print_json(recovery_json(recovered)) if json else show_recovery(recovered, recover)
+        how = recover or "shrink"
+        recovered = execute_with_drop(plan, settings, parse_drop(drop, how))
+        print_json(recovery_json(recovered)) if json else show_recovery(recovered, how)
         return ExitCode.DONE if recovered.compared.equal else ExitCode.FAULT
     report = _run(plan, settings, _transport(transport), parse_duration(timeout, "--timeout"))
     if report is None:

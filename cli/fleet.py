@@ -13,7 +13,7 @@ from cli.answer_output import Outputs, read_outputs, write_answers
 from cli.answer_rows import as_csv
 from cli.fleet_input import FleetInput, read_fleet
 from cli.fleet_render import Shown, fleet_json, fleet_lines, fleet_rows, fleet_tables, verdicts_of
-from cli.output import print_json, print_lines, stderr_console, stdout_console
+from cli.output import check_force, print_json, print_lines, stderr_console, stdout_console
 from cli.progress import progress
 from cli.question_options import Text, option
 from cli.search_json import question_json
@@ -56,7 +56,8 @@ def fleet(
     stand on one node. `pools:` lists machines of several kinds; then `hw:` of a model names pools, one per role, or
     any: podplan chooses. Every model needs a rate. Exit code 3: the cluster does not carry them all.
     """
-    outputs = replace(read_outputs(csv, None, force and out is None), force=force)
+    check_force(force, {"--out DIR": out, "--csv FILE": csv})
+    outputs = read_outputs(csv, None, force)
     given = {"objective": objective, "survive": survive, "confidence": confidence}
     asked = read_fleet(file, {key: value for key, value in given.items() if value is not None})
     folder = _folder(out, asked, force)

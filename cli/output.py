@@ -6,11 +6,22 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
+from podplan.errors import BadInput
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
 UNFOLDED_WIDTH = 1000  # of tables that go to a file or a pipe, unless COLUMNS says otherwise
+
+
+def check_force(force: bool, outputs: Mapping[str, object]) -> None:
+    """Raise BadInput where ``--force`` stands alone; ``outputs`` are the flags that write files, None if not given."""
+    if force and all(given is None for given in outputs.values()):
+        *others, last = (flag.split()[0] for flag in outputs)
+        names = f"{', '.join(others)} and {last}" if others else last
+        needed = "one of them" if others else next(iter(outputs))
+        raise BadInput(f"--force replaces files of {names}; give {needed} with it or leave it out")
 
 
 def print_json(data: Mapping[str, object]) -> None:

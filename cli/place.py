@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from cli.output import print_json, print_lines, print_table
+from cli.output import check_force, print_json, print_lines, print_table
 from cli.place_change import migrate, read_current, read_weight, weigh_traffic
 from cli.place_decide import decide, read_asked, time_experts
 from cli.place_files import dense_line, moe_map, write_placement
@@ -134,6 +134,7 @@ def place(
         max_moves=max_moves,
         traffic_weight=traffic_weight,
     )
+    check_force(force, {"--out DIR": out, "--plot DIR": plot})
     read = read_loads(loads)
     asked = read_asked(flags)
     problem, decision = decide(flags, read, asked, curve=curve)

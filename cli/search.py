@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from cli.output import print_json, stderr_console, stdout_console
+from cli.output import check_force, print_json, stderr_console, stdout_console
 from cli.progress import progress
 from cli.question_options import Text, asks_a_question, option
 from cli.search_flags import SearchFlags, SearchInput, read_search
@@ -52,9 +52,8 @@ def search(
 
 def _folder(out: str | None, force: bool) -> Path | None:
     """Return the folder to write to; BadInput before the search where something stands in the way."""
+    check_force(force, {"--out DIR": out})
     if out is None:
-        if force:
-            raise BadInput("--force replaces files of --out; give --out DIR with it or leave it out")
         return None
     folder = Path(out)
     if folder.exists() and not folder.is_dir():

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cli.flags import flag_name
+from cli.output import check_force
 from podplan.errors import BadInput
 from podplan.units import parse_count, parse_duration
 from runtime.simulate.workload import Modulation
@@ -60,6 +61,8 @@ def check_together(flags: SimulateFlags) -> None:
         raise BadInput("--timeseries-step: belongs to --timeseries FILE; give it or leave the step out")
     if flags.policies is not None and (flags.requests_csv or flags.timeseries or flags.timeline):
         raise BadInput("--policies: compares several runs; files are written for one run, so leave them out")
+    files = {"--requests-csv": flags.requests_csv, "--timeseries": flags.timeseries, "--timeline": flags.timeline}
+    check_force(flags.force, files)
 
 
 def read_seed(text: str | None) -> int:

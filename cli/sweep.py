@@ -10,6 +10,7 @@ from cli.answer_output import read_outputs, write_answers
 from cli.answer_rows import Row, answer_row
 from cli.exit_codes import ExitCode
 from cli.flags import flag_name
+from cli.output import check_force
 from cli.plots import Curve, Plot
 from cli.progress import bar
 from cli.question_options import OPTIONS, Text, asks_a_question, option, search_flags
@@ -18,6 +19,7 @@ from planner.ranges import spaced
 from planner.search import search
 from podplan.errors import BadInput
 from podplan.names import suggest
+from podplan.units import parse_count
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -31,6 +33,7 @@ MEASURES = {
     "ttft": ("ttft_seconds", "TTFT in s"),
     "tpot": ("tpot_seconds", "TPOT in s"),
 }
+COUNTS = ("isl", "osl", "nodes", "chips", "devices", "mtp", "redundant_experts")
 _RANGE = re.compile(r"\s*([0-9.]+)([^0-9.]*)\.\.([0-9.]+)([^0-9.:]*):([0-9]+)(:log)?\s*")
 Values = tuple[str, list[str], bool]
 """Field, its values as they would be typed, and whether they lie a factor apart."""
@@ -63,6 +66,7 @@ def sweep(
     """
     if given.get("model") is None or given.get("hw") is None:
         raise BadInput("give MODEL, --hw HW and --over FLAG=VALUES; see plan sweep --help")
+    check_force(force, {"--csv FILE": csv, "--plot FILE": plot})
     outputs = read_outputs(csv, plot, force)
     axes = _axes(over, given)
     fields = [field for field, _, _ in axes]
@@ -105,21 +109,27 @@ def _axis(text: str) -> Values:
             raise BadInput(f"--over: {values[:40]!r} is not a range like 20ms..100ms:9, or with :log behind it")
         return field, [part.strip() for part in values.split(",") if part.strip()], False
     first, unit, last, other, count, logarithmic = match.groups()
-    if unit.strip() != other.strip():
-        raise BadInput(f"--over: {values[:40]!r} has two units; write both ends in one, such as 20ms..100ms:9")
     try:
         ends = float(first), float(last)
-        found = spaced(*ends, int(count), logarithmic=logarithmic is not None)
     except ValueError:
         raise BadInput(f"--over: {values[:40]!r} has an end that is no number") from None
+    units = [own.strip() for end, own in zip(ends, (unit, other), strict=True) if end or own.strip()]  # 0 has any unit
+    if len(set(units)) > 1 and field in COUNTS:  # 512..4k
+        ends = parse_count(first + unit, "--over"), parse_count(last + other, "--over")
+        units = []
+    if len(set(units)) > 1:
+        raise BadInput(f"--over: {values[:40]!r} has two units; write both ends in one, such as 20ms..100ms:9")
+    try:
+        found = spaced(*ends, int(count), logarithmic=logarithmic is not None)
     except BadInput as error:
-        raise BadInput(f"--over: {error}") from None
-    return field, [_typed(value, unit.strip(), field) for value in found], logarithmic is not None
+        raise BadInput(f"--over: {values[:40]!r}: {error}") from None
+    unit = units[0] if units else ""
+    return field, [_typed(value, unit, field) for value in found], logarithmic is not None
 
 
 def _typed(value: float, unit: str, field: str) -> str:
     """Return a value as it would be typed; counts are whole."""
-    whole = field in ("isl", "osl", "nodes", "chips", "devices", "mtp", "redundant_experts") and not unit
+    whole = field in COUNTS and not unit
     return f"{round(value)}" if whole else f"{value:.10g}{unit}"
 
 

@@ -8,8 +8,8 @@ Ref: MixServe (arXiv 2601.08800), Eq. (7) and (9) to (11), which ``planner.mixse
 import numpy as np
 
 from planner.decode_queue import DecodeState
-from planner.mixserve import eq11_throughput
-from planner.queueing import Latency, mixserve_wait
+from planner.mixserve import eq7_waiting, eq11_throughput
+from planner.queueing import Latency
 from planner.workload import Lengths
 
 _LEVELS = (*(float(level) for level in range(1, 100)), *(99 + tenth / 10 for tenth in range(1, 10)))
@@ -30,7 +30,7 @@ def memoryless_ttft(rate_per_second: float, prompts: int, pass_seconds: float) -
     above = 1 - np.array(_LEVELS) / 100
     waits = np.maximum(np.log(max(rho, 1e-300) / above), 0.0) * pass_seconds / (1 - rho)
     return Latency(
-        mean=mixserve_wait(passes, pass_seconds) + pass_seconds,
+        mean=float(eq7_waiting(passes, pass_seconds)) + pass_seconds,
         levels=_LEVELS,
         seconds=tuple((waits + pass_seconds).tolist()),
     )

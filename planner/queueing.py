@@ -190,15 +190,6 @@ def allen_cunneen_wait(
     return memoryless * (arrival_squared_cv + service_squared_cv) / 2
 
 
-def mixserve_wait(pass_rate_per_second: float, pass_seconds: float) -> float:
-    """Mean wait of MixServe Eq. (7) in seconds, rho / (mu (1 - rho)) with mu = 1/pass: M/M/1, infinite when unstable.
-
-    The paper divides an arrival rate in tokens by a service rate in passes; here both count passes. For comparison:
-    passes are neither exponential nor independent of the queue.
-    """
-    return kingman_wait(pass_rate_per_second, pass_seconds, 1.0, 1.0)
-
-
 def largest_rate(seconds: Callable[[float], float], limit_seconds: float, upper: float) -> float | None:
     """Largest rate up to ``upper`` whose ``seconds``, rising in the rate, keep the limit; None where none does.
 

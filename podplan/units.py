@@ -189,9 +189,11 @@ def _plain(number: float) -> str:
 
 
 def _three(value: float) -> str:
-    """Three significant digits without an exponent and without trailing zeros."""
+    """Three significant digits without trailing zeros; without an exponent below a million."""
     if value == 0:
         return "0"
+    if abs(value) >= MEGA:  # past the largest unit
+        return f"{value:.3g}"
     digits = max(0, 2 - math.floor(math.log10(abs(value))))
     text = f"{value:.{digits}f}"
     return text.rstrip("0").rstrip(".") if "." in text else text
@@ -202,6 +204,6 @@ def _scaled(value: float, steps: list[tuple[float, str]], between: str = " ") ->
     if not math.isfinite(value):
         return str(value)
     factor, unit = next(((f, u) for f, u in steps if abs(value) >= f * 0.9995), steps[-1])
-    if value == 0:
+    if value == 0 or abs(value) >= MEGA * steps[0][0]:
         factor, unit = next((f, u) for f, u in steps if f == 1.0)
     return f"{_three(value / factor)}{between}{unit}"

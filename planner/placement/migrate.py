@@ -85,10 +85,6 @@ class Trace:
         """The step with the least imbalance that needs no more loads."""
         return max(step for step, loads in enumerate(self.loads) if loads <= most_loads)
 
-    def reaching(self, imbalance: float) -> int:
-        """The first step with so little imbalance; the last one if none has."""
-        return next((step for step, value in enumerate(self.imbalance) if value <= imbalance), len(self.loads) - 1)
-
 
 def few_moves(loads: Floats, current: Integers, ranks: int, most_loads: int) -> Trace:
     """Improve one layer's map step by step, the greatest gain per load first.

@@ -69,6 +69,7 @@ def test_plots_are_pictures(ending: str, start: bytes, tmp_path: Path, capsys: p
         (["sweep", *SMALL, "--over", "rat=1/s"], "'rat' is no flag to sweep; did you mean rate"),
         (["sweep", *SMALL, "--over", "osl"], "is not FLAG=VALUES"),
         (["sweep", *SMALL, "--over", "tpot=1ms..9s:3"], "has two units"),
+        (["sweep", *SMALL, "--over", "isl=0..1k:3:log"], "a logarithmic range from 0 to 1 must have ends above zero"),
         (["sweep", *SMALL, "--over", "tpot=1ms..9ms"], "is not a range like"),
         (["sweep", *SMALL, "--over", "tpot=1ms..9ms:1"], "must have from 2 to"),
         (["sweep", *SMALL, "--over", "devices=2,4"], "--devices and --over devices both give it"),

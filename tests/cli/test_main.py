@@ -81,6 +81,27 @@ def test_a_search_imports_what_it_needs(arguments: list[str], unneeded: list[str
     assert done.stderr.strip() == "[]"
 
 
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["place", "loads.csv", "--devices", "2", "--force"], "--out and --plot; give one of them"),
+        (["execute", "manifest.yaml", "--force"], "--timeline; give --timeline FILE"),
+        (["execute", "manifest.yaml", "--recover", "shrink"], "give --drop RANK@ITERATION with it"),
+        (["calibrate", "measured.csv", "--hw", "h100", "--force"], "--out; give --out FILE"),
+        (["simulate", "manifest.yaml", "--force"], "--requests-csv, --timeseries and --timeline"),
+        (["fleet", "fleet.yaml", "--force"], "--out and --csv; give one of them"),
+    ],
+)
+def test_a_flag_that_would_do_nothing_is_refused(
+    arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before any file is looked for: who gives it expects something of it."""
+    assert main.main(arguments) == ExitCode.BAD_INPUT
+    shown = capsys.readouterr()
+    assert told in shown.err
+    assert shown.err.count("\n") == 1
+
+
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     """`--version` tells name and version."""
     assert main.main(["--version"]) == ExitCode.DONE

@@ -5,7 +5,6 @@ import math
 import pytest
 
 from planner.memoryless import full_batch_state, memoryless_ttft, stream_tokens_per_second
-from planner.mixserve import eq7_waiting, eq9_ttft
 from planner.operating import DecodeServer, PrefillServer
 from planner.workload import Lengths
 from tests.questions import small_answer
@@ -17,7 +16,7 @@ def test_the_mean_is_the_paper_s(rho: float) -> None:
     prompts, seconds = 8, 0.4
     found = memoryless_ttft(rho * prompts / seconds, prompts, seconds)
     assert found is not None
-    assert found.mean == pytest.approx(eq9_ttft(eq7_waiting(rho / seconds, seconds), lambda s: s * seconds, 1.0))
+    assert found.mean == pytest.approx(rho / (1 - rho) * seconds + seconds)
 
 
 def test_the_tail_is_that_of_the_m_m_1_queue() -> None:

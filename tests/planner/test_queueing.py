@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from planner.mixserve import eq7_waiting
 from planner.queueing import (
     Latency,
     allen_cunneen_wait,
@@ -15,7 +16,6 @@ from planner.queueing import (
     independent_sum,
     kingman_wait,
     largest_rate,
-    mixserve_wait,
     pollaczek_khinchine_wait,
 )
 from podplan.errors import BadInput
@@ -32,7 +32,7 @@ def test_single_memoryless_server_by_four_roads():
         pollaczek_khinchine_wait(0.5, 1.0, 1.0),
         kingman_wait(0.5, 1.0, 1.0, 1.0),
         allen_cunneen_wait(1, 0.5, 1.0, 1.0, 1.0),
-        mixserve_wait(0.5, 1.0),
+        eq7_waiting(0.5, 1.0),
     )
     assert waits == pytest.approx((1.0,) * 4)
 

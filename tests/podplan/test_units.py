@@ -96,6 +96,7 @@ def test_a_fraction_of_a_thing_is_refused() -> None:
         (format_bytes(999.6e6), "1 GB"),
         (format_rate(1943), "1.94k/s"),
         (format_rate(0.05), "3/min"),
+        (format_rate(1e300), "1e+300/s"),
         (format_count(671e9), "671G"),
         (format_count(999.7), "1k"),
         (format_count(-5), "-5"),

@@ -50,7 +50,7 @@ def test_few_moves_gain_much():
     assert trace.imbalance == sorted(trace.imbalance, reverse=True)
     some = trace.imbalance[trace.within(whole // 10)]
     assert some - 1 <= (trace.imbalance[0] - 1) / 2
-    assert trace.loads[trace.reaching(some)] <= whole // 10
+    assert trace.loads[trace.within(whole // 10)] <= whole // 10
     assert trace.within(0) == 0
 
 
