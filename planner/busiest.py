@@ -1,9 +1,10 @@
 """Static factors of many expert layouts at once: what ``imbalance.static_factor`` gives one by one.
 
-A search asks for hundreds of layouts of one model. Longest processing time first is sequential over replicas but
-not over layouts, so all layouts place their next replica in one array operation.
+A search asks for hundreds of layouts of one model, so what they have in common is computed once, and each replica costs
+one step of a heap.
 """
 
+import heapq
 from collections.abc import Sequence
 
 import numpy as np
@@ -18,7 +19,6 @@ Layout = tuple[int, int]
 _FEW = 8
 _MOST_REPLICAS = 32
 """Of one expert, before the greedy count is asked instead."""
-_NONE = -1
 
 
 def static_factors(
@@ -34,15 +34,16 @@ def static_factors(
     for ranks, redundant in layouts:
         check_redundancy(experts, ranks, redundant)
     past, present = quantile_loads(distribution, experts), drifted_loads(distribution, experts)
-    counts = [_replica_counts(past, ranks, redundant) for ranks, redundant in layouts]
-    placed = _place(past, counts, [ranks for ranks, _ in layouts])
+    draws = np.ascontiguousarray(present.T)  # [experts, draws]
     result = np.empty(len(layouts))
-    for number, ((ranks, redundant), own, slots) in enumerate(zip(layouts, counts, placed, strict=True)):
+    for number, (ranks, redundant) in enumerate(layouts):
+        counts = _replica_counts(past, ranks, redundant)
+        slots = _place(past, counts, ranks)
         if slots is None:  # one of the rare layouts in which LPT has to exchange experts to avoid a repetition
             result[number] = static_factor(experts, ranks, redundant, distribution, balanced)
             continue
-        per_slot = (present / own)[:, slots]  # [draws, slots]
-        busiest = per_slot.reshape(per_slot.shape[0], ranks, -1).sum(axis=2).max(axis=1)
+        per_slot = (draws / counts[:, None])[slots]  # [slots, draws]
+        busiest = per_slot.reshape(ranks, -1, per_slot.shape[1]).sum(axis=1).max(axis=0)
         result[number] = float(busiest.mean()) * ranks / experts
     return result
 
@@ -59,18 +60,14 @@ def _replica_counts(loads: NDArray[np.float64], ranks: int, redundant: int) -> N
     return replica_counts(loads, loads.size + redundant, ranks) if reached else counts
 
 
-def _place(
-    loads: NDArray[np.float64], counts: Sequence[NDArray[np.int64]], ranks: Sequence[int]
-) -> list[NDArray[np.int64] | None]:
-    """Experts of every layout's slots, rank by rank; None where LPT finds a replica no rank without its expert."""
-    order = [_replicas(loads, own) for own in counts]
-    placed = [_halves(experts, each) for (experts, _), each in zip(order, ranks, strict=True)]
-    many = [number for number, own in enumerate(placed) if own is None]
-    if many:
-        found = _lightest_first([order[number] for number in many], [ranks[number] for number in many])
-        for number, own in zip(many, found, strict=True):
-            placed[number] = own
-    return placed
+def _place(loads: NDArray[np.float64], counts: NDArray[np.int64], ranks: int) -> NDArray[np.int64] | None:
+    """Experts of a layout's slots, rank by rank; None where LPT finds a replica no rank without its expert."""
+    experts, weights = _replicas(loads, counts)
+    placed = _halves(experts, ranks)
+    if placed is not None:
+        return placed
+    chosen = _lightest_first(experts.tolist(), weights.tolist(), ranks)
+    return None if chosen is None else experts[np.argsort(chosen, kind="stable")]
 
 
 def _halves(experts: NDArray[np.int64], ranks: int) -> NDArray[np.int64] | None:
@@ -82,37 +79,32 @@ def _halves(experts: NDArray[np.int64], ranks: int) -> NDArray[np.int64] | None:
     return np.stack([experts[:ranks], experts[: ranks - 1 : -1]], axis=1).ravel()
 
 
-def _lightest_first(
-    order: Sequence[tuple[NDArray[np.int64], NDArray[np.float64]]], ranks: Sequence[int]
-) -> list[NDArray[np.int64] | None]:
-    """Each replica in turn to the lightest open rank without its expert, in all layouts side by side."""
-    kinds, widest, steps = len(ranks), max(ranks), max(len(experts) for experts, _ in order)
-    rows = np.arange(kinds)
-    per_rank = np.array([len(experts) // each for (experts, _), each in zip(order, ranks, strict=True)])
-    experts, weights = np.full((kinds, steps), _NONE), np.zeros((kinds, steps))
-    for number, (own, load) in enumerate(order):
-        experts[number, : len(own)], weights[number, : len(load)] = own, load
-    held = np.zeros((kinds, widest), dtype=np.int64)
-    total = np.where(np.arange(widest) < np.array(ranks)[:, None], 0.0, np.inf)  # infinite: no rank, or a full one
-    last = np.full((kinds, widest), _NONE)
-    chosen = np.zeros((kinds, steps), dtype=np.int64)
-    stuck = np.zeros(kinds, dtype=bool)
-    for step in range(steps):
-        expert, going = experts[:, step], experts[:, step] != _NONE
-        rank = total.argmin(axis=1)
-        again = np.flatnonzero((expert == experts[:, step - 1]) & (step > 0))  # replicas of one expert part
-        if again.size:
-            rank[again] = np.where(last[again] == expert[again, None], np.inf, total[again]).argmin(axis=1)
-        chosen[:, step] = rank
-        stuck |= going & (np.isinf(total[rows, rank]) | (last[rows, rank] == expert))
-        held[rows, rank] += going
-        last[rows, rank] = np.where(going, expert, last[rows, rank])
-        weighed = total[rows, rank] + weights[:, step]
-        total[rows, rank] = np.where(held[rows, rank] >= per_rank, np.inf, weighed)
-    return [
-        None if stuck[number] else experts[number, np.argsort(chosen[number, : len(own)], kind="stable")]
-        for number, (own, _) in enumerate(order)
-    ]
+def _lightest_first(experts: list[int], weights: list[float], ranks: int) -> list[int] | None:
+    """The rank of each replica: the lightest that has a slot left and not its expert, of equal ones the first.
+
+    Replicas come by falling weight, those of one expert one after the other, so the first of them take a rank each, and
+    only the expert that a rank got last can be its own. None where no rank is left for a replica.
+    """
+    chosen, last, held = list(range(ranks)), experts[:ranks], [1] * ranks
+    open_ranks = sorted((weight, rank) for rank, weight in enumerate(weights[:ranks]))  # sorted is a heap
+    slots = len(experts) // ranks
+    for expert, weight in zip(experts[ranks:], weights[ranks:], strict=True):
+        aside = []
+        while open_ranks and last[open_ranks[0][1]] == expert:
+            aside.append(heapq.heappop(open_ranks))
+        if not open_ranks:
+            return None
+        total, rank = open_ranks[0]
+        chosen.append(rank)
+        last[rank] = expert
+        held[rank] += 1
+        if held[rank] < slots:
+            heapq.heapreplace(open_ranks, (total + weight, rank))
+        else:
+            heapq.heappop(open_ranks)
+        for each in aside:
+            heapq.heappush(open_ranks, each)
+    return chosen
 
 
 def _replicas(loads: NDArray[np.float64], counts: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:

@@ -5,12 +5,12 @@ the largest feasible batch carries the most. Bisection over integers therefore c
 batch without trying each.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.brackets import largest
 from planner.deployment import Deployment
 from planner.imbalance import expected_maximum_normal
 from planner.latency import balanced_cost, tokens_per_iteration
@@ -27,10 +27,6 @@ MEMORY_DEVIATIONS = 3.0
 MOST_BATCH = 4096
 # Selecting rows means building their terms again: done only where it drops this share of them.
 _WORTH_PRUNING = 0.8
-# Closed brackets are dropped when no more than this share is open.
-_NARROWED = 0.7
-# Points that one array operation should have: fewer cost as much, for its call.
-POINTS = 1024
 
 # Requests per second already known for an instance size (devices).
 Floor = dict[int, float]
@@ -215,89 +211,3 @@ def decode_memory_used(deployment: Deployment, batch: Number, kv: KvLoad) -> Num
     used = memory(deployment, kv_tokens=held, sequences=batch, tokens=tokens).used
     experts = expert_device_memory(deployment, tokens)
     return used if experts is None else larger(used, experts.used)
-
-
-def largest(
-    measure: Callable[[Number], Number], limit: float, low: NDArray[np.float64], high: NDArray[np.float64]
-) -> NDArray[np.float64]:
-    """Return per row the largest integer in [low, high] with measure <= limit; low - 1 where there is none.
-
-    Args: ``low`` and ``high`` [rows]; ``measure`` takes [points, rows] and returns what broadcasts to it, and must
-    not fall as a row's number rises.
-    """
-    ends = np.stack([low, high])
-    return largest_between(measure, limit, ends, np.broadcast_to(np.asarray(measure(ends)), ends.shape))[0]
-
-
-def largest_between(
-    measure: Callable[[Number], Number], limit: float, ends: NDArray[np.float64], measured: NDArray[np.float64]
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return ``largest`` between ends [2, rows] whose measures are known, and the measure there.
-
-    Few rows try several points at once, which spares calls; many rows one, by false position, with bisection whenever
-    that fails to halve the bracket: cost is nearly linear in the batch.
-    """
-    low, high = ends
-    bottom, top = measured.astype(np.float64)
-    below = np.where(top <= limit, high, np.where(bottom <= limit, low, low - 1))
-    above = np.where(top <= limit, high + 1, np.where(bottom <= limit, high, low))
-    bracket = _Bracket(below, above, np.where(top <= limit, top, bottom), top, np.zeros(low.shape, dtype=bool))
-    rows, found, taken_seconds = np.arange(low.size), below.copy(), bracket.bottom.copy()
-    while (still := np.flatnonzero(bracket.above - bracket.below > 1)).size:
-        if isinstance(measure, IterationTime) and still.size <= _NARROWED * bracket.below.size:
-            measure, low, bracket, rows = measure.of(still), low[still], bracket.of(still), rows[still]
-        points = max(POINTS // bracket.below.size, 1)
-        (_sectioned if points > 2 else _interpolated)(measure, limit, low, bracket, points)
-        found[rows], taken_seconds[rows] = bracket.below, bracket.bottom
-    return found, taken_seconds
-
-
-@dataclass(slots=True)
-class _Bracket:
-    """Per row the largest number known to keep the limit and the smallest known not to, with their measures."""
-
-    below: NDArray[np.float64]
-    above: NDArray[np.float64]
-    bottom: NDArray[np.float64]
-    top: NDArray[np.float64]
-    bisect: NDArray[np.bool_]
-
-    def of(self, rows: NDArray[np.int64]) -> "_Bracket":
-        """The brackets of some rows."""
-        return _Bracket(self.below[rows], self.above[rows], self.bottom[rows], self.top[rows], self.bisect[rows])
-
-
-Measure = Callable[[Number], Number]
-
-
-def _sectioned(measure: Measure, limit: float, low: NDArray[np.float64], bracket: _Bracket, points: int) -> None:
-    """Try evenly spaced points of every bracket."""
-    below, above = bracket.below, bracket.above
-    parts = np.arange(1.0, points + 1)[:, None] / (points + 1)  # [points, 1]
-    tried = np.clip(np.floor(below + (above - below) * parts), below + 1, np.maximum(above - 1, below + 1))
-    took = np.broadcast_to(np.asarray(measure(np.maximum(tried, low))), tried.shape)
-    still = above - below > 1
-    count = (took <= limit).sum(axis=0)
-    rows = np.arange(low.size)
-    better, last = still & (count > 0), np.maximum(count - 1, 0)
-    bracket.below = np.where(better, tried[last, rows], below)
-    bracket.bottom = np.where(better, took[last, rows], bracket.bottom)
-    bracket.above = np.where(still & (count < points), tried[np.minimum(count, points - 1), rows], above)
-
-
-def _interpolated(measure: Measure, limit: float, low: NDArray[np.float64], bracket: _Bracket, _: int) -> None:
-    """Try one point of every bracket, where a straight line between its ends meets the limit."""
-    below, above = bracket.below, bracket.above
-    width = above - below
-    with np.errstate(divide="ignore", invalid="ignore"):
-        step = np.nan_to_num(
-            width * (limit - bracket.bottom) / (bracket.top - bracket.bottom), nan=0.0, posinf=0.0, neginf=0.0
-        )
-    guess = np.where(bracket.bisect, np.floor(below + width / 2), np.floor(below + step))
-    still = width > 1
-    guess = np.where(still, np.clip(guess, below + 1, np.maximum(above - 1, below + 1)), np.maximum(below, low))
-    value = np.broadcast_to(np.asarray(measure(guess)), guess.shape)
-    good, bad = still & (value <= limit), still & (value > limit)
-    bracket.below, bracket.bottom = np.where(good, guess, below), np.where(good, value, bracket.bottom)
-    bracket.above, bracket.top = np.where(bad, guess, above), np.where(bad, value, bracket.top)
-    bracket.bisect = ~bracket.bisect & (bracket.above - bracket.below > width / 2)

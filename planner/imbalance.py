@@ -97,13 +97,20 @@ def expected_maximum_normal(count: Number) -> Number:
 
     Ref: order statistics, H. A. David, Order Statistics, section 3.1; values in Tippett 1925, Biometrika 17:364.
     """
+    if np.ndim(count) == 0:
+        return _expected_maximum(float(count))
+    distinct, where = np.unique(count, return_inverse=True)
+    expected = np.array([_expected_maximum(float(each)) for each in distinct])
+    return expected[where].reshape(np.shape(count))
+
+
+@functools.lru_cache(maxsize=8192)
+def _expected_maximum(count: float) -> float:
+    """The integral for one count; a search asks again and again for the same few hundred."""
     cdf, step = _half_line()
-    distinct, where = np.unique(np.asarray(count, dtype=np.float64), return_inverse=True)
-    power = distinct[:, None]  # [distinct counts, 1]
-    tail = 1.0 - cdf**power - (1.0 - cdf) ** power  # [distinct counts, grid]
-    tail[:, 0] /= 2
-    expected = (tail.sum(axis=1) * step)[where].reshape(np.shape(count))
-    return float(expected) if np.ndim(count) == 0 else expected
+    tail = 1.0 - cdf**count - (1.0 - cdf) ** count
+    tail[0] /= 2
+    return float(tail.sum() * step)
 
 
 def sampling_factor(static: Number, tokens_per_rank: Number, ranks: Number) -> Number:

@@ -12,14 +12,13 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.brackets import POINTS, largest_between
 from planner.candidates import usable_microbatches
 from planner.columns import Offers
 from planner.decode_candidates import (
-    POINTS,
     Count,
     DecodeCandidate,
     IterationTime,
-    largest_between,
     least_batch,
     request_rate,
     rows_with_room,
@@ -61,10 +60,9 @@ class _DecodeTable:
 
 def decode_offers(question: Question, rows: list[Row], count: Count, transfer_seconds: float) -> Offers:
     """Return the decode instances that keep the TPOT limit with one request per stage or more."""
+    alike = groups(question, "decode", rows, 0)
     tables = [
-        _decode_table(question, group, drafts, count)
-        for drafts in question.drafts
-        for group in groups(question, "decode", rows, drafts)
+        _decode_table(question, group.drafting(drafts), drafts, count) for drafts in question.drafts for group in alike
     ]
     return Offers.joined([_decode_kinds(question, table, transfer_seconds) for table in tables if table is not None])
 

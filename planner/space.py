@@ -63,6 +63,10 @@ class Group:
         strategy = self.deployment.strategy
         return np.asarray(strategy.devices, dtype=np.float64)
 
+    def drafting(self, drafts: int) -> "Group":
+        """Return the same rows with so many drafts."""
+        return replace(self, deployment=replace(self.deployment, drafts=drafts))
+
     def select(self, index: NDArray[np.int64]) -> "Group":
         """Return the group of the chosen rows."""
         rows = [self.rows[number] for number in index]

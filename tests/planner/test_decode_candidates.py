@@ -11,7 +11,6 @@ from planner.decode_candidates import (
     decode_candidates,
     decode_memory_used,
     iteration,
-    largest,
     rows_with_room,
 )
 from planner.imbalance import expected_maximum_normal
@@ -118,24 +117,3 @@ def test_each_leader_carries_most_of_its_size() -> None:
                     best[one.devices] = max(best.get(one.devices, 0.0), one.requests_per_second)
         found = decode_candidates(question, group, 1, Count(), LIMIT, {})
         assert {c.devices: pytest.approx(c.requests_per_second, rel=1e-9) for c in found} == best
-
-
-@pytest.mark.parametrize(
-    ("limit", "low", "high", "expected"),
-    [(10.0, 1, 1, 1), (0.0, 1, 1, 0), (5.0, 3, 3, 3), (4.9, 5, 90, 4), (1e9, 2, 70, 70), (6.5, 2, 70, 6)],
-)
-def test_largest_at_its_edges(limit: float, low: int, high: int, expected: int) -> None:
-    """One integer, none that fits, all that fit."""
-    found = largest(lambda batch: batch, limit, np.array([float(low)]), np.array([float(high)]))
-
-    assert found.tolist() == [expected]
-
-
-@settings(max_examples=60, deadline=None)
-@given(steps=st.lists(st.sampled_from([0.0, 0.0, 0.0, 1.0, 40.0]), min_size=1, max_size=80), limit=st.floats(-1, 400))
-def test_largest_on_plateaus_and_cliffs(steps: list[float], limit: float) -> None:
-    """Flat stretches and jumps, where false position alone would creep."""
-    values = np.cumsum(steps)
-    found = largest(lambda at: values[np.asarray(at, dtype=int)], limit, np.zeros(1), np.array([len(steps) - 1.0]))
-
-    assert found.tolist() == [int((values <= limit).sum()) - 1]

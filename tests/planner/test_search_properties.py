@@ -3,14 +3,11 @@
 from dataclasses import replace
 from functools import lru_cache
 
-import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from hardware.loader import load_hardware
 from models.loader import load_model
-from planner.decode_candidates import Count, decode_candidates, largest
+from planner.decode_candidates import Count, decode_candidates
 from planner.question import Machines, Question
 from planner.search import Answer, search
 from planner.space import groups, role_rows
@@ -38,31 +35,6 @@ def question(nodes: int, model: str = "qwen3-30b-a3b", hardware: str = "h100") -
 def answered(nodes: int) -> Answer:
     """The plan of the small question."""
     return search(question(nodes))
-
-
-ROW = st.tuples(st.floats(0.1, 5), st.floats(0, 20), st.integers(1, 9), st.integers(0, 90))
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    st.lists(
-        st.tuples(st.floats(0.1, 5), st.floats(0, 20), st.integers(1, 9), st.integers(0, 90)), min_size=1, max_size=6
-    ),
-    st.floats(0.5, 60),
-)
-def test_largest_is_the_brute_force_answer(rows: list[tuple[float, float, int, int]], limit: float):
-    """False position on integers finds, row by row, what trying every integer finds."""
-    slope, offset, low, span = (np.array(column, dtype=float) for column in zip(*rows, strict=True))
-    high = low + span
-
-    def measure(batch):
-        return offset + np.floor(slope * batch)
-
-    found = largest(measure, limit, low, high)
-    for number in range(low.size):
-        numbers = np.arange(low[number], high[number] + 1)
-        tried = numbers[offset[number] + np.floor(slope[number] * numbers) <= limit]
-        assert found[number] == (tried.max() if tried.size else low[number] - 1)
 
 
 def test_plans_keep_budget_and_limits():
