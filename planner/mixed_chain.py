@@ -35,9 +35,6 @@ class PromptSteps:
     """Units that one rank computes in a step at most."""
     own: Array
     """Distribution of a prompt's units, [units]."""
-    ranks: int
-    lacking: float
-    """Units that a prompt lacks while it is computed, on average over its steps."""
 
     @property
     def per_prompt(self) -> float:
@@ -45,17 +42,10 @@ class PromptSteps:
         return float(self.own @ np.arange(self.own.size))
 
 
-def prompt_steps(table: StepTable, running: float, rate: float) -> PromptSteps:
-    """Return the steps of an instance with so many running requests."""
-    room = float(table.aggregate.room(np.array(running)))
-    if table.aggregate.ranks == 1:
-        return _single_rank(table, running, room)
-    return _several_ranks(table, running, room, rate)
-
-
-def _single_rank(table: StepTable, running: float, room: float) -> PromptSteps:
+def prompt_steps(table: StepTable, running: float) -> PromptSteps:
     """One rank: units are tokens, some dozens to a step; a step takes parts of several prompts, up to its room."""
     aggregate = table.aggregate
+    room = float(aggregate.room(np.array(running)))
     fine = math.ceil(_UNITS_PER_STEP * aggregate.mean_new_tokens / aggregate.budget_tokens)
     per_prompt = min(max(fine, 4 if np.ptp(aggregate.new_tokens) > 0 else 1), 4 * _UNITS_PER_STEP)
     unit = aggregate.mean_new_tokens / per_prompt
@@ -66,8 +56,6 @@ def _single_rank(table: StepTable, running: float, room: float) -> PromptSteps:
         takes=taken,
         room=room / unit,
         own=own,
-        ranks=1,
-        lacking=per_prompt,
     )
 
 
@@ -78,72 +66,6 @@ def on_lattice(units: Array, weights: Array) -> Array:
     size = int(low.max()) + 2
     found = np.bincount(low, weights * (1 - part), size) + np.bincount(low + 1, weights * part, size)
     return np.asarray(found, dtype=np.float64)
-
-
-def _several_ranks(table: StepTable, running: float, room: float, rate: float) -> PromptSteps:
-    """Several ranks: units are parts of prompts, one to a step; each prompt has a rank of its own while there is one.
-
-    Given the parts that wait, so many prompts lack 1, 2, ... parts as of independent Poisson numbers, which they are
-    as long as no prompt waits for another: E[N_s | j] = a_s P(j - s) / P(j).
-    """
-    aggregate = table.aggregate
-    new, weights, ranks = aggregate.new_tokens, aggregate.prompts.weights, float(aggregate.ranks)
-    parts = np.minimum(np.maximum(np.ceil(new / room - 1e-9), 1.0), 4.0 * _UNITS_PER_STEP)
-    last = np.minimum(new - room * (parts - 1), room)
-    own = on_lattice(parts, weights)
-    states = np.arange(float(_MOST_STATES))
-    step = float(table.seconds(running, np.array([min(float(new @ weights), room)]), np.array([0.0]))[0])
-    prompts, lasts, all_last = _stages(own, max(rate * step, 1e-3))
-    fits = max(room / float(last @ weights), 1.0) if parts.max() == 1 else 1.0
-    busy = np.minimum(prompts, ranks)
-    taken = np.minimum(np.minimum(prompts, ranks * fits), states)
-    share = np.where(prompts > 0, taken / np.maximum(prompts, 1e-9), 0.0)
-    each = np.maximum(np.ceil(prompts / ranks - 1e-9), 1.0)
-    longest = np.minimum(_largest(last, weights, np.maximum(busy, 1.0)) * np.minimum(each, fits), room)
-    busiest = np.where(states > 0, all_last * longest + (1 - all_last) * room, 0.0)
-    total = share * (lasts * float(last @ weights) + (prompts - lasts) * room)
-    return PromptSteps(
-        seconds=table.seconds(running, busiest, np.maximum(total, busiest)),
-        takes=taken,
-        room=fits,
-        own=own,
-        ranks=aggregate.ranks,
-        lacking=float(weights @ (parts * (parts + 1) / 2)) / float(weights @ parts),
-    )
-
-
-def _stages(own: Array, came: float) -> tuple[Array, Array, Array]:
-    """(prompts, prompts that lack one part only, chance that all do) given the parts that wait, each [states].
-
-    Ref: H. H. Panjer, ASTIN Bulletin 12:22, 1981: j P(j) = sum over s of s a_s P(j - s).
-    """
-    rates = came * np.cumsum(own[::-1])[::-1]  # of prompts that lack s parts: those of s parts or more
-    sizes = np.arange(1, own.size)
-    logs = np.zeros(_MOST_STATES)
-    chances = np.zeros(_MOST_STATES)  # scaled: chances[j] · exp(logs[j])
-    chances[0] = 1.0
-    for j in range(1, _MOST_STATES):
-        reach = sizes[sizes <= j]
-        back = chances[j - reach] * np.exp(logs[j - reach] - logs[j - 1])
-        value = float((reach * rates[reach]) @ back) / j
-        logs[j] = logs[j - 1] + math.log(value)
-        chances[j] = 1.0
-    prompts, lasts = np.zeros(_MOST_STATES), np.zeros(_MOST_STATES)
-    for s in sizes:
-        given = rates[s] * np.exp(logs[:-s] - logs[s:])
-        prompts[s:] += given
-        if s == 1:
-            lasts[s:] = given
-    states = np.arange(1, _MOST_STATES)
-    only = np.append(1.0, np.exp(np.minimum(np.cumsum(np.log(rates[1] / states)) - logs[1:], 0.0)))
-    return prompts, np.minimum(lasts, prompts), only
-
-
-def _largest(sizes: Array, weights: Array, counts: Array) -> Array:
-    """Expected largest of ``counts`` sizes drawn independently, [counts]."""
-    order = np.argsort(sizes)
-    below = np.minimum(np.cumsum(weights[order]), 1.0)
-    return np.diff(below[None, :] ** counts[:, None], axis=1, prepend=0.0) @ sizes[order]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,12 +80,12 @@ class PromptState:
     masses: Array
 
 
-def prompt_state(table: StepTable, running: float, rate: float, dispersion: float) -> PromptState | None:
+def rank_state(table: StepTable, running: float, rate: float, dispersion: float) -> PromptState | None:
     """Return the chain's balance; None where prompts come faster than full steps compute them.
 
     ``rate`` is of the instance; counts of arrivals have ``dispersion`` times their mean as variance.
     """
-    steps = prompt_steps(table, running, rate)
+    steps = prompt_steps(table, running)
     states = _states(steps, rate, dispersion)
     if states == 0:
         return None
@@ -297,18 +219,10 @@ def _own_steps(
     found, weights = [], []
     for size in sizes:
         start = ahead + size + rate * rest * steps.per_prompt
-        count = np.ceil((_before(steps, ahead) + size) / steps.room - 1e-6)
+        count = np.ceil((ahead + size) / steps.room - 1e-6)
         found.append(rest + _along(paths, np.clip(count, 1, _MOST_STEPS), start))
         weights.append(masses * steps.own[size])
     return np.concatenate(found), np.concatenate(weights)
-
-
-def _before(steps: PromptSteps, ahead: Array) -> Array:
-    """Units ahead on the own rank: all of them on one rank; on several, those beyond a prompt for each other rank."""
-    if steps.ranks == 1:
-        return ahead
-    others = np.floor(ahead / steps.lacking / steps.ranks)
-    return np.asarray(others * steps.lacking)
 
 
 def _along(paths: Array, count: Array, start: Array) -> Array:

@@ -19,7 +19,8 @@ from planner.decode_queue import residence_variance
 from planner.deployment import Deployment
 from planner.latency import balanced_cost, tokens_per_iteration
 from planner.manifest.stacks import stacked
-from planner.mixed_chain import PromptState, prompt_state
+from planner.mixed_chain import PromptState, rank_state
+from planner.mixed_ranks import ranks_state
 from planner.mixed_steps import Aggregate, StepTable
 from planner.prefill_queue import thinned_squared_cv
 from planner.question import Question
@@ -75,6 +76,11 @@ class MixedQueue:
         """What steps take."""
         return StepTable(self.aggregate)
 
+    def _prompts(self, running: float, rate: float, dispersion: float) -> PromptState | None:
+        """Prompts in balance beside so many running requests; None where they come too fast."""
+        solve = rank_state if self.aggregate.ranks == 1 else ranks_state
+        return solve(self.table, running, rate, dispersion)
+
     @cached_property
     def fed_per_second(self) -> float:
         """Requests per second of steps that are always full, with as many running requests as they feed.
@@ -125,7 +131,7 @@ class MixedQueue:
     def _full_share(self, rate: float) -> float:
         """Rate over what an instance with all places taken finishes at that rate of prompts."""
         each, most = self.aggregate.iterations.mean, self.aggregate.most
-        state = prompt_state(self.table, most, rate, 1.0)
+        state = self._prompts(most, rate, 1.0)
         if state is None:
             return math.inf
         decoding = most - rate * _mean_sojourn(state)
@@ -156,7 +162,7 @@ class MixedQueue:
             mean = min(mean, most)
             deviation = math.sqrt(max(mean, 1.0))
             places = np.unique(np.clip(mean + _SPREADS * deviation, min(1.0, most), most))
-            solved = [(n, prompt_state(self.table, float(n), rate, dispersion)) for n in places]
+            solved = [(n, self._prompts(float(n), rate, dispersion)) for n in places]
             kept = [(n, state) for n, state in solved if state is not None]
             if not kept:
                 return found
@@ -177,7 +183,7 @@ class MixedQueue:
         weights = occupied.weights
         states = occupied.states
         if occupied.empty > _SELDOM:
-            alone = prompt_state(self.table, 0.0, rate, dispersion)
+            alone = self._prompts(0.0, rate, dispersion)
             assert alone is not None, "an instance that keeps up does so when nothing runs"
             states, weights = [*states, alone], np.append(weights * (1 - occupied.empty), occupied.empty)
         step = occupied.mean / (rate * iterations.mean)
