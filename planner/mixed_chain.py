@@ -9,7 +9,9 @@ as a decode step; the distribution of the sojourn is derived here.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache, partial
 
 import numpy as np
 
@@ -21,7 +23,7 @@ _UNITS_PER_STEP = 12
 _MOST_STATES = 224
 _CELLS = 20
 _MOST_STEPS = 96
-_NEGLIGIBLE = 1e-7
+_NEGLIGIBLE = 2e-6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,9 +77,14 @@ class PromptState:
     mean_step_seconds: float
     prompt_steps: float
     """Share of steps that compute prompts."""
-    seconds: Array
-    """[points] from arrival to the first token."""
-    masses: Array
+    sojourn: Callable[[], tuple[Array, Array]]
+    """Finds seconds from arrival to first token as point masses, which sum to 1."""
+
+    @property
+    def mean_sojourn_seconds(self) -> float:
+        """Mean time from arrival to first token."""
+        seconds, masses = self.sojourn()
+        return float(seconds @ masses)
 
 
 def rank_state(table: StepTable, running: float, rate: float, dispersion: float) -> PromptState | None:
@@ -94,12 +101,10 @@ def rank_state(table: StepTable, running: float, rate: float, dispersion: float)
     chances = _balance(steps, states, rate, dispersion, idle)
     working = np.append(0.0 if idle else chances[0], chances[1:])
     total = float(working.sum())
-    points, masses = _sojourn(steps, chances, rate, dispersion, idle)
     return PromptState(
         mean_step_seconds=float(working @ seconds) / total,
         prompt_steps=float(chances[1:].sum()) / total,
-        seconds=points,
-        masses=masses,
+        sojourn=cache(partial(_sojourn, steps, chances, rate, dispersion, idle)),
     )
 
 
@@ -175,8 +180,9 @@ def _sojourn(steps: PromptSteps, chances: Array, rate: float, dispersion: float,
     rest = (edges[1:] + edges[:-1]) / 2
     if standing:
         rest[0] = 0.0
-    paths = _paths(steps, rate)
     cell, waiting = np.nonzero(ahead > _NEGLIGIBLE)
+    longest = math.ceil((float(waiting.max(initial=0)) + steps.own.size) / steps.room)
+    paths = _paths(steps, rate, min(longest, _MOST_STEPS))
     masses = ahead[cell, waiting]
     return _own_steps(steps, paths, (rest[cell], waiting.astype(np.float64), masses), rate)
 
@@ -196,12 +202,12 @@ def _ahead(steps: PromptSteps, seen: Array, rate: float, dispersion: float, edge
     return found[:, :states]
 
 
-def _paths(steps: PromptSteps, rate: float) -> Array:
+def _paths(steps: PromptSteps, rate: float, most: int) -> Array:
     """Seconds of 0, 1, ... steps from a state on, as it develops on average, [steps, states]."""
     grid = np.arange(float(steps.seconds.size))
     place, total = grid, np.zeros_like(grid)
     rows = [total]
-    for _ in range(_MOST_STEPS):
+    for _ in range(most):
         seconds = np.interp(place, grid, steps.seconds)
         total = total + seconds
         rows.append(total)
@@ -220,9 +226,10 @@ def _own_steps(
     for size in sizes:
         start = ahead + size + rate * rest * steps.per_prompt
         count = np.ceil((ahead + size) / steps.room - 1e-6)
-        found.append(rest + _along(paths, np.clip(count, 1, _MOST_STEPS), start))
+        found.append(rest + _along(paths, np.clip(count, 1, paths.shape[0] - 1), start))
         weights.append(masses * steps.own[size])
-    return np.concatenate(found), np.concatenate(weights)
+    masses = np.concatenate(weights)
+    return np.concatenate(found), masses / masses.sum()
 
 
 def _along(paths: Array, count: Array, start: Array) -> Array:

@@ -134,7 +134,7 @@ class MixedQueue:
         state = self._prompts(most, rate, 1.0)
         if state is None:
             return math.inf
-        decoding = most - rate * _mean_sojourn(state)
+        decoding = most - rate * state.mean_sojourn_seconds
         return rate * each * state.mean_step_seconds / decoding if decoding > 0 else math.inf
 
     def _least(self, rate: float) -> Array:
@@ -168,7 +168,10 @@ class MixedQueue:
                 return found
             nodes, states = np.array([n for n, _ in kept]), [state for _, state in kept]
             steps = np.array([state.mean_step_seconds for state in states])
-            occupied = _occupancy(rate * each, nodes, steps, most - rate * _mean_sojourn(states[len(states) // 2]))
+            room = most
+            if mean + 6 * deviation > most:  # prompts that are computed take places, too
+                room -= rate * states[len(states) // 2].mean_sojourn_seconds
+            occupied = _occupancy(rate * each, nodes, steps, room)
             if occupied is None:
                 return None
             found = _Occupied(nodes, states, steps, *occupied)
@@ -188,9 +191,9 @@ class MixedQueue:
             states, weights = [*states, alone], np.append(weights * (1 - occupied.empty), occupied.empty)
         step = occupied.mean / (rate * iterations.mean)
         wait = occupied.waiting * _wait_scale(iterations.squared_cv, rate / occupied.full_share, rate)
-        seconds = np.concatenate([state.seconds for state in states])
-        masses = np.concatenate([w * s.masses / s.masses.sum() for w, s in zip(weights, states, strict=True)])
-        ttft = _binned(seconds, masses)
+        points = [state.sojourn() for state in states]
+        masses = np.concatenate([weight * own for weight, (_, own) in zip(weights, points, strict=True)])
+        ttft = _binned(np.concatenate([seconds for seconds, _ in points]), masses)
         if occupied.waiting > 1e-6:
             ttft = independent_sum(ttft, _exponential(occupied.waiting, wait / occupied.waiting))
         paces, spans, likely = self._paces(rate, dispersion, occupied, step)
@@ -341,10 +344,6 @@ def _occupancy(
     mean = float(masses @ numbers) / total
     empty = float(masses[0]) / total if numbers[0] == 0 else 0.0
     return mean, float(masses @ (numbers - mean) ** 2) / total, empty, waiting / total, full
-
-
-def _mean_sojourn(state: PromptState) -> float:
-    return float(state.seconds @ state.masses / state.masses.sum())
 
 
 def _wait_scale(squared_cv: float, full_per_second: float, rate: float) -> float:

@@ -10,6 +10,7 @@ Kemeny and J. L. Snell, Finite Markov Chains, chapter 3. Derived here.
 
 import math
 from dataclasses import dataclass
+from functools import cache, partial
 
 import numpy as np
 
@@ -23,7 +24,7 @@ _MOST_PARTS = 64
 _LONGEST = 24
 _CELLS = 14
 _ROUNDS = 300
-_NEGLIGIBLE = 1e-7
+_NEGLIGIBLE = 2e-6
 _SCORES = np.array([-1.732050808, 0.0, 1.732050808])
 _CHANCES = np.array([1 / 6, 2 / 3, 1 / 6])
 
@@ -86,12 +87,10 @@ def ranks_state(table: StepTable, running: float, rate: float, dispersion: float
     if idle:
         working[0, 0] = 0.0
     total = float(working.sum())
-    seconds, masses = _sojourn(chain, chances, prompts, idle)
     return PromptState(
         mean_step_seconds=float((working * chain.seconds).sum()) / total,
         prompt_steps=1 - float(working[0, 0]) / total,
-        seconds=seconds,
-        masses=masses,
+        sojourn=cache(partial(_sojourn, chain, chances, prompts, idle)),
     )
 
 
@@ -329,4 +328,5 @@ def _own(chain: _Chain, prompts: _Prompts, rest: Array, joint: Array) -> tuple[A
         for score, chance in zip(_SCORES, _CHANCES, strict=True):
             seconds.append(rest[cell] + np.maximum(middle + score * spread, 0.5 * middle))
             weights.append(masses * parts[count] * chance)
-    return np.concatenate(seconds), np.concatenate(weights)
+    own = np.concatenate(weights)
+    return np.concatenate(seconds), own / own.sum()

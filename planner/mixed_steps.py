@@ -22,6 +22,7 @@ from planner.queueing import Array
 from planner.workload import Lengths, Workload, running_kv_tokens
 
 _RUNNING_NODES, _CHUNK_NODES, _SPREAD_NODES = 8, 9, 3
+_FULL = 0.9995
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,18 +64,15 @@ class Aggregate:
         """Tokens to compute of a prompt, on average."""
         return float(self.new_tokens @ self.prompts.weights)
 
+    @cached_property
+    def pairs_per_token(self) -> float:
+        """Query-key pairs of a prompt token, averaged over all tokens of all prompts."""
+        pairs = self.new_tokens * (self.prompts.reused + (self.new_tokens + 1) / 2)
+        return float(pairs @ self.prompts.weights) / self.mean_new_tokens
+
     def room(self, running: Array) -> Array:
         """Prompt tokens that a step takes on one rank beside ``running`` requests in all; at least one."""
         return np.maximum(self.budget_tokens - running / self.ranks * self.cost.queries_per_sequence, 1.0)
-
-
-@dataclass(frozen=True, slots=True)
-class _PerToken:
-    """What a prompt token brings with it, on average: context that its chunk reads, pairs, ended prompts."""
-
-    context: Array
-    pairs: float
-    finishing: float
 
 
 def step_seconds(aggregate: Aggregate, running: Array, busiest: Array, total: Array) -> Array:
@@ -88,14 +86,13 @@ def step_seconds(aggregate: Aggregate, running: Array, busiest: Array, total: Ar
     fullest = np.maximum(each, np.minimum(running, 1.0))
     kv = running_kv_tokens(aggregate.workload)
     mean = (running * aggregate.cost.queries_per_sequence + total) / aggregate.ranks
-    brings = _per_token(aggregate, busiest)
     with_prompts = StepLoad(
         decode_sequences=each,
         decode_kv_tokens=each * kv.mean_tokens,
         prefill_tokens=busiest,
-        prefill_context_tokens=busiest * brings.context,
-        prefill_pairs=busiest * brings.pairs,
-        finishing_prompts=busiest * brings.finishing,
+        prefill_context_tokens=_context_tokens(aggregate, running, busiest),
+        prefill_pairs=busiest * aggregate.pairs_per_token,
+        finishing_prompts=busiest / aggregate.mean_new_tokens,
         mean_tokens=mean,
     )
     found = _fastest(aggregate, with_prompts, busiest + fullest >= 2)
@@ -120,9 +117,8 @@ class StepTable:
 
     @cached_property
     def chunks(self) -> Array:
-        """Prompt tokens of the busiest rank, [chunks]."""
-        budget = self.aggregate.budget_tokens
-        return np.maximum(budget * np.linspace(0.0, 1.0, _CHUNK_NODES) ** 2, min(1.0, budget / 2))
+        """Prompt tokens of the busiest rank over its room, [chunks]: close at the small end, and just below full."""
+        return np.concatenate([[1e-4], np.linspace(0.0, 1.0, _CHUNK_NODES)[1:-1] ** 2, [0.999, 1.0]])
 
     @cached_property
     def spreads(self) -> Array:
@@ -139,7 +135,7 @@ class StepTable:
     @cached_property
     def mixed(self) -> Array:
         """Seconds of steps with prompts, [running, chunks, spreads]."""
-        busiest = self.chunks[None, :, None]
+        busiest = self.aggregate.room(self.running)[:, None, None] * self.chunks[:, None]
         return step_seconds(self.aggregate, self.running[:, None, None], busiest, busiest * self.spreads)
 
     def seconds(self, running: float, busiest: Array, total: Array) -> Array:
@@ -149,7 +145,7 @@ class StepTable:
         part = place - low
         alone = float(self.alone[low] * (1 - part) + self.alone[low + 1] * part)
         plane = self.mixed[low] * (1 - part) + self.mixed[low + 1] * part  # [chunks, spreads]
-        row, below = _between(self.chunks, busiest)
+        row, below = _between(self.chunks, busiest / self.aggregate.room(np.array(running)))
         column, left = _between(self.spreads, total / np.maximum(busiest, 1e-9))
         near, far = (
             plane[row + step, column] * (1 - left)
@@ -177,14 +173,18 @@ def _fastest(aggregate: Aggregate, load: StepLoad, splittable: NDArray[np.bool_]
     return np.where(splittable, np.minimum(single, double), single)
 
 
-def _per_token(aggregate: Aggregate, chunk: Array) -> _PerToken:
-    """Averages over the tokens of all prompts, of chunks of so many tokens; the context is that of the chunk's own
-    prompt: what was reused, and what its earlier chunks left, which are the more the smaller the chunk is.
+def _context_tokens(aggregate: Aggregate, running: Array, chunk: Array) -> Array:
+    """Cached tokens that a chunk of prompts attends to, on average: what was reused, and earlier parts of a prompt.
+
+    A chunk that fills the room is a part of a long prompt with others behind it, a smaller one is its last part.
     """
     prompts, new, weights = aggregate.prompts, aggregate.new_tokens, aggregate.prompts.weights
-    mean = aggregate.mean_new_tokens
-    pairs = new * prompts.reused + new * (new + 1) / 2
-    # A prompt in n chunks reads its reused tokens n times and its own ones (n - 1)/2 times.
-    count = np.maximum(new / np.maximum(np.asarray(chunk)[..., None], 1.0), 1.0)  # [..., kinds]
-    read = count * prompts.reused + (count - 1) / 2 * new
-    return _PerToken(context=read @ weights / mean, pairs=float(pairs @ weights) / mean, finishing=1 / mean)
+    room = aggregate.room(running)[..., None]  # [..., kinds]
+    long = new > room
+    parts = np.ceil(new / room)
+    within = np.where(long, prompts.reused + room * (parts - 2) / 2, prompts.reused * room / new)
+    full = within @ (weights * new) / aggregate.mean_new_tokens
+    reused = float(prompts.reused @ weights) * np.maximum(chunk / aggregate.mean_new_tokens, 1.0)
+    last = np.where(long, np.maximum(new - chunk[..., None], 0.0), 0.0) @ weights + reused
+    found = np.where(chunk >= room[..., 0] * _FULL, full, last)
+    return np.where(chunk > 0, found, 0.0)
