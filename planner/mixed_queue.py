@@ -9,7 +9,7 @@ chapter 3. How prompts and running requests vary together over a residence is de
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Protocol
 
@@ -30,7 +30,11 @@ MOST_UTILISATION = 0.98
 _SPREADS = np.array([-math.sqrt(3.0), 0.0, math.sqrt(3.0)])
 """Deviations of the running requests at which chains are solved: the nodes of three-point Gauss-Hermite quadrature."""
 _TIME_CELLS = 1024
-_LENGTHS = 12
+_LENGTH_EDGES = np.concatenate(
+    [[0.0], np.geomspace(1e-3, 0.1, 5), np.linspace(0.2, 0.9, 8), [0.95, 0.98, 0.99, 0.996, 1.0]]
+)
+"""Levels between which answers are taken as one, fine at both ends."""
+_CHANGE = 0.05
 _SHAPES = 24
 _SOLVED = 3
 _SELDOM = 0.005
@@ -146,8 +150,22 @@ class MixedQueue:
         """Return what the instance does at a rate; None where it cannot keep up."""
         if not 0 < rate_per_second < self.most_per_second:
             return None
-        occupied = self._occupied(rate_per_second, max(arrival_squared_cv, 0.05))
-        return None if occupied is None else self._answer(rate_per_second, max(arrival_squared_cv, 0.05), occupied)
+        dispersion = max(arrival_squared_cv, 0.05)
+        occupied = self._occupied(rate_per_second, dispersion)
+        if occupied is None:
+            return None
+        occupied = replace(occupied, per_prompt=self._per_prompt(rate_per_second, dispersion, occupied))
+        return self._answer(rate_per_second, dispersion, occupied)
+
+    def _per_prompt(self, rate: float, dispersion: float, occupied: "_Occupied") -> float:
+        """How much longer a step gets with the rate, over its own length; from a rate a little higher or lower."""
+        place = int(np.argmin(np.abs(occupied.nodes - occupied.mean)))
+        running, step = float(occupied.nodes[place]), float(occupied.steps[place])
+        for change in (_CHANGE, -_CHANGE):
+            other = self._prompts(running, rate * (1 + change), dispersion)
+            if other is not None:
+                return max((other.mean_step_seconds - step) / (change * rate * step), 0.0)
+        return 0.0
 
     def _occupied(self, rate: float, dispersion: float) -> "_Occupied | None":
         """Solve chains around the mean number of running requests, which they in turn decide."""
@@ -174,7 +192,7 @@ class MixedQueue:
             occupied = _occupancy(rate * each, nodes, steps, room)
             if occupied is None:
                 return None
-            found = _Occupied(nodes, states, steps, *occupied)
+            found = _Occupied(nodes, states, steps, 0.0, *occupied)
             if abs(found.mean - mean) <= 0.25 * deviation:
                 break
             mean = found.mean
@@ -215,35 +233,35 @@ class MixedQueue:
     def _paces(self, rate: float, dispersion: float, occupied: "_Occupied", step: float) -> tuple[Array, Array, Array]:
         """Requests as point masses: mean seconds per step over their residence, residence, mass.
 
-        Y = T / I with T (1 - w λ) = I τ(n) + w (prompts that came - λ T): both the running requests, averaged over the
-        residence, and the prompts that come during it vary, together, for the same arrivals make both.
+        Count time in steps. A step is longer by ``slope`` for each running request more, and a prompt takes
+        ``per_prompt`` seconds, what comes meanwhile included. So prompts come in clusters, 1 + rate · per_prompt times
+        as large as one, and they make both the running requests, averaged over a residence, and the prompts of
+        the residence vary, together.
+
+        Ref: clusters of self-exciting arrivals, A. G. Hawkes, Biometrika 58:83, 1971; derived here.
         """
         iterations, prompts = self.aggregate.iterations, self.aggregate.prompts
         spread = iterations.squared_cv
-        edges = np.linspace(0.0, 1.0, _LENGTHS + 1) if spread else np.array([0.0, 1.0])
+        edges = _LENGTH_EDGES if spread else np.array([0.0, 1.0])
         likely = np.diff(edges)
         lengths = np.maximum(gamma_quantiles(spread, (edges[1:] + edges[:-1]) / 2), 1 / iterations.mean)
-        lengths = lengths / float(lengths @ likely)
-        slope, alone = occupied.slope, self._alone(occupied.mean)
-        per_prompt = max(step - alone, 0.0) / (alone * rate)  # seconds that a prompt adds, what it delays included
+        slope, per_prompt = occupied.slope, occupied.per_prompt
         elasticity = np.array(min(max(slope * occupied.mean / step, 0.0), 0.95))
         shrink = residence_variance(elasticity, lengths, spread)
         new = self.aggregate.new_tokens
-        work = float(new**2 @ prompts.weights) / self.aggregate.mean_new_tokens**2
-        together = 1.0 + 0.36 * (1 - min(spread, 1.0))
+        work = float(new**2 @ prompts.weights) / self.aggregate.mean_new_tokens**2 + dispersion - 1
+        varied = min(spread, 1.0)
+        cluster = 1 + rate * per_prompt
+        together = 1.0 + 0.36 * (1 - varied)
         variance = (
-            slope**2 * occupied.variance * shrink
-            + slope * per_prompt * occupied.mean * shrink * together / iterations.mean
-            + per_prompt**2 * rate * step * (work + dispersion - 1) / (iterations.mean * lengths)
+            slope**2 * occupied.variance * shrink * (cluster**2 - varied * (cluster**2 - 1) / 2)
+            + slope * per_prompt * cluster * occupied.mean * shrink * together / iterations.mean
+            + per_prompt**2 * rate * step * work / (iterations.mean * lengths)
         )
         shapes, weights = gamma_nodes(variance / step**2, _SHAPES)
         paces = step * shapes  # [lengths, shapes]
         spans = paces * (iterations.mean * lengths)[:, None]
         return paces.ravel(), spans.ravel(), (likely[:, None] * weights).ravel()
-
-    def _alone(self, running: float) -> float:
-        """Seconds of a step without prompts."""
-        return float(np.interp(running, self.table.running, self.table.alone))
 
 
 def _crossing(places: Array, values: Array) -> float:
@@ -283,6 +301,8 @@ class _Occupied:
     nodes: Array
     states: list[PromptState]
     steps: Array
+    per_prompt: float
+    """Seconds by which one prompt more delays steps, with what comes meanwhile."""
     mean: float
     variance: float
     empty: float

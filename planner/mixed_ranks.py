@@ -14,9 +14,9 @@ from functools import cache, partial
 
 import numpy as np
 
+from planner.arrival_counts import count_distribution
 from planner.mixed_chain import PromptState, on_lattice
 from planner.mixed_steps import StepTable
-from planner.prefill_queue import count_distribution
 from planner.queueing import Array
 
 _MOST_CAME, _MOST_LACKING, _MOST_STATES = 40, 100, 1200
