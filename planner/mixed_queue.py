@@ -9,33 +9,30 @@ chapter 3. How prompts and running requests vary together over a residence is de
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
 
 import numpy as np
 
-from planner.decode_queue import residence_variance
 from planner.deployment import Deployment
 from planner.latency import balanced_cost, tokens_per_iteration
 from planner.manifest.stacks import stacked
 from planner.mixed_chain import PromptState, rank_state
+from planner.mixed_occupancy import Running, crossing, least_step, occupancy
+from planner.mixed_pace import Pace
 from planner.mixed_ranks import ranks_state
 from planner.mixed_steps import Aggregate, StepTable
 from planner.prefill_queue import thinned_squared_cv
 from planner.question import Question
-from planner.queueing import Array, Latency, gamma_nodes, gamma_quantiles, independent_sum, largest_rate
+from planner.queueing import Array, Latency, independent_sum, largest_rate
 
 MOST_UTILISATION = 0.98
 _SPREADS = np.array([-math.sqrt(3.0), 0.0, math.sqrt(3.0)])
 """Deviations of the running requests at which chains are solved: the nodes of three-point Gauss-Hermite quadrature."""
-_TIME_CELLS = 1024
-_LENGTH_EDGES = np.concatenate(
-    [[0.0], np.geomspace(1e-3, 0.1, 5), np.linspace(0.2, 0.9, 8), [0.95, 0.98, 0.99, 0.996, 1.0]]
-)
-"""Levels between which answers are taken as one, fine at both ends."""
 _CHANGE = 0.05
-_SHAPES = 24
+_CLOSE = 0.5
+"""Deviations by which the mean of the running requests may lie off the middle chain."""
 _SOLVED = 3
 _SELDOM = 0.005
 
@@ -95,7 +92,7 @@ class MixedQueue:
         more = taken[:, -1] / self.aggregate.mean_new_tokens * self.aggregate.iterations.mean - running
         if more[-1] >= 0:
             return math.inf
-        place = _crossing(running, -more)
+        place = crossing(running, -more)
         return float(np.interp(place, running, taken[:, -1] / seconds[:, -1])) / self.aggregate.mean_new_tokens
 
     @cached_property
@@ -154,51 +151,60 @@ class MixedQueue:
         occupied = self._occupied(rate_per_second, dispersion)
         if occupied is None:
             return None
-        occupied = replace(occupied, per_prompt=self._per_prompt(rate_per_second, dispersion, occupied))
         return self._answer(rate_per_second, dispersion, occupied)
 
-    def _per_prompt(self, rate: float, dispersion: float, occupied: "_Occupied") -> float:
-        """How much longer a step gets with the rate, over its own length; from a rate a little higher or lower."""
-        place = int(np.argmin(np.abs(occupied.nodes - occupied.mean)))
-        running, step = float(occupied.nodes[place]), float(occupied.steps[place])
-        for change in (_CHANGE, -_CHANGE):
-            other = self._prompts(running, rate * (1 + change), dispersion)
-            if other is not None:
-                return max((other.mean_step_seconds - step) / (change * rate * step), 0.0)
-        return 0.0
-
-    def _occupied(self, rate: float, dispersion: float) -> "_Occupied | None":
+    def _occupied(self, rate: float, dispersion: float) -> Running | None:
         """Solve chains around the mean number of running requests, which they in turn decide."""
-        aggregate, running = self.aggregate, self.table.running
-        each, most = aggregate.iterations.mean, aggregate.most
+        table, most, offered = self.table, self.aggregate.most, rate * self.aggregate.iterations.mean
         least = self._least(rate)
-        needed = rate * each * least
-        stable = np.isfinite(needed)
-        mean = _crossing(running[stable], running[stable] - needed[stable])
-        found: _Occupied | None = None
-        for _ in range(_SOLVED):
-            mean = min(mean, most)
+        stable = np.isfinite(least)
+        running, least = table.running[stable], least[stable]
+        longer, found = 1.0, None
+        for attempt in range(_SOLVED):
+            mean = min(crossing(running, running - offered * longer * least), most)
             deviation = math.sqrt(max(mean, 1.0))
-            places = np.unique(np.clip(mean + _SPREADS * deviation, min(1.0, most), most))
+            spreads = _SPREADS if attempt else _SPREADS[1:2]
+            places = np.unique(np.clip(mean + spreads * deviation, min(1.0, most), most))
             solved = [(n, self._prompts(float(n), rate, dispersion)) for n in places]
             kept = [(n, state) for n, state in solved if state is not None]
             if not kept:
                 return found
             nodes, states = np.array([n for n, _ in kept]), [state for _, state in kept]
             steps = np.array([state.mean_step_seconds for state in states])
+            middle = nodes.size // 2
+            longer = float(steps[middle] / np.interp(nodes[middle], running, least))
+            if not attempt:
+                continue
             room = most
             if mean + 6 * deviation > most:  # prompts that are computed take places, too
-                room -= rate * states[len(states) // 2].mean_sojourn_seconds
-            occupied = _occupancy(rate * each, nodes, steps, room)
-            if occupied is None:
-                return None
-            found = _Occupied(nodes, states, steps, 0.0, *occupied)
-            if abs(found.mean - mean) <= 0.25 * deviation:
+                room -= rate * states[middle].mean_sojourn_seconds
+            found = occupancy(offered, nodes, states, room)
+            if found is None or abs(found.mean - mean) <= _CLOSE * deviation:
                 break
-            mean = found.mean
         return found
 
-    def _answer(self, rate: float, dispersion: float, occupied: "_Occupied") -> MixedState:
+    def _pace(self, rate: float, dispersion: float, occupied: Running, step: float) -> Pace:
+        """Return what makes steps long and short; what a prompt adds is taken from a slightly different rate."""
+        new, weights = self.aggregate.new_tokens, self.aggregate.prompts.weights
+        place = int(np.argmin(np.abs(occupied.nodes - occupied.mean)))
+        running, known = float(occupied.nodes[place]), occupied.states[place].mean_step_seconds
+        per_prompt = 0.0
+        for change in (_CHANGE, -_CHANGE):
+            other = self._prompts(running, rate * (1 + change), dispersion)
+            if other is not None:
+                per_prompt = max((other.mean_step_seconds - known) / (change * rate * known), 0.0)
+                break
+        return Pace(
+            rate_per_second=rate,
+            step_seconds=step,
+            running=occupied.mean,
+            running_variance=occupied.variance,
+            slope=occupied.slope,
+            per_prompt=per_prompt,
+            work_dispersion=float(new**2 @ weights) / self.aggregate.mean_new_tokens**2 + dispersion - 1,
+        )
+
+    def _answer(self, rate: float, dispersion: float, occupied: "Running") -> MixedState:
         aggregate = self.aggregate
         answer, iterations = aggregate.workload.output_tokens, aggregate.iterations
         weights = occupied.weights
@@ -214,7 +220,7 @@ class MixedQueue:
         ttft = _binned(np.concatenate([seconds for seconds, _ in points]), masses)
         if occupied.waiting > 1e-6:
             ttft = independent_sum(ttft, _exponential(occupied.waiting, wait / occupied.waiting))
-        paces, spans, likely = self._paces(rate, dispersion, occupied, step)
+        paces, spans, likely = self._pace(rate, dispersion, occupied, step).paces(iterations)
         tokens = answer.mean > 1
         return MixedState(
             rate_per_second=rate,
@@ -229,141 +235,6 @@ class MixedQueue:
             mean_wait_seconds=wait,
             utilisation=max(rate / self.fed_per_second, occupied.full_share),
         )
-
-    def _paces(self, rate: float, dispersion: float, occupied: "_Occupied", step: float) -> tuple[Array, Array, Array]:
-        """Requests as point masses: mean seconds per step over their residence, residence, mass.
-
-        Count time in steps. A step is longer by ``slope`` for each running request more, and a prompt takes
-        ``per_prompt`` seconds, what comes meanwhile included. So prompts come in clusters, 1 + rate · per_prompt times
-        as large as one, and they make both the running requests, averaged over a residence, and the prompts of
-        the residence vary, together.
-
-        Ref: clusters of self-exciting arrivals, A. G. Hawkes, Biometrika 58:83, 1971; derived here.
-        """
-        iterations, prompts = self.aggregate.iterations, self.aggregate.prompts
-        spread = iterations.squared_cv
-        edges = _LENGTH_EDGES if spread else np.array([0.0, 1.0])
-        likely = np.diff(edges)
-        lengths = np.maximum(gamma_quantiles(spread, (edges[1:] + edges[:-1]) / 2), 1 / iterations.mean)
-        slope, per_prompt = occupied.slope, occupied.per_prompt
-        elasticity = np.array(min(max(slope * occupied.mean / step, 0.0), 0.95))
-        shrink = residence_variance(elasticity, lengths, spread)
-        new = self.aggregate.new_tokens
-        work = float(new**2 @ prompts.weights) / self.aggregate.mean_new_tokens**2 + dispersion - 1
-        varied = min(spread, 1.0)
-        cluster = 1 + rate * per_prompt
-        together = 1.0 + 0.36 * (1 - varied)
-        variance = (
-            slope**2 * occupied.variance * shrink * (cluster**2 - varied * (cluster**2 - 1) / 2)
-            + slope * per_prompt * cluster * occupied.mean * shrink * together / iterations.mean
-            + per_prompt**2 * rate * step * work / (iterations.mean * lengths)
-        )
-        shapes, weights = gamma_nodes(variance / step**2, _SHAPES)
-        paces = step * shapes  # [lengths, shapes]
-        spans = paces * (iterations.mean * lengths)[:, None]
-        return paces.ravel(), spans.ravel(), (likely[:, None] * weights).ravel()
-
-
-def _crossing(places: Array, values: Array) -> float:
-    """Where rising ``values`` reach 0, linear between places; the last place where they do not."""
-    above = np.flatnonzero(values >= 0)
-    if not above.size:
-        return float(places[-1])
-    last = int(above[0])
-    if last == 0:
-        return float(places[0])
-    return float(np.interp(0.0, values[last - 1 : last + 1], places[last - 1 : last + 1]))
-
-
-def least_step(seconds: Array, taken: Array, tokens_per_second: float) -> float:
-    """Least mean step time of steps that take so many tokens per second on average; infinite where none do.
-
-    Steps of any mix lie above the lower convex hull of (taken, seconds), so their mean does; the hull's crossing with
-    the line of the rate is the least mean. Both arguments are [states], not falling.
-    """
-    if tokens_per_second <= 0:
-        return float(seconds[0])
-    if taken[-1] < tokens_per_second * seconds[-1]:
-        return math.inf
-    # Of the line from (0, seconds[0]) to any state, the least step at this rate: seconds0 / (1 - rate · slope).
-    slopes = np.diff(seconds, prepend=seconds[0])
-    with np.errstate(divide="ignore", invalid="ignore"):
-        slopes = np.where(taken > 0, (seconds - seconds[0]) / taken, np.inf)
-        steps = np.where(tokens_per_second * slopes < 1, seconds[0] / (1 - tokens_per_second * slopes), np.inf)
-    reached = taken >= tokens_per_second * steps * (1 - 1e-9)
-    return float(np.min(np.where(reached, steps, np.inf))) if reached.any() else float(seconds[-1])
-
-
-@dataclass(frozen=True, slots=True)
-class _Occupied:
-    """Running requests, and the chains around their mean."""
-
-    nodes: Array
-    states: list[PromptState]
-    steps: Array
-    per_prompt: float
-    """Seconds by which one prompt more delays steps, with what comes meanwhile."""
-    mean: float
-    variance: float
-    empty: float
-    """Share of time in which nothing runs."""
-    waiting: float
-    full_share: float
-    """Rate over what an instance with all places taken finishes."""
-
-    @property
-    def slope(self) -> float:
-        """How much longer a step gets with one more running request."""
-        if self.nodes.size < 2:
-            return 0.0
-        return max(float(self.steps[-1] - self.steps[0]) / float(self.nodes[-1] - self.nodes[0]), 0.0)
-
-    @property
-    def weights(self) -> Array:
-        """Of the nodes, [nodes]: with the mean and, as far as they reach, the variance of the running requests."""
-        powers = np.stack([((self.nodes - self.mean) / max(math.sqrt(self.variance), 1e-9)) ** k for k in range(3)])
-        wanted = np.array([1.0, 0.0, 1.0])
-        size = self.nodes.size
-        found = np.linalg.lstsq(powers[:size], wanted[:size], rcond=None)[0]
-        found = np.maximum(found, 0.0)
-        return np.asarray(found / found.sum())
-
-
-def _occupancy(
-    steps_per_second: float, nodes: Array, steps: Array, most: float
-) -> tuple[float, float, float, float, float] | None:
-    """(mean, variance, share of none, waiting probability, full share) of the running requests.
-
-    None where an instance with all places taken does not keep up.
-
-    pi(n) / pi(n-1) = rate · I · step(n) / n, the step straight between and beyond the nodes.
-    """
-    count = max(math.floor(most), 1)
-    centre = float(nodes[nodes.size // 2])
-    width = 12 * math.sqrt(max(centre, 1.0)) + 30
-    numbers = np.arange(max(math.floor(centre - width), 0) + 1.0, min(centre + 3 * width, count) + 1)
-    gradient = 0.0
-    if nodes.size > 1:
-        gradient = float(np.polyfit(nodes, steps, 1)[0])
-        inside = np.interp(numbers, nodes, steps)
-        beyond = np.maximum(numbers - nodes[-1], 0.0) + np.minimum(numbers - nodes[0], 0.0)
-        lasts = np.maximum(inside + gradient * beyond, steps[0] * 0.2)
-    else:
-        lasts = np.full(numbers.size, steps[0])
-    ratios = steps_per_second * lasts / numbers
-    full = steps_per_second * (float(lasts[-1]) + gradient * (count - float(numbers[-1]))) / count
-    if numbers[-1] >= count and ratios[-1] >= 1:
-        return None
-    logs = np.append(0.0, np.cumsum(np.log(np.maximum(ratios, 1e-300))))
-    masses = np.exp(logs - logs.max())
-    numbers = np.append(numbers[0] - 1, numbers)
-    waiting = 0.0
-    if numbers[-1] >= count:
-        waiting = masses[-1] = float(masses[-1]) / (1 - ratios[-1])
-    total = float(masses.sum())
-    mean = float(masses @ numbers) / total
-    empty = float(masses[0]) / total if numbers[0] == 0 else 0.0
-    return mean, float(masses @ (numbers - mean) ** 2) / total, empty, waiting / total, full
 
 
 def _wait_scale(squared_cv: float, full_per_second: float, rate: float) -> float:
