@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import get_args
 
 from cli.check_input import read_confidence
-from cli.flags import read_choice
+from cli.flags import flag_name, read_choice
+from cli.formats import AUTO
 from cli.machines import ROLES, SizeFlags, by_role, read_machines
 from cli.question_file import Entry, read_questions, read_rows
 from cli.question_options import search_flags
@@ -98,6 +99,10 @@ def _values(entry: Entry) -> dict[str, str]:
         others = ("rate_profile", "trace") if needed == "rate" else ()
         if all(entry.get(key) is None for key in (needed, *others)):
             raise BadInput(f"{entry.where}: {needed} is missing; every model of a fleet needs model, hw and rate")
+    for key in ("weights", "kv_dtype"):
+        text = entry.values.get(key, "")
+        if "," in text or text.strip().lower() == AUTO:
+            raise BadInput(f"{entry.where}: {flag_name(key).strip('-')}: a model of a fleet has one format; name it")
     return {key: value for key, value in entry.values.items() if key not in ("objective", *OWN_KEYS)}
 
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from cli.flags import read_weights
+from cli.formats import read_weight_choices
 from cli.prices import with_prices
 from hardware.loader import load_hardware
 from hardware.spec import HardwareSpec
@@ -56,7 +56,7 @@ def read_machines(flags: SizeFlags, model: ModelSpec) -> tuple[Machines, Machine
         Machines(
             hardware=specs[role],
             devices=sizes[""] if shared else sizes[role],
-            weights=read_weights(flags.weights, model, specs[role]),
+            weights=read_weight_choices(flags.weights, model, specs[role])[0],
             budget=specs[role].name if shared else role,
         )
         for role in ROLES

@@ -43,8 +43,12 @@ OPTIONS: dict[str, tuple[str, str]] = {
     "objective": ("WORD", "throughput, chips, cost or latency [throughput; with a rate chips]."),
     "queueing": ("MODEL", "bulk, or mixserve for the M/M/1 of that paper [bulk]."),
     "survive": ("LOSS", "node or instance: the limits hold after losing the worst one."),
-    "weights": ("DTYPE", "int8, fp8 or bf16 [as shipped, if multiplied]."),
-    "kv_dtype": ("DTYPE", "bf16, fp8 or int8 [bf16]."),
+    "weights": (
+        "DTYPES",
+        "int8, fp8 or bf16, a list to choose from such as int8,bf16, or auto for all that run; what the model's "
+        "answers lose by it is yours to judge [as shipped, if multiplied].",
+    ),
+    "kv_dtype": ("DTYPES", "bf16, fp8 or int8, a list to choose from, or auto [bf16]."),
     "mtp": ("K", "Drafted tokens per iteration, or a range to search such as 0..3 [0..1]."),
     "mtp_acceptance": ("A", "Acceptance per draft [0.7]."),
     "microbatches": ("M", "1, 2 or auto [auto]."),

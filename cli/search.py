@@ -1,6 +1,7 @@
 """`plan search`, and `plan MODEL` for short: the best deployment for a load on a machine."""
 
 import json as json_module
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from time import perf_counter
@@ -71,6 +72,7 @@ def _answer(flags: SearchFlags, folder: Path | None, *, force: bool, json: bool)
     with progress(f"searching deployments of {asked.question.model.name} ..."):
         answer = search_plan(asked.question)
     seconds = perf_counter() - begin
+    asked = replace(asked, question=answer.question)  # in the number format that was chosen
     data = as_json(asked, answer, seconds) if json or folder else {}
     if answer.best is None:
         if json:

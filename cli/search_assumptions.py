@@ -1,10 +1,12 @@
 """What a search took for granted: every default that moved the answer, by the flag that changes it."""
 
 from cli.flags import flag_name
+from cli.formats import AUTO
 from cli.search_flags import SearchInput
 from hardware.formats import product_dtype, storable
 from hardware.spec import HardwareSpec
 from planner.plan import Plan
+from planner.quantised import format_text, own_formats
 from planner.question import Machines, Question
 from planner.reachable import REFERENCE
 from planner.space import engine_cut
@@ -86,6 +88,9 @@ def _implied(asked: SearchInput) -> dict[str, object]:
         if question.workload.prefix_reuse and "prefix_reuse" in asked.flags.defaulted:
             reuse = question.workload.prefix_reuse
             implied["reuse"] = f"{reuse:.3g} of the prompt tokens, of a cache without limit"
+    chosen = [text for text in (asked.flags.machines.weights, asked.flags.kv_dtype) if text and _open(text)]
+    if chosen:
+        implied["formats"] = f"{format_text(own_formats(question))}, best of {' and '.join(chosen)}"
     if question.engine != REFERENCE:
         implied["engine_layouts"] = {role: engine_cut(question, role) for role in ("prefill", "decode")}
     if asked.flags.machines.size is None:
@@ -100,6 +105,11 @@ def _implied(asked: SearchInput) -> dict[str, object]:
     if question.objective == "cost":
         implied["price"] = _price(question)
     return implied
+
+
+def _open(text: str) -> bool:
+    """Whether a flag of formats leaves a choice."""
+    return "," in text or text.strip().lower() == AUTO
 
 
 def _lengths(asked: SearchInput) -> str:

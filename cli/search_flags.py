@@ -14,9 +14,9 @@ from cli.flags import (
     read_redundant,
     read_shared,
 )
+from cli.formats import with_formats
 from cli.machines import SizeFlags, read_machines
 from cli.traffic import Asked, TrafficFlags, read_traffic
-from hardware.formats import KvDtype
 from models.loader import load_model
 from models.spec import ModelSpec
 from planner.day import Window
@@ -104,7 +104,6 @@ def read_search(flags: SearchFlags) -> SearchInput:
         rate_per_second=None if objective == "throughput" else asked.rate_per_second,
         objective=objective,
         queueing="bulk" if flags.queueing is None else read_choice(flags.queueing, "--queueing", get_args(Queueing)),
-        kv_dtype="bf16" if flags.kv_dtype is None else read_choice(flags.kv_dtype, "--kv-dtype", get_args(KvDtype)),
         drafts=_drafts(flags.mtp, model),
         acceptance=read_fraction(flags.mtp_acceptance, "--mtp-acceptance", 0.7),
         balance=read_balance(flags.expert_balance, flags.expert_skew),
@@ -113,6 +112,7 @@ def read_search(flags: SearchFlags) -> SearchInput:
         shared=_shared(flags.shared_experts, model),
         survive=read_survive(flags.survive),
     )
+    question = with_formats(question, flags.machines.weights, flags.kv_dtype)
     return SearchInput(flags=flags, question=question, trace=asked.trace, day=asked.day)
 
 

@@ -13,6 +13,7 @@ from planner.papers import Beside
 from planner.plan import Plan
 from planner.pools import DecodePool, PlannedPool, PrefillPool
 from planner.proof import Bound
+from planner.quantised import Tried
 from planner.question import Question
 from planner.queueing import Latency
 from planner.search import Answer
@@ -44,6 +45,7 @@ def as_json(asked: SearchInput, answer: Answer, search_seconds: float) -> dict[s
         else None,
         "queueing": queueing_json(answer.best, levels_of(answer.best)) if answer.best else None,
         "published": [published_json(beside) for beside in answer.published],
+        "formats": [format_json(tried) for tried in answer.formats],
         "cut": {role: dict(rules) for role, rules in answer.cut.items()},
         "binding_limit": answer.binding_limit,
         "explanation": answer.explanation,
@@ -74,6 +76,19 @@ def published_json(beside: Beside) -> dict[str, object]:
         "where": published.where,
         "published_instances": {"prefill": published.instances[0], "decode": published.instances[1]},
         "plan": plan_json(beside.plan, compact=True) if beside.plan else None,
+    }
+
+
+def format_json(tried: Tried) -> dict[str, object]:
+    """Return what a number format came to, where there were several; null figures where it has no plan."""
+    plan = tried.plan
+    return {
+        "weights": {"prefill": tried.formats.prefill, "decode": tried.formats.decode},
+        "kv_dtype": tried.formats.kv,
+        "requests_per_second": plan.requests_per_second if plan else None,
+        "devices": plan.devices if plan else None,
+        "binding_limit": tried.binding_limit,
+        "cut": {role: dict(rules) for role, rules in tried.cut.items()},
     }
 
 

@@ -1,5 +1,6 @@
 """An answer of the search as text: what the plan does, its pools, its latencies, why, and what it rests on."""
 
+from collections.abc import Sequence
 from textwrap import fill
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ from planner.papers import Beside
 from planner.plan import Plan
 from planner.pools import DecodePool, PlannedPool, PrefillPool
 from planner.proof import Bound
+from planner.quantised import Tried
 from planner.search import Answer
 from planner.worked import expert_devices_lines, short_form
 from podplan.units import JOULES_PER_KWH, format_bytes, format_count, format_duration, format_rate
@@ -42,6 +44,8 @@ def render(console: "Console", asked: SearchInput, answer: Answer, best: Plan, s
     told = [interval_text(best), f"Binding: {answer.binding_limit}. {answer.explanation}", *short_form(best)]
     told.append(queueing_text(best))
     told += [f"Decode: {line}." for line in expert_devices_lines(best.answering)]
+    if answer.formats:
+        told.append(formats_text(answer.formats))
     told.append(f"Assumed: {'; '.join(assumption_texts(asked, best))}.")
     costed = f"{answer.candidates_evaluated:,} candidates costed in {format_duration(search_seconds)}."
     told.append(f"{bound_text(answer.bound)} {costed}" if answer.bound else costed)
@@ -56,6 +60,18 @@ def render(console: "Console", asked: SearchInput, answer: Answer, best: Plan, s
 
 def _lines(console: "Console", text: str) -> None:
     console.print(fill(text, min(console.width, LINE_WIDTH), subsequent_indent="  "), markup=False, soft_wrap=True)
+
+
+def formats_text(formats: Sequence[Tried]) -> str:
+    """Say what each number format came to, the chosen one and the others alike."""
+    said = []
+    for each in formats:
+        plan = each.plan
+        outcome = f"no plan ({each.binding_limit or 'nothing fits'})"
+        if plan is not None:
+            outcome = f"{requests_text(plan.requests_per_second)} on {plan.devices} devices"
+        said.append(f"{each.told}: {outcome}")
+    return f"Formats: {'; '.join(said)}."
 
 
 def published_text(beside: Beside, best: Plan) -> str:

@@ -127,6 +127,7 @@ def _setup(manifest: Manifest, pool: Pool) -> Setup:
         drafts=pool.mtp.drafts,
         microbatches=pool.microbatches,
         kv_dtype=pool.kv_dtype,
+        weights=pool.weights_dtype,
         instances=len(pool.instances),
     )
 

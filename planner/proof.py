@@ -1,7 +1,7 @@
 """What is proven of a plan: the integer programme's bound over all columns, and what was left out under which bound."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from planner.columns import Aim, Side, carried_by
 from planner.fleet import FleetSolution, solve_fleet
@@ -53,6 +53,21 @@ def proven(sides: Sequence[Side], aim: Aim, choice: Sequence[int]) -> Bound:
         covers=covers(sides),
         queues_solved=sum(side.queues_solved for side in sides),
         pruned=tuple(pruned(sides, reached)),
+    )
+
+
+def over_parts(best: Bound | None, parts: Sequence[Bound]) -> Bound | None:
+    """Return the bound of the best of several parts that were each proven; the others' pruned are none of its own."""
+    if best is None or len(parts) < 2:
+        return best
+    values = [part.value for part in parts]
+    value = max(values) if best.objective == "throughput" else min(values)
+    return replace(
+        best,
+        value=value,
+        gap=abs(value - best.value) / abs(best.value) if best.value else abs(value - best.value),
+        covers=f"each of {len(parts)} number formats: of the chosen one {best.covers}",
+        queues_solved=sum(part.queues_solved for part in parts),
     )
 
 

@@ -36,6 +36,15 @@ class Machines:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Formats:
+    """Number formats that a deployment may have: of the weights of each role, and of the KV cache that they share."""
+
+    prefill: Dtype
+    decode: Dtype
+    kv: KvDtype
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
     """A capacity question. None leaves a choice to podplan; limits hold each on its own at ``percentile``."""
 
@@ -49,6 +58,8 @@ class Question:
     rate_per_second: float | None = None
     objective: Objective = "throughput"
     kv_dtype: KvDtype = "bf16"
+    formats: tuple[Formats, ...] = ()
+    """Alternatives to choose from; none: those of the machines and ``kv_dtype``."""
     drafts: tuple[int, ...] = (0,)
     acceptance: float = 0.7
     balance: Balance = Balance(kind="measured")

@@ -63,6 +63,7 @@ def _broken(question: Question, role: RoleName, strategy: Strategy, layout: tupl
             drafts=drafts,
             microbatches=microbatches,
             kv_dtype=question.kv_dtype,
+            weights=machines.weights,
         )
         broken = broken_rule(profile, setup)
         if broken is not None:

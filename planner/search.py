@@ -1,5 +1,6 @@
 """All candidates of both pools, their instance counts as an integer programme, the plan and its proof."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from planner.columns import Aim, Choice, Offers, Side, carried_by, likely, settle
@@ -12,7 +13,8 @@ from planner.offers import decode_offers, prefill_offers
 from planner.operating import DecodeServer, PrefillServer
 from planner.papers import Beside, best_counts, matching, published_sides, rate_of
 from planner.plan import Plan, make_plan
-from planner.proof import Bound, certify, proven
+from planner.proof import Bound, certify, over_parts, proven
+from planner.quantised import Tried, in_formats, own_formats, preferred
 from planner.question import Question
 from planner.reachable import most_instances, pairs
 from planner.space import ROLES, Role, Row, check_layouts, role_space
@@ -41,6 +43,8 @@ class Answer:
     """Strategies and layouts that were not costed, by role and rule."""
     published: tuple[Beside, ...] = ()
     """What others deployed for this model on this machine, on the same devices."""
+    formats: tuple[Tried, ...] = ()
+    """What each number format came to, where there were several; ``question`` is then in the best one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +67,44 @@ def search(question: Question, *, explain: bool = True, beside: bool = True) -> 
     """Return the best plan for a question, the runners-up, and what is proven.
 
     A refusal says why and what would help, which takes searches of its own; without ``explain`` it does not. The best
-    plan is the same without what stands ``beside`` it: the runners-up, the certificate and published deployments.
+    plan is the same without what stands ``beside`` it: the runners-up, the certificate and published deployments. Of
+    several number formats each is searched, and the best is taken.
+
+    Raises BadInput where the asked expert layout fits no strategy.
+    """
+    asked = in_formats(question)
+    if len(asked) == 1:
+        return search_format(asked[0], explain=explain, beside=beside)
+    answers = [search_format(each, explain=explain, beside=beside) for each in asked]
+    place = preferred([answer.best for answer in answers], question)
+    if place is None:
+        return replace(answers[0], formats=tried(answers), candidates_evaluated=evaluated(answers))
+    best = answers[place]
+    assert best.best is not None
+    return replace(
+        best,
+        pareto=tuple(front_of(best.best, [plan for answer in answers for plan in answer.pareto])),
+        candidates_evaluated=evaluated(answers),
+        bound=over_parts(best.bound, [answer.bound for answer in answers if answer.bound is not None]),
+        formats=tried(answers),
+    )
+
+
+def evaluated(answers: Sequence[Answer]) -> int:
+    """Return the candidates that were costed for all answers."""
+    return sum(answer.candidates_evaluated for answer in answers)
+
+
+def tried(answers: Sequence[Answer]) -> tuple[Tried, ...]:
+    """Return what each number format came to."""
+    return tuple(
+        Tried(formats=own_formats(each.question), plan=each.best, binding_limit=each.binding_limit, cut=each.cut)
+        for each in answers
+    )
+
+
+def search_format(question: Question, *, explain: bool = True, beside: bool = True) -> Answer:
+    """Return the answer of a question in one number format, as ``search``.
 
     Raises BadInput where the asked expert layout fits no strategy.
     """

@@ -6,6 +6,7 @@ questions of the same sizes are solved over the leading ones only.
 
 from planner.columns import carried_by
 from planner.kinds import DecodeKind, PrefillKind
+from planner.quantised import in_formats
 from planner.question import Question
 from planner.search import aim_of, best_of, compatible, gather
 from planner.space import ROLES, Role, Row
@@ -28,6 +29,8 @@ def rows_that_matter(question: Question) -> Rows:
 
 def most_carried(question: Question, rows: Rows | None = None) -> float:
     """Return the rate that the best choice of columns carries, over given rows or all; 0 where none is feasible."""
+    if question.formats:
+        return max(most_carried(each, rows) for each in in_formats(question))
     pools = gather(question, rows)
     if not pools.prefill.offers or not pools.decode.offers:
         return 0.0

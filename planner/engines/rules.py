@@ -30,6 +30,7 @@ class Setup:
     drafts: int = 0
     microbatches: int = 1
     kv_dtype: str = "bf16"
+    weights: str = "bf16"
     instances: int = 1
 
 
@@ -154,6 +155,10 @@ def _cache(profile: EngineProfile, setup: Setup) -> Broken | None:
     if setup.kv_dtype not in fact.value:
         sentence = f"{profile.title} caches keys and values as {' or '.join(fact.value)}, not {setup.kv_dtype}"
         return Broken("kv-dtype", sentence, fact.source)
+    weights = profile.cache.weights
+    if setup.weights not in weights.value:
+        sentence = f"{profile.title} runs weights in {' or '.join(weights.value)}, not {setup.weights}"
+        return Broken("weights", sentence, weights.source)
     return None
 
 
@@ -332,6 +337,7 @@ def _layouts(setup: Setup, strategy: Strategy) -> Iterator[Setup]:
                     drafts=drafts,
                     microbatches=microbatches,
                     kv_dtype=setup.kv_dtype,
+                    weights=setup.weights,
                     instances=setup.instances,
                 )
 

@@ -101,9 +101,10 @@ class BatchScopes(Strict):
 
 
 class CacheTypes(Strict):
-    """Number formats of the KV cache."""
+    """Number formats of the KV cache and of weights."""
 
     kv: Fact[list[Dtype]]
+    weights: Fact[list[Dtype]]
 
 
 class PrefillDecode(Strict):

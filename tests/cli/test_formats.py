@@ -1,0 +1,63 @@
+"""``--weights`` and ``--kv-dtype`` with several formats, as they are typed."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cli import main
+from cli.exit_codes import ExitCode
+
+SMALL = ["qwen3-8b", "--hw", "h200", "--devices", "2"]
+
+
+def test_a_list_of_formats_is_searched_and_told(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """The JSON has each format, the question the chosen one, and so has the manifest."""
+    out = tmp_path / "plan"
+    assert main.main([*SMALL, "--weights", "bf16,fp8", "--json", "--out", str(out)]) == ExitCode.DONE
+    data = json.loads(capsys.readouterr().out)
+
+    carried = {each["weights"]["decode"]: each["requests_per_second"] for each in data["formats"]}
+    assert carried.keys() == {"bf16", "fp8"} and carried["fp8"] > carried["bf16"]
+    assert data["question"]["weights"] == {"prefill": "fp8", "decode": "fp8"}
+    assert {pool["weights"] for pool in data["best"]["pools"]} == {"fp8"}
+    assert "best of bf16,fp8" in data["assumptions"]["formats"]
+    assert "weights_dtype: fp8" in (out / "manifest.yaml").read_text(encoding="utf-8")
+
+
+def test_auto_is_what_machine_and_engine_run(capsys: pytest.CaptureFixture[str]) -> None:
+    """All caches that vLLM keeps; the text names each format's outcome."""
+    arguments = [*SMALL, "--weights", "auto", "--kv-dtype", "auto", "--engine", "vllm"]
+    assert main.main(arguments) == ExitCode.DONE
+    printed = " ".join(capsys.readouterr().out.split())
+
+    assert "fp8 weights, fp8 KV cache: " in printed and "int8 KV cache" not in printed
+
+
+def test_a_sweep_over_formats_has_a_row_for_each(capsys: pytest.CaptureFixture[str]) -> None:
+    """Where a list of one question would choose."""
+    assert main.main(["sweep", *SMALL, "--over", "weights=bf16,fp8", "--json"]) == ExitCode.DONE
+    assert [row["weights"] for row in json.loads(capsys.readouterr().out)["rows"]] == ["bf16", "fp8"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (["--weights", "bf16,bf16"], "--weights: bf16 stands twice"),
+        (["--weights", "bf16,"], "--weights: 'bf16,' has an empty place"),
+        (["--weights", "bf16,fp5"], "h200 does not multiply 'fp5'"),
+        (["--kv-dtype", "bf16,fp4"], "--kv-dtype: 'fp4' is not"),
+    ],
+)
+def test_bad_lists_are_refused(flags: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """One sentence that names the flag."""
+    assert main.main([*SMALL, *flags]) == ExitCode.BAD_INPUT
+    assert told in capsys.readouterr().err
+
+
+def test_models_of_a_fleet_have_one_format(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """A list is refused with its place."""
+    file = tmp_path / "fleet.yaml"
+    file.write_text("models:\n- {model: qwen3-8b, hw: h200, devices: 8, rate: 5/s, weights: 'bf16,fp8'}\n")
+    assert main.main(["fleet", str(file)]) == ExitCode.BAD_INPUT
+    assert "weights: a model of a fleet has one format" in capsys.readouterr().err
