@@ -16,10 +16,13 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
+from numpy.typing import NDArray
 
 from planner.arrival_counts import Arrivals
 from planner.prefill_service import Service
 from planner.queueing import Array
+
+Ints = NDArray[np.int64]
 
 _CELLS = 256
 """Of the lattice."""
@@ -51,9 +54,16 @@ class _Lattice:
     """Cells of what takes one place in a pass."""
     prompts: Array
     """[sizes]: prompts of passes that took 1.. places."""
+    holds: Array
+    """[sizes]: how likely a full pass holds 1.. places."""
     cells: int
     """Waiting is counted from 0 to ``cells`` - 1."""
     width_seconds: float
+
+    @property
+    def fit(self) -> Array:
+        """[sizes]: chance that so many places fit into a pass."""
+        return np.cumsum(self.holds[::-1])[::-1]
 
     @property
     def prompts_per_cell(self) -> float:
@@ -75,11 +85,14 @@ class _Chain:
 
     lattice: _Lattice
     passes: Array
-    """[sizes, times]: distribution of the duration by what the pass took, on the grid of time."""
+    """[sizes + 1, times]: durations on the grid of time of passes that take all, by how many that is; last full ones.
+    """
     beyond: Array
     """[times, cells + 1]: chance that so many cells or more arrive within a time."""
     starts: Array
-    """[sizes, cells]: chance that a pass takes so much and leaves so much behind."""
+    """[sizes, fine]: chance that a pass takes all of so many places and leaves part of a prompt behind."""
+    left: Array
+    """[cells]: chance that a pass is full and leaves so much behind."""
 
 
 def sojourn(service: Service, rate: float, squared_cv: float) -> Sojourn:
@@ -93,13 +106,14 @@ def sojourn(service: Service, rate: float, squared_cv: float) -> Sojourn:
     arrivals = Arrivals.of(rate, squared_cv)
     lattice = _lattice(service, rate, squared_cv, arrivals.events_per_prompt)
     rows, weights = service.durations(lattice.prompts, _KINDS)
+    rows = np.concatenate([rows, service.full_durations(float(lattice.prompts[-1]), _KINDS)[None, :]])
     chain = _solve(lattice, arrivals, rows, weights)
     ahead = _ahead(chain)
     idle = _idle_share(chain)
     masses = _total(chain, arrivals, ahead)
     ends = (np.arange(masses.size) + 1.0) * lattice.width_seconds
     total = float(masses.sum()) + idle
-    taken = chain.starts.sum(axis=1)
+    taken = np.append(chain.starts.sum(axis=1), chain.left.sum())
     mean = float((ends - lattice.width_seconds / 2) @ masses) + idle * float(rows[0] @ weights)
     return Sojourn(
         seconds=np.append(ends, rows[0]),
@@ -112,10 +126,12 @@ def sojourn(service: Service, rate: float, squared_cv: float) -> Sojourn:
 def _lattice(service: Service, rate: float, squared_cv: float, phases: int) -> _Lattice:
     settled, noise = _settled(service, rate, squared_cv)
     reach = _reach(service, rate, squared_cv, settled, noise)
-    queued, sizes = 2.0, math.ceil(reach)
-    if reach >= service.most:
-        sizes = int(service.most)
+    held = service.holds(service.largest)
+    queued, sizes = 2.0, int(min(reach, service.largest))
+    if sizes > int(np.argmax(np.cumsum(held) > _RARE)):
         queued = _queued(service, rate, squared_cv)
+    else:
+        held = held[:0]
     lines = sizes + queued
     # Rounding to a lattice of 1/m prompt adds a variance of up to 1/(6 m²): a hundredth of what is there.
     fine = max(min(phases, math.ceil(4 / math.sqrt(max(noise, 1e-6))), int(_CELLS / lines)), 1)
@@ -123,11 +139,22 @@ def _lattice(service: Service, rate: float, squared_cv: float, phases: int) -> _
     count = max(math.ceil(sizes / step), 1)
     prompts = np.arange(1.0, count + 1) * (sizes / count)
     cells = fine * (count + math.ceil(queued / step) + 1)
-    longest = float(service.durations(prompts[[0, -1]], _KINDS)[0].max())
-    usual, full = (float(service.mean(np.array([size]))[0]) for size in (settled, prompts[-1]))
-    horizon = 2 * longest + (math.ceil(queued / sizes) + 1) * full
+    longest = max(float(service.durations(prompts[[0, -1]], _KINDS)[0].max()), float(_full(service).max()))
+    usual = float(service.mean(np.array([settled]))[0])
+    horizon = 2 * longest + (math.ceil(queued / service.most) + 1) * service.full_seconds
     width = max(usual / _USUAL, longest / _LONGEST, horizon / _HORIZON)
-    return _Lattice(fine, prompts, cells, width)
+    return _Lattice(fine, prompts, _in_steps(held, count, sizes / count), cells, width)
+
+
+def _in_steps(held: Array, count: int, step: float) -> Array:
+    """Count what full passes hold in steps, rounded to either side, [count]; without ``held`` it is the most."""
+    found = np.zeros(count + 1)
+    places = np.clip(np.arange(1.0, held.size + 1) / step - 1, 0.0, count - 1.0)
+    low = places.astype(np.intp)
+    np.add.at(found, low, held * (1 - (places - low)))
+    np.add.at(found, low + 1, held * (places - low))
+    found[count - 1] += max(1 - float(found.sum()), 0.0)
+    return found[:count]
 
 
 def _settled(service: Service, rate: float, squared_cv: float) -> tuple[float, float]:
@@ -137,6 +164,8 @@ def _settled(service: Service, rate: float, squared_cv: float) -> tuple[float, f
     size = float(service.prompts[0])
     if first:
         size = float(np.interp(0.0, beyond[first - 1 : first + 1], service.prompts[first - 1 : first + 1]))
+    elif beyond[0] < 0:
+        size = float(service.prompts[-1])
     at = np.array([size])
     return size, squared_cv * rate * float(service.mean(at)[0]) + rate**2 * float(service.variance(at)[0])
 
@@ -149,18 +178,28 @@ def _reach(service: Service, rate: float, squared_cv: float, settled: float, noi
     """
     place = int(np.searchsorted(service.prompts, settled))
     slope = float(np.diff(service.seconds, append=service.seconds[-1])[min(place, service.prompts.size - 1)])
-    share = float(service.seconds[-1] - service.seconds[0]) / max(service.most - 1, 1)
+    share = float(service.seconds[-1] - service.seconds[0]) / max(service.largest - 1, 1)
     gain = min(rate * max(share, slope), 0.99)
     alone = rate * float(service.durations(service.prompts[:1], _KINDS)[0].max())
     usual = settled + 8 * math.sqrt(noise / (1 - gain**2)) + 3
     return float(math.ceil(max(usual, alone + 6 * math.sqrt(squared_cv * alone) + 3)))
 
 
+def _full(service: Service) -> Array:
+    return service.full_durations(float(service.largest), _KINDS)
+
+
 def _queued(service: Service, rate: float, squared_cv: float) -> float:
     """Prompts beyond a full pass that all but never wait: heavy-traffic decay."""
-    full = float(service.seconds[-1])
+    full = service.full_seconds
     slack = max(service.most - rate * full, 1e-9)
-    noise = squared_cv * rate * full + rate**2 * float(service.variance(np.array([service.most]))[0])
+    held = service.holds(service.largest)
+    numbers = np.arange(1.0, held.size + 1) - service.most
+    lasting = _full(service)
+    spread = float(np.var(lasting)) if service.full is None else float((lasting - full) ** 2 @ service.weights)
+    if service.full is None:
+        spread = float(service.variance(np.array([service.most]))[0])
+    noise = squared_cv * rate * full + rate**2 * spread + float(held @ numbers**2)
     return min(2 + math.log(1 / _RARE) * noise / (2 * slack), float(_MOST_QUEUED))
 
 
@@ -176,25 +215,47 @@ def _on_grid(seconds: Array, weights: Array, width: float, times: int) -> Array:
 
 
 def _solve(lattice: _Lattice, arrivals: Arrivals, rows: Array, weights: Array) -> _Chain:
-    """Stationary distribution of what waits at pass starts: next = max(1, max(0, now - cap) + arrivals)."""
+    """Stationary distribution of what waits at pass starts: what was left, and what the last pass brought."""
     times = math.ceil(float(rows.max()) / lattice.width_seconds) + 2
     passes = _on_grid(rows, weights, lattice.width_seconds, times)
     grid = np.arange(float(times)) * lattice.width_seconds
     counts = arrivals.counts(grid, lattice.prompts_per_cell, lattice.cells)  # [times, cells]
-    fine, cells = lattice.fine, lattice.cells
+    fine, cells, sizes = lattice.fine, lattice.cells, lattice.sizes
     waiting = np.arange(fine, cells)
-    taken = np.minimum(waiting // fine, lattice.sizes)
-    left = waiting - fine * taken
-    # Row by row: what a pass of that size brings, behind what it left.
-    padded = np.concatenate([np.zeros((lattice.sizes, cells)), passes @ counts], axis=1)
-    moves = padded[(taken - 1)[:, None], cells + np.arange(cells)[None, :] - left[:, None]]
+    places = waiting // fine
+    moves = _moves(lattice, passes @ counts, waiting, places)
     moves[:, -1] += np.maximum(1 - moves.sum(axis=1), 0.0)
     moves[:, fine] += moves[:, :fine].sum(axis=1)  # less than a prompt: idle until it is one
-    starts = np.zeros((lattice.sizes, cells))
-    starts[taken - 1, left] = _stationary(moves[:, fine:])
+    found = np.concatenate([np.zeros(fine), _stationary(moves[:, fine:])])
+    whole = np.zeros(sizes * fine)
+    whole[: min(whole.size, cells - fine)] = found[fine : fine * (sizes + 1)]
+    starts = whole.reshape(sizes, fine) * lattice.fit[:, None]
+    left = np.zeros(cells)
+    for size in np.flatnonzero(lattice.holds) + 1:
+        left[fine : cells - fine * size] += lattice.holds[size - 1] * found[fine * (size + 1) :]
     beyond = np.zeros((times, cells + 1))
     beyond[:, :cells] = np.cumsum(counts[:, ::-1], axis=1)[:, ::-1]
-    return _Chain(lattice, passes, beyond, starts)
+    return _Chain(lattice, passes, beyond, starts, left)
+
+
+def _moves(lattice: _Lattice, brought: Array, waiting: Ints, places: Ints) -> Array:
+    """Chances of what waits next by what waits now, [states, cells].
+
+    Args: ``brought`` [sizes + 1, cells] arrivals during passes that take all of 1.. places, and during full ones.
+    """
+    fine, cells, sizes = lattice.fine, lattice.cells, lattice.sizes
+    behind = np.arange(cells)[None, :] - waiting[:, None]  # [states, cells]: more than now
+    padded = np.concatenate([np.zeros((sizes + 1, cells)), brought], axis=1)
+    size = np.minimum(places, sizes)
+    fit = np.where(places <= sizes, lattice.fit[size - 1], 0.0)
+    moves = fit[:, None] * padded[(size - 1)[:, None], np.minimum(behind + fine * size[:, None], cells - 1) + cells]
+    # A full pass takes k of more than k places: what it brings, that much less, for all k below the places.
+    shifts = np.arange(1 - cells, cells)
+    fewer = np.zeros((sizes + 1, shifts.size))
+    for number in np.flatnonzero(lattice.holds) + 1:
+        fewer[number] = lattice.holds[number - 1] * padded[-1][np.minimum(shifts + fine * number, cells - 1) + cells]
+    fewer = np.cumsum(fewer, axis=0)
+    return np.asarray(moves + fewer[np.minimum(places - 1, sizes)[:, None], behind + cells - 1], dtype=np.float64)
 
 
 def _stationary(moves: Array) -> Array:
@@ -219,14 +280,14 @@ def _ahead(chain: _Chain) -> Array:
     times = come.shape[0]
     lines = fine * np.arange(1, lattice.places + 1)
     found = np.zeros((times, lines.size))
-    part, full = chain.starts[:-1, :fine], chain.starts[-1]
     for left in range(fine):
-        lasting = part[:, left] @ chain.passes[:-1]
-        if lasting.any():
-            found += _rests(lasting) @ come[:, lines - left]
-    back = lines[None, :] - np.arange(come.shape[1])[:, None]  # left over, so that this many more reach the place
-    spread = np.where(back >= 0, full[np.clip(back, 0, full.size - 1)], 0.0)
-    return np.asarray(found + _rests(chain.passes[-1]) @ (come @ spread), dtype=np.float64)
+        lasting = chain.starts[:, left] @ chain.passes[:-1]
+        found += _rests(lasting) @ come[:, lines - left]
+    if chain.left.any():
+        back = lines[None, :] - np.arange(come.shape[1])[:, None]  # left over, so that this many more reach the place
+        spread = np.where(back >= 0, chain.left[np.clip(back, 0, chain.left.size - 1)], 0.0)
+        found += _rests(chain.passes[-1]) @ (come @ spread)
+    return found
 
 
 def _rests(lasting: Array) -> Array:
@@ -239,35 +300,67 @@ def _rests(lasting: Array) -> Array:
 def _idle_share(chain: _Chain) -> float:
     """Arrivals per pass that end an idle time: passes at whose end less than a prompt waits."""
     fine = chain.lattice.fine
-    lasting = chain.starts[:, :fine].T @ chain.passes  # [left, times]
+    lasting = chain.starts.T @ chain.passes[:-1]  # [left, times]
     short = 1 - chain.beyond[:, fine - np.arange(fine)].T
     return float((lasting * short).sum())
 
 
 def _total(chain: _Chain, arrivals: Arrivals, ahead: Array) -> Array:
-    """Distribution of residual, whole passes ahead and own pass together, on the grid of time."""
+    """Distribution of residual, whole passes ahead and own pass together, on the grid of time.
+
+    Full passes ahead take what they hold at random; the place that is left in line when the own pass starts fits it.
+    """
     lattice, sizes = chain.lattice, chain.lattice.sizes
-    blocks = math.ceil(lattice.places / sizes)
-    padded = np.zeros((ahead.shape[0], blocks * sizes))
-    padded[:, : ahead.shape[1]] = ahead
-    by_pass = padded.reshape(-1, blocks, sizes)  # [rest, whole passes ahead, place in the own pass]
+    chances, places = _passes_ahead(lattice, ahead.sum(axis=0))
+    blocks = chances.shape[1]
     rests = (chain.beyond[1:] + chain.beyond[:-1]) / 2
-    own = _own_sizes(lattice, by_pass[:, 0], rests)
+    first = np.zeros((ahead.shape[0], sizes))
+    first[:, : ahead.shape[1]] = ahead[:, :sizes]
+    own = _own_sizes(lattice, first, rests)
     width = lattice.width_seconds
     full = float(chain.passes[-1] @ np.arange(chain.passes.shape[1]))
     length = 1 << math.ceil(math.log2(2 * chain.passes.shape[1] + blocks * full))
-    spectrum = np.fft.rfft(chain.passes, length, axis=1)  # [sizes, frequencies]
+    spectrum = np.fft.rfft(chain.passes, length, axis=1)  # [sizes + 1, frequencies]
     found = np.einsum("sf,sf->f", np.fft.rfft(own.T, length, axis=1), spectrum)
     if blocks > 1:
-        later = by_pass[:, 1:].sum(axis=2)  # [rest, whole passes ahead]
+        later = ahead @ chances[:, 1:]  # [rest, whole passes ahead]
         waits = (np.arange(1.0, blocks) * full + _middle(later)) * width
         counts = arrivals.counts(waits, lattice.prompts_per_cell, sizes * lattice.fine + 1)
-        more = np.cumsum(counts[:, ::-1], axis=1)[:, ::-1]
-        behind = _own_sizes(lattice, by_pass[:, 1:].sum(axis=0), more)
+        behind = _own_sizes(lattice, places[1:], np.cumsum(counts[:, ::-1], axis=1)[:, ::-1])
         behind /= np.maximum(behind.sum(axis=1, keepdims=True), 1e-300)
         powers = spectrum[-1][None, :] ** np.arange(1, blocks)[:, None]
         found += (np.fft.rfft(later.T, length, axis=1) * powers * (behind @ spectrum)).sum(axis=0)
     return np.maximum(np.fft.irfft(found, length), 0.0)
+
+
+def _passes_ahead(lattice: _Lattice, masses: Array) -> tuple[Array, Array]:
+    """How many full passes come before the own one.
+
+    With k* the chance that so many full passes hold k places together, it is that number for place p where they hold
+    p - j and the own pass fits the j that remain.
+
+    Args:
+        lattice: with what full passes hold.
+        masses: [places] of arrivals.
+
+    Returns:
+        Their chances [places, passes], and the masses by passes and j, [passes, sizes], still to fit.
+    """
+    sizes, fit = lattice.sizes, lattice.fit
+    together = np.zeros(masses.size)
+    together[0] = 1.0
+    chances, places = [], []
+    remaining = masses.copy()
+    for _ in range(masses.size):
+        chances.append(np.convolve(together, np.append(0.0, fit))[1 : masses.size + 1])
+        row = np.zeros(sizes)
+        row[: min(sizes, remaining.size)] = remaining[:sizes]
+        places.append(row)
+        together = np.convolve(together, np.append(0.0, lattice.holds))[: masses.size]
+        remaining = np.correlate(np.append(remaining, np.zeros(sizes)), np.append(0.0, lattice.holds), "valid")
+        if not together.any() or remaining.sum() < _RARE * masses.sum():
+            break
+    return np.stack(chances, axis=1), np.stack(places)
 
 
 def _middle(later: Array) -> Array:
@@ -277,15 +370,18 @@ def _middle(later: Array) -> Array:
 
 
 def _own_sizes(lattice: _Lattice, places: Array, more: Array) -> Array:
-    """Distribution of the size of the own pass: the place and who comes until it begins, up to the cap; [rows, sizes].
+    """Distribution of the own pass, [rows, sizes + 1]: it takes all of 1.. places, or is full.
 
-    Args: ``places`` [rows, sizes] masses; ``more`` [rows, cells + 1] chances that so many cells or more come.
+    It takes the place and who comes until it begins, as far as they fit.
+
+    Args: ``places`` [rows, sizes] masses, of which that share counts that fits; ``more`` [rows, cells + 1] chances that
+    so many cells or more come.
     """
     sizes, fine = lattice.sizes, lattice.fine
     reached = more[:, fine * np.arange(sizes)]
     joined = reached - np.append(reached[:, 1:], np.zeros((reached.shape[0], 1)), axis=1)
     length = 2 * sizes
     both = np.fft.irfft(np.fft.rfft(places, length, axis=1) * np.fft.rfft(joined, length, axis=1), length, axis=1)
-    found = np.maximum(both[:, :sizes], 0.0)
-    found[:, -1] += np.maximum(places.sum(axis=1) - found.sum(axis=1), 0.0)
-    return np.asarray(found, dtype=np.float64)
+    found = np.maximum(both[:, :sizes], 0.0) * lattice.fit
+    full = np.maximum(places @ lattice.fit - found.sum(axis=1), 0.0)
+    return np.concatenate([found, full[:, None]], axis=1)

@@ -126,7 +126,7 @@ def latency_of(service: Service, rate: float, arrival_squared_cv: float = 1.0) -
     if rate < 0:
         raise BadInput(f"An arrival rate of {rate:g} prompts per second must not be negative.")
     rate *= service.units_per_prompt
-    if rate * service.seconds[-1] >= service.most:
+    if rate * service.full_seconds >= service.most:
         return None
     found = sojourn(service, max(rate, 1e-12), arrival_squared_cv)
     seconds, masses, later = _with_further(service, found)

@@ -94,19 +94,18 @@ def test_latency_rises_with_the_rate(cap, instances, squared_cv):
 
 
 TOKENS, LONG_SHARE = (200.0, 3000.0), 0.15
-BUDGET = 12_000.0
 
 
-def _two_sizes(rate, instances, requests=300_000):
+def _two_sizes(rate, instances, budget, requests=700_000):
     """Sojourn times at one instance and one DP group, prompts of two lengths packed by tokens: brute force."""
-    rng = np.random.default_rng(7)
+    rng = np.random.default_rng(2)
     arrivals = np.cumsum(rng.gamma(instances, 1 / (instances * rate), requests)).tolist()
     tokens = np.where(rng.random(requests) < LONG_SHARE, TOKENS[1], TOKENS[0]).tolist()
     now, first, found = 0.0, 0, np.empty(requests)
     while first < requests:
         now = max(now, arrivals[first])
         last, held = first, 0.0
-        while last < requests and arrivals[last] <= now and held + tokens[last] <= BUDGET:
+        while last < requests and arrivals[last] <= now and held + tokens[last] <= budget:
             held, last = held + tokens[last], last + 1
         now += _seconds_of(held)
         found[first:last] = now - np.array(arrivals[first:last])
@@ -118,19 +117,24 @@ def _seconds_of(tokens):
     return 0.02 + 5e-5 * tokens
 
 
-@pytest.mark.parametrize(("instances", "utilisation"), [(1, 0.5), (1, 0.85), (8, 0.7), (8, 0.85)])
-def test_two_prompt_sizes_against_brute_force(instances, utilisation):
-    """The whole way from lengths to TTFT, packing by tokens included: mean within 8 %, p90 and p99 within 10 %."""
-    service = varied_service(_linear_machine(), Prompts(np.array(TOKENS), np.zeros(2), np.array([0.85, 0.15])))
+@pytest.mark.parametrize("instances", [1, 8])
+@pytest.mark.parametrize(("budget", "utilisation"), [(4000.0, 0.6), (12_000.0, 0.85)])
+def test_two_prompt_sizes_against_brute_force(budget, utilisation, instances):
+    """The whole way from lengths to TTFT, packing by tokens included: mean and p90 within 6 %, p99 within 12 %.
+
+    What is not told: a prompt that did not fit is at the head of the next pass, which is then longer than others. It
+    counts most where two long ones never share a pass (the smaller budget): 10 % of the mean at 0.85.
+    """
+    service = varied_service(_linear_machine(budget), Prompts(np.array(TOKENS), np.zeros(2), np.array([0.85, 0.15])))
     rate = utilisation * service.saturation_per_second
     latency = latency_of(service, rate, 1 / instances)
-    measured = _two_sizes(rate, instances)
-    assert latency.mean == pytest.approx(measured.mean(), rel=0.08)
-    for level in (90, 99):
-        assert latency.at(level) == pytest.approx(np.percentile(measured, level), rel=0.1)
+    measured = _two_sizes(rate, instances, budget)
+    assert latency.mean == pytest.approx(measured.mean(), rel=0.06)
+    assert latency.p90 == pytest.approx(np.percentile(measured, 90), rel=0.06)
+    assert latency.p99 == pytest.approx(np.percentile(measured, 99), rel=0.12)
 
 
-def _linear_machine():
+def _linear_machine(budget):
     """A DP group whose passes last ``_seconds_of`` their tokens."""
     kernel = ComputeTerm(
         name="linear",
@@ -155,7 +159,7 @@ def _linear_machine():
         slots_per_rank=0,
         rule="compute_communication",
     )
-    return Machine(cost, 1, BUDGET, 1)
+    return Machine(cost, 1, budget, 1)
 
 
 @pytest.mark.parametrize("instances", [1, 6])
