@@ -320,10 +320,13 @@ def carried_by(sides: Sequence[Side], choice: Choice) -> float:
 
 def likely(sides: Sequence[Side], aim: Aim) -> Choice | None:
     """Return the best choice by guesses, its queues solved; None where nothing fits. Good, not proven."""
+    known = 0.0
     while True:
         choice = best_choice(sides, aim, by="guess")
-        if choice is None or solve_open(zip(sides, choice, strict=True), aim.rate or 0.0):
+        if choice is None or solve_open(zip(sides, choice, strict=True), aim.rate or known):
             return choice
+        # What carries no more than a choice that is solved already need not be solved in full.
+        known = _carried_exactly(sides, aim, known)
 
 
 def settle(sides: Sequence[Side], aim: Aim) -> Choice | None:
@@ -339,9 +342,13 @@ def settle(sides: Sequence[Side], aim: Aim) -> Choice | None:
         wanted = aim.rate if aim.rate is not None else known * (1 - _BELOW)
         if choice is None or solve_open(zip(sides, choice, strict=True), wanted):
             return choice
-        if aim.objective == "throughput":
-            best = best_choice(sides, aim, least_rate=known, by="exact")
-            known = max(known, carried_by(sides, best)) if best else known
+        known = _carried_exactly(sides, aim, known)
+
+
+def _carried_exactly(sides: Sequence[Side], aim: Aim, known: float) -> float:
+    """Return the most that a choice of solved columns carries, ``known`` where none carries more or none is sought."""
+    best = best_choice(sides, aim, least_rate=known, by="exact") if aim.objective == "throughput" else None
+    return max(known, carried_by(sides, best)) if best else known
 
 
 def solve_open(chosen: Iterable[tuple[Side, int]], wanted: float) -> bool:

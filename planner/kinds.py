@@ -15,9 +15,7 @@ from planner.candidates import row_microbatches
 from planner.decode_candidates import DecodeCandidate, iteration, request_rate
 from planner.deployment import Deployment
 from planner.imbalance import expected_maximum_normal
-from planner.latency import balanced_cost
 from planner.lattice import first_within
-from planner.manifest.stacks import stacked
 from planner.manifest.terms import StepCost
 from planner.operating import MOST_UTILISATION, DecodeServer, PrefillServer
 from planner.prefill_bounds import saturated, timely, varied
@@ -58,6 +56,8 @@ class PrefillKind:
     deployment: Deployment
     most_prompts: int
     chunks: int
+    cost: StepCost = field(repr=False)
+    """Step cost of the row, stacked: for many loads at once."""
     _servers: dict[int, PrefillServer] = field(default_factory=dict)
     _best: dict[int, tuple[float, int]] = field(default_factory=dict)
     """By instances: the rate of the pool and the place of the budget that carries it."""
@@ -66,11 +66,6 @@ class PrefillKind:
     def independent(self) -> bool:
         """No: arrivals that are dealt out in turn are the more even the more instances take them."""
         return False
-
-    @cached_property
-    def cost(self) -> StepCost:
-        """Step cost of the row, for many loads at once."""
-        return stacked(balanced_cost(self.deployment, self.question.balance))
 
     @cached_property
     def budgets(self) -> Budgets:
@@ -285,4 +280,4 @@ class DecodeKind:
             requests_per_second=float(request_rate(question, candidate.deployment, float(cap), seconds)),
             limited_by="tpot",
         )
-        return replace(self.full, candidate=changed)
+        return replace(self.full, candidate=changed, known_cost=self.full.cost)

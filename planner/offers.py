@@ -26,7 +26,8 @@ from planner.decode_candidates import (
 from planner.imbalance import expected_maximum_normal
 from planner.kinds import DecodeKind, PrefillKind, likely_rate
 from planner.latency import balanced_cost, tokens_per_iteration
-from planner.manifest.stacks import stacked
+from planner.manifest.stacks import stacked, taken
+from planner.manifest.terms import StepCost
 from planner.operating import MOST_UTILISATION, DecodeServer
 from planner.prefill_bounds import saturated, timely, varied
 from planner.prefill_candidates import (
@@ -56,6 +57,10 @@ class _DecodeTable:
     microbatches: Ints
     seconds: Floats
     room: Floats
+    cost: StepCost
+    """Of more rows than these."""
+    places: Ints
+    """[rows], where they stand in the cost."""
 
 
 def decode_offers(question: Question, rows: list[Row], count: Count, transfer_seconds: float) -> Offers:
@@ -103,6 +108,8 @@ def _decode_table(question: Question, group: Group, drafts: int, count: Count) -
         microbatches=chosen[keep],
         seconds=seconds[keep],
         room=room[keep],
+        cost=cost,
+        places=keep,
     )
 
 
@@ -135,7 +142,7 @@ def _decode_kind(question: Question, table: _DecodeTable, transfer_seconds: floa
         requests_per_second=float(request_rate(question, deployment, batch, seconds)),
         limited_by="memory" if batch >= table.room[row] else "tpot",
     )
-    return DecodeKind(DecodeServer(question, candidate, transfer_seconds))
+    return DecodeKind(DecodeServer(question, candidate, transfer_seconds, taken(table.cost, table.places[[row]])))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,6 +160,7 @@ class _PrefillTable:
     single: Floats
     saturated: Floats
     """[rows, budgets] prompts per second that no stream of passes exceeds."""
+    cost: StepCost
 
 
 def prefill_offers(question: Question, rows: list[Row], count: Count) -> Offers:
@@ -205,7 +213,14 @@ def _prefill_table(question: Question, group: Group, chunks: int, count: Count) 
         if not (fits[:, stop - 1] & (seconds[:, stop - 1] <= question.ttft_seconds)).any():
             break
     return _PrefillTable(
-        group=group, prompts=budgets, chunks=chunks, seconds=seconds, fits=fits, single=single, saturated=most
+        group=group,
+        prompts=budgets,
+        chunks=chunks,
+        seconds=seconds,
+        fits=fits,
+        single=single,
+        saturated=most,
+        cost=cost,
     )
 
 
@@ -246,5 +261,5 @@ def _prefill_kinds(question: Question, table: _PrefillTable) -> Offers:
 
 
 def _prefill_kind(question: Question, table: _PrefillTable, most: Ints, row: int) -> PrefillKind:
-    own = table.group.rows[row]
-    return PrefillKind(question, own, row_deployment(table.group.deployment, own), int(most[row]), table.chunks)
+    own, cost = table.group.rows[row], taken(table.cost, np.array([row]))
+    return PrefillKind(question, own, row_deployment(table.group.deployment, own), int(most[row]), table.chunks, cost)

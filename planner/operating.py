@@ -99,7 +99,7 @@ class PrefillServer:
 
     question: Question
     candidate: PrefillCandidate
-    known_cost: StepCost | None = field(default=None, compare=False)
+    known_cost: StepCost | None = field(default=None, repr=False, compare=False)
     """The step cost, stacked, where it is known already."""
 
     @property
@@ -190,6 +190,8 @@ class DecodeServer:
     question: Question
     candidate: DecodeCandidate
     transfer_seconds: float
+    known_cost: StepCost | None = field(default=None, repr=False, compare=False)
+    """The step cost, stacked, where it is known already."""
 
     @property
     def independent(self) -> bool:
@@ -199,6 +201,8 @@ class DecodeServer:
     @cached_property
     def cost(self) -> StepCost:
         """Step cost of the instance, for many loads at once."""
+        if self.known_cost is not None:
+            return self.known_cost
         return stacked(balanced_cost(self.candidate.deployment, self.question.balance))
 
     @property
