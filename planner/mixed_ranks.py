@@ -9,12 +9,16 @@ Kemeny and J. L. Snell, Finite Markov Chains, chapter 3. Derived here.
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache, cached_property, partial
+from statistics import NormalDist
 
 import numpy as np
+from numpy.typing import NDArray
 
 from planner.arrival_counts import count_distribution
+from planner.latency import deviations
 from planner.mixed_chain import PromptState, on_lattice
 from planner.mixed_steps import StepTable
 from planner.queueing import Array
@@ -25,6 +29,14 @@ _LONGEST = 24
 _CELLS = 14
 _ROUNDS = 300
 _NEGLIGIBLE = 2e-6
+_GROUPS = 5
+"""Of prompts by size."""
+_IDLE = 0.5
+_RARE = 1e-6
+_LEVELS = np.array([0.0, 0.5, 0.8, 0.95, 1.0])
+"""Between which steps of one state are taken as one kind, by their largest prompt; the mean of ``_WITHIN`` levels."""
+_WITHIN = 3
+_Points = tuple[Array, Array]
 _SCORES = np.array([-1.732050808, 0.0, 1.732050808])
 _CHANCES = np.array([1 / 6, 2 / 3, 1 / 6])
 
@@ -48,7 +60,7 @@ class _Prompts:
         return float(self.parts @ self.weights)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class _Chain:
     """Steps by (came, lacking), in lumps of ``lump`` prompts or parts."""
 
@@ -56,29 +68,45 @@ class _Chain:
     rate: float
     ranks: float
     """In lumps."""
-    seconds: Array
-    """[came, lacking]."""
+    weights: Array
+    """How likely steps of each kind are, by the size of their largest prompt; [kinds]."""
+    durations: Array
+    """[kinds, came, lacking], as are the two below."""
+    busiest: Array
+    """Prompt tokens of the fullest rank."""
+    total: Array
+    """Prompt tokens of all ranks."""
     come: Array
-    """Distribution of what comes during each step, [came · lacking, came]."""
+    """Distribution of what comes during each step, [kinds, came · lacking, came]."""
     next: Array
     """Distribution of the parts that lack after each step, [lacking, came · lacking]."""
     older: Array
     """Prompts that lack so many parts, [lacking]."""
 
+    @cached_property
+    def seconds(self) -> Array:
+        """Mean duration, [came, lacking]."""
+        return np.asarray(np.tensordot(self.weights, self.durations, 1))
+
+    @cached_property
+    def mean_come(self) -> Array:
+        """Distribution of what comes during a step of any kind, [came · lacking, came]."""
+        return np.asarray(np.tensordot(self.weights, self.come, 1))
+
     def step(self, chances: Array) -> Array:
         """Return the distribution one step later, [came, lacking]."""
-        return np.asarray((self.next @ (chances.reshape(-1, 1) * self.come)).T)
+        return np.asarray((self.next @ (chances.reshape(-1, 1) * self.mean_come)).T)
 
     def ahead(self, values: Array) -> Array:
         """Return the expectation one step later of ``values``; both [came, lacking]."""
         later = self.next.T @ values.T  # [came · lacking, came]
-        return np.asarray((later * self.come).sum(axis=1).reshape(values.shape))
+        return np.asarray((later * self.mean_come).sum(axis=1).reshape(values.shape))
 
 
 def ranks_state(table: StepTable, running: float, rate: float, dispersion: float) -> PromptState | None:
     """Return the chain's balance at one number of running requests; None where prompts come faster than they go."""
     prompts = _cut(table, running)
-    idle = running < 0.5  # nothing runs and nothing waits: the instance stands still
+    idle = running < _IDLE  # nothing runs and nothing waits: the instance stands still
     chain = _chain(table, running, rate, dispersion, prompts, idle)
     if chain is None:
         return None
@@ -90,7 +118,7 @@ def ranks_state(table: StepTable, running: float, rate: float, dispersion: float
     return PromptState(
         mean_step_seconds=float((working * chain.seconds).sum()) / total,
         prompt_steps=1 - float(working[0, 0]) / total,
-        sojourn=cache(partial(_sojourn, chain, chances, prompts, idle)),
+        sojourn=cache(partial(_sojourn, table, running, chain, chances, prompts)),
     )
 
 
@@ -123,19 +151,23 @@ def _chain(
     lump = max(lump, math.ceil(math.sqrt(came * lacking / _MOST_STATES)), 1)
     new, old = np.arange(math.ceil(came / lump) + 1.0), np.arange(math.ceil(lacking / lump) + 1.0)
     older, lasts, all_last = _stages(prompts, old * lump, rate * longest)
-    seconds, taken_new, taken_old = _steps(table, running, prompts, (new * lump, older, lasts, all_last))
+    busiest, total, taken_new, taken_old = _loads(table, prompts, (new * lump, older, lasts, all_last))
+    seconds = table.seconds(running, busiest, total)
     if idle:
-        seconds[0, 0] = 1.0
+        seconds[:, 0, 0] = 1.0
     come = count_distribution(np.maximum(rate * seconds / lump, 1e-12), dispersion / lump, new.size)
     come[..., -1] += np.maximum(1 - come.sum(axis=-1), 0.0)
     if idle:
-        come[0, 0] = np.eye(1, new.size, 1)[0]
+        come[:, 0, 0] = np.eye(1, new.size, 1)[0]
     return _Chain(
         lump=float(lump),
         rate=rate,
         ranks=ranks * prompts.together / lump,
-        seconds=seconds,
-        come=come.reshape(-1, new.size),
+        weights=_weights(prompts),
+        durations=seconds,
+        busiest=busiest,
+        total=total,
+        come=come.reshape(seconds.shape[0], -1, new.size),
         next=_moves(prompts, new, old, taken_new / lump, taken_old / lump),
         older=older / lump,
     )
@@ -193,38 +225,67 @@ def _stages(prompts: _Prompts, lacking: Array, came: float) -> tuple[Array, Arra
     return held[place], np.minimum(lasts, held)[place], only[place]
 
 
-def _steps(
-    table: StepTable, running: float, prompts: _Prompts, state: tuple[Array, Array, Array, Array]
-) -> tuple[Array, Array, Array]:
-    """(seconds, prompts taken of those that came, parts taken of older ones), each [came, lacking]."""
+def _loads(
+    table: StepTable, prompts: _Prompts, state: tuple[Array, Array, Array, Array]
+) -> tuple[Array, Array, Array, Array]:
+    """Prompt tokens of the fullest rank and of all, [kinds, came, lacking]; what is taken of those that came and of
+    the parts of older ones, [came, lacking].
+    """
     came, older, lasts, all_last = state
     ranks = float(table.aggregate.ranks)
     most = ranks * prompts.together
     old = np.broadcast_to(np.minimum(older, most)[None, :], (came.size, older.size))
     new = np.minimum(came[:, None], most - old)
-    mean_first, mean_last = float(prompts.first @ prompts.weights), float(prompts.last @ prompts.weights)
+    first = float(prompts.first @ prompts.weights)
     waits = float(prompts.parts.max()) == 1  # older ones are whole prompts that waited
-    part_last = mean_first if waits else mean_last
-    largest_last = _largest(prompts.first if waits else prompts.last, prompts.weights, np.maximum(older, 1.0))
-    with np.errstate(divide="ignore", invalid="ignore"):
-        share = np.where(older > 0, lasts / np.maximum(older, 1e-12), 0.0)
-    old_tokens = old * (share * part_last + (1 - share) * prompts.room)
-    old_largest = np.where(older > 0, all_last * largest_last + (1 - all_last) * prompts.room, 0.0)
-    new_largest = np.where(
-        new > 0, _largest(prompts.first, prompts.weights, np.maximum(new, 1.0).ravel()).reshape(new.shape), 0.0
-    )
-    busiest = np.maximum(new_largest, old_largest[None, :])
-    each = np.ceil((new + old) / ranks - 1e-9)  # prompts of the fullest rank
-    busiest = np.minimum(busiest + np.maximum(each - 1, 0.0) * mean_first, prompts.room)
-    total = np.maximum(new * mean_first + old_tokens, busiest)
-    return table.seconds(running, busiest.ravel(), total.ravel()).reshape(new.shape), new, old
+    ends = prompts.first if waits else prompts.last
+    share = np.where(older > 0, lasts / np.maximum(older, 1e-12), 0.0)
+    old_tokens = old * (share * float(ends @ prompts.weights) + (1 - share) * prompts.room)
+    old_largest = all_last * _largest(prompts, ends, np.maximum(older, 1.0)) + (1 - all_last) * prompts.room
+    new_largest = _largest(prompts, prompts.first, np.maximum(new, 1.0))
+    busiest = np.maximum(np.where(new > 0, new_largest, 0.0), np.where(older > 0, old_largest, 0.0)[:, None, :])
+    each = (new + old) / ranks
+    spread = math.sqrt(max(float(prompts.first**2 @ prompts.weights) - first**2, 0.0))
+    fullest = np.maximum(first * np.ceil(each - 1e-9), first * each + deviations(int(ranks)) * spread * np.sqrt(each))
+    several = np.where(each > 1, fullest, 0.0)
+    busiest = np.minimum(np.maximum(busiest, several), prompts.room)
+    left = np.minimum(ranks * _overflow(prompts, each) / first, new)
+    usual = np.tensordot(_weights(prompts), busiest, 1)
+    total = np.maximum((new - left) * first + old_tokens + busiest - usual, busiest)
+    return busiest, total, new - left, old
 
 
-def _largest(sizes: Array, weights: Array, counts: Array) -> Array:
-    """Expected largest of ``counts`` sizes drawn independently, [counts]."""
-    order = np.argsort(sizes)
-    below = np.minimum(np.cumsum(weights[order]), 1.0)
-    return np.asarray(np.diff(below[None, :] ** counts[:, None], axis=1, prepend=0.0) @ sizes[order])
+def _overflow(prompts: _Prompts, each: Array) -> Array:
+    """Prompt tokens beyond the room of a rank that holds ``each`` prompts, whole numbers mixed; as of normal sums."""
+    first = float(prompts.first @ prompts.weights)
+    variance = max(float(prompts.first**2 @ prompts.weights) - first**2, 0.0)
+    counts = np.arange(1.0, math.ceil(float(each.max(initial=1.0))) + 2)
+    deviation = np.sqrt(np.maximum(variance * counts, 1e-9))
+    over = counts * first - prompts.room
+    score = over / deviation
+    normal = np.array([NormalDist().cdf(float(z)) for z in score])
+    beyond = over * normal + deviation * np.exp(-np.minimum(score**2, 1400.0) / 2) / math.sqrt(2 * math.pi)
+    beyond[0] = 0.0  # one prompt: its further parts are counted as such
+    # What the room holds on average is taken anyway: only the spread leaves more.
+    return np.asarray(np.interp(each, counts, np.maximum(beyond - np.maximum(over, 0.0), 0.0)))
+
+
+def _weights(prompts: _Prompts) -> Array:
+    """How likely the kinds of steps are, [kinds]; one kind where prompts are equal."""
+    return np.diff(_LEVELS) if np.ptp(prompts.first) > 0 else np.ones(1)
+
+
+def _largest(prompts: _Prompts, sizes: Array, counts: Array) -> Array:
+    """The largest of ``counts`` sizes of prompts drawn independently, [kinds, *counts]: means between levels."""
+    if np.ptp(prompts.first) <= 0:
+        return np.broadcast_to(sizes[0], (1, *counts.shape))
+    order = np.argsort(sizes, kind="stable")
+    below = np.cumsum(prompts.weights[order]) - prompts.weights[order] / 2
+    parts = (np.arange(_WITHIN) + 0.5) / _WITHIN
+    levels = _LEVELS[:-1, None] + np.diff(_LEVELS)[:, None] * parts  # [kinds, within]
+    each = levels.reshape(-1, *(1,) * counts.ndim) ** (1 / counts)
+    found = np.interp(each, below, sizes[order])
+    return np.asarray(found.reshape(levels.shape + counts.shape).mean(axis=1))
 
 
 def _moves(prompts: _Prompts, new: Array, old: Array, taken_new: Array, taken_old: Array) -> Array:
@@ -276,57 +337,97 @@ def _balance(chain: _Chain) -> Array:
     return np.asarray(chances / chances.sum())
 
 
-def _sojourn(chain: _Chain, chances: Array, prompts: _Prompts, idle: bool) -> tuple[Array, Array]:
+def _sojourn(table: StepTable, running: float, chain: _Chain, chances: Array, prompts: _Prompts) -> _Points:
     """Seconds from arrival to first token as point masses: rest of the step under way, then the own steps."""
-    seen = chances * chain.seconds
+    seen = chances * chain.durations * chain.weights[:, None, None]  # [kinds, came, lacking]
     standing = 0.0
-    if idle:
-        seen[0, 0] = 0.0
+    if running < _IDLE:
+        seen[:, 0, 0] = 0.0
         standing = float(chances[0, 0]) / chain.rate
     seen = seen / (float(seen.sum()) + standing)
-    most = float(chain.seconds[seen > 1e-6].max(initial=1e-9))
-    edges = np.linspace(0.0, most, _CELLS + 1)
-    rest = (edges[1:] + edges[:-1]) / 2
-    flat, seconds = seen.ravel(), chain.seconds.ravel()
-    beside = np.roll(chain.come, 1, axis=1) if chain.lump == 1 else chain.come  # the own prompt comes, too
-    if chain.lump == 1:
-        beside[:, -1] += beside[:, 0]
-        beside[:, 0] = 0.0
-    overlap = np.clip((seconds[None, :] - edges[:-1, None]) / (edges[1] - edges[0]), 0.0, 1.0)
-    share = overlap * (flat * (edges[1] - edges[0]) / seconds)[None, :]
-    joint = np.stack([(chain.next @ (row[:, None] * beside)).T for row in share])  # [cells, came, lacking]
+    edges = np.linspace(0.0, float(chain.durations[seen > _RARE].max(initial=1e-9)), _CELLS + 1)
+    rest, width = (edges[1:] + edges[:-1]) / 2, edges[1] - edges[0]
+    joint = np.zeros((_CELLS, *chances.shape))
+    for own, seconds, come in zip(seen, chain.durations, chain.come, strict=True):
+        flat = seconds.ravel()
+        overlap = np.clip((flat[None, :] - edges[:-1, None]) / width, 0.0, 1.0) * (own.ravel() * width / flat)
+        beside = _one_more(come) if chain.lump == 1 else come  # the own prompt comes, too
+        joint += np.stack([(chain.next @ (row[:, None] * beside)).T for row in overlap])
     if standing:
         rest = np.append(rest, 0.0)
         alone = np.zeros((1, *chances.shape))
         alone[0, min(1, chances.shape[0] - 1), 0] = 1 - float(seen.sum())
         joint = np.concatenate([joint, alone])
-    return _own(chain, prompts, rest, joint)
+    return _own(table, running, chain, prompts, rest, joint)
 
 
-def _own(chain: _Chain, prompts: _Prompts, rest: Array, joint: Array) -> tuple[Array, Array]:
-    """Add the own steps: their mean and variance from any state by backward recursion, as three points."""
-    parts = on_lattice(prompts.parts, prompts.weights)
-    ahead = np.floor(
-        (chain.older[None, :] + np.maximum(np.arange(chain.seconds.shape[0])[:, None] - 1, 0)) / chain.ranks
-    )
-    waits = np.rint(ahead * (prompts.mean_parts + 1) / 2).astype(np.intp)  # steps until the own rank is free
-    counts = np.flatnonzero(parts > 0)
-    most = int(min(counts[-1] + waits.max(), _LONGEST))
-    means, squares = [np.zeros_like(chain.seconds)], [np.zeros_like(chain.seconds)]
-    for _ in range(most):
-        later = chain.ahead(means[-1])
-        means.append(chain.seconds + later)
-        squares.append(chain.seconds**2 + 2 * chain.seconds * later + chain.ahead(squares[-1]))
-    mean, variance = np.stack(means), np.stack(squares)
-    variance = np.maximum(variance - mean**2, 0.0)
+def _one_more(come: Array) -> Array:
+    """Shift counts by one, the last two added up."""
+    found = np.roll(come, 1, axis=1)
+    found[:, -1] += found[:, 0]
+    found[:, 0] = 0.0
+    return found
+
+
+def _own(table: StepTable, running: float, chain: _Chain, prompts: _Prompts, rest: Array, joint: Array) -> _Points:
+    """Add the own steps to (rest of the step under way, state when the next one starts)."""
     cell, came, lacking = np.nonzero(joint > _NEGLIGIBLE)
-    masses, seconds, weights = joint[cell, came, lacking], [], []
-    for count in counts:
-        steps = np.minimum(count + waits[came, lacking], most)
-        beyond = (count + waits[came, lacking]) / steps  # of prompts with more parts than are followed
-        middle, spread = mean[steps, came, lacking] * beyond, np.sqrt(variance[steps, came, lacking]) * beyond
-        for score, chance in zip(_SCORES, _CHANCES, strict=True):
-            seconds.append(rest[cell] + np.maximum(middle + score * spread, 0.5 * middle))
-            weights.append(masses * parts[count] * chance)
+    masses, before = joint[cell, came, lacking], rest[cell]
+    waits, waited = _waits(chain, prompts)
+    delay = before + waited[waits[came, lacking], came, lacking]
+    found, weights = [], []
+    for mean, variance, weight in _own_kinds(table, running, chain, prompts):
+        middle, spread = mean[came, lacking], np.sqrt(variance[came, lacking])
+        for score, chance in zip(_SCORES, _CHANCES, strict=True) if spread.any() else ((0.0, 1.0),):
+            found.append(delay + np.maximum(middle + score * spread, 0.5 * middle))
+            weights.append(masses * weight * chance)
     own = np.concatenate(weights)
-    return np.concatenate(seconds), own / own.sum()
+    return np.concatenate(found), own / own.sum()
+
+
+def _waits(chain: _Chain, prompts: _Prompts) -> tuple[NDArray[np.intp], Array]:
+    """(steps until the own rank is free, [came, lacking]; seconds of so many steps, [steps, came, lacking])."""
+    others = chain.older[None, :] + np.maximum(np.arange(chain.seconds.shape[0])[:, None] - 1, 0)
+    count = np.rint(np.floor(others / chain.ranks) * (prompts.mean_parts + 1) / 2)
+    waits = np.minimum(count, _LONGEST).astype(np.intp)
+    rows = [np.zeros_like(chain.seconds)]
+    for _ in range(int(waits.max())):
+        rows.append(chain.seconds + chain.ahead(rows[-1]))
+    return waits, np.stack(rows)
+
+
+def _own_kinds(
+    table: StepTable, running: float, chain: _Chain, prompts: _Prompts
+) -> Iterator[tuple[Array, Array, float]]:
+    """Yield (mean, variance, share) of the own steps' seconds by kinds of prompts, the first two [came, lacking].
+
+    A step lasts at least as the own part makes it. Prompts of one part: by size; of several: full parts and then the
+    last, by backward recursion.
+    """
+
+    def at_least(tokens: float, busiest: Array, total: Array) -> tuple[Array, Array]:
+        seconds = table.seconds(running, np.maximum(busiest, tokens), np.maximum(total, tokens))
+        return np.tensordot(chain.weights, seconds, 1), np.tensordot(chain.weights, seconds**2, 1)
+
+    single = prompts.parts == 1
+    if single.any():
+        others = tuple(np.concatenate([pair[:, :1], pair[:, :-1]], axis=1) for pair in (chain.busiest, chain.total))
+        sizes, shares = prompts.first[single], prompts.weights[single]
+        for group in np.array_split(np.argsort(sizes, kind="stable"), min(sizes.size, _GROUPS)):
+            share = float(shares[group].sum())
+            size = float(sizes[group] @ shares[group]) / share
+            mean, square = at_least(size, others[0], others[1] + size)
+            yield mean, np.maximum(square - mean**2, 0.0), share
+    if single.all():
+        return
+    several = prompts.weights * ~single
+    mean, square = at_least(float(prompts.last @ several / several.sum()), chain.busiest, chain.total)
+    full, full_square = at_least(prompts.room, chain.busiest, chain.total)
+    parts = 1
+    for count in np.unique(prompts.parts[~single]):
+        while parts < min(count, _LONGEST):
+            later = chain.ahead(mean)
+            square = full_square + 2 * full * later + chain.ahead(square)
+            mean, parts = full + later, parts + 1
+        beyond = float(count) / parts  # of prompts with more parts than are followed
+        yield mean * beyond, np.maximum(square - mean**2, 0.0), float(prompts.weights[prompts.parts == count].sum())

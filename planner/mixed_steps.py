@@ -86,12 +86,13 @@ def step_seconds(aggregate: Aggregate, running: Array, busiest: Array, total: Ar
     fullest = np.maximum(each, np.minimum(running, 1.0))
     kv = running_kv_tokens(aggregate.workload)
     mean = (running * aggregate.cost.queries_per_sequence + total) / aggregate.ranks
+    context, pairs = _prompt_context(aggregate, running, busiest)
     with_prompts = StepLoad(
         decode_sequences=each,
         decode_kv_tokens=each * kv.mean_tokens,
         prefill_tokens=busiest,
-        prefill_context_tokens=_context_tokens(aggregate, running, busiest),
-        prefill_pairs=busiest * aggregate.pairs_per_token,
+        prefill_context_tokens=context,
+        prefill_pairs=pairs,
         finishing_prompts=busiest / aggregate.mean_new_tokens,
         mean_tokens=mean,
     )
@@ -173,18 +174,28 @@ def _fastest(aggregate: Aggregate, load: StepLoad, splittable: NDArray[np.bool_]
     return np.where(splittable, np.minimum(single, double), single)
 
 
-def _context_tokens(aggregate: Aggregate, running: Array, chunk: Array) -> Array:
-    """Cached tokens that a chunk of prompts attends to, on average: what was reused, and earlier parts of a prompt.
+def _prompt_context(aggregate: Aggregate, running: Array, chunk: Array) -> tuple[Array, Array]:
+    """(cached tokens that a chunk of prompts attends to, its query-key pairs), on average.
 
-    A chunk that fills the room is a part of a long prompt with others behind it, a smaller one is its last part.
+    What is cached was reused or is an earlier part of the same prompt. A chunk that fills the room is a part of a long
+    prompt with others behind it; a smaller one is whole prompts, or the last part of a long one. One rank takes what
+    waits, so its chunks hold the tokens of all prompts alike; of several ranks the fullest has one prompt.
     """
     prompts, new, weights = aggregate.prompts, aggregate.new_tokens, aggregate.prompts.weights
     room = aggregate.room(running)[..., None]  # [..., kinds]
     long = new > room
-    parts = np.ceil(new / room)
-    within = np.where(long, prompts.reused + room * (parts - 2) / 2, prompts.reused * room / new)
-    full = within @ (weights * new) / aggregate.mean_new_tokens
-    reused = float(prompts.reused @ weights) * np.maximum(chunk / aggregate.mean_new_tokens, 1.0)
-    last = np.where(long, np.maximum(new - chunk[..., None], 0.0), 0.0) @ weights + reused
-    found = np.where(chunk >= room[..., 0] * _FULL, full, last)
-    return np.where(chunk > 0, found, 0.0)
+    earlier = np.maximum(np.ceil(new / room) - 2, 0.0) * room / 2  # before a part that others follow
+    reused = float(prompts.reused @ weights)
+    before = np.where(long, np.maximum(new - chunk[..., None], 0.0), 0.0) @ weights
+    full_chunk = chunk >= room[..., 0] * _FULL
+    if aggregate.ranks == 1:
+        share = weights * new / aggregate.mean_new_tokens
+        full = np.where(long, prompts.reused + earlier, prompts.reused * room / new) @ share
+        several = np.maximum(chunk / aggregate.mean_new_tokens, 1.0)
+        context = np.where(full_chunk, full, before + reused * several)
+        return np.where(chunk > 0, context, 0.0), chunk * aggregate.pairs_per_token
+    followed = np.where(long, np.ceil(new / room) - 1, 0.0) * weights  # parts that fill the room
+    count = followed.sum(axis=-1)
+    full = ((prompts.reused + earlier) * followed).sum(axis=-1) / np.maximum(count, 1e-12)
+    context = np.where(full_chunk & (count > 0), full, before + reused)
+    return np.where(chunk > 0, context, 0.0), chunk * (context + (chunk + 1) / 2)
