@@ -8,9 +8,10 @@ from cli.search_assumptions import assumptions
 from cli.search_flags import SearchInput
 from planner.day import over_the_day
 from planner.interval import Interval
+from planner.kv_links import LinkState
 from planner.memory import Memory
 from planner.papers import Beside
-from planner.plan import Plan
+from planner.plan import DisaggregatedPlan, Plan
 from planner.pools import DecodePool, PlannedPool, PrefillPool
 from planner.proof import Bound
 from planner.quantised import Tried
@@ -159,6 +160,7 @@ def plan_json(plan: Plan, *, compact: bool = False) -> dict[str, object]:
             **{f"p{level:g}": plan.e2e_at(level) for level in levels},
         },
         "kv_transfer_seconds": plan.transfer_seconds,
+        **({"kv_links": _links_json(plan.links)} if isinstance(plan, DisaggregatedPlan) else {}),
     }
     figures = {
         "cost_per_million_tokens": plan.cost_per_million_tokens,
@@ -168,6 +170,17 @@ def plan_json(plan: Plan, *, compact: bool = False) -> dict[str, object]:
         "energy_joules_per_million_tokens": plan.joules_per_million_tokens,
     }
     return data | {name: value for name, value in figures.items() if value is not None}
+
+
+def _links_json(links: LinkState) -> dict[str, object]:
+    """Return what a prompt's KV takes on its way, alone and waiting, and how busy the links of each role are."""
+    return {
+        "transfer_seconds": links.transfer_seconds,
+        "wait_seconds": links.wait_seconds,
+        "bytes_per_prompt": links.sent_bytes,
+        "utilisation": links.utilisation,
+        "most_requests_per_second": links.most_per_second,
+    }
 
 
 def levels_of(plan: Plan) -> tuple[float, ...]:

@@ -11,8 +11,9 @@ from cli.search_assumptions import assumption_texts
 from cli.search_flags import SearchInput
 from cli.search_json import MEMORY_KINDS, shared_text, spare_pool_instances, strategy_text
 from planner.day import over_the_day
+from planner.kv_links import LinkState
 from planner.papers import Beside
-from planner.plan import Plan
+from planner.plan import DisaggregatedPlan, Plan
 from planner.pools import DecodePool, PlannedPool, PrefillPool
 from planner.proof import Bound
 from planner.quantised import Tried
@@ -202,11 +203,19 @@ def latency_table(plan: Plan) -> "Table":
     tpot = [plan.tpot.mean, *(plan.tpot.at(level) for level in levels)]
     rows = [
         ["TTFT, with waiting", *map(format_duration, ttft), _limit(question.ttft_seconds, percentile)],
+        *([_transfer_row(plan.links, len(levels))] if isinstance(plan, DisaggregatedPlan) else []),
         ["TPOT", *map(format_duration, tpot), _limit(question.tpot_seconds, percentile)],
         ["end to end", *map(format_duration, e2e), ""],
     ]
     names = [f"p{level:g}" for level in levels]
     return table(["latency", "mean", *names, "limit"], rows, right=["mean", *names], tight=True)
+
+
+def _transfer_row(links: LinkState, levels: int) -> list[str]:
+    """Return the time that a prompt's KV takes to decode, its wait for links included."""
+    busy = max(links.utilisation.values())
+    told = f"{format_duration(links.wait_seconds)} of it waiting, links {busy:.1%} busy"
+    return ["KV transfer", format_duration(links.seconds), *[""] * levels, told]
 
 
 def _limit(seconds: float, percentile: float) -> str:

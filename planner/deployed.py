@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from statistics import NormalDist
 
 from planner.breakdown import operators
-from planner.expectation import pool_decode, pool_pair, pool_ttft
+from planner.expectation import pool_decode, pool_links, pool_pair, pool_ttft
 from planner.interval import interval
 from planner.manifest.schema import Manifest, Pool
 from planner.manifest.stepcost import evaluate_best
@@ -164,8 +164,9 @@ def from_manifest(manifest: Manifest, workload: Workload) -> Deployed:
     queries = decode.step_costs["decode"].queries_per_sequence
     full_batch = StepLoad(decode_sequences=batch, decode_kv_tokens=batch * kv, mean_tokens=batch * queries)
 
-    def decode_at(rate_per_second: float, _: int) -> Standing:
-        found = pool_decode(manifest, pools, workload, rate_per_second)
+    def decode_at(rate_per_second: float, count: int) -> Standing:
+        links = pool_links(manifest, pools, workload, rate_per_second * count)
+        found = links and pool_decode(decode, workload, rate_per_second, links.seconds)
         return Standing(tpot=found[0].tpot if found else None)
 
     return Deployed(

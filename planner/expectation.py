@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.decode_queue import DecodeState, decode_state
+from planner.kv_links import KvLinks, LinkState, link_state
 from planner.latency import causal_pairs, tokens_per_iteration
 from planner.manifest.schema import KvTransfer, Manifest, ManifestWorkload, Pool, Prediction, ServiceLevels, Statistics
 from planner.manifest.stepcost import evaluate, evaluate_best
@@ -18,7 +19,10 @@ from planner.manifest.terms import StepCost, StepLoad
 from planner.operating import Dealing, dealt_iteration_seconds, pass_service
 from planner.plan import end_to_end
 from planner.prefill_queue import Policy, latency_of, thinned_squared_cv
+from planner.prefill_service import Service
+from planner.prompts import prompts_of
 from planner.queueing import Latency
+from planner.transfers import leaving
 from planner.workload import Lengths, Workload
 from podplan.errors import BadInput
 
@@ -50,7 +54,10 @@ def expect(manifest: Manifest, workload: Workload, requests_per_second: float) -
     ttft = pool_ttft(manifest, prefill, workload, requests_per_second / count, count)
     if ttft is None:
         return Expectation(prediction=None, basis="the prefill pool cannot keep up with this rate")
-    decoded = pool_decode(manifest, pools, workload, requests_per_second / len(decode.instances))
+    links = pool_links(manifest, pools, workload, requests_per_second)
+    if links is None:
+        return Expectation(prediction=None, basis="the links that KV crosses cannot keep up with this rate")
+    decoded = pool_decode(decode, workload, requests_per_second / len(decode.instances), links.seconds)
     if decoded is None:
         return Expectation(prediction=None, basis="the decode pool cannot keep up with this rate")
     state, busy = decoded
@@ -172,16 +179,38 @@ def pool_ttft(
 
     Requests that come in turn come evenly; other policies count as random.
     """
+    squared_cv = _gap_squared_cv(manifest, workload, instances)
+    return latency_of(pool_service(pool, workload), rate_per_second, squared_cv)
+
+
+def _gap_squared_cv(manifest: Manifest, workload: Workload, instances: int) -> float:
     policy: Policy = "round_robin" if manifest.routing.prefill == "round_robin" else "random"
+    return thinned_squared_cv(workload.arrival_squared_cv, instances, policy)
+
+
+def pool_service(pool: Pool, workload: Workload) -> Service:
+    """Return the pass times of a prefill pool's instance under a workload."""
     prompt, budget = workload.input_tokens.mean, group_budget(pool)
     prompts = max(int(budget / prompt * (1 + 1e-9)), 1)
     chunks = max(math.ceil(prompt / budget * (1 - 1e-9)), 1)
     cost = pool.step_costs["prefill"].to_step_cost()
     dealing = Dealing(cost, workload, pool.degrees.attention_dp, pool.microbatches)
-    service = pass_service(
-        dealing, budget_tokens=float(budget), most_prompts=prompts * pool.degrees.attention_dp, chunks=chunks
-    )
-    return latency_of(service, rate_per_second, thinned_squared_cv(workload.arrival_squared_cv, instances, policy))
+    most = prompts * pool.degrees.attention_dp
+    return pass_service(dealing, budget_tokens=float(budget), most_prompts=most, chunks=chunks)
+
+
+def pool_links(
+    manifest: Manifest, pools: tuple[Pool, Pool], workload: Workload, requests_per_second: float
+) -> LinkState | None:
+    """Return what KV takes from the prefill to the decode pool; None where the links cannot keep up."""
+    prefill, decode = pools
+    assert manifest.kv_transfer is not None, "a manifest with prefill and decode pools has links"
+    count = len(prefill.instances)
+    squared_cv = _gap_squared_cv(manifest, workload, count)
+    service, each = pool_service(prefill, workload), requests_per_second / count
+    leave = leaving(service, workload, each, squared_cv, prefill.degrees.attention_dp)
+    links = KvLinks.between(manifest.kv_transfer, prefill, decode)
+    return link_state(links, requests_per_second, prompts_of(workload), leave)
 
 
 def iteration_dealing(pool: Pool, workload: Workload) -> Dealing:
@@ -191,11 +220,10 @@ def iteration_dealing(pool: Pool, workload: Workload) -> Dealing:
 
 
 def pool_decode(
-    manifest: Manifest, pools: tuple[Pool, Pool], workload: Workload, rate_per_second: float
+    pool: Pool, workload: Workload, rate_per_second: float, transfer_seconds: float
 ) -> tuple[DecodeState, float] | None:
     """State and busy share of one decode instance at a rate; None where it cannot keep up."""
-    pool, answer = pools[1], workload.output_tokens
-    assert manifest.kv_transfer is not None, "a manifest with prefill and decode pools has links"
+    answer = workload.output_tokens
     dealing = iteration_dealing(pool, workload)
     accepted = tokens_per_iteration(pool.mtp.drafts, pool.mtp.acceptance)
     iterations = Lengths(mean=max(answer.mean - 1, 1.0) / accepted, squared_cv=answer.squared_cv)
@@ -205,7 +233,7 @@ def pool_decode(
         iterations_per_request=iterations,
         iteration_seconds=lambda requests: dealt_iteration_seconds(dealing, requests),
         most_requests=most,
-        transfer_seconds=kv_transfer_seconds(manifest.kv_transfer, *pools, workload.input_tokens.mean),
+        transfer_seconds=transfer_seconds,
         tokens_per_iteration=accepted,
     )
     if state is None:

@@ -18,32 +18,26 @@ Bulk Queues, 1983, section 3.2. The mix and the sum are ours; docs/queueing.md h
 """
 
 import heapq
-import math
 from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
 
 from planner.cache import Cache
-from planner.manifest.schema import KvTransfer, Pool
+from planner.manifest.schema import KvTransfer, Pool, Role
 from planner.prompts import Prompts
 from planner.queueing import Array, kingman_wait
 
-MOST_LINK_UTILISATION = 0.9
-"""Of a side's channels; from there on waits pass five transfers, which no plan should count on."""
+MOST_LINK_UTILISATION = 0.8
+"""Of a side's links that a plan may count on: twice a transfer is waited for there, and soon much more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkSide:
-    """One role's links: attention groups of all its instances, and transfers that each has at once."""
+    """One role's links: attention groups of all its instances, and how many devices each has, with a link each."""
 
     groups: int
-    channels: int
-
-    @property
-    def servers(self) -> int:
-        """Transfers at once of the whole pool."""
-        return self.groups * self.channels
+    devices: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,8 +46,8 @@ class KvLinks:
 
     prefill: LinkSide
     decode: LinkSide
-    bytes_per_second: float
-    """Of one transfer, all its links together."""
+    link_bytes_per_second: float
+    """Of one link, one way."""
     latency_seconds: float
     cache: Cache
     """Of the whole model, each layer once."""
@@ -61,41 +55,49 @@ class KvLinks:
     @classmethod
     def between(cls, kv: KvTransfer, prefill: Pool, decode: Pool) -> Self:
         """Return the links of a manifest."""
-        devices = [pool.degrees.attention_tp * pool.degrees.pp for pool in (prefill, decode)]
-        groups = [len(pool.instances) * pool.degrees.attention_groups for pool in (prefill, decode)]
+        sides = [
+            LinkSide(
+                groups=len(pool.instances) * pool.degrees.attention_groups,
+                devices=pool.degrees.attention_tp * pool.degrees.pp,
+            )
+            for pool in (prefill, decode)
+        ]
         cache = Cache(
             token_bytes=kv.bytes_per_token,
             reach_tokens=kv.reach_tokens,
             reach_share=kv.reach_share,
             sequence_bytes=kv.sequence_tokens * kv.bytes_per_token,
         )
-        return cls.of_groups(groups, devices, kv.bandwidth_bytes_per_second, kv.latency_seconds, cache)
-
-    @classmethod
-    def of_groups(
-        cls, groups: list[int], devices: list[int], link_bytes_per_second: float, latency_seconds: float, cache: Cache
-    ) -> Self:
-        """Return the links of attention groups of so many devices each, prefill before decode."""
-        links = min(devices)
-        prefill, decode = (
-            LinkSide(groups=count, channels=size // links) for count, size in zip(groups, devices, strict=True)
-        )
         return cls(
-            prefill=prefill,
-            decode=decode,
-            bytes_per_second=links * link_bytes_per_second,
-            latency_seconds=latency_seconds,
+            prefill=sides[0],
+            decode=sides[1],
+            link_bytes_per_second=kv.bandwidth_bytes_per_second,
+            latency_seconds=kv.latency_seconds,
             cache=cache,
         )
 
     @property
-    def sides(self) -> tuple[tuple[str, LinkSide], tuple[str, LinkSide]]:
+    def width(self) -> int:
+        """Links of one transfer."""
+        return min(self.prefill.devices, self.decode.devices)
+
+    def channels(self, side: LinkSide) -> int:
+        """Transfers that a group of a side has at once."""
+        return side.devices // self.width
+
+    def servers(self, side: LinkSide) -> float:
+        """Transfers that all groups of a side have at once."""
+        return side.groups * side.devices / self.width
+
+    @property
+    def sides(self) -> tuple[tuple[Role, LinkSide], tuple[Role, LinkSide]]:
         """Both sides with their roles."""
         return ("prefill", self.prefill), ("decode", self.decode)
 
     def held_seconds(self, prompt_tokens: Array) -> Array:
         """Seconds for which prompts of so many tokens keep their links, [prompts]."""
-        return np.asarray(self.cache.bytes(prompt_tokens, 1.0) / self.bytes_per_second, dtype=np.float64)
+        rate = self.width * self.link_bytes_per_second
+        return np.asarray(self.cache.bytes(prompt_tokens, 1.0) / rate, dtype=np.float64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,8 +108,15 @@ class LinkState:
     """Of a transfer alone, with its latency."""
     wait_seconds: float
     """Until its links are free on both sides."""
-    utilisation: dict[str, float]
-    """Share of time in which a channel of each role carries KV."""
+    utilisation: dict[Role, float]
+    """Share of time in which a link of each role carries KV."""
+    most_per_second: dict[Role, float]
+    """Requests that the links of each role carry at ``MOST_LINK_UTILISATION``."""
+    sent_bytes: float
+    """Of one prompt."""
+    width: int
+    """Links of one transfer."""
+    link_bytes_per_second: float
 
     @property
     def seconds(self) -> float:
@@ -144,23 +153,27 @@ def link_state(links: KvLinks, rate_per_second: float, prompts: Prompts, leave: 
     held = links.held_seconds(prompts.tokens)
     mean = float(held @ prompts.weights)
     squared_cv = float((held - mean) ** 2 @ prompts.weights) / mean**2 if mean else 0.0
-    loads = {role: rate_per_second * mean / side.servers for role, side in links.sides}
+    servers = {role: links.servers(side) for role, side in links.sides}
+    loads = {role: rate_per_second * mean / count for role, count in servers.items()}
     if max(loads.values()) >= 1:
         return None
     loaded = loads["prefill"] ** 2
     gaps = {
         "prefill": (1 - loaded) * leave.gap_squared_cv + loaded * leave.arrival_squared_cv,
-        "decode": 1 / links.decode.servers,
+        "decode": 1 / servers["decode"],
     }
-    wait = max(leave.together - 1, 0.0) / 2 * mean / links.prefill.channels
-    for role, side in links.sides:
-        wait += kingman_wait(rate_per_second / side.servers, mean, gaps[role], squared_cv)
-    return LinkState(transfer_seconds=mean + links.latency_seconds, wait_seconds=wait, utilisation=loads)
-
-
-def most_transfers_per_second(side: LinkSide, held_seconds: float) -> float:
-    """Requests per second that a side's links carry at ``MOST_LINK_UTILISATION``."""
-    return MOST_LINK_UTILISATION * side.servers / held_seconds if held_seconds > 0 else math.inf
+    wait = max(leave.together - 1, 0.0) / 2 * mean / links.channels(links.prefill)
+    for role, count in servers.items():
+        wait += kingman_wait(rate_per_second / count, mean, gaps[role], squared_cv)
+    return LinkState(
+        transfer_seconds=mean + links.latency_seconds,
+        wait_seconds=wait,
+        utilisation=loads,
+        most_per_second={role: MOST_LINK_UTILISATION * count / mean for role, count in servers.items()},
+        sent_bytes=mean * links.width * links.link_bytes_per_second,
+        width=links.width,
+        link_bytes_per_second=links.link_bytes_per_second,
+    )
 
 
 def pulled(links: KvLinks, ready_seconds: Array, origin: Array, prompt_tokens: Array) -> Array:
@@ -174,8 +187,8 @@ def pulled(links: KvLinks, ready_seconds: Array, origin: Array, prompt_tokens: A
         prompt_tokens: lengths, reused tokens included.
     """
     held = links.held_seconds(prompt_tokens).tolist()
-    sources = [[0.0] * links.prefill.channels for _ in range(links.prefill.groups)]
-    targets = [0.0] * links.decode.servers
+    sources = [[0.0] * links.channels(links.prefill) for _ in range(links.prefill.groups)]
+    targets = [0.0] * (links.decode.groups * links.channels(links.decode))
     there = [0.0] * len(held)
     for request in np.argsort(ready_seconds, kind="stable").tolist():
         source, ready = sources[origin[request]], float(ready_seconds[request])

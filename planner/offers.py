@@ -39,6 +39,7 @@ from planner.prefill_candidates import (
 )
 from planner.question import Question
 from planner.space import COLUMNS, Group, Row, groups, row_deployment
+from planner.transfers import most_linked
 from planner.workload import reserved_kv_tokens, running_kv_tokens
 
 Floats = NDArray[np.float64]
@@ -116,6 +117,7 @@ def _decode_table(question: Question, group: Group, drafts: int, count: Count) -
 def _decode_kinds(question: Question, table: _DecodeTable, transfer_seconds: float) -> Offers:
     """Return the rows of a table: a full batch bounds what each carries, for time per request falls with the batch."""
     most = MOST_UTILISATION * request_rate(question, table.group.deployment, table.batch, table.seconds)
+    most = np.minimum(most, most_linked(question, table.group.deployment))
     return Offers(
         devices=table.group.sizes.astype(np.int64),
         bound_per_second=most,
@@ -249,6 +251,7 @@ def _prefill_kinds(question: Question, table: _PrefillTable) -> Offers:
     if not varied(question):
         bound = np.minimum(bound, MOST_UTILISATION * np.where(after > last, most * ranks / full, np.inf))
         bound = np.minimum(bound, timely(question, table.single, full, prompts[rows, last]))
+    bound = np.minimum(bound, most_linked(question, table.group.deployment))
     guess = np.where(good, likely_rate(question, prompts, table.seconds), 0.0).max(axis=1)
     guess = np.where(known > 0, guess, likely_rate(question, prompts[:, 0], table.seconds[:, 0]))
     return Offers(

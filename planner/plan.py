@@ -7,13 +7,18 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from hardware.spec import HardwareSpec
+from planner.cache import model_cache
 from planner.decode_queue import DecodeState
-from planner.operating import DecodeServer, PrefillServer, kv_transfer_seconds
+from planner.kv_links import MOST_LINK_UTILISATION, LinkState
+from planner.operating import DecodeServer, PrefillServer
 from planner.pools import DecodePool, PlannedPool, PrefillPool
+from planner.prefill_queue import thinned_squared_cv
 from planner.question import Question
 from planner.queueing import Latency, independent_sum
 from planner.space import Role
+from planner.transfers import leaving, links_of, transfer_state
 from podplan.sourced import Sourced
+from podplan.units import format_duration
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,6 +141,8 @@ class DisaggregatedPlan(Plan):
 
     prefill: PrefillPool
     decode: DecodePool
+    links: LinkState
+    """What prompts' KV takes on its way, with its waiting."""
 
     def pools(self) -> tuple[tuple[Role, PlannedPool], ...]:
         """Return the pools with their roles, prefill first."""
@@ -144,12 +151,12 @@ class DisaggregatedPlan(Plan):
     @property
     def binding_limit(self) -> str:
         """The tighter pool's limit, behind it the devices; or the rate."""
-        return binding_limit(self.question, self.prefill, self.decode)
+        return binding_limit(self.question, self.prefill, self.decode, self.links)
 
     @property
     def explanation(self) -> str:
         """What either pool carries, and why not more."""
-        return explain_binding(self.prefill, self.decode, self.binding_limit)
+        return explain_binding(self.prefill, self.decode, self.links, self.binding_limit)
 
     @cached_property
     def e2e(self) -> Latency:
@@ -196,11 +203,11 @@ def make_plan(
     """Return the plan of (server, instances, rate of one instance) per role at a rate; None where it cannot keep up."""
     (first, first_count, first_rate), (second, second_count, second_rate) = prefill, decode
     ttft = first.ttft(rate_per_second / first_count, first_count)
-    transfer = kv_transfer_seconds(question, first.candidate.deployment)
-    if transfer != second.transfer_seconds:
-        second = replace(second, transfer_seconds=transfer)
-    state = second.state(rate_per_second / second_count)
-    if ttft is None or state is None:
+    links = _links(question, (first, first_count), (second, second_count), rate_per_second)
+    if ttft is None or links is None:
+        return None
+    state = replace(second, transfer_seconds=links.seconds).state(rate_per_second / second_count)
+    if state is None:
         return None
     prefill_pool = PrefillPool(
         question=question,
@@ -226,21 +233,48 @@ def make_plan(
         requests_per_second=rate_per_second,
         ttft=ttft,
         tpot=state.tpot,
-        transfer_seconds=transfer,
+        transfer_seconds=links.seconds,
+        links=links,
     )
 
 
-def binding_limit(question: Question, prefill: PrefillPool, decode: DecodePool) -> str:
+def _links(
+    question: Question, prefill: tuple[PrefillServer, int], decode: tuple[DecodeServer, int], rate_per_second: float
+) -> LinkState | None:
+    """Return what KV takes from one pool of (server, instances) to the other; None where the links cannot keep up."""
+    (first, first_count), (second, second_count) = prefill, decode
+    strategies = first.candidate.row.strategy, second.candidate.row.strategy
+    links = links_of(
+        question, model_cache(first.candidate.deployment), (strategies[0], first_count), (strategies[1], second_count)
+    )
+    squared_cv = thinned_squared_cv(question.workload.arrival_squared_cv, first_count, "round_robin")
+    each = rate_per_second / first_count
+    leave = leaving(first.service, question.workload, each, squared_cv, strategies[0].attention_dp)
+    return transfer_state(question, links, leave, rate_per_second)
+
+
+def binding_limit(question: Question, prefill: PrefillPool, decode: DecodePool, links: LinkState) -> str:
     """Name what stops the plan from doing more: the tighter pool's limit, behind it the devices."""
     if question.rate_per_second is not None and question.objective != "throughput":
         return "rate"
     tighter_decode = decode.capacity_per_second <= prefill.capacity_per_second
     limit = decode.candidate.limited_by if tighter_decode else "ttft"
-    return f"devices, {'decode' if tighter_decode else 'prefill'} {limit}"
+    tighter = decode if tighter_decode else prefill
+    if tighter.capacity_per_second >= links.most_per_second[tighter.role] * (1 - 1e-6):
+        limit = "kv_links"
+    return f"devices, {tighter.role} {limit}"
 
 
-def explain_binding(prefill: PrefillPool, decode: DecodePool, binding: str) -> str:
+def explain_binding(prefill: PrefillPool, decode: DecodePool, links: LinkState, binding: str) -> str:
     """One sentence with the numbers behind the binding limit."""
+    if binding.endswith("kv_links"):
+        carried = links.most_per_second
+        return (
+            f"The links that KV crosses are {max(links.utilisation.values()):.0%} busy: that of a prompt takes "
+            f"{format_duration(links.transfer_seconds)} and waits {format_duration(links.wait_seconds)}, and at "
+            f"{MOST_LINK_UTILISATION:.0%} they carry {carried['prefill']:.1f} (prefill) and {carried['decode']:.1f} "
+            f"(decode) requests/s ({binding})."
+        )
     batch, limit = decode.candidate.batch, "TPOT" if decode.candidate.limited_by == "tpot" else "memory"
     return (
         f"Decode runs {batch} requests per DP rank because {limit} allows no more, and is bound by "

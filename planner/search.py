@@ -26,6 +26,8 @@ UNTOLD = ("", "")
 FEWER_DEVICES = (0.75, 0.5)
 TIGHTER_TPOT = (0.6,)
 LEADING_OFFERS = 24
+# Transfers that made a plan late are counted so much longer in the next search, which carries a little less.
+LONGER = 1.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,13 +105,18 @@ def tried(answers: Sequence[Answer]) -> tuple[Tried, ...]:
     )
 
 
-def search_format(question: Question, *, explain: bool = True, beside: bool = True) -> Answer:
+def search_format(
+    question: Question, *, explain: bool = True, beside: bool = True, transfer_seconds: float | None = None
+) -> Answer:
     """Return the answer of a question in one number format, as ``search``.
+
+    Decode is planned for prompts whose KV takes ``transfer_seconds``, the slowest transfer's where not given. Where
+    waiting for links makes the plan's transfers longer than that and TPOT late, all is done again with theirs.
 
     Raises BadInput where the asked expert layout fits no strategy.
     """
     check_layouts(question)
-    pools, aim = gather(question), aim_of(question)
+    pools, aim = gather(question, transfer_seconds=transfer_seconds), aim_of(question)
     if not pools.prefill.offers or not pools.decode.offers:
         told = missing(question, not pools.prefill.offers) if explain else UNTOLD
         return refused(question, pools, *told)
@@ -119,6 +126,9 @@ def search_format(question: Question, *, explain: bool = True, beside: bool = Tr
     best = plan_of(question, pools, choice)
     if best is None:
         raise Fault("the fleet programme chose a rate that the chosen queues cannot carry")
+    if best.tpot.at(question.percentile) > question.tpot_seconds and best.transfer_seconds > (transfer_seconds or 0.0):
+        longer = LONGER * best.transfer_seconds
+        return search_format(question, explain=explain, beside=beside, transfer_seconds=longer)
     bound = proven(pools.sides, aim, choice) if beside else None
     if bound is not None and bound.gap > 1e-6:
         raise Fault(f"the fleet programme's bound {bound.value:g} is not what the chosen columns reach")

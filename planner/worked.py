@@ -7,10 +7,11 @@ the least time; beside it stands what is predicted, with start-up, unfilled tile
 from dataclasses import dataclass
 
 from planner.breakdown import Operator
+from planner.kv_links import LinkState
 from planner.latency import balanced_cost, tokens_per_iteration
 from planner.manifest.terms import CommunicationTerm, StepCost, Term
 from planner.memory import kv_bytes_per_token
-from planner.plan import Plan
+from planner.plan import DisaggregatedPlan, Plan
 from planner.pools import DecodePool, PlannedPool, PrefillPool
 from planner.workload import reserved_kv_tokens
 from podplan.units import format_bytes, format_duration
@@ -154,6 +155,17 @@ def _decode_lines(plan: Plan, pool: DecodePool) -> tuple[str, ...]:
         f"{format_duration(plan.tpot.at(question.percentile))}",
         _room_line(pool, candidate.batch),
         *expert_devices_lines(pool),
+        *([link_line(plan.links)] if isinstance(plan, DisaggregatedPlan) else []),
+    )
+
+
+def link_line(links: LinkState) -> str:
+    """Return what crosses from prefill to decode as arithmetic."""
+    busy = " and ".join(f"{share:.1%} of {role}'s" for role, share in links.utilisation.items())
+    return (
+        f"KV transfer: {format_bytes(links.sent_bytes)} a prompt / ({links.width} x "
+        f"{format_bytes(links.link_bytes_per_second)}/s) + latency = {format_duration(links.transfer_seconds)}, and "
+        f"{format_duration(links.wait_seconds)} of waiting while {busy} link time is taken"
     )
 
 

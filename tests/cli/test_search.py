@@ -132,7 +132,7 @@ def test_text_says_what_the_plan_does(capsys: pytest.CaptureFixture[str]) -> Non
         "costed in",
     ):
         assert word in shown
-    assert shown.count("\n") <= 45
+    assert shown.count("\n") <= 46
 
 
 def test_no_plan_is_told_with_the_limit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

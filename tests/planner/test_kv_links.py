@@ -6,13 +6,20 @@ import numpy as np
 import pytest
 
 from planner.cache import Cache
-from planner.kv_links import Departures, KvLinks, departures, link_state, pulled
+from planner.kv_links import Departures, KvLinks, LinkSide, departures, link_state, pulled
 from planner.prompts import Prompts
 from planner.queueing import pollaczek_khinchine_wait
 
 
 def _links(groups=(4, 8), devices=(1, 1), rate=1e9) -> KvLinks:
-    return KvLinks.of_groups(list(groups), list(devices), rate, 0.001, Cache(token_bytes=1e5))
+    prefill, decode = (LinkSide(groups=count, devices=size) for count, size in zip(groups, devices, strict=True))
+    return KvLinks(
+        prefill=prefill,
+        decode=decode,
+        link_bytes_per_second=rate,
+        latency_seconds=0.001,
+        cache=Cache(token_bytes=1e5),
+    )
 
 
 PROMPTS = Prompts(np.array([1000.0, 4000.0]), np.zeros(2), np.array([0.75, 0.25]))
@@ -21,8 +28,8 @@ PROMPTS = Prompts(np.array([1000.0, 4000.0]), np.zeros(2), np.array([0.75, 0.25]
 def test_channels_are_links_over_those_of_a_transfer():
     """Groups of 8 devices send to groups of 2 over four channels, and as fast as two links."""
     links = _links(groups=(3, 5), devices=(8, 2))
-    assert (links.prefill.channels, links.decode.channels) == (4, 1)
-    assert (links.prefill.servers, links.decode.servers) == (12, 5)
+    assert (links.channels(links.prefill), links.channels(links.decode)) == (4, 1)
+    assert (links.servers(links.prefill), links.servers(links.decode)) == (12, 5)
     assert links.held_seconds(np.array([1000.0])) == pytest.approx([1000 * 1e5 / 2e9])
 
 

@@ -4,6 +4,7 @@ import math
 
 import pytest
 
+from planner.kv_links import MOST_LINK_UTILISATION
 from planner.operating import kv_transfer_seconds
 from planner.plan import Plan
 from tests.questions import small_answer
@@ -62,12 +63,14 @@ def test_cost_is_price_over_tokens() -> None:
 
 @pytest.mark.parametrize("asked", ASKED, ids=str)
 def test_pools_carry_the_rate(asked: dict) -> None:
-    """The rate is within both capacities, below saturation, and KV moves as fast as the chosen prefill sends."""
+    """The rate is within both capacities, below saturation, and KV moves no faster than the chosen prefill sends."""
     plan = plan_of(asked)
     for pool in (plan.prefill, plan.decode):
         assert pool.capacity_per_second >= plan.requests_per_second * (1 - 1e-9)
         assert 0 < pool.utilisation < 1
-    assert plan.transfer_seconds == kv_transfer_seconds(plan.question, plan.prefill.candidate.deployment)
+    assert plan.links.transfer_seconds >= kv_transfer_seconds(plan.question, plan.prefill.candidate.deployment)
+    assert plan.transfer_seconds == plan.links.transfer_seconds + plan.links.wait_seconds
+    assert max(plan.links.utilisation.values()) < MOST_LINK_UTILISATION
     assert plan.decode.state.tpot is plan.tpot
     assert plan.binding_limit in plan.explanation
 
