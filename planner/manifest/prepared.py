@@ -27,6 +27,12 @@ class PreparedStage:
     kernels: list[tuple[float, float]]
     """Compute and memory seconds of each kernel times 1 - serial: of these the longer counts."""
 
+    def on(self, cores: Number) -> "PreparedStage":
+        """Return the stage on a share of the cores."""
+        own = float(cores)
+        kernels = [(compute / own, moved) for compute, moved in self.kernels]
+        return PreparedStage(self.memory, self.fixed, self.demand, self.compute_sum / own, kernels)
+
     def seconds(self, cores: Number = 1.0, dilation: Number = 1.0) -> Number:
         """Duration of the stage's terms one after the other; both are plain numbers here, as everything else is."""
         total = self.memory * dilation + self.fixed + self.compute_sum / cores

@@ -8,7 +8,7 @@ fills one array, [compute or memory, kernels, points], block by block, and stage
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,7 @@ from planner.manifest.terms import (
     StepCost,
     Term,
     launches_per_layer,
+    plus,
     timings,
 )
 
@@ -100,9 +101,8 @@ class StackedTerms(ReadyTerms):
             _fill(sums[:, block.runs], block.sums, own)
             floors += block.floors if running is None else [each * running for each in block.floors]
         return {
-            stage: StackedStage(
-                pair=pair,
-                rows=place.rows,
+            stage: StackedStage.at(
+                (pair, place.rows),
                 compute_sum=_total(sums[0, place.runs]),
                 memory=_total(sums[1, place.runs]),
                 fixed=sum(floors[place.runs], place.transfers.seconds(values)),
@@ -130,38 +130,49 @@ class StackedTerms(ReadyTerms):
 class StackedStage:
     """All terms of one stage at one load: a slice of the kernels of all stages.
 
-    ``pair`` holds compute and memory seconds of each kernel times 1 - serial, of which the longer counts, [2, kernels,
-    points]; ``compute_sum`` is the compute that hides no memory, ``memory`` and ``fixed`` what no compute hides.
+    ``compute`` and ``moved`` are compute and memory seconds of each kernel times 1 - serial, [kernels, points], of which
+    the longer counts; ``compute_sum`` is compute that hides no memory, ``memory`` and ``fixed`` what no compute hides.
     """
 
-    pair: Array
-    rows: slice
+    compute: Array
+    moved: Array
     compute_sum: Number
     memory: Number
     fixed: Number
+    place: tuple[Array, slice] | None = None
+    """Where it stands among the kernels of all stages, [2, kernels, points], at all cores."""
     _demand: Number | None = None
+
+    @classmethod
+    def at(cls, place: tuple[Array, slice], compute_sum: Number, memory: Number, fixed: Number) -> Self:
+        """Return the stage whose kernels stand at ``place``."""
+        pair, rows = place
+        return cls(pair[0, rows], pair[1, rows], compute_sum, memory, fixed, place)
 
     @property
     def demand(self) -> Number:
         """Seconds for which the stage would keep the memory busy."""
         if self._demand is None:
-            moved = self.pair[1, self.rows]
-            self._demand = self.memory + _total(moved) if moved.size else self.memory
+            self._demand = self.memory + _total(self.moved) if self.moved.size else self.memory
         return self._demand
+
+    def on(self, cores: Number) -> "StackedStage":
+        """Return the stage on a share of the cores."""
+        per_core = 1.0 / cores
+        fixed = self.fixed + self.compute_sum * per_core
+        return StackedStage(self.compute * per_core, self.moved, 0.0, self.memory, fixed, None, self.demand)
 
     def seconds(self, cores: Number = 1.0, dilation: Number = 1.0) -> Number:
         """Duration of the stage's terms one after the other on a share of the cores, memory slowed by ``dilation``."""
-        alone = isinstance(dilation, float) and dilation == 1.0
-        total = self.fixed + (self.memory if alone else self.memory * dilation)
-        compute, moved = self.pair[:, self.rows]
-        if not compute.size:
-            return total + self.compute_sum / cores
-        if isinstance(cores, float) and cores == 1.0:
-            return total + self.compute_sum + _total(np.maximum(compute, moved if alone else moved * dilation))
-        per_core = 1.0 / cores
-        longer = compute * per_core
-        np.maximum(longer, moved if alone else moved * dilation, out=longer)
-        return total + self.compute_sum * per_core + _total(longer)
+        if not isinstance(cores, float) or cores != 1.0:
+            return self.on(cores).seconds(1.0, dilation)
+        if isinstance(dilation, float) and dilation == 1.0:
+            memory, longer = self.memory, np.maximum(self.compute, self.moved)
+        else:
+            memory, longer = self.memory * dilation, self.moved * dilation
+            np.maximum(self.compute, longer, out=longer)
+        total = plus(self.fixed + memory, self.compute_sum)
+        return total + _total(longer) if longer.size else total
 
 
 def stack(terms: Iterable[Term]) -> StackedTerms:
@@ -336,14 +347,21 @@ def joined(stages: Stages, names: tuple[Stage, ...], name: Stage) -> Stages:
     Other stages, and those that are not stacked, stay as they are.
     """
     parts = [stage for key, stage in stages.items() if key in names and isinstance(stage, StackedStage)]
-    if len(parts) < 2:
+    places = [part.place for part in parts if part.place is not None]
+    if len(parts) < 2 or len(places) < len(parts):
         return stages
-    rows = [part.rows for part in parts if part.rows.stop > part.rows.start]
-    whole = StackedStage(
-        pair=parts[0].pair,
-        rows=slice(min(own.start for own in rows), max(own.stop for own in rows)) if rows else slice(0, 0),
-        compute_sum=sum(part.compute_sum for part in parts),
-        memory=sum(part.memory for part in parts),
-        fixed=sum(part.fixed for part in parts),
+    rows = [own for _, own in places if own.stop > own.start]
+    whole = StackedStage.at(
+        (places[0][0], slice(min(own.start for own in rows), max(own.stop for own in rows)) if rows else slice(0)),
+        compute_sum=_sum(part.compute_sum for part in parts),
+        memory=_sum(part.memory for part in parts),
+        fixed=_sum(part.fixed for part in parts),
     )
     return {key: stage for key, stage in stages.items() if key not in names} | {name: whole}
+
+
+def _sum(values: Iterable[Number]) -> Number:
+    total: Number = 0.0
+    for value in values:
+        total = plus(total, value)
+    return total

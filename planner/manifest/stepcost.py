@@ -22,11 +22,14 @@ from planner.manifest.terms import (
     communication_seconds,
     dedicated,
     larger,
+    plus,
     smaller,
     variables,
 )
 
 EXPERT_STAGES: tuple[Stage, ...] = ("gate", "dispatch", "experts", "shared", "combine")
+SPLIT: tuple[Stage, ...] = ("attention", *EXPERT_STAGES)
+"""What runs on one of two streams that split the cores."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,13 +127,13 @@ def experts_seconds(cost: StepCost, stages: Stages, cores: Number = 1.0, dilatio
     """Routed and shared experts: in turn on one rank, side by side on dedicated ones."""
     routed = stage_sum(stages, ("experts",), cores, dilation)
     shared = stage_sum(stages, ("shared",), cores, dilation)
-    return larger(routed, shared) if dedicated(cost) else routed + shared
+    return larger(routed, shared) if dedicated(cost) else plus(routed, shared)
 
 
 def expert_stream(cost: StepCost, stages: Stages, cores: Number = 1.0, dilation: Number = 1.0) -> Number:
     """Gate, dispatch, experts and combine, one after the other."""
     transfers = stage_sum(stages, ("gate", "dispatch", "combine"), cores, dilation)
-    return transfers + experts_seconds(cost, stages, cores, dilation)
+    return plus(transfers, experts_seconds(cost, stages, cores, dilation))
 
 
 def split_layer(cost: StepCost, stages: Stages) -> tuple[Number, Number]:
@@ -171,21 +174,33 @@ def split_seconds(cost: StepCost, stages: Stages, share: Number) -> Number:
 
 def split_streams(cost: StepCost, stages: Stages, share: Number) -> tuple[Number, Number]:
     """Seconds of the attention and of the expert stream of one microbatch at a core share."""
-    own, other = split_dilations(cost, stages, share)
-    return stage_sum(stages, ("attention",), share, own), expert_stream(cost, stages, 1 - share, other)
+    split = on_cores(stages, share)
+    own, other = slowed(cost, split)
+    return stage_sum(split, ("attention",), dilation=own), expert_stream(cost, split, dilation=other)
 
 
 def split_dilations(cost: StepCost, stages: Stages, share: Number) -> tuple[Number, Number]:
-    """How much slower each stream reads memory beside the other: bandwidth is shared by demand.
+    """How much slower each stream reads memory beside the other at a core share."""
+    return slowed(cost, on_cores(stages, share))
+
+
+def on_cores(stages: Stages, share: Number) -> Stages:
+    """Return attention on its share of the cores and the stages of the expert stream on the others."""
+    rest = 1 - share
+    return {name: stage.on(share if name == "attention" else rest) for name, stage in stages.items() if name in SPLIT}
+
+
+def slowed(cost: StepCost, split: Stages) -> tuple[Number, Number]:
+    """How much slower each stream, on its cores, reads memory beside the other: bandwidth is shared by demand.
 
     While a stream reads, the other one reads a fraction d of the time, and then each gets half,
     so the reader slows by 1 / (1 - d/2).
     """
-    attention, experts = stage_sum(stages, ("attention",), share), expert_stream(cost, stages, 1 - share)
-    period = larger(attention, experts)
+    period = larger(stage_sum(split, ("attention",)), expert_stream(cost, split))
     busy = larger(period, 1e-12)
-    demand, other = (smaller(seconds / busy, 1.0) for seconds in memory_demand(cost, stages))
-    return 1 / (1 - other / 2), 1 / (1 - demand / 2)
+    demand, other = (smaller(seconds, busy) for seconds in memory_demand(cost, split))
+    twice = 2 * busy
+    return twice / (twice - other), twice / (twice - demand)
 
 
 def memory_demand(cost: StepCost, stages: Stages) -> tuple[Number, Number]:
@@ -196,7 +211,7 @@ def memory_demand(cost: StepCost, stages: Stages) -> tuple[Number, Number]:
     attention, gate, routed, shared = (
         stages[name].demand if name in stages else 0.0 for name in ("attention", "gate", "experts", "shared")
     )
-    return attention, gate + (larger(routed, shared) if dedicated(cost) else routed + shared)
+    return attention, plus(gate, larger(routed, shared) if dedicated(cost) else plus(routed, shared))
 
 
 def overlapped_layer(cost: StepCost, stages: Stages) -> Number:

@@ -26,7 +26,7 @@ its protocols, latency + bytes / rate.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
 
 import numpy as np
@@ -174,11 +174,11 @@ def variables(cost: StepCost, load: StepLoad, microbatches: int) -> dict[str, Nu
         "one": 1.0,
         "decode": decode,
         "chunk": chunk,
-        "tokens": _plus(decode, chunk),
+        "tokens": plus(decode, chunk),
         "kv": _times(load.decode_kv_tokens, part),
         "context": _times(load.prefill_context_tokens, part),
         "pairs": _times(load.prefill_pairs, part),
-        "rows": _plus(decode, _times(load.finishing_prompts, part)),
+        "rows": plus(decode, _times(load.finishing_prompts, part)),
         "mean": mean,
     }
     if cost.reach_tokens:
@@ -208,7 +208,7 @@ def _times(load: Number, part: Number) -> Number:
     return load * part if isinstance(load, np.ndarray) or load else 0.0
 
 
-def _plus(one: Number, other: Number) -> Number:
+def plus(one: Number, other: Number) -> Number:
     """Return the sum, and one of both where the other is plainly 0."""
     if isinstance(other, np.ndarray) or other:
         return one + other if isinstance(one, np.ndarray) or one else other
@@ -328,6 +328,11 @@ class StageTiming:
     demand: Number
     """Seconds for which the stage would keep the memory busy."""
 
+    def on(self, cores: Number) -> "StageTiming":
+        """Return the stage on a share of the cores."""
+        mixed = [replace(timing, compute=timing.compute / cores) for timing in self.mixed]
+        return StageTiming(self.terms, mixed, self.memory, self.fixed, self.demand)
+
     def seconds(self, cores: Number = 1.0, dilation: Number = 1.0) -> Number:
         """Duration of the stage's terms one after the other."""
         total = self.memory * dilation + self.fixed
@@ -342,6 +347,10 @@ class StageSeconds(Protocol):
     @property
     def demand(self) -> Number:
         """Seconds for which the stage would keep the memory busy."""
+        ...
+
+    def on(self, cores: Number) -> "StageSeconds":
+        """Return the stage on a share of the cores, where ``dilation`` is all that is left to choose."""
         ...
 
     def seconds(self, cores: Number = 1.0, dilation: Number = 1.0) -> Number:
