@@ -5,8 +5,8 @@ with them the budget or batch that suits a row (``planner.kinds``). None is left
 carries at most decides whether it is looked at.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -27,7 +27,7 @@ from planner.imbalance import expected_maximum_normal
 from planner.kinds import DecodeKind, PrefillKind, likely_rate
 from planner.latency import balanced_cost, tokens_per_iteration
 from planner.manifest.stacks import stacked, taken
-from planner.manifest.terms import StepCost
+from planner.manifest.terms import Number, StepCost
 from planner.operating import MOST_UTILISATION, DecodeServer
 from planner.prefill_bounds import saturated, timely, varied
 from planner.prefill_candidates import (
@@ -190,30 +190,19 @@ def _by_parts(question: Question, group: Group) -> Iterator[Group]:
 
 
 def _prefill_table(question: Question, group: Group, chunks: int, count: Count) -> _PrefillTable:
-    """Cost every row at every budget, until no row keeps the limit with as many prompts."""
+    """Cost every row at every budget, until it does not keep the limit with as many prompts."""
     budgets = np.array(PROMPTS_PER_PASS if chunks == 1 else (1,), dtype=np.int64)
-    number, workload = len(group.rows), question.workload
-    seconds, single = np.full((number, budgets.size), np.inf), np.full(number, np.inf)
-    fits, most = np.zeros((number, budgets.size), dtype=bool), np.zeros((number, budgets.size))
+    shape = len(group.rows), budgets.size
+    seconds, fits, most = np.full(shape, np.inf), np.zeros(shape, dtype=bool), np.zeros(shape)
     cost = stacked(balanced_cost(group.deployment, question.balance))
-    ranks = np.asarray(group.deployment.strategy.attention_dp)
-    for parts in usable_microbatches(question, group):
-        single = np.minimum(single, pass_seconds(cost, workload, 1.0, 1.0 / ranks, chunks, parts))
-        count.evaluated += number
-    for start, stop in _blocks(budgets.size, number):
-        prompts = budgets[start:stop, None].astype(np.float64)
-        fits[:, start:stop] = prefill_fits(group.deployment, workload, prompts, chunks).T
-        fullest = busiest_prompts(workload, prompts, ranks)  # [budgets, rows]
-        for parts in usable_microbatches(question, group):
-            took = np.broadcast_to(
-                pass_seconds(cost, workload, fullest, prompts, chunks, parts), (stop - start, number)
-            )
-            count.evaluated += took.size
-            bound = saturated(question, cost, (prompts, ranks), took, (chunks, parts))
-            most[:, start:stop] = np.maximum(most[:, start:stop], bound.T)
-            seconds[:, start:stop] = np.minimum(seconds[:, start:stop], took.T)
-        if not (fits[:, stop - 1] & (seconds[:, stop - 1] <= question.ttft_seconds)).any():
-            break
+    passes = _Passes(question, group, cost, chunks, count)
+    single, rows, start = passes.single(), np.arange(shape[0]), 0
+    while start < budgets.size and rows.size:
+        stop = start + max(POINTS // rows.size, 1)
+        found = passes.full(budgets[start:stop, None].astype(np.float64))
+        seconds[rows, start:stop], fits[rows, start:stop], most[rows, start:stop] = (each.T for each in found)
+        able = np.flatnonzero(found[1][-1] & (found[0][-1] <= question.ttft_seconds))
+        passes, rows, start = passes.of(able), rows[able], stop
     return _PrefillTable(
         group=group,
         prompts=budgets,
@@ -226,10 +215,51 @@ def _prefill_table(question: Question, group: Group, chunks: int, count: Count) 
     )
 
 
-def _blocks(budgets: int, rows: int) -> list[tuple[int, int]]:
-    """Cut budgets into runs that are costed at once: arrays that stay in the cache."""
-    most = max(POINTS // rows, 1)
-    return [(start, min(start + most, budgets)) for start in range(0, budgets, most)]
+@dataclass(frozen=True, slots=True)
+class _Passes:
+    """Passes of the rows of a group, each prompt in ``chunks``, with the microbatches that take the least time."""
+
+    question: Question
+    group: Group
+    cost: StepCost
+    chunks: int
+    count: Count
+
+    def single(self) -> Floats:
+        """Seconds of a pass with one prompt in the whole instance, [rows]."""
+        ranks = np.asarray(self.group.deployment.strategy.attention_dp)
+        return np.asarray(np.minimum.reduce([self._seconds(1.0, 1.0 / ranks, parts) for parts in self._microbatches]))
+
+    def full(self, prompts: Floats) -> tuple[Floats, NDArray[np.bool_], Floats]:
+        """Seconds, whether memory holds it, and prompts per second that no stream of such passes exceeds.
+
+        Args: ``prompts`` of a DP group [budgets, 1]. Returns three of [budgets, rows].
+        """
+        question, deployment = self.question, self.group.deployment
+        ranks, shape = np.asarray(deployment.strategy.attention_dp), (prompts.size, len(self.group.rows))
+        fullest = busiest_prompts(question.workload, prompts, ranks)
+        seconds, most = np.full(shape, np.inf), np.zeros(shape)
+        for parts in self._microbatches:
+            took = np.broadcast_to(self._seconds(fullest, prompts, parts), shape)
+            bound = saturated(question, self.cost, (prompts, ranks), took, (self.chunks, parts))
+            seconds, most = np.minimum(seconds, took), np.maximum(most, bound)
+        fits = np.broadcast_to(prefill_fits(deployment, question.workload, prompts, self.chunks), shape)
+        return seconds, fits, most
+
+    def of(self, rows: Ints) -> "_Passes":
+        """Return the passes of some of the rows."""
+        if rows.size == len(self.group.rows) or not rows.size:
+            return self
+        return replace(self, group=self.group.select(rows), cost=taken(self.cost, rows))
+
+    @property
+    def _microbatches(self) -> Sequence[int]:
+        return usable_microbatches(self.question, self.group)
+
+    def _seconds(self, fullest: Number, prompts: Number, microbatches: int) -> Floats:
+        took = np.asarray(pass_seconds(self.cost, self.question.workload, fullest, prompts, self.chunks, microbatches))
+        self.count.evaluated += max(took.size, len(self.group.rows))
+        return took
 
 
 def _prefill_kinds(question: Question, table: _PrefillTable) -> Offers:

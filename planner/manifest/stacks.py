@@ -130,8 +130,8 @@ class StackedTerms(ReadyTerms):
 class StackedStage:
     """All terms of one stage at one load: a slice of the kernels of all stages.
 
-    ``compute`` and ``moved`` are compute and memory seconds of each kernel times 1 - serial, [kernels, points], of which
-    the longer counts; ``compute_sum`` is compute that hides no memory, ``memory`` and ``fixed`` what no compute hides.
+    ``compute`` and ``moved`` are seconds of each kernel times 1 - serial, of which the longer counts;
+    ``compute_sum`` is compute that hides no memory, ``memory`` and ``fixed`` what no compute hides.
     """
 
     compute: Array
