@@ -10,8 +10,9 @@ from cli.answer_output import read_outputs, write_answers
 from cli.answer_rows import Row, answer_row, front_rows
 from cli.check_input import OWN_KEYS
 from cli.exit_codes import ExitCode
-from cli.output import check_force
+from cli.output import check_force, print_lines
 from cli.plots import Curve, Plot
+from cli.prices import basis_lines
 from cli.progress import bar
 from cli.question_file import Entry, read_questions
 from cli.question_options import Text, asks_a_question, option, search_flags
@@ -69,6 +70,8 @@ def compare(
     heights = [float(value) if isinstance(value, int | float) else None for value in values]
     drawn = Plot(label, "", label, [Curve(label, [], heights)], [str(row["question"]) for row in rows])
     write_answers(rows, outputs, drawn, ["question"], json=json)
+    if not json:
+        print_lines(["", *basis_lines(one.question for _, one in asked)])
     return ExitCode.DONE if any(row["feasible"] for row in rows) else ExitCode.INFEASIBLE
 
 

@@ -11,6 +11,7 @@ from cli.check_render import after_text, bounded_text, loss_json, margin_json, s
 from cli.day import day_json, day_text
 from cli.fleet_input import FleetInput
 from cli.output import table
+from cli.prices import basis_lines
 from cli.search_json import bound_json, levels_of, plan_json
 from planner.check import Limits, Verdict, check_deployed
 from planner.cluster import FleetAnswer
@@ -108,6 +109,7 @@ def fleet_lines(shown: Shown) -> list[str]:
     lines = [f"Devices: {used}. {_sentence(answer.explanation)}"]
     if shown.floor.shared:
         lines.append(f"Models share nodes of {', '.join(shown.floor.shared)}: give each other ports (site.yaml).")
+    lines += basis_lines(plan.question for plan in answer.plans)
     lines += [f"Not tried: {note}." for note in shown.asked.notes]
     for member, plan, asked in zip(fleet.members, answer.plans, shown.asked.asked, strict=True):
         if asked.day and fleet.objective != "throughput":

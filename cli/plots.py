@@ -31,6 +31,8 @@ class Plot:
     names: list[str] | None = None
     """Of the bars; None for lines."""
     logarithmic: bool = False
+    points: bool = False
+    """Whether points stand alone, without a line through them."""
 
 
 def check_plot(path: Path) -> None:
@@ -56,9 +58,10 @@ def plotted(plot: Plot, path: Path) -> bytes:
         axes.bar(plot.names, [value or 0.0 for value in plot.curves[0].y])
         axes.tick_params(axis="x", rotation=30)
     else:
+        line = "none" if plot.points else "solid"
         for curve in plot.curves:
             points = [(x, y) for x, y in zip(curve.x, curve.y, strict=True) if y is not None]
-            axes.plot([x for x, _ in points], [y for _, y in points], marker="o", label=curve.name)
+            axes.plot([x for x, _ in points], [y for _, y in points], marker="o", linestyle=line, label=curve.name)
         if len(plot.curves) > 1:
             axes.legend()
         if plot.logarithmic:

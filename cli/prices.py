@@ -1,8 +1,10 @@
 """`--price` and `--power`: what the user pays and draws in place of the catalogue's figures."""
 
 import math
+from collections.abc import Iterable, Mapping
 
 from hardware.spec import HardwareSpec
+from planner.question import Question
 from podplan.errors import BadInput
 from podplan.sourced import Sourced
 
@@ -39,3 +41,37 @@ def read_amount(text: str, flag: str, what: str, units: dict[str, float]) -> flo
         return value
     example = "1.25" if "usd" in units else "1.4kW"
     raise BadInput(f"{flag}: {text[:40]!r} is not {what}, such as {example}")
+
+
+def figure_texts(machines: Iterable[HardwareSpec], *, notes: bool = True) -> dict[str, str]:
+    """Return what price and power of some machines rest on: kind, date and note of each; nothing where none is stated.
+
+    Prices of different kinds, such as a rental and the hardware alone, or power of chips alone, are no comparison.
+    """
+    specs = {spec.name: spec for spec in machines}
+    prices = {name: spec.price_usd_per_chip_hour for name, spec in specs.items()}
+    powers = {name: spec.power_watts_per_chip or spec.chip_power_watts for name, spec in specs.items()}
+    found = {}
+    if any(prices.values()):
+        found["price"] = _told(prices, "USD a chip and hour", 1.0, notes)
+    if any(powers.values()):
+        found["power"] = _told(powers, "kW a chip", 1000.0, notes)
+    return found
+
+
+def basis_lines(questions: Iterable[Question]) -> list[str]:
+    """Return what cost and power of some questions' machines rest on, a line each."""
+    machines = [part.hardware for question in questions for part in (question.prefill, question.decode)]
+    return [f"{name.capitalize()}: {told}." for name, told in figure_texts(machines).items()]
+
+
+def _told(figures: Mapping[str, Sourced | None], unit: str, scale: float, notes: bool) -> str:
+    """Return each machine's figure with its kind, date and note; that none is stated where there is none."""
+    texts = []
+    for name, figure in figures.items():
+        if figure is None:
+            texts.append(f"none stated of {name}")
+            continue
+        about = ", ".join(part for part in (figure.kind, figure.as_of, notes and figure.note) if part)
+        texts.append(f"{figure.value / scale:.3g} {unit} of {name} ({about})")
+    return " and ".join(texts)

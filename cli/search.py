@@ -5,7 +5,7 @@ from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from time import perf_counter
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -21,6 +21,9 @@ from planner.search import search as search_plan
 from podplan.errors import BadInput, Infeasible
 from podplan.files import write_files
 
+if TYPE_CHECKING:
+    from cli.front import FrontWanted
+
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 FILES = ("manifest.yaml", "plan.json", "report.txt")
@@ -32,6 +35,13 @@ REPORT_WIDTH = 140
 @asks_a_question()
 def search(
     flags: SearchFlags,
+    pareto: Annotated[
+        Text, option("--pareto", "LEVELS", "A wide front over so many levels of TTFT, TPOT and devices, 2 to 8.")
+    ] = None,
+    csv: Annotated[Text, option("--csv", "FILE", "Write the Pareto front as CSV, every figure in SI units.")] = None,
+    plot: Annotated[
+        Text, option("--plot", "FILE", "Draw the front: tokens/s of a user and per chip; .png, .svg.")
+    ] = None,
     out: Annotated[Text, option("--out", "DIR", "Write manifest.yaml, plan.json and report.txt there.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace these files where they exist.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
@@ -45,10 +55,23 @@ def search(
       plan deepseek-r1 --hw prefill=910b,decode=cm384 --trace conversation.jsonl --out plan-r1
       plan search ./config.json --hw h100 --nodes 2 --json
       plan deepseek-r1 --hw cm384 --rate 200/s --survive node
+      plan deepseek-r1 --hw cm384 --pareto 4 --csv front.csv --plot front.svg
 
     Counts take k and M. Exit code 3: no plan keeps the limits; what binds and the nearest change are told.
     """
-    _answer(flags, _folder(out, force), force=force, json=json)
+    if force and not (out or csv or plot):
+        raise BadInput("--force replaces files of --out DIR, --csv and --plot; give one with it or leave it out")
+    wanted = _wanted(pareto, csv, plot, force)
+    _answer(flags, _folder(out, force), wanted, force=force, json=json)
+
+
+def _wanted(pareto: str | None, csv: str | None, plot: str | None, force: bool) -> "FrontWanted | None":
+    """Return what is wanted of the front beyond its first plans; the modules for it are read only then."""
+    if pareto is None and csv is None and plot is None:
+        return None
+    from cli.front import read_front
+
+    return read_front(pareto, csv, plot, force)
 
 
 def _folder(out: str | None, force: bool) -> Path | None:
@@ -65,12 +88,14 @@ def _folder(out: str | None, force: bool) -> Path | None:
     return folder
 
 
-def _answer(flags: SearchFlags, folder: Path | None, *, force: bool, json: bool) -> None:
+def _answer(flags: SearchFlags, folder: Path | None, wanted: "FrontWanted | None", *, force: bool, json: bool) -> None:
     """Search, print, and write; Infeasible where there is no plan."""
     asked = read_search(flags)
     begin = perf_counter()
     with progress(f"searching deployments of {asked.question.model.name} ..."):
         answer = search_plan(asked.question)
+        if wanted is not None:
+            answer = wanted.widened(answer)
     seconds = perf_counter() - begin
     asked = replace(asked, question=answer.question)  # in the number format that was chosen
     data = as_json(asked, answer, seconds) if json or folder else {}
@@ -78,6 +103,8 @@ def _answer(flags: SearchFlags, folder: Path | None, *, force: bool, json: bool)
         if json:
             print_json(data)
         raise Infeasible(f"no plan is feasible (binding limit: {answer.binding_limit}): {answer.explanation}")
+    if wanted is not None:
+        wanted.write(asked, answer)
     if folder is not None:
         texts = {
             "manifest.yaml": _manifest_text(asked, answer.best),
@@ -90,7 +117,10 @@ def _answer(flags: SearchFlags, folder: Path | None, *, force: bool, json: bool)
     if json:
         print_json(data)
     else:
-        render(stdout_console(), asked, answer, answer.best, seconds)
+        wide = wanted is not None and wanted.levels is not None
+        render(stdout_console(), asked, answer, answer.best, seconds, runners=not wide)
+        if wanted is not None and wide:
+            wanted.show(answer)
 
 
 def _manifest_text(asked: SearchInput, best: Plan) -> str:

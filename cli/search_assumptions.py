@@ -2,6 +2,7 @@
 
 from cli.flags import flag_name
 from cli.formats import AUTO
+from cli.prices import figure_texts
 from cli.search_flags import SearchInput
 from hardware.formats import product_dtype, storable
 from hardware.spec import HardwareSpec
@@ -102,9 +103,10 @@ def _implied(asked: SearchInput) -> dict[str, object]:
             "drift_log_sigma": question.balance.distribution.drift_log_sigma,
             "source": question.balance.distribution.source,
         }
+    figures = figure_texts(machines.hardware for machines in (question.prefill, question.decode))
     if question.objective == "cost":
-        implied["price"] = _price(question)
-    return implied
+        figures.setdefault("price", "none stated, so the fewest chips are the cheapest")
+    return implied | {name: told for name, told in figures.items() if name in asked.flags.defaulted}
 
 
 def _open(text: str) -> bool:
@@ -139,25 +141,21 @@ def _size(spec: HardwareSpec) -> str:
     return f"all of {spec.name}: {nodes:.0f} nodes, {nodes * spec.devices_per_node.value:.0f} devices"
 
 
-def _price(question: Question) -> str:
-    price = question.prefill.hardware.price_usd_per_chip_hour
-    if price is None:
-        return f"none stated for {question.prefill.hardware.name}, so the fewest chips are the cheapest"
-    return f"{price.value:g} USD per {question.prefill.hardware.name} chip and hour ({price.kind}: {price.source})"
-
-
 def assumption_texts(asked: SearchInput, best: Plan | None) -> list[str]:
     """Return the assumptions in words, each with the flag that changes it."""
     flags = asked.flags.defaulted
     texts = []
     auto = []
+    short = figure_texts((part.hardware for part in (asked.question.prefill, asked.question.decode)), notes=False)
     for name, value in assumptions(asked, best).items():
         if value == "auto":
             auto.append(flag_name(name))
         elif name == "expert_load_distribution":
             texts.append(f"expert loads {asked.question.balance.distribution.described}")
         else:
-            texts.append(f"{flag_name(name) if name in flags else name.replace('_', ' ')} {_shown(name, value)}")
+            texts.append(
+                f"{flag_name(name) if name in flags else name.replace('_', ' ')} {_shown(name, short.get(name, value))}"
+            )
     if auto:
         texts.append(f"{', '.join(auto)} auto")
     return texts

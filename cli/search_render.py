@@ -30,8 +30,16 @@ WIDE = 125  # columns from which a pool fits into a row
 RUNNERS_UP = 3
 
 
-def render(console: "Console", asked: SearchInput, answer: Answer, best: Plan, search_seconds: float) -> None:
-    """Write the plan on a console."""
+def render(
+    console: "Console",
+    asked: SearchInput,
+    answer: Answer,
+    best: Plan,
+    search_seconds: float,
+    *,
+    runners: bool = True,
+) -> None:
+    """Write the plan on a console, with the first ``runners`` of its front."""
     _lines(console, headline(best))
     for shown in (*pool_tables(best, console.width), latency_table(best)):
         console.print()
@@ -54,7 +62,7 @@ def render(console: "Console", asked: SearchInput, answer: Answer, best: Plan, s
     for text in told:
         _lines(console, text)
     others = [plan for plan in answer.pareto if plan is not best][:RUNNERS_UP]
-    if others:
+    if others and runners:
         console.print()
         console.print(runners_table(others))
 
@@ -249,11 +257,13 @@ def runners_table(plans: list[Plan]) -> "Table":
             f"{plan.chips:g}",
             format_duration(plan.ttft.mean),
             format_duration(plan.tpot.mean),
+            "" if plan.cost_per_million_tokens is None else f"{plan.cost_per_million_tokens:.3g}",
+            "" if plan.power_watts is None else f"{format_count(plan.power_watts)}W",
             " + ".join(f"{pool.instances} × {strategy_text(pool)}" for _, pool in plan.pools()),
             _load(plan.answering),
         ]
         for plan in plans
     ]
-    columns = ["requests", "chips", "mean TTFT", "mean TPOT", "pools", "load"]
-    right = ["requests", "chips", "mean TTFT", "mean TPOT"]
+    right = ["requests", "chips", "mean TTFT", "mean TPOT", "USD per M", "power"]
+    columns = [*right, "pools", "load"]
     return table(columns, rows, title="Runners-up", right=right, tight=True)

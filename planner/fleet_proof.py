@@ -158,6 +158,6 @@ def covers(programme: Programme, names: Sequence[str]) -> str:
     routes = math.prod(len(own) for own in programme.ways)
     spread = f" in every one of the {routes} ways to spread their roles over the pools" if routes > 1 else ""
     return (
-        f"{columns} columns of {', '.join(names)}{spread}, each so many node-aligned instances of one of {offers} that "
-        "no other of their size and attention groups matches at the batches and budgets costed"
+        f"{columns} columns of {', '.join(names)}{spread}, each so many node-aligned instances of one of {offers} rows "
+        "that keep the limits with one prompt or request, at their best budget or batch"
     )

@@ -27,9 +27,9 @@ def figures(plan: Plan) -> tuple[float, ...]:
 
 
 def distinct(plans: list[Plan]) -> list[Plan]:
-    """Drop plans with about the same rate, chips and TPOT as an earlier one."""
+    """Drop plans with about the same rate, chips, TTFT and TPOT as an earlier one."""
     seen: dict[tuple[float, ...], Plan] = {}
     for plan in plans:
-        rate, chips, _, _, tpot = figures(plan)
-        seen.setdefault((float(f"{rate:.3g}"), chips, float(f"{tpot:.3g}")), plan)
+        rate, chips, _, ttft, tpot = figures(plan)
+        seen.setdefault((float(f"{rate:.3g}"), chips, float(f"{ttft:.2g}"), float(f"{tpot:.3g}")), plan)
     return list(seen.values())

@@ -1,5 +1,6 @@
 """`plan search`: the shape of its answer, its exit codes, and one sentence for each bad input."""
 
+import csv
 import json
 from pathlib import Path
 from typing import Any
@@ -132,7 +133,7 @@ def test_text_says_what_the_plan_does(capsys: pytest.CaptureFixture[str]) -> Non
         "costed in",
     ):
         assert word in shown
-    assert shown.count("\n") <= 46
+    assert shown.count("\n") <= 50
 
 
 def test_no_plan_is_told_with_the_limit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -182,6 +183,9 @@ def test_no_plan_is_told_with_the_limit(tmp_path: Path, capsys: pytest.CaptureFi
         ([*SMALL, "--isl-cv", "x"], "--isl-cv: 'x'"),
         ([*SMALL, "--prefix-reuse", "1"], "--prefix-reuse: '1'"),
         ([*SMALL, "--force"], "--out DIR"),
+        (["qwen3-8b", "--hw", "h100", "--price", "0"], "--price: '0' is not USD per chip and hour, such as 1.25"),
+        (["qwen3-8b", "--hw", "h100", "--power", "prefill=1kW"], "--power: both roles run on h100"),
+        (["qwen3-8b", "--hw", "h100", "--pareto", "1"], "--pareto: 1 is not from 2 to 8 levels"),
     ],
 )
 def test_bad_input_is_one_sentence(arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -221,3 +225,37 @@ def test_out_writes_three_files_once(tmp_path: Path, capsys: pytest.CaptureFixtu
     write_files({tmp_path / "file": ""}, force=False)
     assert main.main([*SMALL, "--out", str(tmp_path / "file")]) == ExitCode.BAD_INPUT
     assert "is a file; give a folder" in capsys.readouterr().err
+
+
+def test_a_wide_front_goes_to_a_table_and_to_csv(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The same plans as rows in SI units, with cost, power and energy; the best plan first."""
+    path = tmp_path / "front.csv"
+    asked = ["qwen3-8b", "--hw", "h100", "--nodes", "1", "--pareto", "3", "--csv", str(path)]
+    assert main.main([*asked, "--json"]) == ExitCode.DONE
+    data = json.loads(capsys.readouterr().out)
+    rows = list(csv.DictReader(path.read_text(encoding="utf-8").splitlines()))
+
+    assert len(rows) == len(data["pareto"]) > 4
+    assert float(rows[0]["requests_per_second"]) == pytest.approx(data["best"]["requests_per_second"])
+    for row in rows:
+        watts, tokens = float(row["power_watts"]), float(row["output_tokens_per_second"])
+        assert watts == 1730.0 * float(row["chips"])
+        assert float(row["energy_joules_per_million_tokens"]) == pytest.approx(watts / tokens * 1e6)
+    assert main.main(asked) == ExitCode.BAD_INPUT
+    assert "give --force" in capsys.readouterr().err
+    assert main.main([*asked, "--force"]) == ExitCode.DONE
+    assert "Pareto front" in capsys.readouterr().out
+
+
+def test_prices_and_power_of_the_user_replace_the_catalogues(capsys: pytest.CaptureFixture[str]) -> None:
+    """Cost and energy follow; the catalogue's note on what was assumed goes with its figures."""
+    asked = ["qwen3-8b", "--hw", "h100", "--nodes", "1", "--json"]
+    answers = []
+    for more in ([], ["--price", "2.6", "--power", "3.46kW"]):
+        assert main.main([*asked, *more]) == ExitCode.DONE
+        answers.append(json.loads(capsys.readouterr().out))
+    stated, given = (answer["best"] for answer in answers)
+    assert given["cost_per_million_tokens"] == pytest.approx(2 * stated["cost_per_million_tokens"])
+    assert given["energy_joules_per_million_tokens"] == pytest.approx(2 * stated["energy_joules_per_million_tokens"])
+    assert {"price", "power"} <= answers[0]["assumptions"].keys()
+    assert not {"price", "power"} & answers[1]["assumptions"].keys()

@@ -1,0 +1,36 @@
+"""A wide front: no plan reaches another in every figure, the best is among them, and each holds its own figures."""
+
+import pytest
+
+from planner.front import dominates, figures
+from planner.pareto import ALIKE, wide_front
+from planner.search import search
+from tests.questions import small_question
+
+
+@pytest.mark.parametrize("asked", [{}, {"objective": "chips", "rate_per_second": 20.0}], ids=["throughput", "chips"])
+def test_no_plan_of_a_front_is_reached_by_another(asked: dict[str, object]) -> None:
+    """Of both kinds of questions; more levels find no fewer trades, and limits and budgets of the question hold."""
+    question = small_question(model="qwen3-8b", devices=8, **asked)
+    best = search(question).best
+    assert best is not None
+    front = wide_front(question, best, 3)
+
+    assert best in front.plans and len(front.plans) > 3 and front.cells <= 27
+    for plan in front.plans:
+        assert plan.ttft.at(99) <= question.ttft_seconds * 1.001 and plan.tpot.at(99) <= question.tpot_seconds * 1.001
+        assert plan.devices <= 8
+        for other in front.plans:
+            alike = all(a <= b * (1 + ALIKE) for a, b in zip(figures(other), figures(plan), strict=True))
+            assert other is plan or plan is best or other is best or not (alike and dominates(other, plan))
+    tpots, chips = {plan.tpot.mean for plan in front.plans}, {plan.chips for plan in front.plans}
+    assert len(chips) > 1 and (min(tpots) < best.tpot.mean * 0.8 or "objective" in asked)
+
+
+def test_the_best_plan_is_not_beaten_on_the_whole_cluster() -> None:
+    """What the search proves, guesses of the front cannot pass."""
+    question = small_question(model="qwen3-8b", devices=8)
+    best = search(question).best
+    assert best is not None
+    most = max(plan.requests_per_second for plan in wide_front(question, best, 3).plans)
+    assert most <= best.requests_per_second * (1 + 1e-6)
