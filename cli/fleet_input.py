@@ -99,10 +99,6 @@ def _values(entry: Entry) -> dict[str, str]:
         others = ("rate_profile", "trace") if needed == "rate" else ()
         if all(entry.get(key) is None for key in (needed, *others)):
             raise BadInput(f"{entry.where}: {needed} is missing; every model of a fleet needs model, hw and rate")
-    for key in ("weights", "kv_dtype"):
-        text = entry.values.get(key, "")
-        if "," in text or text.strip().lower() == AUTO:
-            raise BadInput(f"{entry.where}: {flag_name(key).strip('-')}: a model of a fleet has one format; name it")
     return {key: value for key, value in entry.values.items() if key not in ("objective", *OWN_KEYS)}
 
 
@@ -136,6 +132,9 @@ def _on_pools(entry: Entry, pools: list[_Pool]) -> Read:
         for key in (*SIZES, "price", "power"):
             if key in values:
                 raise BadInput(f"{key} stands with the pools of the file, which all models share")
+        for key in ("weights", "kv_dtype"):
+            if "," in values.get(key, "") or values.get(key, "").strip().lower() == AUTO:
+                raise BadInput(f"{flag_name(key).strip('-')}: a model on pools of the file has one format; name it")
         wanted = by_role(values.pop("hw", ANY), "hw")
         if wanted.get("", "").strip().lower() == ANY:
             return _anywhere(entry, values, pools)

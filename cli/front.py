@@ -70,7 +70,7 @@ class FrontWanted:
 def read_front(pareto: str | None, csv: str | None, plot: str | None, force: bool) -> FrontWanted:
     """Return what is wanted of the front; BadInput names the flag."""
     levels = read_levels(pareto)
-    outputs = read_outputs(csv, plot, force and bool(csv or plot))
+    outputs = read_outputs(csv, plot, force)
     return FrontWanted(levels=levels, outputs=outputs)
 
 

@@ -59,8 +59,7 @@ def search(
 
     Counts take k and M. Exit code 3: no plan keeps the limits; what binds and the nearest change are told.
     """
-    if force and not (out or csv or plot):
-        raise BadInput("--force replaces files of --out DIR, --csv and --plot; give one with it or leave it out")
+    check_force(force, {"--out DIR": out, "--csv FILE": csv, "--plot FILE": plot})
     wanted = _wanted(pareto, csv, plot, force)
     _answer(flags, _folder(out, force), wanted, force=force, json=json)
 
@@ -76,7 +75,6 @@ def _wanted(pareto: str | None, csv: str | None, plot: str | None, force: bool) 
 
 def _folder(out: str | None, force: bool) -> Path | None:
     """Return the folder to write to; BadInput before the search where something stands in the way."""
-    check_force(force, {"--out DIR": out})
     if out is None:
         return None
     folder = Path(out)

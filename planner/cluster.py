@@ -17,6 +17,7 @@ from planner.fleet_proof import prove
 from planner.infeasible import slowest_transfer
 from planner.plan import Plan
 from planner.proof import Bound
+from planner.quantised import in_formats
 from planner.question import Machines, Question
 from planner.routes import Picks, Programme, settle_picks
 from planner.search import Pools, compatible, gather, plan_at
@@ -225,16 +226,17 @@ def gather_fleet(fleet: Fleet) -> Gathered:
     options, evaluated = [], 0
     open_roles: dict[str, tuple[Question, bool]] = {}
     for member in fleet.members:
-        pools = {} if member.pools else {"": gather(on_pools(fleet, member))}
-        if member.pools:
-            pools = _gather_pools(fleet, member)
-        evaluated += sum(part.count.evaluated for part in pools.values())
-        own = _options(fleet, member, pools)
+        own: list[Option] = []
+        lacks = True
+        for question in in_formats(member.question):
+            formed = replace(member, question=question)
+            pools = _gather_pools(fleet, formed) if member.pools else {"": gather(on_pools(fleet, formed))}
+            evaluated += sum(part.count.evaluated for part in pools.values())
+            own += _options(fleet, formed, pools)
+            lacks = lacks and not any(part.prefill.offers for part in pools.values())
         options.append(tuple(own))
         if not own:
-            question = on_pools(fleet, member)
-            lacks = not any(part.prefill.offers for part in pools.values())
-            open_roles[member.name] = (question, lacks)
+            open_roles[member.name] = (on_pools(fleet, formed), lacks)
     return Gathered(fleet, tuple(options), evaluated, open_roles)
 
 

@@ -122,7 +122,7 @@ def test_growth_is_common_and_a_refusal_names_changes_that_hold(
     rates = [model["best"]["requests_per_second"] for model in grown["models"]]  # type: ignore[attr-defined]
     assert rates == pytest.approx([2 * factor, factor])
 
-    over = FILE.replace("2/s", f"{2.1 * factor:.4f}/s").replace("1/s", f"{1.05 * factor:.4f}/s")
+    over = FILE.replace("rate: 1/s", f"rate: {1.05 * factor:.4f}/s").replace("rate: 2/s", f"rate: {2.1 * factor:.4f}/s")
     assert main(["fleet", _written(tmp_path, over), "--json"]) == ExitCode.INFEASIBLE
     data = json.loads(capsys.readouterr().out)
     assert data["binding_limit"] == "devices of h100"

@@ -55,9 +55,17 @@ def test_bad_lists_are_refused(flags: list[str], told: str, capsys: pytest.Captu
     assert told in capsys.readouterr().err
 
 
-def test_models_of_a_fleet_have_one_format(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """A list is refused with its place."""
+def test_models_of_a_fleet_choose_their_format(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Of a list the format that takes the fewest chips; on pools that models share, a list is refused."""
     file = tmp_path / "fleet.yaml"
-    file.write_text("models:\n- {model: qwen3-8b, hw: h200, devices: 8, rate: 5/s, weights: 'bf16,fp8'}\n")
+    chips = {}
+    for weights in ("bf16", "fp8", "bf16,fp8"):
+        model = f"{{model: qwen3-32b, hw: h200, devices: 8, rate: 5/s, osl: 100, weights: '{weights}'}}"
+        file.write_text(f"models:\n- {model}\n")
+        assert main.main(["fleet", str(file), "--json"]) == ExitCode.DONE
+        chips[weights] = json.loads(capsys.readouterr().out)["models"][0]["best"]["chips"]
+    assert chips["bf16,fp8"] == min(chips["bf16"], chips["fp8"])
+
+    file.write_text("pools: [{hw: h200}]\nmodels:\n- {model: qwen3-8b, rate: 5/s, weights: 'bf16,fp8'}\n")
     assert main.main(["fleet", str(file)]) == ExitCode.BAD_INPUT
-    assert "weights: a model of a fleet has one format" in capsys.readouterr().err
+    assert "weights: a model on pools of the file has one format" in capsys.readouterr().err

@@ -182,7 +182,7 @@ def test_no_plan_is_told_with_the_limit(tmp_path: Path, capsys: pytest.CaptureFi
         ([*SMALL, "--format", "azure"], "--trace FILE"),
         ([*SMALL, "--isl-cv", "x"], "--isl-cv: 'x'"),
         ([*SMALL, "--prefix-reuse", "1"], "--prefix-reuse: '1'"),
-        ([*SMALL, "--force"], "--out DIR"),
+        ([*SMALL, "--force"], "--out, --csv and --plot"),
         (["qwen3-8b", "--hw", "h100", "--price", "0"], "--price: '0' is not USD per chip and hour, such as 1.25"),
         (["qwen3-8b", "--hw", "h100", "--power", "prefill=1kW"], "--power: both roles run on h100"),
         (["qwen3-8b", "--hw", "h100", "--pareto", "1"], "--pareto: 1 is not from 2 to 8 levels"),
