@@ -19,11 +19,12 @@ from planner.arrival_counts import count_distribution
 from planner.mixed_steps import StepTable
 from planner.queueing import Array
 
-_UNITS_PER_STEP = 12
-_MOST_STATES = 224
+_UNITS_PER_STEP = 8
+_MOST_STATES = 160
 _CELLS = 20
 _MOST_STEPS = 96
 _NEGLIGIBLE = 2e-6
+_GROUPS, _TAIL = 8, 0.94
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,15 +222,29 @@ def _own_steps(
 ) -> tuple[Array, Array]:
     """Add the steps up to the own last one to (rest, units ahead, mass) of arrivals."""
     rest, ahead, masses = points
-    sizes = np.flatnonzero(steps.own > 0)
     found, weights = [], []
-    for size in sizes:
+    for size, share in _sizes(steps.own):
         start = ahead + size + rate * rest * steps.per_prompt
         count = np.ceil((ahead + size) / steps.room - 1e-6)
         found.append(rest + _along(paths, np.clip(count, 1, paths.shape[0] - 1), start))
-        weights.append(masses * steps.own[size])
+        weights.append(masses * share)
     masses = np.concatenate(weights)
     return np.concatenate(found), masses / masses.sum()
+
+
+def _sizes(own: Array) -> list[tuple[float, float]]:
+    """Return (units, share) of groups of prompts with about as many units."""
+    units = np.flatnonzero(own > 0).astype(np.float64)
+    shares = own[own > 0]
+    group = np.minimum((np.cumsum(shares) - shares / 2) * _GROUPS, _GROUPS - 1).astype(np.intp)
+    # The longest alone: they are the tail.
+    group = np.where(np.cumsum(shares) > _TAIL, group + np.arange(group.size), group)
+    found = []
+    for number in np.unique(group):
+        here = group == number
+        share = float(shares[here].sum())
+        found.append((float(units[here] @ shares[here]) / share, share))
+    return found
 
 
 def _along(paths: Array, count: Array, start: Array) -> Array:

@@ -31,10 +31,11 @@ MOST_UTILISATION = 0.98
 _SPREADS = np.array([-math.sqrt(3.0), 0.0, math.sqrt(3.0)])
 """Deviations of the running requests at which chains are solved: the nodes of three-point Gauss-Hermite quadrature."""
 _CHANGE = 0.05
-_CLOSE = 0.5
+_CLOSE = 1.0
 """Deviations by which the mean of the running requests may lie off the middle chain."""
 _SOLVED = 3
 _SELDOM = 0.005
+_CELLS = 1024
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -250,10 +251,14 @@ def _exponential(chance: float, mean: float) -> Latency:
 
 
 def _binned(seconds: Array, masses: Array) -> Latency:
-    """Bin point masses up to where only 1e-5 of them is left, and keep their exact mean."""
-    masses = masses / masses.sum()
-    order = np.argsort(seconds, kind="stable")
-    return Latency.from_masses(seconds[order], masses[order], float(seconds @ masses))
+    """Bin point masses, finely up to where only 1e-4 of them is left, and keep their exact mean."""
+    mean, most = float(seconds @ masses / masses.sum()), float(seconds.max()) * (1 + 1e-9)
+    coarse = np.bincount((seconds * (_CELLS / most)).astype(np.intp), masses, minlength=_CELLS)
+    knee = (int(np.searchsorted(np.cumsum(coarse), (1 - 1e-4) * coarse.sum())) + 1) * most / _CELLS
+    edges = np.append(np.linspace(0.0, knee, _CELLS + 1), np.linspace(knee, most, 65)[1:] if knee < most else [])
+    cells = np.minimum(np.searchsorted(edges, seconds, side="right") - 1, edges.size - 2)
+    binned = np.bincount(cells, masses, minlength=edges.size - 1).astype(np.float64)
+    return Latency.from_masses(edges[1:], binned, mean)
 
 
 def _sorted(seconds: Array, masses: Array, mean: float) -> Latency:

@@ -289,39 +289,43 @@ def _largest(prompts: _Prompts, sizes: Array, counts: Array) -> Array:
 
 
 def _moves(prompts: _Prompts, new: Array, old: Array, taken_new: Array, taken_old: Array) -> Array:
-    """Distribution of the parts that lack after a step, [lacking, came · lacking]."""
-    size = old.size
+    """Distribution of the parts that lack after a step, [lacking, came · lacking].
+
+    What is left of the older parts, all parts of prompts that were not taken, and what those taken lack after their
+    first part.
+    """
+    size, last = old.size, old.size - 1
+    left = old - taken_old + (new[:, None] - taken_new) * prompts.mean_parts  # [came, lacking]
+    found = np.zeros((size, new.size, old.size))
+    count, column = np.indices(left.shape)
     further = on_lattice(np.maximum(prompts.parts - 1, 0.0), prompts.weights)
-    adds = np.zeros((new.size, size))  # parts that so many prompts lack after their first
+    adds: Array
+    if np.ptp(prompts.parts) <= 0:
+        adds, shifts = np.ones((*left.shape, 1)), [0]
+        left = left + taken_new * float(prompts.parts[0] - 1)
+    else:
+        each = _added(further, new.size + 1, size)
+        whole = np.minimum((taken_new + 1e-9).astype(np.intp), new.size - 1)
+        rest = np.clip(taken_new - whole, 0.0, 1.0)[..., None]
+        adds = each[whole] * (1 - rest) + each[whole + 1] * rest  # [came, lacking, added]
+        shifts = np.flatnonzero(adds.max(axis=(0, 1)) > _RARE).tolist()
+    low = np.clip((left + 1e-9).astype(np.intp), 0, last)
+    part = np.clip(left - low, 0.0, 1.0)
+    for shift in shifts:
+        for place, weight in ((low + shift, 1 - part), (low + shift + 1, part)):
+            found[np.minimum(place, last), count, column] += weight * adds[..., shift]
+    found = found.reshape(size, -1)
+    return np.asarray(found / found.sum(axis=0))
+
+
+def _added(further: Array, counts: int, size: int) -> Array:
+    """Distribution of the parts that 0, 1, ... prompts lack after their first, [counts, size]; the last: or more."""
+    adds = np.zeros((counts, size))
     adds[0, 0] = 1.0
-    for count in range(1, new.size):
+    for count in range(1, counts):
         adds[count] = np.convolve(adds[count - 1], further)[:size]
-        adds[count, -1] += max(1 - adds[count].sum(), 0.0)
-    found = np.zeros((size, new.size, size))
-    columns = np.arange(size)
-    for count in range(new.size):
-        left = old - taken_old[count] + (count - taken_new[count]) * prompts.mean_parts
-        low = np.clip(np.floor(left + 1e-9), 0, size - 1).astype(np.intp)
-        part = np.clip(left - low, 0.0, 1.0)
-        start = np.zeros((size, size))
-        np.add.at(start, (low, columns), 1 - part)
-        np.add.at(start, (np.minimum(low + 1, size - 1), columns), part)
-        # Those taken now add what they lack after it; between whole numbers of them mixed.
-        whole = np.floor(taken_new[count] + 1e-9).astype(np.intp)
-        rest = np.clip(taken_new[count] - whole, 0.0, 1.0)
-        mixed = adds[whole] * (1 - rest)[:, None] + adds[np.minimum(whole + 1, new.size - 1)] * rest[:, None]
-        found[:, count, :] = _convolved(start, mixed)
-    return found.reshape(size, -1)
-
-
-def _convolved(starts: Array, adds: Array) -> Array:
-    """Columns of ``starts`` [size, columns] convolved with rows of ``adds`` [columns, size], cut at the end."""
-    size = starts.shape[0]
-    found = np.zeros_like(starts)
-    for shift in np.flatnonzero(adds.max(axis=0) > 0):
-        found[shift:] += starts[: size - shift] * adds[:, shift]
-        found[-1] += starts[size - shift :].sum(axis=0) * adds[:, shift] if shift else 0.0
-    return found
+        adds[count, -1] += max(1 - float(adds[count].sum()), 0.0)
+    return adds
 
 
 def _balance(chain: _Chain) -> Array:
