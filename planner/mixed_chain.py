@@ -21,8 +21,7 @@ from planner.queueing import Array
 
 _UNITS_PER_STEP = 8
 _MOST_STATES = 160
-_CELLS = 20
-_MOST_STEPS = 96
+_CELLS = 28
 _NEGLIGIBLE = 2e-6
 _GROUPS, _TAIL = 8, 0.94
 
@@ -182,10 +181,7 @@ def _sojourn(steps: PromptSteps, chances: Array, rate: float, dispersion: float,
     if standing:
         rest[0] = 0.0
     cell, waiting = np.nonzero(ahead > _NEGLIGIBLE)
-    longest = math.ceil((float(waiting.max(initial=0)) + steps.own.size) / steps.room)
-    paths = _paths(steps, rate, min(longest, _MOST_STEPS))
-    masses = ahead[cell, waiting]
-    return _own_steps(steps, paths, (rest[cell], waiting.astype(np.float64), masses), rate)
+    return _own_steps(steps, (rest[cell], waiting.astype(np.float64), ahead[cell, waiting]), rate)
 
 
 def _ahead(steps: PromptSteps, seen: Array, rate: float, dispersion: float, edges: Array) -> Array:
@@ -195,39 +191,32 @@ def _ahead(steps: PromptSteps, seen: Array, rate: float, dispersion: float, edge
     come = _arrivals(steps, rate * (edges[1:] + edges[:-1]) / 2, dispersion, states)  # [cells, units] by elapsed
     found = np.zeros((cells, 2 * states))
     left = np.rint(np.maximum(np.arange(states) - steps.takes[:states], 0.0)).astype(np.intp)
-    for state in np.flatnonzero(seen > _NEGLIGIBLE):
-        whole = min(max(round(float(steps.seconds[state]) / width), 1), cells)
-        share = seen[state] / whole
-        found[:whole, left[state] : left[state] + states] += share * come[whole - 1 :: -1]
+    kept = np.flatnonzero(seen > _NEGLIGIBLE)
+    lasts = steps.seconds[kept, None]
+    share = np.clip((lasts - edges[:-1]) / width, 0.0, 1.0) * (width / lasts * seen[kept, None])  # [kept, cells]
+    elapsed = np.clip((lasts - edges[:-1]) / width - 0.5, 0, cells - 1).astype(np.intp)
+    for state, shares, since in zip(kept, share, elapsed, strict=True):
+        found[:, left[state] : left[state] + states] += shares[:, None] * come[since]
     found[:, states - 1] += found[:, states:].sum(axis=1)
     return found[:, :states]
 
 
-def _paths(steps: PromptSteps, rate: float, most: int) -> Array:
-    """Seconds of 0, 1, ... steps from a state on, as it develops on average, [steps, states]."""
-    grid = np.arange(float(steps.seconds.size))
-    place, total = grid, np.zeros_like(grid)
-    rows = [total]
-    for _ in range(most):
-        seconds = np.interp(place, grid, steps.seconds)
-        total = total + seconds
-        rows.append(total)
-        left = np.maximum(place - np.interp(place, grid, steps.takes), 0.0)
-        place = np.minimum(left + rate * seconds * steps.per_prompt, grid[-1])
-    return np.stack(rows)
+def _own_steps(steps: PromptSteps, points: tuple[Array, Array, Array], rate: float) -> tuple[Array, Array]:
+    """Add the steps up to the own last one to (rest, units ahead, mass) of arrivals.
 
-
-def _own_steps(
-    steps: PromptSteps, paths: Array, points: tuple[Array, Array, Array], rate: float
-) -> tuple[Array, Array]:
-    """Add the steps up to the own last one to (rest, units ahead, mass) of arrivals."""
+    All but the last are full; that takes what is left of the own prompt, and what came behind it if anything did.
+    """
     rest, ahead, masses = points
+    states, full = np.arange(float(steps.seconds.size)), float(steps.seconds[-1])
     found, weights = [], []
     for size, share in _sizes(steps.own):
-        start = ahead + size + rate * rest * steps.per_prompt
-        count = np.ceil((ahead + size) / steps.room - 1e-6)
-        found.append(rest + _along(paths, np.clip(count, 1, paths.shape[0] - 1), start))
-        weights.append(masses * share)
+        before = np.maximum(np.ceil((ahead + size) / steps.room - 1e-6) - 1, 0.0)
+        left, waited = ahead + size - before * steps.room, rest + before * full
+        came = rate * waited
+        alone = np.exp(-came)
+        behind = came * steps.per_prompt / np.maximum(1 - alone, 1e-12)
+        found += [waited + np.interp(left + more, states, steps.seconds) for more in (0.0, behind)]
+        weights += [masses * share * alone, masses * share * (1 - alone)]
     masses = np.concatenate(weights)
     return np.concatenate(found), masses / masses.sum()
 
@@ -245,12 +234,3 @@ def _sizes(own: Array) -> list[tuple[float, float]]:
         share = float(shares[here].sum())
         found.append((float(units[here] @ shares[here]) / share, share))
     return found
-
-
-def _along(paths: Array, count: Array, start: Array) -> Array:
-    """Seconds of ``count`` steps from ``start`` on, between states interpolated."""
-    place = np.minimum(start, paths.shape[1] - 1.000001)
-    low = place.astype(np.intp)
-    part = place - low
-    number = count.astype(np.intp)
-    return np.asarray(paths[number, low] * (1 - part) + paths[number, low + 1] * part)

@@ -9,8 +9,9 @@ chapter 3. How prompts and running requests vary together over a residence is de
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Protocol
 
 import numpy as np
@@ -36,6 +37,7 @@ _CLOSE = 1.0
 _SOLVED = 3
 _SELDOM = 0.005
 _CELLS = 1024
+_NEVER = 1e-6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +45,8 @@ class MixedState:
     """An aggregated instance at one rate of arrivals, over time and over requests."""
 
     rate_per_second: float
-    ttft: Latency
+    find_ttft: Callable[[], Latency]
+    """Finds ``ttft``, which takes longer than all else."""
     tpot: Latency
     span: Latency
     """From the first token to the last."""
@@ -60,6 +63,11 @@ class MixedState:
     """For room, over all requests; within TTFT."""
     utilisation: float
     """Rate over what full steps compute, or over what an instance with all places taken finishes: whichever is more."""
+
+    @cached_property
+    def ttft(self) -> Latency:
+        """From arrival to the first token, the wait for room included."""
+        return self.find_ttft()
 
     @cached_property
     def e2e(self) -> Latency:
@@ -184,24 +192,33 @@ class MixedQueue:
                 break
         return found
 
-    def _pace(self, rate: float, dispersion: float, occupied: Running, step: float) -> Pace:
-        """Return what makes steps long and short; what a prompt adds is taken from a slightly different rate."""
-        new, weights = self.aggregate.new_tokens, self.aggregate.prompts.weights
+    def _per_prompt(self, rate: float, dispersion: float, occupied: Running) -> float:
+        """Seconds by which one more prompt delays steps, over all steps that it delays.
+
+        On one rank prompts add up: (step - step without) / (rate · step without). Prompts of several ranks share steps,
+        so there it is how the step grows with the rate, (d step / d rate) / step.
+        """
         place = int(np.argmin(np.abs(occupied.nodes - occupied.mean)))
         running, known = float(occupied.nodes[place]), occupied.states[place].mean_step_seconds
-        per_prompt = 0.0
+        if self.aggregate.ranks == 1:
+            alone = float(np.interp(running, self.table.running, self.table.alone))
+            return max(known - alone, 0.0) / (alone * rate)
         for change in (_CHANGE, -_CHANGE):
             other = self._prompts(running, rate * (1 + change), dispersion)
             if other is not None:
-                per_prompt = max((other.mean_step_seconds - known) / (change * rate * known), 0.0)
-                break
+                return max((other.mean_step_seconds - known) / (change * rate * known), 0.0)
+        return 0.0
+
+    def _pace(self, rate: float, dispersion: float, occupied: Running, step: float) -> Pace:
+        """Return what makes steps long and short; what a prompt adds is taken from a slightly different rate."""
+        new, weights = self.aggregate.new_tokens, self.aggregate.prompts.weights
         return Pace(
             rate_per_second=rate,
             step_seconds=step,
             running=occupied.mean,
             running_variance=occupied.variance,
             slope=occupied.slope,
-            per_prompt=per_prompt,
+            per_prompt=self._per_prompt(rate, dispersion, occupied),
             work_dispersion=float(new**2 @ weights) / self.aggregate.mean_new_tokens**2 + dispersion - 1,
         )
 
@@ -216,16 +233,11 @@ class MixedQueue:
             states, weights = [*states, alone], np.append(weights * (1 - occupied.empty), occupied.empty)
         step = occupied.mean / (rate * iterations.mean)
         wait = occupied.waiting * _wait_scale(iterations.squared_cv, rate / occupied.full_share, rate)
-        points = [state.sojourn() for state in states]
-        masses = np.concatenate([weight * own for weight, (_, own) in zip(weights, points, strict=True)])
-        ttft = _binned(np.concatenate([seconds for seconds, _ in points]), masses)
-        if occupied.waiting > 1e-6:
-            ttft = independent_sum(ttft, _exponential(occupied.waiting, wait / occupied.waiting))
         paces, spans, likely = self._pace(rate, dispersion, occupied, step).paces(iterations)
         tokens = answer.mean > 1
         return MixedState(
             rate_per_second=rate,
-            ttft=ttft,
+            find_ttft=partial(_ttft, states, weights, occupied.waiting, wait),
             tpot=_sorted(paces / aggregate.accepted, likely, step / aggregate.accepted),
             span=_sorted(spans if tokens else 0 * spans, likely, occupied.mean / rate if tokens else 0.0),
             mean_requests=occupied.mean,
@@ -241,6 +253,14 @@ class MixedQueue:
 def _wait_scale(squared_cv: float, full_per_second: float, rate: float) -> float:
     """Mean wait for room of a request that waits: a full instance is as many equal servers (Allen and Cunneen)."""
     return (1 + squared_cv) / 2 / max(full_per_second - rate, 1e-12)
+
+
+def _ttft(states: list[PromptState], weights: Array, waiting: float, mean_wait: float) -> Latency:
+    """TTFT over the chains, and before it the wait for room of a share ``waiting`` of the requests."""
+    points = [state.sojourn() for state in states]
+    masses = np.concatenate([weight * own for weight, (_, own) in zip(weights, points, strict=True)])
+    found = _binned(np.concatenate([seconds for seconds, _ in points]), masses)
+    return independent_sum(found, _exponential(waiting, mean_wait / waiting)) if waiting > _NEVER else found
 
 
 def _exponential(chance: float, mean: float) -> Latency:
