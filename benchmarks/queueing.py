@@ -26,6 +26,8 @@ from planner.plan import Plan
 from planner.search import search
 from runtime.simulate.run import simulate
 
+HISTOGRAM = str(Path(__file__).parent / "lengths.csv")
+VARIED = {"isl": "1200", "isl_cv": "1", "osl": "256", "osl_cv": "0.8"}
 CASES: dict[str, tuple[str, SizeFlags, dict[str, str], dict[str, str]]] = {
     # name: model, machines, traffic, limits
     "r1-cm384": ("deepseek-r1", SizeFlags(hw="cm384"), {}, {}),
@@ -35,9 +37,29 @@ CASES: dict[str, tuple[str, SizeFlags, dict[str, str], dict[str, str]]] = {
     "qwen3-30b-cm384-varied": (
         "qwen3-30b-a3b",
         SizeFlags(hw="cm384", devices="64"),
-        {"isl": "1200", "isl_cv": "1", "osl": "256", "osl_cv": "0.8"},
+        VARIED,
         {},
     ),
+    "llama-70b-h200-half": (
+        "llama-3.1-70b",
+        SizeFlags(hw="h200", nodes="2"),
+        {"isl": "1024", "isl_cv": "0.5", "osl": "256", "osl_cv": "0.5"},
+        {},
+    ),
+    "qwen3-8b-h100-twice": (
+        "qwen3-8b",
+        SizeFlags(hw="h100", nodes="1"),
+        {"isl": "1000", "isl_cv": "2", "osl": "128", "osl_cv": "1"},
+        {},
+    ),
+    "r1-cm384-varied": (
+        "deepseek-r1",
+        SizeFlags(hw="cm384", devices="256"),
+        {"isl": "2048", "isl_cv": "1", "osl": "512", "osl_cv": "0.5"},
+        {},
+    ),
+    "qwen3-30b-h100-histogram": ("qwen3-30b-a3b", SizeFlags(hw="h100", nodes="2"), {"isl_histogram": HISTOGRAM}, {}),
+    "qwen3-30b-cm384-bursts": ("qwen3-30b-a3b", SizeFlags(hw="cm384", devices="64"), VARIED, {}),
     "qwen3-8b-h100-short": (
         "qwen3-8b",
         SizeFlags(hw="h100", nodes="1"),
@@ -47,6 +69,8 @@ CASES: dict[str, tuple[str, SizeFlags, dict[str, str], dict[str, str]]] = {
 }
 
 
+BURSTS = {"qwen3-30b-cm384-bursts": 4.0}
+"""Squared CV of the gaps between arrivals."""
 SEEDS = 3
 TRACES = {
     "azure_llm_2023_conv_first20min.csv.gz": ("llama-3.1-70b", "h200", "8"),
@@ -62,6 +86,10 @@ class Row:
     utilisation: float
     errors: dict[str, float | None]
     simulated: dict[str, float]
+    spread: float
+    """Half the range of the simulated p99 of TTFT over the seeds, over its mean."""
+    attainment: tuple[float, float | None]
+    """Of both limits together: simulated, and what was predicted beyond it."""
 
 
 def plan_of(name: str) -> Plan:
@@ -83,11 +111,17 @@ def saturation(plan: Plan) -> float:
 def runs(name: str, utilisations: list[float], requests: int) -> Iterator[Row]:
     """Yield a row for each utilisation of a case."""
     plan = plan_of(name)
-    manifest = assemble(plan, {})
+    manifest = with_bursts(assemble(plan, {}), BURSTS.get(name, 1.0))
     for utilisation in utilisations:
         rate = f"{utilisation * saturation(plan):.6g}/s"
         flags = SimulateFlags(manifest=Path(), rate=rate, requests=str(requests))
         yield compared(name, utilisation, [offered_and_run(flags, manifest, seed) for seed in range(SEEDS)])
+
+
+def with_bursts(manifest: Manifest, arrival_cv2: float) -> Manifest:
+    """Return the manifest with other arrivals: gaps are Gamma distributed."""
+    workload = manifest.workload.model_copy(update={"arrival_cv2": arrival_cv2})
+    return manifest.model_copy(update={"workload": workload})
 
 
 def offered_and_run(flags: SimulateFlags, manifest: Manifest, seed: int) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -108,7 +142,17 @@ def compared(name: str, utilisation: float, pairs: list[tuple[dict[str, Any], di
             known = [told[f"{key}_seconds"][level] for _, told in pairs if told.get(f"{key}_seconds")]
             simulated[f"{key} {level}"] = measured
             errors[f"{key} {level}"] = sum(known) / len(known) / measured - 1 if known else None
-    return Row(case=name, utilisation=utilisation, errors=errors, simulated=simulated)
+    tails = [run["ttft_seconds"]["p99"] for run, _ in pairs]
+    attained = sum(run["slo_attainment"] for run, _ in pairs) / len(pairs)
+    told = [prediction["slo_attainment"] for _, prediction in pairs if prediction]
+    return Row(
+        case=name,
+        utilisation=utilisation,
+        errors=errors,
+        simulated=simulated,
+        spread=(max(tails) - min(tails)) / 2 / simulated["ttft p99"],
+        attainment=(attained, sum(told) / len(told) - attained if told else None),
+    )
 
 
 def trace_runs(path: Path, model: str, hardware: str, devices: str, utilisations: list[float]) -> Iterator[Row]:
@@ -155,8 +199,10 @@ def main() -> None:
     parser.add_argument("--traces", type=Path, help="folder with the Azure and Mooncake windows")
     asked = parser.parse_args()
     utilisations = [float(text) for text in asked.utilisations.split(",")]
-    print("| case | utilisation | simulated TTFT mean, p99 |", " | ".join(SHOWN), "|")
-    print("|---|---|---|" + "---|" * len(SHOWN))
+    print(
+        "| case | utilisation | simulated TTFT mean, p99 |", " | ".join(SHOWN), "| simulated attainment | predicted |"
+    )
+    print("|---|---|---|" + "---|" * (len(SHOWN) + 2))
     found = [runs(name, utilisations, asked.requests) for name in asked.cases.split(",")]
     if asked.traces:
         found = [trace_runs(asked.traces / file, *where, utilisations) for file, where in TRACES.items()]
@@ -164,6 +210,9 @@ def main() -> None:
         for row in rows:
             cells = ["-" if row.errors[key] is None else f"{row.errors[key]:+.1%}" for key in SHOWN]
             times = f"{row.simulated['ttft mean'] * 1e3:.1f}, {row.simulated['ttft p99'] * 1e3:.1f} ms"
+            times += f" ± {row.spread:.0%}"
+            attained, beyond = row.attainment
+            cells += [f"{attained:.1%}", "-" if beyond is None else f"{beyond * 100:+.1f}"]
             print(f"| {row.case} | {row.utilisation:.2f} | {times} |", " | ".join(cells), "|", flush=True)
 
 

@@ -11,7 +11,7 @@ from cli.flags import flag_name, read_choice, read_fraction
 from cli.lengths import check_positions, read_lengths
 from models.spec import ModelSpec
 from planner.day import Window, peak_rate
-from planner.prompts import histogram_kinds
+from planner.prompts import answer_kinds, histogram_kinds
 from planner.workload import Lengths, Traffic, Workload
 from planner.workload import Trace as Rows
 from podplan.errors import BadInput
@@ -76,6 +76,7 @@ def read_traffic(flags: TrafficFlags, model: ModelSpec) -> Asked:
         output_tokens=answer.lengths,
         prefix_reuse=reuse,
         prompts=prompt.histogram and histogram_kinds(*prompt.histogram, reuse),
+        answers=answer.histogram and answer_kinds(*answer.histogram),
     )
     return Asked(workload=workload, rate_per_second=rate, day=day)
 

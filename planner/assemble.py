@@ -12,6 +12,7 @@ from planner.manifest.checks import spec_hash
 from planner.manifest.layout import Instance
 from planner.manifest.schema import (
     Answer,
+    AnswerKinds,
     Cluster,
     EmbeddedModel,
     Engine,
@@ -21,13 +22,16 @@ from planner.manifest.schema import (
     Manifest,
     ManifestWorkload,
     Prediction,
+    PromptKinds,
     Routing,
     ServiceLevels,
 )
 from planner.operating import DecodeServer
 from planner.plan import DisaggregatedPlan, Plan
 from planner.pools import PlannedPool
+from planner.prompts import prompts_of
 from planner.question import Question
+from planner.workload import Workload
 from podplan.errors import Fault
 from podplan.version import VERSION
 
@@ -141,7 +145,24 @@ def _workload(question: Question, requests_per_second: float) -> ManifestWorkloa
         requests_per_second=requests_per_second,
         arrival_cv2=traffic.arrival_squared_cv,
         prefix_reuse=traffic.prefix_reuse,
+        prompt_kinds=_prompt_kinds(traffic),
+        answer_kinds=_answer_kinds(traffic),
     )
+
+
+def _prompt_kinds(traffic: Workload) -> PromptKinds | None:
+    """Return the prompts of a histogram, a trace or a gamma distribution; of a log-normal one moments tell all."""
+    if traffic.prompts is None and (traffic.input_tokens.shape == "lognormal" or not traffic.input_tokens.squared_cv):
+        return None
+    kinds = prompts_of(traffic)
+    return PromptKinds(tokens=kinds.tokens.tolist(), reused=kinds.reused.tolist(), weights=kinds.weights.tolist())
+
+
+def _answer_kinds(traffic: Workload) -> AnswerKinds | None:
+    if traffic.answers is None:
+        return None
+    tokens, weights = zip(*traffic.answers, strict=True)
+    return AnswerKinds(tokens=list(tokens), weights=list(weights))
 
 
 def _kv_transfer(plan: DisaggregatedPlan) -> KvTransfer:

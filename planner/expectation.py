@@ -77,11 +77,14 @@ def expect(manifest: Manifest, workload: Workload, requests_per_second: float) -
 
 def workload_of(planned: ManifestWorkload) -> Workload:
     """Return the traffic that stands in a manifest."""
+    prompts, answers = planned.prompt_kinds, planned.answer_kinds
     return Workload(
         input_tokens=Lengths(mean=planned.input_tokens, squared_cv=planned.input_cv2),
         output_tokens=Lengths(mean=planned.output_tokens, squared_cv=planned.output_cv2),
         prefix_reuse=planned.prefix_reuse,
         arrival_squared_cv=planned.arrival_cv2,
+        prompts=None if prompts is None else tuple(zip(prompts.tokens, prompts.reused, prompts.weights, strict=True)),
+        answers=None if answers is None else tuple(zip(answers.tokens, answers.weights, strict=True)),
     )
 
 

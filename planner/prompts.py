@@ -76,17 +76,25 @@ def length_kinds(lengths: Lengths) -> tuple[Array, Array]:
 def histogram_kinds(tokens: Array, weights: Array, reuse: float) -> tuple[tuple[float, float, float], ...]:
     """Return (tokens, reused, weight) of prompts from a histogram and the mean share that is reused.
 
-    A histogram of more rows than there are levels is cut at ``EDGES``; each part is taken as one prompt of its mean
-    length, so that the mean over all is exact.
-
     Args:
         tokens: [rows], rising.
         weights: [rows], summing to 1.
         reuse: mean share of prompt tokens whose KV is already there.
     """
-    if tokens.size >= EDGES.size:
-        below, held = (np.append(0.0, np.cumsum(column)) for column in (weights, tokens * weights))
-        weights = np.diff(EDGES)
-        tokens = np.diff(np.interp(EDGES, below / below[-1], held)) / weights
-    kinds = _with_reuse(tokens, weights, reuse)
+    kinds = _with_reuse(*_compact(tokens, weights), reuse)
     return tuple(zip(kinds.tokens.tolist(), kinds.reused.tolist(), kinds.weights.tolist(), strict=True))
+
+
+def answer_kinds(tokens: Array, weights: Array) -> tuple[tuple[float, float], ...]:
+    """Return (tokens, weight) of answers from a histogram, rows as of ``histogram_kinds``."""
+    compact = _compact(tokens, weights)
+    return tuple(zip(*(column.tolist() for column in compact), strict=True))
+
+
+def _compact(tokens: Array, weights: Array) -> tuple[Array, Array]:
+    """Cut a histogram of more rows than there are levels at ``EDGES``, each part one length, so that the mean stays."""
+    if tokens.size < EDGES.size:
+        return tokens, weights
+    below, held = (np.append(0.0, np.cumsum(column)) for column in (weights, tokens * weights))
+    parts = np.diff(EDGES)
+    return np.maximum.accumulate(np.diff(np.interp(EDGES, below / below[-1], held)) / parts), parts

@@ -59,6 +59,8 @@ class Workload:
     """Covariance of prompt and answer length, in squared tokens."""
     prompts: tuple[tuple[float, float, float], ...] | None = None
     """Kinds of prompts as (tokens, reused tokens, weight), as a trace has them; None: by the moments."""
+    answers: tuple[tuple[float, float], ...] | None = None
+    """Kinds of answers as (tokens, weight), as a histogram has them; queues take their moments."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.prefix_reuse < 1:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from planner.manifest.costs import EXPERT_VARIABLES, REACH_VARIABLES, TERM_GROUPS, StepCostModel
 from planner.manifest.layout import RANK_COLUMNS, GroupRule
 from planner.manifest.loads import check_expert_map
-from planner.manifest.schema import Manifest, Pool
+from planner.manifest.schema import Manifest, ManifestWorkload, Pool, PromptKinds
 from podplan.errors import BadInput
 from podplan.sourced import Strict
 
@@ -38,6 +38,7 @@ def spec_hash(spec: Strict) -> str:
 def check_manifest(manifest: Manifest) -> None:
     """Raise BadInput at the first contradiction, with the path to its field."""
     _check_hashes(manifest)
+    _check_kinds(manifest.workload)
     used: dict[tuple[str, int], str] = {}
     names: set[str] = set()
     for index, pool in enumerate(manifest.pools):
@@ -64,6 +65,21 @@ def _check_hashes(manifest: Manifest) -> None:
     ]:
         if spec_hash(spec) != sha256:
             raise BadInput(f"{path}.sha256: the embedded spec was changed after the plan was made; plan again with it")
+
+
+def _check_kinds(workload: ManifestWorkload) -> None:
+    """Kinds of requests are columns of one length, some are likely, and of none more is reused than it has."""
+    for name, kinds in (("prompt_kinds", workload.prompt_kinds), ("answer_kinds", workload.answer_kinds)):
+        if kinds is None:
+            continue
+        path, rows = f"workload.{name}", len(kinds.tokens)
+        reused = kinds.reused if isinstance(kinds, PromptKinds) else [0.0] * rows
+        if not rows == len(kinds.weights) == len(reused):
+            raise BadInput(f"{path}: its columns must be of one length, as many weights as tokens")
+        if not 0 < sum(kinds.weights) < math.inf:
+            raise BadInput(f"{path}.weights: must sum to more than 0, and to a finite number")
+        if any(part > tokens for part, tokens in zip(reused, kinds.tokens, strict=True)):
+            raise BadInput(f"{path}.reused: a prompt has more reused tokens than tokens")
 
 
 def _check_sizes(manifest: Manifest, pool: Pool, path: str) -> None:

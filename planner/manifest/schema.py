@@ -249,8 +249,31 @@ class Engine(Strict):
     version: Name
 
 
+MOST_TOKENS = 1_000_000_000
+Weights = Annotated[list[Amount], Field(min_length=1, max_length=256)]
+TokenCounts = Annotated[list[Annotated[float, Field(ge=1, le=MOST_TOKENS)]], Field(min_length=1, max_length=256)]
+
+
+class PromptKinds(Strict):
+    """Lengths of prompts as a histogram or a trace had them, with what of each is reused; columns of equal length."""
+
+    tokens: TokenCounts
+    reused: Annotated[list[Amount], Field(min_length=1, max_length=256)]
+    weights: Weights
+
+
+class AnswerKinds(Strict):
+    """Lengths of answers as a histogram had them; columns of equal length."""
+
+    tokens: TokenCounts
+    weights: Weights
+
+
 class ManifestWorkload(Strict):
-    """The traffic that the plan was made for; lengths by mean and squared coefficient of variation (0: fixed)."""
+    """The traffic that the plan was made for; lengths by mean and squared coefficient of variation (0: fixed).
+
+    Kinds tell the lengths that means and variations only sum up; where they stand, requests are drawn from them.
+    """
 
     input_tokens: float = Field(ge=1)
     output_tokens: float = Field(ge=1)
@@ -260,6 +283,8 @@ class ManifestWorkload(Strict):
     arrival_cv2: float = Field(default=1.0, ge=0, description="of the gaps between arrivals; 1 = Poisson")
     prefix_reuse: float = Field(default=0.0, ge=0, lt=1, description="mean share of prompt tokens found in the cache")
     prefix_reuse_of_hits: float = Field(default=0.95, gt=0, lt=1, description="that share for a request that hits")
+    prompt_kinds: PromptKinds | None = None
+    answer_kinds: AnswerKinds | None = None
 
 
 class Prediction(Strict):

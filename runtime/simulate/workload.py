@@ -181,9 +181,30 @@ def _bodies(workload: ManifestWorkload, count: int, seed: int) -> tuple[Integers
     """Return input, output and reused tokens."""
     if not 1 <= count <= MOST_REQUESTS:
         raise BadInput(f"--requests: {count} must be from 1 to {MOST_REQUESTS}")
+    if workload.answer_kinds is not None:
+        answers = workload.answer_kinds
+        outputs = _whole(answers.tokens, _drawn(answers.weights, count, generator(seed, "outputs")))
+    else:
+        outputs = _lengths(workload.output_tokens, workload.output_cv2, count, generator(seed, "outputs"))
+    if workload.prompt_kinds is not None:
+        prompts = workload.prompt_kinds
+        chosen = _drawn(prompts.weights, count, generator(seed, "inputs"))
+        inputs = _whole(prompts.tokens, chosen)
+        return inputs, outputs, np.minimum(np.array(prompts.reused)[chosen].astype(np.int64), inputs - 1)
     inputs = _lengths(workload.input_tokens, workload.input_cv2, count, generator(seed, "inputs"))
-    outputs = _lengths(workload.output_tokens, workload.output_cv2, count, generator(seed, "outputs"))
     return inputs, outputs, _reused(workload, inputs, seed)
+
+
+def _drawn(weights: list[float], count: int, random: np.random.Generator) -> Integers:
+    """Return so many kinds, each as likely as its weight says."""
+    likely = np.array(weights)
+    chosen: Integers = random.choice(likely.size, count, p=likely / likely.sum()).astype(np.int64)
+    return chosen
+
+
+def _whole(tokens: list[float], chosen: Integers) -> Integers:
+    lengths: Integers = np.maximum(np.rint(np.array(tokens)), 1).astype(np.int64)
+    return lengths[chosen]
 
 
 def _lengths(mean: float, cv2: float, count: int, random: np.random.Generator) -> Integers:

@@ -12,10 +12,15 @@ from cli.lengths import read_histogram
 from cli.question_file import read_questions
 from cli.traffic import TrafficFlags, read_traffic
 from models.loader import load_model
+from planner.expectation import expect, workload_of
+from planner.manifest.document import parse_manifest, read_manifest
+from planner.manifest.schema import ManifestWorkload, PromptKinds
 from planner.nearest import scaled_prompts
 from planner.prompts import prompts_of
 from planner.workload import Workload
 from podplan.errors import BadInput
+from runtime.simulate.workload import open_loop
+from tests.manifests import manifest as built
 
 MODEL = load_model("qwen3-30b-a3b")
 SMALL = ["qwen3-30b-a3b", "--hw", "h800", "--nodes", "1"]
@@ -174,3 +179,52 @@ def test_a_question_of_a_file_replaces_shared_lengths(tmp_path: Path) -> None:
     beside = str(tmp_path / "lengths.csv")
     assert first.values == {"isl_histogram": beside, "osl_histogram": beside}
     assert second.values == {"isl": "100", "osl": "5"}
+
+
+def test_a_manifest_carries_the_histograms_that_it_was_planned_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Simulate draws prompts and answers of those lengths only, and sets the plan's own figures beside them."""
+    inputs, outputs = (tmp_path / name for name in ("in.csv", "out.csv"))
+    inputs.write_text(HISTOGRAM, encoding="utf-8")
+    outputs.write_text("tokens,weight\n16,1\n48,1\n", encoding="utf-8")
+    out = tmp_path / "plan"
+    files = ["--isl-histogram", str(inputs), "--osl-histogram", str(outputs)]
+    assert main.main([*SMALL, *files, "--rate", "20/s", "--out", str(out)]) == ExitCode.DONE
+    manifest = read_manifest(out / "manifest.yaml")
+    drawn = open_loop(manifest.workload, 10.0, 4000)
+    assert set(drawn.input_tokens) == {500, 8000}
+    assert set(drawn.output_tokens) == {16, 48}
+    assert (drawn.input_tokens == 8000).mean() == pytest.approx(0.25, abs=0.03)
+    found = expect(manifest, workload_of(manifest.workload), 20.0)
+    assert found.basis == "the plan's own figures"
+    again = expect(manifest, workload_of(manifest.workload), 20.0001).prediction
+    assert again is not None and again.ttft_seconds is not None
+    assert again.ttft_seconds.p99 == pytest.approx(found.prediction.ttft_seconds.p99, rel=0.01)  # type: ignore[union-attr]
+    capsys.readouterr()
+
+
+def test_reused_prompts_of_kinds_are_drawn_together() -> None:
+    """A manifest with kinds of prompts reuses of each what its kind says, at most all but one token."""
+    kinds = PromptKinds(tokens=[100.0, 2000.0], reused=[0.0, 2000.0], weights=[1.0, 3.0])
+    workload = ManifestWorkload(input_tokens=1525, output_tokens=5, prefix_reuse=0.5, prompt_kinds=kinds)
+    drawn = open_loop(workload, 1.0, 1000)
+    assert set(zip(drawn.input_tokens.tolist(), drawn.reused_tokens.tolist(), strict=True)) == {(100, 0), (2000, 1999)}
+
+
+@pytest.mark.parametrize(
+    ("kinds", "told"),
+    [
+        ({"tokens": [5, 6], "reused": [0, 0], "weights": [1]}, "workload.prompt_kinds: its columns"),
+        ({"tokens": [5], "reused": [0], "weights": [0]}, "workload.prompt_kinds.weights: must sum"),
+        ({"tokens": [5], "reused": [6], "weights": [1]}, "workload.prompt_kinds.reused: a prompt has more"),
+        ({"tokens": [], "reused": [], "weights": []}, "workload.prompt_kinds.tokens"),
+        ({"tokens": [0], "reused": [0], "weights": [1]}, "workload.prompt_kinds.tokens"),
+    ],
+)
+def test_kinds_that_cannot_be_are_refused(kinds: dict[str, list[float]], told: str) -> None:
+    """One sentence that names the field."""
+    data = built().model_dump(mode="json")
+    data["workload"]["prompt_kinds"] = kinds
+    with pytest.raises(BadInput, match=told):
+        parse_manifest(data, "manifest.yaml")
