@@ -144,14 +144,13 @@ class PrefillKind:
         if instances not in self._best:
             place = int(np.argmax(self.budgets.guess_per_second))
             rate, tried = self._capacity(place, instances), place
-            while True:
-                better = self._carrying(instances, max(rate, self._least(instances)) * _MORE, tried)
-                if better is None:
-                    break
+            wanted = max(rate, self._least(instances)) * _MORE
+            while (better := self._carrying(instances, wanted, tried)) is not None:
                 found = self._capacity(better, instances)
-                if found <= rate:
-                    break
-                rate, place, tried = found, better, better
+                # Where none is better than the rate by as much as capacities are solved to, one may be by more.
+                wanted = max(found, wanted) * _MORE
+                if found > rate:
+                    rate, place, tried = found, better, better
             self._best[instances] = rate, place
         return self._best[instances]
 
