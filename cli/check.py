@@ -1,19 +1,23 @@
 """`plan check`: do the limits hold? For CI: a table, JSON, JUnit, exit code 0 or 3."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from time import perf_counter
 from typing import Annotated
 
 import typer
 
-from cli.check_input import OWN_KEYS, Checked, read_entry
+from cli.check_input import OWN_KEYS, AskedCheck, Checked, read_entry
 from cli.check_render import as_json, junit, render
 from cli.exit_codes import ExitCode
 from cli.output import check_force, print_json, stdout_console
-from cli.progress import progress
+from cli.parallel import spread
+from cli.progress import bar
 from cli.question_file import Entry, read_questions
 from cli.question_options import Text, asks_a_question, option
+from planner.check import Verdict
 from planner.question import Question
 from planner.search import Answer, search
 from podplan.errors import BadInput
@@ -50,20 +54,44 @@ def check(
     entries = _entries(given, manifest=manifest, confidence=confidence)
     report = _junit_path(junit_file, force)
     asked = [read_entry(entry) for entry in entries]
-    searches = Searches()
-    checked = []
-    for number, one in enumerate(asked, 1):
-        begin = perf_counter()
-        with progress(f"checking {number} of {len(asked)}: {one.name} ..."):
-            checked.append(Checked(asked=one, verdict=one.verdict(searches), seconds=perf_counter() - begin))
+    groups = _alike(asked)
+    found = chain.from_iterable(bar(spread(_verdicts, groups), "checking", len(groups)))
+    checked = [Checked(asked=asked[n], verdict=verdict, seconds=took) for n, verdict, took in sorted(found, key=_first)]
     if report is not None:
         write_files({report: junit(checked)}, force=force)
     print_json(as_json(checked)) if json else render(stdout_console(), checked)
     return ExitCode.DONE if all(each.verdict.holds for each in checked) else ExitCode.INFEASIBLE
 
 
+def _alike(asked: Sequence[AskedCheck]) -> list[list[tuple[int, AskedCheck]]]:
+    """Return questions with their places, those together that one search answers: they differ in their rate only."""
+    groups: list[tuple[Question | None, list[tuple[int, AskedCheck]]]] = []
+    for number, one in enumerate(asked):
+        question = None
+        if one.searched is not None:
+            question = replace(one.searched.question, rate_per_second=None, objective="throughput")
+        own = next((members for known, members in groups if question is not None and known == question), None)
+        if own is None:
+            groups.append((question, own := []))
+        own.append((number, one))
+    return [members for _, members in groups]
+
+
+def _verdicts(group: Sequence[tuple[int, AskedCheck]]) -> list[tuple[int, Verdict, float]]:
+    """Return the place, verdict and seconds of each question."""
+    searches, found = Searches(), []
+    for number, one in group:
+        begin = perf_counter()
+        found.append((number, one.verdict(searches), perf_counter() - begin))
+    return found
+
+
+def _first(found: tuple[int, Verdict, float]) -> int:
+    return found[0]
+
+
 class Searches:
-    """Searches of one run: questions that differ in their rate only are searched once."""
+    """Searches of alike questions: what differs in the rate only is searched once."""
 
     def __init__(self) -> None:
         self._known: list[tuple[Question, Answer]] = []

@@ -1,6 +1,7 @@
 """`plan compare`: the best plans of several models, machines or questions side by side."""
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +12,7 @@ from cli.answer_rows import Row, answer_row, front_rows
 from cli.check_input import OWN_KEYS
 from cli.exit_codes import ExitCode
 from cli.output import check_force, print_lines
+from cli.parallel import spread
 from cli.plots import Curve, Plot
 from cli.prices import basis_lines
 from cli.progress import bar
@@ -62,10 +64,8 @@ def compare(
     key, label = _measure(measure)
     asked = [(entry.name, _read(entry)) for entry in _entries(given)]
     rows: list[Row] = []
-    for name, one in bar(asked, "comparing", len(asked)):
-        answer = search(one.question, explain=False, beside=front)
-        found = front_rows(one, answer) if front and answer.best is not None else [answer_row(one, answer)]
-        rows += [{"question": name, **row} for row in found]
+    for found in bar(spread(partial(_rows, front), asked), "comparing", len(asked)):
+        rows += found
     values = [row.get(key) for row in rows]
     heights = [float(value) if isinstance(value, int | float) else None for value in values]
     drawn = Plot(label, "", label, [Curve(label, [], heights)], [str(row["question"]) for row in rows])
@@ -73,6 +73,14 @@ def compare(
     if not json:
         print_lines(["", *basis_lines(one.question for _, one in asked)])
     return ExitCode.DONE if any(row["feasible"] for row in rows) else ExitCode.INFEASIBLE
+
+
+def _rows(front: bool, asked: tuple[str, SearchInput]) -> list[Row]:
+    """Return the best plan of a named question as a row, or its front."""
+    name, one = asked
+    answer = search(one.question, explain=False, beside=front)
+    found = front_rows(one, answer) if front and answer.best is not None else [answer_row(one, answer)]
+    return [{"question": name, **row} for row in found]
 
 
 def _measure(text: str | None) -> tuple[str, str]:

@@ -11,18 +11,17 @@ from cli.check_input import OWN_KEYS
 from cli.exit_codes import ExitCode
 from cli.explain_render import as_json, render
 from cli.output import print_json, stderr_console, stdout_console
+from cli.parallel import spread
 from cli.progress import bar, progress
 from cli.question_file import Entry, read_questions
 from cli.question_options import Text, asks_a_question, option, search_flags
 from cli.search_flags import SearchInput, read_search
 from planner.nearest import Change, nearest_changes
-from planner.resources import Bought, bought, on_plan_devices, resources_of
+from planner.resources import Bought, Each, bought
 from planner.search import Answer, search
 from podplan.errors import BadInput
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
-
-DIRECTIONS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,11 +65,14 @@ def explain_question(asked: SearchInput) -> Explained:
         answer = search(asked.question, beside=False)
     best = answer.best
     if best is None:
-        changes = bar(nearest_changes(asked.question), "nearest changes", DIRECTIONS)
+        changes = nearest_changes(asked.question, each=_shown("nearest changes"))
         return Explained(asked=asked, answer=answer, changes=tuple(changes))
-    resources = resources_of(on_plan_devices(best))
-    found = bought(best, resources=bar(resources, "resources", len(resources)))
-    return Explained(asked=asked, answer=answer, resources=tuple(found))
+    return Explained(asked=asked, answer=answer, resources=tuple(bought(best, each=_shown("resources"))))
+
+
+def _shown(what: str) -> Each:
+    """Return a map over several processes, with a progress bar."""
+    return lambda work, items: bar(spread(work, items), what, len(items))
 
 
 def _entry(given: Mapping[str, str | None], name: str | None) -> Entry:

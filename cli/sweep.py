@@ -11,6 +11,7 @@ from cli.answer_rows import Row, answer_row
 from cli.exit_codes import ExitCode
 from cli.flags import flag_name
 from cli.output import check_force
+from cli.parallel import spread
 from cli.plots import Curve, Plot
 from cli.progress import bar
 from cli.question_options import OPTIONS, Text, asks_a_question, option, search_flags
@@ -73,11 +74,14 @@ def sweep(
     points = [dict(zip(fields, values, strict=True)) for values in product(*(values for _, values, _ in axes))]
     asked = [(point, read_search(search_flags({**given, **point}))) for point in points]
     key, label = _measure(measure, asked[0][1])
-    rows: list[Row] = []
-    for point, one in bar(asked, "sweeping", len(asked)):
-        rows.append({**point, **answer_row(one, search(one.question, explain=False, beside=False))})
+    rows = list(bar(spread(_row, asked), "sweeping", len(asked)))
     write_answers(rows, outputs, _plot(axes, rows, key, label), fields, json=json)
     return ExitCode.DONE if any(row["feasible"] for row in rows) else ExitCode.INFEASIBLE
+
+
+def _row(asked: tuple[dict[str, str], SearchInput]) -> Row:
+    point, one = asked
+    return {**point, **answer_row(one, search(one.question, explain=False, beside=False))}
 
 
 def _axes(over: list[str] | None, given: dict[str, str | None]) -> list[Values]:

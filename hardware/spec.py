@@ -273,13 +273,18 @@ class HardwareSpec(Strict):
     @model_validator(mode="after")
     def _planes_exist(self) -> "HardwareSpec":
         known = {plane.name for plane in self.planes}
-        for used in [self.kv_plane, *(scope.plane for scope in self.scopes)]:
+        for used in self.planes_in_use:
             if used not in known:
                 raise ValueError(f"plane {used!r} is not among planes {sorted(known)}")
         sizes = [scope.devices.value or float("inf") for scope in self.scopes]
         if sizes != sorted(sizes):
             raise ValueError("scopes must be ordered from the smallest to the largest")
         return self
+
+    @property
+    def planes_in_use(self) -> list[str]:
+        """Names of the planes that carry KV caches or the groups of some scope; others are stated for the reader."""
+        return list(dict.fromkeys([self.kv_plane, *(scope.plane for scope in self.scopes)]))
 
     def plane(self, name: str) -> Plane:
         """Return the plane called ``name``."""

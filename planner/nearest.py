@@ -3,11 +3,13 @@
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 from hardware.formats import ELEMENT_BYTES
 from hardware.spec import Dtype
 from planner.infeasible import rounded_down, rounded_up
 from planner.question import Machines, Question
+from planner.resources import Each
 from planner.variations import has_plan, most_carried
 from planner.workload import Lengths, Workload
 from podplan.units import format_count, format_duration, format_rate
@@ -31,20 +33,34 @@ class Change:
     """The changed question, which has a plan."""
 
 
-def nearest_changes(question: Question, feasible: Try = has_plan) -> Iterator[Change]:
+Direction = Callable[[], Change]
+
+
+def nearest_changes(question: Question, feasible: Try = has_plan, each: Each = map) -> Iterator[Change]:
     """Yield for chips, rate, TTFT, TPOT, lengths and quantisation the nearest change that is feasible.
 
     Each direction changes nothing else. Values are within 4 % of the least change, rounded towards feasible to what is
-    printed, and solved as printed.
+    printed, and solved as printed. The directions need nothing of each other: ``each`` maps over them in its own way.
     """
-    if question.rate_per_second is not None:
-        yield _rate(question, feasible)
-    yield _chips(question, feasible)
-    yield _limit(question, feasible, "TTFT", "--ttft")
-    yield _limit(question, feasible, "TPOT", "--tpot")
-    yield _length(question, feasible, "prompts", "--isl")
-    yield _length(question, feasible, "outputs", "--osl")
-    yield from _quantised(question, feasible)
+    yield from each(_found_in, directions(question, feasible))
+
+
+def directions(question: Question, feasible: Try = has_plan) -> list[Direction]:
+    """Return the searches for a change, one in each direction."""
+    found: list[Direction] = [] if question.rate_per_second is None else [partial(_rate, question, feasible)]
+    return [
+        *found,
+        partial(_chips, question, feasible),
+        partial(_limit, question, feasible, "TTFT", "--ttft"),
+        partial(_limit, question, feasible, "TPOT", "--tpot"),
+        partial(_length, question, feasible, "prompts", "--isl"),
+        partial(_length, question, feasible, "outputs", "--osl"),
+        *_quantised(question, feasible),
+    ]
+
+
+def _found_in(direction: Direction) -> Change:
+    return direction()
 
 
 def _none(direction: str, flag: str | None, why: str) -> Change:
@@ -157,8 +173,8 @@ def _length(question: Question, feasible: Try, name: str, flag: str) -> Change:
     return _found(name, flag, f"{after:.0f}", told, changed)
 
 
-def _quantised(question: Question, feasible: Try) -> Iterator[Change]:
-    """Yield smaller weights and a smaller KV cache, where the machines have them."""
+def _quantised(question: Question, feasible: Try) -> list[Direction]:
+    """Return smaller weights and a smaller KV cache, where the machines have them."""
     machines = (question.prefill, question.decode)
     usable = set.intersection(
         *(
@@ -171,19 +187,18 @@ def _quantised(question: Question, feasible: Try) -> Iterator[Change]:
     tried = [("weights", "--weights", dtype, _with_weights(question, dtype)) for dtype in smaller]
     if ELEMENT_BYTES[question.kv_dtype] > ELEMENT_BYTES["fp8"]:
         tried.append(("KV cache", "--kv-dtype", "fp8", replace(question, kv_dtype="fp8")))
-    for direction, flag, dtype, changed in tried:
-        if feasible(changed):
-            yield _found(direction, flag, dtype, f"{direction} in {dtype}", changed)
-        else:
-            yield _none(
-                direction,
-                flag,
-                f"{direction} in {dtype} do not help"
-                if direction == "weights"
-                else f"a {direction} in {dtype} does not help",
-            )
     if not tried:
-        yield _none("quantisation", None, "weights and KV cache are as small as these machines take them")
+        told = "weights and KV cache are as small as these machines take them"
+        return [partial(_none, "quantisation", None, told)]
+    return [partial(_smaller, feasible, *each) for each in tried]
+
+
+def _smaller(feasible: Try, direction: str, flag: str, dtype: str, changed: Question) -> Change:
+    if feasible(changed):
+        return _found(direction, flag, dtype, f"{direction} in {dtype}", changed)
+    plural = direction == "weights"
+    told = f"{direction} in {dtype} do not help" if plural else f"a {direction} in {dtype} does not help"
+    return _none(direction, flag, told)
 
 
 def _with_weights(question: Question, dtype: Dtype) -> Question:

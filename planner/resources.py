@@ -11,13 +11,15 @@ from typing import Any
 from hardware.spec import HardwareSpec, Plane, Scope
 from planner.plan import Plan
 from planner.question import Machines, Question
-from planner.variations import most_carried, rows_that_matter
+from planner.variations import Rows, most_carried, rows_that_matter
 from podplan.sourced import Sourced
 
 MORE = 1.1
 """A unit of a rate or of memory: a tenth of what there is; of chips one node."""
 
 Change = Callable[[HardwareSpec], HardwareSpec]
+Each = Callable[..., Iterable[Any]]
+"""Maps a function over items, as ``map`` does: in several processes, or with a progress bar."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +31,11 @@ class Resource:
     apply: Callable[[Question], Question]
     other_sizes: bool = False
     """Whether instances may have sizes that they could not have before."""
+    idle: bool = False
+    """Whether nothing that is planned for uses it: there is nothing to solve again."""
+
+
+AS_IT_IS = Resource(name="", unit="", apply=lambda question: question)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,16 +49,26 @@ class Bought:
     """Relative to the plan's devices as they are."""
 
 
-def bought(plan: Plan, resources: Iterable[Resource] | None = None) -> list[Bought]:
-    """Return what each resource buys, most first; every row is solved anew, over the rows that matter."""
+def bought(plan: Plan, resources: Sequence[Resource] | None = None, each: Each = map) -> list[Bought]:
+    """Return what each resource buys, most first; every row is solved anew, over the rows that matter.
+
+    The rows need nothing of each other: ``each`` maps a function over them in its own way.
+    """
     base = on_plan_devices(plan)
-    rows = rows_that_matter(base)
-    now = most_carried(base, rows)
-    found = []
-    for resource in resources if resources is not None else resources_of(base):
-        rate = most_carried(resource.apply(base), None if resource.other_sizes else rows)
-        found.append(Bought(resource=resource.name, unit=resource.unit, requests_per_second=rate, gain=rate / now - 1))
+    asked = resources_of(base) if resources is None else resources
+    solved = [AS_IT_IS, *(resource for resource in asked if not resource.idle)]
+    rates: list[float] = list(each(partial(_carried, base, rows_that_matter(base)), solved))
+    now, rate_of = rates[0], {resource.name: rate for resource, rate in zip(solved, rates, strict=True)}
+    found = [
+        Bought(resource=resource.name, unit=resource.unit, requests_per_second=rate, gain=rate / now - 1)
+        for resource in asked
+        for rate in (rate_of.get(resource.name, now),)
+    ]
     return sorted(found, key=lambda each: -each.gain)
+
+
+def _carried(base: Question, rows: Rows, resource: Resource) -> float:
+    return most_carried(resource.apply(base), None if resource.other_sizes else rows)
 
 
 def on_plan_devices(plan: Plan) -> Question:
@@ -81,8 +98,10 @@ def resources_of(question: Question) -> list[Resource]:
     for roles in [("prefill", "decode")] if alike else [("prefill",), ("decode",)]:
         spec = (question.prefill if roles[0] == "prefill" else question.decode).hardware
         suffix = "" if alike else f" of {roles[0]} ({spec.name})"
+        idle = {f"network {plane.name}" for plane in spec.planes if plane.name not in spec.planes_in_use}
         for name, change in changes_of(spec):
-            found.append(Resource(name=f"{name}{suffix}", unit=f"+{MORE - 1:.0%}", apply=_on_roles(roles, change)))
+            apply, unit = _on_roles(roles, change), f"+{MORE - 1:.0%}"
+            found.append(Resource(name=f"{name}{suffix}", unit=unit, apply=apply, idle=name in idle))
     for roles in [("prefill", "decode")] if shared else [("prefill",), ("decode",)]:
         suffix = "" if shared else f" of {roles[0]}"
         found.append(Resource(name=f"chips{suffix}", unit="+1 node", apply=_one_node_more(roles), other_sizes=True))
