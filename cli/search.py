@@ -96,6 +96,10 @@ def _answer(flags: SearchFlags, folder: Path | None, wanted: "FrontWanted | None
             answer = wanted.widened(answer)
     seconds = perf_counter() - begin
     asked = replace(asked, question=answer.question)  # in the number format that was chosen
+    if asked.trace is not None and answer.best is not None:
+        from cli.on_trace import played  # only a trace needs it
+
+        asked = replace(asked, on_trace=played(asked, answer.best))
     data = as_json(asked, answer, seconds) if json or folder else {}
     if answer.best is None:
         if json:

@@ -27,6 +27,7 @@ from podplan.errors import BadInput
 from podplan.units import parse_duration
 
 if TYPE_CHECKING:
+    from planner.on_trace import OnTrace
     from podplan.traces import Trace
 
 SHORTEST_LIMIT_SECONDS = 1e-6
@@ -75,12 +76,16 @@ class SearchFlags:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchInput:
-    """What was typed, the question that it stands for, and the trace and the day that it names."""
+    """What was typed, the question that it stands for, and the trace and the day that it names.
+
+    ``on_trace`` is what the plan that was found does with the trace.
+    """
 
     flags: SearchFlags
     question: Question
     trace: "Trace | None"
     day: tuple[Window, ...] = ()
+    on_trace: "OnTrace | None" = None
 
 
 def read_search(flags: SearchFlags) -> SearchInput:

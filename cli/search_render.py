@@ -51,6 +51,10 @@ def render(
         console.print()
         _lines(console, day_text(seen))
     told = [interval_text(best), f"Binding: {answer.binding_limit}. {answer.explanation}", *short_form(best)]
+    if asked.on_trace is not None:
+        from cli.on_trace import trace_text  # only a trace needs it
+
+        told.insert(0, trace_text(asked.on_trace, best))
     told.append(queueing_text(best))
     told += [f"Decode: {line}." for line in expert_devices_lines(best.answering)]
     if answer.formats:

@@ -41,6 +41,20 @@ class Recorded:
     """Share of the time until then in which a role's instances work."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pools:
+    """A prefill and a decode pool as the recursions see them."""
+
+    machine: Machine
+    prefill_instances: int
+    policy: Policy
+    links: KvLinks
+    iteration_seconds: Array
+    """[slots of a decode instance], with 1, 2, ... running requests."""
+    decode_instances: int
+    tokens_per_iteration: float
+
+
 def expect_recorded(manifest: Manifest, trace: Trace, warmup_seconds: float = 0.0) -> Expectation:
     """Return what a manifest is expected to do with the requests of a trace, from an empty system until it is empty.
 
@@ -59,36 +73,40 @@ def expect_recorded(manifest: Manifest, trace: Trace, warmup_seconds: float = 0.
     arrival = np.asarray(trace.arrival_seconds, dtype=np.float64)
     if arrival[-1] < warmup_seconds:
         raise BadInput(f"--warmup: {warmup_seconds:g} s is past the last arrival at {arrival[-1]:g} s")
-    recorded = play(manifest, pools, workload, trace)
+    recorded = play(_of_manifest(manifest, pools, workload), trace)
     return Expectation(
         prediction=_prediction(recorded, arrival, manifest.service_levels, warmup_seconds),
         basis="a recursion over the trace's own passes and iterations with the manifest's step costs",
     )
 
 
-def play(manifest: Manifest, pools: tuple[Pool, Pool], workload: Workload, trace: Trace) -> Recorded:
-    """Return what happens to every request; the ``workload`` holds the trace's moments."""
+def _of_manifest(manifest: Manifest, pools: tuple[Pool, Pool], workload: Workload) -> Pools:
+    """Return the pools of a manifest; the ``workload`` holds the moments of what is played."""
     prefill, decode = pools
     assert manifest.kv_transfer is not None, "a manifest with prefill and decode pools has links"
-    policy: Policy = "round_robin" if manifest.routing.prefill == "round_robin" else "least_load"
-    degrees = prefill.degrees
-    machine = Machine(
-        prefill.step_costs["prefill"].to_step_cost(),
-        degrees.attention_dp,
-        float(group_budget(prefill)),
-        prefill.microbatches,
+    cost, ranks = prefill.step_costs["prefill"].to_step_cost(), prefill.degrees.attention_dp
+    most = decode.limits.requests_per_dp_rank * decode.degrees.attention_groups
+    return Pools(
+        machine=Machine(cost, ranks, float(group_budget(prefill)), prefill.microbatches),
+        prefill_instances=len(prefill.instances),
+        policy="round_robin" if manifest.routing.prefill == "round_robin" else "least_load",
+        links=KvLinks.between(manifest.kv_transfer, prefill, decode),
+        iteration_seconds=dealt_iteration_seconds(iteration_dealing(decode, workload), np.arange(1.0, most + 1)),
+        decode_instances=len(decode.instances),
+        tokens_per_iteration=tokens_per_iteration(decode.mtp.drafts, decode.mtp.acceptance),
     )
-    prefilled = prefill_recorded(machine, len(prefill.instances), policy, trace)
-    links = KvLinks.between(manifest.kv_transfer, prefill, decode)
+
+
+def play(pools: Pools, trace: Trace) -> Recorded:
+    """Return what happens to every request."""
+    prefilled = prefill_recorded(pools.machine, pools.prefill_instances, pools.policy, trace)
     sent = np.asarray(trace.output_tokens) > 1  # answers of one token never reach decode
     prompts = np.asarray(trace.input_tokens, dtype=np.float64)
-    ready = pulled(links, prefilled.first_token_seconds[sent], prefilled.origin[sent], prompts[sent])
-    accepted = tokens_per_iteration(decode.mtp.drafts, decode.mtp.acceptance)
-    after = np.maximum(np.asarray(trace.output_tokens, dtype=np.float64) - 1, 0.0)
-    most = decode.limits.requests_per_dp_rank * decode.degrees.attention_groups
-    table = dealt_iteration_seconds(iteration_dealing(decode, workload), np.arange(1.0, most + 1))
-    decoded = decode_recorded(ready, after[sent] / accepted, table, len(decode.instances))
-    return _outcome(trace, prefilled, decoded, sent, (len(prefill.instances), len(decode.instances)))
+    ready = pulled(pools.links, prefilled.first_token_seconds[sent], prefilled.origin[sent], prompts[sent])
+    after = np.asarray(trace.output_tokens, dtype=np.float64)[sent] - 1
+    iterations = after / pools.tokens_per_iteration
+    decoded = decode_recorded(ready, iterations, pools.iteration_seconds, pools.decode_instances)
+    return _outcome(trace, prefilled, decoded, sent, (pools.prefill_instances, pools.decode_instances))
 
 
 def _outcome(trace: Trace, prefilled: Prefilled, decoded: Decoded, sent: Flags, instances: tuple[int, int]) -> Recorded:
@@ -120,11 +138,7 @@ def _prediction(recorded: Recorded, arrival: Array, limits: ServiceLevels, warmu
     ttft, tpot, e2e = (
         values[counted] for values in (recorded.ttft_seconds, recorded.tpot_seconds, recorded.e2e_seconds)
     )
-    kept = np.ones(ttft.size, dtype=bool)
-    if limits.ttft_seconds is not None:
-        kept &= ttft <= limits.ttft_seconds
-    if limits.tpot_seconds is not None:
-        kept &= ~(tpot > limits.tpot_seconds)  # one token has no TPOT to miss
+    kept = within(ttft, tpot, limits.ttft_seconds, limits.tpot_seconds)
     done = arrival + recorded.e2e_seconds >= warmup_seconds
     seconds = recorded.end_seconds - warmup_seconds
     known = tpot[~np.isnan(tpot)]
@@ -138,6 +152,16 @@ def _prediction(recorded: Recorded, arrival: Array, limits: ServiceLevels, warmu
         goodput_requests_per_second=float(kept.sum()) / seconds,
         utilisation=recorded.busy,
     )
+
+
+def within(ttft: Array, tpot: Array, ttft_seconds: float | None, tpot_seconds: float | None) -> Flags:
+    """Return which requests keep both limits, [requests]; an answer of one token has no TPOT to miss."""
+    kept = np.ones(ttft.size, dtype=bool)
+    if ttft_seconds is not None:
+        kept &= ttft <= ttft_seconds
+    if tpot_seconds is not None:
+        kept &= ~(tpot > tpot_seconds)
+    return kept
 
 
 def _statistics(seconds: Array) -> Statistics:

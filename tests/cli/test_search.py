@@ -117,6 +117,20 @@ def test_a_trace_gives_lengths_and_rate(tmp_path: Path, capsys: pytest.CaptureFi
     assert "lengths" not in data["assumptions"]
 
 
+def test_a_plan_is_played_on_its_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What its own requests meet stands beside the stationary figures; not with a stated reuse."""
+    path = tmp_path / "azure.csv"
+    rows = (f"2023-11-16 18:17:{second:02d}.9799600,{300 + 40 * second},44\n" for second in range(3, 59))
+    path.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n" + "".join(rows))
+    found = _json(capsys, *SMALL, "--trace", str(path))["on_trace"]
+    assert found["played_times"] == pytest.approx(1.0)
+    assert (found["requests"], found["keeps_limits"], found["slo_attainment"]) == (56, True, 1.0)
+    assert found["ttft_seconds"]["mean"] < found["ttft_seconds"]["p99"] < found["e2e_seconds"]["p99"]
+    assert main.main([*SMALL, "--trace", str(path)]) == ExitCode.DONE
+    assert "The trace itself, played as it came" in " ".join(capsys.readouterr().out.split())
+    assert _json(capsys, *SMALL, "--trace", str(path), "--prefix-reuse", "0.5")["on_trace"] is None
+
+
 def test_text_says_what_the_plan_does(capsys: pytest.CaptureFixture[str]) -> None:
     """One screen: pools, latencies against limits, what binds, what is assumed, the bound."""
     assert main.main(SMALL) == ExitCode.DONE
