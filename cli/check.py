@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from cli.check_input import OWN_KEYS, AskedCheck, Checked, read_entry
+from cli.check_input import OWN_KEYS, AskedCheck, Checked, Windows, read_entry
 from cli.check_render import as_json, junit, render
 from cli.exit_codes import ExitCode
 from cli.output import check_force, print_json, stdout_console
@@ -56,7 +56,10 @@ def check(
     asked = [read_entry(entry) for entry in entries]
     groups = _alike(asked)
     found = chain.from_iterable(bar(spread(_verdicts, groups), "checking", len(groups)))
-    checked = [Checked(asked=asked[n], verdict=verdict, seconds=took) for n, verdict, took in sorted(found, key=_first)]
+    checked = [
+        Checked(asked=asked[number], verdict=verdict, windows=windows, seconds=took)
+        for number, verdict, windows, took in sorted(found, key=_first)
+    ]
     if report is not None:
         write_files({report: junit(checked)}, force=force)
     print_json(as_json(checked)) if json else render(stdout_console(), checked)
@@ -77,16 +80,21 @@ def _alike(asked: Sequence[AskedCheck]) -> list[list[tuple[int, AskedCheck]]]:
     return [members for _, members in groups]
 
 
-def _verdicts(group: Sequence[tuple[int, AskedCheck]]) -> list[tuple[int, Verdict, float]]:
-    """Return the place, verdict and seconds of each question."""
-    searches, found = Searches(), []
+Found = tuple[int, Verdict, Windows, float]
+"""Place, verdict, windows of the day and seconds of a question."""
+
+
+def _verdicts(group: Sequence[tuple[int, AskedCheck]]) -> list[Found]:
+    """Return what each question comes to."""
+    searches, found = Searches(), list[Found]()
     for number, one in group:
         begin = perf_counter()
-        found.append((number, one.verdict(searches), perf_counter() - begin))
+        verdict = one.verdict(searches)
+        found.append((number, verdict, one.windows(verdict), perf_counter() - begin))
     return found
 
 
-def _first(found: tuple[int, Verdict, float]) -> int:
+def _first(found: Found) -> int:
     return found[0]
 
 

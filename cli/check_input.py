@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from cli.flags import flag_name, read_fraction
@@ -11,8 +11,9 @@ from cli.question_file import Entry
 from cli.question_options import search_flags
 from cli.search_flags import SearchInput, read_limit, read_percentile, read_search, read_survive
 from cli.traffic import LENGTH_FIELDS, TrafficFlags, read_rate, read_traffic
-from planner.check import Limits, Search, Verdict, check_deployed, check_question
-from planner.deployed import from_manifest
+from planner.check import Limits, Margin, Search, Verdict, check_deployed, check_question, over_windows
+from planner.day import Window, peak_rate
+from planner.deployed import from_manifest, from_plan
 from planner.expectation import planned_rate, workload_of
 from planner.manifest.document import read_manifest
 from planner.manifest.schema import Manifest
@@ -26,6 +27,10 @@ _OF_A_MANIFEST = (*LENGTH_FIELDS, "prefix_reuse", "rate", "rate_profile", "trace
 _LIMITS = ("ttft", "tpot", "percentile", "survive")
 
 
+Windows = list[tuple[Window, tuple[Margin, ...]]]
+"""Of a day, the margins that each window leaves."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ManifestQuestion:
     """A fixed deployment, the traffic and the limits that it is weighed against."""
@@ -35,6 +40,7 @@ class ManifestQuestion:
     workload: Workload
     limits: Limits
     survive: Loss | None
+    day: tuple[Window, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +60,18 @@ class AskedCheck:
         assert self.searched is not None, "a check has a question or a manifest"
         return check_question(self.searched.question, confidence=self.confidence, search_plan=search_plan)
 
+    def windows(self, verdict: Verdict) -> Windows:
+        """Return what each window of the day sees of the deployment; none without a day or a plan."""
+        if self.fixed is not None:
+            deployed = from_manifest(self.fixed.manifest, self.fixed.workload) if self.fixed.day else None
+            return over_windows(deployed, self.fixed.limits, self.fixed.day, self.confidence) if deployed else []
+        assert self.searched is not None, "a check has a question or a manifest"
+        plan, day = verdict.plan, self.searched.day
+        if plan is None or not day:
+            return []
+        limits = Limits.of(self.searched.question, peak_rate(day))
+        return over_windows(from_plan(plan), limits, day, self.confidence)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checked:
@@ -62,6 +80,8 @@ class Checked:
     asked: AskedCheck
     verdict: Verdict
     seconds: float
+    windows: Windows = field(default_factory=list)
+    """Of a day, what each of its windows sees of the deployment that is sized for the worst."""
 
 
 def read_entry(entry: Entry) -> AskedCheck:
@@ -96,12 +116,12 @@ def read_confidence(text: str | None) -> float | None:
 
 def _fixed(values: Mapping[str, str]) -> ManifestQuestion:
     """Return the question about a manifest; its own traffic and limits hold where none are given."""
-    for field in values:
-        if field not in (*_OF_A_MANIFEST, *_LIMITS, *OWN_KEYS):
-            raise BadInput(f"{flag_name(field)}: a manifest fixes the deployment; leave one of the two out")
+    for key in values:
+        if key not in (*_OF_A_MANIFEST, *_LIMITS, *OWN_KEYS):
+            raise BadInput(f"{flag_name(key)}: a manifest fixes the deployment; leave one of the two out")
     path = values["manifest"]
     manifest = read_manifest(Path(path))
-    workload, rate = _traffic(values, manifest)
+    workload, rate, day = _traffic(values, manifest)
     levels = manifest.service_levels
     ttft = levels.ttft_seconds if "ttft" not in values else read_limit(values["ttft"], "--ttft")
     tpot = levels.tpot_seconds if "tpot" not in values else read_limit(values["tpot"], "--tpot")
@@ -110,17 +130,17 @@ def _fixed(values: Mapping[str, str]) -> ManifestQuestion:
     percentile = read_percentile(values["percentile"]) if "percentile" in values else levels.percentile
     limits = Limits(ttft_seconds=ttft, tpot_seconds=tpot, percentile=percentile, rate_per_second=rate)
     survive = read_survive(values.get("survive"))
-    return ManifestQuestion(path=path, manifest=manifest, workload=workload, limits=limits, survive=survive)
+    return ManifestQuestion(path=path, manifest=manifest, workload=workload, limits=limits, survive=survive, day=day)
 
 
-def _traffic(values: Mapping[str, str], manifest: Manifest) -> tuple[Workload, float]:
-    """Return lengths and rate: of a trace, or the manifest's with what was given in their place."""
+def _traffic(values: Mapping[str, str], manifest: Manifest) -> tuple[Workload, float, tuple[Window, ...]]:
+    """Return lengths, rate and day: of a trace, or the manifest's with what was given in their place."""
     model = manifest.model.spec
     if "trace" in values:
         flags = TrafficFlags(**{key: value for key, value in values.items() if key in _OF_A_MANIFEST})
         asked = read_traffic(flags, model)
         assert asked.rate_per_second is not None, "a trace has a rate"
-        return asked.workload, asked.rate_per_second
+        return asked.workload, asked.rate_per_second, asked.day
     if "format" in values:
         raise BadInput("--format tells the format of a trace; give --trace FILE with it or leave it out")
     workload = workload_of(manifest.workload)
@@ -128,7 +148,7 @@ def _traffic(values: Mapping[str, str], manifest: Manifest) -> tuple[Workload, f
     answer = read_lengths("osl", values, workload.output_tokens)
     check_positions(prompt, answer, model)
     reuse = read_fraction(values.get("prefix_reuse"), "--prefix-reuse", workload.prefix_reuse, below_one=True)
-    rate, _ = read_rate(values.get("rate"), values.get("rate_profile"))
+    rate, day = read_rate(values.get("rate"), values.get("rate_profile"))
     rate = planned_rate(manifest) if rate is None else rate
     traffic = replace(
         workload,
@@ -137,4 +157,4 @@ def _traffic(values: Mapping[str, str], manifest: Manifest) -> tuple[Workload, f
         prefix_reuse=reuse,
         prompts=prompt.histogram and histogram_kinds(*prompt.histogram, reuse),
     )
-    return traffic, rate
+    return traffic, rate, day

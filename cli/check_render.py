@@ -4,13 +4,16 @@ from typing import TYPE_CHECKING
 from xml.etree import ElementTree
 
 from cli.check_input import Checked
+from cli.day import span_text, window_head
 from cli.output import table
 from cli.search_json import plan_json, question_json, spare_pool_instances
 from planner.check import AfterLoss, Margin, Verdict
+from planner.day import mean_rate, peak_rate
 from podplan.units import format_duration, format_rate
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
 _COLUMNS = ["question", "holds", "requests", "TTFT", "TPOT", "confidence"]
 
@@ -20,6 +23,10 @@ def render(console: "Console", checked: list[Checked]) -> None:
     lossy = any(each.verdict.after_loss for each in checked)
     columns = [*_COLUMNS, *(["after a loss", "spare"] if lossy else [])]
     console.print(table(columns, [_row(each, lossy) for each in checked], tight=True))
+    for each in checked:
+        if each.windows:
+            console.print()
+            console.print(_windows_table(each))
     told = [each for each in checked if not each.verdict.holds]
     if told:
         console.print()
@@ -29,9 +36,20 @@ def render(console: "Console", checked: list[Checked]) -> None:
         console.print(text, markup=False, soft_wrap=True)
 
 
+def _windows_table(checked: Checked) -> "Table":
+    """Return what every window of a question's day sees, the margins beside."""
+    rows = []
+    for window, margins in checked.windows:
+        cells = {margin.name: margin_text(margin) for margin in margins}
+        latencies = [cells.get("ttft", ""), cells.get("tpot", "")]
+        rows.append([span_text(window), format_rate(window.rate_per_second), *latencies])
+    title = f"{checked.asked.name}: the day, sized for its worst window"
+    return table(["window", "requests", "TTFT", "TPOT"], rows, title=title, right=["requests"], tight=True)
+
+
 def _row(checked: Checked, lossy: bool) -> list[str]:
     verdict = checked.verdict
-    cells = {margin.name: _margin(margin) for margin in verdict.margins}
+    cells = {margin.name: margin_text(margin) for margin in verdict.margins}
     row = [
         checked.asked.name,
         "yes" if verdict.holds else "no",
@@ -43,7 +61,8 @@ def _row(checked: Checked, lossy: bool) -> list[str]:
     return [*row, after_text(verdict.after_loss), spares_text(verdict)] if lossy else row
 
 
-def _margin(margin: Margin) -> str:
+def margin_text(margin: Margin) -> str:
+    """Return what is reached, of what, and the room left."""
     if margin.share is None or margin.value is None:
         return "cannot keep up"
     if margin.name == "rate":
@@ -108,8 +127,22 @@ def _as_json(checked: Checked) -> dict[str, object]:
         "confidence": verdict.confidence,
         "held_confidence": verdict.held_confidence,
         "after_loss": after and loss_json(after),
+        "day": _day_json(checked) if checked.windows else None,
         "best": plan_json(verdict.plan, compact=True) if verdict.plan else None,
         "wall_seconds": checked.seconds,
+    }
+
+
+def _day_json(checked: Checked) -> dict[str, object]:
+    """Return what every window of a day sees of the deployment; no margins where nothing arrives."""
+    day = [window for window, _ in checked.windows]
+    return {
+        "peak_requests_per_second": peak_rate(day),
+        "mean_requests_per_second": mean_rate(day),
+        "windows": [
+            {**window_head(window), "margins": [margin_json(margin) for margin in margins]}
+            for window, margins in checked.windows
+        ],
     }
 
 
@@ -167,13 +200,24 @@ def junit(checked: list[Checked]) -> str:
     for each in checked:
         about = {"classname": "plan.check", "name": _printable(each.asked.name), "time": f"{each.seconds:.3f}"}
         case = ElementTree.SubElement(suite, "testcase", about)
-        told = "\n".join(f"{margin.name}: {_margin(margin)}" for margin in each.verdict.margins)
+        told = "\n".join(_junit_lines(each))
         if not each.verdict.holds:
             why = _printable(each.verdict.explanation)
             ElementTree.SubElement(case, "failure", {"type": each.verdict.binding, "message": why}).text = told
         ElementTree.SubElement(case, "system-out").text = told
     ElementTree.indent(root)
     return '<?xml version="1.0" encoding="utf-8"?>\n' + ElementTree.tostring(root, encoding="unicode") + "\n"
+
+
+def _junit_lines(checked: Checked) -> list[str]:
+    """Return every margin, those after a loss and of the windows of a day too."""
+    after = checked.verdict.after_loss
+    lines = [f"{margin.name}: {margin_text(margin)}" for margin in checked.verdict.margins]
+    if after is not None:
+        lines += [f"{_gone(after)}, {margin.name}: {margin_text(margin)}" for margin in after.margins]
+    for window, margins in checked.windows:
+        lines += [f"{span_text(window)} {margin.name}: {margin_text(margin)}" for margin in margins]
+    return lines
 
 
 def _printable(text: str) -> str:

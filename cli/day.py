@@ -97,9 +97,7 @@ def _window_json(seen: Seen, peak: float, percentiles: Sequence[float], roles: S
     busy = {role: pool.utilisation for role, pool in plan.pools()} if plan else {}
     latencies = {"ttft_seconds": plan and plan.ttft, "tpot_seconds": plan and plan.tpot}
     return {
-        "from": clock_text(window.begin_seconds),
-        "to": clock_text(window.begin_seconds + window.length_seconds),
-        "requests_per_second": window.rate_per_second,
+        **window_head(window),
         "share_of_peak": window.rate_per_second / peak,
         **{f"{role}_utilisation": busy.get(role, 0.0) for role in roles},
         **{
@@ -109,14 +107,23 @@ def _window_json(seen: Seen, peak: float, percentiles: Sequence[float], roles: S
     }
 
 
+def window_head(window: Window) -> dict[str, object]:
+    """Return when a window begins and ends, and its rate."""
+    return {
+        "from": clock_text(window.begin_seconds),
+        "to": clock_text(window.begin_seconds + window.length_seconds),
+        "requests_per_second": window.rate_per_second,
+    }
+
+
 def day_text(seen: Sequence[Seen]) -> str:
     """Say which window the plan is sized for."""
     windows = [each.window for each in seen]
     peak = max(windows, key=lambda window: window.rate_per_second)
     mean = mean_rate(windows)
     return (
-        f"Sized for the worst window, {_span(peak)} with {format_rate(peak.rate_per_second)}; the mean over the day is "
-        f"{format_rate(mean)}, {mean / peak.rate_per_second:.0%} of it."
+        f"Sized for the worst window, {span_text(peak)} with {format_rate(peak.rate_per_second)}; the mean over the "
+        f"day is {format_rate(mean)}, {mean / peak.rate_per_second:.0%} of it."
     )
 
 
@@ -127,7 +134,7 @@ def day_table(seen: Sequence[Seen], percentile: float) -> "Table":
     rows = []
     for each in seen:
         rate, plan = each.window.rate_per_second, each.plan
-        cells = [_span(each.window), format_rate(rate), f"{rate / peak:.0%}"]
+        cells = [span_text(each.window), format_rate(rate), f"{rate / peak:.0%}"]
         if plan is None:
             cells += [*("0%" for _ in busy), "", "", "", ""]
         else:
@@ -139,7 +146,8 @@ def day_table(seen: Sequence[Seen], percentile: float) -> "Table":
     return table(["window", *names], rows, right=names, tight=True)
 
 
-def _span(window: Window) -> str:
+def span_text(window: Window) -> str:
+    """Return when a window begins and ends."""
     return f"{clock_text(window.begin_seconds)}–{clock_text(window.begin_seconds + window.length_seconds)}"
 
 

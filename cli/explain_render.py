@@ -4,10 +4,12 @@ from dataclasses import asdict
 from textwrap import fill
 from typing import TYPE_CHECKING
 
+from cli.day import day_json, day_table, day_text
 from cli.output import table
 from cli.search_assumptions import assumptions
-from cli.search_json import plan_json, question_json
+from cli.search_json import levels_of, plan_json, question_json
 from cli.search_render import LINE_WIDTH, headline
+from planner.day import over_the_day
 from planner.nearest import Change
 from planner.resources import Bought
 from planner.worked import PoolTerms, Worked, worked_plan
@@ -32,6 +34,11 @@ def render(console: "Console", explained: "Explained") -> None:
         _pool(console, pool)
     console.print()
     _line(console, f"Binding: {explained.answer.binding_limit}. {explained.answer.explanation}")
+    if explained.asked.day:
+        seen = over_the_day(best, explained.asked.day)
+        console.print()
+        console.print(day_table(seen, best.question.percentile))
+        _line(console, day_text(seen))
     console.print()
     _line(console, "What a little more of each resource would buy on the plan's devices, each solved again:")
     console.print(_resource_table(explained.resources))
@@ -96,6 +103,9 @@ def as_json(explained: "Explained") -> dict[str, object]:
         "binding_limit": answer.binding_limit,
         "explanation": answer.explanation,
         "best": plan_json(best) if best else None,
+        "day": day_json(over_the_day(best, explained.asked.day), levels_of(best))
+        if best and explained.asked.day
+        else None,
         "pools": [asdict(pool) for pool in worked_plan(best)] if best else [],
         "resources": [asdict(each) for each in explained.resources],
         "nearest_changes": [_change_json(change) for change in explained.changes],

@@ -1,11 +1,12 @@
 """Whether limits hold: as predicted, with a confidence, and after a loss; and by how much."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import NormalDist
 from typing import Literal
 
+from planner.day import Window
 from planner.deployed import Deployed, Lost, Standing, from_plan, standing
 from planner.infeasible import refusal
 from planner.plan import Plan
@@ -179,6 +180,16 @@ def _passed(limits: Limits, margins: tuple[Margin, ...]) -> str:
         elif not margin.holds:
             told.append(f"{flag} is passed by {-margin.share:.1%}")
     return " and ".join(told)
+
+
+def over_windows(
+    deployed: Deployed, limits: Limits, day: Sequence[Window], confidence: float | None
+) -> list[tuple[Window, tuple[Margin, ...]]]:
+    """Return the margins that each window of a day leaves a deployment, at the asked confidence; none at no rate."""
+    known: dict[float, tuple[Margin, ...]] = {0.0: ()}
+    for rate in {window.rate_per_second for window in day} - known.keys():
+        known[rate] = margins_of(limits, standing(deployed, rate, confidence or PREDICTED))
+    return [(window, known[window.rate_per_second]) for window in day]
 
 
 def check_question(question: Question, *, confidence: float | None = None, search_plan: Search = search) -> Verdict:

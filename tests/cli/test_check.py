@@ -122,3 +122,26 @@ def test_bad_flags_are_one_sentence(arguments: list[str], told: str, capsys: pyt
     shown = capsys.readouterr()
     assert told in shown.err
     assert shown.err.count("\n") == 1
+
+
+def test_windows_of_a_day_stand_beside_the_worst(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of a searched plan and of a manifest: the limits hold in every window where they hold in the worst; JUnit too."""
+    profile = "0:00=2/s,8:00=12/s,20:00=0"
+    folder = tmp_path / "plan"
+    size = ["qwen3-8b", "--hw", "h100", "--nodes", "1", "--isl", "512", "--osl", "64"]
+    assert main([*size, "--rate", "12/s", "--out", str(folder)]) == ExitCode.DONE
+    capsys.readouterr()
+    asked = [size, ["--manifest", str(folder / "manifest.yaml")]]
+    for number, each in enumerate(asked):
+        path = tmp_path / f"{number}.xml"
+        arguments = ["check", *each, "--rate-profile", profile, "--survive", "instance", "--junit", str(path), "--json"]
+        main(arguments)
+        (question,) = json.loads(capsys.readouterr().out)["questions"]
+        night, day, evening = question["day"]["windows"]
+        assert (night["requests_per_second"], day["requests_per_second"]) == (2, 12)
+        assert day["margins"] == [margin for margin in question["margins"] if margin["name"] != "rate"]
+        assert evening["margins"] == []
+        for quiet, busy in zip(night["margins"], day["margins"], strict=True):
+            assert quiet["margin"] >= busy["margin"]
+        text = path.read_text(encoding="utf-8")
+        assert "00:00–08:00 ttft: " in text and "gone, ttft: " in text
