@@ -86,8 +86,9 @@ def strategy_grid(
     tried = [_candidates(spec, count, devices_per_node, role, largest_pipeline) for count in sizes]
     if apart_step and role == "decode" and spec.moe is not None:
         tried += [_apart(count, apart_step) for count in sizes]
+    known: dict[tuple[int, ...], bool] = {}
     for strategy in chain.from_iterable(tried):
-        reason = _cut(strategy, spec)
+        reason = _cut(strategy, spec, known)
         if reason is None:
             kept.append(strategy)
         else:
@@ -134,14 +135,24 @@ def _tensor_degrees(stage: int, per_node: int) -> list[int]:
     return [n for n in powers if n <= per_node or n == stage]
 
 
-def _cut(strategy: Strategy, spec: ModelSpec) -> str | None:
+def _divides(strategy: Strategy, spec: ModelSpec, known: dict[tuple[int, ...], bool]) -> bool:
+    """Whether the model's dimensions divide; ``known`` has the answers so far, by all that they depend on."""
+    tp, ep = strategy.attention_tp, strategy.moe_ep
+    experts = (min(ep, 2),) if spec.moe else (ep, strategy.attention_dp)
+    degrees = (tp, strategy.staged, strategy.moe_tp, strategy.pp, min(strategy.domains, 1), *experts)
+    if degrees not in known:
+        known[degrees] = next(model_conflicts(strategy, spec), None) is None
+    return known[degrees]
+
+
+def _cut(strategy: Strategy, spec: ModelSpec, known: dict[tuple[int, ...], bool]) -> str | None:
     """Return why a candidate is not tried, None for one that is.
 
     The model must divide. Beyond that, expert TP stays within a factor of two of attention TP: as
     d_DP and d_EP part, hidden states are replicated d_EP/d_DP times or experts d_DP/d_EP times
     (MixServe section III-B3).
     """
-    if next(model_conflicts(strategy, spec), None) is not None:
+    if not _divides(strategy, spec, known):
         return "the model's dimensions do not divide"
     if spec.moe is None:
         return None

@@ -93,11 +93,15 @@ def role_space(question: Question, role: Role) -> RoleSpace:
     counts, step = pool_counts(machines), supernode_step(machines)
     grid = strategy_grid(question.model, counts, machines.devices_per_node, role=role, apart_step=step)
     rows, cut = [], Counter(grid.cut)
+    known: dict[tuple[int, int], list[tuple[int, int]]] = {}  # layouts depend on the degrees of the experts alone
     for strategy in grid.strategies:
         if moe is None and strategy.attention_dp > 1:
             cut["DP ranks of a dense model share nothing: they are instances"] += 1
             continue
-        for redundant, dedicated in layouts(question, strategy, role):
+        degrees = strategy.moe_tp, strategy.moe_ep
+        if degrees not in known:
+            known[degrees] = layouts(question, strategy, role)
+        for redundant, dedicated in known[degrees]:
             parts = most_microbatches(question, role, strategy, redundant, dedicated)
             if parts:
                 rows.append(Row(strategy, redundant, dedicated, parts))
