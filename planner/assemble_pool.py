@@ -116,7 +116,7 @@ def expert_map(deployment: Deployment, seed: int, distribution: LoadDistribution
 def cache_shape(cache: Cache) -> dict[str, Any]:
     """Return the fields of a manifest's ``CacheShape``."""
     state = float(cache.sequence_tokens)
-    return {"reach_tokens": cache.reach_tokens, "reach_share": cache.reach_share, "sequence_tokens": state}
+    return {"reach_tokens": cache.reach_tokens, "reach_share": float(cache.reach_share), "sequence_tokens": state}
 
 
 def kv_capacity_tokens(deployment: Deployment, memory: Memory) -> int:

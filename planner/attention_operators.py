@@ -246,7 +246,7 @@ def gqa_attention(deployment: Deployment, gqa: GQA, *, within: bool, share: floa
     parameters = {"one": sinks * cached} if sinks else {}
     terms: list[ComputeTerm] = []
     if deployment.phase != "prefill":
-        pairs = {f"kv{suffix}": 1.0 + deployment.drafts} | ({"decode": sinks} if sinks else {})
+        pairs: Form = {f"kv{suffix}": 1.0 + deployment.drafts} | ({"decode": sinks} if sinks else {})
         read = {f"kv{suffix}": cached, "decode": moved} | parameters
         terms.append(
             roofline.attention(f"{prefix}attention", kernels.gqa_decode, pairs, per_pair, {"decode": 1.0}, read)

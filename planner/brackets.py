@@ -45,6 +45,7 @@ Measure = Callable[[Number], Number]
 class _Bracket:
     """Per row the largest number known to keep the limit and the smallest known not to, with their measures."""
 
+    limit: Array
     low: Array
     below: Array
     above: Array
@@ -56,25 +57,25 @@ class _Bracket:
     """Whether guesses keep a distance from the line."""
 
     @classmethod
-    def between(cls, low: Array, high: Array) -> Self:
+    def between(cls, limit: Number, low: Array, high: Array) -> Self:
         """Return brackets that hold ``low`` - 1 to ``high`` + 1, of which nothing is known."""
-        unknown = np.full(low.shape, np.nan)
-        return cls(low, low - 1, high + 1, unknown, unknown.copy(), np.zeros(low.shape, dtype=np.int64))
+        unknown, limits = np.full(low.shape, np.nan), np.broadcast_to(limit, low.shape)
+        return cls(limits, low, low - 1, high + 1, unknown, unknown.copy(), np.zeros(low.shape, dtype=np.int64))
 
     def of(self, rows: NDArray[np.int64]) -> "_Bracket":
         """Return the brackets of some rows."""
         ends = self.below[rows], self.above[rows], self.bottom[rows], self.top[rows]
-        return _Bracket(self.low[rows], *ends, self.stalled[rows], self.apart)
+        return _Bracket(self.limit[rows], self.low[rows], *ends, self.stalled[rows], self.apart)
 
     @property
     def open(self) -> NDArray[np.int64]:
         """Rows that have numbers left to try."""
         return np.flatnonzero(self.above - self.below > 1)
 
-    def narrow(self, limit: float, tried: Array, measured: Array) -> None:
+    def narrow(self, tried: Array, measured: Array) -> None:
         """Take in what was measured at numbers, [points, rows]; those outside the bracket tell nothing new."""
         width, rows = self.above - self.below, np.arange(self.below.size)
-        inside, keeps = (tried > self.below) & (tried < self.above), measured <= limit
+        inside, keeps = (tried > self.below) & (tried < self.above), measured <= self.limit
         lower, upper = np.where(inside & keeps, tried, self.below), np.where(inside & ~keeps, tried, self.above)
         best, worst = lower.argmax(axis=0), upper.argmin(axis=0)
         below, above = lower[best, rows], upper[worst, rows]
@@ -83,14 +84,14 @@ class _Bracket:
         self.below, self.above = below, above
         self.stalled = np.where(above - below > width / 2, self.stalled + 1, 0)
 
-    def guesses(self, limit: float, points: int) -> Array:
+    def guesses(self, points: int) -> Array:
         """Return numbers to try, [points, rows]: on both sides of where a line meets the limit, and evenly spaced ones.
 
         The two stand side by side at first, and then a little apart, until that has failed to halve the bracket.
         """
         width = self.above - self.below
         with np.errstate(divide="ignore", invalid="ignore"):
-            part = np.nan_to_num((limit - self.bottom) / (self.top - self.bottom), nan=0.5, posinf=0.5, neginf=0.5)
+            part = np.nan_to_num((self.limit - self.bottom) / (self.top - self.bottom), nan=0.5, posinf=0.5, neginf=0.5)
         line, margin = np.floor(self.below + width * part), np.floor(width * (_MARGIN if self.apart else 0.0))
         far, self.apart = self.stalled >= _PATIENCE, True
         tried = [
@@ -102,29 +103,29 @@ class _Bracket:
         return np.maximum(inside, self.low)
 
 
-def largest(measure: Measure, limit: float, low: Array, high: Array) -> Array:
+def largest(measure: Measure, limit: Number, low: Array, high: Array) -> Array:
     """Return per row the largest integer in [low, high] with measure <= limit; low - 1 where there is none.
 
-    Args: ``low`` and ``high`` [rows]; ``measure`` takes [points, rows] and returns what broadcasts to it, and must
-    not fall as a row's number rises.
+    Args: ``limit``, ``low`` and ``high`` [rows]; ``measure`` takes [points, rows] and returns what broadcasts,
+    and must not fall as a row's number rises.
     """
     ends = np.stack([low, high])
     return largest_between(measure, limit, ends, np.broadcast_to(np.asarray(measure(ends)), ends.shape))[0]
 
 
-def largest_between(measure: Measure, limit: float, tried: Array, measured: Array) -> tuple[Array, Array]:
+def largest_between(measure: Measure, limit: Number, tried: Array, measured: Array) -> tuple[Array, Array]:
     """Return ``largest`` and the measure there, where some numbers are measured already.
 
     Args: ``tried`` [points, rows] with low and high first and any others after them, and what was ``measured`` there.
     """
-    bracket = _Bracket.between(tried[0], tried[1])
-    bracket.narrow(limit, tried, measured)
+    bracket = _Bracket.between(limit, tried[0], tried[1])
+    bracket.narrow(tried, measured)
     found, taken = bracket.below.copy(), bracket.bottom.copy()
     rows = np.arange(found.size)
     while (still := bracket.open).size:
         if isinstance(measure, Narrowing) and still.size <= _NARROWED * rows.size:
             measure, bracket, rows = measure.of(still), bracket.of(still), rows[still]
-        numbers = bracket.guesses(limit, max(POINTS // rows.size, 2))
-        bracket.narrow(limit, numbers, np.broadcast_to(np.asarray(measure(numbers)), numbers.shape))
+        numbers = bracket.guesses(max(POINTS // rows.size, 2))
+        bracket.narrow(numbers, np.broadcast_to(np.asarray(measure(numbers)), numbers.shape))
         found[rows], taken[rows] = bracket.below, bracket.bottom
     return found, taken

@@ -25,7 +25,7 @@ class Cache:
 
     token_bytes: Number
     reach_tokens: int = 0
-    reach_share: float = 0.0
+    reach_share: Number = 0.0
     sequence_bytes: Number = 0.0
 
     @property
@@ -56,8 +56,7 @@ def device_cache(deployment: Deployment) -> Cache:
     """
     model, strategy = deployment.model, deployment.strategy
     stages = strategy.pp
-    draft = 1 if deployment.drafts else 0
-    layers = np.ceil(model.kv_layers / stages) + draft
+    layers = np.ceil(model.kv_layers / stages) + deployment.draft_layers
     element = layer_token_bytes(deployment, strategy.attention_tp)
     state: Number = 0.0
     if model.linear_attention is not None:
@@ -66,7 +65,7 @@ def device_cache(deployment: Deployment) -> Cache:
     return Cache(
         token_bytes=layers * element,
         reach_tokens=model.reach_tokens if model.windowed_layers else 0,
-        reach_share=model.windowed_layers / (model.kv_layers + draft),
+        reach_share=model.windowed_layers / (model.kv_layers + deployment.draft_layers),
         sequence_bytes=state,
     )
 

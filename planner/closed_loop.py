@@ -85,7 +85,7 @@ class StepTimes:
 
     def __init__(self, cost: StepCost, loop: ClosedLoop, microbatches: int | None) -> None:
         """Evaluate the grids of ``loop`` on one rank."""
-        self._loop, self.queries = loop, cost.queries_per_sequence
+        self._loop, self.queries = loop, int(cost.queries_per_sequence)
         most = int(np.ceil(loop.concurrency))
         counts = np.arange(1.0, most + 1.0)
         low, high = (self._decode(cost, counts, longer, microbatches) for longer in (0.0, 100.0))

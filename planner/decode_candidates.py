@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from planner.brackets import largest
 from planner.deployment import Deployment
 from planner.imbalance import expected_maximum_normal
-from planner.latency import balanced_cost, tokens_per_iteration
+from planner.latency import accepted_tokens, balanced_cost
 from planner.manifest.stacks import stacked, taken
 from planner.manifest.stepcost import evaluate
 from planner.manifest.terms import Number, StepCost, StepLoad, larger
@@ -151,7 +151,7 @@ def full_batch_rates(
 
 def request_rate(question: Question, deployment: Deployment, batch: Number, seconds: Number) -> NDArray[np.float64]:
     """Requests per second that leave an instance whose ranks hold ``batch`` each."""
-    accepted = tokens_per_iteration(deployment.drafts, question.acceptance)
+    accepted = accepted_tokens(deployment, question.acceptance)
     answer_tokens = max(question.workload.output_tokens.mean - 1, 1.0)
     return np.asarray(batch * deployment.strategy.attention_groups * accepted / (seconds * answer_tokens))
 
@@ -168,7 +168,7 @@ def best_batches(
     deployment, kv = group.deployment, running_kv_tokens(question.workload)
     cost = stacked(balanced_cost(deployment, question.balance))
     deviations = expected_maximum_normal(deployment.strategy.attention_groups)
-    limit = tpot_seconds * tokens_per_iteration(deployment.drafts, question.acceptance)
+    limit = tpot_seconds * accepted_tokens(deployment, question.acceptance)
     least = least_batch(group, microbatches)
 
     def seconds_of(batch: Number) -> Number:
@@ -182,7 +182,7 @@ def best_batches(
         DecodeCandidate(
             row=group.rows[number],
             deployment=row_deployment(deployment, group.rows[number]),
-            drafts=deployment.drafts,
+            drafts=int(deployment.drafts),
             microbatches=microbatches,
             batch=int(batch[number]),
             iteration_seconds=float(seconds[number]),

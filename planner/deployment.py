@@ -57,7 +57,7 @@ class StrategyArray:
 class Deployment:
     """Model, hardware and strategy of one instance, with the choices that move its cost.
 
-    With a ``StrategyArray`` it stands for many instances, ``redundant`` and ``shared_ranks`` may be
+    With a ``StrategyArray`` it stands for many instances, ``redundant``, ``shared_ranks`` and ``drafts`` may be
     arrays of the same shape, and everything built from it broadcasts.
 
     ``redundant`` counts expert slots beyond one per routed expert, in all; ``shared_ranks`` ranks
@@ -72,8 +72,13 @@ class Deployment:
     kv_dtype: KvDtype = "bf16"
     redundant: Number = 0
     shared_ranks: Number = 0
-    drafts: int = 0
+    drafts: Number = 0
     host_seconds: float | None = None
+
+    @property
+    def draft_layers(self) -> Number:
+        """Layers that draft: one, whatever the depth, where there are drafts."""
+        return smaller(self.drafts, 1)
 
     @property
     def attention_weights(self) -> Dtype:

@@ -70,6 +70,14 @@ def tokens_per_iteration(drafts: int, acceptance: float) -> float:
     return float(sum(acceptance**depth for depth in range(drafts + 1)))
 
 
+def accepted_tokens(deployment: Deployment, acceptance: float) -> Number:
+    """Tokens of one request in an iteration, of an instance or of each of many."""
+    if not isinstance(deployment.drafts, np.ndarray):
+        return tokens_per_iteration(int(deployment.drafts), acceptance)
+    depths, where = np.unique(deployment.drafts, return_inverse=True)
+    return np.array([tokens_per_iteration(int(depth), acceptance) for depth in depths])[where]
+
+
 def decode_load(deployment: Deployment, batch: Number, kv_tokens: Number, mean_batch: Number | None = None) -> StepLoad:
     """Load of a decode iteration with ``batch`` requests of ``kv_tokens`` each on the busiest DP rank.
 

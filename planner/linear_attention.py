@@ -54,7 +54,7 @@ def linear_attention_terms(deployment: Deployment, linear: GatedDeltaNet) -> lis
     return in_some_layers(terms, linear.layers / deployment.model.layers)
 
 
-def queries(deployment: Deployment) -> float:
+def queries(deployment: Deployment) -> Number:
     """Query tokens of a running request in one step."""
     return 1.0 + deployment.drafts
 

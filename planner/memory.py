@@ -72,7 +72,7 @@ def expert_device_memory(deployment: Deployment, tokens: Number) -> Memory | Non
     if not strategy.disaggregated:
         return None
     device, model = deployment.hardware.device, deployment.model
-    layers = model.moe_layers + (1 if deployment.drafts else 0)
+    layers = model.moe_layers + deployment.draft_layers
     copies = tokens * strategy.attention_dp * deployment.moe.experts_per_token / strategy.moe_ep
     rows = 3.0 * model.hidden_size + 3 * 2.0 * deployment.moe.intermediate_size / strategy.moe_tp
     return Memory(
@@ -116,12 +116,8 @@ def weight_bytes(deployment: Deployment) -> Number:
     table = model.vocab_size * model.hidden_size * 2.0 / strategy.attention_tp
     tables = table * np.where(np.asarray(strategy.pp) > 1, 1, 1 if model.tied_embeddings else 2)
     draft_layer = moe_layer if model.moe_layers else dense_layer
-    draft = (
-        draft_layer + 2.0 * model.hidden_size**2 * ELEMENT_BYTES[deployment.attention_weights]
-        if deployment.drafts
-        else 0.0
-    )
-    return layers + tables + draft
+    projection = 2.0 * model.hidden_size**2 * ELEMENT_BYTES[deployment.attention_weights]
+    return layers + tables + deployment.draft_layers * (draft_layer + projection)
 
 
 def dense_weight_bytes(deployment: Deployment) -> Number:

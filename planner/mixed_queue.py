@@ -335,7 +335,7 @@ class MixedServer:
                 budget_tokens=float(candidate.batched_tokens),
                 most_requests=int(candidate.batch),
                 microbatches=candidate.microbatches,
-                accepted=tokens_per_iteration(deployment.drafts, question.acceptance),
+                accepted=tokens_per_iteration(int(deployment.drafts), question.acceptance),
             )
         )
 

@@ -25,7 +25,7 @@ from planner.decode_candidates import (
 )
 from planner.imbalance import expected_maximum_normal
 from planner.kinds import DecodeKind, PrefillKind, likely_rate
-from planner.latency import balanced_cost, tokens_per_iteration
+from planner.latency import accepted_tokens, balanced_cost
 from planner.manifest.stacks import stacked, taken
 from planner.manifest.terms import Number, StepCost
 from planner.operating import MOST_UTILISATION, DecodeServer
@@ -53,7 +53,6 @@ class _DecodeTable:
     """Rows of one group at their largest batch, [rows]."""
 
     group: Group
-    drafts: int
     batch: Floats
     microbatches: Ints
     seconds: Floats
@@ -66,14 +65,13 @@ class _DecodeTable:
 
 def decode_offers(question: Question, rows: list[Row], count: Count, transfer_seconds: float) -> Offers:
     """Return the decode instances that keep the TPOT limit with one request per stage or more."""
-    alike = groups(question, "decode", rows, 0)
     tables = [
-        _decode_table(question, group.drafting(drafts), drafts, count) for drafts in question.drafts for group in alike
+        _decode_table(question, group.drafting(question.drafts), count) for group in groups(question, "decode", rows, 0)
     ]
     return Offers.joined([_decode_kinds(question, table, transfer_seconds) for table in tables if table is not None])
 
 
-def _decode_table(question: Question, group: Group, drafts: int, count: Count) -> _DecodeTable | None:
+def _decode_table(question: Question, group: Group, count: Count) -> _DecodeTable | None:
     """Return the rows that keep the limit, each with the microbatches that allow the larger batch."""
     group, room = rows_with_room(group, 1, reserved_kv_tokens(question.workload))
     if not group.rows:
@@ -83,7 +81,7 @@ def _decode_table(question: Question, group: Group, drafts: int, count: Count) -
         expected_maximum_normal(group.deployment.strategy.attention_groups),
         running_kv_tokens(question.workload),
     )
-    limit = question.tpot_seconds * tokens_per_iteration(drafts, question.acceptance)
+    limit = np.broadcast_to(question.tpot_seconds * accepted_tokens(group.deployment, question.acceptance), room.shape)
     batch, seconds = np.zeros(len(group.rows)), np.full(len(group.rows), np.inf)
     chosen = np.zeros(len(group.rows), dtype=np.int64)
     for microbatches in sorted(usable_microbatches(question, group), reverse=True):
@@ -95,7 +93,7 @@ def _decode_table(question: Question, group: Group, drafts: int, count: Count) -
         able = np.flatnonzero((took[0] <= limit) & (low <= room))
         if not able.size:
             continue
-        found, least = largest_between(measure.of(able), limit, points[:, able], took[:, able])
+        found, least = largest_between(measure.of(able), limit[able], points[:, able], took[:, able])
         better = (found > batch[able]) | (least < seconds[able])
         seconds[able[better]], chosen[able[better]] = least[better], microbatches
         batch[able] = found
@@ -104,7 +102,6 @@ def _decode_table(question: Question, group: Group, drafts: int, count: Count) -
         return None
     return _DecodeTable(
         group=group.select(keep),
-        drafts=drafts,
         batch=batch[keep],
         microbatches=chosen[keep],
         seconds=seconds[keep],
@@ -132,12 +129,12 @@ def _at(table: _DecodeTable, row: int) -> tuple[float, float]:
 
 
 def _decode_kind(question: Question, table: _DecodeTable, transfer_seconds: float, row: int) -> DecodeKind:
-    batch, seconds = _at(table, row)
-    deployment = row_deployment(table.group.deployment, table.group.rows[row])
+    batch, seconds, drafts = *_at(table, row), int(table.group.drafts[row])
+    deployment = replace(row_deployment(table.group.deployment, table.group.rows[row]), drafts=drafts)
     candidate = DecodeCandidate(
         row=table.group.rows[row],
         deployment=deployment,
-        drafts=table.drafts,
+        drafts=drafts,
         microbatches=int(table.microbatches[row]),
         batch=int(batch),
         iteration_seconds=seconds,

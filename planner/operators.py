@@ -7,6 +7,8 @@ experts that are hit ("hit"), KV once per request and iteration ("kv") however m
 verifies.
 """
 
+import numpy as np
+
 from planner.attention_operators import attention_terms
 from planner.collectives import collective
 from planner.deployment import Deployment, several
@@ -39,7 +41,7 @@ def build_step_cost(deployment: Deployment) -> StepCost:
     return StepCost(
         terms=tuple(terms),
         head_terms=tuple(head_terms(deployment, "head")),
-        draft_terms=tuple(draft_terms(deployment)) if deployment.drafts else (),
+        draft_terms=tuple(draft_terms(deployment)) if np.any(deployment.draft_layers) else (),
         dense_layers=model.dense_layers,
         moe_layers=model.moe_layers,
         queries_per_sequence=1 + deployment.drafts,

@@ -282,7 +282,7 @@ def _decode(configuration: Configuration, deployment: Deployment, cost: StepCost
     busiest, mean = _spread(configuration, configuration.batch)
     load = decode_load(deployment, busiest, configuration.kv_tokens, mean)
     timed = fastest_step(cost, load, configuration.microbatches)
-    accepted = tokens_per_iteration(deployment.drafts, configuration.acceptance)
+    accepted = tokens_per_iteration(int(deployment.drafts), configuration.acceptance)
     tpot = float(timed.seconds) / accepted
     return _Service(
         deployment=deployment,
@@ -357,7 +357,7 @@ def _alone(configuration: Configuration, load: StepLoad) -> StepLoad:
 
 def _mixed(configuration: Configuration, deployment: Deployment, cost: StepCost) -> _Service:
     groups = configuration.strategy.attention_dp
-    accepted = tokens_per_iteration(deployment.drafts, configuration.acceptance)
+    accepted = tokens_per_iteration(int(deployment.drafts), configuration.acceptance)
     busiest = float(-(-configuration.concurrency // groups))
     filled = configuration.concurrency / (groups * busiest)
     loop = ClosedLoop(

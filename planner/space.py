@@ -4,7 +4,7 @@ Rows of one structure (the same operators exist) form a group, which is costed a
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -63,9 +63,16 @@ class Group:
         strategy = self.deployment.strategy
         return np.asarray(strategy.devices, dtype=np.float64)
 
-    def drafting(self, drafts: int) -> "Group":
-        """Return the same rows with so many drafts."""
-        return replace(self, deployment=replace(self.deployment, drafts=drafts))
+    @property
+    def drafts(self) -> NDArray[np.int64]:
+        """Drafts of each row, [rows]."""
+        return self.table[:, COLUMNS.index("drafts")].astype(np.int64)
+
+    def drafting(self, depths: Sequence[int]) -> "Group":
+        """Return the rows with each number of drafts, one after the other."""
+        table = np.tile(self.table, (len(depths), 1))
+        table[:, COLUMNS.index("drafts")] = np.repeat(depths, len(self.rows))
+        return Group(self.rows * len(depths), table, table_deployment(self.deployment, table))
 
     def select(self, index: NDArray[np.int64]) -> "Group":
         """Return the group of the chosen rows."""
@@ -74,7 +81,7 @@ class Group:
         return Group(rows, table, table_deployment(self.deployment, table) if rows else self.deployment)
 
 
-COLUMNS = ("attention_tp", "attention_dp", "moe_tp", "moe_ep", "pp", "domains", "redundant", "dedicated")
+COLUMNS = ("attention_tp", "attention_dp", "moe_tp", "moe_ep", "pp", "domains", "redundant", "dedicated", "drafts")
 
 
 def machines_of(question: Question, role: Role) -> Machines:
@@ -198,7 +205,7 @@ def groups(question: Question, role: Role, rows: Iterable[Row], drafts: int) -> 
     )
     result = []
     for members in found.values():
-        table, first = degree_table(members), members[0].strategy
+        table, first = degree_table(members, drafts), members[0].strategy
         own = replace(base, strategy=Strategy(staged=first.staged, domains=first.domains))
         result.append(Group(members, table, table_deployment(own, table)))
     return result
@@ -209,11 +216,11 @@ def _has_gap(question: Question, role: str) -> bool:
     return role != "prefill" and question.engine != REFERENCE
 
 
-def degree_table(rows: list[Row]) -> NDArray[np.float64]:
-    """Return the degrees and layouts of rows, [rows, columns of COLUMNS]."""
+def degree_table(rows: list[Row], drafts: int) -> NDArray[np.float64]:
+    """Return the degrees and layouts of rows with so many drafts, [rows, columns of COLUMNS]."""
     return np.array(
         [
-            (s.attention_tp, s.attention_dp, s.moe_tp, s.moe_ep, s.pp, s.domains, row.redundant, row.dedicated)
+            (s.attention_tp, s.attention_dp, s.moe_tp, s.moe_ep, s.pp, s.domains, row.redundant, row.dedicated, drafts)
             for row in rows
             for s in (row.strategy,)
         ],
@@ -223,7 +230,7 @@ def degree_table(rows: list[Row]) -> NDArray[np.float64]:
 
 def table_deployment(base: Deployment, table: NDArray[np.float64]) -> Deployment:
     """Return the deployment whose degrees are the columns of a table; staged or not, domains or not is the base's."""
-    tp, dp, moe_tp, moe_ep, pp, domains, redundant, dedicated = table.T
+    tp, dp, moe_tp, moe_ep, pp, domains, redundant, dedicated, drafts = table.T
     strategy = StrategyArray(
         attention_tp=tp,
         attention_dp=dp,
@@ -233,7 +240,13 @@ def table_deployment(base: Deployment, table: NDArray[np.float64]) -> Deployment
         staged=base.strategy.staged,
         domains=domains if base.strategy.disaggregated else 0,
     )
-    return replace(base, strategy=strategy, redundant=redundant, shared_ranks=dedicated if dedicated.any() else 0)
+    return replace(
+        base,
+        strategy=strategy,
+        redundant=redundant,
+        shared_ranks=dedicated if dedicated.any() else 0,
+        drafts=drafts if np.ptp(drafts) else int(drafts[0]),
+    )
 
 
 def row_deployment(base: Deployment, row: Row) -> Deployment:

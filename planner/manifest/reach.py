@@ -58,7 +58,7 @@ def context_within(tokens: Number, context: Number, pairs: Number, reach: int) -
 
 
 def charged_tokens(
-    tokens: Number, sequences: Number, *, reach: int, reach_share: float, sequence_tokens: Number
+    tokens: Number, sequences: Number, *, reach: int, reach_share: Number, sequence_tokens: Number
 ) -> Number:
     """Tokens' worth of cache that requests take: (1-s)·tokens + s·min(tokens, W·sequences) + sequences·state.
 
@@ -68,7 +68,7 @@ def charged_tokens(
     >>> float(charged_tokens(1000.0, 1.0, reach=128, reach_share=0.5, sequence_tokens=0.0))
     564.0
     """
-    if reach_share:
+    if isinstance(reach_share, np.ndarray) or reach_share:
         tokens = (1.0 - reach_share) * tokens + reach_share * kept_tokens(tokens, sequences, reach)
     if np.any(np.asarray(sequence_tokens)):
         tokens = tokens + sequences * sequence_tokens

@@ -131,7 +131,7 @@ class StepCost:
     draft_terms: tuple[Term, ...] = ()
     dense_layers: int
     moe_layers: int
-    queries_per_sequence: int
+    queries_per_sequence: Number
     attention_ranks: Number
     expert_ranks: Number
     shared_ranks: Number

@@ -65,7 +65,7 @@ class StepTimer:
 
         The experts serve all ranks, so their part follows the mean over ranks.
         """
-        queries = self._cost.queries_per_sequence
+        queries = float(self._cost.queries_per_sequence)
         mean = sum(load.decode_sequences * queries + load.tokens for load in loads) / ranks
         kept = _undominated(loads)
         key = (mean, *kept)
