@@ -106,7 +106,9 @@ def sojourn(service: Service, rate: float, squared_cv: float) -> Sojourn:
     arrivals = Arrivals.of(rate, squared_cv)
     lattice = _lattice(service, rate, squared_cv, arrivals.events_per_prompt)
     rows, weights = service.durations(lattice.prompts, _KINDS)
-    rows = np.concatenate([rows, service.full_durations(float(lattice.prompts[-1]), _KINDS)[None, :]])
+    rows = np.concatenate(
+        [rows, service.durations(np.array([min(service.most, float(lattice.prompts[-1]))]), _KINDS)[0]]
+    )
     chain = _solve(lattice, arrivals, rows, weights)
     ahead = _ahead(chain)
     idle = _idle_share(chain)
@@ -126,35 +128,26 @@ def sojourn(service: Service, rate: float, squared_cv: float) -> Sojourn:
 def _lattice(service: Service, rate: float, squared_cv: float, phases: int) -> _Lattice:
     settled, noise = _settled(service, rate, squared_cv)
     reach = _reach(service, rate, squared_cv, settled, noise)
-    held = service.holds(service.largest)
-    queued, sizes = 2.0, int(min(reach, service.largest))
-    if sizes > int(np.argmax(np.cumsum(held) > _RARE)):
+    queued, sizes = 2.0, min(reach, service.most)
+    if reach >= service.most:
         queued = _queued(service, rate, squared_cv)
-    else:
-        held = held[:0]
     lines = sizes + queued
     # Rounding to a lattice of 1/m prompt adds a variance of up to 1/(6 m²): a hundredth of what is there.
     fine = max(min(phases, math.ceil(4 / math.sqrt(max(noise, 1e-6))), int(_CELLS / lines)), 1)
     step = max(lines / _CELLS, 1.0)
     count = max(math.ceil(sizes / step), 1)
-    prompts = np.arange(1.0, count + 1) * (sizes / count)
+    step = max(sizes / count, 1.0)
+    prompts = np.arange(1.0, count + 1) * step
+    holds = np.zeros(count)
+    places = max(sizes / step, 1.0)  # between two whole numbers each is held as often as makes that mean
+    holds[count - 1] = 1.0 if count == 1 else places - (count - 1)
+    holds[count - 2] += 1 - holds[count - 1]
     cells = fine * (count + math.ceil(queued / step) + 1)
-    longest = max(float(service.durations(prompts[[0, -1]], _KINDS)[0].max()), float(_full(service).max()))
+    longest = float(service.durations(prompts[[0, -1]], _KINDS)[0].max())
     usual = float(service.mean(np.array([settled]))[0])
     horizon = 2 * longest + (math.ceil(queued / service.most) + 1) * service.full_seconds
     width = max(usual / _USUAL, longest / _LONGEST, horizon / _HORIZON)
-    return _Lattice(fine, prompts, _in_steps(held, count, sizes / count), cells, width)
-
-
-def _in_steps(held: Array, count: int, step: float) -> Array:
-    """Count what full passes hold in steps, rounded to either side, [count]; without ``held`` it is the most."""
-    found = np.zeros(count + 1)
-    places = np.clip(np.arange(1.0, held.size + 1) / step - 1, 0.0, count - 1.0)
-    low = places.astype(np.intp)
-    np.add.at(found, low, held * (1 - (places - low)))
-    np.add.at(found, low + 1, held * (places - low))
-    found[count - 1] += max(1 - float(found.sum()), 0.0)
-    return found[:count]
+    return _Lattice(fine, prompts, holds, cells, width)
 
 
 def _settled(service: Service, rate: float, squared_cv: float) -> tuple[float, float]:
@@ -185,21 +178,11 @@ def _reach(service: Service, rate: float, squared_cv: float, settled: float, noi
     return float(math.ceil(max(usual, alone + 6 * math.sqrt(squared_cv * alone) + 3)))
 
 
-def _full(service: Service) -> Array:
-    return service.full_durations(float(service.largest), _KINDS)
-
-
 def _queued(service: Service, rate: float, squared_cv: float) -> float:
     """Prompts beyond a full pass that all but never wait: heavy-traffic decay."""
     full = service.full_seconds
     slack = max(service.most - rate * full, 1e-9)
-    held = service.holds(service.largest)
-    numbers = np.arange(1.0, held.size + 1) - service.most
-    lasting = _full(service)
-    spread = float(np.var(lasting)) if service.full is None else float((lasting - full) ** 2 @ service.weights)
-    if service.full is None:
-        spread = float(service.variance(np.array([service.most]))[0])
-    noise = squared_cv * rate * full + rate**2 * spread + float(held @ numbers**2)
+    noise = squared_cv * rate * full + rate**2 * float(service.variance(np.array([service.most]))[0])
     return min(2 + math.log(1 / _RARE) * noise / (2 * slack), float(_MOST_QUEUED))
 
 

@@ -9,6 +9,7 @@ later. A pass lasts as long as its busiest group, the slowest of as many units a
 Ref: derived here; held against the runtime, which forms passes prompt by prompt (benchmarks/queueing.py).
 """
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,7 +30,6 @@ _EACH, _NODES = 16, 32
 """Counts of units up to which every one is tabulated, and how many beyond."""
 _LOADS = 32
 MOST_PARTS = 64
-_SELDOM = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +65,9 @@ def varied_service(machine: Machine, prompts: Prompts, extra_seconds: float = 0.
     if machine.ranks == 1:
         units = _joined(units, parts, prompts)
     per_prompt = float(units.weights.sum())
-    fits, full = _full_passes(machine, prompts, per_prompt)
-    counts = _counts(fits.size)
-    kinds = np.maximum.accumulate(_durations(machine, units, counts, fits), axis=0)
+    most = _most_units(machine, prompts, per_prompt)
+    counts = _counts(math.ceil(most))
+    kinds = np.maximum.accumulate(_durations(machine, units, counts), axis=0)
     weights = np.diff(LEVELS)
     further, shares = _further(parts, prompts) if machine.ranks > 1 else (np.zeros(1), np.ones(1))
     return Service(
@@ -79,36 +79,21 @@ def varied_service(machine: Machine, prompts: Prompts, extra_seconds: float = 0.
         units_per_prompt=per_prompt,
         further=further,
         further_weights=shares,
-        fits=fits,
-        full=full,
+        most=most,
     )
 
 
-def _full_passes(machine: Machine, prompts: Prompts, per_prompt: float) -> tuple[Array, Array]:
-    """How likely full passes hold 1, 2, ... units, [units], and how long they last between ``LEVELS``, [kinds].
+def _most_units(machine: Machine, prompts: Prompts, per_prompt: float) -> float:
+    """Units that a full pass holds on average.
 
     On one group passes that end no prompt count as one with those that follow, as all passes of a long prompt do.
     """
     groups = groups_sampled(prompts, machine.ranks, machine.budget_tokens)
     found = packed(prompts, groups, machine.budget_tokens)
-    load = (found.computed, found.context, found.pairs, found.finishing)
-    mean = np.broadcast_to(found.computed.mean(axis=1, keepdims=True), found.computed.shape)
-    seconds = _seconds(machine, load, mean).max(axis=1)
-    ended = found.finishing.sum(axis=1)
     if machine.ranks == 1:
-        last = np.flatnonzero(ended)
-        held = ended[last]
-        seconds = np.diff(np.append(0.0, np.cumsum(seconds)[last]))
-    else:
-        # Long prompts are cut into more parts than they need: as many units as the prompts that end make.
-        held = found.parts * (per_prompt * ended.sum() / found.parts.sum()) * (machine.ranks / groups)
-    low = np.maximum(np.floor(held), 1).astype(np.intp)
-    part = np.maximum(held - low, 0.0)
-    fits = np.bincount(low - 1, 1 - part, low.max() + 1) + np.bincount(low, part, low.max() + 1)
-    seconds = np.sort(seconds)
-    share = np.full((1, seconds.size), 1 / seconds.size)
-    full = means_between(LEVELS, np.cumsum(share, axis=1), share, seconds[None, :])[0]
-    return np.trim_zeros(fits, "b") / held.size, full
+        return max(float(found.ended.sum() / np.count_nonzero(found.ended)), 1.0)
+    # Long prompts are cut into more parts than they need: as many units as the prompts that end make.
+    return max(per_prompt * float(found.ended.mean()) * machine.ranks / groups, 1.0)
 
 
 def _units(machine: Machine, prompts: Prompts) -> tuple[_Units, Array]:
@@ -190,13 +175,12 @@ def _counts(most: int) -> Array:
     return np.unique(np.round(np.concatenate([np.arange(1.0, few + 1), np.geomspace(few, most, _NODES)])))
 
 
-def _durations(machine: Machine, units: _Units, counts: Array, fits: Array) -> Array:
-    """Seconds of passes that ``counts`` units fit into, means between ``LEVELS``, [counts, kinds]."""
+def _durations(machine: Machine, units: _Units, counts: Array) -> Array:
+    """Seconds of passes with ``counts`` units, means between ``LEVELS``, [counts, kinds]."""
     few = counts <= machine.ranks
     rows = [_single(machine, units, counts[few])]
     if not few.all():
-        holds = np.cumsum(fits[::-1])[::-1][counts[~few].astype(np.intp) - 1]
-        rows.append(_several(machine, units, counts[~few], holds))
+        rows.append(_several(machine, units, counts[~few]))
     return np.concatenate(rows)
 
 
@@ -218,18 +202,14 @@ def _single(machine: Machine, units: _Units, counts: Array) -> Array:
     return means_between(LEVELS, ends, np.diff(ends, axis=1, prepend=0.0), seconds)
 
 
-def _several(machine: Machine, units: _Units, counts: Array, holds: Array) -> Array:
-    """Passes with several units on a group: seconds of as many mean ones as the busiest group's work makes.
-
-    Where so many fit only with the chance ``holds`` [counts], those that do are the shorter ones.
-    """
+def _several(machine: Machine, units: _Units, counts: Array) -> Array:
+    """Passes with several units on a group: seconds of as many mean ones as the busiest group's work makes."""
     grid, masses = busiest_loads(_work(machine, units), counts, machine.ranks)
     loads = np.append(0.0, np.geomspace(0.05, grid[-1], _LOADS))
     tokens = (loads + counts[:, None] * (1 - 1 / machine.ranks)) / machine.ranks  # [counts, loads], of mean ones
     found = _mean_ones(machine, units, np.broadcast_to(loads, tokens.shape), tokens)
     seconds = np.stack([np.interp(grid, loads, row) for row in found])
-    below = np.minimum(np.cumsum(masses, axis=1) / np.maximum(holds[:, None], _SELDOM), 1.0)
-    return means_between(LEVELS, below, np.diff(below, axis=1, prepend=0.0), seconds)
+    return means_between(LEVELS, np.cumsum(masses, axis=1), masses, seconds)
 
 
 def _mean_ones(machine: Machine, units: _Units, busiest: Array, each: Array) -> Array:

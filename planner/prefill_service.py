@@ -47,10 +47,12 @@ class Service:
     further_weights: Array = field(default_factory=_all)
     """[lengths]: share of prompts."""
 
-    fits: Array | None = None
-    """[units]: how likely a full pass holds 1, 2, ... of them; None where all hold as many as the last node."""
-    full: Array | None = None
-    """[kinds]: durations of full passes where their number varies."""
+    most: float = 0.0
+    """Units that a full pass holds on average, up to the last node; by default just as many."""
+
+    def __post_init__(self) -> None:
+        if not self.most:
+            object.__setattr__(self, "most", float(self.prompts[-1]))
 
     @property
     def largest(self) -> int:
@@ -58,37 +60,14 @@ class Service:
         return int(self.prompts[-1])
 
     @property
-    def most(self) -> float:
-        """Units that a full pass holds on average."""
-        if self.fits is None:
-            return float(self.prompts[-1])
-        return float(np.arange(1.0, self.fits.size + 1) @ self.fits)
-
-    @property
     def full_seconds(self) -> float:
         """Mean duration of full passes."""
-        return float(self.seconds[-1]) if self.full is None else float(self.full @ self.weights)
+        return float(self.mean(np.array([self.most]))[0])
 
     @property
     def saturation_per_second(self) -> float:
         """Prompts per second of passes that are always full."""
         return self.most / (self.full_seconds * self.units_per_prompt)
-
-    def holds(self, sizes: int) -> Array:
-        """How likely a full pass holds 1 .. ``sizes`` units, [sizes]; what holds more counts as ``sizes``."""
-        found = np.zeros(sizes)
-        if self.fits is None:
-            found[-1] = 1.0
-            return found
-        found[: self.fits.size] = self.fits[:sizes]
-        found[-1] += max(1 - float(found.sum()), 0.0)
-        return found
-
-    def full_durations(self, sizes: float, count: int) -> Array:
-        """Durations of full passes that hold up to ``sizes`` units, [kinds], as likely as those of ``durations``."""
-        if self.full is not None:
-            return self.full
-        return np.asarray(self.durations(np.array([sizes]), count)[0][0], dtype=np.float64)
 
     @property
     def varies(self) -> bool:

@@ -15,35 +15,33 @@ def _prompts(*kinds: tuple[float, float]) -> Prompts:
 def test_equal_prompts_fill_every_group_alike() -> None:
     """Three prompts of 1,200 tokens fit a budget of 4,000, on each of two groups."""
     found = packed(_prompts((1200.0, 1.0)), 2, 4000.0)
-    assert np.all(found.finishing == 3)
+    assert np.all(found.ended == 6)
     assert np.all(found.parts == 6)
-    assert np.all(found.computed == 3600)
-    assert np.all(found.pairs == pytest.approx(3 * 1200 * 1201 / 2))
+    assert np.all(found.tokens == 7200)
 
 
 def test_long_prompts_leave_no_room_unused() -> None:
-    """6,000 tokens on a budget of 4,000: two prompts in three passes, all of them full, attending to what is cached."""
+    """6,000 tokens on a budget of 4,000: two prompts in three passes, all of them full."""
     found = packed(_prompts((6000.0, 1.0)), 1, 4000.0)
-    assert np.all(found.computed == 4000)
-    assert found.finishing.mean() == pytest.approx(2 / 3, abs=0.01)
-    assert found.pairs.mean() == pytest.approx(6000 * 6001 / 2 * 2 / 3, rel=0.01)
+    assert np.all(found.tokens == 4000)
+    assert found.ended.mean() == pytest.approx(2 / 3, abs=0.01)
+    assert np.all(found.parts <= 2)
 
 
 def test_a_prompt_that_fits_nowhere_ends_the_pass() -> None:
     """Two of 3,000 never share a budget of 4,000; as many short ones as are drawn between them go along."""
     found = packed(_prompts((3000.0, 0.5), (100.0, 0.5)), 1, 4000.0)
-    assert found.computed.max() <= 4000
-    assert np.all((found.computed >= 3000).sum(axis=1) <= 1)
-    assert 1.5 < found.finishing.mean() < 2.2  # half of them long, one long a pass; few passes are of short ones only
+    assert found.tokens.max() <= 4000
+    assert np.all(found.tokens - 100 * (found.parts - 1) <= 3000)
+    assert 1.5 < found.ended.mean() < 2.2  # half of them long, one long a pass; few passes are of short ones only
 
 
-def test_reused_tokens_take_room_but_no_computing() -> None:
-    """Of 1,000 tokens 900 are reused: four fit a budget of 4,000 and 400 are computed; whole budgets cost nothing."""
+def test_reused_tokens_take_room_but_whole_budgets_of_them() -> None:
+    """Of 1,000 tokens 900 are reused: four fit a budget of 4,000; of 9,000 that start behind 8,000 four, too."""
     found = packed(Prompts(np.array([1000.0]), np.array([900.0]), np.ones(1)), 1, 4000.0)
-    assert np.all(found.computed == 400)
-    assert np.all(found.context == 3600)
+    assert np.all(found.ended == 4)
     long = packed(Prompts(np.array([9000.0]), np.array([8500.0]), np.ones(1)), 1, 4000.0)
-    assert np.all(long.finishing == 4)
+    assert np.all(long.ended == 4)
 
 
 def test_many_groups_are_sampled_by_fewer() -> None:
