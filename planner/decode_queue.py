@@ -153,7 +153,8 @@ def _tabulate(
 ) -> _Server:
     if most_requests < 1:
         raise BadInput(f"A decode instance with room for {most_requests} requests must have room for at least 1.")
-    nodes = np.unique(np.round(np.geomspace(1, most_requests, _TABLE_NODES)))
+    # Not np.unique: it imports numpy.ma, which nothing else needs at the start.
+    nodes = np.array(sorted(set(np.round(np.geomspace(1, most_requests, _TABLE_NODES)).tolist())))
     seconds = np.asarray(iteration_seconds(nodes), dtype=np.float64) * np.ones_like(nodes)
     table = np.interp(np.arange(1.0, most_requests + 1), nodes, np.maximum.accumulate(seconds))
     return _Server(

@@ -19,14 +19,16 @@ Bulk Queues, 1983, section 3.2. The mix and the sum are ours; docs/queueing.md h
 
 import heapq
 from dataclasses import dataclass
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
 from planner.cache import Cache
-from planner.manifest.schema import KvTransfer, Pool, Role
 from planner.prompts import Prompts
 from planner.queueing import Array, kingman_wait
+
+if TYPE_CHECKING:  # a plan needs links and no manifest, whose schema takes time to build
+    from planner.manifest.schema import KvTransfer, Pool, Role
 
 MOST_LINK_UTILISATION = 0.8
 """Of a side's links that a plan may count on: twice a transfer is waited for there, and soon much more."""
@@ -53,7 +55,7 @@ class KvLinks:
     """Of the whole model, each layer once."""
 
     @classmethod
-    def between(cls, kv: KvTransfer, prefill: Pool, decode: Pool) -> Self:
+    def between(cls, kv: "KvTransfer", prefill: "Pool", decode: "Pool") -> Self:
         """Return the links of a manifest."""
         sides = [
             LinkSide(
@@ -90,7 +92,7 @@ class KvLinks:
         return side.groups * side.devices / self.width
 
     @property
-    def sides(self) -> tuple[tuple[Role, LinkSide], tuple[Role, LinkSide]]:
+    def sides(self) -> "tuple[tuple[Role, LinkSide], tuple[Role, LinkSide]]":
         """Both sides with their roles."""
         return ("prefill", self.prefill), ("decode", self.decode)
 
@@ -108,9 +110,9 @@ class LinkState:
     """Of a transfer alone, with its latency."""
     wait_seconds: float
     """Until its links are free on both sides."""
-    utilisation: dict[Role, float]
+    utilisation: "dict[Role, float]"
     """Share of time in which a link of each role carries KV."""
-    most_per_second: dict[Role, float]
+    most_per_second: "dict[Role, float]"
     """Requests that the links of each role carry at ``MOST_LINK_UTILISATION``."""
     sent_bytes: float
     """Of one prompt."""

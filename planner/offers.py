@@ -266,7 +266,7 @@ def _prefill_kinds(question: Question, table: _PrefillTable) -> Offers:
     does, for a pass takes the less per prompt the more it has, and at most b - 1 prompts in the seconds of a. Where
     even one prompt per group is late, passes that are not full may still be in time.
     """
-    number, late = table.single.size, np.flatnonzero(table.single > question.ttft_seconds)
+    number = table.single.size
     ranks = np.broadcast_to(np.asarray(table.group.deployment.strategy.attention_dp, dtype=np.float64), number)
     good = table.fits & (table.seconds <= question.ttft_seconds)
     rows, known = np.arange(number), np.cumprod(good, axis=1).sum(axis=1)
@@ -287,7 +287,7 @@ def _prefill_kinds(question: Question, table: _PrefillTable) -> Offers:
         guess_per_second=guess,
         layers=table.group.table[:, [ATTENTION_TP, STAGES]].astype(np.int64),
         build=partial(_prefill_kind, question, table, most),
-    ).select(np.setdiff1d(rows, late))
+    ).select(np.flatnonzero(table.single <= question.ttft_seconds))
 
 
 def _prefill_kind(question: Question, table: _PrefillTable, most: Ints, row: int) -> PrefillKind:

@@ -7,7 +7,6 @@ from hardware.formats import KvDtype
 from hardware.spec import Dtype, HardwareSpec
 from models.spec import ModelSpec
 from planner.breakdown import Operator, operators
-from planner.closed_loop import ClosedLoop, Measured, measure
 from planner.deployment import Deployment, Phase, check_disaggregation, check_slots
 from planner.hostcosts import HostCosts
 from planner.imbalance import Balance
@@ -28,6 +27,7 @@ from planner.strategy import Strategy
 from podplan.errors import BadInput
 
 if TYPE_CHECKING:
+    from planner.closed_loop import Measured
     from planner.extrapolation import Extrapolated
 
 
@@ -356,6 +356,8 @@ def _alone(configuration: Configuration, load: StepLoad) -> StepLoad:
 
 
 def _mixed(configuration: Configuration, deployment: Deployment, cost: StepCost) -> _Service:
+    from planner.closed_loop import ClosedLoop, measure  # the search predicts roles of their own
+
     groups = configuration.strategy.attention_dp
     accepted = tokens_per_iteration(int(deployment.drafts), configuration.acceptance)
     busiest = float(-(-configuration.concurrency // groups))
@@ -389,7 +391,7 @@ def _mixed(configuration: Configuration, deployment: Deployment, cost: StepCost)
     )
 
 
-def _mixed_steps(cost: StepCost, seen: Measured, microbatches: int | None) -> tuple[Step, ...]:
+def _mixed_steps(cost: StepCost, seen: "Measured", microbatches: int | None) -> tuple[Step, ...]:
     """The mean step without and the mean step with prompts, by their share."""
     loads = ((seen.decode_load, 1 - seen.prompt_steps), (seen.mixed_load, seen.prompt_steps))
     return tuple(Step(load, fastest_step(cost, load, microbatches), weight) for load, weight in loads)

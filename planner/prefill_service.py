@@ -122,4 +122,5 @@ def nodes(most_prompts: int) -> Array:
     """Counts of prompts at which durations are tabulated; BadInput for a cap below 1."""
     if most_prompts < 1:
         raise BadInput(f"A prefill pass of at most {most_prompts} prompts must hold at least 1.")
-    return np.unique(np.round(np.linspace(1, most_prompts, min(most_prompts, _NODES))))
+    # Not np.unique: it imports numpy.ma, which nothing else needs at the start.
+    return np.array(sorted(set(np.round(np.linspace(1, most_prompts, min(most_prompts, _NODES))).tolist())))

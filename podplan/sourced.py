@@ -10,7 +10,8 @@ Kind = Literal["datasheet", "measured", "fitted", "assumed"]
 class Strict(BaseModel):
     """Base of everything read from a file: immutable, and an unknown key is an error."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    # Built when something is read as it: most are parts of others, which check them too.
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, defer_build=True)
 
 
 class Sourced(Strict):

@@ -57,7 +57,9 @@ def test_help_imports_no_command() -> None:
     assert done.stderr.strip() == "[]"
 
 
-NEVER = ["scipy", "matplotlib", "runtime", "deploy", "podplan.traces", "models.huggingface", "hardware.measurements"]
+NEVER = ["scipy", "matplotlib", "runtime", "deploy", "podplan.traces", "models.huggingface"]
+NEVER += ["hardware.measurements", "planner.closed_loop"]
+FOR_A_MANIFEST = ["planner.manifest.schema"]
 FOR_A_CERTIFICATE = ["pulp", "highspy"]
 SMALL = ["qwen3-8b", "--hw", "h100", "--devices", "2"]
 
@@ -65,9 +67,9 @@ SMALL = ["qwen3-8b", "--hw", "h100", "--devices", "2"]
 @pytest.mark.parametrize(
     ("arguments", "unneeded"),
     [
-        (SMALL, NEVER),
+        (SMALL, [*NEVER, *FOR_A_MANIFEST]),
         (["check", *SMALL, "--rate", "1/s", "--json"], [*NEVER, *FOR_A_CERTIFICATE, "rich"]),
-        (["sweep", *SMALL, "--over", "tpot=40ms,50ms", "--json"], [*NEVER, *FOR_A_CERTIFICATE, "rich"]),
+        (["sweep", *SMALL, "--over", "tpot=40ms,50ms", "--json"], [*NEVER, *FOR_A_MANIFEST, *FOR_A_CERTIFICATE]),
     ],
     ids=["search", "check", "sweep"],
 )
