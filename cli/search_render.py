@@ -248,7 +248,7 @@ def bound_text(bound: Bound) -> str:
         "throughput": requests_text(bound.value),
         "chips": f"{bound.value:g} devices",
         "cost": f"{bound.value:.4g} USD/h",
-        "latency": requests_text(bound.value),
+        "latency": f"{format_duration(bound.value)} on average",
     }
     return f"Bound: {shown[bound.objective]}, gap {bound.gap:.2%}, over {bound.covers}."
 

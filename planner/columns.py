@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from planner.alignment import occupied_devices
 from planner.fleet import Column, Objective
+from planner.least import Least
 from planner.question import Machines
 from planner.survival import Loss, lost_instances
 
@@ -40,8 +41,11 @@ class Server(Protocol):
         """Whether so many instances carry a rate within the limits."""
         ...
 
-    def at(self, instances: int) -> object:
-        """The queue with the budgets and caps that suit so many instances best: what a plan is made of."""
+    def at(self, instances: int, rate_per_second: float | None = None) -> object:
+        """The queue with the budget or cap with which so many instances carry most: what a plan is made of.
+
+        With a rate, the one that is quickest at it.
+        """
         ...
 
     @property
@@ -77,6 +81,8 @@ class Offers:
     guess_per_second: Floats
     layers: Ints
     build: Callable[[int], Server]
+    least: Least | None = None
+    """How long requests take at least; None where nobody asks for the quickest."""
 
     def __len__(self) -> int:
         return int(self.devices.size)
@@ -98,6 +104,7 @@ class Offers:
         if not parts:
             return cls.of([])
         starts = np.cumsum([0, *(len(part) for part in parts)]).tolist()
+        known = [part.least for part in parts if part.least is not None]
 
         def build(number: int) -> Server:
             which = bisect_right(starts, number) - 1
@@ -109,6 +116,7 @@ class Offers:
             guess_per_second=np.concatenate([part.guess_per_second for part in parts]),
             layers=np.concatenate([part.layers for part in parts]),
             build=build,
+            least=Least.joined(known) if len(known) == len(parts) else None,
         )
 
     def select(self, index: Ints) -> "Offers":
@@ -119,6 +127,7 @@ class Offers:
             guess_per_second=self.guess_per_second[index],
             layers=self.layers[index],
             build=lambda number: self.build(int(index[number])),
+            least=None if self.least is None else self.least.select(index),
         )
 
     def with_layers(self, allowed: set[tuple[int, int]]) -> "Offers":
@@ -191,9 +200,9 @@ class Side:
             self._servers[offer] = self.offers.build(offer)
         return self._servers[offer]
 
-    def chosen(self, column: int) -> object:
-        """Return the queue of a column as the plan runs it."""
-        return self.server(int(self.offer[column])).at(int(self.left[column]))
+    def chosen(self, column: int, rate_per_second: float | None = None) -> object:
+        """Return the queue of a column as the plan runs it: as carries most, or is quickest at a rate."""
+        return self.server(int(self.offer[column])).at(int(self.left[column]), rate_per_second)
 
     def solve(self, column: int, wanted: float) -> bool:
         """Solve a column's queue where it carries ``wanted``; otherwise bound it below that. Whether it does."""

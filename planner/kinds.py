@@ -5,6 +5,7 @@ every whole number that keeps the limit and fits, once the row matters (``planne
 that cannot carry what is wanted; among the others the tail of the latency falls and then rises (``planner.lattice``).
 """
 
+import math
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -15,9 +16,9 @@ from planner.candidates import row_microbatches
 from planner.decode_candidates import DecodeCandidate, iteration, request_rate
 from planner.deployment import Deployment
 from planner.imbalance import expected_maximum_normal
-from planner.lattice import first_within
+from planner.lattice import first_within, least_of
 from planner.manifest.terms import StepCost
-from planner.operating import MOST_UTILISATION, DecodeServer, PrefillServer
+from planner.operating import MOST_UTILISATION, DecodeServer, PrefillServer, kv_transfer_seconds
 from planner.prefill_bounds import saturated, timely, varied
 from planner.prefill_candidates import PROMPTS_PER_PASS, PrefillCandidate, busiest_prompts, pass_seconds, prefill_fits
 from planner.question import Question
@@ -115,9 +116,29 @@ class PrefillKind:
         """Largest rate of so many instances within the TTFT limit at any budget; 0 where there is none."""
         return self._settled(instances)[0]
 
-    def at(self, instances: int) -> PrefillServer:
-        """Return the server with the budget that carries most in so many instances."""
+    def at(self, instances: int, rate_per_second: float | None = None) -> PrefillServer:
+        """Return the server with the budget that carries most in so many instances, or is quickest at a rate."""
+        if rate_per_second is not None:
+            return self._server(self._quickest(instances, rate_per_second)[0])
         return self._server(self._settled(instances)[1])
+
+    def mean_seconds(self, instances: int, rate_per_second: float) -> float:
+        """Mean time from arrival to the KV's, at the budget that is quickest at a rate; infinite beyond the limit."""
+        return self._quickest(instances, rate_per_second)[1]
+
+    def _quickest(self, instances: int, rate: float) -> tuple[int, float]:
+        able = np.flatnonzero(self.budgets.bound_per_second * instances >= rate * (1 - 1e-9))
+        if not able.size:
+            return 0, math.inf
+
+        def seconds(place: int) -> float:
+            latency = self._server(place).ttft(rate / instances, instances)
+            if latency is None or latency.at(self.question.percentile) > self.question.ttft_seconds:
+                return math.inf
+            return latency.mean
+
+        place, found = least_of(seconds, int(able[0]), int(able[-1]))
+        return place, found + kv_transfer_seconds(self.question, self.deployment)
 
     def _server(self, place: int) -> PrefillServer:
         if place not in self._servers:
@@ -222,9 +243,28 @@ class DecodeKind:
         """Whether so many instances carry a rate within the TPOT limit."""
         return self.pool_capacity(instances) >= rate_per_second
 
-    def at(self, instances: int) -> DecodeServer:
-        """Return the server with the cap that carries most, the same for any number of instances."""
-        return self.best
+    def at(self, instances: int, rate_per_second: float | None = None) -> DecodeServer:
+        """Return the server with the cap that carries most, or is quickest at a rate of so many instances."""
+        return self.best if rate_per_second is None else self._quickest(rate_per_second / instances)[0]
+
+    def mean_seconds(self, instances: int, rate_per_second: float) -> float:
+        """Mean time from a prompt's KV to its last token at a rate; infinite beyond the limit."""
+        return self._quickest(rate_per_second / instances)[1]
+
+    def _quickest(self, rate: float) -> tuple[DecodeServer, float]:
+        """The largest cap lets fewest requests wait and finishes most of those that run, so it is the quickest.
+
+        Where it misses the limit, a smaller one that keeps it is taken.
+        """
+        question, batches = self.full.question, self._caps[0]
+        server: DecodeServer | None = self.full
+        state = self.full.state(rate)
+        if state is None or state.tpot.at(question.percentile) > question.tpot_seconds:
+            server = self._carrying(batches, rate, self.full.candidate.batch) if batches.size else None
+            state = server.state(rate) if server else None
+        if server is None or state is None:
+            return self.full, math.inf
+        return server, state.span.mean - server.transfer_seconds
 
     @cached_property
     def best(self) -> DecodeServer:

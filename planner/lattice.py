@@ -42,6 +42,34 @@ def first_within(measure: Measure, low: int, high: int, start: int, limit: float
     return low if low == high and value(low) <= limit else None
 
 
+def least_of(measure: Measure, low: int, high: int) -> tuple[int, float]:
+    """Return a number from ``low`` to ``high`` with the least measure, and that; infinite where all are.
+
+    The measure falls and then rises, and may be infinite at either end. Where two numbers measure alike within a
+    millionth, all between are taken to.
+
+    >>> least_of(lambda n: abs(n - 40) + 1.0, 1, 1000)
+    (40, 1.0)
+    """
+    known: dict[int, float] = {}
+
+    def value(number: int) -> float:
+        if number not in known:
+            known[number] = measure(number)
+        return known[number]
+
+    while high > low:
+        one, other = _inner(low, high, low)
+        first, second = value(one), value(other)
+        if math.isclose(first, second, rel_tol=1e-6):
+            break
+        low, high = (one + 1, high) if first > second else (low, other - 1)
+    if not known or (low == high and low not in known):
+        value(low)
+    best = min(known, key=lambda number: (known[number], number))
+    return best, known[best]
+
+
 def _inner(low: int, high: int, tried: int) -> tuple[int, int]:
     """Return two different numbers inside a range, one of them ``tried`` where that divides it well."""
     span = high - low

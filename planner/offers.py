@@ -26,9 +26,10 @@ from planner.decode_candidates import (
 from planner.imbalance import expected_maximum_normal
 from planner.kinds import DecodeKind, PrefillKind, likely_rate
 from planner.latency import accepted_tokens, balanced_cost
+from planner.least import Least, decode_least
 from planner.manifest.stacks import stacked, taken
 from planner.manifest.terms import Number, StepCost
-from planner.operating import MOST_UTILISATION, DecodeServer
+from planner.operating import MOST_UTILISATION, DecodeServer, transfer_seconds
 from planner.prefill_bounds import saturated, timely, varied
 from planner.prefill_candidates import (
     PROMPTS_PER_PASS,
@@ -63,12 +64,13 @@ class _DecodeTable:
     """[rows], where they stand in the cost."""
 
 
-def decode_offers(question: Question, rows: list[Row], count: Count, transfer_seconds: float) -> Offers:
+def decode_offers(question: Question, rows: list[Row], count: Count, slowest_seconds: float) -> Offers:
     """Return the decode instances that keep the TPOT limit with one request per stage or more."""
     tables = [
         _decode_table(question, group.drafting(question.drafts), count) for group in groups(question, "decode", rows, 0)
     ]
-    return Offers.joined([_decode_kinds(question, table, transfer_seconds) for table in tables if table is not None])
+    found = [table for table in tables if table is not None]
+    return Offers.joined([_decode_kinds(question, table, slowest_seconds, count) for table in found])
 
 
 def _decode_table(question: Question, group: Group, count: Count) -> _DecodeTable | None:
@@ -111,16 +113,18 @@ def _decode_table(question: Question, group: Group, count: Count) -> _DecodeTabl
     )
 
 
-def _decode_kinds(question: Question, table: _DecodeTable, transfer_seconds: float) -> Offers:
+def _decode_kinds(question: Question, table: _DecodeTable, slowest_seconds: float, count: Count) -> Offers:
     """Return the rows of a table: a full batch bounds what each carries, for time per request falls with the batch."""
     most = MOST_UTILISATION * request_rate(question, table.group.deployment, table.batch, table.seconds)
     most = np.minimum(most, most_linked(question, table.group.deployment))
+    quickest = question.objective == "latency"
     return Offers(
         devices=table.group.sizes.astype(np.int64),
         bound_per_second=most,
         guess_per_second=most,
         layers=table.group.table[:, [ATTENTION_TP, STAGES]].astype(np.int64),
-        build=partial(_decode_kind, question, table, transfer_seconds),
+        build=partial(_decode_kind, question, table, slowest_seconds),
+        least=decode_least(question, table.group, float(table.batch.max()), count) if quickest else None,
     )
 
 
@@ -128,7 +132,7 @@ def _at(table: _DecodeTable, row: int) -> tuple[float, float]:
     return float(table.batch[row]), float(table.seconds[row])
 
 
-def _decode_kind(question: Question, table: _DecodeTable, transfer_seconds: float, row: int) -> DecodeKind:
+def _decode_kind(question: Question, table: _DecodeTable, slowest_seconds: float, row: int) -> DecodeKind:
     batch, seconds, drafts = *_at(table, row), int(table.group.drafts[row])
     deployment = replace(row_deployment(table.group.deployment, table.group.rows[row]), drafts=drafts)
     candidate = DecodeCandidate(
@@ -141,7 +145,7 @@ def _decode_kind(question: Question, table: _DecodeTable, transfer_seconds: floa
         requests_per_second=float(request_rate(question, deployment, batch, seconds)),
         limited_by="memory" if batch >= table.room[row] else "tpot",
     )
-    return DecodeKind(DecodeServer(question, candidate, transfer_seconds, taken(table.cost, table.places[[row]])))
+    return DecodeKind(DecodeServer(question, candidate, slowest_seconds, taken(table.cost, table.places[[row]])))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -287,7 +291,18 @@ def _prefill_kinds(question: Question, table: _PrefillTable) -> Offers:
         guess_per_second=guess,
         layers=table.group.table[:, [ATTENTION_TP, STAGES]].astype(np.int64),
         build=partial(_prefill_kind, question, table, most),
+        least=_prefill_least(question, table, prompts) if question.objective == "latency" else None,
     ).select(np.flatnonzero(table.single <= question.ttft_seconds))
+
+
+def _prefill_least(question: Question, table: _PrefillTable, prompts: Floats) -> Least:
+    """Return how long prompts take at least; where they differ, as long as one of mean length alone."""
+    number = table.single.size
+    fixed = np.broadcast_to(np.asarray(transfer_seconds(question, table.group.deployment), dtype=np.float64), number)
+    held, seconds = np.ones((number, 1)), table.single[:, None]
+    if not varied(question):
+        held, seconds = np.column_stack([held, prompts]), np.column_stack([seconds, table.seconds])
+    return Least.of(held, seconds, fixed)
 
 
 def _prefill_kind(question: Question, table: _PrefillTable, most: Ints, row: int) -> PrefillKind:

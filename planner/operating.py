@@ -32,13 +32,18 @@ MOST_UTILISATION = 0.98
 
 
 def kv_transfer_seconds(question: Question, deployment: Deployment) -> float:
+    """Return ``transfer_seconds`` of one deployment."""
+    return float(transfer_seconds(question, deployment))
+
+
+def transfer_seconds(question: Question, deployment: Deployment) -> Number:
     """Seconds to move one prompt's KV from prefill to decode over the slower machine's KV plane.
 
     Each device of the prompt's DP group sends its share over its own link (CloudMatrix384 section 4.3.3).
     """
     planes = [m.hardware.plane(m.hardware.kv_plane) for m in (question.prefill, question.decode)]
     rate = min(plane.bandwidth_bytes_per_second.value * plane.efficiency.value for plane in planes)
-    links = float(deployment.strategy.attention_tp)
+    links: Number = deployment.strategy.attention_tp
     sent = float(model_cache(deployment).bytes(question.workload.input_tokens.mean, 1.0))
     return sent / (rate * links) + max(plane.latency_seconds.value for plane in planes)
 

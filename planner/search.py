@@ -16,6 +16,7 @@ from planner.plan import Plan, make_plan
 from planner.proof import Bound, certify, over_parts, proven
 from planner.quantised import Tried, in_formats, own_formats, preferred
 from planner.question import Question
+from planner.quickest import TimedSide, quickest, reached
 from planner.reachable import most_instances, pairs
 from planner.space import ROLES, Role, Row, check_layouts, role_space
 from podplan.errors import Fault
@@ -120,6 +121,8 @@ def search_format(
     if not pools.prefill.offers or not pools.decode.offers:
         told = missing(question, not pools.prefill.offers) if explain else UNTOLD
         return refused(question, pools, *told)
+    if question.objective == "latency" and question.rate_per_second is not None:
+        return quickest_answer(question, pools, aim, explain=explain, beside=beside)
     pools, choice = best_of(compatible(question, pools), aim)
     if choice is None:
         return refused(question, pools, *(reason(question, pools, aim) if explain else UNTOLD))
@@ -146,6 +149,52 @@ def search_format(
         explanation=best.explanation,
         cut=pools.cut,
         published=published_plans(question, pools, aim) if beside else (),
+    )
+
+
+def quickest_answer(question: Question, pools: Pools, aim: Aim, *, explain: bool, beside: bool) -> Answer:
+    """Return the plan whose requests take least from arrival to their last token, at the asked rate."""
+    assert question.rate_per_second is not None
+    parts = compatible(question, pools)
+    timed = [[TimedSide(side, question.rate_per_second) for side in part.sides] for part in parts]
+    found = [(part, own, quickest(own, aim)) for part, own in zip(parts, timed, strict=True)]
+    known = [(part, own, each) for part, own, each in found if each is not None]
+    if not known:
+        return refused(question, pools, *(reason(question, pools, aim) if explain else UNTOLD))
+    part, sides, first = min(known, key=lambda each: each[2].seconds)
+    best = quick_plan(question, part, first.choice)
+    if best is None:
+        raise Fault("the quickest columns cannot keep up with the asked rate")
+    others = []
+    for share in FEWER_DEVICES if beside else ():
+        fewer = replace(aim, devices={budget: int(count * share) for budget, count in aim.devices.items()})
+        other = quickest(sides, fewer)
+        others.append(quick_plan(question, part, other.choice) if other else None)
+    return Answer(
+        question=question,
+        best=best,
+        pareto=tuple(front_of(best, [plan for plan in others if plan is not None])),
+        candidates_evaluated=pools.count.evaluated,
+        bound=reached(first.bound, best.e2e_mean_seconds) if beside else None,
+        binding_limit=best.binding_limit,
+        explanation=best.explanation,
+        cut=pools.cut,
+        published=published_plans(question, pools, aim) if beside else (),
+    )
+
+
+def quick_plan(question: Question, pools: Pools, choice: Choice) -> Plan | None:
+    """Return the plan of chosen columns at the asked rate, with the budgets and caps that are quickest at it."""
+    rate, (first, second) = question.rate_per_second, choice
+    assert rate is not None
+    prefill, decode = pools.prefill.chosen(first, rate), pools.decode.chosen(second, rate)
+    assert isinstance(prefill, PrefillServer) and isinstance(decode, DecodeServer)
+    left = int(pools.prefill.left[first])
+    return make_plan(
+        question,
+        (prefill, int(pools.prefill.instances[first]), prefill.pool_capacity(left) / left),
+        (decode, int(pools.decode.instances[second]), decode.pool_capacity(1)),
+        rate,
     )
 
 
