@@ -15,11 +15,13 @@ from functools import cache, partial
 
 import numpy as np
 
-from planner.arrival_counts import count_distribution
+from planner.arrival_counts import Arrivals
+from planner.mixed_even import dealt, gap_beyond, phases_of
 from planner.mixed_steps import StepTable
 from planner.queueing import Array
 
-_UNITS_PER_STEP = 8
+_UNITS_PER_STEP = (8, 4, 2)
+"""Coarser where many prompts wait."""
 _MOST_STATES = 160
 _CELLS = 28
 _NEGLIGIBLE = 2e-6
@@ -44,12 +46,12 @@ class PromptSteps:
         return float(self.own @ np.arange(self.own.size))
 
 
-def prompt_steps(table: StepTable, running: float) -> PromptSteps:
+def prompt_steps(table: StepTable, running: float, units_per_step: int = 8) -> PromptSteps:
     """One rank: units are tokens, some dozens to a step; a step takes parts of several prompts, up to its room."""
     aggregate = table.aggregate
     room = float(aggregate.room(np.array(running)))
-    fine = math.ceil(_UNITS_PER_STEP * aggregate.mean_new_tokens / aggregate.budget_tokens)
-    per_prompt = min(max(fine, 4 if np.ptp(aggregate.new_tokens) > 0 else 1), 4 * _UNITS_PER_STEP)
+    fine = math.ceil(units_per_step * aggregate.mean_new_tokens / aggregate.budget_tokens)
+    per_prompt = min(max(fine, 4 if np.ptp(aggregate.new_tokens) > 0 else 1), 4 * units_per_step)
     unit = aggregate.mean_new_tokens / per_prompt
     taken = np.minimum(np.arange(float(_MOST_STATES)), room / unit)
     own = on_lattice(np.maximum(aggregate.new_tokens / unit, 1.0), aggregate.prompts.weights)
@@ -92,10 +94,14 @@ def rank_state(table: StepTable, running: float, rate: float, dispersion: float)
 
     ``rate`` is of the instance; counts of arrivals have ``dispersion`` times their mean as variance.
     """
-    steps = prompt_steps(table, running)
-    states = _states(steps, rate, dispersion)
-    if states == 0:
+    for fine in _UNITS_PER_STEP:
+        steps = prompt_steps(table, running, fine)
+        reach = _reach(steps, rate, dispersion)
+        if reach <= _MOST_STATES:
+            break
+    if not math.isfinite(reach):
         return None
+    states = int(min(reach, _MOST_STATES))
     seconds = steps.seconds[:states]
     idle = running < 0.5  # nothing runs and nothing waits: the instance stands still
     chances = _balance(steps, states, rate, dispersion, idle)
@@ -108,24 +114,24 @@ def rank_state(table: StepTable, running: float, rate: float, dispersion: float)
     )
 
 
-def _states(steps: PromptSteps, rate: float, dispersion: float) -> int:
-    """States that are all but never exceeded, by heavy traffic's decay; 0 where unstable."""
+def _reach(steps: PromptSteps, rate: float, dispersion: float) -> float:
+    """Units that all but never wait, by heavy traffic's decay; infinite where prompts come faster than they go."""
     drift = steps.takes - rate * steps.seconds * steps.per_prompt
     if drift[-1] <= 0:
-        return 0
+        return math.inf
     units = np.arange(steps.own.size)
     second = float(units**2 @ steps.own) + (dispersion - 1) * steps.per_prompt**2
     noise = rate * float(steps.seconds[-1]) * max(second, 0.1)
     settled = int(np.argmax((drift > 0) & (np.cumsum(drift[::-1] <= 0)[::-1] == 0)))
     reach = settled + math.log(1e6) * noise / (2 * float(drift[-1])) + 3 * float(np.flatnonzero(steps.own)[-1])
-    return int(min(max(reach, 16), _MOST_STATES))
+    return max(reach, 16.0)
 
 
 def _arrivals(steps: PromptSteps, means: Array, dispersion: float, length: int) -> Array:
     """Distribution of the units that arrive with so many prompts on average, [..., length]; the rest is cut off."""
     most = float(means.max(initial=0.0))
     counts = math.ceil(most + 6 * math.sqrt(max(dispersion, 1.0) * most) + 8)
-    numbers = count_distribution(np.maximum(means, 1e-12), dispersion, counts)
+    numbers = Arrivals.of(1.0, dispersion).counts(np.maximum(means, 1e-12), 1.0, counts)
     if np.count_nonzero(steps.own) == 1:
         step = int(np.flatnonzero(steps.own)[0])
         found = np.zeros((*means.shape, max(length, (counts - 1) * step + 1)))
@@ -174,21 +180,41 @@ def _sojourn(steps: PromptSteps, chances: Array, rate: float, dispersion: float,
     busy = float(seen.sum())
     standing = float(chances[0]) / rate if idle else 0.0  # mean seconds until a prompt comes
     edges = np.linspace(0.0, float(seconds[seen > _NEGLIGIBLE * busy].max(initial=seconds[0])), _CELLS + 1)
-    ahead = _ahead(steps, seen / (busy + standing), rate, dispersion, edges)  # [cells, states]
-    if standing:
-        ahead[0, 0] += standing / (busy + standing)
     rest = (edges[1:] + edges[:-1]) / 2
+    seen = seen / (busy + standing)
+    phases = phases_of(dispersion)
+    nobody = np.eye(1, states)[0]
+    found = []
+    for those, come in ((seen * nobody, False), (seen * nobody, True), (seen * (1 - nobody), None)):
+        ahead = _ahead(steps, those, rate, dispersion, edges, come)
+        cell, waiting = np.nonzero(ahead > _NEGLIGIBLE)
+        points = (rest[cell], waiting.astype(np.float64), ahead[cell, waiting])
+        found.append(_own_steps(steps, points, rate, phases))
     if standing:
-        rest[0] = 0.0
-    cell, waiting = np.nonzero(ahead > _NEGLIGIBLE)
-    return _own_steps(steps, (rest[cell], waiting.astype(np.float64), ahead[cell, waiting]), rate)
+        start = np.zeros(1)
+        found.append(_own_steps(steps, (start, start, np.array([standing / (busy + standing)])), rate, phases))
+    alone = _joined([found[0], *found[3:]])
+    units = np.arange(steps.own.size)
+    spread = float(units**2 @ steps.own) / steps.per_prompt**2 - 1
+    seconds, masses = dealt(alone, _joined(found[1:3]), rate, phases, max(spread, 0.0))
+    return seconds, masses / masses.sum()
 
 
-def _ahead(steps: PromptSteps, seen: Array, rate: float, dispersion: float, edges: Array) -> Array:
-    """Joint distribution of the rest of the step under way (cells) and of the units ahead then, [cells, states]."""
+def _joined(points: list[tuple[Array, Array]]) -> tuple[Array, Array]:
+    return np.concatenate([seconds for seconds, _ in points]), np.concatenate([masses for _, masses in points])
+
+
+def _ahead(steps: PromptSteps, seen: Array, rate: float, dispersion: float, edges: Array, others: bool | None) -> Array:
+    """Joint distribution of the rest of the step under way (cells) and of the units ahead then, [cells, states].
+
+    ``others``: only where others came before in the same step, or only where not; None: in either case.
+    """
     states, cells = seen.size, edges.size - 1
     width = edges[1]
     come = _arrivals(steps, rate * (edges[1:] + edges[:-1]) / 2, dispersion, states)  # [cells, units] by elapsed
+    if others is not None:
+        come[:, 0] *= not others
+        come[:, 1:] *= others
     found = np.zeros((cells, 2 * states))
     left = np.rint(np.maximum(np.arange(states) - steps.takes[:states], 0.0)).astype(np.intp)
     kept = np.flatnonzero(seen > _NEGLIGIBLE)
@@ -201,7 +227,7 @@ def _ahead(steps: PromptSteps, seen: Array, rate: float, dispersion: float, edge
     return found[:, :states]
 
 
-def _own_steps(steps: PromptSteps, points: tuple[Array, Array, Array], rate: float) -> tuple[Array, Array]:
+def _own_steps(steps: PromptSteps, points: tuple[Array, Array, Array], rate: float, phases: int) -> tuple[Array, Array]:
     """Add the steps up to the own last one to (rest, units ahead, mass) of arrivals.
 
     All but the last are full; that takes what is left of the own prompt, and what came behind it if anything did.
@@ -213,12 +239,11 @@ def _own_steps(steps: PromptSteps, points: tuple[Array, Array, Array], rate: flo
         before = np.maximum(np.ceil((ahead + size) / steps.room - 1e-6) - 1, 0.0)
         left, waited = ahead + size - before * steps.room, rest + before * full
         came = rate * waited
-        alone = np.exp(-came)
-        behind = came * steps.per_prompt / np.maximum(1 - alone, 1e-12)
+        alone = gap_beyond(came, phases)
+        behind = np.maximum(came / np.maximum(1 - alone, 1e-12), 1.0) * steps.per_prompt
         found += [waited + np.interp(left + more, states, steps.seconds) for more in (0.0, behind)]
         weights += [masses * share * alone, masses * share * (1 - alone)]
-    masses = np.concatenate(weights)
-    return np.concatenate(found), masses / masses.sum()
+    return np.concatenate(found), np.concatenate(weights)
 
 
 def _sizes(own: Array) -> list[tuple[float, float]]:

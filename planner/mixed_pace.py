@@ -34,27 +34,32 @@ class Pace:
     """Seconds that one more running request adds to a step."""
     per_prompt: float
     """Seconds by which one more prompt delays steps, with what comes meanwhile."""
-    work_dispersion: float
-    """Variance over mean of the prompt tokens that come, in units of a mean prompt."""
+    work_squared_cv: float
+    """Of the tokens of a prompt that are to be computed."""
+    dispersion: float = 1.0
+    """Variance over mean of the prompts that come over long times; 1 for Poisson arrivals."""
 
     def variance(self, lengths: Array, iterations: Lengths) -> Array:
         """Variance of the mean step time over a residence, in squared seconds; ``lengths`` over the mean one.
 
-            slope² · V · r · k + slope · p · c · n · r · s / I + p² · rate · step · d / (I x)
+            slope² · V · r · k + slope · p · c · n · d · r · s / I + p² · rate · step · (w + d) / (I x)
 
         with V and n variance and mean of the running requests, r of it what a residence leaves
-        (``residence_variance``), p = ``per_prompt``, d = ``work_dispersion``, I steps of a mean answer and x of this
-        one over it. k = c² for answers of one length, whose leaving repeats their coming, and halfway to 1 for
-        exponential ones; s = 1.36 and 1 for the two: a prompt's delay and its running overlap by half a residence, or
-        by 1/e of it.
+        (``residence_variance``), p = ``per_prompt``, w = ``work_squared_cv``, d = ``dispersion``, I steps of a mean
+        answer and x of this one over it. k = c² d for answers of one length, whose leaving repeats their coming, and
+        halfway to 1 for exponential ones; s = 1.36 and 1 for the two: a prompt's delay and its running overlap by half
+        a residence, or by 1/e of it.
         """
         spread = min(iterations.squared_cv, 1.0)
         elasticity = np.array(min(max(self.slope * self.running / self.step_seconds, 0.0), 0.95))
         left = residence_variance(elasticity, lengths, iterations.squared_cv)
         cluster = 1 + self.rate_per_second * self.per_prompt
-        coming = cluster**2 - spread * (cluster**2 - 1) / 2
-        shared = (1.36 - 0.36 * spread) * self.slope * self.per_prompt * cluster * self.running / iterations.mean
-        own = self.per_prompt**2 * self.rate_per_second * self.step_seconds * self.work_dispersion
+        coming = cluster**2 * self.dispersion
+        coming -= spread * (coming - 1) / 2
+        both = self.slope * self.per_prompt * cluster * self.running * self.dispersion / iterations.mean
+        shared = (1.36 - 0.36 * spread) * both
+        varied = self.work_squared_cv + self.dispersion
+        own = self.per_prompt**2 * self.rate_per_second * self.step_seconds * varied
         occupied = self.slope**2 * self.running_variance * coming
         return np.asarray((occupied + shared) * left + own / (iterations.mean * lengths))
 

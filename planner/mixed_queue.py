@@ -219,7 +219,8 @@ class MixedQueue:
             running_variance=occupied.variance,
             slope=occupied.slope,
             per_prompt=self._per_prompt(rate, dispersion, occupied),
-            work_dispersion=float(new**2 @ weights) / self.aggregate.mean_new_tokens**2 + dispersion - 1,
+            work_squared_cv=float(new**2 @ weights) / self.aggregate.mean_new_tokens**2 - 1,
+            dispersion=dispersion,
         )
 
     def _answer(self, rate: float, dispersion: float, occupied: "Running") -> MixedState:

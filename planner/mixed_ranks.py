@@ -17,7 +17,7 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.arrival_counts import count_distribution
+from planner.arrival_counts import Arrivals
 from planner.latency import deviations
 from planner.mixed_chain import PromptState, on_lattice
 from planner.mixed_steps import StepTable
@@ -155,8 +155,7 @@ def _chain(
     seconds = table.seconds(running, busiest, total)
     if idle:
         seconds[:, 0, 0] = 1.0
-    come = count_distribution(np.maximum(rate * seconds / lump, 1e-12), dispersion / lump, new.size)
-    come[..., -1] += np.maximum(1 - come.sum(axis=-1), 0.0)
+    come = Arrivals.of(rate, dispersion).counts(seconds.ravel(), lump, new.size).reshape(*seconds.shape, new.size)
     if idle:
         come[:, 0, 0] = np.eye(1, new.size, 1)[0]
     return _Chain(
@@ -392,7 +391,10 @@ def _own(table: StepTable, running: float, chain: _Chain, prompts: _Prompts, res
 def _waits(chain: _Chain, prompts: _Prompts) -> tuple[NDArray[np.intp], Array]:
     """(steps until the own rank is free, [came, lacking]; seconds of so many steps, [steps, came, lacking])."""
     others = chain.older[None, :] + np.maximum(np.arange(chain.seconds.shape[0])[:, None] - 1, 0)
-    count = np.rint(np.floor(others / chain.ranks) * (prompts.mean_parts + 1) / 2)
+    # Dealt in turn: the last one of the own rank came as many prompts ago as there are ranks.
+    queued = np.floor(others / chain.ranks)
+    left = np.maximum(queued - chain.ranks * queued**2 / (others + 1 / chain.lump), 0.0)
+    count = np.ceil(prompts.mean_parts * left - 1e-9)
     waits = np.minimum(count, _LONGEST).astype(np.intp)
     rows = [np.zeros_like(chain.seconds)]
     for _ in range(int(waits.max())):
