@@ -295,8 +295,9 @@ def reason(question: Question, pools: Pools, aim: Aim) -> tuple[str, str]:
     """Return (binding limit, sentence) where no choice of columns is feasible."""
     most = settle(pools.sides, replace(aim, objective="throughput", rate=None))
     if most is not None:
-        message = certify(pools.sides, aim).message
-        return refusal(question, message, carried_by(pools.sides, most))
+        from planner.shortage import shortage  # searches larger machines; only a refusal needs it
+
+        return shortage(question, pools, aim, carried_by(pools.sides, most))
     for side in pools.sides:
         if side.size and settle([side], replace(aim, objective="throughput", rate=None)) is None:
             return missing(question, side.role == "prefill")

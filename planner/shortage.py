@@ -1,0 +1,86 @@
+"""Why columns do not carry an asked rate: the constraint in the words of its flag, and the nearest changes, solved."""
+
+import math
+from dataclasses import replace
+
+from planner.columns import Aim, Side, carried_by, settle
+from planner.infeasible import most_devices, rounded_down
+from planner.question import Machines, Question
+from planner.search import Pools
+from planner.variations import has_plan
+from podplan.units import format_rate
+
+STEP = 1.08
+"""From one size that is tried to the next."""
+TRIES = 4
+
+
+def shortage(question: Question, pools: Pools, aim: Aim, most_per_second: float) -> tuple[str, str]:
+    """Return (binding limit, sentence) where the devices carry something, and not the asked rate.
+
+    ``survive`` where they carry it as long as nothing is lost; else the pools that carry less, or the devices that
+    both roles share. The devices named were solved for the rate; none are named where none were found.
+    """
+    asked, most = (format_rate(rate) for rate in (aim.rate or 0.0, rounded_down(most_per_second)))
+    there = f"{_devices(question)} devices carry {most}, not the asked {asked}"
+    both = dict.fromkeys(("prefill", "decode"), most_per_second)
+    if question.survive is not None and settle([_unsparing(side) for side in pools.sides], aim) is not None:
+        told = f"--survive: after losing the worst {question.survive} {there}"
+        return "survive", f"{told}; nearest changes: --rate {most}, or no --survive{_larger(question, both)}"
+    if question.prefill.budget == question.decode.budget:
+        return "devices", f"{there}; nearest changes: --rate {most}{_larger(question, both)}"
+    alone = {side.role: _alone(side, aim) for side in pools.sides}
+    short = [side for side in pools.sides if alone[side.role] < (aim.rate or 0.0) * (1 - 1e-9)]
+    told = " and ".join(
+        f"{side.machines.devices} devices of {side.machines.hardware.name} carry the {side.role} of "
+        f"{format_rate(rounded_down(alone[side.role]))}"
+        for side in short
+    )
+    larger = _larger(question, {side.role: alone[side.role] for side in short})
+    return (
+        f"devices of {' and '.join(side.role for side in short)}",
+        f"{told}, not of the asked {asked}; nearest changes: --rate {most}{larger}",
+    )
+
+
+def _unsparing(side: Side) -> Side:
+    """Return the columns of a side without spare instances."""
+    return Side(side.role, side.machines, side.offers, None, side.unit, side.most_instances)
+
+
+def _alone(side: Side, aim: Aim) -> float:
+    """Return what a role carries with all devices of its pool."""
+    choice = settle([side], replace(aim, objective="throughput", rate=None))
+    return carried_by([side], choice) if choice else 0.0
+
+
+def _devices(question: Question) -> int:
+    own = question.prefill.budget != question.decode.budget
+    return question.prefill.devices + (question.decode.devices if own else 0)
+
+
+def _larger(question: Question, most_per_second: dict[str, float]) -> str:
+    """Return the devices of the short roles that carry the rate, as they would be asked for; nothing where unknown.
+
+    ``most_per_second`` is what each short role carries now, the same for both of a shared pool.
+    """
+    factors = {role: (question.rate_per_second or 0.0) / max(most, 1e-9) for role, most in most_per_second.items()}
+    for number in range(TRIES):
+        prefill, decode = (
+            replace(machines, devices=_grown(machines, factors[role] * STEP**number)) if role in factors else machines
+            for role, machines in (("prefill", question.prefill), ("decode", question.decode))
+        )
+        changed = replace(question, prefill=prefill, decode=decode)
+        if _devices(changed) > most_devices(question):
+            return f"; about {_devices(changed)} devices are more than there can be"
+        if has_plan(changed):
+            shared = prefill.budget == decode.budget
+            size = f"{prefill.devices}" if shared else f"prefill={prefill.devices},decode={decode.devices}"
+            return f", or --devices {size}"
+    return ""
+
+
+def _grown(machines: Machines, factor: float) -> int:
+    """Devices times a factor, in whole nodes, at least one node more."""
+    per_node = machines.devices_per_node
+    return max(math.ceil(machines.devices * factor / per_node - 1e-9), machines.devices // per_node + 1) * per_node
