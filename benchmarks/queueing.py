@@ -1,7 +1,6 @@
 """How far the queues are from the reference runtime: plans at several utilisations, predicted beside simulated.
 
     python benchmarks/queueing.py [--cases NAME,...] [--utilisations 0.5,0.7,0.85] [--requests N] [--markdown]
-    python benchmarks/queueing.py --traces FOLDER      windows of the traces in a folder, scaled to the utilisations
 
 A utilisation is the rate over what the tighter pool finishes when saturated. Errors are predicted / simulated - 1. The
 columns ``M/M/1`` are MixServe's Eq. (7), (9)-(11) on the same service times.
@@ -10,7 +9,7 @@ columns ``M/M/1`` are MixServe's Eq. (7), (9)-(11) on the same service times.
 import argparse
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -72,10 +71,6 @@ CASES: dict[str, tuple[str, SizeFlags, dict[str, str], dict[str, str]]] = {
 BURSTS = {"qwen3-30b-cm384-bursts": 4.0}
 """Squared CV of the gaps between arrivals."""
 SEEDS = 3
-TRACES = {
-    "azure_llm_2023_conv_first20min.csv.gz": ("llama-3.1-70b", "h200", "8"),
-    "mooncake_conversation_first20min.jsonl.gz": ("deepseek-v3.1", "h200", "32"),
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,33 +150,6 @@ def compared(name: str, utilisation: float, pairs: list[tuple[dict[str, Any], di
     )
 
 
-def trace_runs(path: Path, model: str, hardware: str, devices: str, utilisations: list[float]) -> Iterator[Row]:
-    """Yield a row for each utilisation of windows of ten minutes of a trace, played as fast as they ask."""
-    flags = SearchFlags(
-        model=model, machines=SizeFlags(hw=hardware, devices=devices), traffic=TrafficFlags(trace=str(path)), ttft="10s"
-    )
-    question = replace(read_search(flags).question, objective="throughput", rate_per_second=None)
-    best = search(question).best
-    if best is None:
-        sys.exit(f"{path.name} has no plan")
-    manifest = assemble(best, {})
-    most = min(
-        best.prefill.instances * best_saturation(best),
-        best.decode.instances * best.decode.candidate.requests_per_second,
-    )
-    for utilisation in utilisations:
-        pairs = []
-        for start in (0, 10):
-            window = f"{start}min..{start + 10}min"
-            plain = read_offered(SimulateFlags(manifest=Path(), trace=str(path), window=window), manifest, 0)
-            arrivals = next(iter(plain.requests())).arrival_seconds
-            rate = (len(arrivals) - 1) / float(arrivals[-1] - arrivals[0])
-            factor = f"{utilisation * most / rate:.6g}"
-            played = SimulateFlags(manifest=Path(), trace=str(path), window=window, scale_rate=factor)
-            pairs.append(offered_and_run(played, manifest, 0))
-        yield compared(path.name.split("_")[0], utilisation, pairs)
-
-
 def best_saturation(plan: Plan) -> float:
     """Prompts per second of a prefill instance whose passes are always full."""
     return PrefillServer(plan.question, plan.prefill.candidate).service.saturation_per_second
@@ -196,18 +164,14 @@ def main() -> None:
     parser.add_argument("--cases", default=",".join(CASES))
     parser.add_argument("--utilisations", default="0.5,0.7,0.85")
     parser.add_argument("--requests", type=int, default=20_000)
-    parser.add_argument("--traces", type=Path, help="folder with the Azure and Mooncake windows")
     asked = parser.parse_args()
     utilisations = [float(text) for text in asked.utilisations.split(",")]
     print(
         "| case | utilisation | simulated TTFT mean, p99 |", " | ".join(SHOWN), "| simulated attainment | predicted |"
     )
     print("|---|---|---|" + "---|" * (len(SHOWN) + 2))
-    found = [runs(name, utilisations, asked.requests) for name in asked.cases.split(",")]
-    if asked.traces:
-        found = [trace_runs(asked.traces / file, *where, utilisations) for file, where in TRACES.items()]
-    for rows in found:
-        for row in rows:
+    for name in asked.cases.split(","):
+        for row in runs(name, utilisations, asked.requests):
             cells = ["-" if row.errors[key] is None else f"{row.errors[key]:+.1%}" for key in SHOWN]
             times = f"{row.simulated['ttft mean'] * 1e3:.1f}, {row.simulated['ttft p99'] * 1e3:.1f} ms"
             times += f" ± {row.spread:.0%}"

@@ -50,6 +50,7 @@ def show(manifest: Manifest, offered: Offered, result: SimulationResult, data: d
         ["within the limits", _percent, "slo_attainment"],
         ["goodput", format_rate, "goodput_requests_per_second"],
         *([f"{role} busy", _percent, "utilisation", role] for role in result.utilisation),
+        *([["KV link wait mean", format_duration, "mean_transfer_wait_seconds"]] if result.link_utilisation else []),
         *([f"{role} KV links busy", _percent, "link_utilisation", role] for role in result.link_utilisation),
         *([f"{name} in use", _percent, "occupancy", key] for name, key in (("KV", "kv"), ("slots", "slots"))),
         ["prompt tokens reused", _percent, "prefix_hit_share"],

@@ -200,4 +200,5 @@ def predicted(plan: Plan, limits: ServiceLevels) -> Prediction:
         decode_busy=busy_share(
             server.iteration_table(), server.iterations.mean, plan.requests_per_second / decode.instances
         ),
+        links=plan.links,
     )

@@ -70,6 +70,7 @@ def expect(manifest: Manifest, workload: Workload, requests_per_second: float) -
             output_tokens=workload.output_tokens.mean,
             limits=manifest.service_levels,
             decode_busy=busy,
+            links=links,
         ),
         basis="the queues of this traffic with the manifest's step costs",
     )
@@ -106,6 +107,7 @@ def open_prediction(
     output_tokens: float,
     limits: ServiceLevels,
     decode_busy: float,
+    links: LinkState,
 ) -> Prediction:
     """Return the figures of a stationary open system in the keys of a simulation's result.
 
@@ -121,6 +123,8 @@ def open_prediction(
         slo_attainment=attained,
         goodput_requests_per_second=requests_per_second * attained,
         utilisation={"decode": decode_busy},
+        mean_transfer_wait_seconds=links.wait_seconds,
+        link_utilisation=links.utilisation,
     )
 
 

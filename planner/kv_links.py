@@ -178,26 +178,46 @@ def link_state(links: KvLinks, rate_per_second: float, prompts: Prompts, leave: 
     )
 
 
-def pulled(links: KvLinks, ready_seconds: Array, origin: Array, prompt_tokens: Array) -> Array:
-    """Return when the KV of every request of a recorded stream is there, [requests].
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pulled:
+    """Transfers of a recorded stream, [requests]."""
+
+    there_seconds: Array
+    """When the KV is there."""
+    wait_seconds: Array
+    """Until its links were free on both sides."""
+    utilisation: dict[Role, float]
+    """Share of the time up to the last transfer in which a link of each role carries KV."""
+
+
+def pulled(links: KvLinks, ready_seconds: Array, origin: Array, prompt_tokens: Array) -> Pulled:
+    """Return when the KV of every request of a recorded stream is there; there may be none.
 
     Each side works off its transfers first come, first served.
 
     Args:
-        ready_seconds: when each prompt's KV is complete.
-        origin: the attention group of the prefill pool that holds it.
-        prompt_tokens: lengths, reused tokens included.
+        ready_seconds: [requests], when each prompt's KV is complete.
+        origin: [requests], the attention group of the prefill pool that holds it.
+        prompt_tokens: [requests], lengths, reused tokens included.
     """
-    held = links.held_seconds(prompt_tokens).tolist()
+    held = links.held_seconds(prompt_tokens)
     sources = [[0.0] * links.channels(links.prefill) for _ in range(links.prefill.groups)]
     targets = [0.0] * (links.decode.groups * links.channels(links.decode))
-    there = [0.0] * len(held)
-    for request in np.argsort(ready_seconds, kind="stable").tolist():
-        source, ready = sources[origin[request]], float(ready_seconds[request])
-        sent = max(ready, source[0]) + held[request]
+    begun = np.zeros(held.size)
+    order = np.argsort(ready_seconds, kind="stable")
+    rows = zip(order.tolist(), ready_seconds[order].tolist(), held[order].tolist(), origin[order].tolist(), strict=True)
+    for request, ready, seconds, group in rows:
+        source = sources[group]
         # Placement goes to the rank with least KV, which is about the one whose turn is longest ago.
-        got = max(ready, targets[0]) + held[request]
-        heapq.heapreplace(source, sent)
-        heapq.heapreplace(targets, got)
-        there[request] = max(sent, got) + links.latency_seconds
-    return np.array(there)
+        sends, gets = max(ready, source[0]), max(ready, targets[0])
+        heapq.heapreplace(source, sends + seconds)
+        heapq.heapreplace(targets, gets + seconds)
+        begun[request] = max(sends, gets)
+    end = float((begun + held).max(initial=0.0))
+    return Pulled(
+        there_seconds=begun + held + links.latency_seconds,
+        wait_seconds=begun - ready_seconds,
+        utilisation={
+            role: float(held.sum()) / (links.servers(side) * end) if end else 0.0 for role, side in links.sides
+        },
+    )

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.expectation import Expectation, group_budget, iteration_dealing, pool_pair
-from planner.kv_links import KvLinks, pulled
+from planner.kv_links import KvLinks, Pulled, pulled
 from planner.latency import tokens_per_iteration
 from planner.manifest.schema import Manifest, Pool, Prediction, Role, ServiceLevels, Statistics
 from planner.operating import dealt_iteration_seconds
@@ -39,6 +39,8 @@ class Recorded:
     """When the last answer is out, from 0 on as arrivals are counted."""
     busy: dict[Role, float]
     """Share of the time until then in which a role's instances work."""
+    links: Pulled
+    """Transfers of those that go on to decode."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,17 +104,17 @@ def play(pools: Pools, trace: Trace) -> Recorded:
     prefilled = prefill_recorded(pools.machine, pools.prefill_instances, pools.policy, trace)
     sent = np.asarray(trace.output_tokens) > 1  # answers of one token never reach decode
     prompts = np.asarray(trace.input_tokens, dtype=np.float64)
-    ready = pulled(pools.links, prefilled.first_token_seconds[sent], prefilled.origin[sent], prompts[sent])
+    links = pulled(pools.links, prefilled.first_token_seconds[sent], prefilled.origin[sent], prompts[sent])
     after = np.asarray(trace.output_tokens, dtype=np.float64)[sent] - 1
     iterations = after / pools.tokens_per_iteration
-    decoded = decode_recorded(ready, iterations, pools.iteration_seconds, pools.decode_instances)
-    return _outcome(trace, prefilled, decoded, sent, (pools.prefill_instances, pools.decode_instances))
+    decoded = decode_recorded(links.there_seconds, iterations, pools.iteration_seconds, pools.decode_instances)
+    return _outcome(pools, trace, prefilled, links, decoded)
 
 
-def _outcome(trace: Trace, prefilled: Prefilled, decoded: Decoded, sent: Flags, instances: tuple[int, int]) -> Recorded:
+def _outcome(pools: Pools, trace: Trace, prefilled: Prefilled, links: Pulled, decoded: Decoded) -> Recorded:
     arrival = np.asarray(trace.arrival_seconds, dtype=np.float64)
     output = np.asarray(trace.output_tokens, dtype=np.float64)
-    left = prefilled.first_token_seconds.copy()
+    left, sent = prefilled.first_token_seconds.copy(), output > 1
     left[sent] = decoded.left_seconds
     after = np.where(sent, output - 1, np.nan)
     end = float(left.max())
@@ -123,9 +125,10 @@ def _outcome(trace: Trace, prefilled: Prefilled, decoded: Decoded, sent: Flags, 
         output_tokens=output,
         end_seconds=end,
         busy={
-            "prefill": prefilled.busy_seconds / (instances[0] * end),
-            "decode": decoded.busy_seconds / (instances[1] * end),
+            "prefill": prefilled.busy_seconds / (pools.prefill_instances * end),
+            "decode": decoded.busy_seconds / (pools.decode_instances * end),
         },
+        links=links,
     )
 
 
@@ -151,6 +154,8 @@ def _prediction(recorded: Recorded, arrival: Array, limits: ServiceLevels, warmu
         slo_attainment=float(kept.mean()),
         goodput_requests_per_second=float(kept.sum()) / seconds,
         utilisation=recorded.busy,
+        mean_transfer_wait_seconds=float(recorded.links.wait_seconds.mean()) if known.size else 0.0,
+        link_utilisation=recorded.links.utilisation,
     )
 
 

@@ -298,6 +298,8 @@ class Prediction(Strict):
     slo_attainment: Share | None = None
     goodput_requests_per_second: Result | None = None
     utilisation: dict[Role, Result] | None = None
+    mean_transfer_wait_seconds: Result | None = Field(default=None, description="of a prompt's KV for links")
+    link_utilisation: dict[Role, Result] | None = Field(default=None, description="share of time they carry KV")
 
 
 class Manifest(Strict):

@@ -1,7 +1,5 @@
 """Links that KV crosses: closed forms, and the runtime on slow links."""
 
-import math
-
 import numpy as np
 import pytest
 
@@ -75,13 +73,22 @@ def test_departures_of_a_busy_server_are_those_of_its_service():
 def test_recorded_transfers_by_hand():
     """Two prompts of one group and one of another, two decode links of equal speed."""
     links = _links(groups=(2, 3), rate=1e8)  # 1,000 tokens take a second
-    there = pulled(links, np.array([0.0, 0.5, 0.5]), np.array([0, 0, 1]), np.full(3, 1000.0))
-    assert there == pytest.approx(np.array([1.0, 2.0, 1.5]) + 0.001)
+    found = pulled(links, np.array([0.0, 0.5, 0.5]), np.array([0, 0, 1]), np.full(3, 1000.0))
+    assert found.there_seconds == pytest.approx(np.array([1.0, 2.0, 1.5]) + 0.001)
+    assert found.wait_seconds == pytest.approx([0.0, 0.5, 0.0])
+    assert found.utilisation == pytest.approx({"prefill": 3 / (2 * 2), "decode": 3 / (3 * 2)})
 
 
 def test_recorded_transfers_share_decode_links():
     """One decode link: it works off all prompts in turn, whichever group they come from."""
     links = _links(groups=(3, 1), rate=1e8)
-    there = pulled(links, np.zeros(3), np.arange(3), np.full(3, 1000.0))
+    there = pulled(links, np.zeros(3), np.arange(3), np.full(3, 1000.0)).there_seconds
     assert sorted(there) == pytest.approx([1.001, 2.001, 3.001])
-    assert math.isfinite(there.max())
+
+
+def test_nothing_to_transfer():
+    """A stream of one-token answers sends nothing."""
+    none = np.zeros(0)
+    found = pulled(_links(), none, none.astype(np.int64), none)
+    assert found.there_seconds.size == 0
+    assert found.utilisation == {"prefill": 0.0, "decode": 0.0}

@@ -1,0 +1,149 @@
+"""How far predictions are from the reference runtime on windows of recorded traces.
+
+    python benchmarks/traces.py FOLDER [--utilisations 0.5,0.7,0.85]
+
+FOLDER holds Azure's and Mooncake's conversation windows, which are not part of podplan. Windows of ten minutes are
+played so fast that they load the plan to a utilisation: the rate over what the tighter pool finishes when everything
+is there at once, measured for prefill in the runtime with the window's own requests. Errors are predicted / simulated
+- 1: of the recursion over the window's own requests, and of the stationary queue of its moments beside it.
+"""
+
+import argparse
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from cli.machines import SizeFlags
+from cli.search_flags import SearchFlags, read_search
+from cli.simulate_flags import SimulateFlags
+from cli.simulate_traffic import Offered, read_offered
+from cli.traffic import TrafficFlags
+from planner.assemble import assemble
+from planner.expectation import expect
+from planner.manifest.schema import Manifest, Prediction
+from planner.plan import DisaggregatedPlan
+from planner.search import search
+from planner.workload import Trace, Traffic
+from podplan.traces import read_trace, reused_tokens, window
+from runtime.simulate.metrics import SimulationResult
+from runtime.simulate.run import simulate
+
+TRACES = {
+    "azure_llm_2023_conv_first20min.csv.gz": ("llama-3.1-70b", "h200", "8"),
+    "mooncake_conversation_first20min.jsonl.gz": ("deepseek-v3.1", "h200", "32"),
+}
+STARTS_MINUTES = (0, 10)
+AT_ONCE = "1e6"
+"""How many times faster a window is played to have all of it there at once."""
+SHOWN = (("ttft", "mean"), ("ttft", "p99"), ("tpot", "mean"), ("tpot", "p99"), ("e2e", "mean"), ("e2e", "p99"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """Ten minutes of a trace on a plan."""
+
+    path: Path
+    start_minutes: int
+    manifest: Manifest
+    saturation_per_second: float
+    """Of the tighter pool with this window's requests."""
+
+    def played(self, factor: str) -> Offered:
+        """Return the window's requests, so many times as fast as they came."""
+        span = f"{self.start_minutes}min..{self.start_minutes + 10}min"
+        flags = SimulateFlags(manifest=Path(), trace=str(self.path), window=span, scale_rate=factor)
+        return read_offered(flags, self.manifest, 0)
+
+    def at(self, rate_per_second: float) -> Offered:
+        """Return the window's requests at a mean rate."""
+        arrivals = next(iter(self.played("1").requests())).arrival_seconds
+        own = (len(arrivals) - 1) / float(arrivals[-1] - arrivals[0])
+        return self.played(f"{rate_per_second / own:.6g}")
+
+
+def windows(path: Path, model: str, hardware: str, devices: str) -> Iterator[Window]:
+    """Yield the windows of a trace on the plan with the largest rate within a TTFT of 10 s."""
+    machines, traffic = SizeFlags(hw=hardware, devices=devices), TrafficFlags(trace=str(path))
+    flags = SearchFlags(model=model, machines=machines, traffic=traffic, ttft="10s", objective="throughput")
+    best = search(read_search(flags).question, explain=False, beside=False).best
+    if not isinstance(best, DisaggregatedPlan):
+        sys.exit(f"{path.name} has no plan of two pools")
+    manifest = assemble(best, {})
+    decode = best.decode.instances * best.decode.candidate.requests_per_second
+    for start in STARTS_MINUTES:
+        plain = Window(path=path, start_minutes=start, manifest=manifest, saturation_per_second=decode)
+        full = plain.played(AT_ONCE)
+        found = simulate(manifest, full.requests(), full.options)
+        prefill = found.requests / (found.utilisation["prefill"] * found.duration_seconds)
+        yield replace(plain, saturation_per_second=min(prefill, decode))
+
+
+def stationary(own: Window, offered: Offered) -> Prediction | None:
+    """Return what the queue of the requests' moments says, as if the stream went on for ever."""
+    requests = next(iter(offered.requests()))
+    start = own.start_minutes * 60.0
+    cut = window(read_trace(own.path, None, dequantize_seed=0, seed=0), start, start + 600.0)
+    rows = Trace(
+        arrival_seconds=requests.arrival_seconds,
+        input_tokens=requests.input_tokens,
+        output_tokens=requests.output_tokens,
+        reused_tokens=requests.reused_tokens if cut.hash_ids is None else reused_tokens(cut),
+    )
+    traffic = Traffic.from_trace(rows)
+    return expect(own.manifest, traffic.workload, traffic.rate_per_second).prediction
+
+
+def shuffled(own: Window, offered: Offered, result: SimulationResult) -> float:
+    """Return the mean TTFT of the same requests at uniform random instants over the one as they came."""
+    requests = next(iter(offered.requests()))
+    span = float(requests.arrival_seconds[-1])
+    instants = np.sort(np.random.default_rng(0).uniform(0, span, len(requests)))
+    found = simulate(own.manifest, replace(requests, arrival_seconds=instants), offered.options)
+    assert found.ttft_seconds is not None
+    assert result.ttft_seconds is not None
+    return found.ttft_seconds.mean / result.ttft_seconds.mean - 1
+
+
+def cells(found: Prediction | None, result: SimulationResult, shown: tuple[tuple[str, str], ...]) -> list[str]:
+    """Return the errors of a prediction."""
+    told = []
+    for name, level in shown:
+        predicted, measured = (getattr(part, f"{name}_seconds", None) for part in (found, result))
+        known = predicted is not None and measured is not None
+        told.append(f"{getattr(predicted, level) / getattr(measured, level) - 1:+.1%}" if known else "none")
+    return told
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="folder with the Azure and Mooncake windows")
+    parser.add_argument("--utilisations", default="0.5,0.7,0.85")
+    asked = parser.parse_args()
+    names = [f"{name} {level}" for name, level in SHOWN]
+    print(
+        "| window | utilisation | simulated TTFT mean, p99 |",
+        " | ".join(names),
+        "| stationary ttft mean | p99 |",
+        end="",
+    )
+    print(" uniform arrivals |\n|---|---|---|" + "---|" * (len(names) + 3))
+    for file, where in TRACES.items():
+        for own in windows(asked.folder / file, *where):
+            for utilisation in map(float, asked.utilisations.split(",")):
+                offered = own.at(utilisation * own.saturation_per_second)
+                result = simulate(own.manifest, offered.requests(), offered.options)
+                assert result.ttft_seconds is not None
+                told = cells(offered.expectation.prediction, result, SHOWN)
+                told += cells(stationary(own, offered), result, SHOWN[:2])
+                told.append(f"{shuffled(own, offered, result):+.1%}")
+                times = f"{result.ttft_seconds.mean:.3g}, {result.ttft_seconds.p99:.3g} s"
+                name = f"{file.split('_')[0]} {own.start_minutes} min"
+                print(f"| {name} | {utilisation:.2f} | {times} |", " | ".join(told), "|", flush=True)
+
+
+if __name__ == "__main__":
+    main()
