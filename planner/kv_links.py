@@ -186,7 +186,7 @@ class Pulled:
     """When the KV is there."""
     wait_seconds: Array
     """Until its links were free on both sides."""
-    utilisation: dict[Role, float]
+    utilisation: "dict[Role, float]"
     """Share of the time up to the last transfer in which a link of each role carries KV."""
 
 

@@ -1,20 +1,24 @@
 """When every request of a recorded stream leaves decode: processor sharing on a clock of iterations.
 
 All running requests advance by one iteration at a time, so on a clock that counts iterations each leaves a known count
-after it joined; the clock runs at one over the iteration time, which depends on how many run (virtual time). Between
-two events nothing changes, so the recursion takes one step an event. Past the slots requests wait in line.
+after it joined; the clock runs at one over the iteration time, which depends on how many run (virtual time). Who comes
+joins at the next whole count, when the iteration under way ends. Between two events nothing changes, so the recursion
+takes one step an event. Past the slots requests wait in line.
 
 Ref: virtual time of processor sharing, A. Demers, S. Keshav, S. Shenker, SIGCOMM 1989, section 2; load-dependent
 servers, L. Kleinrock, Queueing Systems I, chapter 3.
 """
 
 import heapq
+import math
 from collections import deque
 from dataclasses import dataclass
 
 import numpy as np
 
 from planner.queueing import Array
+
+_ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,9 +63,12 @@ class _Clock:
         self.left, self.busy_seconds = left, 0.0
 
     def join(self, request: int) -> None:
-        """Let a request run, or wait where all slots are taken."""
+        """Let a request run from the next iteration on, or wait where all slots are taken."""
+        if not self._running:
+            self._turned = 0.0
         if len(self._running) < len(self._pace) - 1:
-            heapq.heappush(self._running, (self._turned + self._iterations[request], request))
+            begin = math.ceil(self._turned - _ROUNDING)
+            heapq.heappush(self._running, (begin + self._iterations[request], request))
         else:
             self._waiting.append(request)
 
