@@ -8,8 +8,9 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,10 +32,18 @@ def median_seconds(work: Callable[[], object], runs: int = RUNS) -> float:
     return statistics.median(times)
 
 
-def process(*arguments: str) -> Callable[[], object]:
-    """A call of the `plan` command as a new process."""
+def process(*arguments: str, codes: Sequence[int] = (0,)) -> Callable[[], object]:
+    """A call of the `plan` command as a new process, which must end with one of the exit codes."""
     command = [sys.executable, "-c", "from cli.main import run; run()", *arguments]
-    return lambda: subprocess.run(command, check=True, capture_output=True)
+    # As users have it: the second start finds its bytecode cached.
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
+
+    def call() -> None:
+        done = subprocess.run(command, capture_output=True, env=environment)
+        if done.returncode not in codes:
+            raise subprocess.CalledProcessError(done.returncode, command, done.stdout, done.stderr)
+
+    return call
 
 
 def predict_seconds() -> float:
@@ -131,6 +140,19 @@ def loop_seconds() -> float:
     return median_seconds(loop)
 
 
+LENGTHS = ((512, 512), (1024, 512), (1500, 300), (2048, 512), (3000, 1000), (4096, 1024), (4096, 2350), (6000, 700))
+LENGTHS += ((8192, 512), (16384, 500))
+
+
+def check_seconds(asked: Sequence[str]) -> float:
+    """`plan check` of questions about the main job's model and machine, whole process; each adds its own keys."""
+    listed = "".join(f"  - {{name: question {number}, {keys}}}\n" for number, keys in enumerate(asked))
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "questions.yaml"
+        file.write_text(f"model: deepseek-r1\nhw: cm384\nttft: 2s\ntpot: 50ms\nquestions:\n{listed}")
+        return median_seconds(process("check", str(file), codes=(0, 3)), 3)
+
+
 def fleet_seconds() -> tuple[int, float]:
     """Columns solved and seconds of three models that share all of CloudMatrix384."""
     from dataclasses import replace
@@ -164,8 +186,14 @@ def main() -> None:
     print(f"plan --help, whole process                       {median_seconds(process('--help')):8.3f} s")
     main_job = median_seconds(process("deepseek-r1", "--hw", "cm384"))
     largest = median_seconds(process("fleet", str(Path(__file__).parents[1] / "examples/fleets/two-pools.yaml")), 3)
-    print(f"plan fleet examples/fleets/two-pools.yaml                {largest:8.3f} s")
+    print(f"plan fleet examples/fleets/two-pools.yaml        {largest:8.3f} s")
     print(f"plan deepseek-r1 --hw cm384, whole process       {main_job:8.3f} s")
+    rates = check_seconds([f"rate: {30 * (number + 1)}/s" for number in range(10)])
+    print(f"plan check, ten questions of other rates         {rates:8.3f} s")
+    lengths = check_seconds([f"rate: 40/s, isl: {isl}, osl: {osl}" for isl, osl in LENGTHS])
+    print(f"plan check, ten questions of other lengths       {lengths:8.3f} s")
+    explained = median_seconds(process("explain", "deepseek-r1", "--hw", "cm384"), 3)
+    print(f"plan explain deepseek-r1 --hw cm384              {explained:8.3f} s")
     print(f"one prediction with every operator, in process   {predict_seconds() * 1000:8.3f} ms")
     count, rate = costing_rate()
     print(f"candidates costed per second, whole space        {rate:8,.0f}   ({count:,} decode candidates)")

@@ -1,5 +1,6 @@
 """Read one catalogue entry, by name, alias or path."""
 
+from functools import cache
 from pathlib import Path
 
 from hardware.derive import resolve
@@ -53,7 +54,14 @@ def load_hardware(name_or_path: str) -> HardwareSpec:
     A text that ends in .yaml or .yml or holds a slash is a path. Reads only the one file asked for and those that it
     is based on. Raises BadInput for an unknown name, a missing file and an entry that breaks the schema.
     """
-    return _load(_resolve(name_or_path), ())
+    path = _resolve(name_or_path)
+    return catalogue_entry(path) if path.parent == CATALOG else _load(path, ())
+
+
+@cache
+def catalogue_entry(path: Path) -> HardwareSpec:
+    """Return an entry of the catalogue, read once: questions of one file mostly name the same machine."""
+    return _load(path, ())
 
 
 def problems_of(name_or_path: str) -> list[str]:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from hardware.loader import ALIASES, CATALOG, hardware_names, load_hardware
+from hardware.loader import ALIASES, CATALOG, catalogue_entry, hardware_names, load_hardware
 from podplan.errors import BadInput
 from podplan.files import read_yaml
 
@@ -66,7 +66,8 @@ def test_loading_reads_one_file_only(monkeypatch: pytest.MonkeyPatch) -> None:
         return read_yaml(path)
 
     monkeypatch.setattr("hardware.loader.read_yaml", spy)
-    load_hardware("h20")
+    catalogue_entry.cache_clear()
+    assert load_hardware("h20") is load_hardware("H20")
     assert read == [CATALOG / "h20.yaml"]
 
 
