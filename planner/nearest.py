@@ -92,7 +92,8 @@ def _chips(question: Question, feasible: Try) -> Change:
         prefill, decode = (replace(part, devices=_grown(part, factor)) for part in machines)
         return replace(question, prefill=prefill, decode=decode)
 
-    factor = _least(lambda factor: feasible(with_nodes(factor)), MOST_FACTOR / 2, _node_share(machines))
+    # The largest is not tried first: to search so many devices takes longer than to come near from below.
+    factor = _least(lambda factor: feasible(with_nodes(factor)), MOST_FACTOR / 2, _node_share(machines), probe=False)
     if factor is None:
         return _none("chips", "--devices", f"{MOST_FACTOR / 2:g} times the devices do not help")
     changed = with_nodes(factor)
@@ -206,16 +207,19 @@ def _with_weights(question: Question, dtype: Dtype) -> Question:
     return replace(question, prefill=prefill, decode=decode)
 
 
-def _least(holds: Callable[[float], bool], most: float, within: float = _WITHIN) -> float | None:
+def _least(holds: Callable[[float], bool], most: float, within: float = _WITHIN, *, probe: bool = True) -> float | None:
     """Return the least factor above 1 that holds, within a ratio; None where the largest does not.
 
-    Squares the factor from 10 % on, then bisects on the logarithm; what is returned was tried and holds.
+    Squares the factor from 10 % on, then bisects on the logarithm; what is returned was tried and holds. With
+    ``probe`` the largest is tried first, which saves the others where none holds.
     """
-    if not holds(most):
+    if probe and not holds(most):
         return None
     low, high = 1.0, min(1.1, most)
     while high < most and not holds(high):
         low, high = high, min(high * high, most)
+    if not probe and high == most and not holds(most):
+        return None
     while high / low > within:
         middle = math.sqrt(low * high)
         low, high = (low, middle) if holds(middle) else (middle, high)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from planner.columns import Aim, Choice, Offers, Side, carried_by, likely, settle
 from planner.decode_candidates import Count
 from planner.front import front_of
-from planner.infeasible import missing, refusal, slowest_transfer, unsurvivable
+from planner.infeasible import fitting_sizes, missing, refusal, slowest_transfer, unsurvivable
 from planner.kinds import DecodeKind
 from planner.latency import static_balance
 from planner.offers import decode_offers, prefill_offers
@@ -357,6 +357,22 @@ def tighter_side(question: Question, pools: Pools, part: float) -> Side:
     return make_side(question, "decode", decode_offers(asked, rows, pools.count, transfer))
 
 
+def limit_of(question: Question, pools: Pools) -> str:
+    """Name what leaves a question without a plan, as ``reason`` does, without what it would take to say more."""
+    most = replace(aim_of(question), objective="throughput", rate=None)
+    latency = {"prefill": "ttft", "decode": "tpot"}
+    for side in pools.sides:
+        if not side.offers:
+            fits = fitting_sizes(question, side.role == "prefill")
+            return latency.get(side.role, "devices") if fits else "memory"
+    if question.rate_per_second is not None and likely(pools.sides, most) is not None:
+        return "devices"
+    for side in pools.sides:
+        if side.size and settle([side], most) is None:
+            return latency.get(side.role, "devices")
+    return "devices" if question.survive is None else "survive"
+
+
 def refused(question: Question, pools: Pools, binding: str, explanation: str) -> Answer:
     """Return the answer of a question without a plan."""
     return Answer(
@@ -365,7 +381,7 @@ def refused(question: Question, pools: Pools, binding: str, explanation: str) ->
         pareto=(),
         candidates_evaluated=pools.count.evaluated,
         bound=None,
-        binding_limit=binding,
+        binding_limit=binding or limit_of(question, pools),
         explanation=explanation,
         cut=pools.cut,
     )

@@ -4,7 +4,7 @@ A machine a tenth faster leaves most of the space as hopeless as it was: rows fa
 questions of the same sizes are solved over the leading ones only.
 """
 
-from planner.columns import carried_by
+from planner.columns import carried_by, likely
 from planner.kinds import DecodeKind, PrefillKind
 from planner.quantised import in_formats
 from planner.question import Question
@@ -39,5 +39,11 @@ def most_carried(question: Question, rows: Rows | None = None) -> float:
 
 
 def has_plan(question: Question) -> bool:
-    """Whether a question has a plan."""
-    return most_carried(question) > 0
+    """Whether a question has a plan: any will do, so the likely one is tried before all bounds are refuted."""
+    if question.formats:
+        return any(has_plan(each) for each in in_formats(question))
+    pools, aim = gather(question), aim_of(question)
+    if not pools.prefill.offers or not pools.decode.offers:
+        return False
+    parts = compatible(question, pools)
+    return any(likely(part.sides, aim) is not None for part in parts) or best_of(parts, aim)[1] is not None

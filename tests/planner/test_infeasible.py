@@ -114,3 +114,22 @@ def test_a_rate_beyond_the_devices_is_refused_with_one_that_they_carry(objective
     assert nearest < 2_000.0
     assert search(replace(question, rate_per_second=nearest)).best is not None
     assert search(with_devices(question, round(wanted * 1.1))).best is not None
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"model": "qwen3-8b", "devices": 2, "tpot_seconds": 0.001},
+        {"model": "qwen3-8b", "devices": 2, "ttft_seconds": 0.005},
+        {"model": "deepseek-r1", "devices": 2},
+        {"model": "qwen3-8b", "devices": 2, "objective": "chips", "rate_per_second": 500.0},
+        {"model": "qwen3-8b", "devices": 2, "survive": "instance"},
+    ],
+    ids=str,
+)
+def test_the_limit_has_the_same_name_without_a_sentence(asked: dict[str, Any]) -> None:
+    """Sweeps and comparisons leave the sentence out, which takes searches of its own; what binds stays."""
+    question = small_question(**asked)
+    told, name = search(question), search(question, explain=False)
+    assert name.best is None and name.explanation == ""
+    assert name.binding_limit == told.binding_limit != ""

@@ -11,8 +11,9 @@ from planner.variations import has_plan
 from tests.plans import small_plan
 
 
+@pytest.mark.parametrize("probe", [True, False])
 @pytest.mark.parametrize("edge", [1.02, 1.3, 7.0, 31.0])
-def test_the_least_factor_is_bracketed(edge: float) -> None:
+def test_the_least_factor_is_bracketed(edge: float, probe: bool) -> None:
     """What is returned holds and is at most 4 % beyond the least; nothing is returned that was not tried."""
     tried: list[float] = []
 
@@ -20,11 +21,12 @@ def test_the_least_factor_is_bracketed(edge: float) -> None:
         tried.append(factor)
         return factor >= edge
 
-    found = _least(holds, 32.0)
+    found = _least(holds, 32.0, probe=probe)
     assert found is not None
     assert edge <= found <= 1.05 * max(edge, 1.06)
     assert found in tried
-    assert _least(lambda factor: False, 32.0) is None
+    assert (32.0 in tried) == (probe or edge > 21)
+    assert _least(lambda factor: False, 32.0, probe=probe) is None
 
 
 def _asked() -> Question:
