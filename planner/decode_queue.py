@@ -15,6 +15,7 @@ import numpy as np
 
 from planner.queueing import Array, Latency, gamma_quantiles, largest_rate
 from planner.workload import Lengths
+from podplan.arrays import distinct
 from podplan.errors import BadInput
 
 IterationSeconds = Callable[[Array], Array]
@@ -153,8 +154,7 @@ def _tabulate(
 ) -> _Server:
     if most_requests < 1:
         raise BadInput(f"A decode instance with room for {most_requests} requests must have room for at least 1.")
-    # Not np.unique: it imports numpy.ma, which nothing else needs at the start.
-    nodes = np.array(sorted(set(np.round(np.geomspace(1, most_requests, _TABLE_NODES)).tolist())))
+    nodes = distinct(np.round(np.geomspace(1, most_requests, _TABLE_NODES)))
     seconds = np.asarray(iteration_seconds(nodes), dtype=np.float64) * np.ones_like(nodes)
     table = np.interp(np.arange(1.0, most_requests + 1), nodes, np.maximum.accumulate(seconds))
     return _Server(

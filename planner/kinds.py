@@ -76,24 +76,22 @@ class PrefillKind:
         if varied(question):
             prompts = prompts[np.isin(prompts, PROMPTS_PER_PASS)]
         cost, held = self.cost, prompts.astype(np.float64)
-        fullest = busiest_prompts(question.workload, held, ranks)
+        # A pass with one prompt in the whole instance, and a full one of each budget.
+        fullest = np.append(1.0, busiest_prompts(question.workload, held, ranks))
+        mean, alone = np.append(1.0 / ranks, held), np.full(1, np.inf)
         seconds, chosen = np.full(held.shape, np.inf), np.ones(held.shape, dtype=np.int64)
         most = np.zeros(held.shape)
         for parts in row_microbatches(question, self.row):
-            took = np.asarray(pass_seconds(cost, question.workload, fullest, held, self.chunks, parts))
+            single, took = np.split(
+                np.asarray(pass_seconds(cost, question.workload, fullest, mean, self.chunks, parts)), [1]
+            )
+            alone = np.minimum(single, alone)
             most = np.maximum(most, saturated(question, cost, (held, ranks), took, (self.chunks, parts)))
             chosen, seconds = np.where(took < seconds, parts, chosen), np.minimum(took, seconds)
         fits = np.broadcast_to(prefill_fits(deployment, question.workload, held, self.chunks), held.shape)
         keep = np.flatnonzero(fits & ((seconds <= question.ttft_seconds) | (prompts == prompts[0])))
         bound = MOST_UTILISATION * most[keep]
         if not varied(question):
-            one, shares = np.ones(1), np.full(1, 1.0 / ranks)
-            alone = np.minimum.reduce(
-                [
-                    np.asarray(pass_seconds(cost, question.workload, one, shares, self.chunks, parts))
-                    for parts in row_microbatches(question, self.row)
-                ]
-            )
             bound = np.minimum(bound, timely(question, alone, seconds[keep], held[keep] * ranks))
         return Budgets(
             prompts=prompts[keep],

@@ -13,6 +13,7 @@ import numpy as np
 from planner.manifest.stepcost import evaluate
 from planner.manifest.terms import Number, StepCost, StepLoad
 from planner.queueing import Array
+from podplan.arrays import distinct
 
 _TOKEN_KNOTS, _LENGTH_KNOTS, _CONTEXT_KNOTS, _SHARE_KNOTS = 24, 10, 9, 6
 _MANY_ROWS = 9.0
@@ -26,7 +27,7 @@ class PassTable:
 
     def __init__(self, cost: StepCost, *, ranks: int, budget_tokens: float, longest: float, microbatches: int) -> None:
         """Tabulate passes of up to ``budget_tokens`` computed tokens a group, of prompts up to ``longest`` tokens."""
-        tokens = np.unique(np.round(np.geomspace(1.0, max(budget_tokens, 2.0), _TOKEN_KNOTS)))
+        tokens = distinct(np.round(np.geomspace(1.0, max(budget_tokens, 2.0), _TOKEN_KNOTS)))
         lengths = np.geomspace(1.0, max(longest, 2.0), _LENGTH_KNOTS)  # pairs of a token
         context = np.append(0.0, np.geomspace(64.0, 64.0 + longest + budget_tokens, _CONTEXT_KNOTS - 1))
         shares = np.linspace(1 / ranks, 1.0, _SHARE_KNOTS) if ranks > 1 else np.ones(1)

@@ -21,6 +21,7 @@ from planner.pass_loads import Work, busiest_loads, means_between
 from planner.prefill_service import Service
 from planner.prompts import Prompts
 from planner.queueing import Array
+from podplan.arrays import distinct
 
 LEVELS = np.concatenate(
     [np.linspace(0.0, 0.8, 6), [0.88, 0.94, 0.97, 0.985, 0.993, 0.997, 0.999, 0.9997, 0.99995, 1.0]]
@@ -172,7 +173,7 @@ def _further(parts: Array, prompts: Prompts) -> tuple[Array, Array]:
 
 def _counts(most: int) -> Array:
     few = min(most, _EACH)
-    return np.unique(np.round(np.concatenate([np.arange(1.0, few + 1), np.geomspace(few, most, _NODES)])))
+    return distinct(np.round(np.concatenate([np.arange(1.0, few + 1), np.geomspace(few, most, _NODES)])))
 
 
 def _durations(machine: Machine, units: _Units, counts: Array) -> Array:

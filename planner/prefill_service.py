@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from planner.queueing import Array, gamma_nodes
+from podplan.arrays import distinct
 from podplan.errors import BadInput
 
 PassSeconds = Callable[[Array], Array]
@@ -122,5 +123,4 @@ def nodes(most_prompts: int) -> Array:
     """Counts of prompts at which durations are tabulated; BadInput for a cap below 1."""
     if most_prompts < 1:
         raise BadInput(f"A prefill pass of at most {most_prompts} prompts must hold at least 1.")
-    # Not np.unique: it imports numpy.ma, which nothing else needs at the start.
-    return np.array(sorted(set(np.round(np.linspace(1, most_prompts, min(most_prompts, _NODES))).tolist())))
+    return distinct(np.round(np.linspace(1, most_prompts, min(most_prompts, _NODES))))
