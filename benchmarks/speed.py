@@ -88,10 +88,11 @@ def main_question() -> "Question":
     )
 
 
-def costing_rate(batches: int = 32) -> tuple[int, float]:
+def costing_rate(microbatches: int, batches: int = 32) -> tuple[int, float]:
     """Decode candidates costed, and per second: every row of the main job's space at every batch to ``batches``.
 
-    This is the search's own array evaluation, term by term, without the pruning that spares it most of them.
+    This is the search's own array evaluation, term by term, as many points at once as it takes, without the pruning
+    that spares it most of them.
     """
     import numpy as np
 
@@ -99,6 +100,7 @@ def costing_rate(batches: int = 32) -> tuple[int, float]:
     from planner.imbalance import expected_maximum_normal
     from planner.latency import balanced_cost
     from planner.manifest.stacks import stacked
+    from planner.offers import POINTS_AT_ONCE
     from planner.space import groups, role_rows
     from planner.workload import running_kv_tokens
 
@@ -109,15 +111,15 @@ def costing_rate(batches: int = 32) -> tuple[int, float]:
     built = []
     for group in groups(question, "decode", rows, 1):
         cost = stacked(balanced_cost(group.deployment, question.balance))
-        built.append((cost, expected_maximum_normal(group.deployment.strategy.attention_dp)))
+        parts = np.array_split(batch, min(-(-len(group.rows) * batches // POINTS_AT_ONCE), batches))
+        built.append((cost, expected_maximum_normal(group.deployment.strategy.attention_groups), parts))
 
     def cost_all() -> None:
-        for cost, deviations in built:
-            for microbatches in (1, 2):
-                for part in np.split(batch, batches // 4):
-                    iteration(cost, deviations, part, kv, microbatches)
+        for cost, deviations, parts in built:
+            for part in parts:
+                iteration(cost, deviations, part, kv, microbatches)
 
-    count = len(rows) * batches * 2
+    count = len(rows) * batches
     return count, count / median_seconds(cost_all)
 
 
@@ -195,8 +197,10 @@ def main() -> None:
     explained = median_seconds(process("explain", "deepseek-r1", "--hw", "cm384"), 3)
     print(f"plan explain deepseek-r1 --hw cm384              {explained:8.3f} s")
     print(f"one prediction with every operator, in process   {predict_seconds() * 1000:8.3f} ms")
-    count, rate = costing_rate()
-    print(f"candidates costed per second, whole space        {rate:8,.0f}   ({count:,} decode candidates)")
+    for microbatches in (1, 2):
+        count, rate = costing_rate(microbatches)
+        how = f"{microbatches} microbatch{'es' if microbatches > 1 else ''}"
+        print(f"candidates costed per second, {how:14}     {rate:8,.0f}   ({count:,} decode candidates)")
     solved, fleet = fleet_seconds()
     print(f"three models on all of CloudMatrix384            {fleet:8.3f} s ({solved:,} queues solved)")
     evaluated, seconds = pruned_search()

@@ -18,7 +18,7 @@ Array = NDArray[np.float64]
 # Numbers that one array operation should have: fewer cost as much, for its call.
 POINTS = 1024
 # Rows with a closed bracket are dropped when no more than this share is open.
-_NARROWED = 0.9
+_NARROWED = 0.75
 # How far from the line both numbers are tried, in widths of the bracket, where the nearest two have not closed it.
 _MARGIN = 0.05
 # Steps in a row that may fail to halve a bracket before it is cut in three.

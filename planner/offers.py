@@ -12,7 +12,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.brackets import POINTS, largest_between
+from planner.brackets import largest_between
 from planner.candidates import usable_microbatches
 from planner.columns import Offers
 from planner.decode_candidates import (
@@ -46,6 +46,8 @@ from planner.workload import reserved_kv_tokens, running_kv_tokens
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
+# Points of one evaluation: fewer cost as much, for the calls, and more leave the cache.
+POINTS_AT_ONCE = 4096
 ATTENTION_TP, STAGES = COLUMNS.index("attention_tp"), COLUMNS.index("pp")
 
 
@@ -95,10 +97,10 @@ def _decode_table(question: Question, group: Group, count: Count) -> _DecodeTabl
         able = np.flatnonzero((took[0] <= limit) & (low <= room))
         if not able.size:
             continue
-        found, least = largest_between(measure.of(able), limit[able], points[:, able], took[:, able])
-        better = (found > batch[able]) | (least < seconds[able])
-        seconds[able[better]], chosen[able[better]] = least[better], microbatches
-        batch[able] = found
+        found, least = largest_between(measure, limit, points, took)
+        better = able[(found[able] > batch[able]) | (least[able] < seconds[able])]
+        seconds[better], chosen[better] = least[better], microbatches
+        batch[able] = found[able]
     keep = np.flatnonzero(batch > 0)
     if not keep.size:
         return None
@@ -199,7 +201,7 @@ def _prefill_table(question: Question, group: Group, chunks: int, count: Count) 
     passes = _Passes(question, group, cost, chunks, count)
     single, rows, start = passes.single(), np.arange(shape[0]), 0
     while start < budgets.size and rows.size:
-        stop = start + max(POINTS // rows.size, 1)
+        stop = start + max(POINTS_AT_ONCE // rows.size, 1)
         found = passes.full(budgets[start:stop, None].astype(np.float64))
         seconds[rows, start:stop], fits[rows, start:stop], most[rows, start:stop] = (each.T for each in found)
         able = np.flatnonzero(found[1][-1] & (found[0][-1] <= question.ttft_seconds))

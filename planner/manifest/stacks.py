@@ -95,7 +95,9 @@ class StackedTerms(ReadyTerms):
         floors: list[Number] = []
         for block in self.blocks:
             running = _running(block.gate, values)
-            own = values if running is None else {name: value * running for name, value in values.items()}
+            own = values
+            if running is not None:
+                own = {name: values[name] * running for name in (*block.kernels, *block.sums)}
             if block.kernels:
                 _fill(pair[:, block.rows], block.kernels, own)
             _fill(sums[:, block.runs], block.sums, own)
