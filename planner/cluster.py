@@ -5,7 +5,7 @@ that is best for the whole cluster (``planner.routes``). What all of them carry 
 the objective ``throughput`` finds the largest common growth that the cluster stands, which may be below 1.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import NormalDist
 
@@ -20,7 +20,7 @@ from planner.proof import Bound
 from planner.quantised import in_formats
 from planner.question import Machines, Question
 from planner.routes import Picks, Programme, settle_picks
-from planner.search import Pools, compatible, gather, plan_at
+from planner.search import LONGER, Pools, compatible, gather, plan_at
 from planner.space import check_layouts
 from podplan.errors import BadInput, Fault
 
@@ -178,9 +178,14 @@ def _as_predicted(plan: Plan, member: Member, growth: float) -> Plan:
     return found
 
 
-def _plan(fleet: Fleet) -> FleetAnswer:
-    """Return the best plans for service times as predicted."""
-    gathered = gather_fleet(fleet)
+def _plan(fleet: Fleet, transfers: Mapping[str, float] | None = None) -> FleetAnswer:
+    """Return the best plans for service times as predicted.
+
+    Decode is planned for prompts whose KV takes ``transfers`` seconds at least, by member. Where waiting for links
+    makes a plan's transfers longer and its TPOT late, all is done again with theirs, as in ``planner.search``.
+    """
+    transfers = transfers or {}
+    gathered = gather_fleet(fleet, transfers)
     programme = gathered.programme(aim_of(fleet))
     picks = None if gathered.open_roles else settle_picks(programme)
     if picks is None:
@@ -192,6 +197,9 @@ def _plan(fleet: Fleet) -> FleetAnswer:
     if bound.gap > 1e-6:
         raise Fault(f"the fleet programme's bound {bound.value:g} is not what the chosen columns reach")
     plans = _plans(gathered, picks, growth if fleet.objective == "throughput" else 1.0)
+    longer = _late(fleet, plans, transfers)
+    if longer:
+        return _plan(fleet, {**transfers, **longer})
     return FleetAnswer(
         fleet=fleet,
         plans=plans,
@@ -201,6 +209,16 @@ def _plan(fleet: Fleet) -> FleetAnswer:
         binding_limit="rate" if fleet.objective != "throughput" else "devices",
         explanation=explanation(fleet, plans, growth),
     )
+
+
+def _late(fleet: Fleet, plans: Sequence[Plan], transfers: Mapping[str, float]) -> dict[str, float]:
+    """Return the longer transfers of members whose TPOT is late, for their KV waits longer than was counted."""
+    return {
+        member.name: LONGER * plan.transfer_seconds
+        for member, plan in zip(fleet.members, plans, strict=True)
+        if plan.tpot.at(plan.question.percentile) > plan.question.tpot_seconds
+        and plan.transfer_seconds > transfers.get(member.name, 0.0)
+    }
 
 
 def aim_of(fleet: Fleet) -> Aim:
@@ -221,8 +239,12 @@ def _plans(gathered: Gathered, picks: Picks, share: float) -> tuple[Plan, ...]:
     return tuple(plans)
 
 
-def gather_fleet(fleet: Fleet) -> Gathered:
-    """Cost every candidate of every member on every pool that it may stand on; no queue is solved yet."""
+def gather_fleet(fleet: Fleet, transfers: Mapping[str, float] | None = None) -> Gathered:
+    """Cost every candidate of every member on every pool that it may stand on; no queue is solved yet.
+
+    ``transfers``: seconds that a prompt's KV takes at least, by member.
+    """
+    longer = transfers or {}
     options, evaluated = [], 0
     open_roles: dict[str, tuple[Question, bool]] = {}
     for member in fleet.members:
@@ -230,7 +252,12 @@ def gather_fleet(fleet: Fleet) -> Gathered:
         lacks = True
         for question in in_formats(member.question):
             formed = replace(member, question=question)
-            pools = _gather_pools(fleet, formed) if member.pools else {"": gather(on_pools(fleet, formed))}
+            least = longer.get(member.name)
+            pools = (
+                _gather_pools(fleet, formed, least or 0.0)
+                if member.pools
+                else {"": gather(on_pools(fleet, formed), transfer_seconds=least)}
+            )
             evaluated += sum(part.count.evaluated for part in pools.values())
             own += _options(fleet, formed, pools)
             lacks = lacks and not any(part.prefill.offers for part in pools.values())
@@ -240,11 +267,11 @@ def gather_fleet(fleet: Fleet) -> Gathered:
     return Gathered(fleet, tuple(options), evaluated, open_roles)
 
 
-def _gather_pools(fleet: Fleet, member: Member) -> dict[str, Pools]:
+def _gather_pools(fleet: Fleet, member: Member, least_transfer_seconds: float) -> dict[str, Pools]:
     """Cost a member on each pool that it may stand on; KV may come from whichever takes longest."""
     at = {machines.budget: machines for machines in member.pools}
     pairs = [on_pools(fleet, member, (first, second)) for first in at.values() for second in at.values()]
-    transfer = max(slowest_transfer(question) for question in pairs)
+    transfer = max(least_transfer_seconds, *(slowest_transfer(question) for question in pairs))
     return {
         name: gather(on_pools(fleet, member, (machines, machines)), transfer_seconds=transfer)
         for name, machines in at.items()

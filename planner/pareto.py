@@ -75,7 +75,15 @@ def _solved(question: Question, pools: Pools, aim: Aim) -> Plan | None:
     if not all(side.offers for side in pools.sides):
         return None
     choice = _near(pools.sides, aim)
-    return None if choice is None else plan_of(replace(question, rate_per_second=aim.rate), pools, choice)
+    plan = None if choice is None else plan_of(replace(question, rate_per_second=aim.rate), pools, choice)
+    return plan if plan is not None and _keeps(plan, question) else None
+
+
+def _keeps(plan: Plan, question: Question) -> bool:
+    """Whether a plan keeps the question's own limits with what its KV waits for links."""
+    return plan.ttft.at(question.percentile) <= question.ttft_seconds * (1 + 1e-6) and plan.tpot.at(
+        question.percentile
+    ) <= question.tpot_seconds * (1 + 1e-6)
 
 
 def _near(sides: Sequence[Side], aim: Aim) -> Choice | None:
