@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import get_args
 
+from planner.aggregated import AggregatedPlan
 from planner.memoryless import stream_tokens_per_second
 from planner.plan import Plan
 from planner.question import Queueing
@@ -19,7 +20,10 @@ def other_model(plan: Plan) -> tuple[Queueing, Plan | None]:
 
 
 def queueing_json(plan: Plan, percentiles: Sequence[float]) -> dict[str, object]:
-    """Return both models' latencies of the plan's pools at its rate; null where a model finds them overloaded."""
+    """Return both models' latencies of the plan's pools at its rate; null where a model finds them overloaded.
+
+    Of aggregated instances M/M/1 says nothing.
+    """
     other, found = other_model(plan)
     by_model = {plan.question.queueing: plan, other: found}
     told = {name: _told(by_model[name], percentiles) for name in get_args(Queueing)}
@@ -42,6 +46,8 @@ def _told(plan: Plan | None, percentiles: Sequence[float]) -> dict[str, object] 
 
 def queueing_text(plan: Plan) -> str:
     """Say what the other model makes of the plan's pools at its rate."""
+    if isinstance(plan, AggregatedPlan):
+        return "Queueing: prompts and running requests on two clocks; MixServe's M/M/1 is of instances of either role."
     percentile = plan.question.percentile
     other, found = other_model(plan)
     start = f"Queueing: {NAMES[plan.question.queueing]}; {NAMES[other]}"

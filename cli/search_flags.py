@@ -21,7 +21,7 @@ from models.loader import load_model
 from models.spec import ModelSpec
 from planner.day import Window
 from planner.layouts import Shared
-from planner.question import Machines, Objective, Question, Queueing
+from planner.question import Machines, Objective, Question, Queueing, Shape
 from planner.survival import Loss
 from podplan.errors import BadInput
 from podplan.units import parse_duration
@@ -49,6 +49,7 @@ class SearchFlags:
     objective: str | None = None
     queueing: str | None = None
     survive: str | None = None
+    shape: str | None = None
     engine: str | None = None
     kv_dtype: str | None = None
     mtp: str | None = None
@@ -116,6 +117,7 @@ def read_search(flags: SearchFlags) -> SearchInput:
         redundant=read_redundant(flags.redundant_experts, model),
         shared=_shared(flags.shared_experts, model),
         survive=read_survive(flags.survive),
+        shape=_shape(flags.shape, (prefill, decode), objective),
     )
     question = with_formats(question, flags.machines.weights, flags.kv_dtype)
     return SearchInput(flags=flags, question=question, trace=asked.trace, day=asked.day)
@@ -124,6 +126,20 @@ def read_search(flags: SearchFlags) -> SearchInput:
 def read_survive(text: str | None) -> Loss | None:
     """Return what the limits must outlive."""
     return None if text is None else read_choice(text, "--survive", get_args(Loss))
+
+
+def _shape(text: str | None, machines: tuple[Machines, Machines], objective: Objective) -> Shape:
+    """Return the shapes of a deployment that are searched."""
+    shape: Shape = "auto" if text is None else read_choice(text, "--shape", get_args(Shape))
+    prefill, decode = machines
+    if shape == "aggregated" and objective == "latency":
+        raise BadInput("--shape: aggregated instances are not compared by --objective latency; leave one of them out")
+    if shape == "aggregated" and prefill.budget != decode.budget:
+        raise BadInput(
+            "--shape: aggregated instances take prompts and answer them on the same devices, and each role has its "
+            "own; name one machine and one size, or use --shape disaggregated"
+        )
+    return shape
 
 
 def read_limit(text: str, flag: str) -> float:

@@ -6,6 +6,7 @@ from cli.day import day_json, profile_json
 from cli.queueing import queueing_json
 from cli.search_assumptions import assumptions
 from cli.search_flags import SearchInput
+from planner.aggregated import MixedPool
 from planner.day import over_the_day
 from planner.interval import Interval
 from planner.kv_links import LinkState
@@ -123,6 +124,7 @@ def question_json(asked: SearchInput) -> "dict[str, ManifestAnswer]":
         "objective": question.objective,
         "queueing": question.queueing,
         "survive": question.survive,
+        "shape": question.shape,
         "mtp": list(question.drafts),
         "mtp_acceptance": question.acceptance,
         "microbatches": list(question.microbatches),
@@ -201,6 +203,8 @@ def pool_json(plan: Plan, pool: PlannedPool, *, compact: bool) -> dict[str, obje
     """Return a pool of a plan."""
     if isinstance(pool, PrefillPool):
         return prefill_json(plan, pool, compact=compact)
+    if isinstance(pool, MixedPool):
+        return mixed_json(plan, pool, compact=compact)
     assert isinstance(pool, DecodePool)
     return decode_json(plan, pool, compact=compact)
 
@@ -246,6 +250,28 @@ def decode_json(plan: Plan, pool: DecodePool, *, compact: bool) -> dict[str, obj
         data |= _predicted(pool) | {"full_batch_tpot_seconds": pool.prediction.tpot_seconds}
         if pool.prediction.expert_memory is not None:
             data["expert_memory_bytes_per_device"] = memory_json(pool.prediction.expert_memory)
+    return data
+
+
+def mixed_json(plan: Plan, pool: MixedPool, *, compact: bool) -> dict[str, object]:
+    """Return the pool of aggregated instances; its tokens are output tokens."""
+    candidate, state = pool.candidate, pool.state
+    data: dict[str, object] = {
+        **_head(plan, pool),
+        "batch_per_dp_rank": candidate.batch,
+        "max_batched_tokens": candidate.batched_tokens,
+        "microbatches": candidate.microbatches,
+        "mtp": candidate.drafts,
+        **_experts(pool),
+        **_rates(plan, pool, plan.question.workload.output_tokens.mean),
+        "iteration_seconds": state.mean_step_seconds,
+        "prompt_iterations_share": state.prompt_steps,
+        "mean_running_requests": state.mean_requests,
+    }
+    if not compact:
+        data |= _predicted(pool)
+        if pool.prediction.ttft_interval is not None:
+            data["ttft_interval"] = interval_json(pool.prediction.ttft_interval)
     return data
 
 

@@ -10,6 +10,7 @@ from cli.queueing import queueing_text
 from cli.search_assumptions import assumption_texts
 from cli.search_flags import SearchInput
 from cli.search_json import MEMORY_KINDS, shared_text, spare_pool_instances, strategy_text
+from planner.aggregated import MixedPool
 from planner.day import over_the_day
 from planner.kv_links import LinkState
 from planner.papers import Beside
@@ -196,6 +197,8 @@ def work_cells(plan: Plan) -> dict[str, list[str]]:
 def _load(pool: PlannedPool) -> str:
     if isinstance(pool, PrefillPool):
         return f"{pool.candidate.tokens_per_device} tokens/device"
+    if isinstance(pool, MixedPool):
+        return f"{pool.candidate.batch} requests, {pool.candidate.batched_tokens} tokens a step/DP rank"
     assert isinstance(pool, DecodePool)
     return f"{pool.candidate.batch} requests/DP rank"
 
@@ -236,7 +239,7 @@ def _limit(seconds: float, percentile: float) -> str:
 
 def interval_text(plan: Plan) -> str:
     """Say how far off the predicted times may be."""
-    what = {"prefill": "a full prefill pass", "decode": "TPOT at the full batch"}
+    what = {"prefill": "a full prefill pass", "decode": "TPOT at the full batch", "mixed": "TPOT at the plan's load"}
     known = [(what[pool.role], pool.prediction.interval) for _, pool in reversed(plan.pools())]
     told = ", ".join(f"{name} {format_duration(own.low)} to {format_duration(own.high)}" for name, own in known)
     return f"Service times, {known[0][1].level:.0%} interval: {told}."

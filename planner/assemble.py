@@ -4,10 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from hardware.spec import HardwareSpec
+from planner.aggregated import AggregatedPlan
 from planner.alignment import Lot, placed
 from planner.assemble_pool import cache_shape, pool_content
 from planner.cache import model_cache
-from planner.expectation import busy_share, open_prediction
+from planner.expectation import aggregated_prediction, busy_share, open_prediction
 from planner.manifest.checks import spec_hash
 from planner.manifest.layout import Instance
 from planner.manifest.schema import (
@@ -187,6 +188,9 @@ def _kv_transfer(plan: DisaggregatedPlan) -> KvTransfer:
 
 def predicted(plan: Plan, limits: ServiceLevels) -> Prediction:
     """Return the plan's figures in the keys of a simulation's result."""
+    if isinstance(plan, AggregatedPlan):
+        tokens = plan.question.workload.output_tokens.mean
+        return aggregated_prediction(plan.mixed.state, plan.requests_per_second, tokens, limits)
     assert isinstance(plan, DisaggregatedPlan)
     decode, question = plan.decode, plan.question
     server = DecodeServer(question, decode.candidate, plan.transfer_seconds)
@@ -197,8 +201,10 @@ def predicted(plan: Plan, limits: ServiceLevels) -> Prediction:
         requests_per_second=plan.requests_per_second,
         output_tokens=question.workload.output_tokens.mean,
         limits=limits,
-        decode_busy=busy_share(
-            server.iteration_table(), server.iterations.mean, plan.requests_per_second / decode.instances
-        ),
+        busy={
+            "decode": busy_share(
+                server.iteration_table(), server.iterations.mean, plan.requests_per_second / decode.instances
+            )
+        },
         links=plan.links,
     )

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from planner.aggregated import MixedPool
 from planner.cache import Cache, device_cache
 from planner.deployment import Deployment
 from planner.latency import balanced_cost
@@ -74,12 +75,14 @@ def _degrees(strategy: Strategy) -> Degrees:
 
 
 def step_costs(pool: PlannedPool) -> dict[PhaseName, StepCostModel]:
-    """Return what a step takes in either phase, so that an instance can change its role.
+    """Return what a step takes in either phase, so that an instance can change its role; a mixed one has one phase.
 
     In the phase that the pool was not planned for the ranks and the experts stay where they are. Prompts draft
     nothing; running requests have too few tokens per device for staging, whose whole weights serve plain TP as well.
     """
     planned, costs = pool.candidate.deployment, {}
+    if planned.phase == "mixed":
+        return {"mixed": StepCostModel.from_step_cost(balanced_cost(planned, pool.question.balance))}
     for phase in ("prefill", "decode"):
         deployment = planned
         if phase != planned.phase:
@@ -133,6 +136,9 @@ def _limits(pool: PlannedPool, capacity_tokens: int) -> BatchLimits:
         held = device_cache(pool.candidate.deployment).charged(running_kv_tokens(workload).mean_tokens, 1.0)
         requests = int(capacity_tokens // held)
         return BatchLimits(requests_per_dp_rank=max(requests, 1), tokens_per_device=pool.candidate.tokens_per_device)
+    if isinstance(pool, MixedPool):
+        share = pool.candidate.batched_tokens // (strategy.attention_tp * strategy.pp)
+        return BatchLimits(requests_per_dp_rank=pool.candidate.batch, tokens_per_device=share)
     assert isinstance(pool, DecodePool)
     tokens = -(-workload.input_tokens.mean // (strategy.attention_tp * strategy.pp))
     return BatchLimits(requests_per_dp_rank=pool.candidate.batch, tokens_per_device=int(tokens))

@@ -15,12 +15,13 @@ from planner.deployed import from_plan
 from planner.fleet import Objective
 from planner.fleet_proof import prove
 from planner.infeasible import slowest_transfer
+from planner.parts import Pools, compatible, gather
 from planner.plan import Plan
 from planner.proof import Bound
 from planner.quantised import in_formats
 from planner.question import Machines, Question
 from planner.routes import Picks, Programme, settle_picks
-from planner.search import LONGER, Pools, compatible, gather, plan_at
+from planner.search import LONGER, plan_at
 from planner.space import check_layouts
 from podplan.errors import BadInput, Fault
 

@@ -338,14 +338,15 @@ def likely(sides: Sequence[Side], aim: Aim) -> Choice | None:
         known = _carried_exactly(sides, aim, known)
 
 
-def settle(sides: Sequence[Side], aim: Aim) -> Choice | None:
+def settle(sides: Sequence[Side], aim: Aim, least_rate: float = 0.0) -> Choice | None:
     """Return the best choice over all columns, its queues solved; None where nothing fits.
 
     Bounds are only ever solved where they hold the best choice, and only as far as tells whether it beats what was
-    solved before; that begins with what is likely best.
+    solved before; that begins with what is likely best, or with ``least_rate`` where that much is known to be carried
+    otherwise.
     """
-    found = likely(sides, aim)
-    known = carried_by(sides, found) if found and aim.objective == "throughput" else 0.0
+    found = likely(sides, aim) if not least_rate else None
+    known = carried_by(sides, found) if found and aim.objective == "throughput" else least_rate
     while True:
         choice = best_choice(sides, aim, least_rate=known * (1 - _BELOW))
         wanted = aim.rate if aim.rate is not None else known * (1 - _BELOW)

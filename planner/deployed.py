@@ -8,12 +8,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import NormalDist
 
+from planner.aggregated import AggregatedPlan
 from planner.breakdown import operators
-from planner.expectation import pool_decode, pool_links, pool_pair, pool_ttft
+from planner.expectation import mixed_pool, pool_decode, pool_links, pool_mixed, pool_pair, pool_ttft
 from planner.interval import interval
 from planner.manifest.schema import Manifest, Pool
 from planner.manifest.stepcost import evaluate_best
 from planner.manifest.terms import StepLoad
+from planner.mixed_queue import MixedServer, MixedState
 from planner.operating import DecodeServer, PrefillServer
 from planner.plan import DisaggregatedPlan, Plan
 from planner.pools import DecodePool, PrefillPool
@@ -97,6 +99,8 @@ def standing(deployed: Deployed, rate_per_second: float, confidence: float = 0.5
 
 def from_plan(plan: Plan) -> Deployed:
     """Return a plan as it would be deployed."""
+    if isinstance(plan, AggregatedPlan):
+        return _aggregated(plan)
     assert isinstance(plan, DisaggregatedPlan)
     prefill, decode = plan.prefill, plan.decode
     server = PrefillServer(plan.question, prefill.candidate)
@@ -111,6 +115,27 @@ def from_plan(plan: Plan) -> Deployed:
         mixed = loss == "node" and shared and all(devices < part.devices_per_node for devices, part in machines)
         losses[loss] = (Lost(prefill=gone[0], decode=gone[1]),) if mixed else each
     return Deployed(pools=(_prefill_pool(prefill, server), _decode_pool(decode, decoder)), losses=losses)
+
+
+def _aggregated(plan: AggregatedPlan) -> Deployed:
+    pool, server = plan.mixed, MixedServer(plan.question, plan.mixed.candidate)
+    per_node, devices = pool.machines.devices_per_node, pool.candidate.devices
+    kinds: tuple[Loss, ...] = ("instance", "node")
+    return Deployed(
+        pools=(
+            DeployedPool(
+                role="mixed",
+                instances=pool.instances,
+                at=lambda rate, count: _standing(server.state(rate, count)),
+                deviation=_deviation(pool.prediction, pool.prediction.tpot_seconds),
+            ),
+        ),
+        losses={loss: (Lost(mixed=lost_instances(loss, devices, per_node)),) for loss in kinds},
+    )
+
+
+def _standing(state: MixedState | None) -> Standing:
+    return Standing() if state is None else Standing(ttft=state.ttft, tpot=state.tpot)
 
 
 def _prefill_pool(pool: PrefillPool, server: PrefillServer) -> DeployedPool:
@@ -145,8 +170,12 @@ def _deviation(prediction: Prediction, seconds: float | None) -> float:
 def from_manifest(manifest: Manifest, workload: Workload) -> Deployed:
     """Return what a manifest deploys, under some traffic.
 
-    Raises BadInput where its roles are not one prefill and one decode pool, which alone have closed forms.
+    Raises BadInput where its roles are not one prefill and one decode pool, or one of aggregated instances, which
+    alone have closed forms.
     """
+    aggregated = mixed_pool(manifest)
+    if aggregated is not None:
+        return _aggregated_manifest(manifest, aggregated, workload)
     pools = pool_pair(manifest)
     if isinstance(pools, str):
         raise BadInput(f"--manifest: {pools}")
@@ -188,6 +217,23 @@ def from_manifest(manifest: Manifest, workload: Workload) -> Deployed:
     )
 
 
+def _aggregated_manifest(manifest: Manifest, pool: Pool, workload: Workload) -> Deployed:
+    batch, kv = float(pool.limits.requests_per_dp_rank), running_kv_tokens(workload).mean_tokens
+    queries = pool.step_costs["mixed"].queries_per_sequence
+    full_batch = StepLoad(decode_sequences=batch, decode_kv_tokens=batch * kv, mean_tokens=batch * queries)
+    return Deployed(
+        pools=(
+            DeployedPool(
+                role="mixed",
+                instances=len(pool.instances),
+                at=lambda rate, count: _standing(pool_mixed(manifest, pool, workload, rate, count)),
+                deviation=_step_deviation(pool, full_batch),
+            ),
+        ),
+        losses={"instance": (Lost(mixed=1),), "node": _nodes(manifest)},
+    )
+
+
 def _step_deviation(pool: Pool, load: StepLoad) -> float:
     """Relative standard deviation of the predicted duration of a step."""
     cost = pool.step_costs[pool.role].to_step_cost()
@@ -204,5 +250,5 @@ def _nodes(manifest: Manifest) -> tuple[Lost, ...]:
             for node in instance.nodes:
                 taken = gone.setdefault((pool.hardware, node), {})
                 taken[pool.role] = taken.get(pool.role, 0) + 1
-    found = {(taken.get("prefill", 0), taken.get("decode", 0)) for taken in gone.values()}
-    return tuple(Lost(prefill=first, decode=second) for first, second in sorted(found))
+    found = {tuple(taken.get(role, 0) for role in ("prefill", "decode", "mixed")) for taken in gone.values()}
+    return tuple(Lost(prefill=first, decode=second, mixed=third) for first, second, third in sorted(found))

@@ -13,9 +13,22 @@ from numpy.typing import NDArray
 from planner.decode_queue import DecodeState, decode_state
 from planner.kv_links import KvLinks, LinkState, link_state
 from planner.latency import causal_pairs, tokens_per_iteration
-from planner.manifest.schema import KvTransfer, Manifest, ManifestWorkload, Pool, Prediction, ServiceLevels, Statistics
+from planner.manifest.schema import (
+    KvTransfer,
+    Manifest,
+    ManifestWorkload,
+    PhaseName,
+    Pool,
+    Prediction,
+    Role,
+    ServiceLevels,
+    Statistics,
+)
+from planner.manifest.stacks import stacked
 from planner.manifest.stepcost import evaluate, evaluate_best
 from planner.manifest.terms import StepCost, StepLoad
+from planner.mixed_queue import MixedQueue, MixedState
+from planner.mixed_steps import Aggregate
 from planner.operating import Dealing, dealt_iteration_seconds, pass_service
 from planner.plan import end_to_end
 from planner.prefill_queue import Policy, latency_of, thinned_squared_cv
@@ -27,6 +40,8 @@ from planner.workload import Lengths, Workload
 from podplan.errors import BadInput
 
 Floats = NDArray[np.float64]
+
+QUEUED = "the queues of this traffic with the manifest's step costs"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +61,9 @@ def expect(manifest: Manifest, workload: Workload, requests_per_second: float) -
     planned = manifest.workload
     if workload == workload_of(planned) and requests_per_second == planned.requests_per_second:
         return Expectation(prediction=manifest.predicted, basis="the plan's own figures")
+    aggregated = mixed_pool(manifest)
+    if aggregated is not None:
+        return _expect_mixed(manifest, aggregated, workload, requests_per_second)
     pools = pool_pair(manifest)
     if isinstance(pools, str):
         return Expectation(prediction=None, basis=pools)
@@ -69,10 +87,36 @@ def expect(manifest: Manifest, workload: Workload, requests_per_second: float) -
             requests_per_second=requests_per_second,
             output_tokens=workload.output_tokens.mean,
             limits=manifest.service_levels,
-            decode_busy=busy,
+            busy={"decode": busy},
             links=links,
         ),
-        basis="the queues of this traffic with the manifest's step costs",
+        basis=QUEUED,
+    )
+
+
+def _expect_mixed(manifest: Manifest, pool: Pool, workload: Workload, requests_per_second: float) -> Expectation:
+    count = len(pool.instances)
+    state = pool_mixed(manifest, pool, workload, requests_per_second / count, count)
+    if state is None:
+        return Expectation(prediction=None, basis="the aggregated instances cannot keep up with this rate")
+    limits = manifest.service_levels
+    return Expectation(
+        prediction=aggregated_prediction(state, requests_per_second, workload.output_tokens.mean, limits), basis=QUEUED
+    )
+
+
+def aggregated_prediction(
+    state: MixedState, requests_per_second: float, output_tokens: float, limits: ServiceLevels
+) -> Prediction:
+    """Return the figures of aggregated instances in the keys of a simulation's result."""
+    return open_prediction(
+        ttft=state.ttft,
+        tpot=state.tpot,
+        e2e=state.e2e,
+        requests_per_second=requests_per_second,
+        output_tokens=output_tokens,
+        limits=limits,
+        busy={},
     )
 
 
@@ -89,11 +133,35 @@ def workload_of(planned: ManifestWorkload) -> Workload:
     )
 
 
+def mixed_pool(manifest: Manifest) -> Pool | None:
+    """Return the one pool of aggregated instances; None where there is another one."""
+    return manifest.pools[0] if [pool.role for pool in manifest.pools] == ["mixed"] else None
+
+
+def pool_mixed(
+    manifest: Manifest, pool: Pool, workload: Workload, rate_per_second: float, instances: int
+) -> MixedState | None:
+    """State of one of so many aggregated instances, at its rate; None where it cannot keep up."""
+    policy: Policy = "round_robin" if manifest.routing.prefill == "round_robin" else "random"
+    queue = MixedQueue(
+        Aggregate(
+            cost=stacked(pool.step_costs["mixed"].to_step_cost()),
+            workload=workload,
+            ranks=pool.degrees.attention_groups,
+            budget_tokens=float(group_budget(pool)),
+            most_requests=pool.limits.requests_per_dp_rank,
+            microbatches=pool.microbatches,
+            accepted=tokens_per_iteration(pool.mtp.drafts, pool.mtp.acceptance),
+        )
+    )
+    return queue.state(rate_per_second, thinned_squared_cv(workload.arrival_squared_cv, instances, policy))
+
+
 def pool_pair(manifest: Manifest) -> tuple[Pool, Pool] | str:
     """Return the prefill and the decode pool, or why there is no such pair."""
     roles = sorted(pool.role for pool in manifest.pools)
     if roles != ["decode", "prefill"]:
-        return f"closed forms are for one prefill and one decode pool, not for {', '.join(roles)}"
+        return f"closed forms are for one prefill and one decode pool or one mixed pool, not for {', '.join(roles)}"
     first, second = sorted(manifest.pools, key=lambda pool: pool.role == "decode")
     return first, second
 
@@ -106,12 +174,12 @@ def open_prediction(
     requests_per_second: float,
     output_tokens: float,
     limits: ServiceLevels,
-    decode_busy: float,
-    links: LinkState,
+    busy: dict[Role, float],
+    links: LinkState | None = None,
 ) -> Prediction:
     """Return the figures of a stationary open system in the keys of a simulation's result.
 
-    Attainment takes TTFT and TPOT as independent. Of the busy shares only decode's has a closed form here.
+    Attainment takes TTFT and TPOT as independent. Of the busy shares, by role, only decode's has a closed form here.
     """
     attained = attainment(ttft, limits.ttft_seconds) * attainment(tpot, limits.tpot_seconds)
     return Prediction(
@@ -122,9 +190,9 @@ def open_prediction(
         e2e_seconds=_statistics(e2e),
         slo_attainment=attained,
         goodput_requests_per_second=requests_per_second * attained,
-        utilisation={"decode": decode_busy},
-        mean_transfer_wait_seconds=links.wait_seconds,
-        link_utilisation=links.utilisation,
+        utilisation=busy,
+        mean_transfer_wait_seconds=links.wait_seconds if links else None,
+        link_utilisation=links.utilisation if links else None,
     )
 
 
@@ -250,13 +318,14 @@ def pool_decode(
 
 
 def expect_alone(manifest: Manifest, workload: Workload) -> Expectation:
-    """Return what is expected of one request at a time: a closed loop of one.
+    """Return what is expected of one request at a time: a closed loop of one, on instances of either shape.
 
     Nothing waits, so TTFT is the time of the prompt's own passes, and E2E adds the transfer and an iteration with one
     running request per step: exact for fixed lengths, but for the spread of the number of iterations under MTP,
     which is taken as normal.
     """
-    pools = pool_pair(manifest)
+    aggregated = mixed_pool(manifest)
+    pools = pool_pair(manifest) if aggregated is None else (aggregated, aggregated)
     if isinstance(pools, str):
         return Expectation(prediction=None, basis=pools)
     if workload.input_tokens.squared_cv or workload.output_tokens.squared_cv or workload.prefix_reuse:
@@ -270,9 +339,10 @@ def expect_alone(manifest: Manifest, workload: Workload) -> Expectation:
 
 def _alone(manifest: Manifest, pools: tuple[Pool, Pool], prompt: int, output: int) -> Prediction:
     prefill, decode = pools
-    assert manifest.kv_transfer is not None, "a manifest with prefill and decode pools has links"
-    ttft, levels = alone_pass_seconds(prefill, prompt), manifest.service_levels
-    moved = kv_transfer_seconds(manifest.kv_transfer, prefill, decode, prompt) if output > 1 else 0.0
+    ttft, levels, moved = alone_pass_seconds(prefill, prompt), manifest.service_levels, 0.0
+    if output > 1 and prefill is not decode:
+        assert manifest.kv_transfer is not None, "a manifest with prefill and decode pools has links"
+        moved = kv_transfer_seconds(manifest.kv_transfer, prefill, decode, prompt)
     running, deviation = alone_decode_seconds(decode, prompt, output)
     after, spread = moved + running, deviation / max(output - 1, 1)
     tpot = after / max(output - 1, 1)
@@ -288,7 +358,9 @@ def _alone(manifest: Manifest, pools: tuple[Pool, Pool], prompt: int, output: in
         e2e_seconds=_normal(end_to_end, deviation),
         slo_attainment=float(good),
         goodput_requests_per_second=good / end_to_end,
-        utilisation={
+        utilisation={"mixed": 1 / len(prefill.instances)}
+        if prefill is decode
+        else {
             "prefill": ttft / end_to_end / len(prefill.instances),
             "decode": running / end_to_end / len(decode.instances),
         },
@@ -303,7 +375,7 @@ def _normal(mean: float, deviation: float) -> Statistics:
 
 def alone_pass_seconds(pool: Pool, prompt_tokens: int) -> float:
     """Seconds of the passes of a single prompt on one DP group of an otherwise empty instance."""
-    cost, budget = pool.step_costs["prefill"].to_step_cost(), group_budget(pool)
+    cost, budget = _cost(pool, "prefill"), group_budget(pool)
     total = 0.0
     for done in range(0, prompt_tokens, budget):
         computed = min(budget, prompt_tokens - done)
@@ -334,11 +406,16 @@ def alone_decode_seconds(pool: Pool, prompt_tokens: int, output_tokens: int) -> 
     for n in range(1, count):
         reach = min(n, steps.size)
         starts[n] = float(starts[n - reach : n][::-1] @ steps[:reach])
-    seconds = _alone_iterations(pool.step_costs["decode"].to_step_cost(), prompt_tokens + np.arange(float(count)))
+    seconds = _alone_iterations(_cost(pool, "decode"), prompt_tokens + np.arange(float(count)))
     tokens = np.arange(1.0, steps.size + 1)
     mean = float(tokens @ steps)
     variance = float(tokens**2 @ steps) - mean**2
     return float(starts @ seconds), float(seconds.mean()) * math.sqrt(max(count * variance / mean**3, 0.0))
+
+
+def _cost(pool: Pool, phase: PhaseName) -> StepCost:
+    """Step cost of a phase; an aggregated pool has one for both."""
+    return pool.step_costs["mixed" if pool.role == "mixed" else phase].to_step_cost()
 
 
 def step_chances(drafts: int, acceptance: float) -> Floats:

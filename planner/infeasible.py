@@ -1,9 +1,8 @@
 """Why a question has no plan, and the nearest change that would give it one."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Literal
 
 import numpy as np
 
@@ -14,13 +13,13 @@ from planner.memory import weight_bytes
 from planner.operating import DecodeServer, PrefillServer, kv_transfer_seconds
 from planner.prefill_candidates import budgets, pass_seconds, prefill_fits
 from planner.question import Machines, Question
-from planner.space import Row, groups, role_rows, row_deployment
+from planner.space import Role, Row, groups, machines_of, role_rows, row_deployment
 from planner.survival import lost_instances
 from planner.workload import reserved_kv_tokens
 from podplan.units import GIGA, format_bytes, format_duration, format_rate
 
 _RELAXED = 1_000_000.0
-_FACTORS = (1.05, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0)
+FACTORS = (1.05, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0)
 
 
 def missing(question: Question, prefill: bool) -> tuple[str, str]:
@@ -28,11 +27,11 @@ def missing(question: Question, prefill: bool) -> tuple[str, str]:
     role = "prefill" if prefill else "decode"
     machines = question.prefill if prefill else question.decode
     if not fitting_sizes(question, prefill):
-        return "memory", memory_sentence(question, machines, prefill)
+        return "memory", memory_sentence(question, role_of(prefill), smallest_devices(question, machines, prefill))
     best = fastest_ttft(question) if prefill else fastest_tpot(question)
     flag, limit = ("--ttft", question.ttft_seconds) if prefill else ("--tpot", question.tpot_seconds)
     if best is None:
-        return "memory", memory_sentence(question, machines, prefill)
+        return "memory", memory_sentence(question, role_of(prefill), smallest_devices(question, machines, prefill))
     nearest = nearest_limit(question, prefill, best)
     change = f"nearest change: {flag} {format_duration(nearest)}" if nearest else "several times the limit do not help"
     return flag.strip("-"), (
@@ -41,7 +40,7 @@ def missing(question: Question, prefill: bool) -> tuple[str, str]:
     )
 
 
-def role_of(prefill: bool) -> Literal["prefill", "decode"]:
+def role_of(prefill: bool) -> Role:
     """Name of a role."""
     return "prefill" if prefill else "decode"
 
@@ -61,9 +60,9 @@ def fitting_sizes(question: Question, prefill: bool) -> list[int]:
     return sizes
 
 
-def memory_sentence(question: Question, machines: Machines, prefill: bool) -> str:
+def memory_sentence(question: Question, role: Role, smallest: int | None) -> str:
     """Say by how much the model does not fit and the smallest number of devices that would hold it."""
-    role = role_of(prefill)
+    machines = machines_of(question, role)
     device = machines.hardware.device
     room = device.memory_bytes.value - device.reserve_bytes.value
     needs = [
@@ -76,9 +75,10 @@ def memory_sentence(question: Question, machines: Machines, prefill: bool) -> st
     if not needs:
         return f"{question.model.name} has no strategy on {machines.devices} devices of {machines.hardware.name}"
     least, _ = min(needs)
-    smallest = smallest_devices(question, machines, prefill)
     nearest = "no number of them does"
-    if smallest:
+    if smallest and role == "mixed":
+        nearest = f"the smallest number that holds an aggregated instance is {smallest}"
+    elif smallest:
         nearest = f"the smallest number that holds a {role} instance is {smallest}, and a plan needs one of each role"
     start = (
         f"{question.model.name} does not fit {machines.devices} devices of {machines.hardware.name}: its weights take"
@@ -88,7 +88,8 @@ def memory_sentence(question: Question, machines: Machines, prefill: bool) -> st
             f"{start} at least {format_bytes(least)} per device beside a KV cache, {format_bytes(room)} are free, "
             f"{format_bytes(least - room)} too much; {nearest}"
         )
-    tokens = question.workload.input_tokens.mean if prefill else reserved_kv_tokens(question.workload).mean_tokens
+    workload = question.workload
+    tokens = workload.input_tokens.mean if role == "prefill" else reserved_kv_tokens(workload).mean_tokens
     return (
         f"{start} {format_bytes(least)} of the {format_bytes(room)} that are free on a device, and no instance has the "
         f"rest hold one {role} request of {tokens:.0f} tokens; {nearest}"
@@ -97,10 +98,15 @@ def memory_sentence(question: Question, machines: Machines, prefill: bool) -> st
 
 def smallest_devices(question: Question, machines: Machines, prefill: bool) -> int | None:
     """Return the devices of the smallest instance of the role that fits; pools are doubled until there is one."""
+    return smallest_of(question, machines, lambda larger: fitting_sizes(larger, prefill))
+
+
+def smallest_of(question: Question, machines: Machines, sizes_of: Callable[[Question], list[int]]) -> int | None:
+    """Return the least of the sizes on pools that are doubled until there is one."""
     devices = machines.devices
     while devices <= 64 * max(machines.devices, machines.devices_per_node):
         devices *= 2
-        sizes = fitting_sizes(with_devices(question, devices), prefill)
+        sizes = sizes_of(with_devices(question, devices))
         if sizes:
             return min(sizes)
     return None
@@ -158,7 +164,7 @@ def nearest_limit(question: Question, prefill: bool, least: float) -> float | No
     lengths that spread far, its multiples are tried.
     """
     asked = question.ttft_seconds if prefill else question.tpot_seconds
-    limits = [rounded_up(max(least, asked) * factor) for factor in _FACTORS]
+    limits = [rounded_up(max(least, asked) * factor) for factor in FACTORS]
     machines, other = (question.prefill, question.decode) if prefill else (question.decode, question.prefill)
     taken = min(carrying_sizes(question, not prefill), default=0) if machines.budget == other.budget else 0
     for limit in limits:

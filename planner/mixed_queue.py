@@ -347,22 +347,19 @@ class MixedServer:
 
     def pool_capacity(self, instances: int) -> float:
         """Largest rate of so many instances within both limits and 98 % of saturation; 0 where there is none."""
-
-        def excess(rate: float) -> float:
-            state = self.state(rate, instances)
-            return math.inf if state is None else self._excess(state)
-
-        rate = largest_rate(excess, 1.0, MOST_UTILISATION * self.queue.most_per_second)
+        rate = largest_rate(
+            lambda each: self.excess(each, instances), 1.0, MOST_UTILISATION * self.queue.most_per_second
+        )
         return 0.0 if rate is None else rate * instances
 
     def pool_carries(self, instances: int, rate_per_second: float) -> bool:
         """Whether so many instances carry a rate within both limits and 98 % of saturation."""
-        state = self.state(rate_per_second / instances, instances)
-        return state is not None and self._excess(state) <= 1
+        return self.excess(rate_per_second / instances, instances) <= 1
 
-    def _excess(self, state: MixedState) -> float:
+    def excess(self, rate_per_second: float, instances: int = 1) -> float:
         """The larger of TTFT and TPOT at the percentile, in units of its limit; infinite past 98 % utilisation."""
-        if state.utilisation > MOST_UTILISATION * (1 + 1e-9):
+        state = self.state(rate_per_second, instances)
+        if state is None or state.utilisation > MOST_UTILISATION * (1 + 1e-9):
             return math.inf
         question = self.question
         percentile = question.percentile

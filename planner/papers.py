@@ -86,13 +86,13 @@ def published_sides(question: Question, published: Published, transfer_seconds: 
     )
 
 
-def best_counts(sides: tuple[Side, Side], aim: Aim) -> tuple[int, ...] | None:
+def best_counts(sides: tuple[Side, ...], aim: Aim) -> tuple[int, ...] | None:
     """Return the columns that serve an aim best, or what the devices carry at most where they miss its rate."""
     choice = likely(sides, aim)
     return choice if choice is not None else likely(sides, replace(aim, objective="throughput", rate=None))
 
 
-def rate_of(sides: tuple[Side, Side], choice: tuple[int, ...], question: Question) -> float:
+def rate_of(sides: tuple[Side, ...], choice: tuple[int, ...], question: Question) -> float:
     """Return the rate at which chosen columns are shown: the asked one where they carry it."""
     carried = carried_by(sides, choice)
     asked = question.rate_per_second

@@ -11,9 +11,10 @@ from dataclasses import dataclass, replace
 
 from planner.columns import Aim, Choice, Side, best_choice, solve_open
 from planner.front import figures, front_of
+from planner.parts import Pools, aim_of, compatible, gather
 from planner.plan import Plan
 from planner.question import Question
-from planner.search import Pools, aim_of, compatible, gather, plan_of
+from planner.search import plan_of
 
 TIGHTEST = 0.3
 """Of either limit, the last level."""

@@ -71,8 +71,40 @@ def over_parts(best: Bound | None, parts: Sequence[Bound]) -> Bound | None:
     )
 
 
+def proven_over(parts: Sequence[Sequence[Side]], chosen: Sequence[Side], aim: Aim, choice: Sequence[int]) -> Bound:
+    """Return the bound over all parts of the space, of which the choice is of one: the best that any part allows.
+
+    Parts are the shapes of a deployment, and the sets of instances that an engine lets share KV.
+    """
+    own = proven(chosen, aim, choice)
+    reached = carried_by(chosen, tuple(choice)) if aim.objective == "throughput" else 0.0
+    values, told, pruned_columns = [own.value], [own.covers], list(own.pruned)
+    for sides in parts:
+        if tuple(sides) == tuple(chosen) or not all(side.size for side in sides):
+            continue
+        solution = certify(sides, aim, reached)
+        values += [solution.bound] if solution.status == "optimal" else []
+        told.append(covers(sides))
+        pruned_columns += pruned(sides, carried_by(chosen, tuple(choice)))
+    value = max(values) if aim.objective == "throughput" else min(values)
+    return replace(
+        own,
+        value=value,
+        gap=own.gap + abs(value - own.value) / abs(own.value or 1.0),
+        covers="; and ".join(told),
+        queues_solved=sum(side.queues_solved for sides in parts for side in sides),
+        pruned=tuple(pruned_columns),
+    )
+
+
 def covers(sides: Sequence[Side]) -> str:
     """Say what the bound is a bound of."""
+    if [side.role for side in sides] == ["mixed"]:
+        return (
+            f"{sides[0].size} columns of aggregated instances, each so many of one of the {len(sides[0].offers)} whose "
+            "bounds could beat the other shape, with every listed token budget and all requests that memory holds; not "
+            "over prefill, decode and aggregated instances side by side for one model"
+        )
     roles = " and ".join(f"{len(side.offers)} {side.role}" for side in sides)
     columns = sum(side.size for side in sides)
     return (
@@ -82,6 +114,21 @@ def covers(sides: Sequence[Side]) -> str:
         "keeps the limit, and every prefill budget of whole prompts whose pass does (where prompts differ, of up to 4 "
         "mean prompts and then in steps of a half or a third)"
     )
+
+
+def never_queued(rows: int, rate_per_second: float) -> list[Pruned]:
+    """Say how many aggregated instances no queue was solved for, and the bound under which."""
+    if not rows:
+        return []
+    return [
+        Pruned(
+            what="aggregated instances, by strategy, layout and MTP depth",
+            number=rows,
+            bound=rate_per_second,
+            unit="requests/s",
+            why="no number of running requests whose mean step keeps the TPOT limit brings a pool to the plan's rate",
+        )
+    ]
 
 
 def pruned(sides: Sequence[Side], reached: float) -> list[Pruned]:

@@ -13,6 +13,8 @@ from planner.workload import Workload
 
 Objective = Literal["throughput", "chips", "cost", "latency"]
 Queueing = Literal["bulk", "mixserve"]
+Shape = Literal["auto", "aggregated", "disaggregated"]
+"""Of a deployment: mixed instances that take prompts and answer them, or prefill and decode apart; auto: the better."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,3 +73,4 @@ class Question:
     queueing: Queueing = "bulk"
     """``mixserve``: the queues of ``planner.memoryless``."""
     survive: Loss | None = None
+    shape: Shape = "auto"

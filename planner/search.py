@@ -3,22 +3,26 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from planner.columns import Aim, Choice, Offers, Side, carried_by, likely, settle
-from planner.decode_candidates import Count
+import numpy as np
+
+from planner.aggregated import make_aggregated
+from planner.columns import Aim, Choice, Side, carried_by, likely, settle
 from planner.front import front_of
 from planner.infeasible import fitting_sizes, missing, refusal, slowest_transfer, unsurvivable
+from planner.infeasible_mixed import missing_aggregated
 from planner.kinds import DecodeKind
-from planner.latency import static_balance
-from planner.offers import decode_offers, prefill_offers
+from planner.mixed_kinds import MixedKind
+from planner.offers import decode_offers
 from planner.operating import DecodeServer, PrefillServer
 from planner.papers import Beside, best_counts, matching, published_sides, rate_of
+from planner.parts import Chosen, Pools, aim_of, choose, compatible, gather, make_side, with_mixed
 from planner.plan import Plan, make_plan
-from planner.proof import Bound, certify, over_parts, proven
+from planner.proof import Bound, certify, never_queued, over_parts, proven_over
 from planner.quantised import Tried, in_formats, own_formats, preferred
 from planner.question import Question
 from planner.quickest import TimedSide, quickest, reached
-from planner.reachable import most_instances, pairs
-from planner.space import ROLES, Role, Row, check_layouts, role_space
+from planner.shapes import not_aggregated
+from planner.space import Role, Row, check_layouts
 from podplan.errors import Fault
 
 # Binding limit and explanation of a refusal that nobody asked the reason of.
@@ -48,22 +52,6 @@ class Answer:
     """What others deployed for this model on this machine, on the same devices."""
     formats: tuple[Tried, ...] = ()
     """What each number format came to, where there were several; ``question`` is then in the best one."""
-
-
-@dataclass(frozen=True, slots=True)
-class Pools:
-    """The columns of both roles, and the candidates that were costed for them."""
-
-    prefill: Side
-    decode: Side
-    count: Count
-    cut: dict[Role, dict[str, int]]
-    """What was not costed, by role and rule."""
-
-    @property
-    def sides(self) -> tuple[Side, Side]:
-        """Both roles, in the order of a choice."""
-        return self.prefill, self.decode
 
 
 def search(question: Question, *, explain: bool = True, beside: bool = True) -> Answer:
@@ -118,25 +106,22 @@ def search_format(
     """
     check_layouts(question)
     pools, aim = gather(question, transfer_seconds=transfer_seconds), aim_of(question)
-    if not pools.prefill.offers or not pools.decode.offers:
-        told = missing(question, not pools.prefill.offers) if explain else UNTOLD
-        return refused(question, pools, *told)
     if question.objective == "latency" and question.rate_per_second is not None:
         return quickest_answer(question, pools, aim, explain=explain, beside=beside)
-    pools, choice = best_of(compatible(question, pools), aim)
-    if choice is None:
-        return refused(question, pools, *(reason(question, pools, aim) if explain else UNTOLD))
-    best = plan_of(question, pools, choice)
+    chosen = choose(question, pools, aim)
+    if not isinstance(chosen, Chosen):
+        return refused(question, pools, *(reason(question, chosen, aim) if explain else UNTOLD))
+    best = plan_of(question, chosen.pools, chosen.choice)
     if best is None:
         raise Fault("the fleet programme chose a rate that the chosen queues cannot carry")
     if best.tpot.at(question.percentile) > question.tpot_seconds and best.transfer_seconds > (transfer_seconds or 0.0):
         longer = LONGER * best.transfer_seconds
         return search_format(question, explain=explain, beside=beside, transfer_seconds=longer)
-    bound = proven(pools.sides, aim, choice) if beside else None
+    bound = bound_of(chosen, aim, best) if beside else None
     if bound is not None and bound.gap > 1e-6:
         raise Fault(f"the fleet programme's bound {bound.value:g} is not what the chosen columns reach")
     chosen_of_front = question.objective == "latency"
-    front = front_of(best, other_plans(question, pools, aim)) if beside or chosen_of_front else [best]
+    front = front_of(best, other_plans(question, chosen, aim)) if beside or chosen_of_front else [best]
     if chosen_of_front:
         best = min(front, key=lambda plan: (plan.e2e_mean_seconds, plan.devices))
     return Answer(
@@ -147,7 +132,7 @@ def search_format(
         bound=bound,
         binding_limit=best.binding_limit,
         explanation=best.explanation,
-        cut=pools.cut,
+        cut=chosen.parts[-1].cut,
         published=published_plans(question, pools, aim) if beside else (),
     )
 
@@ -198,6 +183,13 @@ def quick_plan(question: Question, pools: Pools, choice: Choice) -> Plan | None:
     )
 
 
+def bound_of(chosen: Chosen, aim: Aim, best: Plan) -> Bound:
+    """Return the bound over all parts, and which aggregated instances no queue was solved for."""
+    bound = proven_over([part.sides for part in chosen.parts], chosen.pools.sides, aim, chosen.choice)
+    dropped = chosen.parts[-1].dropped.slow
+    return replace(bound, pruned=(*bound.pruned, *never_queued(dropped, best.requests_per_second)))
+
+
 def published_plans(question: Question, pools: Pools, aim: Aim) -> tuple[Beside, ...]:
     """Return the published deployments of this model and machine, as they would serve the question."""
     found = []
@@ -211,93 +203,24 @@ def published_plans(question: Question, pools: Pools, aim: Aim) -> tuple[Beside,
     return tuple(found)
 
 
-def gather(
-    question: Question, rows: dict[Role, list[Row]] | None = None, transfer_seconds: float | None = None
-) -> Pools:
-    """Cost every candidate of both roles, or those of given rows; no queue is solved yet.
-
-    ``transfer_seconds`` is how long a prompt's KV takes at most where it may come from other machines than the
-    question's; decode instances are costed then even where these machines' prefill has none.
-    """
-    count = Count()
-    spaces = {} if rows else {role: role_space(question, role) for role in ROLES}
-    rows = rows or {role: space.rows for role, space in spaces.items()}
-    know_balance(question, [row for own in rows.values() for row in own])
-    prefill = prefill_offers(question, rows["prefill"], count)
-    # The slowest transfer of any prefill instance that may feed the pool: the limit holds whichever does.
-    transfer = slowest_transfer(question, rows["prefill"]) if transfer_seconds is None else transfer_seconds
-    alone = transfer_seconds is not None
-    decode = decode_offers(question, rows["decode"], count, transfer) if prefill or alone else Offers.of([])
-    return Pools(
-        make_side(question, "prefill", prefill),
-        make_side(question, "decode", decode),
-        count,
-        {role: space.cut for role, space in spaces.items()},
-    )
-
-
-def make_side(question: Question, role: Role, offers: Offers) -> Side:
-    """Return the columns of a role."""
-    machines = question.prefill if role == "prefill" else question.decode
-    return Side(role, machines, offers, question.survive, most_instances=most_instances(question))
-
-
-def compatible(question: Question, pools: Pools) -> list[Pools]:
-    """Return the parts of the columns in which the engine lets every prefill share KV with every decode instance."""
-    layers = [{(tp, pp) for tp, pp in side.offers.layers.tolist()} for side in pools.sides]
-    found = pairs(question, layers[0], layers[1])
-    if found == [(layers[0], layers[1])]:
-        return [pools]
-    return [
-        replace(
-            pools,
-            prefill=make_side(question, "prefill", pools.prefill.offers.with_layers(ours)),
-            decode=make_side(question, "decode", pools.decode.offers.with_layers(theirs)),
-        )
-        for ours, theirs in found
-    ]
-
-
-def best_of(parts: list[Pools], aim: Aim) -> tuple[Pools, Choice | None]:
-    """Return the part with the best choice of columns, and that choice; None where none fits in any."""
-    best: tuple[tuple[float, float], Pools, Choice] | None = None
-    for pools in parts:
-        choice = settle(pools.sides, aim)
-        if choice is None:
-            continue
-        spent = sum(float(side.cost_per_hour[column]) for side, column in zip(pools.sides, choice, strict=True))
-        used = float(sum(int(side.devices[column]) for side, column in zip(pools.sides, choice, strict=True)))
-        rate = carried_by(pools.sides, choice)
-        key = {"throughput": (-rate, used), "cost": (spent, -rate)}.get(aim.objective, (used, -rate))
-        if best is None or key < best[0]:
-            best = (key, pools, choice)
-    return (best[1], best[2]) if best else (parts[0], None)
-
-
-def know_balance(question: Question, rows: list[Row]) -> None:
-    """Find the expert balance of all rows at once, which is quicker than group by group."""
-    if question.model.moe is None or question.balance.kind not in ("measured", "none"):
-        return
-    layouts = {(row.strategy.moe_ep - row.dedicated, row.redundant) for row in rows if row.strategy.moe_ep > 1}
-    static_balance(question.model.moe.experts, sorted(layouts), question.balance)
-
-
-def aim_of(question: Question) -> Aim:
-    """Return what the columns are chosen for: lowest latency starts from the most that the devices carry."""
-    return Aim(
-        devices={machines.budget: machines.devices for machines in (question.prefill, question.decode)},
-        objective="throughput" if question.objective == "latency" else question.objective,
-        rate=question.rate_per_second,
-    )
-
-
 def reason(question: Question, pools: Pools, aim: Aim) -> tuple[str, str]:
-    """Return (binding limit, sentence) where no choice of columns is feasible."""
-    most = settle(pools.sides, replace(aim, objective="throughput", rate=None))
-    if most is not None:
+    """Return (binding limit, sentence) where no choice of columns is feasible.
+
+    Where some rate is carried in either shape, it is the devices; else what prefill and decode instances lack, or
+    aggregated ones where these alone are asked for or where memory lacks, of which they need least.
+    """
+    pools = replace(pools, mixed=None)
+    most = choose(question, pools, replace(aim, objective="throughput", rate=None))
+    if isinstance(most, Chosen):
         from planner.shortage import shortage  # searches larger machines; only a refusal needs it
 
-        return shortage(question, pools, aim, carried_by(pools.sides, most))
+        return shortage(question, most.pools, aim, carried_by(most.pools.sides, most.choice))
+    aggregated = not_aggregated(question) is None
+    if question.shape == "aggregated":
+        return missing_aggregated(question)
+    if not pools.prefill.offers or not pools.decode.offers:
+        told = missing(question, not pools.prefill.offers)
+        return missing_aggregated(question) if told[0] == "memory" and aggregated else told
     for side in pools.sides:
         if side.size and settle([side], replace(aim, objective="throughput", rate=None)) is None:
             return missing(question, side.role == "prefill")
@@ -317,6 +240,8 @@ def plan_of(question: Question, pools: Pools, choice: Choice) -> Plan | None:
 
 def plan_at(question: Question, pools: Pools, choice: Choice, rate_per_second: float) -> Plan | None:
     """Return the plan of chosen columns at a rate; None where they cannot keep up."""
+    if pools.mixed is not None:
+        return aggregated_at(question, pools.mixed, choice[0], rate_per_second)
     first, second = choice
     prefill, decode = pools.prefill.chosen(first), pools.decode.chosen(second)
     assert isinstance(prefill, PrefillServer) and isinstance(decode, DecodeServer)
@@ -328,17 +253,44 @@ def plan_at(question: Question, pools: Pools, choice: Choice, rate_per_second: f
     )
 
 
-def other_plans(question: Question, pools: Pools, aim: Aim) -> list[Plan]:
-    """Return plans that trade what the best one has: fewer devices, and less time per token."""
-    found = []
+def aggregated_at(question: Question, side: Side, column: int, rate_per_second: float) -> Plan | None:
+    """Return the plan of a column of aggregated instances at a rate; None where they cannot keep up."""
+    kind = side.server(int(side.offer[column]))
+    assert isinstance(kind, MixedKind)
+    server, each = kind.at(int(side.left[column])), side.rate_of_each(column)
+    return make_aggregated(question, server, int(side.instances[column]), each, rate_per_second)
+
+
+def other_plans(question: Question, chosen: Chosen, aim: Aim) -> list[Plan]:
+    """Return plans that trade what the best one has: fewer devices, less time per token, the other shape."""
+    pools = only(question, chosen.pools, chosen.choice)
+    found: list[tuple[Pools, Choice | None]] = [] if chosen.other is None else [chosen.other]
     for part in FEWER_DEVICES if aim.objective == "throughput" else ():
         fewer = replace(aim, devices={budget: int(count * part) for budget, count in aim.devices.items()})
         found.append((pools, likely(pools.sides, fewer)))
     for part in TIGHTER_TPOT:
-        tighter = replace(pools, decode=tighter_side(question, pools, part))
+        tighter = tighter_pools(question, pools, part)
         found.append((tighter, likely(tighter.sides, aim)))
     plans = (plan_of(question, own, choice) for own, choice in found if choice is not None)
     return [plan for plan in plans if plan is not None]
+
+
+def only(question: Question, pools: Pools, choice: Choice) -> Pools:
+    """Return of aggregated columns those of the chosen kind, for their queues take long; others as they are."""
+    if pools.mixed is None:
+        return pools
+    chosen = np.array([int(pools.mixed.offer[choice[0]])])
+    return replace(pools, mixed=make_side(question, "mixed", pools.mixed.offers.select(chosen)))
+
+
+def tighter_pools(question: Question, pools: Pools, part: float) -> Pools:
+    """Return the columns of decode, or aggregated, instances of the leading rows at a part of the TPOT limit."""
+    if pools.mixed is None:
+        return replace(pools, decode=tighter_side(question, pools, part))
+    asked = replace(question, tpot_seconds=question.tpot_seconds * part)
+    kinds = [pools.mixed.server(number) for number in range(len(pools.mixed.offers))]
+    rows = list(dict.fromkeys(kind.row for kind in kinds if isinstance(kind, MixedKind)))
+    return with_mixed(asked, pools, aim_of(asked), None, rows)
 
 
 def tighter_side(question: Question, pools: Pools, part: float) -> Side:

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 from planner.columns import Aim, Side, carried_by, settle
 from planner.infeasible import most_devices, rounded_down
+from planner.parts import Pools
 from planner.question import Machines, Question
-from planner.search import Pools
 from planner.variations import has_plan
 from podplan.units import format_rate
 

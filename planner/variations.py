@@ -4,38 +4,55 @@ A machine a tenth faster leaves most of the space as hopeless as it was: rows fa
 questions of the same sizes are solved over the leading ones only.
 """
 
+from dataclasses import replace
+
 from planner.columns import carried_by, likely
 from planner.kinds import DecodeKind, PrefillKind
+from planner.mixed_kinds import MixedKind
+from planner.mixed_offers import mixed_offers
+from planner.parts import Chosen, Pools, aim_of, choose, compatible, gather
 from planner.quantised import in_formats
 from planner.question import Question
-from planner.search import aim_of, best_of, compatible, gather
-from planner.space import ROLES, Role, Row
+from planner.shapes import known_of, needed_rates, not_aggregated
+from planner.space import ROLES, Role, Row, role_rows
 
 Rows = dict[Role, list[Row]]
 
 LEADING = 10
 """Rows of each size of a role, by what they carry at most, that are solved for again."""
+NEAR = 0.8
+"""Part of the best rate that the bound of an aggregated row must reach to be solved for again."""
 
 
 def rows_that_matter(question: Question) -> Rows:
     """Return the rows of each role and size that carry most."""
     pools = gather(question)
-    found: Rows = {}
+    found: Rows = {"mixed": mixed_rows_that_matter(question, pools)}
     for role, side in zip(ROLES, pools.sides, strict=True):
         kinds = (side.server(number) for number in side.offers.leading_of_each_size(LEADING))
         found[role] = list(dict.fromkeys(kind.row for kind in kinds if isinstance(kind, (PrefillKind, DecodeKind))))
     return found
 
 
+def mixed_rows_that_matter(question: Question, pools: Pools) -> list[Row]:
+    """Return the aggregated rows that could come near the best of either shape, those that carry most."""
+    if not_aggregated(question) is not None:
+        return []
+    aim = aim_of(question)
+    best = choose(question, pools, aim)
+    known = known_of(best.pools.sides, best.choice) if isinstance(best, Chosen) else None
+    near = known and replace(known, rate_per_second=NEAR * known.rate_per_second)
+    offers, _ = mixed_offers(question, role_rows(question, "mixed"), pools.count, needed_rates(question, aim, near))
+    kinds = [offers.build(number) for number in offers.leading_of_each_size(LEADING)]
+    return list(dict.fromkeys(kind.row for kind in kinds if isinstance(kind, MixedKind)))
+
+
 def most_carried(question: Question, rows: Rows | None = None) -> float:
     """Return the rate that the best choice of columns carries, over given rows or all; 0 where none is feasible."""
     if question.formats:
         return max(most_carried(each, rows) for each in in_formats(question))
-    pools = gather(question, rows)
-    if not pools.prefill.offers or not pools.decode.offers:
-        return 0.0
-    chosen, choice = best_of(compatible(question, pools), aim_of(question))
-    return 0.0 if choice is None else carried_by(chosen.sides, choice)
+    chosen = choose(question, gather(question, rows), aim_of(question), rows["mixed"] if rows else None)
+    return carried_by(chosen.pools.sides, chosen.choice) if isinstance(chosen, Chosen) else 0.0
 
 
 def has_plan(question: Question) -> bool:
@@ -43,7 +60,6 @@ def has_plan(question: Question) -> bool:
     if question.formats:
         return any(has_plan(each) for each in in_formats(question))
     pools, aim = gather(question), aim_of(question)
-    if not pools.prefill.offers or not pools.decode.offers:
-        return False
-    parts = compatible(question, pools)
-    return any(likely(part.sides, aim) is not None for part in parts) or best_of(parts, aim)[1] is not None
+    parts = compatible(question, pools) if pools.prefill.offers and pools.decode.offers else []
+    likely_one = any(likely(part.sides, aim) is not None for part in parts)
+    return likely_one or isinstance(choose(question, pools, aim), Chosen)

@@ -6,6 +6,7 @@ the least time; beside it stands what is predicted, with start-up, unfilled tile
 
 from dataclasses import dataclass
 
+from planner.aggregated import MixedPool
 from planner.breakdown import Operator
 from planner.kv_links import LinkState
 from planner.latency import balanced_cost, tokens_per_iteration
@@ -71,6 +72,8 @@ def worked_plan(plan: Plan) -> tuple[PoolTerms, ...]:
 def _lines(plan: Plan, pool: PlannedPool) -> tuple[str, ...]:
     if isinstance(pool, PrefillPool):
         return _prefill_lines(pool)
+    if isinstance(pool, MixedPool):
+        return _mixed_lines(plan, pool)
     assert isinstance(pool, DecodePool)
     return _decode_lines(plan, pool)
 
@@ -166,6 +169,27 @@ def link_line(links: LinkState) -> str:
         f"KV transfer: {format_bytes(links.sent_bytes)} a prompt / ({links.width} x "
         f"{format_bytes(links.link_bytes_per_second)}/s) + latency = {format_duration(links.transfer_seconds)}, and "
         f"{format_duration(links.wait_seconds)} of waiting while {busy} link time is taken"
+    )
+
+
+def _mixed_lines(plan: Plan, pool: MixedPool) -> tuple[str, ...]:
+    """Little's law of a rank: what runs, over how long it runs."""
+    candidate, state, question = pool.candidate, pool.state, plan.question
+    ranks = candidate.row.strategy.attention_groups
+    accepted = tokens_per_iteration(candidate.drafts, question.acceptance)
+    answer = max(question.workload.output_tokens.mean - 1, 1.0)
+    step, level = format_duration(state.mean_step_seconds), question.percentile
+    running = state.mean_requests / ranks
+    each = plan.requests_per_second / pool.instances
+    return (
+        f"rate: {running:.3g} requests x {ranks} DP ranks x {accepted:.3g} tokens / ({step} x {answer:.0f} tokens) = "
+        f"{each:.3g} requests/s of one instance at the plan's rate; within TTFT and TPOT one carries "
+        f"{pool.capacity_per_second / pool.instances:.3g}, {pool.instances} carry {pool.capacity_per_second:.4g}",
+        f"TPOT of the mean step: {step} / {accepted:.3g} = {format_duration(state.mean_step_seconds / accepted)} of "
+        f" {format_duration(question.tpot_seconds)}; p{level:g} {format_duration(plan.tpot.at(level))}",
+        f"prompts: {candidate.batched_tokens} tokens a step and DP rank, {state.prompt_steps:.0%} of the steps carry "
+        f"some; TTFT p{level:g} {format_duration(plan.ttft.at(level))} of {format_duration(question.ttft_seconds)}",
+        _room_line(pool, candidate.batch),
     )
 
 

@@ -35,6 +35,7 @@ def small_plan(
         ttft_seconds=1.0,
         tpot_seconds=0.05,
         drafts=(drafts,),
+        shape="disaggregated",
     )
     best = search(question).best
     assert best is not None

@@ -40,7 +40,7 @@ def small_question(
             input_tokens=Lengths(mean=prompt, squared_cv=squared_cv),
             output_tokens=Lengths(mean=answer, squared_cv=squared_cv),
         ),
-        **{"ttft_seconds": 1.0, "tpot_seconds": 0.05} | fields,
+        **{"ttft_seconds": 1.0, "tpot_seconds": 0.05, "shape": "disaggregated"} | fields,
     )
 
 

@@ -12,7 +12,7 @@ from cli.main import main
 from planner.manifest.document import dump_manifest
 from tests.plans import small_manifest
 
-SMALL = ["qwen3-30b-a3b", "--hw", "h800", "--nodes", "1"]
+SMALL = ["qwen3-30b-a3b", "--hw", "h800", "--nodes", "1", "--shape", "disaggregated"]
 FILE = """
 model: qwen3-30b-a3b
 hw: h800
@@ -128,7 +128,7 @@ def test_windows_of_a_day_stand_beside_the_worst(tmp_path: Path, capsys: pytest.
     """Of a searched plan and of a manifest: the limits hold in every window where they hold in the worst; JUnit too."""
     profile = "0:00=2/s,8:00=12/s,20:00=0"
     folder = tmp_path / "plan"
-    size = ["qwen3-8b", "--hw", "h100", "--nodes", "1", "--isl", "512", "--osl", "64"]
+    size = ["qwen3-8b", "--hw", "h100", "--nodes", "1", "--isl", "512", "--osl", "64", "--shape", "disaggregated"]
     assert main([*size, "--rate", "12/s", "--out", str(folder)]) == ExitCode.DONE
     capsys.readouterr()
     asked = [size, ["--manifest", str(folder / "manifest.yaml")]]

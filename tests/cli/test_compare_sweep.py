@@ -10,13 +10,24 @@ import pytest
 from cli.exit_codes import ExitCode
 from cli.main import main
 
-SMALL = ["qwen3-8b", "--hw", "h100", "--devices", "2"]
+SMALL = ["qwen3-8b", "--hw", "h100", "--devices", "2", "--shape", "disaggregated"]
 
 
 def test_models_and_machines_are_crossed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A row for each pair; a model that does not fit stays, without a plan; the CSV holds the same figures."""
     path = tmp_path / "c.csv"
-    arguments = ["compare", "qwen3-8b,llama-3.1-70b", "--hw", "h100,h200", "--devices", "2", "--csv", str(path)]
+    arguments = [
+        "compare",
+        "qwen3-8b,llama-3.1-70b",
+        "--hw",
+        "h100,h200",
+        "--devices",
+        "2",
+        "--shape",
+        "disaggregated",
+        "--csv",
+        str(path),
+    ]
     assert main([*arguments, "--json"]) == ExitCode.DONE
     rows = json.loads(capsys.readouterr().out)["rows"]
     assert [(row["model"], row["hardware"]) for row in rows] == [
@@ -33,7 +44,10 @@ def test_models_and_machines_are_crossed(tmp_path: Path, capsys: pytest.CaptureF
 
 def test_a_front_is_several_rows(capsys: pytest.CaptureFixture[str]) -> None:
     """--front: the best plan first, then those that trade it."""
-    assert main(["compare", "qwen3-8b", "--hw", "h100", "--devices", "4", "--front", "--json"]) == ExitCode.DONE
+    assert (
+        main(["compare", "qwen3-8b", "--hw", "h100", "--devices", "4", "--front", "--shape", "disaggregated", "--json"])
+        == ExitCode.DONE
+    )
     rows = json.loads(capsys.readouterr().out)["rows"]
     assert len(rows) > 1
     assert all(row["feasible"] for row in rows)

@@ -61,7 +61,7 @@ NEVER = ["scipy", "matplotlib", "runtime", "deploy", "podplan.traces", "models.h
 NEVER += ["hardware.measurements", "planner.closed_loop"]
 FOR_A_MANIFEST = ["planner.manifest.schema"]
 FOR_A_CERTIFICATE = ["pulp", "highspy"]
-SMALL = ["qwen3-8b", "--hw", "h100", "--devices", "2"]
+SMALL = ["qwen3-8b", "--hw", "h100", "--devices", "2", "--shape", "disaggregated"]
 
 
 @pytest.mark.parametrize(

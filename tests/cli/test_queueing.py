@@ -8,7 +8,7 @@ import pytest
 from cli import main
 from cli.exit_codes import ExitCode
 
-SMALL = ["qwen3-30b-a3b", "--hw", "h800", "--nodes", "2", "--rate", "30/s"]
+SMALL = ["qwen3-30b-a3b", "--hw", "h800", "--nodes", "2", "--rate", "30/s", "--shape", "disaggregated"]
 
 
 def _json(capsys: pytest.CaptureFixture[str], *flags: str) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from cli.exit_codes import ExitCode
 from planner.manifest.document import read_manifest
 from podplan.files import write_files
 
-SMALL = ["qwen3-30b-a3b", "--hw", "h800", "--nodes", "1"]
+SMALL = ["qwen3-30b-a3b", "--hw", "h800", "--nodes", "1", "--shape", "disaggregated"]
 MIXED = ["qwen3-30b-a3b", "--hw", "prefill=910b,decode=h800", "--nodes", "prefill=1,decode=1"]
 AZURE = (
     "TIMESTAMP,ContextTokens,GeneratedTokens\n"
@@ -81,7 +81,20 @@ def test_defaults_are_named(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_head_that_drafts_is_searched_with_and_without(capsys: pytest.CaptureFixture[str]) -> None:
     """DeepSeek-R1 ships an MTP layer; its weights are INT8 where the chip has no FP8."""
-    data = _json(capsys, "deepseek-r1", "--hw", "910b", "--rate", "1/s", "--tpot", "100ms", "--osl", "256")
+    data = _json(
+        capsys,
+        "deepseek-r1",
+        "--hw",
+        "910b",
+        "--rate",
+        "1/s",
+        "--tpot",
+        "100ms",
+        "--osl",
+        "256",
+        "--shape",
+        "disaggregated",
+    )
     assert data["question"]["mtp"] == [0, 1]
     assert data["question"]["objective"] == "chips"
     assert data["assumptions"]["mtp"].endswith("best of 0 and 1")
@@ -92,7 +105,20 @@ def test_a_head_that_drafts_is_searched_with_and_without(capsys: pytest.CaptureF
 
 def test_a_range_of_drafts_is_searched(capsys: pytest.CaptureFixture[str]) -> None:
     """Every depth from the first to the last, of which the plan has one."""
-    data = _json(capsys, "deepseek-r1", "--hw", "h200", "--nodes", "2", "--mtp", "1..2", "--osl", "256")
+    data = _json(
+        capsys,
+        "deepseek-r1",
+        "--hw",
+        "h200",
+        "--nodes",
+        "2",
+        "--mtp",
+        "1..2",
+        "--osl",
+        "256",
+        "--shape",
+        "disaggregated",
+    )
     assert data["question"]["mtp"] == [1, 2]
     assert {pool["mtp"] for pool in data["best"]["pools"] if pool["role"] == "decode"} <= {1, 2}
 
@@ -244,7 +270,8 @@ def test_out_writes_three_files_once(tmp_path: Path, capsys: pytest.CaptureFixtu
 def test_a_wide_front_goes_to_a_table_and_to_csv(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The same plans as rows in SI units, with cost, power and energy; the best plan first."""
     path = tmp_path / "front.csv"
-    asked = ["qwen3-8b", "--hw", "h100", "--nodes", "1", "--pareto", "2", "--csv", str(path)]
+    shape = ["--shape", "disaggregated"]
+    asked = ["qwen3-8b", "--hw", "h100", "--nodes", "1", *shape, "--pareto", "2", "--csv", str(path)]
     assert main.main([*asked, "--json"]) == ExitCode.DONE
     data = json.loads(capsys.readouterr().out)
     rows = list(csv.DictReader(path.read_text(encoding="utf-8").splitlines()))
@@ -263,7 +290,7 @@ def test_a_wide_front_goes_to_a_table_and_to_csv(tmp_path: Path, capsys: pytest.
 
 def test_prices_and_power_of_the_user_replace_the_catalogues(capsys: pytest.CaptureFixture[str]) -> None:
     """Cost and energy follow; the catalogue's note on what was assumed goes with its figures."""
-    asked = ["qwen3-8b", "--hw", "h100", "--nodes", "1", "--json"]
+    asked = ["qwen3-8b", "--hw", "h100", "--nodes", "1", "--shape", "disaggregated", "--json"]
     answers = []
     for more in ([], ["--price", "2.6", "--power", "3.46kW"]):
         assert main.main([*asked, *more]) == ExitCode.DONE

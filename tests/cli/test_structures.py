@@ -20,7 +20,10 @@ def test_a_plan_is_simulated_and_executed(
 ) -> None:
     """Windows and recurrent state travel in the manifest; what executes says which structure it leaves out."""
     manifest = str(tmp_path / "plan" / "manifest.yaml")
-    assert main([model, "--hw", hardware, "--devices", "8", "--out", str(tmp_path / "plan")]) == 0
+    assert (
+        main([model, "--hw", hardware, "--devices", "8", "--shape", "disaggregated", "--out", str(tmp_path / "plan")])
+        == 0
+    )
     capsys.readouterr()
     assert main(["simulate", manifest, "--requests", "300", "--json"]) == 0
     simulated = json.loads(capsys.readouterr().out)
@@ -36,7 +39,7 @@ def test_experts_in_every_second_layer_are_placed_in_those(tmp_path: Path, capsy
     """Llama-4-Maverick's expert map names its odd layers, and the exported map has a row for each of its 48."""
     plan, files = tmp_path / "plan", tmp_path / "files"
     asked = ["llama-4-maverick", "--hw", "b200", "--devices", "16", "--weights", "fp8", "--redundant-experts", "0"]
-    assert main([*asked, "--out", str(plan), "--json"]) == 0
+    assert main([*asked, "--shape", "disaggregated", "--out", str(plan), "--json"]) == 0
     assert main(["execute", str(plan / "manifest.yaml"), "--iterations", "1"]) == 0
     capsys.readouterr()
     deploy = ["deploy", str(plan / "manifest.yaml"), "--engine", "sglang", "--platform", "bare", "--out", str(files)]

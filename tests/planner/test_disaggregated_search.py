@@ -17,9 +17,10 @@ from planner.manifest.document import dump_manifest, parse_manifest
 from planner.manifest.schema import Manifest
 from planner.offers import decode_offers
 from planner.operating import DecodeServer
+from planner.parts import aim_of, best_of, gather
 from planner.plan import Plan
 from planner.question import Question
-from planner.search import aim_of, best_of, gather, plan_of, search
+from planner.search import plan_of, search
 from planner.space import Group, Row, groups, role_space, row_deployment
 from planner.strategy import check_strategy, format_strategy, parse_strategy
 from planner.workload import reserved_kv_tokens, running_kv_tokens

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from planner.columns import Aim, Offers, Side
 from planner.kinds import DecodeKind, PrefillKind
 from planner.least import Least
+from planner.parts import Pools, gather
 from planner.question import Question
 from planner.quickest import TimedSide, quickest
-from planner.search import Pools, gather
 from tests.questions import machines, small_answer, small_question
 
 SMALL: list[dict[str, Any]] = [

@@ -14,8 +14,9 @@ from planner.decode_candidates import Count
 from planner.fleet import Column, solve_by_enumeration
 from planner.front import dominates
 from planner.infeasible import fastest_ttft
+from planner.parts import gather
 from planner.question import Question
-from planner.search import gather, search
+from planner.search import search
 from tests.questions import rate_of, small_answer, small_question
 
 ASKED: list[dict[str, Any]] = [

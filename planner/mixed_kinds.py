@@ -1,0 +1,197 @@
+"""A kind of aggregated instance as a server: the token budget per step that carries most, found when it matters."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+
+from planner.candidates import row_microbatches
+from planner.decode_candidates import MOST_BATCH, Count
+from planner.deployment import Deployment
+from planner.latency import accepted_tokens, balanced_cost
+from planner.manifest.stacks import stacked
+from planner.manifest.terms import Number, StepCost
+from planner.mixed_candidates import BUDGETS, MixedCandidate, mixed_room
+from planner.mixed_queue import MixedServer
+from planner.mixed_screen import Floats, Screen, Steps
+from planner.question import Question
+from planner.space import Group, Row
+from planner.workload import reserved_kv_tokens
+
+# Capacities are solved to about as much: another budget must carry more than that.
+_MORE = 1.003
+_ROUNDS = 16
+_TAIL = 2.0
+"""Standard deviations by which a budget's TPOT is taken to lie above its mean, to guess what it carries."""
+
+
+@dataclass(frozen=True, eq=False)
+class MixedKind:
+    """An aggregated row with a number of drafts; it takes the token budget that carries most.
+
+    Small budgets make prompts late, large ones the steps of all that are answered long. So what a budget carries rises
+    and then falls, and budgets are tried from the likeliest on, on either side as long as they carry more.
+    """
+
+    question: Question
+    row: Row
+    deployment: Deployment
+    count: Count
+    _best: dict[int, tuple[float, int]] = field(default_factory=dict)
+    """By instances: the rate of the pool, and which candidate carries it."""
+
+    @property
+    def independent(self) -> bool:
+        """No: arrivals that are dealt out in turn are the more even the more instances take them."""
+        return False
+
+    @cached_property
+    def candidates(self) -> tuple[MixedCandidate, ...]:
+        """The row with every budget that holds a request, by rising budget."""
+        return tuple(candidate for _, candidate in self._guessed)
+
+    @cached_property
+    def _guessed(self) -> tuple[tuple[float, MixedCandidate], ...]:
+        """Candidates with about the rate that each carries."""
+        question, drafts = self.question, int(self.deployment.drafts)
+        parts = row_microbatches(question, self.row)
+        budgets = np.array(BUDGETS, dtype=np.float64)
+        held = np.minimum(budgets // (1 + drafts), MOST_BATCH)  # more would leave no room for prompts in a step
+        room = mixed_room(self.deployment, budgets, reserved_kv_tokens(question.workload), held)
+        cost = stacked(balanced_cost(self.deployment, question.balance))
+        screen = screen_of(question, cost, self.deployment, budgets, self.count, parts)
+        limit = step_limit(question, self.deployment)
+        bound, running = screen.bound(limit, room)
+        guess = bound * likely_share(question, screen.steps(running), screen.iterations, limit)
+        return tuple(
+            (
+                float(guess[place]),
+                MixedCandidate(
+                    row=self.row,
+                    deployment=self.deployment,
+                    drafts=drafts,
+                    microbatches=max(parts),
+                    batch=int(room[place]),
+                    batched_tokens=BUDGETS[place],
+                    requests_per_second=float(bound[place]),
+                ),
+            )
+            for place in np.flatnonzero(bound > 0)
+        )
+
+    @cached_property
+    def servers(self) -> tuple[MixedServer, ...]:
+        """A server of every budget."""
+        return tuple(MixedServer(self.question, candidate) for candidate in self.candidates)
+
+    def pool_carries(self, instances: int, rate_per_second: float) -> bool:
+        """Whether so many instances carry a rate within the limits with some budget."""
+        return self._carrying(instances, rate_per_second) is not None
+
+    def pool_capacity(self, instances: int) -> float:
+        """Largest rate of so many instances within the limits with any budget; 0 where there is none."""
+        return self._settled(instances)[0]
+
+    def at(self, instances: int, rate_per_second: float | None = None) -> MixedServer:
+        """Return the server with the budget that carries most in so many instances, at any rate."""
+        return self.servers[self._settled(instances)[1]]
+
+    def _carrying(self, instances: int, rate: float) -> int | None:
+        """Return the place of a budget that carries a rate; None where those around the likeliest do not."""
+        able = [place for place, each in enumerate(self.candidates) if each.requests_per_second * instances >= rate]
+        if not able:
+            return None
+        place = max(able, key=lambda number: self._guessed[number][0])
+        least = self.servers[place].excess(rate / instances, instances)
+        for step in (-1, 1):
+            other = place + step
+            while least > 1 and other in able:
+                found = self.servers[other].excess(rate / instances, instances)
+                if found >= least and math.isfinite(least):
+                    break
+                place, least, other = other, min(found, least), other + step
+        return place if least <= 1 else None
+
+    def _settled(self, instances: int) -> tuple[float, int]:
+        """The largest rate, and the place of the budget that carries it."""
+        if instances not in self._best:
+            guesses = [guess for guess, _ in self._guessed]
+            best = int(np.argmax(guesses)) if guesses else 0
+            rate = self._capacity(best, instances, guesses[best]) if guesses else 0.0
+            least = max((each.requests_per_second for each in self.candidates), default=0.0) * instances / 1000
+            while (found := self._carrying(instances, max(rate * _MORE, least))) is not None:
+                more = self._capacity(found, instances, rate / instances * _MORE)
+                if more <= rate:
+                    break
+                rate, best = more, found
+            self._best[instances] = rate, best
+        return self._best[instances]
+
+    def _capacity(self, place: int, instances: int, start: float) -> float:
+        """Largest rate of so many instances with one budget; the search begins with one of ``start`` each."""
+        server, upper = self.servers[place], self.candidates[place].requests_per_second
+        each = largest_within(lambda rate: server.excess(rate, instances), min(start, 0.95 * upper), upper)
+        return each * instances
+
+
+def largest_within(excess: Callable[[float], float], start: float, upper: float) -> float:
+    """Largest rate up to ``upper`` whose ``excess``, rising in the rate, is at most 1; 0 where none is.
+
+    Latency goes up as 1/(1 - load), so 1/excess is all but straight: false position on it, from ``start`` on, until
+    within 1 % under the limit or 0.3 % of the rate. Rates below a thousandth of ``upper`` are not told apart.
+    """
+    low, above, high, below = 0.0, math.inf, upper, -1.0
+    rate = start
+    for _ in range(_ROUNDS):
+        value = excess(rate)
+        spare = 1 / value - 0.995 if math.isfinite(value) else -1.0
+        if value <= 1:
+            low, above = rate, max(spare, 0.0)
+            if value >= 0.99 or low >= upper * 0.999:
+                return low
+        else:
+            high, below = rate, spare
+        if high - low < max(0.003 * high, upper / 1000):
+            return low
+        part = min(max(above / (above - below), 0.1), 0.9) if low else 0.6
+        rate = low + (high - low) * part
+    return low
+
+
+def step_limit(question: Question, deployment: Deployment) -> Number:
+    """Return the longest mean step that keeps the TPOT limit, of an instance or of each of many."""
+    return question.tpot_seconds * accepted_tokens(deployment, question.acceptance)
+
+
+def screen_of(
+    question: Question, cost: StepCost, deployment: Deployment, budget: Number, count: Count, parts: Sequence[int]
+) -> Screen:
+    """Return the steps of an instance, or of all of a group's, with a budget."""
+    ranks = np.atleast_1d(np.asarray(deployment.strategy.attention_groups, dtype=np.float64))
+    accepted = accepted_tokens(deployment, question.acceptance)
+    return Screen(cost, question.workload, ranks, budget, parts, accepted, count)
+
+
+def group_screen(question: Question, group: Group, budget: float, count: Count) -> Screen:
+    """Return the steps of all rows of a group with a budget."""
+    cost = stacked(balanced_cost(group.deployment, question.balance))
+    parts = row_microbatches(question, group.rows[0])
+    return screen_of(question, cost, group.deployment, budget, count, parts)
+
+
+def likely_share(question: Question, steps: Steps, iterations: Number, limit: Number) -> Floats:
+    """About what part of its bound an instance carries, [rows].
+
+    Full steps are longer than those without prompts, and how many of them a request meets varies: that takes from
+    TPOT's tail. A prompt that comes waits for the rest of a step and then for its own ones: more than half the limit
+    is late.
+    """
+    share = steps.prompt_share
+    varies = np.sqrt(share * (1 - share) / iterations) * (steps.full - steps.bare) * _TAIL
+    spare = np.clip(1 - varies / np.maximum(limit - 0.5 * steps.bare, 1e-9), 0.05, 1.0)
+    prompt = question.workload.input_tokens.mean * (1 - question.workload.prefix_reuse)
+    wait = (np.ceil(prompt / steps.room) + 0.5) * steps.full
+    fed = np.where(steps.chunk <= steps.room, 1.0, 0.05)
+    return np.asarray(fed * spare * np.clip(question.ttft_seconds / (1.5 * wait), 0.05, 1.0), dtype=np.float64)

@@ -1,0 +1,103 @@
+"""Kinds of aggregated instances that columns are made of: every row whose bound may beat what is known.
+
+Costed on arrays like those of the other roles (``planner.offers``); queues come later, for those that a plan could use.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.columns import Offers
+from planner.decode_candidates import MOST_BATCH, Count
+from planner.mixed_candidates import BUDGETS, mixed_room
+from planner.mixed_kinds import MixedKind, group_screen, likely_share, step_limit
+from planner.mixed_screen import Screen
+from planner.question import Question
+from planner.space import COLUMNS, Group, Row, groups, row_deployment
+from planner.workload import reserved_kv_tokens
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Needed = Callable[[Ints], Floats]
+"""The rate that an instance of so many devices, [instances], must carry to be worth a queue; infinite where none is."""
+
+# Budgets at which rows are compared, to guess which carries most.
+COMPARED_BUDGETS = (512, 2048, 8192)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dropped:
+    """Rows, with each number of drafts, that no queue was solved for."""
+
+    slow: int = 0
+    """Even their bounds do not reach what is known."""
+    unfit: int = 0
+    """They hold no request, or keep no limit with one."""
+
+
+NONE_DROPPED = Dropped()
+
+
+def mixed_offers(question: Question, rows: list[Row], count: Count, needed: Needed) -> tuple[Offers, Dropped]:
+    """Return the aggregated rows, with each number of drafts that is asked, whose bound reaches what is needed."""
+    offers: list[Offers] = []
+    slow = unfit = 0
+    for group in groups(question, "mixed", rows, 0):
+        drafting = group.drafting(question.drafts)
+        held, room = holding(question, drafting)
+        unfit += len(drafting.rows) - len(held.rows)
+        if not held.rows:
+            continue
+        found = _group_offers(question, held, room, count, needed)
+        slow += len(held.rows) - len(found)
+        offers.append(found)
+    return Offers.joined(offers), Dropped(slow=slow, unfit=unfit)
+
+
+def holding(question: Question, group: Group) -> tuple[Group, Floats]:
+    """Return the rows that hold a request, and how many on each rank, [rows]: the smallest budget leaves most room."""
+    most = np.full(len(group.rows), float(MOST_BATCH))
+    budget = np.full(len(group.rows), float(BUDGETS[0]))
+    room = mixed_room(group.deployment, budget, reserved_kv_tokens(question.workload), most)
+    return group.select(np.flatnonzero(room > 0)), room[room > 0]
+
+
+def _group_offers(question: Question, group: Group, room: Floats, count: Count, needed: Needed) -> Offers:
+    """Return the offers of a group; steps of the largest budget are the least held up, so that theirs bounds all."""
+    least = needed(group.sizes.astype(np.int64))
+    limit = np.broadcast_to(step_limit(question, group.deployment), least.shape)
+    left = np.flatnonzero(np.isfinite(least))
+    screen = group_screen(question, group, BUDGETS[-1], count).of(left)
+    left = left[screen.may_carry(least[left], limit[left], room[left])]
+    if not left.size:
+        return Offers.of([])
+    screen = group_screen(question, group.select(left), BUDGETS[-1], count)
+    timely = np.flatnonzero(screen.alone() <= question.ttft_seconds)
+    if not timely.size:
+        return Offers.of([])
+    left, screen = left[timely], screen.of(timely)
+    bound, running = screen.bound(limit[left], room[left])
+    kept = np.flatnonzero(bound >= least[left] * (1 - 1e-9))
+    return _offers(question, group.select(left[kept]), screen.of(kept), bound[kept], running[kept])
+
+
+def _offers(question: Question, group: Group, screen: Screen, bound: Floats, running: Floats) -> Offers:
+    """Return an offer of every row of a group."""
+    limit = step_limit(question, group.deployment)
+    budgets = (replace(screen, budget_tokens=float(budget)).steps(running) for budget in COMPARED_BUDGETS)
+    shares = [likely_share(question, steps, screen.iterations, limit) for steps in budgets]
+
+    def build(number: int) -> MixedKind:
+        row, drafts = group.rows[number], int(group.drafts[number])
+        deployment = replace(row_deployment(group.deployment, row), drafts=drafts)
+        return MixedKind(question, row, deployment, screen.count)
+
+    return Offers(
+        devices=group.sizes.astype(np.int64),
+        bound_per_second=bound,
+        guess_per_second=bound * np.maximum.reduce(shares),
+        layers=group.table[:, [COLUMNS.index("attention_tp"), COLUMNS.index("pp")]].astype(np.int64),
+        build=build,
+    )

@@ -1,0 +1,160 @@
+"""Parts of the space that a choice of columns comes from, and the best choice over all of them.
+
+Prefill and decode instances whose KV an engine lets them share are a part, and aggregated instances are one.
+"""
+
+from dataclasses import dataclass, replace
+
+from planner.columns import Aim, Choice, Offers, Side, settle
+from planner.decode_candidates import Count
+from planner.infeasible import slowest_transfer
+from planner.latency import static_balance
+from planner.mixed_offers import NONE_DROPPED, Dropped, mixed_offers
+from planner.offers import decode_offers, prefill_offers
+from planner.question import Question
+from planner.reachable import most_instances, pairs
+from planner.shapes import Known, better, key_of, known_of, limited, needed_rates, not_aggregated
+from planner.space import ROLES, Role, RoleSpace, Row, machines_of, role_space
+
+
+@dataclass(frozen=True, slots=True)
+class Pools:
+    """The columns of both roles, or of aggregated instances, and the candidates that were costed for them."""
+
+    prefill: Side
+    decode: Side
+    count: Count
+    cut: dict[Role, dict[str, int]]
+    """What was not costed, by role and rule."""
+    mixed: Side | None = None
+    dropped: Dropped = NONE_DROPPED
+
+    @property
+    def sides(self) -> tuple[Side, ...]:
+        """Both roles, or the one of aggregated instances, in the order of a choice."""
+        return (self.prefill, self.decode) if self.mixed is None else (self.mixed,)
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """The best choice of columns over all parts of the space, its part, and all parts."""
+
+    pools: Pools
+    choice: Choice
+    parts: tuple[Pools, ...]
+    other: tuple[Pools, Choice] | None = None
+    """The best of the shape that loses, where it is known."""
+
+
+def gather(
+    question: Question, rows: dict[Role, list[Row]] | None = None, transfer_seconds: float | None = None
+) -> Pools:
+    """Cost every candidate of both roles, or those of given rows; no queue is solved yet.
+
+    ``transfer_seconds`` is how long a prompt's KV takes at most where it may come from other machines than the
+    question's; decode instances are costed then even where these machines' prefill has none.
+    """
+    count = Count()
+    if question.shape == "aggregated":
+        none = Offers.of([])
+        return Pools(make_side(question, "prefill", none), make_side(question, "decode", none), count, {})
+    spaces = {} if rows else {role: role_space(question, role) for role in ROLES}
+    rows = rows or {role: space.rows for role, space in spaces.items()}
+    know_balance(question, [row for role in ROLES for row in rows[role]])
+    prefill = prefill_offers(question, rows["prefill"], count)
+    # The slowest transfer of any prefill instance that may feed the pool: the limit holds whichever does.
+    transfer = slowest_transfer(question, rows["prefill"]) if transfer_seconds is None else transfer_seconds
+    alone = transfer_seconds is not None
+    decode = decode_offers(question, rows["decode"], count, transfer) if prefill or alone else Offers.of([])
+    return Pools(
+        make_side(question, "prefill", prefill),
+        make_side(question, "decode", decode),
+        count,
+        {role: space.cut for role, space in spaces.items()},
+    )
+
+
+def make_side(question: Question, role: Role, offers: Offers) -> Side:
+    """Return the columns of a role."""
+    most = None if role == "mixed" else most_instances(question)  # of a deployment with prefill and decode instances
+    return Side(role, machines_of(question, role), offers, question.survive, most_instances=most)
+
+
+def choose(question: Question, pools: Pools, aim: Aim, rows: list[Row] | None = None) -> Chosen | Pools:
+    """Return the best choice over both shapes; the pools of the last shape tried where none fits in any.
+
+    Prefill and decode instances come first, for they are quicker to cost and to queue for; of aggregated ones only
+    those are queued for whose bounds may beat them. ``rows`` are the aggregated rows, None for all.
+    """
+    parts = compatible(question, pools) if pools.prefill.offers and pools.decode.offers else []
+    best, choice = best_of(parts, aim) if parts else (pools, None)
+    why_not = not_aggregated(question)
+    if why_not is not None:
+        tried = replace(pools, cut=pools.cut | ({} if question.shape == "disaggregated" else {"mixed": {why_not: 1}}))
+        return Chosen(best, choice, (*parts, tried)) if choice is not None else tried
+    known = None if choice is None else known_of(best.sides, choice)
+    mixed = with_mixed(question, pools, aim, known, rows)
+    least = known.rate_per_second if known is not None and aim.objective == "throughput" else 0.0
+    found = settle(mixed.sides, limited(question, aim, known), least)
+    parts = [*parts, mixed]
+    other = None if choice is None else (best, choice)
+    if found is not None and (known is None or better(aim, known_of(mixed.sides, found), known)):
+        return Chosen(mixed, found, tuple(parts), other)
+    if choice is None:
+        return mixed
+    return Chosen(best, choice, tuple(parts), None if found is None else (mixed, found))
+
+
+def with_mixed(question: Question, pools: Pools, aim: Aim, known: Known | None, rows: list[Row] | None = None) -> Pools:
+    """Return the columns of aggregated instances that may beat what is known."""
+    space = RoleSpace(rows, {}) if rows is not None else role_space(question, "mixed")
+    know_balance(question, space.rows)
+    offers, dropped = mixed_offers(question, space.rows, pools.count, needed_rates(question, aim, known))
+    cut = pools.cut if rows is not None else pools.cut | {"mixed": space.cut}
+    return replace(pools, mixed=make_side(question, "mixed", offers), dropped=dropped, cut=cut)
+
+
+def compatible(question: Question, pools: Pools) -> list[Pools]:
+    """Return the parts of the columns in which the engine lets every prefill share KV with every decode instance."""
+    layers = [{(tp, pp) for tp, pp in side.offers.layers.tolist()} for side in pools.sides]
+    found = pairs(question, layers[0], layers[1])
+    if found == [(layers[0], layers[1])]:
+        return [pools]
+    return [
+        replace(
+            pools,
+            prefill=make_side(question, "prefill", pools.prefill.offers.with_layers(ours)),
+            decode=make_side(question, "decode", pools.decode.offers.with_layers(theirs)),
+        )
+        for ours, theirs in found
+    ]
+
+
+def best_of(parts: list[Pools], aim: Aim) -> tuple[Pools, Choice | None]:
+    """Return the part with the best choice of columns, and that choice; None where none fits in any."""
+    best: tuple[tuple[float, float], Pools, Choice] | None = None
+    for pools in parts:
+        choice = settle(pools.sides, aim)
+        if choice is None:
+            continue
+        key = key_of(aim, known_of(pools.sides, choice))
+        if best is None or key < best[0]:
+            best = (key, pools, choice)
+    return (best[1], best[2]) if best else (parts[0], None)
+
+
+def know_balance(question: Question, rows: list[Row]) -> None:
+    """Find the expert balance of all rows at once, which is quicker than group by group."""
+    if question.model.moe is None or question.balance.kind not in ("measured", "none"):
+        return
+    layouts = {(row.strategy.moe_ep - row.dedicated, row.redundant) for row in rows if row.strategy.moe_ep > 1}
+    static_balance(question.model.moe.experts, sorted(layouts), question.balance)
+
+
+def aim_of(question: Question) -> Aim:
+    """Return what the columns are chosen for: lowest latency starts from the most that the devices carry."""
+    return Aim(
+        devices={machines.budget: machines.devices for machines in (question.prefill, question.decode)},
+        objective="throughput" if question.objective == "latency" else question.objective,
+        rate=question.rate_per_second,
+    )

@@ -1,0 +1,94 @@
+"""Shapes of a deployment: whether aggregated instances can be asked for, and which of them may beat what is known."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.columns import Aim, Side, device_cost
+from planner.question import Question
+from planner.survival import lost_instances
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+SLACK = 1e-6
+"""Part by which a bound may lie below what is known and not be told apart from it."""
+TINY = 1e-9
+"""Requests per second: some."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Known:
+    """What the best choice of another shape does: its rate, its devices and their price per hour."""
+
+    rate_per_second: float
+    devices: int
+    cost_per_hour: float
+
+
+def known_of(sides: tuple[Side, ...], choice: tuple[int, ...]) -> Known:
+    """Return what a choice of columns does."""
+    chosen = list(zip(sides, choice, strict=True))
+    return Known(
+        rate_per_second=min(float(side.rate[column]) for side, column in chosen),
+        devices=sum(int(side.devices[column]) for side, column in chosen),
+        cost_per_hour=sum(float(side.cost_per_hour[column]) for side, column in chosen),
+    )
+
+
+def key_of(aim: Aim, known: Known) -> tuple[float, float]:
+    """Return what choices are compared by, the smaller the better: the objective first, then what it leaves open."""
+    if aim.objective == "throughput":
+        return -known.rate_per_second, float(known.devices)
+    return known.cost_per_hour if aim.objective == "cost" else float(known.devices), -known.rate_per_second
+
+
+def better(aim: Aim, one: Known, other: Known) -> bool:
+    """Whether one choice is better than another; rates that differ in the last digits alone are alike."""
+    ours, theirs = key_of(aim, one), key_of(aim, other)
+    if abs(ours[0] - theirs[0]) > SLACK * abs(theirs[0]):
+        return ours[0] < theirs[0]
+    return ours[1] < theirs[1] - SLACK * abs(theirs[1])
+
+
+def not_aggregated(question: Question) -> str | None:
+    """Return why no aggregated instance is searched, None where they are."""
+    if question.shape == "disaggregated":
+        return "--shape disaggregated: prefill and decode instances alone were asked for"
+    if question.prefill.budget != question.decode.budget:
+        return "aggregated instances run both roles, and each role has devices of its own"
+    if question.objective == "latency":
+        return "the lowest latency is sought among prefill and decode instances alone"
+    if question.queueing == "mixserve":
+        return "--queueing mixserve knows prefill and decode instances alone"
+    return None
+
+
+def limited(question: Question, aim: Aim, known: Known | None) -> Aim:
+    """Return the aim with no more devices than could beat what is known; of throughput all."""
+    if known is None or aim.objective == "throughput":
+        return aim
+    machines = question.decode
+    most = known.devices if aim.objective == "chips" else int(known.cost_per_hour / device_cost(machines) + SLACK)
+    return replace(aim, devices={**aim.devices, machines.budget: min(most, aim.devices[machines.budget])})
+
+
+def needed_rates(question: Question, aim: Aim, known: Known | None) -> Callable[[Ints], Floats]:
+    """Return the rate that one instance of so many devices, [instances], has to carry to beat what is known.
+
+    Infinite where the devices hold none beside what a loss takes. Where nothing is known any rate above 0 does.
+    """
+    machines = question.decode
+    devices = limited(question, aim, known).devices[machines.budget]
+    least = aim.rate if aim.rate is not None else known.rate_per_second if known is not None else 0.0
+
+    def needed(sizes: Ints) -> Floats:
+        different, which = np.unique(sizes, return_inverse=True)
+        lost = np.array([lost_instances(question.survive, int(size), machines.devices_per_node) for size in different])
+        held = (devices // different - lost)[which]
+        with np.errstate(divide="ignore"):
+            return np.where(held > 0, np.maximum(least * (1 - SLACK), TINY) / np.maximum(held, 1), np.inf)
+
+    return needed
