@@ -91,6 +91,8 @@ def occupancy(steps_per_second: float, nodes: Array, states: list[PromptState], 
     centre = float(nodes[nodes.size // 2])
     width = 12 * math.sqrt(max(centre, 1.0)) + 30
     numbers = np.arange(max(math.floor(centre - width), 0) + 1.0, min(centre + 3 * width, count) + 1)
+    if not numbers.size:  # far more want to run than have a place
+        return None
     gradient = max(float(steps[-1] - steps[0]) / float(nodes[-1] - nodes[0]), 0.0) if nodes.size > 1 else 0.0
     beyond = np.maximum(numbers - nodes[-1], 0.0) + np.minimum(numbers - nodes[0], 0.0)
     seconds = np.maximum(np.interp(numbers, nodes, steps) + gradient * beyond, steps[0] * _LEAST)

@@ -23,7 +23,7 @@ from planner.mixed_chain import PromptState, on_lattice
 from planner.mixed_steps import StepTable
 from planner.queueing import Array
 
-_MOST_CAME, _MOST_LACKING, _MOST_STATES = 40, 100, 1200
+_MOST_CAME, _MOST_LACKING, _MOST_STATES = 40, 72, 700
 _MOST_PARTS = 64
 _LONGEST = 24
 _CELLS = 14
