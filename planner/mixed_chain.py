@@ -16,7 +16,7 @@ from functools import cache, partial
 import numpy as np
 
 from planner.arrival_counts import Arrivals
-from planner.mixed_even import dealt, gap_beyond, phases_of
+from planner.mixed_even import dealt, gap_beyond, phases_of, with_mates
 from planner.mixed_steps import StepTable
 from planner.queueing import Array
 
@@ -127,11 +127,11 @@ def _reach(steps: PromptSteps, rate: float, dispersion: float) -> float:
     return max(reach, 16.0)
 
 
-def _arrivals(steps: PromptSteps, means: Array, dispersion: float, length: int) -> Array:
+def _arrivals(steps: PromptSteps, means: Array, dispersion: float, length: int, mates: float = 0.0) -> Array:
     """Distribution of the units that arrive with so many prompts on average, [..., length]; the rest is cut off."""
     most = float(means.max(initial=0.0))
-    counts = math.ceil(most + 6 * math.sqrt(max(dispersion, 1.0) * most) + 8)
-    numbers = Arrivals.of(1.0, dispersion).counts(np.maximum(means, 1e-12), 1.0, counts)
+    counts = math.ceil(most + 6 * math.sqrt(max(dispersion, 1.0) * most) + 8 + 6 * mates)
+    numbers = with_mates(Arrivals.of(1.0, dispersion).counts(np.maximum(means, 1e-12), 1.0, counts), mates)
     if np.count_nonzero(steps.own) == 1:
         step = int(np.flatnonzero(steps.own)[0])
         found = np.zeros((*means.shape, max(length, (counts - 1) * step + 1)))
@@ -211,7 +211,9 @@ def _ahead(steps: PromptSteps, seen: Array, rate: float, dispersion: float, edge
     """
     states, cells = seen.size, edges.size - 1
     width = edges[1]
-    come = _arrivals(steps, rate * (edges[1:] + edges[:-1]) / 2, dispersion, states)  # [cells, units] by elapsed
+    mates = max(dispersion - 1, 0.0) / 2
+    elapsed_seconds = (edges[1:] + edges[:-1]) / 2
+    come = _arrivals(steps, rate * elapsed_seconds, dispersion, states, mates)  # [cells, units]
     if others is not None:
         come[:, 0] *= not others
         come[:, 1:] *= others

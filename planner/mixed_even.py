@@ -33,6 +33,23 @@ def gap_beyond(gaps: Array, phases: int) -> Array:
     return np.asarray(np.exp(i * np.log(np.maximum(scaled, 1e-300)) - scaled - factorials).sum(axis=-1))
 
 
+def with_mates(counts: Array, mates: float) -> Array:
+    """Counts of prompts, [..., counts], and a geometric number of others that came in the same burst, ``mates`` on
+    average; the last count stands for it or more.
+
+    Counts with a dispersion d are batches: of its own one a prompt meets d - 1 others, half of them ahead of it.
+    """
+    if mates <= 0:
+        return counts
+    size = counts.shape[-1]
+    chances = (1 / (1 + mates)) * (mates / (1 + mates)) ** np.arange(size)
+    found = np.zeros_like(counts)
+    for more, chance in enumerate(chances):
+        found[..., more:] += chance * counts[..., : size - more]
+    found[..., -1] += np.maximum(1 - found.sum(axis=-1), 0.0)
+    return found
+
+
 def wait_share(load: float, squared_cv: float, service_squared_cv: float) -> float:
     """Mean wait of GI/G/1 over that of M/G/1 for gaps of a squared CV up to 1.
 

@@ -79,12 +79,16 @@ class Running:
         return np.asarray(found / found.sum())
 
 
-def occupancy(steps_per_second: float, nodes: Array, states: list[PromptState], most: float) -> Running | None:
+def occupancy(
+    steps_per_second: float, nodes: Array, states: list[PromptState], most: float, company: tuple[float, float]
+) -> Running | None:
     """Return the running requests, at most ``most``; None where an instance with all places taken does not keep up.
 
         pi(n) / pi(n-1) = rate · I · step(n) / n
 
     the step straight between the chains at ``nodes`` and beyond them. Past the most that run, requests wait in line.
+    Requests that come in bursts run beside each other: ``company`` is how many more run beside a request than at any
+    time, and the seconds that their prompts add to each of its steps (both below 0 where arrivals are even).
     """
     count = max(math.floor(most), 1)
     steps = np.array([state.mean_step_seconds for state in states])
@@ -94,8 +98,9 @@ def occupancy(steps_per_second: float, nodes: Array, states: list[PromptState], 
     if not numbers.size:  # far more want to run than have a place
         return None
     gradient = max(float(steps[-1] - steps[0]) / float(nodes[-1] - nodes[0]), 0.0) if nodes.size > 1 else 0.0
-    beyond = np.maximum(numbers - nodes[-1], 0.0) + np.minimum(numbers - nodes[0], 0.0)
-    seconds = np.maximum(np.interp(numbers, nodes, steps) + gradient * beyond, steps[0] * _LEAST)
+    seen = np.maximum(numbers + company[0], 1.0)
+    beyond = np.maximum(seen - nodes[-1], 0.0) + np.minimum(seen - nodes[0], 0.0)
+    seconds = np.maximum(np.interp(seen, nodes, steps) + gradient * beyond + company[1], steps[0] * _LEAST)
     ratios = steps_per_second * seconds / numbers
     full = steps_per_second * (float(seconds[-1]) + gradient * (count - float(numbers[-1]))) / count
     if numbers[-1] >= count and ratios[-1] >= 1:

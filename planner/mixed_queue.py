@@ -187,7 +187,8 @@ class MixedQueue:
             room = most
             if mean + 6 * deviation > most:  # prompts that are computed take places, too
                 room -= rate * states[middle].mean_sojourn_seconds
-            found = occupancy(offered, nodes, states, room)
+            company = self._company(rate, dispersion, float(nodes[middle]), float(steps[middle]))
+            found = occupancy(offered, nodes, states, room, company)
             if found is None or abs(found.mean - mean) <= _CLOSE * deviation:
                 break
         return found
@@ -208,6 +209,15 @@ class MixedQueue:
             if other is not None:
                 return max((other.mean_step_seconds - known) / (change * rate * known), 0.0)
         return 0.0
+
+    def _company(self, rate: float, dispersion: float, running: float, step: float) -> tuple[float, float]:
+        """Requests beside one that come with it, and the seconds that the prompts of half of them add to its steps.
+
+        Arrivals whose number has a dispersion d come with d - 1 others (Palm's distribution, Cox and Lewis 1966).
+        """
+        alone = float(np.interp(running, self.table.running, self.table.alone))
+        per_prompt = max(step - alone, 0.0) / (alone * rate)
+        return dispersion - 1, (dispersion - 1) / 2 * per_prompt / self.aggregate.iterations.mean
 
     def _pace(self, rate: float, dispersion: float, occupied: Running, step: float) -> Pace:
         """Return what makes steps long and short; what a prompt adds is taken from a slightly different rate."""

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from planner.arrival_counts import Arrivals
 from planner.latency import deviations
 from planner.mixed_chain import PromptState, on_lattice
+from planner.mixed_even import with_mates
 from planner.mixed_steps import StepTable
 from planner.queueing import Array
 
@@ -66,6 +67,7 @@ class _Chain:
 
     lump: float
     rate: float
+    dispersion: float
     ranks: float
     """In lumps."""
     weights: Array
@@ -161,6 +163,7 @@ def _chain(
     return _Chain(
         lump=float(lump),
         rate=rate,
+        dispersion=dispersion,
         ranks=ranks * prompts.together / lump,
         weights=_weights(prompts),
         durations=seconds,
@@ -354,7 +357,8 @@ def _sojourn(table: StepTable, running: float, chain: _Chain, chances: Array, pr
     for own, seconds, come in zip(seen, chain.durations, chain.come, strict=True):
         flat = seconds.ravel()
         overlap = np.clip((flat[None, :] - edges[:-1, None]) / width, 0.0, 1.0) * (own.ravel() * width / flat)
-        beside = _one_more(come) if chain.lump == 1 else come  # the own prompt comes, too
+        mates = max(chain.dispersion - 1, 0.0) / chain.lump
+        beside = with_mates(_one_more(come) if chain.lump == 1 else come, mates)  # the own prompt comes, too
         joint += np.stack([(chain.next @ (row[:, None] * beside)).T for row in overlap])
     if standing:
         rest = np.append(rest, 0.0)

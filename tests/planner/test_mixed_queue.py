@@ -14,8 +14,9 @@ from planner.deployment import Deployment
 from planner.manifest.layout import Degrees, Instance
 from planner.manifest.schema import Routing
 from planner.manifest.terms import ComputeTerm, StepCost
-from planner.mixed_chain import rank_state
-from planner.mixed_even import gap_beyond, wait_share
+from planner.mixed_chain import PromptState, rank_state
+from planner.mixed_even import gap_beyond, wait_share, with_mates
+from planner.mixed_occupancy import occupancy
 from planner.mixed_pace import Pace
 from planner.mixed_queue import MOST_UTILISATION, MixedQueue, MixedServer
 from planner.mixed_ranks import ranks_state
@@ -165,6 +166,26 @@ def test_even_arrivals_wait_less() -> None:
     assert even is not None and random is not None
     assert even.ttft.p99 < random.ttft.p99
     assert even.tpot.p99 < random.tpot.p99
+
+
+def test_bursts_wait_longer() -> None:
+    """Arrivals of dispersion 4 come three at a time: longer TTFT and TPOT at the same rate."""
+    queue = _queue()
+    rate = 0.4 * queue.saturation_per_second
+    random, bursts = queue.state(rate, 1.0), queue.state(rate, 4.0)
+    assert random is not None and bursts is not None
+    assert bursts.ttft.mean > 1.2 * random.ttft.mean
+    assert bursts.tpot.mean > random.tpot.mean
+    assert with_mates(np.array([[1.0, 0.0, 0.0]]), 1.0)[0] == pytest.approx([0.5, 0.25, 0.25])
+
+
+def test_far_too_few_places_have_no_balance() -> None:
+    """A thousand requests would run at once, and five have places."""
+    empty = PromptState(mean_step_seconds=0.01, prompt_steps=0.0, sojourn=lambda: (np.zeros(1), np.ones(1)))
+    assert occupancy(100_000.0, np.array([1000.0]), [empty], 5.0, (0.0, 0.0)) is None
+    some = occupancy(100.0, np.array([1.0]), [empty], 5.0, (0.0, 0.0))
+    assert some is not None
+    assert some.mean == pytest.approx(1.0, rel=0.01)  # M/M/5 with an offered load of 1
 
 
 def test_few_places_make_requests_wait_before_their_prompt() -> None:
