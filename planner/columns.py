@@ -165,7 +165,9 @@ class Side:
         """Make a column of every offer and count that the devices hold; rates are in units of ``unit_per_second``."""
         self.role, self.machines, self.offers, self.unit = role, machines, offers, unit_per_second
         sizes = offers.devices
-        lost = np.array([lost_instances(survive, int(size), machines.devices_per_node) for size in sizes], np.int64)
+        kinds, which = np.unique(sizes, return_inverse=True)
+        each = [lost_instances(survive, int(size), machines.devices_per_node) for size in kinds]
+        lost = np.array(each, dtype=np.int64)[which]
         held = machines.devices // np.maximum(sizes, 1)
         if most_instances is not None:
             held = np.minimum(held, most_instances)

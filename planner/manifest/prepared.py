@@ -26,18 +26,20 @@ class PreparedStage:
     compute_sum: float
     kernels: list[tuple[float, float]]
     """Compute and memory seconds of each kernel times 1 - serial: of these the longer counts."""
+    per_core: float = 1.0
+    """How much longer kernels compute on the stage's share of the cores."""
 
     def on(self, cores: Number) -> "PreparedStage":
         """Return the stage on a share of the cores."""
-        own = float(cores)
-        kernels = [(compute / own, moved) for compute, moved in self.kernels]
-        return PreparedStage(self.memory, self.fixed, self.demand, self.compute_sum / own, kernels)
+        per_core = self.per_core / float(cores)
+        return PreparedStage(self.memory, self.fixed, self.demand, self.compute_sum, self.kernels, per_core)
 
     def seconds(self, cores: Number = 1.0, dilation: Number = 1.0) -> Number:
         """Duration of the stage's terms one after the other; both are plain numbers here, as everything else is."""
-        total = self.memory * dilation + self.fixed + self.compute_sum / cores
+        per_core = self.per_core / cores
+        total = self.memory * dilation + self.fixed + self.compute_sum * per_core
         for compute, moved in self.kernels:
-            one, other = compute / cores, moved * dilation
+            one, other = compute * per_core, moved * dilation
             total += one if one >= other else other
         return total
 

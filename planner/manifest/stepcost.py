@@ -28,8 +28,6 @@ from planner.manifest.terms import (
 )
 
 EXPERT_STAGES: tuple[Stage, ...] = ("gate", "dispatch", "experts", "shared", "combine")
-SPLIT: tuple[Stage, ...] = ("attention", *EXPERT_STAGES)
-"""What runs on one of two streams that split the cores."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +185,7 @@ def split_dilations(cost: StepCost, stages: Stages, share: Number) -> tuple[Numb
 def on_cores(stages: Stages, share: Number) -> Stages:
     """Return attention on its share of the cores and the stages of the expert stream on the others."""
     rest = 1 - share
-    return {name: stage.on(share if name == "attention" else rest) for name, stage in stages.items() if name in SPLIT}
+    return {name: stage.on(share if name == "attention" else rest) for name, stage in stages.items() if name != "dense"}
 
 
 def slowed(cost: StepCost, split: Stages) -> tuple[Number, Number]:
