@@ -78,7 +78,7 @@ def expect_recorded(manifest: Manifest, trace: Trace, warmup_seconds: float = 0.
     recorded = play(_of_manifest(manifest, pools, workload), trace)
     return Expectation(
         prediction=_prediction(recorded, arrival, manifest.service_levels, warmup_seconds),
-        basis="a recursion over the trace's own passes and iterations with the manifest's step costs",
+        basis="a recursion over the requests' own passes and iterations with the manifest's step costs",
     )
 
 
