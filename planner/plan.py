@@ -20,6 +20,9 @@ from planner.transfers import leaving, links_of, transfer_state
 from podplan.sourced import Sourced
 from podplan.units import format_duration
 
+_SLOWED_STEPS = 10
+"""Halvings of the rate range of a plan that its transfers make late."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Plan(ABC):
@@ -282,3 +285,22 @@ def explain_binding(prefill: PrefillPool, decode: DecodePool, links: LinkState, 
         f"{prefill.capacity_per_second:.1f} (prefill) and {decode.capacity_per_second:.1f} (decode) requests/s, and "
         f"the smaller of them on the devices at hand is the plan's rate ({binding})."
     )
+
+
+def slowed_down(late: Plan) -> Plan | None:
+    """Return a plan whose transfers make it late at the rate at which they no longer do.
+
+    None where the rate is asked for, or none helps.
+    """
+    question, at = late.question, late.under(late.question)
+    if question.objective != "throughput":
+        return None
+    found, low, high = None, 0.0, late.requests_per_second
+    for _ in range(_SLOWED_STEPS):
+        middle = (low + high) / 2
+        plan = at(middle)
+        if plan is not None and plan.tpot.at(question.percentile) <= question.tpot_seconds:
+            found, low = plan, middle
+        else:
+            high = middle
+    return found

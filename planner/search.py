@@ -16,7 +16,7 @@ from planner.offers import decode_offers
 from planner.operating import DecodeServer, PrefillServer
 from planner.papers import Beside, best_counts, matching, published_sides, rate_of
 from planner.parts import Chosen, Pools, aim_of, choose, compatible, gather, make_side, with_mixed
-from planner.plan import Plan, make_plan
+from planner.plan import Plan, make_plan, slowed_down
 from planner.proof import Bound, certify, never_queued, over_parts, proven_over
 from planner.quantised import Tried, in_formats, own_formats, preferred
 from planner.question import Question
@@ -100,7 +100,8 @@ def search_format(
     """Return the answer of a question in one number format, as ``search``.
 
     Decode is planned for prompts whose KV takes ``transfer_seconds``, the slowest transfer's where not given. Where
-    waiting for links makes the plan's transfers longer than that and TPOT late, all is done again with theirs.
+    waiting for links makes the plan's transfers longer than that and TPOT late, all is done again with transfers as
+    long as those; if the first plan at a lower rate carries more, it is that one, with a gap to the bound.
 
     Raises BadInput where the asked expert layout fits no strategy.
     """
@@ -114,12 +115,17 @@ def search_format(
     best = plan_of(question, chosen.pools, chosen.choice)
     if best is None:
         raise Fault("the fleet programme chose a rate that the chosen queues cannot carry")
-    if best.tpot.at(question.percentile) > question.tpot_seconds and best.transfer_seconds > (transfer_seconds or 0.0):
-        longer = LONGER * best.transfer_seconds
-        return search_format(question, explain=explain, beside=beside, transfer_seconds=longer)
     bound = bound_of(chosen, aim, best) if beside else None
     if bound is not None and bound.gap > 1e-6:
         raise Fault(f"the fleet programme's bound {bound.value:g} is not what the chosen columns reach")
+    if best.tpot.at(question.percentile) > question.tpot_seconds and best.transfer_seconds > (transfer_seconds or 0.0):
+        longer = LONGER * best.transfer_seconds
+        again = search_format(question, explain=explain, beside=beside, transfer_seconds=longer)
+        slower = slowed_down(best)
+        if slower is None or (again.best and again.best.requests_per_second >= slower.requests_per_second):
+            return again
+        gap = 1 - slower.requests_per_second / best.requests_per_second
+        best, bound = slower, replace(bound, gap=gap) if bound else None
     chosen_of_front = question.objective == "latency"
     front = front_of(best, other_plans(question, chosen, aim)) if beside or chosen_of_front else [best]
     if chosen_of_front:

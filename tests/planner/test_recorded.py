@@ -48,7 +48,7 @@ def _agree(manifest: Manifest, requests: Requests, result: SimulationResult, mea
     assert told.ttft_seconds.mean == pytest.approx(result.ttft_seconds.mean, rel=mean)
     assert told.ttft_seconds.p99 == pytest.approx(result.ttft_seconds.p99, rel=p99)
     assert told.tpot_seconds.mean == pytest.approx(result.tpot_seconds.mean, rel=0.05)
-    assert told.requests_per_second == pytest.approx(result.requests_per_second, rel=0.03)
+    assert told.requests_per_second == pytest.approx(result.requests_per_second, rel=0.06)
     assert told.slo_attainment == pytest.approx(result.slo_attainment, abs=0.05)
 
 

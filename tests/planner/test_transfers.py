@@ -63,6 +63,17 @@ def test_slow_links_bind(bound):
     assert bound.requests_per_second < search(small_question(), explain=False, beside=False).best.requests_per_second
 
 
+def test_transfers_that_take_most_of_tpot_slow_a_plan_down_and_do_not_refuse_it():
+    """Answers of eight tokens over slow links: a rate at which they wait little, within the limit, with a gap told."""
+    question = _on_slow_planes(small_question(devices=4, lengths=(1024.0, 8.0)), 40)
+    answer = search(question, explain=False)
+    assert answer.best is not None
+    assert answer.bound is not None
+    assert answer.best.tpot.at(question.percentile) <= question.tpot_seconds
+    assert answer.best.requests_per_second == pytest.approx(answer.bound.value * (1 - answer.bound.gap))
+    assert answer.bound.gap > 0
+
+
 def test_the_arithmetic_is_told(bound):
     """Bytes over links and rate, and the wait, stand among decode's lines."""
     lines = worked_plan(bound)[-1].lines
