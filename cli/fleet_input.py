@@ -111,6 +111,8 @@ def _on_machines(entry: Entry) -> Read:
         values = _values(entry)
         if "hw" not in values:
             raise BadInput("hw is missing; every model of a fleet needs model, hw and rate")
+        if values["hw"].strip().lower() == ANY:
+            raise BadInput("hw: any stands for the pools of the file; add pools: with hw and nodes of each")
         asked = read_search(search_flags(values))
     except BadInput as error:
         raise _located(entry, error) from None

@@ -106,7 +106,7 @@ def fleet_lines(shown: Shown) -> list[str]:
     """Return what is said under the table."""
     fleet, answer = shown.asked.fleet, shown.answer
     used = ", ".join(f"{answer.devices_used.get(pool, 0)} of {count} {pool}" for pool, count in fleet.devices.items())
-    lines = [f"Devices: {used}. {_sentence(answer.explanation)}"]
+    lines = [f"Devices: {used}. {_sentence(answer.explanation, [m.name for m in fleet.members])}"]
     if shown.floor.shared:
         lines.append(f"Models share nodes of {', '.join(shown.floor.shared)}: give each other ports (site.yaml).")
     lines += basis_lines(plan.question for plan in answer.plans)
@@ -127,8 +127,10 @@ def _bound_text(bound: Bound) -> str:
     return f"Bound: {bound.value:.4g} {units[bound.objective]}, gap {bound.gap:.2%}, over {bound.covers}."
 
 
-def _sentence(text: str) -> str:
-    return f"{text[:1].upper()}{text[1:]}."
+def _sentence(text: str, names: Sequence[str]) -> str:
+    """Return a text as a sentence; one that begins with a model's name keeps it."""
+    named = any(text.startswith(name) for name in names)
+    return f"{text if named else text[:1].upper() + text[1:]}."
 
 
 def fleet_json(asked: FleetInput, answer: FleetAnswer, shown: Shown | None, seconds: float) -> dict[str, object]:

@@ -157,6 +157,7 @@ def test_models_that_share_no_node(tmp_path: Path, capsys: pytest.CaptureFixture
         (POOLS.replace("models:", "survive: rack\nmodels:"), "--survive: 'rack' is not node or instance"),
         (POOLS.replace("models:", "share_nodes: some\nmodels:"), "share_nodes: 'some' is not yes or no"),
         (POOLS.replace("pools:", "pools: 3\nx:"), "pools must be a list of 1 to 8"),
+        (FILE.replace("hw: h100", "hw: any"), "hw: any stands for the pools of the file"),
     ],
 )
 def test_bad_pools_are_one_sentence(text: str, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
