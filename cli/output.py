@@ -56,7 +56,9 @@ def table(
     table.show_edge = not tight
     for position, column in enumerate(columns):
         align: Literal["left", "right"] = "right" if column in right else "left"
-        table.add_column(column, justify=align, overflow="fold", no_wrap=position == 0)  # a name stays in one piece
+        # A name stays in one piece, and so do the words of a heading.
+        longest = max(map(len, column.split()), default=0)
+        table.add_column(column, justify=align, overflow="fold", no_wrap=position == 0, min_width=longest)
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))
     return table

@@ -109,9 +109,10 @@ def headline(plan: Plan) -> str:
     names = {"prefill": question.prefill.hardware.name, "decode": question.decode.hardware.name}
     alike = len(set(names.values())) == 1
     on = f" on {names['prefill']}" if alike else "".join(f", {role} on {name}" for role, name in names.items())
-    size = f"{plan.nodes} nodes, {plan.chips:g} chips" + (
-        f", {plan.devices} devices" if plan.devices != plan.chips else ""
-    )
+    counts = {"node": plan.nodes, "chip": plan.chips, "device": plan.devices}
+    if plan.devices == plan.chips:
+        del counts["device"]
+    size = ", ".join(f"{count:g} {thing}{'' if count == 1 else 's'}" for thing, count in counts.items())
     per = [f"{format_count(plan.output_tokens_per_second / plan.chips)} per chip"]
     if plan.devices != plan.chips:
         per.append(f"{format_count(plan.output_tokens_per_second / plan.devices)} per device")
