@@ -28,8 +28,8 @@ from planner.manifest.terms import (
 
 Array = NDArray[np.float64]
 
-# Stages that a stream runs one after the other stand side by side: together they are one slice.
-_ORDER: tuple[Stage, ...] = (
+# Stages that a stream runs one after the other stand side by side: together they are one slice (``joined``).
+ORDER: tuple[Stage, ...] = (
     "dense",
     "attention",
     "gate",
@@ -192,7 +192,7 @@ def stack(terms: Iterable[Term]) -> StackedTerms:
 def _in_order(runs: Sequence[Run]) -> list[Run]:
     """Return runs stage by stage, and where a stage has a run behind the gate of the one before it, that first."""
     ordered: list[Run] = []
-    for stage in _ORDER:
+    for stage in ORDER:
         gate = ordered[-1].gate if ordered else ()
         ordered += sorted((run for run in runs if run.stage == stage), key=lambda run: run.gate != gate)
     return ordered
@@ -346,7 +346,7 @@ def _total(rows: Array) -> Number:
 def joined(stages: Stages, names: tuple[Stage, ...], name: Stage) -> Stages:
     """Return stacked stages with those of ``names`` as one, called ``name``: they run one after the other.
 
-    Other stages, and those that are not stacked, stay as they are.
+    Those must be neighbours in ``ORDER``. Other stages, and those that are not stacked, stay as they are.
     """
     parts = [stage for key, stage in stages.items() if key in names and isinstance(stage, StackedStage)]
     places = [part.place for part in parts if part.place is not None]

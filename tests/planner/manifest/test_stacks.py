@@ -1,14 +1,16 @@
 """Stacked terms give the seconds of the terms one by one, whatever is on a step."""
 
+from typing import get_args
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.latency import balanced_cost
-from planner.manifest.stacks import joined, stack, stacked
+from planner.manifest.stacks import ORDER, joined, stack, stacked
 from planner.manifest.stepcost import EXPERT_STAGES, evaluate, stage_sum
-from planner.manifest.terms import StepLoad, timings, variables
+from planner.manifest.terms import Stage, StepLoad, timings, variables
 from planner.question import Question
 from planner.space import groups, role_rows
 from tests.questions import small_question
@@ -50,6 +52,11 @@ def test_stacked_costs_are_the_costs(name, role, microbatches, decode, chunk, po
         one_by_one, together = (evaluate(each, load, microbatches) for each in (cost, stacked(cost)))
         assert np.asarray(together.seconds) == pytest.approx(np.asarray(one_by_one.seconds), rel=1e-9)
         assert np.asarray(together.stream_share) == pytest.approx(np.asarray(one_by_one.stream_share))
+
+
+def test_every_stage_has_its_place():
+    """A stage that the order does not name would cost nothing."""
+    assert sorted(ORDER) == sorted(get_args(Stage))
 
 
 @pytest.mark.parametrize("name", sorted(QUESTIONS))
