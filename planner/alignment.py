@@ -2,7 +2,7 @@
 
 An instance below a node shares nodes with others and straddles none; one of at least a node begins at a node and takes
 whole ones, 144 devices nine nodes of 16. An instance priced inside a scope, such as one rack of an NVL72, stands inside
-one: three of 20 devices fit a rack of 72, the 12 left over hold smaller ones only.
+one: three of 20 devices fit a rack of 72, and the 12 left over count as empty, but those of the last rack.
 """
 
 from collections.abc import Sequence
