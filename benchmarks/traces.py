@@ -67,7 +67,8 @@ class Window:
 def windows(path: Path, model: str, hardware: str, devices: str) -> Iterator[Window]:
     """Yield the windows of a trace on the plan with the largest rate within a TTFT of 10 s."""
     machines, traffic = SizeFlags(hw=hardware, devices=devices), TrafficFlags(trace=str(path))
-    flags = SearchFlags(model=model, machines=machines, traffic=traffic, ttft="10s", objective="throughput")
+    limits = {"ttft": "10s", "objective": "throughput", "shape": "disaggregated"}
+    flags = SearchFlags(model=model, machines=machines, traffic=traffic, **limits)
     best = search(read_search(flags).question, explain=False, beside=False).best
     if not isinstance(best, DisaggregatedPlan):
         sys.exit(f"{path.name} has no plan of two pools")

@@ -29,6 +29,10 @@ if TYPE_CHECKING:
 LINE_WIDTH = 118
 WIDE = 125  # columns from which a pool fits into a row
 RUNNERS_UP = 3
+NOT_PLAYED = (
+    "Latencies are of a stationary stream with the trace's moments; the trace itself is played on plans of separate "
+    "pools only (--shape disaggregated), or with plan simulate --trace."
+)
 
 
 def render(
@@ -56,6 +60,8 @@ def render(
         from cli.on_trace import trace_text  # only a trace needs it
 
         told.insert(0, trace_text(asked.on_trace, best))
+    elif asked.trace is not None and not isinstance(best, DisaggregatedPlan):
+        told.insert(0, NOT_PLAYED)
     told.append(queueing_text(best))
     told += [f"Decode: {line}." for line in expert_devices_lines(best.answering)]
     if answer.formats:

@@ -11,7 +11,7 @@ import numpy as np
 
 from cli.flags import read_choice
 from cli.simulate_flags import SimulateFlags, read_bursts, read_factor, read_window
-from planner.expectation import Expectation, expect, expect_alone, planned_rate, workload_of
+from planner.expectation import Expectation, expect, expect_alone, mixed_pool, planned_rate, workload_of
 from planner.manifest.schema import Manifest
 from planner.recorded import expect_recorded
 from planner.workload import Trace as Rows
@@ -170,6 +170,9 @@ def _expect_trace(manifest: Manifest, requests: Requests, trace: Trace, warmup: 
 
 
 def _expect_recorded(manifest: Manifest, rows: Rows, warmup: float) -> Expectation:
+    """Return what is expected of the requests themselves; aggregated instances know a stream of their moments only."""
+    if mixed_pool(manifest) is not None:
+        return _expect_rows(manifest, rows)
     try:
         return expect_recorded(manifest, rows, warmup)
     except BadInput:

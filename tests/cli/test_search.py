@@ -148,13 +148,16 @@ def test_a_plan_is_played_on_its_trace(tmp_path: Path, capsys: pytest.CaptureFix
     path = tmp_path / "azure.csv"
     rows = (f"2023-11-16 18:17:{second:02d}.9799600,{300 + 40 * second},44\n" for second in range(3, 59))
     path.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n" + "".join(rows))
-    found = _json(capsys, *SMALL, "--trace", str(path))["on_trace"]
+    apart = [*SMALL, "--shape", "disaggregated"]
+    found = _json(capsys, *apart, "--trace", str(path))["on_trace"]
     assert found["played_times"] == pytest.approx(1.0)
     assert (found["requests"], found["keeps_limits"], found["slo_attainment"]) == (56, True, 1.0)
     assert found["ttft_seconds"]["mean"] < found["ttft_seconds"]["p99"] < found["e2e_seconds"]["p99"]
-    assert main.main([*SMALL, "--trace", str(path)]) == ExitCode.DONE
+    assert main.main([*apart, "--trace", str(path)]) == ExitCode.DONE
     assert "The trace itself, played as it came" in " ".join(capsys.readouterr().out.split())
-    assert _json(capsys, *SMALL, "--trace", str(path), "--prefix-reuse", "0.5")["on_trace"] is None
+    assert main.main([*SMALL, "--trace", str(path), "--shape", "aggregated"]) == ExitCode.DONE
+    assert "of separate pools only" in " ".join(capsys.readouterr().out.split())
+    assert _json(capsys, *apart, "--trace", str(path), "--prefix-reuse", "0.5")["on_trace"] is None
 
 
 def test_text_says_what_the_plan_does(capsys: pytest.CaptureFixture[str]) -> None:
