@@ -166,10 +166,11 @@ def nearest_limit(question: Question, prefill: bool, least: float) -> float | No
     asked = question.ttft_seconds if prefill else question.tpot_seconds
     limits = [rounded_up(max(least, asked) * factor) for factor in FACTORS]
     machines, other = (question.prefill, question.decode) if prefill else (question.decode, question.prefill)
-    taken = min(carrying_sizes(question, not prefill), default=0) if machines.budget == other.budget else 0
+    taken = least_carrying(question, not prefill) if machines.budget == other.budget else 0
+    taken = 0 if math.isinf(taken) else taken
     for limit in limits:
         changed = replace(question, ttft_seconds=limit) if prefill else replace(question, tpot_seconds=limit)
-        if min(carrying_sizes(changed, prefill), default=math.inf) <= machines.devices - taken:
+        if least_carrying(changed, prefill) <= machines.devices - taken:
             return limit
     return None
 
@@ -186,15 +187,18 @@ def rounded_down(value: float) -> float:
     return math.floor(value / step + 1e-9) * step
 
 
-def carrying_sizes(question: Question, prefill: bool) -> list[int]:
-    """Devices of the instances of a role, each the best of its size, that carry any traffic within its limit."""
+def least_carrying(question: Question, prefill: bool) -> float:
+    """Devices of the smallest instance of a role, the best of its size, that carries any traffic within its limit."""
     count = Count()
     if prefill:
-        found = prefill_found(question, count)
-        return [each.devices for each in found if PrefillServer(question, each).capacity() > 0]
+        for each in prefill_found(question, count):
+            server = PrefillServer(question, each)
+            if server.pool_carries(1, server.saturation_per_second / 1000):
+                return each.devices
+        return math.inf
     transfer = slowest_transfer(question)
-    members = decode_all(question, count)
-    return [each.devices for each in members if DecodeServer(question, each, transfer).capacity() > 0]
+    able = (each for each in decode_all(question, count) if DecodeServer(question, each, transfer).capacity() > 0)
+    return next((each.devices for each in able), math.inf)
 
 
 def slowest_transfer(question: Question, rows: Sequence[Row] | None = None) -> float:

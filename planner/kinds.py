@@ -30,6 +30,8 @@ Ints = NDArray[np.int64]
 
 # Capacities are solved to about as much: a better budget or cap must carry more than that.
 _MORE = 1.003
+# Looks beyond a rate that a budget was said to carry and, solved, did not.
+_IDLE = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,11 +165,11 @@ class PrefillKind:
         if instances not in self._best:
             place = int(np.argmax(self.budgets.guess_per_second))
             rate, tried = self._capacity(place, instances), place
-            wanted = max(rate, self._least(instances)) * _MORE
-            while (better := self._carrying(instances, wanted, tried)) is not None:
+            wanted, idle = max(rate, self._least(instances)) * _MORE, 0
+            while idle < _IDLE and (better := self._carrying(instances, wanted, tried)) is not None:
                 found = self._capacity(better, instances)
                 # Where none is better than the rate by as much as capacities are solved to, one may be by more.
-                wanted = max(found, wanted) * _MORE
+                wanted, idle = max(found, wanted) * _MORE, 0 if found > wanted else idle + 1
                 if found > rate:
                     rate, place, tried = found, better, better
             self._best[instances] = rate, place

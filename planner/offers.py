@@ -23,6 +23,7 @@ from planner.decode_candidates import (
     request_rate,
     rows_with_room,
 )
+from planner.dominance import undominated
 from planner.imbalance import expected_maximum_normal
 from planner.kinds import DecodeKind, PrefillKind, likely_rate
 from planner.latency import accepted_tokens, balanced_cost
@@ -294,7 +295,21 @@ def _prefill_kinds(question: Question, table: _PrefillTable) -> Offers:
         layers=table.group.table[:, [ATTENTION_TP, STAGES]].astype(np.int64),
         build=partial(_prefill_kind, question, table, most),
         least=_prefill_least(question, table, prompts) if question.objective == "latency" else None,
-    ).select(np.flatnonzero(table.single <= question.ttft_seconds))
+    ).select(_worth_a_queue(question, table, ranks))
+
+
+def _worth_a_queue(question: Question, table: _PrefillTable, ranks: Floats) -> Ints:
+    """Return the rows that keep the limit with one prompt alone; of prompts that differ, less those that are beaten.
+
+    Their queues take long and their bounds are loose, so of rows of one size and as many groups those are left out
+    that another matches at one prompt and at every budget costed.
+    """
+    able = np.flatnonzero(table.single <= question.ttft_seconds)
+    if not varied(question):
+        return able
+    buckets = (table.group.sizes * 1_000_000 + ranks).astype(np.int64)
+    criteria = np.column_stack([table.single, np.minimum(table.seconds, 1e30)])
+    return able[undominated(buckets[able], criteria[able])]
 
 
 def _prefill_least(question: Question, table: _PrefillTable, prompts: Floats) -> Least:

@@ -110,9 +110,10 @@ def covers(sides: Sequence[Side]) -> str:
     return (
         f"{columns} columns of separate prefill and decode pools, each so many instances of one of the {roles} rows: "
         "every strategy, redundancy, MTP depth and microbatching of the grid that keeps the limits with one prompt or "
-        "request, none left out for being like another; with every decode batch up to the largest whose iteration "
-        "keeps the limit, and every prefill budget of whole prompts whose pass does (where prompts differ, of up to 4 "
-        "mean prompts and then in steps of a half or a third)"
+        "request, none left out for being like another (where prompts differ, prefill rows but that another of their "
+        "size and groups matches at one prompt and at every budget costed); with every decode batch up to the largest "
+        "whose iteration keeps the limit, and every prefill budget of whole prompts whose pass does (where prompts "
+        "differ, of up to 4 mean prompts and then in steps of a half or a third)"
     )
 
 

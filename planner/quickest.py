@@ -138,9 +138,9 @@ def _bound(timed: Sequence[TimedSide], aim: Aim, choice: Choice) -> Bound:
 def _covers(sides: Sequence[Side]) -> str:
     rows = " and ".join(f"{len(side.offers)} {side.role}" for side in sides)
     return (
-        f"the mean time from arrival to the last token in {sum(side.size for side in sides)} columns, each so many "
-        f"instances of one of the {rows} rows, with every budget and batch that keeps the limits at the asked rate; "
-        "waits for links that KV crosses are not in the bound"
+        "the mean time from arrival to the last token in separate prefill and decode pools: "
+        f"{sum(side.size for side in sides)} columns, each so many instances of one of the {rows} rows, with every "
+        "budget and batch that keeps the limits at the asked rate; waits for links that KV crosses are not in the bound"
     )
 
 

@@ -107,7 +107,8 @@ def search_format(
     """
     check_layouts(question)
     pools, aim = gather(question, transfer_seconds=transfer_seconds), aim_of(question)
-    if question.objective == "latency" and question.rate_per_second is not None:
+    apart = pools.prefill.offers and pools.decode.offers and question.shape != "aggregated"
+    if question.objective == "latency" and question.rate_per_second is not None and apart:
         return quickest_answer(question, pools, aim, explain=explain, beside=beside)
     chosen = choose(question, pools, aim)
     if not isinstance(chosen, Chosen):
