@@ -23,7 +23,7 @@ from planner.mixed_chain import PromptState, rank_state
 from planner.mixed_occupancy import Running, crossing, least_step, occupancy
 from planner.mixed_pace import Pace
 from planner.mixed_ranks import ranks_state
-from planner.mixed_steps import Aggregate, StepTable
+from planner.mixed_steps import Aggregate, StepTable, step_seconds
 from planner.prefill_queue import thinned_squared_cv
 from planner.question import Question
 from planner.queueing import Array, Latency, independent_sum, largest_rate
@@ -97,12 +97,15 @@ class MixedQueue:
 
         Infinite where the instance's places are full before.
         """
-        running, (seconds, taken) = self.table.running, self.even
+        running, taken = self.table.running, self.even[1]
         more = taken[:, -1] / self.aggregate.mean_new_tokens * self.aggregate.iterations.mean - running
         if more[-1] >= 0:
             return math.inf
-        place = crossing(running, -more)
-        return float(np.interp(place, running, taken[:, -1] / seconds[:, -1])) / self.aggregate.mean_new_tokens
+        place = np.array([crossing(running, -more)])
+        room = self.aggregate.room(place)
+        tokens = room * self.aggregate.ranks
+        seconds = step_seconds(self.aggregate, place, room, tokens)
+        return float(tokens[0] / seconds[0]) / self.aggregate.mean_new_tokens
 
     @cached_property
     def even(self) -> tuple[Array, Array]:
