@@ -28,7 +28,9 @@ from planner.prefill_queue import thinned_squared_cv
 from planner.question import Question
 from planner.queueing import Array, Latency, independent_sum, largest_rate
 
-MOST_UTILISATION = 0.98
+MOST_UTILISATION = 0.9
+"""Of ``most_per_second``: past it a stretch of a few per cent more arrivals fills all places for long, which the queue
+does not tell and the runtime shows (docs/queueing.md)."""
 _SPREADS = np.array([-math.sqrt(3.0), 0.0, math.sqrt(3.0)])
 """Deviations of the running requests at which chains are solved: the nodes of three-point Gauss-Hermite quadrature."""
 _CHANGE = 0.05
@@ -359,20 +361,22 @@ class MixedServer:
         return self.queue.state(rate_per_second, squared_cv)
 
     def pool_capacity(self, instances: int) -> float:
-        """Largest rate of so many instances within both limits and 98 % of saturation; 0 where there is none."""
+        """Largest rate of so many instances within both limits and 90 % of saturation; 0 where there is none."""
         rate = largest_rate(
             lambda each: self.excess(each, instances), 1.0, MOST_UTILISATION * self.queue.most_per_second
         )
         return 0.0 if rate is None else rate * instances
 
     def pool_carries(self, instances: int, rate_per_second: float) -> bool:
-        """Whether so many instances carry a rate within both limits and 98 % of saturation."""
+        """Whether so many instances carry a rate within both limits and 90 % of saturation."""
         return self.excess(rate_per_second / instances, instances) <= 1
 
     def excess(self, rate_per_second: float, instances: int = 1) -> float:
-        """The larger of TTFT and TPOT at the percentile, in units of its limit; infinite past 98 % utilisation."""
+        """The larger of TTFT and TPOT at the percentile, in units of its limit; infinite past 90 % of saturation."""
+        if rate_per_second > MOST_UTILISATION * self.queue.most_per_second * (1 + 1e-9):
+            return math.inf
         state = self.state(rate_per_second, instances)
-        if state is None or state.utilisation > MOST_UTILISATION * (1 + 1e-9):
+        if state is None:
             return math.inf
         question = self.question
         percentile = question.percentile

@@ -94,7 +94,7 @@ def test_no_saturation_passes_the_bound(ranks: int, prompt: float, answer: float
     assert 0 < queue.saturation_per_second <= queue.most_per_second * (1 + 1e-9)
     low = queue.state(0.5 * queue.saturation_per_second)
     assert low is not None
-    assert low.utilisation < MOST_UTILISATION
+    assert low.utilisation < 1
 
 
 def test_full_steps_are_the_saturation_of_small_budgets() -> None:
@@ -282,12 +282,13 @@ def _server(tpot_seconds: float = 0.05, ttft_seconds: float = 1.0) -> MixedServe
 
 @pytest.mark.parametrize(("tpot_seconds", "ttft_seconds"), [(0.015, 1.0), (0.05, 0.12), (0.05, 1.0)])
 def test_capacity_keeps_the_limits_and_no_more_is_carried(tpot_seconds: float, ttft_seconds: float) -> None:
-    """Both percentiles, and 98 % of saturation: one of the three is just met."""
+    """Both percentiles, and 90 % of saturation: one of the three is just met."""
     server = _server(tpot_seconds, ttft_seconds)
     rate = server.pool_capacity(1)
     state = server.state(rate)
     assert state is not None
-    shares = (state.tpot.p99 / tpot_seconds, state.ttft.p99 / ttft_seconds, state.utilisation / MOST_UTILISATION)
+    most = MOST_UTILISATION * server.queue.most_per_second
+    shares = (state.tpot.p99 / tpot_seconds, state.ttft.p99 / ttft_seconds, rate / most)
     assert 0.95 < max(shares) <= 1
     assert server.pool_carries(1, 0.99 * rate)
     assert not server.pool_carries(1, 1.05 * rate)
