@@ -36,14 +36,12 @@ _RARE = 1e-7
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sojourn:
-    """From arrival to the end of the own pass, as point masses; and how long passes are."""
+    """From arrival to the end of the last own pass, as point masses."""
 
     seconds: Array
-    """Each mass lies between the one before it and here."""
+    """Rising; each mass lies between the one before it and here."""
     masses: Array
     mean_seconds: float
-    pass_seconds: float
-    """Mean over passes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,17 +110,24 @@ def sojourn(service: Service, rate: float, squared_cv: float) -> Sojourn:
     chain = _solve(lattice, arrivals, rows, weights)
     ahead = _ahead(chain)
     idle = _idle_share(chain)
-    masses = _total(chain, arrivals, ahead)
-    ends = (np.arange(masses.size) + 1.0) * lattice.width_seconds
-    total = float(masses.sum()) + idle
+    line = _line(chain, arrivals, ahead)
     taken = np.append(chain.starts.sum(axis=1), chain.left.sum())
-    mean = float((ends - lattice.width_seconds / 2) @ masses) + idle * float(rows[0] @ weights)
-    return Sojourn(
-        seconds=np.append(ends, rows[0]),
-        masses=np.append(masses, idle * weights) / total,
-        mean_seconds=mean / total,
-        pass_seconds=float(taken @ (rows @ weights)),
-    )
+    usual = float(taken @ (rows @ weights))  # seconds of a pass, over passes
+    seconds, masses, mean = [], [], 0.0
+    for own in service.own:
+        mine = rows if own.alone is None else np.concatenate([own.alone[None, :], rows[1:]])
+        mine = np.maximum(mine, own.least_seconds)
+        later = sum(max(usual, each) for each in own.later_seconds)
+        behind = _with_own(line, _on_grid(mine, weights, lattice.width_seconds, chain.passes.shape[1]))
+        ends = (np.arange(behind.size) + 1.0) * lattice.width_seconds
+        total = (float(behind.sum()) + idle) / own.share
+        seconds += [ends + later, mine[0] + later]
+        masses += [behind / total, idle * weights / total]
+        middles = (ends - lattice.width_seconds / 2) @ behind + idle * float(mine[0] @ weights)
+        mean += float(middles) / total + own.share * later
+    times, chances = np.concatenate(seconds), np.concatenate(masses)
+    order = np.argsort(times, kind="stable")
+    return Sojourn(seconds=times[order], masses=chances[order], mean_seconds=mean)
 
 
 def _lattice(service: Service, rate: float, squared_cv: float, phases: int) -> _Lattice:
@@ -288,8 +293,16 @@ def _idle_share(chain: _Chain) -> float:
     return float((lasting * short).sum())
 
 
-def _total(chain: _Chain, arrivals: Arrivals, ahead: Array) -> Array:
-    """Distribution of residual, whole passes ahead and own pass together, on the grid of time.
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """What comes before the own pass ends, in frequencies: [sizes + 1, frequencies], by what the own pass takes."""
+
+    before: NDArray[np.complex128]
+    length: int
+
+
+def _line(chain: _Chain, arrivals: Arrivals, ahead: Array) -> _Line:
+    """Distribution of residual and whole passes ahead, by what the own pass takes.
 
     Full passes ahead take what they hold at random; the place that is left in line when the own pass starts fits it.
     """
@@ -300,20 +313,24 @@ def _total(chain: _Chain, arrivals: Arrivals, ahead: Array) -> Array:
     first = np.zeros((ahead.shape[0], sizes))
     first[:, : ahead.shape[1]] = ahead[:, :sizes]
     own = _own_sizes(lattice, first, rests)
-    width = lattice.width_seconds
     full = float(chain.passes[-1] @ np.arange(chain.passes.shape[1]))
     length = 1 << math.ceil(math.log2(2 * chain.passes.shape[1] + blocks * full))
-    spectrum = np.fft.rfft(chain.passes, length, axis=1)  # [sizes + 1, frequencies]
-    found = np.einsum("sf,sf->f", np.fft.rfft(own.T, length, axis=1), spectrum)
+    found = np.fft.rfft(own.T, length, axis=1)
     if blocks > 1:
         later = ahead @ chances[:, 1:]  # [rest, whole passes ahead]
-        waits = (np.arange(1.0, blocks) * full + _middle(later)) * width
+        waits = (np.arange(1.0, blocks) * full + _middle(later)) * lattice.width_seconds
         counts = arrivals.counts(waits, lattice.prompts_per_cell, sizes * lattice.fine + 1)
         behind = _own_sizes(lattice, places[1:], np.cumsum(counts[:, ::-1], axis=1)[:, ::-1])
         behind /= np.maximum(behind.sum(axis=1, keepdims=True), 1e-300)
-        powers = spectrum[-1][None, :] ** np.arange(1, blocks)[:, None]
-        found += (np.fft.rfft(later.T, length, axis=1) * powers * (behind @ spectrum)).sum(axis=0)
-    return np.maximum(np.fft.irfft(found, length), 0.0)
+        powers = np.fft.rfft(chain.passes[-1], length)[None, :] ** np.arange(1, blocks)[:, None]
+        found += behind.T @ (np.fft.rfft(later.T, length, axis=1) * powers)
+    return _Line(found, length)
+
+
+def _with_own(line: _Line, passes: Array) -> Array:
+    """Add the own pass, [sizes + 1, times] on the grid of time; return all of it together, [times]."""
+    found = (line.before * np.fft.rfft(passes, line.length, axis=1)).sum(axis=0)
+    return np.maximum(np.fft.irfft(found, line.length), 0.0)
 
 
 def _passes_ahead(lattice: _Lattice, masses: Array) -> tuple[Array, Array]:

@@ -28,6 +28,8 @@ _LENGTH_EDGES = np.concatenate(
 """Levels between which lengths are taken as one: fine at the short end, where a wait weighs most per token, and at the
 long one, which is the tail of the answer's whole time."""
 _WAIT_NODES = 32
+_MOST_TOGETHER = 50_000
+"""Requests of instances that are followed together; more of them hardly vary."""
 _MOST_UTILISATION = 0.98
 
 
@@ -54,13 +56,14 @@ class DecodeState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Server:
-    """One instance, tabulated once for all rates."""
+    """Instances that are filled alike, tabulated once for all rates; requests are those of all of them."""
 
     iteration_seconds: Array
     """[requests], with 1.. running; not falling."""
     iterations: Lengths
     tokens_per_iteration: float
     transfer_seconds: float
+    instances: int
 
     @property
     def running(self) -> Array:
@@ -88,6 +91,7 @@ def decode_state(
     most_requests: int,
     transfer_seconds: float = 0.0,
     tokens_per_iteration: float = 1.0,
+    instances: int = 1,
 ) -> DecodeState | None:
     """State of one decode instance under Poisson arrivals; None where a full instance cannot keep up.
 
@@ -104,12 +108,17 @@ def decode_state(
         most_requests: that memory and engine allow to run at once.
         transfer_seconds: from the end of prefill to readiness for admission (KV transfer).
         tokens_per_iteration: accepted tokens per request and iteration, above 1 with MTP.
+        instances: that requests are placed on so that all are filled alike (least KV, fewest requests). They fill up
+            together, with the spread of what all of them hold: tau(N / c) with N requests on c instances, and one line.
 
     Raises:
         BadInput: a rate not above 0 or no room for one request.
     """
-    server = _tabulate(iterations_per_request, iteration_seconds, most_requests, transfer_seconds, tokens_per_iteration)
-    return _state(server, arrival_rate_per_second)
+    alike = max(min(instances, _MOST_TOGETHER // max(most_requests, 1)), 1)
+    server = _tabulate(
+        iterations_per_request, iteration_seconds, most_requests, transfer_seconds, tokens_per_iteration, alike
+    )
+    return _state(server, arrival_rate_per_second * alike)
 
 
 def decode_capacity(
@@ -151,17 +160,20 @@ def _tabulate(
     most_requests: int,
     transfer_seconds: float,
     tokens_per_iteration: float,
+    instances: int = 1,
 ) -> _Server:
     if most_requests < 1:
         raise BadInput(f"A decode instance with room for {most_requests} requests must have room for at least 1.")
     nodes = distinct(np.round(np.geomspace(1, most_requests, _TABLE_NODES)))
     seconds = np.asarray(iteration_seconds(nodes), dtype=np.float64) * np.ones_like(nodes)
-    table = np.interp(np.arange(1.0, most_requests + 1), nodes, np.maximum.accumulate(seconds))
+    each = np.arange(1.0, most_requests * instances + 1) / instances
+    table = np.interp(each, nodes, np.maximum.accumulate(seconds))
     return _Server(
         iteration_seconds=table,
         iterations=iterations,
         tokens_per_iteration=tokens_per_iteration,
         transfer_seconds=transfer_seconds,
+        instances=instances,
     )
 
 
@@ -184,8 +196,8 @@ def _state(server: _Server, rate: float) -> DecodeState | None:
     # Little's law knows the mean better than lengths that are taken as one between levels; fixed ones need no help.
     known = server.transfer_seconds + mean_wait + residence if server.iterations.squared_cv else None
     return DecodeState(
-        rate_per_second=rate,
-        mean_requests=mean_requests,
+        rate_per_second=rate / server.instances,
+        mean_requests=mean_requests / server.instances,
         utilisation=utilisation,
         waiting_probability=waiting,
         mean_wait_seconds=mean_wait,

@@ -10,7 +10,7 @@ from statistics import NormalDist
 
 from planner.aggregated import AggregatedPlan
 from planner.breakdown import operators
-from planner.expectation import mixed_pool, pool_decode, pool_links, pool_mixed, pool_pair, pool_ttft
+from planner.expectation import filled_alike, mixed_pool, pool_decode, pool_links, pool_mixed, pool_pair, pool_ttft
 from planner.interval import interval
 from planner.manifest.schema import Manifest, Pool
 from planner.manifest.stepcost import evaluate_best
@@ -148,8 +148,8 @@ def _prefill_pool(pool: PrefillPool, server: PrefillServer) -> DeployedPool:
 
 
 def _decode_pool(pool: DecodePool, server: DecodeServer) -> DeployedPool:
-    def at(rate_per_second: float, _: int) -> Standing:
-        state = server.state(rate_per_second)
+    def at(rate_per_second: float, count: int) -> Standing:
+        state = server.state(rate_per_second, count)
         return Standing(tpot=state.tpot if state else None)
 
     return DeployedPool(
@@ -195,7 +195,7 @@ def from_manifest(manifest: Manifest, workload: Workload) -> Deployed:
 
     def decode_at(rate_per_second: float, count: int) -> Standing:
         links = pool_links(manifest, pools, workload, rate_per_second * count)
-        found = links and pool_decode(decode, workload, rate_per_second, links.seconds)
+        found = links and pool_decode(decode, workload, rate_per_second, links.seconds, filled_alike(manifest, count))
         return Standing(tpot=found[0].tpot if found else None)
 
     return Deployed(

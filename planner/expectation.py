@@ -75,7 +75,10 @@ def expect(manifest: Manifest, workload: Workload, requests_per_second: float) -
     links = pool_links(manifest, pools, workload, requests_per_second)
     if links is None:
         return Expectation(prediction=None, basis="the links that KV crosses cannot keep up with this rate")
-    decoded = pool_decode(decode, workload, requests_per_second / len(decode.instances), links.seconds)
+    several = len(decode.instances)
+    decoded = pool_decode(
+        decode, workload, requests_per_second / several, links.seconds, filled_alike(manifest, several)
+    )
     if decoded is None:
         return Expectation(prediction=None, basis="the decode pool cannot keep up with this rate")
     state, busy = decoded
@@ -294,10 +297,15 @@ def iteration_dealing(pool: Pool, workload: Workload) -> Dealing:
     return Dealing(cost, workload, pool.degrees.attention_groups, pool.microbatches)
 
 
+def filled_alike(manifest: Manifest, instances: int) -> int:
+    """Return how many of so many decode instances are filled alike: all, or each by itself where they take turns."""
+    return 1 if manifest.routing.decode == "round_robin" else instances
+
+
 def pool_decode(
-    pool: Pool, workload: Workload, rate_per_second: float, transfer_seconds: float
+    pool: Pool, workload: Workload, rate_per_second: float, transfer_seconds: float, instances: int = 1
 ) -> tuple[DecodeState, float] | None:
-    """State and busy share of one decode instance at a rate; None where it cannot keep up."""
+    """State and busy share of one of so many decode instances filled alike, at its rate; None if it cannot keep up."""
     answer = workload.output_tokens
     dealing = iteration_dealing(pool, workload)
     accepted = tokens_per_iteration(pool.mtp.drafts, pool.mtp.acceptance)
@@ -310,6 +318,7 @@ def pool_decode(
         most_requests=most,
         transfer_seconds=transfer_seconds,
         tokens_per_iteration=accepted,
+        instances=instances,
     )
     if state is None:
         return None

@@ -267,8 +267,12 @@ class DecodeServer:
         )
         return found.rate_per_second if found else 0.0
 
-    def state(self, rate_per_second: float) -> DecodeState | None:
-        """Occupancy and TPOT of one instance at a rate; None where it cannot keep up."""
+    def state(self, rate_per_second: float, instances: int = 1) -> DecodeState | None:
+        """Occupancy and TPOT of one of so many instances at its rate; None where it cannot keep up.
+
+        Requests go where least KV is set aside, which fills instances alike. Sizes are chosen as if each were alone
+        (``pool_capacity``), so several keep their limit the better.
+        """
         if self.question.queueing == "mixserve":
             full = (self.candidate.requests_per_second, self.candidate.iteration_seconds)
             return full_batch_state(rate_per_second, self.iterations, full, self.transfer_seconds, self.accepted)
@@ -279,4 +283,5 @@ class DecodeServer:
             most_requests=self.most_requests,
             transfer_seconds=self.transfer_seconds,
             tokens_per_iteration=self.accepted,
+            instances=instances,
         )

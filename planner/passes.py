@@ -10,7 +10,7 @@ Ref: derived here; held against the runtime, which forms passes prompt by prompt
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from planner.manifest.stepcost import evaluate
 from planner.manifest.terms import Number, StepCost, StepLoad
 from planner.packing import groups_sampled, packed
 from planner.pass_loads import Work, busiest_loads, means_between
-from planner.prefill_service import Service
+from planner.prefill_service import Own, Service
 from planner.prompts import Prompts
 from planner.queueing import Array
 from podplan.arrays import distinct
@@ -31,6 +31,9 @@ _EACH, _NODES = 16, 32
 """Counts of units up to which every one is tabulated, and how many beyond."""
 _LOADS = 32
 MOST_PARTS = 64
+_FEW_GROUPS = 3
+_MOST_OWN = 6
+"""Groups of prompts by their number of parts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +73,6 @@ def varied_service(machine: Machine, prompts: Prompts, extra_seconds: float = 0.
     counts = _counts(math.ceil(most))
     kinds = np.maximum.accumulate(_durations(machine, units, counts), axis=0)
     weights = np.diff(LEVELS)
-    further, shares = _further(parts, prompts) if machine.ranks > 1 else (np.zeros(1), np.ones(1))
     return Service(
         prompts=counts,
         seconds=kinds @ weights,
@@ -78,10 +80,22 @@ def varied_service(machine: Machine, prompts: Prompts, extra_seconds: float = 0.
         weights=weights,
         extra_seconds=extra_seconds,
         units_per_prompt=per_prompt,
-        further=further,
-        further_weights=shares,
+        own=_own(units, parts, prompts) if machine.ranks > 1 and parts.max() > 1 else (Own(),),
         most=most,
+        apart=_apart(machine, prompts, parts),
+        groups=machine.ranks,
     )
+
+
+def _apart(machine: Machine, prompts: Prompts, parts: Array) -> Service | None:
+    """Return one group alone where prompts are longer than a budget and take much of the instance for several passes.
+
+    The line of all groups counts their parts as if they came one by one; a line of each leaves out that groups wait for
+    one another. Each leaves out a cause of waiting.
+    """
+    if not 1 < machine.ranks <= _FEW_GROUPS or parts.max() <= 1:
+        return None
+    return varied_service(replace(machine, ranks=1), prompts)
 
 
 def _most_units(machine: Machine, prompts: Prompts, per_prompt: float) -> float:
@@ -165,10 +179,25 @@ def _joined(units: _Units, parts: Array, prompts: Prompts) -> _Units:
     )
 
 
-def _further(parts: Array, prompts: Prompts) -> tuple[Array, Array]:
-    """Passes after the first and the share of prompts that take so many."""
-    counts, where = np.unique(parts - 1, return_inverse=True)
-    return counts, np.bincount(where, prompts.weights).astype(np.float64)
+def _own(units: _Units, parts: Array, prompts: Prompts) -> tuple[Own, ...]:
+    """Tell prompts apart by their number of parts: each part holds its pass up, whatever else is in it."""
+    kinds = np.concatenate([np.flatnonzero(parts > number) for number in range(int(parts.max()))])
+    numbers = np.concatenate([np.full(int((parts > number).sum()), number) for number in range(int(parts.max()))])
+    found = []
+    for group in np.array_split(np.unique(parts), min(np.unique(parts).size, _MOST_OWN)):
+        among = np.isin(parts, group)
+        shares = np.where(among, prompts.weights, 0.0) / prompts.weights.sum()
+        mine = shares[kinds] * among[kinds]
+        each = np.bincount(numbers, mine * units.seconds) / np.maximum(np.bincount(numbers, mine), 1e-300)
+        later = tuple(float(seconds) for seconds in each[1 : round(float(parts @ shares) / float(shares.sum()))])
+        if later:
+            found.append(Own(share=float(shares.sum()), least_seconds=float(each[0]), later_seconds=later))
+            continue
+        order = np.argsort(units.seconds[: parts.size], kind="stable")
+        masses = (shares[order] / shares.sum())[None, :]
+        alone = means_between(LEVELS, np.cumsum(masses, axis=1), masses, units.seconds[order][None, :])[0]
+        found.append(Own(share=float(shares.sum()), alone=alone))
+    return tuple(found)
 
 
 def _counts(most: int) -> Array:

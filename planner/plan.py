@@ -209,7 +209,7 @@ def make_plan(
     links = _links(question, (first, first_count), (second, second_count), rate_per_second)
     if ttft is None or links is None:
         return None
-    state = replace(second, transfer_seconds=links.seconds).state(rate_per_second / second_count)
+    state = replace(second, transfer_seconds=links.seconds).state(rate_per_second / second_count, second_count)
     if state is None:
         return None
     prefill_pool = PrefillPool(

@@ -8,11 +8,9 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
-
-from planner.bulk_queue import Sojourn, sojourn
+from planner.bulk_queue import sojourn
 from planner.prefill_service import PassSeconds, Service, by_share
-from planner.queueing import Array, Latency, largest_rate
+from planner.queueing import Latency, largest_rate, later_of
 from podplan.errors import BadInput
 
 Policy = Literal["random", "round_robin", "least_load"]
@@ -129,14 +127,11 @@ def latency_of(service: Service, rate: float, arrival_squared_cv: float = 1.0) -
     if rate * service.full_seconds >= service.most:
         return None
     found = sojourn(service, max(rate, 1e-12), arrival_squared_cv)
-    seconds, masses, later = _with_further(service, found)
-    order = np.argsort(seconds, kind="stable")
-    return Latency.from_masses(seconds[order], masses[order], found.mean_seconds + later)
-
-
-def _with_further(service: Service, found: Sojourn) -> tuple[Array, Array, float]:
-    """Add the passes of a long prompt after its first, each as long as passes are on average; and their mean."""
-    later = service.further * found.pass_seconds + service.extra_seconds
-    seconds = (found.seconds[:, None] + later).ravel()
-    masses = (found.masses[:, None] * service.further_weights).ravel()
-    return seconds, masses, float(later @ service.further_weights)
+    seconds = found.seconds + service.extra_seconds
+    pooled = Latency.from_masses(seconds, found.masses, found.mean_seconds + service.extra_seconds)
+    if service.apart is None:
+        return pooled
+    each = latency_of(
+        service.apart, rate / service.units_per_prompt / service.groups, arrival_squared_cv / service.groups
+    )
+    return None if each is None else later_of(pooled, each)

@@ -18,12 +18,22 @@ PassSeconds = Callable[[Array], Array]
 _NODES = 256
 
 
-def _none() -> Array:
-    return np.zeros(1)
-
-
 def _all() -> Array:
     return np.ones(1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Own:
+    """Prompts by what their own passes are like."""
+
+    share: float = 1.0
+    """Of all prompts."""
+    alone: Array | None = None
+    """[kinds]: durations of a pass with nothing else; None: those of any unit."""
+    least_seconds: float = 0.0
+    """Of the first pass, whatever else is in it."""
+    later_seconds: tuple[float, ...] = ()
+    """Of each pass after the first, with nothing else in it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,11 +53,12 @@ class Service:
     extra_seconds: float = 0.0
     """From the end of the pass to the first token."""
     units_per_prompt: float = 1.0
-    further: Array = field(default_factory=_none)
-    """[lengths]: passes that a prompt takes after its first."""
-    further_weights: Array = field(default_factory=_all)
-    """[lengths]: share of prompts."""
-
+    own: tuple[Own, ...] = (Own(),)
+    """What tells prompts apart, where it is more than their share of a pass."""
+    apart: "Service | None" = None
+    """One of the instance's groups as if it had a line of its own, where that may tell more of the wait."""
+    groups: int = 1
+    """That take turns at such lines."""
     most: float = 0.0
     """Units that a full pass holds on average, up to the last node; by default just as many."""
 

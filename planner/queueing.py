@@ -82,6 +82,12 @@ class Latency:
         return cls(mean=own_mean, levels=tuple(_LEVELS.tolist()), seconds=tuple(quantiles.tolist()))
 
 
+def later_of(one: Latency, other: Latency) -> Latency:
+    """Distribution with the longer of two durations at every percentile, and the larger mean."""
+    seconds = tuple(max(pair) for pair in zip(one.seconds, other.seconds, strict=True))
+    return Latency(mean=max(one.mean, other.mean), levels=one.levels, seconds=seconds)
+
+
 def independent_sum(one: Latency, other: Latency) -> Latency:
     """Distribution of the sum of two independent durations: every pair of their quantiles; the means add exactly."""
     edges = np.concatenate([[0.0], _LEVELS, [100.0]])

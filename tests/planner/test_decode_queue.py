@@ -162,3 +162,24 @@ def test_instances_that_cannot_be():
         _state(1.0, 0.02, 0.0005, 0)
     with pytest.raises(BadInput, match="above 0"):
         _state(0.0, 0.02, 0.0005, 4)
+
+
+def test_instances_filled_alike_vary_together():
+    """Nine instances with one line: the same mean occupancy, and a third of its spread where nobody waits."""
+
+    def state(instances):
+        return decode_state(
+            arrival_rate_per_second=1.0,
+            iterations_per_request=Lengths(mean=50.0),
+            iteration_seconds=lambda running: 0.5 + 0.005 * running,
+            most_requests=400,
+            instances=instances,
+        )
+
+    one, nine = state(1), state(9)
+    assert nine.rate_per_second == one.rate_per_second
+    assert nine.mean_requests == pytest.approx(one.mean_requests, rel=0.02)
+    assert nine.tpot.mean == pytest.approx(one.tpot.mean, rel=0.01)
+    spreads = [found.tpot.p99 - found.tpot.p50 for found in (one, nine)]
+    assert spreads[1] == pytest.approx(spreads[0] / 3, rel=0.1)
+    assert nine.waiting_probability <= one.waiting_probability

@@ -12,7 +12,7 @@ def _work(squared_cv: float) -> Work:
     return Work(*length_kinds(Lengths(mean=1.0001, squared_cv=squared_cv)))
 
 
-def _dealt(work: Work, count: int, groups: int, samples: int = 1500) -> np.ndarray:
+def _dealt(work: Work, count: int, groups: int, samples: int = 1000) -> np.ndarray:
     rng = np.random.default_rng(4)
     drawn = rng.choice(work.values, (samples, count), p=work.weights / work.weights.sum())
     loads, rows = np.zeros((samples, groups)), np.arange(samples)
@@ -34,7 +34,7 @@ def test_sums_on_one_group_have_their_moments(count: int) -> None:
 
 
 @pytest.mark.parametrize("squared_cv", [0.25, 1.0])
-@pytest.mark.parametrize(("groups", "each"), [(2, 2), (4, 8), (16, 2), (16, 4), (64, 3)])
+@pytest.mark.parametrize(("groups", "each"), [(2, 2), (4, 8), (16, 2), (64, 3)])
 def test_busiest_group_against_dealing(groups: int, each: int, squared_cv: float) -> None:
     """Mean within 6 %, p90 within 10 %."""
     work = _work(squared_cv)
