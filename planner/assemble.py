@@ -73,9 +73,7 @@ def assemble(plan: Plan, question_answers: Mapping[str, Answer], places: Places 
         service_levels=limits,
         pools=sorted(pools, key=lambda pool: pool.role != "prefill"),
         kv_transfer=_kv_transfer(plan) if isinstance(plan, DisaggregatedPlan) else None,
-        # Of elastic passes, the instance with least work is often the one whose pass has just begun: it would keep
-        # a request waiting longest. In turn, requests come evenly and meet a pass half way on average.
-        routing=Routing(prefill="round_robin"),
+        routing=_routing(plan),
         predicted=predicted(plan, limits),
     )
 
@@ -164,6 +162,18 @@ def _answer_kinds(traffic: Workload) -> AnswerKinds | None:
         return None
     tokens, weights = zip(*traffic.answers, strict=True)
     return AnswerKinds(tokens=list(tokens), weights=list(weights))
+
+
+def _routing(plan: Plan) -> Routing:
+    """Return the policies that the queues of the plan assume.
+
+    Of elastic passes, the instance with least work is often the one whose pass has just begun: it would keep a request
+    waiting longest. In turn, requests come evenly and meet a pass half way on average. Ranks of aggregated instances
+    take them in turn too, so that no two prompts meet on one while others have none.
+    """
+    if isinstance(plan, AggregatedPlan):
+        return Routing(prefill="round_robin", decode="round_robin")
+    return Routing(prefill="round_robin")
 
 
 def _kv_transfer(plan: DisaggregatedPlan) -> KvTransfer:

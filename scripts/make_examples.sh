@@ -20,9 +20,12 @@ deployed() { # FOLDER ENGINE ARGUMENTS...
 }
 
 # One plan that three engines reach: xLLM's rules are the strictest, vLLM-Ascend overlaps no microbatches.
-planned deepseek-r1-cm384 deepseek-r1 --hw cm384 --nodes 8 --engine xllm --microbatches 1 --redundant-experts 64
+planned deepseek-r1-cm384 deepseek-r1 --hw cm384 --nodes 8 --engine xllm --microbatches 1 --redundant-experts 64 --shape disaggregated
 deployed deepseek-r1-cm384 vllm-ascend
 deployed deepseek-r1-cm384 sglang --platform kubernetes --kind lws
 deployed deepseek-r1-cm384 xllm --platform kubernetes --kind volcano
-planned qwen3-235b-h800 qwen3-235b-a22b --hw h800 --nodes 2 --engine vllm
+planned qwen3-235b-h800 qwen3-235b-a22b --hw h800 --nodes 2 --engine vllm --shape disaggregated
 deployed qwen3-235b-h800 vllm --platform kubernetes --kind lws
+# An aggregated instance: a dense model on one GPU, which takes prompts and answers them.
+planned qwen3-8b-h100 qwen3-8b --hw h100 --devices 1 --isl 512 --osl 128 --engine vllm --shape aggregated
+deployed qwen3-8b-h100 vllm

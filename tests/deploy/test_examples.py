@@ -18,6 +18,7 @@ MADE: list[tuple[str, str, PlatformKind]] = [
     ("deepseek-r1-cm384", "sglang", "lws"),
     ("deepseek-r1-cm384", "xllm", "volcano"),
     ("qwen3-235b-h800", "vllm", "lws"),
+    ("qwen3-8b-h100", "vllm", "bare"),
 ]
 
 

@@ -282,7 +282,7 @@ def _server(tpot_seconds: float = 0.05, ttft_seconds: float = 1.0) -> MixedServe
 
 @pytest.mark.parametrize(("tpot_seconds", "ttft_seconds"), [(0.015, 1.0), (0.05, 0.12), (0.05, 1.0)])
 def test_capacity_keeps_the_limits_and_no_more_is_carried(tpot_seconds: float, ttft_seconds: float) -> None:
-    """Both percentiles, and 90 % of saturation: one of the three is just met."""
+    """Both percentiles, and 80 % of saturation: one of the three is just met."""
     server = _server(tpot_seconds, ttft_seconds)
     rate = server.pool_capacity(1)
     state = server.state(rate)
