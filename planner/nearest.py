@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 
-from hardware.formats import ELEMENT_BYTES
+from hardware.formats import ELEMENT_BYTES, KvDtype, multiplied, storable
 from hardware.spec import Dtype
 from planner.infeasible import rounded_down, rounded_up
 from planner.question import Machines, Question
@@ -175,19 +175,20 @@ def _length(question: Question, feasible: Try, name: str, flag: str) -> Change:
 
 
 def _quantised(question: Question, feasible: Try) -> list[Direction]:
-    """Return smaller weights and a smaller KV cache, where the machines have them."""
-    machines = (question.prefill, question.decode)
-    usable = set.intersection(
-        *(
-            {dtype for dtype in part.hardware.device.peak_flops_per_second if dtype in part.hardware.kernels.gemm}
-            for part in machines
-        )
-    )
+    """Return smaller weights and a smaller KV cache, where the machines have them; INT4 only to hold weights in.
+
+    Of formats that the question may choose from already, none is told.
+    """
+    machines, single = (question.prefill, question.decode), replace(question, formats=())
+    usable = set.intersection(*({*multiplied(part.hardware), "int4"} & {*storable(part.hardware)} for part in machines))
     held = max(ELEMENT_BYTES[part.weights] for part in machines)
-    smaller = sorted(dtype for dtype in usable if ELEMENT_BYTES[dtype] < held)
-    tried = [("weights", "--weights", dtype, _with_weights(question, dtype)) for dtype in smaller]
-    if ELEMENT_BYTES[question.kv_dtype] > ELEMENT_BYTES["fp8"]:
-        tried.append(("KV cache", "--kv-dtype", "fp8", replace(question, kv_dtype="fp8")))
+    asked = {dtype for each in question.formats for dtype in (each.prefill, each.decode)}
+    smaller = sorted(dtype for dtype in usable - asked if ELEMENT_BYTES[dtype] < held)
+    tried = [("weights", "--weights", dtype, _with_weights(single, dtype)) for dtype in smaller]
+    cache: KvDtype = "fp8" if all("fp8" in multiplied(part.hardware) for part in machines) else "int8"
+    caches = {question.kv_dtype, *(each.kv for each in question.formats)}
+    if all(ELEMENT_BYTES[kv] > ELEMENT_BYTES[cache] for kv in caches):
+        tried.append(("KV cache", "--kv-dtype", cache, replace(single, kv_dtype=cache)))
     if not tried:
         told = "weights and KV cache are as small as these machines take them"
         return [partial(_none, "quantisation", None, told)]

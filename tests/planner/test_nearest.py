@@ -4,11 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from planner.nearest import _least, nearest_changes
-from planner.question import Question
+from planner.nearest import _least, _quantised, nearest_changes
+from planner.question import Formats, Question
 from planner.search import search
 from planner.variations import has_plan
 from tests.plans import small_plan
+from tests.questions import small_question
 
 
 @pytest.mark.parametrize("probe", [True, False])
@@ -57,3 +58,17 @@ def test_the_limit_that_is_told_is_near_the_least() -> None:
     assert change.question is not None
     tighter = replace(change.question, tpot_seconds=change.question.tpot_seconds * 0.92)
     assert not has_plan(tighter)
+
+
+def test_formats_that_were_asked_are_not_told_again() -> None:
+    """INT8 would do for a model that two devices do not hold in BF16, unless it was among the formats asked."""
+    bf16 = Formats(prefill="bf16", decode="bf16", kv="bf16")
+    question = replace(small_question("qwen3-32b", "910b", 2), formats=(bf16,))
+    machines = replace(question.prefill, weights="bf16")
+    question = replace(question, prefill=machines, decode=machines)
+
+    found = {change.value: change for change in (solve() for solve in _quantised(question, has_plan))}
+
+    assert set(found) >= {"int8"} and "bf16" not in found
+    changed = found["int8"].question
+    assert changed is not None and not changed.formats and changed.prefill.weights == "int8" and has_plan(changed)
