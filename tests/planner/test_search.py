@@ -17,6 +17,7 @@ from planner.infeasible import fastest_ttft
 from planner.parts import gather
 from planner.question import Question
 from planner.search import search
+from planner.variations import most_carried
 from tests.questions import rate_of, small_answer, small_question
 
 ASKED: list[dict[str, Any]] = [
@@ -147,6 +148,25 @@ def test_a_sized_plan_is_the_smallest(rate: float) -> None:
 
     assert rate_of(devices=sized.devices) >= rate * (1 - 1e-9)
     assert rate_of(devices=sized.devices - 1) < rate
+
+
+@settings(max_examples=3, deadline=None)
+@given(
+    share=st.floats(0.1, 0.95),
+    prompt=st.sampled_from([512.0, 2048.0]),
+    answer=st.sampled_from([32.0, 512.0]),
+    ttft=st.sampled_from([0.15, 0.6]),
+)
+def test_what_is_sized_is_carried_when_asked_for_the_most(
+    share: float, prompt: float, answer: float, ttft: float
+) -> None:
+    """Any share of what six devices carry: the plan sized for it takes no more, and its devices carry that rate."""
+    asked: dict[str, Any] = {"model": "qwen3-8b", "lengths": (prompt, answer), "ttft_seconds": ttft}
+    rate = most_carried(small_question(devices=6, **asked)) * share
+    sized = search(small_question(devices=6, objective="chips", rate_per_second=rate, **asked), beside=False).best
+
+    assert sized is not None and sized.devices <= 6
+    assert most_carried(small_question(devices=sized.devices, **asked)) >= rate * (1 - 1e-6)
 
 
 def test_roles_on_machines_of_their_own() -> None:
