@@ -21,7 +21,7 @@ from planner.space import Group, Row
 from planner.workload import reserved_kv_tokens
 
 # Capacities are solved to about as much: another budget must carry more than that.
-_MORE = 1.003
+_MORE = 1.01
 _ROUNDS = 16
 _TAIL = 2.0
 """Standard deviations by which a budget's TPOT is taken to lie above its mean, to guess what it carries."""
@@ -39,6 +39,8 @@ class MixedKind:
     row: Row
     deployment: Deployment
     count: Count
+    asked_per_second: float | None = None
+    """The pool's rate where one is asked: no more than it is sought, for that takes long."""
     _best: dict[int, tuple[float, int]] = field(default_factory=dict)
     """By instances: the rate of the pool, and which candidate carries it."""
 
@@ -91,8 +93,16 @@ class MixedKind:
         return self._carrying(instances, rate_per_second) is not None
 
     def pool_capacity(self, instances: int) -> float:
-        """Largest rate of so many instances within the limits with any budget; 0 where there is none."""
+        """Largest rate of so many instances within the limits with any budget; 0 where there is none.
+
+        Where a rate is asked, that rate, if they carry it.
+        """
         return self._settled(instances)[0]
+
+    def capacity_at(self, instances: int) -> float:
+        """Largest rate of so many instances with the budget of ``at``, whatever is asked."""
+        rate, place = self._settled(instances)
+        return max(rate, self._capacity(place, instances, rate / instances)) if self.asked_per_second else rate
 
     def at(self, instances: int, rate_per_second: float | None = None) -> MixedServer:
         """Return the server with the budget that carries most in so many instances, at any rate."""
@@ -116,6 +126,9 @@ class MixedKind:
 
     def _settled(self, instances: int) -> tuple[float, int]:
         """The largest rate, and the place of the budget that carries it."""
+        if instances not in self._best and self.asked_per_second is not None:
+            found = self._carrying(instances, self.asked_per_second)
+            self._best[instances] = (0.0, 0) if found is None else (self.asked_per_second, found)
         if instances not in self._best:
             guesses = [guess for guess, _ in self._guessed]
             best = int(np.argmax(guesses)) if guesses else 0

@@ -40,8 +40,13 @@ class Dropped:
 NONE_DROPPED = Dropped()
 
 
-def mixed_offers(question: Question, rows: list[Row], count: Count, needed: Needed) -> tuple[Offers, Dropped]:
-    """Return the aggregated rows, with each number of drafts that is asked, whose bound reaches what is needed."""
+def mixed_offers(
+    question: Question, rows: list[Row], count: Count, needed: Needed, asked_per_second: float | None = None
+) -> tuple[Offers, Dropped]:
+    """Return the aggregated rows, with each number of drafts that is asked, whose bound reaches what is needed.
+
+    Where a rate is asked their queues are solved for no more than it.
+    """
     offers: list[Offers] = []
     slow = unfit = 0
     for group in groups(question, "mixed", rows, 0):
@@ -50,7 +55,7 @@ def mixed_offers(question: Question, rows: list[Row], count: Count, needed: Need
         unfit += len(drafting.rows) - len(held.rows)
         if not held.rows:
             continue
-        found = _group_offers(question, held, room, count, needed)
+        found = _group_offers(question, held, room, (count, asked_per_second), needed)
         slow += len(held.rows) - len(found)
         offers.append(found)
     return Offers.joined(offers), Dropped(slow=slow, unfit=unfit)
@@ -64,8 +69,11 @@ def holding(question: Question, group: Group) -> tuple[Group, Floats]:
     return group.select(np.flatnonzero(room > 0)), room[room > 0]
 
 
-def _group_offers(question: Question, group: Group, room: Floats, count: Count, needed: Needed) -> Offers:
+def _group_offers(
+    question: Question, group: Group, room: Floats, solved: tuple[Count, float | None], needed: Needed
+) -> Offers:
     """Return the offers of a group; steps of the largest budget are the least held up, so that theirs bounds all."""
+    count, asked = solved
     least = needed(group.sizes.astype(np.int64))
     limit = np.broadcast_to(step_limit(question, group.deployment), least.shape)
     left = np.flatnonzero(np.isfinite(least))
@@ -80,11 +88,16 @@ def _group_offers(question: Question, group: Group, room: Floats, count: Count, 
     left, screen = left[timely], screen.of(timely)
     bound, running = screen.bound(limit[left], room[left])
     kept = np.flatnonzero(bound >= least[left] * (1 - 1e-9))
-    return _offers(question, group.select(left[kept]), screen.of(kept), bound[kept], running[kept])
+    if not kept.size:
+        return Offers.of([])
+    return _offers(question, group.select(left[kept]), screen.of(kept), (bound[kept], running[kept]), asked)
 
 
-def _offers(question: Question, group: Group, screen: Screen, bound: Floats, running: Floats) -> Offers:
+def _offers(
+    question: Question, group: Group, screen: Screen, bounds: tuple[Floats, Floats], asked: float | None
+) -> Offers:
     """Return an offer of every row of a group."""
+    bound, running = bounds
     limit = step_limit(question, group.deployment)
     budgets = (replace(screen, budget_tokens=float(budget)).steps(running) for budget in COMPARED_BUDGETS)
     shares = [likely_share(question, steps, screen.iterations, limit) for steps in budgets]
@@ -92,7 +105,7 @@ def _offers(question: Question, group: Group, screen: Screen, bound: Floats, run
     def build(number: int) -> MixedKind:
         row, drafts = group.rows[number], int(group.drafts[number])
         deployment = replace(row_deployment(group.deployment, row), drafts=drafts)
-        return MixedKind(question, row, deployment, screen.count)
+        return MixedKind(question, row, deployment, screen.count, asked)
 
     return Offers(
         devices=group.sizes.astype(np.int64),

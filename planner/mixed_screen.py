@@ -21,6 +21,7 @@ from planner.decode_candidates import Count
 from planner.manifest.stacks import taken
 from planner.manifest.stepcost import evaluate
 from planner.manifest.terms import Number, StepCost, StepLoad
+from planner.mixed_queue import MOST_UTILISATION
 from planner.prompts import prompts_of
 from planner.workload import Workload, running_kv_tokens
 
@@ -174,6 +175,7 @@ class Screen:
         low, high = np.full(room.shape, _FEWEST), np.maximum(np.minimum(room, self.fed), _FEWEST)
         bottom, top = self.steps(low).mean, self.steps(high).mean
         able, whole = (bottom <= limit) & (room > 0), top <= limit
+        most = MOST_UTILISATION * self.rate(high, top)  # of a full rank, the queue's own limit
         for _ in range(ROUNDS if (able & ~whole).any() else 0):
             part = (limit - bottom) / np.maximum(top - bottom, 1e-12)
             part = np.clip(part + 0.005, 0.05, 0.98)  # the upper end has to come down, for it is the answer
@@ -185,4 +187,4 @@ class Screen:
             high, top = np.where(long, middle, high), np.where(long, step, top)
         # Between the ends steps are as long as the limit; no more run there than at the upper one.
         running, seconds = high, np.where(whole, top, limit)
-        return np.where(able, self.rate(running, seconds), 0.0), running
+        return np.where(able, np.minimum(self.rate(running, seconds), most), 0.0), running

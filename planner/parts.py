@@ -109,7 +109,7 @@ def with_mixed(question: Question, pools: Pools, aim: Aim, known: Known | None, 
     """Return the columns of aggregated instances that may beat what is known."""
     space = RoleSpace(rows, {}) if rows is not None else role_space(question, "mixed")
     know_balance(question, space.rows)
-    offers, dropped = mixed_offers(question, space.rows, pools.count, needed_rates(question, aim, known))
+    offers, dropped = mixed_offers(question, space.rows, pools.count, needed_rates(question, aim, known), aim.rate)
     cut = pools.cut if rows is not None else pools.cut | {"mixed": space.cut}
     return replace(pools, mixed=make_side(question, "mixed", offers), dropped=dropped, cut=cut)
 

@@ -264,8 +264,9 @@ def aggregated_at(question: Question, side: Side, column: int, rate_per_second: 
     """Return the plan of a column of aggregated instances at a rate; None where they cannot keep up."""
     kind = side.server(int(side.offer[column]))
     assert isinstance(kind, MixedKind)
-    server, each = kind.at(int(side.left[column])), side.rate_of_each(column)
-    return make_aggregated(question, server, int(side.instances[column]), each, rate_per_second)
+    left = int(side.left[column])
+    each = kind.capacity_at(left) / left
+    return make_aggregated(question, kind.at(left), int(side.instances[column]), each, rate_per_second)
 
 
 def other_plans(question: Question, chosen: Chosen, aim: Aim) -> list[Plan]:

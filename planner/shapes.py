@@ -1,5 +1,6 @@
 """Shapes of a deployment: whether aggregated instances can be asked for, and which of them may beat what is known."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -67,11 +68,17 @@ def not_aggregated(question: Question) -> str | None:
 
 
 def limited(question: Question, aim: Aim, known: Known | None) -> Aim:
-    """Return the aim with no more devices than could beat what is known; of throughput all."""
+    """Return the aim with no more devices than beat what is known; of throughput all.
+
+    Of as many devices, or as dear ones, what is known stays: their queues need not be solved.
+    """
     if known is None or aim.objective == "throughput":
         return aim
     machines = question.decode
-    most = known.devices if aim.objective == "chips" else int(known.cost_per_hour / device_cost(machines) + SLACK)
+    fewer = (
+        known.devices if aim.objective == "chips" else math.ceil(known.cost_per_hour / device_cost(machines) - SLACK)
+    )
+    most = fewer - 1
     return replace(aim, devices={**aim.devices, machines.budget: min(most, aim.devices[machines.budget])})
 
 
