@@ -176,12 +176,15 @@ class MixedQueue:
         stable = np.isfinite(least)
         running, least = table.running[stable], least[stable]
         longer, found = 1.0, None
+        first: tuple[float, PromptState | None] = math.nan, None
         for attempt in range(_SOLVED):
             mean = min(crossing(running, running - offered * longer * least), most)
             deviation = math.sqrt(max(mean, 1.0))
             spreads = _SPREADS if attempt else _SPREADS[1:2]
             places = np.unique(np.clip(mean + spreads * deviation, min(1.0, most), most))
-            solved = [(n, self._prompts(float(n), rate, dispersion)) for n in places]
+            if attempt == 1 and abs(mean - first[0]) <= _CLOSE * deviation / 2:
+                places[places.size // 2] = first[0]
+            solved = [(n, first[1] if n == first[0] else self._prompts(float(n), rate, dispersion)) for n in places]
             kept = [(n, state) for n, state in solved if state is not None]
             if not kept:
                 return found
@@ -190,6 +193,7 @@ class MixedQueue:
             middle = nodes.size // 2
             longer = float(steps[middle] / np.interp(nodes[middle], running, least))
             if not attempt:
+                first = nodes[0], states[0]
                 continue
             room = most
             if mean + 6 * deviation > most:  # prompts that are computed take places, too

@@ -34,6 +34,7 @@ _GROUPS = 5
 """Of prompts by size."""
 _IDLE = 0.5
 _RARE = 1e-6
+_SETTLED = 5e-5
 _LEVELS = np.array([0.0, 0.5, 0.8, 0.95, 1.0])
 """Between which steps of one state are taken as one kind, by their largest prompt; the mean of ``_WITHIN`` levels."""
 _WITHIN = 3
@@ -180,7 +181,7 @@ def _longest_step(table: StepTable, running: float, rate: float, prompts: _Promp
     chunk = np.array([float(prompts.first.max())])
     seconds = float(table.seconds(running, chunk, chunk)[0])
     mean = float(prompts.first @ prompts.weights)
-    for _ in range(6):
+    for _ in range(4):
         held = min(max(rate * seconds * prompts.mean_parts, 1.0), ranks * prompts.together)
         busiest = np.minimum(chunk * max(held / ranks, 1.0), prompts.room)
         seconds = float(table.seconds(running, busiest, np.maximum(busiest, held * np.array([mean])))[0])
@@ -212,10 +213,7 @@ def _stages(prompts: _Prompts, lacking: Array, came: float) -> tuple[Array, Arra
     rates = max(came, 1e-3) * np.cumsum(further[::-1])[::-1]
     rates = rates[: int(np.flatnonzero(rates > 0)[-1]) + 1]
     size = int(lacking[-1]) + 1
-    logs = np.zeros(size)
-    for j in range(1, size):
-        reach = np.arange(1, min(j, rates.size - 1) + 1)
-        logs[j] = math.log(float((reach * rates[reach]) @ np.exp(logs[j - reach] - logs[j - 1])) / j) + logs[j - 1]
+    logs = _log_compound(rates, size)
     held, lasts = np.zeros(size), np.zeros(size)
     for s in range(1, min(rates.size, size)):
         given = rates[s] * np.exp(logs[:-s] - logs[s:])
@@ -225,6 +223,25 @@ def _stages(prompts: _Prompts, lacking: Array, came: float) -> tuple[Array, Arra
     only = np.append(1.0, np.exp(np.minimum(np.cumsum(np.log(rates[1] / np.arange(1, size))) - logs[1:], 0.0)))
     place = lacking.astype(np.intp)
     return held[place], np.minimum(lasts, held)[place], only[place]
+
+
+def _log_compound(rates: Array, size: int) -> Array:
+    """Logarithms of P(0), P(1), ... over P(0) of a compound Poisson number with ``rates`` [0, 1, ...] of its jumps.
+
+    Tilted so that it lies about the middle of ``size``: far from where it would lie no more of it is seen than noise.
+    """
+    jumps = np.arange(rates.size)
+    low, high = -8.0, 8.0
+    for _ in range(30):
+        tilt = (low + high) / 2
+        mean = float((jumps * rates) @ np.exp(np.minimum(tilt * jumps, 600.0)))
+        low, high = (tilt, high) if mean < 0.4 * size else (low, tilt)
+    tilted = rates * np.exp(np.minimum(low * jumps, 600.0))
+    length = 1 << (4 * size).bit_length()
+    spectrum = np.exp(np.fft.rfft(np.append(tilted, np.zeros(max(length - rates.size, 0)))[:length]) - tilted.sum())
+    chances = np.maximum(np.fft.irfft(spectrum, length)[:size], 1e-17)
+    logs = np.log(chances) - low * np.arange(size)
+    return np.asarray(logs - logs[0])
 
 
 def _loads(
@@ -338,7 +355,7 @@ def _balance(chain: _Chain) -> Array:
         later = chain.step(chances)
         change = float(np.abs(later - chances).sum())
         chances = later
-        if change < 1e-5:
+        if change < _SETTLED:
             break
     return np.asarray(chances / chances.sum())
 
