@@ -24,6 +24,7 @@ from planner.mixed_occupancy import Running, crossing, least_step, occupancy
 from planner.mixed_pace import Pace
 from planner.mixed_ranks import ranks_state
 from planner.mixed_steps import Aggregate, StepTable, step_seconds
+from planner.mixed_times import sorted_latency, ttft_of
 from planner.prefill_queue import thinned_squared_cv
 from planner.question import Question
 from planner.queueing import Array, Latency, independent_sum, largest_rate
@@ -40,8 +41,8 @@ _CLOSE = 1.0
 """Deviations by which the mean of the running requests may lie off the middle chain."""
 _SOLVED = 3
 _SELDOM = 0.005
-_CELLS = 1024
-_NEVER = 1e-6
+_FAR = 1.1
+_REMEMBERED = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,10 +91,20 @@ class MixedQueue:
         """What steps take."""
         return StepTable(self.aggregate)
 
+    @cached_property
+    def _known(self) -> dict[tuple[float, float, float], PromptState | None]:
+        """Chains solved last, by running requests, rate and dispersion."""
+        return {}
+
     def _prompts(self, running: float, rate: float, dispersion: float) -> PromptState | None:
         """Prompts in balance beside so many running requests; None where they come too fast."""
-        solve = rank_state if self.aggregate.ranks == 1 else ranks_state
-        return solve(self.table, running, rate, dispersion)
+        key = (running, rate, dispersion)
+        if key not in self._known:
+            if len(self._known) >= _REMEMBERED:
+                del self._known[next(iter(self._known))]
+            solve = rank_state if self.aggregate.ranks == 1 else ranks_state
+            self._known[key] = solve(self.table, running, rate, dispersion)
+        return self._known[key]
 
     @cached_property
     def fed_per_second(self) -> float:
@@ -168,6 +179,22 @@ class MixedQueue:
         if occupied is None:
             return None
         return self._answer(rate_per_second, dispersion, occupied)
+
+    def near_step_seconds(self, rate_per_second: float, arrival_squared_cv: float = 1.0) -> float:
+        """Mean step as requests in decode see it, from one chain: within some per cent; infinite without a balance."""
+        if not 0 < rate_per_second < self.most_per_second:
+            return math.inf
+        offered, least = rate_per_second * self.aggregate.iterations.mean, self._least(rate_per_second)
+        stable = np.isfinite(least)
+        running, least = self.table.running[stable], least[stable]
+        mean = max(
+            min(crossing(running, running - offered * least), self.aggregate.most), min(1.0, self.aggregate.most)
+        )
+        state = self._prompts(mean, rate_per_second, max(arrival_squared_cv, 0.05))
+        if state is None:
+            return math.inf
+        longer = state.mean_step_seconds / float(np.interp(mean, running, least))
+        return min(crossing(running, running - offered * longer * least), self.aggregate.most) / offered
 
     def _occupied(self, rate: float, dispersion: float) -> Running | None:
         """Solve chains around the mean number of running requests, which they in turn decide."""
@@ -259,9 +286,9 @@ class MixedQueue:
         tokens = answer.mean > 1
         return MixedState(
             rate_per_second=rate,
-            find_ttft=partial(_ttft, states, weights, occupied.waiting, wait),
-            tpot=_sorted(paces / aggregate.accepted, likely, step / aggregate.accepted),
-            span=_sorted(spans if tokens else 0 * spans, likely, occupied.mean / rate if tokens else 0.0),
+            find_ttft=partial(ttft_of, states, weights, occupied.waiting, wait),
+            tpot=sorted_latency(paces / aggregate.accepted, likely, step / aggregate.accepted),
+            span=sorted_latency(spans if tokens else 0 * spans, likely, occupied.mean / rate if tokens else 0.0),
             mean_requests=occupied.mean,
             requests_per_rank=occupied.mean / aggregate.ranks,
             mean_step_seconds=step,
@@ -275,37 +302,6 @@ class MixedQueue:
 def _wait_scale(squared_cv: float, full_per_second: float, rate: float) -> float:
     """Mean wait for room of a request that waits: a full instance is as many equal servers (Allen and Cunneen)."""
     return (1 + squared_cv) / 2 / max(full_per_second - rate, 1e-12)
-
-
-def _ttft(states: list[PromptState], weights: Array, waiting: float, mean_wait: float) -> Latency:
-    """TTFT over the chains, and before it the wait for room of a share ``waiting`` of the requests."""
-    points = [state.sojourn() for state in states]
-    masses = np.concatenate([weight * own for weight, (_, own) in zip(weights, points, strict=True)])
-    found = _binned(np.concatenate([seconds for seconds, _ in points]), masses)
-    return independent_sum(found, _exponential(waiting, mean_wait / waiting)) if waiting > _NEVER else found
-
-
-def _exponential(chance: float, mean: float) -> Latency:
-    """A wait that is none but with ``chance``, and then exponential."""
-    levels = (np.arange(256) + 0.5) / 256
-    waits = np.where(levels > 1 - chance, -np.log(np.maximum(1 - levels, 1e-9) / chance) * mean, 0.0)
-    return Latency.from_masses(waits, np.full(256, 1 / 256), chance * mean)
-
-
-def _binned(seconds: Array, masses: Array) -> Latency:
-    """Bin point masses, finely up to where only 1e-4 of them is left, and keep their exact mean."""
-    mean, most = float(seconds @ masses / masses.sum()), float(seconds.max()) * (1 + 1e-9)
-    coarse = np.bincount((seconds * (_CELLS / most)).astype(np.intp), masses, minlength=_CELLS)
-    knee = (int(np.searchsorted(np.cumsum(coarse), (1 - 1e-4) * coarse.sum())) + 1) * most / _CELLS
-    edges = np.append(np.linspace(0.0, knee, _CELLS + 1), np.linspace(knee, most, 65)[1:] if knee < most else [])
-    cells = np.minimum(np.searchsorted(edges, seconds, side="right") - 1, edges.size - 2)
-    binned = np.bincount(cells, masses, minlength=edges.size - 1).astype(np.float64)
-    return Latency.from_masses(edges[1:], binned, mean)
-
-
-def _sorted(seconds: Array, masses: Array, mean: float) -> Latency:
-    order = np.argsort(seconds, kind="stable")
-    return Latency.from_masses(seconds[order], masses[order], mean)
 
 
 class Candidate(Protocol):
@@ -381,9 +377,13 @@ class MixedServer:
         """The larger of TTFT and TPOT at the percentile, in units of its limit; infinite past 80 % of saturation."""
         if rate_per_second > MOST_UTILISATION * self.queue.most_per_second * (1 + 1e-9):
             return math.inf
+        question = self.question
+        squared_cv = thinned_squared_cv(question.workload.arrival_squared_cv, instances, "round_robin")
+        near = self.queue.near_step_seconds(rate_per_second, squared_cv) / self.queue.aggregate.accepted
+        if near > _FAR * question.tpot_seconds:  # on average: no need to know how it varies
+            return near / question.tpot_seconds
         state = self.state(rate_per_second, instances)
         if state is None:
             return math.inf
-        question = self.question
         tpot = state.tpot.at(question.percentile) / question.tpot_seconds
         return tpot if tpot > 1 else max(tpot, state.ttft.at(question.percentile) / question.ttft_seconds)

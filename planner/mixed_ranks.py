@@ -12,20 +12,18 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
-from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import NDArray
 
 from planner.arrival_counts import Arrivals
-from planner.latency import deviations
 from planner.mixed_chain import PromptState, on_lattice
 from planner.mixed_even import with_mates
+from planner.mixed_parts import CutPrompts, cut_prompts, kind_weights, stages, step_loads
 from planner.mixed_steps import StepTable
 from planner.queueing import Array
 
 _MOST_CAME, _MOST_LACKING, _MOST_STATES = 40, 72, 700
-_MOST_PARTS = 64
 _LONGEST = 24
 _CELLS = 14
 _ROUNDS = 300
@@ -35,31 +33,9 @@ _GROUPS = 5
 _IDLE = 0.5
 _RARE = 1e-6
 _SETTLED = 5e-5
-_LEVELS = np.array([0.0, 0.5, 0.8, 0.95, 1.0])
-"""Between which steps of one state are taken as one kind, by their largest prompt; the mean of ``_WITHIN`` levels."""
-_WITHIN = 3
 _Points = tuple[Array, Array]
 _SCORES, _CHANCES = np.array([-1.0, 0.0, 1.0]) * math.sqrt(1.5), np.full(3, 1 / 3)
 """Three points with the variance of the own steps, near enough to be no longer than steps get."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Prompts:
-    """Prompts cut into parts at one number of running requests; arrays are [kinds]."""
-
-    parts: Array
-    first: Array
-    """Tokens of the first part."""
-    last: Array
-    weights: Array
-    room: float
-    """Tokens that a rank takes in a step."""
-    together: float
-    """Prompts that a rank takes in a step."""
-
-    @property
-    def mean_parts(self) -> float:
-        return float(self.parts @ self.weights)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +84,7 @@ class _Chain:
 
 def ranks_state(table: StepTable, running: float, rate: float, dispersion: float) -> PromptState | None:
     """Return the chain's balance at one number of running requests; None where prompts come faster than they go."""
-    prompts = _cut(table, running)
+    prompts = cut_prompts(table, running)
     idle = running < _IDLE  # nothing runs and nothing waits: the instance stands still
     chain = _chain(table, running, rate, dispersion, prompts, idle)
     if chain is None:
@@ -125,24 +101,8 @@ def ranks_state(table: StepTable, running: float, rate: float, dispersion: float
     )
 
 
-def _cut(table: StepTable, running: float) -> _Prompts:
-    aggregate = table.aggregate
-    new, weights = aggregate.new_tokens, aggregate.prompts.weights
-    room = float(aggregate.room(np.array(running)))
-    parts = np.minimum(np.maximum(np.ceil(new / room - 1e-9), 1.0), _MOST_PARTS)
-    mean = float(np.minimum(new, room) @ weights)
-    return _Prompts(
-        parts=parts,
-        first=np.minimum(new, room),
-        last=np.clip(new - room * (parts - 1), 1.0, room),
-        weights=weights,
-        room=room,
-        together=max(room / mean, 1.0),
-    )
-
-
 def _chain(
-    table: StepTable, running: float, rate: float, dispersion: float, prompts: _Prompts, idle: bool
+    table: StepTable, running: float, rate: float, dispersion: float, prompts: CutPrompts, idle: bool
 ) -> _Chain | None:
     ranks = float(table.aggregate.ranks)
     longest = _longest_step(table, running, rate, prompts, ranks)
@@ -153,8 +113,8 @@ def _chain(
     lump = max(math.ceil(came / _MOST_CAME), math.ceil(lacking / _MOST_LACKING))
     lump = max(lump, math.ceil(math.sqrt(came * lacking / _MOST_STATES)), 1)
     new, old = np.arange(math.ceil(came / lump) + 1.0), np.arange(math.ceil(lacking / lump) + 1.0)
-    older, lasts, all_last = _stages(prompts, old * lump, rate * longest)
-    busiest, total, taken_new, taken_old = _loads(table, prompts, (new * lump, older, lasts, all_last))
+    older, lasts, all_last = stages(prompts, old * lump, rate * longest)
+    busiest, total, taken_new, taken_old = step_loads(table, prompts, (new * lump, older, lasts, all_last))
     seconds = table.seconds(running, busiest, total)
     if idle:
         seconds[:, 0, 0] = 1.0
@@ -166,7 +126,7 @@ def _chain(
         rate=rate,
         dispersion=dispersion,
         ranks=ranks * prompts.together / lump,
-        weights=_weights(prompts),
+        weights=kind_weights(prompts),
         durations=seconds,
         busiest=busiest,
         total=total,
@@ -176,7 +136,7 @@ def _chain(
     )
 
 
-def _longest_step(table: StepTable, running: float, rate: float, prompts: _Prompts, ranks: float) -> float:
+def _longest_step(table: StepTable, running: float, rate: float, prompts: CutPrompts, ranks: float) -> float:
     """Seconds of steps that hold as many prompts as come during such steps."""
     chunk = np.array([float(prompts.first.max())])
     seconds = float(table.seconds(running, chunk, chunk)[0])
@@ -188,7 +148,7 @@ def _longest_step(table: StepTable, running: float, rate: float, prompts: _Promp
     return seconds
 
 
-def _reach(came: float, dispersion: float, prompts: _Prompts, busy: float) -> tuple[float, float]:
+def _reach(came: float, dispersion: float, prompts: CutPrompts, busy: float) -> tuple[float, float]:
     """Prompts that come during a step, and parts that older ones lack, that are all but never exceeded."""
     spread = max(dispersion, 0.3)
     most = came + 5 * math.sqrt(spread * came) + 4
@@ -200,114 +160,7 @@ def _reach(came: float, dispersion: float, prompts: _Prompts, busy: float) -> tu
     return most, lacking + waiting + 2
 
 
-def _stages(prompts: _Prompts, lacking: Array, came: float) -> tuple[Array, Array, Array]:
-    """(prompts, those that lack one part only, chance that all do) given the parts that older ones lack.
-
-    So many lack 1, 2, ... parts as independent Poisson numbers with rates a_s: E[N_s | j] = a_s P(j - s) / P(j).
-
-    Ref: H. H. Panjer, ASTIN Bulletin 12:22, 1981: j P(j) = sum over s of s a_s P(j - s).
-    """
-    further = on_lattice(np.maximum(prompts.parts - 1, 0.0), prompts.weights)
-    if further[1:].sum() <= 0:  # whole prompts, that wait
-        return lacking, lacking, np.ones_like(lacking)
-    rates = max(came, 1e-3) * np.cumsum(further[::-1])[::-1]
-    rates = rates[: int(np.flatnonzero(rates > 0)[-1]) + 1]
-    size = int(lacking[-1]) + 1
-    logs = _log_compound(rates, size)
-    held, lasts = np.zeros(size), np.zeros(size)
-    for s in range(1, min(rates.size, size)):
-        given = rates[s] * np.exp(logs[:-s] - logs[s:])
-        held[s:] += given
-        if s == 1:
-            lasts[1:] = given
-    only = np.append(1.0, np.exp(np.minimum(np.cumsum(np.log(rates[1] / np.arange(1, size))) - logs[1:], 0.0)))
-    place = lacking.astype(np.intp)
-    return held[place], np.minimum(lasts, held)[place], only[place]
-
-
-def _log_compound(rates: Array, size: int) -> Array:
-    """Logarithms of P(0), P(1), ... over P(0) of a compound Poisson number with ``rates`` [0, 1, ...] of its jumps.
-
-    Tilted so that it lies about the middle of ``size``: far from where it would lie no more of it is seen than noise.
-    """
-    jumps = np.arange(rates.size)
-    low, high = -8.0, 8.0
-    for _ in range(30):
-        tilt = (low + high) / 2
-        mean = float((jumps * rates) @ np.exp(np.minimum(tilt * jumps, 600.0)))
-        low, high = (tilt, high) if mean < 0.4 * size else (low, tilt)
-    tilted = rates * np.exp(np.minimum(low * jumps, 600.0))
-    length = 1 << (4 * size).bit_length()
-    spectrum = np.exp(np.fft.rfft(np.append(tilted, np.zeros(max(length - rates.size, 0)))[:length]) - tilted.sum())
-    chances = np.maximum(np.fft.irfft(spectrum, length)[:size], 1e-17)
-    logs = np.log(chances) - low * np.arange(size)
-    return np.asarray(logs - logs[0])
-
-
-def _loads(
-    table: StepTable, prompts: _Prompts, state: tuple[Array, Array, Array, Array]
-) -> tuple[Array, Array, Array, Array]:
-    """Prompt tokens of the fullest rank and of all, [kinds, came, lacking]; what is taken of those that came and of
-    the parts of older ones, [came, lacking].
-    """
-    came, older, lasts, all_last = state
-    ranks = float(table.aggregate.ranks)
-    most = ranks * prompts.together
-    old = np.broadcast_to(np.minimum(older, most)[None, :], (came.size, older.size))
-    new = np.minimum(came[:, None], most - old)
-    first = float(prompts.first @ prompts.weights)
-    waits = float(prompts.parts.max()) == 1  # older ones are whole prompts that waited
-    ends = prompts.first if waits else prompts.last
-    share = np.where(older > 0, lasts / np.maximum(older, 1e-12), 0.0)
-    old_tokens = old * (share * float(ends @ prompts.weights) + (1 - share) * prompts.room)
-    old_largest = all_last * _largest(prompts, ends, np.maximum(older, 1.0)) + (1 - all_last) * prompts.room
-    new_largest = _largest(prompts, prompts.first, np.maximum(new, 1.0))
-    busiest = np.maximum(np.where(new > 0, new_largest, 0.0), np.where(older > 0, old_largest, 0.0)[:, None, :])
-    each = (new + old) / ranks
-    spread = math.sqrt(max(float(prompts.first**2 @ prompts.weights) - first**2, 0.0))
-    fullest = np.maximum(first * np.ceil(each - 1e-9), first * each + deviations(int(ranks)) * spread * np.sqrt(each))
-    several = np.where(each > 1, fullest, 0.0)
-    busiest = np.minimum(np.maximum(busiest, several), prompts.room)
-    left = np.minimum(ranks * _overflow(prompts, each) / first, new)
-    usual = np.tensordot(_weights(prompts), busiest, 1)
-    total = np.maximum((new - left) * first + old_tokens + busiest - usual, busiest)
-    return busiest, total, new - left, old
-
-
-def _overflow(prompts: _Prompts, each: Array) -> Array:
-    """Prompt tokens beyond the room of a rank that holds ``each`` prompts, whole numbers mixed; as of normal sums."""
-    first = float(prompts.first @ prompts.weights)
-    variance = max(float(prompts.first**2 @ prompts.weights) - first**2, 0.0)
-    counts = np.arange(1.0, math.ceil(float(each.max(initial=1.0))) + 2)
-    deviation = np.sqrt(np.maximum(variance * counts, 1e-9))
-    over = counts * first - prompts.room
-    score = over / deviation
-    normal = np.array([NormalDist().cdf(float(z)) for z in score])
-    beyond = over * normal + deviation * np.exp(-np.minimum(score**2, 1400.0) / 2) / math.sqrt(2 * math.pi)
-    beyond[0] = 0.0  # one prompt: its further parts are counted as such
-    # What the room holds on average is taken anyway: only the spread leaves more.
-    return np.asarray(np.interp(each, counts, np.maximum(beyond - np.maximum(over, 0.0), 0.0)))
-
-
-def _weights(prompts: _Prompts) -> Array:
-    """How likely the kinds of steps are, [kinds]; one kind where prompts are equal."""
-    return np.diff(_LEVELS) if np.ptp(prompts.first) > 0 else np.ones(1)
-
-
-def _largest(prompts: _Prompts, sizes: Array, counts: Array) -> Array:
-    """The largest of ``counts`` sizes of prompts drawn independently, [kinds, *counts]: means between levels."""
-    if np.ptp(prompts.first) <= 0:
-        return np.broadcast_to(sizes[0], (1, *counts.shape))
-    order = np.argsort(sizes, kind="stable")
-    below = np.cumsum(prompts.weights[order]) - prompts.weights[order] / 2
-    parts = (np.arange(_WITHIN) + 0.5) / _WITHIN
-    levels = _LEVELS[:-1, None] + np.diff(_LEVELS)[:, None] * parts  # [kinds, within]
-    each = levels.reshape(-1, *(1,) * counts.ndim) ** (1 / counts)
-    found = np.interp(each, below, sizes[order])
-    return np.asarray(found.reshape(levels.shape + counts.shape).mean(axis=1))
-
-
-def _moves(prompts: _Prompts, new: Array, old: Array, taken_new: Array, taken_old: Array) -> Array:
+def _moves(prompts: CutPrompts, new: Array, old: Array, taken_new: Array, taken_old: Array) -> Array:
     """Distribution of the parts that lack after a step, [lacking, came · lacking].
 
     What is left of the older parts, all parts of prompts that were not taken, and what those taken lack after their
@@ -350,7 +203,11 @@ def _added(further: Array, counts: int, size: int) -> Array:
 def _balance(chain: _Chain) -> Array:
     """Stationary distribution over (came, lacking) when steps start, by repeated steps."""
     chances = np.zeros_like(chain.seconds)
-    chances[0, 0] = 1.0
+    chances[0, 0] = 0.5
+    usual = chain.rate * float(chain.seconds[-1, -1]) / chain.lump
+    came = min(round(usual / 2), chances.shape[0] - 1)
+    lacking = int(np.searchsorted(chain.older, came)) if came else 0
+    chances[came, min(lacking, chances.shape[1] - 1)] += 0.5
     for _ in range(_ROUNDS):
         later = chain.step(chances)
         change = float(np.abs(later - chances).sum())
@@ -360,7 +217,7 @@ def _balance(chain: _Chain) -> Array:
     return np.asarray(chances / chances.sum())
 
 
-def _sojourn(table: StepTable, running: float, chain: _Chain, chances: Array, prompts: _Prompts) -> _Points:
+def _sojourn(table: StepTable, running: float, chain: _Chain, chances: Array, prompts: CutPrompts) -> _Points:
     """Seconds from arrival to first token as point masses: rest of the step under way, then the own steps."""
     seen = chances * chain.durations * chain.weights[:, None, None]  # [kinds, came, lacking]
     standing = 0.0
@@ -393,7 +250,7 @@ def _one_more(come: Array) -> Array:
     return found
 
 
-def _own(table: StepTable, running: float, chain: _Chain, prompts: _Prompts, rest: Array, joint: Array) -> _Points:
+def _own(table: StepTable, running: float, chain: _Chain, prompts: CutPrompts, rest: Array, joint: Array) -> _Points:
     """Add the own steps to (rest of the step under way, state when the next one starts)."""
     cell, came, lacking = np.nonzero(joint > _NEGLIGIBLE)
     masses, before = joint[cell, came, lacking], rest[cell]
@@ -409,7 +266,7 @@ def _own(table: StepTable, running: float, chain: _Chain, prompts: _Prompts, res
     return np.concatenate(found), own / own.sum()
 
 
-def _waits(chain: _Chain, prompts: _Prompts) -> tuple[NDArray[np.intp], Array]:
+def _waits(chain: _Chain, prompts: CutPrompts) -> tuple[NDArray[np.intp], Array]:
     """(steps until the own rank is free, [came, lacking]; seconds of so many steps, [steps, came, lacking])."""
     others = chain.older[None, :] + np.maximum(np.arange(chain.seconds.shape[0])[:, None] - 1, 0)
     # Dealt in turn: the last one of the own rank came as many prompts ago as there are ranks.
@@ -424,7 +281,7 @@ def _waits(chain: _Chain, prompts: _Prompts) -> tuple[NDArray[np.intp], Array]:
 
 
 def _own_kinds(
-    table: StepTable, running: float, chain: _Chain, prompts: _Prompts
+    table: StepTable, running: float, chain: _Chain, prompts: CutPrompts
 ) -> Iterator[tuple[Array, Array, float]]:
     """Yield (mean, variance, share) of the own steps' seconds by kinds of prompts, the first two [came, lacking].
 
