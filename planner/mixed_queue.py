@@ -139,10 +139,13 @@ class MixedQueue:
         """Requests per second that no queue passes: full steps, or full places with the least mean steps."""
         each, most, rate = self.aggregate.iterations.mean, self.aggregate.most, self.fed_per_second
         low, high = 0.0, min(rate, most / (each * float(self.table.alone[-1])))
+        if math.isfinite(rate):
+            return high
+        full = self.even[0][-1], self.even[1][-1]
         for _ in range(20):
             middle = (low + high) / 2
-            fits = middle * each * float(self._least(middle)[-1]) <= most or math.isfinite(rate)
-            low, high = (middle, high) if fits else (low, middle)
+            step = least_step(*full, middle * self.aggregate.mean_new_tokens)
+            low, high = (middle, high) if middle * each * step <= most else (low, middle)
         return high
 
     @cached_property

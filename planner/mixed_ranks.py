@@ -33,6 +33,7 @@ _GROUPS = 5
 _IDLE = 0.5
 _RARE = 1e-6
 _SETTLED = 5e-5
+_LEAP = 8
 _Points = tuple[Array, Array]
 _SCORES, _CHANCES = np.array([-1.0, 0.0, 1.0]) * math.sqrt(1.5), np.full(3, 1 / 3)
 """Three points with the variance of the own steps, near enough to be no longer than steps get."""
@@ -208,12 +209,19 @@ def _balance(chain: _Chain) -> Array:
     came = min(round(usual / 2), chances.shape[0] - 1)
     lacking = int(np.searchsorted(chain.older, came)) if came else 0
     chances[came, min(lacking, chances.shape[1] - 1)] += 0.5
-    for _ in range(_ROUNDS):
+    before = np.zeros_like(chances)
+    for turn in range(1, _ROUNDS):
         later = chain.step(chances)
-        change = float(np.abs(later - chances).sum())
-        chances = later
-        if change < _SETTLED:
-            break
+        change = later - chances
+        if float(np.abs(change).sum()) < _SETTLED:
+            return np.asarray(later / later.sum())
+        if turn % _LEAP == 0:
+            # What is left decays by one factor a step: go all of that way at once (Aitken's delta squared).
+            factor = float((change * before).sum() / max(float((before * before).sum()), 1e-300))
+            factor = min(max(factor, 0.0), 0.97)
+            later = np.maximum(later + change * (factor / (1 - factor)), 0.0)
+            later /= later.sum()
+        chances, before = later, change
     return np.asarray(chances / chances.sum())
 
 
