@@ -62,7 +62,7 @@ def _flag(change: Change) -> str:
 
 def _pool(console: "Console", pool: PoolTerms) -> None:
     bounds = ", ".join(f"{share:.0%} {bound}" for bound, share in pool.by_bound.items())
-    _line(console, f"{pool.role}: a full step takes {format_duration(pool.step_seconds)}, by what binds {bounds}.")
+    _line(console, f"{pool.role}: a {pool.step} takes {format_duration(pool.step_seconds)}, by what binds {bounds}.")
     rows = [[row.name, row.bound, _arithmetic(row), *_seconds(row)] for row in pool.terms]
     rest = pool.rest_seconds
     rows.append(["others", "", "", "", format_duration(rest), f"{rest / pool.step_seconds:.1%}"])

@@ -63,8 +63,8 @@ class Running:
 
     @property
     def slope(self) -> float:
-        """How much longer a step gets with one more running request."""
-        if self.nodes.size < 2:
+        """How much longer a step gets with one more running request; nodes may coincide where few run."""
+        if self.nodes[-1] <= self.nodes[0]:
             return 0.0
         return max(float(self.steps[-1] - self.steps[0]) / float(self.nodes[-1] - self.nodes[0]), 0.0)
 
@@ -97,7 +97,7 @@ def occupancy(
     numbers = np.arange(max(math.floor(centre - width), 0) + 1.0, min(centre + 3 * width, count) + 1)
     if not numbers.size:  # far more want to run than have a place
         return None
-    gradient = max(float(steps[-1] - steps[0]) / float(nodes[-1] - nodes[0]), 0.0) if nodes.size > 1 else 0.0
+    gradient = max(float(steps[-1] - steps[0]) / float(nodes[-1] - nodes[0]), 0.0) if nodes[-1] > nodes[0] else 0.0
     seen = np.maximum(numbers + company[0], 1.0)
     beyond = np.maximum(seen - nodes[-1], 0.0) + np.minimum(seen - nodes[0], 0.0)
     seconds = np.maximum(np.interp(seen, nodes, steps) + gradient * beyond + company[1], steps[0] * _LEAST)

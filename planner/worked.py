@@ -63,6 +63,11 @@ class PoolTerms:
     lines: tuple[str, ...]
     """Capacity and memory as arithmetic."""
 
+    @property
+    def step(self) -> str:
+        """Which step this is of: aggregated instances have full ones only where they are saturated."""
+        return "mean step at the plan's load" if self.role == "mixed" else "full step"
+
 
 def worked_plan(plan: Plan) -> tuple[PoolTerms, ...]:
     """Return the arithmetic of every pool's full step."""
@@ -229,7 +234,7 @@ def short_form(plan: Plan) -> list[str]:
         bounds = ", ".join(f"{share:.0%} {bound}" for bound, share in pool.by_bound.items())
         first = pool.terms[0]
         told.append(
-            f"{pool.role.capitalize()} {pool.lines[0]}. Its full step is {bounds}; the longest part is {first.name} "
+            f"{pool.role.capitalize()} {pool.lines[0]}. Its {pool.step} is {bounds}; the longest part is {first.name} "
             f"({first.share:.0%})."
         )
     return told
