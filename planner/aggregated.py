@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from planner.hostcosts import host_costs
+from planner.interval import scaled
 from planner.memory import Memory, memory
 from planner.mixed_candidates import MixedCandidate
 from planner.mixed_queue import MixedServer, MixedState
@@ -148,10 +149,14 @@ def make_aggregated(
 
 
 def mixed_prediction(question: Question, candidate: MixedCandidate, state: MixedState) -> Prediction:
-    """Every operator of a mean step with as many requests open as there are at the planned rate."""
+    """Every operator of a mean step with as many requests open as there are at the planned rate.
+
+    TPOT and its interval are the plan's own: in a closed loop ranks compute prompts together, in an open stream one
+    after the other, so that more steps are long.
+    """
     strategy = candidate.row.strategy
     machines, workload = machines_of(question, "mixed"), question.workload
-    return predict(
+    found = predict(
         Configuration(
             model=question.model,
             hardware=machines.hardware,
@@ -173,3 +178,6 @@ def mixed_prediction(question: Question, candidate: MixedCandidate, state: Mixed
             host=host_costs(None if question.engine == "reference" else question.engine),
         )
     )
+    assert found.tpot_seconds is not None
+    tpot = state.tpot.mean
+    return replace(found, tpot_seconds=tpot, interval=scaled(found.interval, tpot / found.tpot_seconds))

@@ -39,6 +39,18 @@ def test_one_device_serves_only_aggregated() -> None:
     assert answer(devices=1, shape="disaggregated").best is None
 
 
+def test_the_interval_is_about_the_plans_own_tpot() -> None:
+    """A closed loop's step with as many requests is another one: the printed TPOT lies inside the printed interval."""
+    found = answer(devices=1).best
+    assert isinstance(found, AggregatedPlan)
+    prediction = found.mixed.prediction
+    assert prediction.tpot_seconds == found.tpot.mean
+    assert prediction.interval.low < found.tpot.mean < prediction.interval.high
+    assert prediction.interval.high / found.tpot.mean - 1 == pytest.approx(
+        1 - prediction.interval.low / found.tpot.mean
+    )
+
+
 def test_all_kinds_by_hand_are_no_better() -> None:
     """Brute force over every row and token budget on few devices reaches the search's rate and no more."""
     question = small_question(**{**DENSE, "shape": "aggregated"})
