@@ -174,8 +174,13 @@ def largest_within(excess: Callable[[float], float], start: float, upper: float)
 
 
 def step_limit(question: Question, deployment: Deployment) -> Number:
-    """Return the longest mean step that keeps the TPOT limit, of an instance or of each of many."""
-    return question.tpot_seconds * accepted_tokens(deployment, question.acceptance)
+    """Return the longest mean step that keeps both limits, of an instance or of each of many.
+
+    A request that comes waits for the rest of a step and then for its own: at percentiles from 75 on, one and a half
+    steps at least.
+    """
+    tpot = question.tpot_seconds * accepted_tokens(deployment, question.acceptance)
+    return np.minimum(tpot, question.ttft_seconds / 1.5) if question.percentile >= 75 else tpot
 
 
 def screen_of(

@@ -51,9 +51,10 @@ def test_the_interval_is_about_the_plans_own_tpot() -> None:
     )
 
 
-def test_all_kinds_by_hand_are_no_better() -> None:
+@pytest.mark.parametrize("ttft_seconds", [1.0, 0.04])
+def test_all_kinds_by_hand_are_no_better(ttft_seconds: float) -> None:
     """Brute force over every row and token budget on few devices reaches the search's rate and no more."""
-    question = small_question(**{**DENSE, "shape": "aggregated"})
+    question = small_question(**{**DENSE, "shape": "aggregated", "ttft_seconds": ttft_seconds})
     found = search(question).best
     assert isinstance(found, AggregatedPlan)
     best = 0.0
