@@ -178,6 +178,7 @@ def mixed_prediction(question: Question, candidate: MixedCandidate, state: Mixed
             host=host_costs(None if question.engine == "reference" else question.engine),
         )
     )
-    assert found.tpot_seconds is not None
+    if not found.tpot_seconds:  # answers of one token have none
+        return found
     tpot = state.tpot.mean
     return replace(found, tpot_seconds=tpot, interval=scaled(found.interval, tpot / found.tpot_seconds))

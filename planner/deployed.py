@@ -127,7 +127,7 @@ def _aggregated(plan: AggregatedPlan) -> Deployed:
                 role="mixed",
                 instances=pool.instances,
                 at=lambda rate, count: _standing(server.state(rate, count)),
-                deviation=_deviation(pool.prediction, pool.prediction.tpot_seconds),
+                deviation=max(_deviation(pool.prediction, pool.prediction.tpot_seconds), 0.0),
             ),
         ),
         losses={loss: (Lost(mixed=lost_instances(loss, devices, per_node)),) for loss in kinds},

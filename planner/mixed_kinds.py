@@ -23,6 +23,7 @@ from planner.workload import reserved_kv_tokens
 # Capacities are solved to about as much: another budget must carry more than that.
 _MORE = 1.01
 _ROUNDS = 16
+UNLIMITED_SECONDS = 1000.0
 _TAIL = 2.0
 """Standard deviations by which a budget's TPOT is taken to lie above its mean, to guess what it carries."""
 
@@ -180,6 +181,8 @@ def step_limit(question: Question, deployment: Deployment) -> Number:
     steps at least.
     """
     tpot = question.tpot_seconds * accepted_tokens(deployment, question.acceptance)
+    if question.workload.output_tokens.mean <= 1:  # no token after the first
+        tpot = UNLIMITED_SECONDS
     return np.minimum(tpot, question.ttft_seconds / 1.5) if question.percentile >= 75 else tpot
 
 

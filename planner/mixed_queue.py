@@ -381,6 +381,9 @@ class MixedServer:
         if rate_per_second > MOST_UTILISATION * self.queue.most_per_second * (1 + 1e-9):
             return math.inf
         question = self.question
+        if question.workload.output_tokens.mean <= 1:  # no token after the first
+            state = self.state(rate_per_second, instances)
+            return state.ttft.at(question.percentile) / question.ttft_seconds if state else math.inf
         squared_cv = thinned_squared_cv(question.workload.arrival_squared_cv, instances, "round_robin")
         near = self.queue.near_step_seconds(rate_per_second, squared_cv) / self.queue.aggregate.accepted
         if near > _FAR * question.tpot_seconds:  # on average: no need to know how it varies

@@ -9,7 +9,9 @@ import pytest
 
 from planner.aggregated import AggregatedPlan
 from planner.assemble import assemble
+from planner.check import Limits, check_deployed
 from planner.decode_candidates import Count
+from planner.deployed import from_plan
 from planner.expectation import expect, workload_of
 from planner.manifest.checks import check_manifest
 from planner.mixed_candidates import BUDGETS, MixedCandidate, mixed_room
@@ -169,3 +171,13 @@ def test_limits_out_of_reach_are_told() -> None:
     assert found.best is None
     assert found.binding_limit == "tpot"
     assert "nearest change: --tpot" in found.explanation
+
+
+def test_answers_of_one_token_have_no_tpot() -> None:
+    """A plan for them is made, told and weighed all the same."""
+    plan = answer(devices=1, lengths=(512.0, 1.0)).best
+    assert isinstance(plan, AggregatedPlan)
+    assert plan.mixed.prediction.iteration_seconds > 0
+    limits = Limits.of(plan.question, 0.5 * plan.requests_per_second)
+    assert check_deployed(from_plan(plan), limits, confidence=0.9).holds
+    assert assemble(plan, {}).predicted.ttft_seconds is not None
