@@ -28,10 +28,8 @@ from planner.workload import running_kv_tokens
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-# Capacities are solved to about as much: a better budget or cap must carry more than that.
-_MORE = 1.003
-# Looks beyond a rate that a budget was said to carry and, solved, did not.
-_IDLE = 3
+# Capacities are solved to about so much: a better budget must carry more than that, and a better cap so many times it.
+_MORE = 0.003
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,14 +162,15 @@ class PrefillKind:
         """The largest rate and where among the budgets it is carried."""
         if instances not in self._best:
             place = int(np.argmax(self.budgets.guess_per_second))
-            rate, tried = self._capacity(place, instances), place
-            wanted, idle = max(rate, self._least(instances)) * _MORE, 0
-            while idle < _IDLE and (better := self._carrying(instances, wanted, tried)) is not None:
+            rate, tried, leap = self._capacity(place, instances), place, _MORE
+            wanted = max(rate, self._least(instances)) * (1 + leap)
+            while (better := self._carrying(instances, wanted, tried)) is not None:
                 found = self._capacity(better, instances)
-                # Where none is better than the rate by as much as capacities are solved to, one may be by more.
-                wanted, idle = max(found, wanted) * _MORE, 0 if found > wanted else idle + 1
                 if found > rate:
-                    rate, place, tried = found, better, better
+                    rate, place = found, better
+                # A budget may carry a little more than it is solved to: longer leaps get past that, on to others.
+                leap = _MORE if found > wanted else 2 * leap
+                wanted, tried = max(found, wanted) * (1 + leap), better
             self._best[instances] = rate, place
         return self._best[instances]
 
@@ -193,9 +192,10 @@ class PrefillKind:
         start = int(able[np.argmax(guesses[able])]) if start is None else start
 
         def seconds(place: int) -> float:
-            if bounds[place] < rate * (1 - 1e-9):
+            server, each = self._server(place), rate / instances
+            if bounds[place] < rate * (1 - 1e-9) or each > MOST_UTILISATION * server.saturation_per_second * (1 + 1e-9):
                 return np.inf
-            latency = self._server(place).ttft(rate / instances, instances)
+            latency = server.ttft(each, instances)
             return np.inf if latency is None else latency.at(self.question.percentile)
 
         return first_within(seconds, int(able[0]), int(able[-1]), start, self.question.ttft_seconds)
@@ -274,7 +274,7 @@ class DecodeKind:
             return best
         batches, bounds = self._caps
         while True:
-            wanted = max(best.single_capacity * _MORE, self.bound_per_second / 1000)
+            wanted = max(best.single_capacity * (1 + _MORE), self.bound_per_second / 1000)
             able = batches[bounds >= wanted]
             found = self._carrying(able, wanted, best.candidate.batch) if able.size else None
             if found is None or found.single_capacity <= best.single_capacity:
