@@ -62,6 +62,10 @@ class MixedInstance(DecodeInstance):
         return [*super().holding(), *(request for asked in self._asked for request in asked)]
 
     def _placed(self, request: Request) -> None:
+        if request.first_token >= 0 and not request.retries:  # in decode when the run begins: its KV is here
+            self.waiting_tokens -= request.prompt
+            self.join(request)
+            return
         found = None
         if request.blocks is not None and not request.retries:
             found = self._shared.cache.look_up(request.blocks, request.prompt)

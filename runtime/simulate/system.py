@@ -133,8 +133,8 @@ class System:
     def begin_decode(self, request: Request) -> None:
         """Place a request that is in decode when the run begins; its KV is wherever it is placed."""
         self.shared.ledger.arrive(request)
+        request.first_token = 0.0
         if self.decode:
-            request.first_token = 0.0
             self.shared.placement.offer(request)
         else:
             self.route(request)

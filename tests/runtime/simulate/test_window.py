@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 
+from planner.manifest.layout import Degrees, Instance
 from runtime.simulate.run import SimulationOptions, simulate
 from runtime.simulate.workload import open_loop, with_running
-from tests.manifests import manifest
+from tests.manifests import build, manifest, pool
 
 
 def test_requests_outside_the_window_load_the_system_and_are_not_counted() -> None:
@@ -52,3 +53,13 @@ def test_a_running_request_has_something_left_to_decode() -> None:
     requests = with_running(stream, 400)
     assert requests.under_way == 400 and requests.output_tokens[:400].min() > 1
     assert simulate(mixed, requests).completed == 400  # those of the stream are counted
+
+
+def test_running_requests_of_aggregated_instances_do_not_compute_their_prompts_again() -> None:
+    """Who comes just after eight requests that are in decode waits for the step that runs, not for eight prompts."""
+    one = Degrees(attention_tp=1, attention_dp=1)
+    made = build([pool("mixed", one, [Instance(name="a", nodes=[0])])], {"output_tokens": 50})
+    stream = open_loop(made.workload, 1000.0, 1, 5)
+    alone, beside = simulate(made, stream), simulate(made, with_running(stream, 8, 5))
+    assert alone.ttft_seconds is not None and beside.ttft_seconds is not None
+    assert beside.ttft_seconds.mean < 2 * alone.ttft_seconds.mean
