@@ -82,8 +82,9 @@ def proven_over(parts: Sequence[Sequence[Side]], chosen: Sequence[Side], aim: Ai
     for sides in parts:
         if tuple(sides) == tuple(chosen) or not all(side.size for side in sides):
             continue
-        solution = certify(sides, aim, reached)
-        values += [solution.bound] if solution.status == "optimal" else []
+        if all(side.staircase(aim.devices[side.machines.budget], reached * (1 - 1e-9)).size for side in sides):
+            solution = certify(sides, aim, reached)
+            values += [solution.bound] if solution.status == "optimal" else []
         told.append(covers(sides))
         pruned_columns += pruned(sides, carried_by(chosen, tuple(choice)))
     value = max(values) if aim.objective == "throughput" else min(values)
