@@ -29,10 +29,10 @@ from planner.prefill_queue import thinned_squared_cv
 from planner.question import Question
 from planner.queueing import Array, Latency, independent_sum, largest_rate
 
-MOST_UTILISATION = 0.8
-"""Of ``most_per_second``: past it a stretch of a few per cent more arrivals fills all places for long, which the queue
-does not tell and the runtime shows (docs/queueing.md): with qwen3-8b on an H100, 512 + 128 tokens, its mean TPOT is 5 %
-above this queue's at 0.79, and 34 % above it at 0.88.
+MOST_UTILISATION = 0.9
+"""Of ``most_per_second``: nearer to it a few per cent more arrivals lengthen steps and fill places faster than the
+queue tells. Against the runtime the mean TPOT of four plans is within 5 % up to here and of one 9 % high; qwen3-8b on
+an H100, 512 + 128 tokens, is 5 % low at 0.95 (docs/queueing.md).
 """
 _SPREADS = np.array([-math.sqrt(3.0), 0.0, math.sqrt(3.0)])
 """Deviations of the running requests at which chains are solved: the nodes of three-point Gauss-Hermite quadrature."""
@@ -366,18 +366,18 @@ class MixedServer:
         return self.queue.state(rate_per_second, squared_cv)
 
     def pool_capacity(self, instances: int) -> float:
-        """Largest rate of so many instances within both limits and 80 % of saturation; 0 where there is none."""
+        """Largest rate of so many instances within both limits and 90 % of saturation; 0 where there is none."""
         rate = largest_rate(
             lambda each: self.excess(each, instances), 1.0, MOST_UTILISATION * self.queue.most_per_second
         )
         return 0.0 if rate is None else rate * instances
 
     def pool_carries(self, instances: int, rate_per_second: float) -> bool:
-        """Whether so many instances carry a rate within both limits and 80 % of saturation."""
+        """Whether so many instances carry a rate within both limits and 90 % of saturation."""
         return self.excess(rate_per_second / instances, instances) <= 1
 
     def excess(self, rate_per_second: float, instances: int = 1) -> float:
-        """The larger of TTFT and TPOT at the percentile, in units of its limit; infinite past 80 % of saturation."""
+        """The larger of TTFT and TPOT at the percentile, in units of its limit; infinite past 90 % of saturation."""
         if rate_per_second > MOST_UTILISATION * self.queue.most_per_second * (1 + 1e-9):
             return math.inf
         question = self.question

@@ -105,9 +105,6 @@ def role_space(question: Question, role: Role) -> RoleSpace:
         if moe is None and strategy.attention_dp > 1:
             cut["DP ranks of a dense model share nothing: they are instances"] += 1
             continue
-        if role == "mixed" and strategy.pp > 1:
-            cut["aggregated instances with pipeline stages: the runtime saturates before their queue"] += 1
-            continue
         degrees = strategy.moe_tp, strategy.moe_ep
         if degrees not in known:
             known[degrees] = layouts(question, strategy, role)
