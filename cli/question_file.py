@@ -1,6 +1,6 @@
 """Question files: YAML whose keys are the long flags of a question; ``questions`` holds several."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,17 +55,11 @@ def read_questions(
     )
     if list_key not in data:
         return [_entry(shared, str(path), path.stem)]
-    rows = data[list_key]
-    if not isinstance(rows, list) or not rows or len(rows) > MOST_QUESTIONS:
-        raise BadInput(f"{path}: {list_key} must be a list of 1 to {MOST_QUESTIONS} mappings of flags to values")
-    entries = []
-    for number, row in enumerate(rows):
-        where = f"{path}: {list_key}[{number}]"
-        if not isinstance(row, dict):
-            raise BadInput(f"{where} must be a mapping of flags to values, such as rate: 100/s")
-        own = _flags(row, known, where, path.parent)
-        entries.append(_entry(_merged(shared, own), where, f"{path.stem}-{number + 1}"))
-    return entries
+    rows = _rows(data[list_key], f"{path}: {list_key}", MOST_QUESTIONS, "rate: 100/s")
+    return [
+        _entry(_merged(shared, _flags(row, known, where, path.parent)), where, f"{path.stem}-{number}")
+        for number, (where, row) in enumerate(rows, start=1)
+    ]
 
 
 def read_rows(path: Path, list_key: str, known: Sequence[str], most: int) -> list[tuple[str, dict[str, str]]]:
@@ -76,16 +70,18 @@ def read_rows(path: Path, list_key: str, known: Sequence[str], most: int) -> lis
     data = read_yaml(path)
     if not isinstance(data, dict) or list_key not in data:
         return []
-    rows = data[list_key]
+    rows = _rows(data[list_key], f"{path}: {list_key}", most, "hw: cm384")
+    return [(where, _flags(row, known, where, path.parent)) for where, row in rows]
+
+
+def _rows(rows: object, where: str, most: int, example: str) -> Iterator[tuple[str, dict[object, object]]]:
+    """Yield each mapping of a list and its place; BadInput where there is no list, or something else in its place."""
     if not isinstance(rows, list) or not rows or len(rows) > most:
-        raise BadInput(f"{path}: {list_key} must be a list of 1 to {most} mappings of flags to values")
-    found = []
+        raise BadInput(f"{where} must be a list of 1 to {most} mappings of flags to values")
     for number, row in enumerate(rows):
-        where = f"{path}: {list_key}[{number}]"
         if not isinstance(row, dict):
-            raise BadInput(f"{where} must be a mapping of flags to values, such as hw: cm384")
-        found.append((where, _flags(row, known, where, path.parent)))
-    return found
+            raise BadInput(f"{where}[{number}] must be a mapping of flags to values, such as {example}")
+        yield f"{where}[{number}]", row
 
 
 def _merged(shared: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:

@@ -4,14 +4,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from planner.hostcosts import host_costs
 from planner.interval import scaled
 from planner.memory import Memory, memory
 from planner.mixed_candidates import MixedCandidate
 from planner.mixed_queue import MixedServer, MixedState
 from planner.plan import Plan
-from planner.pools import PlannedPool
-from planner.predict import Configuration, Prediction, predict
+from planner.pools import PlannedPool, answering
+from planner.predict import Prediction, predict
 from planner.question import Question
 from planner.queueing import Latency
 from planner.space import Role, machines_of
@@ -154,28 +153,16 @@ def mixed_prediction(question: Question, candidate: MixedCandidate, state: Mixed
     TPOT and its interval are the plan's own: in a closed loop ranks compute prompts together, in an open stream one
     after the other, so that more steps are long.
     """
-    strategy = candidate.row.strategy
-    machines, workload = machines_of(question, "mixed"), question.workload
+    workload = question.workload
     found = predict(
-        Configuration(
-            model=question.model,
-            hardware=machines.hardware,
-            phase="mixed",
-            strategy=strategy,
-            weights=machines.weights,
-            kv_dtype=question.kv_dtype,
-            balance=question.balance,
-            redundant=candidate.row.redundant,
-            shared=candidate.row.dedicated,
-            drafts=candidate.drafts,
-            acceptance=question.acceptance,
+        replace(
+            answering(question, "mixed", candidate.row, candidate.drafts),
             microbatches=1 if candidate.microbatches == 1 else None,
             prompt_tokens=workload.input_tokens.mean,
             output_tokens=workload.output_tokens.mean,
             prefix_reuse=workload.prefix_reuse,
             concurrency=max(state.mean_requests, 1.0),
             batched_tokens=float(candidate.batched_tokens),
-            host=host_costs(None if question.engine == "reference" else question.engine),
         )
     )
     if not found.tpot_seconds:  # answers of one token have none

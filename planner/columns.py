@@ -18,7 +18,7 @@ from planner.alignment import occupied_devices
 from planner.fleet import Column, Objective
 from planner.least import Least
 from planner.question import Machines
-from planner.survival import Loss, lost_instances
+from planner.survival import Loss, lost_of_sizes
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -165,9 +165,7 @@ class Side:
         """Make a column of every offer and count that the devices hold; rates are in units of ``unit_per_second``."""
         self.role, self.machines, self.offers, self.unit = role, machines, offers, unit_per_second
         sizes = offers.devices
-        kinds, which = np.unique(sizes, return_inverse=True)
-        each = [lost_instances(survive, int(size), machines.devices_per_node) for size in kinds]
-        lost = np.array(each, dtype=np.int64)[which]
+        lost = lost_of_sizes(survive, sizes, machines.devices_per_node)
         held = machines.devices // np.maximum(sizes, 1)
         if most_instances is not None:
             held = np.minimum(held, most_instances)

@@ -152,7 +152,7 @@ def full_batch_rates(
 def request_rate(question: Question, deployment: Deployment, batch: Number, seconds: Number) -> NDArray[np.float64]:
     """Requests per second that leave an instance whose ranks hold ``batch`` each."""
     accepted = accepted_tokens(deployment, question.acceptance)
-    answer_tokens = max(question.workload.output_tokens.mean - 1, 1.0)
+    answer_tokens = question.workload.decoded_tokens
     return np.asarray(batch * deployment.strategy.attention_groups * accepted / (seconds * answer_tokens))
 
 

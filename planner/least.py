@@ -108,7 +108,7 @@ def decode_least(question: Question, group: Group, most_batch: float, count: Cou
     deployment, kv = group.deployment, running_kv_tokens(question.workload)
     ranks = np.broadcast_to(np.asarray(deployment.strategy.attention_groups, dtype=np.float64), (len(group.rows),))
     accepted = accepted_tokens(deployment, question.acceptance)
-    iterations = max(question.workload.output_tokens.mean - 1, 1.0) / accepted
+    iterations = question.workload.decoded_tokens / accepted
     cost = stacked(balanced_cost(deployment, question.balance))
     batches = BATCHES[: 1 + int(np.searchsorted(BATCHES, most_batch))]
     requests = np.stack([np.ones_like(ranks), *(batch * ranks for batch in batches)])  # [points, rows]

@@ -15,7 +15,7 @@ from planner.mixed_candidates import BUDGETS, mixed_room
 from planner.mixed_kinds import MixedKind, group_screen, likely_share, step_limit
 from planner.mixed_screen import Screen
 from planner.question import Question
-from planner.space import COLUMNS, Group, Row, groups, row_deployment
+from planner.space import Group, Row, groups, row_deployment
 from planner.workload import reserved_kv_tokens
 
 Floats = NDArray[np.float64]
@@ -111,6 +111,6 @@ def _offers(
         devices=group.sizes.astype(np.int64),
         bound_per_second=bound,
         guess_per_second=bound * np.maximum.reduce(shares),
-        layers=group.table[:, [COLUMNS.index("attention_tp"), COLUMNS.index("pp")]].astype(np.int64),
+        layers=group.layers,
         build=build,
     )

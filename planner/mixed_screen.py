@@ -106,7 +106,7 @@ class Screen:
     @property
     def iterations(self) -> Number:
         """Steps of a request after its first token."""
-        return max(self.workload.output_tokens.mean - 1, 1.0) / self.accepted
+        return self.workload.decoded_tokens / self.accepted
 
     @property
     def fed(self) -> Number:

@@ -40,7 +40,7 @@ from planner.prefill_candidates import (
     prefill_fits,
 )
 from planner.question import Question
-from planner.space import COLUMNS, Group, Row, groups, row_deployment
+from planner.space import Group, Row, groups, row_deployment
 from planner.transfers import most_linked
 from planner.workload import reserved_kv_tokens, running_kv_tokens
 
@@ -49,7 +49,6 @@ Ints = NDArray[np.int64]
 
 # Points of one evaluation: fewer cost as much, for the calls, and more leave the cache.
 POINTS_AT_ONCE = 4096
-ATTENTION_TP, STAGES = COLUMNS.index("attention_tp"), COLUMNS.index("pp")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +124,7 @@ def _decode_kinds(question: Question, table: _DecodeTable, slowest_seconds: floa
         devices=table.group.sizes.astype(np.int64),
         bound_per_second=most,
         guess_per_second=most,
-        layers=table.group.table[:, [ATTENTION_TP, STAGES]].astype(np.int64),
+        layers=table.group.layers,
         build=partial(_decode_kind, question, table, slowest_seconds),
         least=decode_least(question, table.group, float(table.batch.max()), count) if quickest else None,
     )
@@ -292,7 +291,7 @@ def _prefill_kinds(question: Question, table: _PrefillTable) -> Offers:
         devices=table.group.sizes.astype(np.int64),
         bound_per_second=bound,
         guess_per_second=guess,
-        layers=table.group.table[:, [ATTENTION_TP, STAGES]].astype(np.int64),
+        layers=table.group.layers,
         build=partial(_prefill_kind, question, table, most),
         least=_prefill_least(question, table, prompts) if question.objective == "latency" else None,
     ).select(_worth_a_queue(question, table, ranks))

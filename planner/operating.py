@@ -223,8 +223,8 @@ class DecodeServer:
     @property
     def iterations(self) -> Lengths:
         """Iterations of one request: its tokens after the first over those accepted per iteration."""
-        answer = self.question.workload.output_tokens
-        return Lengths(mean=max(answer.mean - 1, 1.0) / self.accepted, squared_cv=answer.squared_cv)
+        workload = self.question.workload
+        return Lengths(mean=workload.decoded_tokens / self.accepted, squared_cv=workload.output_tokens.squared_cv)
 
     def iteration_seconds(self, requests: Array) -> Array:
         """Seconds of an iteration with so many running requests."""

@@ -1,7 +1,7 @@
 """Pools of a plan: instances of one kind at the planned rate, every operator of their full step, and what they hold."""
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Protocol
 
@@ -14,7 +14,7 @@ from planner.memory import Memory, memory
 from planner.predict import Configuration, Prediction, predict
 from planner.prefill_candidates import PrefillCandidate
 from planner.question import Machines, Question
-from planner.space import Role, Row
+from planner.space import Role, Row, machines_of
 from planner.workload import running_kv_tokens
 
 
@@ -139,42 +139,44 @@ class DecodePool(PlannedPool):
         return decode_memory(self.question, self.candidate)
 
 
+def asked_of(question: Question, role: Role, row: Row) -> Configuration:
+    """Return what every prediction of a role's row is asked; what is its own replaces defaults."""
+    machines = machines_of(question, role)
+    return Configuration(
+        model=question.model,
+        hardware=machines.hardware,
+        phase=role,
+        strategy=row.strategy,
+        weights=machines.weights,
+        kv_dtype=question.kv_dtype,
+        balance=question.balance,
+        redundant=row.redundant,
+        shared=row.dedicated,
+    )
+
+
+def answering(question: Question, role: Role, row: Row, drafts: int) -> Configuration:
+    """Return the same of a role that answers: its drafts, and the engine's own time per step."""
+    return replace(
+        asked_of(question, role, row),
+        drafts=drafts,
+        acceptance=question.acceptance,
+        host=host_costs(None if question.engine == "reference" else question.engine),
+    )
+
+
 def decode_prediction(question: Question, candidate: DecodeCandidate) -> Prediction:
     """Every operator of the full batch at the workload's mean KV."""
-    return predict(
-        Configuration(
-            model=question.model,
-            hardware=question.decode.hardware,
-            phase="decode",
-            strategy=candidate.row.strategy,
-            weights=question.decode.weights,
-            kv_dtype=question.kv_dtype,
-            balance=question.balance,
-            redundant=candidate.row.redundant,
-            shared=candidate.row.dedicated,
-            drafts=candidate.drafts,
-            acceptance=question.acceptance,
-            microbatches=candidate.microbatches,
-            batch=candidate.batch,
-            kv_tokens=running_kv_tokens(question.workload).mean_tokens,
-            host=host_costs(None if question.engine == "reference" else question.engine),
-        )
-    )
+    asked = answering(question, "decode", candidate.row, candidate.drafts)
+    kv = running_kv_tokens(question.workload).mean_tokens
+    return predict(replace(asked, microbatches=candidate.microbatches, batch=candidate.batch, kv_tokens=kv))
 
 
 def prefill_prediction(question: Question, candidate: PrefillCandidate) -> Prediction:
     """Every operator of a full pass of prompts of mean length."""
     return predict(
-        Configuration(
-            model=question.model,
-            hardware=question.prefill.hardware,
-            phase="prefill",
-            strategy=candidate.row.strategy,
-            weights=question.prefill.weights,
-            kv_dtype=question.kv_dtype,
-            balance=question.balance,
-            redundant=candidate.row.redundant,
-            shared=candidate.row.dedicated,
+        replace(
+            asked_of(question, "prefill", candidate.row),
             microbatches=candidate.microbatches,
             tokens=candidate.tokens_per_device,
             prompt_tokens=question.workload.input_tokens.mean,

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.columns import Aim, Side, device_cost
+from planner.columns import Aim, Side, carried_by, device_cost
 from planner.question import Question
-from planner.survival import lost_instances
+from planner.survival import lost_of_sizes
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -33,7 +33,7 @@ def known_of(sides: tuple[Side, ...], choice: tuple[int, ...]) -> Known:
     """Return what a choice of columns does."""
     chosen = list(zip(sides, choice, strict=True))
     return Known(
-        rate_per_second=min(float(side.rate[column]) for side, column in chosen),
+        rate_per_second=carried_by(sides, choice),
         devices=sum(int(side.devices[column]) for side, column in chosen),
         cost_per_hour=sum(float(side.cost_per_hour[column]) for side, column in chosen),
     )
@@ -92,9 +92,7 @@ def needed_rates(question: Question, aim: Aim, known: Known | None) -> Callable[
     least = aim.rate if aim.rate is not None else known.rate_per_second if known is not None else 0.0
 
     def needed(sizes: Ints) -> Floats:
-        different, which = np.unique(sizes, return_inverse=True)
-        lost = np.array([lost_instances(question.survive, int(size), machines.devices_per_node) for size in different])
-        held = (devices // different - lost)[which]
+        held = devices // sizes - lost_of_sizes(question.survive, sizes, machines.devices_per_node)
         with np.errstate(divide="ignore"):
             return np.where(held > 0, np.maximum(least * (1 - SLACK), TINY) / np.maximum(held, 1), np.inf)
 

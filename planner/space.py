@@ -64,6 +64,11 @@ class Group:
         return np.asarray(strategy.devices, dtype=np.float64)
 
     @property
+    def layers(self) -> NDArray[np.int64]:
+        """Attention TP and pipeline stages of each row, [rows, 2]: what some engines want two roles to agree on."""
+        return self.table[:, [COLUMNS.index("attention_tp"), COLUMNS.index("pp")]].astype(np.int64)
+
+    @property
     def drafts(self) -> NDArray[np.int64]:
         """Drafts of each row, [rows]."""
         return self.table[:, COLUMNS.index("drafts")].astype(np.int64)

@@ -151,7 +151,7 @@ def _decode_lines(plan: Plan, pool: DecodePool) -> tuple[str, ...]:
     question = plan.question
     candidate, ranks = pool.candidate, pool.candidate.row.strategy.attention_groups
     accepted = tokens_per_iteration(candidate.drafts, question.acceptance)
-    answer = max(question.workload.output_tokens.mean - 1, 1.0)
+    answer = question.workload.decoded_tokens
     step, each = format_duration(candidate.iteration_seconds), pool.capacity_per_second / pool.instances
     tpot = candidate.iteration_seconds / accepted
     return (
@@ -182,7 +182,7 @@ def _mixed_lines(plan: Plan, pool: MixedPool) -> tuple[str, ...]:
     candidate, state, question = pool.candidate, pool.state, plan.question
     ranks = candidate.row.strategy.attention_groups
     accepted = tokens_per_iteration(candidate.drafts, question.acceptance)
-    answer = max(question.workload.output_tokens.mean - 1, 1.0)
+    answer = question.workload.decoded_tokens
     step, level = format_duration(state.mean_step_seconds), question.percentile
     running = state.mean_requests / ranks
     each = plan.requests_per_second / pool.instances

@@ -75,6 +75,11 @@ class Workload:
                 "standard deviations of prompt and answer lengths."
             )
 
+    @property
+    def decoded_tokens(self) -> float:
+        """Mean tokens of an answer after the first, which prefill gives; at least 1."""
+        return max(self.output_tokens.mean - 1, 1.0)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvLoad:
