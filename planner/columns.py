@@ -9,7 +9,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, Self
+from typing import Generic, Literal, Protocol, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,7 @@ Ints = NDArray[np.int64]
 Rates = Literal["bound", "guess", "exact"]
 Choice = tuple[int, ...]
 """A column of each side."""
+T = TypeVar("T")
 _RELATIVE = 1e-9
 _BELOW = 1e-6
 """By how much a column that does not carry a rate is counted below it."""
@@ -327,38 +328,67 @@ def carried_by(sides: Sequence[Side], choice: Choice) -> float:
     return min(float(side.rate[column]) for side, column in zip(sides, choice, strict=True))
 
 
+@dataclass(frozen=True, slots=True)
+class Contest(Generic[T]):
+    """How choices compare, of one model's columns or of a fleet's: the best by what is known of them, and what it is.
+
+    ``best`` takes the least rate to carry and what rates are meant; it finds None where nothing fits.
+    """
+
+    aim: Aim
+    best: Callable[[float, Rates], T | None]
+    columns: Callable[[T], Iterable[tuple[Side, int]]]
+    carried: Callable[[T], float]
+
+    def likely(self) -> T | None:
+        """Return the best choice by guesses, its queues solved; None where nothing fits. Good, not proven."""
+        known = 0.0
+        while True:
+            choice = self.best(0.0, "guess")
+            if choice is None or solve_open(self.columns(choice), self.aim.rate or known):
+                return choice
+            # What carries no more than a choice that is solved already need not be solved in full.
+            known = self._exactly(known)
+
+    def settle(self, least_rate: float = 0.0) -> T | None:
+        """Return the best choice of all, its queues solved; None where nothing fits.
+
+        Bounds are only ever solved where they hold the best choice, and only as far as tells whether it beats what was
+        solved before; that begins with what is likely best, or with ``least_rate`` where that much is known to be
+        carried otherwise.
+        """
+        found = self.likely() if not least_rate else None
+        known = self.carried(found) if found is not None and self.aim.objective == "throughput" else least_rate
+        while True:
+            choice = self.best(known * (1 - _BELOW), "bound")
+            wanted = self.aim.rate if self.aim.rate is not None else known * (1 - _BELOW)
+            if choice is None or solve_open(self.columns(choice), wanted):
+                return choice
+            known = self._exactly(known)
+
+    def _exactly(self, known: float) -> float:
+        """Return the most that solved columns carry; ``known`` where none carry more or where it is not sought."""
+        best = self.best(known, "exact") if self.aim.objective == "throughput" else None
+        return known if best is None else max(known, self.carried(best))
+
+
+def _contest(sides: Sequence[Side], aim: Aim) -> Contest[Choice]:
+    return Contest(
+        aim,
+        best=lambda least, by: best_choice(sides, aim, least, by),
+        columns=lambda choice: zip(sides, choice, strict=True),
+        carried=lambda choice: carried_by(sides, choice),
+    )
+
+
 def likely(sides: Sequence[Side], aim: Aim) -> Choice | None:
-    """Return the best choice by guesses, its queues solved; None where nothing fits. Good, not proven."""
-    known = 0.0
-    while True:
-        choice = best_choice(sides, aim, by="guess")
-        if choice is None or solve_open(zip(sides, choice, strict=True), aim.rate or known):
-            return choice
-        # What carries no more than a choice that is solved already need not be solved in full.
-        known = _carried_exactly(sides, aim, known)
+    """Return the best choice by guesses, as ``Contest.likely``."""
+    return _contest(sides, aim).likely()
 
 
 def settle(sides: Sequence[Side], aim: Aim, least_rate: float = 0.0) -> Choice | None:
-    """Return the best choice over all columns, its queues solved; None where nothing fits.
-
-    Bounds are only ever solved where they hold the best choice, and only as far as tells whether it beats what was
-    solved before; that begins with what is likely best, or with ``least_rate`` where that much is known to be carried
-    otherwise.
-    """
-    found = likely(sides, aim) if not least_rate else None
-    known = carried_by(sides, found) if found and aim.objective == "throughput" else least_rate
-    while True:
-        choice = best_choice(sides, aim, least_rate=known * (1 - _BELOW))
-        wanted = aim.rate if aim.rate is not None else known * (1 - _BELOW)
-        if choice is None or solve_open(zip(sides, choice, strict=True), wanted):
-            return choice
-        known = _carried_exactly(sides, aim, known)
-
-
-def _carried_exactly(sides: Sequence[Side], aim: Aim, known: float) -> float:
-    """Return the most that a choice of solved columns carries, ``known`` where none carries more or none is sought."""
-    best = best_choice(sides, aim, least_rate=known, by="exact") if aim.objective == "throughput" else None
-    return max(known, carried_by(sides, best)) if best else known
+    """Return the best choice over all columns, as ``Contest.settle``."""
+    return _contest(sides, aim).settle(least_rate)
 
 
 def solve_open(chosen: Iterable[tuple[Side, int]], wanted: float) -> bool:

@@ -76,6 +76,7 @@ def solve_fleet(
     devices: Mapping[str, int],
     objective: Objective,
     rate: float | None = None,
+    roles: Sequence[str] | None = None,
 ) -> FleetSolution:
     """Choose one column per role, proven optimal; see the module for the programme.
 
@@ -86,10 +87,11 @@ def solve_fleet(
     ``_worth_trying``. One thread and a fixed seed: the same columns give the same answer.
 
     Args:
-        columns: of all roles; every role that occurs must be filled.
+        columns: of all roles.
         devices: budget of each pool.
         objective: what is best.
         rate: requests per second that must be carried; needed by chips and cost.
+        roles: those that must be filled; None: every one that occurs.
 
     Raises:
         BadInput: chips or cost without a rate, or a column of a pool without a budget.
@@ -98,11 +100,12 @@ def solve_fleet(
     _check(columns, devices, objective, rate)
     kept = undominated(columns)
     usable = [c for c in kept if c.room <= devices[c.pool] and c.rate_per_second >= (rate or 0.0) * (1 - _RELATIVE)]
-    if not usable or {c.role for c in usable} != {c.role for c in columns}:
+    filled = {c.role for c in columns} if roles is None else set(roles)
+    if not usable or {c.role for c in usable} != filled:
         return _infeasible(_why_infeasible(columns, devices, rate))
     if objective == "throughput":
         usable = _worth_trying(usable, devices)
-        if {c.role for c in usable} != {c.role for c in columns}:
+        if {c.role for c in usable} != filled:
             return _infeasible(_why_infeasible(columns, devices, rate))
     first = _solve(usable, devices, objective, rate)
     if first is None:

@@ -38,7 +38,8 @@ def certify(sides: Sequence[Side], aim: Aim, least_rate: float = 0.0) -> FleetSo
         for side in sides
         for number in side.staircase(aim.devices[side.machines.budget], least)
     ]
-    return solve_fleet(columns, devices=aim.devices, objective=aim.objective, rate=aim.rate)
+    roles = [side.role for side in sides]
+    return solve_fleet(columns, devices=aim.devices, objective=aim.objective, rate=aim.rate, roles=roles)
 
 
 def proven(sides: Sequence[Side], aim: Aim, choice: Sequence[int]) -> Bound:
@@ -82,9 +83,8 @@ def proven_over(parts: Sequence[Sequence[Side]], chosen: Sequence[Side], aim: Ai
     for sides in parts:
         if tuple(sides) == tuple(chosen) or not all(side.size for side in sides):
             continue
-        if all(side.staircase(aim.devices[side.machines.budget], reached * (1 - 1e-9)).size for side in sides):
-            solution = certify(sides, aim, reached)
-            values += [solution.bound] if solution.status == "optimal" else []
+        solution = certify(sides, aim, reached)
+        values += [solution.bound] if solution.status == "optimal" else []
         told.append(covers(sides))
         pruned_columns += pruned(sides, carried_by(chosen, tuple(choice)))
     value = max(values) if aim.objective == "throughput" else min(values)

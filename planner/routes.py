@@ -13,7 +13,7 @@ from itertools import chain
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.columns import Aim, Rates, Side, device_cost, solve_open
+from planner.columns import Aim, Contest, Rates, Side, device_cost
 from podplan.errors import BadInput
 
 Floats = NDArray[np.float64]
@@ -24,7 +24,6 @@ Way = tuple[Side, ...]
 MOST_ROUTES = 200_000
 """Routes that are compared; more models on more pools take longer than anyone waits."""
 _RELATIVE = 1e-9
-_BELOW = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,26 +164,10 @@ def _column(own: _Stairs, rate: float) -> int:
 
 
 def settle_picks(programme: Programme) -> Picks | None:
-    """Return the best choice over all routes and columns, its queues solved; None where nothing fits.
-
-    As ``columns.settle``: bounds are only solved where they hold the best choice, beginning with what is likely best.
-    """
-    aim = programme.aim
-    found = _likely(programme)
-    known = programme.carried(found) if found and aim.objective == "throughput" else 0.0
-    while True:
-        picks = best_picks(programme, least_rate=known * (1 - _BELOW))
-        wanted = aim.rate if aim.rate is not None else known * (1 - _BELOW)
-        if picks is None or solve_open(programme.picked(picks), wanted):
-            return picks
-        if aim.objective == "throughput":
-            best = best_picks(programme, least_rate=known, by="exact")
-            known = max(known, programme.carried(best)) if best else known
-
-
-def _likely(programme: Programme) -> Picks | None:
-    """Return the best choice by guesses, its queues solved; good, not proven."""
-    while True:
-        picks = best_picks(programme, by="guess")
-        if picks is None or solve_open(programme.picked(picks), programme.aim.rate or 0.0):
-            return picks
+    """Return the best choice over all routes and columns, as ``columns.Contest.settle``."""
+    return Contest(
+        programme.aim,
+        best=lambda least, by: best_picks(programme, least, by),
+        columns=programme.picked,
+        carried=programme.carried,
+    ).settle()
