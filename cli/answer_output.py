@@ -1,7 +1,6 @@
 """Rows of several answers to where they are asked for: files first, then a table or JSON."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from cli.answer_rows import SHOWN, Row, as_csv, power_text, shown_cells
@@ -9,6 +8,7 @@ from cli.output import print_json, stdout_console, table
 from cli.plots import Plot, check_plot, plotted
 from podplan.errors import BadInput
 from podplan.files import write_files
+from podplan.records import dataclass
 
 RIGHT = (
     "chips",

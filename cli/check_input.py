@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 
 from cli.flags import flag_name, read_fraction
@@ -21,6 +21,7 @@ from planner.prompts import histogram_kinds
 from planner.survival import Loss
 from planner.workload import Workload
 from podplan.errors import BadInput
+from podplan.records import dataclass
 
 OWN_KEYS = ("manifest", "confidence")
 _OF_A_MANIFEST = (*LENGTH_FIELDS, "prefix_reuse", "rate", "rate_profile", "trace", "format")

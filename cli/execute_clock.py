@@ -1,6 +1,6 @@
 """Durations of the virtual clock beside the closed forms of the planner, with the clock's own latency and bandwidth."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any, Literal
 
 from cli.output import print_lines, print_table
@@ -8,6 +8,7 @@ from hardware.spec import CollectiveFit, HardwareSpec, Protocol
 from planner import mixserve
 from planner.collectives import collective
 from planner.manifest.schema import Manifest
+from podplan.records import dataclass
 from podplan.units import format_bytes, format_duration
 from runtime.execute.timeline import Iteration
 from runtime.execute.timing import Line, PoolTimes, Timing

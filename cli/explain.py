@@ -1,7 +1,6 @@
 """`plan explain`: what binds as arithmetic, what more of each resource buys, and what would be feasible."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -20,6 +19,7 @@ from planner.nearest import Change, nearest_changes
 from planner.resources import Bought, Each, bought
 from planner.search import Answer, search
 from podplan.errors import BadInput
+from podplan.records import dataclass
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 

@@ -1,7 +1,7 @@
 """A fleet file: the pools of a cluster, and models that each stand on given ones or on any."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
@@ -17,6 +17,7 @@ from planner.fleet import Objective
 from planner.question import Machines
 from podplan.errors import BadInput
 from podplan.names import suggest
+from podplan.records import dataclass
 
 ANY = "any"
 SIZES = ("nodes", "chips", "devices")

@@ -1,7 +1,7 @@
 """A fleet's answer as rows, text and JSON."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import groupby
 from typing import TYPE_CHECKING
 
@@ -20,6 +20,7 @@ from planner.deployed import from_plan
 from planner.fleet_floor import Floor
 from planner.plan import Plan
 from planner.proof import Bound
+from podplan.records import dataclass
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -1,6 +1,6 @@
 """The Pareto front of `plan search`: how wide it is, its table, its CSV and its plot."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +16,7 @@ from planner.plan import Plan
 from planner.search import Answer
 from podplan.errors import BadInput
 from podplan.files import write_files
+from podplan.records import dataclass
 from podplan.units import JOULES_PER_KWH, format_count, format_duration, format_rate
 
 if TYPE_CHECKING:

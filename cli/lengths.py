@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -14,6 +13,7 @@ from models.spec import ModelSpec
 from planner.workload import Lengths, LengthShape, histogram_lengths
 from podplan.errors import BadInput
 from podplan.pairs import read_pairs
+from podplan.records import dataclass
 from podplan.units import parse_count
 
 MOST_CV = 100.0

@@ -1,7 +1,5 @@
 """`--hw`, `--nodes`, `--chips` and `--devices`: which devices each role may use."""
 
-from dataclasses import dataclass
-
 from cli.formats import read_weight_choices
 from cli.prices import with_prices
 from hardware.loader import load_hardware
@@ -10,6 +8,7 @@ from models.spec import ModelSpec
 from planner.question import Machines
 from podplan.errors import BadInput
 from podplan.names import suggest
+from podplan.records import dataclass
 from podplan.units import parse_count
 
 ROLES = ("prefill", "decode")

@@ -1,6 +1,6 @@
 """What `plan place` does with a map that runs already, and with traffic between nodes."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +14,7 @@ from planner.placement.problem import Problem
 from planner.placement.traffic import leaving_share, pay_for_leaving, trade_off_bound
 from podplan.errors import BadInput
 from podplan.files import read_text
+from podplan.records import dataclass
 from podplan.units import parse_count
 
 

@@ -1,7 +1,5 @@
 """From the flags of `plan place` to one problem; every refusal names the flag and what would be right."""
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -11,6 +9,7 @@ from planner.placement.heldout import Split
 from planner.placement.loadfiles import LoadFile
 from planner.placement.problem import Problem
 from podplan.errors import BadInput
+from podplan.records import dataclass
 from podplan.units import parse_count
 
 MOST_DEVICES = 4096

@@ -1,6 +1,6 @@
 """What `plan place` prints: tables for people, one object for programs."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from planner.placement.heldout import HeldOut
 from planner.placement.loadfiles import LoadFile
 from planner.placement.methods import Placement, measure, trivial
 from planner.placement.problem import Problem
+from podplan.records import dataclass
 from podplan.units import format_bytes, format_duration
 
 

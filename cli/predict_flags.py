@@ -1,7 +1,7 @@
 """From the flags of `plan predict` to one configuration; every refusal names the flag and what would be right."""
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import get_args
 
 from cli.flags import (
@@ -27,6 +27,7 @@ from planner.predict import Configuration
 from planner.prefixes import find_plane
 from planner.strategy import Strategy, check_strategy, format_strategy, parse_strategy
 from podplan.errors import BadInput
+from podplan.records import dataclass
 from podplan.units import parse_count
 
 MOST_PASSES = 1000  # of one prompt: each is costed on its own

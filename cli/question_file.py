@@ -1,7 +1,6 @@
 """Question files: YAML whose keys are the long flags of a question; ``questions`` holds several."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from cli.flags import flag_name
@@ -10,6 +9,7 @@ from cli.traffic import LENGTH_FIELDS
 from podplan.errors import BadInput
 from podplan.files import read_yaml
 from podplan.names import suggest
+from podplan.records import dataclass
 
 QUESTION_KEYS = ("model", *OPTIONS)
 # Keys that name files or may do so: a path in a question file is read from the file's own folder.

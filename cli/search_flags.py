@@ -1,7 +1,7 @@
 """From the flags of `plan search` to one question; every refusal names the flag and what would be right."""
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import TYPE_CHECKING, get_args
 
 from cli.flags import (
@@ -24,6 +24,7 @@ from planner.layouts import Shared
 from planner.question import Machines, Objective, Question, Queueing, Shape
 from planner.survival import Loss
 from podplan.errors import BadInput
+from podplan.records import dataclass
 from podplan.units import parse_duration
 
 if TYPE_CHECKING:

@@ -1,12 +1,12 @@
 """The flags of `plan simulate` as they were typed, and those of one value each read."""
 
 import math
-from dataclasses import dataclass
 from pathlib import Path
 
 from cli.flags import flag_name
 from cli.output import check_force
 from podplan.errors import BadInput
+from podplan.records import dataclass
 from podplan.units import parse_count, parse_duration
 from runtime.simulate.workload import Modulation
 

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import get_args
@@ -17,6 +17,7 @@ from planner.recorded import expect_recorded
 from planner.workload import Trace as Rows
 from planner.workload import Traffic
 from podplan.errors import BadInput
+from podplan.records import dataclass
 from podplan.traces import (
     Trace,
     TraceFormat,

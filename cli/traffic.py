@@ -1,6 +1,6 @@
 """Lengths, reuse and rate, or `--trace`: what the requests are like and how many come."""
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
@@ -15,6 +15,7 @@ from planner.prompts import answer_kinds, histogram_kinds
 from planner.workload import Lengths, Traffic, Workload
 from planner.workload import Trace as Rows
 from podplan.errors import BadInput
+from podplan.records import dataclass
 from podplan.units import parse_rate
 
 if TYPE_CHECKING:

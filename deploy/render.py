@@ -3,7 +3,6 @@
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from deploy import bare, ranktable
@@ -22,6 +21,7 @@ from planner.engines.spec import EngineProfile, PlatformKind
 from planner.manifest.schema import Manifest
 from podplan.errors import BadInput
 from podplan.files import to_yaml
+from podplan.records import dataclass
 from podplan.version import VERSION
 
 SAFE_NAME = re.compile(r"[A-Za-z0-9._-]{1,100}")

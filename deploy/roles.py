@@ -1,7 +1,6 @@
 """From a manifest's pools to what each role asks of an engine, in one unit: per attention DP rank."""
 
 import math
-from dataclasses import dataclass
 
 from hardware.spec import HardwareSpec
 from models.spec import MLA, ModelSpec
@@ -12,6 +11,7 @@ from planner.manifest.layout import ExpertMap, Instance
 from planner.manifest.schema import Manifest, Pool, Role
 from planner.strategy import Strategy
 from podplan.errors import BadInput, Infeasible
+from podplan.records import dataclass
 from podplan.units import format_bytes
 
 THOUSANDTHS = 1000

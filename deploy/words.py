@@ -3,7 +3,8 @@
 import json
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+
+from podplan.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

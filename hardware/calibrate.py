@@ -10,7 +10,6 @@ value; where they do determine it, it weighs as much as a fiftieth of one row.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, get_args
 
 import numpy as np
@@ -39,6 +38,7 @@ from hardware.spec import (
     VectorFit,
 )
 from podplan.errors import BadInput
+from podplan.records import dataclass
 from podplan.sourced import Sourced
 
 HOLD = 0.02

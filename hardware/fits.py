@@ -11,7 +11,6 @@ followed by a down product, ``columns`` the intermediate and ``depth`` the hidde
 
 import csv
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +28,7 @@ from hardware.spec import (
     Protocol,
 )
 from podplan.errors import BadInput
+from podplan.records import dataclass
 
 Number = float | NDArray[np.float64]
 

@@ -1,9 +1,8 @@
 """Which way data goes between two devices, and how fast."""
 
-from dataclasses import dataclass
-
 from hardware.spec import HardwareSpec, Scope, ScopeName
 from podplan.errors import BadInput
+from podplan.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,6 @@ and ``seconds`` always. ``version`` and ``source`` say what was measured and whe
 import csv
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
 
@@ -24,6 +23,7 @@ from hardware.fits import INPUT_BYTES
 from hardware.spec import CollectiveOp, ScopeName
 from podplan.errors import BadInput
 from podplan.files import read_text
+from podplan.records import dataclass
 
 MATMULS = ("gemm", "grouped_gemm", "feed_forward")
 ATTENTIONS = ("mla_decode", "gqa_decode", "prefill_attention")

@@ -6,7 +6,6 @@ published; ``excluded.csv`` what it cannot, with the reason.
 
 import csv
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from statistics import correlation, median
@@ -25,6 +24,7 @@ from planner.predict import Configuration, Prediction, predict
 from planner.strategy import parse_strategy
 from podplan.errors import BadInput, Fault
 from podplan.files import read_text
+from podplan.records import dataclass
 
 PUBLISHED = Path(__file__).parent / "published"
 

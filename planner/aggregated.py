@@ -1,7 +1,7 @@
 """Plans of aggregated instances: each takes prompts and answers them, so that there is one pool and no transfer."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 
 from planner.interval import scaled
@@ -15,6 +15,7 @@ from planner.question import Question
 from planner.queueing import Latency
 from planner.space import Role, machines_of
 from planner.workload import running_kv_tokens
+from podplan.records import dataclass
 from podplan.units import format_duration
 
 

@@ -12,7 +12,6 @@ A. K. Erlang; elastic batching of LLM inference in arXiv 2407.05347, section IV.
 """
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
@@ -21,6 +20,7 @@ from numpy.typing import NDArray
 from planner.arrival_counts import Arrivals
 from planner.prefill_service import Service
 from planner.queueing import Array
+from podplan.records import dataclass
 
 Ints = NDArray[np.int64]
 

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from statistics import NormalDist
 from typing import Literal
 
@@ -13,6 +13,7 @@ from planner.plan import Plan
 from planner.question import Question
 from planner.search import Answer, search
 from planner.survival import Loss
+from podplan.records import dataclass
 
 Name = Literal["ttft", "tpot", "rate"]
 Search = Callable[[Question], Answer]

@@ -15,7 +15,7 @@ import heapq
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from planner.latency import causal_pairs
 from planner.manifest.stepcost import evaluate
 from planner.manifest.terms import StepCost, StepLoad
+from podplan.records import dataclass
 
 WAVES = 10
 """Requests of a benchmark run over those open at a time; see the module's first paragraph."""

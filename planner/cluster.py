@@ -6,7 +6,7 @@ the objective ``throughput`` finds the largest common growth that the cluster st
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from statistics import NormalDist
 
 from planner.check import PREDICTED
@@ -24,6 +24,7 @@ from planner.routes import Picks, Programme, settle_picks
 from planner.search import LONGER, plan_at
 from planner.space import check_layouts
 from podplan.errors import BadInput, Fault
+from podplan.records import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,6 @@ then chosen is the best over all columns, for those that were never solved were 
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Generic, Literal, Protocol, Self, TypeVar
 
 import numpy as np
@@ -19,6 +18,7 @@ from planner.fleet import Column, Objective
 from planner.least import Least
 from planner.question import Machines
 from planner.survival import Loss, lost_of_sizes
+from podplan.records import dataclass
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

@@ -5,7 +5,7 @@ the largest feasible batch carries the most. Bisection over integers therefore c
 batch without trying each.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,7 @@ from planner.memory import expert_device_memory, memory
 from planner.question import Question
 from planner.space import Group, Row, row_deployment
 from planner.workload import KvLoad, reserved_kv_tokens, running_kv_tokens, total_kv_tokens
+from podplan.records import dataclass
 
 # Standard deviations by which memory must hold the KV of a full batch: one rank in 740 overflows.
 MEMORY_DEVIATIONS = 3.0

@@ -9,7 +9,6 @@ depends on the mean length only, F. P. Kelly, Reversibility and Stochastic Netwo
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -17,6 +16,7 @@ from planner.queueing import Array, Latency, gamma_quantiles, largest_rate
 from planner.workload import Lengths
 from podplan.arrays import distinct
 from podplan.errors import BadInput
+from podplan.records import dataclass
 
 IterationSeconds = Callable[[Array], Array]
 

@@ -5,7 +5,6 @@ clock that runs f times as slow. So nothing is costed again: latency(R; f) = f Â
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from statistics import NormalDist
 
 from planner.aggregated import AggregatedPlan
@@ -25,6 +24,7 @@ from planner.space import Role
 from planner.survival import Loss, lost_instances
 from planner.workload import Workload, running_kv_tokens
 from podplan.errors import BadInput
+from podplan.records import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,5 @@
 """One instance to be costed: what the operators, the memory and the step cost are built from."""
 
-from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -11,6 +10,7 @@ from models.spec import ModelSpec, MoE
 from planner.manifest.terms import Number, smaller
 from planner.strategy import Strategy
 from podplan.errors import BadInput
+from podplan.records import dataclass
 
 Phase = Literal["prefill", "decode", "mixed"]
 

@@ -5,7 +5,6 @@ step costs that the manifest carries. One request at a time needs no queue and i
 """
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,6 +37,7 @@ from planner.queueing import Latency
 from planner.transfers import leaving
 from planner.workload import Lengths, Workload
 from podplan.errors import BadInput
+from podplan.records import dataclass
 
 Floats = NDArray[np.float64]
 

@@ -1,7 +1,7 @@
 """Where the instances of a fleet stand: models on nodes of their own as long as there are enough."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from planner.alignment import Lot, placed, placed_apart
 from planner.assemble import Places
@@ -9,6 +9,7 @@ from planner.cluster import Fleet
 from planner.plan import Plan
 from planner.question import Machines
 from podplan.errors import Fault
+from podplan.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,12 +2,12 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from typing import Literal
 
 from models.spec import ModelSpec
 from planner.strategy import Strategy, model_conflicts
+from podplan.records import dataclass
 
 Role = Literal["prefill", "decode", "mixed"]
 

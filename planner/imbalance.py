@@ -8,7 +8,6 @@ broadcasts. The load distribution is stated, not hidden: it stands in a plan's a
 
 import functools
 import math
-from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -18,6 +17,7 @@ from planner.placement.counts import check_redundancy, replica_counts
 from planner.placement.packing import longest_first
 from planner.skew import MIXED, LoadDistribution, quantile_loads
 from podplan.errors import BadInput
+from podplan.records import dataclass
 
 Number = float | NDArray[np.float64]
 

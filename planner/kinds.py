@@ -6,7 +6,7 @@ that cannot carry what is wanted; among the others the tail of the latency falls
 """
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property
 
 import numpy as np
@@ -24,6 +24,7 @@ from planner.prefill_candidates import PROMPTS_PER_PASS, PrefillCandidate, busie
 from planner.question import Question
 from planner.space import Row
 from planner.workload import running_kv_tokens
+from podplan.records import dataclass
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

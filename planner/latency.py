@@ -4,7 +4,7 @@ Service times only: no waiting for arrivals, no KV transfer; those are ``planner
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
@@ -17,6 +17,7 @@ from planner.manifest.stepcost import StepSeconds, evaluate, splittable
 from planner.manifest.terms import Number, StepCost, StepLoad
 from planner.operators import build_step_cost
 from planner.skew import LoadDistribution
+from podplan.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,6 @@ Ref: J. D. C. Little, A proof for the queuing formula L = lambda W, Operations R
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
@@ -28,6 +27,7 @@ from planner.manifest.terms import StepLoad
 from planner.question import Question
 from planner.space import Group
 from planner.workload import running_kv_tokens
+from podplan.records import dataclass
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

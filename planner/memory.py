@@ -5,8 +5,6 @@ Beyond MixServe Eq. (8), which counts elements and multi-head KV: dtypes, the la
 weights, activations, exchange buffers and the runtime's reserve.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from hardware.formats import ELEMENT_BYTES
@@ -16,6 +14,7 @@ from planner.cache import device_cache, model_cache
 from planner.collectives import exchange_fit, message_bytes
 from planner.deployment import Deployment, shared_split
 from planner.manifest.terms import Number
+from podplan.records import dataclass
 
 # Normal exchange kernels move a pass in chunks through buffers of this size, dispatch and combine
 # together: the size that DeepEP's get_dispatch_config/get_combine_config hints give for 8-64 ranks

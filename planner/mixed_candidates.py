@@ -1,7 +1,5 @@
 """Aggregated instances: a strategy and layout with a token budget per step, and the requests that memory holds."""
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -12,6 +10,7 @@ from planner.manifest.terms import Number
 from planner.memory import memory
 from planner.space import Row
 from planner.workload import KvLoad, total_kv_tokens
+from podplan.records import dataclass
 
 # Tokens of a step on one DP rank. Sarathi-Serve (arXiv 2403.02310, section 5) runs 512 to 2,048; the defaults of vLLM
 # and SGLang are 2,048 to 16,384.

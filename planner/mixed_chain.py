@@ -10,7 +10,6 @@ as a decode step; the distribution of the sojourn is derived here.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache, partial
 
 import numpy as np
@@ -19,6 +18,7 @@ from planner.arrival_counts import Arrivals
 from planner.mixed_even import dealt, gap_beyond, phases_of, with_mates
 from planner.mixed_steps import StepTable
 from planner.queueing import Array
+from podplan.records import dataclass
 
 _UNITS_PER_STEP = (8, 4, 2)
 """Coarser where many prompts wait."""

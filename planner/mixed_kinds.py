@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 
 import numpy as np
@@ -19,6 +19,7 @@ from planner.mixed_screen import Floats, Screen, Steps
 from planner.question import Question
 from planner.space import Group, Row
 from planner.workload import reserved_kv_tokens
+from podplan.records import dataclass
 
 # Capacities are solved to about as much: another budget must carry more than that.
 _MORE = 1.01

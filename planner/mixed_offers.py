@@ -4,7 +4,7 @@ Costed on arrays like those of the other roles (``planner.offers``); queues come
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,7 @@ from planner.mixed_screen import Screen
 from planner.question import Question
 from planner.space import Group, Row, groups, row_deployment
 from planner.workload import reserved_kv_tokens
+from podplan.records import dataclass
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

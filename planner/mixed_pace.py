@@ -7,13 +7,12 @@ and they make both the running requests, averaged over a residence, and the prom
 Ref: clusters of self-exciting arrivals, A. G. Hawkes, Biometrika 58:83, 1971; the rest is derived here.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from planner.decode_queue import residence_variance
 from planner.queueing import Array, gamma_nodes, gamma_quantiles
 from planner.workload import Lengths
+from podplan.records import dataclass
 
 _LENGTH_EDGES = np.concatenate(
     [[0.0], np.geomspace(1e-3, 0.1, 5), np.linspace(0.2, 0.9, 8), [0.95, 0.98, 0.99, 0.996, 1.0]]

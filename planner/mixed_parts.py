@@ -4,7 +4,6 @@ A prompt stands on one rank, which computes a part of it per step, and a step la
 """
 
 import math
-from dataclasses import dataclass
 from statistics import NormalDist
 
 import numpy as np
@@ -13,6 +12,7 @@ from planner.latency import deviations
 from planner.mixed_chain import on_lattice
 from planner.mixed_steps import StepTable
 from planner.queueing import Array
+from podplan.records import dataclass
 
 _MOST_PARTS = 64
 _LEVELS = np.array([0.0, 0.5, 0.8, 0.95, 1.0])

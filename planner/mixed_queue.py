@@ -10,7 +10,6 @@ chapter 3. How prompts and running requests vary together over a residence is de
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Protocol
 
@@ -28,6 +27,7 @@ from planner.mixed_times import sorted_latency, ttft_of
 from planner.prefill_queue import thinned_squared_cv
 from planner.question import Question
 from planner.queueing import Array, Latency, independent_sum, largest_rate
+from podplan.records import dataclass
 
 MOST_UTILISATION = 0.9
 """Of ``most_per_second``: nearer to it a few per cent more arrivals lengthen steps and fill places faster than the

@@ -10,7 +10,6 @@ Kemeny and J. L. Snell, Finite Markov Chains, chapter 3. Derived here.
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cache, cached_property, partial
 
 import numpy as np
@@ -22,6 +21,7 @@ from planner.mixed_even import with_mates
 from planner.mixed_parts import CutPrompts, cut_prompts, kind_weights, stages, step_loads
 from planner.mixed_steps import StepTable
 from planner.queueing import Array
+from podplan.records import dataclass
 
 _MOST_CAME, _MOST_LACKING, _MOST_STATES = 40, 72, 700
 _LONGEST = 24

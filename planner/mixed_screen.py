@@ -11,7 +11,7 @@ have a hull no lower, so that the bound of the largest budget is one of all.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache, cached_property
 
 import numpy as np
@@ -24,6 +24,7 @@ from planner.manifest.terms import Number, StepCost, StepLoad
 from planner.mixed_queue import MOST_UTILISATION
 from planner.prompts import prompts_of
 from planner.workload import Workload, running_kv_tokens
+from podplan.records import dataclass
 
 Floats = NDArray[np.float64]
 

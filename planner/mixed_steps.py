@@ -7,7 +7,6 @@ a step together.
 Ref: Sarathi-Serve (arXiv 2403.02310) section 4, whose rule vLLM's V1 scheduler follows.
 """
 
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -20,6 +19,7 @@ from planner.manifest.terms import StepCost, StepLoad
 from planner.prompts import Prompts, prompts_of
 from planner.queueing import Array
 from planner.workload import Lengths, Workload, running_kv_tokens
+from podplan.records import dataclass
 
 _RUNNING_NODES, _CHUNK_NODES, _SPREAD_NODES = 8, 9, 3
 _FULL = 0.9995

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 from hardware.formats import ELEMENT_BYTES, KvDtype, multiplied, storable
@@ -12,6 +12,7 @@ from planner.question import Machines, Question
 from planner.resources import Each
 from planner.variations import has_plan, most_carried
 from planner.workload import Lengths, Workload
+from podplan.records import dataclass
 from podplan.units import format_count, format_duration, format_rate
 
 Try = Callable[[Question], bool]

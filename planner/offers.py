@@ -6,7 +6,7 @@ carries at most decides whether it is looked at.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -43,6 +43,7 @@ from planner.question import Question
 from planner.space import Group, Row, groups, row_deployment
 from planner.transfers import most_linked
 from planner.workload import reserved_kv_tokens, running_kv_tokens
+from podplan.records import dataclass
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

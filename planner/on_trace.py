@@ -5,7 +5,7 @@ proven. A trace is not stationary. Here the chosen plan takes the requests as th
 so fast that their mean rate is the plan's, and the limits are checked on them.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from planner.queueing import Array
 from planner.recorded import Pools, Recorded, play, within
 from planner.transfers import links_of
 from planner.workload import Trace, Traffic
+from podplan.records import dataclass
 
 MOST_PLAYED = 60_000
 """Requests that are played in all while the largest rate is looked for."""

@@ -1,7 +1,7 @@
 """One pool at work: service times of a candidate as functions of what it holds, and its queues."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 
 import numpy as np
@@ -24,6 +24,7 @@ from planner.prompts import prompts_of
 from planner.question import Question
 from planner.queueing import Latency, largest_rate
 from planner.workload import Lengths, Workload, running_kv_tokens
+from podplan.records import dataclass
 
 Array = NDArray[np.float64]
 

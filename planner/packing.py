@@ -9,12 +9,12 @@ Ref: the rule is the runtime's (``runtime.simulate.prefill``); no closed form is
 
 import heapq
 from collections import deque
-from dataclasses import dataclass
 
 import numpy as np
 
 from planner.prompts import Prompts
 from planner.queueing import Array
+from podplan.records import dataclass
 
 _SAMPLE, _MOST_SAMPLE = 1500, 6000
 _PASSES = 40

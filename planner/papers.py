@@ -1,7 +1,7 @@
 """Published deployments beside a plan: evaluated like any candidate, on the same devices, for the same question."""
 
 import csv
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from planner.plan import Plan
 from planner.question import Question
 from planner.space import Row, possible
 from planner.strategy import parse_strategy
+from podplan.records import dataclass
 
 TABLE = Path(__file__).parent / "published" / "deployments.csv"
 

@@ -7,7 +7,7 @@ every figure of a plan is the plan's own, but that no other is better is proven 
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from planner.columns import Aim, Choice, Side, best_choice, solve_open
 from planner.front import figures, front_of
@@ -15,6 +15,7 @@ from planner.parts import Pools, aim_of, compatible, gather
 from planner.plan import Plan
 from planner.question import Question
 from planner.search import plan_of
+from podplan.records import dataclass
 
 TIGHTEST = 0.3
 """Of either limit, the last level."""

@@ -3,7 +3,7 @@
 Prefill and decode instances whose KV an engine lets them share are a part, and aggregated instances are one.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from planner.columns import Aim, Choice, Offers, Side, settle
 from planner.decode_candidates import Count
@@ -15,6 +15,7 @@ from planner.question import Question
 from planner.reachable import most_instances, pairs
 from planner.shapes import Known, better, key_of, known_of, limited, needed_rates, not_aggregated
 from planner.space import ROLES, Role, RoleSpace, Row, machines_of, role_space
+from podplan.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,11 +11,11 @@ stand as independent renewal processes at one level is an approximation: against
 """
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 
 from planner.queueing import Array
+from podplan.records import dataclass
 
 _CELLS = 2048
 _ALIASED = 1e-8

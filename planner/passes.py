@@ -10,7 +10,7 @@ Ref: derived here; held against the runtime, which forms passes prompt by prompt
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from planner.prefill_service import Own, Service
 from planner.prompts import Prompts
 from planner.queueing import Array
 from podplan.arrays import distinct
+from podplan.records import dataclass
 
 LEVELS = np.concatenate(
     [np.linspace(0.0, 0.8, 6), [0.88, 0.94, 0.97, 0.985, 0.993, 0.997, 0.999, 0.9997, 0.99995, 1.0]]

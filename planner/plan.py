@@ -3,7 +3,7 @@
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 
 from hardware.spec import HardwareSpec
@@ -17,6 +17,7 @@ from planner.question import Question
 from planner.queueing import Latency, independent_sum
 from planner.space import Role
 from planner.transfers import leaving, links_of, transfer_state
+from podplan.records import dataclass
 from podplan.sourced import Sourced
 from podplan.units import format_duration
 

@@ -1,7 +1,7 @@
 """Pools of a plan: instances of one kind at the planned rate, every operator of their full step, and what they hold."""
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import Protocol
 
@@ -16,6 +16,7 @@ from planner.prefill_candidates import PrefillCandidate
 from planner.question import Machines, Question
 from planner.space import Role, Row, machines_of
 from planner.workload import running_kv_tokens
+from podplan.records import dataclass
 
 
 class Candidate(Protocol):

@@ -1,6 +1,6 @@
 """One configuration, every operator: what ``plan predict`` answers."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING
 
 from hardware.formats import KvDtype
@@ -25,6 +25,7 @@ from planner.memory import Memory, expert_device_memory, memory
 from planner.prefixes import find_plane, loading_operator
 from planner.strategy import Strategy
 from podplan.errors import BadInput
+from podplan.records import dataclass
 
 if TYPE_CHECKING:
     from planner.closed_loop import Measured

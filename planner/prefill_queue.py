@@ -5,13 +5,13 @@ router in front of several instances thins the arrivals of each.
 """
 
 import math
-from dataclasses import dataclass
 from typing import Literal
 
 from planner.bulk_queue import sojourn
 from planner.prefill_service import PassSeconds, Service, by_share
 from planner.queueing import Latency, largest_rate, later_of
 from podplan.errors import BadInput
+from podplan.records import dataclass
 
 Policy = Literal["random", "round_robin", "least_load"]
 

@@ -5,13 +5,14 @@ by their mean and the spread of one prompt's share, which is then gamma distribu
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 
 from planner.queueing import Array, gamma_nodes
 from podplan.arrays import distinct
 from podplan.errors import BadInput
+from podplan.records import dataclass
 
 PassSeconds = Callable[[Array], Array]
 

@@ -1,10 +1,11 @@
 """What is proven of a plan: the integer programme's bound over all columns, and what was left out under which bound."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from planner.columns import Aim, Side, carried_by
 from planner.fleet import FleetSolution, solve_fleet
+from podplan.records import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ that multiply different formats each have their own.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import product
 
 from hardware.formats import KvDtype, multiplied, storable
@@ -13,6 +13,7 @@ from hardware.spec import Dtype, HardwareSpec
 from planner.plan import Plan
 from planner.question import Formats, Question
 from planner.space import Role
+from podplan.records import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,5 @@
 """What is asked: model, machines, traffic, service levels, objective."""
 
-from dataclasses import dataclass
 from typing import Literal
 
 from hardware.formats import KvDtype
@@ -10,6 +9,7 @@ from planner.imbalance import Balance
 from planner.layouts import Shared
 from planner.survival import Loss
 from planner.workload import Workload
+from podplan.records import dataclass
 
 Objective = Literal["throughput", "chips", "cost", "latency"]
 Queueing = Literal["bulk", "mixserve"]

@@ -6,7 +6,6 @@ Nothing in this room knows models or hardware: it takes rates, service times and
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Self
 
@@ -14,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from podplan.errors import BadInput
+from podplan.records import dataclass
 
 Array = NDArray[np.float64]
 

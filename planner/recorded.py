@@ -6,8 +6,6 @@ decide a minute. So instead of a rate and moments its requests go through three 
 (``planner.recorded_decode``). What remains a model is what a pass, a transfer and an iteration take.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -23,6 +21,7 @@ from planner.recorded_decode import Decoded, decode_recorded
 from planner.recorded_prefill import Prefilled, prefill_recorded
 from planner.workload import Trace, Traffic, Workload
 from podplan.errors import BadInput
+from podplan.records import dataclass
 
 Flags = NDArray[np.bool_]
 

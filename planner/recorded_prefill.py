@@ -15,7 +15,6 @@ queueing processes with bulk service, J. R. Stat. Soc. B 16:80, 1954.
 import heapq
 import math
 from collections import deque
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -24,6 +23,7 @@ from planner.passes import Machine
 from planner.prefill_queue import Policy
 from planner.queueing import Array
 from planner.workload import Trace
+from podplan.records import dataclass
 
 
 @dataclass(slots=True)

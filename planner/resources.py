@@ -4,7 +4,7 @@ The pools keep the devices that the plan took, so that chips beyond it do not hi
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -12,6 +12,7 @@ from hardware.spec import HardwareSpec, Plane, Scope
 from planner.plan import Plan
 from planner.question import Machines, Question
 from planner.variations import Rows, most_carried, rows_that_matter
+from podplan.records import dataclass
 from podplan.sourced import Sourced
 
 MORE = 1.1

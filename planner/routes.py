@@ -7,7 +7,7 @@ compared as arrays. What fits at a rate fits at every smaller one: the largest r
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import chain
 
 import numpy as np
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from planner.columns import Aim, Contest, Rates, Side, device_cost
 from podplan.errors import BadInput
+from podplan.records import dataclass
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

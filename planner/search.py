@@ -1,7 +1,7 @@
 """All candidates of both pools, their instance counts as an integer programme, the plan and its proof."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 import numpy as np
 
@@ -24,6 +24,7 @@ from planner.quickest import TimedSide, quickest, reached
 from planner.shapes import not_aggregated
 from planner.space import Role, Row, check_layouts
 from podplan.errors import Fault
+from podplan.records import dataclass
 
 # Binding limit and explanation of a refusal that nobody asked the reason of.
 UNTOLD = ("", "")

@@ -5,7 +5,6 @@ A prediction without measured loads rests on such a distribution; it stands in t
 """
 
 import functools
-from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any
 
@@ -14,6 +13,7 @@ from numpy.typing import NDArray
 
 from podplan.errors import BadInput
 from podplan.names import suggest
+from podplan.records import dataclass
 
 _MOST_SIGMA = 3.0
 _MOST_EXPONENT = 3.0

@@ -5,7 +5,7 @@ Rows of one structure (the same operators exist) form a group, which is costed a
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -19,6 +19,7 @@ from planner.question import Machines, Question
 from planner.reachable import REFERENCE, cut_reason, most_microbatches, summary
 from planner.strategy import Strategy
 from podplan.errors import BadInput
+from podplan.records import dataclass
 
 # CloudMatrix384 deploys in multiples of 32 devices (sections 4.1, 4.3); other machines in nodes.
 SUPERNODE_STEP = 32

@@ -4,8 +4,6 @@ In the manner of the JAX scaling book (Austin et al., How to Scale Your Model, 2
 the least time; beside it stands what is predicted, with start-up, unfilled tiles, shared cores and waiting in it.
 """
 
-from dataclasses import dataclass
-
 from planner.aggregated import MixedPool
 from planner.breakdown import Operator
 from planner.kv_links import LinkState
@@ -15,6 +13,7 @@ from planner.memory import kv_bytes_per_token
 from planner.plan import DisaggregatedPlan, Plan
 from planner.pools import DecodePool, PlannedPool, PrefillPool
 from planner.workload import reserved_kv_tokens
+from podplan.records import dataclass
 from podplan.units import format_bytes, format_duration
 
 LEADING = 6

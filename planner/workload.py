@@ -1,6 +1,5 @@
 """What traffic looks like: lengths, burstiness, reuse; from figures or from the rows of a trace."""
 
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal, Self
 
@@ -9,6 +8,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from planner.manifest.terms import Number
 from podplan.errors import BadInput
+from podplan.records import dataclass
 
 LengthShape = Literal["lognormal", "gamma"]
 

@@ -7,11 +7,11 @@ Baseten (docs.nvidia.com/aiperf), Weka (kv-cache-tester), OpenTelemetry spans, S
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from datetime import UTC
 from typing import Literal
 
 from podplan.errors import BadInput
+from podplan.records import dataclass
 from podplan.trace_rows import (
     Fields,
     Row,

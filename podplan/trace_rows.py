@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -10,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from podplan.errors import BadInput
+from podplan.records import dataclass
 
 Integers = NDArray[np.int64]
 Fields = Mapping[str, Any]

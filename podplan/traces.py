@@ -5,7 +5,7 @@ at once or in parts, and changes them: windows, rates, stamps on a grid.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
 from typing import get_args
@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from podplan.errors import BadInput
+from podplan.records import dataclass
 from podplan.servegen import is_client_set, read_stream
 from podplan.trace_formats import FORMATS, FormatSpec, see_format
 from podplan.trace_formats import TraceFormat as TraceFormat

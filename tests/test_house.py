@@ -40,6 +40,14 @@ def test_packages_do_nothing_when_imported(path: Path) -> None:
     assert path.read_text(encoding="utf-8").strip() == ""
 
 
+@pytest.mark.parametrize("path", [path for path in SOURCES if path.name != "records.py"], ids=_named)
+def test_data_classes_are_made_quickly(path: Path) -> None:
+    """They come from podplan.records: a cold start makes more than a hundred."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.module == "dataclasses":
+            assert "dataclass" not in {name.name for name in node.names}
+
+
 @pytest.mark.parametrize("path", [path for path in SOURCES if path.name != "units.py"], ids=_named)
 def test_scale_factors_stand_in_units_only(path: Path) -> None:
     """GB, GiB and tera are converted at the edge, by names from podplan.units."""

@@ -1,6 +1,6 @@
 """What starts one role: programme, flags, environment and files, apart from where it runs."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Literal
 
 from deploy.roles import RolePlan
@@ -8,6 +8,7 @@ from deploy.site import Site
 from deploy.words import Flag, Value, sum_of
 from planner.engines.spec import EngineProfile, PlatformKind
 from planner.manifest.schema import ServiceLevels
+from podplan.records import dataclass
 from podplan.units import MILLI
 
 RENDEZVOUS_PORT = 13345

@@ -5,7 +5,8 @@ A form that is not known here is an error, so that a script cannot say more than
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+
+from podplan.records import dataclass
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 PLAIN = re.compile(r"[^\s'\"$]+")

@@ -11,7 +11,6 @@ TensorRT-LLM examples/wide_ep/ep_load_balancer/README.md; github.com/deepseek-ai
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,6 +19,7 @@ from numpy.typing import NDArray
 from planner.manifest.layout import ExpertMap
 from planner.manifest.loads import check_expert_map
 from podplan.errors import BadInput
+from podplan.records import dataclass
 from podplan.validation import validate
 from podplan.yamldata import parse_yaml
 

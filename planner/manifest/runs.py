@@ -5,9 +5,10 @@ that they keep the memory busy, and seconds of transfers. ``stacks`` evaluates t
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from planner.manifest.terms import CommunicationTerm, ComputeTerm, Form, Number, Stage, Term, form, smaller
+from podplan.records import dataclass
 
 
 @dataclass(slots=True)

@@ -7,7 +7,7 @@ fills one array, [compute or memory, kernels, points], block by block, and stage
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from typing import Any, Self
 
 import numpy as np
@@ -25,6 +25,7 @@ from planner.manifest.terms import (
     plus,
     timings,
 )
+from podplan.records import dataclass
 
 Array = NDArray[np.float64]
 

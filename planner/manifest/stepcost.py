@@ -6,7 +6,6 @@ broadcast shape.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +25,7 @@ from planner.manifest.terms import (
     smaller,
     variables,
 )
+from podplan.records import dataclass
 
 EXPERT_STAGES: tuple[Stage, ...] = ("gate", "dispatch", "experts", "shared", "combine")
 

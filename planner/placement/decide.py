@@ -1,7 +1,7 @@
 """How many redundant experts, and whether to balance at all: imbalance, memory and time of every choice."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -10,6 +10,7 @@ from planner.placement.methods import lower_bound, place
 from planner.placement.problem import Problem
 from planner.predict import Configuration, predict
 from planner.skew import LoadDistribution
+from podplan.records import dataclass
 
 _WORTH = 0.02
 """Less of an iteration is not worth the copies: it is below what predictions are good for."""

@@ -1,6 +1,6 @@
 """What a placement does on slices that it did not see, beside EPLB."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -10,6 +10,7 @@ from planner.placement.eplb import eplb
 from planner.placement.methods import METHODS, default_method, measure
 from planner.placement.problem import Problem
 from podplan.errors import BadInput
+from podplan.records import dataclass
 
 Split = Literal["alternate", "later"]
 

@@ -11,7 +11,6 @@ import io
 import json
 import re
 import zipfile
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from planner.placement.problem import check_loads
 from planner.placement.torchfile import read_torch_file
 from podplan.errors import BadInput
 from podplan.files import read_text
+from podplan.records import dataclass
 from podplan.units import MEBI
 
 Floats = NDArray[np.float64]

@@ -5,7 +5,6 @@ A method takes a ``Problem`` and returns a map [layers, slots] of logical expert
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +22,7 @@ from planner.placement.sliced import fewer_slices, search_slices, slice_imbalanc
 from planner.placement.xdeepserve import hottest_first
 from podplan.errors import BadInput
 from podplan.names import suggest
+from podplan.records import dataclass
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]

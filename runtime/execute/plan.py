@@ -1,9 +1,10 @@
 """What every rank of an instance knows before the run: model, partition, experts, choices."""
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal
 
 from podplan.errors import BadInput
+from podplan.records import dataclass
 from runtime.execute.layout import Lanes, Layout
 from runtime.execute.partition import Partition
 from runtime.execute.placement import ExpertTable, expert_tables

@@ -5,12 +5,12 @@ as the planned batch. Devices compute for as long as the manifest's step costs s
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 from planner.manifest.schema import Manifest, Pool
 from planner.manifest.stepcost import stage_sum
 from planner.manifest.terms import ComputeTerm, Stage, StepLoad, timings, variables
+from podplan.records import dataclass
 from podplan.units import MICRO
 from runtime.execute.clock import Clock, Span, Transfer, Way, Wire
 from runtime.execute.run import Settings, World, beginning_of, build_world, iteration_of, make_ranks

@@ -7,7 +7,7 @@ where a link only falters.
 
 import re
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -17,6 +17,7 @@ from planner.manifest.layout import RANK_COLUMNS, ExpertMap, Instance
 from planner.manifest.schema import Pool
 from planner.manifest.terms import StepCost
 from podplan.errors import BadInput
+from podplan.records import dataclass
 from podplan.units import parse_duration
 from runtime.simulate.decode import DecodeInstance
 from runtime.simulate.device import Shared
