@@ -7,8 +7,8 @@ from typing import get_args
 
 from cli.check_input import read_confidence
 from cli.flags import flag_name, read_choice
-from cli.formats import AUTO
-from cli.machines import ROLES, SizeFlags, by_role, read_machines
+from cli.formats import AUTO, ROLES
+from cli.machines import SizeFlags, by_role, read_machines
 from cli.question_file import Entry, read_questions, read_rows
 from cli.question_options import search_flags
 from cli.search_flags import SearchInput, read_search

@@ -1,6 +1,6 @@
 """`--weights` and `--kv-dtype`: one number format, several to choose from, or all that the machines and engine run."""
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, get_args
 
@@ -13,11 +13,13 @@ from planner.quantised import combinations, usual_weights
 from planner.question import Question
 from planner.reachable import REFERENCE
 from podplan.errors import BadInput
+from podplan.names import suggest
 
 if TYPE_CHECKING:
     from planner.engines.spec import CacheTypes
 
 AUTO = "auto"
+ROLES = ("prefill", "decode")
 
 
 def read_weight_choices(text: str | None, model: ModelSpec, hardware: HardwareSpec) -> list[Dtype]:
@@ -40,6 +42,37 @@ def read_caches(text: str | None) -> list[KvDtype]:
     return [read_choice(word, "--kv-dtype", known) for word in _words(text, "--kv-dtype")]
 
 
+def weights_of(text: str | None, role: str) -> str | None:
+    """Return what ``prefill=fp8,bf16,decode=int8`` gives a role; a text without roles gives it to both.
+
+    Raises BadInput where a role has nothing, or stands twice, or is none.
+    """
+    if text is None or "=" not in text:
+        return text
+    found: dict[str, list[str]] = {}
+    own: list[str] = []
+    for part in text.split(","):
+        name, equals, value = (piece.strip() for piece in part.rpartition("="))
+        if equals:
+            if not value:
+                raise BadInput(f"--weights: {part.strip()[:40]!r} names no format; write for example {name}=bf16")
+            own = found.setdefault(_role(name.lower(), part.strip(), found), [])
+        elif not found:
+            raise BadInput(f"--weights: {part.strip()[:40]!r} is of no role; begin with prefill= or decode=")
+        own.append(value)
+    for absent in (each for each in ROLES if each not in found):
+        raise BadInput(f"--weights: {text[:60]!r} leaves open the format of {absent}; add {absent}=auto")
+    return ",".join(found[role])
+
+
+def _role(name: str, part: str, known: Container[str]) -> str:
+    if name not in ROLES:
+        raise BadInput(f"--weights: {part[:40]!r} is not prefill=... or decode=...{suggest(name, ROLES)}")
+    if name in known:
+        raise BadInput(f"--weights: {name} stands twice; name it once")
+    return name
+
+
 def _words(text: str, flag: str) -> list[str]:
     words = [word.strip().lower() for word in text.split(",")]
     for word in words:
@@ -56,17 +89,28 @@ def with_formats(question: Question, weights: str | None, kv_dtype: str | None) 
     Of ``auto`` the engine's profile leaves what it runs; formats that are named are searched whatever it says, and
     then cut by its rules.
     """
-    machines = (question.prefill.hardware, question.decode.hardware)
-    own = [read_weight_choices(weights, question.model, hardware) for hardware in machines]
-    caches = read_caches(kv_dtype)
     runs = _engine_types(question.engine)
-    if runs is not None and weights is not None and weights.strip().lower() == AUTO:
-        own = [_left(each, runs.weights.value) for each in own]
-    if runs is not None and kv_dtype is not None and kv_dtype.strip().lower() == AUTO:
+    caches = read_caches(kv_dtype)
+    if runs is not None and _is_auto(kv_dtype):
         caches = _left(caches, runs.kv.value)
-    question = replace(question, kv_dtype=caches[0])
-    found = combinations(machines, (own[0], own[1]), caches)
+    own = []
+    for role, machines in (("prefill", question.prefill), ("decode", question.decode)):
+        text = weights_of(weights, role)
+        words = read_weight_choices(text, question.model, machines.hardware)
+        own.append(_left(words, runs.weights.value) if runs is not None and _is_auto(text) else words)
+    prefill, decode = (
+        replace(machines, weights=words[0])
+        for machines, words in zip((question.prefill, question.decode), own, strict=True)
+    )
+    found = combinations((own[0], own[1]), caches)
+    if question.shape == "aggregated" and not any(each.prefill == each.decode for each in found):
+        raise BadInput("--weights: aggregated instances load one checkpoint; give both roles a common format")
+    question = replace(question, prefill=prefill, decode=decode, kv_dtype=caches[0])
     return replace(question, formats=found) if len(found) > 1 else question
+
+
+def _is_auto(text: str | None) -> bool:
+    return text is not None and text.strip().lower() == AUTO
 
 
 def _left(words: Sequence[Word], known: Sequence[str]) -> list[Word]:

@@ -1,6 +1,6 @@
 """`--hw`, `--nodes`, `--chips` and `--devices`: which devices each role may use."""
 
-from cli.formats import read_weight_choices
+from cli.formats import ROLES, read_weight_choices, weights_of
 from cli.prices import with_prices
 from hardware.loader import load_hardware
 from hardware.spec import HardwareSpec
@@ -11,7 +11,6 @@ from podplan.names import suggest
 from podplan.records import dataclass
 from podplan.units import parse_count
 
-ROLES = ("prefill", "decode")
 FIGURES = ("--price", "--power")
 # Beyond any published serving cluster; the grid of instance sizes grows with it.
 MOST_DEVICES = 16_384
@@ -55,7 +54,7 @@ def read_machines(flags: SizeFlags, model: ModelSpec) -> tuple[Machines, Machine
         Machines(
             hardware=specs[role],
             devices=sizes[""] if shared else sizes[role],
-            weights=read_weight_choices(flags.weights, model, specs[role])[0],
+            weights=read_weight_choices(weights_of(flags.weights, role), model, specs[role])[0],
             budget=specs[role].name if shared else role,
         )
         for role in ROLES

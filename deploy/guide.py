@@ -103,9 +103,12 @@ def guide(target: Target, origin: Provenance, files: Mapping[str, str]) -> str:
 def _needs(target: Target) -> Iterator[str]:
     """Yield what the site must bring."""
     yield ""
-    yield f"The weights are expected at {target.model_path} on every node."
+    places = dict.fromkeys((target.weights_path(role), role.weights_dtype) for role in target.roles)
+    several = " and ".join(f"{path} (those in {dtype})" for path, dtype in places)
+    yield f"The weights are expected at {several if len(places) > 1 else target.model_path} on every node."
     if target.profile.engine == "xllm" and any(role.drafts for role in target.roles):
-        yield f"The draft model, made with xLLM's tools/export_mtp.py, is expected at {target.draft_model_path}."
+        drafted = " and ".join(dict.fromkeys(target.draft_model_path(role) for role in target.roles if role.drafts))
+        yield f"The draft model, made with xLLM's tools/export_mtp.py, is expected at {drafted}."
     if target.profile.redundancy.placement.value == "none" and any(role.setup.redundant for role in target.roles):
         yield f"{target.profile.title} takes no static expert map: it starts evenly and balances itself."
     if target.kind not in ("bare", "motor", "dynamo") and target.profile.engine == "xllm":

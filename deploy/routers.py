@@ -130,7 +130,7 @@ def xllm_service(target: Target, etcd: str) -> Router:
         ("--etcd_addr", etcd),
         ("--http_server_port", target.site.router_port),
         ("--rpc_server_port", target.site.router_port + 1),
-        ("--tokenizer_path", f"{target.model_path}/"),
+        ("--tokenizer_path", f"{target.weights_path(target.roles[0])}/"),
         ("--load_balance_policy", "RR"),
         ("--target_ttft", ttft),
         ("--target_tpot", tpot),

@@ -17,7 +17,7 @@ def script(target: Target, launch: Launch, origin: Provenance) -> str:
         "set -euo pipefail",
         "",
         *place(target, launch),
-        f"MODEL={quoted(target.model_path)}",
+        f"MODEL={quoted(target.weights_path(launch.role))}",
         "",
     ]
     if launch.visible_devices and target.bare and launch.role.shares_nodes:

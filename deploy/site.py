@@ -43,7 +43,10 @@ class Site(Strict):
     namespace: DnsName = "default"
     image: Word | None = Field(default=None, description="engine image [the project's own of the pinned version]")
     router_image: Word | None = None
-    model_path: Absolute | None = Field(default=None, description="weights on every node [/models/MODEL]")
+    model_path: Absolute | None = Field(
+        default=None,
+        description="weights on every node; where roles differ in format, in its folders fp8, int4 [/models/MODEL]",
+    )
     draft_model_path: Absolute | None = Field(default=None, description="xLLM: the exported draft [MODEL_PATH/mtp]")
     model_claim: DnsName | None = Field(default=None, description="persistent volume claim that holds the weights")
     model_host_path: Absolute | None = Field(default=None, description="folder of every node that holds the weights")

@@ -15,7 +15,7 @@ from planner.deployed import from_plan
 from planner.fleet import Objective
 from planner.fleet_proof import prove
 from planner.infeasible import slowest_transfer
-from planner.parts import Pools, compatible, gather
+from planner.parts import Costing, Pools, compatible, gather
 from planner.plan import Plan
 from planner.proof import Bound
 from planner.quantised import in_formats
@@ -251,18 +251,19 @@ def gather_fleet(fleet: Fleet, transfers: Mapping[str, float] | None = None) -> 
     open_roles: dict[str, tuple[Question, bool]] = {}
     for member in fleet.members:
         own: list[Option] = []
-        lacks = True
+        lacks, costing = True, Costing()  # a role is costed once in each of its formats
         for question in in_formats(member.question):
             formed = replace(member, question=question)
             least = longer.get(member.name)
             pools = (
                 _gather_pools(fleet, formed, least or 0.0)
                 if member.pools
-                else {"": gather(on_pools(fleet, formed), transfer_seconds=least)}
+                else {"": gather(on_pools(fleet, formed), transfer_seconds=least, costing=costing)}
             )
-            evaluated += sum(part.count.evaluated for part in pools.values())
+            evaluated += sum(part.count.evaluated for part in pools.values()) if member.pools else 0
             own += _options(fleet, formed, pools)
             lacks = lacks and not any(part.prefill.offers for part in pools.values())
+        evaluated += costing.count.evaluated
         options.append(tuple(own))
         if not own:
             open_roles[member.name] = (on_pools(fleet, formed), lacks)

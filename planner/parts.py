@@ -3,7 +3,9 @@
 Prefill and decode instances whose KV an engine lets them share are a part, and aggregated instances are one.
 """
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import field, replace
+from functools import cache
 
 from planner.columns import Aim, Choice, Offers, Side, settle
 from planner.decode_candidates import Count
@@ -12,7 +14,7 @@ from planner.latency import static_balance
 from planner.mixed_offers import NONE_DROPPED, Dropped, mixed_offers
 from planner.offers import decode_offers, prefill_offers
 from planner.question import Question
-from planner.reachable import most_instances, pairs
+from planner.reachable import REFERENCE, most_instances, pairs
 from planner.shapes import Known, better, key_of, known_of, limited, needed_rates, not_aggregated
 from planner.space import ROLES, Role, RoleSpace, Row, machines_of, role_space
 from podplan.records import dataclass
@@ -47,36 +49,78 @@ class Chosen:
     """The best of the shape that loses, where it is known."""
 
 
+@dataclass(frozen=True, slots=True)
+class Costing:
+    """What is costed of questions that differ in their number formats alone: each role once in each of its formats."""
+
+    count: Count = field(default_factory=Count)
+    _spaces: dict[tuple[str, ...], RoleSpace] = field(default_factory=dict)
+    _sides: dict[tuple[object, ...], Side] = field(default_factory=dict)
+
+    def space(self, question: Question, role: Role) -> RoleSpace:
+        """Return the rows of a role; only an engine's rules depend on formats."""
+        key = (role,) if question.engine == REFERENCE else (role, *_formats(question, role))
+        if key not in self._spaces:
+            self._spaces[key] = role_space(question, role)
+        return self._spaces[key]
+
+    def prefill(self, question: Question, rows: list[Row]) -> Side:
+        """Return the prefill columns."""
+        key = ("prefill", *_formats(question, "prefill"))
+        if key not in self._sides:
+            self._sides[key] = make_side(question, "prefill", prefill_offers(question, rows, self.count))
+        return self._sides[key]
+
+    def decode(self, question: Question, rows: list[Row], transfer_seconds: float) -> Side:
+        """Return the decode columns for prompts whose KV takes so long."""
+        key = ("decode", *_formats(question, "decode"), transfer_seconds)
+        if key not in self._sides:
+            offers = decode_offers(question, rows, self.count, transfer_seconds)
+            self._sides[key] = make_side(question, "decode", offers)
+        return self._sides[key]
+
+
+def _formats(question: Question, role: Role) -> tuple[str, str]:
+    """Weights and KV cache of a role."""
+    return machines_of(question, role).weights, question.kv_dtype
+
+
+def gather_each(questions: Sequence[Question], transfer_seconds: float | None = None) -> list[Pools]:
+    """Cost questions that differ in their number formats alone, as ``gather`` does one; what they share only once."""
+    costing = Costing()
+    return [gather(question, None, transfer_seconds, costing) for question in questions]
+
+
 def gather(
-    question: Question, rows: dict[Role, list[Row]] | None = None, transfer_seconds: float | None = None
+    question: Question,
+    rows: dict[Role, list[Row]] | None = None,
+    transfer_seconds: float | None = None,
+    costing: Costing | None = None,
 ) -> Pools:
     """Cost every candidate of both roles, or those of given rows; no queue is solved yet.
 
     ``transfer_seconds`` is how long a prompt's KV takes at most where it may come from other machines than the
-    question's; decode instances are costed then even where these machines' prefill has none.
+    question's; decode instances are costed then even where these machines' prefill has none. ``costing`` is what is
+    costed already of a question in other formats.
     """
-    count = Count()
+    costing = costing or Costing()
+    none = Offers.of([])
     if question.shape == "aggregated":
-        none = Offers.of([])
-        return Pools(make_side(question, "prefill", none), make_side(question, "decode", none), count, {})
-    spaces = {} if rows else {role: role_space(question, role) for role in ROLES}
+        return Pools(make_side(question, "prefill", none), make_side(question, "decode", none), costing.count, {})
+    spaces = {} if rows else {role: costing.space(question, role) for role in ROLES}
     rows = rows or {role: space.rows for role, space in spaces.items()}
     know_balance(question, [row for role in ROLES for row in rows[role]])
-    prefill = prefill_offers(question, rows["prefill"], count)
+    prefill = costing.prefill(question, rows["prefill"])
     # The slowest transfer of any prefill instance that may feed the pool: the limit holds whichever does.
     transfer = slowest_transfer(question, rows["prefill"]) if transfer_seconds is None else transfer_seconds
-    alone = transfer_seconds is not None
-    decode = decode_offers(question, rows["decode"], count, transfer) if prefill or alone else Offers.of([])
-    return Pools(
-        make_side(question, "prefill", prefill),
-        make_side(question, "decode", decode),
-        count,
-        {role: space.cut for role, space in spaces.items()},
-    )
+    wanted = prefill.offers or transfer_seconds is not None
+    decode = costing.decode(question, rows["decode"], transfer) if wanted else make_side(question, "decode", none)
+    return Pools(prefill, decode, costing.count, {role: space.cut for role, space in spaces.items()})
 
 
 def make_side(question: Question, role: Role, offers: Offers) -> Side:
-    """Return the columns of a role."""
+    """Return the columns of a role; a kind of instance is built once for all columns that it stands in."""
+    offers = replace(offers, build=cache(offers.build))
     most = None if role == "mixed" else most_instances(question)  # of a deployment with prefill and decode instances
     return Side(role, machines_of(question, role), offers, question.survive, most_instances=most)
 

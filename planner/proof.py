@@ -58,8 +58,11 @@ def proven(sides: Sequence[Side], aim: Aim, choice: Sequence[int]) -> Bound:
     )
 
 
-def over_parts(best: Bound | None, parts: Sequence[Bound]) -> Bound | None:
-    """Return the bound of the best of several parts that were each proven; the others' pruned are none of its own."""
+def over_parts(best: Bound | None, parts: Sequence[Bound], queues_solved: int) -> Bound | None:
+    """Return the bound of the best of several number formats that were each proven.
+
+    They share columns, and so the queues that were solved; the others' pruned are none of its own.
+    """
     if best is None or len(parts) < 2:
         return best
     values = [part.value for part in parts]
@@ -68,8 +71,8 @@ def over_parts(best: Bound | None, parts: Sequence[Bound]) -> Bound | None:
         best,
         value=value,
         gap=abs(value - best.value) / abs(best.value) if best.value else abs(value - best.value),
-        covers=f"each of {len(parts)} number formats: of the chosen one {best.covers}",
-        queues_solved=sum(part.queues_solved for part in parts),
+        covers=f"each of {len(parts)} combinations of number formats: of the chosen one {best.covers}",
+        queues_solved=queues_solved,
     )
 
 

@@ -1,7 +1,7 @@
 """Number formats as a choice: each alternative is a part of the space, searched like any other and compared.
 
-Roles share a KV cache, so they share its format. On one kind of machine both roles load the same checkpoint; machines
-that multiply different formats each have their own.
+Roles share a KV cache, so they share its format; weights are each role's own, for prefill and decode instances are
+launched apart. Aggregated instances are both roles and load one checkpoint.
 """
 
 from collections.abc import Sequence
@@ -56,18 +56,22 @@ def in_format(question: Question, formats: Formats) -> Question:
 
 
 def in_formats(question: Question) -> list[Question]:
-    """Return the question in each of its formats; itself where there is nothing to choose."""
-    return [in_format(question, formats) for formats in question.formats] or [question]
+    """Return the question in each of its formats; itself where there is nothing to choose.
+
+    Aggregated instances alone leave the formats that both roles share.
+    """
+    asked = question.formats
+    if question.shape == "aggregated":
+        asked = tuple(formats for formats in asked if formats.prefill == formats.decode) or asked
+    return [in_format(question, formats) for formats in asked] or [question]
 
 
-def combinations(
-    machines: tuple[HardwareSpec, HardwareSpec],
-    weights: tuple[Sequence[Dtype], Sequence[Dtype]],
-    caches: Sequence[KvDtype],
-) -> tuple[Formats, ...]:
-    """Return every combination of the weights asked for prefill and decode and the formats of the cache."""
-    alike = machines[0] is machines[1] or machines[0] == machines[1]
-    pairs = zip(weights[0], weights[0], strict=True) if alike else product(*weights)
+def combinations(weights: tuple[Sequence[Dtype], Sequence[Dtype]], caches: Sequence[KvDtype]) -> tuple[Formats, ...]:
+    """Return every combination of the weights asked for prefill and decode and the formats of the cache.
+
+    Those of one checkpoint come first, for of equal ones the first is taken.
+    """
+    pairs = sorted(product(*weights), key=lambda pair: pair[0] != pair[1])
     return tuple(Formats(prefill=own, decode=other, kv=kv) for own, other in pairs for kv in caches)
 
 

@@ -1,6 +1,6 @@
 """All candidates of both pools, their instance counts as an integer programme, the plan and its proof."""
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import field, replace
 
 import numpy as np
@@ -15,7 +15,7 @@ from planner.mixed_kinds import MixedKind
 from planner.offers import decode_offers
 from planner.operating import DecodeServer, PrefillServer
 from planner.papers import Beside, best_counts, matching, published_sides, rate_of
-from planner.parts import Chosen, Pools, aim_of, choose, compatible, gather, make_side, with_mixed
+from planner.parts import Chosen, Pools, aim_of, choose, compatible, gather, gather_each, make_side, with_mixed
 from planner.plan import Plan, make_plan, slowed_down
 from planner.proof import Bound, certify, never_queued, over_parts, proven_over
 from planner.quantised import Tried, in_formats, own_formats, preferred
@@ -55,97 +55,128 @@ class Answer:
     """What each number format came to, where there were several; ``question`` is then in the best one."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """The best plan of a question in one number format, None where there is none; the rest only where it is asked."""
+
+    question: Question
+    pools: Pools
+    plan: Plan | None
+    bound: Callable[[], Bound | None] = lambda: None
+    """The best that the covered space reaches."""
+    others: Callable[[], list[Plan]] = list
+    """Plans that trade what the best one has."""
+    why: Callable[[], tuple[str, str]] = lambda: UNTOLD
+    """What keeps a question from any plan: its binding limit, and a sentence."""
+    cut: dict[Role, dict[str, int]] = field(default_factory=dict)
+    sides: tuple[Side, ...] = ()
+    """All columns that were searched."""
+
+    @property
+    def tried(self) -> Tried:
+        """What it came to, beside other formats."""
+        limit = self.plan.binding_limit if self.plan else limit_of(self.question, self.pools)
+        return Tried(formats=own_formats(self.question), plan=self.plan, binding_limit=limit, cut=self.cut)
+
+
 def search(question: Question, *, explain: bool = True, beside: bool = True) -> Answer:
     """Return the best plan for a question, the runners-up, and what is proven.
 
     A refusal says why and what would help, which takes searches of its own; without ``explain`` it does not. The best
     plan is the same without what stands ``beside`` it: the runners-up, the certificate and published deployments. Of
-    several number formats each is searched, and the best is taken.
+    several number formats each role is costed once in each, every combination is a part of the space, and the best is
+    taken; runners-up are its own and the best of the others.
 
     Raises BadInput where the asked expert layout fits no strategy.
     """
     asked = in_formats(question)
-    if len(asked) == 1:
-        return search_format(asked[0], explain=explain, beside=beside)
-    answers = [search_format(each, explain=explain, beside=beside) for each in asked]
-    place = preferred([answer.best for answer in answers], question)
-    if place is None:
-        return replace(answers[0], formats=tried(answers), candidates_evaluated=evaluated(answers))
-    best = answers[place]
-    assert best.best is not None
+    for each in asked:
+        check_layouts(each)
+    found = [find(each, pools) for each, pools in zip(asked, gather_each(asked), strict=True)]
+    place = preferred([each.plan for each in found], question)
+    answer = answer_of(found[place or 0], explain=explain, beside=beside)
+    if len(found) == 1:
+        return answer
+    plans = [each.plan for each in found if each.plan is not None]
+    others = [each for number, each in enumerate(found) if number != place and each.plan is not None and beside]
+    bounds = [answer.bound, *(each.bound() for each in others)]
+    queues = {id(side): side.queues_solved for each in found for side in each.sides}
     return replace(
-        best,
-        pareto=tuple(front_of(best.best, [plan for answer in answers for plan in answer.pareto])),
-        candidates_evaluated=evaluated(answers),
-        bound=over_parts(best.bound, [answer.bound for answer in answers if answer.bound is not None]),
-        formats=tried(answers),
+        answer,
+        pareto=tuple(front_of(answer.best, [*answer.pareto, *plans])) if answer.best else (),
+        bound=over_parts(answer.bound, [bound for bound in bounds if bound is not None], sum(queues.values())),
+        formats=tuple(each.tried for each in found),
     )
 
 
-def evaluated(answers: Sequence[Answer]) -> int:
-    """Return the candidates that were costed for all answers."""
-    return sum(answer.candidates_evaluated for answer in answers)
-
-
-def tried(answers: Sequence[Answer]) -> tuple[Tried, ...]:
-    """Return what each number format came to."""
-    return tuple(
-        Tried(formats=own_formats(each.question), plan=each.best, binding_limit=each.binding_limit, cut=each.cut)
-        for each in answers
-    )
-
-
-def search_format(
-    question: Question, *, explain: bool = True, beside: bool = True, transfer_seconds: float | None = None
-) -> Answer:
-    """Return the answer of a question in one number format, as ``search``.
-
-    Decode is planned for prompts whose KV takes ``transfer_seconds``, the slowest transfer's where not given. Where
-    waiting for links makes the plan's transfers longer than that and TPOT late, all is done again with transfers as
-    long as those; if the first plan at a lower rate carries more, it is that one, with a gap to the bound.
-
-    Raises BadInput where the asked expert layout fits no strategy.
-    """
-    check_layouts(question)
-    pools, aim = gather(question, transfer_seconds=transfer_seconds), aim_of(question)
-    apart = pools.prefill.offers and pools.decode.offers and question.shape != "aggregated"
-    if question.objective == "latency" and question.rate_per_second is not None and apart:
-        return quickest_answer(question, pools, aim, explain=explain, beside=beside)
-    chosen = choose(question, pools, aim)
-    if not isinstance(chosen, Chosen):
-        return refused(question, pools, *(reason(question, chosen, aim) if explain else UNTOLD))
-    best = plan_of(question, chosen.pools, chosen.choice)
+def answer_of(found: Found, *, explain: bool, beside: bool) -> Answer:
+    """Return what is found as an answer, with what stands beside it or without."""
+    question, pools, best = found.question, found.pools, found.plan
     if best is None:
-        raise Fault("the fleet programme chose a rate that the chosen queues cannot carry")
-    bound = bound_of(chosen, aim, best) if beside else None
-    if bound is not None and bound.gap > 1e-6:
-        raise Fault(f"the fleet programme's bound {bound.value:g} is not what the chosen columns reach")
-    if best.tpot.at(question.percentile) > question.tpot_seconds and best.transfer_seconds > (transfer_seconds or 0.0):
-        longer = LONGER * best.transfer_seconds
-        again = search_format(question, explain=explain, beside=beside, transfer_seconds=longer)
-        slower = slowed_down(best)
-        if slower is None or (again.best and again.best.requests_per_second >= slower.requests_per_second):
-            return again
-        gap = 1 - slower.requests_per_second / best.requests_per_second
-        best, bound = slower, replace(bound, gap=gap) if bound else None
-    chosen_of_front = question.objective == "latency"
-    front = front_of(best, other_plans(question, chosen, aim)) if beside or chosen_of_front else [best]
-    if chosen_of_front:
-        best = min(front, key=lambda plan: (plan.e2e_mean_seconds, plan.devices))
+        return refused(question, pools, *(found.why() if explain else UNTOLD))
     return Answer(
         question=question,
         best=best,
-        pareto=tuple(front),
+        pareto=tuple(front_of(best, found.others())) if beside else (best,),
         candidates_evaluated=pools.count.evaluated,
-        bound=bound,
+        bound=found.bound() if beside else None,
         binding_limit=best.binding_limit,
         explanation=best.explanation,
-        cut=chosen.parts[-1].cut,
-        published=published_plans(question, pools, aim) if beside else (),
+        cut=found.cut,
+        published=published_plans(question, pools, aim_of(question)) if beside else (),
     )
 
 
-def quickest_answer(question: Question, pools: Pools, aim: Aim, *, explain: bool, beside: bool) -> Answer:
+def find(question: Question, pools: Pools, transfer_seconds: float = 0.0) -> Found:
+    """Return the best plan of a question in one number format, of what is costed.
+
+    Decode was costed for prompts whose KV takes ``transfer_seconds``, or as long as the slowest transfer. Where
+    waiting for links makes the plan's transfers longer than that and TPOT late, all is done again with transfers as
+    long as those; if the first plan at a lower rate carries more, it is that one, with a gap to the bound.
+    """
+    aim = aim_of(question)
+    apart = pools.prefill.offers and pools.decode.offers and question.shape != "aggregated"
+    if question.objective == "latency" and question.rate_per_second is not None and apart:
+        return find_quickest(question, pools, aim)
+    chosen = choose(question, pools, aim)
+    if not isinstance(chosen, Chosen):
+        last = chosen
+        return Found(question=question, pools=pools, plan=None, why=lambda: reason(question, last, aim), cut=pools.cut)
+    best = plan_of(question, chosen.pools, chosen.choice)
+    if best is None:
+        raise Fault("the fleet programme chose a rate that the chosen queues cannot carry")
+    found = Found(
+        question=question,
+        pools=pools,
+        plan=best,
+        bound=lambda: bound_of(chosen, aim, best),
+        others=lambda: other_plans(question, chosen, aim),
+        cut=chosen.parts[-1].cut,
+        sides=tuple(side for part in chosen.parts for side in part.sides),
+    )
+    if best.tpot.at(question.percentile) > question.tpot_seconds and best.transfer_seconds > transfer_seconds:
+        return without_waiting(found, LONGER * best.transfer_seconds)
+    return found
+
+
+def without_waiting(found: Found, transfer_seconds: float) -> Found:
+    """Return what carries more: a plan for transfers that take so long, or the found one at the rate that it keeps."""
+    question, late = found.question, found.plan
+    assert late is not None
+    again = find(question, gather(question, transfer_seconds=transfer_seconds), transfer_seconds)
+    slower = slowed_down(late)
+    if slower is None or (again.plan and again.plan.requests_per_second >= slower.requests_per_second):
+        return again
+    gap = 1 - slower.requests_per_second / late.requests_per_second
+    return replace(found, plan=slower, bound=lambda: with_gap(found.bound(), gap))
+
+
+def with_gap(bound: Bound | None, gap: float) -> Bound | None:
+    """Return a bound that a plan misses by so much."""
+    return None if bound is None else replace(bound, gap=gap)
+
+
+def find_quickest(question: Question, pools: Pools, aim: Aim) -> Found:
     """Return the plan whose requests take least from arrival to their last token, at the asked rate."""
     assert question.rate_per_second is not None
     parts = compatible(question, pools)
@@ -153,26 +184,28 @@ def quickest_answer(question: Question, pools: Pools, aim: Aim, *, explain: bool
     found = [(part, own, quickest(own, aim)) for part, own in zip(parts, timed, strict=True)]
     known = [(part, own, each) for part, own, each in found if each is not None]
     if not known:
-        return refused(question, pools, *(reason(question, pools, aim) if explain else UNTOLD))
+        return Found(question=question, pools=pools, plan=None, why=lambda: reason(question, pools, aim), cut=pools.cut)
     part, sides, first = min(known, key=lambda each: each[2].seconds)
     best = quick_plan(question, part, first.choice)
     if best is None:
         raise Fault("the quickest columns cannot keep up with the asked rate")
-    others = []
-    for share in FEWER_DEVICES if beside else ():
-        fewer = replace(aim, devices={budget: int(count * share) for budget, count in aim.devices.items()})
-        other = quickest(sides, fewer)
-        others.append(quick_plan(question, part, other.choice) if other else None)
-    return Answer(
+
+    def others() -> list[Plan]:
+        plans = []
+        for share in FEWER_DEVICES:
+            fewer = replace(aim, devices={budget: int(count * share) for budget, count in aim.devices.items()})
+            other = quickest(sides, fewer)
+            plans.append(quick_plan(question, part, other.choice) if other else None)
+        return [plan for plan in plans if plan is not None]
+
+    return Found(
         question=question,
-        best=best,
-        pareto=tuple(front_of(best, [plan for plan in others if plan is not None])),
-        candidates_evaluated=pools.count.evaluated,
-        bound=reached(first.bound, best.e2e_mean_seconds) if beside else None,
-        binding_limit=best.binding_limit,
-        explanation=best.explanation,
+        pools=pools,
+        plan=best,
+        bound=lambda: reached(first.bound, best.e2e_mean_seconds),
+        others=others,
         cut=pools.cut,
-        published=published_plans(question, pools, aim) if beside else (),
+        sides=pools.sides,
     )
 
 
@@ -194,6 +227,8 @@ def quick_plan(question: Question, pools: Pools, choice: Choice) -> Plan | None:
 def bound_of(chosen: Chosen, aim: Aim, best: Plan) -> Bound:
     """Return the bound over all parts, and which aggregated instances no queue was solved for."""
     bound = proven_over([part.sides for part in chosen.parts], chosen.pools.sides, aim, chosen.choice)
+    if bound.gap > 1e-6:
+        raise Fault(f"the fleet programme's bound {bound.value:g} is not what the chosen columns reach")
     dropped = chosen.parts[-1].dropped.slow
     return replace(bound, pruned=(*bound.pruned, *never_queued(dropped, best.requests_per_second)))
 

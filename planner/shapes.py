@@ -61,6 +61,8 @@ def not_aggregated(question: Question) -> str | None:
         return "--shape disaggregated: prefill and decode instances alone were asked for"
     if question.prefill.budget != question.decode.budget:
         return "aggregated instances run both roles, and each role has devices of its own"
+    if question.prefill.weights != question.decode.weights:
+        return "aggregated instances load one checkpoint, and each role has a format of its own"
     if question.objective == "latency":
         return "the lowest latency is sought among prefill and decode instances alone"
     if question.queueing == "mixserve":

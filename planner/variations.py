@@ -10,7 +10,7 @@ from planner.columns import carried_by, likely
 from planner.kinds import DecodeKind, PrefillKind
 from planner.mixed_kinds import MixedKind
 from planner.mixed_offers import mixed_offers
-from planner.parts import Chosen, Pools, aim_of, choose, compatible, gather
+from planner.parts import Chosen, Costing, Pools, aim_of, choose, compatible, gather
 from planner.quantised import in_formats
 from planner.question import Question
 from planner.shapes import known_of, needed_rates, not_aggregated
@@ -49,17 +49,23 @@ def mixed_rows_that_matter(question: Question, pools: Pools) -> list[Row]:
 
 def most_carried(question: Question, rows: Rows | None = None) -> float:
     """Return the rate that the best choice of columns carries, over given rows or all; 0 where none is feasible."""
-    if question.formats:
-        return max(most_carried(each, rows) for each in in_formats(question))
-    chosen = choose(question, gather(question, rows), aim_of(question), rows["mixed"] if rows else None)
+    asked, costing = in_formats(question), Costing()
+    return max(_carried(each, gather(each, rows, costing=costing), rows) for each in asked)
+
+
+def _carried(question: Question, pools: Pools, rows: Rows | None) -> float:
+    chosen = choose(question, pools, aim_of(question), rows["mixed"] if rows else None)
     return carried_by(chosen.pools.sides, chosen.choice) if isinstance(chosen, Chosen) else 0.0
 
 
 def has_plan(question: Question) -> bool:
     """Whether a question has a plan: any will do, so the likely one is tried before all bounds are refuted."""
-    if question.formats:
-        return any(has_plan(each) for each in in_formats(question))
-    pools, aim = gather(question), aim_of(question)
+    asked, costing = in_formats(question), Costing()
+    return any(_has_plan(each, gather(each, costing=costing)) for each in asked)
+
+
+def _has_plan(question: Question, pools: Pools) -> bool:
+    aim = aim_of(question)
     parts = compatible(question, pools) if pools.prefill.offers and pools.decode.offers else []
     likely_one = any(likely(part.sides, aim) is not None for part in parts)
     return likely_one or isinstance(choose(question, pools, aim), Chosen)

@@ -38,6 +38,11 @@ class Target:
         """Where the weights are on every node."""
         return self.site.model_path or f"/models/{self.name_of_model}"
 
+    def weights_path(self, role: RolePlan) -> str:
+        """Where a role's weights are on its nodes: in a folder named by their format where roles differ in it."""
+        several = len({other.weights_dtype for other in self.roles}) > 1
+        return f"{self.model_path}/{role.weights_dtype}" if several else self.model_path
+
     @property
     def name_of_model(self) -> str:
         """The model's name, under which it is served."""
@@ -49,10 +54,9 @@ class Target:
         ttft, tpot = self.levels.ttft_seconds, self.levels.tpot_seconds
         return round((ttft or DEFAULT_TTFT_SECONDS) / MILLI), round((tpot or DEFAULT_TPOT_SECONDS) / MILLI)
 
-    @property
-    def draft_model_path(self) -> str:
+    def draft_model_path(self, role: RolePlan) -> str:
         """Where xLLM's exported draft model is."""
-        return self.site.draft_model_path or f"{self.model_path}/mtp"
+        return self.site.draft_model_path or f"{self.weights_path(role)}/mtp"
 
     def http_port(self, role: RolePlan) -> int:
         """Return the port of a role's API; llm-d puts a sidecar in front of decode."""

@@ -80,7 +80,7 @@ def _model(target: Target, role: RolePlan) -> Json:
     found: Json = {
         "modelInstanceType": "Standard",
         "modelName": target.name_of_model,
-        "modelWeightPath": target.model_path,
+        "modelWeightPath": target.weights_path(role),
         "worldSize": 1 if distributed(role) else role.devices,
         "cpuMemSize": 5,
         "npuMemSize": -1,

@@ -34,7 +34,7 @@ def launch(target: Target, role: RolePlan) -> Launch:
         flags += [("--enable_multi_stream_parallel", "true"), ("--micro_batch_num", role.setup.microbatches)]
     if role.drafts:
         flags += [
-            ("--draft_model", target.draft_model_path),
+            ("--draft_model", target.draft_model_path(role)),
             ("--draft_devices", device),
             ("--num_speculative_tokens", role.drafts),
         ]

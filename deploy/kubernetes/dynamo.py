@@ -87,7 +87,7 @@ def _component(target: Target, launch: Launch, image: str, dropped: frozenset[st
 def arguments(target: Target, launch: Launch, dropped: frozenset[str]) -> list[str]:
     """Return the worker's arguments, without what the operator adds."""
     model = "--model" if target.profile.engine == "vllm" else "--model-path"
-    words = [model, target.model_path, "--disaggregation-mode", MODES[launch.role.role]]
+    words = [model, target.weights_path(launch.role), "--disaggregation-mode", MODES[launch.role.role]]
     if target.profile.engine == "sglang" and launch.role.role == "mixed":
         words = words[:2]
     for name, value in launch.without(dropped).flags:

@@ -25,6 +25,26 @@ def test_a_list_of_formats_is_searched_and_told(capsys: pytest.CaptureFixture[st
     assert "weights_dtype: fp8" in (out / "manifest.yaml").read_text(encoding="utf-8")
 
 
+def test_roles_have_formats_of_their_own(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """As named, or the better of a role's list; in the JSON, in the manifest, and in each role's deployment file."""
+    out, files = tmp_path / "plan", tmp_path / "files"
+    flags = ["--weights", "prefill=fp8,decode=bf16,int4", "--engine", "vllm", "--mtp", "0"]
+    assert main.main([*SMALL, *flags, "--json", "--out", str(out)]) == ExitCode.DONE
+    data = json.loads(capsys.readouterr().out)
+
+    assert [each["weights"] for each in data["formats"]] == [
+        {"prefill": "fp8", "decode": "bf16"},
+        {"prefill": "fp8", "decode": "int4"},
+    ]
+    decode = data["question"]["weights"]["decode"]
+    assert [pool["weights"] for pool in data["best"]["pools"]] == ["fp8", decode] and decode != "fp8"
+    assert data["assumptions"]["formats"].startswith(f"prefill fp8, decode {decode} weights")
+    assert main.main(["deploy", str(out / "manifest.yaml"), "--engine", "vllm", "--out", str(files)]) == ExitCode.DONE
+    for role, dtype in (("prefill", "fp8"), ("decode", decode)):
+        assert f"MODEL=/models/qwen3-8b/{dtype}" in (files / f"{role}.sh").read_text(encoding="utf-8")
+    assert f"/models/qwen3-8b/{decode} (those in {decode})" in (files / "README.md").read_text(encoding="utf-8")
+
+
 def test_auto_is_what_machine_and_engine_run(capsys: pytest.CaptureFixture[str]) -> None:
     """All caches that vLLM keeps; the text names each format's outcome."""
     arguments = [*SMALL, "--weights", "auto", "--kv-dtype", "auto", "--engine", "vllm"]
@@ -46,6 +66,15 @@ def test_a_sweep_over_formats_has_a_row_for_each(capsys: pytest.CaptureFixture[s
         (["--weights", "bf16,bf16"], "--weights: bf16 stands twice"),
         (["--weights", "bf16,"], "--weights: 'bf16,' has an empty place"),
         (["--weights", "bf16,fp5"], "h200 does not multiply 'fp5'"),
+        (["--weights", "prefill=fp8"], "leaves open the format of decode; add decode=auto"),
+        (
+            ["--weights", "prefill=fp8,decod=int4"],
+            "or decode=...; did you mean decode?",
+        ),
+        (["--weights", "fp8,decode=int4"], "--weights: 'fp8' is of no role"),
+        (["--weights", "prefill=fp8,prefill=bf16,decode=fp8"], "--weights: prefill stands twice"),
+        (["--weights", "prefill=fp8,decode="], "--weights: 'decode=' names no format"),
+        (["--weights", "prefill=fp8,decode=int4", "--shape", "aggregated"], "--weights: aggregated instances load one"),
         (["--kv-dtype", "bf16,fp4"], "--kv-dtype: 'fp4' is not"),
     ],
 )

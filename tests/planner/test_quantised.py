@@ -1,14 +1,14 @@
 """Number formats as a choice: the answer is that of the best format asked alone, and the others are told."""
 
 from dataclasses import replace
-from itertools import product
 
 import pytest
 
 from hardware.formats import multiplied
 from hardware.loader import load_hardware
-from planner.quantised import combinations, format_text, in_formats, own_formats, usual_weights
-from planner.question import Formats, Question
+from planner.plan import Plan
+from planner.quantised import combinations, format_text, in_formats, own_formats, preferred, usual_weights
+from planner.question import Formats, Objective, Question
 from planner.search import Answer, search
 from tests.questions import small_question
 
@@ -81,17 +81,70 @@ def test_engines_cut_formats_that_they_do_not_run() -> None:
     assert cut.formats[0].cut["prefill"]["xllm@0.9.0: weights"] > 0
 
 
-def test_roles_differ_only_on_machines_that_differ() -> None:
-    """One kind of machine has one checkpoint; two kinds may have one each; the cache is shared."""
-    h200, ascend = load_hardware("h200"), load_hardware("910b")
+def every_pair() -> tuple[Formats, ...]:
+    """Return both weights of each role."""
+    return combinations((["bf16", "fp8"], ["bf16", "fp8"]), ["bf16"])
 
-    same = combinations((h200, h200), (["bf16", "fp8"], ["bf16", "fp8"]), ["bf16", "fp8"])
-    apart = combinations((ascend, h200), (["int8", "bf16"], ["fp8", "bf16"]), ["bf16"])
 
-    assert {(each.prefill, each.decode, each.kv) for each in same} == {
-        (dtype, dtype, kv) for dtype, kv in product(("bf16", "fp8"), repeat=2)
-    }
-    assert len(apart) == 4 and {each.kv for each in apart} == {"bf16"}
+def figures(plans: list[Plan | None]) -> list[tuple[float, ...] | None]:
+    """Return what plans do."""
+    return [None if plan is None else (plan.requests_per_second, plan.devices, plan.ttft.mean) for plan in plans]
+
+
+@pytest.mark.parametrize("objective", ["throughput", "chips", "latency"])
+def test_one_search_finds_the_best_of_all_pairs_of_formats(objective: Objective) -> None:
+    """Each pair alone, costed and proven on its own, comes to what the search over all tells of it."""
+    rate = None if objective == "throughput" else 5.0
+    question = asked(*every_pair(), objective=objective, rate_per_second=rate)
+    answer, each_alone = search(question), in_formats(question)
+    alone = [search(each, explain=False, beside=False).best for each in each_alone]
+
+    assert len({own_formats(each) for each in each_alone}) == len(alone) == 4
+    assert figures([tried.plan for tried in answer.formats]) == figures(alone)
+    best = preferred(alone, question)
+    assert best is not None and own_formats(answer.question) == question.formats[best]
+    assert answer.bound is not None and answer.bound.gap < 1e-3
+
+
+def test_roles_with_a_format_each_carry_more_than_with_either() -> None:
+    """Compute binds prefill, memory decode: FP8 for the one, four bits, dequantised before products, for the other."""
+    small = small_question("llama-3.1-70b", "h100", 8, lengths=(4096.0, 1024.0), ttft_seconds=2.0)
+    pairs = combinations((["fp8", "int4"], ["fp8", "int4"]), ["bf16"])
+    answer = search(replace(small, formats=pairs), beside=False)
+    carried = {(each.formats.prefill, each.formats.decode): each.plan for each in answer.formats}
+    alike = [plan.requests_per_second for pair, plan in carried.items() if plan and pair[0] == pair[1]]
+
+    assert own_formats(answer.question) == Formats(prefill="fp8", decode="int4", kv="bf16")
+    assert rate(answer) > 1.02 * max(alike)
+    pools = answer.best.pools() if answer.best else ()
+    assert [pool.candidate.deployment.weights for _, pool in pools] == ["fp8", "int4"]
+
+
+def test_formats_share_what_is_costed() -> None:
+    """Four pairs cost as many candidates as the two formats of a role do, each alone."""
+    answer = search(asked(*every_pair()), beside=False)
+    alone = [search(asked(each), beside=False) for each in (BF16, FP8)]
+
+    assert answer.candidates_evaluated <= sum(each.candidates_evaluated for each in alone)
+
+
+def test_aggregated_instances_have_one_checkpoint() -> None:
+    """Alone they leave the pairs of one format; beside the other shape the cut of a mixed pair says so."""
+    aggregated = search(asked(*every_pair(), shape="aggregated"), beside=False)
+    both = search(asked(*every_pair(), shape="auto"), beside=False)
+
+    assert [each.told for each in aggregated.formats] == ["bf16 weights, bf16 KV cache", "fp8 weights, bf16 KV cache"]
+    unlike = [each for each in both.formats if each.formats.prefill != each.formats.decode]
+    assert len(unlike) == 2
+    assert all("one checkpoint" in " ".join(each.cut["mixed"]) for each in unlike if each.plan)
+
+
+def test_pairs_of_one_checkpoint_come_first() -> None:
+    """Of equal plans the first is taken; the cache is shared."""
+    found = combinations((["int8", "bf16"], ["fp8", "bf16"]), ["bf16"])
+    pairs = [(each.prefill, each.decode) for each in found]
+
+    assert pairs == [("bf16", "bf16"), ("int8", "fp8"), ("int8", "bf16"), ("bf16", "fp8")]
     assert format_text(BF16) == "bf16 weights, bf16 KV cache"
 
 
