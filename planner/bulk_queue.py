@@ -130,6 +130,12 @@ def sojourn(service: Service, rate: float, squared_cv: float) -> Sojourn:
     return Sojourn(seconds=times[order], masses=chances[order], mean_seconds=mean)
 
 
+def most_waiting(service: Service, rate: float, squared_cv: float) -> float:
+    """Return the prompts that a pass all but never exceeds, if the service holds as many: its cap says no more then."""
+    settled, noise = _settled(service, rate, squared_cv)
+    return _reach(service, rate, squared_cv, settled, noise)
+
+
 def _lattice(service: Service, rate: float, squared_cv: float, phases: int) -> _Lattice:
     settled, noise = _settled(service, rate, squared_cv)
     reach = _reach(service, rate, squared_cv, settled, noise)

@@ -30,7 +30,7 @@ long one, which is the tail of the answer's whole time."""
 _WAIT_NODES = 32
 _MOST_TOGETHER = 50_000
 """Requests of instances that are followed together; more of them hardly vary."""
-_MOST_UTILISATION = 0.98
+MOST_UTILISATION = 0.98
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,7 +149,7 @@ def decode_capacity(
             found[rate] = state
         return found[rate].tpot.at(percentile)
 
-    upper = _MOST_UTILISATION * float(server.finished_per_second[-1])
+    upper = MOST_UTILISATION * float(server.finished_per_second[-1])
     rate = largest_rate(seconds, limit_seconds, upper)
     return None if rate is None else DecodeCapacity(rate_per_second=rate, state=found[rate])
 
@@ -250,10 +250,7 @@ def _paces(server: _Server, rate: float, occupancy: Array, waiting: float) -> tu
     )
     elasticity = np.array(min(max(slope * busy / mean, 0.0), 0.999))
     spread = server.iterations.squared_cv
-    edges = _LENGTH_EDGES if spread else np.array([0.0, 1.0])
-    likely = np.diff(edges)
-    lengths = gamma_quantiles(spread, (edges[1:] + edges[:-1]) / 2)
-    lengths = np.maximum(lengths, 1 / server.iterations.mean)  # no request is shorter than one iteration
+    likely, lengths = length_levels(server.iterations)
     shrink = np.sqrt(residence_variance(elasticity, lengths, spread))[:, None]  # [lengths, 1]
     averages = mean + shrink * (seconds - mean)[None, :]  # [lengths, states]
     iterations = (server.iterations.mean * lengths)[:, None]
@@ -269,6 +266,13 @@ def _paces(server: _Server, rate: float, occupancy: Array, waiting: float) -> tu
         np.concatenate([direct, late.ravel()]),
         np.concatenate([direct_masses, late_masses]),
     )
+
+
+def length_levels(iterations: Lengths) -> tuple[Array, Array]:
+    """Return how likely lengths are that stand for all of a request's, [lengths], and them over the mean, [lengths]."""
+    edges = _LENGTH_EDGES if iterations.squared_cv else np.array([0.0, 1.0])
+    lengths = gamma_quantiles(iterations.squared_cv, (edges[1:] + edges[:-1]) / 2)
+    return np.diff(edges), np.maximum(lengths, 1 / iterations.mean)  # none is shorter than one iteration
 
 
 def _wait_scale(server: _Server, rate: float) -> float:

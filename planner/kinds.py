@@ -2,10 +2,12 @@
 
 A row of the search says how an instance is cut over its devices; how much it takes at once is chosen here, out of
 every whole number that keeps the limit and fits, once the row matters (``planner.columns``). Bounds leave out numbers
-that cannot carry what is wanted; among the others the tail of the latency falls and then rises (``planner.lattice``).
+that cannot carry what is wanted, and every other one is tried; of prompts that differ, whose queues take long and whose
+budgets are a list, those that close in on the least tail, which is taken to fall and then to rise.
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import field, replace
 from functools import cached_property
 
@@ -14,9 +16,10 @@ from numpy.typing import NDArray
 
 from planner.candidates import row_microbatches
 from planner.decode_candidates import DecodeCandidate, iteration, request_rate
+from planner.decode_caps import Batches
 from planner.deployment import Deployment
 from planner.imbalance import expected_maximum_normal
-from planner.lattice import first_within, least_of
+from planner.lattice import any_within, first_within, least_of, most_carried
 from planner.manifest.terms import StepCost
 from planner.operating import MOST_UTILISATION, DecodeServer, PrefillServer, kv_transfer_seconds
 from planner.prefill_bounds import saturated, timely, varied
@@ -29,8 +32,8 @@ from podplan.records import dataclass
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-# Capacities are solved to about so much: a better budget must carry more than that, and a better cap so many times it.
-_MORE = 0.003
+# Caps that are tried for being quickest at a rate: all but always the first keeps the limit.
+_TRIED = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,26 +166,18 @@ class PrefillKind:
         """The largest rate and where among the budgets it is carried."""
         if instances not in self._best:
             place = int(np.argmax(self.budgets.guess_per_second))
-            rate, tried, leap = self._capacity(place, instances), place, _MORE
-            wanted = max(rate, self._least(instances)) * (1 + leap)
-            while (better := self._carrying(instances, wanted, tried)) is not None:
-                found = self._capacity(better, instances)
-                if found > rate:
-                    rate, place = found, better
-                # A budget may carry a little more than it is solved to: longer leaps get past that, on to others.
-                leap = _MORE if found > wanted else 2 * leap
-                wanted, tried = max(found, wanted) * (1 + leap), better
-            self._best[instances] = rate, place
+            self._best[instances] = most_carried(
+                (self._capacity(place, instances), place),
+                lambda rate, last: self._carrying(instances, rate, last),
+                lambda place, _: self._capacity(place, instances),
+                self.bound_per_second * instances / 1000,
+            )
         return self._best[instances]
 
     def _capacity(self, place: int, instances: int) -> float:
         """Largest rate at one budget; the queue of prompts that differ is rough enough to pass the bound."""
         most = float(self.budgets.bound_per_second[place]) * instances
         return min(self._server(place).pool_capacity(instances), most)
-
-    def _least(self, instances: int) -> float:
-        """A rate below which rates are not told apart."""
-        return self.bound_per_second * instances / 1000
 
     def _carrying(self, instances: int, rate: float, start: int | None = None) -> int | None:
         """Return the place of a budget that carries a rate; None where there is none."""
@@ -199,7 +194,28 @@ class PrefillKind:
             latency = server.ttft(each, instances)
             return np.inf if latency is None else latency.at(self.question.percentile)
 
-        return first_within(seconds, int(able[0]), int(able[-1]), start, self.question.ttft_seconds)
+        if varied(self.question):
+            return first_within(seconds, int(able[0]), int(able[-1]), start, self.question.ttft_seconds)
+        return any_within(
+            seconds, self._told_apart(able, rate / instances, instances, start), self.question.ttft_seconds
+        )
+
+    def _told_apart(self, able: Ints, rate: float, instances: int, start: int) -> Iterator[int]:
+        """Yield the budgets whose queues differ at a rate of each instance, the likeliest first.
+
+        Budgets beyond what waits at any time let the same passes begin.
+        """
+        yield start
+        budgets = self.budgets
+        reach = self._server(int(able[-1])).most_waiting(rate, instances)
+        beyond = budgets.prompts[able] * self.row.strategy.attention_dp > reach
+        for count in set(budgets.microbatches[able].tolist()):
+            alike = np.flatnonzero(beyond & (budgets.microbatches[able] == count))
+            beyond[alike[:1]] = False
+        left = able[~beyond]
+        for place in left[np.argsort(-budgets.guess_per_second[left], kind="stable")].tolist():
+            if place != start:
+                yield place
 
 
 def likely_rate(question: Question, prompts: Floats, seconds: Floats) -> Floats:
@@ -238,7 +254,7 @@ class DecodeKind:
 
     def pool_capacity(self, instances: int) -> float:
         """Largest rate of so many instances within the TPOT limit at any cap."""
-        return instances * self.best.single_capacity
+        return instances * self._settled[0]
 
     def pool_carries(self, instances: int, rate_per_second: float) -> bool:
         """Whether so many instances carry a rate within the TPOT limit."""
@@ -255,39 +271,73 @@ class DecodeKind:
     def _quickest(self, rate: float) -> tuple[DecodeServer, float]:
         """The largest cap lets fewest requests wait and finishes most of those that run, so it is the quickest.
 
-        Where it misses the limit, a smaller one that keeps it is taken.
+        Where it misses the limit, the largest one that keeps it is taken.
         """
-        question, batches = self.full.question, self._caps[0]
-        server: DecodeServer | None = self.full
-        state = self.full.state(rate)
-        if state is None or state.tpot.at(question.percentile) > question.tpot_seconds:
-            server = self._carrying(batches, rate, self.full.candidate.batch) if batches.size else None
-            state = server.state(rate) if server else None
-        if server is None or state is None:
-            return self.full, math.inf
-        return server, state.span.mean - server.transfer_seconds
+        question, limit = self.full.question, self.full.question.tpot_seconds
+        for server in self._largest_first(rate):
+            state = server.state(rate)
+            if state is not None and state.tpot.at(question.percentile) <= limit:
+                return server, state.span.mean - server.transfer_seconds
+        return self.full, math.inf
+
+    def _largest_first(self, rate: float) -> Iterator[DecodeServer]:
+        yield self.full
+        batches, bounds = self._caps
+        able = batches[bounds >= rate]
+        if able.size and self.full.question.queueing == "bulk":
+            kept = self._batches.kept(able * self._groups, rate)
+            keep = able[kept >= self.full.question.percentile / 100]
+            yield from (self._server(int(cap)) for cap in keep[::-1][:_TRIED])
+
+    @property
+    def best(self) -> DecodeServer:
+        """The server with the cap that carries most, out of every one."""
+        return self._server(self._settled[1])
 
     @cached_property
-    def best(self) -> DecodeServer:
-        """The server with the cap that carries most."""
-        best = self.full
-        if best.question.queueing == "mixserve":
-            return best
-        batches, bounds = self._caps
-        while True:
-            wanted = max(best.single_capacity * (1 + _MORE), self.bound_per_second / 1000)
-            able = batches[bounds >= wanted]
-            found = self._carrying(able, wanted, best.candidate.batch) if able.size else None
-            if found is None or found.single_capacity <= best.single_capacity:
-                return best
-            best = found
+    def _settled(self) -> tuple[float, int]:
+        """The largest rate and the cap that carries it."""
+        full = self.full
+        if full.question.queueing == "mixserve":
+            return full.single_capacity, full.candidate.batch
+        return most_carried(
+            (full.single_capacity, full.candidate.batch),
+            lambda rate, _: self._carrying(rate),
+            lambda cap, _: self._server(cap).single_capacity,
+            self.bound_per_second / 1000,
+        )
+
+    def _carrying(self, rate: float) -> int | None:
+        """Return the cap with which most requests keep the limit at a rate; None where that is too few."""
+        question, (batches, bounds) = self.full.question, self._caps
+        able = batches[bounds >= rate]
+        if not able.size:
+            return None
+        cap = int(able[np.argmax(self._batches.kept(able * self._groups, rate))])
+        state = self._server(cap).state(rate)
+        return cap if state and state.tpot.at(question.percentile) <= question.tpot_seconds else None
+
+    @property
+    def _groups(self) -> int:
+        return self.full.candidate.row.strategy.attention_groups
+
+    @cached_property
+    def _batches(self) -> Batches:
+        full = self.full
+        return Batches(
+            iteration_seconds=np.maximum.accumulate(full.iteration_table()),
+            iterations=full.iterations,
+            transfer_seconds=full.transfer_seconds,
+            tokens_per_iteration=full.accepted,
+            limit_seconds=full.question.tpot_seconds,
+        )
 
     @cached_property
     def _caps(self) -> tuple[Ints, Floats]:
-        """Caps below the largest, [caps], and what bounds the rate at each."""
+        """Caps up to the largest, [caps], and what bounds the rate at each."""
         candidate, question = self.full.candidate, self.full.question
         strategy = candidate.row.strategy
-        batches = np.arange(strategy.pp * candidate.microbatches, candidate.batch)
+        batches = np.arange(strategy.pp * candidate.microbatches, candidate.batch + 1)
         seconds = self._seconds(batches.astype(np.float64))
         rates = request_rate(question, candidate.deployment, batches.astype(np.float64), seconds)
         return batches, MOST_UTILISATION * rates
@@ -298,20 +348,11 @@ class DecodeKind:
         kv = running_kv_tokens(question.workload)
         return np.asarray(iteration(self.full.cost, spread, batches, kv, candidate.microbatches))
 
-    def _carrying(self, caps: Ints, rate: float, start: int) -> DecodeServer | None:
-        servers: dict[int, DecodeServer] = {}
-
-        def seconds(cap: int) -> float:
-            servers[cap] = self._server(cap)
-            state = servers[cap].state(rate)
-            return np.inf if state is None else state.tpot.at(self.full.question.percentile)
-
-        found = first_within(seconds, int(caps[0]), int(caps[-1]), start, self.full.question.tpot_seconds)
-        return None if found is None else servers[found]
-
     def _server(self, cap: int) -> DecodeServer:
-        """Return the server with another cap; what keeps it from more is the TPOT limit."""
+        """Return the server with a cap; what keeps one below the largest from more is the TPOT limit."""
         candidate, question = self.full.candidate, self.full.question
+        if cap == candidate.batch:
+            return self.full
         seconds = float(self._seconds(np.array([float(cap)]))[0])
         changed: DecodeCandidate = replace(
             candidate,

@@ -11,6 +11,7 @@ from planner.candidates import row_microbatches
 from planner.decode_candidates import MOST_BATCH, Count
 from planner.deployment import Deployment
 from planner.latency import accepted_tokens, balanced_cost
+from planner.lattice import most_carried
 from planner.manifest.stacks import stacked
 from planner.manifest.terms import Number, StepCost
 from planner.mixed_candidates import BUDGETS, MixedCandidate, mixed_room
@@ -22,7 +23,7 @@ from planner.workload import reserved_kv_tokens
 from podplan.records import dataclass
 
 # Capacities are solved to about as much: another budget must carry more than that.
-_MORE = 1.01
+_MORE = 0.01
 _ROUNDS = 16
 UNLIMITED_SECONDS = 1000.0
 _TAIL = 2.0
@@ -136,12 +137,13 @@ class MixedKind:
             best = int(np.argmax(guesses)) if guesses else 0
             rate = self._capacity(best, instances, guesses[best]) if guesses else 0.0
             least = max((each.requests_per_second for each in self.candidates), default=0.0) * instances / 1000
-            while (found := self._carrying(instances, max(rate * _MORE, least))) is not None:
-                more = self._capacity(found, instances, rate / instances * _MORE)
-                if more <= rate:
-                    break
-                rate, best = more, found
-            self._best[instances] = rate, best
+            self._best[instances] = most_carried(
+                (rate, best),
+                lambda rate, _: self._carrying(instances, rate),
+                lambda place, rate: self._capacity(place, instances, rate / instances),
+                least,
+                _MORE,
+            )
         return self._best[instances]
 
     def _capacity(self, place: int, instances: int, start: float) -> float:

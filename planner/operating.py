@@ -7,6 +7,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.bulk_queue import most_waiting
 from planner.cache import model_cache
 from planner.decode_candidates import DecodeCandidate, kv_of_busiest
 from planner.decode_queue import DecodeState, decode_capacity, decode_state
@@ -150,6 +151,16 @@ class PrefillServer:
         if self.question.queueing == "mixserve":
             return self.candidate.requests_per_second
         return self.service.saturation_per_second
+
+    def most_waiting(self, rate_per_second: float, instances: int = 1) -> float:
+        """Prompts that all but never wait more of when a pass of one of ``instances`` starts, at its rate.
+
+        Larger passes than that begin as if there were no cap.
+        """
+        if self.question.queueing == "mixserve":
+            return math.inf
+        squared_cv = thinned_squared_cv(self.question.workload.arrival_squared_cv, instances, "round_robin")
+        return most_waiting(self.service, rate_per_second, squared_cv)
 
     def capacity(self) -> float:
         """Largest rate of one instance within the TTFT limit; 0 where there is none."""
