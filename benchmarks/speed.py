@@ -100,7 +100,7 @@ def costing_rate(microbatches: int, batches: int = 32) -> tuple[int, float]:
     from planner.imbalance import expected_maximum_normal
     from planner.latency import balanced_cost
     from planner.manifest.stacks import stacked
-    from planner.offers import POINTS_AT_ONCE
+    from planner.prefill_offers import POINTS_AT_ONCE
     from planner.space import groups, role_rows
     from planner.workload import running_kv_tokens
 

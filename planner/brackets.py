@@ -16,7 +16,7 @@ from podplan.records import dataclass
 Array = NDArray[np.float64]
 
 # Numbers that one array operation should have: fewer cost as much, for its call.
-POINTS = 1024
+POINTS = 512
 # Rows with a closed bracket are dropped when no more than this share is open.
 _NARROWED = 0.75
 # How far from the line both numbers are tried, in widths of the bracket, where the nearest two have not closed it.
@@ -94,12 +94,12 @@ class _Bracket:
             part = np.nan_to_num((self.limit - self.bottom) / (self.top - self.bottom), nan=0.5, posinf=0.5, neginf=0.5)
         line, margin = np.floor(self.below + width * part), np.floor(width * (_MARGIN if self.apart else 0.0))
         far, self.apart = self.stalled >= _PATIENCE, True
-        tried = [
-            np.where(far, np.floor(self.below + width / 3), line - margin),
-            np.where(far, np.floor(self.below + width * 2 / 3), line + 1 + margin),
-            *(np.floor(self.below + width * number / (points - 1)) for number in range(1, points - 1)),
-        ]
-        inside: Array = np.minimum(np.maximum(np.stack(tried), self.below + 1), self.above - 1)
+        tried = np.empty((points, width.size))
+        tried[0] = np.where(far, np.floor(self.below + width / 3), line - margin)
+        tried[1] = np.where(far, np.floor(self.below + width * 2 / 3), line + 1 + margin)
+        shares = np.arange(1.0, points - 1)[:, None] / (points - 1)
+        tried[2:] = np.floor(self.below + width * shares)
+        inside: Array = np.minimum(np.maximum(tried, self.below + 1), self.above - 1)
         return np.maximum(inside, self.low)
 
 
@@ -110,15 +110,20 @@ def largest(measure: Measure, limit: Number, low: Array, high: Array) -> Array:
     and must not fall as a row's number rises.
     """
     ends = np.stack([low, high])
-    return largest_between(measure, limit, ends, np.broadcast_to(np.asarray(measure(ends)), ends.shape))[0]
+    return largest_between(measure, limit, ends, ends, np.broadcast_to(np.asarray(measure(ends)), ends.shape))[0]
 
 
-def largest_between(measure: Measure, limit: Number, tried: Array, measured: Array) -> tuple[Array, Array]:
+def largest_between(
+    measure: Measure, limit: Number, ends: Array, tried: Array, measured: Array, likely: Array | None = None
+) -> tuple[Array, Array]:
     """Return ``largest`` and the measure there, where some numbers are measured already.
 
-    Args: ``tried`` [points, rows] with low and high first and any others after them, and what was ``measured`` there.
+    Args: ``ends`` low and high, [2, rows]; numbers ``tried`` [points, rows], and what was ``measured`` there; what low
+    is ``likely`` to measure [rows], where it was not tried. Where there is no such integer its measure is undefined.
     """
-    bracket = _Bracket.between(limit, tried[0], tried[1])
+    bracket = _Bracket.between(limit, ends[0], ends[1])
+    if likely is not None:
+        bracket.bottom = likely
     bracket.narrow(tried, measured)
     found, taken = bracket.below.copy(), bracket.bottom.copy()
     rows = np.arange(found.size)

@@ -1,6 +1,7 @@
 """Kinds of aggregated instances that columns are made of: every row whose bound may beat what is known.
 
-Costed on arrays like those of the other roles (``planner.offers``); queues come later, for those that a plan could use.
+Costed on arrays like those of the other roles (``planner.decode_offers``); queues come later, for those
+that a plan could use.
 """
 
 from collections.abc import Callable

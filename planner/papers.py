@@ -7,8 +7,9 @@ from pathlib import Path
 
 from planner.columns import Aim, Side, carried_by, likely
 from planner.decode_candidates import Count
-from planner.offers import decode_offers, prefill_offers
+from planner.decode_offers import decode_offers
 from planner.plan import Plan
+from planner.prefill_offers import prefill_offers
 from planner.question import Question
 from planner.space import Row, possible
 from planner.strategy import parse_strategy

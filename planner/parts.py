@@ -9,10 +9,11 @@ from functools import cache
 
 from planner.columns import Aim, Choice, Offers, Side, settle
 from planner.decode_candidates import Count
+from planner.decode_offers import decode_offers
 from planner.infeasible import slowest_transfer
 from planner.latency import static_balance
 from planner.mixed_offers import NONE_DROPPED, Dropped, mixed_offers
-from planner.offers import decode_offers, prefill_offers
+from planner.prefill_offers import prefill_offers
 from planner.question import Question
 from planner.reachable import REFERENCE, most_instances, pairs
 from planner.shapes import Known, better, key_of, known_of, limited, needed_rates, not_aggregated

@@ -7,12 +7,12 @@ import numpy as np
 
 from planner.aggregated import make_aggregated
 from planner.columns import Aim, Choice, Side, carried_by, likely, settle
+from planner.decode_offers import decode_offers
 from planner.front import front_of
 from planner.infeasible import fitting_sizes, missing, refusal, slowest_transfer, unsurvivable
 from planner.infeasible_mixed import missing_aggregated
 from planner.kinds import DecodeKind
 from planner.mixed_kinds import MixedKind
-from planner.offers import decode_offers
 from planner.operating import DecodeServer, PrefillServer
 from planner.papers import Beside, best_counts, matching, published_sides, rate_of
 from planner.parts import Chosen, Pools, aim_of, choose, compatible, gather, gather_each, make_side, with_mixed

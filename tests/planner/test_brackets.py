@@ -16,7 +16,7 @@ ROWS = st.lists(
 )
 
 
-@pytest.fixture(params=[1, 1024], autouse=True, scope="module")
+@pytest.fixture(params=[1, 512], autouse=True, scope="module")
 def points(request: pytest.FixtureRequest):
     """Points of an array operation: as many rows as a search has leave two for each."""
     with pytest.MonkeyPatch.context() as patch:
@@ -81,15 +81,21 @@ def test_largest_is_the_brute_force_answer(rows: list[tuple[float, float, int, i
 
 
 @settings(max_examples=60, deadline=None)
-@given(rows=ROWS, limit=st.floats(0.5, 60), known=st.lists(st.floats(0, 120).map(round), max_size=3))
+@given(
+    rows=ROWS,
+    limit=st.floats(0.5, 60),
+    known=st.lists(st.floats(0, 120).map(round), min_size=1, max_size=3),
+    thought=st.none() | st.floats(-10, 90),
+)
 def test_what_is_known_spares_work_and_changes_nothing(
-    rows: list[tuple[float, float, int, int]], limit: float, known: list[int]
+    rows: list[tuple[float, float, int, int]], limit: float, known: list[int], thought: float | None
 ):
-    """Numbers measured before, inside the range or not, and the measure of what is found."""
+    """Numbers measured before, inside the range or not, a guess at the first, and the measure of what is found."""
     slope, offset, low, span = (np.array(column, dtype=float) for column in zip(*rows, strict=True))
     stairs = Staircase(slope, offset)
-    tried = np.stack([low, low + span, *(np.full(low.shape, float(each)) for each in known)])
-    found, measured = largest_between(stairs, limit, tried, stairs(tried))
+    tried = np.stack([np.full(low.shape, float(each)) for each in known])
+    likely = None if thought is None else np.full(low.shape, thought)
+    found, measured = largest_between(stairs, limit, np.stack([low, low + span]), tried, stairs(tried), likely)
 
     assert found.tolist() == tried_one_by_one(stairs, limit, low, low + span)
     inside = found >= low

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from planner.columns import Aim, Offer, Offers, Side, carried_by, settle
 from planner.decode_candidates import Count
+from planner.decode_offers import decode_offers
 from planner.fleet import solve_by_enumeration
-from planner.offers import decode_offers, prefill_offers
+from planner.prefill_offers import prefill_offers
 from planner.proof import certify
 from planner.space import role_rows
 from tests.questions import machines, small_question

@@ -9,13 +9,13 @@ import pytest
 from models.loader import load_model
 from planner.assemble import assemble
 from planner.decode_candidates import Count, decode_memory_used, iteration
+from planner.decode_offers import decode_offers
 from planner.expectation import expect, expect_alone, workload_of
 from planner.grid import Grid, strategy_grid
 from planner.imbalance import expected_maximum_normal
 from planner.latency import balanced_cost
 from planner.manifest.document import dump_manifest, parse_manifest
 from planner.manifest.schema import Manifest
-from planner.offers import decode_offers
 from planner.operating import DecodeServer
 from planner.parts import aim_of, best_of, gather
 from planner.plan import Plan

@@ -9,10 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.decode_candidates import Count
+from planner.decode_offers import decode_offers
 from planner.kinds import DecodeKind, PrefillKind
-from planner.offers import decode_offers, prefill_offers
 from planner.operating import MOST_UTILISATION, PrefillServer
 from planner.prefill_candidates import prefill_fits
+from planner.prefill_offers import prefill_offers
 from planner.question import Question
 from planner.space import role_rows
 from tests.questions import small_question

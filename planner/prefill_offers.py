@@ -1,8 +1,8 @@
-"""Kinds of instances that columns are made of: every row of a role that keeps its limit, with a bound on its rate.
+"""Kinds of prefill instances that columns are made of: every row that keeps the TTFT limit, with a bound on its rate.
 
 Everything here is costed on arrays; queues come later, for the rows that a plan could use (``planner.columns``), and
-with them the budget or batch that suits a row (``planner.kinds``). None is left out for being like another: what a row
-carries at most decides whether it is looked at.
+with them the budget that suits a row (``planner.kinds``). None is left out for being like another: what a row carries
+at most decides whether it is looked at.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,25 +12,16 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.brackets import largest_between
 from planner.candidates import usable_microbatches
 from planner.columns import Offers
-from planner.decode_candidates import (
-    Count,
-    DecodeCandidate,
-    IterationTime,
-    least_batch,
-    request_rate,
-    rows_with_room,
-)
+from planner.decode_candidates import Count
 from planner.dominance import undominated
-from planner.imbalance import expected_maximum_normal
-from planner.kinds import DecodeKind, PrefillKind, likely_rate
-from planner.latency import accepted_tokens, balanced_cost
-from planner.least import Least, decode_least
+from planner.kinds import PrefillKind, likely_rate
+from planner.latency import balanced_cost
+from planner.least import Least
 from planner.manifest.stacks import stacked, taken
 from planner.manifest.terms import Number, StepCost
-from planner.operating import MOST_UTILISATION, DecodeServer, transfer_seconds
+from planner.operating import MOST_UTILISATION, transfer_seconds
 from planner.prefill_bounds import saturated, timely, varied
 from planner.prefill_candidates import (
     PROMPTS_PER_PASS,
@@ -42,7 +33,6 @@ from planner.prefill_candidates import (
 from planner.question import Question
 from planner.space import Group, Row, groups, row_deployment
 from planner.transfers import most_linked
-from planner.workload import reserved_kv_tokens, running_kv_tokens
 from podplan.records import dataclass
 
 Floats = NDArray[np.float64]
@@ -50,105 +40,6 @@ Ints = NDArray[np.int64]
 
 # Points of one evaluation: fewer cost as much, for the calls, and more leave the cache.
 POINTS_AT_ONCE = 4096
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _DecodeTable:
-    """Rows of one group at their largest batch, [rows]."""
-
-    group: Group
-    batch: Floats
-    microbatches: Ints
-    seconds: Floats
-    room: Floats
-    cost: StepCost
-    """Of more rows than these."""
-    places: Ints
-    """[rows], where they stand in the cost."""
-
-
-def decode_offers(question: Question, rows: list[Row], count: Count, slowest_seconds: float) -> Offers:
-    """Return the decode instances that keep the TPOT limit with one request per stage or more."""
-    tables = [
-        _decode_table(question, group.drafting(question.drafts), count) for group in groups(question, "decode", rows, 0)
-    ]
-    found = [table for table in tables if table is not None]
-    return Offers.joined([_decode_kinds(question, table, slowest_seconds, count) for table in found])
-
-
-def _decode_table(question: Question, group: Group, count: Count) -> _DecodeTable | None:
-    """Return the rows that keep the limit, each with the microbatches that allow the larger batch."""
-    group, room = rows_with_room(group, 1, reserved_kv_tokens(question.workload))
-    if not group.rows:
-        return None
-    cost = stacked(balanced_cost(group.deployment, question.balance))
-    spread, kv = (
-        expected_maximum_normal(group.deployment.strategy.attention_groups),
-        running_kv_tokens(question.workload),
-    )
-    limit = np.broadcast_to(question.tpot_seconds * accepted_tokens(group.deployment, question.acceptance), room.shape)
-    batch, seconds = np.zeros(len(group.rows)), np.full(len(group.rows), np.inf)
-    chosen = np.zeros(len(group.rows), dtype=np.int64)
-    for microbatches in sorted(usable_microbatches(question, group), reverse=True):
-        measure = IterationTime(cost, spread, kv, microbatches, count)
-        # Only where these microbatches do the batch known so far can they do a larger one.
-        low = np.maximum(batch, least_batch(group, microbatches))
-        points = np.stack([low, np.maximum(room, low)])
-        took = np.broadcast_to(np.asarray(measure(points)), points.shape)
-        able = np.flatnonzero((took[0] <= limit) & (low <= room))
-        if not able.size:
-            continue
-        found, least = largest_between(measure, limit, points, took)
-        better = able[(found[able] > batch[able]) | (least[able] < seconds[able])]
-        seconds[better], chosen[better] = least[better], microbatches
-        batch[able] = found[able]
-    keep = np.flatnonzero(batch > 0)
-    if not keep.size:
-        return None
-    return _DecodeTable(
-        group=group.select(keep),
-        batch=batch[keep],
-        microbatches=chosen[keep],
-        seconds=seconds[keep],
-        room=room[keep],
-        cost=cost,
-        places=keep,
-    )
-
-
-def _decode_kinds(question: Question, table: _DecodeTable, slowest_seconds: float, count: Count) -> Offers:
-    """Return the rows of a table: a full batch bounds what each carries, for time per request falls with the batch."""
-    most = MOST_UTILISATION * request_rate(question, table.group.deployment, table.batch, table.seconds)
-    most = np.minimum(most, most_linked(question, table.group.deployment))
-    quickest = question.objective == "latency"
-    return Offers(
-        devices=table.group.sizes.astype(np.int64),
-        bound_per_second=most,
-        guess_per_second=most,
-        layers=table.group.layers,
-        build=partial(_decode_kind, question, table, slowest_seconds),
-        least=decode_least(question, table.group, float(table.batch.max()), count) if quickest else None,
-    )
-
-
-def _at(table: _DecodeTable, row: int) -> tuple[float, float]:
-    return float(table.batch[row]), float(table.seconds[row])
-
-
-def _decode_kind(question: Question, table: _DecodeTable, slowest_seconds: float, row: int) -> DecodeKind:
-    batch, seconds, drafts = *_at(table, row), int(table.group.drafts[row])
-    deployment = replace(row_deployment(table.group.deployment, table.group.rows[row]), drafts=drafts)
-    candidate = DecodeCandidate(
-        row=table.group.rows[row],
-        deployment=deployment,
-        drafts=drafts,
-        microbatches=int(table.microbatches[row]),
-        batch=int(batch),
-        iteration_seconds=seconds,
-        requests_per_second=float(request_rate(question, deployment, batch, seconds)),
-        limited_by="memory" if batch >= table.room[row] else "tpot",
-    )
-    return DecodeKind(DecodeServer(question, candidate, slowest_seconds, taken(table.cost, table.places[[row]])))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
