@@ -26,6 +26,7 @@ SHOWN = {
     "tpot_seconds": "TPOT",
     "prefill": "prefill",
     "decode": "decode",
+    "mixed": "mixed",
     "binding_limit": "binding",
 }
 _RATES = ("requests_per_second",)

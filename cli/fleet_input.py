@@ -11,9 +11,9 @@ from cli.formats import AUTO, ROLES
 from cli.machines import SizeFlags, by_role, read_machines
 from cli.question_file import Entry, read_questions, read_rows
 from cli.question_options import search_flags
-from cli.search_flags import SearchInput, read_search
-from planner.cluster import Fleet, Member
+from cli.search_flags import SearchInput, check_shape, read_search
 from planner.fleet import Objective
+from planner.fleet_members import Fleet, Member
 from planner.question import Machines
 from podplan.errors import BadInput
 from podplan.names import suggest
@@ -165,6 +165,7 @@ def _fixed(entry: Entry, values: dict[str, str], at: Mapping[str, _Pool]) -> Rea
     machines = {role: getattr(asked.question, role) for role in ROLES}
     named = {role: replace(machines[role], budget=at[role].name) for role in ROLES}
     asked = replace(asked, question=replace(asked.question, **named))
+    check_shape(asked.question)
     return Member(name=entry.name, question=asked.question), asked, []
 
 

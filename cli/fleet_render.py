@@ -25,7 +25,8 @@ from podplan.records import dataclass
 if TYPE_CHECKING:
     from rich.table import Table
 
-PLACED = {"name": "model", "on_nodes": "nodes", "chips": "chips", "prefill": "prefill", "decode": "decode"}
+PLACED = {"name": "model", "on_nodes": "nodes", "chips": "chips", "prefill": "prefill"}
+PLACED |= {"decode": "decode", "mixed": "mixed"}
 DOES = ("requests_per_second", "tokens_per_second_per_chip", "cost_per_million_tokens", "power_watts")
 DOES_TOO = ("energy_joules_per_million_tokens", "ttft_seconds", "tpot_seconds")
 CHECKED = {"confidence": "confidence", "spare": "spare", "after_loss": "after the loss"}
@@ -81,7 +82,8 @@ def fleet_tables(rows: Sequence[Row]) -> "list[Table]":
     shown = [with_power(row) for row in rows]
     checked = {key: name for key, name in CHECKED.items() if any(key in row for row in rows)}
     does = {key: SHOWN[key] for key in (*DOES, *DOES_TOO) if any(row.get(key) is not None for row in shown)}
-    tables = (PLACED, {"name": "model", **does, **checked})
+    placed = {key: name for key, name in PLACED.items() if any(key in row for row in rows)}
+    tables = (placed, {"name": "model", **does, **checked})
     return [
         table(list(keys.values()), [shown_cells(row, list(keys)) for row in shown], right=RIGHT, tight=True)
         for keys in tables

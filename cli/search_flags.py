@@ -118,8 +118,9 @@ def read_search(flags: SearchFlags) -> SearchInput:
         redundant=read_redundant(flags.redundant_experts, model),
         shared=_shared(flags.shared_experts, model),
         survive=read_survive(flags.survive),
-        shape=_shape(flags.shape, (prefill, decode), objective),
+        shape="auto" if flags.shape is None else read_choice(flags.shape, "--shape", get_args(Shape)),
     )
+    check_shape(question)
     question = with_formats(question, flags.machines.weights, flags.kv_dtype)
     return SearchInput(flags=flags, question=question, trace=asked.trace, day=asked.day)
 
@@ -129,18 +130,15 @@ def read_survive(text: str | None) -> Loss | None:
     return None if text is None else read_choice(text, "--survive", get_args(Loss))
 
 
-def _shape(text: str | None, machines: tuple[Machines, Machines], objective: Objective) -> Shape:
-    """Return the shapes of a deployment that are searched."""
-    shape: Shape = "auto" if text is None else read_choice(text, "--shape", get_args(Shape))
-    prefill, decode = machines
-    if shape == "aggregated" and objective == "latency":
-        raise BadInput("--shape: aggregated instances are not compared by --objective latency; leave one of them out")
-    if shape == "aggregated" and prefill.budget != decode.budget:
-        raise BadInput(
-            "--shape: aggregated instances take prompts and answer them on the same devices, and each role has its "
-            "own; name one machine and one size, or use --shape disaggregated"
-        )
-    return shape
+def check_shape(question: Question) -> None:
+    """Raise BadInput where aggregated instances alone are asked for and cannot be had."""
+    if question.shape != "aggregated":
+        return
+    from planner.shapes import not_aggregated  # few ask for it, and it takes time to import
+
+    why = not_aggregated(question)
+    if why is not None:
+        raise BadInput(f"--shape aggregated: {why}; leave --shape out, or use disaggregated")
 
 
 def read_limit(text: str, flag: str) -> float:

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from planner.alignment import Lot, placed, placed_apart
 from planner.assemble import Places
-from planner.cluster import Fleet
+from planner.fleet_members import Fleet
 from planner.plan import Plan
 from planner.question import Machines
 from podplan.errors import Fault

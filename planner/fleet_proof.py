@@ -1,10 +1,11 @@
 """The certificate of a fleet: all columns of all models as one integer programme, every constraint named.
 
     maximise f, or minimise chips or cost
-    sum over columns of a role of x = 1                      one_<model> <role>
+    sum over columns of a role of x + a = 1                  one_<model> <role>
     sum over columns of a role of a way of x = w             one_<model> <role> way <k>, where roles must agree
-    sum over ways of w = 1                                   way_<model>
-    f <= sum of rate / asked rate x                          rate_<model> <role>
+    sum over ways of w + a = 1                               way_<model>
+    a = sum over columns of aggregated instances of x        such a column fills both roles
+    f <= sum of rate / asked rate x                          rate_<model> <role>, with those of aggregated instances
     sum over columns of a pool of devices x <= budget        devices_<pool>
     sum over columns of a pool of room x <= budget           nodes_<pool>
     the same of one model <= devices of a node n             nodes_<model> <pool>, where no two models share a node
@@ -26,6 +27,7 @@ from planner.routes import Picks, Programme, Way
 from podplan.errors import Fault
 
 ROLES = ("prefill", "decode")
+MIXED = "mixed"
 
 
 def prove(programme: Programme, picks: Picks, names: Sequence[str]) -> Bound:
@@ -84,32 +86,44 @@ class _Built:
             self.problem += self.growth >= self.aim.rate * (1 - 1e-9), "asked_rate"
 
     def add_member(self, name: str, ways: Sequence[Way]) -> None:
-        """Add the columns of a model, one of each role, and that they carry what all carry."""
-        roles = list(zip(*ways, strict=True))
-        alternatives = [list({id(side): side for side in role}.values()) for role in roles]
-        carried: list[list[Any]] = [[] for _ in roles]
+        """Add the columns of a model, one of each role or one that fills both, and that they carry what all carry."""
         before = len(self.taken)
-        if len(ways) == math.prod(len(own) for own in alternatives):
-            for role, sides, terms in zip(ROLES, alternatives, carried, strict=True):
-                chosen = [term for side in sides for term in self._columns(side, terms)]
-                self.problem += self.pulp.lpSum(chosen) == 1, f"one_{name} {role}"
-        else:
-            self._add_coupled(name, ways, carried)
-        for role, terms in zip(ROLES, carried, strict=True):
-            self.problem += self.growth - self.pulp.lpSum(terms) <= 0, f"rate_{name} {role}"
+        carried: list[Any] = []
+        single = [side for way in ways if len(way) == 1 for side in way]
+        filling = [term for side in single for term in self._columns(side, carried)]
+        separate = [way for way in ways if len(way) > 1]
+        rates = self._add_separate(name, separate, filling) if separate else {MIXED: []}
+        if not separate:
+            self.problem += self.pulp.lpSum(filling) == 1, f"one_{name} {MIXED}"
+        for role, terms in rates.items():
+            self.problem += self.growth - self.pulp.lpSum([*terms, *carried]) <= 0, f"rate_{name} {role}"
         for side, column, pick in self.taken[before:]:
             self.owned.setdefault((side.machines.budget, name), []).append(int(side.room[column]) * pick)
 
-    def _add_coupled(self, name: str, ways: Sequence[Way], carried: list[list[Any]]) -> None:
+    def _add_separate(self, name: str, ways: Sequence[Way], filling: list[Any]) -> dict[str, list[Any]]:
+        """Add separate pools beside columns that fill both roles; return what the columns of each role carry."""
+        alternatives = [list({id(side): side for side in role}.values()) for role in zip(*ways, strict=True)]
+        carried: dict[str, list[Any]] = {role: [] for role in ROLES}
+        if len(ways) < math.prod(len(own) for own in alternatives):
+            self._add_coupled(name, ways, filling, carried)
+            return carried
+        for (role, terms), sides in zip(carried.items(), alternatives, strict=True):
+            chosen = [term for side in sides for term in self._columns(side, terms)]
+            self.problem += self.pulp.lpSum([*chosen, *filling]) == 1, f"one_{name} {role}"
+        return carried
+
+    def _add_coupled(
+        self, name: str, ways: Sequence[Way], filling: list[Any], carried: Mapping[str, list[Any]]
+    ) -> None:
         """Add ways whose roles must agree, such as in attention TP where the engine wants that."""
         taken = []
         for number, way in enumerate(ways):
             own = self._binary()
             taken.append(own)
-            for role, side, terms in zip(ROLES, way, carried, strict=True):
+            for (role, terms), side in zip(carried.items(), way, strict=True):
                 chosen = self._columns(side, terms)
                 self.problem += self.pulp.lpSum(chosen) == own, f"one_{name} {role} way {number}"
-        self.problem += self.pulp.lpSum(taken) == 1, f"way_{name}"
+        self.problem += self.pulp.lpSum([*taken, *filling]) == 1, f"way_{name}"
 
     def _columns(self, side: Side, terms: list[Any]) -> list[Any]:
         """Return a variable for each column of a side that nothing matches; ``terms`` get what they carry."""
@@ -155,9 +169,16 @@ def covers(programme: Programme, names: Sequence[str]) -> str:
     """Say what the bound is a bound of."""
     columns = sum(side.size for side in programme.sides)
     offers = sum(len(side.offers) for side in programme.sides)
+    single = [side for own in programme.ways for way in own if len(way) == 1 for side in way]
     routes = math.prod(len(own) for own in programme.ways)
     spread = f" in every one of the {routes} ways to spread their roles over the pools" if routes > 1 else ""
+    mixed = (
+        f"; {sum(side.size for side in single)} of them of aggregated instances, of the "
+        f"{sum(len(side.offers) for side in single)} rows whose bounds could beat separate pools on the same machines, "
+        "with every listed token budget and all requests that memory holds; not over both shapes side by side for one "
+        "model"
+    )
     return (
         f"{columns} columns of {', '.join(names)}{spread}, each so many node-aligned instances of one of {offers} rows "
-        "that keep the limits with one prompt or request, at their best budget or batch"
+        f"that keep the limits with one prompt or request, at their best budget or batch{mixed if single else ''}"
     )

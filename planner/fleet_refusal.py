@@ -4,34 +4,47 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from planner.cluster import Change, FleetAnswer, Gathered, Option, gather_fleet
+from planner.cluster import Change, FleetAnswer
 from planner.columns import Aim, Side
-from planner.infeasible import missing, rounded_down, unsurvivable
+from planner.fleet_members import on_pools
+from planner.fleet_ways import Gathered, Option, gather_fleet, with_aggregated
+from planner.infeasible import rounded_down, unsurvivable
+from planner.infeasible_mixed import missing_anyhow, unsurvivable_aggregated
 from planner.routes import settle_picks
 
 MOST_FACTOR = 16
 """Pools are enlarged by at most this factor."""
 
 
-def refused(gathered: Gathered) -> FleetAnswer:
-    """Return the answer of a fleet without a plan, with the constraint that binds and what would help."""
-    fleet = gathered.fleet
-    for name, (question, prefill) in gathered.open_roles.items():
-        limit, told = missing(question, prefill)
-        return _answer(gathered, 0.0, f"{limit} of {name}", f"{name}: {told}", ())
+def refused(separate: Gathered) -> FleetAnswer:
+    """Return the answer of a fleet without a plan, with the constraint that binds and what would help.
+
+    ``separate`` are the members' separate pools.
+    """
+    fleet = separate.fleet
     aim = Aim(devices=fleet.devices, objective="throughput", rate=None)
+    gathered, _ = with_aggregated(separate, aim)
+    for name in gathered.closed:
+        limit, told = missing_anyhow(*separate.without[name])
+        return _answer(gathered, 0.0, f"{limit} of {name}", f"{name}: {told}", ())
     for number, member in enumerate(fleet.members):
         if settle_picks(gathered.programme(aim, [number])) is None and member.question.survive is not None:
-            option = gathered.options[number][0]
-            sizes = (side.offers.devices.tolist() for side in option.sides)
-            _, told = unsurvivable(option.question, *sizes)
-            return _answer(gathered, 0.0, f"survive {member.question.survive} of {member.name}", told, ())
+            limit = f"survive {member.question.survive} of {member.name}"
+            return _answer(gathered, 0.0, limit, _unsurvivable(gathered, number), ())
     share = _share(gathered, aim)
     pool, more = _larger_pools(gathered)
     eased = (*_with_shared_nodes(gathered), *_without_loss(gathered), *_without_one(gathered))
     changes = (*_rates(gathered, share), *more, *eased)
     limit = f"devices of {pool}" if pool else "devices"
     return _answer(gathered, share, limit, _told(gathered, share), changes)
+
+
+def _unsurvivable(gathered: Gathered, number: int) -> str:
+    """Say that a member's instances fit, but not as many as must be left after a loss."""
+    for option in gathered.options[number]:
+        if option.pools.mixed is None:
+            return unsurvivable(option.question, *(side.offers.devices.tolist() for side in option.sides))[1]
+    return unsurvivable_aggregated(on_pools(gathered.fleet, gathered.fleet.members[number]))[1]
 
 
 def _answer(gathered: Gathered, growth: float, limit: str, told: str, changes: tuple[Change, ...]) -> FleetAnswer:
@@ -151,7 +164,8 @@ def _least_size(gathered: Gathered, pools: list[str]) -> float | None:
         if high >= MOST_FACTOR or (len(pools) < len(fleet.devices) and high >= 4):
             return None
         high *= 2
-        known = gather_fleet(replace(fleet, devices=sizes(high)))
+        larger = replace(fleet, devices=sizes(high))
+        known, _ = with_aggregated(gather_fleet(larger), _asked(larger.devices))
     low = 1.0
     step = min(nodes[pool] / fleet.devices[pool] for pool in pools)
     while high - low > step * 1.001:
@@ -185,8 +199,10 @@ def _unsparing(option: Option) -> Option:
     def without(side: Side) -> Side:
         return Side(side.role, side.machines, side.offers, None, side.unit, side.most_instances)
 
-    pools = replace(option.pools, prefill=without(option.pools.prefill), decode=without(option.pools.decode))
-    return replace(option, pools=pools)
+    own = option.pools
+    if own.mixed is not None:
+        return replace(option, pools=replace(own, mixed=without(own.mixed)))
+    return replace(option, pools=replace(own, prefill=without(own.prefill), decode=without(own.decode)))
 
 
 def _without_one(gathered: Gathered) -> Iterator[Change]:

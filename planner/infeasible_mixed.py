@@ -7,13 +7,13 @@ import numpy as np
 
 from planner.columns import Aim
 from planner.decode_candidates import Count
-from planner.infeasible import FACTORS, memory_sentence, rounded_up, smallest_of
+from planner.infeasible import FACTORS, memory_sentence, missing, rounded_up, smallest_of
 from planner.latency import tokens_per_iteration
 from planner.mixed_candidates import BUDGETS
 from planner.mixed_kinds import MixedKind, group_screen
 from planner.mixed_offers import holding, mixed_offers
 from planner.question import Question
-from planner.shapes import needed_rates
+from planner.shapes import needed_rates, not_aggregated
 from planner.space import groups, role_rows
 from planner.survival import lost_instances
 from podplan.units import format_duration
@@ -22,13 +22,25 @@ TRIED = 12
 """Kinds of instances, the most likely first, whose queues are solved before a limit is taken to be out of reach."""
 
 
+def missing_anyhow(question: Question, prefill: bool) -> tuple[str, str]:
+    """Return (binding limit, sentence) where separate pools lack a role and aggregated instances carry nothing.
+
+    It is about what separate pools lack, but where aggregated instances alone are asked for or where memory lacks, of
+    which they need least.
+    """
+    if question.shape == "aggregated":
+        return missing_aggregated(question)
+    told = missing(question, prefill)
+    return missing_aggregated(question) if told[0] == "memory" and not_aggregated(question) is None else told
+
+
 def missing_aggregated(question: Question) -> tuple[str, str]:
     """Return (binding limit, sentence) where no aggregated instance carries any rate within the limits."""
     best = fastest_alone(question)
     if best is None:
         return "memory", memory_sentence(question, "mixed", smallest_of(question, question.decode, mixed_sizes))
     if question.survive is not None and carries(replace(question, survive=None)):
-        return unsurvivable(question)
+        return unsurvivable_aggregated(question)
     ttft, tpot = best
     late = tpot <= question.tpot_seconds
     flag, least = ("--ttft", ttft) if late else ("--tpot", tpot)
@@ -42,7 +54,7 @@ def missing_aggregated(question: Question) -> tuple[str, str]:
     )
 
 
-def unsurvivable(question: Question) -> tuple[str, str]:
+def unsurvivable_aggregated(question: Question) -> tuple[str, str]:
     """Return (binding limit, sentence) where instances fit, but not as many as must be left after a loss."""
     per_node = question.decode.devices_per_node
     wanted = min((1 + lost_instances(question.survive, size, per_node)) * size for size in mixed_sizes(question))

@@ -162,7 +162,7 @@ def pruned(sides: Sequence[Side], reached: float) -> list[Pruned]:
         if rest.any():
             found.append(
                 Pruned(
-                    what=f"{side.role} columns that leave the other role too few devices",
+                    what=f"{side.role} columns that {_too_large(side)}",
                     number=int(rest.sum()),
                     bound=float(side.devices[rest].min()),
                     unit="devices",
@@ -170,3 +170,7 @@ def pruned(sides: Sequence[Side], reached: float) -> list[Pruned]:
                 )
             )
     return found
+
+
+def _too_large(side: Side) -> str:
+    return "take too many devices" if side.role.endswith("mixed") else "leave the other role too few devices"

@@ -1,9 +1,10 @@
 """The best columns of several models at once, where a model may stand on one of several pools.
 
 A *way* of a model is one side for each of its roles, each side on one pool: prefill here and decode there, or both
-here. A *route* is a way of every model. Along a route each role's smallest column that carries a rate is best,
-whatever is made small, for all devices of a pool are alike; so a rate needs one look at every side, and all routes are
-compared as arrays. What fits at a rate fits at every smaller one: the largest rate is found by bisection.
+here; or the one side of aggregated instances, which fill both roles. A *route* is a way of every model. Along a route
+each side's smallest column that carries a rate is best, whatever is made small, for all devices of a pool are alike; so
+a rate needs one look at every side, and all routes are compared as arrays. What fits at a rate fits at every smaller
+one: the largest rate is found by bisection.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,9 +21,9 @@ from podplan.records import dataclass
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Way = tuple[Side, ...]
-"""A side of each role of a model."""
+"""A side of each role of a model, or one of aggregated instances."""
 
-MOST_ROUTES = 200_000
+MOST_ROUTES = 2_000_000
 """Routes that are compared; more models on more pools take longer than anyone waits."""
 _RELATIVE = 1e-9
 
@@ -114,7 +115,7 @@ class _Stairs:
         self.columns, self.rates = columns, side.rates(by)[columns]
         self.room = side.room[columns].astype(np.float64)
         per_device = (1 / side.machines.devices_per_chip, device_cost(side.machines))
-        self.amounts = side.devices[columns][:, None] * np.array(per_device)  # [columns, (chips, cost)]
+        self.amounts = self.room[:, None] * np.array(per_device)  # [columns, (chips, cost)], the empty ones too
 
 
 def _smallest(programme: Programme, stairs: Mapping[int, _Stairs], rate: float) -> Picks | None:
@@ -134,15 +135,28 @@ def _smallest(programme: Programme, stairs: Mapping[int, _Stairs], rate: float) 
         numbers = np.array([number for number, _ in able])
         routes = np.column_stack([np.repeat(routes, numbers.size, axis=0), np.tile(numbers, len(routes))])
         fits = (used <= most + _RELATIVE).all(axis=1)
-        used, spent, routes = used[fits], spent[fits], routes[fits]
+        kept = np.flatnonzero(fits)[_least_spent(programme.aim, used[fits], spent[fits])]
+        used, spent, routes = used[kept], spent[kept], routes[kept]
         if not len(routes):
             return None
-    chips, cost = spent.round(9).T
-    best = np.lexsort((chips, cost) if programme.aim.objective == "cost" else (cost, chips))[0]
+    best = _cheapest(programme.aim, spent)[0]
     return tuple(
         Pick(int(way), tuple(_column(stairs[id(side)], rate) for side in own[way]))
         for own, way in zip(programme.ways, routes[best], strict=True)
     )
+
+
+def _cheapest(aim: Aim, spent: Floats) -> Ints:
+    """Return the order of routes by what is made small, then by the other: (chips, cost) of each."""
+    chips, cost = spent.round(9).T
+    return np.lexsort((chips, cost) if aim.objective == "cost" else (cost, chips))
+
+
+def _least_spent(aim: Aim, used: Floats, spent: Floats) -> Ints:
+    """Return of routes that take the same of every pool the cheapest: whatever the other models take, it stays so."""
+    order = _cheapest(aim, spent)
+    _, first = np.unique(used[order], axis=0, return_index=True)
+    return np.asarray(order[np.sort(first)], dtype=np.int64)
 
 
 def _taken(
@@ -164,11 +178,11 @@ def _column(own: _Stairs, rate: float) -> int:
     return int(own.columns[int(np.searchsorted(own.rates, rate))])
 
 
-def settle_picks(programme: Programme) -> Picks | None:
+def settle_picks(programme: Programme, least_rate: float = 0.0) -> Picks | None:
     """Return the best choice over all routes and columns, as ``columns.Contest.settle``."""
     return Contest(
         programme.aim,
         best=lambda least, by: best_picks(programme, least, by),
         columns=programme.picked,
         carried=programme.carried,
-    ).settle()
+    ).settle(least_rate)

@@ -10,7 +10,7 @@ from planner.columns import Aim, Choice, Side, carried_by, likely, settle
 from planner.decode_offers import decode_offers
 from planner.front import front_of
 from planner.infeasible import fitting_sizes, missing, refusal, slowest_transfer, unsurvivable
-from planner.infeasible_mixed import missing_aggregated
+from planner.infeasible_mixed import missing_anyhow
 from planner.kinds import DecodeKind
 from planner.mixed_kinds import MixedKind
 from planner.operating import DecodeServer, PrefillServer
@@ -21,7 +21,6 @@ from planner.proof import Bound, certify, never_queued, over_parts, proven_over
 from planner.quantised import Tried, in_formats, own_formats, preferred
 from planner.question import Question
 from planner.quickest import TimedSide, quickest, reached
-from planner.shapes import not_aggregated
 from planner.space import Role, Row, check_layouts
 from podplan.errors import Fault
 from podplan.records import dataclass
@@ -258,12 +257,8 @@ def reason(question: Question, pools: Pools, aim: Aim) -> tuple[str, str]:
         from planner.shortage import shortage  # searches larger machines; only a refusal needs it
 
         return shortage(question, most.pools, aim, carried_by(most.pools.sides, most.choice))
-    aggregated = not_aggregated(question) is None
-    if question.shape == "aggregated":
-        return missing_aggregated(question)
-    if not pools.prefill.offers or not pools.decode.offers:
-        told = missing(question, not pools.prefill.offers)
-        return missing_aggregated(question) if told[0] == "memory" and aggregated else told
+    if question.shape == "aggregated" or not pools.prefill.offers or not pools.decode.offers:
+        return missing_anyhow(question, not pools.prefill.offers)
     for side in pools.sides:
         if side.size and settle([side], replace(aim, objective="throughput", rate=None)) is None:
             return missing(question, side.role == "prefill")

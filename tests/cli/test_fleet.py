@@ -103,6 +103,36 @@ def test_models_stand_on_pools_and_their_manifests_beside_each_other(
     assert "give --force" in capsys.readouterr().err
 
 
+SHAPES = """
+hw: h200
+nodes: 1
+survive: instance
+models:
+  - {name: auto, model: qwen3-8b, rate: 3/s, isl: 512, osl: 64}
+  - {name: apart, model: qwen3-8b, rate: 3/s, isl: 512, osl: 64, shape: disaggregated}
+  - {name: both, model: qwen3-32b, rate: 1/s, isl: 512, osl: 64, shape: aggregated}
+"""
+
+
+def test_models_state_their_shape_and_aggregated_ones_have_manifests(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As asked, or the shape with fewer chips; JSON, table and manifest tell, and the loss is survived by either."""
+    path, out = _written(tmp_path, SHAPES), tmp_path / "out"
+    data = _answered(path, capsys, "--out", str(out))
+
+    either, apart, both = data["models"]  # type: ignore[misc]
+    assert either["pools"] == both["pools"] == {"mixed": "h200"}
+    assert apart["pools"] == {"prefill": "h200", "decode": "h200"}
+    assert either["best"]["devices"] < apart["best"]["devices"]
+    assert all(model["after_loss"]["feasible"] for model in (either, apart, both))
+    assert any("aggregated instances of auto" in each["what"] for each in data["bound"]["pruned"])  # type: ignore[index]
+    assert [pool.role for pool in read_manifest(out / "both" / "manifest.yaml").pools] == ["mixed"]
+    assert main(["fleet", path]) == ExitCode.DONE
+    heads = capsys.readouterr().out.splitlines()[0].split()
+    assert heads == ["model", "nodes", "chips", "prefill", "decode", "mixed"]
+
+
 def test_confidence_takes_more_or_as_many_chips_and_holds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Every limit holds with the asked confidence; what is asked as predicted needs no more chips."""
     path = _written(tmp_path, FILE.replace("2/s", "40/s").replace("1/s", "6/s"))
@@ -158,6 +188,8 @@ def test_models_that_share_no_node(tmp_path: Path, capsys: pytest.CaptureFixture
         (POOLS.replace("models:", "share_nodes: some\nmodels:"), "share_nodes: 'some' is not yes or no"),
         (POOLS.replace("pools:", "pools: 3\nx:"), "pools must be a list of 1 to 8"),
         (FILE.replace("hw: h100", "hw: any"), "hw: any stands for the pools of the file"),
+        (POOLS.replace('decode=old"', 'decode=old", shape: aggregated'), "each role has devices of its own"),
+        (POOLS.replace("rate: 4/s", "rate: 4/s, shape: round"), "--shape: 'round' is not auto"),
     ],
 )
 def test_bad_pools_are_one_sentence(text: str, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

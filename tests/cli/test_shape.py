@@ -34,9 +34,11 @@ def test_an_aggregated_plan_is_written_simulated_and_deployed(
 
 
 def test_shapes_that_cannot_be_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    """A word that is no shape, and aggregated instances on machines of each role."""
+    """A word that is no shape, and aggregated instances on machines of each role or in MixServe's queue."""
     assert main.main([*SMALL, "--shape", "round"]) == ExitCode.BAD_INPUT
     assert "--shape" in capsys.readouterr().err
     apart = ["qwen3-8b", "--hw", "prefill=h100,decode=h200", "--nodes", "prefill=1,decode=1", "--shape", "aggregated"]
     assert main.main(apart) == ExitCode.BAD_INPUT
-    assert "each role has its own" in capsys.readouterr().err
+    assert "each role has devices of its own" in capsys.readouterr().err
+    assert main.main([*SMALL, "--shape", "aggregated", "--queueing", "mixserve"]) == ExitCode.BAD_INPUT
+    assert "--queueing mixserve knows" in capsys.readouterr().err

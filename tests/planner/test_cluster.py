@@ -1,12 +1,21 @@
 """Several models on one cluster: budgets hold, nothing is better, and a fleet of one is a plan."""
 
+import math
 from dataclasses import replace
+from itertools import product
 
+import numpy as np
 import pytest
 
-from planner.cluster import Fleet, FleetAnswer, Member, plan_cluster
+from planner.cluster import FleetAnswer, plan_cluster
+from planner.decode_candidates import Count
+from planner.fleet_members import Fleet, Member
+from planner.mixed_kinds import MixedKind
+from planner.mixed_offers import mixed_offers
+from planner.parts import gather
 from planner.question import Question
 from planner.search import search
+from planner.space import role_rows
 from podplan.errors import BadInput
 from tests.questions import small_answer, small_question
 
@@ -69,6 +78,84 @@ def test_a_fleet_of_one_is_its_plan() -> None:
 
     assert best is not None and answer.plans[0].devices == best.devices
     assert answer.plans[0].prefill.candidate.row == best.prefill.candidate.row
+
+
+@pytest.mark.parametrize(
+    ("rate", "survive"), [(3.0, None), (40.0, None), (3.0, "instance")], ids=["few", "many", "spare"]
+)
+def test_a_fleet_of_one_is_its_plan_in_both_shapes(rate: float, survive: str | None) -> None:
+    """A rate that one device carries is aggregated; whatever is chosen is what the search of the model finds."""
+    own = member("alone", rate, shape="auto", survive=survive)
+    (plan,) = plan_cluster(Fleet(members=(own,), devices={POOL: 8})).plans
+    best = search(own.question).best
+
+    assert best is not None
+    assert [(role, pool.instances, pool.candidate.row) for role, pool in plan.pools()] == [
+        (role, pool.instances, pool.candidate.row) for role, pool in best.pools()
+    ]
+    assert rate > 3 or [role for role, _ in plan.pools()] == ["mixed"]
+    assert plan.ttft.at(99) == pytest.approx(best.ttft.at(99), rel=1e-6)
+
+
+def fewest_of_each(question: Question, devices: int) -> dict[str, float]:
+    """Return the fewest devices of either shape that carry the asked rate: every row and count, every queue solved."""
+    rate = question.rate_per_second or 0.0
+    machines = replace(question.prefill, devices=devices)
+    asked = replace(question, prefill=machines, decode=machines)
+    rows = role_rows(asked, "mixed")
+    offers, _ = mixed_offers(asked, rows, Count(), lambda sizes: np.full(sizes.shape, 1e-9))
+    found = {"separate": math.inf, "aggregated": math.inf}
+    for number, size in enumerate(offers.devices.tolist()):
+        kind = offers.build(number)
+        assert isinstance(kind, MixedKind)
+        able = (count for count in range(1, devices // size + 1) if kind.pool_carries(count, rate))
+        found["aggregated"] = min(found["aggregated"], size * next(able, math.inf))
+    prefill, decode = gather(asked).sides
+    for own, other in product(range(prefill.size), range(decode.size)):
+        together = int(prefill.devices[own] + decode.devices[other])
+        if together < found["separate"] and all(
+            side.server(int(side.offer[column])).pool_carries(int(side.left[column]), rate)
+            for side, column in ((prefill, own), (decode, other))
+        ):
+            found["separate"] = float(together)
+    return found
+
+
+def test_each_model_takes_the_shape_with_fewer_devices() -> None:
+    """Against every row of both shapes at every count: of as many, separate pools stay."""
+    members = (
+        member("small", 2.0, shape="auto", devices=4),
+        member("large", 10.0, shape="auto", devices=4, tpot_seconds=0.02, lengths=(2048.0, 256.0)),
+    )
+    answer = plan_cluster(Fleet(members=members, devices={POOL: 4}))
+
+    assert answer.feasible and answer.bound is not None and answer.bound.gap <= 1e-6
+    for own, plan in zip(members, answer.plans, strict=True):
+        fewest = fewest_of_each(own.question, 4)
+        assert plan.devices == min(fewest.values())
+        assert ([role for role, _ in plan.pools()] == ["mixed"]) == (fewest["aggregated"] < fewest["separate"])
+    assert [len(plan.pools()) for plan in answer.plans] == [1, 2]
+
+
+def test_both_shapes_never_carry_less_than_one() -> None:
+    """The largest common growth of both is that of the better where one suits all, and it fits when asked for."""
+
+    def grown(shape: str, factor: float | None = None) -> FleetAnswer:
+        rates = [each * (factor or 1.0) for each in (2.0, 30.0)]
+        members = (
+            member("small", rates[0], shape=shape),
+            member("large", rates[1], shape=shape, tpot_seconds=0.02, lengths=(2048.0, 64.0)),
+        )
+        objective = "chips" if factor else "throughput"
+        return plan_cluster(Fleet(members=members, devices={POOL: 3}, objective=objective))  # type: ignore[arg-type]
+
+    both, apart, single = (grown(shape) for shape in ("auto", "disaggregated", "aggregated"))
+
+    assert not apart.feasible or both.growth >= apart.growth * (1 - 1e-6)
+    assert both.growth >= single.growth * (1 - 1e-6) and single.feasible
+    assert grown("auto", both.growth * 0.998).feasible
+    over = grown("auto", both.growth * 1.03)
+    assert not over.feasible and 0.95 < over.growth < 1
 
 
 def test_too_small_a_cluster_is_told_with_the_share_that_fits() -> None:

@@ -1,0 +1,218 @@
+"""The ways of a fleet's models: prefill and decode instances, each on any pool, and aggregated instances on one.
+
+Separate pools are costed and settled first, for their queues are quick. Aggregated instances of a model on a pool are
+then left out where their bound shows that they beat no separate pools there: in its place these, which take no more
+devices of the same pool and carry as much, keep every constraint and worsen no objective.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import field, replace
+
+from planner.columns import Aim, Side
+from planner.fleet_members import Fleet, Member, asked_rate, on_pools
+from planner.infeasible import slowest_transfer
+from planner.parts import Costing, Pools, compatible, gather, with_mixed
+from planner.proof import Pruned
+from planner.quantised import in_formats
+from planner.question import Machines, Question
+from planner.routes import Programme, settle_picks
+from planner.shapes import Known, not_aggregated
+from podplan.records import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """A way of a member: the question on the pools that it takes, and the columns of its roles."""
+
+    question: Question
+    pools: Pools
+
+    @property
+    def sides(self) -> tuple[Side, ...]:
+        """The columns of each role, or those of aggregated instances."""
+        return self.pools.sides
+
+    @property
+    def budgets(self) -> set[str]:
+        """The pools that it takes devices from."""
+        return {side.machines.budget for side in self.sides}
+
+
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """Every option of every member, [members][options], costed once."""
+
+    fleet: Fleet
+    options: tuple[tuple[Option, ...], ...]
+    evaluated: int
+    without: dict[str, tuple[Question, bool]] = field(default_factory=dict)
+    """Members without separate pools, with a question and whether it is their prefill that has no instance."""
+    never_queued: tuple[Pruned, ...] = ()
+    """Aggregated instances that were left out."""
+
+    @property
+    def closed(self) -> list[str]:
+        """Names of members without any option."""
+        return [member.name for member, own in zip(self.fleet.members, self.options, strict=True) if not own]
+
+    def programme(self, aim: Aim, members: Sequence[int] | None = None) -> Programme:
+        """Return the programme of all members, or of those with the given numbers."""
+        chosen = range(len(self.options)) if members is None else members
+        ways = tuple(tuple(option.sides for option in self.options[number]) for number in chosen)
+        return Programme(ways, aim, whole_nodes=not self.fleet.share_nodes)
+
+
+def gather_fleet(fleet: Fleet, transfers: Mapping[str, float] | None = None) -> Gathered:
+    """Cost every candidate of separate pools of every member on every pool that it may stand on; no queue is solved.
+
+    ``transfers``: seconds that a prompt's KV takes at least, by member.
+    """
+    longer = transfers or {}
+    options, evaluated = [], 0
+    without: dict[str, tuple[Question, bool]] = {}
+    for member in fleet.members:
+        own: list[Option] = []
+        lacks, costing = True, Costing()  # a role is costed once in each of its formats
+        for formed in formats_of(member):
+            least = longer.get(member.name)
+            pools = (
+                _gather_pools(fleet, formed, least or 0.0)
+                if member.pools
+                else {"": gather(on_pools(fleet, formed), transfer_seconds=least, costing=costing)}
+            )
+            evaluated += sum(part.count.evaluated for part in pools.values()) if member.pools else 0
+            own += _options(fleet, formed, pools)
+            lacks = lacks and not any(part.prefill.offers for part in pools.values())
+        evaluated += costing.count.evaluated
+        options.append(tuple(own))
+        if not own:
+            without[member.name] = (on_pools(fleet, formed), lacks)
+    return Gathered(fleet, tuple(options), evaluated, without)
+
+
+def formats_of(member: Member) -> Iterator[Member]:
+    """Yield the member in each of its number formats."""
+    return (replace(member, question=question) for question in in_formats(member.question))
+
+
+def _gather_pools(fleet: Fleet, member: Member, least_transfer_seconds: float) -> dict[str, Pools]:
+    """Cost a member on each pool that it may stand on; KV may come from whichever takes longest."""
+    at = {machines.budget: machines for machines in member.pools}
+    pairs = [on_pools(fleet, member, (first, second)) for first in at.values() for second in at.values()]
+    transfer = max(least_transfer_seconds, *(slowest_transfer(question) for question in pairs))
+    return {
+        name: gather(on_pools(fleet, member, (machines, machines)), transfer_seconds=transfer)
+        for name, machines in at.items()
+    }
+
+
+def _options(fleet: Fleet, member: Member, pools: dict[str, Pools]) -> list[Option]:
+    """Return the separate ways of a member: every pair of pools, in the parts that its engine lets share KV."""
+    made: dict[int, tuple[Side, Side]] = {}  # the key's own side is kept, so that no other gets its id
+
+    def side(own: Side) -> Side:
+        """Return the member's columns; each made once."""
+        if id(own) not in made:
+            made[id(own)] = own, _side_of(member, own)
+        return made[id(own)][1]
+
+    found = []
+    for first in pools.values():
+        for second in pools.values():
+            machines = (first.prefill.machines, second.decode.machines)
+            question = on_pools(fleet, member, machines)
+            for part in compatible(question, replace(first, decode=second.decode)):
+                prefill, decode = side(part.prefill), side(part.decode)
+                if prefill.offers and decode.offers:
+                    found.append(Option(question, replace(part, prefill=prefill, decode=decode)))
+    return found
+
+
+def _side_of(member: Member, own: Side) -> Side:
+    """Return columns under the member's name, with rates in units of what it has to serve."""
+    role, loss = f"{member.name} {own.role}", member.question.survive
+    return Side(role, own.machines, own.offers, loss, asked_rate(member), own.most_instances)
+
+
+def with_aggregated(gathered: Gathered, aim: Aim) -> tuple[Gathered, float]:
+    """Return the options with those of aggregated instances that may beat separate pools, and a rate to carry at least.
+
+    It is in units of what is asked: the aim's, or what separate pools carry, 0 where they do not hold all members.
+    """
+    known = aim.rate or 0.0
+    if aim.rate is None and not gathered.closed:
+        programme = gathered.programme(aim)
+        picks = settle_picks(programme)
+        known = programme.carried(picks) if picks is not None else 0.0
+    options: list[tuple[Option, ...]] = []
+    pruned: list[Pruned] = []
+    evaluated = gathered.evaluated
+    for number, member in enumerate(gathered.fleet.members):
+        found = list(_aggregated(gathered, number, aim, known))
+        evaluated += sum(option.pools.count.evaluated for option in found)
+        pruned += _left_out(member, found, known)
+        options.append((*gathered.options[number], *(option for option in found if option.sides[0].size)))
+    wider = replace(gathered, options=tuple(options), evaluated=evaluated, never_queued=tuple(pruned))
+    return wider, known
+
+
+def _aggregated(gathered: Gathered, number: int, aim: Aim, growth: float) -> Iterator[Option]:
+    """Yield the aggregated way of a member on each pool, with the columns that may beat separate pools there."""
+    fleet, member = gathered.fleet, gathered.fleet.members[number]
+    beaten: dict[str, Known | None] = {}
+    for formed in formats_of(member):
+        for machines in _grounds(formed):
+            question = on_pools(fleet, formed, (machines, machines))
+            if not_aggregated(question) is not None:
+                continue
+            if machines.budget not in beaten:
+                beaten[machines.budget] = _separate(gathered, number, machines.budget, aim, growth)
+            known = beaten[machines.budget]
+            own = Aim(
+                devices=aim.devices,
+                objective="throughput" if aim.rate is None else "chips",
+                rate=None if aim.rate is None else aim.rate * asked_rate(member),
+            )
+            pools = gather(replace(question, shape="aggregated"))
+            pools = with_mixed(question, pools, own, known)
+            assert pools.mixed is not None
+            yield Option(question, replace(pools, mixed=_side_of(formed, pools.mixed)))
+
+
+def _grounds(member: Member) -> tuple[Machines, ...]:
+    """Return the pools on which both roles of a member may stand."""
+    if member.pools:
+        return member.pools
+    question = member.question
+    return (question.decode,) if question.prefill.budget == question.decode.budget else ()
+
+
+def _separate(gathered: Gathered, number: int, pool: str, aim: Aim, growth: float) -> Known | None:
+    """Return what separate pools of a member do in one pool alone; None where they do not carry the rate there.
+
+    Of a common growth: what all members carry anyway.
+    """
+    asked = asked_rate(gathered.fleet.members[number])
+    if aim.rate is None:
+        return Known(rate_per_second=growth * asked, devices=0, cost_per_hour=0.0) if growth else None
+    ways = tuple(option.sides for option in gathered.options[number] if option.budgets == {pool})
+    programme = Programme((ways,), replace(aim, objective="chips"))
+    picks = settle_picks(programme) if ways else None
+    if picks is None:
+        return None
+    room = sum(int(side.room[column]) for side, column in programme.picked(picks))
+    return Known(rate_per_second=aim.rate * asked, devices=room, cost_per_hour=0.0)
+
+
+def _left_out(member: Member, options: Sequence[Option], share: float) -> Iterator[Pruned]:
+    """Yield how many aggregated instances of a member no queue was solved for, and under which bound."""
+    rows = sum(option.pools.dropped.slow for option in options)
+    if rows:
+        yield Pruned(
+            what=f"aggregated instances of {member.name}, by pool, strategy, layout and MTP depth",
+            number=rows,
+            bound=share * asked_rate(member),
+            unit="requests/s",
+            why="no number of running requests whose mean step keeps the TPOT limit brings a pool to that rate, or not "
+            "on fewer devices than separate pools take there",
+        )
