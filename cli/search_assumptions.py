@@ -86,6 +86,8 @@ def _implied(asked: SearchInput) -> dict[str, object]:
         implied["arrivals"] = f"squared CV {question.workload.arrival_squared_cv:.3g}, measured on {trace.name}"
         if trace.spread_seconds:
             implied["arrivals"] = f"{implied['arrivals']}, stamps spread over their grid of {trace.spread_seconds:g} s"
+        if trace.left_out:
+            implied["requests"] = next(note for note in trace.notes if "left out" in note)
         if question.workload.prefix_reuse and "prefix_reuse" in asked.flags.defaulted:
             reuse = question.workload.prefix_reuse
             implied["reuse"] = f"{reuse:.3g} of the prompt tokens, of a cache without limit"

@@ -18,6 +18,7 @@ from planner.workload import Trace as Rows
 from planner.workload import Traffic
 from podplan.errors import BadInput
 from podplan.records import dataclass
+from podplan.trace_lengths import fitting, fitting_parts
 from podplan.traces import (
     Trace,
     TraceFormat,
@@ -91,7 +92,7 @@ def _traced(flags: SimulateFlags, manifest: Manifest, count: int | None, warmup:
     skip = 0 if flags.skip_bad_rows is None else parse_count(flags.skip_bad_rows, "--skip-bad-rows", allow_zero=True)
     if _is_long(path):
         return _streamed(flags, manifest, format, skip, warmup, seed)
-    trace = read_trace(path, format, dequantize_seed=seed, skip_bad_rows=skip, seed=seed)
+    trace = _fitting(read_trace(path, format, dequantize_seed=seed, skip_bad_rows=skip, seed=seed), manifest)
     if not trace.timed:
         if flags.rate is None:
             raise BadInput(f"--rate: {trace.name} has lengths only; say how many requests arrive, such as 10/s")
@@ -117,6 +118,12 @@ def _traced(flags: SimulateFlags, manifest: Manifest, count: int | None, warmup:
     )
 
 
+def _fitting(trace: Trace, manifest: Manifest) -> Trace:
+    """Return the requests that the manifest's model has positions for."""
+    model = manifest.model.spec
+    return fitting(trace, model.max_position, model.name)
+
+
 def _notes(trace: Trace) -> tuple[str, ...]:
     notes = list(trace.notes)
     if trace.spread_seconds:
@@ -140,20 +147,29 @@ def _streamed(
     for flag in ("window", "repeat", "requests", "rate"):
         if getattr(flags, flag) is not None:
             raise BadInput(f"--{flag}: {flags.trace} is too long for it (it is read in parts); cut the file first")
-    factor = read_factor(flags.scale_rate)
+    factor, model = read_factor(flags.scale_rate), manifest.model.spec
+
+    def traces() -> Iterator[Trace]:
+        whole = stream_trace(Path(flags.trace or ""), format, skip_bad_rows=skip)
+        return (scale_rate(part, factor) for part in fitting_parts(whole, model.max_position))
 
     def parts() -> Iterator[Requests]:
-        for number, part in enumerate(stream_trace(Path(flags.trace or ""), format, skip_bad_rows=skip)):
-            yield from_trace(scale_rate(part, factor), manifest.workload, seed + number)
+        for number, part in enumerate(traces()):
+            yield from_trace(part, manifest.workload, seed + number)
 
-    start = scale_rate(next(stream_trace(Path(flags.trace or ""), format, skip_bad_rows=skip)), factor)
+    start = next(traces(), None)
+    if start is None:
+        raise BadInput(f"--trace: no request of {flags.trace} fits the {model.max_position} positions of {model.name}")
     first = from_trace(start, manifest.workload, seed)
     return Offered(
         requests=parts,
         options=SimulationOptions(seed=seed, warmup_seconds=warmup),
         expectation=_expect_rows(manifest, _rows(first, start)),
         measured="all requests of the trace, read in parts, from an empty system until it is empty again",
-        notes=("the prediction rests on the moments of the trace's first part",),
+        notes=(
+            "the prediction rests on the moments of the trace's first part",
+            f"requests longer than the {model.max_position} positions of {model.name} are left out",
+        ),
     )
 
 

@@ -4,8 +4,6 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
-import numpy as np
-
 from cli.day import read_rate_profile
 from cli.flags import flag_name, read_choice, read_fraction
 from cli.lengths import check_positions, read_lengths
@@ -93,14 +91,15 @@ def read_rate(rate: str | None, profile: str | None) -> tuple[float | None, tupl
 
 
 def _from_trace(flags: TrafficFlags, model: ModelSpec, rate: float | None, reuse: float | None) -> Asked:
-    from podplan.traces import TraceFormat, read_trace, reused_tokens  # readers of many formats, for --trace alone
+    from podplan.trace_lengths import fitting  # readers of many formats, for --trace alone
+    from podplan.traces import TraceFormat, read_trace, reused_tokens
 
     for field in LENGTH_FIELDS:
         if getattr(flags, field) is not None:
             raise BadInput(f"{flag_name(field)} and --trace both give lengths; leave one of them out")
     format = None if flags.format is None else read_choice(flags.format, "--format", get_args(TraceFormat))
     trace = read_trace(Path(flags.trace or ""), format, dequantize_seed=SPREAD_SEED)
-    _check_positions(trace, model)
+    trace = fitting(trace, model.max_position, model.name)
     try:
         traffic = Traffic.from_trace(
             Rows(
@@ -125,13 +124,3 @@ def _with_reuse(workload: Workload, reuse: float) -> Workload:
         arrival_squared_cv=workload.arrival_squared_cv,
         length_covariance=workload.length_covariance,
     )
-
-
-def _check_positions(trace: "Trace", model: ModelSpec) -> None:
-    lengths = trace.input_tokens + trace.output_tokens
-    longer = int(np.count_nonzero(lengths > model.max_position))
-    if longer:
-        raise BadInput(
-            f"--trace: {longer} of {len(trace)} requests of {trace.name} are longer than the {model.max_position} "
-            f"positions of {model.name} (the longest has {int(lengths.max())} tokens); leave them out of the file"
-        )

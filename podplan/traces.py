@@ -37,8 +37,8 @@ class Trace:
     ``hash_ids`` are the prompt's block identifiers, None where the format has none. ``session`` numbers the
     conversation of a request and ``delay_seconds`` says how long after the end of its last turn it is sent (a number
     from the second turn on); both None where no request belongs to one. ``spread_seconds`` > 0 says that equal stamps
-    were spread over so long, ``skipped`` holds what was wrong with rows that were left out, ``notes`` what a reader
-    should know.
+    were spread over so long, ``skipped`` holds what was wrong with rows that were left out, ``left_out`` counts
+    requests that a model has no positions for (``podplan.trace_lengths``), ``notes`` say what a reader should know.
     """
 
     name: str
@@ -53,6 +53,7 @@ class Trace:
     session: Integers | None = None
     delay_seconds: Floats | None = None
     skipped: tuple[str, ...] = ()
+    left_out: int = 0
     notes: tuple[str, ...] = ()
 
     def __len__(self) -> int:
@@ -289,7 +290,7 @@ def dequantize(trace: Trace, seed: int) -> Trace:
         return trace
     jitter = np.random.default_rng(seed).uniform(0.0, step, len(trace))
     moved = replace(trace, arrival_seconds=trace.arrival_seconds + jitter, spread_seconds=step)
-    return _select(moved, np.argsort(moved.arrival_seconds, kind="stable"))
+    return select(moved, np.argsort(moved.arrival_seconds, kind="stable"))
 
 
 def window(trace: Trace, start_seconds: float, end_seconds: float) -> Trace:
@@ -300,12 +301,12 @@ def window(trace: Trace, start_seconds: float, end_seconds: float) -> Trace:
     inside = np.flatnonzero((trace.arrival_seconds >= start_seconds) & (trace.arrival_seconds < end_seconds))
     if not inside.size:
         raise BadInput(f"{trace.name}: no request arrives from {start_seconds:g} s to {end_seconds:g} s")
-    return _select(trace, inside)
+    return select(trace, inside)
 
 
 def first_requests(trace: Trace, count: int) -> Trace:
     """Return the first ``count`` requests, all of them if there are fewer."""
-    return _select(trace, np.arange(min(count, len(trace))))
+    return select(trace, np.arange(min(count, len(trace))))
 
 
 def scale_rate(trace: Trace, factor: float) -> Trace:
@@ -336,17 +337,24 @@ def reused_tokens(trace: Trace) -> Integers:
     return counts
 
 
-def _select(trace: Trace, index: Integers) -> Trace:
-    """Return the requests at ``index``, arrivals counted from the first of them."""
-    arrival = trace.arrival_seconds[index]
+def select(trace: Trace, index: Integers) -> Trace:
+    """Return the requests at ``index``, arrivals counted from the first of them.
+
+    The first turn of a session that is kept follows none, whatever came before it.
+    """
+    arrival, session, delay = trace.arrival_seconds[index], trace.session, trace.delay_seconds
+    if session is not None and delay is not None:
+        session, delay = session[index], delay[index]
+        known, first = np.unique(session, return_index=True)
+        delay[first[known >= 0]] = np.nan
     return replace(
         trace,
         arrival_seconds=arrival - arrival[0],
         input_tokens=trace.input_tokens[index],
         output_tokens=trace.output_tokens[index],
         hash_ids=tuple(trace.hash_ids[i] for i in index) if trace.hash_ids else None,
-        session=None if trace.session is None else trace.session[index],
-        delay_seconds=None if trace.delay_seconds is None else trace.delay_seconds[index],
+        session=session,
+        delay_seconds=delay,
     )
 
 

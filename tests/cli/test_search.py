@@ -143,6 +143,15 @@ def test_a_trace_gives_lengths_and_rate(tmp_path: Path, capsys: pytest.CaptureFi
     assert "lengths" not in data["assumptions"]
 
 
+def test_requests_without_positions_are_left_out_and_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The plan is for the others."""
+    path = tmp_path / "azure.csv"
+    path.write_text(AZURE + "2023-11-16 18:17:09.9799600,999999,44\n", encoding="utf-8")
+    data = _json(capsys, *SMALL, "--trace", str(path))
+    assert data["question"]["trace"]["requests"] == 3
+    assert "1 of 4 requests of azure.csv are longer than the" in data["assumptions"]["requests"]
+
+
 def test_a_plan_is_played_on_its_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """What its own requests meet stands beside the stationary figures; not with a stated reuse."""
     path = tmp_path / "azure.csv"

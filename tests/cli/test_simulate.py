@@ -92,6 +92,23 @@ def test_a_trace_is_replayed_whole(planned: str, tmp_path: Path, capsys: pytest.
     assert 24 < data["duration_seconds"] < 30
 
 
+def test_requests_without_positions_are_left_out(
+    planned: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As engines refuse them, with a note; read in parts, too; a trace of none but such is refused."""
+    trace = tmp_path / "trace.csv"
+    rows = [f"2024-01-01 00:00:{second:02d}.5,{999_999 if second == 20 else 500},20" for second in range(50)]
+    trace.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *rows]))
+    data = simulated(capsys, planned, "--trace", str(trace))
+    assert data["requests"] == 49 and "1 of 50 requests" in " ".join(data["notes"])
+    monkeypatch.setattr("cli.simulate_traffic.LONG_TRACE_BYTES", 10)
+    parts = simulated(capsys, planned, "--trace", str(trace))
+    assert parts["requests"] == 49 and parts["ttft_seconds"] == data["ttft_seconds"]
+    trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2024-01-01 00:00:01.5,999999,20")
+    assert main(["simulate", planned, "--trace", str(trace)]) == 2
+    assert "no request of" in capsys.readouterr().err
+
+
 def test_the_table_tells_what_was_cut(planned: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Measured, predicted and the window."""
     assert main(["simulate", planned, "--rate", "20/s", "--requests", "200"]) == 0
