@@ -21,7 +21,7 @@ from cli.traffic import TrafficFlags
 from planner.assemble import assemble
 from planner.manifest.schema import Manifest
 from planner.operating import PrefillServer
-from planner.plan import Plan
+from planner.plan import DisaggregatedPlan
 from planner.search import search
 from runtime.simulate.run import simulate
 
@@ -87,17 +87,18 @@ class Row:
     """Of both limits together: simulated, and what was predicted beyond it."""
 
 
-def plan_of(name: str) -> Plan:
+def plan_of(name: str) -> DisaggregatedPlan:
     """Return the plan of a case."""
     model, machines, traffic, limits = CASES[name]
+    limits = {"shape": "disaggregated", **limits}
     flags = SearchFlags(model=model, machines=machines, traffic=TrafficFlags(**traffic), **limits)
-    best = search(read_search(flags).question).best
-    if best is None:
-        sys.exit(f"case {name} has no plan")
+    best = search(read_search(flags).question, explain=False, beside=False).best
+    if not isinstance(best, DisaggregatedPlan):
+        sys.exit(f"case {name} has no plan of two pools")
     return best
 
 
-def saturation(plan: Plan) -> float:
+def saturation(plan: DisaggregatedPlan) -> float:
     """Requests per second that the tighter pool finishes when it is always full."""
     decode = plan.decode.instances * plan.decode.candidate.requests_per_second
     return min(plan.prefill.instances * best_saturation(plan), decode)
@@ -150,7 +151,7 @@ def compared(name: str, utilisation: float, pairs: list[tuple[dict[str, Any], di
     )
 
 
-def best_saturation(plan: Plan) -> float:
+def best_saturation(plan: DisaggregatedPlan) -> float:
     """Prompts per second of a prefill instance whose passes are always full."""
     return PrefillServer(plan.question, plan.prefill.candidate).service.saturation_per_second
 

@@ -165,19 +165,29 @@ class PrefillKind:
     def _settled(self, instances: int) -> tuple[float, int]:
         """The largest rate and where among the budgets it is carried."""
         if instances not in self._best:
-            place = int(np.argmax(self.budgets.guess_per_second))
+            place, about = self._likely(instances)
             self._best[instances] = most_carried(
-                (self._capacity(place, instances), place),
+                (self._capacity(place, instances, about), place),
                 lambda rate, last: self._carrying(instances, rate, last),
-                lambda place, _: self._capacity(place, instances),
+                lambda place, rate: self._capacity(place, instances, rate),
                 self.bound_per_second * instances / 1000,
             )
         return self._best[instances]
 
-    def _capacity(self, place: int, instances: int) -> float:
+    def _likely(self, instances: int) -> tuple[int, float]:
+        """Return a budget that likely carries most, and about how much: by the nearest number of instances known."""
+        if self._best:
+            near = min(self._best, key=lambda known: (abs(known - instances), known))
+            rate, place = self._best[near]
+            if rate:
+                return place, rate * instances / near
+        place = int(np.argmax(self.budgets.guess_per_second))
+        return place, float(self.budgets.guess_per_second[place]) * instances
+
+    def _capacity(self, place: int, instances: int, about: float) -> float:
         """Largest rate at one budget; the queue of prompts that differ is rough enough to pass the bound."""
         most = float(self.budgets.bound_per_second[place]) * instances
-        return min(self._server(place).pool_capacity(instances), most)
+        return min(self._server(place).pool_capacity(instances, about), most)
 
     def _carrying(self, instances: int, rate: float, start: int | None = None) -> int | None:
         """Return the place of a budget that carries a rate; None where there is none."""

@@ -108,6 +108,8 @@ class PrefillServer:
     candidate: PrefillCandidate
     known_cost: StepCost | None = field(default=None, repr=False, compare=False)
     """The step cost, stacked, where it is known already."""
+    _solved: dict[tuple[float, int], Latency | None] = field(default_factory=dict, repr=False, compare=False)
+    """TTFT by rate of each and instances: budgets are compared at rates that capacities were solved at."""
 
     @property
     def independent(self) -> bool:
@@ -166,11 +168,11 @@ class PrefillServer:
         """Largest rate of one instance within the TTFT limit; 0 where there is none."""
         return self.pool_capacity(1)
 
-    def pool_capacity(self, instances: int) -> float:
+    def pool_capacity(self, instances: int, about: float | None = None) -> float:
         """Largest rate of so many instances that take requests in turn, within the TTFT limit; 0 where there is none.
 
         At most 98 % of saturation, beyond which no plan should run. The more instances deal arrivals out, the more
-        evenly each gets them: this is no multiple of one instance's rate.
+        evenly each gets them: this is no multiple of one instance's rate. ``about`` is where it likely lies.
         """
 
         def seconds(rate: float) -> float:
@@ -178,7 +180,8 @@ class PrefillServer:
             return math.inf if latency is None else latency.at(self.question.percentile)
 
         upper = MOST_UTILISATION * self.saturation_per_second
-        rate = largest_rate(seconds, self.question.ttft_seconds, upper)
+        each = None if about is None else about / instances
+        rate = largest_rate(seconds, self.question.ttft_seconds, upper, each)
         return 0.0 if rate is None else rate * instances
 
     def pool_carries(self, instances: int, rate_per_second: float) -> bool:
@@ -196,8 +199,11 @@ class PrefillServer:
         """
         if self.question.queueing == "mixserve":
             return memoryless_ttft(rate_per_second, self.most_prompts, self.candidate.pass_seconds)
-        squared_cv = thinned_squared_cv(self.question.workload.arrival_squared_cv, instances, "round_robin")
-        return latency_of(self.service, rate_per_second, squared_cv)
+        key = (rate_per_second, instances)
+        if key not in self._solved:
+            squared_cv = thinned_squared_cv(self.question.workload.arrival_squared_cv, instances, "round_robin")
+            self._solved[key] = latency_of(self.service, rate_per_second, squared_cv)
+        return self._solved[key]
 
 
 @dataclass(frozen=True)

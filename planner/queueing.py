@@ -196,21 +196,63 @@ def allen_cunneen_wait(
     return memoryless * (arrival_squared_cv + service_squared_cv) / 2
 
 
-def largest_rate(seconds: Callable[[float], float], limit_seconds: float, upper: float) -> float | None:
+def largest_rate(
+    seconds: Callable[[float], float], limit_seconds: float, upper: float, about: float | None = None
+) -> float | None:
     """Largest rate up to ``upper`` whose ``seconds``, rising in the rate, keep the limit; None where none does.
 
     Latency goes up as 1/(1 - load), so 1/seconds is all but straight: false position on it (Illinois rule, kept 5 %
-    off the ends), until within 1 % under the limit or 0.2 % of the rate; some 8 calls, at most 26. Every rate
-    answered with was evaluated and keeps the limit; rates below a thousandth of ``upper`` are not told apart.
+    off the ends), until within 1 % under the limit or 0.2 % of the rate; some 8 calls, at most 26, and about half of
+    that from a rate ``about`` where the answer lies. Every rate answered with was evaluated and keeps the limit; rates
+    below a thousandth of ``upper`` are not told apart.
     """
+    aim = 1 / (0.995 * limit_seconds)
+    if about is not None:
+        found = _from_about(seconds, limit_seconds, upper, about)
+        if found is not None:
+            low, high, above, below = found
+            return low if low == high else _between(seconds, limit_seconds, (low, high), (above, below))
     low, high = upper / 1000, upper
     if seconds(high) <= limit_seconds:
         return high
     first = seconds(low)
     if first > limit_seconds:
         return None
+    return _between(seconds, limit_seconds, (low, high), (max(1 / first - aim, 0.0), 1 / seconds(high) - aim))
+
+
+def _from_about(
+    seconds: Callable[[float], float], limit_seconds: float, upper: float, about: float
+) -> tuple[float, float, float, float] | None:
+    """Return a rate that keeps the limit and one that does not, near ``about``, and 1/seconds less the aim at both.
+
+    From a rate that keeps it the next one is where a straight 1/seconds that is nothing beyond ``upper`` meets the aim.
+    Both rates are the same where that one is within 1 % of the limit, or ``upper``; None where ``about`` is too much.
+    """
     aim = 1 / (0.995 * limit_seconds)
-    above, below = max(1 / first - aim, 0.0), 1 / seconds(high) - aim
+    low = min(about, 0.95 * upper)
+    value = seconds(low)
+    while value <= limit_seconds:
+        above = max(1 / value - aim, 0.0)
+        further = min(low + max((1.02 * upper - low) * above / (above + aim), 0.002 * upper), upper)
+        if value >= 0.99 * limit_seconds or low == upper:
+            return low, low, above, 0.0
+        value = seconds(further)
+        if value > limit_seconds:
+            return low, further, above, 1 / value - aim
+        low = further
+    return None
+
+
+def _between(
+    seconds: Callable[[float], float],
+    limit_seconds: float,
+    ends: tuple[float, float],
+    beyond: tuple[float, float],
+) -> float:
+    """Close in on the largest rate from one that keeps the limit and one that does not, as ``largest_rate``."""
+    (low, high), (above, below) = ends, beyond
+    aim = 1 / (0.995 * limit_seconds)
     for _ in range(24):
         if high - low < 0.002 * high:
             break
