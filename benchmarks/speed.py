@@ -110,8 +110,8 @@ def costing_rate(microbatches: int, batches: int = 32) -> tuple[int, float]:
     batch = np.arange(2.0, batches + 2)[:, None]  # [batches, 1]
     built = []
     for group in groups(question, "decode", rows, 1):
-        cost = stacked(balanced_cost(group.deployment, question.balance))
-        parts = np.array_split(batch, min(-(-len(group.rows) * batches // POINTS_AT_ONCE), batches))
+        cost = stacked(balanced_cost(group.deployment, question.balance), decoding=True)
+        parts = np.array_split(batch, -(-batches // max(POINTS_AT_ONCE // len(group.rows), 1)))
         built.append((cost, expected_maximum_normal(group.deployment.strategy.attention_groups), parts))
 
     def cost_all() -> None:

@@ -5,7 +5,6 @@ from typing import Literal
 
 from planner.manifest.disaggregated import layer_bounds
 from planner.manifest.stepcost import (
-    EXPERT_STAGES,
     StepSeconds,
     draft_seconds,
     drain,
@@ -21,6 +20,7 @@ from planner.manifest.stepcost import (
     stage_sum,
 )
 from planner.manifest.terms import (
+    EXPERT_STAGES,
     CommunicationTerm,
     ComputeTerm,
     Number,

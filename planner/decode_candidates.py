@@ -144,7 +144,7 @@ def full_batch_rates(
 ) -> NDArray[np.float64]:
     """Requests per second of each row with its memory full, whatever the time per token."""
     count.evaluated += len(group.rows)
-    cost = stacked(balanced_cost(group.deployment, question.balance))
+    cost = stacked(balanced_cost(group.deployment, question.balance), decoding=True)
     deviations = expected_maximum_normal(group.deployment.strategy.attention_groups)
     seconds = iteration(cost, deviations, room, running_kv_tokens(question.workload), microbatches)
     return request_rate(question, group.deployment, room, seconds)
@@ -167,7 +167,7 @@ def best_batches(
 ) -> list[DecodeCandidate]:
     """Return the leader of each size among rows at their largest batch within the limit and their room."""
     deployment, kv = group.deployment, running_kv_tokens(question.workload)
-    cost = stacked(balanced_cost(deployment, question.balance))
+    cost = stacked(balanced_cost(deployment, question.balance), decoding=True)
     deviations = expected_maximum_normal(deployment.strategy.attention_groups)
     limit = tpot_seconds * accepted_tokens(deployment, question.acceptance)
     least = least_batch(group, microbatches)

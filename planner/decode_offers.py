@@ -170,7 +170,7 @@ def _bounded(question: Question, group: Group, count: Count) -> _Table | None:
     group, room = rows_with_room(group, 1, reserved_kv_tokens(question.workload))
     if not group.rows:
         return None
-    cost = stacked(balanced_cost(group.deployment, question.balance))
+    cost = stacked(balanced_cost(group.deployment, question.balance), decoding=True)
     spread = expected_maximum_normal(group.deployment.strategy.attention_groups)
     kv = running_kv_tokens(question.workload)
     limit = np.broadcast_to(question.tpot_seconds * accepted_tokens(group.deployment, question.acceptance), room.shape)

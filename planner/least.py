@@ -109,7 +109,7 @@ def decode_least(question: Question, group: Group, most_batch: float, count: Cou
     ranks = np.broadcast_to(np.asarray(deployment.strategy.attention_groups, dtype=np.float64), (len(group.rows),))
     accepted = accepted_tokens(deployment, question.acceptance)
     iterations = question.workload.decoded_tokens / accepted
-    cost = stacked(balanced_cost(deployment, question.balance))
+    cost = stacked(balanced_cost(deployment, question.balance), decoding=True)
     batches = BATCHES[: 1 + int(np.searchsorted(BATCHES, most_batch))]
     requests = np.stack([np.ones_like(ranks), *(batch * ranks for batch in batches)])  # [points, rows]
     busiest = np.maximum(requests / ranks, 1.0)

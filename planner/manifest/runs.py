@@ -6,9 +6,12 @@ that they keep the memory busy, and seconds of transfers. ``stacks`` evaluates t
 
 from collections.abc import Iterable, Mapping
 from dataclasses import field
+from typing import Any
 
 from planner.manifest.terms import CommunicationTerm, ComputeTerm, Form, Number, Stage, Term, form, smaller
 from podplan.records import dataclass
+
+NONE: Mapping[Any, Any] = {}
 
 
 @dataclass(slots=True)
@@ -28,14 +31,15 @@ class Run:
     memory: Form = field(default_factory=dict)
     floors: float = 0.0
 
-    def add(self, term: ComputeTerm) -> None:
-        """Add a kernel."""
+    def add(self, term: ComputeTerm, names: Mapping[str, str] = NONE) -> None:
+        """Add a kernel; variables stand for others by ``names``."""
         self.floors += term.floor_seconds
-        moved = over(term.bytes, term.bytes_per_second)
+        moved = renamed(over(term.bytes, term.bytes_per_second), names)
         if not term.flops:
             self.memory = added(self.memory, moved)
             return
-        compute = added(over(term.flops, term.flops_per_second), over(term.idle_flops, term.flops_per_second))
+        work = added(over(term.flops, term.flops_per_second), over(term.idle_flops, term.flops_per_second))
+        compute = renamed(work, names)
         if term.serial:
             self.compute_sum = added(self.compute_sum, times(compute, term.serial))
             self.memory = added(self.memory, times(moved, term.serial))
@@ -52,9 +56,10 @@ class Transfers:
     fastest: list[list[Form]] = field(default_factory=list)
     """Of each other transfer, by protocol."""
 
-    def add(self, term: CommunicationTerm) -> None:
-        """Add a collective or an exchange."""
-        protocols: list[Form] = [added(over(term.bytes, rate), {"one": latency}) for latency, rate in term.protocols]
+    def add(self, term: CommunicationTerm, names: Mapping[str, str] = NONE) -> None:
+        """Add a collective or an exchange; variables stand for others by ``names``."""
+        payload = renamed(term.bytes, names)
+        protocols: list[Form] = [added(over(payload, rate), {"one": latency}) for latency, rate in term.protocols]
         if len(protocols) == 1:
             self.only = added(self.only, protocols[0])
         elif protocols:
@@ -71,17 +76,23 @@ class Transfers:
         return total
 
 
-def runs_of(terms: Iterable[Term]) -> tuple[list[Run], dict[Stage, Transfers]]:
-    """Return what the stages of terms compute, stage by stage and gate by gate, and what each of them sends."""
+def runs_of(
+    terms: Iterable[Term], stages: Mapping[Stage, Stage] = NONE, names: Mapping[str, str] = NONE
+) -> tuple[list[Run], dict[Stage, Transfers]]:
+    """Return what the stages of terms compute, stage by stage and gate by gate, and what each of them sends.
+
+    ``stages`` are taken for others, one after the other with them; variables for others of the same value by ``names``.
+    """
     runs: dict[tuple[Stage, tuple[str, ...]], Run] = {}
     transfers: dict[Stage, Transfers] = {}
     for term in terms:
-        sent = transfers.setdefault(term.stage, Transfers())
+        stage = stages.get(term.stage, term.stage)
+        sent = transfers.setdefault(stage, Transfers())
         if isinstance(term, CommunicationTerm):
-            sent.add(term)
+            sent.add(term, names)
             continue
-        gate = tuple(sorted(term.flops or term.bytes))
-        runs.setdefault((term.stage, gate), Run(term.stage, gate)).add(term)
+        gate = tuple(sorted({names.get(name, name) for name in term.flops or term.bytes}))
+        runs.setdefault((stage, gate), Run(stage, gate)).add(term, names)
     return list(runs.values()), transfers
 
 
@@ -101,3 +112,13 @@ def over(coefficients: Form, rate: Number) -> dict[str, Number]:
 def times(coefficients: Form, factor: float) -> dict[str, Number]:
     """Return a part of a form."""
     return {name: value * factor for name, value in coefficients.items()}
+
+
+def renamed(coefficients: Form, names: Mapping[str, str]) -> Form:
+    """Return a form with variables taken for others of the same value."""
+    if names.keys().isdisjoint(coefficients):
+        return coefficients
+    total: Form = {}
+    for name, value in coefficients.items():
+        total = added(total, {names.get(name, name): value})
+    return total

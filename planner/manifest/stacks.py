@@ -8,19 +8,21 @@ fills one array, [compute or memory, kernels, points], block by block, and stage
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.manifest.runs import Run, Transfers, runs_of
+from planner.manifest.runs import NONE, Run, Transfers, runs_of
 from planner.manifest.terms import (
+    EXPERT_STAGES,
     Form,
     Number,
     Stage,
     Stages,
     StepCost,
     Term,
+    dedicated,
     launches_per_layer,
     plus,
     timings,
@@ -29,7 +31,7 @@ from podplan.records import dataclass
 
 Array = NDArray[np.float64]
 
-# Stages that a stream runs one after the other stand side by side: together they are one slice (``joined``).
+# Stages of one stream stand side by side: kernels behind one gate are then one block.
 ORDER: tuple[Stage, ...] = (
     "dense",
     "attention",
@@ -104,8 +106,9 @@ class StackedTerms(ReadyTerms):
             _fill(sums[:, block.runs], block.sums, own)
             floors += block.floors if running is None else [each * running for each in block.floors]
         return {
-            stage: StackedStage.at(
-                (pair, place.rows),
+            stage: StackedStage(
+                pair[0, place.rows],
+                pair[1, place.rows],
                 compute_sum=_total(sums[0, place.runs]),
                 memory=_total(sums[1, place.runs]),
                 fixed=sum(floors[place.runs], place.transfers.seconds(values)),
@@ -142,15 +145,7 @@ class StackedStage:
     compute_sum: Number
     memory: Number
     fixed: Number
-    place: tuple[Array, slice] | None = None
-    """Where it stands among the kernels of all stages, [2, kernels, points], at all cores."""
     _demand: Number | None = None
-
-    @classmethod
-    def at(cls, place: tuple[Array, slice], compute_sum: Number, memory: Number, fixed: Number) -> Self:
-        """Return the stage whose kernels stand at ``place``."""
-        pair, rows = place
-        return cls(pair[0, rows], pair[1, rows], compute_sum, memory, fixed, place)
 
     @property
     def demand(self) -> Number:
@@ -163,7 +158,7 @@ class StackedStage:
         """Return the stage on a share of the cores."""
         per_core = 1.0 / cores
         fixed = self.fixed + self.compute_sum * per_core
-        return StackedStage(self.compute * per_core, self.moved, 0.0, self.memory, fixed, None, self.demand)
+        return StackedStage(self.compute * per_core, self.moved, 0.0, self.memory, fixed, self.demand)
 
     def seconds(self, cores: Number = 1.0, dilation: Number = 1.0) -> Number:
         """Duration of the stage's terms one after the other on a share of the cores, memory slowed by ``dilation``."""
@@ -178,10 +173,13 @@ class StackedStage:
         return total + _total(longer) if longer.size else total
 
 
-def stack(terms: Iterable[Term]) -> StackedTerms:
-    """Return the terms with everything divided out that does not depend on the load."""
+def stack(terms: Iterable[Term], stages: Mapping[Stage, Stage] = NONE, names: Mapping[str, str] = NONE) -> StackedTerms:
+    """Return the terms with everything divided out that does not depend on the load.
+
+    ``stages`` and variables by ``names`` are taken for others, as ``runs_of`` does.
+    """
     result = StackedTerms(terms)
-    runs, transfers = runs_of(result)
+    runs, transfers = runs_of(result, stages, names)
     ordered = _in_order(runs)
     result.blocks = _blocks(ordered)
     result.places = _places(ordered, transfers)
@@ -256,14 +254,25 @@ def _shapes(terms: StackedTerms) -> Iterator[tuple[int, ...]]:
             yield from (np.shape(value) for value in own.values())
 
 
-def stacked(cost: StepCost) -> StepCost:
+def stacked(cost: StepCost, *, decoding: bool = False) -> StepCost:
     """Return the cost with its terms stacked, for evaluation on arrays of instances or loads.
 
-    Those that a step runs once, of the head and of drafts, stand together.
+    Stages that always run one after the other stand together, and so do those that a step runs once, of the head and of
+    drafts. ``decoding`` steps carry running requests alone: every token and every row of the head is theirs.
     """
-    return replace(
-        cost, terms=stack(cost.terms), head_terms=stack((*cost.head_terms, *cost.draft_terms)), draft_terms=()
-    )
+    names = {"tokens": "decode", "rows": "decode"} if decoding else NONE
+    once = stack((*cost.head_terms, *cost.draft_terms), names=names)
+    return replace(cost, terms=stack(cost.terms, one_after_the_other(cost), names), head_terms=once, draft_terms=())
+
+
+def one_after_the_other(cost: StepCost) -> Mapping[Stage, Stage]:
+    """Return the stages that run right before or after another one in any arrangement, by that one.
+
+    A dedicated shared expert runs beside the routed ones.
+    """
+    if cost.rule != "attention_experts":
+        return NONE if dedicated(cost) else {"shared": "experts"}
+    return dict.fromkeys(("dispatch", "combine") if dedicated(cost) else EXPERT_STAGES[1:], "gate")
 
 
 def taken(cost: StepCost, rows: NDArray[np.int64]) -> StepCost:
@@ -341,30 +350,4 @@ def _fill(out: Array, columns: Mapping[str, Array], values: Mapping[str, Number]
 def _total(rows: Array) -> Number:
     """Return the sum of rows, [points]."""
     total: Array = rows[0] if len(rows) == 1 else np.add.reduce(rows)
-    return total
-
-
-def joined(stages: Stages, names: tuple[Stage, ...], name: Stage) -> Stages:
-    """Return stacked stages with those of ``names`` as one, called ``name``: they run one after the other.
-
-    Those must be neighbours in ``ORDER``. Other stages, and those that are not stacked, stay as they are.
-    """
-    parts = [stage for key, stage in stages.items() if key in names and isinstance(stage, StackedStage)]
-    places = [part.place for part in parts if part.place is not None]
-    if len(parts) < 2 or len(places) < len(parts):
-        return stages
-    rows = [own for _, own in places if own.stop > own.start]
-    whole = StackedStage.at(
-        (places[0][0], slice(min(own.start for own in rows), max(own.stop for own in rows)) if rows else slice(0)),
-        compute_sum=_sum(part.compute_sum for part in parts),
-        memory=_sum(part.memory for part in parts),
-        fixed=_sum(part.fixed for part in parts),
-    )
-    return {key: stage for key, stage in stages.items() if key not in names} | {name: whole}
-
-
-def _sum(values: Iterable[Number]) -> Number:
-    total: Number = 0.0
-    for value in values:
-        total = plus(total, value)
     return total

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.manifest.disaggregated import Passage, drain_seconds, layer_seconds
-from planner.manifest.stacks import joined, stage_launches, stage_timings
+from planner.manifest.stacks import stage_launches, stage_timings
 from planner.manifest.terms import (
     Number,
     Stage,
@@ -26,8 +26,6 @@ from planner.manifest.terms import (
     variables,
 )
 from podplan.records import dataclass
-
-EXPERT_STAGES: tuple[Stage, ...] = ("gate", "dispatch", "experts", "shared", "combine")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +55,7 @@ def evaluate(cost: StepCost, load: StepLoad, microbatches: int = 1) -> StepSecon
     values = variables(cost, load, microbatches)
     stages = stage_timings(cost.terms, values)
     layer, share = moe_layer(cost, stages, microbatches)
-    whole = values if microbatches == 1 else variables(cost, load, 1)
+    whole = values if microbatches == 1 else variables(cost, load, 1, experts=False)
     once = {**stage_timings(cost.head_terms, whole), **stage_timings(cost.draft_terms, whole)}
     draft, head = draft_seconds(cost, stages, once, layer, microbatches), stage_sum(once, ("head",))
     dense = cost.dense_layers * microbatches * stage_sum(stages, ("attention", "dense"))
@@ -141,7 +139,6 @@ def split_layer(cost: StepCost, stages: Stages) -> tuple[Number, Number]:
     bisection over the partitions closes in on where they cross; the best of the partitions on the way is taken
     (CloudMatrix384 section 4.2.3: 16 of 24 matrix cores for attention).
     """
-    stages = joined(stages, EXPERT_STAGES[:2] + EXPERT_STAGES[4:] if dedicated(cost) else EXPERT_STAGES, "gate")
     traffic = sum(memory_demand(cost, stages))
     below: Number = 0.0
     """Most partitions with which attention still takes longer, so far."""
@@ -195,9 +192,8 @@ def slowed(cost: StepCost, split: Stages) -> tuple[Number, Number]:
     so the reader slows by 1 / (1 - d/2).
     """
     period = larger(stage_sum(split, ("attention",)), expert_stream(cost, split))
-    busy = larger(period, 1e-12)
-    demand, other = (smaller(seconds, busy) for seconds in memory_demand(cost, split))
-    twice = 2 * busy
+    demand, other = memory_demand(cost, split)  # neither is longer than its stream
+    twice = 2 * larger(period, 1e-12)
     return twice / (twice - other), twice / (twice - demand)
 
 

@@ -39,6 +39,7 @@ Number = float | NDArray[np.float64]
 Form = Mapping[str, Number]
 _PLAIN = (float, int)
 Stage = Literal["attention", "gate", "dispatch", "experts", "shared", "combine", "dense", "head", "draft"]
+EXPERT_STAGES: tuple[Stage, ...] = ("gate", "dispatch", "experts", "shared", "combine")
 Rule = Literal["attention_experts", "compute_communication", "disaggregated"]
 
 
@@ -159,13 +160,14 @@ class StepCost:
         return self.attention_ranks * larger(self.domains, 1)
 
 
-def variables(cost: StepCost, load: StepLoad, microbatches: int) -> dict[str, Number]:
+def variables(cost: StepCost, load: StepLoad, microbatches: int, experts: bool = True) -> dict[str, Number]:
     """Return the variables of the module docstring for one of ``microbatches`` equal parts.
 
     The busiest rank's copies are fair + sqrt((fair·(balance - 1))² + z²·balance·fair): its skew and its
     Poisson sampling noise (``planner.imbalance.sampling_factor``), at most what the tokens can choose.
     Distinct experts hit on a rank, with N tokens of the whole instance each choosing k of the
-    E experts that stand in P slots: slots · (1 - (1 - k/P)^N), uniform routing.
+    E experts that stand in P slots: slots · (1 - (1 - k/P)^N), uniform routing. Without ``experts`` those of the routed
+    experts are left out, as the head has no use for them.
     """
     part = 1.0 / (microbatches * cost.pipeline_stages)
     decode = _times(load.decode_sequences, cost.queries_per_sequence * part)
@@ -184,7 +186,7 @@ def variables(cost: StepCost, load: StepLoad, microbatches: int) -> dict[str, Nu
     }
     if cost.reach_tokens:
         values |= within_reach(values, load.decode_sequences * part, cost.reach_tokens)
-    if cost.experts:
+    if cost.experts and experts:
         values |= of_experts(cost, mean * cost.attention_ranks)
     return values
 

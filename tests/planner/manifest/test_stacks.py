@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.latency import balanced_cost
-from planner.manifest.stacks import ORDER, joined, stack, stacked
-from planner.manifest.stepcost import EXPERT_STAGES, evaluate, stage_sum
+from planner.manifest.stacks import ORDER, ReadyTerms, one_after_the_other, stacked
+from planner.manifest.stepcost import evaluate, stage_sum
 from planner.manifest.terms import Stage, StepLoad, timings, variables
 from planner.question import Question
 from planner.space import groups, role_rows
@@ -60,20 +60,36 @@ def test_every_stage_has_its_place():
 
 
 @pytest.mark.parametrize("name", sorted(QUESTIONS))
-def test_joined_stages_add_up(name: str):
+def test_stages_that_run_one_after_the_other_add_up(name: str):
     """One stage for several: the same seconds on any share of the cores, the same demand."""
     question = asked(name)
     group = groups(question, "decode", role_rows(question, "decode"), 0)[0]
     cost = balanced_cost(group.deployment, question.balance)
     values = variables(cost, StepLoad(decode_sequences=9.0, decode_kv_tokens=9000.0, mean_tokens=9.0), 1)
+    stages = one_after_the_other(cost)
+    assert stages
 
-    apart = stack(cost.terms).timings(values)
-    one = joined(apart, EXPERT_STAGES, "gate")
+    together = stacked(cost, decoding=True).terms
+    assert isinstance(together, ReadyTerms)
+    found, apart = together.timings(values), timings(cost.terms, values)
 
-    for cores, dilation in ((1.0, 1.0), (0.25, 1.5)):
-        expected = stage_sum(timings(cost.terms, values), EXPERT_STAGES, cores, dilation)
-        assert np.asarray(one["gate"].seconds(cores, dilation)) == pytest.approx(np.asarray(expected))
-    assert np.asarray(one["gate"].demand) == pytest.approx(
-        sum(np.asarray(apart[key].demand) for key in EXPERT_STAGES if key in apart)
-    )
-    assert one["attention"] is apart["attention"]
+    assert set(found) == {stages.get(stage, stage) for stage in apart}
+    for stage, one in found.items():
+        own: tuple[Stage, ...] = tuple(each for each in apart if stages.get(each, each) == stage)
+        for cores, dilation in ((1.0, 1.0), (0.25, 1.5)):
+            seconds = np.asarray(one.seconds(cores, dilation))
+            assert seconds == pytest.approx(seconds * 0 + stage_sum(apart, own, cores, dilation))
+        demand = np.asarray(one.demand)
+        assert demand == pytest.approx(demand * 0 + sum(apart[each].demand for each in own))
+
+
+@settings(max_examples=10, deadline=None)
+@given(name=st.sampled_from(sorted(QUESTIONS)), microbatches=st.sampled_from([1, 2]), batch=st.floats(2, 300))
+def test_costs_for_decoding_are_the_costs_of_steps_without_prompts(name: str, microbatches: int, batch: float):
+    """Tokens, and rows of the head, are taken for those of running requests."""
+    question = asked(name)
+    load = StepLoad(decode_sequences=batch, decode_kv_tokens=batch * 1000, mean_tokens=batch * 0.9)
+    for group in groups(question, "decode", role_rows(question, "decode"), 1):
+        cost = balanced_cost(group.deployment, question.balance)
+        one_by_one, together = (evaluate(each, load, microbatches) for each in (cost, stacked(cost, decoding=True)))
+        assert np.asarray(together.seconds) == pytest.approx(np.asarray(one_by_one.seconds), rel=1e-9)
