@@ -188,6 +188,7 @@ class Side:
         self.exact = np.zeros(self.offer.size, dtype=bool)
         self.queues_solved = 0
         self.most_instances = most_instances
+        self.beyond_grid = False
         self._servers: dict[int, Server] = {}
 
     @property

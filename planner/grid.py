@@ -14,6 +14,7 @@ Role = Literal["prefill", "decode", "mixed"]
 LARGEST_TENSOR = 16
 LARGEST_PIPELINE = 8
 # Attention and experts apart: xDeepServe section 5.2 runs three domains of TP 1; wider TP is for tighter TPOT.
+# More of both is in planner.apart.
 MOST_DOMAINS = 3
 APART_TENSOR = (1, 2, 4)
 
@@ -78,7 +79,8 @@ def strategy_grid(
     III-C2); ``_cut`` says which are left out. Order: count, PP, attention TP, SP last, expert TP.
 
     With ``apart_step`` decode of a model with experts is tried on attention and expert devices apart as well, both
-    in multiples of that many (xDeepServe section 5.2); these come after all others.
+    in multiples of that many (xDeepServe section 5.2); these come after all others. They are the coarse part of what
+    ``planner.apart`` looks for once a plan is known.
     """
     kept: list[Strategy] = []
     cut: Counter[str] = Counter()

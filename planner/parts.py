@@ -16,7 +16,17 @@ from planner.mixed_offers import NONE_DROPPED, Dropped, mixed_offers
 from planner.prefill_offers import prefill_offers
 from planner.question import Question
 from planner.reachable import REFERENCE, most_instances, pairs
-from planner.shapes import Known, better, key_of, known_of, limited, needed_rates, not_aggregated
+from planner.shapes import (
+    Known,
+    better,
+    key_of,
+    known_of,
+    limited,
+    needed_beside,
+    needed_rates,
+    not_aggregated,
+    why_not_apart,
+)
 from planner.space import ROLES, Role, RoleSpace, Row, machines_of, role_space
 from podplan.records import dataclass
 
@@ -31,6 +41,8 @@ class Pools:
     cut: dict[Role, dict[str, int]]
     """What was not costed, by role and rule."""
     mixed: Side | None = None
+    transfer_seconds: float = 0.0
+    """For how long a transfer of a prompt's KV decode was costed."""
     dropped: Dropped = NONE_DROPPED
 
     @property
@@ -48,6 +60,8 @@ class Chosen:
     parts: tuple[Pools, ...]
     other: tuple[Pools, Choice] | None = None
     """The best of the shape that loses, where it is known."""
+    apart_dropped: int = 0
+    """Decode rows beyond the grid whose bounds do not reach what is known without them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +130,8 @@ def gather(
     transfer = slowest_transfer(question, rows["prefill"]) if transfer_seconds is None else transfer_seconds
     wanted = prefill.offers or transfer_seconds is not None
     decode = costing.decode(question, rows["decode"], transfer) if wanted else make_side(question, "decode", none)
-    return Pools(prefill, decode, costing.count, {role: space.cut for role, space in spaces.items()})
+    cut = {role: space.cut for role, space in spaces.items()}
+    return Pools(prefill, decode, costing.count, cut, transfer_seconds=transfer)
 
 
 def make_side(question: Question, role: Role, offers: Offers) -> Side:
@@ -134,10 +149,15 @@ def choose(question: Question, pools: Pools, aim: Aim, rows: list[Row] | None = 
     """
     parts = compatible(question, pools) if pools.prefill.offers and pools.decode.offers else []
     best, choice = best_of(parts, aim) if parts else (pools, None)
+    dropped = 0
+    if choice is not None and rows is None and why_not_apart(question) is None:
+        wide, dropped = with_apart(question, pools, aim, known_of(best.sides, choice))
+        parts = [*parts, wide] if wide.decode.size else parts
+        best, choice = better_of(wide, (best, choice), aim)
     why_not = not_aggregated(question)
     if why_not is not None:
         tried = replace(pools, cut=pools.cut | ({} if question.shape == "disaggregated" else {"mixed": {why_not: 1}}))
-        return Chosen(best, choice, (*parts, tried)) if choice is not None else tried
+        return Chosen(best, choice, (*parts, tried), apart_dropped=dropped) if choice is not None else tried
     known = None if choice is None else known_of(best.sides, choice)
     mixed = with_mixed(question, pools, aim, known, rows)
     least = known.rate_per_second if known is not None and aim.objective == "throughput" else 0.0
@@ -145,10 +165,30 @@ def choose(question: Question, pools: Pools, aim: Aim, rows: list[Row] | None = 
     parts = [*parts, mixed]
     other = None if choice is None else (best, choice)
     if found is not None and (known is None or better(aim, known_of(mixed.sides, found), known)):
-        return Chosen(mixed, found, tuple(parts), other)
+        return Chosen(mixed, found, tuple(parts), other, dropped)
     if choice is None:
         return mixed
-    return Chosen(best, choice, tuple(parts), None if found is None else (mixed, found))
+    return Chosen(best, choice, tuple(parts), None if found is None else (mixed, found), dropped)
+
+
+def with_apart(question: Question, pools: Pools, aim: Aim, known: Known) -> tuple[Pools, int]:
+    """Return the decode columns beyond the grid that may beat what is known, and how many rows may not.
+
+    They have attention and experts on devices of their own.
+    """
+    from planner.apart import apart_rows  # only a model with experts needs it
+
+    found = apart_rows(question, needed_beside(question, aim, known, pools.prefill), pools.count)
+    decode = make_side(question, "decode", decode_offers(question, found.rows, pools.count, pools.transfer_seconds))
+    decode.beyond_grid = True
+    return replace(pools, decode=decode), found.dropped
+
+
+def better_of(pools: Pools, known: tuple[Pools, Choice], aim: Aim) -> tuple[Pools, Choice]:
+    """Return the best choice of the pools where it is better than the known one."""
+    least = known_of(known[0].sides, known[1])
+    choice = settle(pools.sides, aim, least.rate_per_second if aim.objective == "throughput" else 0.0)
+    return known if choice is None or not better(aim, known_of(pools.sides, choice), least) else (pools, choice)
 
 
 def with_mixed(question: Question, pools: Pools, aim: Aim, known: Known | None, rows: list[Row] | None = None) -> Pools:

@@ -84,20 +84,22 @@ def proven_over(parts: Sequence[Sequence[Side]], chosen: Sequence[Side], aim: Ai
     own = proven(chosen, aim, choice)
     reached = carried_by(chosen, tuple(choice)) if aim.objective == "throughput" else 0.0
     values, told, pruned_columns = [own.value], [own.covers], list(own.pruned)
+    known = list(chosen)
     for sides in parts:
         if tuple(sides) == tuple(chosen) or not all(side.size for side in sides):
             continue
         solution = certify(sides, aim, reached)
         values += [solution.bound] if solution.status == "optimal" else []
         told.append(covers(sides))
-        pruned_columns += pruned(sides, carried_by(chosen, tuple(choice)))
+        pruned_columns += pruned([side for side in sides if side not in known], carried_by(chosen, tuple(choice)))
+        known += sides
     value = max(values) if aim.objective == "throughput" else min(values)
     return replace(
         own,
         value=value,
         gap=own.gap + abs(value - own.value) / abs(own.value or 1.0),
         covers="; and ".join(told),
-        queues_solved=sum(side.queues_solved for sides in parts for side in sides),
+        queues_solved=sum({id(side): side.queues_solved for sides in parts for side in sides}.values()),
         pruned=tuple(pruned_columns),
     )
 
@@ -109,6 +111,11 @@ def covers(sides: Sequence[Side]) -> str:
             f"{sides[0].size} columns of aggregated instances, each so many of one of the {len(sides[0].offers)} whose "
             "bounds could beat the other shape, with every listed token budget and all requests that memory holds; not "
             "over prefill, decode and aggregated instances side by side for one model"
+        )
+    if any(side.beyond_grid for side in sides):
+        return (
+            f"{sum(len(side.offers) for side in sides if side.beyond_grid)} decode rows beyond the grid, attention and "
+            "experts on whole nodes of their own in every split and with up to 16 domains, whose bounds could beat it"
         )
     roles = " and ".join(f"{len(side.offers)} {side.role}" for side in sides)
     columns = sum(side.size for side in sides)
@@ -122,6 +129,21 @@ def covers(sides: Sequence[Side]) -> str:
         "mean prompts and then in steps of a half or a third, of which those are tried that close in on the least "
         "TTFT, taken to fall and then to rise)"
     )
+
+
+def never_costed(rows: int, rate_per_second: float) -> list[Pruned]:
+    """Say how many decode rows beyond the grid were not costed in full, and the bound under which."""
+    if not rows:
+        return []
+    return [
+        Pruned(
+            what="decode rows beyond the grid, by split into attention and expert nodes, domains, layout and MTP depth",
+            number=rows,
+            bound=rate_per_second,
+            unit="requests/s",
+            why="beside prefill for the plan's rate their steps miss the TPOT limit with what they have to run",
+        )
+    ]
 
 
 def never_queued(rows: int, rate_per_second: float) -> list[Pruned]:

@@ -17,7 +17,7 @@ from planner.operating import DecodeServer, PrefillServer
 from planner.papers import Beside, best_counts, matching, published_sides, rate_of
 from planner.parts import Chosen, Pools, aim_of, choose, compatible, gather, gather_each, make_side, with_mixed
 from planner.plan import Plan, make_plan, slowed_down
-from planner.proof import Bound, certify, never_queued, over_parts, proven_over
+from planner.proof import Bound, certify, never_costed, never_queued, over_parts, proven_over
 from planner.quantised import Tried, in_formats, own_formats, preferred
 from planner.question import Question
 from planner.quickest import TimedSide, quickest, reached
@@ -229,7 +229,11 @@ def bound_of(chosen: Chosen, aim: Aim, best: Plan) -> Bound:
     if bound.gap > 1e-6:
         raise Fault(f"the fleet programme's bound {bound.value:g} is not what the chosen columns reach")
     dropped = chosen.parts[-1].dropped.slow
-    return replace(bound, pruned=(*bound.pruned, *never_queued(dropped, best.requests_per_second)))
+    left_out = (
+        *never_costed(chosen.apart_dropped, best.requests_per_second),
+        *never_queued(dropped, best.requests_per_second),
+    )
+    return replace(bound, pruned=(*bound.pruned, *left_out))
 
 
 def published_plans(question: Question, pools: Pools, aim: Aim) -> tuple[Beside, ...]:

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from planner.columns import Aim, Side, carried_by, device_cost
 from planner.question import Question
+from planner.reachable import REFERENCE
 from planner.survival import lost_of_sizes
 from podplan.records import dataclass
 
@@ -70,6 +71,13 @@ def not_aggregated(question: Question) -> str | None:
     return None
 
 
+def why_not_apart(question: Question) -> str | None:
+    """Return why attention and experts are not set apart beyond the grid; None where they are."""
+    if question.model.moe is None:
+        return "a dense model has no experts to set apart"
+    return None if question.engine == REFERENCE else f"{question.engine}: domains"
+
+
 def limited(question: Question, aim: Aim, known: Known | None) -> Aim:
     """Return the aim with no more devices than beat what is known; of throughput all.
 
@@ -83,6 +91,35 @@ def limited(question: Question, aim: Aim, known: Known | None) -> Aim:
     )
     most = fewer - 1
     return replace(aim, devices={**aim.devices, machines.budget: min(most, aim.devices[machines.budget])})
+
+
+def needed_beside(question: Question, aim: Aim, known: Known, prefill: Side) -> Callable[[Ints], Floats]:
+    """Return the rate that one decode instance of so many devices, [instances], has to carry to beat what is known.
+
+    Prefill takes its devices first: the fewest that carry as much at their bounds. Infinite where none is left.
+    """
+    machines = question.decode
+    least = (aim.rate if aim.rate is not None else known.rate_per_second) * (1 - SLACK)
+    able = prefill.rate * prefill.unit >= least
+    most = aim.devices[machines.budget] if able.any() else 0
+    if able.any() and prefill.machines.budget == machines.budget:
+        most -= int(prefill.room[able].min())
+    if able.any() and aim.objective != "throughput":
+        most = min(most, _fewer(question, aim, known, prefill, able))
+
+    def needed(sizes: Ints) -> Floats:
+        held = most // sizes - lost_of_sizes(question.survive, sizes, machines.devices_per_node)
+        return np.where(held > 0, max(least, TINY) / np.maximum(held, 1), np.inf)
+
+    return needed
+
+
+def _fewer(question: Question, aim: Aim, known: Known, prefill: Side, able: NDArray[np.bool_]) -> int:
+    """Return the most devices of decode that make a plan smaller, or cheaper, than what is known."""
+    if aim.objective != "cost":
+        return known.devices - 1 - int(prefill.devices[able].min())
+    left = known.cost_per_hour - float(prefill.cost_per_hour[able].min())
+    return math.ceil(left / device_cost(question.decode) - SLACK) - 1
 
 
 def needed_rates(question: Question, aim: Aim, known: Known | None) -> Callable[[Ints], Floats]:

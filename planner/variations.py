@@ -6,14 +6,14 @@ questions of the same sizes are solved over the leading ones only.
 
 from dataclasses import replace
 
-from planner.columns import carried_by, likely
+from planner.columns import Side, carried_by, likely
 from planner.kinds import DecodeKind, PrefillKind
 from planner.mixed_kinds import MixedKind
 from planner.mixed_offers import mixed_offers
 from planner.parts import Chosen, Costing, Pools, aim_of, choose, compatible, gather
 from planner.quantised import in_formats
 from planner.question import Question
-from planner.shapes import known_of, needed_rates, not_aggregated
+from planner.shapes import Known, known_of, needed_rates, not_aggregated
 from planner.space import ROLES, Role, Row, role_rows
 
 Rows = dict[Role, list[Row]]
@@ -26,21 +26,28 @@ NEAR = 0.8
 
 def rows_that_matter(question: Question) -> Rows:
     """Return the rows of each role and size that carry most."""
-    pools = gather(question)
-    found: Rows = {"mixed": mixed_rows_that_matter(question, pools)}
+    pools, aim = gather(question), aim_of(question)
+    best = choose(question, pools, aim)
+    known = known_of(best.pools.sides, best.choice) if isinstance(best, Chosen) else None
+    found: Rows = {"mixed": mixed_rows_that_matter(question, pools, known)}
     for role, side in zip(ROLES, pools.sides, strict=True):
-        kinds = (side.server(number) for number in side.offers.leading_of_each_size(LEADING))
-        found[role] = list(dict.fromkeys(kind.row for kind in kinds if isinstance(kind, (PrefillKind, DecodeKind))))
+        found[role] = _leading_rows(side)
+    if isinstance(best, Chosen) and best.pools.decode.beyond_grid:
+        found["decode"] += _leading_rows(best.pools.decode)
     return found
 
 
-def mixed_rows_that_matter(question: Question, pools: Pools) -> list[Row]:
+def _leading_rows(side: Side) -> list[Row]:
+    """Return the rows of each size that carry most."""
+    kinds = (side.server(number) for number in side.offers.leading_of_each_size(LEADING))
+    return list(dict.fromkeys(kind.row for kind in kinds if isinstance(kind, (PrefillKind, DecodeKind))))
+
+
+def mixed_rows_that_matter(question: Question, pools: Pools, known: Known | None) -> list[Row]:
     """Return the aggregated rows that could come near the best of either shape, those that carry most."""
     if not_aggregated(question) is not None:
         return []
     aim = aim_of(question)
-    best = choose(question, pools, aim)
-    known = known_of(best.pools.sides, best.choice) if isinstance(best, Chosen) else None
     near = known and replace(known, rate_per_second=NEAR * known.rate_per_second)
     offers, _ = mixed_offers(question, role_rows(question, "mixed"), pools.count, needed_rates(question, aim, near))
     kinds = [offers.build(number) for number in offers.leading_of_each_size(LEADING)]
