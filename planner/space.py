@@ -6,7 +6,7 @@ Rows of one structure (the same operators exist) form a group, which is costed a
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,8 +30,7 @@ ROLES: tuple[Role, ...] = ("prefill", "decode")
 """Roles of a disaggregated deployment; aggregated instances are mixed."""
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(NamedTuple):
     """One strategy with one expert layout."""
 
     strategy: Strategy
