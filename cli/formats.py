@@ -103,7 +103,8 @@ def with_formats(question: Question, weights: str | None, kv_dtype: str | None) 
         for machines, words in zip((question.prefill, question.decode), own, strict=True)
     )
     found = combinations((own[0], own[1]), caches)
-    if question.shape == "aggregated" and not any(each.prefill == each.decode for each in found):
+    one_pool = prefill.budget == decode.budget
+    if question.shape == "aggregated" and one_pool and not any(each.prefill == each.decode for each in found):
         raise BadInput("--weights: aggregated instances load one checkpoint; give both roles a common format")
     question = replace(question, prefill=prefill, decode=decode, kv_dtype=caches[0])
     return replace(question, formats=found) if len(found) > 1 else question

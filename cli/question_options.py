@@ -43,7 +43,10 @@ OPTIONS: dict[str, tuple[str, str]] = {
     "objective": ("WORD", "throughput, chips, cost or latency [throughput; with a rate chips]."),
     "queueing": ("MODEL", "bulk, or mixserve for the M/M/1 of that paper [bulk]."),
     "survive": ("LOSS", "node or instance: the limits hold after losing the worst one."),
-    "shape": ("WORD", "aggregated, disaggregated or auto, the better of both [auto]."),
+    "shape": (
+        "WORD",
+        "aggregated (on either pool where each role has one), disaggregated, or auto, the better [auto].",
+    ),
     "weights": (
         "DTYPES",
         "int8, fp8 or bf16, a list to choose from such as int8,bf16, or auto for all that run; each role takes its "

@@ -3,6 +3,7 @@
 Prefill and decode instances whose KV an engine lets them share are a part, and aggregated instances are one.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import field, replace
 from functools import cache
@@ -25,6 +26,7 @@ from planner.shapes import (
     needed_beside,
     needed_rates,
     not_aggregated,
+    on_each_pool,
     why_not_apart,
 )
 from planner.space import ROLES, Role, RoleSpace, Row, machines_of, role_space
@@ -147,7 +149,7 @@ def choose(question: Question, pools: Pools, aim: Aim, rows: list[Row] | None = 
     Prefill and decode instances come first, for they are quicker to cost and to queue for; of aggregated ones only
     those are queued for whose bounds may beat them. ``rows`` are the aggregated rows, None for all.
     """
-    parts = compatible(question, pools) if pools.prefill.offers and pools.decode.offers else []
+    parts = list(compatible(question, pools)) if pools.prefill.offers and pools.decode.offers else []
     best, choice = best_of(parts, aim) if parts else (pools, None)
     dropped = 0
     if choice is not None and rows is None and why_not_apart(question) is None:
@@ -158,17 +160,20 @@ def choose(question: Question, pools: Pools, aim: Aim, rows: list[Row] | None = 
     if why_not is not None:
         tried = replace(pools, cut=pools.cut | ({} if question.shape == "disaggregated" else {"mixed": {why_not: 1}}))
         return Chosen(best, choice, (*parts, tried), apart_dropped=dropped) if choice is not None else tried
-    known = None if choice is None else known_of(best.sides, choice)
-    mixed = with_mixed(question, pools, aim, known, rows)
-    least = known.rate_per_second if known is not None and aim.objective == "throughput" else 0.0
-    found = settle(mixed.sides, limited(question, aim, known), least)
-    parts = [*parts, mixed]
-    other = None if choice is None else (best, choice)
-    if found is not None and (known is None or better(aim, known_of(mixed.sides, found), known)):
-        return Chosen(mixed, found, tuple(parts), other, dropped)
-    if choice is None:
-        return mixed
-    return Chosen(best, choice, tuple(parts), None if found is None else (mixed, found), dropped)
+    other: tuple[Pools, Choice] | None = None
+    mixed = pools
+    for own in on_each_pool(question):
+        known = None if choice is None else known_of(best.sides, choice)
+        mixed = with_mixed(own, mixed, aim, known, rows)
+        parts.append(mixed)
+        least = known.rate_per_second if known is not None and aim.objective == "throughput" else 0.0
+        found = settle(mixed.sides, limited(own, aim, known), least)
+        if found is not None and (known is None or better(aim, known_of(mixed.sides, found), known)):
+            other = other if choice is None else (best, choice)
+            best, choice = mixed, found
+        elif found is not None:
+            other = (mixed, found)
+    return mixed if choice is None else Chosen(best, choice, tuple(parts), other, dropped)
 
 
 def with_apart(question: Question, pools: Pools, aim: Aim, known: Known) -> tuple[Pools, int]:
@@ -192,12 +197,22 @@ def better_of(pools: Pools, known: tuple[Pools, Choice], aim: Aim) -> tuple[Pool
 
 
 def with_mixed(question: Question, pools: Pools, aim: Aim, known: Known | None, rows: list[Row] | None = None) -> Pools:
-    """Return the columns of aggregated instances that may beat what is known."""
+    """Return the columns of aggregated instances on one pool that may beat what is known.
+
+    What was dropped and cut on another pool before is counted beside.
+    """
     space = RoleSpace(rows, {}) if rows is not None else role_space(question, "mixed")
     know_balance(question, space.rows)
     offers, dropped = mixed_offers(question, space.rows, pools.count, needed_rates(question, aim, known), aim.rate)
-    cut = pools.cut if rows is not None else pools.cut | {"mixed": space.cut}
-    return replace(pools, mixed=make_side(question, "mixed", offers), dropped=dropped, cut=cut)
+    cut = pools.cut if rows is not None else _joined(pools.cut, {"mixed": space.cut})
+    both = Dropped(slow=pools.dropped.slow + dropped.slow, unfit=pools.dropped.unfit + dropped.unfit)
+    return replace(pools, mixed=make_side(question, "mixed", offers), dropped=both, cut=cut)
+
+
+def _joined(one: dict[Role, dict[str, int]], other: dict[Role, dict[str, int]]) -> dict[Role, dict[str, int]]:
+    """Return what two counts of rules have cut together, by role."""
+    added = {role: Counter(one.get(role, {})) + Counter(cut) for role, cut in other.items()}
+    return one | {role: dict(sorted(cut.items())) for role, cut in added.items()}
 
 
 def compatible(question: Question, pools: Pools) -> list[Pools]:

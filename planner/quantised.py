@@ -61,7 +61,7 @@ def in_formats(question: Question) -> list[Question]:
     Aggregated instances alone leave the formats that both roles share.
     """
     asked = question.formats
-    if question.shape == "aggregated":
+    if question.shape == "aggregated" and question.prefill.budget == question.decode.budget:
         asked = tuple(formats for formats in asked if formats.prefill == formats.decode) or asked
     return [in_format(question, formats) for formats in asked] or [question]
 

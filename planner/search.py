@@ -21,6 +21,7 @@ from planner.proof import Bound, certify, never_costed, never_queued, over_parts
 from planner.quantised import Tried, in_formats, own_formats, preferred
 from planner.question import Question
 from planner.quickest import TimedSide, quickest, reached
+from planner.shapes import on_machines
 from planner.space import Role, Row, check_layouts
 from podplan.errors import Fault
 from podplan.records import dataclass
@@ -301,6 +302,7 @@ def aggregated_at(question: Question, side: Side, column: int, rate_per_second: 
     assert isinstance(kind, MixedKind)
     left = int(side.left[column])
     each = kind.capacity_at(left) / left
+    question = on_machines(question, side.machines)
     return make_aggregated(question, kind.at(left), int(side.instances[column]), each, rate_per_second)
 
 
@@ -323,6 +325,7 @@ def only(question: Question, pools: Pools, choice: Choice) -> Pools:
     if pools.mixed is None:
         return pools
     chosen = np.array([int(pools.mixed.offer[choice[0]])])
+    question = on_machines(question, pools.mixed.machines)
     return replace(pools, mixed=make_side(question, "mixed", pools.mixed.offers.select(chosen)))
 
 
@@ -330,7 +333,7 @@ def tighter_pools(question: Question, pools: Pools, part: float) -> Pools:
     """Return the columns of decode, or aggregated, instances of the leading rows at a part of the TPOT limit."""
     if pools.mixed is None:
         return replace(pools, decode=tighter_side(question, pools, part))
-    asked = replace(question, tpot_seconds=question.tpot_seconds * part)
+    asked = replace(on_machines(question, pools.mixed.machines), tpot_seconds=question.tpot_seconds * part)
     kinds = [pools.mixed.server(number) for number in range(len(pools.mixed.offers))]
     rows = list(dict.fromkeys(kind.row for kind in kinds if isinstance(kind, MixedKind)))
     return with_mixed(asked, pools, aim_of(asked), None, rows)

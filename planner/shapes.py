@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.columns import Aim, Side, carried_by, device_cost
-from planner.question import Question
+from planner.question import Machines, Question
 from planner.reachable import REFERENCE
 from planner.survival import lost_of_sizes
 from podplan.records import dataclass
@@ -60,15 +60,30 @@ def not_aggregated(question: Question) -> str | None:
     """Return why no aggregated instance is searched, None where they are."""
     if question.shape == "disaggregated":
         return "--shape disaggregated: prefill and decode instances alone were asked for"
-    if question.prefill.budget != question.decode.budget:
-        return "aggregated instances run both roles, and each role has devices of its own"
-    if question.prefill.weights != question.decode.weights:
+    one_pool = question.prefill.budget == question.decode.budget
+    if not one_pool and question.shape != "aggregated":
+        return "each role is asked for on devices of its own; --shape aggregated searches either pool alone"
+    if one_pool and question.prefill.weights != question.decode.weights:
         return "aggregated instances load one checkpoint, and each role has a format of its own"
     if question.objective == "latency":
         return "the lowest latency is sought among prefill and decode instances alone"
     if question.queueing == "mixserve":
         return "--queueing mixserve knows prefill and decode instances alone"
     return None
+
+
+def on_each_pool(question: Question) -> list[Question]:
+    """Return the question of every pool that aggregated instances may stand on: both roles on its machines alone."""
+    if question.prefill.budget == question.decode.budget:
+        return [question]
+    return [on_machines(question, machines) for machines in (question.decode, question.prefill)]
+
+
+def on_machines(question: Question, machines: Machines) -> Question:
+    """Return the question with both roles on the machines of one pool."""
+    if question.prefill.budget == question.decode.budget:
+        return question
+    return replace(question, prefill=machines, decode=machines)
 
 
 def why_not_apart(question: Question) -> str | None:

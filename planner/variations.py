@@ -13,7 +13,7 @@ from planner.mixed_offers import mixed_offers
 from planner.parts import Chosen, Costing, Pools, aim_of, choose, compatible, gather
 from planner.quantised import in_formats
 from planner.question import Question
-from planner.shapes import Known, known_of, needed_rates, not_aggregated
+from planner.shapes import Known, known_of, needed_rates, not_aggregated, on_each_pool
 from planner.space import ROLES, Role, Row, role_rows
 
 Rows = dict[Role, list[Row]]
@@ -49,9 +49,12 @@ def mixed_rows_that_matter(question: Question, pools: Pools, known: Known | None
         return []
     aim = aim_of(question)
     near = known and replace(known, rate_per_second=NEAR * known.rate_per_second)
-    offers, _ = mixed_offers(question, role_rows(question, "mixed"), pools.count, needed_rates(question, aim, near))
-    kinds = [offers.build(number) for number in offers.leading_of_each_size(LEADING)]
-    return list(dict.fromkeys(kind.row for kind in kinds if isinstance(kind, MixedKind)))
+    found: dict[Row, None] = {}
+    for own in on_each_pool(question):
+        offers, _ = mixed_offers(own, role_rows(own, "mixed"), pools.count, needed_rates(own, aim, near))
+        kinds = (offers.build(number) for number in offers.leading_of_each_size(LEADING))
+        found |= dict.fromkeys(kind.row for kind in kinds if isinstance(kind, MixedKind))
+    return list(found)
 
 
 def most_carried(question: Question, rows: Rows | None = None) -> float:

@@ -188,7 +188,7 @@ def test_models_that_share_no_node(tmp_path: Path, capsys: pytest.CaptureFixture
         (POOLS.replace("models:", "share_nodes: some\nmodels:"), "share_nodes: 'some' is not yes or no"),
         (POOLS.replace("pools:", "pools: 3\nx:"), "pools must be a list of 1 to 8"),
         (FILE.replace("hw: h100", "hw: any"), "hw: any stands for the pools of the file"),
-        (POOLS.replace('decode=old"', 'decode=old", shape: aggregated'), "each role has devices of its own"),
+        (POOLS.replace('decode=old"', 'decode=old", shape: aggregated'), "and each role has its own"),
         (POOLS.replace("rate: 4/s", "rate: 4/s, shape: round"), "--shape: 'round' is not auto"),
     ],
 )

@@ -33,12 +33,29 @@ def test_an_aggregated_plan_is_written_simulated_and_deployed(
     assert any("--max-num-batched-tokens" in path.read_text() for path in out.rglob("*") if path.is_file())
 
 
+def test_aggregated_instances_take_the_better_of_two_pools(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Machines of each role: as good as the better one alone; left out, and said so, where no shape is named."""
+    alone, shape = {}, ["--shape", "aggregated"]
+    for name in ("h100", "h200"):
+        assert main.main(["qwen3-8b", "--hw", name, "--devices", "2", *shape, "--json"]) == ExitCode.DONE
+        alone[name] = json.loads(capsys.readouterr().out)["best"]["requests_per_second"]
+    apart = ["qwen3-8b", "--hw", "prefill=h200,decode=h100", "--devices", "prefill=2,decode=2", "--json"]
+    out = tmp_path / "plan"
+    assert main.main([*apart, *shape, "--out", str(out)]) == ExitCode.DONE
+    data = json.loads(capsys.readouterr().out)
+
+    assert data["best"]["requests_per_second"] == pytest.approx(max(alone.values()), rel=0.01)
+    assert [pool["hardware"] for pool in data["best"]["pools"]] == ["h200"] and alone["h200"] > alone["h100"]
+    assert data["bound"]["gap"] < 1e-6 and data["best"]["devices"] == 2
+    assert main.main(["simulate", str(out / "manifest.yaml"), "--requests", "200", "--json"]) == ExitCode.DONE
+    capsys.readouterr()
+    assert main.main(apart) == ExitCode.DONE
+    assert "--shape aggregated searches either pool" in str(json.loads(capsys.readouterr().out)["cut"]["mixed"])
+
+
 def test_shapes_that_cannot_be_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    """A word that is no shape, and aggregated instances on machines of each role or in MixServe's queue."""
+    """A word that is no shape, and aggregated instances in MixServe's queue."""
     assert main.main([*SMALL, "--shape", "round"]) == ExitCode.BAD_INPUT
     assert "--shape" in capsys.readouterr().err
-    apart = ["qwen3-8b", "--hw", "prefill=h100,decode=h200", "--nodes", "prefill=1,decode=1", "--shape", "aggregated"]
-    assert main.main(apart) == ExitCode.BAD_INPUT
-    assert "each role has devices of its own" in capsys.readouterr().err
     assert main.main([*SMALL, "--shape", "aggregated", "--queueing", "mixserve"]) == ExitCode.BAD_INPUT
     assert "--queueing mixserve knows" in capsys.readouterr().err
