@@ -121,6 +121,13 @@ def decode_candidates(
 
 def rows_with_room(group: Group, microbatches: int, kv: KvLoad) -> tuple[Group, NDArray[np.float64]]:
     """Return the rows that hold their least batch, and the largest batch that memory holds, [rows]."""
+    room = largest_room(group, microbatches, kv)
+    keep = np.flatnonzero(room >= least_batch(group, microbatches))
+    return (group, room) if keep.size == room.size else (group.select(keep), room[keep])
+
+
+def largest_room(group: Group, microbatches: int, kv: KvLoad) -> NDArray[np.float64]:
+    """Return the largest batch that memory holds, [rows]; below the least batch where it does not hold even that."""
     deployment = group.deployment
     least = least_batch(group, microbatches)
     capacity = deployment.hardware.device.memory_bytes.value
@@ -128,9 +135,7 @@ def rows_with_room(group: Group, microbatches: int, kv: KvLoad) -> tuple[Group, 
     def used(batch: Number) -> Number:
         return decode_memory_used(deployment, batch, kv)
 
-    room = largest(used, capacity, least, np.full(least.shape, float(MOST_BATCH)))
-    keep = np.flatnonzero(room >= least)
-    return (group, room) if keep.size == room.size else (group.select(keep), room[keep])
+    return largest(used, capacity, least, np.full(least.shape, float(MOST_BATCH)))
 
 
 def least_batch(group: Group, microbatches: int) -> NDArray[np.float64]:

@@ -14,24 +14,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.brackets import largest_between
+from planner.built import Built, built
 from planner.candidates import usable_microbatches
 from planner.columns import Offers
 from planner.decode_candidates import (
     Count,
     DecodeCandidate,
     IterationTime,
+    largest_room,
     least_batch,
     request_rate,
-    rows_with_room,
 )
-from planner.imbalance import expected_maximum_normal
 from planner.kinds import DecodeKind
-from planner.latency import accepted_tokens, balanced_cost
+from planner.latency import accepted_tokens
 from planner.least import decode_least
-from planner.manifest.stacks import stacked, taken
+from planner.manifest.stacks import taken
 from planner.operating import MOST_UTILISATION, DecodeServer
 from planner.question import Question
-from planner.space import Group, Row, groups, row_deployment
+from planner.space import Group, Row, row_deployment
 from planner.transfers import most_linked
 from planner.workload import reserved_kv_tokens, running_kv_tokens
 from podplan.records import dataclass
@@ -158,21 +158,20 @@ class _Table:
 
 def decode_offers(question: Question, rows: list[Row], count: Count, slowest_seconds: float) -> Offers:
     """Return the decode instances that keep the TPOT limit with one request per stage or more."""
-    made = groups(question, "decode", rows, 0)
-    tables = [_bounded(question, group.drafting(question.drafts), count) for group in made]
+    tables = [_bounded(question, each, count) for each in built(question, "decode", rows)]
     found = [table for table in tables if table is not None]
     _settle_leading(found, question.objective == "latency")
     return Offers.joined([_offers(question, table, slowest_seconds, count) for table in found])
 
 
-def _bounded(question: Question, group: Group, count: Count) -> _Table | None:
+def _bounded(question: Question, whole: Built, count: Count) -> _Table | None:
     """Return the rows that hold a request, with what they carry at most; those that fill their memory are known."""
-    group, room = rows_with_room(group, 1, reserved_kv_tokens(question.workload))
-    if not group.rows:
+    room = largest_room(whole.group, 1, reserved_kv_tokens(question.workload))
+    held = np.flatnonzero(room >= least_batch(whole.group, 1))
+    if not held.size:
         return None
-    cost = stacked(balanced_cost(group.deployment, question.balance), decoding=True)
-    spread = expected_maximum_normal(group.deployment.strategy.attention_groups)
-    kv = running_kv_tokens(question.workload)
+    rows, room, kv = whole.select(held), room[held], running_kv_tokens(question.workload)
+    group, cost, spread = rows.group, rows.cost, rows.deviations
     limit = np.broadcast_to(question.tpot_seconds * accepted_tokens(group.deployment, question.acceptance), room.shape)
     usable = sorted(usable_microbatches(question, group))
     times = {parts: IterationTime(cost, spread, kv, parts, count) for parts in usable}

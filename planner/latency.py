@@ -47,17 +47,17 @@ def balanced_cost(deployment: Deployment, balance: Balance) -> StepCost:
     return replace(cost, balance=static[where], sampling_deviations=noise[where])
 
 
-_FACTORS: dict[tuple[int, Layout, LoadDistribution, bool], float] = {}
-"""Static factors known so far: they depend on nothing but their key."""
+_FACTORS: dict[tuple[int, LoadDistribution, bool], dict[Layout, float]] = {}
+"""Static factors of layouts known so far: they depend on nothing but their keys."""
 
 
 def static_balance(experts: int, layouts: Sequence[Layout], balance: Balance) -> NDArray[np.float64]:
     """Return the static factor of every layout, [layouts]; those not known yet are found together."""
     kind = balance.distribution, balance.kind == "measured"
-    missing = sorted({layout for layout in layouts if (experts, layout, *kind) not in _FACTORS})
-    for layout, factor in zip(missing, static_factors(experts, missing, *kind).tolist(), strict=True):
-        _FACTORS[experts, layout, kind[0], kind[1]] = factor
-    return np.array([_FACTORS[experts, layout, kind[0], kind[1]] for layout in layouts])
+    known = _FACTORS.setdefault((experts, *kind), {})
+    missing = sorted({layout for layout in layouts if layout not in known})
+    known.update(zip(missing, static_factors(experts, missing, *kind).tolist(), strict=True))
+    return np.array([known[layout] for layout in layouts])
 
 
 @lru_cache(maxsize=4096)

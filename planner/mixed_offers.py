@@ -10,13 +10,15 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.built import Built, built
+from planner.candidates import row_microbatches
 from planner.columns import Offers
 from planner.decode_candidates import MOST_BATCH, Count
 from planner.mixed_candidates import BUDGETS, mixed_room
-from planner.mixed_kinds import MixedKind, group_screen, likely_share, step_limit
+from planner.mixed_kinds import MixedKind, likely_share, screen_of, step_limit
 from planner.mixed_screen import Screen
 from planner.question import Question
-from planner.space import Group, Row, groups, row_deployment
+from planner.space import Group, Row, row_deployment
 from planner.workload import reserved_kv_tokens
 from podplan.records import dataclass
 
@@ -51,39 +53,45 @@ def mixed_offers(
     """
     offers: list[Offers] = []
     slow = unfit = 0
-    for group in groups(question, "mixed", rows, 0):
-        drafting = group.drafting(question.drafts)
-        held, room = holding(question, drafting)
-        unfit += len(drafting.rows) - len(held.rows)
-        if not held.rows:
+    for whole in built(question, "mixed", rows):
+        room = largest_room(question, whole.group)
+        held = np.flatnonzero(room > 0)
+        unfit += room.size - held.size
+        if not held.size:
             continue
-        found = _group_offers(question, held, room, (count, asked_per_second), needed)
-        slow += len(held.rows) - len(found)
+        found = _group_offers(question, whole.select(held), room[held], (count, asked_per_second), needed)
+        slow += held.size - len(found)
         offers.append(found)
     return Offers.joined(offers), Dropped(slow=slow, unfit=unfit)
 
 
 def holding(question: Question, group: Group) -> tuple[Group, Floats]:
-    """Return the rows that hold a request, and how many on each rank, [rows]: the smallest budget leaves most room."""
-    most = np.full(len(group.rows), float(MOST_BATCH))
-    budget = np.full(len(group.rows), float(BUDGETS[0]))
-    room = mixed_room(group.deployment, budget, reserved_kv_tokens(question.workload), most)
+    """Return the rows that hold a request, and how many on each rank, [rows]."""
+    room = largest_room(question, group)
     return group.select(np.flatnonzero(room > 0)), room[room > 0]
 
 
+def largest_room(question: Question, group: Group) -> Floats:
+    """Return how many requests a rank holds, [rows]: the smallest budget leaves most room."""
+    most = np.full(len(group.rows), float(MOST_BATCH))
+    budget = np.full(len(group.rows), float(BUDGETS[0]))
+    return mixed_room(group.deployment, budget, reserved_kv_tokens(question.workload), most)
+
+
 def _group_offers(
-    question: Question, group: Group, room: Floats, solved: tuple[Count, float | None], needed: Needed
+    question: Question, own: Built, room: Floats, solved: tuple[Count, float | None], needed: Needed
 ) -> Offers:
     """Return the offers of a group; steps of the largest budget are the least held up, so that theirs bounds all."""
-    count, asked = solved
+    (count, asked), group = solved, own.group
     least = needed(group.sizes.astype(np.int64))
     limit = np.broadcast_to(step_limit(question, group.deployment), least.shape)
     left = np.flatnonzero(np.isfinite(least))
-    screen = group_screen(question, group, BUDGETS[-1], count).of(left)
-    left = left[screen.may_carry(least[left], limit[left], room[left])]
-    if not left.size:
+    parts = row_microbatches(question, group.rows[0])
+    screen = screen_of(question, own.cost, group.deployment, BUDGETS[-1], count, parts).of(left)
+    able = np.flatnonzero(screen.may_carry(least[left], limit[left], room[left]))
+    if not able.size:
         return Offers.of([])
-    screen = group_screen(question, group.select(left), BUDGETS[-1], count)
+    left, screen = left[able], screen.of(able)
     timely = np.flatnonzero(screen.alone() <= question.ttft_seconds)
     if not timely.size:
         return Offers.of([])

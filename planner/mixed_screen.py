@@ -101,6 +101,8 @@ class Screen:
 
     def of(self, rows: NDArray[np.int64]) -> "Screen":
         """Return the steps of some of the instances."""
+        if rows.size == self.ranks.size:
+            return self
         accepted = self.accepted[rows] if isinstance(self.accepted, np.ndarray) else self.accepted
         return replace(self, cost=taken(self.cost, rows), ranks=self.ranks[rows], accepted=accepted)
 

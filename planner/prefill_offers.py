@@ -12,14 +12,14 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.built import Built, built
 from planner.candidates import usable_microbatches
 from planner.columns import Offers
 from planner.decode_candidates import Count
 from planner.dominance import undominated
 from planner.kinds import PrefillKind, likely_rate
-from planner.latency import balanced_cost
 from planner.least import Least
-from planner.manifest.stacks import stacked, taken
+from planner.manifest.stacks import taken
 from planner.manifest.terms import Number, StepCost
 from planner.operating import MOST_UTILISATION, transfer_seconds
 from planner.prefill_bounds import saturated, timely, varied
@@ -31,7 +31,7 @@ from planner.prefill_candidates import (
     prefill_fits,
 )
 from planner.question import Question
-from planner.space import Group, Row, groups, row_deployment
+from planner.space import Group, Row, row_deployment
 from planner.transfers import most_linked
 from podplan.records import dataclass
 
@@ -63,33 +63,34 @@ class _PrefillTable:
 def prefill_offers(question: Question, rows: list[Row], count: Count) -> Offers:
     """Return the prefill instances that keep the TTFT limit with one prompt; rows that hold none whole take parts."""
     tables: list[_PrefillTable] = []
-    for group in groups(question, "prefill", rows, 0):
-        for chunks, held in enumerate(_by_parts(question, group), start=1):
-            if held.rows:
-                tables.append(_prefill_table(question, held, chunks, count))
+    for whole in built(question, "prefill", rows):
+        for chunks, held in enumerate(_by_parts(question, whole.group), start=1):
+            if held.size:
+                tables.append(_prefill_table(question, whole.select(held), chunks, count))
     return Offers.joined([_prefill_kinds(question, table) for table in tables])
 
 
-def _by_parts(question: Question, group: Group) -> Iterator[Group]:
+def _by_parts(question: Question, group: Group) -> Iterator[Ints]:
     """Yield the rows that hold a whole prompt, those that need it in two parts, in three, and so on.
 
     More parts than needed never shorten its passes: each reads weights and the earlier parts' KV anew.
     """
-    finest = max(int(question.workload.input_tokens.mean / SHORTEST_CHUNK_TOKENS), 1)
+    finest, left = max(int(question.workload.input_tokens.mean / SHORTEST_CHUNK_TOKENS), 1), np.arange(len(group.rows))
     for chunks in range(1, finest + 1):
-        if not group.rows:
+        if not left.size:
             return
-        fits = np.broadcast_to(prefill_fits(group.deployment, question.workload, 1, chunks), (len(group.rows),))
-        yield group.select(np.flatnonzero(fits))
-        group = group.select(np.flatnonzero(~fits))
+        own = group.select(left) if left.size < len(group.rows) else group
+        fits = np.broadcast_to(prefill_fits(own.deployment, question.workload, 1, chunks), left.shape)
+        yield left[fits]
+        left = left[~fits]
 
 
-def _prefill_table(question: Question, group: Group, chunks: int, count: Count) -> _PrefillTable:
+def _prefill_table(question: Question, own: Built, chunks: int, count: Count) -> _PrefillTable:
     """Cost every row at every budget, until it does not keep the limit with as many prompts."""
+    group, cost = own.group, own.cost
     budgets = np.array(PROMPTS_PER_PASS if chunks == 1 else (1,), dtype=np.int64)
     shape = len(group.rows), budgets.size
     seconds, fits, most = np.full(shape, np.inf), np.zeros(shape, dtype=bool), np.zeros(shape)
-    cost = stacked(balanced_cost(group.deployment, question.balance))
     passes = _Passes(question, group, cost, chunks, count)
     single, rows, start = passes.single(), np.arange(shape[0]), 0
     while start < budgets.size and rows.size:

@@ -19,6 +19,7 @@ from planner.question import Machines, Question
 from planner.reachable import REFERENCE, cut_reason, most_microbatches, summary
 from planner.strategy import Strategy
 from podplan.errors import BadInput
+from podplan.identity import Kept, Same
 from podplan.records import dataclass
 
 # CloudMatrix384 deploys in multiples of 32 devices (sections 4.1, 4.3); other machines in nodes.
@@ -99,8 +100,24 @@ def role_rows(question: Question, role: Role) -> list[Row]:
     return role_space(question, role).rows
 
 
+_SPACES = Kept[RoleSpace](most=8)  # three roles of a model under two settings, and some
+
+
 def role_space(question: Question, role: Role) -> RoleSpace:
-    """Return the rows of a role, and what was cut: strategies by rules of the grid, layouts by rules of the engine."""
+    """Return the rows of a role, and what was cut: strategies by rules of the grid, layouts by rules of the engine.
+
+    Traffic and limits decide nothing of it, so questions that follow one another share it: nobody may change it.
+    """
+    machines = machines_of(question, role)
+    engines = () if question.engine == REFERENCE else (machines.weights, question.kv_dtype, question.drafts)
+    key = (
+        (Same(question.model), Same(machines.hardware), machines.devices, role, question.redundant, question.shared),
+        (question.engine, question.microbatches, *engines),
+    )
+    return _SPACES.of(key, lambda: _role_space(question, role))
+
+
+def _role_space(question: Question, role: Role) -> RoleSpace:
     machines, moe = machines_of(question, role), question.model.moe
     counts, step = pool_counts(machines), supernode_step(machines)
     grid = strategy_grid(question.model, counts, machines.devices_per_node, role=role, apart_step=step)

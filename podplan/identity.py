@@ -1,5 +1,7 @@
 """What is known of an object for as long as it is the same object."""
 
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
 Value = TypeVar("Value")
@@ -26,3 +28,25 @@ class Same(Generic[Value]):
 
     def __hash__(self) -> int:
         return id(self.value)
+
+
+class Kept(Generic[Value]):
+    """The last results that were asked for, by key.
+
+    >>> kept = Kept[str](most=1)
+    >>> kept.of("a", lambda: "made"), kept.of("a", lambda: "made again")
+    ('made', 'made')
+    """
+
+    def __init__(self, most: int) -> None:
+        """Keep so many."""
+        self._most, self._known = most, OrderedDict[Hashable, Value]()
+
+    def of(self, key: Hashable, make: Callable[[], Value]) -> Value:
+        """Return the result of a key, made now unless it is kept."""
+        if key not in self._known:
+            self._known[key] = make()
+        self._known.move_to_end(key)
+        if len(self._known) > self._most:
+            self._known.popitem(last=False)
+        return self._known[key]
