@@ -18,20 +18,12 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from planner.arrival_counts import Arrivals
-from planner.prefill_service import Service
+from planner.pass_lattice import RARE, Lattice, lattice_of
+from planner.prefill_service import KINDS, Service
 from planner.queueing import Array
 from podplan.records import dataclass
 
 Ints = NDArray[np.int64]
-
-_CELLS = 256
-"""Of the lattice."""
-_MOST_QUEUED = 256
-"""Prompts that wait beyond a full pass."""
-_KINDS = 16
-_USUAL, _LONGEST, _HORIZON = 40, 320, 4096
-"""Cells of time of a usual pass, and at most of the longest one and of the longest sojourn."""
-_RARE = 1e-7
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,43 +37,10 @@ class Sojourn:
 
 
 @dataclass(frozen=True, slots=True)
-class _Lattice:
-    """How waiting prompts are counted, and over which times."""
-
-    fine: int
-    """Cells of what takes one place in a pass."""
-    prompts: Array
-    """[sizes]: prompts of passes that took 1.. places."""
-    holds: Array
-    """[sizes]: how likely a full pass holds 1.. places."""
-    cells: int
-    """Waiting is counted from 0 to ``cells`` - 1."""
-    width_seconds: float
-
-    @property
-    def fit(self) -> Array:
-        """[sizes]: chance that so many places fit into a pass."""
-        return np.cumsum(self.holds[::-1])[::-1]
-
-    @property
-    def prompts_per_cell(self) -> float:
-        return float(self.prompts[0]) / self.fine
-
-    @property
-    def sizes(self) -> int:
-        return int(self.prompts.size)
-
-    @property
-    def places(self) -> int:
-        """Places in line that are told apart."""
-        return (self.cells - 1) // self.fine
-
-
-@dataclass(frozen=True, slots=True)
 class _Chain:
     """The stationary chain."""
 
-    lattice: _Lattice
+    lattice: Lattice
     passes: Array
     """[sizes + 1, times]: durations on the grid of time of passes that take all, by how many that is; last full ones.
     """
@@ -91,6 +50,8 @@ class _Chain:
     """[sizes, fine]: chance that a pass takes all of so many places and leaves part of a prompt behind."""
     left: Array
     """[cells]: chance that a pass is full and leaves so much behind."""
+    behind_full: float
+    """Share of full passes that follow a full one."""
 
 
 def sojourn(service: Service, rate: float, squared_cv: float) -> Sojourn:
@@ -102,12 +63,8 @@ def sojourn(service: Service, rate: float, squared_cv: float) -> Sojourn:
         squared_cv: of the gaps between arrivals.
     """
     arrivals = Arrivals.of(rate, squared_cv)
-    lattice = _lattice(service, rate, squared_cv, arrivals.events_per_prompt)
-    rows, weights = service.durations(lattice.prompts, _KINDS)
-    rows = np.concatenate(
-        [rows, service.durations(np.array([min(service.most, float(lattice.prompts[-1]))]), _KINDS)[0]]
-    )
-    chain = _solve(lattice, arrivals, rows, weights)
+    chain, rows, weights = _settle(service, arrivals, rate, squared_cv)
+    lattice = chain.lattice
     ahead = _ahead(chain)
     idle = _idle_share(chain)
     line = _line(chain, arrivals, ahead)
@@ -130,71 +87,27 @@ def sojourn(service: Service, rate: float, squared_cv: float) -> Sojourn:
     return Sojourn(seconds=times[order], masses=chances[order], mean_seconds=mean)
 
 
-def most_waiting(service: Service, rate: float, squared_cv: float) -> float:
-    """Return the prompts that a pass all but never exceeds, if the service holds as many: its cap says no more then."""
-    settled, noise = _settled(service, rate, squared_cv)
-    return _reach(service, rate, squared_cv, settled, noise)
+def _settle(service: Service, arrivals: Arrivals, rate: float, squared_cv: float) -> tuple[_Chain, Array, Array]:
+    """Return the chain, and durations of passes by places taken, the last full ones, [sizes + 1, kinds], with weights.
 
-
-def _lattice(service: Service, rate: float, squared_cv: float, phases: int) -> _Lattice:
-    settled, noise = _settled(service, rate, squared_cv)
-    reach = _reach(service, rate, squared_cv, settled, noise)
-    queued, sizes = 2.0, min(reach, service.most)
-    if reach >= service.most:
-        queued = _queued(service, rate, squared_cv)
-    lines = sizes + queued
-    # Rounding to a lattice of 1/m prompt adds a variance of up to 1/(6 m²): a hundredth of what is there.
-    fine = max(min(phases, math.ceil(4 / math.sqrt(max(noise, 1e-6))), int(_CELLS / lines)), 1)
-    step = max(lines / _CELLS, 1.0)
-    count = max(math.ceil(sizes / step), 1)
-    step = max(sizes / count, 1.0)
-    prompts = np.arange(1.0, count + 1) * step
-    holds = np.zeros(count)
-    places = max(sizes / step, 1.0)  # between two whole numbers each is held as often as makes that mean
-    holds[count - 1] = 1.0 if count == 1 else places - (count - 1)
-    holds[count - 2] += 1 - holds[count - 1]
-    cells = fine * (count + math.ceil(queued / step) + 1)
-    longest = float(service.durations(prompts[[0, -1]], _KINDS)[0].max())
-    usual = float(service.mean(np.array([settled]))[0])
-    horizon = 2 * longest + (math.ceil(queued / service.most) + 1) * service.full_seconds
-    width = max(usual / _USUAL, longest / _LONGEST, horizon / _HORIZON)
-    return _Lattice(fine, prompts, holds, cells, width)
-
-
-def _settled(service: Service, rate: float, squared_cv: float) -> tuple[float, float]:
-    """Prompts of the pass whose arrivals fill the next, and the variance of these arrivals; continuous in the rate."""
-    beyond = service.prompts - rate * service.seconds
-    first = int(np.argmax(beyond >= 0))
-    size = float(service.prompts[0])
-    if first:
-        size = float(np.interp(0.0, beyond[first - 1 : first + 1], service.prompts[first - 1 : first + 1]))
-    elif beyond[0] < 0:
-        size = float(service.prompts[-1])
-    at = np.array([size])
-    return size, squared_cv * rate * float(service.mean(at)[0]) + rate**2 * float(service.variance(at)[0])
-
-
-def _reach(service: Service, rate: float, squared_cv: float, settled: float, noise: float) -> float:
-    """Prompts that a pass all but never exceeds: 8 standard deviations above where arrivals of a pass fill the next.
-
-    Linearised there, with f the arrivals that one more prompt brings: variance = arrivals' variance / (1 - f²). At
-    least what arrives while the longest prompt is alone.
+    What full passes hold depends on whether they follow a full one, and how often they do on what they hold: solved for
+    the one, then for the other.
     """
-    place = int(np.searchsorted(service.prompts, settled))
-    slope = float(np.diff(service.seconds, append=service.seconds[-1])[min(place, service.prompts.size - 1)])
-    share = float(service.seconds[-1] - service.seconds[0]) / max(service.largest - 1, 1)
-    gain = min(rate * max(share, slope), 0.99)
-    alone = rate * float(service.durations(service.prompts[:1], _KINDS)[0].max())
-    usual = settled + 8 * math.sqrt(noise / (1 - gain**2)) + 3
-    return float(math.ceil(max(usual, alone + 6 * math.sqrt(squared_cv * alone) + 3)))
-
-
-def _queued(service: Service, rate: float, squared_cv: float) -> float:
-    """Prompts beyond a full pass that all but never wait: heavy-traffic decay."""
-    full = service.full_seconds
-    slack = max(service.most - rate * full, 1e-9)
-    noise = squared_cv * rate * full + rate**2 * float(service.variance(np.array([service.most]))[0])
-    return min(2 + math.log(1 / _RARE) * noise / (2 * slack), float(_MOST_QUEUED))
+    behind_full = 1.0
+    for _ in range(2 if service.full else 1):
+        lattice = lattice_of(service, rate, squared_cv, arrivals.events_per_prompt, behind_full)
+        rows, weights = service.durations(lattice.prompts, KINDS)
+        last = service.full_kinds
+        if not service.full:
+            last = service.durations(np.array([min(service.most, float(lattice.prompts[-1]))]), KINDS)[0][0]
+        rows = np.concatenate([rows, last[None, :]])
+        held = rows[-1:]
+        if service.full:
+            places = np.clip(np.rint(lattice.prompts).astype(np.int64), 1, service.full.largest) - 1
+            held = service.full.held_kinds[places]
+        chain = _solve(lattice, arrivals, (rows, held), weights)
+        behind_full = chain.behind_full
+    return chain, rows, weights
 
 
 def _on_grid(seconds: Array, weights: Array, width: float, times: int) -> Array:
@@ -208,38 +121,49 @@ def _on_grid(seconds: Array, weights: Array, width: float, times: int) -> Array:
     return np.asarray(found.reshape(seconds.shape[0], times), dtype=np.float64)
 
 
-def _solve(lattice: _Lattice, arrivals: Arrivals, rows: Array, weights: Array) -> _Chain:
-    """Stationary distribution of what waits at pass starts: what was left, and what the last pass brought."""
-    times = math.ceil(float(rows.max()) / lattice.width_seconds) + 2
+def _solve(lattice: Lattice, arrivals: Arrivals, durations: tuple[Array, Array], weights: Array) -> _Chain:
+    """Stationary distribution of what waits at pass starts: what was left, and what the last pass brought.
+
+    Args: ``durations`` of passes by places taken, the last full ones, and of full ones by places held (or one for all).
+    """
+    rows, held = durations
+    times = math.ceil(float(max(rows.max(), held.max())) / lattice.width_seconds) + 2
     passes = _on_grid(rows, weights, lattice.width_seconds, times)
     grid = np.arange(float(times)) * lattice.width_seconds
     counts = arrivals.counts(grid, lattice.prompts_per_cell, lattice.cells)  # [times, cells]
     fine, cells, sizes = lattice.fine, lattice.cells, lattice.sizes
     waiting = np.arange(fine, cells)
     places = waiting // fine
-    moves = _moves(lattice, passes @ counts, waiting, places)
+    whole = _on_grid(held, weights, lattice.width_seconds, times) @ counts
+    moves, full = _moves(lattice, (passes[:-1] @ counts, whole), waiting, places)
     moves[:, -1] += np.maximum(1 - moves.sum(axis=1), 0.0)
     moves[:, fine] += moves[:, :fine].sum(axis=1)  # less than a prompt: idle until it is one
-    found = np.concatenate([np.zeros(fine), _stationary(moves[:, fine:])])
-    whole = np.zeros(sizes * fine)
-    whole[: min(whole.size, cells - fine)] = found[fine : fine * (sizes + 1)]
-    starts = whole.reshape(sizes, fine) * lattice.fit[:, None]
+    settled = _stationary(moves[:, fine:])
+    found = np.concatenate([np.zeros(fine), settled])
+    starts = np.zeros(sizes * fine)
+    starts[: min(starts.size, cells - fine)] = found[fine : fine * (sizes + 1)]
+    starts = starts.reshape(sizes, fine) * lattice.fit[:, None]
+    late = np.where(places <= sizes, 1 - lattice.fit[np.minimum(places, sizes) - 1], 1.0)
+    again = float((settled @ full)[fine:] @ late) / max(float(settled @ late), 1e-300)
     left = np.zeros(cells)
     for size in np.flatnonzero(lattice.holds) + 1:
         left[fine : cells - fine * size] += lattice.holds[size - 1] * found[fine * (size + 1) :]
     beyond = np.zeros((times, cells + 1))
     beyond[:, :cells] = np.cumsum(counts[:, ::-1], axis=1)[:, ::-1]
-    return _Chain(lattice, passes, beyond, starts, left)
+    return _Chain(lattice, passes, beyond, starts, left, again)
 
 
-def _moves(lattice: _Lattice, brought: Array, waiting: Ints, places: Ints) -> Array:
-    """Chances of what waits next by what waits now, [states, cells].
+def _moves(
+    lattice: Lattice, brought: tuple[Array, Array], waiting: Ints, places: Ints
+) -> tuple[NDArray[np.float64], Array]:
+    """Chances of what waits next by what waits now, [states, cells], and the part of them through full passes.
 
-    Args: ``brought`` [sizes + 1, cells] arrivals during passes that take all of 1.. places, and during full ones.
+    Args: ``brought`` [sizes, cells] arrivals during passes that take all of 1.. places, and [sizes or 1, cells] during
+    full ones by what they hold.
     """
     fine, cells, sizes = lattice.fine, lattice.cells, lattice.sizes
     behind = np.arange(cells)[None, :] - waiting[:, None]  # [states, cells]: more than now
-    padded = np.concatenate([np.zeros((sizes + 1, cells)), brought], axis=1)
+    padded, whole = (np.concatenate([np.zeros_like(part), part], axis=1) for part in brought)
     size = np.minimum(places, sizes)
     fit = np.where(places <= sizes, lattice.fit[size - 1], 0.0)
     moves = fit[:, None] * padded[(size - 1)[:, None], np.minimum(behind + fine * size[:, None], cells - 1) + cells]
@@ -247,9 +171,11 @@ def _moves(lattice: _Lattice, brought: Array, waiting: Ints, places: Ints) -> Ar
     shifts = np.arange(1 - cells, cells)
     fewer = np.zeros((sizes + 1, shifts.size))
     for number in np.flatnonzero(lattice.holds) + 1:
-        fewer[number] = lattice.holds[number - 1] * padded[-1][np.minimum(shifts + fine * number, cells - 1) + cells]
+        row = whole[min(number, whole.shape[0]) - 1]
+        fewer[number] = lattice.holds[number - 1] * row[np.minimum(shifts + fine * number, cells - 1) + cells]
     fewer = np.cumsum(fewer, axis=0)
-    return np.asarray(moves + fewer[np.minimum(places - 1, sizes)[:, None], behind + cells - 1], dtype=np.float64)
+    full = fewer[np.minimum(places - 1, sizes)[:, None], behind + cells - 1]
+    return moves + full, full
 
 
 def _stationary(moves: Array) -> Array:
@@ -339,7 +265,7 @@ def _with_own(line: _Line, passes: Array) -> Array:
     return np.maximum(np.fft.irfft(found, line.length), 0.0)
 
 
-def _passes_ahead(lattice: _Lattice, masses: Array) -> tuple[Array, Array]:
+def _passes_ahead(lattice: Lattice, masses: Array) -> tuple[Array, Array]:
     """How many full passes come before the own one.
 
     With k* the chance that so many full passes hold k places together, it is that number for place p where they hold
@@ -364,7 +290,7 @@ def _passes_ahead(lattice: _Lattice, masses: Array) -> tuple[Array, Array]:
         places.append(row)
         together = np.convolve(together, np.append(0.0, lattice.holds))[: masses.size]
         remaining = np.correlate(np.append(remaining, np.zeros(sizes)), np.append(0.0, lattice.holds), "valid")
-        if not together.any() or remaining.sum() < _RARE * masses.sum():
+        if not together.any() or remaining.sum() < RARE * masses.sum():
             break
     return np.stack(chances, axis=1), np.stack(places)
 
@@ -375,7 +301,7 @@ def _middle(later: Array) -> Array:
     return np.asarray((np.arange(later.shape[0]) + 0.5) @ later / masses, dtype=np.float64)
 
 
-def _own_sizes(lattice: _Lattice, places: Array, more: Array) -> Array:
+def _own_sizes(lattice: Lattice, places: Array, more: Array) -> Array:
     """Distribution of the own pass, [rows, sizes + 1]: it takes all of 1.. places, or is full.
 
     It takes the place and who comes until it begins, as far as they fit.

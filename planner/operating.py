@@ -7,7 +7,6 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.bulk_queue import most_waiting
 from planner.cache import model_cache
 from planner.decode_candidates import DecodeCandidate, kv_of_busiest
 from planner.decode_queue import DecodeState, decode_capacity, decode_state
@@ -17,6 +16,7 @@ from planner.manifest.stacks import stacked
 from planner.manifest.stepcost import evaluate
 from planner.manifest.terms import Number, StepCost, StepLoad
 from planner.memoryless import full_batch_state, memoryless_ttft
+from planner.pass_lattice import most_waiting
 from planner.passes import Machine, varied_service
 from planner.prefill_candidates import PrefillCandidate, busiest_prompts, pass_seconds
 from planner.prefill_queue import latency_of, thinned_squared_cv

@@ -14,11 +14,12 @@ from dataclasses import replace
 
 import numpy as np
 
+from planner.dealing import Dealt, Parcels, dealt, filled
 from planner.manifest.stepcost import evaluate
 from planner.manifest.terms import Number, StepCost, StepLoad
 from planner.packing import groups_sampled, packed
 from planner.pass_loads import Work, busiest_loads, means_between
-from planner.prefill_service import Own, Service
+from planner.prefill_service import FullPasses, Own, Service
 from planner.prompts import Prompts
 from planner.queueing import Array
 from podplan.arrays import distinct
@@ -30,6 +31,11 @@ LEVELS = np.concatenate(
 """Between which durations of passes of one size are taken as one, their mean: finer where long ones are."""
 _EACH, _NODES = 16, 32
 """Counts of units up to which every one is tabulated, and how many beyond."""
+_EACH_DEALT, _NODES_DEALT = 6, 14
+_MOST_DEALT = 256
+"""Units of a pass up to which a sample of passes is dealt one by one."""
+_HELD = 6
+"""Parts of that sample by how much a full pass holds, for the durations of each."""
 _LOADS = 32
 MOST_PARTS = 64
 _FEW_GROUPS = 3
@@ -69,9 +75,11 @@ def varied_service(machine: Machine, prompts: Prompts, extra_seconds: float = 0.
     units, parts = _units(machine, prompts)
     if machine.ranks == 1:
         units = _joined(units, parts, prompts)
+    elif parts.max() == 1 and machine.ranks * machine.budget_tokens <= _MOST_DEALT * units.mean(units.taken):
+        return _dealt_service(machine, units, extra_seconds)
     per_prompt = float(units.weights.sum())
     most = _most_units(machine, prompts, per_prompt)
-    counts = _counts(math.ceil(most))
+    counts = _counts(math.ceil(most), _EACH, _NODES)
     kinds = np.maximum.accumulate(_durations(machine, units, counts), axis=0)
     weights = np.diff(LEVELS)
     return Service(
@@ -86,6 +94,71 @@ def varied_service(machine: Machine, prompts: Prompts, extra_seconds: float = 0.
         apart=_apart(machine, prompts, parts),
         groups=machine.ranks,
     )
+
+
+def _dealt_service(machine: Machine, units: _Units, extra_seconds: float) -> Service:
+    """Return the service of several groups that share passes of whole prompts: a sample, dealt as the runtime deals."""
+    order = np.argsort(units.taken, kind="stable")
+    loads = np.stack([units.computed, units.context, units.pairs, units.finishing], axis=1)
+    parcels = Parcels(loads[order], units.taken[order], units.weights[order] / units.weights.sum())
+    full = _full_passes(
+        machine, units, *(filled(parcels, machine.ranks, machine.budget_tokens, number) for number in (1, 3))
+    )
+    counts = _counts(full.largest, _EACH_DEALT, _NODES_DEALT)
+    kinds = _levels(machine, dealt(parcels, machine.ranks, machine.budget_tokens, counts))
+    kinds[0] = _single(machine, units, counts[:1])[0]
+    kinds = np.maximum.accumulate(kinds, axis=0)
+    weights = np.diff(LEVELS)
+    return Service(
+        prompts=counts,
+        seconds=kinds @ weights,
+        kinds=kinds,
+        weights=weights,
+        extra_seconds=extra_seconds,
+        units_per_prompt=float(units.weights.sum()),
+        most=float(np.arange(1.0, full.largest + 1) @ full.chances[1]),
+        full=full,
+    )
+
+
+def _full_passes(machine: Machine, units: _Units, first: Dealt, later: Dealt) -> FullPasses:
+    """Return full passes from samples of those behind one that took all and of those behind a full one.
+
+    What passes hold varies more than their tokens do: the mean is that of the tokens over those of a unit, which is
+    exact in the long run (renewal reward).
+    """
+    factor = float(later.mean_tokens.mean() * machine.ranks / units.mean(units.computed) / later.counts.mean())
+    held = [sample.counts * factor for sample in (first, later)]
+    largest = math.ceil(max(float(counts.max()) for counts in held))
+    order = np.array_split(np.argsort(held[1], kind="stable"), _HELD)
+    groups = [_levels(machine, later.of(lanes))[0] for lanes in order]
+    middles = [float(held[1][lanes].mean()) for lanes in order]
+    numbers = np.arange(1.0, largest + 1)
+    return FullPasses(
+        chances=np.stack([_between_whole(counts, largest) for counts in held]),
+        held_kinds=np.stack([np.interp(numbers, middles, column) for column in np.array(groups).T], axis=1),
+        kinds=_levels(machine, later)[0],
+    )
+
+
+def _between_whole(held: Array, largest: int) -> Array:
+    """How likely each of 1.. is, [largest], each number counted at the whole ones beside it: the mean stays."""
+    below = np.clip(np.floor(held), 1, max(largest - 1, 1))
+    part = np.clip(held - below, 0.0, 1.0)
+    found = np.bincount(below.astype(np.int64), 1 - part, largest + 1)
+    found += np.bincount(np.minimum(below.astype(np.int64) + 1, largest), part, largest + 1)
+    return np.asarray(found[1:] / held.size, dtype=np.float64)
+
+
+def _levels(machine: Machine, passes: Dealt) -> Array:
+    """Seconds of passes, means between ``LEVELS``, [..., kinds]."""
+    loads = passes.loads.reshape(-1, 4).T
+    each = np.repeat(passes.mean_tokens.ravel(), 2)
+    seconds = _seconds(machine, (loads[0], loads[1], loads[2], loads[3]), each).reshape(-1, 2).max(axis=1)
+    rows = np.atleast_2d(seconds.reshape(passes.masses.shape))
+    order = np.argsort(rows, axis=1)
+    masses = np.take_along_axis(np.atleast_2d(passes.masses), order, axis=1)
+    return means_between(LEVELS, np.cumsum(masses, axis=1), masses, np.take_along_axis(rows, order, axis=1))
 
 
 def _apart(machine: Machine, prompts: Prompts, parts: Array) -> Service | None:
@@ -201,9 +274,9 @@ def _own(units: _Units, parts: Array, prompts: Prompts) -> tuple[Own, ...]:
     return tuple(found)
 
 
-def _counts(most: int) -> Array:
-    few = min(most, _EACH)
-    return distinct(np.round(np.concatenate([np.arange(1.0, few + 1), np.geomspace(few, most, _NODES)])))
+def _counts(most: int, each: int, nodes: int) -> Array:
+    few = min(most, each)
+    return distinct(np.round(np.concatenate([np.arange(1.0, few + 1), np.geomspace(few, most, nodes)])))
 
 
 def _durations(machine: Machine, units: _Units, counts: Array) -> Array:

@@ -17,6 +17,8 @@ from podplan.records import dataclass
 PassSeconds = Callable[[Array], Array]
 
 _NODES = 256
+KINDS = 16
+"""Durations of passes of as many prompts that are told apart, where only their spread is known."""
 
 
 def _all() -> Array:
@@ -35,6 +37,30 @@ class Own:
     """Of the first pass, whatever else is in it."""
     later_seconds: tuple[float, ...] = ()
     """Of each pass after the first, with nothing else in it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FullPasses:
+    """Passes that leave somebody behind, by how many units they hold: 1, 2, ... to the largest."""
+
+    chances: Array
+    """[2, largest]: of passes behind one that took all, and behind a full one, whose first unit fitted no more there.
+    """
+    held_kinds: Array
+    """[largest, kinds]: durations that occur, by what is held."""
+    kinds: Array
+    """[kinds]: durations that occur among all."""
+
+    @property
+    def largest(self) -> int:
+        """Units of the largest."""
+        return int(self.chances.shape[1])
+
+    @property
+    def spread(self) -> float:
+        """Variance of what they hold, in squared units."""
+        held = np.arange(1.0, self.largest + 1)
+        return float((held - held @ self.chances[1]) ** 2 @ self.chances[1])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +88,8 @@ class Service:
     """That take turns at such lines."""
     most: float = 0.0
     """Units that a full pass holds on average, up to the last node; by default just as many."""
+    full: FullPasses | None = None
+    """What full passes hold where that varies; None: the whole numbers beside ``most``."""
 
     def __post_init__(self) -> None:
         if not self.most:
@@ -75,7 +103,19 @@ class Service:
     @property
     def full_seconds(self) -> float:
         """Mean duration of full passes."""
-        return float(self.mean(np.array([self.most]))[0])
+        return float(self.full_kinds @ self.weights) if self.full else float(self.mean(np.array([self.most]))[0])
+
+    @property
+    def full_kinds(self) -> Array:
+        """Durations of full passes that occur, [kinds]."""
+        return self.full.kinds if self.full else self.durations(np.array([self.most]), KINDS)[0][0]
+
+    @property
+    def full_variance(self) -> float:
+        """Variance of the duration of full passes."""
+        if self.full:
+            return float((self.full.kinds - self.full_seconds) ** 2 @ self.weights)
+        return float(self.variance(np.array([self.most]))[0])
 
     @property
     def saturation_per_second(self) -> float:
