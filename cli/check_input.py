@@ -7,23 +7,30 @@ from pathlib import Path
 
 from cli.flags import flag_name, read_fraction
 from cli.lengths import check_positions, read_lengths
+from cli.on_trace import playable, rows_of
 from cli.question_file import Entry
 from cli.question_options import search_flags
 from cli.search_flags import SearchInput, read_limit, read_percentile, read_search, read_survive
-from cli.traffic import LENGTH_FIELDS, TrafficFlags, read_rate, read_traffic
+from cli.traffic import LENGTH_FIELDS, Asked, TrafficFlags, read_rate, read_traffic
 from planner.check import Limits, Margin, Search, Verdict, check_deployed, check_question, over_windows
 from planner.day import Window, peak_rate
-from planner.deployed import from_manifest, from_plan
-from planner.expectation import planned_rate, workload_of
+from planner.deployed import Deployed
+from planner.deployed_trace import manifest_on, plan_on
+from planner.expectation import mixed_pool, planned_rate, workload_of
 from planner.manifest.document import read_manifest
 from planner.manifest.schema import Manifest
 from planner.prompts import histogram_kinds
 from planner.survival import Loss
-from planner.workload import Workload
+from planner.workload import Trace, Workload
 from podplan.errors import BadInput
 from podplan.records import dataclass
 
 OWN_KEYS = ("manifest", "confidence")
+STATIONARY = "stationary queues"
+NOT_PLAYED = (
+    "aggregated instances, turns that wait for answers, a stated reuse and M/M/1 cannot be played, nor traces of fewer "
+    "requests than three times those under way"
+)
 _OF_A_MANIFEST = (*LENGTH_FIELDS, "prefix_reuse", "rate", "rate_profile", "trace", "format")
 _LIMITS = ("ttft", "tpot", "percentile", "survive")
 
@@ -42,6 +49,15 @@ class ManifestQuestion:
     limits: Limits
     survive: Loss | None
     day: tuple[Window, ...] = ()
+    rows: Trace | None = None
+    """Of a trace that can be played."""
+    traced: bool = False
+    """Whether a trace was given."""
+
+    @property
+    def deployed(self) -> Deployed:
+        """What the manifest deploys, under the traffic."""
+        return manifest_on(self.manifest, self.workload, self.rows)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,22 +72,35 @@ class AskedCheck:
     def verdict(self, search_plan: Search) -> Verdict:
         """Return the verdict; ``search_plan`` is called where a plan must be found."""
         if self.fixed is not None:
-            deployed = from_manifest(self.fixed.manifest, self.fixed.workload)
-            return check_deployed(deployed, self.fixed.limits, confidence=self.confidence, loss=self.fixed.survive)
+            fixed, played = self.fixed, self.fixed.rows is not None and mixed_pool(self.fixed.manifest) is None
+            found = check_deployed(fixed.deployed, fixed.limits, confidence=self.confidence, loss=fixed.survive)
+            return replace(found, played=played)
         assert self.searched is not None, "a check has a question or a manifest"
-        return check_question(self.searched.question, confidence=self.confidence, search_plan=search_plan)
+        question, rows = self.searched.question, playable(self.searched)
+        return check_question(question, confidence=self.confidence, search_plan=search_plan, trace=rows)
+
+    def basis(self, verdict: Verdict) -> str:
+        """Say what the figures are of."""
+        if verdict.played:
+            return "the requests of the trace themselves, played at the rate"
+        traced = self.fixed.traced if self.fixed is not None else self.searched and self.searched.trace is not None
+        if not traced or not verdict.margins:
+            return STATIONARY
+        return f"{STATIONARY} of the trace's moments: {NOT_PLAYED}"
 
     def windows(self, verdict: Verdict) -> Windows:
         """Return what each window of the day sees of the deployment; none without a day or a plan."""
         if self.fixed is not None:
-            deployed = from_manifest(self.fixed.manifest, self.fixed.workload) if self.fixed.day else None
-            return over_windows(deployed, self.fixed.limits, self.fixed.day, self.confidence) if deployed else []
+            fixed = self.fixed
+            return over_windows(fixed.deployed, fixed.limits, fixed.day, self.confidence) if fixed.day else []
         assert self.searched is not None, "a check has a question or a manifest"
         plan, day = verdict.plan, self.searched.day
         if plan is None or not day:
             return []
         limits = Limits.of(self.searched.question, peak_rate(day))
-        return over_windows(from_plan(plan), limits, day, self.confidence)
+        return over_windows(
+            plan_on(plan, playable(self.searched) if verdict.played else None), limits, day, self.confidence
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +112,11 @@ class Checked:
     seconds: float
     windows: Windows = field(default_factory=list)
     """Of a day, what each of its windows sees of the deployment that is sized for the worst."""
+
+    @property
+    def basis(self) -> str:
+        """What the figures are of."""
+        return self.asked.basis(self.verdict)
 
 
 def read_entry(entry: Entry) -> AskedCheck:
@@ -122,7 +156,8 @@ def _fixed(values: Mapping[str, str]) -> ManifestQuestion:
             raise BadInput(f"{flag_name(key)}: a manifest fixes the deployment; leave one of the two out")
     path = values["manifest"]
     manifest = read_manifest(Path(path))
-    workload, rate, day = _traffic(values, manifest)
+    asked = _traffic(values, manifest)
+    rate = planned_rate(manifest) if asked.rate_per_second is None else asked.rate_per_second
     levels = manifest.service_levels
     ttft = levels.ttft_seconds if "ttft" not in values else read_limit(values["ttft"], "--ttft")
     tpot = levels.tpot_seconds if "tpot" not in values else read_limit(values["tpot"], "--tpot")
@@ -130,18 +165,24 @@ def _fixed(values: Mapping[str, str]) -> ManifestQuestion:
         raise BadInput(f"--ttft: {path} states no service levels; give --ttft or --tpot")
     percentile = read_percentile(values["percentile"]) if "percentile" in values else levels.percentile
     limits = Limits(ttft_seconds=ttft, tpot_seconds=tpot, percentile=percentile, rate_per_second=rate)
-    survive = read_survive(values.get("survive"))
-    return ManifestQuestion(path=path, manifest=manifest, workload=workload, limits=limits, survive=survive, day=day)
+    return ManifestQuestion(
+        path=path,
+        manifest=manifest,
+        workload=asked.workload,
+        limits=limits,
+        survive=read_survive(values.get("survive")),
+        day=asked.day,
+        rows=rows_of(asked.trace, reuse_stated="prefix_reuse" in values),
+        traced=asked.trace is not None,
+    )
 
 
-def _traffic(values: Mapping[str, str], manifest: Manifest) -> tuple[Workload, float, tuple[Window, ...]]:
+def _traffic(values: Mapping[str, str], manifest: Manifest) -> Asked:
     """Return lengths, rate and day: of a trace, or the manifest's with what was given in their place."""
     model = manifest.model.spec
     if "trace" in values:
         flags = TrafficFlags(**{key: value for key, value in values.items() if key in _OF_A_MANIFEST})
-        asked = read_traffic(flags, model)
-        assert asked.rate_per_second is not None, "a trace has a rate"
-        return asked.workload, asked.rate_per_second, asked.day
+        return read_traffic(flags, model)
     if "format" in values:
         raise BadInput("--format tells the format of a trace; give --trace FILE with it or leave it out")
     workload = workload_of(manifest.workload)
@@ -150,7 +191,6 @@ def _traffic(values: Mapping[str, str], manifest: Manifest) -> tuple[Workload, f
     check_positions(prompt, answer, model)
     reuse = read_fraction(values.get("prefix_reuse"), "--prefix-reuse", workload.prefix_reuse, below_one=True)
     rate, day = read_rate(values.get("rate"), values.get("rate_profile"))
-    rate = planned_rate(manifest) if rate is None else rate
     traffic = replace(
         workload,
         input_tokens=prompt.lengths,
@@ -158,4 +198,4 @@ def _traffic(values: Mapping[str, str], manifest: Manifest) -> tuple[Workload, f
         prefix_reuse=reuse,
         prompts=prompt.histogram and histogram_kinds(*prompt.histogram, reuse),
     )
-    return traffic, rate, day
+    return Asked(workload=traffic, rate_per_second=rate, day=day)

@@ -3,12 +3,13 @@
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree
 
-from cli.check_input import Checked
+from cli.check_input import STATIONARY, Checked
 from cli.day import span_text, window_head
 from cli.output import table
 from cli.search_json import plan_json, question_json, spare_pool_instances
 from planner.check import AfterLoss, Margin, Verdict
 from planner.day import mean_rate, peak_rate
+from planner.infeasible import rounded_down
 from podplan.units import format_duration, format_rate
 
 if TYPE_CHECKING:
@@ -28,8 +29,11 @@ def render(console: "Console", checked: list[Checked]) -> None:
             console.print()
             console.print(_windows_table(each))
     told = [each for each in checked if not each.verdict.holds]
-    if told:
+    based = [each for each in checked if each.basis != STATIONARY]
+    if told or based:
         console.print()
+    for each in based:
+        console.print(f"{each.asked.name}: figures are of {each.basis}.", markup=False, soft_wrap=True)
     for each in told:
         verdict = each.verdict
         text = f"{each.asked.name}: no ({verdict.binding}): {verdict.explanation}."
@@ -66,7 +70,7 @@ def margin_text(margin: Margin) -> str:
     if margin.share is None or margin.value is None:
         return "cannot keep up"
     if margin.name == "rate":
-        return f"{format_rate(margin.value)} of {format_rate(margin.limit)} ({margin.share:+.1%})"
+        return f"{format_rate(rounded_down(margin.value))} of {format_rate(margin.limit)} ({margin.share:+.1%})"
     return f"{format_duration(margin.value)} of {format_duration(margin.limit)} ({margin.share:+.1%})"
 
 
@@ -121,6 +125,7 @@ def _as_json(checked: Checked) -> dict[str, object]:
         "feasible": verdict.holds,
         "binding_limit": verdict.binding,
         "explanation": verdict.explanation,
+        "basis": checked.basis,
         "question": question_json(asked.searched) if asked.searched else _fixed_json(checked),
         "margins": [margin_json(margin) for margin in verdict.margins],
         "rate_per_second": verdict.rate_per_second,
@@ -213,6 +218,7 @@ def _junit_lines(checked: Checked) -> list[str]:
     """Return every margin, those after a loss and of the windows of a day too."""
     after = checked.verdict.after_loss
     lines = [f"{margin.name}: {margin_text(margin)}" for margin in checked.verdict.margins]
+    lines += [f"figures are of {checked.basis}"] if checked.basis != STATIONARY else []
     if after is not None:
         lines += [f"{_gone(after)}, {margin.name}: {margin_text(margin)}" for margin in after.margins]
     for window, margins in checked.windows:

@@ -1,46 +1,65 @@
 """What the chosen plan does with the trace that it was made for."""
 
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from cli.search_flags import SearchInput
-from planner.plan import DisaggregatedPlan, Plan
+from planner.plan import Plan
+from planner.search import Answer, search
 from podplan.units import format_duration, format_rate
 
 if TYPE_CHECKING:
     from planner.on_trace import OnTrace
     from planner.queueing import Array
+    from planner.traced import Round
+    from planner.workload import Trace as Rows
+    from podplan.traces import Trace
 
 MOST_REQUESTS = 300_000
 """Beyond which a trace is told by its moments alone."""
 
 
-def played(asked: SearchInput, plan: Plan) -> "OnTrace | None":
-    """Return what a plan does with the trace that was given.
+def playable(asked: SearchInput) -> "Rows | None":
+    """Return the requests of the trace of a question, where a plan can be played on them, as ``rows_of``."""
+    if asked.question.queueing != "bulk":
+        return None
+    return rows_of(asked.trace, reuse_stated=asked.flags.traffic.prefix_reuse is not None)
 
-    None without one; where it has no times, or turns that follow answers; where another reuse than its own was stated;
-    where M/M/1 was asked for; and for plans of one pool.
+
+def rows_of(trace: "Trace | None", *, reuse_stated: bool) -> "Rows | None":
+    """Return the requests of a trace with what each reuses, where they can be played.
+
+    None without a trace; where it has no times, or turns that follow answers; where another reuse than its own was
+    stated.
     """
-    trace = asked.trace
-    if trace is None or not trace.timed or not isinstance(plan, DisaggregatedPlan) or len(trace) > MOST_REQUESTS:
+    if trace is None or not trace.timed or len(trace) > MOST_REQUESTS or reuse_stated:
         return None
-    follows = trace.delay_seconds is not None and bool(np.isfinite(trace.delay_seconds).any())
-    if follows or asked.flags.traffic.prefix_reuse is not None or asked.question.queueing != "bulk":
+    if trace.delay_seconds is not None and bool(np.isfinite(trace.delay_seconds).any()):
         return None
-    from planner.on_trace import on_trace  # only a trace needs it
-    from planner.workload import Trace as Rows
+    from planner.workload import Trace as Rows  # only a trace needs it
     from podplan.traces import reused_tokens
 
-    return on_trace(
-        plan,
-        Rows(
-            arrival_seconds=trace.arrival_seconds,
-            input_tokens=trace.input_tokens,
-            output_tokens=trace.output_tokens,
-            reused_tokens=None if trace.hash_ids is None else reused_tokens(trace),
-        ),
+    return Rows(
+        arrival_seconds=trace.arrival_seconds,
+        input_tokens=trace.input_tokens,
+        output_tokens=trace.output_tokens,
+        reused_tokens=None if trace.hash_ids is None else reused_tokens(trace),
     )
+
+
+def traced(asked: SearchInput) -> tuple[SearchInput, Answer]:
+    """Return the answer to a question with a trace, of which the plan is played and searched again where it is late."""
+    rows = playable(asked)
+    if rows is None:
+        return asked, search(asked.question)
+    from planner.traced import search_on_trace
+
+    found = search_on_trace(asked.question, rows, search, partial(search, explain=False, beside=False))
+    return replace(asked, on_trace=found.on_trace, rounds=found.rounds), found.answer
 
 
 def trace_json(found: "OnTrace", percentiles: tuple[float, ...]) -> dict[str, object]:
@@ -86,3 +105,38 @@ def trace_text(found: "OnTrace", plan: Plan) -> str:
         f"{format_duration(float(recorded.ttft_seconds.mean()))}, p{level:g} {' and '.join(tails)}, "
         f"{found.attainment:.1%} of requests within both limits; {verdict}."
     )
+
+
+def rounds_json(rounds: "Sequence[Round]") -> list[dict[str, object]]:
+    """Return what was searched for in each round, and what its plan does on the trace; null figures without one."""
+    return [
+        {
+            "ttft_limit_seconds": each.asked.ttft_seconds,
+            "tpot_limit_seconds": each.asked.tpot_seconds,
+            "rate_per_second": each.asked.rate_per_second,
+            "devices": each.plan.devices if each.plan else None,
+            "keeps_limits": each.keeps,
+            "most_requests_per_second": each.most_per_second or None,
+        }
+        for each in rounds
+    ]
+
+
+def rounds_text(rounds: "Sequence[Round]") -> str:
+    """Say which searches were made for the trace, and what came of each."""
+    told = []
+    for number, each in enumerate(rounds, start=1):
+        asked, first = each.asked, rounds[0].asked
+        limits = [
+            f"{name.upper()} {format_duration(getattr(asked, field))}"
+            for name, field in (("ttft", "ttft_seconds"), ("tpot", "tpot_seconds"))
+            if getattr(asked, field) != getattr(first, field)
+        ]
+        if asked.rate_per_second is not None and asked.rate_per_second != first.rate_per_second:
+            limits.append(format_rate(asked.rate_per_second))
+        found = "no plan"
+        if each.plan is not None:
+            held = f"limits hold up to {format_rate(each.most_per_second)}" if each.most_per_second else "limits missed"
+            found = f"{each.plan.devices} devices, {held}"
+        told.append(f"({number}) {f'for {chr(32).join(limits)}' if limits else 'as asked'}: {found}")
+    return f"Searched {len(rounds)} times, for stationary queues took the trace for too tame: {'; '.join(told)}."

@@ -91,15 +91,11 @@ def _answer(flags: SearchFlags, folder: Path | None, wanted: "FrontWanted | None
     asked = read_search(flags)
     begin = perf_counter()
     with progress(f"searching deployments of {asked.question.model.name} ..."):
-        answer = search_plan(asked.question)
+        asked, answer = _found(asked)
         if wanted is not None:
             answer = wanted.widened(answer)
     seconds = perf_counter() - begin
     asked = replace(asked, question=answer.question)  # in the number format that was chosen
-    if asked.trace is not None and answer.best is not None:
-        from cli.on_trace import played  # only a trace needs it
-
-        asked = replace(asked, on_trace=played(asked, answer.best))
     data = as_json(asked, answer, seconds) if json or folder else {}
     if answer.best is None:
         if json:
@@ -123,6 +119,15 @@ def _answer(flags: SearchFlags, folder: Path | None, wanted: "FrontWanted | None
         render(stdout_console(), asked, answer, answer.best, seconds, runners=not wide)
         if wanted is not None and wide:
             wanted.show(answer)
+
+
+def _found(asked: SearchInput) -> tuple[SearchInput, Answer]:
+    """Return the answer, and what was asked with what the plan does on its trace."""
+    if asked.trace is None:
+        return asked, search_plan(asked.question)
+    from cli.on_trace import traced  # only a trace needs it
+
+    return traced(asked)
 
 
 def _manifest_text(asked: SearchInput, best: Plan) -> str:

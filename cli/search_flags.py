@@ -29,6 +29,7 @@ from podplan.units import parse_duration
 
 if TYPE_CHECKING:
     from planner.on_trace import OnTrace
+    from planner.traced import Round
     from podplan.traces import Trace
 
 SHORTEST_LIMIT_SECONDS = 1e-6
@@ -80,7 +81,7 @@ class SearchFlags:
 class SearchInput:
     """What was typed, the question that it stands for, and the trace and the day that it names.
 
-    ``on_trace`` is what the plan that was found does with the trace.
+    ``on_trace`` is what the plan that was found does with the trace, ``rounds`` the searches that led to it.
     """
 
     flags: SearchFlags
@@ -88,6 +89,7 @@ class SearchInput:
     trace: "Trace | None"
     day: tuple[Window, ...] = ()
     on_trace: "OnTrace | None" = None
+    rounds: "tuple[Round, ...]" = ()
 
 
 def read_search(flags: SearchFlags) -> SearchInput:

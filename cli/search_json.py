@@ -25,7 +25,6 @@ from planner.survival import spare_instances
 if TYPE_CHECKING:
     from planner.manifest.schema import Answer as ManifestAnswer
     from planner.manifest.schema import Scalar
-    from planner.on_trace import OnTrace
 
 PERCENTILES = (50.0, 90.0, 99.0)
 MEMORY_KINDS = ("weights", "kv_cache", "activations", "buffers", "reserve", "capacity")
@@ -46,7 +45,7 @@ def as_json(asked: SearchInput, answer: Answer, search_seconds: float) -> dict[s
         "day": day_json(over_the_day(answer.best, asked.day), levels_of(answer.best))
         if answer.best and asked.day
         else None,
-        "on_trace": _on_trace_json(asked.on_trace, answer.best) if answer.best and asked.on_trace else None,
+        "on_trace": _on_trace_json(asked, answer.best) if answer.best and asked.on_trace else None,
         "queueing": queueing_json(answer.best, levels_of(answer.best)) if answer.best else None,
         "published": [published_json(beside) for beside in answer.published],
         "formats": [format_json(tried) for tried in answer.formats],
@@ -56,10 +55,11 @@ def as_json(asked: SearchInput, answer: Answer, search_seconds: float) -> dict[s
     }
 
 
-def _on_trace_json(found: "OnTrace", best: Plan) -> dict[str, object]:
-    from cli.on_trace import trace_json  # only a trace needs it
+def _on_trace_json(asked: SearchInput, best: Plan) -> dict[str, object]:
+    from cli.on_trace import rounds_json, trace_json  # only a trace needs it
 
-    return trace_json(found, levels_of(best))
+    assert asked.on_trace is not None, "only what was played has figures"
+    return trace_json(asked.on_trace, levels_of(best)) | {"rounds": rounds_json(asked.rounds)}
 
 
 def bound_json(bound: Bound) -> dict[str, object]:

@@ -57,10 +57,12 @@ def render(
         _lines(console, day_text(seen))
     told = [interval_text(best), f"Binding: {answer.binding_limit}. {answer.explanation}", *short_form(best)]
     if asked.on_trace is not None:
-        from cli.on_trace import trace_text  # only a trace needs it
+        from cli.on_trace import rounds_text, trace_text  # only a trace needs it
 
         told.insert(0, trace_text(asked.on_trace, best))
-    elif asked.trace is not None and not isinstance(best, DisaggregatedPlan):
+        if len(asked.rounds) > 1:
+            told.insert(1, rounds_text(asked.rounds))
+    elif asked.trace is not None:
         told.insert(0, NOT_PLAYED)
     told.append(queueing_text(best))
     told += [f"Decode: {line}." for line in expert_devices_lines(best.answering)]

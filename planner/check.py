@@ -3,16 +3,22 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from statistics import NormalDist
 from typing import Literal
 
 from planner.day import Window
 from planner.deployed import Deployed, Lost, Standing, from_plan, standing
-from planner.infeasible import refusal
-from planner.plan import Plan
+from planner.deployed_trace import plan_on
+from planner.on_trace import held_at, loads
+from planner.plan import DisaggregatedPlan, Plan
 from planner.question import Question
 from planner.search import Answer, search
+from planner.shortage import too_few
 from planner.survival import Loss
+from planner.traced import search_on_trace
+from planner.variations import has_plan
+from planner.workload import Trace
 from podplan.records import dataclass
 
 Name = Literal["ttft", "tpot", "rate"]
@@ -97,6 +103,8 @@ class Verdict:
     """That the figures are of; None for a manifest, and where there is no plan."""
     rate_per_second: float | None
     """That the figures are of; None where there is no plan."""
+    played: bool = False
+    """Whether they are of the trace's own requests; else of stationary queues."""
 
 
 def margins_of(limits: Limits, found: Standing) -> tuple[Margin, ...]:
@@ -114,8 +122,11 @@ def margins_of(limits: Limits, found: Standing) -> tuple[Margin, ...]:
 def held_confidence(deployed: Deployed, limits: Limits) -> float | None:
     """Return the confidence up to which every latency limit holds, to about 1 %; 0 and 1 beyond 3 deviations.
 
-    The limits are each on their own: that both hold is not more likely than this, and at least twice it less 1.
+    The limits are each on their own: that both hold is not more likely than this, and at least twice it less 1. None
+    where that would take too long.
     """
+    if deployed.asked_at_most is not None and deployed.asked_at_most < 2 * (_ROUNDS + 2):
+        return None
 
     def holds(score: float) -> bool:
         found = standing(deployed, limits.rate_per_second, NormalDist().cdf(score))
@@ -193,22 +204,25 @@ def over_windows(
     return [(window, known[window.rate_per_second]) for window in day]
 
 
-def check_question(question: Question, *, confidence: float | None = None, search_plan: Search = search) -> Verdict:
+def check_question(
+    question: Question, *, confidence: float | None = None, search_plan: Search = search, trace: Trace | None = None
+) -> Verdict:
     """Return whether the devices of a question keep its limits at its rate, or at any rate where none is asked.
 
     The plan that carries most on these devices is weighed, whatever the objective; with a confidence the one that
-    carries most when service times are that much longer. Where ``question.survive`` leaves none that carries the rate,
-    the plan without that demand shows by how much it fails.
+    carries most when service times are that much longer. With a trace it is the plan that keeps the limits on the
+    trace's own requests at the largest rate, and they are what it is weighed on. Where ``question.survive`` leaves none
+    that carries the rate, the plan without that demand shows by how much it fails.
     """
-    found = _most(replace(question, objective="throughput", rate_per_second=None), confidence, search_plan)
     asked = question.rate_per_second
+    finder = _Finder(search_plan, trace, confidence, asked)
+    found = finder.most(replace(question, objective="throughput", rate_per_second=None))
     if question.survive is not None and not (found.plan and found.carries(asked)):
-        without = replace(question, objective="throughput", rate_per_second=None, survive=None)
-        other = _most(without, confidence, search_plan)
+        other = finder.most(replace(question, objective="throughput", rate_per_second=None, survive=None))
         found = other if other.plan is not None else found
     if found.plan is None:
         return _none(found.answer, confidence)
-    return _weigh(question, found.plan, found.rate_per_second, confidence)
+    return _weigh(question, found, finder)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,33 +232,88 @@ class _Most:
     answer: Answer
     plan: Plan | None
     rate_per_second: float
+    played: bool = False
+    """Whether the rate is one at which the limits hold on the trace's own requests."""
+    factor: float = 1.0
+    """How many times as long service times are at the asked confidence."""
 
     def carries(self, asked: float | None) -> bool:
         return asked is None or self.rate_per_second >= asked * (1 - 1e-9)
 
 
-def _most(question: Question, confidence: float | None, search_plan: Search) -> _Most:
-    """Return the plan that carries most; with a confidence when all service times are f times as long.
+@dataclass(frozen=True, slots=True)
+class _Finder:
+    """How the plan that carries most is found."""
 
-    That is the plan for limits f times as tight, whose rate counts 1/f: see ``planner.deployed``. The deviation is that
-    of the plan for times as predicted, and of the pool that has the larger one.
-    """
-    answer = search_plan(question)
-    best = answer.best
-    if best is None or confidence is None or confidence <= PREDICTED:
-        return _Most(answer=answer, plan=best, rate_per_second=best.requests_per_second if best else 0.0)
-    factor = 1 + NormalDist().inv_cdf(confidence) * from_plan(best).deviation
-    tighter = replace(
-        question, ttft_seconds=question.ttft_seconds / factor, tpot_seconds=question.tpot_seconds / factor
+    search_plan: Search
+    trace: Trace | None
+    confidence: float | None
+    asked_per_second: float | None = None
+
+    def most(self, question: Question) -> _Most:
+        """Return the plan that carries most; with a confidence when all service times are f times as long.
+
+        That is the plan for limits f times as tight, whose rate counts 1/f: see ``planner.deployed``. The deviation is
+        that of the plan for times as predicted, and of the pool that has the larger one.
+        """
+        first = self._most(question)
+        factor = 1.0 if first.plan is None else self._factor(first.plan)
+        if factor == 1.0:
+            return first
+        slowed = self._most(_tighter(question, factor))
+        if slowed.plan is None:
+            answer = slowed.answer
+            told = f"with times {factor:.2f} times as long, which is the confidence {self.confidence:g}: "
+            return _Most(answer=replace(answer, explanation=told + answer.explanation), plan=None, rate_per_second=0.0)
+        # The same pools under the limits that were asked for.
+        return replace(slowed, plan=slowed.plan.asked(question), rate_per_second=slowed.rate_per_second / factor)
+
+    def carries(self, question: Question) -> bool:
+        """Whether a question's devices carry its rate; with a trace, whether the first plan does that is found."""
+        if self.trace is None:
+            return has_plan(replace(question, objective="chips"))
+        rate = question.rate_per_second or 0.0
+        plan = self.search_plan(replace(question, objective="throughput", rate_per_second=None)).best
+        if not isinstance(plan, DisaggregatedPlan):
+            return plan is not None and plan.requests_per_second >= rate
+        asked = plan.under(question)(rate)
+        return asked is not None and held_at(asked, self.trace).keeps
+
+    def _factor(self, plan: Plan) -> float:
+        """How many times as long service times are at the asked confidence."""
+        if self.confidence is None or self.confidence <= PREDICTED:
+            return 1.0
+        return 1 + NormalDist().inv_cdf(self.confidence) * from_plan(plan).deviation
+
+    def _most(self, question: Question) -> _Most:
+        if self.trace is None:
+            answer = self.search_plan(question)
+            best = answer.best
+            return _Most(answer=answer, plan=best, rate_per_second=best.requests_per_second if best else 0.0)
+        traced = search_on_trace(question, self.trace, self.search_plan, self.search_plan)
+        best, found = traced.answer.best, traced.on_trace
+        if found is not None:
+            return _Most(answer=traced.answer, plan=best, rate_per_second=found.most_per_second or 0.0, played=True)
+        if best is None:
+            return _Most(answer=traced.answer, plan=None, rate_per_second=0.0)
+        # Too short for the most that the plan carries, a trace may still tell of the asked rate.
+        played = self.asked_per_second is not None and loads(best, self.trace, self.asked_per_second)
+        return _Most(answer=traced.answer, plan=best, rate_per_second=best.requests_per_second, played=played)
+
+
+def _tighter(question: Question, factor: float) -> Question:
+    """Return what a question asks of times as predicted where they are so many times as long."""
+    rate = question.rate_per_second
+    return replace(
+        question,
+        ttft_seconds=question.ttft_seconds / factor,
+        tpot_seconds=question.tpot_seconds / factor,
+        rate_per_second=None if rate is None else rate * factor,
     )
-    slowed = search_plan(tighter)
-    if slowed.best is None:
-        told = f"with times {factor:.2f} times as long, which is the confidence {confidence:g}: {slowed.explanation}"
-        return _Most(answer=replace(slowed, explanation=told), plan=None, rate_per_second=0.0)
-    # The same pools under the limits that were asked for.
-    return _Most(
-        answer=slowed, plan=slowed.best.asked(question), rate_per_second=slowed.best.requests_per_second / factor
-    )
+
+
+def _carries(finder: _Finder, factor: float, question: Question) -> bool:
+    return finder.carries(_tighter(question, factor))
 
 
 def _none(answer: Answer, confidence: float | None) -> Verdict:
@@ -261,17 +330,24 @@ def _none(answer: Answer, confidence: float | None) -> Verdict:
     )
 
 
-def _weigh(question: Question, plan: Plan, carried_per_second: float, confidence: float | None) -> Verdict:
-    """Return the verdict on a plan at the asked rate, or at what it carries where none is asked."""
-    rate = question.rate_per_second or carried_per_second
+def _weigh(question: Question, most: _Most, finder: _Finder) -> Verdict:
+    """Return the verdict on the plan that carries most at the asked rate, or at what it carries where none is asked."""
+    confidence, deployed = (
+        finder.confidence,
+        plan_on(most.plan, finder.trace if most.played else None) if most.plan else None,
+    )
+    plan, carried = most.plan, most.rate_per_second
+    assert plan is not None and deployed is not None, "only a plan is weighed"
+    rate = question.rate_per_second or carried or plan.requests_per_second
     limits = Limits.of(question, rate)
-    found = check_deployed(from_plan(plan), limits, confidence=confidence, loss=question.survive)
+    found = check_deployed(deployed, limits, confidence=confidence, loss=question.survive)
+    found = replace(found, plan=plan, played=most.played)
     if question.rate_per_second is None:
-        return replace(found, plan=plan, binding=plan.binding_limit) if found.holds else replace(found, plan=plan)
-    margins = (*found.margins, Margin(name="rate", limit=rate, value=carried_per_second))
-    if margins[-1].holds:
-        return replace(found, plan=plan, margins=margins)
+        return replace(found, binding=plan.binding_limit) if found.holds else found
+    margins = (*found.margins, Margin(name="rate", limit=rate, value=carried))
+    if margins[-1].holds or (most.played and found.holds):
+        return replace(found, margins=margins)
     # Latencies may hold a little beyond 98 % of saturation, where no plan should run.
-    binding, told = refusal(replace(question, objective="chips"), found.explanation, carried_per_second)
+    told = found.explanation if not carried else too_few(question, carried, partial(_carries, finder, most.factor))
     told = told if confidence is None else f"with the confidence {confidence:g}, {told}"
-    return replace(found, holds=False, plan=plan, margins=margins, binding=binding, explanation=told)
+    return replace(found, holds=False, margins=margins, binding="devices", explanation=told)

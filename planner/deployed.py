@@ -70,6 +70,8 @@ class Deployed:
 
     pools: tuple[DeployedPool, ...]
     losses: dict[Loss, tuple[Lost, ...]]
+    asked_at_most: int | None = None
+    """How often it may be asked before that takes long; None where asking is quick."""
 
     @property
     def deviation(self) -> float:

@@ -16,7 +16,7 @@ from planner.question import Machines, Question
 from planner.space import Role, Row, groups, machines_of, role_rows, row_deployment
 from planner.survival import lost_instances
 from planner.workload import reserved_kv_tokens
-from podplan.units import GIGA, format_bytes, format_duration, format_rate
+from podplan.units import format_bytes, format_duration
 
 _RELAXED = 1_000_000.0
 FACTORS = (1.05, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0)
@@ -212,22 +212,6 @@ def slowest_transfer(question: Question, rows: Sequence[Row] | None = None) -> f
         return 0.0
     group = groups(question, "prefill", [narrowest], 0)[0]
     return kv_transfer_seconds(question, row_deployment(group.deployment, narrowest))
-
-
-def refusal(question: Question, message: str, most_per_second: float) -> tuple[str, str]:
-    """Return (binding limit, sentence) where candidates exist and the devices do not carry the rate."""
-    if question.rate_per_second is None or not most_per_second > 0:
-        return "devices", message
-    devices = question.prefill.devices
-    if question.decode.budget != question.prefill.budget:
-        devices += question.decode.devices
-    wanted = devices * (question.rate_per_second / most_per_second)
-    count = f"{math.ceil(wanted)}" if wanted < GIGA else f"{wanted:.2g}"
-    asked, most = format_rate(question.rate_per_second), format_rate(rounded_down(most_per_second))
-    start = f"{devices} devices carry {most}, not the asked {asked}; nearest"
-    if wanted > most_devices(question):
-        return "devices", f"{start} change: --rate {most}, for about {count} devices are more than there can be"
-    return "devices", f"{start} changes: --rate {most}, or about {count} devices"
 
 
 def unsurvivable(question: Question, prefill_sizes: Sequence[int], decode_sizes: Sequence[int]) -> tuple[str, str]:

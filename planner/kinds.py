@@ -2,8 +2,8 @@
 
 A row of the search says how an instance is cut over its devices; how much it takes at once is chosen here, out of
 every whole number that keeps the limit and fits, once the row matters (``planner.columns``). Bounds leave out numbers
-that cannot carry what is wanted, and every other one is tried; of prompts that differ, whose queues take long and whose
-budgets are a list, those that close in on the least tail, which is taken to fall and then to rise.
+that cannot carry what is wanted, and the others are tried, large ones a twelfth apart; of prompts that differ, whose
+queues take long and whose budgets are a list, those that close in on the least tail, taken to fall and then to rise.
 """
 
 import math
@@ -19,7 +19,7 @@ from planner.decode_candidates import DecodeCandidate, iteration, request_rate
 from planner.decode_caps import Batches
 from planner.deployment import Deployment
 from planner.imbalance import expected_maximum_normal
-from planner.lattice import any_within, first_within, least_of, most_carried
+from planner.lattice import any_within, first_within, largest_carried, least_of
 from planner.manifest.terms import StepCost
 from planner.operating import MOST_UTILISATION, DecodeServer, PrefillServer, kv_transfer_seconds
 from planner.prefill_bounds import saturated, timely, varied
@@ -32,6 +32,8 @@ from podplan.records import dataclass
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
+# Prompts of a group up to which every budget is tried, and then those that are one in so many apart.
+_EACH = 12
 # Caps that are tried for being quickest at a rate: all but always the first keeps the limit.
 _TRIED = 8
 
@@ -166,8 +168,9 @@ class PrefillKind:
         """The largest rate and where among the budgets it is carried."""
         if instances not in self._best:
             place, about = self._likely(instances)
-            self._best[instances] = most_carried(
+            self._best[instances] = largest_carried(
                 (self._capacity(place, instances, about), place),
+                lambda place, rate: self._tail(place, instances, rate) <= self.question.ttft_seconds,
                 lambda rate, last: self._carrying(instances, rate, last),
                 lambda place, rate: self._capacity(place, instances, rate),
                 self.bound_per_second * instances / 1000,
@@ -189,43 +192,48 @@ class PrefillKind:
         most = float(self.budgets.bound_per_second[place]) * instances
         return min(self._server(place).pool_capacity(instances, about), most)
 
-    def _carrying(self, instances: int, rate: float, start: int | None = None) -> int | None:
-        """Return the place of a budget that carries a rate; None where there is none."""
-        bounds, guesses = self.budgets.bound_per_second * instances, self.budgets.guess_per_second
-        able = np.flatnonzero(bounds >= rate * (1 - 1e-9))
+    def _tail(self, place: int, instances: int, rate: float) -> float:
+        """TTFT at the percentile at one budget; infinite past its bound or 98 % of saturation."""
+        server, each = self._server(place), rate / instances
+        if not self._able(instances, rate)[place] or each > MOST_UTILISATION * server.saturation_per_second * (
+            1 + 1e-9
+        ):
+            return math.inf
+        latency = server.ttft(each, instances)
+        return math.inf if latency is None else latency.at(self.question.percentile)
+
+    def _able(self, instances: int, rate: float) -> NDArray[np.bool_]:
+        return np.asarray(self.budgets.bound_per_second * instances >= rate * (1 - 1e-9))
+
+    def _carrying(self, instances: int, rate: float, last: int | None = None) -> int | None:
+        """Return the place of a budget that carries a rate; None where none but perhaps the ``last`` one does."""
+        able, guesses = np.flatnonzero(self._able(instances, rate)), self.budgets.guess_per_second
         if not able.size:
             return None
-        start = int(able[np.argmax(guesses[able])]) if start is None else start
+        limit = self.question.ttft_seconds
 
-        def seconds(place: int) -> float:
-            server, each = self._server(place), rate / instances
-            if bounds[place] < rate * (1 - 1e-9) or each > MOST_UTILISATION * server.saturation_per_second * (1 + 1e-9):
-                return np.inf
-            latency = server.ttft(each, instances)
-            return np.inf if latency is None else latency.at(self.question.percentile)
+        def tail(place: int) -> float:
+            return self._tail(place, instances, rate)
 
         if varied(self.question):
-            return first_within(seconds, int(able[0]), int(able[-1]), start, self.question.ttft_seconds)
-        return any_within(
-            seconds, self._told_apart(able, rate / instances, instances, start), self.question.ttft_seconds
-        )
+            start = int(able[np.argmax(guesses[able])]) if last is None else last
+            return first_within(tail, int(able[0]), int(able[-1]), start, limit)
+        places = self._told_apart(able, rate / instances, instances)
+        likely = places[np.argsort(-guesses[places], kind="stable")]
+        return any_within(tail, [place for place in likely.tolist() if place != last], limit)
 
-    def _told_apart(self, able: Ints, rate: float, instances: int, start: int) -> Iterator[int]:
-        """Yield the budgets whose queues differ at a rate of each instance, the likeliest first.
+    def _told_apart(self, able: Ints, rate: float, instances: int) -> Ints:
+        """Return the budgets whose queues differ at a rate of each instance.
 
-        Budgets beyond what waits at any time let the same passes begin.
+        Budgets beyond what waits at any time let the same passes begin, and of large ones those stand for others that
+        are a twelfth apart.
         """
-        yield start
-        budgets = self.budgets
+        prompts, counts = self.budgets.prompts[able], self.budgets.microbatches[able]
         reach = self._server(int(able[-1])).most_waiting(rate, instances)
-        beyond = budgets.prompts[able] * self.row.strategy.attention_dp > reach
-        for count in set(budgets.microbatches[able].tolist()):
-            alike = np.flatnonzero(beyond & (budgets.microbatches[able] == count))
-            beyond[alike[:1]] = False
-        left = able[~beyond]
-        for place in left[np.argsort(-budgets.guess_per_second[left], kind="stable")].tolist():
-            if place != start:
-                yield place
+        beyond = prompts * self.row.strategy.attention_dp > reach
+        steps = np.where(prompts > _EACH, np.floor(np.log(prompts / _EACH) / math.log(1 + 1 / _EACH)), -prompts)
+        alike = np.stack([np.where(beyond, np.inf, steps), counts])
+        return able[np.unique(alike, axis=1, return_index=True)[1]]
 
 
 def likely_rate(question: Question, prompts: Floats, seconds: Floats) -> Floats:
@@ -310,8 +318,9 @@ class DecodeKind:
         full = self.full
         if full.question.queueing == "mixserve":
             return full.single_capacity, full.candidate.batch
-        return most_carried(
+        return largest_carried(
             (full.single_capacity, full.candidate.batch),
+            self._keeps,
             lambda rate, _: self._carrying(rate),
             lambda cap, _: self._server(cap).single_capacity,
             self.bound_per_second / 1000,
@@ -319,13 +328,19 @@ class DecodeKind:
 
     def _carrying(self, rate: float) -> int | None:
         """Return the cap with which most requests keep the limit at a rate; None where that is too few."""
-        question, (batches, bounds) = self.full.question, self._caps
+        batches, bounds = self._caps
         able = batches[bounds >= rate]
         if not able.size:
             return None
         cap = int(able[np.argmax(self._batches.kept(able * self._groups, rate))])
-        state = self._server(cap).state(rate)
-        return cap if state and state.tpot.at(question.percentile) <= question.tpot_seconds else None
+        return cap if self._keeps(cap, rate) else None
+
+    def _keeps(self, cap: int, rate: float) -> bool:
+        server, question = self._server(cap), self.full.question
+        if rate > MOST_UTILISATION * server.candidate.requests_per_second:
+            return False
+        state = server.state(rate)
+        return state is not None and state.tpot.at(question.percentile) <= question.tpot_seconds
 
     @property
     def _groups(self) -> int:

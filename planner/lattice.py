@@ -1,6 +1,6 @@
 """The whole number that serves best: budgets of a prefill pass or a step, requests of a decode batch.
 
-Where nothing tells how a measure runs, every number is measured that could keep the limit (``any_within``). Service
+Where nothing tells how a measure runs, each number is measured that could keep the limit (``any_within``). Service
 levels mostly fall and then rise: a small pass or batch leaves requests waiting, a large one makes those beside them
 wait. Where that may be taken for granted only as many are measured as close in on the least.
 """
@@ -15,41 +15,43 @@ MORE = 0.003
 _GOLDEN = (math.sqrt(5) - 1) / 2
 
 
-def most_carried(
+def largest_carried(
     known: tuple[float, int],
-    carrying: Callable[[float, int], int | None],
+    carries: Callable[[int, float], bool],
+    another: Callable[[float, int], int | None],
     capacity: Callable[[int, float], float],
     least_rate: float,
     more: float = MORE,
 ) -> tuple[float, int]:
     """Return the largest rate that any number carries, to ``more`` of it, and that number.
 
-    A number carries what ``carrying`` shows it to, which may be more than its capacity is solved to: then longer leaps
-    are tried, so that a latency that hardly rises is not followed step by step. The last thing shown is that none
-    carries ``more`` more.
+    A number may carry more than its capacity is solved to: it is followed in leaps that grow, so that a latency that
+    hardly rises is not followed step by step. The last thing shown is that no number carries ``more`` more.
 
     Args:
         known: a rate and the number that carries it, to begin with.
-        carrying: finds a number that carries a rate, given the one that was chosen last; None where none does.
+        carries: whether a number carries a rate.
+        another: finds a number that carries a rate, given the one that was chosen last; None where none does.
         capacity: about what a number carries, given a rate that it does.
         least_rate: below which rates are not told apart.
         more: the share by which a rate must be beaten.
 
-    >>> most_carried((1.0, 0), lambda rate, last: 7 if rate <= 5 else None, lambda number, rate: rate, 0.0, 0.5)
-    (4.5, 7)
+    >>> largest_carried((1.0, 0), lambda n, rate: rate <= n, lambda rate, n: 7 if rate <= 7 else None, min, 0.0, 0.5)
+    (6.75, 7)
     """
     (rate, number), leap = known, more
     while True:
         wanted = max(rate, least_rate) * (1 + leap)
-        found = carrying(wanted, number)
-        if found is None and leap <= more:
-            return rate, number
-        if found is None:
+        if carries(number, wanted):
+            rate, leap = wanted, 2 * leap
+            continue
+        if leap > more:
             leap = more
             continue
-        solved = capacity(found, wanted) if found != number else rate
-        leap = more if solved > wanted else 2 * leap
-        rate, number = max(solved, wanted), found
+        found = another(wanted, number)
+        if found is None:
+            return rate, number
+        rate, number = max(capacity(found, wanted), wanted), found
 
 
 def any_within(measure: Measure, numbers: Iterable[int], limit: float) -> int | None:

@@ -11,7 +11,7 @@ from planner.candidates import row_microbatches
 from planner.decode_candidates import MOST_BATCH, Count
 from planner.deployment import Deployment
 from planner.latency import accepted_tokens, balanced_cost
-from planner.lattice import most_carried
+from planner.lattice import largest_carried
 from planner.manifest.stacks import stacked
 from planner.manifest.terms import Number, StepCost
 from planner.mixed_candidates import BUDGETS, MixedCandidate, mixed_room
@@ -46,6 +46,7 @@ class MixedKind:
     """The pool's rate where one is asked: no more than it is sought, for that takes long."""
     _best: dict[int, tuple[float, int]] = field(default_factory=dict)
     """By instances: the rate of the pool, and which candidate carries it."""
+    _known: dict[tuple[int, int, float], float] = field(default_factory=dict)
 
     @property
     def independent(self) -> bool:
@@ -117,15 +118,24 @@ class MixedKind:
         if not able:
             return None
         place = max(able, key=lambda number: self._guessed[number][0])
-        least = self.servers[place].excess(rate / instances, instances)
+        least = self._excess(place, instances, rate)
         for step in (-1, 1):
             other = place + step
             while least > 1 and other in able:
-                found = self.servers[other].excess(rate / instances, instances)
+                found = self._excess(other, instances, rate)
                 if found >= least and math.isfinite(least):
                     break
                 place, least, other = other, min(found, least), other + step
         return place if least <= 1 else None
+
+    def _excess(self, place: int, instances: int, rate: float) -> float:
+        """The later of both latencies over its limit with one budget; infinite past what bounds its rate."""
+        if self.candidates[place].requests_per_second * instances < rate:
+            return math.inf
+        key = place, instances, rate
+        if key not in self._known:
+            self._known[key] = self.servers[place].excess(rate / instances, instances)
+        return self._known[key]
 
     def _settled(self, instances: int) -> tuple[float, int]:
         """The largest rate, and the place of the budget that carries it."""
@@ -133,18 +143,20 @@ class MixedKind:
             found = self._carrying(instances, self.asked_per_second)
             self._best[instances] = (0.0, 0) if found is None else (self.asked_per_second, found)
         if instances not in self._best:
-            guesses = [guess for guess, _ in self._guessed]
-            best = int(np.argmax(guesses)) if guesses else 0
-            rate = self._capacity(best, instances, guesses[best]) if guesses else 0.0
-            least = max((each.requests_per_second for each in self.candidates), default=0.0) * instances / 1000
-            self._best[instances] = most_carried(
-                (rate, best),
-                lambda rate, _: self._carrying(instances, rate),
-                lambda place, rate: self._capacity(place, instances, rate / instances),
-                least,
-                _MORE,
-            )
+            self._best[instances] = self._found(instances) if self.candidates else (0.0, 0)
         return self._best[instances]
+
+    def _found(self, instances: int) -> tuple[float, int]:
+        guesses = [guess for guess, _ in self._guessed]
+        likely = int(np.argmax(guesses))
+        return largest_carried(
+            (self._capacity(likely, instances, guesses[likely]), likely),
+            lambda place, rate: self._excess(place, instances, rate) <= 1,
+            lambda rate, _: self._carrying(instances, rate),
+            lambda place, rate: self._capacity(place, instances, rate / instances),
+            max(each.requests_per_second for each in self.candidates) * instances / 1000,
+            _MORE,
+        )
 
     def _capacity(self, place: int, instances: int, start: float) -> float:
         """Largest rate of so many instances with one budget; the search begins with one of ``start`` each."""

@@ -12,7 +12,7 @@ import numpy as np
 from planner.cache import model_cache
 from planner.operating import DecodeServer, PrefillServer
 from planner.passes import Machine
-from planner.plan import DisaggregatedPlan
+from planner.plan import DisaggregatedPlan, Plan
 from planner.question import Question
 from planner.queueing import Array
 from planner.recorded import Pools, Recorded, play, within
@@ -22,6 +22,8 @@ from podplan.records import dataclass
 
 MOST_PLAYED = 60_000
 """Requests that are played in all while the largest rate is looked for."""
+_FILLED = 3.0
+"""Times the requests under way that a trace must have to load a plan at all."""
 _STEPS = 7
 _BEYOND = 2.0
 """Times the plan's rate up to which is looked."""
@@ -41,6 +43,27 @@ class OnTrace:
     most_per_second: float | None
     """Largest rate found at which they hold, up to twice the plan's; None where none was found."""
 
+    def at(self, name: str, percentile: float) -> float | None:
+        """Seconds of ``ttft`` or ``tpot`` at a percentile of the requests; None where no answer has a second token."""
+        seconds = self.recorded.ttft_seconds if name == "ttft" else self.recorded.tpot_seconds
+        known = seconds[~np.isnan(seconds)]
+        return float(np.percentile(known, percentile)) if known.size else None
+
+
+def at_rate(trace: Trace, rate_per_second: float) -> Trace:
+    """Return a trace that is played so fast that its mean rate is that."""
+    own = Traffic.from_trace(trace).rate_per_second
+    return replace(trace, arrival_seconds=np.asarray(trace.arrival_seconds) * (own / rate_per_second))
+
+
+def loads(plan: Plan, trace: Trace, rate_per_second: float) -> bool:
+    """Whether a plan can be played on a trace that has requests enough to load its pools for a while at a rate.
+
+    Requests stay about as long as at the plan's own rate. Plans of aggregated instances cannot be played.
+    """
+    under_way = rate_per_second * plan.e2e_mean_seconds
+    return isinstance(plan, DisaggregatedPlan) and np.size(trace.arrival_seconds) >= _FILLED * under_way
+
 
 def on_trace(plan: DisaggregatedPlan, trace: Trace) -> OnTrace:
     """Return what a plan does with a trace that is played at its rate, and up to which rate the limits hold.
@@ -48,48 +71,59 @@ def on_trace(plan: DisaggregatedPlan, trace: Trace) -> OnTrace:
     That rate is found by bisection, within a few per cent; each rate told was played and keeps the limits. A long trace
     is played fewer times.
     """
-    question, pools = plan.question, pools_of(plan)
-    own = Traffic.from_trace(trace).rate_per_second
+    question, pools, planned = plan.question, pools_of(plan), plan.requests_per_second
 
     def played(rate: float) -> Recorded:
-        return play(pools, replace(trace, arrival_seconds=np.asarray(trace.arrival_seconds) * (own / rate)))
+        return play(pools, at_rate(trace, rate))
 
-    planned = plan.requests_per_second
     recorded = played(planned)
     keeps = _keeps(recorded, question)
     low, high = (planned, _BEYOND * planned) if keeps else (0.0, planned)
     for _ in range(min(_STEPS, MOST_PLAYED // recorded.ttft_seconds.size)):
         middle = (low + high) / 2
         low, high = (middle, high) if _keeps(played(middle), question) else (low, middle)
+    return _told(question, trace, planned, recorded, low or None)
+
+
+def held_at(plan: DisaggregatedPlan, trace: Trace) -> OnTrace:
+    """Return what a plan does with a trace at its rate, which is known to be about the largest at which limits hold."""
+    rate = plan.requests_per_second
+    recorded = play(pools_of(plan), at_rate(trace, rate))
+    keeps = _keeps(recorded, plan.question)
+    return _told(plan.question, trace, rate, recorded, rate if keeps else None)
+
+
+def _told(question: Question, trace: Trace, rate: float, recorded: Recorded, most: float | None) -> OnTrace:
     kept = within(recorded.ttft_seconds, recorded.tpot_seconds, question.ttft_seconds, question.tpot_seconds)
     return OnTrace(
-        factor=planned / own,
+        factor=rate / Traffic.from_trace(trace).rate_per_second,
         recorded=recorded,
         attainment=float(kept.mean()),
-        keeps=keeps,
-        most_per_second=low or None,
+        keeps=_keeps(recorded, question),
+        most_per_second=most,
     )
 
 
-def pools_of(plan: DisaggregatedPlan) -> Pools:
-    """Return the pools of a plan as the recursions see them."""
+def pools_of(plan: DisaggregatedPlan, instances: tuple[int, int] | None = None) -> Pools:
+    """Return the pools of a plan as the recursions see them, or with so many prefill and decode instances instead."""
     question, prefill, decode = plan.question, plan.prefill, plan.decode
+    counts = instances or (prefill.instances, decode.instances)
     first = PrefillServer(question, prefill.candidate)
     second = DecodeServer(question, decode.candidate, plan.transfer_seconds)
     source, target = prefill.candidate.row.strategy, decode.candidate.row.strategy
     budget = float(prefill.candidate.tokens_per_device * source.attention_tp * source.pp)
     return Pools(
         machine=Machine(first.cost, source.attention_dp, budget, prefill.candidate.microbatches),
-        prefill_instances=prefill.instances,
+        prefill_instances=counts[0],
         policy="round_robin",
         links=links_of(
             question,
             model_cache(prefill.candidate.deployment),
-            (source, prefill.instances),
-            (target, decode.instances),
+            (source, counts[0]),
+            (target, counts[1]),
         ),
         iteration_seconds=second.iteration_table(),
-        decode_instances=decode.instances,
+        decode_instances=counts[1],
         tokens_per_iteration=second.accepted,
     )
 

@@ -21,6 +21,7 @@ from podplan.records import dataclass
 from podplan.sourced import Sourced
 from podplan.units import format_duration
 
+_SMALLER = "and the smaller of them on the devices at hand is the plan's rate"
 _SLOWED_STEPS = 10
 """Halvings of the rate range of a plan that its transfers make late."""
 
@@ -283,8 +284,8 @@ def explain_binding(prefill: PrefillPool, decode: DecodePool, links: LinkState, 
     return (
         f"Decode runs {batch} requests per DP rank because {limit} allows no more, and is bound by "
         f"{decode.prediction.bottleneck}; a prefill pass is bound by {prefill.prediction.bottleneck}; the pools carry "
-        f"{prefill.capacity_per_second:.1f} (prefill) and {decode.capacity_per_second:.1f} (decode) requests/s, and "
-        f"the smaller of them on the devices at hand is the plan's rate ({binding})."
+        f"{prefill.capacity_per_second:.1f} (prefill) and {decode.capacity_per_second:.1f} (decode) requests/s, "
+        f"{'no less than the rate that is asked for' if binding == 'rate' else _SMALLER} ({binding})."
     )
 
 

@@ -67,6 +67,15 @@ class Latency:
         )
 
     @classmethod
+    def from_samples(cls, seconds: Array) -> Self:
+        """Build from durations that were seen, [requests]; those that are not a number do not count, and none is 0."""
+        known = seconds[~np.isnan(seconds)]
+        if not known.size:
+            return cls(mean=0.0, levels=tuple(_LEVELS.tolist()), seconds=(0.0,) * _LEVELS.size)
+        at = np.percentile(known, _LEVELS)
+        return cls(mean=float(known.mean()), levels=tuple(_LEVELS.tolist()), seconds=tuple(at.tolist()))
+
+    @classmethod
     def from_masses(cls, seconds: Array, masses: Array, mean: float | None = None) -> Self:
         """Build from probability masses at rising durations, each spread evenly down to the duration before it.
 

@@ -74,14 +74,14 @@ def expect_recorded(manifest: Manifest, trace: Trace, warmup_seconds: float = 0.
     arrival = np.asarray(trace.arrival_seconds, dtype=np.float64)
     if arrival[-1] < warmup_seconds:
         raise BadInput(f"--warmup: {warmup_seconds:g} s is past the last arrival at {arrival[-1]:g} s")
-    recorded = play(_of_manifest(manifest, pools, workload), trace)
+    recorded = play(of_manifest(manifest, pools, workload), trace)
     return Expectation(
         prediction=_prediction(recorded, arrival, manifest.service_levels, warmup_seconds),
         basis="a recursion over the requests' own passes and iterations with the manifest's step costs",
     )
 
 
-def _of_manifest(manifest: Manifest, pools: tuple[Pool, Pool], workload: Workload) -> Pools:
+def of_manifest(manifest: Manifest, pools: tuple[Pool, Pool], workload: Workload) -> Pools:
     """Return the pools of a manifest; the ``workload`` holds the moments of what is played."""
     prefill, decode = pools
     assert manifest.kv_transfer is not None, "a manifest with prefill and decode pools has links"

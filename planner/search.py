@@ -9,7 +9,7 @@ from planner.aggregated import make_aggregated
 from planner.columns import Aim, Choice, Side, carried_by, likely, settle
 from planner.decode_offers import decode_offers
 from planner.front import front_of
-from planner.infeasible import fitting_sizes, missing, refusal, slowest_transfer, unsurvivable
+from planner.infeasible import fitting_sizes, missing, slowest_transfer, unsurvivable
 from planner.infeasible_mixed import missing_anyhow
 from planner.kinds import DecodeKind
 from planner.mixed_kinds import MixedKind
@@ -270,7 +270,7 @@ def reason(question: Question, pools: Pools, aim: Aim) -> tuple[str, str]:
     if question.survive is not None:
         sizes = (side.offers.devices.tolist() for side in pools.sides)
         return unsurvivable(question, *sizes)
-    return refusal(question, certify(pools.sides, aim).message, 0.0)
+    return "devices", certify(pools.sides, aim).message
 
 
 def plan_of(question: Question, pools: Pools, choice: Choice) -> Plan | None:

@@ -1,6 +1,7 @@
 """Why columns do not carry an asked rate: the constraint in the words of its flag, and the nearest changes, solved."""
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 from planner.columns import Aim, Side, carried_by, settle
@@ -22,13 +23,12 @@ def shortage(question: Question, pools: Pools, aim: Aim, most_per_second: float)
     both roles share. The devices named were solved for the rate; none are named where none were found.
     """
     asked, most = (format_rate(rate) for rate in (aim.rate or 0.0, rounded_down(most_per_second)))
-    there = f"{_devices(question)} devices carry {most}, not the asked {asked}"
-    both = dict.fromkeys(("prefill", "decode"), most_per_second)
+    there, both = _there(question, most_per_second), dict.fromkeys(("prefill", "decode"), most_per_second)
     if question.survive is not None and settle([_unsparing(side) for side in pools.sides], aim) is not None:
         told = f"--survive: after losing the worst {question.survive} {there}"
         return "survive", f"{told}; nearest changes: --rate {most}, or no --survive{_larger(question, both)}"
     if question.prefill.budget == question.decode.budget:
-        return "devices", f"{there}; nearest changes: --rate {most}{_larger(question, both)}"
+        return "devices", too_few(question, most_per_second)
     alone = {side.role: _alone(side, aim) for side in pools.sides}
     short = [side for side in pools.sides if alone[side.role] < (aim.rate or 0.0) * (1 - 1e-9)]
     told = " and ".join(
@@ -41,6 +41,21 @@ def shortage(question: Question, pools: Pools, aim: Aim, most_per_second: float)
         f"devices of {' and '.join(side.role for side in short)}",
         f"{told}, not of the asked {asked}; nearest changes: --rate {most}{larger}",
     )
+
+
+def too_few(question: Question, most_per_second: float, carries: Callable[[Question], bool] = has_plan) -> str:
+    """Return that the devices carry no more than a rate, and the nearest rate and devices that hold.
+
+    The devices named ``carries`` was true of, at the question's rate.
+    """
+    most = format_rate(rounded_down(most_per_second))
+    larger = _larger(question, dict.fromkeys(("prefill", "decode"), most_per_second), carries)
+    return f"{_there(question, most_per_second)}; nearest change{'s' if larger else ''}: --rate {most}{larger}"
+
+
+def _there(question: Question, most_per_second: float) -> str:
+    most, asked = format_rate(rounded_down(most_per_second)), format_rate(question.rate_per_second or 0.0)
+    return f"{_devices(question)} devices carry {most}, not the asked {asked}"
 
 
 def _unsparing(side: Side) -> Side:
@@ -59,7 +74,9 @@ def _devices(question: Question) -> int:
     return question.prefill.devices + (question.decode.devices if own else 0)
 
 
-def _larger(question: Question, most_per_second: dict[str, float]) -> str:
+def _larger(
+    question: Question, most_per_second: dict[str, float], carries: Callable[[Question], bool] = has_plan
+) -> str:
     """Return the devices of the short roles that carry the rate, as they would be asked for; nothing where unknown.
 
     ``most_per_second`` is what each short role carries now, the same for both of a shared pool.
@@ -73,7 +90,7 @@ def _larger(question: Question, most_per_second: dict[str, float]) -> str:
         changed = replace(question, prefill=prefill, decode=decode)
         if _devices(changed) > most_devices(question):
             return f"; about {_devices(changed)} devices are more than there can be"
-        if has_plan(changed):
+        if carries(changed):
             shared = prefill.budget == decode.budget
             size = f"{prefill.devices}" if shared else f"prefill={prefill.devices},decode={decode.devices}"
             return f", or --devices {size}"

@@ -3,16 +3,22 @@
 from dataclasses import replace
 from statistics import NormalDist
 
+import numpy as np
 import pytest
 
 from planner.check import Limits, Margin, check_deployed, check_question, held_confidence, worst_loss
 from planner.deployed import Lost, from_manifest, from_plan, standing
+from planner.deployed_trace import manifest_on, plan_on
 from planner.expectation import workload_of
+from planner.on_trace import held_at
 from planner.operating import PrefillServer
+from planner.plan import DisaggregatedPlan
 from planner.question import Question
 from planner.queueing import pollaczek_khinchine_wait
 from planner.survival import lost_instances
+from planner.workload import Trace
 from tests.plans import small_manifest, small_plan
+from tests.questions import small_question
 
 
 def test_margins_are_shares_of_the_limit() -> None:
@@ -95,7 +101,10 @@ def test_a_question_holds_up_to_what_the_devices_carry() -> None:
     verdict = check_question(_asked(rate_per_second=1.03 * most))
     assert not verdict.holds
     assert verdict.binding == "devices"
-    assert "--rate" in verdict.explanation
+    assert "nearest changes: --rate" in verdict.explanation
+    named = int(verdict.explanation.rpartition("--devices ")[2])
+    larger = replace(_asked().prefill, devices=named)
+    assert check_question(_asked(prefill=larger, decode=larger, rate_per_second=1.03 * most)).holds
 
 
 def test_confidence_costs_rate() -> None:
@@ -140,3 +149,53 @@ def test_a_manifest_is_weighed_as_the_plan_that_it_came_from() -> None:
     limits = Limits.of(plan.question, plan.requests_per_second)
     verdict = check_deployed(deployed, limits)
     assert verdict.margins[1].value == pytest.approx(plan.tpot.p99, rel=0.05)
+
+
+def _bursty(burst: float, count: int = 3000) -> Trace:
+    """Return requests of the planned lengths, a quarter of them so many times faster than the others."""
+    gaps = np.random.default_rng(4).exponential(1.0, count)
+    gaps[count // 4 : count // 2] /= burst
+    return Trace(arrival_seconds=np.cumsum(gaps), input_tokens=np.full(count, 1024), output_tokens=np.full(count, 128))
+
+
+def test_a_trace_is_what_a_plan_is_weighed_on() -> None:
+    """Margins are of its own requests, held to the last per cent; stationary queues of its mean rate see no burst."""
+    trace, question = _bursty(6.0), replace(small_question("qwen3-30b-a3b", "h100", 8), shape="disaggregated")
+    plain = check_question(question)
+    assert plain.rate_per_second is not None
+    rate = 0.9 * plain.rate_per_second
+    assert check_question(replace(question, rate_per_second=rate)).holds
+    verdict = check_question(replace(question, rate_per_second=rate), trace=trace)
+    assert verdict.played and not verdict.holds and verdict.plan is not None
+    carried = next(margin.value for margin in verdict.margins if margin.name == "rate")
+    assert carried is not None and carried < rate
+    held = check_question(replace(question, rate_per_second=0.98 * carried), trace=trace)
+    assert held.holds and held.played
+    assert isinstance(held.plan, DisaggregatedPlan)
+    found = held_at(replace(held.plan, requests_per_second=0.98 * carried), trace)
+    ttft = next(margin.value for margin in held.margins if margin.name == "ttft")
+    assert ttft == pytest.approx(np.percentile(found.recorded.ttft_seconds, 99.0), rel=1e-6)
+
+
+def test_losses_and_confidence_are_played_too() -> None:
+    """Fewer instances and longer service make the trace's requests wait longer."""
+    plan = small_plan(devices=96)
+    played = plan_on(plan, _bursty(3.0))
+    rate = 0.6 * plan.requests_per_second
+    whole, slower = standing(played, rate), standing(played, rate, confidence=0.9)
+    lost = standing(played, rate, lost=played.losses["node"][0])
+    assert whole.ttft and slower.ttft and lost.ttft
+    assert whole.ttft.mean < slower.ttft.mean
+    assert whole.ttft.mean < lost.ttft.mean
+    assert plan_on(plan, None).asked_at_most is None
+
+
+def test_a_manifest_is_played_as_its_plan() -> None:
+    """The same recursion over the same pools."""
+    plan, manifest, trace = small_plan(), small_manifest(), _bursty(3.0)
+    rate = 0.7 * plan.requests_per_second
+    one = standing(manifest_on(manifest, plan.question.workload, trace), rate)
+    other = standing(plan_on(plan, trace), rate)
+    assert one.ttft and other.ttft and one.tpot and other.tpot
+    assert one.ttft.mean == pytest.approx(other.ttft.mean, rel=0.01)
+    assert one.tpot.mean == pytest.approx(other.tpot.mean, rel=0.01)
