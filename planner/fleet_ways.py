@@ -184,7 +184,9 @@ def _grounds(member: Member) -> tuple[Machines, ...]:
     if member.pools:
         return member.pools
     question = member.question
-    return (question.decode,) if question.prefill.budget == question.decode.budget else ()
+    if question.prefill.budget == question.decode.budget:
+        return (question.decode,)
+    return (question.decode, question.prefill) if question.shape == "aggregated" else ()
 
 
 def _separate(gathered: Gathered, number: int, pool: str, aim: Aim, growth: float) -> Known | None:

@@ -18,15 +18,12 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.decode_candidates import Count, kv_of_busiest
-from planner.imbalance import expected_maximum_normal
+from planner.decode_candidates import Count
 from planner.latency import accepted_tokens, balanced_cost
 from planner.manifest.stacks import stacked
-from planner.manifest.stepcost import evaluate
-from planner.manifest.terms import StepLoad
+from planner.operating import iteration_seconds
 from planner.question import Question
 from planner.space import Group
-from planner.workload import running_kv_tokens
 from podplan.records import dataclass
 
 Floats = NDArray[np.float64]
@@ -105,23 +102,14 @@ def _padded(values: Floats, columns: int) -> Floats:
 
 def decode_least(question: Question, group: Group, most_batch: float, count: Count) -> Least:
     """Return the bounds of decode rows, up to ``most_batch`` requests per DP rank."""
-    deployment, kv = group.deployment, running_kv_tokens(question.workload)
+    deployment = group.deployment
     ranks = np.broadcast_to(np.asarray(deployment.strategy.attention_groups, dtype=np.float64), (len(group.rows),))
     accepted = accepted_tokens(deployment, question.acceptance)
     iterations = question.workload.decoded_tokens / accepted
+    parts = max(question.microbatches) if question.model.moe is not None else 1
     cost = stacked(balanced_cost(deployment, question.balance), decoding=True)
     batches = BATCHES[: 1 + int(np.searchsorted(BATCHES, most_batch))]
     requests = np.stack([np.ones_like(ranks), *(batch * ranks for batch in batches)])  # [points, rows]
-    busiest = np.maximum(requests / ranks, 1.0)
-    load = StepLoad(
-        decode_sequences=busiest,
-        decode_kv_tokens=kv_of_busiest(expected_maximum_normal(ranks), busiest, kv),
-        mean_tokens=requests / ranks * cost.queries_per_sequence,
-    )
-    seconds = np.broadcast_to(np.asarray(evaluate(cost, load, 1).seconds), requests.shape)
-    count.evaluated += seconds.size
-    if question.model.moe is not None and max(question.microbatches) > 1:
-        double = np.asarray(evaluate(cost, load, 2).seconds)
-        count.evaluated += seconds.size
-        seconds = np.where(busiest >= 2, np.minimum(seconds, double), seconds)
+    seconds = iteration_seconds(cost, question.workload, ranks, parts, requests)
+    count.evaluated += seconds.size * parts
     return Least.of(requests.T, (iterations * seconds).T, np.zeros_like(ranks))

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import field
+from dataclasses import field, replace
 from functools import cached_property
 
 import numpy as np
@@ -12,9 +12,11 @@ from planner.decode_candidates import MOST_BATCH, Count
 from planner.deployment import Deployment
 from planner.latency import accepted_tokens, balanced_cost
 from planner.lattice import largest_carried
+from planner.least import Least
 from planner.manifest.stacks import stacked
 from planner.manifest.terms import Number, StepCost
 from planner.mixed_candidates import BUDGETS, MixedCandidate, mixed_room
+from planner.mixed_least import mixed_least, quickest_server
 from planner.mixed_queue import MixedServer
 from planner.mixed_screen import Floats, Screen, Steps
 from planner.question import Question
@@ -109,8 +111,29 @@ class MixedKind:
         return max(rate, self._capacity(place, instances, rate / instances)) if self.asked_per_second else rate
 
     def at(self, instances: int, rate_per_second: float | None = None) -> MixedServer:
-        """Return the server with the budget that carries most in so many instances, at any rate."""
+        """Return the server with the budget that carries most in so many instances, or is quickest at a rate."""
+        if rate_per_second is not None:
+            return self.servers[self._quickest(instances, rate_per_second)[0]]
         return self.servers[self._settled(instances)[1]]
+
+    def mean_seconds(self, instances: int, rate_per_second: float) -> float:
+        """Mean time from arrival to the last token, at the budget that is quickest; infinite beyond the limits."""
+        return self._quickest(instances, rate_per_second)[1]
+
+    def _quickest(self, instances: int, rate: float) -> tuple[int, float]:
+        able = [place for place, each in enumerate(self.candidates) if each.requests_per_second * instances >= rate]
+        return quickest_server(self.servers, self._least, np.array(able, dtype=np.int64), instances, rate)
+
+    @cached_property
+    def _least(self) -> Least:
+        """How long requests take at least with each budget."""
+        question, budgets = self.question, np.array([each.batched_tokens for each in self.candidates], dtype=np.float64)
+        cost = stacked(balanced_cost(self.deployment, question.balance))
+        screen = screen_of(question, cost, self.deployment, budgets, self.count, row_microbatches(question, self.row))
+        return mixed_least(
+            replace(screen, ranks=np.broadcast_to(screen.ranks, budgets.shape)),
+            max((each.batch for each in self.candidates), default=1),
+        )
 
     def _carrying(self, instances: int, rate: float) -> int | None:
         """Return the place of a budget that carries a rate; None where those around the likeliest do not."""

@@ -16,6 +16,7 @@ from planner.columns import Offers
 from planner.decode_candidates import MOST_BATCH, Count
 from planner.mixed_candidates import BUDGETS, mixed_room
 from planner.mixed_kinds import MixedKind, likely_share, screen_of, step_limit
+from planner.mixed_least import mixed_least
 from planner.mixed_screen import Screen
 from planner.question import Question
 from planner.space import Group, Row, row_deployment
@@ -61,7 +62,7 @@ def mixed_offers(
             continue
         found = _group_offers(question, whole.select(held), room[held], (count, asked_per_second), needed)
         slow += held.size - len(found)
-        offers.append(found)
+        offers += [found] if found else []
     return Offers.joined(offers), Dropped(slow=slow, unfit=unfit)
 
 
@@ -100,14 +101,16 @@ def _group_offers(
     kept = np.flatnonzero(bound >= least[left] * (1 - 1e-9))
     if not kept.size:
         return Offers.of([])
-    return _offers(question, group.select(left[kept]), screen.of(kept), (bound[kept], running[kept]), asked)
+    return _offers(
+        question, group.select(left[kept]), screen.of(kept), (bound[kept], running[kept], room[left[kept]]), asked
+    )
 
 
 def _offers(
-    question: Question, group: Group, screen: Screen, bounds: tuple[Floats, Floats], asked: float | None
+    question: Question, group: Group, screen: Screen, bounds: tuple[Floats, Floats, Floats], asked: float | None
 ) -> Offers:
     """Return an offer of every row of a group."""
-    bound, running = bounds
+    bound, running, room = bounds
     limit = step_limit(question, group.deployment)
     budgets = (replace(screen, budget_tokens=float(budget)).steps(running) for budget in COMPARED_BUDGETS)
     shares = [likely_share(question, steps, screen.iterations, limit) for steps in budgets]
@@ -123,4 +126,5 @@ def _offers(
         guess_per_second=bound * np.maximum.reduce(shares),
         layers=group.layers,
         build=build,
+        least=mixed_least(screen, float(room.max())) if question.objective == "latency" else None,
     )

@@ -254,11 +254,13 @@ class MixedQueue:
     def _company(self, rate: float, dispersion: float, running: float, step: float) -> tuple[float, float]:
         """Requests beside one that come with it, and the seconds that the prompts of half of them add to its steps.
 
-        Arrivals whose number has a dispersion d come with d - 1 others (Palm's distribution, Cox and Lewis 1966).
+        Arrivals whose number has a dispersion d come with d - 1 others (Palm's distribution, Cox and Lewis 1966). Even
+        ones keep no more away than would come while a request runs.
         """
         alone = float(np.interp(running, self.table.running, self.table.alone))
         per_prompt = max(step - alone, 0.0) / (alone * rate)
-        return dispersion - 1, (dispersion - 1) / 2 * per_prompt / self.aggregate.iterations.mean
+        others = max(dispersion - 1, -rate * self.aggregate.iterations.mean * step)
+        return others, others / 2 * per_prompt / self.aggregate.iterations.mean
 
     def _pace(self, rate: float, dispersion: float, occupied: Running, step: float) -> Pace:
         """Return what makes steps long and short; what a prompt adds is taken from a slightly different rate."""

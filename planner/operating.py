@@ -11,7 +11,8 @@ from planner.cache import model_cache
 from planner.decode_candidates import DecodeCandidate, kv_of_busiest
 from planner.decode_queue import DecodeState, decode_capacity, decode_state
 from planner.deployment import Deployment
-from planner.latency import balanced_cost, deviations, tokens_per_iteration
+from planner.imbalance import expected_maximum_normal
+from planner.latency import balanced_cost, tokens_per_iteration
 from planner.manifest.stacks import stacked
 from planner.manifest.stepcost import evaluate
 from planner.manifest.terms import Number, StepCost, StepLoad
@@ -87,16 +88,20 @@ def pass_service(dealing: Dealing, *, budget_tokens: float, most_prompts: int, c
 
 def dealt_iteration_seconds(dealing: Dealing, requests: Array) -> Array:
     """Seconds of iterations with ``requests`` running requests in all; the shape of ``requests``."""
-    kv = running_kv_tokens(dealing.workload)
-    busiest = np.maximum(requests / dealing.ranks, np.minimum(requests, 1.0))
+    return iteration_seconds(dealing.cost, dealing.workload, dealing.ranks, dealing.microbatches, requests)
+
+
+def iteration_seconds(cost: StepCost, workload: Workload, ranks: Number, microbatches: int, requests: Array) -> Array:
+    """The same of one instance, or with a stacked cost and as many ``ranks`` of many; ``requests`` are [..., rows]."""
+    busiest = np.maximum(requests / ranks, np.minimum(requests, 1.0))
     load = StepLoad(
         decode_sequences=busiest,
-        decode_kv_tokens=kv_of_busiest(deviations(dealing.ranks), busiest, kv),
-        mean_tokens=requests / dealing.ranks * dealing.cost.queries_per_sequence,
+        decode_kv_tokens=kv_of_busiest(expected_maximum_normal(ranks), busiest, running_kv_tokens(workload)),
+        mean_tokens=requests / ranks * cost.queries_per_sequence,
     )
-    seconds: Number = evaluate(dealing.cost, load, 1).seconds
-    if dealing.microbatches > 1:
-        seconds = np.where(busiest >= 2, np.minimum(seconds, evaluate(dealing.cost, load, 2).seconds), seconds)
+    seconds: Number = evaluate(cost, load, 1).seconds
+    if microbatches > 1:
+        seconds = np.where(busiest >= 2, np.minimum(seconds, evaluate(cost, load, 2).seconds), seconds)
     return np.asarray(seconds)
 
 

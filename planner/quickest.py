@@ -1,7 +1,8 @@
 """The columns in which a request takes least from its arrival to its last token, at a rate and within the devices.
 
-Its mean time is that in prefill, the transfer of its KV, and that in decode; but for what KV waits for busy links, each
-depends on the column of its own side alone, so at every number of devices a side has one best column. Columns begin
+Its mean time is that in an aggregated instance, or that in prefill, the transfer of its KV, and that in decode; but for
+what KV waits for busy links, each depends on the column of its own side alone, so at every number of devices a side has
+one best column. Columns begin
 with what a request takes at least (``planner.least``); those of the best choice are solved until nothing of it is a
 bound. What was never solved takes longer than the choice, whatever stands beside it; what the chosen plan's KV waits
 is left as the gap.
@@ -9,7 +10,6 @@ is left as the gap.
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
@@ -35,11 +35,10 @@ class Timed(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Quickest:
-    """The best choice of columns, its mean seconds, and the bound on all choices."""
+    """The best choice of columns, and its mean seconds."""
 
     choice: Choice
     seconds: float
-    bound: Bound
 
 
 class TimedSide:
@@ -72,27 +71,42 @@ class TimedSide:
         return np.asarray(order[seconds < before * (1 - _RELATIVE)], dtype=np.int64)
 
 
-def quickest(timed: Sequence[TimedSide], aim: Aim) -> Quickest | None:
+def quickest(timed: Sequence[TimedSide], aim: Aim, known_seconds: float = math.inf) -> Quickest | None:
     """Return the choice of least mean seconds that fits the devices; of equals the fewest devices; None if none.
 
-    One or two sides, from one budget or from one each; what is solved of them stays.
+    One or two sides, from one budget or from one each; what is solved of them stays. With ``known_seconds`` of a choice
+    of other sides None where none is quicker, which is known as soon as all bounds are above that.
     """
     while True:
         choice = _best(timed, aim)
-        if choice is None:
+        if choice is None or _seconds(timed, choice) >= known_seconds:
             return None
         opened = [(own, column) for own, column in zip(timed, choice, strict=True) if not own.solved[column]]
         if not opened:
-            return Quickest(choice, _seconds(timed, choice), _bound(timed, aim, choice))
+            return Quickest(choice, _seconds(timed, choice))
         for own, column in opened:
             own.solve(column)
             if math.isinf(own.seconds[column]):
                 break
 
 
-def reached(bound: Bound, seconds: float) -> Bound:
-    """Return the bound with the gap that a plan leaves, which takes so long with its waits for links."""
-    return replace(bound, gap=max(seconds - bound.value, 0.0) / seconds)
+def bound_over(parts: Sequence[Sequence[TimedSide]], aim: Aim, seconds: float, pruned: Sequence[Pruned] = ()) -> Bound:
+    """Return the least seconds that any choice of any part can take, and the gap of a plan that takes ``seconds``.
+
+    A plan takes longer than its columns by its waits for links. ``pruned`` is what has no columns.
+    """
+    values = [_seconds(timed, choice) for timed in parts if timed and (choice := _best(timed, aim)) is not None]
+    value = min([seconds, *values])
+    sides = {id(own): own for timed in parts for own in timed}.values()
+    return Bound(
+        objective="latency",
+        value=value,
+        gap=(seconds - value) / seconds,
+        covers="the mean time from arrival to the last token in "
+        + "; and in ".join(dict.fromkeys(_covers([own.side for own in timed]) for timed in parts if timed)),
+        queues_solved=sum(own.side.queues_solved for own in sides),
+        pruned=(*(each for own in sides for each in _pruned(own)), *pruned),
+    )
 
 
 def _seconds(timed: Sequence[TimedSide], choice: Choice) -> float:
@@ -121,39 +135,30 @@ def _best(timed: Sequence[TimedSide], aim: Aim) -> Choice | None:
     return int(first[best]), int(beside[best])
 
 
-def _bound(timed: Sequence[TimedSide], aim: Aim, choice: Choice) -> Bound:
-    """Return the least seconds that any choice can take, which is that of the best by bounds, and what was left."""
-    reached = _seconds(timed, choice)
-    least = _best(timed, aim)
-    value = reached if least is None else _seconds(timed, least)
-    return Bound(
-        objective="latency",
-        value=value,
-        gap=abs(value - reached) / reached,
-        covers=_covers([own.side for own in timed]),
-        queues_solved=sum(own.side.queues_solved for own in timed),
-        pruned=tuple(each for own in timed for each in _pruned(own)),
-    )
-
-
 def _covers(sides: Sequence[Side]) -> str:
+    columns = sum(side.size for side in sides)
     rows = " and ".join(f"{len(side.offers)} {side.role}" for side in sides)
+    if len(sides) == 1:
+        return (
+            f"aggregated instances: {columns} columns, each so many of one of the {rows} rows in which a request alone "
+            "is quicker than in the others, with every listed token budget; not over both shapes side by side"
+        )
     return (
-        "the mean time from arrival to the last token in separate prefill and decode pools: "
-        f"{sum(side.size for side in sides)} columns, each so many instances of one of the {rows} rows, with every "
-        "budget and batch that keeps the limits at the asked rate; waits for links that KV crosses are not in the bound"
+        f"separate prefill and decode pools: {columns} columns, each so many instances of one of the {rows} rows, with "
+        "every budget and batch that keeps the limits at the asked rate; waits for links that KV crosses are not in it"
     )
 
 
 def _pruned(own: TimedSide) -> list[Pruned]:
     """Say how many columns were never solved, and under which bound."""
+    alone = own.side.role == "mixed"
     slow = ~own.solved & np.isfinite(own.seconds)
     weak = ~own.solved & ~np.isfinite(own.seconds)
     found = []
     if slow.any():
         found.append(
             Pruned(
-                what=f"{own.side.role} columns that take longer with what fits beside them",
+                what=f"{own.side.role} columns that take longer{'' if alone else ' with what fits beside them'}",
                 number=int(slow.sum()),
                 bound=float(own.seconds[slow].min()),
                 unit="s",
@@ -167,7 +172,7 @@ def _pruned(own: TimedSide) -> list[Pruned]:
                 number=int(weak.sum()),
                 bound=own.rate_per_second,
                 unit="requests/s",
-                why="98 % of saturation bounds what they carry",
+                why=f"{90 if alone else 98} % of saturation bounds what they carry",
             )
         )
     return found

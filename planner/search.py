@@ -15,12 +15,12 @@ from planner.kinds import DecodeKind
 from planner.mixed_kinds import MixedKind
 from planner.operating import DecodeServer, PrefillServer
 from planner.papers import Beside, best_counts, matching, published_sides, rate_of
-from planner.parts import Chosen, Pools, aim_of, choose, compatible, gather, gather_each, make_side, with_mixed
+from planner.parts import Chosen, Pools, aim_of, choose, gather, gather_each, make_side, with_mixed
 from planner.plan import Plan, make_plan, slowed_down
 from planner.proof import Bound, certify, never_costed, never_queued, over_parts, proven_over
 from planner.quantised import Tried, in_formats, own_formats, preferred
 from planner.question import Question
-from planner.quickest import TimedSide, quickest, reached
+from planner.quickest_plans import quickest_choice
 from planner.shapes import on_machines
 from planner.space import Role, Row, check_layouts
 from podplan.errors import Fault
@@ -135,8 +135,7 @@ def find(question: Question, pools: Pools, transfer_seconds: float = 0.0) -> Fou
     long as those; if the first plan at a lower rate carries more, it is that one, with a gap to the bound.
     """
     aim = aim_of(question)
-    apart = pools.prefill.offers and pools.decode.offers and question.shape != "aggregated"
-    if question.objective == "latency" and question.rate_per_second is not None and apart:
+    if question.objective == "latency" and question.rate_per_second is not None:
         return find_quickest(question, pools, aim)
     chosen = choose(question, pools, aim)
     if not isinstance(chosen, Chosen):
@@ -178,49 +177,20 @@ def with_gap(bound: Bound | None, gap: float) -> Bound | None:
 
 def find_quickest(question: Question, pools: Pools, aim: Aim) -> Found:
     """Return the plan whose requests take least from arrival to their last token, at the asked rate."""
-    assert question.rate_per_second is not None
-    parts = compatible(question, pools)
-    timed = [[TimedSide(side, question.rate_per_second) for side in part.sides] for part in parts]
-    found = [(part, own, quickest(own, aim)) for part, own in zip(parts, timed, strict=True)]
-    known = [(part, own, each) for part, own, each in found if each is not None]
-    if not known:
+    found = quickest_choice(question, pools, aim)
+    if found is None:
         return Found(question=question, pools=pools, plan=None, why=lambda: reason(question, pools, aim), cut=pools.cut)
-    part, sides, first = min(known, key=lambda each: each[2].seconds)
-    best = quick_plan(question, part, first.choice)
+    best = found.plan()
     if best is None:
         raise Fault("the quickest columns cannot keep up with the asked rate")
-
-    def others() -> list[Plan]:
-        plans = []
-        for share in FEWER_DEVICES:
-            fewer = replace(aim, devices={budget: int(count * share) for budget, count in aim.devices.items()})
-            other = quickest(sides, fewer)
-            plans.append(quick_plan(question, part, other.choice) if other else None)
-        return [plan for plan in plans if plan is not None]
-
     return Found(
         question=question,
         pools=pools,
         plan=best,
-        bound=lambda: reached(first.bound, best.e2e_mean_seconds),
-        others=others,
-        cut=pools.cut,
-        sides=pools.sides,
-    )
-
-
-def quick_plan(question: Question, pools: Pools, choice: Choice) -> Plan | None:
-    """Return the plan of chosen columns at the asked rate, with the budgets and caps that are quickest at it."""
-    rate, (first, second) = question.rate_per_second, choice
-    assert rate is not None
-    prefill, decode = pools.prefill.chosen(first, rate), pools.decode.chosen(second, rate)
-    assert isinstance(prefill, PrefillServer) and isinstance(decode, DecodeServer)
-    left = int(pools.prefill.left[first])
-    return make_plan(
-        question,
-        (prefill, int(pools.prefill.instances[first]), prefill.pool_capacity(left) / left),
-        (decode, int(pools.decode.instances[second]), decode.pool_capacity(1)),
-        rate,
+        bound=lambda: found.bound(best.e2e_mean_seconds),
+        others=lambda: found.others(FEWER_DEVICES),
+        cut=found.cut,
+        sides=tuple(side for part in found.parts for side in part.pools.sides),
     )
 
 

@@ -65,8 +65,6 @@ def not_aggregated(question: Question) -> str | None:
         return "each role is asked for on devices of its own; --shape aggregated searches either pool alone"
     if one_pool and question.prefill.weights != question.decode.weights:
         return "aggregated instances load one checkpoint, and each role has a format of its own"
-    if question.objective == "latency":
-        return "the lowest latency is sought among prefill and decode instances alone"
     if question.queueing == "mixserve":
         return "--queueing mixserve knows prefill and decode instances alone"
     return None

@@ -168,6 +168,17 @@ def test_even_arrivals_wait_less() -> None:
     assert even.tpot.p99 < random.tpot.p99
 
 
+def test_even_arrivals_shorten_no_step_below_one_alone() -> None:
+    """At a low rate hardly any request meets another's prompt, however the arrivals are spread."""
+    queue = _queue()
+    rate = 0.01 * queue.most_per_second
+    even, drawn = (queue.state(rate, squared_cv) for squared_cv in (0.2, 1.0))
+
+    assert even is not None and drawn is not None
+    assert even.mean_step_seconds == pytest.approx(drawn.mean_step_seconds, rel=0.02)
+    assert float(queue.table.alone[1]) * (1 - 1e-6) <= even.mean_step_seconds <= drawn.mean_step_seconds
+
+
 def test_bursts_wait_longer() -> None:
     """Arrivals of dispersion 4 come three at a time: longer TTFT and TPOT at the same rate."""
     queue = _queue()

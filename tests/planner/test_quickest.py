@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from planner.columns import Aim, Offers, Side
 from planner.kinds import DecodeKind, PrefillKind
 from planner.least import Least
-from planner.parts import Pools, gather
+from planner.mixed_kinds import MixedKind
+from planner.parts import Pools, aim_of, gather, with_mixed
 from planner.question import Question
 from planner.quickest import TimedSide, quickest
 from tests.questions import machines, small_answer, small_question
@@ -33,7 +34,7 @@ def gathered(asked: dict[str, Any]) -> tuple[Question, Pools]:
 def seconds_of(side: Side, column: int, rate: float) -> float:
     """Return what a request takes in a column, solved."""
     kind = side.server(int(side.offer[column]))
-    assert isinstance(kind, PrefillKind | DecodeKind)
+    assert isinstance(kind, PrefillKind | DecodeKind | MixedKind)
     return kind.mean_seconds(int(side.left[column]), rate)
 
 
@@ -69,6 +70,67 @@ def test_no_column_is_quicker_than_its_bound(asked: dict[str, Any]) -> None:
                 rate = float(side.rate[column]) * share
                 bound = float(TimedSide(side, rate).seconds[column])
                 assert bound <= seconds_of(side, int(column), rate) * (1 + 1e-9)
+
+
+BOTH: list[dict[str, Any]] = [
+    {"model": "qwen3-8b", "devices": 3, "rate_per_second": 4.0, "ttft_seconds": 0.3},
+    {"model": "qwen3-8b", "devices": 4, "rate_per_second": 60.0},
+]
+
+
+def aggregated(asked: dict[str, Any]) -> Side:
+    """Return every column of aggregated instances that carries some rate, whatever is known."""
+    question = small_question(**{**asked, "rate_per_second": 1e-6, "shape": "auto", "objective": "latency"})
+    mixed = with_mixed(question, gather(question), aim_of(question), None).mixed
+    assert mixed is not None
+    return mixed
+
+
+@pytest.mark.parametrize("asked", BOTH, ids=["aggregated", "separate"])
+def test_no_column_of_either_shape_is_quicker(asked: dict[str, Any]) -> None:
+    """Every aggregated column solved, beside the quickest separate pools; the bound is what is reached."""
+    side, rate = aggregated(asked), float(asked["rate_per_second"])
+    single = min(seconds_of(side, column, rate) for column in range(side.size))
+    apart, best = (small_answer(**asked, objective="latency", shape=shape) for shape in ("disaggregated", "auto"))
+
+    assert apart.best is not None and best.best is not None and best.bound is not None
+    quickest_of_all = min(single, apart.best.e2e_mean_seconds)
+    assert best.best.e2e_mean_seconds == pytest.approx(quickest_of_all, rel=1e-3)
+    assert best.bound.value == pytest.approx(quickest_of_all, rel=1e-3) and best.bound.gap < 1e-3
+    assert "separate prefill and decode pools" in best.bound.covers and "aggregated instances" in best.bound.covers
+    assert ([role for role, _ in best.best.pools()] == ["mixed"]) == (single < apart.best.e2e_mean_seconds)
+    assert best.best.ttft.at(99) <= side.server(0).question.ttft_seconds  # type: ignore[attr-defined]
+
+
+def test_aggregated_alone_is_the_quickest_of_its_shape() -> None:
+    """Where two pools do not fit, and where this shape alone is asked for."""
+    asked = {"model": "qwen3-8b", "rate_per_second": 2.0, "ttft_seconds": 0.5, "objective": "latency"}
+    single = small_answer(**asked, devices=1, shape="auto").best
+    alone = small_answer(**asked, devices=3, shape="aggregated").best
+
+    assert single is not None and [role for role, _ in single.pools()] == ["mixed"]
+    assert alone is not None and alone.e2e_mean_seconds <= single.e2e_mean_seconds * (1 + 1e-6)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"model": "qwen3-8b", "devices": 2, "ttft_seconds": 2.0, "lengths": (20000.0, 20.0)},
+        {"model": "qwen3-8b", "devices": 2, "ttft_seconds": 1.0, "squared_cv": 1.0},
+        {"model": "qwen3-30b-a3b", "devices": 8},
+        {"model": "qwen3-8b", "devices": 2, "lengths": (512.0, 1.0)},
+        {"model": "deepseek-r1", "hardware": "h200", "devices": 16, "lengths": (8000.0, 200.0), "drafts": (0, 1)},
+    ],
+    ids=["long prompts", "varied", "experts", "one token", "drafts"],
+)
+def test_no_aggregated_column_is_quicker_than_its_bound(asked: dict[str, Any]) -> None:
+    """At a low and a high share of what it carries at most, at the budget that is quickest."""
+    side, random = aggregated(asked), np.random.default_rng(3)
+    for column in random.choice(side.size, min(side.size, 3), replace=False):
+        for share in (0.02, 0.6):
+            rate = float(side.rate[column]) * share
+            bound = float(TimedSide(side, rate).seconds[column])
+            assert 0 < bound <= seconds_of(side, int(column), rate)
 
 
 def test_more_devices_are_never_slower() -> None:
