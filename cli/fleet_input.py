@@ -166,8 +166,6 @@ def _fixed(entry: Entry, values: dict[str, str], at: Mapping[str, _Pool]) -> Rea
     named = {role: replace(machines[role], budget=at[role].name) for role in ROLES}
     asked = replace(asked, question=replace(asked.question, **named))
     check_shape(asked.question)
-    if asked.question.shape == "aggregated" and at["prefill"] is not at["decode"]:
-        raise BadInput("--shape aggregated: in a fleet both roles stand on one pool then, and each role has its own")
     return Member(name=entry.name, question=asked.question), asked, []
 
 

@@ -133,6 +133,14 @@ def test_models_state_their_shape_and_aggregated_ones_have_manifests(
     assert heads == ["model", "nodes", "chips", "prefill", "decode", "mixed"]
 
 
+def test_aggregated_instances_of_a_model_with_two_pools_stand_on_either(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As `plan --shape aggregated` does: on one of the pools that the roles name."""
+    path = _written(tmp_path, POOLS.replace('decode=old"', 'decode=old", shape: aggregated'))
+    assert _answered(path, capsys)["models"][1]["pools"] in ({"mixed": "h100"}, {"mixed": "old"})  # type: ignore[index]
+
+
 def test_confidence_takes_more_or_as_many_chips_and_holds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Every limit holds with the asked confidence; what is asked as predicted needs no more chips."""
     path = _written(tmp_path, FILE.replace("2/s", "40/s").replace("1/s", "6/s"))
@@ -188,7 +196,10 @@ def test_models_that_share_no_node(tmp_path: Path, capsys: pytest.CaptureFixture
         (POOLS.replace("models:", "share_nodes: some\nmodels:"), "share_nodes: 'some' is not yes or no"),
         (POOLS.replace("pools:", "pools: 3\nx:"), "pools must be a list of 1 to 8"),
         (FILE.replace("hw: h100", "hw: any"), "hw: any stands for the pools of the file"),
-        (POOLS.replace('decode=old"', 'decode=old", shape: aggregated'), "and each role has its own"),
+        (
+            POOLS.replace('decode=old"', 'decode=old", shape: aggregated, queueing: mixserve'),
+            "knows prefill and decode",
+        ),
         (POOLS.replace("rate: 4/s", "rate: 4/s, shape: round"), "--shape: 'round' is not auto"),
     ],
 )
