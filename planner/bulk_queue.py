@@ -214,7 +214,7 @@ def _rests(lasting: Array) -> Array:
     """[rest, gone]: chance that a pass lasts gone + rest + 1 cells of time."""
     size = lasting.size - 1
     padded = np.concatenate([lasting[1:], np.zeros(size)])
-    return sliding_window_view(padded, size)[:size]
+    return np.ascontiguousarray(sliding_window_view(padded, size)[:size])  # overlapping rows are slow to multiply
 
 
 def _idle_share(chain: _Chain) -> float:

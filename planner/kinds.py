@@ -68,6 +68,8 @@ class PrefillKind:
     _servers: dict[int, PrefillServer] = field(default_factory=dict)
     _best: dict[int, tuple[float, int]] = field(default_factory=dict)
     """By instances: the rate of the pool and the place of the budget that carries it."""
+    _late: dict[tuple[int, int], list[tuple[float, float]]] = field(default_factory=dict)
+    """By place and instances: rates at which that budget was late, and by how many seconds; so it is at higher ones."""
 
     @property
     def independent(self) -> bool:
@@ -215,9 +217,19 @@ class PrefillKind:
         def tail(place: int) -> float:
             return self._tail(place, instances, rate)
 
+        def at_least(place: int) -> float:
+            late = self._late.setdefault((place, instances), [])
+            known = [pair for pair in late if pair[0] <= rate]
+            if known:
+                return max(known)[1]
+            found = tail(place)
+            if found > limit:
+                late.append((rate, found))
+            return found
+
         if varied(self.question):
             start = int(able[np.argmax(guesses[able])]) if last is None else last
-            return first_within(tail, int(able[0]), int(able[-1]), start, limit)
+            return first_within(at_least, int(able[0]), int(able[-1]), start, limit)
         places = self._told_apart(able, rate / instances, instances)
         likely = places[np.argsort(-guesses[places], kind="stable")]
         return any_within(tail, [place for place in likely.tolist() if place != last], limit)
