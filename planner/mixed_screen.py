@@ -34,6 +34,8 @@ MARGIN = 1.02
 """By how much the hull may lie below the chords between the shares of prompts that are costed, and a queue's tabulated
 steps below those here."""
 _FEWEST = 1e-3
+ROWS_AT_ONCE = 1024
+"""Of which steps with four shares of prompts are costed: more leave the cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +129,11 @@ class Screen:
         bare, mean, larger, full = self._seconds(self._load(running, chunks, chunks), chunks.shape)
         return Steps(bare, mean, larger, full, chunk, room)
 
+    def bare(self, running: Floats) -> Floats:
+        """Seconds of steps without prompts, [rows]."""
+        none = np.zeros_like(running)
+        return self._seconds(self._load(running, none, none), running.shape)
+
     def alone(self) -> Floats:
         """Seconds of a prompt of mean length in as large steps as there are, with nothing else to do; [rows]."""
         each = self._work.tokens
@@ -165,13 +172,22 @@ class Screen:
         """Whether the bound reaches a rate, [rows]: steps at one number of running requests decide it.
 
         Either as many fit as carry the rate with steps of the limit, and then these must be no longer; or fewer fit,
-        and then what a full rank carries is most.
+        and then what a full rank carries is most. Steps without prompts are looked at first, for none is shorter.
         """
         needed = rate * self.iterations * limit / self.ranks
         running = np.clip(needed, _FEWEST, np.maximum(np.minimum(room, self.fed), _FEWEST))
-        step = self.steps(running).mean
-        full = self.rate(running, step) >= rate * (1 - 1e-9)
-        return np.asarray((room > 0) & (step <= limit) & (full | (needed <= _FEWEST)))
+
+        def reached(step: Floats) -> NDArray[np.bool_]:
+            full = self.rate(running, step) >= rate * (1 - 1e-9)
+            return np.asarray((room > 0) & (step <= limit) & (full | (needed <= _FEWEST)))
+
+        left = np.arange(running.size)
+        if running.size > ROWS_AT_ONCE:
+            left = np.flatnonzero(reached(self.bare(running) / MARGIN))
+        step = np.full(running.shape, np.inf)
+        for rows in np.array_split(left, -(-left.size // ROWS_AT_ONCE)) if left.size else ():
+            step[rows] = self.of(rows).steps(running[rows]).mean
+        return reached(step)
 
     def bound(self, limit: Number, room: Floats) -> tuple[Floats, Floats]:
         """Return the bound of each row and the requests that run on each rank there, [rows]; 0 where none keeps it."""

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from planner import mixed_screen
 from planner.aggregated import AggregatedPlan
 from planner.assemble import assemble
 from planner.check import Limits, check_deployed
@@ -16,6 +17,7 @@ from planner.expectation import expect, workload_of
 from planner.manifest.checks import check_manifest
 from planner.mixed_candidates import BUDGETS, MixedCandidate, mixed_room
 from planner.mixed_kinds import MixedKind, group_screen, step_limit
+from planner.mixed_offers import holding
 from planner.mixed_queue import MixedServer
 from planner.plan import DisaggregatedPlan
 from planner.search import search
@@ -104,6 +106,23 @@ def test_bounds_are_above_what_queues_carry() -> None:
         for row, most in zip(group.rows[:2], bound, strict=False):
             kind = MixedKind(question, row, row_deployment(group.deployment, row), Count())
             assert 0 < kind.pool_capacity(1) <= most
+
+
+@pytest.mark.parametrize("share", [0.5, 0.9, 1.1])
+def test_many_rows_are_screened_as_few_are(share: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Part by part, and those left out whose steps without prompts say enough."""
+    question = small_question("qwen3-30b-a3b", "h100", 16, shape="aggregated", lengths=(512.0, 128.0))
+    group = max(groups(question, "mixed", role_rows(question, "mixed"), 0), key=lambda each: len(each.rows))
+    held, room = holding(question, group)
+    limit = np.broadcast_to(step_limit(question, held.deployment), room.shape)
+    screen = group_screen(question, held, BUDGETS[-1], Count())
+    rate = share * np.resize(screen.bound(limit, room)[0][::3], room.shape)  # of other rows: some more, some less
+    at_once = screen.may_carry(rate, limit, room)
+    assert at_once.any() and not at_once.all()
+
+    monkeypatch.setattr(mixed_screen, "ROWS_AT_ONCE", 3)
+
+    assert screen.may_carry(rate, limit, room).tolist() == at_once.tolist()
 
 
 def test_the_better_shape_wins() -> None:
