@@ -8,9 +8,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import field
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from planner.manifest.terms import CommunicationTerm, ComputeTerm, Form, Number, Stage, Term, form, smaller
 from podplan.records import dataclass
 
+Array = NDArray[np.float64]
 NONE: Mapping[Any, Any] = {}
 
 
@@ -74,6 +78,30 @@ class Transfers:
                 best = smaller(best, form(other, values))
             total = total + best
         return total
+
+
+@dataclass(slots=True)
+class Block:
+    """Runs behind one gate as arrays; the coefficients of a variable are [compute or memory, forms, instances or 1]."""
+
+    gate: tuple[str, ...]
+    rows: slice
+    """Of the kernels of all blocks."""
+    kernels: dict[str, Array]
+    runs: slice
+    """Of the runs of all blocks."""
+    sums: dict[str, Array]
+    floors: list[float]
+    """By run."""
+
+
+@dataclass(slots=True)
+class Place:
+    """Where a stage's kernels and runs stand, and what it sends."""
+
+    rows: slice
+    runs: slice
+    transfers: Transfers
 
 
 def runs_of(

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.manifest.runs import NONE, Run, Transfers, runs_of
+from planner.manifest.lone import Matrix, matrix_of
+from planner.manifest.runs import NONE, Block, Place, Run, Transfers, runs_of
 from planner.manifest.terms import (
     EXPERT_STAGES,
     Form,
@@ -45,30 +46,6 @@ ORDER: tuple[Stage, ...] = (
 )
 
 
-@dataclass(slots=True)
-class _Block:
-    """Runs behind one gate as arrays; the coefficients of a variable are [compute or memory, forms, instances or 1]."""
-
-    gate: tuple[str, ...]
-    rows: slice
-    """Of the kernels of all blocks."""
-    kernels: dict[str, Array]
-    runs: slice
-    """Of the runs of all blocks."""
-    sums: dict[str, Array]
-    floors: list[float]
-    """By run."""
-
-
-@dataclass(slots=True)
-class _Place:
-    """Where a stage's kernels and runs stand, and what it sends."""
-
-    rows: slice
-    runs: slice
-    transfers: Transfers
-
-
 class ReadyTerms(tuple[Term, ...]):
     """Terms made ready for evaluation."""
 
@@ -82,16 +59,22 @@ class ReadyTerms(tuple[Term, ...]):
 class StackedTerms(ReadyTerms):
     """Terms ready to be evaluated on arrays of instances, of loads, or of both."""
 
-    blocks: Sequence[_Block]
-    places: Mapping[Stage, _Place]
+    blocks: Sequence[Block]
+    places: Mapping[Stage, Place]
     shape: tuple[int, ...]
     """Broadcast shape of all coefficients."""
+    matrices: dict[tuple[bool, ...], Matrix]
+    """Of one instance, by which blocks have work."""
 
     def timings(self, values: Mapping[str, Number]) -> Stages:
         """Return the timing of every stage at variables of one broadcast shape."""
         shape = np.broadcast_shapes(
             *{value.shape for value in values.values() if isinstance(value, np.ndarray)}, self.shape
         )
+        if self.shape in ((), (1,)):
+            at_work = [_at_work(block.gate, values) for block in self.blocks]
+            if None not in at_work:
+                return self._of_one(tuple(map(bool, at_work)), values, shape)
         last = self.blocks[-1] if self.blocks else None
         pair = np.empty((2, last.rows.stop if last else 0, *shape))
         sums = np.empty((2, last.runs.stop if last else 0, *shape))
@@ -116,6 +99,22 @@ class StackedTerms(ReadyTerms):
             for stage, place in self.places.items()
         }
 
+    def _of_one(self, at_work: tuple[bool, ...], values: Mapping[str, Number], shape: tuple[int, ...]) -> Stages:
+        """Return the timings of one instance."""
+        matrix = self.matrices.get(at_work)
+        if matrix is None:
+            matrix = self.matrices[at_work] = matrix_of(self.blocks, self.places, at_work)
+        found = matrix.product(values, shape)
+        stages: dict[Stage, StackedStage] = {}
+        for stage, own in matrix.stages.items():
+            fixed = found[own.fixed]
+            for protocols in own.fastest:
+                fixed = fixed + found[protocols].min(axis=0)
+            compute_sum = 0.0 if own.compute_sum is None else found[own.compute_sum]
+            demand, memory = found[own.demand], found[own.memory]
+            stages[stage] = StackedStage(found[own.compute], found[own.moved], compute_sum, memory, fixed, demand)
+        return stages
+
     def take(self, rows: NDArray[np.int64]) -> "StackedTerms":
         """Return the same for some of the instances; the terms themselves stay those of all."""
         result = StackedTerms(self)
@@ -127,7 +126,7 @@ class StackedTerms(ReadyTerms):
             stage: replace(place, transfers=_transfers_at(place.transfers, rows))
             for stage, place in self.places.items()
         }
-        result.shape = (rows.size,) if self.shape else ()
+        result.shape, result.matrices = (rows.size,) if self.shape else (), {}
         result.launches = self.launches
         return result
 
@@ -183,7 +182,7 @@ def stack(terms: Iterable[Term], stages: Mapping[Stage, Stage] = NONE, names: Ma
     ordered = _in_order(runs)
     result.blocks = _blocks(ordered)
     result.places = _places(ordered, transfers)
-    result.shape = np.broadcast_shapes(*set(_shapes(result)))
+    result.shape, result.matrices = np.broadcast_shapes(*set(_shapes(result))), {}
     result.launches = launches_per_layer(result)
     return result
 
@@ -197,9 +196,9 @@ def _in_order(runs: Sequence[Run]) -> list[Run]:
     return ordered
 
 
-def _blocks(runs: Sequence[Run]) -> list[_Block]:
+def _blocks(runs: Sequence[Run]) -> list[Block]:
     """Return neighbours behind one gate as blocks."""
-    blocks: list[_Block] = []
+    blocks: list[Block] = []
     start = rows = 0
     while start < len(runs):
         stop = start
@@ -208,7 +207,7 @@ def _blocks(runs: Sequence[Run]) -> list[_Block]:
         own = runs[start:stop]
         kernels = [pair for run in own for pair in zip(run.compute, run.moved, strict=True)]
         blocks.append(
-            _Block(
+            Block(
                 gate=runs[start].gate,
                 rows=slice(rows, rows + len(kernels)),
                 kernels=_columns(kernels),
@@ -233,14 +232,14 @@ def _columns(pairs: Sequence[tuple[Form, Form]]) -> dict[str, Array]:
     return columns
 
 
-def _places(runs: Sequence[Run], transfers: Mapping[Stage, Transfers]) -> dict[Stage, _Place]:
+def _places(runs: Sequence[Run], transfers: Mapping[Stage, Transfers]) -> dict[Stage, Place]:
     """Return where each stage's kernels and runs stand, in the order in which the stages came."""
-    places: dict[Stage, _Place] = {}
+    places: dict[Stage, Place] = {}
     for stage, sent in transfers.items():
         own = [number for number, run in enumerate(runs) if run.stage == stage]
         first, last = (own[0], own[-1] + 1) if own else (0, 0)
         start, stop = (sum(len(run.compute) for run in runs[:number]) for number in (first, last))
-        places[stage] = _Place(slice(start, stop), slice(first, last), sent)
+        places[stage] = Place(slice(start, stop), slice(first, last), sent)
     return places
 
 
@@ -313,6 +312,13 @@ def stage_timings(terms: tuple[Term, ...], values: Mapping[str, Number]) -> Stag
 def stage_launches(terms: tuple[Term, ...]) -> Mapping[Stage, float]:
     """Return the kernels launched per layer of each stage."""
     return terms.launches if isinstance(terms, ReadyTerms) else launches_per_layer(terms)
+
+
+def _at_work(gate: tuple[str, ...], values: Mapping[str, Number]) -> bool | None:
+    """Whether a block has work everywhere, or nowhere; None where that differs."""
+    if any(_positive(values[name]) for name in gate):
+        return True
+    return None if any(isinstance(values[name], np.ndarray) for name in gate) else False
 
 
 def _running(gate: tuple[str, ...], values: Mapping[str, Number]) -> Array | None:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.latency import balanced_cost
-from planner.manifest.stacks import ORDER, ReadyTerms, one_after_the_other, stacked
+from planner.manifest.stacks import ORDER, ReadyTerms, one_after_the_other, stacked, taken
 from planner.manifest.stepcost import evaluate, stage_sum
 from planner.manifest.terms import Stage, StepLoad, timings, variables
 from planner.question import Question
@@ -93,3 +93,32 @@ def test_costs_for_decoding_are_the_costs_of_steps_without_prompts(name: str, mi
         cost = balanced_cost(group.deployment, question.balance)
         one_by_one, together = (evaluate(each, load, microbatches) for each in (cost, stacked(cost, decoding=True)))
         assert np.asarray(together.seconds) == pytest.approx(np.asarray(one_by_one.seconds), rel=1e-9)
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    name=st.sampled_from(sorted(QUESTIONS)),
+    role=st.sampled_from(["prefill", "decode", "mixed"]),
+    microbatches=st.sampled_from([1, 2]),
+    decode=st.one_of(st.just(0.0), st.floats(1, 300)),
+    chunk=st.one_of(st.just(0.0), st.floats(1, 8192)),
+    place=st.integers(0, 30),
+)
+def test_one_of_many_is_evaluated_alone_as_among_them(name, role, microbatches, decode, chunk, place):
+    """By one product with a matrix, with prompts at all loads, at some and at none."""
+    question = asked(name)
+    scale = np.linspace(0.0 if decode and chunk else 0.5, 2.0, 4)[:, None]
+    load = StepLoad(
+        decode_sequences=decode,
+        decode_kv_tokens=decode * 1000,
+        prefill_tokens=chunk * scale if chunk else 0.0,
+        prefill_pairs=chunk**2 / 2 * scale if chunk else 0.0,
+        finishing_prompts=chunk / 4096 * scale if chunk else 0.0,
+        mean_tokens=decode + chunk * scale,
+    )
+    for group in groups(question, role, role_rows(question, role), 0):
+        row = min(place, len(group.rows) - 1)
+        cost = stacked(balanced_cost(group.deployment, question.balance))
+        every = np.broadcast_to(np.asarray(evaluate(cost, load, microbatches).seconds), (4, len(group.rows)))
+        one = np.asarray(evaluate(taken(cost, np.array([row])), load, microbatches).seconds)
+        assert np.broadcast_to(one, scale.shape) == pytest.approx(every[:, [row]], rel=1e-9)
