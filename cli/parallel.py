@@ -1,10 +1,11 @@
 """The same work on many items, on several cores: questions that are asked by the dozen need nothing of each other."""
 
-import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
+
+from podplan.aside import alone, cores
 
 if TYPE_CHECKING:
     from concurrent.futures import ProcessPoolExecutor
@@ -26,7 +27,7 @@ def spread(work: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[Re
     results travel. Where processes cannot be copied safely, or there is one core or one item, this process does all.
     They begin at once, before whoever shows progress starts a thread.
     """
-    workers = min(_cores(), len(items), MOST_WORKERS)
+    workers = min(cores(), len(items), MOST_WORKERS)
     if workers < 2:
         return map(work, items)
     from concurrent.futures import ProcessPoolExecutor  # 20 ms that a single question is spared
@@ -38,11 +39,6 @@ def spread(work: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[Re
     return _results(pool, pool.map(_nth, range(len(items))))
 
 
-def _cores() -> int:
-    """Cores that this process may use; one where it should not be copied (macOS keeps threads of its own)."""
-    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else 1
-
-
 def _results(pool: "ProcessPoolExecutor", found: Iterator[Result]) -> Iterator[Result]:
     with pool:
         yield from found
@@ -50,6 +46,7 @@ def _results(pool: "ProcessPoolExecutor", found: Iterator[Result]) -> Iterator[R
 
 def _begin(*job: Any) -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # interrupted, a worker ends without a word; its parent tells
+    alone()
     _job[:] = job
 
 

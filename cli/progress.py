@@ -1,9 +1,9 @@
 """A word on stderr while something takes long, on a terminal only."""
 
+import signal
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from threading import Timer
 from typing import TypeVar
 
 PATIENCE_SECONDS = 1.0
@@ -13,25 +13,28 @@ Item = TypeVar("Item")
 
 @contextmanager
 def progress(what: str) -> Iterator[None]:
-    """Show ``what`` on stderr from one second on until the block ends; nothing where stderr is no terminal."""
-    if not sys.stderr.isatty():
+    """Show ``what`` on stderr from one second on until the block ends; nothing where stderr is no terminal.
+
+    An alarm shows it and no thread, for a process with threads cannot be copied to another core; so nothing is shown
+    where there are no alarms.
+    """
+    if not sys.stderr.isatty() or not hasattr(signal, "setitimer"):
         yield
         return
     shown = []
 
-    def show() -> None:
+    def show(*_: object) -> None:
         shown.append(what)
         sys.stderr.write(what)
         sys.stderr.flush()
 
-    timer = Timer(PATIENCE_SECONDS, show)
-    timer.daemon = True
-    timer.start()
+    before = signal.signal(signal.SIGALRM, show)
+    signal.setitimer(signal.ITIMER_REAL, PATIENCE_SECONDS)
     try:
         yield
     finally:
-        timer.cancel()
-        timer.join()
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
         if shown:
             sys.stderr.write("\r" + " " * len(what) + "\r")
             sys.stderr.flush()

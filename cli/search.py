@@ -18,6 +18,7 @@ from cli.search_render import render
 from planner.plan import Plan
 from planner.search import Answer
 from planner.search import search as search_plan
+from podplan.aside import helped
 from podplan.errors import BadInput, Infeasible
 from podplan.files import write_files
 
@@ -90,7 +91,7 @@ def _answer(flags: SearchFlags, folder: Path | None, wanted: "FrontWanted | None
     """Search, print, and write; Infeasible where there is no plan."""
     asked = read_search(flags)
     begin = perf_counter()
-    with progress(f"searching deployments of {asked.question.model.name} ..."):
+    with progress(f"searching deployments of {asked.question.model.name} ..."), helped():
         asked, answer = _found(asked)
         if wanted is not None:
             answer = wanted.widened(answer)

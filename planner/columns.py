@@ -8,6 +8,7 @@ then chosen is the best over all columns, for those that were never solved were 
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Generic, Literal, Protocol, Self, TypeVar
 
 import numpy as np
@@ -96,7 +97,7 @@ class Offers:
             bound_per_second=np.array([offer.bound_per_second for offer in offers], dtype=np.float64),
             guess_per_second=np.array([offer.guess_per_second for offer in offers], dtype=np.float64),
             layers=np.array([offer.layers for offer in offers], dtype=np.int64).reshape(-1, 2),
-            build=lambda number: offers[number].build(),
+            build=partial(_of_list, offers),
         )
 
     @classmethod
@@ -106,17 +107,12 @@ class Offers:
             return cls.of([])
         starts = np.cumsum([0, *(len(part) for part in parts)]).tolist()
         known = [part.least for part in parts if part.least is not None]
-
-        def build(number: int) -> Server:
-            which = bisect_right(starts, number) - 1
-            return parts[which].build(number - starts[which])
-
         return cls(
             devices=np.concatenate([part.devices for part in parts]),
             bound_per_second=np.concatenate([part.bound_per_second for part in parts]),
             guess_per_second=np.concatenate([part.guess_per_second for part in parts]),
             layers=np.concatenate([part.layers for part in parts]),
-            build=build,
+            build=partial(_of_parts, starts, [part.build for part in parts]),
             least=Least.joined(known) if len(known) == len(parts) else None,
         )
 
@@ -127,7 +123,7 @@ class Offers:
             bound_per_second=self.bound_per_second[index],
             guess_per_second=self.guess_per_second[index],
             layers=self.layers[index],
-            build=lambda number: self.build(int(index[number])),
+            build=partial(_of_some, index, self.build),
             least=None if self.least is None else self.least.select(index),
         )
 
@@ -149,6 +145,22 @@ class Offers:
         within = np.arange(order.size) - np.searchsorted(sizes, sizes)
         kept = order[within < most]
         return [int(n) for n in kept[np.argsort(-(self.bound_per_second / self.devices)[kept], kind="stable")]]
+
+
+def _of_list(offers: Sequence[Offer], number: int) -> Server:
+    """Make the server of a single offer."""
+    return offers[number].build()
+
+
+def _of_parts(starts: list[int], builds: list[Callable[[int], Server]], number: int) -> Server:
+    """Make the server of an offer of parts that stand one after the other."""
+    part = bisect_right(starts, number) - 1
+    return builds[part](number - starts[part])
+
+
+def _of_some(index: Ints, build: Callable[[int], Server], number: int) -> Server:
+    """Make the server of one of the offers that ``index`` keeps."""
+    return build(int(index[number]))
 
 
 class Side:

@@ -5,7 +5,7 @@ the largest feasible batch carries the most. Bisection over integers therefore c
 batch without trying each.
 """
 
-from dataclasses import replace
+from dataclasses import field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -75,9 +75,19 @@ class IterationTime:
 
 @dataclass(slots=True)
 class Count:
-    """Candidates costed so far."""
+    """Candidates costed so far, and what is counted elsewhere for the same search."""
 
     evaluated: int = 0
+    others: list["Count"] = field(default_factory=list)
+
+    def add(self, other: "Count") -> None:
+        """Let what another counts, from its beginning on, count here too."""
+        self.others.append(other)
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return self.evaluated + sum(other.total for other in self.others)
 
 
 def kv_of_busiest(deviations: Number, batch: Number, kv: KvLoad) -> Number:

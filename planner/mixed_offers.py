@@ -6,6 +6,7 @@ that a plan could use.
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -114,17 +115,17 @@ def _offers(
     limit = step_limit(question, group.deployment)
     budgets = (replace(screen, budget_tokens=float(budget)).steps(running) for budget in COMPARED_BUDGETS)
     shares = [likely_share(question, steps, screen.iterations, limit) for steps in budgets]
-
-    def build(number: int) -> MixedKind:
-        row, drafts = group.rows[number], int(group.drafts[number])
-        deployment = replace(row_deployment(group.deployment, row), drafts=drafts)
-        return MixedKind(question, row, deployment, screen.count, asked)
-
     return Offers(
         devices=group.sizes.astype(np.int64),
         bound_per_second=bound,
         guess_per_second=bound * np.maximum.reduce(shares),
         layers=group.layers,
-        build=build,
+        build=partial(_mixed_kind, question, group, screen.count, asked),
         least=mixed_least(screen, float(room.max())) if question.objective == "latency" else None,
     )
+
+
+def _mixed_kind(question: Question, group: Group, count: Count, asked: float | None, number: int) -> MixedKind:
+    row, drafts = group.rows[number], int(group.drafts[number])
+    deployment = replace(row_deployment(group.deployment, row), drafts=drafts)
+    return MixedKind(question, row, deployment, count, asked)

@@ -52,7 +52,7 @@ def wide_front(question: Question, best: Plan, levels: int) -> Front:
                 if not found:
                     break  # on fewer devices, or at a higher rate, there is none either
                 plans += found
-    evaluated = sum(pools.count.evaluated for pools in gathered)
+    evaluated = sum(pools.count.total for pools in gathered)
     return Front(plans=unlike(front_of(best, plans), best), cells=cells, candidates_evaluated=evaluated)
 
 

@@ -4,11 +4,12 @@ Prefill and decode instances whose KV an engine lets them share are a part, and 
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import field, replace
-from functools import cache
+from functools import cache, partial
 
-from planner.columns import Aim, Choice, Offers, Side, settle
+from planner.asides import CountedAside, parts_of
+from planner.columns import Aim, Choice, Offers, Side, likely, settle
 from planner.decode_candidates import Count
 from planner.decode_offers import decode_offers
 from planner.infeasible import slowest_transfer
@@ -30,6 +31,7 @@ from planner.shapes import (
     why_not_apart,
 )
 from planner.space import ROLES, Role, RoleSpace, Row, machines_of, role_space
+from podplan.aside import in_common
 from podplan.records import dataclass
 
 
@@ -66,13 +68,30 @@ class Chosen:
     """Decode rows beyond the grid whose bounds do not reach what is known without them."""
 
 
+@dataclass(slots=True, eq=False)
+class Costed:
+    """A role that is being costed, maybe beside this process, and its columns."""
+
+    question: Question
+    role: Role
+    offers: CountedAside[Offers]
+    _side: Side | None = None
+
+    @property
+    def side(self) -> Side:
+        """Its columns, which are waited for."""
+        if self._side is None:
+            self._side = make_side(self.question, self.role, self.offers.result())
+        return self._side
+
+
 @dataclass(frozen=True, slots=True)
 class Costing:
     """What is costed of questions that differ in their number formats alone: each role once in each of its formats."""
 
     count: Count = field(default_factory=Count)
     _spaces: dict[tuple[str, ...], RoleSpace] = field(default_factory=dict)
-    _sides: dict[tuple[object, ...], Side] = field(default_factory=dict)
+    _costed: dict[tuple[object, ...], Costed] = field(default_factory=dict)
 
     def space(self, question: Question, role: Role) -> RoleSpace:
         """Return the rows of a role; only an engine's rules depend on formats."""
@@ -81,20 +100,21 @@ class Costing:
             self._spaces[key] = role_space(question, role)
         return self._spaces[key]
 
-    def prefill(self, question: Question, rows: list[Row]) -> Side:
-        """Return the prefill columns."""
+    def prefill(self, question: Question, rows: list[Row]) -> Costed:
+        """Return the prefill instances; another core, where one is free, costs them."""
         key = ("prefill", *_formats(question, "prefill"))
-        if key not in self._sides:
-            self._sides[key] = make_side(question, "prefill", prefill_offers(question, rows, self.count))
-        return self._sides[key]
+        if key not in self._costed:
+            offers = CountedAside(self.count, partial(prefill_offers, question, rows))
+            self._costed[key] = Costed(question, "prefill", offers)
+        return self._costed[key]
 
-    def decode(self, question: Question, rows: list[Row], transfer_seconds: float) -> Side:
-        """Return the decode columns for prompts whose KV takes so long."""
+    def decode(self, question: Question, rows: list[Row], transfer_seconds: float) -> Costed:
+        """Return the decode instances for prompts whose KV takes so long; they are costed here once asked for."""
         key = ("decode", *_formats(question, "decode"), transfer_seconds)
-        if key not in self._sides:
-            offers = decode_offers(question, rows, self.count, transfer_seconds)
-            self._sides[key] = make_side(question, "decode", offers)
-        return self._sides[key]
+        if key not in self._costed:
+            cost = partial(decode_offers, question, rows, slowest_seconds=transfer_seconds)
+            self._costed[key] = Costed(question, "decode", CountedAside(self.count, cost, here=True))
+        return self._costed[key]
 
 
 def _formats(question: Question, role: Role) -> tuple[str, str]:
@@ -126,14 +146,18 @@ def gather(
         return Pools(make_side(question, "prefill", none), make_side(question, "decode", none), costing.count, {})
     spaces = {} if rows else {role: costing.space(question, role) for role in ROLES}
     rows = rows or {role: space.rows for role, space in spaces.items()}
+    in_common([*parts_of(question), *rows["prefill"]])
     know_balance(question, [row for role in ROLES for row in rows[role]])
     prefill = costing.prefill(question, rows["prefill"])
     # The slowest transfer of any prefill instance that may feed the pool: the limit holds whichever does.
     transfer = slowest_transfer(question, rows["prefill"]) if transfer_seconds is None else transfer_seconds
-    wanted = prefill.offers or transfer_seconds is not None
-    decode = costing.decode(question, rows["decode"], transfer) if wanted else make_side(question, "decode", none)
+    decode = costing.decode(question, rows["decode"], transfer)
+    if prefill.offers.elsewhere:
+        decode.offers.prepare()  # meanwhile; else not before there is a prefill instance
+    wanted = prefill.side.offers or transfer_seconds is not None
+    columns = decode.side if wanted else make_side(question, "decode", none)
     cut = {role: space.cut for role, space in spaces.items()}
-    return Pools(prefill, decode, costing.count, cut, transfer_seconds=transfer)
+    return Pools(prefill.side, columns, costing.count, cut, transfer_seconds=transfer)
 
 
 def make_side(question: Question, role: Role, offers: Offers) -> Side:
@@ -150,21 +174,24 @@ def choose(question: Question, pools: Pools, aim: Aim, rows: list[Row] | None = 
     those are queued for whose bounds may beat them. ``rows`` are the aggregated rows, None for all.
     """
     parts = list(compatible(question, pools)) if pools.prefill.offers and pools.decode.offers else []
+    why_not = not_aggregated(question)
+    places = on_each_pool(question)
+    ahead = costed_ahead(places[0], pools, aim, parts, rows) if why_not is None else None
     best, choice = best_of(parts, aim) if parts else (pools, None)
     dropped = 0
     if choice is not None and rows is None and why_not_apart(question) is None:
         wide, dropped = with_apart(question, pools, aim, known_of(best.sides, choice))
         parts = [*parts, wide] if wide.decode.size else parts
         best, choice = better_of(wide, (best, choice), aim)
-    why_not = not_aggregated(question)
-    if why_not is not None:
-        tried = replace(pools, cut=pools.cut | ({} if question.shape == "disaggregated" else {"mixed": {why_not: 1}}))
+    if ahead is None:
+        cut: dict[Role, dict[str, int]] = {"mixed": {str(why_not): 1}}
+        tried = pools if question.shape == "disaggregated" else replace(pools, cut=pools.cut | cut)
         return Chosen(best, choice, (*parts, tried), apart_dropped=dropped) if choice is not None else tried
     other: tuple[Pools, Choice] | None = None
     mixed = pools
-    for own in on_each_pool(question):
-        known = None if choice is None else known_of(best.sides, choice)
-        mixed = with_mixed(own, mixed, aim, known, rows)
+    for own in places:
+        known = known_best(best, choice)
+        mixed = beside(own, mixed, ahead(own, known))
         parts.append(mixed)
         least = known.rate_per_second if known is not None and aim.objective == "throughput" else 0.0
         found = settle(mixed.sides, limited(own, aim, known), least)
@@ -174,6 +201,29 @@ def choose(question: Question, pools: Pools, aim: Aim, rows: list[Row] | None = 
         elif found is not None:
             other = (mixed, found)
     return mixed if choice is None else Chosen(best, choice, tuple(parts), other, dropped)
+
+
+def known_best(pools: Pools, choice: Choice | None) -> Known | None:
+    """Return what the best choice of columns does; None where there is none."""
+    return None if choice is None else known_of(pools.sides, choice)
+
+
+def costed_ahead(
+    first: Question, pools: Pools, aim: Aim, parts: Sequence[Pools], rows: list[Row] | None
+) -> Callable[[Question, Known | None], "Aggregated"]:
+    """Return what costs the aggregated instances of a pool that may beat what is known.
+
+    What is likely best mostly is, so those of the first pool that may beat that are costed while it is proven.
+    """
+    likely_best = known_best(*best_of(parts, aim, likely)) if parts else None
+    ahead = CountedAside(pools.count, partial(aggregated, first, aim, likely_best, rows))
+
+    def cost(own: Question, known: Known | None) -> Aggregated:
+        if own is first and known == likely_best:
+            return ahead.result()
+        return aggregated(own, aim, known, rows, pools.count)
+
+    return cost
 
 
 def with_apart(question: Question, pools: Pools, aim: Aim, known: Known) -> tuple[Pools, int]:
@@ -196,17 +246,36 @@ def better_of(pools: Pools, known: tuple[Pools, Choice], aim: Aim) -> tuple[Pool
     return known if choice is None or not better(aim, known_of(pools.sides, choice), least) else (pools, choice)
 
 
-def with_mixed(question: Question, pools: Pools, aim: Aim, known: Known | None, rows: list[Row] | None = None) -> Pools:
-    """Return the columns of aggregated instances on one pool that may beat what is known.
+@dataclass(frozen=True, slots=True)
+class Aggregated:
+    """Aggregated instances on one pool, and what was left out of them: by a bound, and by rules."""
+
+    offers: Offers
+    dropped: Dropped
+    cut: dict[Role, dict[str, int]]
+
+
+def aggregated(question: Question, aim: Aim, known: Known | None, rows: list[Row] | None, count: Count) -> Aggregated:
+    """Cost the aggregated instances, or given ``rows`` of them, that may beat what is known."""
+    space = RoleSpace(rows, {}) if rows is not None else role_space(question, "mixed")
+    know_balance(question, space.rows)
+    offers, dropped = mixed_offers(question, space.rows, count, needed_rates(question, aim, known), aim.rate)
+    return Aggregated(offers, dropped, {} if rows is not None else {"mixed": space.cut})
+
+
+def beside(question: Question, pools: Pools, found: Aggregated) -> Pools:
+    """Return the columns of aggregated instances on one pool.
 
     What was dropped and cut on another pool before is counted beside.
     """
-    space = RoleSpace(rows, {}) if rows is not None else role_space(question, "mixed")
-    know_balance(question, space.rows)
-    offers, dropped = mixed_offers(question, space.rows, pools.count, needed_rates(question, aim, known), aim.rate)
-    cut = pools.cut if rows is not None else _joined(pools.cut, {"mixed": space.cut})
-    both = Dropped(slow=pools.dropped.slow + dropped.slow, unfit=pools.dropped.unfit + dropped.unfit)
-    return replace(pools, mixed=make_side(question, "mixed", offers), dropped=both, cut=cut)
+    cut = _joined(pools.cut, found.cut)
+    both = Dropped(slow=pools.dropped.slow + found.dropped.slow, unfit=pools.dropped.unfit + found.dropped.unfit)
+    return replace(pools, mixed=make_side(question, "mixed", found.offers), dropped=both, cut=cut)
+
+
+def with_mixed(question: Question, pools: Pools, aim: Aim, known: Known | None, rows: list[Row] | None = None) -> Pools:
+    """Return the columns of aggregated instances on one pool that may beat what is known."""
+    return beside(question, pools, aggregated(question, aim, known, rows, pools.count))
 
 
 def _joined(one: dict[Role, dict[str, int]], other: dict[Role, dict[str, int]]) -> dict[Role, dict[str, int]]:
@@ -231,11 +300,16 @@ def compatible(question: Question, pools: Pools) -> list[Pools]:
     ]
 
 
-def best_of(parts: list[Pools], aim: Aim) -> tuple[Pools, Choice | None]:
-    """Return the part with the best choice of columns, and that choice; None where none fits in any."""
+def best_of(
+    parts: Sequence[Pools], aim: Aim, find: Callable[[Sequence[Side], Aim], Choice | None] = settle
+) -> tuple[Pools, Choice | None]:
+    """Return the part with the best choice of columns, and that choice; None where none fits in any.
+
+    ``find`` is how the best of each is found: proven, or ``likely``.
+    """
     best: tuple[tuple[float, float], Pools, Choice] | None = None
     for pools in parts:
-        choice = settle(pools.sides, aim)
+        choice = find(pools.sides, aim)
         if choice is None:
             continue
         key = key_of(aim, known_of(pools.sides, choice))

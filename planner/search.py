@@ -2,11 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import field, replace
+from functools import partial
 
 import numpy as np
 
 from planner.aggregated import make_aggregated
 from planner.columns import Aim, Choice, Side, carried_by, likely, settle
+from planner.decode_candidates import Count
 from planner.decode_offers import decode_offers
 from planner.front import front_of
 from planner.infeasible import fitting_sizes, missing, slowest_transfer, unsurvivable
@@ -23,6 +25,7 @@ from planner.question import Question
 from planner.quickest_plans import quickest_choice
 from planner.shapes import on_machines
 from planner.space import Role, Row, check_layouts
+from podplan.aside import Aside, aside
 from podplan.errors import Fault
 from podplan.records import dataclass
 
@@ -92,9 +95,14 @@ def search(question: Question, *, explain: bool = True, beside: bool = True) -> 
     asked = in_formats(question)
     for each in asked:
         check_layouts(each)
-    found = [find(each, pools) for each, pools in zip(asked, gather_each(asked), strict=True)]
+    gathered = gather_each(asked)
+    published = aside(partial(published_plans, asked[0])) if beside and len(asked) == 1 else None
+    found = [find(each, pools) for each, pools in zip(asked, gathered, strict=True)]
     place = preferred([each.plan for each in found], question)
-    answer = answer_of(found[place or 0], explain=explain, beside=beside)
+    best = found[place or 0]
+    if beside and published is None:
+        published = aside(partial(published_plans, best.question))
+    answer = answer_of(best, published, explain=explain)
     if len(found) == 1:
         return answer
     plans = [each.plan for each in found if each.plan is not None]
@@ -109,21 +117,26 @@ def search(question: Question, *, explain: bool = True, beside: bool = True) -> 
     )
 
 
-def answer_of(found: Found, *, explain: bool, beside: bool) -> Answer:
-    """Return what is found as an answer, with what stands beside it or without."""
+def answer_of(found: Found, published: Aside[tuple[Beside, ...]] | None, *, explain: bool) -> Answer:
+    """Return what is found as an answer, with what stands beside it where published deployments do."""
     question, pools, best = found.question, found.pools, found.plan
     if best is None:
         return refused(question, pools, *(found.why() if explain else UNTOLD))
+    front: tuple[Plan, ...] = (best,)
+    bound: Bound | None = None
+    if published is not None:
+        bound = found.bound()
+        front = tuple(front_of(best, found.others()))
     return Answer(
         question=question,
         best=best,
-        pareto=tuple(front_of(best, found.others())) if beside else (best,),
-        candidates_evaluated=pools.count.evaluated,
-        bound=found.bound() if beside else None,
+        pareto=front,
+        candidates_evaluated=pools.count.total,
+        bound=bound,
         binding_limit=best.binding_limit,
         explanation=best.explanation,
         cut=found.cut,
-        published=published_plans(question, pools, aim_of(question)) if beside else (),
+        published=published.result() if published is not None else (),
     )
 
 
@@ -207,12 +220,12 @@ def bound_of(chosen: Chosen, aim: Aim, best: Plan) -> Bound:
     return replace(bound, pruned=(*bound.pruned, *left_out))
 
 
-def published_plans(question: Question, pools: Pools, aim: Aim) -> tuple[Beside, ...]:
+def published_plans(question: Question) -> tuple[Beside, ...]:
     """Return the published deployments of this model and machine, as they would serve the question."""
-    found = []
+    found, aim = [], aim_of(question)
     for published in matching(question):
         prefill, decode = published_sides(question, published, slowest_transfer(question, [published.prefill]))
-        own, plan = replace(pools, prefill=prefill, decode=decode), None
+        own, plan = Pools(prefill, decode, Count(), {}), None
         choice = best_counts(own.sides, aim) if prefill.size and decode.size else None
         if choice is not None:
             plan = plan_at(question, own, choice, rate_of(own.sides, choice, question))
@@ -347,7 +360,7 @@ def refused(question: Question, pools: Pools, binding: str, explanation: str) ->
         question=question,
         best=None,
         pareto=(),
-        candidates_evaluated=pools.count.evaluated,
+        candidates_evaluated=pools.count.total,
         bound=None,
         binding_limit=binding or limit_of(question, pools),
         explanation=explanation,

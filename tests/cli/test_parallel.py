@@ -12,7 +12,7 @@ from podplan.errors import BadInput
 @pytest.fixture(params=[1, 2], ids=["one core", "two cores"])
 def cores(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     """As many cores as are asked for, whatever this machine has."""
-    monkeypatch.setattr("cli.parallel._cores", lambda: request.param)
+    monkeypatch.setattr("cli.parallel.cores", lambda: request.param)
     return int(request.param)
 
 
