@@ -27,6 +27,12 @@ from podplan.records import dataclass
 # Capacities are solved to about as much: another budget must carry more than that.
 _MORE = 0.01
 _ROUNDS = 16
+# A budget between those of the list carries up to 5 % more than they do in all that was tried (docs/queueing.md).
+_BETWEEN = 1.05
+_NEAREST = 3
+_NEAR = 1.1
+"""Latency over its limit up to which a listed budget is near a rate, for one between to carry it."""
+_OCTAVES = tuple(step / 4 for step in range(-3, 4))
 UNLIMITED_SECONDS = 1000.0
 _TAIL = 2.0
 """Standard deviations by which a budget's TPOT is taken to lie above its mean, to guess what it carries."""
@@ -37,7 +43,10 @@ class MixedKind:
     """An aggregated row with a number of drafts; it takes the token budget that carries most.
 
     Small budgets make prompts late, large ones the steps of all that are answered long. So what a budget carries rises
-    and then falls, and budgets are tried from the likeliest on, on either side as long as they carry more.
+    and then falls, and budgets of the list are tried from the likeliest on, on either side as long as they carry more.
+    Where the best of them comes near what is wanted, those between are tried. Prompts that are all alike take k steps
+    from the budget on that leaves a k-th of one beside the tokens of those that run: what is carried leaps up there and
+    falls until the next.
     """
 
     question: Question
@@ -47,7 +56,9 @@ class MixedKind:
     asked_per_second: float | None = None
     """The pool's rate where one is asked: no more than it is sought, for that takes long."""
     _best: dict[int, tuple[float, int]] = field(default_factory=dict)
-    """By instances: the rate of the pool, and which candidate carries it."""
+    """By instances: the rate of the pool, and the budget that carries it."""
+    _servers: dict[int, MixedServer] = field(default_factory=dict)
+    """By budget."""
     _known: dict[tuple[int, int, float], float] = field(default_factory=dict)
 
     @property
@@ -63,9 +74,13 @@ class MixedKind:
     @cached_property
     def _guessed(self) -> tuple[tuple[float, MixedCandidate], ...]:
         """Candidates with about the rate that each carries."""
+        return self._with_budgets(BUDGETS)
+
+    def _with_budgets(self, tried: Sequence[int]) -> tuple[tuple[float, MixedCandidate], ...]:
+        """Return the row with each of the budgets that holds a request, with about the rate that it carries."""
         question, drafts = self.question, int(self.deployment.drafts)
         parts = row_microbatches(question, self.row)
-        budgets = np.array(BUDGETS, dtype=np.float64)
+        budgets = np.asarray(tried, dtype=np.float64)
         held = np.minimum(budgets // (1 + drafts), MOST_BATCH)  # more would leave no room for prompts in a step
         room = mixed_room(self.deployment, budgets, reserved_kv_tokens(question.workload), held)
         cost = stacked(balanced_cost(self.deployment, question.balance))
@@ -82,7 +97,7 @@ class MixedKind:
                     drafts=drafts,
                     microbatches=max(parts),
                     batch=int(room[place]),
-                    batched_tokens=BUDGETS[place],
+                    batched_tokens=int(budgets[place]),
                     requests_per_second=float(bound[place]),
                 ),
             )
@@ -91,11 +106,22 @@ class MixedKind:
 
     @cached_property
     def servers(self) -> tuple[MixedServer, ...]:
-        """A server of every budget."""
-        return tuple(MixedServer(self.question, candidate) for candidate in self.candidates)
+        """A server of every budget of the list."""
+        return tuple(self._server(candidate) for candidate in self.candidates)
+
+    def _server(self, candidate: MixedCandidate) -> MixedServer:
+        budget = candidate.batched_tokens
+        if budget not in self._servers:
+            self._servers[budget] = MixedServer(self.question, candidate)
+        return self._servers[budget]
 
     def pool_carries(self, instances: int, rate_per_second: float) -> bool:
-        """Whether so many instances carry a rate within the limits with some budget."""
+        """Whether so many instances carry a rate within the limits with some budget.
+
+        Budgets between those of the list are tried where a rate is asked; else only of what is solved in full.
+        """
+        if self.asked_per_second is None:
+            return self._listed(instances, rate_per_second)[1] <= 1
         return self._carrying(instances, rate_per_second) is not None
 
     def pool_capacity(self, instances: int) -> float:
@@ -107,14 +133,15 @@ class MixedKind:
 
     def capacity_at(self, instances: int) -> float:
         """Largest rate of so many instances with the budget of ``at``, whatever is asked."""
-        rate, place = self._settled(instances)
-        return max(rate, self._capacity(place, instances, rate / instances)) if self.asked_per_second else rate
+        rate, budget = self._settled(instances)
+        return max(rate, self._capacity(budget, instances, rate / instances)) if self.asked_per_second else rate
 
     def at(self, instances: int, rate_per_second: float | None = None) -> MixedServer:
         """Return the server with the budget that carries most in so many instances, or is quickest at a rate."""
         if rate_per_second is not None:
             return self.servers[self._quickest(instances, rate_per_second)[0]]
-        return self.servers[self._settled(instances)[1]]
+        budget = self._settled(instances)[1]
+        return self._servers[budget] if budget in self._servers else self.servers[0]
 
     def mean_seconds(self, instances: int, rate_per_second: float) -> float:
         """Mean time from arrival to the last token, at the budget that is quickest; infinite beyond the limits."""
@@ -136,54 +163,107 @@ class MixedKind:
         )
 
     def _carrying(self, instances: int, rate: float) -> int | None:
-        """Return the place of a budget that carries a rate; None where those around the likeliest do not."""
+        """Return a budget that carries a rate; None where neither those around the likeliest do, nor those between."""
+        place, excess = self._listed(instances, rate)
+        if excess <= 1:
+            return self._budget(place)
+        if math.isinf(excess) and self.candidates:
+            excess = self._excess(self._budget(place), instances, rate / _BETWEEN)
+        return self._between(instances, rate, place) if excess <= _NEAR else None
+
+    def _between(self, instances: int, rate: float, place: int) -> int | None:
+        """Return a budget between those of the list that carries a rate, which one of the list all but does."""
+        server = self.servers[place]
+        states = (server.state(rate / share / instances, instances) for share in (1 + _MORE, _BETWEEN))
+        state = next((state for state in states if state is not None), None)
+        if state is None:
+            return None
+        running = state.requests_per_rank * (1 + _MORE)
+        budgets = self._likely_between(self._budget(place), running + math.sqrt(running))
+        for _, candidate in self._with_budgets(budgets) if budgets else ():
+            budget = self._server(candidate).candidate.batched_tokens
+            if self._excess(budget, instances, rate) <= 1:
+                return budget
+        return None
+
+    def _likely_between(self, listed: int, running: float) -> list[int]:
+        """Return the nearest budgets to a listed one; of prompts that are alike, those at which they take a step less.
+
+        ``running`` requests on each rank take a token in every step, and one for every draft.
+        """
+        workload = self.question.workload
+        lengths, taken = workload.input_tokens, math.ceil(running) * (1 + int(self.deployment.drafts))
+        found = [round(listed * 2**octaves) for octaves in _OCTAVES]
+        if not lengths.squared_cv and workload.prompts is None:
+            new = lengths.mean * (1 - workload.prefix_reuse)
+            steps = [max(round(new / max(budget - taken, 1)), 1) for budget in found]
+            found = [math.ceil(new / each) + taken for each in steps]
+        able = {budget for budget in found if BUDGETS[0] <= budget <= BUDGETS[-1]} - set(BUDGETS)
+        return sorted(able, key=lambda budget: abs(math.log(budget / listed)))[:_NEAREST]
+
+    def _listed(self, instances: int, rate: float) -> tuple[int, float]:
+        """Return the place of a listed budget that carries a rate, or of the nearest to it; and its latency over limit.
+
+        Those around the likeliest are tried.
+        """
         able = [place for place, each in enumerate(self.candidates) if each.requests_per_second * instances >= rate]
         if not able:
-            return None
+            return 0, math.inf
         place = max(able, key=lambda number: self._guessed[number][0])
-        least = self._excess(place, instances, rate)
+        least = self._excess(self._budget(place), instances, rate)
         for step in (-1, 1):
             other = place + step
             while least > 1 and other in able:
-                found = self._excess(other, instances, rate)
+                found = self._excess(self._budget(other), instances, rate)
                 if found >= least and math.isfinite(least):
                     break
                 place, least, other = other, min(found, least), other + step
-        return place if least <= 1 else None
+        return place, least
 
-    def _excess(self, place: int, instances: int, rate: float) -> float:
+    def _excess(self, budget: int, instances: int, rate: float) -> float:
         """The later of both latencies over its limit with one budget; infinite past what bounds its rate."""
-        if self.candidates[place].requests_per_second * instances < rate:
+        if self._most(budget) * instances < rate:
             return math.inf
-        key = place, instances, rate
+        key = budget, instances, rate
         if key not in self._known:
-            self._known[key] = self.servers[place].excess(rate / instances, instances)
+            self._known[key] = self._servers[budget].excess(rate / instances, instances)
         return self._known[key]
 
+    def _budget(self, place: int) -> int:
+        """Return a budget of the list."""
+        return self.servers[place].candidate.batched_tokens
+
+    def _most(self, budget: int) -> float:
+        """What bounds the rate of one instance with a budget that has a server."""
+        candidate = self._servers[budget].candidate
+        assert isinstance(candidate, MixedCandidate)
+        return candidate.requests_per_second
+
     def _settled(self, instances: int) -> tuple[float, int]:
-        """The largest rate, and the place of the budget that carries it."""
+        """The largest rate, and the budget that carries it."""
         if instances not in self._best and self.asked_per_second is not None:
             found = self._carrying(instances, self.asked_per_second)
-            self._best[instances] = (0.0, 0) if found is None else (self.asked_per_second, found)
+            self._best[instances] = (0.0, BUDGETS[0]) if found is None else (self.asked_per_second, found)
         if instances not in self._best:
-            self._best[instances] = self._found(instances) if self.candidates else (0.0, 0)
+            self._best[instances] = self._found(instances) if self.candidates else (0.0, BUDGETS[0])
         return self._best[instances]
 
     def _found(self, instances: int) -> tuple[float, int]:
         guesses = [guess for guess, _ in self._guessed]
-        likely = int(np.argmax(guesses))
+        place = int(np.argmax(guesses))
+        likely = self._budget(place)
         return largest_carried(
-            (self._capacity(likely, instances, guesses[likely]), likely),
-            lambda place, rate: self._excess(place, instances, rate) <= 1,
+            (self._capacity(likely, instances, guesses[place]), likely),
+            lambda budget, rate: self._excess(budget, instances, rate) <= 1,
             lambda rate, _: self._carrying(instances, rate),
-            lambda place, rate: self._capacity(place, instances, rate / instances),
+            lambda budget, rate: self._capacity(budget, instances, rate / instances),
             max(each.requests_per_second for each in self.candidates) * instances / 1000,
             _MORE,
         )
 
-    def _capacity(self, place: int, instances: int, start: float) -> float:
+    def _capacity(self, budget: int, instances: int, start: float) -> float:
         """Largest rate of so many instances with one budget; the search begins with one of ``start`` each."""
-        server, upper = self.servers[place], self.candidates[place].requests_per_second
+        server, upper = self._servers[budget], self._most(budget)
         each = largest_within(lambda rate: server.excess(rate, instances), min(start, 0.95 * upper), upper)
         return each * instances
 

@@ -109,7 +109,8 @@ def covers(sides: Sequence[Side]) -> str:
     if [side.role for side in sides] == ["mixed"]:
         return (
             f"{sides[0].size} columns of aggregated instances, each so many of one of the {len(sides[0].offers)} whose "
-            "bounds could beat the other shape, with every listed token budget and all requests that memory holds; not "
+            "bounds could beat the other shape, with every listed token budget (of those solved in full nearby ones "
+            "between, too) and all requests that memory holds; not "
             "over prefill, decode and aggregated instances side by side for one model"
         )
     if any(side.beyond_grid for side in sides):

@@ -88,6 +88,26 @@ def test_all_kinds_by_hand_are_no_better(ttft_seconds: float) -> None:
     assert found.requests_per_second == pytest.approx(best, rel=0.012)
 
 
+def test_a_budget_between_those_listed_carries_more() -> None:
+    """A prompt of 2,048 tokens in one step beside those that run: not in 2,048 tokens, and half of 4,096 stay empty."""
+    question = small_question("gpt-oss-120b", "h100", 4, lengths=(2048.0, 512.0), ttft_seconds=2.0, shape="aggregated")
+    group = next(each for each in groups(question, "mixed", role_rows(question, "mixed"), 0) if each.rows)
+    row = next(
+        row for row in role_rows(question, "mixed") if (row.strategy.attention_dp, row.strategy.moe_ep) == (4, 4)
+    )
+    kind = MixedKind(question, row, row_deployment(group.deployment, row), Count())
+    chosen = kind.at(1).candidate
+    listed = max(server.pool_capacity(1) for server in kind.servers)
+    assert isinstance(chosen, MixedCandidate)
+    swept = max(
+        MixedServer(question, replace(chosen, batched_tokens=budget)).pool_capacity(1)
+        for budget in (2176, 2304, 2432, 2560, 3072, 3584)
+    )
+
+    assert 2048 < chosen.batched_tokens < 4096 and chosen.batched_tokens not in BUDGETS
+    assert kind.pool_capacity(1) > 1.015 * listed and kind.pool_capacity(1) > 0.985 * swept
+
+
 def test_bounds_are_above_what_queues_carry() -> None:
     """No budget of any row carries more than the row's bound from the largest budget."""
     question = small_question(**{**DENSE, "shape": "aggregated"})
