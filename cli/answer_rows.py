@@ -35,24 +35,31 @@ _TIMES = ("ttft_seconds", "tpot_seconds")
 
 def answer_row(asked: SearchInput, answer: Answer) -> Row:
     """Return the best plan of an answer as a row; without a plan only what was asked and what binds."""
+    row = _asked_row(asked, answer)
+    return row | plan_row(answer.best) if answer.best is not None else row
+
+
+def _asked_row(asked: SearchInput, answer: Answer) -> Row:
+    """Return what was asked and what binds."""
     question = asked.question
     names = {machines.hardware.name: None for machines in (question.prefill, question.decode)}
-    row: Row = {
+    return {
         "model": question.model.name,
         "hardware": " + ".join(names),
         "feasible": answer.best is not None,
         "binding_limit": answer.binding_limit,
         "percentile": question.percentile,
     }
-    return row | plan_row(answer.best) if answer.best is not None else row
 
 
 def front_rows(asked: SearchInput, answer: Answer) -> list[Row]:
     """Return the Pareto front of an answer, one plan a row, the best plan first."""
-    head = answer_row(asked, answer)
+    if answer.best is None:
+        return []
+    head = _asked_row(asked, answer)  # its plan's pools are not those of the others
     others = [plan for plan in answer.pareto if plan is not answer.best]
     rows = [head | plan_row(plan) | {"binding_limit": plan.binding_limit} for plan in others]
-    return [head, *rows] if answer.best is not None else []
+    return [answer_row(asked, answer), *rows]
 
 
 def plan_row(plan: Plan) -> Row:

@@ -80,10 +80,10 @@ def gather_fleet(fleet: Fleet, transfers: Mapping[str, float] | None = None) -> 
                 if member.pools
                 else {"": gather(on_pools(fleet, formed), transfer_seconds=least, costing=costing)}
             )
-            evaluated += sum(part.count.evaluated for part in pools.values()) if member.pools else 0
+            evaluated += sum(part.count.total for part in pools.values()) if member.pools else 0
             own += _options(fleet, formed, pools)
             lacks = lacks and not any(part.prefill.offers for part in pools.values())
-        evaluated += costing.count.evaluated
+        evaluated += costing.count.total
         options.append(tuple(own))
         if not own:
             without[member.name] = (on_pools(fleet, formed), lacks)
@@ -149,7 +149,7 @@ def with_aggregated(gathered: Gathered, aim: Aim) -> tuple[Gathered, float]:
     evaluated = gathered.evaluated
     for number, member in enumerate(gathered.fleet.members):
         found = list(_aggregated(gathered, number, aim, known))
-        evaluated += sum(option.pools.count.evaluated for option in found)
+        evaluated += sum(option.pools.count.total for option in found)
         pruned += _left_out(member, found, known)
         options.append((*gathered.options[number], *(option for option in found if option.sides[0].size)))
     wider = replace(gathered, options=tuple(options), evaluated=evaluated, never_queued=tuple(pruned))

@@ -2,19 +2,23 @@
 
 A cell is a TTFT limit, a TPOT limit and a part of the devices, or of the rate where one is asked for least chips. A
 prefill instance meets the TTFT limit alone and a decode instance the TPOT limit, so levels of either are costed once
-and every pair of them shares the queues that are solved. Columns are chosen by guesses and their queues solved then:
-every figure of a plan is the plan's own, but that no other is better is proven of the question's best plan only.
+and every pair of them shares the queues that are solved; aggregated instances meet both (``planner.pareto_mixed``).
+Columns are chosen by guesses and their queues solved then: every figure of a plan is the plan's own, but that no other
+is better is proven of the question's best plan only.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from planner.columns import Aim, Choice, Side, best_choice, solve_open
+from planner.decode_candidates import Count
 from planner.front import figures, front_of
+from planner.pareto_mixed import Cell, ahead, mixed_rows
 from planner.parts import Pools, aim_of, compatible, gather
 from planner.plan import Plan
 from planner.question import Question
 from planner.search import plan_of
+from planner.shapes import Known, better, known_of
 from podplan.records import dataclass
 
 TIGHTEST = 0.3
@@ -40,25 +44,60 @@ class Front:
 def wide_front(question: Question, best: Plan, levels: int) -> Front:
     """Return the front over ``levels`` levels of either limit and of the devices, the best plan among it."""
     parts = [TIGHTEST ** (step / max(levels - 1, 1)) for step in range(levels)]
-    gathered = [gather(tightened(question, part)) for part in parts]
+    gathered = [gather(tightened(question, part, part)) for part in parts]
+    count, mixed = Count(), mixed_rows(question)
     plans: list[Plan] = []
+    single: list[tuple[Aim, Plan]] = []
     cells = 0
-    for first in gathered:
-        for second in gathered:
-            own = compatible(question, replace(first, decode=second.decode))
-            for aim in _aims(question, levels):
-                cells += 1
-                found = [plan for pools in own if (plan := _solved(question, pools, aim)) is not None]
-                if not found:
-                    break  # on fewer devices, or at a higher rate, there is none either
-                plans += found
-    evaluated = sum(pools.count.total for pools in gathered)
+    for first, ttft in zip(gathered, parts, strict=True):
+        for second, tpot in zip(gathered, parts, strict=True):
+            pools = replace(first, decode=second.decode)
+            tried, found = _separate(question, pools, levels)
+            cells += len(tried)
+            plans += found
+            for own, rows in mixed:
+                tighter = tightened(own, ttft, tpot)
+                chosen = ahead(tighter, rows, pools, _unsettled(tried, single, tighter), count)
+                made = ((aim, _plan(question, part, aim, choice)) for aim, part, choice in chosen)
+                single += [(aim, plan) for aim, plan in made if plan is not None]
+    evaluated = sum(pools.count.total for pools in gathered) + count.total
+    plans += [plan for _, plan in single]
     return Front(plans=unlike(front_of(best, plans), best), cells=cells, candidates_evaluated=evaluated)
 
 
-def tightened(question: Question, part: float) -> Question:
-    """Return a question with a part of both limits."""
-    return replace(question, ttft_seconds=question.ttft_seconds * part, tpot_seconds=question.tpot_seconds * part)
+def _unsettled(cells: Sequence[Cell], found: Sequence[tuple[Aim, Plan]], question: Question) -> list[Cell]:
+    """Return the cells but those whose best plan within looser limits, which is ``found``, keeps theirs, too."""
+    settled = [aim for aim, plan in found if _keeps(plan, question)]
+    return [(aim, known) for aim, known in cells if aim not in settled]
+
+
+def _separate(question: Question, pools: Pools, levels: int) -> tuple[list[Cell], list[Plan]]:
+    """Return the cells of two levels of the limits with what separate pools do in each, and their plans."""
+    apart = [
+        part
+        for part in (compatible(question, pools) if pools.prefill.offers and pools.decode.offers else [])
+        if all(side.offers for side in part.sides)
+    ]
+    cells: list[Cell] = []
+    plans: list[Plan] = []
+    for aim in _aims(question, levels):
+        known: Known | None = None
+        # Where there is no plan, there is none on fewer devices or at a higher rate either.
+        for part in apart if not cells or cells[-1][1] is not None else ():
+            choice = _near(part.sides, aim)
+            plan = None if choice is None else _plan(question, part, aim, choice)
+            if plan is None or choice is None:
+                continue
+            plans.append(plan)
+            does = known_of(part.sides, choice)
+            known = does if known is None or better(aim, does, known) else known
+        cells.append((aim, known))
+    return cells, plans
+
+
+def tightened(question: Question, ttft: float, tpot: float) -> Question:
+    """Return a question with a part of each limit."""
+    return replace(question, ttft_seconds=question.ttft_seconds * ttft, tpot_seconds=question.tpot_seconds * tpot)
 
 
 def _aims(question: Question, levels: int) -> Iterator[Aim]:
@@ -72,12 +111,9 @@ def _aims(question: Question, levels: int) -> Iterator[Aim]:
             yield replace(aim, rate=(aim.rate or 0.0) / part)
 
 
-def _solved(question: Question, pools: Pools, aim: Aim) -> Plan | None:
-    """Return a good plan within an aim; None where there is none."""
-    if not all(side.offers for side in pools.sides):
-        return None
-    choice = _near(pools.sides, aim)
-    plan = None if choice is None else plan_of(replace(question, rate_per_second=aim.rate), pools, choice)
+def _plan(question: Question, pools: Pools, aim: Aim, choice: Choice) -> Plan | None:
+    """Return the plan of chosen columns within an aim; None where it does not keep the question's own limits."""
+    plan = plan_of(replace(question, rate_per_second=aim.rate), pools, choice)
     return plan if plan is not None and _keeps(plan, question) else None
 
 

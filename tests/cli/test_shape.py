@@ -1,5 +1,6 @@
 """`--shape`: which deployments are searched, from the command line to a simulated manifest."""
 
+import csv
 import json
 from pathlib import Path
 
@@ -51,6 +52,16 @@ def test_aggregated_instances_take_the_better_of_two_pools(capsys: pytest.Captur
     capsys.readouterr()
     assert main.main(apart) == ExitCode.DONE
     assert "--shape aggregated searches either pool" in str(json.loads(capsys.readouterr().out)["cut"]["mixed"])
+
+
+def test_rows_of_a_front_name_the_pools_of_their_own_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A runner-up of the other shape has none of the best plan's pools."""
+    table = tmp_path / "front.csv"
+    assert main.main([*SMALL[:-6], "--devices", "2", "--pareto", "2", "--csv", str(table)]) == ExitCode.DONE
+    capsys.readouterr()
+    with table.open(encoding="utf-8") as file:
+        rows = [{key for key in ("prefill", "decode", "mixed") if row.get(key)} for row in csv.DictReader(file)]
+    assert {"mixed"} in rows and all(row in ({"mixed"}, {"prefill", "decode"}) for row in rows)
 
 
 def test_shapes_that_cannot_be_are_refused(capsys: pytest.CaptureFixture[str]) -> None:

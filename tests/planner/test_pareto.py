@@ -28,6 +28,36 @@ def test_no_plan_of_a_front_is_reached_by_another(asked: dict[str, object]) -> N
         assert plan is best or any(better)
 
 
+@pytest.mark.parametrize("asked", [{}, {"objective": "chips", "rate_per_second": 5.0}], ids=["throughput", "chips"])
+def test_aggregated_plans_stand_where_they_are_better(asked: dict[str, object]) -> None:
+    """Beside separate pools: whatever these reach, the front of both shapes reaches, and some of it only aggregated."""
+    fronts = {}
+    for shape in ("disaggregated", "auto"):
+        question = small_question(model="qwen3-8b", devices=2, shape=shape, **asked)
+        best = search(question).best
+        assert best is not None
+        fronts[shape] = wide_front(question, best, 2).plans
+
+    shapes = [[role for role, _ in plan.pools()] for plan in fronts["auto"]]
+    assert ["mixed"] in shapes
+    for plan in fronts["auto"]:
+        assert plan.ttft.at(99) <= question.ttft_seconds * 1.001 and plan.tpot.at(99) <= question.tpot_seconds * 1.001
+    for plan in fronts["disaggregated"]:
+        assert any(
+            all(a <= b * (1 + ALIKE) for a, b in zip(figures(other), figures(plan), strict=True))
+            for other in fronts["auto"]
+        )
+
+
+def test_aggregated_alone_have_a_front() -> None:
+    """Of this shape only, where it alone is asked for."""
+    question = small_question(model="qwen3-8b", devices=2, shape="aggregated")
+    best = search(question).best
+    assert best is not None
+    plans = wide_front(question, best, 2).plans
+    assert len(plans) > 1 and all([role for role, _ in plan.pools()] == ["mixed"] for plan in plans)
+
+
 def test_the_best_plan_is_not_beaten_on_the_whole_cluster() -> None:
     """What the search proves, guesses of the front cannot pass."""
     question = small_question(model="qwen3-8b", devices=8)
