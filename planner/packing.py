@@ -9,6 +9,7 @@ Ref: the rule is the runtime's (``runtime.simulate.prefill``); no closed form is
 
 import heapq
 from collections import deque
+from functools import lru_cache
 
 import numpy as np
 
@@ -19,6 +20,8 @@ from podplan.records import dataclass
 _SAMPLE, _MOST_SAMPLE = 1500, 6000
 _PASSES = 40
 _SEED = 0
+_KEPT = 64
+"""Samples: rows of a search with as large budgets share them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +38,13 @@ class Packed:
 
 def packed(prompts: Prompts, groups: int, budget_tokens: float) -> Packed:
     """Return full passes of ``groups`` DP groups with a budget each, without the first and the last one."""
+    kinds = (prompts.tokens, prompts.reused, prompts.weights)
+    return _packed(np.stack(kinds).astype(np.float64).tobytes(), groups, budget_tokens)
+
+
+@lru_cache(maxsize=_KEPT)
+def _packed(kinds: bytes, groups: int, budget_tokens: float) -> Packed:
+    prompts = Prompts(*np.frombuffer(kinds).reshape(3, -1))
     parts = float(np.ceil(prompts.tokens / budget_tokens) @ prompts.weights / prompts.weights.sum())
     sample = int(min(max(_SAMPLE, _PASSES * _usual(prompts, budget_tokens) * groups), _MOST_SAMPLE / parts) + 100)
     waiting = deque(_drawn(prompts, sample, budget_tokens))
