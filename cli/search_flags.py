@@ -122,8 +122,8 @@ def read_search(flags: SearchFlags) -> SearchInput:
         survive=read_survive(flags.survive),
         shape="auto" if flags.shape is None else read_choice(flags.shape, "--shape", get_args(Shape)),
     )
-    check_shape(question)
     question = with_formats(question, flags.machines.weights, flags.kv_dtype)
+    check_shape(question)
     return SearchInput(flags=flags, question=question, trace=asked.trace, day=asked.day)
 
 
@@ -136,9 +136,10 @@ def check_shape(question: Question) -> None:
     """Raise BadInput where aggregated instances alone are asked for and cannot be had."""
     if question.shape != "aggregated":
         return
-    from planner.shapes import not_aggregated  # few ask for it, and it takes time to import
+    from planner.quantised import in_formats  # few ask for it, and it takes time to import
+    from planner.shapes import not_aggregated
 
-    why = not_aggregated(question)
+    why = not_aggregated(in_formats(question)[0])
     if why is not None:
         raise BadInput(f"--shape aggregated: {why}; leave --shape out, or use disaggregated")
 
