@@ -31,6 +31,8 @@ from podplan.records import dataclass
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+Late = dict[int, list[tuple[float, float]]]
+"""By the place of a budget: rates at which it was late, and how many seconds it took; so it is late at higher ones."""
 
 # Prompts of a group up to which every budget is tried, and then those that are one in so many apart.
 _EACH = 12
@@ -68,8 +70,6 @@ class PrefillKind:
     _servers: dict[int, PrefillServer] = field(default_factory=dict)
     _best: dict[int, tuple[float, int]] = field(default_factory=dict)
     """By instances: the rate of the pool and the place of the budget that carries it."""
-    _late: dict[tuple[int, int], list[tuple[float, float]]] = field(default_factory=dict)
-    """By place and instances: rates at which that budget was late, and by how many seconds; so it is at higher ones."""
 
     @property
     def independent(self) -> bool:
@@ -169,25 +169,18 @@ class PrefillKind:
     def _settled(self, instances: int) -> tuple[float, int]:
         """The largest rate and where among the budgets it is carried."""
         if instances not in self._best:
-            place, about = self._likely(instances)
+            place = int(np.argmax(self.budgets.guess_per_second))
+            about = float(self.budgets.guess_per_second[place]) * instances
+            # What is known of other questions is left out: the answer must not depend on what was asked before.
+            late: Late = {}
             self._best[instances] = largest_carried(
                 (self._capacity(place, instances, about), place),
                 lambda place, rate: self._tail(place, instances, rate) <= self.question.ttft_seconds,
-                lambda rate, last: self._carrying(instances, rate, last),
+                lambda rate, last: self._carrying(instances, rate, last, late),
                 lambda place, rate: self._capacity(place, instances, rate),
                 self.bound_per_second * instances / 1000,
             )
         return self._best[instances]
-
-    def _likely(self, instances: int) -> tuple[int, float]:
-        """Return a budget that likely carries most, and about how much: by the nearest number of instances known."""
-        if self._best:
-            near = min(self._best, key=lambda known: (abs(known - instances), known))
-            rate, place = self._best[near]
-            if rate:
-                return place, rate * instances / near
-        place = int(np.argmax(self.budgets.guess_per_second))
-        return place, float(self.budgets.guess_per_second[place]) * instances
 
     def _capacity(self, place: int, instances: int, about: float) -> float:
         """Largest rate at one budget; the queue of prompts that differ is rough enough to pass the bound."""
@@ -207,8 +200,11 @@ class PrefillKind:
     def _able(self, instances: int, rate: float) -> NDArray[np.bool_]:
         return np.asarray(self.budgets.bound_per_second * instances >= rate * (1 - 1e-9))
 
-    def _carrying(self, instances: int, rate: float, last: int | None = None) -> int | None:
-        """Return the place of a budget that carries a rate; None where none but perhaps the ``last`` one does."""
+    def _carrying(self, instances: int, rate: float, last: int | None = None, late: Late | None = None) -> int | None:
+        """Return the place of a budget that carries a rate; None where none but perhaps the ``last`` one does.
+
+        Of those that differ the ones in ``late`` are not solved for again at higher rates, and others added to it.
+        """
         able, guesses = np.flatnonzero(self._able(instances, rate)), self.budgets.guess_per_second
         if not able.size:
             return None
@@ -218,13 +214,13 @@ class PrefillKind:
             return self._tail(place, instances, rate)
 
         def at_least(place: int) -> float:
-            late = self._late.setdefault((place, instances), [])
-            known = [pair for pair in late if pair[0] <= rate]
+            before = [] if late is None else late.setdefault(place, [])
+            known = [pair for pair in before if pair[0] <= rate]
             if known:
                 return max(known)[1]
             found = tail(place)
             if found > limit:
-                late.append((rate, found))
+                before.append((rate, found))
             return found
 
         if varied(self.question):
