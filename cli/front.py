@@ -8,6 +8,7 @@ from cli.answer_output import Outputs, read_outputs
 from cli.answer_rows import as_csv, front_rows, power_text
 from cli.flags import read_tokens
 from cli.output import stdout_console, table
+from cli.parallel import spread
 from cli.plots import Curve, Plot, plotted
 from cli.search_flags import SearchInput
 from cli.search_json import strategy_text
@@ -47,7 +48,7 @@ class FrontWanted:
         """Return an answer with the front that is asked for; as it is without a plan."""
         if self.levels is None or answer.best is None:
             return answer
-        front = wide_front(answer.question, answer.best, self.levels)
+        front = wide_front(answer.question, answer.best, self.levels, spread)
         evaluated = answer.candidates_evaluated + front.candidates_evaluated
         return replace(answer, pareto=front.plans, candidates_evaluated=evaluated)
 

@@ -231,12 +231,18 @@ class Side:
             return float(self.rate[column]) >= wanted
         if wanted > 0 and not server.pool_carries(left, wanted * self.unit):
             self.rate[column] = min(float(self.rate[column]), wanted * (1 - _BELOW))
-            self.guess[column] = min(float(self.guess[column]), float(self.rate[column]))
+            self._learn(offer, left, float(self.rate[column]))
             return False
         # The bound is right for the queue; the root finder's last digits may pass it.
         self.rate[column] = min(server.pool_capacity(left) / self.unit, float(self.rate[column]))
+        self._learn(offer, left, float(self.rate[column]))
         self.exact[column], self.guess[column] = True, self.rate[column]
         return True
+
+    def _learn(self, offer: int, left: int, rate: float) -> None:
+        """Guess that other numbers of a kind's instances carry as much each as ``left`` do, or no more than guessed."""
+        same = (self.offer == offer) & ~self.exact
+        self.guess[same] = np.minimum(self.left[same] * (rate / left), self.guess[same])
 
     def rate_of_each(self, column: int) -> float:
         """Requests per second of one of the column's instances, of those that remain after a loss."""

@@ -7,10 +7,11 @@ Columns are chosen by guesses and their queues solved then: every figure of a pl
 is better is proven of the question's best plan only.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
-from planner.columns import Aim, Choice, Side, best_choice, solve_open
+from planner.columns import Aim, Choice, Side, best_choice, carried_by, solve_open
 from planner.decode_candidates import Count
 from planner.front import figures, front_of
 from planner.pareto_mixed import Cell, ahead, mixed_rows
@@ -32,6 +33,12 @@ ROUNDS = 2
 """Guesses of a cell that are solved; three rounds change few plans and take half as long again."""
 
 
+Row = tuple[list[Cell], list[Plan]]
+"""The cells of two levels of the limits, and the plans of separate pools in them."""
+Spread = Callable[[Callable[[Pools], list[Row]], Sequence[Pools]], Iterable[list[Row]]]
+"""How work is done on many items."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Front:
     """Plans that none of the others reaches in every figure, most carried first, and what was tried for them."""
@@ -41,28 +48,35 @@ class Front:
     candidates_evaluated: int
 
 
-def wide_front(question: Question, best: Plan, levels: int) -> Front:
-    """Return the front over ``levels`` levels of either limit and of the devices, the best plan among it."""
+def wide_front(question: Question, best: Plan, levels: int, over: Spread = map) -> Front:
+    """Return the front over ``levels`` levels of either limit and of the devices, the best plan among it.
+
+    Separate pools of one level of TTFT share no queue with those of another, so ``over`` may work on them side by side.
+    """
     parts = [TIGHTEST ** (step / max(levels - 1, 1)) for step in range(levels)]
     gathered = [gather(tightened(question, part, part)) for part in parts]
     count, mixed = Count(), mixed_rows(question)
     plans: list[Plan] = []
     single: list[tuple[Aim, Plan]] = []
     cells = 0
-    for first, ttft in zip(gathered, parts, strict=True):
-        for second, tpot in zip(gathered, parts, strict=True):
-            pools = replace(first, decode=second.decode)
-            tried, found = _separate(question, pools, levels)
+    rows = over(partial(_row, question, gathered, levels), gathered)
+    for first, ttft, row in zip(gathered, parts, rows, strict=True):
+        for (tried, found), tpot in zip(row, parts, strict=True):
             cells += len(tried)
             plans += found
-            for own, rows in mixed:
+            for own, aggregated in mixed:
                 tighter = tightened(own, ttft, tpot)
-                chosen = ahead(tighter, rows, pools, _unsettled(tried, single, tighter), count)
+                chosen = ahead(tighter, aggregated, first, _unsettled(tried, single, tighter), count)
                 made = ((aim, _plan(question, part, aim, choice)) for aim, part, choice in chosen)
                 single += [(aim, plan) for aim, plan in made if plan is not None]
     evaluated = sum(pools.count.total for pools in gathered) + count.total
     plans += [plan for _, plan in single]
     return Front(plans=unlike(front_of(best, plans), best), cells=cells, candidates_evaluated=evaluated)
+
+
+def _row(question: Question, gathered: Sequence[Pools], levels: int, first: Pools) -> list[Row]:
+    """Return what separate pools do at one level of TTFT, by level of TPOT."""
+    return [_separate(question, replace(first, decode=second.decode), levels) for second in gathered]
 
 
 def _unsettled(cells: Sequence[Cell], found: Sequence[tuple[Aim, Plan]], question: Question) -> list[Cell]:
@@ -125,12 +139,26 @@ def _keeps(plan: Plan, question: Question) -> bool:
 
 
 def _near(sides: Sequence[Side], aim: Aim) -> Choice | None:
-    """Return the best of the columns whose queues were solved in a few rounds of guesses."""
+    """Return the best of the columns whose queues were solved in a few rounds of guesses.
+
+    No more are solved where what is known comes as near the best guess as plans of a front are told apart.
+    """
     for _ in range(ROUNDS):
         choice = best_choice(sides, aim, by="guess")
-        if choice is None or solve_open(zip(sides, choice, strict=True), 0.0):
-            return choice
+        known = best_choice(sides, aim, by="exact")
+        if choice is None or (known is not None and _alike(sides, aim, known, choice)):
+            return known
+        solve_open(zip(sides, choice, strict=True), 0.0)
     return best_choice(sides, aim, by="exact")
+
+
+def _alike(sides: Sequence[Side], aim: Aim, known: Choice, guess: Choice) -> bool:
+    """Whether a known choice is as good as one that is guessed, within half of what tells plans apart."""
+    if aim.objective == "throughput":
+        guessed = min(float(side.guess[column]) for side, column in zip(sides, guess, strict=True))
+        return carried_by(sides, known) * (1 + ALIKE / 2) >= guessed
+    taken = [sum(int(side.room[column]) for side, column in zip(sides, each, strict=True)) for each in (known, guess)]
+    return taken[0] <= taken[1]
 
 
 def unlike(plans: Sequence[Plan], best: Plan) -> tuple[Plan, ...]:
