@@ -350,4 +350,5 @@ def _weigh(question: Question, most: _Most, finder: _Finder) -> Verdict:
     # Latencies may hold a little beyond 98 % of saturation, where no plan should run.
     told = found.explanation if not carried else too_few(question, carried, partial(_carries, finder, most.factor))
     told = told if confidence is None else f"with the confidence {confidence:g}, {told}"
-    return replace(found, holds=False, margins=margins, binding="devices", explanation=told)
+    # That latencies would hold past what the pools should run at is no confidence in the rate.
+    return replace(found, holds=False, margins=margins, binding="devices", explanation=told, held_confidence=None)

@@ -227,8 +227,17 @@ def unsurvivable(question: Question, prefill_sizes: Sequence[int], decode_sizes:
     if question.prefill.budget != question.decode.budget:
         return "survive", f"{start}; nearest change: --devices prefill={wanted[0]},decode={wanted[1]}, or no --survive"
     return "survive", (
-        f"{start} on {question.prefill.devices} devices; nearest changes: --devices {sum(wanted)}, or no --survive"
+        f"{start} on {counted(question.prefill.devices)}; nearest changes: --devices {sum(wanted)}, or no --survive"
     )
+
+
+def counted(devices: int) -> str:
+    """Return a number of devices in words.
+
+    >>> counted(1)
+    '1 device'
+    """
+    return f"{devices} device{'' if devices == 1 else 's'}"
 
 
 def most_devices(question: Question) -> float:

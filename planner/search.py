@@ -12,7 +12,7 @@ from planner.decode_candidates import Count
 from planner.decode_offers import decode_offers
 from planner.front import front_of
 from planner.infeasible import fitting_sizes, missing, slowest_transfer, unsurvivable
-from planner.infeasible_mixed import missing_anyhow
+from planner.infeasible_mixed import missing_anyhow, mixed_sizes, unsurvivable_aggregated
 from planner.kinds import DecodeKind
 from planner.mixed_kinds import MixedKind
 from planner.operating import DecodeServer, PrefillServer
@@ -23,7 +23,7 @@ from planner.proof import Bound, certify, never_costed, never_queued, over_parts
 from planner.quantised import Tried, in_formats, own_formats, preferred
 from planner.question import Question
 from planner.quickest_plans import quickest_choice
-from planner.shapes import on_machines
+from planner.shapes import not_aggregated, on_machines
 from planner.space import Role, Row, check_layouts
 from podplan.aside import Aside, aside
 from podplan.errors import Fault
@@ -250,6 +250,8 @@ def reason(question: Question, pools: Pools, aim: Aim) -> tuple[str, str]:
     for side in pools.sides:
         if side.size and settle([side], replace(aim, objective="throughput", rate=None)) is None:
             return missing(question, side.role == "prefill")
+    if question.survive is not None and not_aggregated(question) is None and mixed_sizes(question):
+        return unsurvivable_aggregated(question)
     if question.survive is not None:
         sizes = (side.offers.devices.tolist() for side in pools.sides)
         return unsurvivable(question, *sizes)

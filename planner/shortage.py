@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from planner.columns import Aim, Side, carried_by, settle
-from planner.infeasible import most_devices, rounded_down
+from planner.infeasible import counted, most_devices, rounded_down
 from planner.parts import Pools
 from planner.question import Machines, Question
 from planner.variations import has_plan
@@ -14,6 +14,8 @@ from podplan.units import format_rate
 STEP = 1.08
 """From one size that is tried to the next."""
 TRIES = 4
+MOST_TRIED = 16_384
+"""Devices beyond which no larger machine is tried: such a search takes long, and such a question is a slip."""
 
 
 def shortage(question: Question, pools: Pools, aim: Aim, most_per_second: float) -> tuple[str, str]:
@@ -50,12 +52,14 @@ def too_few(question: Question, most_per_second: float, carries: Callable[[Quest
     """
     most = format_rate(rounded_down(most_per_second))
     larger = _larger(question, dict.fromkeys(("prefill", "decode"), most_per_second), carries)
-    return f"{_there(question, most_per_second)}; nearest change{'s' if larger else ''}: --rate {most}{larger}"
+    nearest = "nearest changes" if larger.startswith(",") else "nearest change"
+    return f"{_there(question, most_per_second)}; {nearest}: --rate {most}{larger}"
 
 
 def _there(question: Question, most_per_second: float) -> str:
     most, asked = format_rate(rounded_down(most_per_second)), format_rate(question.rate_per_second or 0.0)
-    return f"{_devices(question)} devices carry {most}, not the asked {asked}"
+    devices = _devices(question)
+    return f"{counted(devices)} {'carries' if devices == 1 else 'carry'} {most}, not the asked {asked}"
 
 
 def _unsparing(side: Side) -> Side:
@@ -90,6 +94,8 @@ def _larger(
         changed = replace(question, prefill=prefill, decode=decode)
         if _devices(changed) > most_devices(question):
             return f"; about {_devices(changed)} devices are more than there can be"
+        if _devices(changed) > max(MOST_TRIED, 2 * _devices(question)):
+            return f"; the asked rate is {max(factors.values()):.3g} times what they carry"
         if carries(changed):
             shared = prefill.budget == decode.budget
             size = f"{prefill.devices}" if shared else f"prefill={prefill.devices},decode={decode.devices}"
