@@ -74,10 +74,18 @@ class MixedState:
         """From arrival to the first token, the wait for room included."""
         return self.find_ttft()
 
+    def __getstate__(self) -> dict[str, object]:
+        """What travels to another process: ``ttft`` as found, for what finds it does not."""
+        return self.__dict__ | {"ttft": self.ttft, "find_ttft": partial(_found, self.ttft)}
+
     @cached_property
     def e2e(self) -> Latency:
         """From arrival to the last token."""
         return independent_sum(self.ttft, self.span) if self.span.mean > 0 else self.ttft
+
+
+def _found(latency: Latency) -> Latency:
+    return latency
 
 
 @dataclass(frozen=True)

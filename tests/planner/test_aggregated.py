@@ -1,5 +1,6 @@
 """Aggregated instances in the search: which shape wins, that nothing better is left out, what a plan of them says."""
 
+import pickle
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -220,3 +221,14 @@ def test_answers_of_one_token_have_no_tpot() -> None:
     limits = Limits.of(plan.question, 0.5 * plan.requests_per_second)
     assert check_deployed(from_plan(plan), limits, confidence=0.9).holds
     assert assemble(plan, {}).predicted.ttft_seconds is not None
+
+
+def test_a_plan_travels_to_another_process() -> None:
+    """What finds TTFT when it is asked for cannot, so TTFT is found before."""
+    plan = answer(devices=1).best
+    assert isinstance(plan, AggregatedPlan)
+    fresh = MixedServer(plan.question, plan.mixed.candidate).state(plan.requests_per_second)
+    assert fresh is not None
+    there = pickle.loads(pickle.dumps(fresh))
+    assert there.ttft == fresh.ttft and there.e2e == fresh.e2e
+    assert pickle.loads(pickle.dumps(plan)).ttft == plan.ttft
