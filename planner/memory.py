@@ -14,6 +14,7 @@ from planner.cache import device_cache, model_cache
 from planner.collectives import exchange_fit, message_bytes
 from planner.deployment import Deployment, shared_split
 from planner.manifest.terms import Number
+from podplan.identity import Kept, Same
 from podplan.records import dataclass
 
 # Normal exchange kernels move a pass in chunks through buffers of this size, dispatch and combine
@@ -94,7 +95,15 @@ def kv_bytes_per_token_of_model(deployment: Deployment) -> float:
     return float(model_cache(deployment).token_bytes)
 
 
+_WEIGHTS = Kept[Number](most=4)
+
+
 def weight_bytes(deployment: Deployment) -> Number:
+    """Bytes of weights on the fullest device; searches for the largest batch ask for the same ones again and again."""
+    return _WEIGHTS.of(Same(deployment), lambda: _weight_bytes(deployment))
+
+
+def _weight_bytes(deployment: Deployment) -> Number:
     """Bytes of weights on the fullest device.
 
     Per layer attention (TP), dense feed-forward (TP) or gate, shared expert and the rank's slots

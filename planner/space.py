@@ -82,7 +82,7 @@ class Group:
 
     def select(self, index: NDArray[np.int64]) -> "Group":
         """Return the group of the chosen rows."""
-        rows = [self.rows[number] for number in index]
+        rows = [self.rows[number] for number in index.tolist()]
         table = self.table[index]
         return Group(rows, table, table_deployment(self.deployment, table) if rows else self.deployment)
 
@@ -252,7 +252,7 @@ def degree_table(rows: list[Row], drafts: int) -> NDArray[np.float64]:
 
 def table_deployment(base: Deployment, table: NDArray[np.float64]) -> Deployment:
     """Return the deployment whose degrees are the columns of a table; staged or not, domains or not is the base's."""
-    tp, dp, moe_tp, moe_ep, pp, domains, redundant, dedicated, drafts = table.T
+    tp, dp, moe_tp, moe_ep, pp, domains, redundant, dedicated, drafts = np.ascontiguousarray(table.T)
     strategy = StrategyArray(
         attention_tp=tp,
         attention_dp=dp,

@@ -257,10 +257,12 @@ def stacked(cost: StepCost, *, decoding: bool = False) -> StepCost:
     """Return the cost with its terms stacked, for evaluation on arrays of instances or loads.
 
     Stages that always run one after the other stand together, and so do those that a step runs once, of the head and of
-    drafts. ``decoding`` steps carry running requests alone: every token and every row of the head is theirs.
+    drafts, where there are any. ``decoding`` steps carry running requests alone: every token and every row of the head
+    is theirs.
     """
+    none = not isinstance(cost.queries_per_sequence, np.ndarray) and cost.queries_per_sequence == 1
     names = {"tokens": "decode", "rows": "decode"} if decoding else NONE
-    once = stack((*cost.head_terms, *cost.draft_terms), names=names)
+    once = stack(cost.head_terms if none else (*cost.head_terms, *cost.draft_terms), names=names)
     return replace(cost, terms=stack(cost.terms, one_after_the_other(cost), names), head_terms=once, draft_terms=())
 
 
