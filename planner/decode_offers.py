@@ -109,11 +109,11 @@ class _Table:
 
     def narrow(self, rows: Ints) -> None:
         """Try some rows at batches that are likely a little late."""
-        limit = self.limit[rows]
+        limit, times = self.limit[rows], self._times(rows)
         for parts, ends in self.ends.items():
             own = ends.of(rows)
             tried = np.clip(np.floor(own.crossing(limit) * _BEYOND) + 1, least_batch(self.group, parts)[rows], own.high)
-            took = np.broadcast_to(np.asarray(self._time(parts, rows)(tried)), tried.shape)
+            took = np.broadcast_to(np.asarray(times[parts](tried)), tried.shape)
             late, fine = rows[took > limit], rows[took <= limit]
             ends.high[late], ends.above[late] = tried[took > limit], took[took > limit]
             ends.low[fine], ends.below[fine] = tried[took <= limit], took[took <= limit]
@@ -121,36 +121,42 @@ class _Table:
     def settle(self, rows: Ints) -> None:
         """Find the largest batch of some rows, with the microbatches that allow it; of the same batch, the quicker."""
         batch, seconds, chosen = np.zeros(rows.size), np.full(rows.size, np.inf), np.ones(rows.size, dtype=np.int64)
+        times = self._times(rows)
         for parts, ends in self.ends.items():
             # Only where these microbatches do the batch known so far can they do a larger one.
             able = np.flatnonzero((ends.high[rows] >= batch) & self.holds(parts)[rows])
             if not able.size:
                 continue
-            found, least = self._largest(rows[able], parts, batch[able])
+            measure = times[parts] if able.size == rows.size else times[parts].of(able)
+            found, least = self._largest(rows[able], measure, batch[able])
             better = (found > batch[able]) | ((found == batch[able]) & (found > 0) & (least < seconds[able]))
             place = able[better]
             batch[place], seconds[place], chosen[place] = found[better], least[better], parts
         self.batch[rows], self.seconds[rows], self.microbatches[rows], self.known[rows] = batch, seconds, chosen, True
 
-    def _largest(self, rows: Ints, parts: int, least: Floats) -> tuple[Floats, Floats]:
+    def _largest(self, rows: Ints, measure: IterationTime, least: Floats) -> tuple[Floats, Floats]:
         """Return the largest batch of some rows within the limit, at ``least`` or more, and its seconds; 0 for none.
 
         The numbers beside where a line between the ends meets the limit are tried first, and where some batch is known
         the first ones that no other microbatches do.
         """
+        parts = measure.microbatches
         limit, ends = self.limit[rows], self.ends[parts].of(rows)
         low = np.maximum(least, least_batch(self.group, parts)[rows])
         high = np.maximum(ends.high, low)
         start = np.where(least > 0, low, np.clip(np.floor(ends.crossing(limit)), low, high))
-        measure, tried = self._time(parts, rows), np.stack([start, np.minimum(start + 1, high), ends.high, ends.low])
+        tried = np.stack([start, np.minimum(start + 1, high), ends.high, ends.low])
         took = np.stack([tried[0], tried[1], ends.above, ends.below])
         took[:2] = measure(tried[:2])
         found, seconds = largest_between(measure, limit, np.stack([low, high]), tried, took, ends.below)
         return np.where(found >= low, found, 0.0), seconds
 
-    def _time(self, parts: int, rows: Ints) -> IterationTime:
-        """Return the iteration time of some rows."""
-        return self.times[parts] if rows.size == self.room.size else self.times[parts].of(rows)
+    def _times(self, rows: Ints) -> dict[int, IterationTime]:
+        """Return the iteration times of some rows, by microbatches."""
+        if rows.size == self.room.size:
+            return self.times
+        first = next(iter(self.times.values())).of(rows)
+        return {parts: replace(first, microbatches=parts) for parts in self.times}
 
     def _rate(self, batch: Floats, seconds: Floats) -> Floats:
         return request_rate(self.question, self.group.deployment, batch, seconds)
