@@ -13,7 +13,7 @@ from planner.check import PREDICTED
 from planner.deployed import from_plan
 from planner.fleet_members import Fleet, Member, aim_of, asked_rate, check_fleet
 from planner.fleet_proof import prove
-from planner.fleet_ways import Gathered, gather_fleet, with_aggregated
+from planner.fleet_ways import Gathered, every_way, gather_fleet
 from planner.plan import Plan
 from planner.proof import Bound
 from planner.routes import Picks, Programme, settle_picks
@@ -128,7 +128,7 @@ def _plan(fleet: Fleet, transfers: Mapping[str, float] | None = None) -> FleetAn
     """
     transfers = transfers or {}
     separate, aim = gather_fleet(fleet, transfers), aim_of(fleet)
-    gathered, known = with_aggregated(separate, aim)
+    gathered, known = every_way(separate, aim)
     programme = None if gathered.closed else gathered.programme(aim)
     picks = settle_picks(programme, known) if programme is not None else None
     if programme is None or picks is None:

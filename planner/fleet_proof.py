@@ -178,7 +178,10 @@ def covers(programme: Programme, names: Sequence[str]) -> str:
         "with every listed token budget and all requests that memory holds; not over both shapes side by side for one "
         "model"
     )
+    apart = sum(side.beyond_grid for side in programme.sides)
+    beyond = ", with the decode rows beyond the grid whose bounds could take fewer devices than it" if apart else ""
     return (
         f"{columns} columns of {', '.join(names)}{spread}, each so many node-aligned instances of one of {offers} rows "
-        f"that keep the limits with one prompt or request, at their best budget or batch{mixed if single else ''}"
+        "that keep the limits with one prompt or request, at their best budget or batch"
+        f"{beyond}{mixed if single else ''}"
     )

@@ -7,7 +7,7 @@ from dataclasses import replace
 from planner.cluster import Change, FleetAnswer
 from planner.columns import Aim, Side
 from planner.fleet_members import on_pools
-from planner.fleet_ways import Gathered, Option, gather_fleet, with_aggregated
+from planner.fleet_ways import Gathered, Option, every_way, gather_fleet
 from planner.infeasible import rounded_down, unsurvivable
 from planner.infeasible_mixed import missing_anyhow, unsurvivable_aggregated
 from planner.routes import settle_picks
@@ -23,7 +23,7 @@ def refused(separate: Gathered) -> FleetAnswer:
     """
     fleet = separate.fleet
     aim = Aim(devices=fleet.devices, objective="throughput", rate=None)
-    gathered, _ = with_aggregated(separate, aim)
+    gathered, _ = every_way(separate, aim)
     for name in gathered.closed:
         limit, told = missing_anyhow(*separate.without[name])
         return _answer(gathered, 0.0, f"{limit} of {name}", f"{name}: {told}", ())
@@ -165,7 +165,7 @@ def _least_size(gathered: Gathered, pools: list[str]) -> float | None:
             return None
         high *= 2
         larger = replace(fleet, devices=sizes(high))
-        known, _ = with_aggregated(gather_fleet(larger), _asked(larger.devices))
+        known, _ = every_way(gather_fleet(larger), _asked(larger.devices))
     low = 1.0
     step = min(nodes[pool] / fleet.devices[pool] for pool in pools)
     while high - low > step * 1.001:

@@ -7,16 +7,22 @@ devices of the same pool and carry as much, keep every constraint and worsen no 
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field, replace
+from functools import cache
 
-from planner.columns import Aim, Side
+import numpy as np
+
+from planner.columns import Aim, Floats, Ints, Offers, Side, settle
+from planner.decode_candidates import Count
+from planner.decode_offers import decode_offers
 from planner.fleet_members import Fleet, Member, asked_rate, on_pools
 from planner.infeasible import slowest_transfer
 from planner.parts import Costing, Pools, compatible, gather, with_mixed
-from planner.proof import Pruned
+from planner.proof import Pruned, never_costed
 from planner.quantised import in_formats
 from planner.question import Machines, Question
 from planner.routes import Programme, settle_picks
-from planner.shapes import Known, not_aggregated
+from planner.shapes import SLACK, Known, not_aggregated, why_not_apart
+from planner.survival import lost_of_sizes
 from podplan.records import dataclass
 
 
@@ -48,7 +54,7 @@ class Gathered:
     without: dict[str, tuple[Question, bool]] = field(default_factory=dict)
     """Members without separate pools, with a question and whether it is their prefill that has no instance."""
     never_queued: tuple[Pruned, ...] = ()
-    """Aggregated instances that were left out."""
+    """Decode instances beyond the grid and aggregated ones that were left out."""
 
     @property
     def closed(self) -> list[str]:
@@ -134,8 +140,10 @@ def _side_of(member: Member, own: Side) -> Side:
     return Side(role, own.machines, own.offers, loss, asked_rate(member), own.most_instances)
 
 
-def with_aggregated(gathered: Gathered, aim: Aim) -> tuple[Gathered, float]:
-    """Return the options with those of aggregated instances that may beat separate pools, and a rate to carry at least.
+def every_way(gathered: Gathered, aim: Aim) -> tuple[Gathered, float]:
+    """Return the options with all that may beat separate pools of the grid, and a rate that is carried at least.
+
+    These are decode instances beyond the grid, attention and experts on nodes of their own, and aggregated ones.
 
     It is in units of what is asked: the aim's, or what separate pools carry, 0 where they do not hold all members.
     """
@@ -144,16 +152,72 @@ def with_aggregated(gathered: Gathered, aim: Aim) -> tuple[Gathered, float]:
         programme = gathered.programme(aim)
         picks = settle_picks(programme)
         known = programme.carried(picks) if picks is not None else 0.0
+    return _with_aggregated(_with_apart(gathered, aim, known), aim, known), known
+
+
+def _with_apart(gathered: Gathered, aim: Aim, known: float) -> Gathered:
+    """Return the options with the decode rows beyond the grid that may take less of a pool than those of it."""
+    count = Count()
     options: list[tuple[Option, ...]] = []
     pruned: list[Pruned] = []
+    for member, own in zip(gathered.fleet.members, gathered.options, strict=True):
+        wider: dict[int, Side] = {}
+        dropped = 0
+        for option in own:
+            side = option.pools.decode
+            if id(side) not in wider:
+                wider[id(side)], more = _beyond_grid(option, aim, known, count)
+                dropped += more
+        options.append(
+            tuple(replace(each, pools=replace(each.pools, decode=wider[id(each.pools.decode)])) for each in own)
+        )
+        left = never_costed(dropped, known * asked_rate(member))
+        pruned += [replace(each, what=f"{member.name}: {each.what}") for each in left]
+    evaluated = gathered.evaluated + count.total
+    return replace(gathered, options=tuple(options), evaluated=evaluated, never_queued=tuple(pruned))
+
+
+def _beyond_grid(option: Option, aim: Aim, known: float, count: Count) -> tuple[Side, int]:
+    """Return the decode columns of an option with those beyond the grid, and how many rows a bound leaves out.
+
+    Where a rate is asked a column is of use only on fewer devices than any of the grid that carries it.
+    """
+    side, question = option.pools.decode, option.question
+    if not known or why_not_apart(question) is not None:
+        return side, 0
+    from planner.apart import apart_rows  # only a model with experts needs it
+
+    most = aim.devices[side.machines.budget]
+    choice = settle([side], replace(aim, objective="chips")) if aim.rate is not None else None
+    if choice is not None:
+        most = min(most, int(side.room[choice[0]]) - 1)
+
+    def needed(sizes: Ints) -> Floats:
+        held = most // sizes - lost_of_sizes(question.survive, sizes, side.machines.devices_per_node)
+        return np.where(held > 0, known * side.unit * (1 - SLACK) / np.maximum(held, 1), np.inf)
+
+    found = apart_rows(question, needed, count)
+    offers = decode_offers(question, found.rows, count, option.pools.transfer_seconds)
+    if not offers:
+        return side, found.dropped
+    joined = Offers.joined([side.offers, offers])
+    joined = replace(joined, build=cache(joined.build))
+    wider = Side(side.role, side.machines, joined, question.survive, side.unit, side.most_instances)
+    wider.beyond_grid = True
+    return wider, found.dropped
+
+
+def _with_aggregated(gathered: Gathered, aim: Aim, known: float) -> Gathered:
+    """Return the options with those of aggregated instances that may beat separate pools."""
+    options: list[tuple[Option, ...]] = []
+    pruned = list(gathered.never_queued)
     evaluated = gathered.evaluated
     for number, member in enumerate(gathered.fleet.members):
         found = list(_aggregated(gathered, number, aim, known))
         evaluated += sum(option.pools.count.total for option in found)
         pruned += _left_out(member, found, known)
         options.append((*gathered.options[number], *(option for option in found if option.sides[0].size)))
-    wider = replace(gathered, options=tuple(options), evaluated=evaluated, never_queued=tuple(pruned))
-    return wider, known
+    return replace(gathered, options=tuple(options), evaluated=evaluated, never_queued=tuple(pruned))
 
 
 def _aggregated(gathered: Gathered, number: int, aim: Aim, growth: float) -> Iterator[Option]:

@@ -97,6 +97,16 @@ def test_a_fleet_of_one_is_its_plan_in_both_shapes(rate: float, survive: str | N
     assert plan.ttft.at(99) == pytest.approx(best.ttft.at(99), rel=1e-6)
 
 
+def test_a_fleet_searches_decode_beyond_the_grid_as_a_plan_does() -> None:
+    """A model with experts on a supernode: the same devices, and the rows that a bound leaves out are counted."""
+    own = member("experts", 60.0, model="qwen3-30b-a3b", hardware="cm384", devices=48, shape="auto")
+    answer = plan_cluster(Fleet(members=(own,), devices={"cm384 pool": 48}))
+    best = search(own.question).best
+
+    assert best is not None and answer.bound is not None and answer.plans[0].devices == best.devices
+    assert any(each.what.startswith("experts: decode rows beyond the grid") for each in answer.bound.pruned)
+
+
 def fewest_of_each(question: Question, devices: int) -> dict[str, float]:
     """Return the fewest devices of either shape that carry the asked rate: every row and count, every queue solved."""
     rate = question.rate_per_second or 0.0
