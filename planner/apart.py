@@ -51,17 +51,40 @@ class Apart:
     dropped: int
 
 
-def apart_rows(question: Question, needed: Callable[[Ints], Floats], count: Count) -> Apart:
-    """Return the rows whose bounds reach the rate that one instance of so many devices needs to be worth a queue."""
+@dataclass(frozen=True, slots=True)
+class Alone:
+    """The most requests that keep the limit with attention alone or experts alone, of layouts of one structure."""
+
+    layouts: list["Layout"]
+    attention: Floats
+    """Of each attention group, [drafts, TP]."""
+    experts: Floats
+    """Of the whole instance, [drafts, layouts]."""
+
+
+def most_alone(question: Question, count: Count) -> list[Alone]:
+    """Return what attention and experts alone allow, which depends on nothing that is known of other rows."""
+    held = _expert_layouts(question)
+    structures = ([layout for layout in held if (layout[2] > 0) == apart] for apart in (False, True))
+    return [_Bounds(question, _nothing, count, _base(question, own[0])).alone(own) for own in structures if own]
+
+
+def _nothing(sizes: Ints) -> Floats:
+    return np.zeros(sizes.shape)
+
+
+def apart_rows(
+    question: Question, needed: Callable[[Ints], Floats], count: Count, alone: Sequence[Alone] | None = None
+) -> Apart:
+    """Return the rows whose bounds reach the rate that one instance of so many devices needs to be worth a queue.
+
+    ``alone`` is ``most_alone`` of the question, where that is known.
+    """
     found: dict[Row, None] = {}
     dropped = 0
-    held = _expert_layouts(question)
-    for apart in (False, True):
-        layouts_of = [layout for layout in held if (layout[2] > 0) == apart]
-        if not layouts_of:
-            continue
-        bounds = _Bounds(question, needed, count, _base(question, layouts_of[0]))
-        every, able = bounds.splits(layouts_of)
+    for own in most_alone(question, count) if alone is None else alone:
+        bounds = _Bounds(question, needed, count, _base(question, own.layouts[0]))
+        every, able = bounds.splits(own)
         splits = every[able]
         splits = splits[bounds.relaxed(splits)] if len(splits) else splits
         wide = with_domains(splits)
@@ -134,7 +157,19 @@ class _Bounds:
     count: Count
     base: Deployment
 
-    def splits(self, held: Sequence[Layout]) -> tuple[Floats, NDArray[np.bool_]]:
+    def alone(self, held: list[Layout]) -> Alone:
+        """Return what attention of each TP allows, and the experts of each layout, each without the other."""
+        depths, layout = len(self.question.drafts), np.array(held, dtype=np.float64)
+        attention = self._most_running(self._attention(self._degrees, layout[0]), attention=True)
+        experts = self._most_running(self._experts(layout), attention=False).reshape(depths, -1)
+        return Alone(held, attention.reshape(depths, -1), experts * layout[:, 0])
+
+    @property
+    def _degrees(self) -> Floats:
+        step = self.question.decode.devices_per_node
+        return np.array(_tensor_degrees(self.question.model, step), dtype=np.float64)
+
+    def splits(self, own: Alone) -> tuple[Floats, NDArray[np.bool_]]:
         """Return every split of every size, [splits], and whether attention alone and experts alone are in time.
 
         A domain has no more devices than the experts, on which its trampolines stand (xDeepServe section 3), so the
@@ -142,25 +177,22 @@ class _Bounds:
         """
         machines, depths = self.question.decode, self.question.drafts
         step = machines.devices_per_node
-        degrees = np.array(_tensor_degrees(self.question.model, step), dtype=np.float64)
+        degrees, attention, experts = self._degrees, own.attention, own.experts
         sizes = np.array([size for size in pool_counts(machines) if size % step == 0], dtype=np.float64)
-        layout = np.array(held, dtype=np.float64)
-        attention = self._most_running(self._attention(degrees, layout[0]), attention=True).reshape(len(depths), -1)
-        experts = self._most_running(self._experts(layout), attention=False).reshape(len(depths), -1)
-        experts = experts * layout[:, 0]  # of the whole instance
+        layout = np.array(own.layouts, dtype=np.float64)
         total = self._running(sizes)
         depth, size, place, degree = (
-            each.ravel() for each in np.indices((len(depths), sizes.size, len(held), degrees.size))
+            each.ravel() for each in np.indices((len(depths), sizes.size, len(own.layouts), degrees.size))
         )
-        devices, tp, own = sizes[size] - layout[place, 0], degrees[degree], layout[place, 0]
-        domains = np.maximum(devices / own, 1.0)
+        devices, tp, held = sizes[size] - layout[place, 0], degrees[degree], layout[place, 0]
+        domains = np.maximum(devices / held, 1.0)
         exists = devices > np.maximum(tp * domains, 0)  # several groups in a domain
         able = total[size] * tp <= attention[depth, degree] * np.maximum(devices, 1)
         able &= total[size] <= experts[depth, place]
         one = np.ones_like(tp)
         drafts = np.array(depths, dtype=np.float64)[depth]
         dp = devices / (tp * domains)
-        table = np.column_stack([tp, dp, one, own, one, domains, layout[place, 1], layout[place, 2], drafts])
+        table = np.column_stack([tp, dp, one, held, one, domains, layout[place, 1], layout[place, 2], drafts])
         return table[exists], able[exists]
 
     def relaxed(self, table: Floats) -> NDArray[np.bool_]:

@@ -202,6 +202,8 @@ class Side:
         self.most_instances = most_instances
         self.beyond_grid = False
         self._servers: dict[int, Server] = {}
+        self._stairs: dict[tuple[int, float, Rates], Ints] = {}
+        """Staircases of the present rates, by what was asked."""
 
     @property
     def size(self) -> int:
@@ -223,6 +225,7 @@ class Side:
         offer, left = int(self.offer[column]), int(self.left[column])
         server = self.server(offer)
         self.queues_solved += 1
+        self._stairs.clear()
         if server.independent:
             same = self.offer == offer
             self.rate[same] = np.minimum(self.left[same] * server.pool_capacity(1) / self.unit, self.rate[same])
@@ -261,6 +264,12 @@ class Side:
 
     def staircase(self, most_devices: int, least_rate: float, by: Rates = "bound") -> Ints:
         """Return the columns that no other matches in as little room: falling rate with falling devices."""
+        asked = most_devices, least_rate, by
+        if asked not in self._stairs:  # mostly one side alone has changed since it was asked last
+            self._stairs[asked] = self._staircase(*asked)
+        return self._stairs[asked]
+
+    def _staircase(self, most_devices: int, least_rate: float, by: Rates) -> Ints:
         rates = self.rates(by)
         if not self.size:
             return self._rising

@@ -8,6 +8,7 @@ The leading rows of each size are known exactly, and in the order of what they c
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -264,12 +265,13 @@ def _offers(question: Question, table: _Table, slowest_seconds: float, count: Co
         bound_per_second=most,
         guess_per_second=most,
         layers=group.layers,
-        build=lambda number: _decode_kind(table, slowest_seconds, int(keep[number])),
+        build=partial(_decode_kind, table, slowest_seconds, keep),
         least=decode_least(question, group, float(table.batch.max()), count) if quickest else None,
     )
 
 
-def _decode_kind(table: _Table, slowest_seconds: float, row: int) -> DecodeKind:
+def _decode_kind(table: _Table, slowest_seconds: float, keep: Ints, number: int) -> DecodeKind:
+    row = int(keep[number])
     if not table.known[row]:
         table.settle(np.array([row]))
     question, group = table.question, table.group

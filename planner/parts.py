@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import field, replace
 from functools import cache, partial
+from typing import TYPE_CHECKING
 
 from planner.asides import CountedAside, parts_of
 from planner.columns import Aim, Choice, Offers, Side, likely, settle
@@ -33,6 +34,9 @@ from planner.shapes import (
 from planner.space import ROLES, Role, RoleSpace, Row, machines_of, role_space
 from podplan.aside import in_common
 from podplan.records import dataclass
+
+if TYPE_CHECKING:
+    from planner.apart import Alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,11 +180,12 @@ def choose(question: Question, pools: Pools, aim: Aim, rows: list[Row] | None = 
     parts = list(compatible(question, pools)) if pools.prefill.offers and pools.decode.offers else []
     why_not = not_aggregated(question)
     places = on_each_pool(question)
+    apart = begin_apart(question, pools) if parts and rows is None and why_not_apart(question) is None else None
     ahead = costed_ahead(places[0], pools, aim, parts, rows) if why_not is None else None
     best, choice = best_of(parts, aim) if parts else (pools, None)
     dropped = 0
-    if choice is not None and rows is None and why_not_apart(question) is None:
-        wide, dropped = with_apart(question, pools, aim, known_of(best.sides, choice))
+    if choice is not None and apart is not None:
+        wide, dropped = with_apart(question, pools, aim, known_of(best.sides, choice), apart.result())
         parts = [*parts, wide] if wide.decode.size else parts
         best, choice = better_of(wide, (best, choice), aim)
     if ahead is None:
@@ -226,14 +231,21 @@ def costed_ahead(
     return cost
 
 
-def with_apart(question: Question, pools: Pools, aim: Aim, known: Known) -> tuple[Pools, int]:
+def begin_apart(question: Question, pools: Pools) -> CountedAside[list["Alone"]]:
+    """Begin to bound decode with attention and experts on devices of their own, by what is known of nothing else."""
+    from planner.apart import most_alone  # only a model with experts needs it
+
+    return CountedAside(pools.count, partial(most_alone, question))
+
+
+def with_apart(question: Question, pools: Pools, aim: Aim, known: Known, alone: Sequence["Alone"]) -> tuple[Pools, int]:
     """Return the decode columns beyond the grid that may beat what is known, and how many rows may not.
 
-    They have attention and experts on devices of their own.
+    They have attention and experts on devices of their own; ``alone`` bounds either without the other.
     """
-    from planner.apart import apart_rows  # only a model with experts needs it
+    from planner.apart import apart_rows
 
-    found = apart_rows(question, needed_beside(question, aim, known, pools.prefill), pools.count)
+    found = apart_rows(question, needed_beside(question, aim, known, pools.prefill), pools.count, alone)
     decode = make_side(question, "decode", decode_offers(question, found.rows, pools.count, pools.transfer_seconds))
     decode.beyond_grid = True
     return replace(pools, decode=decode), found.dropped

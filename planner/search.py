@@ -7,6 +7,7 @@ from functools import partial
 import numpy as np
 
 from planner.aggregated import make_aggregated
+from planner.asides import CountedAside
 from planner.columns import Aim, Choice, Side, carried_by, likely, settle
 from planner.decode_candidates import Count
 from planner.decode_offers import decode_offers
@@ -24,7 +25,7 @@ from planner.quantised import Tried, in_formats, own_formats, preferred
 from planner.question import Question
 from planner.quickest_plans import quickest_choice
 from planner.shapes import not_aggregated, on_machines
-from planner.space import Role, Row, check_layouts
+from planner.space import Role, check_layouts
 from podplan.aside import Aside, aside
 from podplan.errors import Fault
 from podplan.records import dataclass
@@ -294,12 +295,13 @@ def aggregated_at(question: Question, side: Side, column: int, rate_per_second: 
 def other_plans(question: Question, chosen: Chosen, aim: Aim) -> list[Plan]:
     """Return plans that trade what the best one has: fewer devices, less time per token, the other shape."""
     pools = only(question, chosen.pools, chosen.choice)
+    begun = [begin_tighter(question, pools, part) for part in TIGHTER_TPOT]
     found: list[tuple[Pools, Choice | None]] = [] if chosen.other is None else [chosen.other]
     for part in FEWER_DEVICES if aim.objective == "throughput" else ():
         fewer = replace(aim, devices={budget: int(count * part) for budget, count in aim.devices.items()})
         found.append((pools, likely(pools.sides, fewer)))
-    for part in TIGHTER_TPOT:
-        tighter = tighter_pools(question, pools, part)
+    for costed in begun:
+        tighter = costed()
         found.append((tighter, likely(tighter.sides, aim)))
     plans = (plan_of(question, own, choice) for own, choice in found if choice is not None)
     return [plan for plan in plans if plan is not None]
@@ -314,30 +316,21 @@ def only(question: Question, pools: Pools, choice: Choice) -> Pools:
     return replace(pools, mixed=make_side(question, "mixed", pools.mixed.offers.select(chosen)))
 
 
-def tighter_pools(question: Question, pools: Pools, part: float) -> Pools:
-    """Return the columns of decode, or aggregated, instances of the leading rows at a part of the TPOT limit."""
-    if pools.mixed is None:
-        return replace(pools, decode=tighter_side(question, pools, part))
-    asked = replace(on_machines(question, pools.mixed.machines), tpot_seconds=question.tpot_seconds * part)
-    kinds = [pools.mixed.server(number) for number in range(len(pools.mixed.offers))]
-    rows = list(dict.fromkeys(kind.row for kind in kinds if isinstance(kind, MixedKind)))
-    return with_mixed(asked, pools, aim_of(asked), None, rows)
-
-
-def tighter_side(question: Question, pools: Pools, part: float) -> Side:
-    """Return the decode columns of the leading rows at a part of the TPOT limit."""
-    rows: list[Row] = []
-    drafts: set[int] = set()
-    transfer = 0.0
-    for number in pools.decode.offers.leading(LEADING_OFFERS):
-        kind = pools.decode.server(number)
-        assert isinstance(kind, DecodeKind)
-        transfer = kind.full.transfer_seconds
-        drafts.add(kind.full.candidate.drafts)
-        if kind.row not in rows:
-            rows.append(kind.row)
-    asked = replace(question, tpot_seconds=question.tpot_seconds * part, drafts=tuple(sorted(drafts)))
-    return make_side(question, "decode", decode_offers(asked, rows, pools.count, transfer))
+def begin_tighter(question: Question, pools: Pools, part: float) -> Callable[[], Pools]:
+    """Begin to cost decode, or aggregated, instances of the leading rows at a part of the TPOT limit: their columns."""
+    limit = question.tpot_seconds * part
+    if pools.mixed is not None:
+        asked = replace(on_machines(question, pools.mixed.machines), tpot_seconds=limit)
+        servers = [pools.mixed.server(number) for number in range(len(pools.mixed.offers))]
+        rows = list(dict.fromkeys(kind.row for kind in servers if isinstance(kind, MixedKind)))
+        return lambda: with_mixed(asked, pools, aim_of(asked), None, rows)
+    leading = [pools.decode.server(number) for number in pools.decode.offers.leading(LEADING_OFFERS)]
+    kinds = [kind for kind in leading if isinstance(kind, DecodeKind)]
+    drafts = tuple(sorted({kind.full.candidate.drafts for kind in kinds}))
+    asked, rows = replace(question, tpot_seconds=limit, drafts=drafts), list(dict.fromkeys(kind.row for kind in kinds))
+    transfer = kinds[-1].full.transfer_seconds if kinds else 0.0
+    offers = CountedAside(pools.count, partial(decode_offers, asked, rows, slowest_seconds=transfer))
+    return lambda: replace(pools, decode=make_side(question, "decode", offers.result()))
 
 
 def limit_of(question: Question, pools: Pools) -> str:
