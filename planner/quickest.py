@@ -145,7 +145,8 @@ def _covers(sides: Sequence[Side]) -> str:
         )
     return (
         f"separate prefill and decode pools: {columns} columns, each so many instances of one of the {rows} rows, with "
-        "every budget and batch that keeps the limits at the asked rate; waits for links that KV crosses are not in it"
+        "the largest batch that keeps the limits at the asked rate, which is the quickest, and prefill budgets that "
+        "close in on the least mean, taken to fall and then to rise; waits for links that KV crosses are not in it"
     )
 
 
