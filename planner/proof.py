@@ -125,10 +125,9 @@ def covers(sides: Sequence[Side]) -> str:
         "every strategy, redundancy, MTP depth and microbatching of the grid that keeps the limits with one prompt or "
         "request, none left out for being like another (where prompts differ, prefill rows but that another of their "
         "size and groups matches at one prompt and at every budget costed); with every decode batch up to the largest "
-        "whose iteration keeps the limit, and every prefill budget of whole prompts whose pass does (beyond 12 of a "
-        "group those a twelfth apart), with the queue of each that a bound does not exclude, to 0.3 % of what a row "
-        "carries (where prompts differ, budgets of up to 4 mean prompts and then in steps of a half or a third, of "
-        "which those are tried that close in on the least TTFT, taken to fall and then to rise)"
+        "whose iteration keeps the limit, and every prefill budget of whole prompts whose pass does (beyond 12 a "
+        "twelfth apart), to 0.3 % of what a row carries (where prompts differ, budgets of up to 4 mean prompts and "
+        "then in steps of a half or a third, closing in on the least TTFT)"
     )
 
 
