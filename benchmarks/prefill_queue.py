@@ -43,6 +43,8 @@ GROUPS: dict[str, tuple[int, float, float, float, int]] = {
     "32 groups, 4 means": (32, 16_384.0, 4096.0, 1.0, 1),
     "2 groups, 16 means": (2, 16_384.0, 1000.0, 2.0, 2),
     "8 groups, histogram": (8, 32_768.0, 0.0, 0.0, 1),
+    "4 groups, 8 means, few cut": (4, 16_384.0, 2048.0, 1.0, 3),
+    "8 groups, 16 means, few cut": (8, 32_768.0, 2048.0, 1.0, 2),
     "4 groups, 2 means, long ones cut": (4, 4096.0, 2048.0, 1.0, 2),
     "8 groups, 4 means, long ones cut": (8, 8192.0, 2048.0, 1.0, 2),
     "8 groups, histogram, long ones cut": (8, 8192.0, 0.0, 0.0, 2),

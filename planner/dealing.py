@@ -20,14 +20,15 @@ from podplan.records import dataclass
 
 Ints = NDArray[np.int64]
 
-_LANES, _USUAL = 192, 128
+_LANES, _USUAL = 112, 72
 """Passes of a count of units, and those of them that are as likely each."""
 _LONG, _RAREST = 0.1, 1e-4
 """How likely what the others cover is, and the last of them."""
-_FILLED, _FEWEST, _MOST = 8192, 256, 1024
+_FILLED, _FEWEST, _MOST = 3072, 192, 512
 """Groups of all full passes of a sample, and the fewest and most of these passes."""
+_IN_A_ROW = 3
 _SEED = 0
-_KEPT = 64
+_KEPT = 96
 """Samples: rows of a search that cut prompts alike share them."""
 
 
@@ -134,21 +135,21 @@ def _dealt(content: bytes, groups: int, budget_tokens: float, units: tuple[float
     )
 
 
-def filled(parcels: Parcels, groups: int, budget_tokens: float, number: int) -> Dealt:
-    """Return full passes of units that all wait, [lanes]: of several in a row the one with that number.
+def filled(parcels: Parcels, groups: int, budget_tokens: float) -> tuple[Dealt, Dealt]:
+    """Return full passes of units that all wait, [lanes] each: behind one that took all, and behind full ones.
 
-    Each ends with a unit that fits no more and begins the next, which is longer than others therefore: from the third
-    on passes are alike.
+    Each ends with a unit that fits no more and begins the next, which is longer than others therefore: of passes in a
+    row the first and the third, from which on they are alike.
     """
-    return _filled(parcels.content(), groups, budget_tokens, number)
+    return _filled(parcels.content(), groups, budget_tokens)
 
 
 @lru_cache(maxsize=_KEPT)
-def _filled(content: bytes, groups: int, budget_tokens: float, number: int) -> Dealt:
+def _filled(content: bytes, groups: int, budget_tokens: float) -> tuple[Dealt, Dealt]:
     parcels, rng = Parcels.of(content), np.random.default_rng(_SEED)
     below, passes = np.cumsum(parcels.weights), min(max(_FILLED // groups, _FEWEST), _MOST)
-    head = np.full(passes, -1)
-    for _ in range(number):
+    head, found = np.full(passes, -1), []
+    for _ in range(_IN_A_ROW):
         lanes, held = _Lanes(parcels, groups, budget_tokens, passes), np.zeros(passes)
         open_ones = np.arange(passes)
         while open_ones.size:
@@ -158,12 +159,15 @@ def _filled(content: bytes, groups: int, budget_tokens: float, number: int) -> D
             held[open_ones[fits]] += 1
             head[open_ones] = np.where(fits, -1, kinds)
             open_ones = open_ones[fits]
-    return Dealt(
-        loads=lanes.busiest(),
-        mean_tokens=lanes.loads[:, :, 0].mean(axis=1),
-        masses=np.full(passes, 1 / passes),
-        counts=held,
-    )
+        found.append(
+            Dealt(
+                loads=lanes.busiest(),
+                mean_tokens=lanes.loads[:, :, 0].mean(axis=1),
+                masses=np.full(passes, 1 / passes),
+                counts=held,
+            )
+        )
+    return found[0], found[-1]
 
 
 def _even(rng: np.random.Generator, count: int) -> Array:

@@ -34,6 +34,8 @@ _EACH, _NODES = 16, 32
 _EACH_DEALT, _NODES_DEALT = 6, 14
 _MOST_DEALT = 256
 """Units of a pass up to which a sample of passes is dealt one by one."""
+_FEW_CUT = 0.01
+"""Parts of cut prompts beyond the first, per prompt, up to which that sample takes them for prompts of their own."""
 _HELD = 6
 """Parts of that sample by how much a full pass holds, for the durations of each."""
 _LOADS = 32
@@ -75,8 +77,11 @@ def varied_service(machine: Machine, prompts: Prompts, extra_seconds: float = 0.
     units, parts = _units(machine, prompts)
     if machine.ranks == 1:
         units = _joined(units, parts, prompts)
-    elif parts.max() == 1 and machine.ranks * machine.budget_tokens <= _MOST_DEALT * units.mean(units.taken):
-        return _dealt_service(machine, units, extra_seconds)
+    elif _few_cut(machine, units):
+        # Rows whose budgets differ by rounding share a sample.
+        near = replace(machine, budget_tokens=_rounded_up(machine.budget_tokens))
+        units, parts = _units(near, prompts)
+        return replace(_dealt_service(near, units, extra_seconds), own=_own(units, parts, prompts))
     per_prompt = float(units.weights.sum())
     most = _most_units(machine, prompts, per_prompt)
     counts = _counts(math.ceil(most), _EACH, _NODES)
@@ -89,7 +94,7 @@ def varied_service(machine: Machine, prompts: Prompts, extra_seconds: float = 0.
         weights=weights,
         extra_seconds=extra_seconds,
         units_per_prompt=per_prompt,
-        own=_own(units, parts, prompts) if machine.ranks > 1 and parts.max() > 1 else (Own(),),
+        own=_own(units, parts, prompts) if machine.ranks > 1 else (Own(),),
         most=most,
         apart=_apart(machine, prompts, parts),
         groups=machine.ranks,
@@ -101,9 +106,7 @@ def _dealt_service(machine: Machine, units: _Units, extra_seconds: float) -> Ser
     order = np.argsort(units.taken, kind="stable")
     loads = np.stack([units.computed, units.context, units.pairs, units.finishing], axis=1)
     parcels = Parcels(loads[order], units.taken[order], units.weights[order] / units.weights.sum())
-    full = _full_passes(
-        machine, units, *(filled(parcels, machine.ranks, machine.budget_tokens, number) for number in (1, 3))
-    )
+    full = _full_passes(machine, units, *filled(parcels, machine.ranks, machine.budget_tokens))
     counts = _counts(full.largest, _EACH_DEALT, _NODES_DEALT)
     kinds = _levels(machine, dealt(parcels, machine.ranks, machine.budget_tokens, counts))
     kinds[0] = _single(machine, units, counts[:1])[0]
@@ -253,8 +256,22 @@ def _joined(units: _Units, parts: Array, prompts: Prompts) -> _Units:
     )
 
 
+def _rounded_up(tokens: float) -> float:
+    """Return the next number with eight binary digits behind the first, at most 0.4 % more."""
+    step = 2.0 ** (math.floor(math.log2(tokens)) - 8)
+    return math.ceil(tokens / step) * step
+
+
+def _few_cut(machine: Machine, units: _Units) -> bool:
+    """Whether all but few prompts fit a budget, so that parts may count as units, and passes hold no hundreds."""
+    each = machine.ranks * machine.budget_tokens / units.mean(units.taken)
+    return each <= _MOST_DEALT and float(units.weights.sum()) <= 1 + _FEW_CUT
+
+
 def _own(units: _Units, parts: Array, prompts: Prompts) -> tuple[Own, ...]:
     """Tell prompts apart by their number of parts: each part holds its pass up, whatever else is in it."""
+    if parts.max() == 1:
+        return (Own(),)
     kinds = np.concatenate([np.flatnonzero(parts > number) for number in range(int(parts.max()))])
     numbers = np.concatenate([np.full(int((parts > number).sum()), number) for number in range(int(parts.max()))])
     found = []
