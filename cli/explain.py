@@ -18,6 +18,7 @@ from cli.search_flags import SearchInput, read_search
 from planner.nearest import Change, nearest_changes
 from planner.resources import Bought, Each, bought
 from planner.search import Answer, search
+from podplan.aside import helped
 from podplan.errors import BadInput
 from podplan.records import dataclass
 
@@ -61,7 +62,7 @@ def explain(
 
 def explain_question(asked: SearchInput) -> Explained:
     """Return what is to be told of a question; one search for each resource or direction, and more for the latter."""
-    with progress(f"searching deployments of {asked.question.model.name} ..."):
+    with progress(f"searching deployments of {asked.question.model.name} ..."), helped():
         answer = search(asked.question, beside=False)
     best = answer.best
     if best is None:

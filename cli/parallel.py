@@ -3,9 +3,10 @@
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from podplan.aside import alone, cores
+from podplan.aside import alone, cores, helped
 
 if TYPE_CHECKING:
     from concurrent.futures import ProcessPoolExecutor
@@ -24,12 +25,12 @@ def spread(work: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[Re
     """Return ``work`` of every item, in their order.
 
     Workers are copies of this process: what they need is there already, imports and closures included, and only
-    results travel. Where processes cannot be copied safely, or there is one core or one item, this process does all.
-    They begin at once, before whoever shows progress starts a thread.
+    results travel. They begin at once, before whoever shows progress starts a thread. Where processes cannot be copied
+    safely, or there is one core or one item, this process does all, helped where a core is free.
     """
     workers = min(cores(), len(items), MOST_WORKERS)
     if workers < 2:
-        return map(work, items)
+        return map(partial(_helped, work), items)
     from concurrent.futures import ProcessPoolExecutor  # 20 ms that a single question is spared
     from multiprocessing import get_context
 
@@ -37,6 +38,11 @@ def spread(work: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[Re
         stream.flush()  # what waits here would be written by every copy
     pool = ProcessPoolExecutor(workers, mp_context=get_context("fork"), initializer=_begin, initargs=(work, items))
     return _results(pool, pool.map(_nth, range(len(items))))
+
+
+def _helped(work: Callable[[Item], Result], item: Item) -> Result:
+    with helped():
+        return work(item)
 
 
 def _results(pool: "ProcessPoolExecutor", found: Iterator[Result]) -> Iterator[Result]:
