@@ -9,8 +9,9 @@ from planner.columns import Aim, Side
 from planner.fleet_members import on_pools
 from planner.fleet_ways import Gathered, Option, every_way, gather_fleet
 from planner.infeasible import rounded_down, unsurvivable
-from planner.infeasible_mixed import missing_anyhow, unsurvivable_aggregated
+from planner.infeasible_mixed import missing_anyhow, mixed_sizes, unsurvivable_aggregated
 from planner.routes import settle_picks
+from planner.shapes import not_aggregated
 
 MOST_FACTOR = 16
 """Pools are enlarged by at most this factor."""
@@ -41,10 +42,12 @@ def refused(separate: Gathered) -> FleetAnswer:
 
 def _unsurvivable(gathered: Gathered, number: int) -> str:
     """Say that a member's instances fit, but not as many as must be left after a loss."""
-    for option in gathered.options[number]:
-        if option.pools.mixed is None:
-            return unsurvivable(option.question, *(side.offers.devices.tolist() for side in option.sides))[1]
-    return unsurvivable_aggregated(on_pools(gathered.fleet, gathered.fleet.members[number]))[1]
+    question = on_pools(gathered.fleet, gathered.fleet.members[number])
+    separate = (option for option in gathered.options[number] if option.pools.mixed is None)
+    option = next(separate, None)
+    if option is None or (not_aggregated(question) is None and mixed_sizes(question)):  # of which fewer are needed
+        return unsurvivable_aggregated(question)[1]
+    return unsurvivable(option.question, *(side.offers.devices.tolist() for side in option.sides))[1]
 
 
 def _answer(gathered: Gathered, growth: float, limit: str, told: str, changes: tuple[Change, ...]) -> FleetAnswer:
@@ -75,7 +78,7 @@ def _told(gathered: Gathered, share: float) -> str:
     needs = []
     for number, member in enumerate(fleet.members):
         programme = gathered.programme(_asked(fleet.devices), [number])
-        picks = settle_picks(programme)
+        picks = settle_picks(programme, 1.0)
         if picks is None:
             needs.append(f"{member.name} does not fit alone")
             continue
@@ -157,7 +160,7 @@ def _least_size(gathered: Gathered, pools: list[str]) -> float | None:
         }
 
     def holds(factor: float) -> bool:
-        return settle_picks(known.programme(_asked(sizes(factor)))) is not None
+        return settle_picks(known.programme(_asked(sizes(factor))), 1.0) is not None
 
     high = 2.0
     while not holds(high):
@@ -178,7 +181,7 @@ def _with_shared_nodes(gathered: Gathered) -> Iterator[Change]:
     """Yield that the fleet fits where models share nodes."""
     fleet = gathered.fleet
     sharing = replace(gathered, fleet=replace(fleet, share_nodes=True))
-    if not fleet.share_nodes and settle_picks(sharing.programme(_asked(fleet.devices))) is not None:
+    if not fleet.share_nodes and settle_picks(sharing.programme(_asked(fleet.devices)), 1.0) is not None:
         yield Change(direction="nodes", told="models that share nodes")
 
 
@@ -189,7 +192,7 @@ def _without_loss(gathered: Gathered) -> Iterator[Change]:
         return
     options = tuple(tuple(_unsparing(option) for option in own) for own in gathered.options)
     bare = Gathered(fleet, options, gathered.evaluated)
-    if settle_picks(bare.programme(_asked(fleet.devices))) is not None:
+    if settle_picks(bare.programme(_asked(fleet.devices)), 1.0) is not None:
         yield Change(direction="survive", told="no loss to survive")
 
 
@@ -211,7 +214,7 @@ def _without_one(gathered: Gathered) -> Iterator[Change]:
     names = []
     for number, member in enumerate(fleet.members):
         others = [each for each in range(len(fleet.members)) if each != number]
-        if others and settle_picks(gathered.programme(_asked(fleet.devices), others)) is not None:
+        if others and settle_picks(gathered.programme(_asked(fleet.devices), others), 1.0) is not None:
             names.append(member.name)
     if names:
         yield Change(direction="models", told=f"all but {' or all but '.join(names)}")

@@ -188,7 +188,7 @@ def _beyond_grid(option: Option, aim: Aim, known: float, count: Count) -> tuple[
     from planner.apart import apart_rows  # only a model with experts needs it
 
     most = aim.devices[side.machines.budget]
-    choice = settle([side], replace(aim, objective="chips")) if aim.rate is not None else None
+    choice = settle([side], replace(aim, objective="chips"), aim.rate) if aim.rate is not None else None
     if choice is not None:
         most = min(most, int(side.room[choice[0]]) - 1)
 
@@ -263,7 +263,7 @@ def _separate(gathered: Gathered, number: int, pool: str, aim: Aim, growth: floa
         return Known(rate_per_second=growth * asked, devices=0, cost_per_hour=0.0) if growth else None
     ways = tuple(option.sides for option in gathered.options[number] if option.budgets == {pool})
     programme = Programme((ways,), replace(aim, objective="chips"))
-    picks = settle_picks(programme) if ways else None
+    picks = settle_picks(programme, aim.rate) if ways else None
     if picks is None:
         return None
     room = sum(int(side.room[column]) for side, column in programme.picked(picks))

@@ -144,9 +144,10 @@ def _covers(sides: Sequence[Side]) -> str:
             "is quicker than in the others, with every listed token budget; not over both shapes side by side"
         )
     return (
-        f"separate prefill and decode pools: {columns} columns, each so many instances of one of the {rows} rows, with "
-        "the largest batch that keeps the limits at the asked rate, which is the quickest, and prefill budgets that "
-        "close in on the least mean, taken to fall and then to rise; waits for links that KV crosses are not in it"
+        f"separate prefill and decode pools: {columns} columns, each so many instances of one of the {rows} rows of "
+        "the grid, with the largest batch that keeps the limits at the asked rate, which is the quickest, and prefill "
+        "budgets that close in on the least mean, taken to fall and then to rise; waits for links that KV crosses are "
+        "not in it"
     )
 
 

@@ -179,7 +179,10 @@ def _column(own: _Stairs, rate: float) -> int:
 
 
 def settle_picks(programme: Programme, least_rate: float = 0.0) -> Picks | None:
-    """Return the best choice over all routes and columns, as ``columns.Contest.settle``."""
+    """Return the best choice over all routes and columns, as ``columns.Contest.settle``.
+
+    ``least_rate``: what is known to be carried, or the asked rate; then no likely choice is looked for first.
+    """
     return Contest(
         programme.aim,
         best=lambda least, by: best_picks(programme, least, by),
