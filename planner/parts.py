@@ -184,8 +184,8 @@ def choose(question: Question, pools: Pools, aim: Aim, rows: list[Row] | None = 
     ahead = costed_ahead(places[0], pools, aim, parts, rows) if why_not is None else None
     best, choice = best_of(parts, aim) if parts else (pools, None)
     dropped = 0
-    if choice is not None and apart is not None:
-        wide, dropped = with_apart(question, pools, aim, known_of(best.sides, choice), apart.result())
+    if apart is not None and (choice is not None or aim.rate is not None):
+        wide, dropped = with_apart(question, pools, aim, known_best(best, choice), apart.result())
         parts = [*parts, wide] if wide.decode.size else parts
         best, choice = better_of(wide, (best, choice), aim)
     if ahead is None:
@@ -238,10 +238,13 @@ def begin_apart(question: Question, pools: Pools) -> CountedAside[list["Alone"]]
     return CountedAside(pools.count, partial(most_alone, question))
 
 
-def with_apart(question: Question, pools: Pools, aim: Aim, known: Known, alone: Sequence["Alone"]) -> tuple[Pools, int]:
+def with_apart(
+    question: Question, pools: Pools, aim: Aim, known: Known | None, alone: Sequence["Alone"]
+) -> tuple[Pools, int]:
     """Return the decode columns beyond the grid that may beat what is known, and how many rows may not.
 
-    They have attention and experts on devices of their own; ``alone`` bounds either without the other.
+    They have attention and experts on devices of their own; ``alone`` bounds either without the other. Where nothing
+    is known, they may carry the asked rate.
     """
     from planner.apart import apart_rows
 
@@ -251,11 +254,13 @@ def with_apart(question: Question, pools: Pools, aim: Aim, known: Known, alone: 
     return replace(pools, decode=decode), found.dropped
 
 
-def better_of(pools: Pools, known: tuple[Pools, Choice], aim: Aim) -> tuple[Pools, Choice]:
+def better_of(pools: Pools, known: tuple[Pools, Choice | None], aim: Aim) -> tuple[Pools, Choice | None]:
     """Return the best choice of the pools where it is better than the known one."""
-    least = known_of(known[0].sides, known[1])
-    choice = settle(pools.sides, aim, least.rate_per_second if aim.objective == "throughput" else 0.0)
-    return known if choice is None or not better(aim, known_of(pools.sides, choice), least) else (pools, choice)
+    least = known_best(*known)
+    choice = settle(pools.sides, aim, least.rate_per_second if least and aim.objective == "throughput" else 0.0)
+    if choice is None or (least is not None and not better(aim, known_of(pools.sides, choice), least)):
+        return known
+    return pools, choice
 
 
 @dataclass(frozen=True, slots=True)

@@ -106,23 +106,25 @@ def limited(question: Question, aim: Aim, known: Known | None) -> Aim:
     return replace(aim, devices={**aim.devices, machines.budget: min(most, aim.devices[machines.budget])})
 
 
-def needed_beside(question: Question, aim: Aim, known: Known, prefill: Side) -> Callable[[Ints], Floats]:
+def needed_beside(question: Question, aim: Aim, known: Known | None, prefill: Side) -> Callable[[Ints], Floats]:
     """Return the rate that one decode instance of so many devices, [instances], has to carry to beat what is known.
 
-    Prefill takes its devices first: the fewest that carry as much at their bounds. Infinite where none is left.
+    Prefill takes its devices first: the fewest that carry as much at their bounds. Infinite where none is left. Where
+    nothing is known, it is what carries the asked rate.
     """
     machines = question.decode
-    least = (aim.rate if aim.rate is not None else known.rate_per_second) * (1 - SLACK)
+    least = aim.rate if aim.rate is not None else known.rate_per_second if known is not None else 0.0
+    least = max(least * (1 - SLACK), TINY)
     able = prefill.rate * prefill.unit >= least
     most = aim.devices[machines.budget] if able.any() else 0
     if able.any() and prefill.machines.budget == machines.budget:
         most -= int(prefill.room[able].min())
-    if able.any() and aim.objective != "throughput":
+    if able.any() and aim.objective != "throughput" and known is not None:
         most = min(most, _fewer(question, aim, known, prefill, able))
 
     def needed(sizes: Ints) -> Floats:
         held = most // sizes - lost_of_sizes(question.survive, sizes, machines.devices_per_node)
-        return np.where(held > 0, max(least, TINY) / np.maximum(held, 1), np.inf)
+        return np.where(held > 0, least / np.maximum(held, 1), np.inf)
 
     return needed
 

@@ -1,6 +1,7 @@
 """Attention and experts on nodes of their own, in every split: bounds leave out nothing that could win."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +17,14 @@ from planner.shapes import known_of, why_not_apart
 from planner.space import Row, layouts, pool_counts, role_rows
 from planner.strategy import Strategy, model_conflicts
 from tests.questions import small_question
+
+APART: dict[str, Any] = {
+    "lengths": (1024.0, 1024.0),
+    "ttft_seconds": 2.0,
+    "tpot_seconds": 0.06,
+    "microbatches": (2,),
+}
+"""Short prompts and little time per token: better with attention and experts apart."""
 
 
 def every_row(question: Question) -> list[Row]:
@@ -63,15 +72,27 @@ def test_no_row_that_carries_what_is_needed_is_left_out(model: str, hardware: st
 
 
 def test_the_search_is_as_good_as_with_every_row_costed() -> None:
-    """Kimi-K2 on ten nodes: the grid and all rows beyond it, against the search, which costs few of them."""
-    question = small_question("kimi-k2", "cm384", 160, lengths=(1024.0, 1024.0), ttft_seconds=2.0, tpot_seconds=0.06)
+    """Kimi-K2 on seven nodes: the grid and all rows beyond it, against the search, which costs few of them."""
+    question = small_question("kimi-k2", "cm384", 112, **APART)
     rows = {"prefill": role_rows(question, "prefill"), "decode": [*role_rows(question, "decode"), *every_row(question)]}
     pools, choice = best_of([gather(question, rows)], aim_of(question))  # type: ignore[arg-type]
     answer = search(question)
 
     assert choice is not None and answer.best is not None and answer.bound is not None
     assert answer.best.requests_per_second == pytest.approx(known_of(pools.sides, choice).rate_per_second, rel=1e-3)
+    assert answer.best.answering.candidate.row not in role_rows(question, "decode")
     assert answer.bound.gap < 1e-6 and any("beyond the grid" in each.what for each in answer.bound.pruned)
+
+
+def test_a_rate_that_only_rows_beyond_the_grid_carry_is_carried() -> None:
+    """What the devices carry at most, asked for as a rate, needs no more of them: sizing and planning agree."""
+    most = search(small_question("kimi-k2", "cm384", 112, **APART), beside=False).best
+    assert most is not None
+    rate = 0.999 * most.requests_per_second
+    asked = small_question("kimi-k2", "cm384", 112, rate_per_second=rate, objective="chips", **APART)
+    sized = search(asked, explain=False, beside=False).best
+
+    assert sized is not None and sized.devices <= most.devices
 
 
 def test_engines_without_domains_and_dense_models_have_none() -> None:
