@@ -12,6 +12,7 @@ from cli.question_file import Entry
 from cli.question_options import search_flags
 from cli.search_flags import SearchInput, read_limit, read_percentile, read_search, read_survive
 from cli.traffic import LENGTH_FIELDS, Asked, TrafficFlags, read_rate, read_traffic
+from planner.aggregated import AggregatedPlan
 from planner.check import Limits, Margin, Search, Verdict, check_deployed, check_question, over_windows
 from planner.day import Window, peak_rate
 from planner.deployed import Deployed
@@ -27,10 +28,6 @@ from podplan.records import dataclass
 
 OWN_KEYS = ("manifest", "confidence")
 STATIONARY = "stationary queues"
-NOT_PLAYED = (
-    "aggregated instances, turns that wait for answers, a stated reuse and M/M/1 cannot be played, nor traces of fewer "
-    "requests than three times those under way"
-)
 _OF_A_MANIFEST = (*LENGTH_FIELDS, "prefix_reuse", "rate", "rate_profile", "trace", "format")
 _LIMITS = ("ttft", "tpot", "percentile", "survive")
 
@@ -86,7 +83,16 @@ class AskedCheck:
         traced = self.fixed.traced if self.fixed is not None else self.searched and self.searched.trace is not None
         if not traced or not verdict.margins:
             return STATIONARY
-        return f"{STATIONARY} of the trace's moments: {NOT_PLAYED}"
+        return f"{STATIONARY} of the trace's moments, for {self._not_played(verdict)}"
+
+    def _not_played(self, verdict: Verdict) -> str:
+        """Say why a trace was not played."""
+        if isinstance(verdict.plan, AggregatedPlan) or (self.fixed and mixed_pool(self.fixed.manifest) is not None):
+            return "a trace cannot be played on aggregated instances"
+        rows = self.fixed.rows if self.fixed is not None else self.searched and playable(self.searched)
+        if rows is None:
+            return "turns that wait for answers, a stated reuse and M/M/1 cannot be played"
+        return "it has fewer requests than three times those under way"
 
     def windows(self, verdict: Verdict) -> Windows:
         """Return what each window of the day sees of the deployment; none without a day or a plan."""
