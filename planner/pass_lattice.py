@@ -125,8 +125,10 @@ def _settled(service: Service, rate: float, squared_cv: float) -> tuple[float, f
 def _reach(service: Service, rate: float, squared_cv: float, settled: float, noise: float) -> float:
     """Prompts that a pass all but never exceeds: 8 standard deviations above where arrivals of a pass fill the next.
 
-    Linearised there, with f the arrivals that one more prompt brings: variance = arrivals' variance / (1 - f²). At
-    least what arrives while the longest prompt is alone.
+    Linearised there, with f the arrivals that one more prompt brings: variance = arrivals' variance / (1 - f²). Each
+    prompt brings its own, as in a branching process with immigration, so where f is near one the tail is exponential
+    and longer than the normal one: it decays by 2 (1 - f) / v a prompt, v the variance of what one brings. At least
+    what arrives while the longest prompt is alone.
     """
     place = int(np.searchsorted(service.prompts, settled))
     slope = float(np.diff(service.seconds, append=service.seconds[-1])[min(place, service.prompts.size - 1)])
@@ -134,6 +136,9 @@ def _reach(service: Service, rate: float, squared_cv: float, settled: float, noi
     gain = min(rate * max(share, slope), 0.99)
     alone = rate * float(service.durations(service.prompts[:1], KINDS)[0].max())
     usual = settled + 8 * math.sqrt(noise / (1 - gain**2)) + 3
+    least, most = service.variance(service.prompts[[0, -1]])
+    brought = squared_cv * gain + rate**2 * float(most - least) / max(service.largest - 1, 1)
+    usual = max(usual, settled + math.log(1 / RARE) * brought / (2 * (1 - gain)))
     return float(math.ceil(max(usual, alone + 6 * math.sqrt(squared_cv * alone) + 3)))
 
 

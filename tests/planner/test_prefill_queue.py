@@ -198,3 +198,15 @@ def test_regular_arrivals_hardly_wait_when_a_pass_is_shorter_than_their_gaps():
 
     assert latency is not None
     assert 0.15 <= latency.mean < 0.16
+
+
+@pytest.mark.parametrize("utilisation", [0.7, 0.85, 0.91])
+def test_caps_that_are_hardly_reached_change_hardly_anything(utilisation):
+    """Long passes bring many arrivals, so what waits has an exponential tail; none of it is cut off."""
+    tails = [
+        prefill_latency(
+            arrival_rate_per_second=utilisation * 40, pass_seconds=lambda n: 0.005 + 0.025 * n, most_prompts=cap
+        ).at(99)
+        for cap in (30, 40, 128)
+    ]
+    assert max(tails) < 1.02 * min(tails)
