@@ -8,36 +8,19 @@ cut where the cap stands, so sums up to each cap tell all of them in one go.
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.decode_queue import MOST_UTILISATION, length_levels, residence_variance
+from planner.decode_queue import MOST_UTILISATION, Iterating, length_levels, residence_variance
 from planner.queueing import Array
-from planner.workload import Lengths
 from podplan.records import dataclass
 
 Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Batches:
-    """An instance whose batch may be capped; requests are those of all its ranks."""
+class Batches(Iterating):
+    """An instance whose batch may be capped."""
 
-    iteration_seconds: Array
-    """[requests], with 1, 2, ... running up to the largest batch; not falling."""
-    iterations: Lengths
-    """Of a request."""
-    transfer_seconds: float
-    tokens_per_iteration: float
     limit_seconds: float
     """Of TPOT."""
-
-    @property
-    def running(self) -> Array:
-        """1, 2, ... requests."""
-        return np.arange(1.0, self.iteration_seconds.size + 1)
-
-    @property
-    def finished_per_second(self) -> Array:
-        """Requests finished per second with 1, 2, ... running; [requests]."""
-        return np.asarray(self.running / (self.iterations.mean * self.iteration_seconds))
 
     def kept(self, caps: Ints, rate_per_second: float) -> Array:
         """Return the share of requests that keep the limit with each cap at a rate, [caps]; 0 past 98 % of saturation.

@@ -55,24 +55,32 @@ class DecodeState:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Server:
-    """Instances that are filled alike, tabulated once for all rates; requests are those of all of them."""
+class Iterating:
+    """Requests that advance together, tabulated once for all rates; those of all ranks."""
 
     iteration_seconds: Array
-    """[requests], with 1.. running; not falling."""
+    """[requests], with 1, 2, ... running up to the largest batch; not falling."""
     iterations: Lengths
+    """Of a request."""
     tokens_per_iteration: float
     transfer_seconds: float
-    instances: int
 
     @property
     def running(self) -> Array:
+        """1, 2, ... requests."""
         return np.arange(1.0, self.iteration_seconds.size + 1)
 
     @property
     def finished_per_second(self) -> Array:
-        """Requests finished per second with 1.. running: n / (I tau(n)); [requests]."""
-        return self.running / (self.iterations.mean * self.iteration_seconds)
+        """Requests finished per second with 1, 2, ... running: n / (I tau(n)); [requests]."""
+        return np.asarray(self.running / (self.iterations.mean * self.iteration_seconds))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Server(Iterating):
+    """Instances that are filled alike; requests are those of all of them."""
+
+    instances: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
