@@ -162,11 +162,11 @@ def _moves(
     full ones by what they hold.
     """
     fine, cells, sizes = lattice.fine, lattice.cells, lattice.sizes
-    behind = np.arange(cells)[None, :] - waiting[:, None]  # [states, cells]: more than now
     padded, whole = (np.concatenate([np.zeros_like(part), part], axis=1) for part in brought)
     size = np.minimum(places, sizes)
     fit = np.where(places <= sizes, lattice.fit[size - 1], 0.0)
-    moves = fit[:, None] * padded[(size - 1)[:, None], np.minimum(behind + fine * size[:, None], cells - 1) + cells]
+    # What is there next is what came, moved on by what now waits and back by what is taken: a window of a row.
+    moves = fit[:, None] * sliding_window_view(padded, cells, axis=1)[size - 1, cells - waiting + fine * size]
     # A full pass takes k of more than k places: what it brings, that much less, for all k below the places.
     shifts = np.arange(1 - cells, cells)
     fewer = np.zeros((sizes + 1, shifts.size))
@@ -174,7 +174,7 @@ def _moves(
         row = whole[min(number, whole.shape[0]) - 1]
         fewer[number] = lattice.holds[number - 1] * row[np.minimum(shifts + fine * number, cells - 1) + cells]
     fewer = np.cumsum(fewer, axis=0)
-    full = fewer[np.minimum(places - 1, sizes)[:, None], behind + cells - 1]
+    full = sliding_window_view(fewer, cells, axis=1)[np.minimum(places - 1, sizes), cells - 1 - waiting]
     return moves + full, full
 
 
@@ -200,21 +200,22 @@ def _ahead(chain: _Chain) -> Array:
     times = come.shape[0]
     lines = fine * np.arange(1, lattice.places + 1)
     found = np.zeros((times, lines.size))
+    rests = _rests(np.concatenate([chain.starts.T @ chain.passes[:-1], chain.passes[-1:]]))
     for left in range(fine):
-        lasting = chain.starts[:, left] @ chain.passes[:-1]
-        found += _rests(lasting) @ come[:, lines - left]
+        found += rests[left] @ come[:, fine - left :: fine][:, : lines.size]
     if chain.left.any():
         back = lines[None, :] - np.arange(come.shape[1])[:, None]  # left over, so that this many more reach the place
         spread = np.where(back >= 0, chain.left[np.clip(back, 0, chain.left.size - 1)], 0.0)
-        found += _rests(chain.passes[-1]) @ (come @ spread)
+        found += rests[fine] @ (come @ spread)
     return found
 
 
 def _rests(lasting: Array) -> Array:
-    """[rest, gone]: chance that a pass lasts gone + rest + 1 cells of time."""
-    size = lasting.size - 1
-    padded = np.concatenate([lasting[1:], np.zeros(size)])
-    return np.ascontiguousarray(sliding_window_view(padded, size)[:size])  # overlapping rows are slow to multiply
+    """[kinds, rest, gone]: chance that a pass lasts gone + rest + 1 cells of time, of durations [kinds, times]."""
+    size = lasting.shape[1] - 1
+    padded = np.concatenate([lasting[:, 1:], np.zeros((lasting.shape[0], size))], axis=1)
+    windows = sliding_window_view(padded, size, axis=1)[:, :size]
+    return np.ascontiguousarray(windows)  # overlapping rows are slow to multiply
 
 
 def _idle_share(chain: _Chain) -> float:
@@ -246,7 +247,7 @@ def _line(chain: _Chain, arrivals: Arrivals, ahead: Array) -> _Line:
     first[:, : ahead.shape[1]] = ahead[:, :sizes]
     own = _own_sizes(lattice, first, rests)
     full = float(chain.passes[-1] @ np.arange(chain.passes.shape[1]))
-    length = 1 << math.ceil(math.log2(2 * chain.passes.shape[1] + blocks * full))
+    length = _quick_length(2 * chain.passes.shape[1] + blocks * full)
     found = np.fft.rfft(own.T, length, axis=1)
     if blocks > 1:
         later = ahead @ chances[:, 1:]  # [rest, whole passes ahead]
@@ -257,6 +258,12 @@ def _line(chain: _Chain, arrivals: Arrivals, ahead: Array) -> _Line:
         powers = np.fft.rfft(chain.passes[-1], length)[None, :] ** np.arange(1, blocks)[:, None]
         found += behind.T @ (np.fft.rfft(later.T, length, axis=1) * powers)
     return _Line(found, length)
+
+
+def _quick_length(least: float) -> int:
+    """Return a length of at least so much that is quick to transform: five to eight times a power of two."""
+    unit = 1 << max(math.ceil(math.log2(least)) - 3, 1)
+    return math.ceil(least / unit) * unit
 
 
 def _with_own(line: _Line, passes: Array) -> Array:
