@@ -17,7 +17,8 @@ from cli.output import check_force, print_json, print_lines, stderr_console, std
 from cli.progress import progress
 from cli.question_options import Text, option
 from cli.search_json import question_json
-from planner.cluster import FleetAnswer, plan_cluster
+from planner.cluster import plan_cluster
+from planner.fleet_answer import FleetAnswer
 from podplan.errors import BadInput, Infeasible
 from podplan.files import write_files
 

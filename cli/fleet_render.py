@@ -14,9 +14,9 @@ from cli.output import table
 from cli.prices import basis_lines
 from cli.search_json import bound_json, levels_of, plan_json
 from planner.check import Limits, Verdict, check_deployed
-from planner.cluster import FleetAnswer
 from planner.day import over_the_day
 from planner.deployed import from_plan
+from planner.fleet_answer import FleetAnswer
 from planner.fleet_floor import Floor
 from planner.plan import Plan
 from planner.proof import Bound

@@ -11,61 +11,14 @@ from statistics import NormalDist
 
 from planner.check import PREDICTED
 from planner.deployed import from_plan
+from planner.fleet_answer import FleetAnswer
 from planner.fleet_members import Fleet, Member, aim_of, asked_rate, check_fleet
 from planner.fleet_proof import prove
 from planner.fleet_ways import Gathered, every_way, gather_fleet
 from planner.plan import Plan
-from planner.proof import Bound
 from planner.routes import Picks, Programme, settle_picks
 from planner.search import LONGER, plan_at
 from podplan.errors import Fault
-from podplan.records import dataclass
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
-    """A change that gives a fleet without a plan one; it was solved."""
-
-    direction: str
-    told: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FleetAnswer:
-    """A plan per member, in their order; none where the rates do not fit, then with the reason.
-
-    ``growth`` is what every member carries over its asked rate, at least; where nothing fits, the share of all rates
-    that would.
-    """
-
-    fleet: Fleet
-    plans: tuple[Plan, ...]
-    growth: float
-    candidates_evaluated: int
-    bound: Bound | None
-    binding_limit: str
-    explanation: str
-    changes: tuple[Change, ...] = ()
-
-    @property
-    def feasible(self) -> bool:
-        """Whether every member has a plan."""
-        return bool(self.plans)
-
-    @property
-    def devices_used(self) -> dict[str, int]:
-        """Devices that the plans take of each pool."""
-        return devices_used(self.plans)
-
-    @property
-    def cost_per_hour(self) -> float | None:
-        """Price of all chips in USD per hour; None where one has no price."""
-        return cost_per_hour(self.plans)
-
-    @property
-    def power_watts(self) -> float | None:
-        """Power of all machines; None where one states none."""
-        return power_watts(self.plans)
 
 
 def plan_cluster(fleet: Fleet) -> FleetAnswer:
@@ -184,28 +137,6 @@ def _spare(programme: Programme, picks: Picks, plans: Sequence[Plan]) -> float:
         pool.capacity_per_second / pool.instances * int(side.left[column]) / side.unit
         for pool, (side, column) in zip(pools, programme.picked(picks), strict=True)
     )
-
-
-def devices_used(plans: Sequence[Plan]) -> dict[str, int]:
-    """Return the devices that plans take of each pool."""
-    used: dict[str, int] = {}
-    for plan in plans:
-        for _, pool in plan.pools():
-            budget = pool.machines.budget
-            used[budget] = used.get(budget, 0) + pool.devices
-    return dict(sorted(used.items()))
-
-
-def cost_per_hour(plans: Sequence[Plan]) -> float | None:
-    """Return the price of all chips in USD per hour; None where one has no price."""
-    prices = [plan.cost_per_hour for plan in plans]
-    return None if None in prices else sum(price for price in prices if price is not None)
-
-
-def power_watts(plans: Sequence[Plan]) -> float | None:
-    """Return the power of all machines; None where one states none."""
-    watts = [plan.power_watts for plan in plans]
-    return None if None in watts else sum(each for each in watts if each is not None)
 
 
 def explanation(fleet: Fleet, plans: Sequence[Plan], growth: float) -> str:

@@ -4,8 +4,8 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from planner.cluster import Change, FleetAnswer
 from planner.columns import Aim, Side
+from planner.fleet_answer import Change, FleetAnswer
 from planner.fleet_members import on_pools
 from planner.fleet_ways import Gathered, Option, every_way, gather_fleet
 from planner.infeasible import rounded_down, unsurvivable

@@ -7,8 +7,9 @@ from itertools import product
 import numpy as np
 import pytest
 
-from planner.cluster import FleetAnswer, plan_cluster
+from planner.cluster import plan_cluster
 from planner.decode_candidates import Count
+from planner.fleet_answer import FleetAnswer
 from planner.fleet_members import Fleet, Member
 from planner.mixed_kinds import MixedKind
 from planner.mixed_offers import mixed_offers
