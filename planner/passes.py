@@ -29,6 +29,8 @@ LEVELS = np.concatenate(
     [np.linspace(0.0, 0.8, 6), [0.88, 0.94, 0.97, 0.985, 0.993, 0.997, 0.999, 0.9997, 0.99995, 1.0]]
 )
 """Between which durations of passes of one size are taken as one, their mean: finer where long ones are."""
+_WEIGHTS = np.diff(LEVELS)
+"""How likely a duration between two of them is."""
 _EACH, _NODES = 16, 32
 """Counts of units up to which every one is tabulated, and how many beyond."""
 _EACH_DEALT, _NODES_DEALT = 6, 14
@@ -86,12 +88,11 @@ def varied_service(machine: Machine, prompts: Prompts, extra_seconds: float = 0.
     most = _most_units(machine, prompts, per_prompt)
     counts = _counts(math.ceil(most), _EACH, _NODES)
     kinds = np.maximum.accumulate(_durations(machine, units, counts), axis=0)
-    weights = np.diff(LEVELS)
     return Service(
         prompts=counts,
-        seconds=kinds @ weights,
+        seconds=kinds @ _WEIGHTS,
         kinds=kinds,
-        weights=weights,
+        weights=_WEIGHTS,
         extra_seconds=extra_seconds,
         units_per_prompt=per_prompt,
         own=_own(units, parts, prompts) if machine.ranks > 1 else (Own(),),
@@ -111,12 +112,11 @@ def _dealt_service(machine: Machine, units: _Units, extra_seconds: float) -> Ser
     kinds = _levels(machine, dealt(parcels, machine.ranks, machine.budget_tokens, counts))
     kinds[0] = _single(machine, units, counts[:1])[0]
     kinds = np.maximum.accumulate(kinds, axis=0)
-    weights = np.diff(LEVELS)
     return Service(
         prompts=counts,
-        seconds=kinds @ weights,
+        seconds=kinds @ _WEIGHTS,
         kinds=kinds,
-        weights=weights,
+        weights=_WEIGHTS,
         extra_seconds=extra_seconds,
         units_per_prompt=float(units.weights.sum()),
         most=float(np.arange(1.0, full.largest + 1) @ full.chances[1]),

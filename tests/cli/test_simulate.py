@@ -32,6 +32,13 @@ KEYS = {
 }
 
 
+def trace_of(tmp_path: Path, rows: list[str]) -> Path:
+    """Write rows of time, prompt and answer as a trace in Azure's format."""
+    trace = tmp_path / "trace.csv"
+    trace.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *rows]))
+    return trace
+
+
 @pytest.fixture
 def planned(tmp_path: Path) -> str:
     """A planned manifest as a file."""
@@ -84,9 +91,8 @@ def test_a_rate_beyond_the_pools_has_no_prediction(planned: str, capsys: pytest.
 
 def test_a_trace_is_replayed_whole(planned: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Twice as fast on demand."""
-    trace = tmp_path / "trace.csv"
     rows = [f"2024-01-01 00:00:{second:02d},500,{20 + second}" for second in range(50)]
-    trace.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *rows]))
+    trace = trace_of(tmp_path, rows)
     data = simulated(capsys, planned, "--trace", str(trace), "--scale-rate", "2")
     assert data["completed"] == 50
     assert 24 < data["duration_seconds"] < 30
@@ -96,9 +102,8 @@ def test_requests_without_positions_are_left_out(
     planned: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As engines refuse them, with a note; read in parts, too; a trace of none but such is refused."""
-    trace = tmp_path / "trace.csv"
     rows = [f"2024-01-01 00:00:{second:02d}.5,{999_999 if second == 20 else 500},20" for second in range(50)]
-    trace.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *rows]))
+    trace = trace_of(tmp_path, rows)
     data = simulated(capsys, planned, "--trace", str(trace))
     assert data["requests"] == 49 and "1 of 50 requests" in " ".join(data["notes"])
     monkeypatch.setattr("cli.simulate_traffic.LONG_TRACE_BYTES", 10)
@@ -221,9 +226,8 @@ def test_a_long_trace_is_read_in_parts(
     planned: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same run as at once; what needs the whole file is refused."""
-    trace = tmp_path / "trace.csv"
     rows = [f"2024-01-01 00:00:{second:02d}.5,500,{20 + second}" for second in range(50)]
-    trace.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *rows]))
+    trace = trace_of(tmp_path, rows)
     whole = simulated(capsys, planned, "--trace", str(trace))
     monkeypatch.setattr("cli.simulate_traffic.LONG_TRACE_BYTES", 10)
     parts = simulated(capsys, planned, "--trace", str(trace))
