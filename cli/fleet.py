@@ -31,7 +31,7 @@ SUMMARY = ("fleet.json", "fleet.csv")
 def fleet(
     file: Annotated[Path, typer.Argument(metavar="FLEET.yaml", help="Models, rates and the cluster that they share.")],
     objective: Annotated[
-        Text, option("--objective", "WORD", "chips, cost or throughput [the file's, or chips].")
+        Text, option("--objective", "WORD", "chips, cost, throughput or latency [the file's, or chips].")
     ] = None,
     survive: Annotated[
         Text, option("--survive", "LOSS", "node or instance: every model outlives its worst [the file's].")
@@ -44,7 +44,7 @@ def fleet(
     force: Annotated[bool, typer.Option("--force", help="Replace files where they exist.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Place several models with their rates and limits on one cluster, with the fewest chips, the least cost or growth.
+    """Place several models with rates and limits on one cluster: fewest chips, least cost, most growth or least time.
 
     \b
     Examples:
@@ -52,10 +52,11 @@ def fleet(
       plan fleet examples/fleets/two-pools.yaml --survive node --out fleet/
       plan fleet fleet.yaml --objective throughput --csv fleet.csv
 
-    The file has the flags that all models share, `models:` with those of each, `objective:` chips, cost or throughput
-    (the largest common growth of all rates), `survive:`, `confidence:`, and `share_nodes:` no where no two models may
-    stand on one node. `pools:` lists machines of several kinds; then `hw:` of a model names pools, one per role, or
-    any: podplan chooses. Every model needs a rate. Exit code 3: the cluster does not carry them all.
+    The file has the flags that all models share, `models:` with those of each, `objective:` chips, cost, throughput
+    (the largest common growth of all rates) or latency (the least mean time of all requests, on all devices),
+    `survive:`, `confidence:`, and `share_nodes:` no where no two models may stand on one node. `pools:` lists machines
+    of several kinds; then `hw:` of a model names pools, one per role, or any: podplan chooses. Every model needs a
+    rate. Exit code 3: the cluster does not carry them all.
     """
     check_force(force, {"--out DIR": out, "--csv FILE": csv})
     outputs = read_outputs(csv, None, force)

@@ -126,7 +126,7 @@ def fleet_lines(shown: Shown) -> list[str]:
 
 
 def _bound_text(bound: Bound) -> str:
-    units = {"throughput": "times every rate", "chips": "chips", "cost": "USD/h"}
+    units = {"throughput": "times every rate", "chips": "chips", "cost": "USD/h", "latency": "s"}
     return f"Bound: {bound.value:.4g} {units[bound.objective]}, gap {bound.gap:.2%}, over {bound.covers}."
 
 

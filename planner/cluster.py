@@ -2,7 +2,8 @@
 
 A model stands on the pools of its question, or on any of several: then its prefill and its decode each take the pool
 that is best for the whole cluster (``planner.routes``). What all of them carry over their asked rates is the factor f:
-the objective ``throughput`` finds the largest common growth that the cluster stands, which may be below 1.
+the objective ``throughput`` finds the largest common growth that the cluster stands, which may be below 1. ``latency``
+takes all devices for the least mean time of a request (``planner.fleet_quickest``).
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,13 +11,16 @@ from dataclasses import replace
 from statistics import NormalDist
 
 from planner.check import PREDICTED
+from planner.columns import Side
 from planner.deployed import from_plan
 from planner.fleet_answer import FleetAnswer
 from planner.fleet_members import Fleet, Member, aim_of, asked_rate, check_fleet
 from planner.fleet_proof import prove
+from planner.fleet_quickest import quickest_fleet
 from planner.fleet_ways import Gathered, every_way, gather_fleet
 from planner.plan import Plan
-from planner.routes import Picks, Programme, settle_picks
+from planner.quickest_plans import quick_plan
+from planner.routes import Picks, settle_picks
 from planner.search import LONGER, plan_at
 from podplan.errors import Fault
 
@@ -81,6 +85,8 @@ def _plan(fleet: Fleet, transfers: Mapping[str, float] | None = None) -> FleetAn
     """
     transfers = transfers or {}
     separate, aim = gather_fleet(fleet, transfers), aim_of(fleet)
+    if fleet.objective == "latency":
+        return _quickest(separate)
     gathered, known = every_way(separate, aim)
     programme = None if gathered.closed else gathered.programme(aim)
     picks = settle_picks(programme, known) if programme is not None else None
@@ -93,7 +99,7 @@ def _plan(fleet: Fleet, transfers: Mapping[str, float] | None = None) -> FleetAn
         raise Fault(f"the fleet programme's bound {bound.value:g} is not what the chosen columns reach")
     share = programme.carried(picks) if fleet.objective == "throughput" else 1.0
     plans = _plans(gathered, picks, share)
-    growth = share if fleet.objective == "throughput" else _spare(programme, picks, plans)
+    growth = share if fleet.objective == "throughput" else _spare(programme.picked(picks), plans)
     longer = _late(fleet, plans, transfers)
     if longer:
         return _plan(fleet, {**transfers, **longer})
@@ -106,6 +112,42 @@ def _plan(fleet: Fleet, transfers: Mapping[str, float] | None = None) -> FleetAn
         binding_limit="rate" if fleet.objective != "throughput" else "devices",
         explanation=explanation(fleet, plans, growth),
     )
+
+
+def _quickest(separate: Gathered) -> FleetAnswer:
+    """Return the plans whose requests take least on average, at their rates.
+
+    As for one model, decode is planned for the slowest transfer, and what KV waits for busy links is the gap.
+    """
+    fleet = separate.fleet
+    found = quickest_fleet(separate)
+    if found is None:
+        from planner.fleet_refusal import refused
+
+        return refused(separate)
+    plans = []
+    for options, pick in zip(found.gathered.options, found.picks, strict=True):
+        option = options[pick.way]
+        plan = quick_plan(option.question, option.pools, pick.columns)
+        if plan is None:
+            raise Fault("the quickest columns of a fleet cannot keep up with the asked rates")
+        plans.append(plan)
+    growth = _spare(found.programme.picked(found.picks), plans)
+    return FleetAnswer(
+        fleet=fleet,
+        plans=tuple(plans),
+        growth=growth,
+        candidates_evaluated=found.gathered.evaluated,
+        bound=found.bound(mean_seconds(plans)),
+        binding_limit="devices",
+        explanation=explanation(fleet, plans, growth),
+    )
+
+
+def mean_seconds(plans: Sequence[Plan]) -> float:
+    """Return the mean time from arrival to the last token over all requests of all models."""
+    rate = sum(plan.requests_per_second for plan in plans)
+    return sum(plan.requests_per_second / rate * plan.e2e_mean_seconds for plan in plans)
 
 
 def _late(fleet: Fleet, plans: Sequence[Plan], transfers: Mapping[str, float]) -> dict[str, float]:
@@ -130,18 +172,21 @@ def _plans(gathered: Gathered, picks: Picks, share: float) -> tuple[Plan, ...]:
     return tuple(plans)
 
 
-def _spare(programme: Programme, picks: Picks, plans: Sequence[Plan]) -> float:
+def _spare(picked: Sequence[tuple[Side, int]], plans: Sequence[Plan]) -> float:
     """Share of the asked rates that the slowest pool carries: of aggregated ones no more was sought than was asked."""
     pools = [pool for plan in plans for _, pool in plan.pools()]
     return min(
         pool.capacity_per_second / pool.instances * int(side.left[column]) / side.unit
-        for pool, (side, column) in zip(pools, programme.picked(picks), strict=True)
+        for pool, (side, column) in zip(pools, picked, strict=True)
     )
 
 
 def explanation(fleet: Fleet, plans: Sequence[Plan], growth: float) -> str:
     """Say in one sentence how the cluster is divided."""
-    parts = ", ".join(
+    told = ""
+    if fleet.objective == "latency":
+        told = f"a request takes {mean_seconds(plans):.4g} s on average: "
+    parts = told + ", ".join(
         f"{member.name} {_devices(plan.devices)} for {plan.requests_per_second:.4g} requests/s"
         for member, plan in zip(fleet.members, plans, strict=True)
     )

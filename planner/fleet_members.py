@@ -3,8 +3,7 @@
 from dataclasses import replace
 
 from planner.columns import Aim
-from planner.fleet import Objective
-from planner.question import Machines, Question
+from planner.question import Machines, Objective, Question
 from planner.space import check_layouts
 from podplan.errors import BadInput
 from podplan.records import dataclass
@@ -66,9 +65,15 @@ def on_pools(fleet: Fleet, member: Member, pair: tuple[Machines, Machines] | Non
     prefill, decode = (
         replace(machines, devices=fleet.devices[machines.budget]) for machines in pair or (own.prefill, own.decode)
     )
-    return replace(own, prefill=prefill, decode=decode, objective="chips")
+    objective: Objective = "latency" if fleet.objective == "latency" else "chips"
+    return replace(own, prefill=prefill, decode=decode, objective=objective)
 
 
 def aim_of(fleet: Fleet) -> Aim:
-    """Return what is to be best within the pools; rates are in units of what is asked."""
-    return Aim(devices=fleet.devices, objective=fleet.objective, rate=None if fleet.objective == "throughput" else 1.0)
+    """Return what is to be best within the pools; rates are in units of what is asked.
+
+    Lowest latency has no such aim (``planner.fleet_quickest``): any choice that carries the rates may be its.
+    """
+    if fleet.objective == "throughput":
+        return Aim(devices=fleet.devices, objective="throughput")
+    return Aim(devices=fleet.devices, objective="cost" if fleet.objective == "cost" else "chips", rate=1.0)

@@ -119,7 +119,7 @@ def _options(fleet: Fleet, member: Member, pools: dict[str, Pools]) -> list[Opti
     def side(own: Side) -> Side:
         """Return the member's columns; each made once."""
         if id(own) not in made:
-            made[id(own)] = own, _side_of(member, own)
+            made[id(own)] = own, side_of(member, own)
         return made[id(own)][1]
 
     found = []
@@ -127,14 +127,26 @@ def _options(fleet: Fleet, member: Member, pools: dict[str, Pools]) -> list[Opti
         for second in pools.values():
             machines = (first.prefill.machines, second.decode.machines)
             question = on_pools(fleet, member, machines)
-            for part in compatible(question, replace(first, decode=second.decode)):
+            for part in compatible(question, _fed(fleet, question, first, second)):
                 prefill, decode = side(part.prefill), side(part.decode)
                 if prefill.offers and decode.offers:
                     found.append(Option(question, replace(part, prefill=prefill, decode=decode)))
     return found
 
 
-def _side_of(member: Member, own: Side) -> Side:
+def _fed(fleet: Fleet, question: Question, first: Pools, second: Pools) -> Pools:
+    """Return prefill instances of one pool and decode instances of another.
+
+    Where time is what is made small, the prefill instances are costed anew: it ends when the KV is in the other pool.
+    """
+    if first is second or fleet.objective != "latency":
+        return replace(first, decode=second.decode)
+    costing = Costing()
+    prefill = costing.prefill(question, costing.space(question, "prefill").rows).side
+    return replace(first, prefill=prefill, decode=second.decode)
+
+
+def side_of(member: Member, own: Side) -> Side:
     """Return columns under the member's name, with rates in units of what it has to serve."""
     role, loss = f"{member.name} {own.role}", member.question.survive
     return Side(role, own.machines, own.offers, loss, asked_rate(member), own.most_instances)
@@ -225,7 +237,7 @@ def _aggregated(gathered: Gathered, number: int, aim: Aim, growth: float) -> Ite
     fleet, member = gathered.fleet, gathered.fleet.members[number]
     beaten: dict[str, Known | None] = {}
     for formed in formats_of(member):
-        for machines in _grounds(formed):
+        for machines in grounds(formed):
             question = on_pools(fleet, formed, (machines, machines))
             if not_aggregated(question) is not None:
                 continue
@@ -240,10 +252,10 @@ def _aggregated(gathered: Gathered, number: int, aim: Aim, growth: float) -> Ite
             pools = gather(replace(question, shape="aggregated"))
             pools = with_mixed(question, pools, own, known)
             assert pools.mixed is not None
-            yield Option(question, replace(pools, mixed=_side_of(formed, pools.mixed)))
+            yield Option(question, replace(pools, mixed=side_of(formed, pools.mixed)))
 
 
-def _grounds(member: Member) -> tuple[Machines, ...]:
+def grounds(member: Member) -> tuple[Machines, ...]:
     """Return the pools on which both roles of a member may stand."""
     if member.pools:
         return member.pools

@@ -105,7 +105,7 @@ def bound_over(parts: Sequence[Sequence[TimedSide]], aim: Aim, seconds: float, p
         covers="the mean time from arrival to the last token in "
         + "; and in ".join(dict.fromkeys(_covers([own.side for own in timed]) for timed in parts if timed)),
         queues_solved=sum(own.side.queues_solved for own in sides),
-        pruned=(*(each for own in sides for each in _pruned(own)), *pruned),
+        pruned=(*(each for own in sides for each in pruned_columns(own)), *pruned),
     )
 
 
@@ -151,9 +151,9 @@ def _covers(sides: Sequence[Side]) -> str:
     )
 
 
-def _pruned(own: TimedSide) -> list[Pruned]:
+def pruned_columns(own: TimedSide) -> list[Pruned]:
     """Say how many columns were never solved, and under which bound."""
-    alone = own.side.role == "mixed"
+    alone = own.side.role.endswith("mixed")  # a fleet names its models, too
     slow = ~own.solved & np.isfinite(own.seconds)
     weak = ~own.solved & ~np.isfinite(own.seconds)
     found = []
