@@ -17,6 +17,8 @@ from podplan.records import dataclass
 
 Array = NDArray[np.float64]
 
+_AIM, _BEYOND = 0.995, 1.02
+"""Of a limit, where root finding aims; of the largest rate asked for, where waits are taken to be endless."""
 _LEVELS = np.concatenate([np.arange(1.0, 90.0), np.arange(90.0, 99.0, 0.5), np.arange(99.0, 99.95, 0.1)])
 
 
@@ -210,68 +212,67 @@ def largest_rate(
 ) -> float | None:
     """Largest rate up to ``upper`` whose ``seconds``, rising in the rate, keep the limit; None where none does.
 
-    Latency goes up as 1/(1 - load), so 1/seconds is all but straight: false position on it (Illinois rule, kept 5 %
-    off the ends), until within 1 % under the limit or 0.2 % of the rate; some 8 calls, at most 26, and about half of
-    that from a rate ``about`` where the answer lies. Every rate answered with was evaluated and keeps the limit; rates
-    below a thousandth of ``upper`` are not told apart.
+    ``upper`` is tried first: no more is asked for, and where it keeps the limit that was all. Else the answer is closed
+    in on until within 1 % under the limit or 0.2 % of the rate: some 5 calls, from a rate ``about`` where it may lie.
+    Every rate answered with was evaluated and keeps the limit; rates below a thousandth of ``upper`` are not told
+    apart.
     """
-    aim = 1 / (0.995 * limit_seconds)
-    if about is not None:
-        found = _from_about(seconds, limit_seconds, upper, about)
-        if found is not None:
-            low, high, above, below = found
-            return low if low == high else _between(seconds, limit_seconds, (low, high), (above, below))
-    low, high = upper / 1000, upper
-    if seconds(high) <= limit_seconds:
-        return high
-    first = seconds(low)
-    if first > limit_seconds:
-        return None
-    return _between(seconds, limit_seconds, (low, high), (max(1 / first - aim, 0.0), 1 / seconds(high) - aim))
+    late = seconds(upper)
+    if late <= limit_seconds:
+        return upper
+    least = upper / 1000
+    high, rate = (upper, late), least if about is None else min(about, 0.95 * upper)
+    while (value := seconds(rate)) > limit_seconds:
+        if rate <= least:
+            return None
+        further = _further_down(high, (rate, value), limit_seconds)
+        high, rate = (rate, value), max(further, least)
+    return _between(seconds, limit_seconds, (rate, value), high, _BEYOND * upper)
 
 
-def _from_about(
-    seconds: Callable[[float], float], limit_seconds: float, upper: float, about: float
-) -> tuple[float, float, float, float] | None:
-    """Return a rate that keeps the limit and one that does not, near ``about``, and 1/seconds less the aim at both.
-
-    From a rate that keeps it the next one is where a straight 1/seconds that is nothing beyond ``upper`` meets the aim.
-    Both rates are the same where that one is within 1 % of the limit, or ``upper``; None where ``about`` is too much.
-    """
-    aim = 1 / (0.995 * limit_seconds)
-    low = min(about, 0.95 * upper)
-    value = seconds(low)
-    while value <= limit_seconds:
-        above = max(1 / value - aim, 0.0)
-        further = min(low + max((1.02 * upper - low) * above / (above + aim), 0.002 * upper), upper)
-        if value >= 0.99 * limit_seconds or low == upper:
-            return low, low, above, 0.0
-        value = seconds(further)
-        if value > limit_seconds:
-            return low, further, above, 1 / value - aim
-        low = further
-    return None
+def _further_down(last: tuple[float, float], now: tuple[float, float], limit_seconds: float) -> float:
+    """Return where a straight 1/seconds through two rates that are late meets the limit, at most 95 % of the lower."""
+    (above, later), (rate, late) = last, now
+    slope = (1 / late - 1 / later) / (above - rate)
+    return min(rate - (1 / (_AIM * limit_seconds) - 1 / late) / slope, 0.95 * rate) if slope > 0 else 0.0
 
 
 def _between(
     seconds: Callable[[float], float],
     limit_seconds: float,
-    ends: tuple[float, float],
-    beyond: tuple[float, float],
+    kept: tuple[float, float],
+    missed: tuple[float, float],
+    full: float,
 ) -> float:
-    """Close in on the largest rate from one that keeps the limit and one that does not, as ``largest_rate``."""
-    (low, high), (above, below) = ends, beyond
-    aim = 1 / (0.995 * limit_seconds)
-    for _ in range(24):
-        if high - low < 0.002 * high:
-            break
-        part = min(max(above / (above - below), 0.05), 0.95)
-        middle = low + (high - low) * part
-        value = seconds(middle)
-        if value <= limit_seconds:
-            low, above, below = middle, max(1 / value - aim, 0.0), below / 2
-            if value >= 0.99 * limit_seconds:
-                break
+    """Close in on the largest rate from one that keeps the limit and one that does not, each with its seconds.
+
+    Latency is a fixed part and a wait that goes up as 1/(full - rate), so over that it is all but straight: false
+    position there, 5 % off the ends, with the end that stays the second time made the nearer by what the other told.
+    After some that did not halve what is left, as where latency jumps, the middle is taken.
+
+    Ref: N. Anderson, A. Bjorck, A new high order method of regula falsi type, BIT 13:253, 1973.
+    """
+    (low, value), (high, late) = kept, missed
+    aim = _AIM * limit_seconds
+    below, above, moved, slow = max(aim - value, 0.0), late - aim, "", 0
+    while value < 0.99 * limit_seconds and high - low >= 0.002 * high:
+        width = high - low
+        rate = (low + high) / 2
+        if slow < 3 and math.isfinite(above):
+            part = below / (below + above)
+            straight = full - 1 / ((1 - part) / (full - low) + part / (full - high))
+            rate = min(max(straight, low + 0.05 * width), high - 0.05 * width)
+        found = seconds(rate)
+        if found <= limit_seconds:
+            above *= _nearer(aim - found, below) if moved == "low" else 1.0
+            low, value, below, moved = rate, found, max(aim - found, 0.0), "low"
         else:
-            high, above, below = middle, above / 2, 1 / value - aim
+            below *= _nearer(found - aim, above) if moved == "high" else 1.0
+            high, above, moved = rate, found - aim, "high"
+        slow += high - low > width / 2
     return low
+
+
+def _nearer(now: float, before: float) -> float:
+    """By what an end that stayed twice counts less, given how far the other one is from the aim and was."""
+    return 1 - now / before if 0 < now < before else 0.5

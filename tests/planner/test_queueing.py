@@ -4,6 +4,8 @@ import math
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from scipy import stats
 
 from planner.mixserve import eq7_waiting
@@ -85,7 +87,7 @@ def test_percentile_that_cannot_be(percentile):
 
 @pytest.mark.parametrize("limit", [1.001, 1.5, 4.0, 40.0])
 def test_largest_rate_of_mm1(limit):
-    """1/(1 - rho) <= limit at rho = 1 - 1/limit; kept, within 1 % of the limit or 0.2 % of the rate, in few calls."""
+    """1/(1 - rho) <= limit at rho = 1 - 1/limit: kept, within 1 % of the limit or 0.2 % of the rate, in few calls."""
     calls = []
 
     def seconds(rate):
@@ -95,13 +97,53 @@ def test_largest_rate_of_mm1(limit):
     rate = largest_rate(seconds, limit, 0.98)
     assert seconds(rate) <= limit
     assert seconds(rate * 1.003) >= 0.99 * limit
-    assert len(calls) < 12
+    assert len(calls) < 8
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    fixed=st.floats(0.05, 0.9),
+    wait=st.floats(1e-3, 1.0),
+    power=st.floats(0.3, 3.0),
+    jump=st.tuples(st.floats(0.05, 0.97), st.floats(0.0, 1.0)),
+    about=st.none() | st.floats(0.01, 2.0),
+)
+def test_largest_rate_of_any_rising_latency(fixed, wait, power, jump, about):
+    """Against trying 5,000 rates: a fixed part, a wait that ends or not at full load, and a step where a pass is full.
+
+    It was evaluated, keeps the limit, and is as near as is told, wherever it was expected.
+    """
+    tried = {}
+
+    def seconds(rate):
+        tried[rate] = fixed + wait * rate * (1 - rate) ** -power + jump[1] * (rate > jump[0])
+        return tried[rate]
+
+    rates = np.linspace(0.98 / 5000, 0.98, 5000)
+    able = rates[np.array([seconds(rate) for rate in rates.tolist()]) <= 1]
+    tried.clear()
+    rate = largest_rate(seconds, 1.0, 0.98, about)
+
+    if able.size > 25:
+        assert rate is not None
+        assert tried[rate] <= 1
+        assert tried[rate] >= 0.99 or rate >= able[-1] * 0.997
+    assert len(tried) <= 30
 
 
 def test_largest_rate_at_the_ends():
-    """All of it where the limit never binds, none where one request alone breaks it."""
-    assert largest_rate(lambda rate: 1 / (1 - rate), 100.0, 0.98) == 0.98
+    """All of it where the limit never binds, with one call; none where one request alone breaks it."""
+    calls = []
+    assert largest_rate(lambda rate: calls.append(rate) or 1 / (1 - rate), 100.0, 0.98, 0.5) == 0.98
+    assert calls == [0.98]
     assert largest_rate(lambda rate: 1 / (1 - rate), 0.9, 0.98) is None
+    assert largest_rate(lambda rate: 1 / (1 - rate), 0.9, 0.98, 0.5) is None
+
+
+def test_largest_rate_below_one_that_cannot_be_kept_up_with():
+    """An endless wait at the largest rate tells only that it is too much."""
+    rate = largest_rate(lambda rate: 0.5 + rate if rate < 0.9 else math.inf, 1.0, 0.98)
+    assert rate == pytest.approx(0.5, abs=0.01)
 
 
 @pytest.mark.parametrize("squared_cv", [2.0, 36.0, 100.0, 400.0])
