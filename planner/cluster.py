@@ -47,9 +47,13 @@ def plan_cluster(fleet: Fleet) -> FleetAnswer:
     share = sure.growth if fleet.objective == "throughput" else 1.0
     plans = tuple(_as_predicted(plan, member, share) for plan, member in zip(sure.plans, fleet.members, strict=False))
     told = explanation(fleet, plans, sure.growth) if plans else sure.explanation
+    bound = sure.bound
+    if bound is not None and fleet.objective == "latency":
+        bound = replace(bound, covers=f"{bound.covers}; the bound is of times and rates as with the confidence")
     return replace(
         sure,
         fleet=fleet,
+        bound=bound,
         candidates_evaluated=predicted.candidates_evaluated + sure.candidates_evaluated,
         plans=plans,
         explanation=f"with the confidence {fleet.confidence:g}, {told}",
