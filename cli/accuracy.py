@@ -35,7 +35,8 @@ def accuracy(
       plan accuracy
       plan accuracy --kind decode --max-mape 15%
 
-    Nothing in podplan is fitted to these rows. Means are over tier A, where enough is published.
+    Nothing in podplan is fitted to these rows. Tier A: enough is published. H: held out until the model was finished.
+    B: part of no mean. --max-mape is about tier A.
     """
     limit = None if max_mape is None else _limit(max_mape)
     results = _selected(evaluate(), kind)

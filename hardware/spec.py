@@ -79,6 +79,11 @@ class Kernels(Strict):
     mla_decode: AttentionFit
     gqa_decode: AttentionFit
     prefill_attention: AttentionFit
+    mla_decode_fp8: AttentionFit | None = Field(
+        default=None,
+        description="latents that are kept in FP8 multiplied as they are, a share of the FP8 peak; "
+        "none: they are multiplied in BF16, and the fit is mla_decode",
+    )
     sparse_decode: AttentionFit | None = Field(
         default=None, description="attention over keys that an indexer picked; none: mla_decode stands for it"
     )

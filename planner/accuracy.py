@@ -5,7 +5,8 @@ published; ``excluded.csv`` what it cannot, with the reason.
 """
 
 import csv
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from statistics import correlation, median
@@ -28,6 +29,8 @@ from podplan.records import dataclass
 
 PUBLISHED = Path(__file__).parent / "published"
 
+Tier = Literal["A", "B", "H"]
+HELD_OUT = "held out"
 Metric = Literal["tpot_seconds", "ttft_seconds", "iteration_seconds", "tokens_per_second_per_chip"]
 
 
@@ -36,13 +39,15 @@ class Case:
     """One published value and the configuration that it was measured with.
 
     ``tier`` A: enough is published to predict it. B: something is assumed, as ``note`` says, or the
-    value is only a bound; shown, but not part of any mean. ``cause`` is what a miss is believed to come
-    from, ``row`` its name in the collection of measurements that the cases were taken from.
+    value is only a bound; shown, but not part of any mean. H, held out: as A, but sought only when the
+    model was finished, with means of its own.
+    ``cause`` is what a miss is believed to come from, ``row`` its name in the collection of measurements
+    that the cases were taken from.
     """
 
     id: str
     source: str
-    tier: Literal["A", "B"]
+    tier: Tier
     configuration: Configuration
     metric: Metric
     published: float
@@ -164,9 +169,14 @@ def kind_of(case: Case) -> str:
     return f"{phase} ttft" if phase == "mixed" and case.metric == "ttft_seconds" else phase
 
 
-def groups(results: Iterable[Comparison]) -> list[Group]:
-    """Return errors by kind and source, and over all sources of a kind; tier A only."""
-    compared = [result for result in results if result.case.tier == "A"]
+def groups(results: Sequence[Comparison]) -> list[Group]:
+    """Return errors by kind and source, and over all sources of a kind: tier A, then what was held out."""
+    held_out = _grouped([result for result in results if result.case.tier == "H"])
+    named = [replace(row, kind=f"{row.kind}, {HELD_OUT}") for row in held_out]
+    return [*_grouped([result for result in results if result.case.tier == "A"]), *named]
+
+
+def _grouped(compared: Sequence[Comparison]) -> list[Group]:
     table = []
     for kind in dict.fromkeys(kind_of(result.case) for result in compared):
         own = [result for result in compared if kind_of(result.case) == kind]
@@ -247,7 +257,7 @@ def _case(row: dict[str, str], where: str) -> Case:
         return Case(
             id=row["id"],
             source=row["source"],
-            tier="A" if row["tier"] == "A" else "B",
+            tier=next(tier for tier in get_args(Tier) if tier == row["tier"]),
             configuration=_configuration(row),
             metric=next(metric for metric in get_args(Metric) if metric == row["metric"]),
             published=float(row["published"]),

@@ -8,7 +8,7 @@ verifies; later chunks and reused prefixes are read again ("context").
 from dataclasses import replace
 
 from hardware.formats import ELEMENT_BYTES
-from hardware.spec import CollectiveOp, Dtype
+from hardware.spec import AttentionFit, CollectiveOp, Dtype
 from models.spec import GQA, MLA, Indexer
 from planner.cache import gqa_cached_elements
 from planner.collectives import collective
@@ -110,12 +110,23 @@ def absorbed_terms(deployment: Deployment, mla: MLA, heads: Number) -> list[Term
         "kv": mla.kv_elements_per_token * ELEMENT_BYTES[deployment.kv_dtype],
         "decode": heads * (mla.kv_elements_per_token + latent) * 2.0,
     }
+    fit, multiplied = latent_fit(deployment)
     return [
-        roofline.attention(
-            "attention", deployment.hardware.kernels.mla_decode, {"kv": queries}, per_pair, {"decode": 1.0}, read
-        ),
+        roofline.attention("attention", fit, {"kv": queries}, per_pair, {"decode": 1.0}, read, dtype=multiplied),
         v_absorb(deployment, mla, heads),
     ]
+
+
+def latent_fit(deployment: Deployment) -> tuple[AttentionFit, Dtype]:
+    """The kernel of decode over dense latents, and the type of its products.
+
+    A cache in FP8 is multiplied as it is where the machine's entry has a measured kernel that does so (FlashMLA pull
+    request 82); other kernels widen it to BF16 first, so that it saves traffic alone.
+    """
+    kernels = deployment.hardware.kernels
+    if deployment.kv_dtype == "fp8" and kernels.mla_decode_fp8 is not None:
+        return kernels.mla_decode_fp8, "fp8"
+    return kernels.mla_decode, "bf16"
 
 
 def absorbed_rows(mla: MLA, heads: Number) -> Form:

@@ -151,6 +151,15 @@ def test_kv_is_read_once_whatever_mtp_verifies():
     assert two.bytes == pytest.approx(61 * (KEYS * 576 * 2 + 2 * queries))
 
 
+@pytest.mark.parametrize(("hardware", "faster"), [("h20", 1.7), ("h800", 1.0)])
+def test_latents_in_fp8_are_multiplied_in_fp8_where_a_kernel_does(hardware: str, faster: float):
+    """FP8 FlashMLA computes 1.7 times as fast on an H20 (FlashMLA pull request 82); elsewhere latents are widened."""
+    costs = [build_step_cost(instance("deepseek-r1", hardware, "decode", "fp8", kv_dtype=kv)) for kv in ("bf16", "fp8")]
+    wide, narrow = (next(term for term in cost.terms if term.name == "attention") for cost in costs)
+    assert narrow.flops_per_second / wide.flops_per_second == pytest.approx(faster, rel=0.01)
+    assert narrow.bytes["kv"] == pytest.approx(wide.bytes["kv"] / 2)
+
+
 def test_latent_cache_is_read_whole_by_every_tensor_parallel_device():
     """CloudMatrix384 section 4.2.2: every rank of a TP group holds the full latent cache; GQA's is split."""
     for model, weights, share in (("deepseek-r1", "fp8", 1.0), ("qwen3-32b", "bf16", 0.25)):
