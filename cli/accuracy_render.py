@@ -152,7 +152,7 @@ def markdown(results: Sequence[Comparison], excluded: Sequence[Excluded]) -> lis
         "collectives and exchanges are fitted to measurements of their own; nothing is fitted to the rows below.",
         "The error is predicted / published − 1. Tier A: enough is published to predict the row. Tier B: something is",
         "assumed, or the published value is only a bound; those rows are part of no mean. Tier H, held out: as A, but",
-        "sought only when the model was finished; its means stand apart. One thing was changed once those rows had been",
+        "sought only when the model was finished; its means stand apart. One thing was changed once they had been",
         "seen: H20's kernels, lent by the H800 until then, are fitted on an H20's own. Where a service time has an",
         "interval, it is the central 80 % interval of the prediction.",
         "",
