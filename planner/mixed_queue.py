@@ -133,14 +133,7 @@ class MixedQueue:
     @cached_property
     def even(self) -> tuple[Array, Array]:
         """(seconds, prompt tokens of all ranks) of steps that are alike on all ranks, [running, chunks up to full]."""
-        table, parts = self.table, np.append(0.0, np.geomspace(0.01, 1.0, 9))
-        rows = []
-        for number in table.running:
-            chunks = parts * float(self.aggregate.room(np.array(number)))
-            tokens = chunks * self.aggregate.ranks
-            rows.append((table.seconds(float(number), chunks, tokens), tokens))
-        seconds, taken = (np.stack(column) for column in zip(*rows, strict=True))
-        return seconds, taken
+        return self.table.even(np.append(0.0, np.geomspace(0.01, 1.0, 9)))
 
     @cached_property
     def most_per_second(self) -> float:

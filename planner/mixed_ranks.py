@@ -20,20 +20,18 @@ from planner.mixed_chain import PromptState, on_lattice
 from planner.mixed_even import with_mates
 from planner.mixed_parts import CutPrompts, cut_prompts, kind_weights, stages, step_loads
 from planner.mixed_steps import StepTable
+from planner.paired_balance import paired_balance
 from planner.queueing import Array
 from podplan.records import dataclass
 
 _MOST_CAME, _MOST_LACKING, _MOST_STATES = 40, 72, 700
 _LONGEST = 24
 _CELLS = 14
-_ROUNDS = 300
 _NEGLIGIBLE = 2e-6
 _GROUPS = 5
 """Of prompts by size."""
 _IDLE = 0.5
 _RARE = 1e-6
-_SETTLED = 5e-5
-_LEAP = 8
 _Points = tuple[Array, Array]
 _SCORES, _CHANCES = np.array([-1.0, 0.0, 1.0]) * math.sqrt(1.5), np.full(3, 1 / 3)
 """Three points with the variance of the own steps, near enough to be no longer than steps get."""
@@ -73,10 +71,6 @@ class _Chain:
         """Distribution of what comes during a step of any kind, [came · lacking, came]."""
         return np.asarray(np.tensordot(self.weights, self.come, 1))
 
-    def step(self, chances: Array) -> Array:
-        """Return the distribution one step later, [came, lacking]."""
-        return np.asarray((self.next @ (chances.reshape(-1, 1) * self.mean_come)).T)
-
     def ahead(self, values: Array) -> Array:
         """Return the expectation one step later of ``values``; both [came, lacking]."""
         later = self.next.T @ values.T  # [came · lacking, came]
@@ -90,7 +84,7 @@ def ranks_state(table: StepTable, running: float, rate: float, dispersion: float
     chain = _chain(table, running, rate, dispersion, prompts, idle)
     if chain is None:
         return None
-    chances = _balance(chain)
+    chances = paired_balance(chain.mean_come, chain.next)
     working = chances.copy()
     if idle:
         working[0, 0] = 0.0
@@ -167,28 +161,26 @@ def _moves(prompts: CutPrompts, new: Array, old: Array, taken_new: Array, taken_
     What is left of the older parts, all parts of prompts that were not taken, and what those taken lack after their
     first part.
     """
-    size, last = old.size, old.size - 1
-    left = old - taken_old + (new[:, None] - taken_new) * prompts.mean_parts  # [came, lacking]
-    found = np.zeros((size, new.size, old.size))
-    count, column = np.indices(left.shape)
-    further = on_lattice(np.maximum(prompts.parts - 1, 0.0), prompts.weights)
+    size = old.size
+    left = (old - taken_old + (new[:, None] - taken_new) * prompts.mean_parts).ravel()  # [came · lacking]
     if np.ptp(prompts.parts) <= 0:
-        adds: Array = np.ones(left.shape)[..., None]
-        shifts = [0]
-        left = left + taken_new * float(prompts.parts[0] - 1)
+        left = left + taken_new.ravel() * float(prompts.parts[0] - 1)
+        adds = np.eye(1, size)[np.zeros(left.size, dtype=np.intp)]
     else:
+        further = on_lattice(np.maximum(prompts.parts - 1, 0.0), prompts.weights)
         each = _added(further, new.size + 1, size)
-        whole = np.minimum((taken_new + 1e-9).astype(np.intp), new.size - 1)
-        rest = np.clip(taken_new - whole, 0.0, 1.0)[..., None]
-        adds = each[whole] * (1 - rest) + each[whole + 1] * rest  # [came, lacking, added]
-        shifts = np.flatnonzero(adds.max(axis=(0, 1)) > _RARE).tolist()
-    low = np.clip((left + 1e-9).astype(np.intp), 0, last)
+        taken = taken_new.ravel()
+        whole = np.minimum((taken + 1e-9).astype(np.intp), new.size - 1)
+        rest = np.clip(taken - whole, 0.0, 1.0)[:, None]
+        adds = each[whole] * (1 - rest) + each[whole + 1] * rest  # [came · lacking, added]
+    low = np.clip((left + 1e-9).astype(np.intp), 0, size - 1)
     part = np.clip(left - low, 0.0, 1.0)
-    for shift in shifts:
-        for place, weight in ((low + shift, 1 - part), (low + shift + 1, part)):
-            found[np.minimum(place, last), count, column] += weight * adds[..., shift]
-    flat: Array = found.reshape(size, -1)
-    return np.asarray(flat / flat.sum(axis=0))
+    ahead = np.concatenate([np.zeros((adds.shape[0], size)), adds], axis=1)
+    shifted = ahead[np.arange(low.size), np.arange(-1, size - 1)[:, None] - low + size]  # none added below ``low``
+    found = np.empty((size, low.size))
+    found[:-1] = (1 - part) * shifted[1:] + part * shifted[:-1]
+    found[-1] = np.maximum(1 - found[:-1].sum(axis=0), 0.0)
+    return found
 
 
 def _added(further: Array, counts: int, size: int) -> Array:
@@ -199,30 +191,6 @@ def _added(further: Array, counts: int, size: int) -> Array:
         adds[count] = np.convolve(adds[count - 1], further)[:size]
         adds[count, -1] += max(1 - float(adds[count].sum()), 0.0)
     return adds
-
-
-def _balance(chain: _Chain) -> Array:
-    """Stationary distribution over (came, lacking) when steps start, by repeated steps."""
-    chances = np.zeros_like(chain.seconds)
-    chances[0, 0] = 0.5
-    usual = chain.rate * float(chain.seconds[-1, -1]) / chain.lump
-    came = min(round(usual / 2), chances.shape[0] - 1)
-    lacking = int(np.searchsorted(chain.older, came)) if came else 0
-    chances[came, min(lacking, chances.shape[1] - 1)] += 0.5
-    before = np.zeros_like(chances)
-    for turn in range(1, _ROUNDS):
-        later = chain.step(chances)
-        change = later - chances
-        if float(np.abs(change).sum()) < _SETTLED:
-            return np.asarray(later / later.sum())
-        if turn % _LEAP == 0:
-            # What is left decays by one factor a step: go all of that way at once (Aitken's delta squared).
-            factor = float((change * before).sum() / max(float((before * before).sum()), 1e-300))
-            factor = min(max(factor, 0.0), 0.97)
-            later = np.maximum(later + change * (factor / (1 - factor)), 0.0)
-            later /= later.sum()
-        chances, before = later, change
-    return np.asarray(chances / chances.sum())
 
 
 def _sojourn(table: StepTable, running: float, chain: _Chain, chances: Array, prompts: CutPrompts) -> _Points:

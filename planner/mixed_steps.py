@@ -130,14 +130,29 @@ class StepTable:
     @cached_property
     def alone(self) -> Array:
         """Seconds of steps without prompts, [running]; nothing runs in the first."""
-        zero = np.zeros(1)
-        return step_seconds(self.aggregate, self.running, zero, zero)
+        return self._nodes[:, 0, 0]
 
     @cached_property
     def mixed(self) -> Array:
         """Seconds of steps with prompts, [running, chunks, spreads]."""
-        busiest = self.aggregate.room(self.running)[:, None, None] * self.chunks[:, None]
+        return self._nodes[:, 1:]
+
+    @cached_property
+    def _nodes(self) -> Array:
+        """Seconds of steps with no prompt and with all ``chunks``, [running, 1 + chunks, spreads]."""
+        chunks = np.append(0.0, self.chunks)[:, None]
+        busiest = self.aggregate.room(self.running)[:, None, None] * chunks
         return step_seconds(self.aggregate, self.running[:, None, None], busiest, busiest * self.spreads)
+
+    def even(self, parts: Array) -> tuple[Array, Array]:
+        """(seconds, prompt tokens of all ranks) of steps that fill such parts of the room on every rank, [running,
+        parts].
+        """
+        row, below = _between(self.chunks, parts)
+        full = self.mixed[:, :, -1]
+        seconds = full[:, row] * (1 - below) + full[:, row + 1] * below
+        tokens = self.aggregate.room(self.running)[:, None] * parts * self.aggregate.ranks
+        return np.where(parts > 0, seconds, self.alone[:, None]), tokens
 
     def seconds(self, running: float, busiest: Array, total: Array) -> Array:
         """Seconds of steps with so many running requests and prompt tokens, the shape of ``busiest``."""
