@@ -15,7 +15,9 @@ from typing import Any
 from queueing import SHOWN
 
 from hardware.loader import load_hardware
+from hardware.spec import HardwareSpec
 from models.loader import load_model
+from models.spec import ModelSpec
 from planner.cache import device_cache
 from planner.deployment import Deployment, default_weights
 from planner.imbalance import Balance
@@ -114,54 +116,12 @@ CASES = {
 def manifest_of(case: Case) -> Manifest:
     """Return a manifest of one mixed pool: routers and ranks take requests in turn."""
     model, hardware = load_model(case.model), load_hardware(case.hardware)
-    strategy = parse_strategy(case.strategy)
-    redundant = next(iter(redundancy_choices(model.moe, strategy, 0, None))) if model.moe else 0
-    deployment = Deployment(
-        model=model,
-        hardware=hardware,
-        strategy=strategy,
-        phase="mixed",
-        weights=default_weights(hardware, model),
-        redundant=redundant,
-    )
-    degrees = Degrees(**{name: getattr(strategy, name) for name in Degrees.model_fields})
-    per_node = int(hardware.devices_per_node.value)
-    nodes = -(-strategy.devices // per_node)
-    names = range(case.instances)
-    chips = strategy.devices / hardware.devices_per_chip.value
-    pool = {
-        "role": "mixed",
-        "hardware": hardware.name,
-        "strategy": case.strategy,
-        "degrees": degrees,
-        "devices_per_instance": strategy.devices,
-        "chips_per_instance": chips,
-        "instances": [Instance(name=f"mixed-{n}", nodes=list(range(n * nodes, (n + 1) * nodes))) for n in names],
-        "rank_table": rank_table(degrees, per_node),
-        "groups": group_rules(degrees),
-        "layers_per_stage": layers_per_stage(model.layers, strategy.pp),
-        "weight_shards": shard_rules(model, degrees, deployment.weights, "mixed"),
-        "limits": {"requests_per_dp_rank": case.places, "tokens_per_device": case.budget // strategy.attention_tp},
-        "microbatches": 2 if model.moe else 1,
-        "weights_dtype": deployment.weights,
-        "kv_dtype": "bf16",
-        "memory_bytes_per_device": dict.fromkeys(
-            ("weights", "kv_cache", "activations", "buffers", "reserve", "capacity"), 1.0
-        ),
-        "kv": {
-            "block_tokens": 128,
-            "bytes_per_token_per_device": float(device_cache(deployment).token_bytes),
-            "capacity_tokens_per_rank": 10_000_000,  # places limit what runs
-        },
-        "step_costs": {"mixed": StepCostModel.from_step_cost(balanced_cost(deployment, Balance(kind="measured")))},
-    }
+    nodes = _nodes_each(case, hardware) * case.instances
     return Manifest.model_validate(
         {
             "manifest_version": 1,
             "made_by": {"podplan": "benchmark"},
-            "clusters": {
-                hardware.name: {"nodes": nodes * case.instances, "sha256": spec_hash(hardware), "spec": hardware}
-            },
+            "clusters": {hardware.name: {"nodes": nodes, "sha256": spec_hash(hardware), "spec": hardware}},
             "model": {"sha256": spec_hash(model), "spec": model},
             "engine": {"id": "reference", "version": "0"},
             "workload": {
@@ -171,11 +131,59 @@ def manifest_of(case: Case) -> Manifest:
                 "output_cv2": case.answer_cv**2,
             },
             "service_levels": {},
-            "pools": [pool],
+            "pools": [_pool_of(case, model, hardware)],
             "kv_transfer": None,
             "routing": {"prefill": "round_robin", "decode": "round_robin"},
         }
     )
+
+
+def _nodes_each(case: Case, hardware: HardwareSpec) -> int:
+    """Nodes of an instance."""
+    return -(-parse_strategy(case.strategy).devices // int(hardware.devices_per_node.value))
+
+
+def _pool_of(case: Case, model: ModelSpec, hardware: HardwareSpec) -> dict[str, object]:
+    """Return the one pool; memory holds whatever its places let run."""
+    strategy = parse_strategy(case.strategy)
+    deployment = Deployment(
+        model=model,
+        hardware=hardware,
+        strategy=strategy,
+        phase="mixed",
+        weights=default_weights(hardware, model),
+        redundant=next(iter(redundancy_choices(model.moe, strategy, 0, None))) if model.moe else 0,
+    )
+    degrees = Degrees(**{name: getattr(strategy, name) for name in Degrees.model_fields})
+    nodes = _nodes_each(case, hardware)
+    memory = ("weights", "kv_cache", "activations", "buffers", "reserve", "capacity")
+    return {
+        "role": "mixed",
+        "hardware": hardware.name,
+        "strategy": case.strategy,
+        "degrees": degrees,
+        "devices_per_instance": strategy.devices,
+        "chips_per_instance": strategy.devices / hardware.devices_per_chip.value,
+        "instances": [
+            Instance(name=f"mixed-{number}", nodes=list(range(number * nodes, (number + 1) * nodes)))
+            for number in range(case.instances)
+        ],
+        "rank_table": rank_table(degrees, int(hardware.devices_per_node.value)),
+        "groups": group_rules(degrees),
+        "layers_per_stage": layers_per_stage(model.layers, strategy.pp),
+        "weight_shards": shard_rules(model, degrees, deployment.weights, "mixed"),
+        "limits": {"requests_per_dp_rank": case.places, "tokens_per_device": case.budget // strategy.attention_tp},
+        "microbatches": 2 if model.moe else 1,
+        "weights_dtype": deployment.weights,
+        "kv_dtype": "bf16",
+        "memory_bytes_per_device": dict.fromkeys(memory, 1.0),
+        "kv": {
+            "block_tokens": 128,
+            "bytes_per_token_per_device": float(device_cache(deployment).token_bytes),
+            "capacity_tokens_per_rank": 10_000_000,  # places limit what runs
+        },
+        "step_costs": {"mixed": StepCostModel.from_step_cost(balanced_cost(deployment, Balance(kind="measured")))},
+    }
 
 
 def queue_of(case: Case, manifest: Manifest) -> MixedQueue:
