@@ -15,6 +15,14 @@ from planner.roofline import TOKENS, UNMEASURED_RESIDUAL, Roofline, combine, in_
 # (github.com/fla-org/flash-linear-attention, fla/ops/gated_delta_rule/chunk.py).
 CHUNK_TOKENS = 64
 
+RECURRENCE_PACE = 0.55
+"""Rate of the recurrence beside that of element-wise kernels: 1.07 GB of states in 613 us on an H20, 0.44 of its
+bandwidth where those reach 0.8 (SGLang's kernel at 256 requests; InferSim, bench_data/gdn/decode/h20)."""
+
+CONVOLUTION_PACE = 0.21
+"""The same of the short convolution: 134 MB of a prompt of 4,096 tokens in 203 us, 34 MB of 256 requests in 48 us
+(InferSim, bench_data/gdn/prefill/h20 and decode/h20)."""
+
 
 def chunk_flops(key: int, value: int, chunk: int = CHUNK_TOKENS) -> float:
     """FLOP per token and value head of the chunkwise form (arXiv 2412.06464, section 3.3 and equations 8-9).
@@ -40,7 +48,7 @@ def linear_attention_terms(deployment: Deployment, linear: GatedDeltaNet) -> lis
         roofline.vector("linear_norm", "attention", scale(TOKENS, hidden * (3 * 2.0 + 1.0))),
         *roofline.quantise("linear_quantise", "attention", scale(TOKENS, hidden), dtype),
         roofline.matmul("linear_in_proj", "attention", TOKENS, columns, hidden, dtype),
-        roofline.vector("short_convolution", "attention", convolved),
+        roofline.vector("short_convolution", "attention", convolved, pace=CONVOLUTION_PACE),
     ]
     if deployment.phase != "prefill":
         terms.append(recurrence(deployment, linear, tp))
@@ -68,11 +76,14 @@ def recurrence(deployment: Deployment, linear: GatedDeltaNet, tp: Number) -> Com
     state = linear.recurrent_bytes / tp
     operands = (2 * linear.key_width + 2 * linear.value_width) * 2.0 / tp
     moved = {"decode": state * (1.0 / queries(deployment) + 1.0) + operands}
-    return Roofline.of(deployment).vector("recurrent_state", "attention", moved)
+    return Roofline.of(deployment).vector("recurrent_state", "attention", moved, pace=RECURRENCE_PACE)
 
 
 def chunkwise(deployment: Deployment, linear: GatedDeltaNet, tp: Number) -> ComputeTerm:
-    """Prompts in chunks. Efficiency: that of prompt attention whose queries see one chunk of keys; no measurement.
+    """Prompts in chunks. Efficiency: that of prompt attention whose queries see one chunk of keys.
+
+    On an H20 that gives 0.87 ms for a prompt of 4,096 tokens, where the five kernels take 0.89 (InferSim,
+    bench_data/gdn/prefill/h20); other machines are unmeasured.
 
     Bytes per token: q, k, v and output, W and U written and read, and per chunk the state in BF16 written and read.
     """

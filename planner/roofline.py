@@ -139,8 +139,8 @@ class Roofline:
         families = ("mla_decode", "gqa_decode", "prefill_attention")
         return next((name for name in families if getattr(self.hardware.kernels, name) is fit), "other attention")
 
-    def vector(self, name: str, stage: Stage, moved: Form, kernels: int = 1) -> ComputeTerm:
-        """Element-wise work: ``moved`` bytes read and written by ``kernels`` launches."""
+    def vector(self, name: str, stage: Stage, moved: Form, kernels: int = 1, pace: float = 1.0) -> ComputeTerm:
+        """Element-wise work: ``moved`` bytes read and written by ``kernels`` launches, ``pace`` times as fast."""
         fit = self.hardware.kernels.vector
         return ComputeTerm(
             name=name,
@@ -149,7 +149,7 @@ class Roofline:
             idle_flops={},
             flops_per_second=1.0,
             bytes=moved,
-            bytes_per_second=self.bandwidth * fit.memory_fraction,
+            bytes_per_second=self.bandwidth * fit.memory_fraction * pace,
             floor_seconds=fit.floor_seconds * kernels,
             launches=kernels,
             residual=residual(fit),

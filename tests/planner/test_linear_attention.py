@@ -5,6 +5,7 @@ import pytest
 from models.loader import load_model
 from models.parameters import count_parameters
 from planner.cache import device_cache, model_cache
+from planner.deployment import Phase
 from planner.linear_attention import chunk_flops
 from planner.manifest.terms import StepLoad
 from planner.strategy import Strategy, model_conflicts
@@ -53,6 +54,23 @@ def test_decode_flops_are_twice_the_active_parameters() -> None:
     convolution = 36 * 4 * (2 * 2048 + 4096)
     expected = 2 * (count_parameters(deployment.model).active - convolution) + 1000 * 12 * 4 * 16 * 256
     assert sum(row.flops for row in rows) == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("phase", "kernel", "measured"),
+    [
+        ("decode", "recurrent_state", 613e-6),
+        ("decode", "short_convolution", 48e-6),
+        ("prefill", "chunkwise_state", 892e-6),
+        ("prefill", "short_convolution", 203e-6),
+    ],
+)
+def test_kernels_take_what_was_measured(phase: Phase, kernel: str, measured: float) -> None:
+    """A layer on an H20: 256 running requests, or a prompt of 4,096 tokens (InferSim, bench_data/gdn)."""
+    deployment = instance("qwen3-next-80b-a3b", "h20", phase, "fp8")
+    load = decode(256.0, 1000.0) if phase == "decode" else StepLoad(prefill_tokens=4096.0, mean_tokens=4096.0)
+    (row,) = (row for row in broken_down(even_cost(deployment), load, 1) if row.name == kernel)
+    assert row.seconds / 36 == pytest.approx(measured, rel=0.12)
 
 
 def test_prompts_run_in_chunks() -> None:
