@@ -11,7 +11,7 @@ from planner.memory import Memory
 from planner.predict import Prediction
 from planner.prefixes import POOL_BYTES, prefixes_held
 from planner.strategy import format_strategy
-from podplan.units import format_bytes, format_count, format_duration
+from podplan.units import counted, format_bytes, format_count, format_duration
 
 KINDS = ("weights", "kv_cache", "activations", "buffers", "reserve")
 
@@ -137,7 +137,7 @@ def _defaulted(given: str | None) -> bool:
 def headline(flags: PredictFlags, answer: Prediction) -> list[str]:
     """Return what the answer says before its tables: time, throughput, bottleneck, whether it fits."""
     asked = answer.configuration
-    size = f"{answer.devices} devices = {answer.chips:g} chips"
+    size = f"{counted(answer.devices, 'device')} = {counted(answer.chips, 'chip')}"
     lines = [f"{asked.model.name} on {asked.hardware.name}, {asked.phase}, {strategy_text(answer)} ({size})", ""]
     about_ttft = answer.interval if answer.tpot_seconds is None else answer.ttft_interval
     if answer.tpot_seconds is not None:

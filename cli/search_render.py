@@ -20,7 +20,7 @@ from planner.proof import Bound
 from planner.quantised import Tried
 from planner.search import Answer
 from planner.worked import expert_devices_lines, short_form
-from podplan.units import JOULES_PER_KWH, format_bytes, format_count, format_duration, format_rate
+from podplan.units import JOULES_PER_KWH, counted, format_bytes, format_count, format_duration, format_rate
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -120,7 +120,7 @@ def headline(plan: Plan) -> str:
     counts = {"node": plan.nodes, "chip": plan.chips, "device": plan.devices}
     if plan.devices == plan.chips:
         del counts["device"]
-    size = ", ".join(f"{count:g} {thing}{'' if count == 1 else 's'}" for thing, count in counts.items())
+    size = ", ".join(counted(count, thing) for thing, count in counts.items())
     per = [f"{format_count(plan.output_tokens_per_second / plan.chips)} per chip"]
     if plan.devices != plan.chips:
         per.append(f"{format_count(plan.output_tokens_per_second / plan.devices)} per device")

@@ -24,6 +24,7 @@ from hardware.spec import CollectiveOp, ScopeName
 from podplan.errors import BadInput
 from podplan.files import read_text
 from podplan.records import dataclass
+from podplan.sourced import LEAST_SOURCE
 
 MATMULS = ("gemm", "grouped_gemm", "feed_forward")
 ATTENTIONS = ("mla_decode", "gqa_decode", "prefill_attention")
@@ -134,8 +135,18 @@ def _row(row: dict[str, str | None], where: str) -> Measurement:
         shape=shape,
         seconds=_number(row.get("seconds"), "seconds", where),
         version=(row.get("version") or "").strip() or "not stated",
-        source=(row.get("source") or "").strip() or "own measurement",
+        source=_source(row.get("source"), where),
     )
+
+
+def _source(text: str | None, where: str) -> str:
+    """Return where a time comes from, in as many words as an entry asks of its sources."""
+    source = (text or "").strip() or "own measurement"
+    if len(source) < LEAST_SOURCE:
+        raise BadInput(
+            f"{where}: source is {source!r}; say in {LEAST_SOURCE} characters or more where the time is from"
+        )
+    return source
 
 
 def _word(text: str | None, column: str, known: Sequence[str], where: str) -> str:

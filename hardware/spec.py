@@ -9,7 +9,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from podplan.sourced import Kind, Sourced, Strict
+from podplan.sourced import LEAST_SOURCE, Kind, Sourced, Strict
 
 Dtype = Literal["bf16", "fp8", "int8", "int4", "mxfp4", "nvfp4"]
 ScopeName = Literal["package", "node", "supernode", "cluster"]
@@ -20,7 +20,7 @@ class Fitted(Strict):
     """Base of a fit: what it was fitted on, with which software, and how far it is off."""
 
     kind: Kind
-    source: str = Field(min_length=4)
+    source: str = Field(min_length=LEAST_SOURCE)
     version: str = Field(description="library or software version that was measured")
     median_residual: float | None = Field(
         default=None, description="median |fit/measured - 1| over the rows it was fitted on"

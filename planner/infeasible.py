@@ -16,7 +16,7 @@ from planner.question import Machines, Question
 from planner.space import Role, Row, groups, machines_of, role_rows, row_deployment
 from planner.survival import lost_instances
 from planner.workload import reserved_kv_tokens
-from podplan.units import format_bytes, format_duration
+from podplan.units import counted, format_bytes, format_duration
 
 _RELAXED = 1_000_000.0
 FACTORS = (1.05, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0)
@@ -227,17 +227,8 @@ def unsurvivable(question: Question, prefill_sizes: Sequence[int], decode_sizes:
     if question.prefill.budget != question.decode.budget:
         return "survive", f"{start}; nearest change: --devices prefill={wanted[0]},decode={wanted[1]}, or no --survive"
     return "survive", (
-        f"{start} on {counted(question.prefill.devices)}; nearest changes: --devices {sum(wanted)}, or no --survive"
+        f"{start} on {counted(question.prefill.devices, 'device')}; nearest changes: --devices {sum(wanted)}, or no --survive"
     )
-
-
-def counted(devices: int) -> str:
-    """Return a number of devices in words.
-
-    >>> counted(1)
-    '1 device'
-    """
-    return f"{devices} device{'' if devices == 1 else 's'}"
 
 
 def most_devices(question: Question) -> float:

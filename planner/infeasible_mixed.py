@@ -7,7 +7,7 @@ import numpy as np
 
 from planner.columns import Aim
 from planner.decode_candidates import Count
-from planner.infeasible import FACTORS, counted, memory_sentence, missing, rounded_up, smallest_of
+from planner.infeasible import FACTORS, memory_sentence, missing, rounded_up, smallest_of
 from planner.latency import tokens_per_iteration
 from planner.mixed_candidates import BUDGETS
 from planner.mixed_kinds import MixedKind, group_screen
@@ -16,7 +16,7 @@ from planner.question import Question
 from planner.shapes import needed_rates, not_aggregated
 from planner.space import groups, role_rows
 from planner.survival import lost_instances
-from podplan.units import format_duration
+from podplan.units import counted, format_duration
 
 TRIED = 12
 """Kinds of instances, the most likely first, whose queues are solved before a limit is taken to be out of reach."""
@@ -59,7 +59,7 @@ def unsurvivable_aggregated(question: Question) -> tuple[str, str]:
     per_node = question.decode.devices_per_node
     wanted = min((1 + lost_instances(question.survive, size, per_node)) * size for size in mixed_sizes(question))
     return "survive", (
-        f"--survive: losing one {question.survive} would leave no instance on {counted(question.decode.devices)}; "
+        f"--survive: losing one {question.survive} would leave no instance on {counted(question.decode.devices, 'device')}; "
         f"nearest changes: --devices {wanted}, or no --survive"
     )
 

@@ -5,11 +5,11 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from planner.columns import Aim, Side, carried_by, settle
-from planner.infeasible import counted, most_devices, rounded_down
+from planner.infeasible import most_devices, rounded_down
 from planner.parts import Pools
 from planner.question import Machines, Question
 from planner.variations import has_plan
-from podplan.units import format_rate
+from podplan.units import counted, format_rate
 
 STEP = 1.08
 """From one size that is tried to the next."""
@@ -59,7 +59,7 @@ def too_few(question: Question, most_per_second: float, carries: Callable[[Quest
 def _there(question: Question, most_per_second: float) -> str:
     most, asked = format_rate(rounded_down(most_per_second)), format_rate(question.rate_per_second or 0.0)
     devices = _devices(question)
-    return f"{counted(devices)} {'carries' if devices == 1 else 'carry'} {most}, not the asked {asked}"
+    return f"{counted(devices, 'device')} {'carries' if devices == 1 else 'carry'} {most}, not the asked {asked}"
 
 
 def _unsparing(side: Side) -> Side:

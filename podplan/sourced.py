@@ -4,6 +4,9 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+LEAST_SOURCE = 4
+"""Characters that a source has at least: an address, a paper's number, or words that say who measured."""
+
 Kind = Literal["datasheet", "measured", "fitted", "assumed"]
 
 
@@ -19,7 +22,7 @@ class Sourced(Strict):
 
     value: float
     kind: Kind
-    source: str = Field(min_length=4)
+    source: str = Field(min_length=LEAST_SOURCE)
     as_of: str | None = Field(
         default=None, pattern=r"^[0-9]{4}(-[0-9]{2}){0,2}$", description="year, month or day of a figure that ages"
     )

@@ -147,6 +147,15 @@ def format_count(value: float) -> str:
     return _scaled(value, [(PETA, "P"), (TERA, "T"), (GIGA, "G"), (MEGA, "M"), (KILO, "k"), (1.0, "")], between="")
 
 
+def counted(number: float, thing: str) -> str:
+    """Render so many of a thing.
+
+    >>> counted(1, "device"), counted(0.5, "chip")
+    ('1 device', '0.5 chips')
+    """
+    return f"{number:g} {thing}{'' if number == 1 else 's'}"
+
+
 def _split(text: str, what: str, example: str) -> tuple[float, str]:
     match = _NUMBER.fullmatch(text)
     if match is None:
