@@ -226,9 +226,8 @@ def unsurvivable(question: Question, prefill_sizes: Sequence[int], decode_sizes:
     start = f"--survive: losing one {question.survive or 'instance'} would leave no instance of a role"
     if question.prefill.budget != question.decode.budget:
         return "survive", f"{start}; nearest change: --devices prefill={wanted[0]},decode={wanted[1]}, or no --survive"
-    return "survive", (
-        f"{start} on {counted(question.prefill.devices, 'device')}; nearest changes: --devices {sum(wanted)}, or no --survive"
-    )
+    held = counted(question.prefill.devices, "device")
+    return "survive", f"{start} on {held}; nearest changes: --devices {sum(wanted)}, or no --survive"
 
 
 def most_devices(question: Question) -> float:

@@ -58,8 +58,9 @@ def unsurvivable_aggregated(question: Question) -> tuple[str, str]:
     """Return (binding limit, sentence) where instances fit, but not as many as must be left after a loss."""
     per_node = question.decode.devices_per_node
     wanted = min((1 + lost_instances(question.survive, size, per_node)) * size for size in mixed_sizes(question))
+    held = counted(question.decode.devices, "device")
     return "survive", (
-        f"--survive: losing one {question.survive} would leave no instance on {counted(question.decode.devices, 'device')}; "
+        f"--survive: losing one {question.survive} would leave no instance on {held}; "
         f"nearest changes: --devices {wanted}, or no --survive"
     )
 
