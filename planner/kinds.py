@@ -22,7 +22,7 @@ from planner.imbalance import expected_maximum_normal
 from planner.lattice import any_within, first_within, largest_carried, least_of
 from planner.manifest.terms import StepCost
 from planner.operating import MOST_UTILISATION, DecodeServer, PrefillServer, kv_transfer_seconds
-from planner.prefill_bounds import saturated, timely, varied
+from planner.prefill_bounds import few_prompts, saturated, short_enough, timely, varied
 from planner.prefill_candidates import PROMPTS_PER_PASS, PrefillCandidate, busiest_prompts, pass_seconds, prefill_fits
 from planner.question import Question
 from planner.space import Row
@@ -84,14 +84,15 @@ class PrefillKind:
         if varied(question):
             prompts = prompts[np.isin(prompts, PROMPTS_PER_PASS)]
         cost, held = self.cost, prompts.astype(np.float64)
-        # A pass with one prompt in the whole instance, and a full one of each budget.
-        fullest = np.append(1.0, busiest_prompts(question.workload, held, ranks))
-        mean, alone = np.append(1.0 / ranks, held), np.full(1, np.inf)
+        # Passes with less than one prompt a group, from one in the whole instance on, and a full one of each budget.
+        few = few_prompts(ranks)
+        fullest = np.append(np.ones_like(few), busiest_prompts(question.workload, held, ranks))
+        mean, alone = np.append(few / ranks, held), np.full(few.shape, np.inf)
         seconds, chosen = np.full(held.shape, np.inf), np.ones(held.shape, dtype=np.int64)
         most = np.zeros(held.shape)
         for parts in row_microbatches(question, self.row):
             single, took = np.split(
-                np.asarray(pass_seconds(cost, question.workload, fullest, mean, self.chunks, parts)), [1]
+                np.asarray(pass_seconds(cost, question.workload, fullest, mean, self.chunks, parts)), [few.size]
             )
             alone = np.minimum(single, alone)
             most = np.maximum(most, saturated(question, cost, (held, ranks), took, (self.chunks, parts)))
@@ -100,7 +101,9 @@ class PrefillKind:
         keep = np.flatnonzero(fits & ((seconds <= question.ttft_seconds) | (prompts == prompts[0])))
         bound = MOST_UTILISATION * most[keep]
         if not varied(question):
-            bound = np.minimum(bound, timely(question, alone, seconds[keep], held[keep] * ranks))
+            bound = np.minimum(bound, timely(question, alone[0], seconds[keep], held[keep] * ranks))
+            every = held[None, :] * ranks, seconds[None, :]
+            bound = np.minimum(bound, short_enough(question, (few[None, :], alone[None, :]), every))
         return Budgets(
             prompts=prompts[keep],
             microbatches=chosen[keep],

@@ -13,6 +13,13 @@ Floats = NDArray[np.float64]
 
 # A pass of prompts that differ may hold so many times as many as of their mean.
 _SHORT_PROMPTS = 8
+# A limit is counted so much longer: queues tell percentiles to a hundredth (``planner.prefill_queue``).
+_TOLD = 1.01
+# Shares of the DP groups that have a prompt in passes with less than one a group.
+_FILLED = np.arange(8) / 8
+
+Passes = tuple[Floats, Floats]
+"""Prompts and seconds."""
 
 
 def varied(question: Question) -> bool:
@@ -56,3 +63,52 @@ def timely(question: Question, single: Floats, full: Floats, most: Number) -> Fl
         within = 1 + (most - 1) * (limit - single) / (full - single)
         rate = 1 / (share * limit / within + (1 - share) * full / most)
     return np.asarray(np.where(open_ended, np.inf, rate), dtype=np.float64)
+
+
+def few_prompts(ranks: int) -> Floats:
+    """Prompts of passes with less than one a DP group, from one in the instance on, [points]."""
+    return np.asarray(np.maximum(_FILLED * ranks, 1.0), dtype=np.float64)
+
+
+def short_enough(question: Question, few: Passes, full: Passes) -> Floats:
+    """Largest rate of equal prompts at which passes are short enough on average, [rows]; infinite where none is late.
+
+    Who comes while a pass of D seconds runs waits for the rest of it and then at least for the next, D': those who come
+    in its first D + D' - L seconds miss the limit L. The more come, the longer D', so at a rate r at least
+    r (E D + E min(D', L) - L) - 1 miss it per pass (the 1 for where in the dealing of arrivals a pass begins), of
+    r E D + 1 at most. Where that may be a share q, t = E min(D, L) <= (L + (1 + q)/r) / (2 - q), half the limit. And
+    passes of t seconds hold no more on average than the concave hull of (seconds, prompts) has there, yet at least the
+    r t that come. Infinite where a full pass of the smallest budget is late, for then this says little. Derived here.
+
+    Args:
+        question: asks for the limit and the percentile.
+        few: prompts in the instance, from one on, and seconds of passes with less than one a group, [rows, points].
+        full: of full passes of rising budgets, each of which takes the less per prompt; infinite where they are late
+            and not known, [rows, budgets].
+    """
+    smallest = full[1][:, 0]
+    if question.queueing == "mixserve":
+        return np.full(smallest.shape, np.inf)
+    limit, late = question.ttft_seconds, 1 - question.percentile / 100
+    prompts, seconds = (np.concatenate(pair, axis=1) for pair in zip(few, full, strict=True))
+    per_second = prompts / seconds
+    # Between two points passes take as long as at the first, and hold what that allows at the second's rate.
+    after = np.maximum(per_second, np.concatenate([per_second[:, 1:], per_second[:, -1:]], axis=1))
+    times = np.minimum(seconds, limit)
+    held = np.where(seconds <= limit, times * after, 0.0)
+    with np.errstate(divide="ignore"):
+        longest = (_TOLD * limit + (1 + late) / _on_hull(times, held, limit / (2 - late))) / (2 - late)
+    return np.asarray(np.where(smallest <= limit, _on_hull(times, held, longest), np.inf))
+
+
+def _on_hull(seconds: Floats, prompts: Floats, most: Number) -> Floats:
+    """Most prompts per second of passes that take at most so long on average, [rows], by points [rows, points]."""
+    most = np.broadcast_to(np.asarray(most, dtype=np.float64), seconds.shape[:1])[:, None]
+    below = seconds <= most
+    best = np.where(below, prompts / seconds, 0.0).max(axis=1)
+    for point in range(seconds.shape[1]):
+        left, held = seconds[:, point, None], prompts[:, point, None]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            straight = held / most + (prompts - held) * (1 - left / most) / (seconds - left)
+        best = np.maximum(best, np.where(below[:, point, None] & ~below, straight, 0.0).max(axis=1))
+    return np.asarray(best, dtype=np.float64)
