@@ -1,10 +1,12 @@
 """What is proven of a plan: the integer programme's bound over all columns, and what was left out under which bound."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from planner.columns import Aim, Side, carried_by
 from planner.fleet import FleetSolution, solve_fleet
+from podplan.aside import Aside, aside
 from podplan.records import dataclass
 
 
@@ -33,6 +35,11 @@ class Bound:
 
 def certify(sides: Sequence[Side], aim: Aim, least_rate: float = 0.0) -> FleetSolution:
     """Solve the integer programme over every column that no other matches, bounds standing for unsolved queues."""
+    return begin_certificate(sides, aim, least_rate).result()
+
+
+def begin_certificate(sides: Sequence[Side], aim: Aim, least_rate: float = 0.0) -> Aside[FleetSolution]:
+    """Begin to ``certify`` the columns as they are now; another core, where one is free, solves the programme."""
     least = max(least_rate, (aim.rate or 0.0)) * (1 - 1e-9)
     columns = [
         side.column(int(number))
@@ -40,22 +47,8 @@ def certify(sides: Sequence[Side], aim: Aim, least_rate: float = 0.0) -> FleetSo
         for number in side.staircase(aim.devices[side.machines.budget], least)
     ]
     roles = [side.role for side in sides]
-    return solve_fleet(columns, devices=aim.devices, objective=aim.objective, rate=aim.rate, roles=roles)
-
-
-def proven(sides: Sequence[Side], aim: Aim, choice: Sequence[int]) -> Bound:
-    """Return the bound of the chosen columns."""
-    reached = carried_by(sides, tuple(choice))
-    # Whatever holds a column slower than the choice carries less: the programme's optimum stays.
-    solution = certify(sides, aim, reached if aim.objective == "throughput" else 0.0)
-    return Bound(
-        objective=aim.objective,
-        value=solution.bound,
-        gap=solution.gap,
-        covers=covers(sides),
-        queues_solved=sum(side.queues_solved for side in sides),
-        pruned=tuple(pruned(sides, reached)),
-    )
+    devices = dict(aim.devices)
+    return aside(partial(solve_fleet, columns, devices=devices, objective=aim.objective, rate=aim.rate, roles=roles))
 
 
 def over_parts(best: Bound | None, parts: Sequence[Bound], queues_solved: int) -> Bound | None:
@@ -76,32 +69,38 @@ def over_parts(best: Bound | None, parts: Sequence[Bound], queues_solved: int) -
     )
 
 
-def proven_over(parts: Sequence[Sequence[Side]], chosen: Sequence[Side], aim: Aim, choice: Sequence[int]) -> Bound:
-    """Return the bound over all parts of the space, of which the choice is of one: the best that any part allows.
+def begin_proof(
+    parts: Sequence[Sequence[Side]], chosen: Sequence[Side], aim: Aim, choice: Sequence[int]
+) -> Callable[[], Bound]:
+    """Begin to prove a choice of one part of the space over all of them; return what waits for the bound.
 
-    Parts are the shapes of a deployment, and the sets of instances that an engine lets share KV.
+    Parts are the shapes of a deployment, and the sets of instances that an engine lets share KV. Columns are taken
+    as they are now: queues that are solved later are none of the proof's.
     """
-    own = proven(chosen, aim, choice)
-    reached = carried_by(chosen, tuple(choice)) if aim.objective == "throughput" else 0.0
-    values, told, pruned_columns = [own.value], [own.covers], list(own.pruned)
-    known = list(chosen)
-    for sides in parts:
-        if tuple(sides) == tuple(chosen) or not all(side.size for side in sides):
-            continue
-        solution = certify(sides, aim, reached)
-        values += [solution.bound] if solution.status == "optimal" else []
-        told.append(covers(sides))
-        pruned_columns += pruned([side for side in sides if side not in known], carried_by(chosen, tuple(choice)))
-        known += sides
-    value = max(values) if aim.objective == "throughput" else min(values)
-    return replace(
-        own,
-        value=value,
-        gap=own.gap + abs(value - own.value) / abs(own.value or 1.0),
-        covers="; and ".join(told),
-        queues_solved=sum({id(side): side.queues_solved for sides in parts for side in sides}.values()),
-        pruned=tuple(pruned_columns),
-    )
+    reached = carried_by(chosen, tuple(choice))
+    others = [sides for sides in parts if tuple(sides) != tuple(chosen) and all(side.size for side in sides)]
+    covered = [chosen, *others]
+    # Whatever holds a column slower than the choice carries less: the programme's optimum stays.
+    least = reached if aim.objective == "throughput" else 0.0
+    certificates = [begin_certificate(sides, aim, least) for sides in covered]
+    told = "; and ".join(covers(sides) for sides in covered)
+    left_out = tuple(pruned(list(dict.fromkeys(side for sides in covered for side in sides)), reached))
+    queues = sum({id(side): side.queues_solved for sides in parts for side in sides}.values())
+
+    def bound() -> Bound:
+        own, *rest = (certificate.result() for certificate in certificates)
+        values = [own.bound, *(solution.bound for solution in rest if solution.status == "optimal")]
+        value = max(values) if aim.objective == "throughput" else min(values)
+        return Bound(
+            objective=aim.objective,
+            value=value,
+            gap=own.gap + abs(value - own.bound) / abs(own.bound or 1.0),
+            covers=told,
+            queues_solved=queues,
+            pruned=left_out,
+        )
+
+    return bound
 
 
 def covers(sides: Sequence[Side]) -> str:

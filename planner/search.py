@@ -20,7 +20,7 @@ from planner.operating import DecodeServer, PrefillServer
 from planner.papers import Beside, best_counts, matching, published_sides, rate_of
 from planner.parts import Chosen, Pools, aim_of, choose, gather, gather_each, make_side, with_mixed
 from planner.plan import Plan, make_plan, slowed_down
-from planner.proof import Bound, certify, never_costed, never_queued, over_parts, proven_over
+from planner.proof import Bound, begin_proof, certify, never_costed, never_queued, over_parts
 from planner.quantised import Tried, in_formats, own_formats, preferred
 from planner.question import Question
 from planner.quickest_plans import quickest_choice
@@ -66,10 +66,10 @@ class Found:
     question: Question
     pools: Pools
     plan: Plan | None
-    bound: Callable[[], Bound | None] = lambda: None
-    """The best that the covered space reaches."""
-    others: Callable[[], list[Plan]] = list
-    """Plans that trade what the best one has."""
+    prove: Callable[[], Callable[[], Bound | None]] = lambda: lambda: None
+    """Begin to prove the best that the covered space reaches; what it returns waits for it."""
+    others: Callable[[], Callable[[], list[Plan]]] = lambda: list
+    """Begin plans that trade what the best one has; what it returns finds the rest of them."""
     why: Callable[[], tuple[str, str]] = lambda: UNTOLD
     """What keeps a question from any plan: its binding limit, and a sentence."""
     cut: dict[Role, dict[str, int]] = field(default_factory=dict)
@@ -108,7 +108,7 @@ def search(question: Question, *, explain: bool = True, beside: bool = True) -> 
         return answer
     plans = [each.plan for each in found if each.plan is not None]
     others = [each for number, each in enumerate(found) if number != place and each.plan is not None and beside]
-    bounds = [answer.bound, *(each.bound() for each in others)]
+    bounds = [answer.bound, *(each.prove()() for each in others)]
     queues = {id(side): side.queues_solved for each in found for side in each.sides}
     return replace(
         answer,
@@ -126,8 +126,9 @@ def answer_of(found: Found, published: Aside[tuple[Beside, ...]] | None, *, expl
     front: tuple[Plan, ...] = (best,)
     bound: Bound | None = None
     if published is not None:
-        bound = found.bound()
-        front = tuple(front_of(best, found.others()))
+        others, proof = found.others(), found.prove()
+        front = tuple(front_of(best, others()))
+        bound = proof()
     return Answer(
         question=question,
         best=best,
@@ -162,8 +163,8 @@ def find(question: Question, pools: Pools, transfer_seconds: float = 0.0) -> Fou
         question=question,
         pools=pools,
         plan=best,
-        bound=lambda: bound_of(chosen, aim, best),
-        others=lambda: other_plans(question, chosen, aim),
+        prove=lambda: begin_bound(chosen, aim, best),
+        others=lambda: begin_others(question, chosen, aim),
         cut=chosen.parts[-1].cut,
         sides=tuple(side for part in chosen.parts for side in part.sides),
     )
@@ -181,12 +182,17 @@ def without_waiting(found: Found, transfer_seconds: float) -> Found:
     if slower is None or (again.plan and again.plan.requests_per_second >= slower.requests_per_second):
         return again
     gap = 1 - slower.requests_per_second / late.requests_per_second
-    return replace(found, plan=slower, bound=lambda: with_gap(found.bound(), gap))
+    return replace(found, plan=slower, prove=lambda: with_gap(found.prove(), gap))
 
 
-def with_gap(bound: Bound | None, gap: float) -> Bound | None:
-    """Return a bound that a plan misses by so much."""
-    return None if bound is None else replace(bound, gap=gap)
+def with_gap(proof: Callable[[], Bound | None], gap: float) -> Callable[[], Bound | None]:
+    """Return what waits for a bound that a plan misses by so much."""
+
+    def missed() -> Bound | None:
+        bound = proof()
+        return None if bound is None else replace(bound, gap=gap)
+
+    return missed
 
 
 def find_quickest(question: Question, pools: Pools, aim: Aim) -> Found:
@@ -201,24 +207,28 @@ def find_quickest(question: Question, pools: Pools, aim: Aim) -> Found:
         question=question,
         pools=pools,
         plan=best,
-        bound=lambda: found.bound(best.e2e_mean_seconds),
-        others=lambda: found.others(FEWER_DEVICES),
+        prove=lambda: lambda: found.bound(best.e2e_mean_seconds),
+        others=lambda: lambda: found.others(FEWER_DEVICES),
         cut=found.cut,
         sides=tuple(side for part in found.parts for side in part.pools.sides),
     )
 
 
-def bound_of(chosen: Chosen, aim: Aim, best: Plan) -> Bound:
-    """Return the bound over all parts, and which aggregated instances no queue was solved for."""
-    bound = proven_over([part.sides for part in chosen.parts], chosen.pools.sides, aim, chosen.choice)
-    if bound.gap > 1e-6:
-        raise Fault(f"the fleet programme's bound {bound.value:g} is not what the chosen columns reach")
-    dropped = chosen.parts[-1].dropped.slow
+def begin_bound(chosen: Chosen, aim: Aim, best: Plan) -> Callable[[], Bound]:
+    """Begin to find the bound over all parts, and which aggregated instances no queue was solved for."""
+    proof = begin_proof([part.sides for part in chosen.parts], chosen.pools.sides, aim, chosen.choice)
     left_out = (
         *never_costed(chosen.apart_dropped, best.requests_per_second),
-        *never_queued(dropped, best.requests_per_second),
+        *never_queued(chosen.parts[-1].dropped.slow, best.requests_per_second),
     )
-    return replace(bound, pruned=(*bound.pruned, *left_out))
+
+    def bound() -> Bound:
+        found = proof()
+        if found.gap > 1e-6:
+            raise Fault(f"the fleet programme's bound {found.value:g} is not what the chosen columns reach")
+        return replace(found, pruned=(*found.pruned, *left_out))
+
+    return bound
 
 
 def published_plans(question: Question) -> tuple[Beside, ...]:
@@ -292,19 +302,23 @@ def aggregated_at(question: Question, side: Side, column: int, rate_per_second: 
     return make_aggregated(question, kind.at(left), int(side.instances[column]), each, rate_per_second)
 
 
-def other_plans(question: Question, chosen: Chosen, aim: Aim) -> list[Plan]:
-    """Return plans that trade what the best one has: fewer devices, less time per token, the other shape."""
+def begin_others(question: Question, chosen: Chosen, aim: Aim) -> Callable[[], list[Plan]]:
+    """Begin plans that trade what the best one has: fewer devices, less time per token, the other shape."""
     pools = only(question, chosen.pools, chosen.choice)
     begun = [begin_tighter(question, pools, part) for part in TIGHTER_TPOT]
-    found: list[tuple[Pools, Choice | None]] = [] if chosen.other is None else [chosen.other]
-    for part in FEWER_DEVICES if aim.objective == "throughput" else ():
-        fewer = replace(aim, devices={budget: int(count * part) for budget, count in aim.devices.items()})
-        found.append((pools, likely(pools.sides, fewer)))
-    for costed in begun:
-        tighter = costed()
-        found.append((tighter, likely(tighter.sides, aim)))
-    plans = (plan_of(question, own, choice) for own, choice in found if choice is not None)
-    return [plan for plan in plans if plan is not None]
+
+    def plans() -> list[Plan]:
+        found: list[tuple[Pools, Choice | None]] = [] if chosen.other is None else [chosen.other]
+        for part in FEWER_DEVICES if aim.objective == "throughput" else ():
+            fewer = replace(aim, devices={budget: int(count * part) for budget, count in aim.devices.items()})
+            found.append((pools, likely(pools.sides, fewer)))
+        for costed in begun:
+            tighter = costed()
+            found.append((tighter, likely(tighter.sides, aim)))
+        made = (plan_of(question, own, choice) for own, choice in found if choice is not None)
+        return [plan for plan in made if plan is not None]
+
+    return plans
 
 
 def only(question: Question, pools: Pools, choice: Choice) -> Pools:
