@@ -85,16 +85,16 @@ def _rate(question: Question, feasible: Try) -> Change:
 
 
 def _chips(question: Question, feasible: Try) -> Change:
-    """Whole nodes, of both roles alike where each has its own."""
+    """Whole nodes, or chips of one, of both roles alike where each has its own."""
     machines = (question.prefill, question.decode)
     own = question.prefill.budget != question.decode.budget
 
     def with_nodes(factor: float) -> Question:
-        prefill, decode = (replace(part, devices=_grown(part, factor)) for part in machines)
+        prefill, decode = (replace(part, devices=part.grown(factor)) for part in machines)
         return replace(question, prefill=prefill, decode=decode)
 
     # The largest is not tried first: to search so many devices takes longer than to come near from below.
-    factor = _least(lambda factor: feasible(with_nodes(factor)), MOST_FACTOR / 2, _node_share(machines), probe=False)
+    factor = _least(lambda factor: feasible(with_nodes(factor)), MOST_FACTOR / 2, _unit_share(machines), probe=False)
     if factor is None:
         return _none("chips", "--devices", f"{MOST_FACTOR / 2:g} times the devices do not help")
     changed = with_nodes(factor)
@@ -114,15 +114,10 @@ def _devices(question: Question) -> int:
     return question.prefill.devices + (question.decode.devices if own else 0)
 
 
-def _grown(machines: Machines, factor: float) -> int:
-    """Devices times a factor, in whole nodes, at least one node more."""
-    per_node = machines.devices_per_node
-    return max(math.ceil(machines.devices * factor / per_node - 1e-9), 1) * per_node
-
-
-def _node_share(machines: tuple[Machines, Machines]) -> float:
-    """Smallest factor that is worth telling apart: one node."""
-    return max(1 + min(part.devices_per_node / part.devices for part in machines) * 0.99, 1.01)
+def _unit_share(machines: tuple[Machines, Machines]) -> float:
+    """Smallest factor that is worth telling apart: one node, or one chip of a node where there is less than one."""
+    steps = (part.unit(part.devices) / max(part.devices, part.devices_per_node) for part in machines)
+    return max(1 + min(steps) * 0.99, 1.01)
 
 
 def _limit(question: Question, feasible: Try, name: str, flag: str) -> Change:

@@ -1,5 +1,6 @@
 """What is asked: model, machines, traffic, service levels, objective."""
 
+import math
 from typing import Literal
 
 from hardware.formats import KvDtype
@@ -35,6 +36,15 @@ class Machines:
     def devices_per_chip(self) -> int:
         """Devices of one chip."""
         return int(self.hardware.devices_per_chip.value)
+
+    def unit(self, devices: float) -> int:
+        """Devices by which a pool of so many is told larger or smaller: a node, and less than one a chip."""
+        return self.devices_per_chip if devices < self.devices_per_node else self.devices_per_node
+
+    def grown(self, factor: float) -> int:
+        """Devices times a factor, up to a whole unit."""
+        unit = self.unit(self.devices * factor)
+        return max(math.ceil(self.devices * factor / unit - 1e-9), 1) * unit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,5 @@
 """Why columns do not carry an asked rate: the constraint in the words of its flag, and the nearest changes, solved."""
 
-import math
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -104,6 +103,6 @@ def _larger(
 
 
 def _grown(machines: Machines, factor: float) -> int:
-    """Devices times a factor, in whole nodes, at least one node more."""
-    per_node = machines.devices_per_node
-    return max(math.ceil(machines.devices * factor / per_node - 1e-9), machines.devices // per_node + 1) * per_node
+    """Devices times a factor, at least one unit more."""
+    unit = machines.unit(machines.devices)
+    return max(machines.grown(factor), (machines.devices // unit + 1) * unit)

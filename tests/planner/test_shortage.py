@@ -25,6 +25,20 @@ def test_the_devices_named_carry_the_rate() -> None:
     assert has_plan(replace(question, prefill=larger, decode=larger))
 
 
+def test_a_pool_of_some_gpus_of_a_server_grows_by_gpus() -> None:
+    """Three GPUs that carry a little less than asked are told of the fourth, not of a whole server."""
+    question = asked(1.05 * most_carried(small_question(model="qwen3-8b", devices=3)), devices=3)
+    assert "or --devices 4" in search(question).explanation
+
+
+def test_a_pool_grows_to_whole_units() -> None:
+    """GPUs below a server's eight, servers from there; both dies of a chip."""
+    some, server = machines("qwen3-8b", "h100", 2), machines("qwen3-8b", "h100", 8)
+    assert [some.grown(factor) for factor in (1.0, 1.6, 3.9, 4.1)] == [2, 4, 8, 16]
+    assert [server.grown(factor) for factor in (0.5, 1.0, 1.1)] == [4, 8, 16]
+    assert machines("qwen3-8b", "910c", 2).grown(1.1) == 4
+
+
 def test_a_loss_that_binds_is_named() -> None:
     """The rate is carried as long as nothing is lost."""
     rate = 0.97 * most_carried(small_question(model="qwen3-8b", devices=8))
