@@ -13,9 +13,11 @@ import numpy as np
 from planner.queueing import Array
 from podplan.records import dataclass
 
-_MOST_EVENTS, _FEW_EVENTS = 512, 60.0
+_MOST_EVENTS, _FEW_EVENTS = 1024, 60.0
 """Counted one by one, all of them or where few are expected; otherwise their number is taken as normal."""
 _MOST_PHASES = 64
+_NEVER = math.log(1e14)
+"""What is rarer than one in that does not happen."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,53 +44,71 @@ class Arrivals:
 
     def counts(self, seconds: Array, prompts_per_cell: float, cells: int) -> Array:
         """Probabilities of 0, 1, ... cells of prompts within ``seconds``, [times, cells]; the last: so many or more."""
+        reached = self.reached(seconds, prompts_per_cell, cells)
+        found = np.zeros((reached.shape[0], cells))
+        most = min(reached.shape[1], cells)
+        found[:, :most] = reached[:, :most]
+        found[:, : most - 1] -= reached[:, 1:most]
+        return np.maximum(found, 0.0, out=found)  # but for rounding
+
+    def reached(self, seconds: Array, prompts_per_cell: float, cells: int) -> Array:
+        """Chances of 0, 1, ... cells of prompts or more within ``seconds``, [times, counts].
+
+        As far as any is reached, up to ``cells``: a mean of m is passed by sqrt(2 m x) + x / 3 with a chance below
+        exp(-x) (S. Bernstein's inequality, of Poisson counts).
+        """
         events_per_cell = self.events_per_prompt * prompts_per_cell
         means = self.events_per_second * seconds
-        events = math.ceil(cells * events_per_cell) + 1
-        if events <= _MOST_EVENTS:
-            return _with_tail(_by_event(means, self.dispersion, events, events_per_cell, cells))
-        found = _normal_counts(means / events_per_cell, self.dispersion / events_per_cell, cells)
+        mean = float(means.max(initial=0.0))
+        most = mean + math.sqrt(2 * _NEVER * self.dispersion * mean) + _NEVER * (self.dispersion - 2 / 3)
+        cells = min(math.ceil(most / events_per_cell) + 1, cells)
+        if cells * events_per_cell < _MOST_EVENTS:
+            return _by_event(means, self.dispersion, events_per_cell, cells)
+        found = _as_normal(means / events_per_cell, self.dispersion / events_per_cell, cells)
         few = np.flatnonzero(means < _FEW_EVENTS * self.dispersion)
-        events = min(events, math.ceil((_FEW_EVENTS + 10 * math.sqrt(_FEW_EVENTS) + 20) * self.dispersion))
-        found[few] = _by_event(means[few], self.dispersion, events, events_per_cell, cells)
-        return _with_tail(found)
+        known = _by_event(means[few], self.dispersion, events_per_cell, cells)
+        found[few] = known
+        return found
 
 
-def _by_event(means: Array, dispersion: float, events: int, events_per_cell: float, cells: int) -> Array:
-    """Counts event by event, rounded at random to the cells beside each, [times, cells]."""
-    found = count_distribution(means, dispersion, events)
-    if abs(events_per_cell - 1) < 1e-9:
-        return found[:, :cells]
-    places = np.arange(events) / events_per_cell
-    low = np.minimum(places.astype(np.intp), cells - 1)
-    part = np.minimum(places - low, 1.0)
-    rounding = np.zeros((events, cells))
-    np.add.at(rounding, (np.arange(events), low), 1 - part)
-    np.add.at(rounding, (np.arange(events), np.minimum(low + 1, cells - 1)), part)
-    return np.asarray(found @ rounding, dtype=np.float64)
+def _by_event(means: Array, dispersion: float, events_per_cell: float, cells: int) -> Array:
+    """Count event by event, rounded at random to the cells beside each, [times, cells + 1].
+
+    With e events to a cell, fewer than c cells have the chance (f(c e) - f((c - 1) e)) / e, f(x) = E[max(x - N, 0)]. As
+    k p(k) is told by p(k - 1), f(x) = (x - m) P(N <= k) + (m + (d - 1) k) p(k), k the whole events in x, m the mean.
+    """
+    places = np.arange(cells + 1.0) * events_per_cell
+    whole = places.astype(np.intp)
+    chances = count_distribution(means, dispersion, int(whole[-1]) + 1)
+    found = np.ones((means.size, cells + 1))
+    if events_per_cell == 1:
+        found[:, 1:] -= np.cumsum(chances, axis=1, out=chances)[:, :-1]
+        return np.maximum(found, 0.0, out=found)
+    mean = means[:, None]
+    short = (mean + (dispersion - 1) * whole) * chances[:, whole]
+    short += (places - mean) * np.cumsum(chances, axis=1, out=chances)[:, whole]
+    found[:, 1:] -= (short[:, 1:] - short[:, :-1]) / events_per_cell
+    return np.maximum(found, 0.0, out=found)
 
 
 def count_distribution(means: Array, dispersion: float, counts: int) -> Array:
     """Probabilities of 0..counts-1 events, [..., counts]: given mean, and variance ``dispersion`` times the mean.
 
-    p(k)/p(k-1) = (d - 1)/d + (mean - d + 1)/(d k): Poisson for d = 1, negative binomial above, binomial below (cut at
-    zero where its number of trials is not whole, so no longer of that mean where it is small). Scaled to sum 1.
+    Poisson for a dispersion of 1, above it negative binomial: p(k)/p(k-1) = (d - 1)/d + (mean - d + 1)/(d k).
 
     Ref: H. H. Panjer, Recursive Evaluation of a Family of Compound Distributions, ASTIN Bulletin 12:22, 1981.
     """
-    k = np.arange(1, counts)
-    ratios = (dispersion - 1) / dispersion + (means[..., None] - dispersion + 1) / (dispersion * k)
-    logs = np.zeros((*means.shape, counts))
-    np.cumsum(np.log(np.maximum(ratios, 1e-30)), axis=-1, out=logs[..., 1:])
-    probabilities = np.exp(logs - logs.max(axis=-1, keepdims=True))
-    probabilities /= probabilities.sum(axis=-1, keepdims=True)
-    return np.asarray(probabilities, dtype=np.float64)
-
-
-def _with_tail(found: Array) -> Array:
-    """Put what is missing to 1 on the last count."""
-    found[..., -1] += np.maximum(1 - found.sum(axis=-1), 0.0)
-    return found
+    k = np.arange(float(counts))
+    means = np.asarray(means, dtype=np.float64)[..., None]
+    if dispersion == 1:
+        parts = np.concatenate([np.log(np.maximum(means, 1e-300)), means, np.ones_like(means)], axis=-1)
+        logs = parts @ np.stack([k, -np.ones_like(k), -np.cumsum(np.log(np.maximum(k, 1.0)))])
+        np.maximum(logs, -700.0, out=logs)  # what is not quite nothing takes twice as long
+        return np.asarray(np.exp(logs, out=logs), dtype=np.float64)
+    ratios = ((dispersion - 1) * (k[1:] - 1) + means) / (dispersion * k[1:])
+    logs = np.zeros((*means.shape[:-1], counts))
+    np.cumsum(np.log(np.maximum(ratios, 1e-300)), axis=-1, out=logs[..., 1:])
+    return np.asarray(np.exp(logs - means * (math.log(dispersion) / (dispersion - 1))), dtype=np.float64)
 
 
 _SCORES = np.linspace(-9.0, 9.0, 3601)
@@ -98,13 +118,15 @@ _EXCESS = np.array(
 """E[max(Z - score, 0)] of a standard normal Z."""
 
 
-def _normal_counts(means: Array, dispersion: float, cells: int) -> Array:
-    """Counts of a normal number with these means and variances ``dispersion`` times them, rounded to either side.
+def _as_normal(means: Array, dispersion: float, cells: int) -> Array:
+    """Chances of 0, 1, ... cells or more, [times, cells + 1], of a normal number, rounded to either side.
 
-    Rounding at random so that the mean stays turns a number X into the whole k with E[max(1 - |X - k|, 0)], the second
-    difference of E[max(X - k, 0)].
+    It has these means, and variances ``dispersion`` times them. Rounding at random so that the mean stays turns a
+    number X into k or more with E[max(X - k + 1, 0)] - E[max(X - k, 0)].
     """
     deviations = np.sqrt(np.maximum(dispersion * means, 1e-18))[..., None]
     above = (np.arange(-1.0, cells + 1) - means[..., None]) / deviations
     excess = deviations * np.where(above < _SCORES[0], -above, np.interp(above, _SCORES, _EXCESS))
-    return np.maximum(np.diff(excess, 2, axis=-1), 0.0)
+    found = np.maximum(-np.diff(excess, axis=-1), 0.0)
+    found[:, 0] = 1.0
+    return found

@@ -22,7 +22,7 @@ RARE = 1e-7
 """Masses that are left out."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Lattice:
     """How waiting prompts are counted, and over which times."""
 
@@ -30,16 +30,18 @@ class Lattice:
     """Cells of what takes one place in a pass."""
     prompts: Array
     """[sizes]: prompts of passes that took 1.. places."""
-    holds: Array
-    """[sizes]: how likely a full pass holds 1.. places."""
+    most: float
+    """Prompts of the largest pass."""
+    least: int
+    """Places of the smallest pass that is not all but never."""
     cells: int
     """Waiting is counted from 0 to ``cells`` - 1."""
+    rows: Array
+    """[sizes + 1, kinds]: durations of passes that take all, by how many that is; last full ones."""
+    weights: Array
+    """[kinds]: how likely each is."""
     width_seconds: float
-
-    @property
-    def fit(self) -> Array:
-        """[sizes]: chance that so many places fit into a pass."""
-        return np.cumsum(self.holds[::-1])[::-1]
+    """Of a cell of time."""
 
     @property
     def prompts_per_cell(self) -> float:
@@ -59,11 +61,10 @@ class Lattice:
 
 def most_waiting(service: Service, rate: float, squared_cv: float) -> float:
     """Return the prompts that a pass all but never exceeds, if the service holds as many: its cap says no more then."""
-    settled, noise = _settled(service, rate, squared_cv)
-    return _reach(service, rate, squared_cv, settled, noise)
+    return _reach(service, rate, squared_cv, _settled(service, rate, squared_cv))
 
 
-def lattice_of(service: Service, rate: float, squared_cv: float, phases: int, behind_full: float) -> Lattice:
+def lattice_of(service: Service, rate: float, squared_cv: float, phases: int) -> Lattice:
     """Return the lattice of a queue.
 
     Args:
@@ -71,35 +72,42 @@ def lattice_of(service: Service, rate: float, squared_cv: float, phases: int, be
         rate: prompts (units of the service) per second.
         squared_cv: of the gaps between arrivals.
         phases: events that make a prompt.
-        behind_full: the share of full passes that follow a full one.
     """
-    settled, noise = _settled(service, rate, squared_cv)
-    reach = _reach(service, rate, squared_cv, settled, noise)
+    settled = _settled(service, rate, squared_cv)
+    reach = _reach(service, rate, squared_cv, settled)
     queued, sizes = 2.0, min(reach, float(service.full.largest) if service.full else service.most)
     if reach >= service.most - (6 * math.sqrt(service.full.spread) if service.full else 0.0):
         queued = _queued(service, rate, squared_cv)
     lines = sizes + queued
     # Rounding to a lattice of 1/m prompt adds a variance of up to 1/(6 m²): a hundredth of what is there.
-    fine = max(min(phases, math.ceil(4 / math.sqrt(max(noise, 1e-6))), int(_CELLS / lines)), 1)
-    step = max(lines / _CELLS, 1.0)
-    count = max(math.ceil(sizes / step), 1)
+    fine = max(min(phases, math.ceil(4 / math.sqrt(max(settled.noise, 1e-6))), int(_CELLS / lines)), 1)
+    count = max(math.ceil(sizes / max(lines / _CELLS, 1.0)), 1)
     step = max(sizes / count, 1.0)
-    prompts = np.arange(1.0, count + 1) * step
-    holds = _holds(service.full, behind_full, sizes, prompts)
-    cells = fine * (count + math.ceil(queued / step) + 1)
-    longest = float(service.durations(prompts[[0, -1]], KINDS)[0].max())
-    longest = max(longest, float(service.full.kinds.max())) if service.full else longest
-    usual = float(service.mean(np.array([settled]))[0])
+    rows, weights = service.durations(np.append(np.arange(1.0, count + 1) * step, sizes), KINDS)
+    if service.full:
+        rows[-1] = service.full.kinds
+    longest = float(rows[[0, -2, -1]].max())
     horizon = 2 * longest + (math.ceil(queued / service.most) + 1) * service.full_seconds
-    width = max(usual / _USUAL, longest / _LONGEST, horizon / _HORIZON)
-    return Lattice(fine, prompts, holds, cells, width)
+    return Lattice(
+        fine=fine,
+        prompts=np.arange(1.0, count + 1) * step,
+        most=sizes,
+        least=max(int(_least(service, rate, squared_cv, settled) / step), 1),
+        cells=fine * (count + math.ceil(queued / step) + 1),
+        rows=rows,
+        weights=weights,
+        width_seconds=max(settled.seconds / _USUAL, longest / _LONGEST, horizon / _HORIZON),
+    )
 
 
-def _holds(full: FullPasses | None, behind_full: float, sizes: float, prompts: Array) -> Array:
-    """How likely a full pass holds 1.. places of ``prompts``, [sizes]; between two places so that means stay."""
-    held, chances = np.array([sizes]), np.ones(1)
+def holds_of(lattice: Lattice, full: FullPasses | None, behind_full: float) -> Array:
+    """How likely a full pass holds 1.. places, [sizes]; between two places so that means stay.
+
+    ``behind_full`` is the share of full passes that follow a full one.
+    """
+    prompts, held, chances = lattice.prompts, np.array([lattice.most]), np.ones(1)
     if full:
-        held = np.minimum(np.arange(1.0, full.largest + 1), sizes)
+        held = np.minimum(np.arange(1.0, full.largest + 1), lattice.most)
         chances = (1 - behind_full) * full.chances[0] + behind_full * full.chances[1]
     places = np.clip(held / prompts[0], 1.0, float(prompts.size)) - 1
     low = np.minimum(places.astype(np.intp), max(prompts.size - 2, 0))
@@ -109,20 +117,37 @@ def _holds(full: FullPasses | None, behind_full: float, sizes: float, prompts: A
     return np.asarray(found, dtype=np.float64)
 
 
-def _settled(service: Service, rate: float, squared_cv: float) -> tuple[float, float]:
-    """Prompts of the pass whose arrivals fill the next, and the variance of these arrivals; continuous in the rate."""
+@dataclass(frozen=True, slots=True)
+class _Settled:
+    """The pass whose arrivals fill the next."""
+
+    prompts: float
+    seconds: float
+    noise: float
+    """Variance of these arrivals."""
+    gain: float
+    """What one more prompt in it brings, below one."""
+
+
+def _settled(service: Service, rate: float, squared_cv: float) -> _Settled:
+    """Return the pass whose arrivals fill the next; continuous in the rate."""
     beyond = service.prompts - rate * service.seconds
     first = int(np.argmax(beyond >= 0))
     size = float(service.prompts[0])
     if first:
-        size = float(np.interp(0.0, beyond[first - 1 : first + 1], service.prompts[first - 1 : first + 1]))
+        part = float(beyond[first - 1] / (beyond[first - 1] - beyond[first]))
+        size = float(service.prompts[first - 1]) + part * float(service.prompts[first] - service.prompts[first - 1])
     elif beyond[0] < 0:
         size = float(service.prompts[-1])
     at = np.array([size])
-    return size, squared_cv * rate * float(service.mean(at)[0]) + rate**2 * float(service.variance(at)[0])
+    seconds = float(service.mean(at)[0])
+    noise = squared_cv * rate * seconds + rate**2 * float(service.variance(at)[0])
+    place = int(np.searchsorted(service.prompts, size))
+    slope = float(service.seconds[place + 1] - service.seconds[place]) if place + 1 < service.prompts.size else 0.0
+    return _Settled(size, seconds, noise, min(rate * max(service.share_seconds, slope), 0.99))
 
 
-def _reach(service: Service, rate: float, squared_cv: float, settled: float, noise: float) -> float:
+def _reach(service: Service, rate: float, squared_cv: float, settled: _Settled) -> float:
     """Prompts that a pass all but never exceeds: 8 standard deviations above where arrivals of a pass fill the next.
 
     Linearised there, with f the arrivals that one more prompt brings: variance = arrivals' variance / (1 - f²). Each
@@ -130,16 +155,25 @@ def _reach(service: Service, rate: float, squared_cv: float, settled: float, noi
     and longer than the normal one: it decays by 2 (1 - f) / v a prompt, v the variance of what one brings. At least
     what arrives while the longest prompt is alone.
     """
-    place = int(np.searchsorted(service.prompts, settled))
-    slope = float(np.diff(service.seconds, append=service.seconds[-1])[min(place, service.prompts.size - 1)])
-    share = float(service.seconds[-1] - service.seconds[0]) / max(service.largest - 1, 1)
-    gain = min(rate * max(share, slope), 0.99)
-    alone = rate * float(service.durations(service.prompts[:1], KINDS)[0].max())
-    usual = settled + 8 * math.sqrt(noise / (1 - gain**2)) + 3
-    least, most = service.variance(service.prompts[[0, -1]])
-    brought = squared_cv * gain + rate**2 * float(most - least) / max(service.largest - 1, 1)
-    usual = max(usual, settled + math.log(1 / RARE) * brought / (2 * (1 - gain)))
+    alone = rate * service.alone_seconds
+    usual = settled.prompts + 8 * math.sqrt(settled.noise / (1 - settled.gain**2)) + 3
+    brought = squared_cv * settled.gain + rate**2 * service.share_squared
+    usual = max(usual, settled.prompts + math.log(1 / RARE) * brought / (2 * (1 - settled.gain)))
     return float(math.ceil(max(usual, alone + 6 * math.sqrt(squared_cv * alone) + 3)))
+
+
+def _least(service: Service, rate: float, squared_cv: float, settled: _Settled) -> float:
+    """Prompts that a pass all but never falls short of, if passes of as many last alike; else one.
+
+    7.5 standard deviations below where arrivals of a pass fill the next, linearised there; or the most that brings as
+    many again even 6.5 deviations below its mean, which holds where durations leap, too.
+    """
+    if service.varies:
+        return 1.0
+    means = rate * service.seconds
+    kept = np.flatnonzero(means - 6.5 * np.sqrt(squared_cv * means) >= service.prompts)
+    again = float(service.prompts[kept[-1]]) if kept.size else 1.0
+    return max(settled.prompts - 7.5 * math.sqrt(settled.noise / (1 - settled.gain**2)), again)
 
 
 def _queued(service: Service, rate: float, squared_cv: float) -> float:

@@ -6,6 +6,7 @@ by their mean and the spread of one prompt's share, which is then gamma distribu
 
 from collections.abc import Callable
 from dataclasses import field
+from functools import cached_property
 
 import numpy as np
 
@@ -63,7 +64,7 @@ class FullPasses:
         return float((held - held @ self.chances[1]) ** 2 @ self.chances[1])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Service:
     """Pass times of one instance, tabulated once for all rates; counts are of *units*: what takes a place in a pass."""
 
@@ -100,22 +101,38 @@ class Service:
         """Units that a pass holds at most."""
         return int(self.prompts[-1])
 
-    @property
+    @cached_property
     def full_seconds(self) -> float:
         """Mean duration of full passes."""
         return float(self.full_kinds @ self.weights) if self.full else float(self.mean(np.array([self.most]))[0])
 
-    @property
+    @cached_property
     def full_kinds(self) -> Array:
         """Durations of full passes that occur, [kinds]."""
         return self.full.kinds if self.full else self.durations(np.array([self.most]), KINDS)[0][0]
 
-    @property
+    @cached_property
     def full_variance(self) -> float:
         """Variance of the duration of full passes."""
         if self.full:
             return float((self.full.kinds - self.full_seconds) ** 2 @ self.weights)
         return float(self.variance(np.array([self.most]))[0])
+
+    @cached_property
+    def share_seconds(self) -> float:
+        """Mean duration that a unit adds, from one to the most."""
+        return float(self.seconds[-1] - self.seconds[0]) / max(self.largest - 1, 1)
+
+    @cached_property
+    def share_squared(self) -> float:
+        """Variance that a unit adds, from one to the most."""
+        least, most = self.variance(self.prompts[[0, -1]])
+        return float(most - least) / max(self.largest - 1, 1)
+
+    @cached_property
+    def alone_seconds(self) -> float:
+        """Longest duration with one unit."""
+        return float(self.durations(self.prompts[:1], KINDS)[0].max())
 
     @property
     def saturation_per_second(self) -> float:
@@ -148,8 +165,11 @@ class Service:
 
     def _rows(self, prompts: Array) -> Array:
         assert self.kinds is not None, "asked for only where durations are given"
-        rows = [np.interp(prompts, self.prompts, column) for column in self.kinds.T]
-        return np.stack(rows, axis=-1)
+        low = np.clip(np.searchsorted(self.prompts, prompts) - 1, 0, max(self.prompts.size - 2, 0))
+        high = np.minimum(low + 1, self.prompts.size - 1)
+        before = self.prompts[low]
+        part = np.clip((prompts - before) / np.maximum(self.prompts[high] - before, 1e-300), 0.0, 1.0)[..., None]
+        return np.asarray(self.kinds[low] * (1 - part) + self.kinds[high] * part, dtype=np.float64)
 
 
 def by_share(pass_seconds: PassSeconds, most_prompts: int, squared_cv: float, extra_seconds: float) -> Service:
