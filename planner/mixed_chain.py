@@ -81,6 +81,8 @@ class PromptState:
     """Share of steps that compute prompts."""
     sojourn: Callable[[], tuple[Array, Array]]
     """Finds seconds from arrival to first token as point masses, which sum to 1."""
+    per_prompt: Callable[[], float]
+    """Finds seconds by which one more prompt delays steps, over all steps that it delays."""
 
     @property
     def mean_sojourn_seconds(self) -> float:
@@ -107,10 +109,13 @@ def rank_state(table: StepTable, running: float, rate: float, dispersion: float)
     chances = _balance(steps, states, rate, dispersion, idle)
     working = np.append(0.0 if idle else chances[0], chances[1:])
     total = float(working.sum())
+    mean = float(working @ seconds) / total
+    alone = float(np.interp(running, table.running, table.alone))
     return PromptState(
-        mean_step_seconds=float(working @ seconds) / total,
+        mean_step_seconds=mean,
         prompt_steps=float(chances[1:].sum()) / total,
         sojourn=cache(partial(_sojourn, steps, chances, rate, dispersion, idle)),
+        per_prompt=lambda: max(mean - alone, 0.0) / (alone * rate),  # prompts on one rank add up
     )
 
 

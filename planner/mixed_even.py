@@ -27,6 +27,8 @@ def phases_of(squared_cv: float) -> int:
 
 def gap_beyond(gaps: Array, phases: int) -> Array:
     """Chance that a gap is longer, in units of the mean gap: exp(-c x) times the sum of (c x)^i / i! over i < c."""
+    if phases == 1:
+        return np.asarray(np.exp(-np.maximum(gaps, 0.0)))
     scaled = phases * np.maximum(gaps, 0.0)[..., None]
     i = np.arange(phases)
     factorials = np.cumsum(np.log(np.maximum(i, 1)))

@@ -17,7 +17,7 @@ from planner.manifest.stacks import stacked
 from planner.manifest.terms import Number, StepCost
 from planner.mixed_candidates import BUDGETS, MixedCandidate, mixed_room
 from planner.mixed_least import mixed_least, quickest_server
-from planner.mixed_queue import MixedServer
+from planner.mixed_queue import MOST_UTILISATION, MixedServer
 from planner.mixed_screen import Floats, Screen, Steps
 from planner.question import Question
 from planner.space import Group, Row
@@ -27,6 +27,9 @@ from podplan.records import dataclass
 # Capacities are solved to about as much: another budget must carry more than that.
 _MORE = 0.01
 _ROUNDS = 16
+_PATIENCE = 3
+"""Rates in which what is left has to halve."""
+_AIM = 0.995
 # A budget between those of the list carries up to 5 % more than they do in all that was tried (docs/queueing.md).
 _BETWEEN = 1.05
 _NEAREST = 3
@@ -263,7 +266,8 @@ class MixedKind:
 
     def _capacity(self, budget: int, instances: int, start: float) -> float:
         """Largest rate of so many instances with one budget; the search begins with one of ``start`` each."""
-        server, upper = self._servers[budget], self._most(budget)
+        server = self._servers[budget]
+        upper = min(self._most(budget), MOST_UTILISATION * server.queue.most_per_second)
         each = largest_within(lambda rate: server.excess(rate, instances), min(start, 0.95 * upper), upper)
         return each * instances
 
@@ -271,25 +275,52 @@ class MixedKind:
 def largest_within(excess: Callable[[float], float], start: float, upper: float) -> float:
     """Largest rate up to ``upper`` whose ``excess``, rising in the rate, is at most 1; 0 where none is.
 
-    Latency goes up as 1/(1 - load), so 1/excess is all but straight: false position on it, from ``start`` on, until
-    within 1 % under the limit or 0.3 % of the rate. Rates below a thousandth of ``upper`` are not told apart.
+    Latency goes up as 1/(1 - load), so 1/excess is all but straight: secants of it, from ``start`` on, until within
+    1 % under the limit or 0.3 % of the rate, and halves where they do not close in (where the excess leaps). Rates
+    below a thousandth of ``upper`` are not told apart.
     """
-    low, above, high, below = 0.0, math.inf, upper, -1.0
-    rate = start
-    for _ in range(_ROUNDS):
+    least = upper / 1000
+    low, high, rate = 0.0, upper, start
+    known: list[tuple[float, float]] = []  # (rate, 1/excess) where there is one, the last one last
+    widths = [math.inf] * _PATIENCE
+    for number in range(_ROUNDS):
         value = excess(rate)
-        spare = 1 / value - 0.995 if math.isfinite(value) else -1.0
+        if math.isfinite(value):
+            known.append((rate, 1 / value))
         if value <= 1:
-            low, above = rate, max(spare, 0.0)
+            low = rate
             if value >= 0.99 or low >= upper * 0.999:
                 return low
         else:
-            high, below = rate, spare
-        if high - low < max(0.003 * high, upper / 1000):
+            high = rate
+        if high - low < max(0.003 * high, least):
             return low
-        part = min(max(above / (above - below), 0.1), 0.9) if low else 0.6
-        rate = low + (high - low) * part
+        widths.append(high - low)
+        if not low and number == _PATIENCE:
+            rate = least  # is there any rate at all?
+        elif low and high < upper and (math.isinf(value) or widths[-1] > 0.5 * widths[-1 - _PATIENCE]):
+            rate = (low + high) / 2
+        else:
+            rate = _secant(known, low, high, upper)
     return low
+
+
+def _secant(known: Sequence[tuple[float, float]], low: float, high: float, upper: float) -> float:
+    """Return the rate between two others at which 1/excess is likely just above 1."""
+    wanted = 1 / _AIM
+    if not known:
+        return low + 0.6 * (high - low)
+    last, value = known[-1]
+    # Of a single value: as of a latency that goes up as 1 / (upper - rate).
+    before, other = known[-2] if len(known) > 1 else (upper, 0.0)
+    slope = (value - other) / (last - before)
+    found = last + (wanted - value) / slope if slope < 0 else math.inf if value >= wanted else 0.0
+    if not low:
+        return min(max(found, 0.4 * high), 0.7 * high)
+    if high >= upper:
+        return min(found, 0.9995 * upper)
+    inner = 0.1 * (high - low)
+    return min(max(found, low + inner), high - inner)
 
 
 def step_limit(question: Question, deployment: Deployment) -> Number:

@@ -69,6 +69,11 @@ class Running:
         return max(float(self.steps[-1] - self.steps[0]) / float(self.nodes[-1] - self.nodes[0]), 0.0)
 
     @property
+    def nearest(self) -> PromptState:
+        """The chain whose running requests are nearest to their mean."""
+        return self.states[int(np.argmin(np.abs(self.nodes - self.mean)))]
+
+    @property
     def weights(self) -> Array:
         """Of the nodes, [nodes]: with the mean and, as far as they reach, the variance of the running requests."""
         powers = np.stack([((self.nodes - self.mean) / max(math.sqrt(self.variance), 1e-9)) ** k for k in range(3)])

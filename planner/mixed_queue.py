@@ -36,7 +36,6 @@ an H100, 512 + 128 tokens, is 5 % low at 0.95 (docs/queueing.md).
 """
 _SPREADS = np.array([-math.sqrt(3.0), 0.0, math.sqrt(3.0)])
 """Deviations of the running requests at which chains are solved: the nodes of three-point Gauss-Hermite quadrature."""
-_CHANGE = 0.05
 _CLOSE = 1.0
 """Deviations by which the mean of the running requests may lie off the middle chain."""
 _SOLVED = 3
@@ -235,23 +234,6 @@ class MixedQueue:
                 break
         return found
 
-    def _per_prompt(self, rate: float, dispersion: float, occupied: Running) -> float:
-        """Seconds by which one more prompt delays steps, over all steps that it delays.
-
-        On one rank prompts add up: (step - step without) / (rate · step without). Prompts of several ranks share steps,
-        so there it is how the step grows with the rate, (d step / d rate) / step.
-        """
-        place = int(np.argmin(np.abs(occupied.nodes - occupied.mean)))
-        running, known = float(occupied.nodes[place]), occupied.states[place].mean_step_seconds
-        if self.aggregate.ranks == 1:
-            alone = float(np.interp(running, self.table.running, self.table.alone))
-            return max(known - alone, 0.0) / (alone * rate)
-        for change in (_CHANGE, -_CHANGE):
-            other = self._prompts(running, rate * (1 + change), dispersion)
-            if other is not None:
-                return max((other.mean_step_seconds - known) / (change * rate * known), 0.0)
-        return 0.0
-
     def _company(self, rate: float, dispersion: float, running: float, step: float) -> tuple[float, float]:
         """Requests beside one that come with it, and the seconds that the prompts of half of them add to its steps.
 
@@ -264,7 +246,7 @@ class MixedQueue:
         return others, others / 2 * per_prompt / self.aggregate.iterations.mean
 
     def _pace(self, rate: float, dispersion: float, occupied: Running, step: float) -> Pace:
-        """Return what makes steps long and short; what a prompt adds is taken from a slightly different rate."""
+        """Return what makes steps long and short; what a prompt adds is taken from the chain about the mean."""
         new, weights = self.aggregate.new_tokens, self.aggregate.prompts.weights
         return Pace(
             rate_per_second=rate,
@@ -272,7 +254,7 @@ class MixedQueue:
             running=occupied.mean,
             running_variance=occupied.variance,
             slope=occupied.slope,
-            per_prompt=self._per_prompt(rate, dispersion, occupied),
+            per_prompt=occupied.nearest.per_prompt(),
             work_squared_cv=float(new**2 @ weights) / self.aggregate.mean_new_tokens**2 - 1,
             dispersion=dispersion,
         )

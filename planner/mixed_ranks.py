@@ -27,25 +27,51 @@ from podplan.records import dataclass
 _MOST_CAME, _MOST_LACKING, _MOST_STATES = 40, 72, 700
 _LONGEST = 24
 _CELLS = 14
+_GRID, _LEAST = 1024, 1e-9
+"""Times after the step under way that are told apart, and the least mass of a time that counts."""
 _NEGLIGIBLE = 2e-6
 _GROUPS = 5
 """Of prompts by size."""
 _IDLE = 0.5
+_CHANGE = 0.05
+"""Of the rate, over which it is seen how prompts lengthen steps."""
 _RARE = 1e-6
 _Points = tuple[Array, Array]
 _SCORES, _CHANCES = np.array([-1.0, 0.0, 1.0]) * math.sqrt(1.5), np.full(3, 1 / 3)
 """Three points with the variance of the own steps, near enough to be no longer than steps get."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Lattice:
+    """States that are told apart."""
+
+    longest_seconds: float
+    """Of steps that hold as many prompts as come during such steps."""
+    came: Array
+    """Prompts that came during a step, [came]."""
+    lacking: Array
+    """Parts that older ones lack, [lacking]."""
+
+    @property
+    def lump(self) -> float:
+        """Prompts between the numbers that came."""
+        return float(self.came[1])
+
+    @property
+    def lump_parts(self) -> float:
+        """Parts between the numbers that lack."""
+        return float(self.lacking[1])
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Chain:
-    """Steps by (came, lacking), in lumps of ``lump`` prompts or parts."""
+    """Steps by (came, lacking)."""
 
-    lump: float
+    lattice: _Lattice
     rate: float
     dispersion: float
-    ranks: float
-    """In lumps."""
+    together: float
+    """Prompts that all ranks take in a step."""
     weights: Array
     """How likely steps of each kind are, by the size of their largest prompt; [kinds]."""
     durations: Array
@@ -72,62 +98,87 @@ class _Chain:
         return np.asarray(np.tensordot(self.weights, self.come, 1))
 
     def ahead(self, values: Array) -> Array:
-        """Return the expectation one step later of ``values``; both [came, lacking]."""
-        later = self.next.T @ values.T  # [came · lacking, came]
-        return np.asarray((later * self.mean_come).sum(axis=1).reshape(values.shape))
+        """Return the expectation one step later of ``values``; both [..., came, lacking]."""
+        size, count = values.shape[-2:]
+        later = (values.reshape(-1, count) @ self.next).reshape(-1, size, size * count)
+        return np.asarray((later * self.mean_come.T).sum(axis=1).reshape(values.shape))
 
 
 def ranks_state(table: StepTable, running: float, rate: float, dispersion: float) -> PromptState | None:
     """Return the chain's balance at one number of running requests; None where prompts come faster than they go."""
     prompts = cut_prompts(table, running)
-    idle = running < _IDLE  # nothing runs and nothing waits: the instance stands still
-    chain = _chain(table, running, rate, dispersion, prompts, idle)
-    if chain is None:
+    lattice = _lattice(table, running, rate, dispersion, prompts)
+    if lattice is None:
         return None
+    chain = _chain(table, running, (rate, dispersion), prompts, lattice)
     chances = paired_balance(chain.mean_come, chain.next)
-    working = chances.copy()
-    if idle:
-        working[0, 0] = 0.0
-    total = float(working.sum())
+    seconds, prompt_steps = _mean_step(chain, chances, running)
     return PromptState(
-        mean_step_seconds=float((working * chain.seconds).sum()) / total,
-        prompt_steps=1 - float(working[0, 0]) / total,
+        mean_step_seconds=seconds,
+        prompt_steps=prompt_steps,
         sojourn=cache(partial(_sojourn, table, running, chain, chances, prompts)),
+        per_prompt=cache(partial(_per_prompt, table, running, chain, seconds, prompts)),
     )
 
 
-def _chain(
-    table: StepTable, running: float, rate: float, dispersion: float, prompts: CutPrompts, idle: bool
-) -> _Chain | None:
+def _mean_step(chain: _Chain, chances: Array, running: float) -> tuple[float, float]:
+    """(mean seconds of a step, share of steps with prompts) while the instance does not stand still."""
+    working = chances.copy()
+    if running < _IDLE:
+        working[0, 0] = 0.0
+    total = float(working.sum())
+    return float((working * chain.seconds).sum()) / total, 1 - float(working[0, 0]) / total
+
+
+def _per_prompt(table: StepTable, running: float, chain: _Chain, seconds: float, prompts: CutPrompts) -> float:
+    """Seconds by which one more prompt delays steps: (d step / d rate) / step, in the same states at more prompts."""
+    more = _chain(table, running, (chain.rate * (1 + _CHANGE), chain.dispersion), prompts, chain.lattice)
+    longer, _ = _mean_step(more, paired_balance(more.mean_come, more.next), running)
+    return max((longer - seconds) / (_CHANGE * chain.rate * seconds), 0.0)
+
+
+def _lattice(table: StepTable, running: float, rate: float, dispersion: float, prompts: CutPrompts) -> _Lattice | None:
+    """Return the states that tell what happens at a rate; None where prompts come faster than they go."""
     ranks = float(table.aggregate.ranks)
     longest = _longest_step(table, running, rate, prompts, ranks)
     busy = rate * longest * prompts.mean_parts / (ranks * prompts.together)
     if busy >= 0.999:
         return None
     came, lacking = _reach(rate * longest, dispersion, prompts, busy)
-    lump = max(math.ceil(came / _MOST_CAME), math.ceil(lacking / _MOST_LACKING))
-    lump = max(lump, math.ceil(math.sqrt(came * lacking / _MOST_STATES)), 1)
-    new, old = np.arange(math.ceil(came / lump) + 1.0), np.arange(math.ceil(lacking / lump) + 1.0)
-    older, lasts, all_last = stages(prompts, old * lump, rate * longest)
-    busiest, total, taken_new, taken_old = step_loads(table, prompts, (new * lump, older, lasts, all_last))
+    lump = math.ceil(came / _MOST_CAME)
+    new = lump * np.arange(math.ceil(came / lump) + 1.0)
+    parts = math.ceil(lacking / min(_MOST_LACKING, _MOST_STATES / new.size))
+    return _Lattice(longest_seconds=longest, came=new, lacking=parts * np.arange(math.ceil(lacking / parts) + 1.0))
+
+
+def _chain(
+    table: StepTable, running: float, arrivals: tuple[float, float], prompts: CutPrompts, lattice: _Lattice
+) -> _Chain:
+    """Return the chain over a lattice for arrivals with a rate and dispersion."""
+    rate, dispersion = arrivals
+    new = lattice.came
+    older, lasts, all_last = stages(prompts, lattice.lacking, rate * lattice.longest_seconds)
+    busiest, total, taken_new, taken_old = step_loads(table, prompts, (new, older, lasts, all_last))
     seconds = table.seconds(running, busiest, total)
+    idle = running < _IDLE  # nothing runs and nothing waits: the instance stands still
     if idle:
         seconds[:, 0, 0] = 1.0
-    come = Arrivals.of(rate, dispersion).counts(seconds.ravel(), lump, new.size).reshape(*seconds.shape, new.size)
+    come = Arrivals.of(rate, dispersion).counts(seconds.ravel(), lattice.lump, new.size)
+    come = come.reshape(*seconds.shape, new.size)
     if idle:
         come[:, 0, 0] = np.eye(1, new.size, 1)[0]
     return _Chain(
-        lump=float(lump),
+        lattice=lattice,
         rate=rate,
         dispersion=dispersion,
-        ranks=ranks * prompts.together / lump,
+        together=float(table.aggregate.ranks) * prompts.together,
         weights=kind_weights(prompts),
         durations=seconds,
         busiest=busiest,
         total=total,
         come=come.reshape(seconds.shape[0], -1, new.size),
-        next=_moves(prompts, new, old, taken_new / lump, taken_old / lump),
-        older=older / lump,
+        next=_moves(prompts, lattice, taken_new, taken_old),
+        older=older,
     )
 
 
@@ -155,24 +206,25 @@ def _reach(came: float, dispersion: float, prompts: CutPrompts, busy: float) -> 
     return most, lacking + waiting + 2
 
 
-def _moves(prompts: CutPrompts, new: Array, old: Array, taken_new: Array, taken_old: Array) -> Array:
+def _moves(prompts: CutPrompts, lattice: _Lattice, taken_new: Array, taken_old: Array) -> Array:
     """Distribution of the parts that lack after a step, [lacking, came · lacking].
 
     What is left of the older parts, all parts of prompts that were not taken, and what those taken lack after their
     first part.
     """
-    size = old.size
-    left = (old - taken_old + (new[:, None] - taken_new) * prompts.mean_parts).ravel()  # [came · lacking]
+    size, new = lattice.lacking.size, lattice.came
+    left = (lattice.lacking - taken_old + (new[:, None] - taken_new) * prompts.mean_parts).ravel()
     if np.ptp(prompts.parts) <= 0:
         left = left + taken_new.ravel() * float(prompts.parts[0] - 1)
         adds = np.eye(1, size)[np.zeros(left.size, dtype=np.intp)]
     else:
-        further = on_lattice(np.maximum(prompts.parts - 1, 0.0), prompts.weights)
-        each = _added(further, new.size + 1, size)
+        further = on_lattice(np.maximum(prompts.parts - 1, 0.0) / lattice.lump_parts, prompts.weights)
+        each = _added(further, round(float(new[-1])) + 2, size)
         taken = taken_new.ravel()
-        whole = np.minimum((taken + 1e-9).astype(np.intp), new.size - 1)
+        whole = np.minimum((taken + 1e-9).astype(np.intp), len(each) - 2)
         rest = np.clip(taken - whole, 0.0, 1.0)[:, None]
         adds = each[whole] * (1 - rest) + each[whole + 1] * rest  # [came · lacking, added]
+    left = left / lattice.lump_parts
     low = np.clip((left + 1e-9).astype(np.intp), 0, size - 1)
     part = np.clip(left - low, 0.0, 1.0)
     ahead = np.concatenate([np.zeros((adds.shape[0], size)), adds], axis=1)
@@ -184,7 +236,9 @@ def _moves(prompts: CutPrompts, new: Array, old: Array, taken_new: Array, taken_
 
 
 def _added(further: Array, counts: int, size: int) -> Array:
-    """Distribution of the parts that 0, 1, ... prompts lack after their first, [counts, size]; the last: or more."""
+    """Distribution of the lumps of parts that 0, 1, ... prompts lack after their first, [counts, size]; the last: or
+    more.
+    """
     adds = np.zeros((counts, size))
     adds[0, 0] = 1.0
     for count in range(1, counts):
@@ -203,13 +257,15 @@ def _sojourn(table: StepTable, running: float, chain: _Chain, chances: Array, pr
     seen = seen / (float(seen.sum()) + standing)
     edges = np.linspace(0.0, float(chain.durations[seen > _RARE].max(initial=1e-9)), _CELLS + 1)
     rest, width = (edges[1:] + edges[:-1]) / 2, edges[1] - edges[0]
-    joint = np.zeros((_CELLS, *chances.shape))
+    size, count = chances.shape
+    found = np.zeros((size * count, _CELLS, size))
     for own, seconds, come in zip(seen, chain.durations, chain.come, strict=True):
-        flat = seconds.ravel()
-        overlap = np.clip((flat[None, :] - edges[:-1, None]) / width, 0.0, 1.0) * (own.ravel() * width / flat)
-        mates = max(chain.dispersion - 1, 0.0) / chain.lump
-        beside = with_mates(_one_more(come) if chain.lump == 1 else come, mates)  # the own prompt comes, too
-        joint += np.stack([(chain.next @ (row[:, None] * beside)).T for row in overlap])
+        flat = seconds.reshape(-1, 1)
+        overlap = np.clip((flat - edges[:-1]) / width, 0.0, 1.0) * (own.reshape(-1, 1) * width / flat)
+        mates = max(chain.dispersion - 1, 0.0) / chain.lattice.lump
+        beside = with_mates(_one_more(come) if chain.lattice.lump == 1 else come, mates)  # the own prompt comes, too
+        found += overlap[:, :, None] * beside[:, None]
+    joint = (chain.next @ found.reshape(size * count, -1)).reshape(count, _CELLS, size).transpose(1, 2, 0)
     if standing:
         rest = np.append(rest, 0.0)
         alone = np.zeros((1, *chances.shape))
@@ -227,27 +283,48 @@ def _one_more(come: Array) -> Array:
 
 
 def _own(table: StepTable, running: float, chain: _Chain, prompts: CutPrompts, rest: Array, joint: Array) -> _Points:
-    """Add the own steps to (rest of the step under way, state when the next one starts)."""
-    cell, came, lacking = np.nonzero(joint > _NEGLIGIBLE)
-    masses, before = joint[cell, came, lacking], rest[cell]
+    """Add the own steps to (rest of the step under way, state when the next one starts), [cells, came, lacking].
+
+    What follows the rest does not depend on it: its distribution is found for each state on a grid of time.
+    """
+    kept = joint.sum(axis=0) > _NEGLIGIBLE
     waits, waited = _waits(chain, prompts)
-    delay = before + waited[waits[came, lacking], came, lacking]
-    found, weights = [], []
+    delay = np.take_along_axis(waited, waits[None], axis=0)[0][kept]
+    after, weights = [], []
     for mean, variance, weight in _own_kinds(table, running, chain, prompts):
-        middle, spread = mean[came, lacking], np.sqrt(variance[came, lacking])
+        middle, spread = mean[kept], np.sqrt(variance[kept])
         for score, chance in zip(_SCORES, _CHANCES, strict=True) if spread.any() else ((0.0, 1.0),):
-            found.append(delay + np.maximum(middle + score * spread, 0.5 * middle))
-            weights.append(masses * weight * chance)
-    own = np.concatenate(weights)
-    return np.concatenate(found), own / own.sum()
+            after.append(delay + np.maximum(middle + score * spread, 0.5 * middle))
+            weights.append(weight * chance)
+    chances, unit = _on_grid(np.stack(after, axis=1), np.array(weights))
+    masses = joint[:, kept] @ chances  # [cells, grid]
+    cell, place = np.nonzero(masses > _LEAST)
+    own = masses[cell, place]
+    return rest[cell] + unit * place, own / own.sum()
+
+
+def _on_grid(seconds: Array, weights: Array) -> tuple[Array, float]:
+    """(distributions of times [states, points], whose masses are ``weights``, with the same means [states, grid]; the
+    seconds between grid times).
+    """
+    states = seconds.shape[0]
+    unit = float(seconds.max()) / _GRID
+    place = seconds / unit
+    low = np.minimum(place.astype(np.intp), _GRID - 1)
+    part = place - low
+    cells = (low + (_GRID + 1) * np.arange(states)[:, None]).ravel()
+    size = states * (_GRID + 1)
+    found = np.bincount(cells, ((1 - part) * weights).ravel(), size)
+    found += np.bincount(cells + 1, (part * weights).ravel(), size)
+    return np.asarray(found.reshape(states, -1), dtype=np.float64), unit
 
 
 def _waits(chain: _Chain, prompts: CutPrompts) -> tuple[NDArray[np.intp], Array]:
     """(steps until the own rank is free, [came, lacking]; seconds of so many steps, [steps, came, lacking])."""
-    others = chain.older[None, :] + np.maximum(np.arange(chain.seconds.shape[0])[:, None] - 1, 0)
+    others = chain.older[None, :] + np.maximum(chain.lattice.came[:, None] - chain.lattice.lump, 0.0)
     # Dealt in turn: the last one of the own rank came as many prompts ago as there are ranks.
-    queued = np.floor(others / chain.ranks)
-    left = np.maximum(queued - chain.ranks * queued**2 / (others + 1 / chain.lump), 0.0)
+    queued = np.floor(others / chain.together)
+    left = np.maximum(queued - chain.together * queued**2 / (others + 1), 0.0)
     count = np.ceil(prompts.mean_parts * left - 1e-9)
     waits = np.minimum(count, _LONGEST).astype(np.intp)
     rows = [np.zeros_like(chain.seconds)]
@@ -286,8 +363,8 @@ def _own_kinds(
     parts = 1
     for count in np.unique(prompts.parts[~single]):
         while parts < min(count, _LONGEST):
-            later = chain.ahead(mean)
-            square = full_square + 2 * full * later + chain.ahead(square)
+            later, later_square = chain.ahead(np.stack([mean, square]))
+            square = full_square + 2 * full * later + later_square
             mean, parts = full + later, parts + 1
         beyond = float(count) / parts  # of prompts with more parts than are followed
         yield mean * beyond, np.maximum(square - mean**2, 0.0), float(prompts.weights[prompts.parts == count].sum())

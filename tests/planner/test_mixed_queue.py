@@ -192,7 +192,9 @@ def test_bursts_wait_longer() -> None:
 
 def test_far_too_few_places_have_no_balance() -> None:
     """A thousand requests would run at once, and five have places."""
-    empty = PromptState(mean_step_seconds=0.01, prompt_steps=0.0, sojourn=lambda: (np.zeros(1), np.ones(1)))
+    empty = PromptState(
+        mean_step_seconds=0.01, prompt_steps=0.0, sojourn=lambda: (np.zeros(1), np.ones(1)), per_prompt=lambda: 0.0
+    )
     assert occupancy(100_000.0, np.array([1000.0]), [empty], 5.0, (0.0, 0.0)) is None
     some = occupancy(100.0, np.array([1.0]), [empty], 5.0, (0.0, 0.0))
     assert some is not None
@@ -323,3 +325,14 @@ def test_gaps_of_phases() -> None:
     assert gap_beyond(places, 1) == pytest.approx(np.exp(-places))
     assert gap_beyond(places, 2) == pytest.approx(np.exp(-2 * places) * (1 + 2 * places))
     assert wait_share(0.7, 1.0, 0.4) == pytest.approx(1.0)
+
+
+def test_tails_do_not_leap_with_the_rate() -> None:
+    """Prompts cut into dozens of parts on eight ranks: TPOT's p99 rises by little from rate to rate, and never falls
+    far, though other states are told apart from some rates on.
+    """
+    queue = MixedQueue(_aggregate(8, 256.0, prompt=6000.0, answer=128.0, prompt_cv2=1.0))
+    rates = np.linspace(0.3, 0.6, 13) * queue.most_per_second
+    tails = [state.tpot.p99 for state in map(queue.state, rates) if state is not None]
+    assert len(tails) == 13
+    assert all(0.95 < other / one < 1.15 for one, other in pairwise(tails))
