@@ -99,8 +99,8 @@ def check_kind(target: Target) -> None:
     _check_pools(target)
     if profile.engine == "mindie" and (kind == "motor") != (target.role("decode") is not None):
         raise BadInput(
-            "--kind: MindIE Motor (motor) deploys prefill and decode apart and bare aggregated instances; "
-            f"this plan needs {'motor' if kind == 'bare' else 'bare'}"
+            "--platform: MindIE takes prefill and decode apart through Motor, on kubernetes, and aggregated instances "
+            f"bare; this plan needs --platform {'kubernetes --kind motor' if kind == 'bare' else 'bare'}"
         )
 
 

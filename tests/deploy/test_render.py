@@ -160,8 +160,8 @@ def test_the_tables_say_where_their_facts_are_from() -> None:
         ("r1-cm384", "xllm", "llm-d", "not xLLM's"),
         ("r1-cm384", "mindie", "lws", "own deployer makes the objects; use bare or motor"),
         ("r1-cm384", "sglang", "dynamo", "use bare or lws or statefulset or volcano"),
-        ("r1-cm384", "mindie", "bare", "needs motor"),
-        ("r1-mixed", "mindie", "motor", "needs bare"),
+        ("r1-cm384", "mindie", "bare", "needs --platform kubernetes --kind motor"),
+        ("r1-mixed", "mindie", "motor", "needs --platform bare"),
         ("r1-cm384", "reference", "bare", "plan simulate"),
     ],
 )
