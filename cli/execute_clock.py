@@ -14,7 +14,6 @@ from runtime.execute.timeline import Iteration
 from runtime.execute.timing import Line, PoolTimes, Timing
 
 EXPLAINED_FROM = 0.15
-UNIFORM_WITHIN = 0.05
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,7 +41,6 @@ class RolePlan:
     longest_prompt: int
     memory_frac: float
     static_memory_frac: float
-    kv_cache_bytes: float
     weights_dtype: str
     prefix_caching: bool
     expert_map: ExpertMap | None
@@ -199,7 +198,6 @@ def _role(
         longest_prompt=lengths[1],
         memory_frac=_floor(1 - memory.reserve / memory.capacity),
         static_memory_frac=_floor(1 - (memory.reserve + memory.activations + memory.buffers) / memory.capacity),
-        kv_cache_bytes=memory.capacity - memory.reserve - memory.activations - memory.buffers - memory.weights,
         weights_dtype=pool.weights_dtype,
         prefix_caching=manifest.workload.prefix_reuse > 0,
         expert_map=pool.expert_map,

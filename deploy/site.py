@@ -58,7 +58,6 @@ class Site(Strict):
     infiniband_device: Word | None = None
     scheduler_name: DnsName | None = None
     queue: DnsName = "default"
-    service_account: DnsName | None = Field(default=None, description="of the router, which watches pods")
     kv_transfer: Literal["nixl", "mooncake"] = Field(default="nixl", description="between GPUs; NPUs have their own")
     etcd_address: Word | None = Field(default=None, description="xLLM: host:port of etcd [one is generated]")
     http_port: Port = 8000

@@ -28,7 +28,6 @@ from podplan.sourced import LEAST_SOURCE
 
 MATMULS = ("gemm", "grouped_gemm", "feed_forward")
 ATTENTIONS = ("mla_decode", "gqa_decode", "prefill_attention")
-SINGLES = ("memory_copy", "eager_launch", "graph_launch")
 DIRECTIONS = ("dispatch", "combine")
 MODES = ("low_latency", "normal")
 
