@@ -332,12 +332,9 @@ def _none(answer: Answer, confidence: float | None) -> Verdict:
 
 def _weigh(question: Question, most: _Most, finder: _Finder) -> Verdict:
     """Return the verdict on the plan that carries most at the asked rate, or at what it carries where none is asked."""
-    confidence, deployed = (
-        finder.confidence,
-        plan_on(most.plan, finder.trace if most.played else None) if most.plan else None,
-    )
-    plan, carried = most.plan, most.rate_per_second
-    assert plan is not None and deployed is not None, "only a plan is weighed"
+    plan, carried, confidence = most.plan, most.rate_per_second, finder.confidence
+    assert plan is not None, "only a plan is weighed"
+    deployed = plan_on(plan, finder.trace if most.played else None)
     rate = question.rate_per_second or carried or plan.requests_per_second
     limits = Limits.of(question, rate)
     found = check_deployed(deployed, limits, confidence=confidence, loss=question.survive)
