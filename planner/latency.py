@@ -97,8 +97,8 @@ def accepted_tokens(deployment: Deployment, acceptance: float) -> Number:
     """Tokens of one request in an iteration, of an instance or of each of many."""
     if not isinstance(deployment.drafts, np.ndarray):
         return tokens_per_iteration(int(deployment.drafts), acceptance)
-    depths, where = np.unique(deployment.drafts, return_inverse=True)
-    return np.array([tokens_per_iteration(int(depth), acceptance) for depth in depths])[where]
+    depths = deployment.drafts.astype(np.intp)
+    return np.array([tokens_per_iteration(depth, acceptance) for depth in range(depths.max(initial=0) + 1)])[depths]
 
 
 def decode_load(deployment: Deployment, batch: Number, kv_tokens: Number, mean_batch: Number | None = None) -> StepLoad:
