@@ -133,24 +133,26 @@ def _line(chain: Chain, arrivals: Arrivals, ahead: Array) -> _Line:
     """
     lattice, sizes = chain.lattice, chain.lattice.sizes
     chances, places = _passes_ahead(chain, ahead.sum(axis=0))
-    blocks = chances.shape[1]
-    every = chain.reached[:, :: lattice.fine]
-    first = np.zeros((ahead.shape[0], sizes))
-    first[:, : ahead.shape[1]] = ahead[:, :sizes]
-    rest = _own_sizes(chain, first, (every[1:] + every[:-1]) / 2)
-    times = chain.passes.shape[1]
+    (rests, times), blocks = (ahead.shape[0], chain.passes.shape[1]), chances.shape[1]
     full = float(chain.passes[-1] @ np.arange(times))
     length = _quick_length(2 * times + blocks * full)
-    if blocks == 1:
-        return _Line(rest, np.zeros((0, length // 2 + 1), dtype=np.complex128), np.zeros((0, sizes + 1)), length)
     later = ahead @ chances[:, 1:]  # [rest, whole passes ahead]
+    waiting = np.zeros((rests + blocks - 1, sizes))
+    waiting[:rests, : ahead.shape[1]] = ahead[:, :sizes]
+    waiting[rests:] = places[1:]
+    joined = np.zeros((rests + blocks - 1, sizes))
+    every = chain.reached[:, :: lattice.fine][:, :sizes]
+    joined[:rests, : every.shape[1]] = (every[1:] + every[:-1]) / 2
+    if blocks == 1:
+        return _Line(_own_sizes(chain, waiting, joined), np.zeros((0, 1), dtype=np.complex128), waiting[:0], length)
     waits = (np.arange(1.0, blocks) * full + _middle(later)) * lattice.width_seconds
-    joined = arrivals.reached(waits, lattice.prompts_per_cell, sizes * lattice.fine)[:, :: lattice.fine]
-    own = _own_sizes(chain, places[1:], joined)
-    own /= np.maximum(own.sum(axis=1, keepdims=True), 1e-300)
+    every = arrivals.reached(waits, lattice.prompts_per_cell, sizes * lattice.fine)[:, :: lattice.fine][:, :sizes]
+    joined[rests:, : every.shape[1]] = every
+    takes = _own_sizes(chain, waiting, joined)
+    own = takes[rests:] / np.maximum(takes[rests:].sum(axis=1, keepdims=True), 1e-300)
     whole = np.fft.rfft(chain.passes[-1], length)
     powers = np.multiply.accumulate(np.broadcast_to(whole, (blocks - 1, whole.size)), axis=0)
-    return _Line(rest, np.fft.rfft(later.T, length, axis=1) * powers, own, length)
+    return _Line(takes[:rests], np.fft.rfft(later.T, length) * powers, own, length)
 
 
 def _quick_length(least: float) -> int:
@@ -161,14 +163,15 @@ def _quick_length(least: float) -> int:
 
 def _with_own(line: _Line, passes: Array) -> Array:
     """Add the own pass, [sizes + 1, times] on the grid of time; return all of it together, [times]."""
-    found = np.fft.irfft((line.before * np.fft.rfft(line.own @ passes, line.length, axis=1)).sum(axis=0), line.length)
     rests, times = line.rest.shape[0], passes.shape[1]
     padded = np.zeros((rests, rests + times))
     padded[:, :times] = line.rest @ passes
+    found = np.zeros(line.length)
+    if line.own.size:
+        found = np.fft.irfft((line.before * np.fft.rfft(line.own @ passes, line.length)).sum(axis=0), line.length)
     # Rests and passes that last as long together: rows of which each begins one later than the one before.
-    both = padded.ravel()[: rests * (rests + times - 1)].reshape(rests, rests + times - 1).sum(axis=0)
-    found[: both.size] += both
-    return np.maximum(found, 0.0)
+    found[: rests + times - 1] += padded.ravel()[: rests * (rests + times - 1)].reshape(rests, -1).sum(axis=0)
+    return np.maximum(found, 0.0, out=found)
 
 
 def _passes_ahead(chain: Chain, masses: Array) -> tuple[Array, Array]:
@@ -219,18 +222,19 @@ def _own_sizes(chain: Chain, places: Array, reached: Array) -> Array:
 
     It takes the place and who comes until it begins, as far as they fit.
 
-    Args: ``places`` [rows, sizes] masses, of which that share counts that fits; ``reached`` [rows, counts] chances that
-    so many prompts or more come, as far as any do.
+    Args: ``places`` [rows, sizes] masses, of which that share counts that fits; ``reached`` [rows, sizes] chances that
+    0, 1, ... prompts or more come.
     """
     sizes = chain.lattice.sizes
-    # The place and who joins, side by side: their transforms' product is that of the sum.
-    length, most = _quick_length(2 * sizes), min(sizes, reached.shape[1])
-    terms = np.zeros((2, reached.shape[0], length))
+    length = _quick_length(2 * sizes)
+    # The place and who joins, side by side: the product of their transforms is that of the sum.
+    terms = np.zeros((2, places.shape[0], length))
     terms[0, :, :sizes] = places
-    terms[1, :, :most] = reached[:, :most]
-    terms[1, :, : most - 1] -= reached[:, 1:most]
+    terms[1, :, :sizes] = reached
+    terms[1, :, : sizes - 1] -= reached[:, 1:]
     one, other = np.fft.rfft(terms)
-    both = np.fft.irfft(one * other, length)
-    found = np.maximum(both[:, :sizes], 0.0) * chain.fit
-    full = np.maximum(places @ chain.fit - found.sum(axis=1), 0.0)
-    return np.concatenate([found, full[:, None]], axis=1)
+    found = np.empty((places.shape[0], sizes + 1))
+    np.maximum(np.fft.irfft(one * other, length)[:, :sizes], 0.0, out=found[:, :sizes])
+    found[:, :sizes] *= chain.fit
+    found[:, sizes] = np.maximum(places @ chain.fit - found[:, :sizes].sum(axis=1), 0.0)
+    return found

@@ -106,6 +106,8 @@ def holds_of(lattice: Lattice, full: FullPasses | None, behind_full: float) -> A
     ``behind_full`` is the share of full passes that follow a full one.
     """
     prompts, held, chances = lattice.prompts, np.array([lattice.most]), np.ones(1)
+    if lattice.most == prompts[-1] and not full:
+        return np.asarray(np.eye(1, prompts.size, prompts.size - 1)[0], dtype=np.float64)
     if full:
         held = np.minimum(np.arange(1.0, full.largest + 1), lattice.most)
         chances = (1 - behind_full) * full.chances[0] + behind_full * full.chances[1]
@@ -132,17 +134,16 @@ class _Settled:
 def _settled(service: Service, rate: float, squared_cv: float) -> _Settled:
     """Return the pass whose arrivals fill the next; continuous in the rate."""
     beyond = service.prompts - rate * service.seconds
-    first = int(np.argmax(beyond >= 0))
-    size = float(service.prompts[0])
-    if first:
-        part = float(beyond[first - 1] / (beyond[first - 1] - beyond[first]))
-        size = float(service.prompts[first - 1]) + part * float(service.prompts[first] - service.prompts[first - 1])
-    elif beyond[0] < 0:
-        size = float(service.prompts[-1])
-    at = np.array([size])
-    seconds = float(service.mean(at)[0])
-    noise = squared_cv * rate * seconds + rate**2 * float(service.variance(at)[0])
-    place = int(np.searchsorted(service.prompts, size))
+    enough = np.flatnonzero(beyond >= 0)
+    place = int(enough[0]) if enough.size else service.prompts.size - 1
+    size, seconds = float(service.prompts[place]), float(service.seconds[place])
+    if place and enough.size:
+        part = float(beyond[place] / (beyond[place] - beyond[place - 1]))
+        size -= part * float(service.prompts[place] - service.prompts[place - 1])
+        seconds -= part * float(service.seconds[place] - service.seconds[place - 1])
+    noise = squared_cv * rate * seconds
+    if service.varies:
+        noise += rate**2 * float(service.variance(np.array([size]))[0])
     slope = float(service.seconds[place + 1] - service.seconds[place]) if place + 1 < service.prompts.size else 0.0
     return _Settled(size, seconds, noise, min(rate * max(service.share_seconds, slope), 0.99))
 

@@ -160,7 +160,9 @@ class Service:
         if self.kinds is not None:
             return self._rows(prompts), self.weights
         means = self.mean(prompts)
-        spread, weights = gamma_nodes(self.variance(prompts) / means**2, count if self.varies else 1)
+        if not self.varies:
+            return means[..., None], _all()
+        spread, weights = gamma_nodes(self.variance(prompts) / means**2, count)
         return means[..., None] * spread, weights
 
     def _rows(self, prompts: Array) -> Array:
