@@ -23,6 +23,8 @@ from podplan.records import dataclass
 
 _RUNNING_NODES, _CHUNK_NODES, _SPREAD_NODES = 8, 9, 3
 _FULL = 0.9995
+_CONTEXTS = 96
+"""Steps in which what is cached before a part is told apart."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +88,7 @@ def step_seconds(aggregate: Aggregate, running: Array, busiest: Array, total: Ar
     fullest = np.maximum(each, np.minimum(running, 1.0))
     kv = running_kv_tokens(aggregate.workload)
     mean = (running * aggregate.cost.queries_per_sequence + total) / aggregate.ranks
-    context, pairs = _prompt_context(aggregate, running, busiest)
+    context, pairs = _prompt_context(aggregate, running, busiest, total / np.maximum(busiest, 1e-9))
     with_prompts = StepLoad(
         decode_sequences=each,
         decode_kv_tokens=each * kv.mean_tokens,
@@ -189,12 +191,13 @@ def _fastest(aggregate: Aggregate, load: StepLoad, splittable: NDArray[np.bool_]
     return np.where(splittable, np.minimum(single, double), single)
 
 
-def _prompt_context(aggregate: Aggregate, running: Array, chunk: Array) -> tuple[Array, Array]:
+def _prompt_context(aggregate: Aggregate, running: Array, chunk: Array, busy: Array) -> tuple[Array, Array]:
     """(cached tokens that a chunk of prompts attends to, its query-key pairs), on average.
 
     What is cached was reused or is an earlier part of the same prompt. A chunk that fills the room is a part of a long
     prompt with others behind it; a smaller one is whole prompts, or the last part of a long one. One rank takes what
-    waits, so its chunks hold the tokens of all prompts alike; of several ranks the fullest has one prompt.
+    waits, so its chunks hold the tokens of all prompts alike; of several ranks the slowest has one prompt, and of those
+    with a full chunk, which ``busy`` of them are, it is the one with most before it.
     """
     prompts, new, weights = aggregate.prompts, aggregate.new_tokens, aggregate.prompts.weights
     room = aggregate.room(running)[..., None]  # [..., kinds]
@@ -209,8 +212,24 @@ def _prompt_context(aggregate: Aggregate, running: Array, chunk: Array) -> tuple
         several = np.maximum(chunk / aggregate.mean_new_tokens, 1.0)
         context = np.where(full_chunk, full, before + reused * several)
         return np.where(chunk > 0, context, 0.0), chunk * aggregate.pairs_per_token
-    followed = np.where(long, np.ceil(new / room) - 1, 0.0) * weights  # parts that fill the room
-    count = followed.sum(axis=-1)
-    full = ((prompts.reused + earlier) * followed).sum(axis=-1) / np.maximum(count, 1e-12)
-    context = np.where(full_chunk & (count > 0), full, before + reused)
+    followed = np.where(long, np.ceil(new / room) - 1, 0.0)  # parts that fill the room
+    most = _most_before(aggregate, room, followed, np.clip(busy, 1.0, aggregate.ranks))
+    context = np.where(full_chunk & (followed @ weights > 0), most, before + reused)
     return np.where(chunk > 0, context, 0.0), chunk * (context + (chunk + 1) / 2)
+
+
+def _most_before(aggregate: Aggregate, room: Array, parts: Array, busy: Array) -> Array:
+    """Mean of the most cached tokens before ``busy`` full parts of any prompts, [...]: the integral of 1 - F^busy.
+
+    F is the distribution over full parts, of which prompts have ``parts`` [..., kinds], one room [..., 1] after the
+    other.
+    """
+    prompts, weights = aggregate.prompts, aggregate.prompts.weights
+    ends = np.linspace(0.0, float((prompts.reused + aggregate.new_tokens).max()), _CONTEXTS + 1)
+    middles = (ends[1:] + ends[:-1]) / 2
+    rooms, where = np.unique(room[..., 0], return_inverse=True)
+    kept = parts.reshape(-1, parts.shape[-1])[np.unique(where.ravel(), return_index=True)[1]]  # [rooms, kinds]
+    begun = np.floor((middles[:, None] - prompts.reused) / rooms[:, None, None]) + 1
+    below = np.clip(begun, 0.0, kept[:, None, :]) @ weights / np.maximum(kept @ weights, 1e-12)[:, None]
+    powers = np.minimum(below, 1.0)[where.reshape(room.shape[:-1])] ** busy[..., None]
+    return np.asarray((1 - powers).sum(axis=-1) * ends[1])
