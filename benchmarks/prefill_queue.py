@@ -24,8 +24,9 @@ from models.loader import load_model
 from planner.deployment import Deployment
 from planner.imbalance import parse_balance
 from planner.latency import balanced_cost
+from planner.machine import Machine
 from planner.operating import PrefillServer
-from planner.passes import Machine, varied_service
+from planner.passes import varied_service
 from planner.prefill_queue import latency_of
 from planner.prompts import Prompts, length_kinds, prompts_of
 from planner.queueing import Array

@@ -197,8 +197,7 @@ class PrefillKind:
             1 + 1e-9
         ):
             return math.inf
-        latency = server.ttft(each, instances)
-        return math.inf if latency is None else latency.at(self.question.percentile)
+        return server.tail_seconds(each, instances)
 
     def _able(self, instances: int, rate: float) -> NDArray[np.bool_]:
         return np.asarray(self.budgets.bound_per_second * instances >= rate * (1 - 1e-9))

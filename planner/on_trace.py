@@ -10,8 +10,8 @@ from dataclasses import replace
 import numpy as np
 
 from planner.cache import model_cache
+from planner.machine import Machine
 from planner.operating import DecodeServer, PrefillServer
-from planner.passes import Machine
 from planner.plan import DisaggregatedPlan, Plan
 from planner.question import Question
 from planner.queueing import Array

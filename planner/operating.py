@@ -1,7 +1,7 @@
 """One pool at work: service times of a candidate as functions of what it holds, and its queues."""
 
 import math
-from dataclasses import field
+from dataclasses import field, replace
 from functools import cached_property
 
 import numpy as np
@@ -13,12 +13,13 @@ from planner.decode_queue import DecodeState, decode_capacity, decode_state
 from planner.deployment import Deployment
 from planner.imbalance import expected_maximum_normal
 from planner.latency import balanced_cost, tokens_per_iteration
+from planner.machine import Machine
 from planner.manifest.stacks import stacked
 from planner.manifest.stepcost import evaluate
 from planner.manifest.terms import Number, StepCost, StepLoad
 from planner.memoryless import full_batch_state, memoryless_ttft
 from planner.pass_lattice import most_waiting
-from planner.passes import Machine, varied_service
+from planner.passes import varied_service
 from planner.prefill_candidates import PrefillCandidate, busiest_prompts, pass_seconds
 from planner.prefill_queue import latency_of, thinned_squared_cv
 from planner.prefill_service import Service, by_share
@@ -32,6 +33,11 @@ Array = NDArray[np.float64]
 
 MOST_UTILISATION = 0.98
 """Of saturation: the queues of ``planner.prefill_queue`` and ``planner.decode_queue`` keep below it too."""
+
+_FAR_LATE = 1.3
+"""Limits beyond which a rough tail is late: small samples are within a fifth, medians of the chain 22 % high."""
+_LATE, _TAIL_PERCENTILE = 1.1, 95.0
+"""The same for the chain from this percentile on, where it is 4 to 60 % low when prompts are cut."""
 
 
 def kv_transfer_seconds(question: Question, deployment: Deployment) -> float:
@@ -115,6 +121,8 @@ class PrefillServer:
     """The step cost, stacked, where it is known already."""
     _solved: dict[tuple[float, int], Latency | None] = field(default_factory=dict, repr=False, compare=False)
     """TTFT by rate of each and instances: budgets are compared at rates that capacities were solved at."""
+    _screens: dict[tuple[float, int], float] = field(default_factory=dict, repr=False, compare=False)
+    """The same of the chain beside a sample, at the percentile."""
 
     @property
     def independent(self) -> bool:
@@ -179,23 +187,56 @@ class PrefillServer:
         At most 98 % of saturation, beyond which no plan should run. The more instances deal arrivals out, the more
         evenly each gets them: this is no multiple of one instance's rate. ``about`` is where it likely lies.
         """
-
-        def seconds(rate: float) -> float:
-            latency = self.ttft(rate, instances)
-            return math.inf if latency is None else latency.at(self.question.percentile)
-
-        upper = MOST_UTILISATION * self.saturation_per_second
+        upper, limit = MOST_UTILISATION * self.saturation_per_second, self.question.ttft_seconds
         each = None if about is None else about / instances
-        rate = largest_rate(seconds, self.question.ttft_seconds, upper, each)
+        if self._screened:
+            each = largest_rate(lambda rate: self._chain_tail(rate, instances), limit, upper, each)
+        rate = largest_rate(lambda rate: self.tail_seconds(rate, instances), limit, upper, each)
         return 0.0 if rate is None else rate * instances
+
+    def tail_seconds(self, rate_per_second: float, instances: int = 1) -> float:
+        """TTFT at the percentile, infinite where it cannot keep up; the rate is that of one of ``instances``.
+
+        A queue that is told by a sample takes a quarter of a second: where the chain beside it, which tells less of the
+        tail, or a small sample is far beyond the limit already, it is theirs.
+        """
+        if self._screened:
+            late = _LATE if self.question.percentile >= _TAIL_PERCENTILE else _FAR_LATE
+            for screen, factor in ((self._chain_tail, late), (self._rough_tail, _FAR_LATE)):
+                screened = screen(rate_per_second, instances)
+                if screened > factor * self.question.ttft_seconds:
+                    return screened
+        latency = self.ttft(rate_per_second, instances)
+        return math.inf if latency is None else latency.at(self.question.percentile)
+
+    @property
+    def _screened(self) -> bool:
+        return self.question.queueing != "mixserve" and self.service.sample is not None
+
+    @cached_property
+    def _chain(self) -> Service:
+        return replace(self.service, sample=None)
+
+    def _chain_tail(self, rate_per_second: float, instances: int) -> float:
+        key = (rate_per_second, instances)
+        if key not in self._screens:
+            squared_cv = thinned_squared_cv(self.question.workload.arrival_squared_cv, instances, "round_robin")
+            latency = latency_of(self._chain, rate_per_second, squared_cv)
+            self._screens[key] = math.inf if latency is None else latency.at(self.question.percentile)
+        return self._screens[key]
+
+    def _rough_tail(self, rate_per_second: float, instances: int) -> float:
+        assert self.service.sample is not None
+        squared_cv = thinned_squared_cv(self.question.workload.arrival_squared_cv, instances, "round_robin")
+        latency = self.service.sample.rough_ttft(rate_per_second, squared_cv)
+        return math.inf if latency is None else latency.at(self.question.percentile)
 
     def pool_carries(self, instances: int, rate_per_second: float) -> bool:
         """Whether so many instances carry a rate within the TTFT limit and 98 % of saturation."""
         each = rate_per_second / instances
         if each > MOST_UTILISATION * self.saturation_per_second * (1 + 1e-9):
             return False
-        latency = self.ttft(each, instances)
-        return latency is not None and latency.at(self.question.percentile) <= self.question.ttft_seconds
+        return self.tail_seconds(each, instances) <= self.question.ttft_seconds
 
     def ttft(self, rate_per_second: float, instances: int = 1) -> Latency | None:
         """TTFT distribution of one of ``instances`` that requests go to in turn; None where it cannot keep up.

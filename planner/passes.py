@@ -15,13 +15,13 @@ from dataclasses import replace
 import numpy as np
 
 from planner.dealing import Dealt, Parcels, dealt, filled
-from planner.manifest.stepcost import evaluate
-from planner.manifest.terms import Number, StepCost, StepLoad
+from planner.machine import Machine, pass_durations
 from planner.packing import groups_sampled, packed
 from planner.pass_loads import Work, busiest_loads, means_between
 from planner.prefill_service import FullPasses, Own, Service
 from planner.prompts import Prompts
 from planner.queueing import Array
+from planner.sampled_queue import SampledQueue
 from podplan.arrays import distinct
 from podplan.records import dataclass
 
@@ -38,23 +38,16 @@ _MOST_DEALT = 256
 """Units of a pass up to which a sample of passes is dealt one by one."""
 _FEW_CUT = 0.01
 """Parts of cut prompts beyond the first, per prompt, up to which that sample takes them for prompts of their own."""
+_NONE_CUT = 0.001
+"""The same, beyond which the queue is told by a sample of it: a chain leaves out that long prompts go on."""
+_MOST_SAMPLED = 512
+"""Units of a pass up to which that sample is formed."""
 _HELD = 6
 """Parts of that sample by how much a full pass holds, for the durations of each."""
 _LOADS = 32
 MOST_PARTS = 64
-_FEW_GROUPS = 3
 _MOST_OWN = 6
 """Groups of prompts by their number of parts."""
-
-
-@dataclass(frozen=True, slots=True)
-class Machine:
-    """What forms and runs passes: step cost, DP groups, tokens that a group takes, most microbatches."""
-
-    cost: StepCost
-    ranks: int
-    budget_tokens: float
-    microbatches: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,13 +70,15 @@ class _Units:
 def varied_service(machine: Machine, prompts: Prompts, extra_seconds: float = 0.0) -> Service:
     """Return the service of an instance for prompts of several kinds."""
     units, parts = _units(machine, prompts)
+    sample = _sample(machine, prompts, (units, parts), extra_seconds)
     if machine.ranks == 1:
         units = _joined(units, parts, prompts)
     elif _few_cut(machine, units):
         # Rows whose budgets differ by rounding share a sample.
         near = replace(machine, budget_tokens=_rounded_up(machine.budget_tokens))
         units, parts = _units(near, prompts)
-        return replace(_dealt_service(near, units, extra_seconds), own=_own(units, parts, prompts))
+        own = _own(units, parts, prompts)
+        return replace(_dealt_service(near, units, extra_seconds), own=own, sample=sample)
     per_prompt = float(units.weights.sum())
     most = _most_units(machine, prompts, per_prompt)
     counts = _counts(math.ceil(most), _EACH, _NODES)
@@ -97,9 +92,17 @@ def varied_service(machine: Machine, prompts: Prompts, extra_seconds: float = 0.
         units_per_prompt=per_prompt,
         own=_own(units, parts, prompts) if machine.ranks > 1 else (Own(),),
         most=most,
-        apart=_apart(machine, prompts, parts),
-        groups=machine.ranks,
+        sample=sample,
     )
+
+
+def _sample(machine: Machine, prompts: Prompts, cut: tuple[_Units, Array], extra_seconds: float) -> SampledQueue | None:
+    """Return the queue by a sample where prompts are cut over passes that several groups share."""
+    units, parts = cut
+    each = machine.ranks * machine.budget_tokens / units.mean(units.taken)
+    if machine.ranks == 1 or each > _MOST_SAMPLED or float(units.weights.sum()) <= 1 + _NONE_CUT:
+        return None
+    return SampledQueue(machine, prompts, _joined(units, parts, prompts).seconds, extra_seconds)
 
 
 def _dealt_service(machine: Machine, units: _Units, extra_seconds: float) -> Service:
@@ -157,22 +160,11 @@ def _levels(machine: Machine, passes: Dealt) -> Array:
     """Seconds of passes, means between ``LEVELS``, [..., kinds]."""
     loads = passes.loads.reshape(-1, 4).T
     each = np.repeat(passes.mean_tokens.ravel(), 2)
-    seconds = _seconds(machine, (loads[0], loads[1], loads[2], loads[3]), each).reshape(-1, 2).max(axis=1)
+    seconds = pass_durations(machine, (loads[0], loads[1], loads[2], loads[3]), each).reshape(-1, 2).max(axis=1)
     rows = np.atleast_2d(seconds.reshape(passes.masses.shape))
     order = np.argsort(rows, axis=1)
     masses = np.take_along_axis(np.atleast_2d(passes.masses), order, axis=1)
     return means_between(LEVELS, np.cumsum(masses, axis=1), masses, np.take_along_axis(rows, order, axis=1))
-
-
-def _apart(machine: Machine, prompts: Prompts, parts: Array) -> Service | None:
-    """Return one group alone where prompts are longer than a budget and take much of the instance for several passes.
-
-    The line of all groups counts their parts as if they came one by one; a line of each leaves out that groups wait for
-    one another. Each leaves out a cause of waiting.
-    """
-    if not 1 < machine.ranks <= _FEW_GROUPS or parts.max() <= 1:
-        return None
-    return varied_service(replace(machine, ranks=1), prompts)
 
 
 def _most_units(machine: Machine, prompts: Prompts, per_prompt: float) -> float:
@@ -218,24 +210,8 @@ def _units(machine: Machine, prompts: Prompts) -> tuple[_Units, Array]:
             )[:, here]
         )
     computed, context, pairs, finishing, taken, weights = np.concatenate(columns, axis=1)
-    alone = _seconds(machine, (computed, context, pairs, finishing), computed / machine.ranks)
+    alone = pass_durations(machine, (computed, context, pairs, finishing), computed / machine.ranks)
     return _Units(computed, context, pairs, finishing, taken, weights, alone), parts
-
-
-def _seconds(machine: Machine, load: tuple[Array, Array, Array, Array], mean_tokens: Array) -> Array:
-    """Seconds of passes whose busiest group carries (computed, context, pairs, finishing prompts)."""
-    computed, context, pairs, finishing = load
-    step = StepLoad(
-        prefill_tokens=computed,
-        prefill_context_tokens=context,
-        prefill_pairs=pairs,
-        finishing_prompts=finishing,
-        mean_tokens=mean_tokens,
-    )
-    found: Number = evaluate(machine.cost, step, 1).seconds
-    if machine.microbatches > 1:
-        found = np.minimum(found, evaluate(machine.cost, step, 2).seconds)
-    return np.broadcast_to(np.asarray(found, dtype=np.float64), computed.shape)
 
 
 def _joined(units: _Units, parts: Array, prompts: Prompts) -> _Units:
@@ -319,7 +295,7 @@ def _single(machine: Machine, units: _Units, counts: Array) -> Array:
         others = (counts[:, None] - 1) * units.mean(units.computed)
         tokens = (computed + others) / machine.ranks
         load = tuple(np.broadcast_to(part, tokens.shape) for part in (computed, context, pairs, finishing))
-        seconds = _seconds(machine, (load[0], load[1], load[2], load[3]), tokens)
+        seconds = pass_durations(machine, (load[0], load[1], load[2], load[3]), tokens)
     return means_between(LEVELS, ends, np.diff(ends, axis=1, prepend=0.0), seconds)
 
 
@@ -338,7 +314,7 @@ def _mean_ones(machine: Machine, units: _Units, busiest: Array, each: Array) -> 
     computed, context, pairs, finishing = (
         busiest * units.mean(column) for column in (units.computed, units.context, units.pairs, units.finishing)
     )
-    return _seconds(machine, (computed, context, pairs, finishing), each * units.mean(units.computed))
+    return pass_durations(machine, (computed, context, pairs, finishing), each * units.mean(units.computed))
 
 
 def _work(machine: Machine, units: _Units) -> Work:
@@ -355,7 +331,7 @@ def _work(machine: Machine, units: _Units) -> Work:
         usual * units.mean(column) + column for column in (units.computed, units.context, units.pairs, units.finishing)
     )
     tokens = usual * units.mean(units.computed) + units.computed / machine.ranks
-    added = _seconds(machine, (load[0], load[1], load[2], load[3]), tokens) - full
+    added = pass_durations(machine, (load[0], load[1], load[2], load[3]), tokens) - full
     long = units.taken > machine.budget_tokens * (1 + 1e-9)
     added = np.maximum(np.where(long, units.seconds - (full - usual * slope), added), 0.0)
     mean = float(added @ weights)

@@ -9,7 +9,7 @@ from typing import Literal
 
 from planner.bulk_queue import sojourn
 from planner.prefill_service import PassSeconds, Service, by_share
-from planner.queueing import Latency, largest_rate, later_of
+from planner.queueing import Latency, largest_rate
 from podplan.errors import BadInput
 from podplan.records import dataclass
 
@@ -123,15 +123,11 @@ def latency_of(service: Service, rate: float, arrival_squared_cv: float = 1.0) -
     """TTFT of one instance at its rate of prompts, as ``prefill_latency``; None if unstable."""
     if rate < 0:
         raise BadInput(f"An arrival rate of {rate:g} prompts per second must not be negative.")
+    if service.sample is not None:
+        return service.sample.ttft(rate, arrival_squared_cv)
     rate *= service.units_per_prompt
     if rate * service.full_seconds >= service.most:
         return None
     found = sojourn(service, max(rate, 1e-12), arrival_squared_cv)
     seconds = found.seconds + service.extra_seconds
-    pooled = Latency.from_masses(seconds, found.masses, found.mean_seconds + service.extra_seconds)
-    if service.apart is None:
-        return pooled
-    each = latency_of(
-        service.apart, rate / service.units_per_prompt / service.groups, arrival_squared_cv / service.groups
-    )
-    return None if each is None else later_of(pooled, each)
+    return Latency.from_masses(seconds, found.masses, found.mean_seconds + service.extra_seconds)

@@ -7,10 +7,11 @@ by their mean and the spread of one prompt's share, which is then gamma distribu
 from collections.abc import Callable
 from dataclasses import field
 from functools import cached_property
+from typing import Protocol
 
 import numpy as np
 
-from planner.queueing import Array, gamma_nodes
+from planner.queueing import Array, Latency, gamma_nodes
 from podplan.arrays import distinct
 from podplan.errors import BadInput
 from podplan.records import dataclass
@@ -64,6 +65,18 @@ class FullPasses:
         return float((held - held @ self.chances[1]) ** 2 @ self.chances[1])
 
 
+class Sample(Protocol):
+    """A queue that is told by a sample instead (``planner.sampled_queue``)."""
+
+    def ttft(self, rate_per_second: float, squared_cv: float) -> Latency | None:
+        """TTFT at a rate of prompts; None where it cannot keep up."""
+        ...
+
+    def rough_ttft(self, rate_per_second: float, squared_cv: float) -> Latency | None:
+        """TTFT within a fifth, sooner."""
+        ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class Service:
     """Pass times of one instance, tabulated once for all rates; counts are of *units*: what takes a place in a pass."""
@@ -83,14 +96,13 @@ class Service:
     units_per_prompt: float = 1.0
     own: tuple[Own, ...] = (Own(),)
     """What tells prompts apart, where it is more than their share of a pass."""
-    apart: "Service | None" = None
-    """One of the instance's groups as if it had a line of its own, where that may tell more of the wait."""
-    groups: int = 1
-    """That take turns at such lines."""
     most: float = 0.0
     """Units that a full pass holds on average, up to the last node; by default just as many."""
     full: FullPasses | None = None
     """What full passes hold where that varies; None: the whole numbers beside ``most``."""
+
+    sample: Sample | None = field(default=None, repr=False, compare=False)
+    """Tells the queue where units do not tell what the next pass is like."""
 
     def __post_init__(self) -> None:
         if not self.most:

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from planner.expectation import Expectation, group_budget, iteration_dealing, pool_pair
 from planner.kv_links import KvLinks, Pulled, pulled
 from planner.latency import tokens_per_iteration
+from planner.machine import Machine
 from planner.manifest.schema import Manifest, Pool, Prediction, Role, ServiceLevels, Statistics
 from planner.operating import dealt_iteration_seconds
-from planner.passes import Machine
 from planner.prefill_queue import Policy
 from planner.queueing import Array
 from planner.recorded_decode import Decoded, decode_recorded

@@ -18,8 +18,8 @@ from collections import deque
 
 import numpy as np
 
+from planner.machine import Machine
 from planner.pass_table import PassTable
-from planner.passes import Machine
 from planner.prefill_queue import Policy
 from planner.queueing import Array
 from planner.workload import Trace

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from planner.bulk_queue import sojourn
+from planner.machine import Machine
 from planner.manifest.terms import ComputeTerm, StepCost
-from planner.passes import Machine, varied_service
+from planner.passes import varied_service
 from planner.prefill_queue import latency_of, prefill_latency
 from planner.prefill_service import by_share
 from planner.prompts import Prompts, length_kinds

@@ -7,10 +7,10 @@ import pytest
 
 from planner.imbalance import parse_balance
 from planner.latency import balanced_cost
+from planner.machine import Machine
 from planner.manifest.stepcost import evaluate
 from planner.manifest.terms import StepLoad
-from planner.passes import Machine, varied_service
-from planner.prefill_queue import latency_of
+from planner.passes import varied_service
 from planner.prompts import Prompts, length_kinds, prompts_of
 from planner.search import search
 from planner.workload import Lengths, Trace, Traffic, Workload, kinds_of_rows
@@ -134,15 +134,3 @@ def test_a_trace_whose_lengths_covary_is_planned_for() -> None:
     assert workload.length_covariance < 0
     question = replace(small_question(model="qwen3-8b", devices=2), workload=workload)
     assert search(question).best is not None
-
-
-def test_long_prompts_on_two_groups_wait_at_least_as_on_each_alone() -> None:
-    """The later of the line of both groups and of a line of each, at every percentile; on many groups the first."""
-    prompts = Prompts(np.array([1000.0, 30_000.0]), np.zeros(2), np.array([0.9, 0.1]))
-    both = varied_service(_machine(ranks=2), prompts)
-    assert both.apart is not None and varied_service(_machine(ranks=8), prompts).apart is None
-    rate = 0.5 * both.saturation_per_second
-    found, pooled = (latency_of(service, rate) for service in (both, replace(both, apart=None)))
-    alone = latency_of(both.apart, rate / 2, 0.5)
-    assert found is not None and pooled is not None and alone is not None
-    assert (found.p50, found.p99) == (max(pooled.p50, alone.p50), max(pooled.p99, alone.p99))

@@ -5,9 +5,9 @@ import pytest
 
 from planner.imbalance import parse_balance
 from planner.latency import balanced_cost
+from planner.machine import Machine
 from planner.manifest.stepcost import evaluate
 from planner.manifest.terms import StepLoad
-from planner.passes import Machine
 from planner.recorded_prefill import prefill_recorded
 from planner.workload import Trace
 from tests.instances import instance
