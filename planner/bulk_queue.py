@@ -108,8 +108,10 @@ def _idle_share(chain: Chain) -> float:
     """Arrivals per pass that end an idle time: passes at whose end less than a prompt waits."""
     fine = chain.lattice.fine
     lasting = chain.starts.T @ chain.passes[:-1]  # [left, times]
-    short = 1 - chain.reached[:, fine - np.arange(fine)].T
-    return float((lasting * short).sum())
+    reached = chain.reached[:, 1 : fine + 1]  # a prompt may be more cells than ever arrive
+    short = np.ones((reached.shape[0], fine))
+    short[:, : reached.shape[1]] -= reached
+    return float((lasting * short[:, ::-1].T).sum())
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,6 +78,12 @@ def test_masses_are_a_distribution():
     assert found.seconds @ found.masses == pytest.approx(found.mean_seconds, rel=0.01)
 
 
+def test_hardly_any_arrivals_wait_for_nobody():
+    """One prompt in ten thousand passes, dealt in turn to many: its sojourn is a pass of one."""
+    found = sojourn(by_share(_pass_seconds, 1, 0.0, 0.0), 1e-4 / _pass_seconds(1), 1 / 36)
+    assert found.mean_seconds == pytest.approx(_pass_seconds(1), rel=1e-3)
+
+
 @pytest.mark.parametrize(("cap", "instances", "squared_cv"), [(1, 5, 0.0), (16, 5, 0.0), (2, 16, 1.0), (24, 10, 0.3)])
 def test_latency_rises_with_the_rate(cap, instances, squared_cv):
     """Up to 98 % of saturation, through every change of the way in which arrivals are counted."""
