@@ -85,10 +85,14 @@ def _larger(
     ``most_per_second`` is what each short role carries now, the same for both of a shared pool.
     """
     factors = {role: (question.rate_per_second or 0.0) / max(most, 1e-9) for role, most in most_per_second.items()}
-    for number in range(TRIES):
+    tried = (
+        _sizes(machines, factors[role]) if role in factors else [machines.devices] * (TRIES + 1)
+        for role, machines in (("prefill", question.prefill), ("decode", question.decode))
+    )
+    for sizes in dict.fromkeys(zip(*tried, strict=True)):
         prefill, decode = (
-            replace(machines, devices=_grown(machines, factors[role] * STEP**number)) if role in factors else machines
-            for role, machines in (("prefill", question.prefill), ("decode", question.decode))
+            replace(machines, devices=size)
+            for machines, size in zip((question.prefill, question.decode), sizes, strict=True)
         )
         changed = replace(question, prefill=prefill, decode=decode)
         if _devices(changed) > most_devices(question):
@@ -100,6 +104,16 @@ def _larger(
             size = f"{prefill.devices}" if shared else f"prefill={prefill.devices},decode={decode.devices}"
             return f", or --devices {size}"
     return ""
+
+
+def _sizes(machines: Machines, factor: float) -> list[int]:
+    """Devices to try, from what a rate in proportion to devices needs.
+
+    The few GPUs that hold a model once carry less than their share of a server, so a server is tried before more.
+    """
+    guessed = [_grown(machines, factor * STEP**number) for number in range(TRIES)]
+    node = machines.devices_per_node
+    return [min(guessed[0], node) if machines.devices < node else guessed[0], *guessed]
 
 
 def _grown(machines: Machines, factor: float) -> int:
