@@ -80,7 +80,10 @@ def predict(
         typer.Option("--nodes", metavar="N", help="Size of the cluster, which the strategy must not exceed."),
     ] = None,
     weights: Annotated[
-        str | None, typer.Option("--weights", metavar="DTYPE", help="int8, fp8 or bf16 [as shipped, if multiplied].")
+        str | None,
+        typer.Option(
+            "--weights", metavar="DTYPE", help="bf16, fp8, int8, int4, mxfp4 or nvfp4 [as shipped, if multiplied]."
+        ),
     ] = None,
     kv_dtype: Annotated[
         str | None, typer.Option("--kv-dtype", metavar="DTYPE", help="bf16, fp8 or int8 [bf16].")

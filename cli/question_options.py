@@ -49,9 +49,9 @@ OPTIONS: dict[str, tuple[str, str]] = {
     ),
     "weights": (
         "DTYPES",
-        "int8, fp8 or bf16, a list to choose from such as int8,bf16, or auto for all that run; each role takes its "
-        "own, or has what prefill=fp8,decode=int4,fp8 gives it; what the model's answers lose by it is yours to judge "
-        "[as shipped, if multiplied].",
+        "bf16, fp8, int8, int4, mxfp4 or nvfp4, a list to choose from such as int8,bf16, or auto for all that run; "
+        "each role takes its own, or has what prefill=fp8,decode=int4,fp8 gives it; what the model's answers lose by "
+        "it is yours to judge [as shipped, if multiplied].",
     ),
     "kv_dtype": ("DTYPES", "bf16, fp8 or int8, a list to choose from, or auto [bf16]."),
     "mtp": ("K", "Drafted tokens per iteration, or a range to search such as 0..3 [0..1]."),
