@@ -102,8 +102,7 @@ class PrefillKind:
         bound = MOST_UTILISATION * most[keep]
         if not varied(question):
             bound = np.minimum(bound, timely(question, alone[0], seconds[keep], held[keep] * ranks))
-            every = held[None, :] * ranks, seconds[None, :]
-            bound = np.minimum(bound, short_enough(question, (few[None, :], alone[None, :]), every))
+            bound = np.minimum(bound, short_enough(question, (few, alone), (held * ranks, seconds)))
         return Budgets(
             prompts=prompts[keep],
             microbatches=chosen[keep],

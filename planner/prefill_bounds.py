@@ -1,5 +1,6 @@
 """What no queue of prefill passes carries: prompts per second that bound it from above, on arrays."""
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -70,8 +71,8 @@ def few_prompts(ranks: int) -> Floats:
     return np.asarray(np.maximum(_FILLED * ranks, 1.0), dtype=np.float64)
 
 
-def short_enough(question: Question, few: Passes, full: Passes) -> Floats:
-    """Largest rate of equal prompts at which passes are short enough on average, [rows]; infinite where none is late.
+def short_enough(question: Question, few: Passes, full: Passes) -> float:
+    """Largest rate of equal prompts at which an instance's passes are short enough on average.
 
     Who comes while a pass of D seconds runs waits for the rest of it and then at least for the next, D': those who come
     in its first D + D' - L seconds miss the limit L. The more come, the longer D', so at a rate r at least
@@ -82,33 +83,28 @@ def short_enough(question: Question, few: Passes, full: Passes) -> Floats:
 
     Args:
         question: asks for the limit and the percentile.
-        few: prompts in the instance, from one on, and seconds of passes with less than one a group, [rows, points].
-        full: of full passes of rising budgets, each of which takes the less per prompt; infinite where they are late
-            and not known, [rows, budgets].
+        few: prompts in the instance, from one on, and seconds of passes with less than one a group, [points].
+        full: of full passes of rising budgets, each of which takes the less per prompt, [budgets].
     """
-    smallest = full[1][:, 0]
-    if question.queueing == "mixserve":
-        return np.full(smallest.shape, np.inf)
     limit, late = question.ttft_seconds, 1 - question.percentile / 100
-    prompts, seconds = (np.concatenate(pair, axis=1) for pair in zip(few, full, strict=True))
-    per_second = prompts / seconds
+    if question.queueing == "mixserve" or full[1][0] > limit:
+        return math.inf
+    prompts, seconds = (np.concatenate(pair) for pair in zip(few, full, strict=True))
     # Between two points passes take as long as at the first, and hold what that allows at the second's rate.
-    after = np.maximum(per_second, np.concatenate([per_second[:, 1:], per_second[:, -1:]], axis=1))
-    times = np.minimum(seconds, limit)
-    held = np.where(seconds <= limit, times * after, 0.0)
-    with np.errstate(divide="ignore"):
-        longest = (_TOLD * limit + (1 + late) / _on_hull(times, held, limit / (2 - late))) / (2 - late)
-    return np.asarray(np.where(smallest <= limit, _on_hull(times, held, longest), np.inf))
+    per_second = np.append((prompts / seconds)[1:], prompts[-1] / seconds[-1])
+    good = seconds <= limit
+    times, held = seconds[good], (seconds * np.maximum(prompts / seconds, per_second))[good]
+    sure = _on_hull(times, held, limit / (2 - late))
+    longest = (_TOLD * limit + (1 + late) / sure) / (2 - late) if sure else math.inf
+    return _on_hull(times, held, longest)
 
 
-def _on_hull(seconds: Floats, prompts: Floats, most: Number) -> Floats:
-    """Most prompts per second of passes that take at most so long on average, [rows], by points [rows, points]."""
-    most = np.broadcast_to(np.asarray(most, dtype=np.float64), seconds.shape[:1])[:, None]
+def _on_hull(seconds: Floats, prompts: Floats, most: float) -> float:
+    """Most prompts per second of passes that take at most so long on average, by the points of a hull."""
     below = seconds <= most
-    best = np.where(below, prompts / seconds, 0.0).max(axis=1)
-    for point in range(seconds.shape[1]):
-        left, held = seconds[:, point, None], prompts[:, point, None]
-        with np.errstate(divide="ignore", invalid="ignore"):
-            straight = held / most + (prompts - held) * (1 - left / most) / (seconds - left)
-        best = np.maximum(best, np.where(below[:, point, None] & ~below, straight, 0.0).max(axis=1))
-    return np.asarray(best, dtype=np.float64)
+    best = float((prompts / seconds)[below].max(initial=0.0))
+    if below.all():
+        return best
+    left, held = seconds[below, None], prompts[below, None]
+    straight = held + (prompts[~below] - held) * (most - left) / (seconds[~below] - left)
+    return max(best, float(straight.max(initial=0.0)) / most)

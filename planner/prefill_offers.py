@@ -22,7 +22,7 @@ from planner.least import Least
 from planner.manifest.stacks import taken
 from planner.manifest.terms import Number, StepCost
 from planner.operating import MOST_UTILISATION, transfer_seconds
-from planner.prefill_bounds import saturated, short_enough, timely, varied
+from planner.prefill_bounds import saturated, timely, varied
 from planner.prefill_candidates import (
     PROMPTS_PER_PASS,
     SHORTEST_CHUNK_TOKENS,
@@ -177,8 +177,6 @@ def _prefill_kinds(question: Question, table: _PrefillTable) -> Offers:
     if not varied(question):
         bound = np.minimum(bound, MOST_UTILISATION * np.where(after > last, most * ranks / full, np.inf))
         bound = np.minimum(bound, timely(question, table.single, full, prompts[rows, last]))
-        alone = np.ones((number, 1)), table.single[:, None]
-        bound = np.minimum(bound, short_enough(question, alone, (prompts, table.seconds)))
     bound = np.minimum(bound, most_linked(question, table.group.deployment))
     guess = np.where(good, likely_rate(question, prompts, table.seconds), 0.0).max(axis=1)
     guess = np.where(known > 0, guess, likely_rate(question, prompts[:, 0], table.seconds[:, 0]))

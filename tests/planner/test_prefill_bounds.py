@@ -1,5 +1,6 @@
 """What bounds the rate of prefill passes, against their queues."""
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -45,8 +46,7 @@ def test_no_queue_passes_it(
     full = np.arange(1.0, most + 2) * groups
     question = replace(QUESTION, ttft_seconds=spare * float(seconds(full)[-2]), percentile=percentile)
     few = few_prompts(groups)
-    points = [(prompts[None, :], seconds(prompts)[None, :]) for prompts in (few, full)]
-    bound = float(short_enough(question, *points)[0])
+    bound = short_enough(question, (few, seconds(few)), (full, seconds(full)))
     for prompts in full[seconds(full) <= question.ttft_seconds]:
         service = by_share(seconds, int(prompts), 0.0, 0.0)
         if service.saturation_per_second * MOST_UTILISATION > bound:
@@ -60,15 +60,16 @@ def test_passes_of_more_than_half_the_limit_are_too_long() -> None:
     That is 5.5/s; between whole numbers of prompts a pass is counted as the shorter, so it is a little more.
     """
     question = replace(QUESTION, ttft_seconds=2.0, percentile=99.0)
-    full = np.arange(1.0, 17.0)[None, :]
-    bound = float(short_enough(question, (np.ones((1, 1)), np.array([[0.6]])), (full, 0.5 + 0.1 * full))[0])
+    full = np.arange(1.0, 17.0)
+    bound = short_enough(question, (np.ones(1), np.array([0.6])), (full, 0.5 + 0.1 * full))
 
     assert 5.5 < bound < 6.0
 
 
 def test_it_says_nothing_where_it_cannot() -> None:
     """MixServe's queue knows no passes, and a smallest budget that is late as a whole may be in time in part."""
-    few, full = (np.ones((1, 1)), np.array([[0.6]])), (np.array([[4.0, 8.0]]), np.array([[2.5, np.inf]]))
+    few, full = (np.ones(1), np.array([0.6])), (np.array([4.0, 8.0]), np.array([2.5, 5.0]))
 
-    assert np.isinf(short_enough(replace(QUESTION, ttft_seconds=2.0), few, full)[0])
-    assert np.isinf(short_enough(replace(QUESTION, ttft_seconds=3.0, queueing="mixserve"), few, full)[0])
+    assert short_enough(replace(QUESTION, ttft_seconds=2.0), few, full) == math.inf
+    assert short_enough(replace(QUESTION, ttft_seconds=3.0, queueing="mixserve"), few, full) == math.inf
+    assert short_enough(replace(QUESTION, ttft_seconds=3.0), few, full) < math.inf
