@@ -30,6 +30,8 @@ def _kernel_gaps(spec: HardwareSpec) -> Iterator[Gap]:
     for name in ("sparse_decode", "sparse_prefill"):
         if getattr(spec.kernels, name) is None:
             yield Gap(f"kernels.{name}", "models with sparse attention (DSA) are costed with the fit of mla_decode")
+    if "fp8" in spec.device.peak_flops_per_second and spec.kernels.mla_decode_fp8 is None:
+        yield Gap("kernels.mla_decode_fp8", "MLA with a KV cache in FP8 is costed as if its products were in BF16")
 
 
 def _collective_gaps(spec: HardwareSpec) -> Iterator[Gap]:
