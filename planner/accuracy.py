@@ -40,9 +40,8 @@ class Case:
 
     ``tier`` A: enough is published to predict it. B: something is assumed, as ``note`` says, or the
     value is only a bound; shown, but not part of any mean. H, held out: as A, but sought only when the
-    model was finished, with means of its own.
-    ``cause`` is what a miss is believed to come from, ``row`` its name in the collection of measurements
-    that the cases were taken from.
+    model was finished, with means of its own. ``cause`` is what a miss is believed to come from, ``row``
+    its name in the collection of measurements that the cases were taken from.
     """
 
     id: str
