@@ -6,6 +6,7 @@ events counts them rounded to either side at random, so that means stay exact wh
 """
 
 import math
+from functools import cache
 from statistics import NormalDist
 
 import numpy as np
@@ -112,10 +113,13 @@ def count_distribution(means: Array, dispersion: float, counts: int) -> Array:
 
 
 _SCORES = np.linspace(-9.0, 9.0, 3601)
-_EXCESS = np.array(
-    [NormalDist().pdf(score) - score * (1 - NormalDist().cdf(score)) for score in _SCORES.tolist()], dtype=np.float64
-)
-"""E[max(Z - score, 0)] of a standard normal Z."""
+
+
+@cache
+def _excesses() -> Array:
+    """E[max(Z - score, 0)] of a standard normal Z at ``_SCORES``; few questions need it."""
+    normal = NormalDist()
+    return np.array([normal.pdf(score) - score * (1 - normal.cdf(score)) for score in _SCORES.tolist()])
 
 
 def _as_normal(means: Array, dispersion: float, cells: int) -> Array:
@@ -126,7 +130,7 @@ def _as_normal(means: Array, dispersion: float, cells: int) -> Array:
     """
     deviations = np.sqrt(np.maximum(dispersion * means, 1e-18))[..., None]
     above = (np.arange(-1.0, cells + 1) - means[..., None]) / deviations
-    excess = deviations * np.where(above < _SCORES[0], -above, np.interp(above, _SCORES, _EXCESS))
+    excess = deviations * np.where(above < _SCORES[0], -above, np.interp(above, _SCORES, _excesses()))
     found = np.maximum(-np.diff(excess, axis=-1), 0.0)
     found[:, 0] = 1.0
     return found
