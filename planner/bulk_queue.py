@@ -24,6 +24,8 @@ from planner.queueing import Array
 from podplan.arrays import windows
 from podplan.records import dataclass
 
+Ints = NDArray[np.intp]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sojourn:
@@ -47,18 +49,16 @@ def sojourn(service: Service, rate: float, squared_cv: float) -> Sojourn:
     chain = settled_chain(service, arrivals, rate, squared_cv)
     rows, weights, width = chain.lattice.rows, chain.lattice.weights, chain.lattice.width_seconds
     line = _line(chain, arrivals, _ahead(chain))
+    passes = _Passes(line, chain)
     idle = _idle_share(chain)
     taken = np.append(chain.starts.sum(axis=1), chain.left.sum())
     usual = float(taken @ (rows @ weights))  # seconds of a pass, over passes
     seconds, masses, mean = [], [], 0.0
     for own in service.own:
         mine = rows if own.alone is None else np.concatenate([own.alone[None, :], rows[1:]])
-        passes = chain.passes
-        if own.alone is not None or own.least_seconds:
-            mine = np.maximum(mine, own.least_seconds)
-            passes = on_grid(mine, weights, width, chain.passes.shape[1])
+        mine = np.maximum(mine, own.least_seconds)
         later = sum(max(usual, each) for each in own.later_seconds)
-        behind = _with_own(line, passes)
+        behind = passes.behind(mine)
         ends = (np.arange(behind.size) + 1.0) * width
         total = (float(behind.sum()) + idle) / own.share
         seconds += [ends + later, mine[0] + later]
@@ -163,17 +163,47 @@ def _quick_length(least: float) -> int:
     return math.ceil(least / unit) * unit
 
 
-def _with_own(line: _Line, passes: Array) -> Array:
-    """Add the own pass, [sizes + 1, times] on the grid of time; return all of it together, [times]."""
-    rests, times = line.rest.shape[0], passes.shape[1]
-    padded = np.zeros((rests, rests + times))
-    padded[:, :times] = line.rest @ passes
-    found = np.zeros(line.length)
-    if line.own.size:
-        found = np.fft.irfft((line.before * np.fft.rfft(line.own @ passes, line.length)).sum(axis=0), line.length)
-    # Rests and passes that last as long together: rows of which each begins one later than the one before.
-    found[: rests + times - 1] += padded.ravel()[: rests * (rests + times - 1)].reshape(rests, -1).sum(axis=0)
-    return np.maximum(found, 0.0, out=found)
+class _Passes:
+    """Adds own passes to what comes before them."""
+
+    def __init__(self, line: _Line, chain: Chain) -> None:
+        """Know what comes before and the usual passes."""
+        self.line, self.lattice, self.usual = line, chain.lattice, chain.passes
+        self.length = _quick_length(2 * chain.passes.shape[1])
+        self.alike = chain.lattice.weights.size == 1
+        if not self.alike:
+            self.rest, self.spectra = (np.fft.rfft(part, self.length) for part in (line.rest.T, chain.passes))
+            self.total = np.einsum("sf,sf->f", self.rest, self.spectra)
+
+    def behind(self, rows: Array) -> Array:
+        """All of it together, [times], with own passes of these durations, [sizes + 1, kinds]."""
+        passes, line = self.usual, self.line
+        changed = np.flatnonzero((rows != self.lattice.rows).any(axis=1))
+        if changed.size:
+            passes = passes.copy()
+            passes[changed] = on_grid(rows[changed], self.lattice.weights, self.lattice.width_seconds, passes.shape[1])
+        found = np.zeros(line.length)
+        if line.own.size:
+            found = np.fft.irfft((line.before * np.fft.rfft(line.own @ passes, line.length)).sum(axis=0), line.length)
+        both = self._of_few(passes) if self.alike else self._of_many(passes, changed)
+        found[: both.size] += both[: found.size]
+        return np.maximum(found, 0.0, out=found)
+
+    def _of_few(self, passes: Array) -> Array:
+        """Rests and passes that last as long together: rows of which each begins one later than the one before."""
+        rests, times = self.line.rest.shape[0], passes.shape[1]
+        padded = np.zeros((rests, rests + times))
+        padded[:, :times] = self.line.rest @ passes
+        found = padded.ravel()[: rests * (rests + times - 1)].reshape(rests, -1).sum(axis=0)
+        return np.asarray(found, dtype=np.float64)
+
+    def _of_many(self, passes: Array, changed: Ints) -> Array:
+        """The same where there are many times: what the usual passes' sum becomes with those that have changed."""
+        total = self.total
+        if changed.size:
+            other = np.fft.rfft(passes[changed], self.length) - self.spectra[changed]
+            total = total + np.einsum("sf,sf->f", self.rest[changed], other)
+        return np.fft.irfft(total, self.length)
 
 
 def _passes_ahead(chain: Chain, masses: Array) -> tuple[Array, Array]:
