@@ -20,6 +20,7 @@ from planner.mixed_chain import PromptState, on_lattice
 from planner.mixed_even import with_mates
 from planner.mixed_parts import CutPrompts, cut_prompts, kind_weights, stages, step_loads
 from planner.mixed_steps import StepTable
+from planner.mixed_waits import behind_long_ones
 from planner.paired_balance import paired_balance
 from planner.queueing import Array
 from podplan.records import dataclass
@@ -271,7 +272,8 @@ def _sojourn(table: StepTable, running: float, chain: _Chain, chances: Array, pr
         alone = np.zeros((1, *chances.shape))
         alone[0, min(1, chances.shape[0] - 1), 0] = 1 - float(seen.sum())
         joint = np.concatenate([joint, alone])
-    return _own(table, running, chain, prompts, rest, joint)
+    points = _own(table, running, chain, prompts, rest, joint)
+    return _behind(table, running, chain, prompts, float((chances * chain.seconds).sum()), points)
 
 
 def _one_more(come: Array) -> Array:
@@ -301,6 +303,22 @@ def _own(table: StepTable, running: float, chain: _Chain, prompts: CutPrompts, r
     cell, place = np.nonzero(masses > _LEAST)
     own = masses[cell, place]
     return rest[cell] + unit * place, own / own.sum()
+
+
+def _behind(
+    table: StepTable, running: float, chain: _Chain, prompts: CutPrompts, mean_step: float, points: _Points
+) -> _Points:
+    """Add the wait behind longer prompts of the own rank."""
+    if np.ptp(prompts.parts) <= 0:
+        return points
+    seconds, masses = points
+    kept, unit = _on_grid(seconds[None], masses)
+    room, every = np.full(1, prompts.room), float(table.aggregate.ranks)
+    under_way = min(max(chain.rate * mean_step * prompts.mean_parts, 1.0), every)
+    step = float(table.seconds(running, room, room * under_way)[0])
+    waits, chances = behind_long_ones(prompts, step, chain.rate / every, chain.dispersion / every)
+    times = unit * np.arange(kept.shape[1]) + waits[:, None]
+    return times.ravel(), (kept * chances[:, None]).ravel()
 
 
 def _on_grid(seconds: Array, weights: Array) -> tuple[Array, float]:
