@@ -52,8 +52,10 @@ class Lanes:
     """Mean arrivals per second."""
     begin_seconds: Array
     """When the first pass may begin."""
-    first: int
-    """The first prompt that is asked for."""
+    start: Ints
+    """The first prompt that there is."""
+    first: Ints
+    """The first that is asked for."""
     last: Ints
     """The one after the last."""
 
@@ -96,8 +98,8 @@ class PassRecursion:
         count, groups = lanes.rates.size, self._groups
         arrivals, kinds = streams.arrivals.ravel(), streams.kinds.ravel()
         base = lanes.stream * streams.arrivals.shape[1]
-        found = np.full((count, int(lanes.last.max()) - lanes.first), np.nan)
-        free, head = lanes.begin_seconds.copy(), np.zeros(count, dtype=np.int64)
+        found = np.full((count, int((lanes.last - lanes.first).max())), np.nan)
+        free, head = lanes.begin_seconds.copy(), lanes.start.copy()
         under_way, done = np.full((count, groups), -1), np.zeros((count, groups))
         live = np.arange(count)
         while live.size:
@@ -110,10 +112,11 @@ class PassRecursion:
             self._deal(arrivals, kinds, making)
             end = begin + self._seconds(making)
             free[live], head[live], under_way[live], done[live] = end, making.head, making.under_way, making.done
-            last = lanes.last[live]
+            first, last = lanes.first[live], lanes.last[live]
             for places, prompts in making.ended:
-                asked = (prompts >= lanes.first) & (prompts < last[places])
-                found[live[places[asked]], prompts[asked] - lanes.first] = end[places[asked]]
+                asked = (prompts >= first[places]) & (prompts < last[places])
+                places, prompts = places[asked], prompts[asked]
+                found[live[places], prompts - first[places]] = end[places]
             waited_for = (making.under_way >= 0) & (making.under_way < last[:, None])
             live = live[(making.head < last) | waited_for.any(axis=1)]
         return found

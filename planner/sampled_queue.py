@@ -34,6 +34,8 @@ _NODES = (0.3, 0.5, 0.62, 0.72, 0.8, 0.86, 0.91, 0.95, 0.98, 0.995)
 """Utilisations; below the first, TTFT goes on to that of prompts alone."""
 _SHARES = (0.3, 0.4, 0.7, *(1.0 for _ in _NODES[3:]))
 """Of the prompts that are counted, at each: what waits is forgotten the sooner the less it is."""
+_SETTLES = (1, 1, 1, 1, 2, 4, 5, 6, 6, 6)
+"""How much longer than at the first a stream settles before it is counted: what waits comes and goes ever slower."""
 _UNLOADED = 0.01
 """Below which nobody waits."""
 _FEWEST_STREAMS, _MOST_STREAMS = 32, 256
@@ -67,11 +69,11 @@ _FULL = Extent(8, 14, 28_000)
 
 @dataclass(frozen=True, slots=True)
 class _Sizes:
-    """Streams, and prompts of each: the first that is counted, the one after the last, and all."""
+    """Streams, and prompts of each: how many settle at the first node, how many are counted, and all."""
 
     streams: int
-    first: int
-    last: int
+    settle: int
+    counted: int
     places: int
 
 
@@ -114,12 +116,13 @@ class SampledQueue:
     def saturation_per_second(self) -> float:
         """Prompts per second when all of a stream wait from the start."""
         sizes = self._sizes(_FULL)
-        kinds, count, last = self._kinds(sizes), sizes.streams, sizes.last
+        kinds, count, last = self._kinds(sizes), sizes.streams, sizes.settle + sizes.counted
         streams = Streams.of(np.zeros(kinds.shape), kinds, self._machine.ranks)
-        lanes = Lanes(np.arange(count), np.ones(count), np.zeros(count), 0, np.full(count, last))
+        none = np.zeros(count, dtype=np.int64)
+        lanes = Lanes(np.arange(count), np.ones(count), np.zeros(count), none, none, none + last)
         ends = self._recursion.finished(streams, lanes)
         order = np.sort(ends, axis=1)
-        since, until = order[:, [sizes.first]], order[:, [last - min(int(4 * self._full), (last - sizes.first) // 2)]]
+        since, until = order[:, [sizes.settle]], order[:, [last - min(int(4 * self._full), sizes.counted // 2)]]
         # Counted as what prompts take alone: how many ended depends on which ones did.
         done = np.where((ends > since) & (ends <= until), self._alone[kinds[:, :last]], 0.0).sum()
         return float(done / (self._alone @ self._prompts.weights) / (until - since).sum())
@@ -159,12 +162,12 @@ class SampledQueue:
     def _sizes(self, extent: Extent) -> _Sizes:
         usual = max(self._full, self._machine.ranks / 2)
         usual *= max(min(1.0, _LARGE / usual), _LEAST_SHARE)  # large passes are alike, so fewer tell as much
-        first, counted = math.ceil(extent.settle * usual), math.ceil(extent.counted * usual)
+        settle, counted = math.ceil(extent.settle * usual), math.ceil(extent.counted * usual)
         return _Sizes(
             streams=int(np.clip(extent.prompts // counted, _FEWEST_STREAMS, _MOST_STREAMS)),
-            first=first,
-            last=first + counted,
-            places=first + counted + math.ceil(_AFTER * max(self._full, self._machine.ranks)),
+            settle=settle,
+            counted=counted,
+            places=max(_SETTLES) * settle + counted + math.ceil(_AFTER * max(self._full, self._machine.ranks)),
         )
 
     def _kinds(self, sizes: _Sizes) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
@@ -178,18 +181,24 @@ class SampledQueue:
         if not missing:
             return
         sizes = self._sizes(extent)
-        count, first, kinds = sizes.streams, sizes.first, self._kinds(sizes)
+        count, kinds = sizes.streams, self._kinds(sizes)
         gaps = _gaps(squared_cv, count, sizes.places)
         arrivals = np.cumsum(gaps, axis=1)
         rates = self.saturation_per_second * np.array([_NODES[node] for node in missing])
         lines = [self._line(kinds, gaps, rate, squared_cv) for rate in rates.tolist()]
-        counted = [math.ceil(_SHARES[node] * (sizes.last - first)) for node in missing]
-        begins = [arrivals[:, 0] / rate + line[:, 0] for rate, (line, _) in zip(rates, lines, strict=True)]
+        first = max(_SETTLES) * sizes.settle  # the same prompts are counted at each
+        starts = [first - _SETTLES[node] * sizes.settle for node in missing]
+        counted = [math.ceil(_SHARES[node] * sizes.counted) for node in missing]
+        begins = [
+            arrivals[:, start] / rate + line[:, start]
+            for start, rate, (line, _) in zip(starts, rates, lines, strict=True)
+        ]
         lanes = Lanes(
             stream=np.tile(np.arange(count), rates.size),
             rates=np.repeat(rates, count),
             begin_seconds=np.concatenate(begins),
-            first=first,
+            start=np.repeat(starts, count),
+            first=np.full(rates.size * count, first),
             last=first + np.repeat(counted, count),
         )
         ends = self._recursion.finished(Streams.of(arrivals, kinds, self._machine.ranks), lanes)

@@ -19,6 +19,7 @@ TOKENS = np.array([150.0, 700.0, 1900.0, 5200.0, 13_000.0])
 REUSED = np.array([0.0, 300.0, 0.0, 4000.0, 0.0])
 WEIGHTS = np.array([0.4, 0.3, 0.2, 0.07, 0.03])
 PROMPTS = Prompts(TOKENS, REUSED, WEIGHTS)
+NONE = np.zeros(8, dtype=np.int64)
 
 
 def _machine(ranks: int, budget: float = 2048.0) -> Machine:
@@ -77,7 +78,7 @@ def test_every_pass_is_that_of_the_rule(ranks: int) -> None:
     surface = PassSurface(machine, float(TOKENS.max()))
     streams, kinds = _streams(ranks, 2, 150)
     rates = np.array([0.2, 0.8, 3.0]) * ranks
-    lanes = Lanes(np.repeat([0, 1], 3), np.tile(rates, 2), np.zeros(6), 0, np.full(6, 150))
+    lanes = Lanes(np.repeat([0, 1], 3), np.tile(rates, 2), np.zeros(6), NONE[:6], NONE[:6], np.full(6, 150))
     found = PassRecursion(machine, PROMPTS, surface).finished(streams, lanes)
     for lane in range(6):
         arrivals = streams.arrivals[lane // 3, :150] / lanes.rates[lane]
@@ -89,12 +90,13 @@ def test_lanes_do_not_know_of_one_another() -> None:
     machine = _machine(4)
     recursion = PassRecursion(machine, PROMPTS, PassSurface(machine, float(TOKENS.max())))
     streams, _ = _streams(4, 5, 200)
-    every = Lanes(np.arange(5), np.linspace(1.0, 9.0, 5), np.linspace(0.0, 2.0, 5), 20, np.full(5, 150))
+    every = Lanes(
+        np.arange(5), np.linspace(1.0, 9.0, 5), np.linspace(0.0, 2.0, 5), NONE[:5], np.full(5, 20), np.full(5, 150)
+    )
     together = recursion.finished(streams, every)
     for lane in range(5):
-        one = Lanes(
-            *(column[[lane]] for column in (every.stream, every.rates, every.begin_seconds)), 20, every.last[[lane]]
-        )
+        columns = (every.stream, every.rates, every.begin_seconds, every.start, every.first, every.last)
+        one = Lanes(*(column[[lane]] for column in columns))
         assert recursion.finished(streams, one).tolist() == together[[lane]].tolist()
 
 
@@ -113,7 +115,7 @@ def test_tokens_are_neither_lost_nor_computed_twice() -> None:
     """All passes together compute what the prompts bring less what was reused."""
     counted = _Counted(4)
     streams, kinds = _streams(4, 3, 300)
-    lanes = Lanes(np.arange(3), np.array([2.0, 8.0, 50.0]), np.zeros(3), 0, np.full(3, 300))
+    lanes = Lanes(np.arange(3), np.array([2.0, 8.0, 50.0]), np.zeros(3), NONE[:3], NONE[:3], np.full(3, 300))
     found = PassRecursion(_machine(4), PROMPTS, counted).finished(streams, lanes)  # type: ignore[arg-type]
     assert np.isfinite(found).all()
     assert counted.tokens == (TOKENS - REUSED)[kinds].sum()
@@ -132,7 +134,7 @@ def test_it_agrees_with_the_recursion_of_recorded_streams() -> None:
         reused_tokens=REUSED[kinds[0]],
     )
     told = prefill_recorded(machine, 1, "round_robin", trace).first_token_seconds - arrivals
-    lanes = Lanes(np.zeros(1, dtype=np.int64), np.array([rate]), np.zeros(1), 0, np.array([2500]))
+    lanes = Lanes(NONE[:1], np.array([rate]), np.zeros(1), NONE[:1], NONE[:1], np.array([2500]))
     recursion = PassRecursion(machine, PROMPTS, PassSurface(machine, float(TOKENS.max())))
     found = recursion.finished(streams, lanes)[0] - arrivals
     assert found.mean() == pytest.approx(told.mean(), rel=0.02)

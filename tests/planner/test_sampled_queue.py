@@ -53,7 +53,7 @@ def test_passes_of_one_equal_prompt_are_m_d_1(load: float) -> None:
 
 @pytest.mark.parametrize("squared_cv", [0.5, 1.0])
 def test_equal_prompts_on_one_group_are_those_of_the_chain(squared_cv: float) -> None:
-    """Passes of up to four: mean within 2 %, 99th percentile within 4 %."""
+    """Passes of up to four: mean within 2 %, 99th percentile within 6 %."""
     machine, prompts = _machine(1, 8000.0), Prompts(np.array([2000.0]), np.zeros(1), np.ones(1))
     service = varied_service(machine, prompts)
     assert service.sample is None
@@ -64,7 +64,7 @@ def test_equal_prompts_on_one_group_are_those_of_the_chain(squared_cv: float) ->
         assert chain is not None
         assert found is not None
         assert found.mean == pytest.approx(chain.mean, rel=0.02)
-        assert found.p99 == pytest.approx(chain.p99, rel=0.04)
+        assert found.p99 == pytest.approx(chain.p99, rel=0.06)
 
 
 def test_saturation_of_equal_prompts_is_that_of_full_passes() -> None:
