@@ -1,5 +1,6 @@
 """The `plan` command: which command is meant, and what its end means to the shell."""
 
+import errno
 import gc
 import os
 import sys
@@ -116,11 +117,20 @@ def main(arguments: Sequence[str]) -> int:
         # Python flushes stdout once more at exit; it must find something that is open.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ExitCode.PIPE_CLOSED
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            return _fault(error)
+        return _fail(ExitCode.BAD_INPUT, f"the output cannot be written: {error.strerror}; give it more room")
     except Exception as error:  # noqa: BLE001 - the last handler: what comes here is a defect of podplan
-        if os.environ.get("PODPLAN_DEBUG") == "1":
-            traceback.print_exc()
-        told = " ".join(str(error).split())
-        return _fail(ExitCode.FAULT, f"fault in podplan, {type(error).__name__}: {told} (PODPLAN_DEBUG=1 shows where)")
+        return _fault(error)
+
+
+def _fault(error: Exception) -> int:
+    """Tell a defect of podplan in one line, with its trace where that is asked for."""
+    if os.environ.get("PODPLAN_DEBUG") == "1":
+        traceback.print_exc()
+    told = " ".join(str(error).split())
+    return _fail(ExitCode.FAULT, f"fault in podplan, {type(error).__name__}: {told} (PODPLAN_DEBUG=1 shows where)")
 
 
 def _with_command(arguments: list[str]) -> list[str]:

@@ -71,10 +71,10 @@ def print_lines(lines: Sequence[str]) -> None:
 
 def stdout_console() -> "Console":
     """Return a rich console on stdout, without colour under NO_COLOR; lines fold on a terminal only."""
-    from rich.console import Console
+    from cli.rich_console import PipedConsole
 
     folds = sys.stdout.isatty() or bool(os.environ.get("COLUMNS"))
-    return Console(width=None if folds else UNFOLDED_WIDTH, highlight=False)
+    return PipedConsole(width=None if folds else UNFOLDED_WIDTH, highlight=False)
 
 
 def stderr_console() -> "Console":

@@ -72,17 +72,16 @@ def memory_sentence(question: Question, role: Role, smallest: int | None) -> str
             group.rows, np.broadcast_to(weight_bytes(group.deployment), (len(group.rows),)), strict=True
         )
     ]
+    held = counted(machines.devices, "device")
     if not needs:
-        return f"{question.model.name} has no strategy on {machines.devices} devices of {machines.hardware.name}"
+        return f"{question.model.name} has no strategy on {held} of {machines.hardware.name}"
     least, _ = min(needs)
     nearest = "no number of them does"
     if smallest and role == "mixed":
         nearest = f"the smallest number that holds an aggregated instance is {smallest}"
     elif smallest:
         nearest = f"the smallest number that holds a {role} instance is {smallest}, and a plan needs one of each role"
-    start = (
-        f"{question.model.name} does not fit {machines.devices} devices of {machines.hardware.name}: its weights take"
-    )
+    start = f"{question.model.name} does not fit {held} of {machines.hardware.name}: its weights take"
     if least > room:
         return (
             f"{start} at least {format_bytes(least)} per device beside a KV cache, {format_bytes(room)} are free, "

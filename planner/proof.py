@@ -8,6 +8,7 @@ from planner.columns import Aim, Side, carried_by
 from planner.fleet import FleetSolution, solve_fleet
 from podplan.aside import Aside, aside
 from podplan.records import dataclass
+from podplan.units import counted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,10 +108,10 @@ def covers(sides: Sequence[Side]) -> str:
     """Say what the bound is a bound of."""
     if [side.role for side in sides] == ["mixed"]:
         return (
-            f"{sides[0].size} columns of aggregated instances, each so many of one of the {len(sides[0].offers)} whose "
-            "bounds could beat the other shape, with every listed token budget (of those solved in full nearby ones "
-            "between, too) and all requests that memory holds; not "
-            "over prefill, decode and aggregated instances side by side for one model"
+            f"{counted(sides[0].size, 'column')} of aggregated instances (so many of one kind), of "
+            f"{counted(len(sides[0].offers), 'kind')} whose bounds could beat the other shape, with every listed token "
+            "budget, in those solved in full with nearby ones between, and all requests that memory holds; not both "
+            "shapes side by side for one model"
         )
     if any(side.beyond_grid for side in sides):
         return (
@@ -118,15 +119,13 @@ def covers(sides: Sequence[Side]) -> str:
             "experts on whole nodes of their own in every split and with up to 16 domains, whose bounds could beat it"
         )
     roles = " and ".join(f"{len(side.offers)} {side.role}" for side in sides)
-    columns = sum(side.size for side in sides)
+    columns = counted(sum(side.size for side in sides), "column")
     return (
-        f"{columns} columns of separate prefill and decode pools, each so many instances of one of the {roles} rows: "
-        "every strategy, redundancy, MTP depth and microbatching of the grid that keeps the limits with one prompt or "
-        "request, none left out for being like another (where prompts differ, prefill rows but that another of their "
-        "size and groups matches at one prompt and at every budget costed); with every decode batch up to the largest "
-        "whose iteration keeps the limit, and every prefill budget of whole prompts whose pass does (beyond 12 a "
-        "twelfth apart), to 0.3 % of what a row carries (where prompts differ, budgets of up to 4 mean prompts and "
-        "then in steps of a half or a third, closing in on the least TTFT)"
+        f"{columns} of separate prefill and decode pools (so many instances of one kind), of {roles} kinds: every "
+        "strategy, redundancy, MTP depth and microbatching of the grid, with every decode batch whose iteration keeps "
+        "the limit and every prefill budget of whole prompts whose pass does (beyond 12 a twelfth apart), to 0.3 % of "
+        "what one carries; where prompts differ, with prefill budgets in steps of a half or a third that close in on "
+        "the least TTFT, and without rows that another of their size matches at every budget"
     )
 
 

@@ -150,10 +150,11 @@ def format_count(value: float) -> str:
 def counted(number: float, thing: str) -> str:
     """Render so many of a thing.
 
-    >>> counted(1, "device"), counted(0.5, "chip")
-    ('1 device', '0.5 chips')
+    >>> counted(1, "device"), counted(0.5, "chip"), counted(46573, "column")
+    ('1 device', '0.5 chips', '46,573 columns')
     """
-    return f"{number:g} {thing}{'' if number == 1 else 's'}"
+    told = f"{int(number):,}" if number == int(number) else f"{number:g}"
+    return f"{told} {thing}{'' if number == 1 else 's'}"
 
 
 def _split(text: str, what: str, example: str) -> tuple[float, str]:

@@ -230,3 +230,37 @@ def test_no_color_and_a_narrow_encoding() -> None:
     assert done.returncode == ExitCode.DONE
     assert "cm384" in done.stdout
     assert "\x1b" not in done.stdout
+
+
+@pytest.mark.parametrize("command", [["qwen3-8b", "--hw", "h100", "--devices", "2"], ["models"]], ids=["rich", "plain"])
+def test_a_reader_that_went_away_ends_a_command_quietly(command: list[str]) -> None:
+    """Tables and lines end alike: 141, and nothing on stderr."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "cli.main", *command],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.close()
+        told = process.stderr.read()
+
+    assert process.returncode == ExitCode.PIPE_CLOSED and not told
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_a_full_disk_is_told_in_a_sentence() -> None:
+    """Exit code 2, as for whatever else a user can mend."""
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "cli.main", "models"],
+            cwd=ROOT,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+
+    assert done.returncode == ExitCode.BAD_INPUT
+    assert done.stderr.startswith("plan: the output cannot be written: No space left")
