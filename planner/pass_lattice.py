@@ -92,7 +92,7 @@ def lattice_of(service: Service, rate: float, squared_cv: float, phases: int) ->
         fine=fine,
         prompts=np.arange(1.0, count + 1) * step,
         most=sizes,
-        least=max(int(_least(service, rate, squared_cv, settled) / step), 1),
+        least=min(max(int(_least(service, rate, squared_cv, settled) / step), 1), count),
         cells=fine * (count + math.ceil(queued / step) + 1),
         rows=rows,
         weights=weights,

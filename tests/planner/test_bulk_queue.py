@@ -78,6 +78,13 @@ def test_masses_are_a_distribution():
     assert found.seconds @ found.masses == pytest.approx(found.mean_seconds, rel=0.01)
 
 
+def test_passes_that_leap_near_saturation_are_solved():
+    """Groups of eight, next to no fixed part: what a pass brings hardly falls short of the largest one."""
+    service = by_share(lambda prompts: 0.1 + np.ceil(prompts / 8) * 8, 200, 0.0, 0.0)
+    found = sojourn(service, 0.98 * service.saturation_per_second, 1 / 64)
+    assert found.masses.sum() == pytest.approx(1)
+
+
 def test_hardly_any_arrivals_wait_for_nobody():
     """One prompt in ten thousand passes, dealt in turn to many: its sojourn is a pass of one."""
     found = sojourn(by_share(_pass_seconds, 1, 0.0, 0.0), 1e-4 / _pass_seconds(1), 1 / 36)
