@@ -43,6 +43,8 @@ _AFTER = 4
 """Full passes of prompts behind those that are counted."""
 _LARGE, _LEAST_SHARE = 128, 0.35
 """Prompts of a full pass beyond which fewer passes are counted, and the least share of them."""
+_RAREST = 5e-5
+"""Of the longest prompts: a sample holds too few of what is rarer."""
 _LEVELS = 8192
 _LEAST_CV = 1e-3
 _SEED = 0
@@ -98,11 +100,9 @@ class SampledQueue:
             alone_seconds: [kinds] all passes of a prompt with nothing else in the instance.
             extra_seconds: from the end of the last pass to the first token.
         """
-        tokens = np.maximum(np.rint(prompts.tokens), 1.0)
-        weights = prompts.weights / prompts.weights.sum()
         self._machine, self._extra_seconds = machine, extra_seconds
-        self._prompts = Prompts(tokens, np.minimum(np.rint(prompts.reused), tokens - 1), weights)
-        self._alone = alone_seconds
+        self._prompts, self._alone = _without_rarest(prompts, alone_seconds)
+        tokens, weights = self._prompts.tokens, self._prompts.weights
         self._found: dict[tuple[int, float, Extent], Sampled] = {}
         left = tokens - np.floor(self._prompts.reused / machine.budget_tokens) * machine.budget_tokens
         self._full = max(machine.ranks * machine.budget_tokens / float(left @ weights), 1.0)
@@ -239,6 +239,25 @@ class SampledQueue:
         order = np.argsort(seconds)
         ttft = Latency.from_masses(seconds[order], masses[order], found + self._extra_seconds)
         return Sampled(ttft, float(left.std(ddof=1 + known.size)) / math.sqrt(left.size) / found)
+
+
+def _without_rarest(prompts: Prompts, alone_seconds: Array) -> tuple[Prompts, Array]:
+    """Return whole numbers of tokens, weights that sum to 1, and the longest prompts of a sample as one kind.
+
+    Whether one of them is among those that are counted would decide about the 99th percentile.
+    """
+    order = np.argsort(-alone_seconds, kind="stable")
+    weights = prompts.weights[order] / prompts.weights.sum()
+    rare = max(int(np.searchsorted(np.cumsum(weights), _RAREST, side="right")) + 1, 1)
+    shares = weights[:rare] / weights[:rare].sum()
+
+    def merged(values: Array) -> Array:
+        return np.append(values[order][:rare] @ shares, values[order][rare:])[::-1].copy()
+
+    tokens = np.maximum(np.rint(merged(prompts.tokens)), 1.0)
+    reused = np.minimum(np.rint(merged(prompts.reused)), tokens - 1)
+    kept = np.append(weights[:rare].sum(), weights[rare:])[::-1].copy()
+    return Prompts(tokens, reused, kept), merged(alone_seconds)
 
 
 @lru_cache(maxsize=8)
