@@ -1,6 +1,6 @@
 """How far the queue of prefill passes is from streams of hundreds of thousands of prompts.
 
-    python benchmarks/prefill_queue.py [--cases NAME;...] [--utilisations 0.5,0.7,0.85] [--prompts N]
+    python benchmarks/prefill_queue.py [--cases NAME;...] [--utilisations 0.5,0.7,0.85] [--prompts N] [--seed S]
 
 One instance, prompts drawn from the kinds that plans count with, arrivals that so many instances get in turn, passes
 formed by the rule of the runtime (``planner.recorded_prefill``, which is within 1 % of it). Lengths
@@ -62,9 +62,9 @@ class Case:
     prompts: Prompts
     instances: int
 
-    def waited(self, prompts: int, rate_per_second: float) -> tuple[Array, float]:
+    def waited(self, prompts: int, rate_per_second: float, seed: int = 0) -> tuple[Array, float]:
         """Return the TTFT of drawn prompts, [prompts], and how long the instance was busy; rate 0: all at once."""
-        rng = np.random.default_rng(0)
+        rng = np.random.default_rng(seed)
         kinds = rng.choice(self.prompts.weights.size, prompts, p=self.prompts.weights / self.prompts.weights.sum())
         arrivals = np.zeros(prompts)
         if rate_per_second:
@@ -123,6 +123,7 @@ def main() -> None:
     parser.add_argument("--cases", default=";".join([*PLANNED, *GROUPS]), help="names, ; between them")
     parser.add_argument("--utilisations", default="0.5,0.7,0.85")
     parser.add_argument("--prompts", type=int, default=200_000)
+    parser.add_argument("--seed", type=int, default=0, help="of the stream")
     asked = parser.parse_args()
     print(
         "| case | utilisation | stream's TTFT mean | p99 | mean | p50 | p90 | p99 |\n|---|---|---|---|---|---|---|---|"
@@ -133,7 +134,7 @@ def main() -> None:
         saturation = asked.prompts / case.waited(asked.prompts, 0.0)[1]
         for utilisation in map(float, asked.utilisations.split(",")):
             rate = utilisation * saturation
-            seconds = case.waited(asked.prompts, rate)[0]
+            seconds = case.waited(asked.prompts, rate, asked.seed)[0]
             latency = latency_of(service, rate, 1 / case.instances)
             mean, tail = told(seconds, lambda part: float(part.mean())), told(seconds, lambda part: _at(part, 99))
             figures = [f"{value * 1e3:.1f} ms ± {half:.0%}" for value, half in (mean, tail)]
