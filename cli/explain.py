@@ -8,31 +8,20 @@ import typer
 
 from cli.check_input import OWN_KEYS
 from cli.exit_codes import ExitCode
-from cli.explain_render import as_json, render
+from cli.explain_render import Explained, as_json, render
 from cli.output import print_json, stderr_console, stdout_console
 from cli.parallel import spread
 from cli.progress import bar, progress
 from cli.question_file import Entry, read_questions
 from cli.question_options import Text, asks_a_question, option, search_flags
 from cli.search_flags import SearchInput, read_search
-from planner.nearest import Change, nearest_changes
-from planner.resources import Bought, Each, bought
-from planner.search import Answer, search
+from planner.nearest import nearest_changes
+from planner.resources import Each, bought
+from planner.search import search
 from podplan.aside import helped
 from podplan.errors import BadInput
-from podplan.records import dataclass
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Explained:
-    """A question with its answer: what resources buy where there is a plan, what would give one where there is none."""
-
-    asked: SearchInput
-    answer: Answer
-    resources: tuple[Bought, ...] = ()
-    changes: tuple[Change, ...] = ()
 
 
 @app.command()

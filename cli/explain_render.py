@@ -7,22 +7,33 @@ from typing import TYPE_CHECKING
 from cli.day import day_json, day_table, day_text
 from cli.output import table
 from cli.search_assumptions import assumptions
+from cli.search_flags import SearchInput
 from cli.search_json import levels_of, plan_json, question_json
 from cli.search_render import LINE_WIDTH, headline
 from planner.day import over_the_day
 from planner.nearest import Change
 from planner.resources import Bought
+from planner.search import Answer
 from planner.worked import PoolTerms, Worked, worked_plan
+from podplan.records import dataclass
 from podplan.units import format_duration, format_rate
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from cli.explain import Explained
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explained:
+    """A question with its answer: what resources buy where there is a plan, what would give one where there is none."""
+
+    asked: SearchInput
+    answer: Answer
+    resources: tuple[Bought, ...] = ()
+    changes: tuple[Change, ...] = ()
 
 
-def render(console: "Console", explained: "Explained") -> None:
+def render(console: "Console", explained: Explained) -> None:
     """Write the explanation."""
     best = explained.answer.best
     if best is None:
@@ -48,7 +59,7 @@ def _line(console: "Console", text: str) -> None:
     console.print(fill(text, min(console.width, LINE_WIDTH), subsequent_indent="  "), markup=False, soft_wrap=True)
 
 
-def _refused(console: "Console", explained: "Explained") -> None:
+def _refused(console: "Console", explained: Explained) -> None:
     answer = explained.answer
     _line(console, f"No plan (binding limit: {answer.binding_limit}): {answer.explanation}.")
     console.print()
@@ -92,7 +103,7 @@ def _resource_table(resources: tuple[Bought, ...]) -> "Table":
     return table(["resource", "more", "requests", "gain"], rows, right=["requests", "gain"], tight=True)
 
 
-def as_json(explained: "Explained") -> dict[str, object]:
+def as_json(explained: Explained) -> dict[str, object]:
     """Return the object that ``plan explain --json`` prints."""
     answer = explained.answer
     best = answer.best
