@@ -17,11 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.arrival_counts import Arrivals
-from planner.pass_chain import Chain, on_grid, settled_chain
+from planner.pass_chain import Chain, settled_chain
 from planner.pass_lattice import RARE
 from planner.prefill_service import Service
 from planner.queueing import Array
-from podplan.arrays import windows
+from podplan.arrays import on_nodes, windows
 from podplan.records import dataclass
 
 Ints = NDArray[np.intp]
@@ -181,7 +181,9 @@ class _Passes:
         changed = np.flatnonzero((rows != self.lattice.rows).any(axis=1))
         if changed.size:
             passes = passes.copy()
-            passes[changed] = on_grid(rows[changed], self.lattice.weights, self.lattice.width_seconds, passes.shape[1])
+            passes[changed] = on_nodes(
+                rows[changed] / self.lattice.width_seconds, self.lattice.weights, passes.shape[1]
+            )
         found = np.zeros(line.length)
         if line.own.size:
             found = np.fft.irfft((line.before * np.fft.rfft(line.own @ passes, line.length)).sum(axis=0), line.length)

@@ -6,18 +6,18 @@ the objective ``throughput`` finds the largest common growth that the cluster st
 takes all devices for the least mean time of a request (``planner.fleet_quickest``).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from statistics import NormalDist
 
 from planner.check import PREDICTED
-from planner.columns import Side
+from planner.columns import Choice, Side
 from planner.deployed import from_plan
 from planner.fleet_answer import FleetAnswer
 from planner.fleet_members import Fleet, Member, aim_of, asked_rate, check_fleet
 from planner.fleet_proof import prove
 from planner.fleet_quickest import quickest_fleet
-from planner.fleet_ways import Gathered, every_way, gather_fleet
+from planner.fleet_ways import Gathered, Option, every_way, gather_fleet
 from planner.plan import Plan
 from planner.quickest_plans import quick_plan
 from planner.routes import Picks, settle_picks
@@ -102,7 +102,11 @@ def _plan(fleet: Fleet, transfers: Mapping[str, float] | None = None) -> FleetAn
     if bound.gap > 1e-6:
         raise Fault(f"the fleet programme's bound {bound.value:g} is not what the chosen columns reach")
     share = programme.carried(picks) if fleet.objective == "throughput" else 1.0
-    plans = _plans(gathered, picks, share)
+    plans = _plans(
+        gathered,
+        picks,
+        lambda option, columns, rate: plan_at(option.question, option.pools, columns, rate * share),
+    )
     growth = share if fleet.objective == "throughput" else _spare(programme.picked(picks), plans)
     longer = _late(fleet, plans, transfers)
     if longer:
@@ -129,17 +133,13 @@ def _quickest(separate: Gathered) -> FleetAnswer:
         from planner.fleet_refusal import refused
 
         return refused(separate)
-    plans = []
-    for options, pick in zip(found.gathered.options, found.picks, strict=True):
-        option = options[pick.way]
-        plan = quick_plan(option.question, option.pools, pick.columns)
-        if plan is None:
-            raise Fault("the quickest columns of a fleet cannot keep up with the asked rates")
-        plans.append(plan)
+    plans = _plans(
+        found.gathered, found.picks, lambda option, columns, _: quick_plan(option.question, option.pools, columns)
+    )
     growth = _spare(found.programme.picked(found.picks), plans)
     return FleetAnswer(
         fleet=fleet,
-        plans=tuple(plans),
+        plans=plans,
         growth=growth,
         candidates_evaluated=found.gathered.evaluated,
         bound=found.bound(mean_seconds(plans)),
@@ -164,12 +164,12 @@ def _late(fleet: Fleet, plans: Sequence[Plan], transfers: Mapping[str, float]) -
     }
 
 
-def _plans(gathered: Gathered, picks: Picks, share: float) -> tuple[Plan, ...]:
-    """Return the plan of every member at its rate times ``share``."""
+def _plans(gathered: Gathered, picks: Picks, make: Callable[[Option, Choice, float], Plan | None]) -> tuple[Plan, ...]:
+    """Return the plan of every member, which ``make`` makes of its option, its columns and its asked rate."""
     plans = []
     for member, options, pick in zip(gathered.fleet.members, gathered.options, picks, strict=True):
         option = options[pick.way]
-        plan = plan_at(option.question, option.pools, pick.columns, asked_rate(member) * share)
+        plan = make(option, pick.columns, asked_rate(member))
         if plan is None:
             raise Fault(f"the fleet programme chose a rate that the queues of {member.name} cannot carry")
         plans.append(plan)

@@ -116,6 +116,11 @@ class Offers:
             least=Least.joined(known) if len(known) == len(parts) else None,
         )
 
+    @property
+    def alone_seconds(self) -> Floats:
+        """What a request alone takes at least, [offers]; of none where nobody asks for the quickest."""
+        return np.zeros(0) if self.least is None else self.least.alone + self.least.fixed
+
     def select(self, index: Ints) -> "Offers":
         """Return some of the offers."""
         return Offers(

@@ -21,7 +21,6 @@ from podplan.records import dataclass
 IterationSeconds = Callable[[Array], Array]
 
 _TABLE_NODES = 257
-_TIME_CELLS = 2048
 _LENGTH_EDGES = np.concatenate(
     [[0.0], np.geomspace(1e-3, 0.1, 9), np.linspace(0.175, 0.925, 11), [0.96, 0.98, 0.99, 0.996, 1.0]]
 )

@@ -6,11 +6,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from planner.columns import Floats, Side
 from planner.fleet_members import Fleet, Member, asked_rate, on_pools
-from planner.fleet_ways import Gathered, Option, formats_of, grounds, side_of
+from planner.fleet_ways import Gathered, Option, aggregated_of, formats_of, grounds, side_of
 from planner.parts import aim_of, gather, make_side, with_mixed
-from planner.proof import Pruned
+from planner.proof import Pruned, never_queued
 from planner.shapes import not_aggregated
 
 
@@ -53,7 +52,7 @@ def _aggregated(fleet: Fleet, member: Member) -> Iterator[Option]:
 def _quick_enough(member: Member, option: Option, limit_seconds: float) -> Option:
     """Return the rows of an option in which a request alone takes less than a limit, as the member's columns."""
     (side,) = option.sides
-    kept = side.offers.select(np.flatnonzero(_least(side) < limit_seconds))
+    kept = side.offers.select(np.flatnonzero(side.offers.alone_seconds < limit_seconds))
     return replace(
         option, pools=replace(option.pools, mixed=side_of(member, make_side(option.question, "mixed", kept)))
     )
@@ -61,22 +60,14 @@ def _quick_enough(member: Member, option: Option, limit_seconds: float) -> Optio
 
 def _alone(option: Option) -> float:
     """Return what a request alone takes in the quickest instances of an option."""
-    return sum(float(_least(side).min(initial=math.inf)) for side in option.sides)
-
-
-def _least(side: Side) -> Floats:
-    """Return what a request alone takes in each kind of instance, [offers]."""
-    least = side.offers.least
-    return np.zeros(0) if least is None else least.alone + least.fixed  # None of no offers
+    return sum(float(side.offers.alone_seconds.min(initial=math.inf)) for side in option.sides)
 
 
 def _left_out(member: Member, found: Sequence[Option], kept: Sequence[Option], limit: float) -> Iterator[Pruned]:
     """Yield how many aggregated instances of a member are no columns, and why."""
-    what = f"aggregated instances of {member.name}, by pool, strategy, layout and MTP depth"
+    what = aggregated_of(member)
     slow = sum(option.pools.dropped.slow for option in found)
-    if slow:
-        why = "no number of running requests whose mean step keeps the TPOT limit brings a pool to the asked rate"
-        yield Pruned(what=what, number=slow, bound=asked_rate(member), unit="requests/s", why=why)
+    yield from never_queued(slow, asked_rate(member), what=what, reach="the asked rate")
     late = sum(len(option.sides[0].offers) for option in found) - sum(len(option.sides[0].offers) for option in kept)
     if late:
         why = "a request alone takes the mean of the fleet beyond what was found before, the other models at their best"

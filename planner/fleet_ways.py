@@ -17,7 +17,7 @@ from planner.decode_offers import decode_offers
 from planner.fleet_members import Fleet, Member, asked_rate, on_pools
 from planner.infeasible import slowest_transfer
 from planner.parts import Costing, Pools, compatible, gather, with_mixed
-from planner.proof import Pruned, never_costed
+from planner.proof import Pruned, never_costed, never_queued
 from planner.quantised import in_formats
 from planner.question import Machines, Question
 from planner.routes import Programme, settle_picks
@@ -282,15 +282,13 @@ def _separate(gathered: Gathered, number: int, pool: str, aim: Aim, growth: floa
     return Known(rate_per_second=aim.rate * asked, devices=room, cost_per_hour=0.0)
 
 
-def _left_out(member: Member, options: Sequence[Option], share: float) -> Iterator[Pruned]:
-    """Yield how many aggregated instances of a member no queue was solved for, and under which bound."""
+def _left_out(member: Member, options: Sequence[Option], share: float) -> list[Pruned]:
+    """Return how many aggregated instances of a member no queue was solved for, and under which bound."""
     rows = sum(option.pools.dropped.slow for option in options)
-    if rows:
-        yield Pruned(
-            what=f"aggregated instances of {member.name}, by pool, strategy, layout and MTP depth",
-            number=rows,
-            bound=share * asked_rate(member),
-            unit="requests/s",
-            why="no number of running requests whose mean step keeps the TPOT limit brings a pool to that rate, or not "
-            "on fewer devices than separate pools take there",
-        )
+    reach = "that rate, or not on fewer devices than separate pools take there"
+    return never_queued(rows, share * asked_rate(member), what=aggregated_of(member), reach=reach)
+
+
+def aggregated_of(member: Member) -> str:
+    """Name the aggregated instances of a member."""
+    return f"aggregated instances of {member.name}, by pool, strategy, layout and MTP depth"

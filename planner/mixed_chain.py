@@ -18,6 +18,7 @@ from planner.arrival_counts import Arrivals
 from planner.mixed_even import dealt, gap_beyond, phases_of, with_mates
 from planner.mixed_steps import StepTable
 from planner.queueing import Array
+from podplan.arrays import on_nodes
 from podplan.records import dataclass
 
 _UNITS_PER_STEP = (8, 4, 2)
@@ -65,11 +66,8 @@ def prompt_steps(table: StepTable, running: float, units_per_step: int = 8) -> P
 
 def on_lattice(units: Array, weights: Array) -> Array:
     """Distribution over whole units of values between them, with the same mean; [units]."""
-    low = np.floor(units + 1e-9).astype(np.intp)
-    part = np.maximum(units - low, 0.0)
-    size = int(low.max()) + 2
-    found = np.bincount(low, weights * (1 - part), size) + np.bincount(low + 1, weights * part, size)
-    return np.asarray(found, dtype=np.float64)
+    whole = np.floor(units + 1e-9)  # what is short of it by rounding
+    return on_nodes(np.maximum(units, whole), weights, int(whole.max()) + 2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,6 +23,7 @@ from planner.mixed_steps import StepTable
 from planner.mixed_waits import behind_long_ones
 from planner.paired_balance import paired_balance
 from planner.queueing import Array
+from podplan.arrays import on_nodes
 from podplan.records import dataclass
 
 _MOST_CAME, _MOST_LACKING, _MOST_STATES = 40, 72, 700
@@ -325,16 +326,8 @@ def _on_grid(seconds: Array, weights: Array) -> tuple[Array, float]:
     """(distributions of times [states, points], whose masses are ``weights``, with the same means [states, grid]; the
     seconds between grid times).
     """
-    states = seconds.shape[0]
     unit = float(seconds.max()) / _GRID
-    place = seconds / unit
-    low = np.minimum(place.astype(np.intp), _GRID - 1)
-    part = place - low
-    cells = (low + (_GRID + 1) * np.arange(states)[:, None]).ravel()
-    size = states * (_GRID + 1)
-    found = np.bincount(cells, ((1 - part) * weights).ravel(), size)
-    found += np.bincount(cells + 1, (part * weights).ravel(), size)
-    return np.asarray(found.reshape(states, -1), dtype=np.float64), unit
+    return on_nodes(seconds / unit, weights, _GRID + 1), unit
 
 
 def _waits(chain: _Chain, prompts: CutPrompts) -> tuple[NDArray[np.intp], Array]:

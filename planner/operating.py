@@ -206,8 +206,7 @@ class PrefillServer:
                 screened = screen(rate_per_second, instances)
                 if screened > factor * self.question.ttft_seconds:
                     return screened
-        latency = self.ttft(rate_per_second, instances)
-        return math.inf if latency is None else latency.at(self.question.percentile)
+        return self._tail(self.ttft(rate_per_second, instances))
 
     @property
     def _screened(self) -> bool:
@@ -220,16 +219,12 @@ class PrefillServer:
     def _chain_tail(self, rate_per_second: float, instances: int) -> float:
         key = (rate_per_second, instances)
         if key not in self._screens:
-            squared_cv = thinned_squared_cv(self.question.workload.arrival_squared_cv, instances, "round_robin")
-            latency = latency_of(self._chain, rate_per_second, squared_cv)
-            self._screens[key] = math.inf if latency is None else latency.at(self.question.percentile)
+            self._screens[key] = self._tail(latency_of(self._chain, rate_per_second, self._squared_cv(instances)))
         return self._screens[key]
 
     def _rough_tail(self, rate_per_second: float, instances: int) -> float:
         assert self.service.sample is not None
-        squared_cv = thinned_squared_cv(self.question.workload.arrival_squared_cv, instances, "round_robin")
-        latency = self.service.sample.rough_ttft(rate_per_second, squared_cv)
-        return math.inf if latency is None else latency.at(self.question.percentile)
+        return self._tail(self.service.sample.rough_ttft(rate_per_second, self._squared_cv(instances)))
 
     def pool_carries(self, instances: int, rate_per_second: float) -> bool:
         """Whether so many instances carry a rate within the TTFT limit and 98 % of saturation."""
@@ -247,9 +242,15 @@ class PrefillServer:
             return memoryless_ttft(rate_per_second, self.most_prompts, self.candidate.pass_seconds)
         key = (rate_per_second, instances)
         if key not in self._solved:
-            squared_cv = thinned_squared_cv(self.question.workload.arrival_squared_cv, instances, "round_robin")
-            self._solved[key] = latency_of(self.service, rate_per_second, squared_cv)
+            self._solved[key] = latency_of(self.service, rate_per_second, self._squared_cv(instances))
         return self._solved[key]
+
+    def _squared_cv(self, instances: int) -> float:
+        """Of the gaps between the arrivals at one of so many instances."""
+        return thinned_squared_cv(self.question.workload.arrival_squared_cv, instances, "round_robin")
+
+    def _tail(self, latency: Latency | None) -> float:
+        return math.inf if latency is None else latency.at(self.question.percentile)
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from planner.arrival_counts import Arrivals
 from planner.pass_lattice import Lattice, holds_of, lattice_of
 from planner.prefill_service import Service
 from planner.queueing import Array
-from podplan.arrays import windows
+from podplan.arrays import on_nodes, windows
 from podplan.records import dataclass
 
 _NEGLIGIBLE = 1e-10
@@ -56,10 +56,10 @@ def settled_chain(service: Service, arrivals: Arrivals, rate: float, squared_cv:
     if service.full:
         held = service.full.held_kinds[np.clip(np.rint(lattice.prompts).astype(np.intp), 1, service.full.largest) - 1]
     times = math.ceil(float(max(rows.max(), held.max())) / width) + 2
-    passes = on_grid(rows, weights, width, times)
+    passes = on_nodes(rows / width, weights, times)
     reached = arrivals.reached(np.arange(float(times)) * width, lattice.prompts_per_cell, lattice.cells)
     brought = passes @ reached
-    whole = on_grid(held, weights, width, times) @ reached if service.full else brought[-1:]
+    whole = on_nodes(held / width, weights, times) @ reached if service.full else brought[-1:]
     holds = holds_of(lattice, service.full, 1.0)
     walk = _Walk(lattice, holds, brought[:-1], whole)
     settled = walk.settled(alike=not service.varies)
@@ -81,18 +81,6 @@ def settled_chain(service: Service, arrivals: Arrivals, rate: float, squared_cv:
         starts=starts.reshape(sizes, fine) * walk.fit[:, None],
         left=left,
     )
-
-
-def on_grid(seconds: Array, weights: Array, width: float, times: int) -> Array:
-    """Put point masses [sizes, kinds] on a grid of time, each on the two nodes beside it; [sizes, times]."""
-    places = np.minimum(seconds / width, times - 1.0)
-    low = np.minimum(places.astype(np.intp), times - 2)
-    part = (places - low) * weights
-    low += np.arange(seconds.shape[0])[:, None] * times
-    low = low.ravel()
-    found = np.bincount(low, (weights - part).ravel(), seconds.shape[0] * times)
-    found += np.bincount(low + 1, part.ravel(), seconds.shape[0] * times)
-    return np.asarray(found.reshape(-1, times), dtype=np.float64)
 
 
 class _Walk:

@@ -15,6 +15,7 @@ import math
 import numpy as np
 
 from planner.queueing import Array
+from podplan.arrays import on_nodes
 from podplan.records import dataclass
 
 _CELLS = 2048
@@ -45,7 +46,7 @@ def busiest_loads(work: Work, counts: Array, groups: int) -> tuple[Array, Array]
     spread = work.squared_cv
     reach = each + 8 * math.sqrt(each * spread) + 1.5 * float(work.values.max()) + spread + 1
     grid = np.linspace(0.0, reach, _CELLS)
-    single = _on_grid(work, grid[1])
+    single = on_nodes(work.values / grid[1], work.weights, _CELLS)
     if groups == 1:
         spectrum = np.fft.rfft(single, 2 * _CELLS)
         sums = np.fft.irfft(spectrum[None, :] ** counts[:, None], 2 * _CELLS, axis=1)[:, :_CELLS]
@@ -54,15 +55,6 @@ def busiest_loads(work: Work, counts: Array, groups: int) -> tuple[Array, Array]
         sums = _smeared(_at_level(single, counts / groups, groups), deviations / grid[1])
     sums = np.maximum(sums, 0.0)
     return grid, sums / sums.sum(axis=1, keepdims=True)
-
-
-def _on_grid(work: Work, width: float) -> Array:
-    """Put each kind on the two nodes beside it, [cells]: the mean stays."""
-    places = work.values / width
-    low = places.astype(np.intp)
-    part = places - low
-    found = np.bincount(low, (1 - part) * work.weights, _CELLS) + np.bincount(low + 1, part * work.weights, _CELLS)
-    return np.asarray(found, dtype=np.float64)
 
 
 def _at_level(single: Array, each: Array, groups: int) -> Array:

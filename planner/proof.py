@@ -10,6 +10,8 @@ from podplan.aside import Aside, aside
 from podplan.records import dataclass
 from podplan.units import counted
 
+AGGREGATED = "aggregated instances, by strategy, layout and MTP depth"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pruned:
@@ -144,17 +146,19 @@ def never_costed(rows: int, rate_per_second: float) -> list[Pruned]:
     ]
 
 
-def never_queued(rows: int, rate_per_second: float) -> list[Pruned]:
-    """Say how many aggregated instances no queue was solved for, and the bound under which."""
+def never_queued(
+    rows: int, rate_per_second: float, *, what: str = AGGREGATED, reach: str = "the plan's rate"
+) -> list[Pruned]:
+    """Say how many aggregated instances no queue was solved for, and the rate that they do not ``reach``."""
     if not rows:
         return []
     return [
         Pruned(
-            what="aggregated instances, by strategy, layout and MTP depth",
+            what=what,
             number=rows,
             bound=rate_per_second,
             unit="requests/s",
-            why="no number of running requests whose mean step keeps the TPOT limit brings a pool to the plan's rate",
+            why=f"no number of running requests whose mean step keeps the TPOT limit brings a pool to {reach}",
         )
     ]
 

@@ -11,14 +11,12 @@ from planner.mixed_queue import MixedServer
 from planner.operating import DecodeServer, PrefillServer
 from planner.parts import Pools, compatible, make_side, with_mixed
 from planner.plan import Plan, make_plan
-from planner.proof import Bound, Pruned
+from planner.proof import AGGREGATED, Bound, Pruned, never_queued
 from planner.question import Question
 from planner.quickest import Quickest, TimedSide, bound_over, quickest
 from planner.shapes import not_aggregated, on_each_pool, on_machines
 from planner.space import Role
 from podplan.records import dataclass
-
-AGGREGATED = "aggregated instances, by strategy, layout and MTP depth"
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +85,8 @@ def quickest_choice(question: Question, pools: Pools, aim: Aim) -> QuickChoice |
         pools, cut, late = replace(mixed.pools, mixed=None), mixed.pools.cut, (*late, *more)
     if best is None:
         return None
-    pruned = (*_slow(pools.dropped.slow, question), *late)
-    return QuickChoice(question, aim, tuple(parts), *best, cut=cut, pruned=pruned, other=other)
+    slow = never_queued(pools.dropped.slow, question.rate_per_second, reach="the asked rate")
+    return QuickChoice(question, aim, tuple(parts), *best, cut=cut, pruned=(*slow, *late), other=other)
 
 
 def _quickest_of(parts: Sequence[Part], aim: Aim) -> tuple[int, Quickest] | None:
@@ -109,8 +107,8 @@ def _aggregated(question: Question, pools: Pools, aim: Aim, known_seconds: float
     """Return the columns of aggregated instances in which a request alone is quicker than is known, and the others."""
     mixed = with_mixed(question, pools, aim, None)
     assert mixed.mixed is not None and question.rate_per_second is not None
-    offers, least = mixed.mixed.offers, mixed.mixed.offers.least
-    kept = np.flatnonzero(least.alone + least.fixed < known_seconds) if least is not None else np.arange(0)
+    offers = mixed.mixed.offers
+    kept = np.flatnonzero(offers.alone_seconds < known_seconds)
     left = replace(mixed, mixed=make_side(question, "mixed", offers.select(kept)))
     part = _timed(question, left) if kept.size else Part(left, ())
     late = Pruned(
@@ -121,13 +119,6 @@ def _aggregated(question: Question, pools: Pools, aim: Aim, known_seconds: float
         why="a request alone takes as long as in what was found before, or longer",
     )
     return part, (late,) if late.number else ()
-
-
-def _slow(rows: int, question: Question) -> tuple[Pruned, ...]:
-    """Say how many aggregated instances do not carry the rate."""
-    why = "no number of running requests whose mean step keeps the TPOT limit brings a pool to the asked rate"
-    slow = Pruned(what=AGGREGATED, number=rows, bound=question.rate_per_second, unit="requests/s", why=why)
-    return (slow,) if rows else ()
 
 
 def quick_plan(question: Question, pools: Pools, choice: Choice) -> Plan | None:

@@ -15,6 +15,7 @@ import math
 import numpy as np
 
 from planner.queueing import Array
+from podplan.arrays import on_nodes
 from podplan.records import dataclass
 
 _CELLS = 1 << 13
@@ -34,11 +35,6 @@ class Wait:
     def mean_seconds(self) -> float:
         """Mean."""
         return float(self.masses @ np.arange(self.masses.size)) * self.step_seconds
-
-    def beyond_seconds(self, seconds: float) -> float:
-        """Mean of what it exceeds so many seconds by, nothing where it does not."""
-        exceeding = np.maximum(np.arange(self.masses.size) * self.step_seconds - seconds, 0.0)
-        return float(self.masses @ exceeding)
 
     def at(self, levels: Array) -> Array:
         """Quantiles at levels within 0 and 1."""
@@ -60,7 +56,7 @@ def stationary_wait(work_seconds: Array, weights: Array, rate_per_second: float,
     span = max(13 * usual / (1 - load), 3 * float(work_seconds.max()), 6 / rate_per_second)
     half = _CELLS // 2
     step = span / half
-    work = _on_lattice(work_seconds / step, weights)
+    work = on_nodes(work_seconds / step, weights, _CELLS)
     gaps = _gaps(rate_per_second * step, max(squared_cv, _LEAST_CV), half)
     transform = np.fft.fft(work) * np.conj(np.fft.fft(gaps, _CELLS))
     # 1 - E z^U and 1 - 1/z are both nothing at z = 1; their quotient is -E U there, and goes round 0 nowhere.
@@ -74,14 +70,6 @@ def stationary_wait(work_seconds: Array, weights: Array, rate_per_second: float,
     positive[half:] = 0.0
     masses = np.maximum(np.fft.ifft(np.exp(positive.sum() - np.fft.fft(positive))).real, 0.0)[:half]
     return Wait(masses / masses.sum(), step)
-
-
-def _on_lattice(places: Array, weights: Array) -> Array:
-    """Put masses on the two cells beside them, so that their mean stays; [cells]."""
-    low = places.astype(np.int64)
-    part = places - low
-    found = np.bincount(low, weights * (1 - part), _CELLS) + np.bincount(low + 1, weights * part, _CELLS)
-    return np.asarray(found, dtype=np.float64)
 
 
 def _gaps(rate: float, squared_cv: float, cells: int) -> Array:

@@ -1,4 +1,4 @@
-"""What NumPy does dearly at first use."""
+"""What NumPy does dearly, or not at all."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,3 +26,22 @@ def windows(rows: NDArray[np.float64], length: int) -> NDArray[np.float64]:
     number, size = rows.shape
     along, step = rows.strides
     return np.ndarray((number, size - length + 1, length), rows.dtype, rows, strides=(along, step, step))
+
+
+def on_nodes(places: NDArray[np.float64], weights: NDArray[np.float64], nodes: int) -> NDArray[np.float64]:
+    """Put point masses on the two nodes beside each, so that means stay, [..., nodes]; what lies beyond on the last.
+
+    Args: ``places`` [..., points] in units of the nodes, 0 or more; their ``weights`` [points], or of each.
+
+    >>> on_nodes(np.array([[0.5, 2.0], [1.0, 9.0]]), np.array([0.25, 0.75]), 3).tolist()
+    [[0.125, 0.125, 0.75], [0.0, 0.25, 0.75]]
+    """
+    rows = places.reshape(-1, places.shape[-1])
+    within = np.minimum(rows, nodes - 1.0)
+    low = np.minimum(within.astype(np.intp), nodes - 2)
+    part = (within - low) * weights
+    low += np.arange(rows.shape[0])[:, None] * nodes
+    low = low.ravel()
+    found = np.bincount(low, (weights - part).ravel(), rows.shape[0] * nodes)
+    found += np.bincount(low + 1, part.ravel(), rows.shape[0] * nodes)
+    return np.asarray(found.reshape(*places.shape[:-1], nodes), dtype=np.float64)

@@ -4,7 +4,7 @@
 ``ring`` ones pass parts to the neighbour, n - 1 rounds; ``pairwise`` all-to-all meets one partner per round.
 """
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -178,6 +178,3 @@ async def sparse_all_to_all(group: Comm, parts: Mapping[int, Any]) -> dict[int, 
     if index in parts:
         got[index] = parts[index]
     return got
-
-
-AllToAll = Callable[[Comm, Sequence[Any]], Awaitable[list[Any]]]

@@ -19,8 +19,6 @@ from runtime.execute.layout import Layout, Place
 from runtime.execute.small import SmallModel, stage_bounds
 from runtime.execute.tensors import tensor_shapes
 
-Range = tuple[int, int]
-
 
 @dataclass(frozen=True, slots=True)
 class Part:

@@ -18,7 +18,6 @@ MOST_REMEMBERED = 100_000
 MOST_BLOCKS = 20_000
 FIXED_POINT_BITS = 16
 """KV tokens of a rank are integers of 1/65536 token: sums of what joins and leaves never drift."""
-FIXED_POINT = 1 << FIXED_POINT_BITS
 _KV_BITS, _TOTAL_BITS, _SEQUENCE_BITS, _GROUP_BITS = 7, 7, 3, 3
 _FEW = 6
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from planner.arrival_counts import Arrivals
-from planner.pass_chain import _Walk, on_grid, settled_chain
+from planner.pass_chain import _Walk, settled_chain
 from planner.pass_lattice import Lattice, holds_of
 from planner.prefill_service import by_share
 
@@ -71,10 +71,3 @@ def test_a_least_that_is_not_negligible_is_noticed():
     known = {each.name: getattr(chain.lattice, each.name) for each in fields(chain.lattice)}
     wrong = Lattice(**{**known, "least": 14})
     assert _Walk(wrong, walk.holds, walk.brought, walk.whole).settled(alike=True) == pytest.approx(whole, abs=1e-12)
-
-
-def test_masses_on_a_grid_keep_their_mean():
-    """Each goes to the nodes beside it; beyond the last node, to the last."""
-    found = on_grid(np.array([[0.25, 1.5], [2.0, 9.0]]), np.array([0.25, 0.75]), 0.5, 5)
-    assert found[0] == pytest.approx([0.125, 0.125, 0, 0.75, 0])
-    assert found[1] == pytest.approx([0, 0, 0, 0, 1])
