@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from cli.accuracy_render import as_json, case_rows, excluded_rows, group_rows, markdown, misses_first, summary
+from cli.options import Json, Text, option, switch
 from cli.output import print_json, print_lines, print_table
 from planner.accuracy import Comparison, evaluate, group, groups, kind_of, load_excluded
 from podplan.errors import BadInput, Infeasible
@@ -19,14 +20,10 @@ GROUP_COLUMNS = ["kind", "source", "cases", "mean |error|", "median", "mean erro
 
 @app.command()
 def accuracy(
-    max_mape: Annotated[
-        str | None, typer.Option("--max-mape", metavar="P", help="Exit 3 past this mean |error|, such as 15% or 0.15.")
-    ] = None,
-    kind: Annotated[
-        str | None, typer.Option("--kind", metavar="K", help='Only one kind: decode, prefill, mixed or "mixed ttft".')
-    ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-    as_markdown: Annotated[bool, typer.Option("--markdown", help="Print the page docs/accuracy.md.")] = False,
+    max_mape: Annotated[Text, option("--max-mape", "P", "Exit 3 past this mean |error|, such as 15% or 0.15.")] = None,
+    kind: Annotated[Text, option("--kind", "K", 'Only one kind: decode, prefill, mixed or "mixed ttft".')] = None,
+    json: Json = False,
+    as_markdown: Annotated[bool, switch("--markdown", "Print the page docs/accuracy.md.")] = False,
 ) -> None:
     """Compare predictions with published measurements, the largest misses first.
 

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from cli.options import File, Json, Text, argument, option, switch
 from cli.output import check_force, print_json, print_lines, print_table
 from hardware.calibrate import Calibrated, calibrate, overlay
 from hardware.loader import load_hardware
@@ -22,16 +23,12 @@ COLUMNS = ["measured", "rows", "median error before", "after", "worst row", "its
 
 @app.command(name="calibrate")
 def calibrate_command(
-    measurements: Annotated[list[Path], typer.Argument(metavar="MEASUREMENTS.csv", help="Measured times; see below.")],
-    hw: Annotated[str, typer.Option("--hw", metavar="NAME", help="Entry whose fits are to be replaced.")],
-    out: Annotated[
-        Path | None, typer.Option("--out", metavar="FILE", help="YAML to write, which --hw then takes.")
-    ] = None,
-    name: Annotated[
-        str | None, typer.Option("--name", metavar="NAME", help="Name of the new entry [the old one-calibrated].")
-    ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace the file.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    measurements: Annotated[list[Path], argument("MEASUREMENTS.csv", "Measured times; see below.")],
+    hw: Annotated[str, option("--hw", "NAME", "Entry whose fits are to be replaced.")],
+    out: Annotated[File, option("--out", "FILE", "YAML to write, which --hw then takes.")] = None,
+    name: Annotated[Text, option("--name", "NAME", "Name of the new entry [the old one-calibrated].")] = None,
+    force: Annotated[bool, switch("--force", "Replace the file.")] = False,
+    json: Json = False,
 ) -> None:
     """Fit efficiency curves to measured times, and write them as an overlay of a catalogue entry.
 

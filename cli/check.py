@@ -12,11 +12,12 @@ import typer
 from cli.check_input import OWN_KEYS, AskedCheck, Checked, Windows, read_entry
 from cli.check_render import as_json, junit, render
 from cli.exit_codes import ExitCode
+from cli.options import Json, Text, option, switch
 from cli.output import check_force, print_json, stdout_console
 from cli.parallel import spread
 from cli.progress import bar
 from cli.question_file import Entry, read_questions
-from cli.question_options import Text, asks_a_question, option
+from cli.question_options import asks_a_question
 from planner.check import Verdict
 from planner.question import Question
 from planner.search import Answer, search
@@ -37,8 +38,8 @@ def check(
         Text, option("--confidence", "C", "Hold with this confidence in the predicted times, such as 0.9 [0.5].")
     ] = None,
     junit_file: Annotated[Text, option("--junit", "FILE", "Write the verdicts as JUnit XML, too.")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace the JUnit file where it exists.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    force: Annotated[bool, switch("--force", "Replace the JUnit file where it exists.")] = False,
+    json: Json = False,
 ) -> int:
     """Say whether limits hold, by how much, with which confidence, and after a loss.
 

@@ -11,13 +11,14 @@ from cli.answer_output import read_outputs, write_answers
 from cli.answer_rows import Row, answer_row, front_rows
 from cli.check_input import OWN_KEYS
 from cli.exit_codes import ExitCode
+from cli.options import Json, Text, option, switch
 from cli.output import check_force, print_lines
 from cli.parallel import spread
 from cli.plots import Curve, Plot
 from cli.prices import basis_lines
 from cli.progress import bar
 from cli.question_file import Entry, read_questions
-from cli.question_options import Text, asks_a_question, option, search_flags
+from cli.question_options import asks_a_question, search_flags
 from cli.search_flags import SearchInput, read_search
 from planner.search import search
 from podplan.errors import BadInput
@@ -40,14 +41,14 @@ MEASURES = {
 )
 def compare(
     given: Mapping[str, str | None],
-    front: Annotated[bool, typer.Option("--front", help="All plans of each Pareto front, not only the best.")] = False,
+    front: Annotated[bool, switch("--front", "All plans of each Pareto front, not only the best.")] = False,
     measure: Annotated[
         Text, option("--measure", "NAME", "What --plot shows: requests, tokens-per-chip, cost, ...")
     ] = None,
     csv: Annotated[Text, option("--csv", "FILE", "Write the rows as CSV, every figure in SI units.")] = None,
     plot: Annotated[Text, option("--plot", "FILE", "Draw a bar for each row as .png or .svg.")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace files that are there.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    force: Annotated[bool, switch("--force", "Replace files that are there.")] = False,
+    json: Json = False,
 ) -> int:
     """Set the best plans of several models and machines, or of the questions of a file, side by side.
 

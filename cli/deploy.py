@@ -2,10 +2,11 @@
 
 import hashlib
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Annotated, get_args
 
 import typer
 
+from cli.options import File, Json, Text, argument, option, switch
 from cli.output import check_force, print_json, print_lines
 from deploy.diff import differences, read_files, read_folder
 from deploy.guide import arithmetic, limits
@@ -22,26 +23,21 @@ from podplan.names import suggest
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
-Text = str | None
 PLATFORMS = ("bare", "kubernetes")
-
-
-def _option(flag: str, metavar: str, told: str) -> Any:
-    return typer.Option(flag, metavar=metavar, help=told)
 
 
 @app.command()
 def deploy(
-    manifest: Annotated[Path, typer.Argument(metavar="MANIFEST", help="The manifest, such as out/manifest.yaml.")],
-    engine: Annotated[Text, _option("--engine", "E", "Engine, such as vllm or vllm@0.33.0 [the plan's].")] = None,
-    platform: Annotated[str, _option("--platform", "P", "bare (hosts) or kubernetes.")] = "bare",
-    kind: Annotated[Text, _option("--kind", "K", "lws, statefulset, volcano, dynamo, llm-d or motor [lws].")] = None,
-    out: Annotated[Path | None, _option("--out", "DIR", "Folder to write; it must be empty or absent.")] = None,
-    values: Annotated[Path | None, _option("--values", "FILE", "Images, names, storage, hosts of the site.")] = None,
-    diff: Annotated[Path | None, _option("--diff", "OLD", "Say what changes from the deployment in OLD.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the tree and the devices, write nothing.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Write into a folder that has files.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    manifest: Annotated[Path, argument("MANIFEST", "The manifest, such as out/manifest.yaml.")],
+    engine: Annotated[Text, option("--engine", "E", "Engine, such as vllm or vllm@0.33.0 [the plan's].")] = None,
+    platform: Annotated[str, option("--platform", "P", "bare (hosts) or kubernetes.")] = "bare",
+    kind: Annotated[Text, option("--kind", "K", "lws, statefulset, volcano, dynamo, llm-d or motor [lws].")] = None,
+    out: Annotated[File, option("--out", "DIR", "Folder to write; it must be empty or absent.")] = None,
+    values: Annotated[File, option("--values", "FILE", "Images, names, storage, hosts of the site.")] = None,
+    diff: Annotated[File, option("--diff", "OLD", "Say what changes from the deployment in OLD.")] = None,
+    dry_run: Annotated[bool, switch("--dry-run", "Print the tree and the devices, write nothing.")] = False,
+    force: Annotated[bool, switch("--force", "Write into a folder that has files.")] = False,
+    json: Json = False,
 ) -> None:
     """Write the files that start a manifest with a serving engine, counted back against it first.
 

@@ -2,13 +2,14 @@
 
 from json import dumps as dump_json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from cli.execute_clock import clock_json, clock_rows, iteration_json, show_clock, show_iteration
 from cli.execute_render import recovery_json, report_json, show_recovery, show_report
 from cli.exit_codes import ExitCode
+from cli.options import File, Json, Text, argument, option, switch
 from cli.output import check_force, print_json
 from planner.manifest.document import read_manifest
 from planner.manifest.schema import Manifest
@@ -29,35 +30,31 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 MOST_ITERATIONS = 64
 
 
-def _option(flag: str, metavar: str, told: str) -> Any:
-    return typer.Option(flag, metavar=metavar, help=told)
-
-
 @app.command()
 def execute(
-    manifest: Annotated[Path, typer.Argument(metavar="MANIFEST", help="The manifest, such as out/manifest.yaml.")],
-    iterations: Annotated[int, _option("--iterations", "N", "Decode iterations, 1 to 64.")] = 8,
-    int8: Annotated[bool, typer.Option("--int8", help="INT8 matrices, activations and dispatch messages.")] = False,
-    seed: Annotated[int, _option("--seed", "N", "Seed of weights and prompts.")] = 0,
+    manifest: Annotated[Path, argument("MANIFEST", "The manifest, such as out/manifest.yaml.")],
+    iterations: Annotated[int, option("--iterations", "N", "Decode iterations, 1 to 64.")] = 8,
+    int8: Annotated[bool, switch("--int8", "INT8 matrices, activations and dispatch messages.")] = False,
+    seed: Annotated[int, option("--seed", "N", "Seed of weights and prompts.")] = 0,
     clock: Annotated[
-        bool, typer.Option("--clock", help="Time the plan's collectives on a virtual clock, beside closed forms.")
+        bool, switch("--clock", "Time the plan's collectives on a virtual clock, beside closed forms.")
     ] = False,
     timeline: Annotated[
-        Path | None, _option("--timeline", "FILE", "Write one decode iteration on the clock as a Chrome trace.")
+        File, option("--timeline", "FILE", "Write one decode iteration on the clock as a Chrome trace.")
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace the timeline's file.")] = False,
+    force: Annotated[bool, switch("--force", "Replace the timeline's file.")] = False,
     drop: Annotated[
-        str | None, _option("--drop", "RANK@ITERATION", "Lose a decode rank before an iteration, and recover.")
+        Text, option("--drop", "RANK@ITERATION", "Lose a decode rank before an iteration, and recover.")
     ] = None,
     recover: Annotated[
-        str | None,
-        _option("--recover", "NAME", "With --drop, shrink: go on without the rank; rollback: repeat with it [shrink]."),
+        Text,
+        option("--recover", "NAME", "With --drop, shrink: go on without the rank; rollback: repeat with it [shrink]."),
     ] = None,
     transport: Annotated[
-        str, _option("--transport", "NAME", "local: all ranks in this process; mpi: in those that mpirun started.")
+        str, option("--transport", "NAME", "local: all ranks in this process; mpi: in those that mpirun started.")
     ] = "local",
-    timeout: Annotated[str, _option("--timeout", "DURATION", "How long MPI ranks wait before the run ends.")] = "60s",
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    timeout: Annotated[str, option("--timeout", "DURATION", "How long MPI ranks wait before the run ends.")] = "60s",
+    json: Json = False,
 ) -> int:
     """Run the plan of a manifest on a small model of the same structure and compare it with an unsharded run.
 

@@ -9,11 +9,12 @@ import typer
 from cli.check_input import OWN_KEYS
 from cli.exit_codes import ExitCode
 from cli.explain_render import Explained, as_json, render
+from cli.options import Json, Text, option
 from cli.output import print_json, stderr_console, stdout_console
 from cli.parallel import spread
 from cli.progress import bar, progress
 from cli.question_file import Entry, read_questions
-from cli.question_options import Text, asks_a_question, option, search_flags
+from cli.question_options import asks_a_question, search_flags
 from cli.search_flags import SearchInput, read_search
 from planner.nearest import nearest_changes
 from planner.resources import Each, bought
@@ -31,7 +32,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 def explain(
     given: Mapping[str, str | None],
     name: Annotated[Text, option("--name", "NAME", "Which question of the file.")] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    json: Json = False,
 ) -> int:
     """Show the bottleneck as arithmetic, and what a little more of each resource would buy.
 

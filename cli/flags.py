@@ -4,8 +4,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
+from cli.options import Text, option
 from hardware.formats import storable
 from hardware.spec import Dtype, HardwareSpec
 from models.spec import ModelSpec
@@ -18,6 +19,20 @@ from podplan.names import suggest
 from podplan.units import parse_count
 
 Word = TypeVar("Word", bound=str)
+
+MtpAcceptance = Annotated[Text, option("--mtp-acceptance", "A", "Acceptance per draft [0.7].")]
+Microbatches = Annotated[Text, option("--microbatches", "M", "1, 2 or auto [auto].")]
+ExpertBalance = Annotated[Text, option("--expert-balance", "B", "perfect, measured, none or a factor [measured].")]
+ExpertSkew = Annotated[
+    Text,
+    option(
+        "--expert-skew",
+        "D",
+        "mixed-domains, single-domain, log-normal=S, power-law=A, or a file of loads [mixed-domains].",
+    ),
+]
+RedundantExperts = Annotated[Text, option("--redundant-experts", "N", "Slots beyond one per expert, or auto [auto].")]
+SharedExperts = Annotated[Text, option("--shared-experts", "WHERE", "local, dedicated=N or auto [auto].")]
 
 MOST_DRAFTS = 8
 MOST_TOKENS = 1_000_000_000

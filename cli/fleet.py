@@ -13,9 +13,9 @@ from cli.answer_output import Outputs, read_outputs, write_answers
 from cli.answer_rows import as_csv
 from cli.fleet_input import FleetInput, read_fleet
 from cli.fleet_render import Shown, fleet_json, fleet_lines, fleet_rows, fleet_tables, verdicts_of
+from cli.options import Json, Text, argument, option, switch
 from cli.output import check_force, print_json, print_lines, stderr_console, stdout_console
 from cli.progress import progress
-from cli.question_options import Text, option
 from cli.search_json import question_json
 from planner.cluster import plan_cluster
 from planner.fleet_answer import FleetAnswer
@@ -29,7 +29,7 @@ SUMMARY = ("fleet.json", "fleet.csv")
 
 @app.command()
 def fleet(
-    file: Annotated[Path, typer.Argument(metavar="FLEET.yaml", help="Models, rates and the cluster that they share.")],
+    file: Annotated[Path, argument("FLEET.yaml", "Models, rates and the cluster that they share.")],
     objective: Annotated[
         Text, option("--objective", "WORD", "chips, cost, throughput or latency [the file's, or chips].")
     ] = None,
@@ -41,8 +41,8 @@ def fleet(
     ] = None,
     out: Annotated[Text, option("--out", "DIR", "Write a manifest per model, fleet.json and fleet.csv there.")] = None,
     csv: Annotated[Text, option("--csv", "FILE", "Write a row per model as CSV, every figure in SI units.")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace files where they exist.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    force: Annotated[bool, switch("--force", "Replace files where they exist.")] = False,
+    json: Json = False,
 ) -> None:
     """Place several models with rates and limits on one cluster: fewest chips, least cost, most growth or least time.
 

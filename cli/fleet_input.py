@@ -179,8 +179,7 @@ def _anywhere(entry: Entry, values: dict[str, str], pools: list[_Pool]) -> Read:
                 tried = read_search(search_flags({**values, **pool.values}))
                 asked, machines = asked or tried, tried.question.prefill
             else:
-                sizes = SizeFlags(**pool.values, weights=values.get("weights"))
-                machines, _ = read_machines(sizes, asked.question.model)
+                machines, _ = read_machines(SizeFlags(**pool.values), values.get("weights"), asked.question.model)
         except BadInput as error:
             if not {"weights", "engine"} & values.keys():
                 raise

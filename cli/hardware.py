@@ -7,6 +7,7 @@ import typer
 from pydantic import BaseModel
 
 from cli.exit_codes import ExitCode
+from cli.options import Json, Text, argument, switch
 from cli.output import print_json, print_lines, print_table
 from hardware.formats import multiplied, storable
 from hardware.gaps import gaps
@@ -20,11 +21,9 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 @app.command()
 def hardware(
-    name: Annotated[
-        str | None, typer.Argument(metavar="HARDWARE", help="Catalogue name or path to a hardware YAML.")
-    ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-    check: Annotated[bool, typer.Option("--check", help="List what is assumed, and what is missing.")] = False,
+    name: Annotated[Text, argument("HARDWARE", "Catalogue name or path to a hardware YAML.")] = None,
+    json: Json = False,
+    check: Annotated[bool, switch("--check", "List what is assumed, and what is missing.")] = False,
 ) -> int:
     """Show the hardware of the catalogue, or one entry with the source of every value.
 

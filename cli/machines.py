@@ -1,6 +1,9 @@
 """`--hw`, `--nodes`, `--chips` and `--devices`: which devices each role may use."""
 
+from typing import Annotated
+
 from cli.formats import ROLES, read_weight_choices, weights_of
+from cli.options import Text, option
 from cli.prices import with_prices
 from hardware.loader import load_hardware
 from hardware.spec import HardwareSpec
@@ -21,13 +24,21 @@ MOST_SHOWN = 10**9  # longer counts are shortened when they are refused
 class SizeFlags:
     """Machine flags as they were typed; None where one was not given."""
 
-    hw: str
-    nodes: str | None = None
-    chips: str | None = None
-    devices: str | None = None
-    weights: str | None = None
-    price: str | None = None
-    power: str | None = None
+    hw: Annotated[str, option("--hw", "HW", "Catalogue name or YAML, or one per role: prefill=910b,decode=cm384.")]
+    nodes: Annotated[Text, option("--nodes", "N", "Nodes, or prefill=N,decode=N [the catalogue entry].")] = None
+    chips: Annotated[Text, option("--chips", "N", "Chips instead of nodes.")] = None
+    devices: Annotated[Text, option("--devices", "N", "Devices instead of nodes.")] = None
+    price: Annotated[
+        Text, option("--price", "USD", "Price of a chip and hour, or prefill=P,decode=P [the catalogue's].")
+    ] = None
+    power: Annotated[
+        Text,
+        option(
+            "--power",
+            "WATTS",
+            "Power of a chip with its share of the machine, 1.4kW, or one per role [the catalogue's].",
+        ),
+    ] = None
 
     @property
     def size(self) -> tuple[str, str] | None:
@@ -42,8 +53,10 @@ class SizeFlags:
         return given[0] if given else None
 
 
-def read_machines(flags: SizeFlags, model: ModelSpec) -> tuple[Machines, Machines]:
+def read_machines(flags: SizeFlags, weights: str | None, model: ModelSpec) -> tuple[Machines, Machines]:
     """Return the machines of prefill and of decode; one budget for both where nothing was said per role.
+
+    ``weights`` is what ``--weights`` gives; each role has the first format of its own.
 
     Raises BadInput naming the flag.
     """
@@ -54,7 +67,7 @@ def read_machines(flags: SizeFlags, model: ModelSpec) -> tuple[Machines, Machine
         Machines(
             hardware=specs[role],
             devices=sizes[""] if shared else sizes[role],
-            weights=read_weight_choices(weights_of(flags.weights, role), model, specs[role])[0],
+            weights=read_weight_choices(weights_of(weights, role), model, specs[role])[0],
             budget=specs[role].name if shared else role,
         )
         for role in ROLES

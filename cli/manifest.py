@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from cli.options import Json, argument
 from cli.output import print_json, print_lines
 from planner.manifest.document import json_schema, read_manifest
 from podplan.units import format_rate
@@ -25,8 +26,8 @@ def manifest() -> None:
 
 @app.command()
 def validate(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="The manifest, YAML or JSON.")],
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    file: Annotated[Path, argument("FILE", "The manifest, YAML or JSON.")],
+    json: Json = False,
 ) -> None:
     """Read a manifest with every check; exit 2 with the path to the first wrong field."""
     read = read_manifest(file)

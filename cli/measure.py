@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from cli.options import option, switch
 from hardware.measuring import Timer, measure_all
 from podplan.errors import BadInput
 from podplan.files import write_files
@@ -24,10 +25,10 @@ FIELDS = [
 
 @app.command()
 def measure(
-    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="CSV to write.")],
-    device: Annotated[str, typer.Option("--device", metavar="DEVICE", help="cuda, npu, cpu, or cuda:1.")] = "cuda",
-    quick: Annotated[bool, typer.Option("--quick", help="Tiny shapes: whether it runs, not how fast.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace the file.")] = False,
+    out: Annotated[Path, option("--out", "FILE", "CSV to write.")],
+    device: Annotated[str, option("--device", "DEVICE", "cuda, npu, cpu, or cuda:1.")] = "cuda",
+    quick: Annotated[bool, switch("--quick", "Tiny shapes: whether it runs, not how fast.")] = False,
+    force: Annotated[bool, switch("--force", "Replace the file.")] = False,
 ) -> None:
     """Time matrix products, attention, memory copies and launches on this machine's accelerator.
 

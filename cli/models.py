@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 
+from cli.options import Json, Text, argument
 from cli.output import print_json, print_lines, print_table
 from models.huggingface.families import NOT_CARRIED
 from models.loader import load_model, model_names
@@ -17,10 +18,8 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 @app.command()
 def models(
-    name: Annotated[
-        str | None, typer.Argument(metavar="MODEL", help="Catalogue name, Hugging Face config.json or model YAML.")
-    ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    name: Annotated[Text, argument("MODEL", "Catalogue name, Hugging Face config.json or model YAML.")] = None,
+    json: Json = False,
 ) -> None:
     """Show the models of the catalogue, or one of them with its parameters.
 

@@ -1,7 +1,6 @@
 """What `plan place` does with a map that runs already, and with traffic between nodes."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,15 +35,19 @@ class Traffic:
     bound: NDArray[np.float64]
 
 
-def read_current(path: Path, problem: Problem) -> NDArray[np.int64]:
-    """Return the slots [layers, slots] of a map in any format; BadInput where it belongs to another deployment."""
+def read_current(flags: PlaceFlags, problem: Problem) -> NDArray[np.int64] | None:
+    """Return the slots [layers, slots] of the map that runs; BadInput where it belongs to another deployment."""
+    path = flags.current
+    if path is None:
+        if flags.max_moves is not None:
+            raise BadInput("--max-moves: needs --current, the map that experts move from")
+        return None
     found = read_map(read_text(path), str(path), experts=problem.experts, ranks=problem.ranks)
     slots = found.slots[-problem.layers :]
     if found.ranks != problem.ranks or slots.shape != (problem.layers, problem.slots):
         raise BadInput(
             f"--current: {path} has {len(found.slots)} layers of {found.slots.shape[1]} slots on {found.ranks} "
-            f"devices; "
-            f"expected are {problem.layers} of {problem.slots} on {problem.ranks}"
+            f"devices; expected are {problem.layers} of {problem.slots} on {problem.ranks}"
         )
     return slots
 

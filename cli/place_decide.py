@@ -50,15 +50,13 @@ def read_asked(flags: PlaceFlags) -> Configuration | None:
     )
 
 
-def decide(
-    flags: PlaceFlags, read: LoadFile, asked: Configuration | None, *, curve: bool
-) -> tuple[Problem, Decision | None]:
+def decide(flags: PlaceFlags, read: LoadFile, asked: Configuration | None) -> tuple[Problem, Decision | None]:
     """Return the problem, with the redundancy chosen where that was left to podplan, and how it was decided."""
     problem = read_problem(flags, read)
     mean = replace(problem, loads=problem.mean_loads)
     distribution = measured_distribution(mean.loads, "the loads")
     choices: tuple[Choice, ...] = ()
-    if curve or flags.by_planner:
+    if flags.curve or flags.by_planner:
         choices = tuple(_curve(mean, asked))
     if flags.by_planner:
         problem = replace(problem, redundant=best_choice(choices).redundant)

@@ -1,9 +1,13 @@
 """From the flags of `plan place` to one problem; every refusal names the flag and what would be right."""
 
+from pathlib import Path
+from typing import Annotated
+
 import numpy as np
 from numpy.typing import NDArray
 
 from cli.flags import flag_name, read_choice
+from cli.options import File, Text, argument, option, switch
 from models.loader import load_model
 from planner.placement.heldout import Split
 from planner.placement.loadfiles import LoadFile
@@ -21,22 +25,33 @@ OF_A_MACHINE = ("phase", "batch", "kv_len", "tokens")
 class PlaceFlags:
     """Flags as they were typed; None where one was not given."""
 
-    devices: str
-    nodes: str | None = None
-    redundant_experts: str | None = None
-    slots_per_device: str | None = None
-    groups: str | None = None
-    keep_groups: bool = False
-    objective: str | None = None
-    holdout: str = "alternate"
-    model: str | None = None
-    hw: str | None = None
-    phase: str | None = None
-    batch: str | None = None
-    kv_len: str | None = None
-    tokens: str | None = None
-    max_moves: str | None = None
-    traffic_weight: str | None = None
+    loads: Annotated[Path, argument("LOADS", "Token counts: CSV, NPY, NPZ, JSON or SGLang .pt.")]
+    devices: Annotated[str, option("--devices", "G", "Devices that share the experts.")]
+    nodes: Annotated[Text, option("--nodes", "N", "Nodes that they stand in [1].")] = None
+    redundant_experts: Annotated[
+        Text, option("--redundant-experts", "R", "Slots beyond one per expert, or auto [fewest].")
+    ] = None
+    slots_per_device: Annotated[Text, option("--slots-per-device", "S", "Instead of --redundant-experts.")] = None
+    groups: Annotated[Text, option("--groups", "K", "Groups of the router, such as 8 for DeepSeek-V3 [1].")] = None
+    keep_groups: Annotated[bool, switch("--keep-groups", "Keep every group on one node.")] = False
+    method: Annotated[str, option("--method", "M", "auto, eplb, joint, ... [auto].")] = "auto"
+    certify: Annotated[bool, switch("--certify", "Search longer and prove more: up to 15 s per layer.")] = False
+    objective: Annotated[Text, option("--objective", "O", "slices, mean or seconds [slices, if any].")] = None
+    holdout: Annotated[str, option("--holdout", "H", "alternate, later or none: slices kept back [alternate].")] = (
+        "alternate"
+    )
+    model: Annotated[Text, option("--model", "MODEL", "Model whose dense layers and groups are taken.")] = None
+    hw: Annotated[Text, option("--hw", "HW", "With --model: what imbalance costs on this hardware.")] = None
+    phase: Annotated[Text, option("--phase", "PHASE", "With --hw: decode or prefill [decode].")] = None
+    batch: Annotated[Text, option("--batch", "REQUESTS", "With --hw: requests per device [32].")] = None
+    kv_len: Annotated[Text, option("--kv-len", "TOKENS", "With --hw: cached tokens per request [4096].")] = None
+    tokens: Annotated[Text, option("--tokens", "TOKENS", "With --hw: prompt tokens per device [8192].")] = None
+    current: Annotated[File, option("--current", "MAP", "Map that runs now, in any format of --out.")] = None
+    max_moves: Annotated[Text, option("--max-moves", "M", "With --current: experts to load per layer at most.")] = None
+    traffic_weight: Annotated[
+        Text, option("--traffic-weight", "W", "Imbalance that tokens leaving their node are worth.")
+    ] = None
+    curve: Annotated[bool, switch("--curve", "Show imbalance, memory and time against redundant experts.")] = False
 
     @property
     def by_seconds(self) -> bool:

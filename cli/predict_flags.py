@@ -2,9 +2,15 @@
 
 import math
 from dataclasses import fields
-from typing import get_args
+from typing import Annotated, get_args
 
 from cli.flags import (
+    ExpertBalance,
+    ExpertSkew,
+    Microbatches,
+    MtpAcceptance,
+    RedundantExperts,
+    SharedExperts,
     flag_name,
     read_balance,
     read_choice,
@@ -16,6 +22,7 @@ from cli.flags import (
     read_tokens,
     read_weights,
 )
+from cli.options import Text, argument, option
 from hardware.formats import KvDtype
 from hardware.loader import load_hardware
 from hardware.spec import HardwareSpec
@@ -38,33 +45,47 @@ MOST_OPEN = 50_000  # requests on a DP rank of a closed loop, which is run reque
 class PredictFlags:
     """The flags as they were typed; None where one was not given."""
 
-    model: str
-    hw: str
-    phase: str
-    strategy: str
-    batch: str | None = None
-    kv_len: str | None = None
-    tokens: str | None = None
-    isl: str | None = None
-    prefix_reuse: str | None = None
-    cache_plane: str | None = None
-    osl: str | None = None
-    concurrency: str | None = None
-    max_batched_tokens: str | None = None
-    length_spread: str | None = None
-    requests: str | None = None
-    mtp: str | None = None
-    mtp_acceptance: str | None = None
-    microbatches: str | None = None
-    devices: str | None = None
-    nodes: str | None = None
-    weights: str | None = None
-    kv_dtype: str | None = None
-    expert_balance: str | None = None
-    expert_skew: str | None = None
-    redundant_experts: str | None = None
-    shared_experts: str | None = None
-    engine: str | None = None
+    model: Annotated[str, argument("MODEL", "Catalogue name, config.json or model YAML.")]
+    hw: Annotated[str, option("--hw", "HW", "Catalogue name or hardware YAML.")]
+    phase: Annotated[str, option("--phase", "PHASE", "decode, prefill or mixed.")]
+    strategy: Annotated[str, option("--strategy", "S", 'Such as "TP=4 + DP=8, EP=32".')]
+    batch: Annotated[Text, option("--batch", "REQUESTS", "decode: requests per DP rank.")] = None
+    kv_len: Annotated[Text, option("--kv-len", "TOKENS", "decode: cached tokens per request [4096].")] = None
+    tokens: Annotated[Text, option("--tokens", "TOKENS", "prefill: prompt tokens per device and pass.")] = None
+    isl: Annotated[Text, option("--isl", "TOKENS", "prefill, mixed: prompt tokens [4096].")] = None
+    prefix_reuse: Annotated[Text, option("--prefix-reuse", "SHARE", "prefill, mixed: cached share of prompts [0].")] = (
+        None
+    )
+    cache_plane: Annotated[
+        Text, option("--cache-plane", "PLANE", "prefill: plane that brings reused prefixes [none].")
+    ] = None
+    osl: Annotated[Text, option("--osl", "TOKENS", "mixed: output tokens [1024].")] = None
+    concurrency: Annotated[Text, option("--concurrency", "REQUESTS", "mixed: requests in the instance.")] = None
+    max_batched_tokens: Annotated[
+        Text, option("--max-batched-tokens", "TOKENS", "mixed: tokens of one step per DP rank [8192].")
+    ] = None
+    length_spread: Annotated[
+        Text, option("--length-spread", "SHARE", "mixed: lengths vary evenly by this share [0].")
+    ] = None
+    requests: Annotated[
+        Text, option("--requests", "N", "decode, prefill: requests in the instance, spread over DP ranks.")
+    ] = None
+    mtp: Annotated[Text, option("--mtp", "K", "Drafted tokens per iteration [0].")] = None
+    mtp_acceptance: MtpAcceptance = None
+    microbatches: Microbatches = None
+    devices: Annotated[Text, option("--devices", "N", "Devices of the instance; the strategy must take as many.")] = (
+        None
+    )
+    nodes: Annotated[Text, option("--nodes", "N", "Size of the cluster, which the strategy must not exceed.")] = None
+    weights: Annotated[
+        Text, option("--weights", "DTYPE", "bf16, fp8, int8, int4, mxfp4 or nvfp4 [as shipped, if multiplied].")
+    ] = None
+    kv_dtype: Annotated[Text, option("--kv-dtype", "DTYPE", "bf16, fp8 or int8 [bf16].")] = None
+    expert_balance: ExpertBalance = None
+    expert_skew: ExpertSkew = None
+    redundant_experts: RedundantExperts = None
+    shared_experts: SharedExperts = None
+    engine: Annotated[Text, option("--engine", "E", "Engine whose costs are taken [reference].")] = None
 
 
 # The flags that one phase or two have; the others have all of them.

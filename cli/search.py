@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from cli.options import Json, Text, option, switch
 from cli.output import check_force, print_json, stderr_console, stdout_console
 from cli.progress import progress
-from cli.question_options import Text, asks_a_question, option
+from cli.question_options import asks_a_question
 from cli.search_flags import SearchFlags, SearchInput, read_search
 from cli.search_json import as_json, question_json
 from cli.search_render import render
@@ -44,8 +45,8 @@ def search(
         Text, option("--plot", "FILE", "Draw the front: tokens/s of a user and per chip; .png, .svg.")
     ] = None,
     out: Annotated[Text, option("--out", "DIR", "Write manifest.yaml, plan.json and report.txt there.")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace these files where they exist.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    force: Annotated[bool, switch("--force", "Replace these files where they exist.")] = False,
+    json: Json = False,
 ) -> None:
     """Find the deployment that serves a load best on a machine: pools, strategies, batches, and why.
 

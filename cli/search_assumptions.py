@@ -91,7 +91,7 @@ def _implied(asked: SearchInput) -> dict[str, object]:
         if question.workload.prefix_reuse and "prefix_reuse" in asked.flags.defaulted:
             reuse = question.workload.prefix_reuse
             implied["reuse"] = f"{reuse:.3g} of the prompt tokens, of a cache without limit"
-    chosen = [text for text in (asked.flags.machines.weights, asked.flags.kv_dtype) if text and _open(text)]
+    chosen = [text for text in (asked.flags.weights, asked.flags.kv_dtype) if text and _open(text)]
     if chosen:
         implied["formats"] = f"{format_text(own_formats(question))}, best of {' and '.join(chosen)}"
     if question.engine != REFERENCE:

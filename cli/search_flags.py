@@ -2,9 +2,15 @@
 
 import math
 from dataclasses import fields
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Annotated, get_args
 
 from cli.flags import (
+    ExpertBalance,
+    ExpertSkew,
+    Microbatches,
+    MtpAcceptance,
+    RedundantExperts,
+    SharedExperts,
     read_balance,
     read_choice,
     read_drafts,
@@ -16,6 +22,7 @@ from cli.flags import (
 )
 from cli.formats import with_formats
 from cli.machines import SizeFlags, read_machines
+from cli.options import Text, argument, option
 from cli.traffic import Asked, TrafficFlags, read_traffic
 from models.loader import load_model
 from models.spec import ModelSpec
@@ -42,25 +49,55 @@ DEFAULT_PERCENTILE = 99.0
 class SearchFlags:
     """The flags as they were typed; None where one was not given."""
 
-    model: str
+    model: Annotated[str, argument("MODEL", "Catalogue name, config.json or model YAML.")]
     machines: SizeFlags
     traffic: TrafficFlags
-    ttft: str | None = None
-    tpot: str | None = None
-    percentile: str | None = None
-    objective: str | None = None
-    queueing: str | None = None
-    survive: str | None = None
-    shape: str | None = None
-    engine: str | None = None
-    kv_dtype: str | None = None
-    mtp: str | None = None
-    mtp_acceptance: str | None = None
-    microbatches: str | None = None
-    expert_balance: str | None = None
-    expert_skew: str | None = None
-    redundant_experts: str | None = None
-    shared_experts: str | None = None
+    ttft: Annotated[Text, option("--ttft", "DURATION", "Limit of the time to the first token [2s].")] = None
+    tpot: Annotated[Text, option("--tpot", "DURATION", "Limit of the time per further token [50ms].")] = None
+    percentile: Annotated[Text, option("--percentile", "P", "Percentile of requests that keep each limit [99].")] = None
+    objective: Annotated[
+        Text,
+        option("--objective", "WORD", "throughput, chips, cost or latency [throughput; with a rate chips]."),
+    ] = None
+    queueing: Annotated[
+        Text, option("--queueing", "MODEL", "bulk, or mixserve for the M/M/1 of that paper [bulk].")
+    ] = None
+    survive: Annotated[
+        Text, option("--survive", "LOSS", "node or instance: the limits hold after losing the worst one.")
+    ] = None
+    shape: Annotated[
+        Text,
+        option(
+            "--shape",
+            "WORD",
+            "aggregated (on either pool where each role has one), disaggregated, or auto, the better [auto].",
+        ),
+    ] = None
+    weights: Annotated[
+        Text,
+        option(
+            "--weights",
+            "DTYPES",
+            "bf16, fp8, int8, int4, mxfp4 or nvfp4, a list to choose from such as int8,bf16, or auto for all that run; "
+            "each role takes its own, or has what prefill=fp8,decode=int4,fp8 gives it; what the model's answers lose "
+            "by it is yours to judge [as shipped, if multiplied].",
+        ),
+    ] = None
+    kv_dtype: Annotated[
+        Text, option("--kv-dtype", "DTYPES", "bf16, fp8 or int8, a list to choose from, or auto [bf16].")
+    ] = None
+    mtp: Annotated[
+        Text, option("--mtp", "K", "Drafted tokens per iteration, or a range to search such as 0..3 [0..1].")
+    ] = None
+    mtp_acceptance: MtpAcceptance = None
+    microbatches: Microbatches = None
+    expert_balance: ExpertBalance = None
+    expert_skew: ExpertSkew = None
+    redundant_experts: RedundantExperts = None
+    shared_experts: SharedExperts = None
+    engine: Annotated[
+        Text, option("--engine", "E", "Engine to plan for, such as vllm: what it runs, its host gap [reference].")
+    ] = None
 
     @property
     def defaulted(self) -> frozenset[str]:
@@ -98,7 +135,7 @@ def read_search(flags: SearchFlags) -> SearchInput:
     Raises BadInput naming the flag.
     """
     model = load_model(flags.model)
-    prefill, decode = read_machines(flags.machines, model)
+    prefill, decode = read_machines(flags.machines, flags.weights, model)
     asked = read_traffic(flags.traffic, model)
     objective = _objective(flags, asked, (prefill, decode))
     question = Question(
@@ -122,7 +159,7 @@ def read_search(flags: SearchFlags) -> SearchInput:
         survive=read_survive(flags.survive),
         shape="auto" if flags.shape is None else read_choice(flags.shape, "--shape", get_args(Shape)),
     )
-    question = with_formats(question, flags.machines.weights, flags.kv_dtype)
+    question = with_formats(question, flags.weights, flags.kv_dtype)
     check_shape(question)
     return SearchInput(flags=flags, question=question, trace=asked.trace, day=asked.day)
 

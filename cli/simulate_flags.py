@@ -2,8 +2,10 @@
 
 import math
 from pathlib import Path
+from typing import Annotated
 
 from cli.flags import flag_name
+from cli.options import File, Text, argument, option, switch
 from cli.output import check_force
 from podplan.errors import BadInput
 from podplan.records import dataclass
@@ -18,30 +20,34 @@ OF_A_TRACE = ("format", "scale_rate", "window", "repeat", "skip_bad_rows")
 class SimulateFlags:
     """None where a flag was not given."""
 
-    manifest: Path
-    trace: str | None = None
-    format: str | None = None
-    skip_bad_rows: str | None = None
-    scale_rate: str | None = None
-    window: str | None = None
-    repeat: str | None = None
-    rate: str | None = None
-    bursts: str | None = None
-    concurrency: str | None = None
-    requests: str | None = None
-    warmup: str | None = None
-    cold: bool = False
-    seed: str | None = None
-    policies: str | None = None
-    offline: str | None = None
-    fail: tuple[str, ...] = ()
-    expert_loads: str | None = None
-    each_iteration: bool = False
-    requests_csv: Path | None = None
-    timeseries: Path | None = None
-    timeseries_step: str | None = None
-    timeline: Path | None = None
-    force: bool = False
+    manifest: Annotated[Path, argument("MANIFEST", "The manifest, such as out/manifest.yaml.")]
+    trace: Annotated[Text, option("--trace", "FILE", "Replay a trace of any serving tool, or a ServeGen set.")] = None
+    format: Annotated[Text, option("--trace-format", "NAME", "Format of the trace [as it looks].", "--format")] = None
+    skip_bad_rows: Annotated[Text, option("--skip-bad-rows", "N", "Leave out so many wrong rows at most [0].")] = None
+    scale_rate: Annotated[Text, option("--scale-rate", "X", "Play the trace X times as fast [1].")] = None
+    window: Annotated[Text, option("--window", "A..B", "Only what arrives from A to B, such as 5min..10min.")] = None
+    repeat: Annotated[Text, option("--repeat", "N", "Play the trace N times, one after the other [1].")] = None
+    rate: Annotated[Text, option("--rate", "RATE", "Requests that arrive, such as 100/s [as planned].")] = None
+    bursts: Annotated[Text, option("--bursts", "X,P,T", "Bursts of X times the calm rate, a share P of the time.")] = (
+        None
+    )
+    concurrency: Annotated[Text, option("--concurrency", "C", "Requests always under way, instead of a rate.")] = None
+    requests: Annotated[Text, option("--requests", "N", "Requests that are measured [enough].")] = None
+    warmup: Annotated[Text, option("--warmup", "DURATION", "Measure from then on; 0s cuts nothing [as told].")] = None
+    cold: Annotated[bool, switch("--cold", "Start a stream empty, not with requests in decode.")] = False
+    policies: Annotated[Text, option("--policies", "A,B,C", "Compare policies on the same requests.")] = None
+    offline: Annotated[Text, option("--offline", "N", "So many offline requests stand behind the online ones.")] = None
+    fail: Annotated[list[str] | None, option("--fail", "FAULT", "Such as 'node 3 at 10s for 1min'; repeatable.")] = None
+    expert_loads: Annotated[
+        Text, option("--expert-loads", "FILE", "CSV, layers x experts, or lognormal:0.5, zipf:1.")
+    ] = None
+    each_iteration: Annotated[bool, switch("--each-iteration", "Step every iteration: slow, the same.")] = False
+    requests_csv: Annotated[File, option("--requests-csv", "FILE", "Write a row per request.")] = None
+    timeseries: Annotated[File, option("--timeseries", "FILE", "Write the system's state over time as CSV.")] = None
+    timeseries_step: Annotated[Text, option("--timeseries-step", "DURATION", "Time between its rows [1s].")] = None
+    timeline: Annotated[File, option("--timeline", "FILE", "Write every step for Perfetto (Chrome trace).")] = None
+    force: Annotated[bool, switch("--force", "Replace files that are there.")] = False
+    seed: Annotated[Text, option("--seed", "N", "Seed of arrivals, lengths and accepted drafts [0].")] = None
 
 
 def check_together(flags: SimulateFlags) -> None:

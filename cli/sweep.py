@@ -10,11 +10,12 @@ from cli.answer_output import read_outputs, write_answers
 from cli.answer_rows import Row, answer_row
 from cli.exit_codes import ExitCode
 from cli.flags import flag_name
+from cli.options import Json, Text, option, switch
 from cli.output import check_force
 from cli.parallel import spread
 from cli.plots import Curve, Plot
 from cli.progress import bar
-from cli.question_options import OPTIONS, Text, asks_a_question, option, search_flags
+from cli.question_options import OPTIONS, asks_a_question, search_flags
 from cli.search_flags import SearchInput, read_search
 from planner.ranges import spaced
 from planner.search import search
@@ -44,16 +45,14 @@ Values = tuple[str, list[str], bool]
 @asks_a_question(optional=True)
 def sweep(
     given: dict[str, str | None],
-    over: Annotated[
-        list[str] | None, typer.Option("--over", metavar="FLAG=VALUES", help="isl=1k,4k or rate=5/s..50/s:10[:log].")
-    ] = None,
+    over: Annotated[list[str] | None, option("--over", "FLAG=VALUES", "isl=1k,4k or rate=5/s..50/s:10[:log].")] = None,
     measure: Annotated[
         Text, option("--measure", "NAME", "What --plot shows: requests, chips, cost, ... [by flags].")
     ] = None,
     csv: Annotated[Text, option("--csv", "FILE", "Write the points as CSV, every figure in SI units.")] = None,
     plot: Annotated[Text, option("--plot", "FILE", "Draw the curve as .png or .svg.")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace files that are there.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    force: Annotated[bool, switch("--force", "Replace files that are there.")] = False,
+    json: Json = False,
 ) -> int:
     """Find the best plan at every point of one range, or of two.
 

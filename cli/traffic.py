@@ -2,11 +2,12 @@
 
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Annotated, get_args
 
 from cli.day import read_rate_profile
 from cli.flags import flag_name, read_choice, read_fraction
 from cli.lengths import check_positions, read_lengths
+from cli.options import Text, option
 from models.spec import ModelSpec
 from planner.day import Window, peak_rate
 from planner.prompts import answer_kinds, histogram_kinds
@@ -30,18 +31,31 @@ LENGTH_FIELDS = ("isl", "osl", "isl_cv", "osl_cv", "isl_distribution", "isl_hist
 class TrafficFlags:
     """Traffic flags as they were typed; None where one was not given."""
 
-    isl: str | None = None
-    osl: str | None = None
-    isl_cv: str | None = None
-    osl_cv: str | None = None
-    isl_distribution: str | None = None
-    isl_histogram: str | None = None
-    osl_histogram: str | None = None
-    prefix_reuse: str | None = None
-    rate: str | None = None
-    rate_profile: str | None = None
-    trace: str | None = None
-    format: str | None = None
+    isl: Annotated[Text, option("--isl", "TOKENS", "Mean prompt tokens [4096].")] = None
+    osl: Annotated[Text, option("--osl", "TOKENS", "Mean output tokens [1024].")] = None
+    isl_cv: Annotated[Text, option("--isl-cv", "CV", "Standard deviation of prompts over their mean [0].")] = None
+    osl_cv: Annotated[Text, option("--osl-cv", "CV", "The same of outputs [0].")] = None
+    isl_distribution: Annotated[
+        Text, option("--isl-distribution", "NAME", "lognormal or gamma, of prompts with --isl-cv [lognormal].")
+    ] = None
+    isl_histogram: Annotated[
+        Text, option("--isl-histogram", "FILE", "CSV tokens,weight of prompts, in place of --isl and --isl-cv.")
+    ] = None
+    osl_histogram: Annotated[Text, option("--osl-histogram", "FILE", "The same of outputs.")] = None
+    prefix_reuse: Annotated[Text, option("--prefix-reuse", "SHARE", "Cached share of prompts [0].")] = None
+    rate: Annotated[Text, option("--rate", "RATE", "Requests to serve, such as 100/s.")] = None
+    rate_profile: Annotated[
+        Text,
+        option(
+            "--rate-profile",
+            "DAY",
+            "Rates over the day, 0:00=40/s,8:00=120/s or a CSV time,rate: sized for the worst.",
+        ),
+    ] = None
+    trace: Annotated[
+        Text, option("--trace", "FILE", "Lengths, arrivals and rate of a trace, in any of its formats.")
+    ] = None
+    format: Annotated[Text, option("--format", "NAME", "azure or mooncake [as the file looks].")] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
