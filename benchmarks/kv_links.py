@@ -14,9 +14,9 @@ from queueing import plan_of, saturation
 
 from cli.simulate_flags import SimulateFlags
 from cli.simulate_traffic import read_offered
-from planner.assemble import assemble
-from planner.expectation import pool_links, pool_pair, workload_of
 from planner.manifest.schema import Manifest
+from planner.plans.assemble import assemble
+from planner.plans.expectation import pool_links, pool_pair, workload_of
 from runtime.simulate.run import simulate
 
 CASES = "qwen3-30b-h100,llama-70b-h200,qwen3-235b-h800,qwen3-30b-cm384-varied"

@@ -18,20 +18,20 @@ from hardware.loader import load_hardware
 from hardware.spec import HardwareSpec
 from models.loader import load_model
 from models.spec import ModelSpec
-from planner.cache import device_cache
-from planner.deployment import Deployment, default_weights
-from planner.imbalance import Balance
-from planner.latency import balanced_cost, tokens_per_iteration
-from planner.layouts import redundancy_choices
+from planner.balance.imbalance import Balance
+from planner.costs.cache import device_cache
+from planner.costs.deployment import Deployment, default_weights
+from planner.costs.latency import balanced_cost, tokens_per_iteration
+from planner.costs.layouts import redundancy_choices
 from planner.manifest.checks import spec_hash
 from planner.manifest.costs import StepCostModel
 from planner.manifest.layout import Degrees, Instance
 from planner.manifest.ranks import group_rules, layers_per_stage, rank_table, shard_rules
 from planner.manifest.schema import Manifest
 from planner.manifest.stacks import stacked
-from planner.mixed_queue import MixedQueue, MixedState
-from planner.mixed_steps import Aggregate
-from planner.prefill_queue import thinned_squared_cv
+from planner.mixed.queue import MixedQueue, MixedState
+from planner.mixed.steps import Aggregate
+from planner.queues.prefill_queue import thinned_squared_cv
 from planner.strategy import parse_strategy
 from planner.workload import Lengths, Workload
 from runtime.simulate.run import SimulationOptions, simulate

@@ -3,7 +3,7 @@
     python benchmarks/prefill_queue.py [--cases NAME;...] [--utilisations 0.5,0.7,0.85] [--prompts N] [--seed S]
 
 One instance, prompts drawn from the kinds that plans count with, arrivals that so many instances get in turn, passes
-formed by the rule of the runtime (``planner.recorded_prefill``, which is within 1 % of it). Lengths
+formed by the rule of the runtime (``queues.recorded_prefill``, which is within 1 % of it). Lengths
 with heavy tails take that many: ± is the 90 % interval of the stream's figure, from 20 batches of it. A utilisation is
 of what the same prompts take when all are there at once.
 """
@@ -21,16 +21,16 @@ from queueing import CASES, HISTOGRAM, plan_of
 
 from hardware.loader import load_hardware
 from models.loader import load_model
-from planner.deployment import Deployment
-from planner.imbalance import parse_balance
-from planner.latency import balanced_cost
-from planner.machine import Machine
-from planner.operating import PrefillServer
-from planner.passes import varied_service
-from planner.prefill_queue import latency_of
-from planner.prompts import Prompts, length_kinds, prompts_of
-from planner.queueing import Array
-from planner.recorded_prefill import prefill_recorded
+from planner.balance.imbalance import parse_balance
+from planner.costs.deployment import Deployment
+from planner.costs.latency import balanced_cost
+from planner.instances.operating import PrefillServer
+from planner.queues.machine import Machine
+from planner.queues.passes import varied_service
+from planner.queues.prefill_queue import latency_of
+from planner.queues.prompts import Prompts, length_kinds, prompts_of
+from planner.queues.queueing import Array
+from planner.queues.recorded_prefill import prefill_recorded
 from planner.strategy import Strategy
 from planner.workload import Lengths, Trace
 

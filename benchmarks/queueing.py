@@ -18,11 +18,11 @@ from cli.search_flags import SearchFlags, read_search
 from cli.simulate_flags import SimulateFlags
 from cli.simulate_traffic import read_offered
 from cli.traffic import TrafficFlags
-from planner.assemble import assemble
+from planner.instances.operating import PrefillServer
 from planner.manifest.schema import Manifest
-from planner.operating import PrefillServer
-from planner.plan import DisaggregatedPlan
-from planner.search import search
+from planner.plans.assemble import assemble
+from planner.plans.plan import DisaggregatedPlan
+from planner.search.search import search
 from runtime.simulate.run import simulate
 
 HISTOGRAM = str(Path(__file__).parent / "lengths.csv")

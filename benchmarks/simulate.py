@@ -20,10 +20,10 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 from hardware.loader import load_hardware
 from models.loader import load_model
-from planner import search
-from planner.assemble import assemble
 from planner.manifest.schema import Manifest
+from planner.plans.assemble import assemble
 from planner.question import Machines, Question
+from planner.search.search import search
 from planner.strategy import Strategy
 from planner.workload import Lengths, Workload
 from podplan.traces import Trace, read_trace, repeat, requests_per_second, scale_rate

@@ -50,7 +50,7 @@ def predict_seconds() -> float:
     """One in-process prediction of the CloudMatrix384 decode configuration, all operators included."""
     from hardware.loader import load_hardware
     from models.loader import load_model
-    from planner.predict import Configuration, predict
+    from planner.costs.predict import Configuration, predict
     from planner.strategy import parse_strategy
 
     configuration = Configuration(
@@ -96,12 +96,12 @@ def costing_rate(microbatches: int, batches: int = 32) -> tuple[int, float]:
     """
     import numpy as np
 
-    from planner.decode_candidates import iteration
-    from planner.imbalance import expected_maximum_normal
-    from planner.latency import balanced_cost
+    from planner.balance.imbalance import expected_maximum_normal
+    from planner.costs.latency import balanced_cost
+    from planner.instances.decode_candidates import iteration
+    from planner.instances.space import groups, role_rows
     from planner.manifest.stacks import stacked
-    from planner.prefill_offers import POINTS_AT_ONCE
-    from planner.space import groups, role_rows
+    from planner.offers.prefill_offers import POINTS_AT_ONCE
     from planner.workload import running_kv_tokens
 
     question = main_question()
@@ -125,7 +125,7 @@ def costing_rate(microbatches: int, batches: int = 32) -> tuple[int, float]:
 
 def pruned_search() -> tuple[int, float]:
     """Candidates that the main job costs after pruning, and the seconds of its search."""
-    from planner.search import search
+    from planner.search.search import search
 
     question = main_question()
     evaluated = search(question).candidates_evaluated
@@ -160,8 +160,8 @@ def fleet_seconds() -> tuple[int, float]:
     from dataclasses import replace
 
     from models.loader import load_model
-    from planner.cluster import plan_cluster
-    from planner.fleet_members import Fleet, Member
+    from planner.fleets.cluster import plan_cluster
+    from planner.fleets.members import Fleet, Member
 
     question = main_question()
     rates = {"deepseek-r1": 120.0, "kimi-k2": 30.0, "qwen3-235b-a22b": 60.0}

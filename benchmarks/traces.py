@@ -21,11 +21,11 @@ from cli.search_flags import SearchFlags, read_search
 from cli.simulate_flags import SimulateFlags
 from cli.simulate_traffic import Offered, read_offered
 from cli.traffic import TrafficFlags
-from planner.assemble import assemble
-from planner.expectation import expect
 from planner.manifest.schema import Manifest, Prediction
-from planner.plan import DisaggregatedPlan
-from planner.search import search
+from planner.plans.assemble import assemble
+from planner.plans.expectation import expect
+from planner.plans.plan import DisaggregatedPlan
+from planner.search.search import search
 from planner.workload import Trace, Traffic
 from podplan.traces import read_trace, reused_tokens, window
 from runtime.simulate.metrics import SimulationResult

@@ -18,9 +18,9 @@ from cli.parallel import spread
 from cli.progress import bar
 from cli.question_file import Entry, read_questions
 from cli.question_options import asks_a_question
-from planner.check import Verdict
+from planner.checks.check import Verdict
 from planner.question import Question
-from planner.search import Answer, search
+from planner.search.search import Answer, search
 from podplan.errors import BadInput
 from podplan.files import write_files
 

@@ -12,15 +12,15 @@ from cli.question_file import Entry
 from cli.question_options import search_flags
 from cli.search_flags import SearchInput, read_limit, read_percentile, read_search, read_survive
 from cli.traffic import LENGTH_FIELDS, Asked, TrafficFlags, read_rate, read_traffic
-from planner.aggregated import AggregatedPlan
-from planner.check import Limits, Margin, Search, Verdict, check_deployed, check_question, over_windows
-from planner.day import Window, peak_rate
-from planner.deployed import Deployed
-from planner.deployed_trace import manifest_on, plan_on
-from planner.expectation import mixed_pool, planned_rate, workload_of
+from planner.checks.check import Limits, Margin, Search, Verdict, check_deployed, check_question, over_windows
+from planner.checks.deployed import Deployed
+from planner.checks.deployed_trace import manifest_on, plan_on
 from planner.manifest.document import read_manifest
 from planner.manifest.schema import Manifest
-from planner.prompts import histogram_kinds
+from planner.plans.aggregated import AggregatedPlan
+from planner.plans.day import Window, peak_rate
+from planner.plans.expectation import mixed_pool, planned_rate, workload_of
+from planner.queues.prompts import histogram_kinds
 from planner.survival import Loss
 from planner.workload import Trace, Workload
 from podplan.errors import BadInput

@@ -20,7 +20,7 @@ from cli.progress import bar
 from cli.question_file import Entry, read_questions
 from cli.question_options import asks_a_question, search_flags
 from cli.search_flags import SearchInput, read_search
-from planner.search import search
+from planner.search.search import search
 from podplan.errors import BadInput
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)

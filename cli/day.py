@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cli.output import table
-from planner.day import Seen, Window, mean_rate, peak_rate
-from planner.space import Role
+from planner.instances.space import Role
+from planner.plans.day import Seen, Window, mean_rate, peak_rate
 from podplan.errors import BadInput
 from podplan.pairs import read_pairs
 from podplan.units import DAY_SECONDS, HOUR_SECONDS, MINUTE_SECONDS, format_duration, format_rate, parse_rate

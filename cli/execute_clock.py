@@ -5,9 +5,9 @@ from typing import Any, Literal
 
 from cli.output import print_lines, print_table
 from hardware.spec import CollectiveFit, HardwareSpec, Protocol
-from planner import mixserve
-from planner.collectives import collective
+from planner.costs.collectives import collective
 from planner.manifest.schema import Manifest
+from planner.queues import mixserve
 from podplan.records import dataclass
 from podplan.units import format_bytes, format_duration
 from runtime.execute.timeline import Iteration
@@ -53,7 +53,7 @@ def closed_form(hardware: HardwareSpec, timing: Timing) -> tuple[str, float]:
     """Return the name of the closed form and its seconds for a timed collective."""
     n, size, line = timing.ranks, timing.message_bytes, timing.line
     if timing.operation in RINGS:
-        return "planner.collectives", _ring(hardware, timing)
+        return "planner.costs.collectives", _ring(hardware, timing)
     if timing.operation == "all-reduce":
         return "MixServe Eq. (2)", float(mixserve.eq2_all_reduce(size, n, _at_once(line, n)))
     if timing.operation == "pairwise all-to-all":

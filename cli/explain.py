@@ -16,9 +16,9 @@ from cli.progress import bar, progress
 from cli.question_file import Entry, read_questions
 from cli.question_options import asks_a_question, search_flags
 from cli.search_flags import SearchInput, read_search
-from planner.nearest import nearest_changes
-from planner.resources import Each, bought
-from planner.search import search
+from planner.search.nearest import nearest_changes
+from planner.search.resources import Each, bought
+from planner.search.search import search
 from podplan.aside import helped
 from podplan.errors import BadInput
 

@@ -10,11 +10,11 @@ from cli.search_assumptions import assumptions
 from cli.search_flags import SearchInput
 from cli.search_json import levels_of, plan_json, question_json
 from cli.search_render import LINE_WIDTH, headline
-from planner.day import over_the_day
-from planner.nearest import Change
-from planner.resources import Bought
-from planner.search import Answer
-from planner.worked import PoolTerms, Worked, worked_plan
+from planner.plans.day import over_the_day
+from planner.plans.worked import PoolTerms, Worked, worked_plan
+from planner.search.nearest import Change
+from planner.search.resources import Bought
+from planner.search.search import Answer
 from podplan.records import dataclass
 from podplan.units import format_duration, format_rate
 

@@ -10,10 +10,10 @@ from cli.options import Text, option
 from hardware.formats import storable
 from hardware.spec import Dtype, HardwareSpec
 from models.spec import ModelSpec
-from planner.deployment import default_weights
-from planner.imbalance import Balance, parse_balance
-from planner.layouts import Shared
-from planner.skew import LoadDistribution, measured_distribution, parse_skew
+from planner.balance.imbalance import Balance, parse_balance
+from planner.balance.skew import LoadDistribution, measured_distribution, parse_skew
+from planner.costs.deployment import default_weights
+from planner.costs.layouts import Shared
 from podplan.errors import BadInput
 from podplan.names import suggest
 from podplan.units import parse_count

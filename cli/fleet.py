@@ -17,8 +17,8 @@ from cli.options import Json, Text, argument, option, switch
 from cli.output import check_force, print_json, print_lines, stderr_console, stdout_console
 from cli.progress import progress
 from cli.search_json import question_json
-from planner.cluster import plan_cluster
-from planner.fleet_answer import FleetAnswer
+from planner.fleets.answer import FleetAnswer
+from planner.fleets.cluster import plan_cluster
 from podplan.errors import BadInput, Infeasible
 from podplan.files import write_files
 
@@ -77,7 +77,7 @@ def fleet(
 
 
 def _shown(asked: FleetInput, answer: FleetAnswer, seconds: float) -> Shown:
-    from planner.fleet_floor import fleet_floor
+    from planner.fleets.floor import fleet_floor
 
     floor = fleet_floor(asked.fleet, answer.plans)
     return Shown(asked=asked, answer=answer, floor=floor, verdicts=verdicts_of(asked, answer), seconds=seconds)
@@ -128,8 +128,8 @@ def _show(shown: Shown, outputs: Outputs, folder: Path | None, *, json: bool) ->
 
 def _texts(shown: Shown) -> dict[str, str]:
     """Return the manifest of every model, by the name of its file; together they stand on the machines at once."""
-    from planner.assemble import assemble
     from planner.manifest.document import dump_manifest
+    from planner.plans.assemble import assemble
 
     return {
         name: dump_manifest(assemble(plan, question_json(replace(asked, question=plan.question)), places))

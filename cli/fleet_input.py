@@ -12,7 +12,7 @@ from cli.machines import SizeFlags, by_role, read_machines
 from cli.question_file import Entry, read_questions, read_rows
 from cli.question_options import search_flags
 from cli.search_flags import SearchInput, check_shape, read_search
-from planner.fleet_members import Fleet, Member
+from planner.fleets.members import Fleet, Member
 from planner.question import Machines, Objective
 from podplan.errors import BadInput
 from podplan.names import suggest

@@ -13,13 +13,13 @@ from cli.fleet_input import FleetInput
 from cli.output import table
 from cli.prices import basis_lines
 from cli.search_json import bound_json, levels_of, plan_json
-from planner.check import Limits, Verdict, check_deployed
-from planner.day import over_the_day
-from planner.deployed import from_plan
-from planner.fleet_answer import FleetAnswer
-from planner.fleet_floor import Floor
-from planner.plan import Plan
-from planner.proof import Bound
+from planner.checks.check import Limits, Verdict, check_deployed
+from planner.checks.deployed import from_plan
+from planner.fleets.answer import FleetAnswer
+from planner.fleets.floor import Floor
+from planner.plans.day import over_the_day
+from planner.plans.plan import Plan
+from planner.search.proof import Bound
 from podplan.records import dataclass
 
 if TYPE_CHECKING:

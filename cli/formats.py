@@ -8,10 +8,10 @@ from cli.flags import Word, read_choice, read_weights
 from hardware.formats import KvDtype
 from hardware.spec import Dtype, HardwareSpec
 from models.spec import ModelSpec
-from planner.deployment import default_weights
-from planner.quantised import combinations, usual_weights
+from planner.costs.deployment import default_weights
+from planner.instances.reachable import REFERENCE
+from planner.plans.quantised import combinations, usual_weights
 from planner.question import Question
-from planner.reachable import REFERENCE
 from podplan.errors import BadInput
 from podplan.names import suggest
 

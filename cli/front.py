@@ -12,9 +12,9 @@ from cli.parallel import spread
 from cli.plots import Curve, Plot, plotted
 from cli.search_flags import SearchInput
 from cli.search_json import strategy_text
-from planner.pareto import MOST_LEVELS, wide_front
-from planner.plan import Plan
-from planner.search import Answer
+from planner.plans.plan import Plan
+from planner.search.pareto import MOST_LEVELS, wide_front
+from planner.search.search import Answer
 from podplan.errors import BadInput
 from podplan.files import write_files
 from podplan.records import dataclass

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from cli.search_flags import SearchInput
-from planner.plan import Plan
-from planner.search import Answer, search
+from planner.plans.plan import Plan
+from planner.search.search import Answer, search
 from podplan.units import format_duration, format_rate
 
 if TYPE_CHECKING:
-    from planner.on_trace import OnTrace
-    from planner.queueing import Array
-    from planner.traced import Round
+    from planner.checks.on_trace import OnTrace
+    from planner.checks.traced import Round
+    from planner.queues.queueing import Array
     from planner.workload import Trace as Rows
     from podplan.traces import Trace
 
@@ -56,7 +56,7 @@ def traced(asked: SearchInput) -> tuple[SearchInput, Answer]:
     rows = playable(asked)
     if rows is None:
         return asked, search(asked.question)
-    from planner.traced import search_on_trace
+    from planner.checks.traced import search_on_trace
 
     found = search_on_trace(asked.question, rows, search, partial(search, explain=False, beside=False))
     return replace(asked, on_trace=found.on_trace, rounds=found.rounds), found.answer

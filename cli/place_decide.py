@@ -4,13 +4,13 @@ from dataclasses import replace
 
 from cli.place_flags import PlaceFlags, check_objective, read_problem
 from cli.predict_flags import PredictFlags, read_configuration
+from planner.balance.skew import measured_distribution
+from planner.costs.predict import Configuration, expert_layouts
 from planner.placement.decide import Choice, Verdict, best_choice, curve, redundancies, verdict
 from planner.placement.loadfiles import LoadFile
 from planner.placement.methods import Placement, measure
 from planner.placement.problem import Problem
 from planner.placement.seconds import Timed, place_for_seconds
-from planner.predict import Configuration, expert_layouts
-from planner.skew import measured_distribution
 from podplan.records import dataclass
 
 

@@ -12,8 +12,8 @@ from cli.predict_render import (
     memory_rows,
     operator_rows,
 )
-from planner.predict import Prediction
-from planner.predict import predict as predict_configuration
+from planner.costs.predict import Prediction
+from planner.costs.predict import predict as predict_configuration
 
 app = typer.Typer(rich_markup_mode=None)
 

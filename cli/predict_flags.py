@@ -28,10 +28,10 @@ from hardware.loader import load_hardware
 from hardware.spec import HardwareSpec
 from models.loader import load_model
 from models.spec import ModelSpec
-from planner.deployment import Phase, check_disaggregation
-from planner.hostcosts import host_costs
-from planner.predict import Configuration
-from planner.prefixes import find_plane
+from planner.costs.deployment import Phase, check_disaggregation
+from planner.costs.hostcosts import host_costs
+from planner.costs.predict import Configuration
+from planner.costs.prefixes import find_plane
 from planner.strategy import Strategy, check_strategy, format_strategy, parse_strategy
 from podplan.errors import BadInput
 from podplan.records import dataclass

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 
 from cli.flags import flag_name
 from cli.predict_flags import PredictFlags
-from planner.closed_loop import WAVES
-from planner.extrapolation import Extrapolated
-from planner.interval import Interval
-from planner.memory import Memory
-from planner.predict import Prediction
-from planner.prefixes import POOL_BYTES, prefixes_held
+from planner.costs.closed_loop import WAVES
+from planner.costs.extrapolation import Extrapolated
+from planner.costs.interval import Interval
+from planner.costs.memory import Memory
+from planner.costs.predict import Prediction
+from planner.costs.prefixes import POOL_BYTES, prefixes_held
 from planner.strategy import format_strategy
 from podplan.units import counted, format_bytes, format_count, format_duration
 

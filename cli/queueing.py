@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import get_args
 
-from planner.aggregated import AggregatedPlan
-from planner.memoryless import stream_tokens_per_second
-from planner.plan import Plan
+from planner.plans.aggregated import AggregatedPlan
+from planner.plans.plan import Plan
 from planner.question import Queueing
+from planner.queues.memoryless import stream_tokens_per_second
 from podplan.units import format_duration
 
 NAMES: dict[Queueing, str] = {"bulk": "bulk service", "mixserve": "MixServe's M/M/1 (Eq. 7, 9 to 11)"}

@@ -16,9 +16,9 @@ from cli.question_options import asks_a_question
 from cli.search_flags import SearchFlags, SearchInput, read_search
 from cli.search_json import as_json, question_json
 from cli.search_render import render
-from planner.plan import Plan
-from planner.search import Answer
-from planner.search import search as search_plan
+from planner.plans.plan import Plan
+from planner.search.search import Answer
+from planner.search.search import search as search_plan
 from podplan.aside import helped
 from podplan.errors import BadInput, Infeasible
 from podplan.files import write_files
@@ -133,8 +133,8 @@ def _found(asked: SearchInput) -> tuple[SearchInput, Answer]:
 
 
 def _manifest_text(asked: SearchInput, best: Plan) -> str:
-    from planner.assemble import assemble  # only --out needs the layouts
     from planner.manifest.document import dump_manifest
+    from planner.plans.assemble import assemble  # only --out needs the layouts
 
     return dump_manifest(assemble(best, question_json(asked)))
 

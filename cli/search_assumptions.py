@@ -6,11 +6,11 @@ from cli.prices import figure_texts
 from cli.search_flags import SearchInput
 from hardware.formats import product_dtype, storable
 from hardware.spec import HardwareSpec
-from planner.plan import Plan
-from planner.quantised import format_text, own_formats
+from planner.instances.reachable import REFERENCE
+from planner.instances.space import engine_cut
+from planner.plans.plan import Plan
+from planner.plans.quantised import format_text, own_formats
 from planner.question import Machines, Question
-from planner.reachable import REFERENCE
-from planner.space import engine_cut
 from podplan.units import format_duration
 
 

@@ -26,8 +26,8 @@ from cli.options import Text, argument, option
 from cli.traffic import Asked, TrafficFlags, read_traffic
 from models.loader import load_model
 from models.spec import ModelSpec
-from planner.day import Window
-from planner.layouts import Shared
+from planner.costs.layouts import Shared
+from planner.plans.day import Window
 from planner.question import Machines, Objective, Question, Queueing, Shape
 from planner.survival import Loss
 from podplan.errors import BadInput
@@ -35,8 +35,8 @@ from podplan.records import dataclass
 from podplan.units import parse_duration
 
 if TYPE_CHECKING:
-    from planner.on_trace import OnTrace
-    from planner.traced import Round
+    from planner.checks.on_trace import OnTrace
+    from planner.checks.traced import Round
     from podplan.traces import Trace
 
 SHORTEST_LIMIT_SECONDS = 1e-6
@@ -173,8 +173,8 @@ def check_shape(question: Question) -> None:
     """Raise BadInput where aggregated instances alone are asked for and cannot be had."""
     if question.shape != "aggregated":
         return
-    from planner.quantised import in_formats  # few ask for it, and it takes time to import
-    from planner.shapes import not_aggregated
+    from planner.plans.quantised import in_formats  # few ask for it, and it takes time to import
+    from planner.search.shapes import not_aggregated
 
     why = not_aggregated(in_formats(question)[0])
     if why is not None:

@@ -6,19 +6,19 @@ from cli.day import day_json, profile_json
 from cli.queueing import queueing_json
 from cli.search_assumptions import assumptions
 from cli.search_flags import SearchInput
-from planner.aggregated import MixedPool
-from planner.day import over_the_day
-from planner.interval import Interval
-from planner.kv_links import LinkState
-from planner.memory import Memory
-from planner.papers import Beside
-from planner.plan import DisaggregatedPlan, Plan
-from planner.pools import DecodePool, PlannedPool, PrefillPool
-from planner.proof import Bound
-from planner.quantised import Tried
+from planner.costs.interval import Interval
+from planner.costs.memory import Memory
+from planner.instances.kv_links import LinkState
+from planner.plans.aggregated import MixedPool
+from planner.plans.day import over_the_day
+from planner.plans.plan import DisaggregatedPlan, Plan
+from planner.plans.pools import DecodePool, PlannedPool, PrefillPool
+from planner.plans.quantised import Tried
 from planner.question import Question
-from planner.queueing import Latency
-from planner.search import Answer
+from planner.queues.queueing import Latency
+from planner.search.papers import Beside
+from planner.search.proof import Bound
+from planner.search.search import Answer
 from planner.strategy import format_strategy
 from planner.survival import spare_instances
 

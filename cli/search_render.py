@@ -10,16 +10,16 @@ from cli.queueing import queueing_text
 from cli.search_assumptions import assumption_texts
 from cli.search_flags import SearchInput
 from cli.search_json import MEMORY_KINDS, shared_text, spare_pool_instances, strategy_text
-from planner.aggregated import MixedPool
-from planner.day import over_the_day
-from planner.kv_links import LinkState
-from planner.papers import Beside
-from planner.plan import DisaggregatedPlan, Plan
-from planner.pools import DecodePool, PlannedPool, PrefillPool
-from planner.proof import Bound
-from planner.quantised import Tried
-from planner.search import Answer
-from planner.worked import expert_devices_lines, short_form
+from planner.instances.kv_links import LinkState
+from planner.plans.aggregated import MixedPool
+from planner.plans.day import over_the_day
+from planner.plans.plan import DisaggregatedPlan, Plan
+from planner.plans.pools import DecodePool, PlannedPool, PrefillPool
+from planner.plans.quantised import Tried
+from planner.plans.worked import expert_devices_lines, short_form
+from planner.search.papers import Beside
+from planner.search.proof import Bound
+from planner.search.search import Answer
 from podplan.units import JOULES_PER_KWH, counted, format_bytes, format_count, format_duration, format_rate
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ import numpy as np
 
 from cli.flags import read_choice
 from cli.simulate_flags import SimulateFlags, read_bursts, read_factor, read_window
-from planner.expectation import Expectation, expect, expect_alone, mixed_pool, planned_rate, workload_of
 from planner.manifest.schema import Manifest
-from planner.recorded import expect_recorded
+from planner.plans.expectation import Expectation, expect, expect_alone, mixed_pool, planned_rate, workload_of
+from planner.plans.recorded import expect_recorded
 from planner.workload import Trace as Rows
 from planner.workload import Traffic
 from podplan.errors import BadInput

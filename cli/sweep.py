@@ -18,7 +18,7 @@ from cli.progress import bar
 from cli.question_options import OPTIONS, asks_a_question, search_flags
 from cli.search_flags import SearchInput, read_search
 from planner.ranges import spaced
-from planner.search import search
+from planner.search.search import search
 from podplan.errors import BadInput
 from podplan.names import suggest
 from podplan.units import parse_count

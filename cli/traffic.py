@@ -9,8 +9,8 @@ from cli.flags import flag_name, read_choice, read_fraction
 from cli.lengths import check_positions, read_lengths
 from cli.options import Text, option
 from models.spec import ModelSpec
-from planner.day import Window, peak_rate
-from planner.prompts import answer_kinds, histogram_kinds
+from planner.plans.day import Window, peak_rate
+from planner.queues.prompts import answer_kinds, histogram_kinds
 from planner.workload import Lengths, Traffic, Workload
 from planner.workload import Trace as Rows
 from podplan.errors import BadInput

@@ -95,7 +95,7 @@ class MLA(Strict):
     def kv_elements_per_token(self) -> int:
         """Cached elements per token and layer: one latent and one rotary key, whatever the heads.
 
-        The index keys of sparse attention come on top (``planner.cache``): they have a type of their own.
+        The index keys of sparse attention come on top (``costs.cache``): they have a type of their own.
         """
         return self.kv_lora_rank + self.qk_rope_head_dim
 

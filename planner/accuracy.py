@@ -17,11 +17,11 @@ from hardware.loader import load_hardware
 from hardware.spec import Dtype, HardwareSpec
 from models.loader import load_model
 from models.spec import ModelSpec
-from planner.deployment import Phase, default_weights
-from planner.hostcosts import host_costs
-from planner.imbalance import parse_balance
-from planner.layouts import Shared
-from planner.predict import Configuration, Prediction, predict
+from planner.balance.imbalance import parse_balance
+from planner.costs.deployment import Phase, default_weights
+from planner.costs.hostcosts import host_costs
+from planner.costs.layouts import Shared
+from planner.costs.predict import Configuration, Prediction, predict
 from planner.strategy import parse_strategy
 from podplan.errors import BadInput, Fault
 from podplan.files import read_text

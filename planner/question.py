@@ -6,8 +6,8 @@ from typing import Literal
 from hardware.formats import KvDtype
 from hardware.spec import Dtype, HardwareSpec
 from models.spec import ModelSpec
-from planner.imbalance import Balance
-from planner.layouts import Shared
+from planner.balance.imbalance import Balance
+from planner.costs.layouts import Shared
 from planner.survival import Loss
 from planner.workload import Workload
 from podplan.records import dataclass
@@ -81,6 +81,6 @@ class Question:
     engine: str = "reference"
     """``reference`` or NAME@VERSION of a profile in ``planner/engines``."""
     queueing: Queueing = "bulk"
-    """``mixserve``: the queues of ``planner.memoryless``."""
+    """``mixserve``: the queues of ``queues.memoryless``."""
     survive: Loss | None = None
     shape: Shape = "auto"

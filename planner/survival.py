@@ -12,7 +12,7 @@ Loss = Literal["node", "instance"]
 def lost_instances(loss: Loss | None, devices_per_instance: int, devices_per_node: int) -> int:
     """Return the most instances of one pool that a loss takes.
 
-    Instances below a node share nodes and never straddle two, larger ones start at a node (``planner.assemble``): a
+    Instances below a node share nodes and never straddle two, larger ones start at a node (``plans.assemble``): a
     node takes with it all that stand on it, or the one that it is part of.
     """
     if loss is None:

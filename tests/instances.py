@@ -6,10 +6,10 @@ from typing import Any
 from hardware.loader import load_hardware
 from hardware.spec import Dtype, HardwareSpec
 from models.loader import load_model
-from planner.breakdown import Operator, operators
-from planner.deployment import Deployment, Phase
-from planner.imbalance import parse_balance
-from planner.latency import balanced_cost
+from planner.balance.imbalance import parse_balance
+from planner.costs.breakdown import Operator, operators
+from planner.costs.deployment import Deployment, Phase
+from planner.costs.latency import balanced_cost
 from planner.manifest.stepcost import evaluate
 from planner.manifest.terms import StepCost, StepLoad
 from planner.strategy import Strategy

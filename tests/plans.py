@@ -4,11 +4,11 @@ from functools import cache
 
 from hardware.loader import load_hardware
 from models.loader import load_model
-from planner.assemble import assemble
 from planner.manifest.schema import Manifest
-from planner.plan import Plan
+from planner.plans.assemble import assemble
+from planner.plans.plan import Plan
 from planner.question import Machines, Question
-from planner.search import search
+from planner.search.search import search
 from planner.workload import Lengths, Workload
 
 

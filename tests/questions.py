@@ -5,9 +5,9 @@ from typing import Any
 
 from hardware.loader import load_hardware
 from models.loader import load_model
-from planner.deployment import default_weights
+from planner.costs.deployment import default_weights
 from planner.question import Machines, Question
-from planner.search import Answer, search
+from planner.search.search import Answer, search
 from planner.workload import Lengths, Workload
 
 

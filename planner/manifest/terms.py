@@ -62,7 +62,7 @@ class ComputeTerm:
 
     ``residual`` is the median relative error of the fit that it rests on. ``share`` is the part of the layers of its
     stage that run it, 1 but for models whose layers differ: work and start-up are then those of the mean layer
-    (``planner.roofline.in_some_layers``), and ``share`` only counts how often it runs.
+    (``costs.roofline.in_some_layers``), and ``share`` only counts how often it runs.
     """
 
     name: str
@@ -164,7 +164,7 @@ def variables(cost: StepCost, load: StepLoad, microbatches: int, experts: bool =
     """Return the variables of the module docstring for one of ``microbatches`` equal parts.
 
     The busiest rank's copies are fair + sqrt((fair·(balance - 1))² + z²·balance·fair): its skew and its
-    Poisson sampling noise (``planner.imbalance.sampling_factor``), at most what the tokens can choose.
+    Poisson sampling noise (``balance.imbalance.sampling_factor``), at most what the tokens can choose.
     Distinct experts hit on a rank, with N tokens of the whole instance each choosing k of the
     E experts that stand in P slots: slots · (1 - (1 - k/P)^N), uniform routing. Without ``experts`` those of the routed
     experts are left out, as the head has no use for them.

@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from planner.imbalance import Balance
+from planner.balance.imbalance import Balance
+from planner.balance.skew import LoadDistribution
+from planner.costs.predict import Configuration, predict
 from planner.placement.methods import lower_bound, place
 from planner.placement.problem import Problem
-from planner.predict import Configuration, predict
-from planner.skew import LoadDistribution
 from podplan.records import dataclass
 
 _WORTH = 0.02

@@ -12,11 +12,11 @@ from math import comb
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.balance.counts import water_filling
+from planner.balance.packing import longest_first_rows
 from planner.placement.bounds import simple_bounds
-from planner.placement.counts import water_filling
 from planner.placement.eplb import balanced_packs
 from planner.placement.improve import SETTLED, search_jointly, settle
-from planner.placement.packing import longest_first_rows
 from planner.placement.partition import best_partition, group_sets
 from planner.placement.problem import Problem
 from planner.placement.rows import BOLD

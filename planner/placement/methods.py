@@ -9,14 +9,14 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.balance.counts import water_filling
+from planner.balance.packing import longest_first_rows
 from planner.manifest.loads import check_expert_map, imbalance, rank_loads
 from planner.placement.bounds import simple_bounds
-from planner.placement.counts import water_filling
 from planner.placement.eplb import eplb
 from planner.placement.exact import exact
 from planner.placement.grouped import group_bound, keep_groups
 from planner.placement.improve import search_jointly, settle
-from planner.placement.packing import longest_first_rows
 from planner.placement.problem import Problem
 from planner.placement.sliced import fewer_slices, search_slices, slice_imbalance
 from planner.placement.xdeepserve import hottest_first

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.placement.counts import check_redundancy
+from planner.balance.counts import check_redundancy
 from podplan.errors import BadInput
 from podplan.records import dataclass
 

@@ -4,13 +4,13 @@ In memory-bound decode a rank waits for the weights of the experts that some tok
 replica expects n tokens of an iteration is read with probability 1 - exp(-n). So a replica has two components, tokens
 and expected reads, and a rank's cost is the roofline of its grouped products over both.
 
-Ref: METRO (arXiv 2512.09277) balances activated experts for the same reason; the roofline is ``planner.roofline``.
+Ref: METRO (arXiv 2512.09277) balances activated experts for the same reason; the roofline is ``costs.roofline``.
 """
 
 import numpy as np
 
-from planner.deployment import Deployment
-from planner.expert_operators import expert_terms
+from planner.costs.deployment import Deployment
+from planner.costs.expert_operators import expert_terms
 from planner.manifest.terms import Number, timing
 from planner.placement.eplb import eplb
 from planner.placement.improve import search_jointly

@@ -8,7 +8,7 @@ import pytest
 from cli import main
 from cli.day import read_rate_profile
 from cli.exit_codes import ExitCode
-from planner.day import mean_rate, over_the_day, peak_rate
+from planner.plans.day import mean_rate, over_the_day, peak_rate
 from podplan.errors import BadInput
 from tests.plans import small_plan
 

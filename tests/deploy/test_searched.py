@@ -4,8 +4,8 @@ import pytest
 
 from deploy.render import render
 from deploy.site import Site
-from planner.assemble import assemble
 from planner.engines.loader import load_engine
+from planner.plans.assemble import assemble
 from tests.deploy.cases import DIGEST
 from tests.questions import small_answer
 

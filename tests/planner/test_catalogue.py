@@ -8,8 +8,8 @@ from hardware.formats import ELEMENT_BYTES
 from hardware.loader import hardware_names, load_hardware
 from models.loader import load_model, model_names
 from models.parameters import count_parameters
-from planner.deployment import Phase, default_weights
-from planner.predict import Configuration, Prediction, predict
+from planner.costs.deployment import Phase, default_weights
+from planner.costs.predict import Configuration, Prediction, predict
 from planner.strategy import Strategy
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from planner.question import Question
-from planner.search import search
+from planner.search.search import search
 from planner.survival import lost_instances, spare_instances
 from tests.plans import small_plan
 

@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from planner.instances.space import groups, role_rows
 from planner.manifest.prepared import prepared
 from planner.manifest.stacks import stacked
 from planner.manifest.stepcost import evaluate, launches, stage_sum
 from planner.manifest.terms import StepCost, StepLoad, timings, variables
-from planner.space import groups, role_rows
 from tests.instances import cloudmatrix_decode, even_cost, instance
 from tests.planner.manifest.test_stacks import asked
 

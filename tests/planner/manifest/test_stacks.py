@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.latency import balanced_cost
+from planner.costs.latency import balanced_cost
+from planner.instances.space import groups, role_rows
 from planner.manifest.stacks import ORDER, ReadyTerms, one_after_the_other, stacked, taken
 from planner.manifest.stepcost import evaluate, stage_sum
 from planner.manifest.terms import Stage, StepLoad, timings, variables
 from planner.question import Question
-from planner.space import groups, role_rows
 from tests.questions import small_question
 
 QUESTIONS = {

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.deployment import Deployment
-from planner.latency import decode_load
+from planner.costs.deployment import Deployment
+from planner.costs.latency import decode_load
+from planner.costs.operators import build_step_cost
 from planner.manifest.stepcost import (
     draft_seconds,
     evaluate,
@@ -21,7 +22,6 @@ from planner.manifest.stepcost import (
     stage_sum,
 )
 from planner.manifest.terms import StepCost, StepLoad, Timings, communication_seconds, timings, variables
-from planner.operators import build_step_cost
 from tests.instances import cloudmatrix_decode, even_cost, instance, with_bandwidth, without_host
 
 BATCH = st.floats(2, 256)

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.imbalance import sampling_factor
+from planner.balance.imbalance import sampling_factor
+from planner.costs.operators import build_step_cost
 from planner.manifest.terms import (
     CommunicationTerm,
     ComputeTerm,
@@ -18,7 +19,6 @@ from planner.manifest.terms import (
     timings,
     variables,
 )
-from planner.operators import build_step_cost
 from tests.instances import cloudmatrix_decode, instance
 
 TERM = ComputeTerm("x", "dense", {"tokens": 1e9}, {"one": 1e10}, 1e13, {"tokens": 1e6}, 1e12, 1e-6, serial=0.5)
@@ -91,7 +91,7 @@ def test_experts_hit_match_sampled_routing():
 @settings(max_examples=30, deadline=None)
 @given(tokens=st.floats(16, 1e5), balance=st.floats(1, 2), noise=st.floats(0, 4))
 def test_busiest_rank_is_the_sampling_factor(tokens: float, balance: float, noise: float):
-    """fair + sqrt((fair·(b - 1))² + z²·b·fair), planner.imbalance's formula, at most one copy per token and slot."""
+    """fair + sqrt((fair·(b - 1))² + z²·b·fair), balance.imbalance's formula, at most one copy per token and slot."""
     cost = replace(build_step_cost(cloudmatrix_decode()), balance=balance, sampling_deviations=noise)
     values = variables(cost, StepLoad(mean_tokens=tokens), 1)
     fair = float(values["fair"])

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from planner.balance.counts import replica_counts
 from planner.placement.bounds import simple_bounds, water_level
-from planner.placement.counts import replica_counts
 from planner.placement.methods import place
 from planner.placement.problem import Problem
 from podplan.errors import BadInput

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from cli.predict_flags import PredictFlags, read_configuration
+from planner.balance.skew import measured_distribution
+from planner.costs.predict import expert_layouts
 from planner.manifest.loads import check_expert_map
 from planner.placement.decide import Choice, Effect, best_choice, curve, redundancies, verdict
 from planner.placement.methods import place
 from planner.placement.problem import Problem
 from planner.placement.seconds import place_for_seconds, seconds_objective
-from planner.predict import expert_layouts
-from planner.skew import measured_distribution
 from tests.expert_loads import power_law
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from cli.execute_clock import Beside, clock_rows, closed_form, explanation
 from hardware.loader import load_hardware
-from planner import mixserve
+from planner.queues import mixserve
 from runtime.execute import collectives as c
 from runtime.execute.clock import Machine, Sized, Way, Wire
 from runtime.execute.timing import hybrid_seconds, run_timed
@@ -145,4 +145,4 @@ def test_closed_forms_name_their_source(rows: list[Beside]) -> None:
     for row in rows:
         form, expected = closed_form(load_hardware("910b"), row.timing)
         assert form == row.form and expected == row.expected_seconds
-        assert "Eq." in form or "III-" in form or form == "planner.collectives"
+        assert "Eq." in form or "III-" in form or form == "planner.costs.collectives"

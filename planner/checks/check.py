@@ -1,0 +1,351 @@
+"""Whether limits hold: as predicted, with a confidence, and after a loss; and by how much."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from statistics import NormalDist
+from typing import Literal
+
+from planner.checks.deployed import Deployed, Lost, Standing, from_plan, standing
+from planner.checks.deployed_trace import plan_on
+from planner.checks.on_trace import held_at, loads
+from planner.checks.traced import search_on_trace
+from planner.plans.day import Window
+from planner.plans.plan import DisaggregatedPlan, Plan
+from planner.question import Question
+from planner.search.search import Answer, search
+from planner.search.shortage import too_few
+from planner.search.variations import has_plan
+from planner.survival import Loss
+from planner.workload import Trace
+from podplan.records import dataclass
+
+Name = Literal["ttft", "tpot", "rate"]
+Search = Callable[[Question], Answer]
+
+PREDICTED = 0.5
+"""Confidence in figures as predicted: the service times may as well be longer as shorter."""
+_ROUNDS = 7
+_MOST_SCORE = 3.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What must hold: each latency limit on its own at ``percentile``, at a rate."""
+
+    ttft_seconds: float | None
+    tpot_seconds: float | None
+    percentile: float
+    rate_per_second: float
+
+    @classmethod
+    def of(cls, question: Question, rate_per_second: float) -> "Limits":
+        """Return the limits of a question at a rate."""
+        return cls(
+            ttft_seconds=question.ttft_seconds,
+            tpot_seconds=question.tpot_seconds,
+            percentile=question.percentile,
+            rate_per_second=rate_per_second,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Margin:
+    """A limit beside what is reached; ``value`` None where the pool cannot keep up with the rate."""
+
+    name: Name
+    limit: float
+    value: float | None
+
+    @property
+    def share(self) -> float | None:
+        """Room left as a share of the limit, below 0 where it is passed; None where a pool cannot keep up."""
+        if self.value is None:
+            return None
+        return self.value / self.limit - 1 if self.name == "rate" else 1 - self.value / self.limit
+
+    @property
+    def holds(self) -> bool:
+        """Whether the limit is kept."""
+        return self.share is not None and self.share >= -1e-9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AfterLoss:
+    """The margins when the worst that may go at once is gone."""
+
+    loss: Loss
+    lost: Lost
+    margins: tuple[Margin, ...]
+
+    @property
+    def holds(self) -> bool:
+        """Whether every limit is kept."""
+        return all(margin.holds for margin in self.margins)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """The answer to one question; ``margins`` are at the asked confidence."""
+
+    holds: bool
+    binding: str
+    """The limit that fails first, or that has least room."""
+    explanation: str
+    margins: tuple[Margin, ...]
+    confidence: float | None
+    """That was asked for."""
+    held_confidence: float | None
+    """Up to which both latency limits, each on its own, hold; None where a pool cannot keep up."""
+    after_loss: AfterLoss | None
+    plan: Plan | None
+    """That the figures are of; None for a manifest, and where there is no plan."""
+    rate_per_second: float | None
+    """That the figures are of; None where there is no plan."""
+    played: bool = False
+    """Whether they are of the trace's own requests; else of stationary queues."""
+
+
+def margins_of(limits: Limits, found: Standing) -> tuple[Margin, ...]:
+    """Return the latency margins of a standing; a limit that is not asked for has none."""
+    asked: tuple[tuple[Name, float | None], ...] = (("ttft", limits.ttft_seconds), ("tpot", limits.tpot_seconds))
+    reached = {"ttft": found.ttft, "tpot": found.tpot}
+    return tuple(
+        Margin(name=name, limit=limit, value=latency.at(limits.percentile) if latency else None)
+        for name, limit in asked
+        for latency in (reached[name],)
+        if limit is not None
+    )
+
+
+def held_confidence(deployed: Deployed, limits: Limits) -> float | None:
+    """Return the confidence up to which every latency limit holds, to about 1 %; 0 and 1 beyond 3 deviations.
+
+    The limits are each on their own: that both hold is not more likely than this, and at least twice it less 1. None
+    where that would take too long.
+    """
+    if deployed.asked_at_most is not None and deployed.asked_at_most < 2 * (_ROUNDS + 2):
+        return None
+
+    def holds(score: float) -> bool:
+        found = standing(deployed, limits.rate_per_second, NormalDist().cdf(score))
+        return all(margin.holds for margin in margins_of(limits, found))
+
+    low, high = -_MOST_SCORE, _MOST_SCORE
+    if holds(high):
+        return 1.0
+    if not holds(low):
+        return 0.0
+    for _ in range(_ROUNDS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return NormalDist().cdf((low + high) / 2)
+
+
+def worst_loss(deployed: Deployed, limits: Limits, loss: Loss, confidence: float = PREDICTED) -> AfterLoss:
+    """Return the margins after the loss that leaves least room."""
+    found = []
+    for lost in deployed.losses[loss]:
+        margins = margins_of(limits, standing(deployed, limits.rate_per_second, confidence, lost))
+        found.append(AfterLoss(loss=loss, lost=lost, margins=margins))
+    return min(found, key=lambda after: min((_room(margin) for margin in after.margins), default=0.0))
+
+
+def _room(margin: Margin) -> float:
+    return -math.inf if margin.share is None else margin.share
+
+
+def check_deployed(
+    deployed: Deployed, limits: Limits, *, confidence: float | None = None, loss: Loss | None = None
+) -> Verdict:
+    """Return whether a fixed deployment keeps the limits."""
+    level = confidence or PREDICTED
+    margins = margins_of(limits, standing(deployed, limits.rate_per_second, level))
+    after = worst_loss(deployed, limits, loss, level) if loss else None
+    tightest = min(margins, key=_room, default=None)
+    holds = all(margin.holds for margin in margins)
+    survives = after is None or after.holds
+    told = "every limit holds" if holds and survives else "" if holds else _passed(limits, margins)
+    if not survives and after is not None:
+        told = f"{told}{'; ' if told else ''}after losing one {after.loss}, {_passed(limits, after.margins)}"
+    return Verdict(
+        holds=holds and survives,
+        binding="survive" if holds and not survives else tightest.name if tightest else "none",
+        explanation=told,
+        margins=margins,
+        confidence=confidence,
+        held_confidence=held_confidence(deployed, limits),
+        after_loss=after,
+        plan=None,
+        rate_per_second=limits.rate_per_second,
+    )
+
+
+def _passed(limits: Limits, margins: tuple[Margin, ...]) -> str:
+    """Name the limits that do not hold."""
+    told = []
+    for margin in margins:
+        flag = f"--{margin.name} at p{limits.percentile:g}"
+        if margin.share is None:
+            told.append(f"{'prefill' if margin.name == 'ttft' else 'decode'} cannot keep up with the rate")
+        elif not margin.holds:
+            told.append(f"{flag} is passed by {-margin.share:.1%}")
+    return " and ".join(told)
+
+
+def over_windows(
+    deployed: Deployed, limits: Limits, day: Sequence[Window], confidence: float | None
+) -> list[tuple[Window, tuple[Margin, ...]]]:
+    """Return the margins that each window of a day leaves a deployment, at the asked confidence; none at no rate."""
+    known: dict[float, tuple[Margin, ...]] = {0.0: ()}
+    for rate in {window.rate_per_second for window in day} - known.keys():
+        known[rate] = margins_of(limits, standing(deployed, rate, confidence or PREDICTED))
+    return [(window, known[window.rate_per_second]) for window in day]
+
+
+def check_question(
+    question: Question, *, confidence: float | None = None, search_plan: Search = search, trace: Trace | None = None
+) -> Verdict:
+    """Return whether the devices of a question keep its limits at its rate, or at any rate where none is asked.
+
+    The plan that carries most on these devices is weighed, whatever the objective; with a confidence the one that
+    carries most when service times are that much longer. With a trace it is the plan that keeps the limits on the
+    trace's own requests at the largest rate, and they are what it is weighed on. Where ``question.survive`` leaves none
+    that carries the rate, the plan without that demand shows by how much it fails.
+    """
+    asked = question.rate_per_second
+    finder = _Finder(search_plan, trace, confidence, asked)
+    found = finder.most(replace(question, objective="throughput", rate_per_second=None))
+    if question.survive is not None and not (found.plan and found.carries(asked)):
+        other = finder.most(replace(question, objective="throughput", rate_per_second=None, survive=None))
+        found = other if other.plan is not None else found
+    if found.plan is None:
+        return _none(found.answer, confidence)
+    return _weigh(question, found, finder)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Most:
+    """The plan that carries most, and its rate at the asked confidence."""
+
+    answer: Answer
+    plan: Plan | None
+    rate_per_second: float
+    played: bool = False
+    """Whether the rate is one at which the limits hold on the trace's own requests."""
+    factor: float = 1.0
+    """How many times as long service times are at the asked confidence."""
+
+    def carries(self, asked: float | None) -> bool:
+        return asked is None or self.rate_per_second >= asked * (1 - 1e-9)
+
+
+@dataclass(frozen=True, slots=True)
+class _Finder:
+    """How the plan that carries most is found."""
+
+    search_plan: Search
+    trace: Trace | None
+    confidence: float | None
+    asked_per_second: float | None = None
+
+    def most(self, question: Question) -> _Most:
+        """Return the plan that carries most; with a confidence when all service times are f times as long.
+
+        That is the plan for limits f times as tight, whose rate counts 1/f: see ``checks.deployed``. The deviation is
+        that of the plan for times as predicted, and of the pool that has the larger one.
+        """
+        first = self._most(question)
+        factor = 1.0 if first.plan is None else self._factor(first.plan)
+        if factor == 1.0:
+            return first
+        slowed = self._most(_tighter(question, factor))
+        if slowed.plan is None:
+            answer = slowed.answer
+            told = f"with times {factor:.2f} times as long, which is the confidence {self.confidence:g}: "
+            return _Most(answer=replace(answer, explanation=told + answer.explanation), plan=None, rate_per_second=0.0)
+        # The same pools under the limits that were asked for.
+        return replace(slowed, plan=slowed.plan.asked(question), rate_per_second=slowed.rate_per_second / factor)
+
+    def carries(self, question: Question) -> bool:
+        """Whether a question's devices carry its rate; with a trace, whether the first plan does that is found."""
+        if self.trace is None:
+            return has_plan(replace(question, objective="chips"))
+        rate = question.rate_per_second or 0.0
+        plan = self.search_plan(replace(question, objective="throughput", rate_per_second=None)).best
+        if not isinstance(plan, DisaggregatedPlan):
+            return plan is not None and plan.requests_per_second >= rate
+        asked = plan.under(question)(rate)
+        return asked is not None and held_at(asked, self.trace).keeps
+
+    def _factor(self, plan: Plan) -> float:
+        """How many times as long service times are at the asked confidence."""
+        if self.confidence is None or self.confidence <= PREDICTED:
+            return 1.0
+        return 1 + NormalDist().inv_cdf(self.confidence) * from_plan(plan).deviation
+
+    def _most(self, question: Question) -> _Most:
+        if self.trace is None:
+            answer = self.search_plan(question)
+            best = answer.best
+            return _Most(answer=answer, plan=best, rate_per_second=best.requests_per_second if best else 0.0)
+        traced = search_on_trace(question, self.trace, self.search_plan, self.search_plan)
+        best, found = traced.answer.best, traced.on_trace
+        if found is not None:
+            return _Most(answer=traced.answer, plan=best, rate_per_second=found.most_per_second or 0.0, played=True)
+        if best is None:
+            return _Most(answer=traced.answer, plan=None, rate_per_second=0.0)
+        # Too short for the most that the plan carries, a trace may still tell of the asked rate.
+        played = self.asked_per_second is not None and loads(best, self.trace, self.asked_per_second)
+        return _Most(answer=traced.answer, plan=best, rate_per_second=best.requests_per_second, played=played)
+
+
+def _tighter(question: Question, factor: float) -> Question:
+    """Return what a question asks of times as predicted where they are so many times as long."""
+    rate = question.rate_per_second
+    return replace(
+        question,
+        ttft_seconds=question.ttft_seconds / factor,
+        tpot_seconds=question.tpot_seconds / factor,
+        rate_per_second=None if rate is None else rate * factor,
+    )
+
+
+def _carries(finder: _Finder, factor: float, question: Question) -> bool:
+    return finder.carries(_tighter(question, factor))
+
+
+def _none(answer: Answer, confidence: float | None) -> Verdict:
+    return Verdict(
+        holds=False,
+        binding=answer.binding_limit,
+        explanation=answer.explanation,
+        margins=(),
+        confidence=confidence,
+        held_confidence=None,
+        after_loss=None,
+        plan=None,
+        rate_per_second=None,
+    )
+
+
+def _weigh(question: Question, most: _Most, finder: _Finder) -> Verdict:
+    """Return the verdict on the plan that carries most at the asked rate, or at what it carries where none is asked."""
+    plan, carried, confidence = most.plan, most.rate_per_second, finder.confidence
+    assert plan is not None, "only a plan is weighed"
+    deployed = plan_on(plan, finder.trace if most.played else None)
+    rate = question.rate_per_second or carried or plan.requests_per_second
+    limits = Limits.of(question, rate)
+    found = check_deployed(deployed, limits, confidence=confidence, loss=question.survive)
+    found = replace(found, plan=plan, played=most.played)
+    if question.rate_per_second is None:
+        return replace(found, binding=plan.binding_limit) if found.holds else found
+    margins = (*found.margins, Margin(name="rate", limit=rate, value=carried))
+    if margins[-1].holds or (most.played and found.holds):
+        return replace(found, margins=margins)
+    # Latencies may hold a little beyond 98 % of saturation, where no plan should run.
+    told = found.explanation if not carried else too_few(question, carried, partial(_carries, finder, most.factor))
+    told = told if confidence is None else f"with the confidence {confidence:g}, {told}"
+    # That latencies would hold past what the pools should run at is no confidence in the rate.
+    return replace(found, holds=False, margins=margins, binding="devices", explanation=told, held_confidence=None)

@@ -1,0 +1,264 @@
+"""A deployment whose queues can be asked at any rate, with service times longer than predicted, and after losses.
+
+All service times of a pool times f at a rate R make the queue of the predicted times at the rate f·R, seen through a
+clock that runs f times as slow. So nothing is costed again: latency(R; f) = f · latency(f·R; 1).
+"""
+
+from collections.abc import Callable
+from statistics import NormalDist
+
+from planner.costs.breakdown import operators
+from planner.costs.interval import interval
+from planner.costs.predict import Prediction
+from planner.instances.operating import DecodeServer, PrefillServer
+from planner.instances.space import Role
+from planner.manifest.schema import Manifest, Pool
+from planner.manifest.stepcost import evaluate_best
+from planner.manifest.terms import StepLoad
+from planner.mixed.queue import MixedServer, MixedState
+from planner.plans.aggregated import AggregatedPlan
+from planner.plans.expectation import (
+    filled_alike,
+    mixed_pool,
+    pool_decode,
+    pool_links,
+    pool_mixed,
+    pool_pair,
+    pool_ttft,
+)
+from planner.plans.plan import DisaggregatedPlan, Plan
+from planner.plans.pools import DecodePool, PrefillPool
+from planner.queues.queueing import Latency
+from planner.survival import Loss, lost_instances
+from planner.workload import Workload, running_kv_tokens
+from podplan.errors import BadInput
+from podplan.records import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lost:
+    """Instances of each role that are gone."""
+
+    prefill: int = 0
+    decode: int = 0
+    mixed: int = 0
+
+    @property
+    def counts(self) -> dict[Role, int]:
+        """Instances that are gone of the roles of a deployment of this shape."""
+        return {"mixed": self.mixed} if self.mixed else {"prefill": self.prefill, "decode": self.decode}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """What a deployment, or a pool of it, does at a rate.
+
+    None where a pool cannot keep up, and of a pool for what it does not decide.
+    """
+
+    ttft: Latency | None = None
+    tpot: Latency | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeployedPool:
+    """Instances of a role and their queue."""
+
+    role: Role
+    instances: int
+    at: Callable[[float, int], Standing]
+    """What one of so many instances does, by its own rate."""
+    deviation: float
+    """Relative standard deviation of the predicted step time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deployed:
+    """The pools of a deployment, and what may go together, by kind of loss."""
+
+    pools: tuple[DeployedPool, ...]
+    losses: dict[Loss, tuple[Lost, ...]]
+    asked_at_most: int | None = None
+    """How often it may be asked before that takes long; None where asking is quick."""
+
+    @property
+    def deviation(self) -> float:
+        """Relative standard deviation of the step time that is known worst."""
+        return max(pool.deviation for pool in self.pools)
+
+
+def standing(deployed: Deployed, rate_per_second: float, confidence: float = 0.5, lost: Lost | None = None) -> Standing:
+    """Return latencies that are not exceeded with that confidence in the predicted service times.
+
+    Service times are taken as normal, so those of every pool are 1 + z·deviation times the predicted ones; 0.5 takes
+    them as predicted.
+    """
+    score, found = NormalDist().inv_cdf(confidence), Standing()
+    for pool in deployed.pools:
+        slow = max(1 + score * pool.deviation, 0.05)
+        left = pool.instances - (lost.counts.get(pool.role, 0) if lost else 0)
+        if left <= 0:
+            continue
+        own = pool.at(slow * rate_per_second / left, left)
+        found = Standing(
+            ttft=own.ttft.scaled(slow) if own.ttft else found.ttft,
+            tpot=own.tpot.scaled(slow) if own.tpot else found.tpot,
+        )
+    return found
+
+
+def from_plan(plan: Plan) -> Deployed:
+    """Return a plan as it would be deployed."""
+    if isinstance(plan, AggregatedPlan):
+        return _aggregated(plan)
+    assert isinstance(plan, DisaggregatedPlan)
+    prefill, decode = plan.prefill, plan.decode
+    server = PrefillServer(plan.question, prefill.candidate)
+    decoder = DecodeServer(plan.question, decode.candidate, plan.transfer_seconds)
+    machines = ((prefill.candidate.devices, prefill.machines), (decode.candidate.devices, decode.machines))
+    shared = prefill.machines.budget == decode.machines.budget
+    losses: dict[Loss, tuple[Lost, ...]] = {}
+    for loss in ("instance", "node"):
+        gone = [lost_instances(loss, devices, part.devices_per_node) for devices, part in machines]
+        each = (Lost(prefill=gone[0]), Lost(decode=gone[1]))
+        # Instances of both roles may stand on one node where both are smaller than it.
+        mixed = loss == "node" and shared and all(devices < part.devices_per_node for devices, part in machines)
+        losses[loss] = (Lost(prefill=gone[0], decode=gone[1]),) if mixed else each
+    return Deployed(pools=(_prefill_pool(prefill, server), _decode_pool(decode, decoder)), losses=losses)
+
+
+def _aggregated(plan: AggregatedPlan) -> Deployed:
+    pool, server = plan.mixed, MixedServer(plan.question, plan.mixed.candidate)
+    per_node, devices = pool.machines.devices_per_node, pool.candidate.devices
+    kinds: tuple[Loss, ...] = ("instance", "node")
+    return Deployed(
+        pools=(
+            DeployedPool(
+                role="mixed",
+                instances=pool.instances,
+                at=lambda rate, count: _standing(server.state(rate, count)),
+                deviation=max(_deviation(pool.prediction, pool.prediction.tpot_seconds), 0.0),
+            ),
+        ),
+        losses={loss: (Lost(mixed=lost_instances(loss, devices, per_node)),) for loss in kinds},
+    )
+
+
+def _standing(state: MixedState | None) -> Standing:
+    return Standing() if state is None else Standing(ttft=state.ttft, tpot=state.tpot)
+
+
+def _prefill_pool(pool: PrefillPool, server: PrefillServer) -> DeployedPool:
+    return DeployedPool(
+        role="prefill",
+        instances=pool.instances,
+        at=lambda rate, count: Standing(ttft=server.ttft(rate, count)),
+        deviation=_deviation(pool.prediction, pool.prediction.ttft_seconds),
+    )
+
+
+def _decode_pool(pool: DecodePool, server: DecodeServer) -> DeployedPool:
+    def at(rate_per_second: float, count: int) -> Standing:
+        state = server.state(rate_per_second, count)
+        return Standing(tpot=state.tpot if state else None)
+
+    return DeployedPool(
+        role="decode",
+        instances=pool.instances,
+        at=at,
+        deviation=_deviation(pool.prediction, pool.prediction.tpot_seconds),
+    )
+
+
+def _deviation(prediction: Prediction, seconds: float | None) -> float:
+    """Relative standard deviation behind a central interval."""
+    known = prediction.interval
+    score = NormalDist().inv_cdf(0.5 + known.level / 2)
+    return (known.high / (seconds or prediction.iteration_seconds) - 1) / score
+
+
+def from_manifest(manifest: Manifest, workload: Workload) -> Deployed:
+    """Return what a manifest deploys, under some traffic.
+
+    Raises BadInput where its roles are not one prefill and one decode pool, or one of aggregated instances, which
+    alone have closed forms.
+    """
+    aggregated = mixed_pool(manifest)
+    if aggregated is not None:
+        return _aggregated_manifest(manifest, aggregated, workload)
+    pools = pool_pair(manifest)
+    if isinstance(pools, str):
+        raise BadInput(f"--manifest: {pools}")
+    prefill, decode = pools
+    prompt, kv = workload.input_tokens.mean, running_kv_tokens(workload).mean_tokens
+    share = float(prefill.limits.tokens_per_device * prefill.degrees.attention_tp * prefill.degrees.pp)
+    tokens = min(share, prompt) if share < prompt else share // prompt * prompt
+    full_pass = StepLoad(
+        prefill_tokens=tokens,
+        prefill_pairs=tokens * (min(prompt, share) + 1) / 2,
+        finishing_prompts=max(tokens // prompt, 1.0),
+        mean_tokens=tokens,
+    )
+    batch = float(decode.limits.requests_per_dp_rank)
+    queries = decode.step_costs["decode"].queries_per_sequence
+    full_batch = StepLoad(decode_sequences=batch, decode_kv_tokens=batch * kv, mean_tokens=batch * queries)
+
+    def decode_at(rate_per_second: float, count: int) -> Standing:
+        links = pool_links(manifest, pools, workload, rate_per_second * count)
+        found = links and pool_decode(decode, workload, rate_per_second, links.seconds, filled_alike(manifest, count))
+        return Standing(tpot=found[0].tpot if found else None)
+
+    return Deployed(
+        pools=(
+            DeployedPool(
+                role="prefill",
+                instances=len(prefill.instances),
+                at=lambda rate, count: Standing(ttft=pool_ttft(manifest, prefill, workload, rate, count)),
+                deviation=_step_deviation(prefill, full_pass),
+            ),
+            DeployedPool(
+                role="decode",
+                instances=len(decode.instances),
+                at=decode_at,
+                deviation=_step_deviation(decode, full_batch),
+            ),
+        ),
+        losses={"instance": (Lost(prefill=1), Lost(decode=1)), "node": _nodes(manifest)},
+    )
+
+
+def _aggregated_manifest(manifest: Manifest, pool: Pool, workload: Workload) -> Deployed:
+    batch, kv = float(pool.limits.requests_per_dp_rank), running_kv_tokens(workload).mean_tokens
+    queries = pool.step_costs["mixed"].queries_per_sequence
+    full_batch = StepLoad(decode_sequences=batch, decode_kv_tokens=batch * kv, mean_tokens=batch * queries)
+    return Deployed(
+        pools=(
+            DeployedPool(
+                role="mixed",
+                instances=len(pool.instances),
+                at=lambda rate, count: _standing(pool_mixed(manifest, pool, workload, rate, count)),
+                deviation=_step_deviation(pool, full_batch),
+            ),
+        ),
+        losses={"instance": (Lost(mixed=1),), "node": _nodes(manifest)},
+    )
+
+
+def _step_deviation(pool: Pool, load: StepLoad) -> float:
+    """Relative standard deviation of the predicted duration of a step."""
+    cost = pool.step_costs[pool.role].to_step_cost()
+    timed = evaluate_best(cost, load, pool.microbatches)
+    known = interval(float(timed.seconds), operators(cost, load, timed), phase=pool.role)
+    return (known.high / float(timed.seconds) - 1) / NormalDist().inv_cdf(0.5 + known.level / 2)
+
+
+def _nodes(manifest: Manifest) -> tuple[Lost, ...]:
+    """Return what each node of a manifest takes with it, each combination once."""
+    gone: dict[tuple[str, int], dict[str, int]] = {}
+    for pool in manifest.pools:
+        for instance in pool.instances:
+            for node in instance.nodes:
+                taken = gone.setdefault((pool.hardware, node), {})
+                taken[pool.role] = taken.get(pool.role, 0) + 1
+    found = {tuple(taken.get(role, 0) for role in ("prefill", "decode", "mixed")) for taken in gone.values()}
+    return tuple(Lost(prefill=first, decode=second, mixed=third) for first, second, third in sorted(found))

@@ -1,0 +1,139 @@
+"""A plan on the trace that it was made for: what its own requests meet, and how fast it may be played.
+
+The search weighs candidates by stationary queues of the trace's moments, so that its bounds hold and its rate is
+proven. A trace is not stationary. Here the chosen plan takes the requests as they came (``plans.recorded``), played
+so fast that their mean rate is the plan's, and the limits are checked on them.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+
+from planner.costs.cache import model_cache
+from planner.instances.operating import DecodeServer, PrefillServer
+from planner.instances.transfers import links_of
+from planner.plans.plan import DisaggregatedPlan, Plan
+from planner.plans.recorded import Pools, Recorded, play, within
+from planner.question import Question
+from planner.queues.machine import Machine
+from planner.queues.queueing import Array
+from planner.workload import Trace, Traffic
+from podplan.records import dataclass
+
+MOST_PLAYED = 60_000
+"""Requests that are played in all while the largest rate is looked for."""
+_FILLED = 3.0
+"""Times the requests under way that a trace must have to load a plan at all."""
+_STEPS = 7
+_BEYOND = 2.0
+"""Times the plan's rate up to which is looked."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OnTrace:
+    """What a plan does with a trace; latencies are of all its requests."""
+
+    factor: float
+    """How much faster than it came the trace is played for the plan's rate."""
+    recorded: Recorded
+    attainment: float
+    """Share of requests that keep both limits."""
+    keeps: bool
+    """Whether both limits hold at the question's percentile, each on its own."""
+    most_per_second: float | None
+    """Largest rate found at which they hold, up to twice the plan's; None where none was found."""
+
+    def at(self, name: str, percentile: float) -> float | None:
+        """Seconds of ``ttft`` or ``tpot`` at a percentile of the requests; None where no answer has a second token."""
+        seconds = self.recorded.ttft_seconds if name == "ttft" else self.recorded.tpot_seconds
+        known = seconds[~np.isnan(seconds)]
+        return float(np.percentile(known, percentile)) if known.size else None
+
+
+def at_rate(trace: Trace, rate_per_second: float) -> Trace:
+    """Return a trace that is played so fast that its mean rate is that."""
+    own = Traffic.from_trace(trace).rate_per_second
+    return replace(trace, arrival_seconds=np.asarray(trace.arrival_seconds) * (own / rate_per_second))
+
+
+def loads(plan: Plan, trace: Trace, rate_per_second: float) -> bool:
+    """Whether a plan can be played on a trace that has requests enough to load its pools for a while at a rate.
+
+    Requests stay about as long as at the plan's own rate. Plans of aggregated instances cannot be played.
+    """
+    under_way = rate_per_second * plan.e2e_mean_seconds
+    return isinstance(plan, DisaggregatedPlan) and np.size(trace.arrival_seconds) >= _FILLED * under_way
+
+
+def on_trace(plan: DisaggregatedPlan, trace: Trace) -> OnTrace:
+    """Return what a plan does with a trace that is played at its rate, and up to which rate the limits hold.
+
+    That rate is found by bisection, within a few per cent; each rate told was played and keeps the limits. A long trace
+    is played fewer times.
+    """
+    question, pools, planned = plan.question, pools_of(plan), plan.requests_per_second
+
+    def played(rate: float) -> Recorded:
+        return play(pools, at_rate(trace, rate))
+
+    recorded = played(planned)
+    keeps = _keeps(recorded, question)
+    low, high = (planned, _BEYOND * planned) if keeps else (0.0, planned)
+    for _ in range(min(_STEPS, MOST_PLAYED // recorded.ttft_seconds.size)):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _keeps(played(middle), question) else (low, middle)
+    return _told(question, trace, planned, recorded, low or None)
+
+
+def held_at(plan: DisaggregatedPlan, trace: Trace) -> OnTrace:
+    """Return what a plan does with a trace at its rate, which is known to be about the largest at which limits hold."""
+    rate = plan.requests_per_second
+    recorded = play(pools_of(plan), at_rate(trace, rate))
+    keeps = _keeps(recorded, plan.question)
+    return _told(plan.question, trace, rate, recorded, rate if keeps else None)
+
+
+def _told(question: Question, trace: Trace, rate: float, recorded: Recorded, most: float | None) -> OnTrace:
+    kept = within(recorded.ttft_seconds, recorded.tpot_seconds, question.ttft_seconds, question.tpot_seconds)
+    return OnTrace(
+        factor=rate / Traffic.from_trace(trace).rate_per_second,
+        recorded=recorded,
+        attainment=float(kept.mean()),
+        keeps=_keeps(recorded, question),
+        most_per_second=most,
+    )
+
+
+def pools_of(plan: DisaggregatedPlan, instances: tuple[int, int] | None = None) -> Pools:
+    """Return the pools of a plan as the recursions see them, or with so many prefill and decode instances instead."""
+    question, prefill, decode = plan.question, plan.prefill, plan.decode
+    counts = instances or (prefill.instances, decode.instances)
+    first = PrefillServer(question, prefill.candidate)
+    second = DecodeServer(question, decode.candidate, plan.transfer_seconds)
+    source, target = prefill.candidate.row.strategy, decode.candidate.row.strategy
+    budget = float(prefill.candidate.tokens_per_device * source.attention_tp * source.pp)
+    return Pools(
+        machine=Machine(first.cost, source.attention_dp, budget, prefill.candidate.microbatches),
+        prefill_instances=counts[0],
+        policy="round_robin",
+        links=links_of(
+            question,
+            model_cache(prefill.candidate.deployment),
+            (source, counts[0]),
+            (target, counts[1]),
+        ),
+        iteration_seconds=second.iteration_table(),
+        decode_instances=counts[1],
+        tokens_per_iteration=second.accepted,
+    )
+
+
+def _keeps(recorded: Recorded, question: Question) -> bool:
+    known = recorded.tpot_seconds[~np.isnan(recorded.tpot_seconds)]
+    return _at(recorded.ttft_seconds, question) <= question.ttft_seconds and (
+        not known.size or _at(known, question) <= question.tpot_seconds
+    )
+
+
+def _at(seconds: Array, question: Question) -> float:
+    return float(np.percentile(seconds, question.percentile))

@@ -1,0 +1,270 @@
+"""Attention as terms: MLA absorbed and unabsorbed, staged SP-TP-SP, GQA with windows, and what hybrids add.
+
+Shapes: n heads per device, d dimensions of a head; terms are per device of a DP group of
+``attention_tp`` devices. KV is read once per request and iteration ("kv") however many tokens MTP
+verifies; later chunks and reused prefixes are read again ("context").
+"""
+
+from dataclasses import replace
+
+from hardware.formats import ELEMENT_BYTES
+from hardware.spec import AttentionFit, CollectiveOp, Dtype
+from models.spec import GQA, MLA, Indexer
+from planner.costs.cache import gqa_cached_elements
+from planner.costs.collectives import collective
+from planner.costs.deployment import Deployment, several
+from planner.costs.linear_attention import linear_attention_terms
+from planner.costs.roofline import TOKENS, Roofline, combine, in_some_layers, scale
+from planner.costs.sparse_attention import indexer_terms, sparse_decode, sparse_prefill
+from planner.manifest.terms import ComputeTerm, Form, Number, Term
+
+
+def attention_terms(deployment: Deployment) -> list[Term]:
+    """Norm, projections, attention proper, output projection and its all-reduce."""
+    attention, linear = deployment.model.attention, deployment.model.linear_attention
+    terms = mla_terms(deployment, attention) if isinstance(attention, MLA) else gqa_terms(deployment, attention)
+    if linear is not None:
+        full = deployment.model.kv_layers / deployment.model.layers
+        compute = [term for term in terms if isinstance(term, ComputeTerm)]
+        terms = [*in_some_layers(compute, full), *(term for term in terms if not isinstance(term, ComputeTerm))]
+        terms += linear_attention_terms(deployment, linear)
+    strategy, hidden = deployment.strategy, deployment.model.hidden_size
+    if several(strategy.attention_tp) and not strategy.staged:
+        terms.append(
+            collective(
+                deployment.hardware,
+                "all_reduce",
+                strategy.attention_tp,
+                scale(TOKENS, hidden * 2.0),
+                name="attention_all_reduce",
+                stage="attention",
+                in_graph=deployment.in_graph,
+            )
+        )
+    return terms
+
+
+def mla_terms(deployment: Deployment, mla: MLA) -> list[Term]:
+    """MLA: absorbed for running requests, unabsorbed for prompts; in staged SP-TP-SP form if asked.
+
+    W_q_a and W_kv_a are replicated over TP and so is the latent cache; W_kv_b stays in BF16 under
+    INT8 (xDeepServe section 4.7).
+    """
+    roofline, strategy, model = Roofline.of(deployment), deployment.strategy, deployment.model
+    hidden, dtype = float(model.hidden_size), deployment.attention_weights
+    heads = mla.heads / strategy.attention_tp
+    query, latent = mla.qk_nope_head_dim + mla.qk_rope_head_dim, mla.kv_elements_per_token
+    own = scale(TOKENS, 1.0 / strategy.attention_tp) if strategy.staged else TOKENS
+    down = latent + (mla.q_lora_rank or 0)
+    cached = scale(TOKENS, latent * ELEMENT_BYTES[deployment.kv_dtype])
+    terms: list[Term] = [
+        roofline.vector("attention_norm", "attention", scale(own, hidden * (3 * 2.0 + 1.0))),
+        *roofline.quantise("attention_quantise", "attention", scale(own, hidden), dtype),
+        roofline.matmul("q_kv_down", "attention", own, down, hidden, dtype),
+        roofline.vector("latent_norm_rope", "attention", combine(TOKENS, (down + heads * query) * 4.0, cached, 1.0)),
+        *roofline.quantise("latent_quantise", "attention", scale(TOKENS, float(mla.q_lora_rank or hidden)), dtype),
+        roofline.matmul("q_up", "attention", TOKENS, heads * query, float(mla.q_lora_rank or hidden), dtype),
+    ]
+    if strategy.staged:
+        terms += staged_exchanges(deployment, mla)
+    if deployment.phase == "decode":
+        terms = fused_prologue(deployment, [*terms, k_absorb(deployment, mla, heads)])
+    if mla.indexer is not None:
+        terms += [] if deployment.phase == "decode" else [k_absorb(deployment, mla, heads)]
+        terms += sparse_terms(deployment, mla, mla.indexer, heads)
+    else:
+        terms += dense_attention(deployment, mla, heads)
+    terms += roofline.quantise("output_quantise", "attention", scale(TOKENS, heads * mla.v_head_dim), dtype)
+    if strategy.staged:
+        output = roofline.matmul("o_proj", "attention", own, hidden, float(mla.heads * mla.v_head_dim), dtype)
+    else:
+        output = roofline.matmul("o_proj", "attention", TOKENS, hidden, heads * mla.v_head_dim, dtype)
+    return [*terms, output]
+
+
+def dense_attention(deployment: Deployment, mla: MLA, heads: Number) -> list[Term]:
+    """Attention over all keys: absorbed for running requests, unabsorbed for prompts."""
+    terms: list[Term] = [k_absorb(deployment, mla, heads)] if deployment.phase == "mixed" else []
+    if deployment.phase != "prefill":
+        terms += absorbed_terms(deployment, mla, heads)
+    return terms if deployment.phase == "decode" else [*terms, *unabsorbed_terms(deployment, mla, heads)]
+
+
+def sparse_terms(deployment: Deployment, mla: MLA, indexer: Indexer, heads: Number) -> list[Term]:
+    """Attention over the keys that an indexer picks, on latents in every phase."""
+    terms = indexer_terms(deployment, mla, indexer)
+    if deployment.phase != "prefill":
+        terms.append(sparse_decode(deployment, mla, heads))
+    if deployment.phase != "decode":
+        terms.append(sparse_prefill(deployment, mla, heads))
+    return [*terms, v_absorb(deployment, mla, heads)]
+
+
+def absorbed_terms(deployment: Deployment, mla: MLA, heads: Number) -> list[Term]:
+    """Running requests attend in latent space: 2·heads·(2·kv_lora + rope) FLOP per pair of query and key."""
+    roofline = Roofline.of(deployment)
+    queries = 1.0 + deployment.drafts
+    latent = float(mla.kv_lora_rank)
+    per_pair = 2.0 * heads * (mla.kv_elements_per_token + latent)
+    read = {
+        "kv": mla.kv_elements_per_token * ELEMENT_BYTES[deployment.kv_dtype],
+        "decode": heads * (mla.kv_elements_per_token + latent) * 2.0,
+    }
+    fit, multiplied = latent_fit(deployment)
+    return [
+        roofline.attention("attention", fit, {"kv": queries}, per_pair, {"decode": 1.0}, read, dtype=multiplied),
+        v_absorb(deployment, mla, heads),
+    ]
+
+
+def latent_fit(deployment: Deployment) -> tuple[AttentionFit, Dtype]:
+    """The kernel of decode over dense latents, and the type of its products.
+
+    A cache in FP8 is multiplied as it is where the machine's entry has a measured kernel that does so (FlashMLA pull
+    request 82); other kernels widen it to BF16 first, so that it saves traffic alone.
+    """
+    kernels = deployment.hardware.kernels
+    if deployment.kv_dtype == "fp8" and kernels.mla_decode_fp8 is not None:
+        return kernels.mla_decode_fp8, "fp8"
+    return kernels.mla_decode, "bf16"
+
+
+def absorbed_rows(mla: MLA, heads: Number) -> Form:
+    """Rows of the absorbing products: of running requests, and of prompts too where attention is sparse."""
+    return {"tokens" if mla.indexer else "decode": heads}
+
+
+def v_absorb(deployment: Deployment, mla: MLA, heads: Number) -> ComputeTerm:
+    """W_uv moved behind attention: kv_lora -> value per head."""
+    rows, roofline = absorbed_rows(mla, heads), Roofline.of(deployment)
+    return batched_matmul(roofline, "v_absorb", rows, float(mla.v_head_dim), float(mla.kv_lora_rank), heads)
+
+
+def k_absorb(deployment: Deployment, mla: MLA, heads: Number) -> ComputeTerm:
+    """W_uk moved to the query side: nope -> kv_lora per head."""
+    rows = absorbed_rows(mla, heads)
+    return batched_matmul(
+        Roofline.of(deployment), "k_absorb", rows, float(mla.kv_lora_rank), float(mla.qk_nope_head_dim), heads
+    )
+
+
+def fused_prologue(deployment: Deployment, terms: list[Term]) -> list[Term]:
+    """One start-up for the whole chain where the library fuses it (CloudMatrix384 section 4.2.2, MLAProlog)."""
+    floor = deployment.hardware.kernels.mla_prologue_floor_seconds
+    if floor is None:
+        return terms
+    chain = [term for term in terms if isinstance(term, ComputeTerm)]
+    return [started(chain[0], floor.value, 1), *(started(term, 0.0, 0) for term in chain[1:])]
+
+
+def started(term: ComputeTerm, floor_seconds: float, launches: int) -> ComputeTerm:
+    """Return the term with another start-up."""
+    return replace(term, floor_seconds=floor_seconds, launches=launches)
+
+
+def batched_matmul(
+    roofline: Roofline, name: str, rows: Form, columns: float, depth: float, batch: Number
+) -> ComputeTerm:
+    """One BF16 product per head: ``rows`` counts all heads, the weight is ``batch`` matrices."""
+    return roofline.matmul(name, "attention", rows, columns, depth, "bf16", groups={"one": batch})
+
+
+def unabsorbed_terms(deployment: Deployment, mla: MLA, heads: Number) -> list[Term]:
+    """Prompts attend per head: 2·heads·(nope + rope + v) FLOP per pair; keys and values are expanded.
+
+    Later chunks, and a reused prefix, expand and read the cached latents again ("context").
+    """
+    roofline = Roofline.of(deployment)
+    key, value = mla.qk_nope_head_dim + mla.qk_rope_head_dim, mla.v_head_dim
+    all_keys = {"chunk": 1.0, "context": 1.0}
+    expand = heads * (mla.qk_nope_head_dim + value)
+    dtype: Dtype = "bf16" if deployment.attention_weights == "int8" else deployment.attention_weights
+    latent_read = {"context": mla.kv_elements_per_token * ELEMENT_BYTES[deployment.kv_dtype]}
+    read = combine(all_keys, heads * (key + value) * 2.0, {"chunk": 1.0}, heads * (key + value) * 2.0)
+    # The rotary key, one per token, is copied behind every head's expanded key.
+    joined = scale(all_keys, heads * (mla.qk_nope_head_dim + key) * 2.0)
+    return [
+        roofline.matmul("kv_up", "attention", all_keys, expand, float(mla.kv_lora_rank), dtype),
+        roofline.vector("key_join", "attention", joined),
+        roofline.attention(
+            "prefill_attention",
+            deployment.hardware.kernels.prefill_attention,
+            {"pairs": 1.0},
+            2.0 * heads * (key + value),
+            {"chunk": 1.0},
+            combine(read, 1.0, latent_read, 1.0),
+        ),
+    ]
+
+
+def staged_exchanges(deployment: Deployment, mla: MLA) -> list[Term]:
+    """SP-TP-SP: all-gather of the latents after stage 1, all-to-all of the heads after stage 2.
+
+    CloudMatrix384 section 4.3.1.
+    """
+    degree = deployment.strategy.attention_tp
+    latents = (mla.kv_elements_per_token + (mla.q_lora_rank or deployment.model.hidden_size)) * 2.0
+    heads = mla.heads * mla.v_head_dim * 2.0 / degree
+    exchanges: tuple[tuple[CollectiveOp, Number, str], ...] = (
+        ("all_gather", latents, "latent_all_gather"),
+        ("all_to_all", heads, "heads_all_to_all"),
+    )
+    hardware, graph = deployment.hardware, deployment.in_graph
+    return [
+        collective(hardware, op, degree, scale(TOKENS, size), name=name, stage="attention", in_graph=graph)
+        for op, size, name in exchanges
+    ]
+
+
+def gqa_terms(deployment: Deployment, gqa: GQA) -> list[Term]:
+    """Grouped-query attention: KV heads are split over TP and replicated beyond their number.
+
+    With an output gate the query projection is twice as wide, and the gate multiplies what attention returns.
+    """
+    roofline, model, tp = Roofline.of(deployment), deployment.model, deployment.strategy.attention_tp
+    hidden, dtype = float(model.hidden_size), deployment.attention_weights
+    heads, value = gqa.heads / tp, gqa.heads / tp * gqa.value_dim
+    width = heads * gqa.head_dim + gqa_cached_elements(gqa, tp)
+    cached = gqa_cached_elements(gqa, tp) * ELEMENT_BYTES[deployment.kv_dtype]
+    terms: list[Term] = [
+        roofline.vector("attention_norm", "attention", scale(TOKENS, hidden * (3 * 2.0 + 1.0))),
+        *roofline.quantise("attention_quantise", "attention", scale(TOKENS, hidden), dtype),
+        roofline.matmul("qkv_proj", "attention", TOKENS, width + (value if gqa.output_gate else 0.0), hidden, dtype),
+        roofline.vector("rope_cache", "attention", scale(TOKENS, width * 4.0 + cached), kernels=1 + int(gqa.qk_norm)),
+    ]
+    windowed = model.windowed_layers / model.kv_layers
+    if windowed < 1:
+        terms += gqa_attention(deployment, gqa, within=False, share=1.0 - windowed)
+    if windowed:
+        terms += gqa_attention(deployment, gqa, within=True, share=windowed)
+    if gqa.output_gate:
+        terms.append(roofline.vector("output_gate", "attention", scale(TOKENS, value * (3 * 2.0))))
+    terms += roofline.quantise("output_quantise", "attention", scale(TOKENS, value), dtype)
+    return [*terms, roofline.matmul("o_proj", "attention", TOKENS, hidden, value, dtype)]
+
+
+def gqa_attention(deployment: Deployment, gqa: GQA, *, within: bool, share: float) -> list[ComputeTerm]:
+    """Attention proper, in the part of the layers that sees all keys or in the part that sees those ``within`` reach.
+
+    2·heads·(d + d_v) FLOP per pair of query and key; keys that are parameters are seen by every query and read once.
+    """
+    roofline, kernels, tp = Roofline.of(deployment), deployment.hardware.kernels, deployment.strategy.attention_tp
+    heads = gqa.heads / tp
+    cached = gqa_cached_elements(gqa, tp) * ELEMENT_BYTES[deployment.kv_dtype]
+    per_pair = 2.0 * heads * (gqa.head_dim + gqa.value_dim)
+    moved, sinks = heads * (gqa.head_dim + gqa.value_dim) * 2.0, float(gqa.sink_tokens)
+    prefix, suffix = ("window_", "_within") if within else ("", "")
+    parameters = {"one": sinks * cached} if sinks else {}
+    terms: list[ComputeTerm] = []
+    if deployment.phase != "prefill":
+        pairs: Form = {f"kv{suffix}": 1.0 + deployment.drafts} | ({"decode": sinks} if sinks else {})
+        read = {f"kv{suffix}": cached, "decode": moved} | parameters
+        terms.append(
+            roofline.attention(f"{prefix}attention", kernels.gqa_decode, pairs, per_pair, {"decode": 1.0}, read)
+        )
+    if deployment.phase != "decode":
+        pairs = {f"pairs{suffix}": 1.0} | ({"chunk": sinks} if sinks else {})
+        read = {f"context{suffix}": cached, "chunk": cached + moved} | parameters
+        name = f"prefill_{prefix}attention"
+        terms.append(roofline.attention(name, kernels.prefill_attention, pairs, per_pair, {"chunk": 1.0}, read))
+    return terms if share == 1.0 else in_some_layers(terms, share)

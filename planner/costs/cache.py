@@ -1,0 +1,95 @@
+"""What requests keep on a device and what crosses from prefill to decode: KV, windows, index keys, recurrent state."""
+
+import numpy as np
+
+from hardware.formats import ELEMENT_BYTES
+from models.spec import GQA, MLA
+from planner.costs.deployment import Deployment
+from planner.manifest.reach import charged_tokens
+from planner.manifest.terms import Number
+from podplan.records import dataclass
+
+# The indexer's keys are FP8 whatever the KV type, with one FP32 scale per key (DeepSeek-V3.2 report, section 2.1;
+# the FlashMLA and DeepGEMM kernels take no other form).
+INDEX_SCALE_BYTES = 4.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cache:
+    """Cached bytes as a function of tokens and requests; numbers, or arrays over strategies.
+
+    ``token_bytes`` counts every layer with a KV cache, ``reach_share`` the part of it in layers that keep only the
+    last ``reach_tokens`` of a request; ``sequence_bytes`` is recurrent state, the same however long the request is.
+    """
+
+    token_bytes: Number
+    reach_tokens: int = 0
+    reach_share: Number = 0.0
+    sequence_bytes: Number = 0.0
+
+    @property
+    def sequence_tokens(self) -> Number:
+        """Recurrent state of a request in tokens' worth of bytes."""
+        return self.sequence_bytes / self.token_bytes
+
+    def bytes(self, tokens: Number, sequences: Number) -> Number:
+        """Bytes of ``sequences`` requests that hold ``tokens`` tokens in all."""
+        return self.charged(tokens, sequences) * self.token_bytes
+
+    def charged(self, tokens: Number, sequences: Number) -> Number:
+        """Tokens' worth of cache, ``planner.manifest.reach.charged_tokens``."""
+        return charged_tokens(
+            tokens,
+            sequences,
+            reach=self.reach_tokens,
+            reach_share=self.reach_share,
+            sequence_tokens=self.sequence_tokens if np.any(self.sequence_bytes) else 0.0,
+        )
+
+
+def device_cache(deployment: Deployment) -> Cache:
+    """Cache of one device: layers of its stage, MTP's draft layer (full attention) included.
+
+    Latents and index keys are whole on every TP device; KV heads and recurrent heads are split, and KV heads
+    repeated beyond their number.
+    """
+    model, strategy = deployment.model, deployment.strategy
+    stages = strategy.pp
+    layers = np.ceil(model.kv_layers / stages) + deployment.draft_layers
+    element = layer_token_bytes(deployment, strategy.attention_tp)
+    state: Number = 0.0
+    if model.linear_attention is not None:
+        state = np.ceil(model.linear_attention.layers / stages) * model.linear_attention.state_bytes
+        state = state / strategy.attention_tp
+    return Cache(
+        token_bytes=layers * element,
+        reach_tokens=model.reach_tokens if model.windowed_layers else 0,
+        reach_share=model.windowed_layers / (model.kv_layers + deployment.draft_layers),
+        sequence_bytes=state,
+    )
+
+
+def model_cache(deployment: Deployment) -> Cache:
+    """Cache of the whole model, each layer once: what crosses from prefill to decode."""
+    model, linear = deployment.model, deployment.model.linear_attention
+    return Cache(
+        token_bytes=model.kv_layers * float(layer_token_bytes(deployment, 1)),
+        reach_tokens=model.reach_tokens if model.windowed_layers else 0,
+        reach_share=model.windowed_layers / model.kv_layers,
+        sequence_bytes=linear.layers * linear.state_bytes if linear else 0.0,
+    )
+
+
+def layer_token_bytes(deployment: Deployment, tp: Number) -> Number:
+    """Cached bytes of one token in one layer on one of ``tp`` devices."""
+    attention, element = deployment.model.attention, ELEMENT_BYTES[deployment.kv_dtype]
+    if isinstance(attention, MLA):
+        index = attention.indexer.head_dim + INDEX_SCALE_BYTES if attention.indexer else 0.0
+        return float(attention.kv_elements_per_token) * element + index
+    return gqa_cached_elements(attention, tp) * element
+
+
+def gqa_cached_elements(gqa: GQA, tp: Number) -> Number:
+    """Cached elements of one token, layer and device: KV heads are split, and repeated beyond their number."""
+    width = gqa.head_dim + gqa.value_dim
+    return width * np.maximum(gqa.kv_heads / tp, 1.0)

@@ -1,0 +1,149 @@
+"""Communication operators as terms: who talks over which scope, with which protocols.
+
+seconds = min over protocols of latency + latency_per_rank·(n - 1) + wire bytes / bandwidth,
+with the wire bytes of MixServe Eq. (1)-(3): all-reduce 2·S·(n-1)/n (a reduce-scatter and an
+all-gather of the S-byte tensor), all-gather and reduce-scatter S·(n-1)/n.
+"""
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hardware.formats import ACTIVATION_BYTES
+from hardware.spec import CollectiveFit, CollectiveOp, Dtype, ExchangeFit, ExchangePoint, HardwareSpec
+from models.spec import MoE
+from planner.costs.roofline import residual, scale
+from planner.manifest.terms import CommunicationTerm, Form, Number, Shape, Stage
+from podplan.errors import BadInput
+
+
+def collective(
+    hardware: HardwareSpec, op: CollectiveOp, ranks: Number, message: Form, *, name: str, stage: Stage, in_graph: bool
+) -> CommunicationTerm:
+    """Return a collective over ``ranks`` consecutive devices of ``message`` bytes in full.
+
+    Raises BadInput where the hardware has no fit of that collective.
+    """
+    share = (ranks - 1) / ranks
+    wire: Number = {"all_reduce": 2 * share, "point_to_point": 1.0}.get(op, share)
+    degrees, where = np.unique(np.asarray(ranks), return_inverse=True)
+    fits = [collective_fit(hardware, op, int(degree), in_graph) for degree in degrees]
+    worst = max(residual(fit) for fit in fits)
+    columns = _protocols(fits, degrees)
+    protocols: tuple[tuple[Number, Number], ...] = tuple((latency[where], rate[where]) for latency, rate in columns)
+    if np.ndim(ranks) == 0:
+        protocols = tuple((float(latency[0]), float(rate[0])) for latency, rate in columns)
+    family = f"{op} {fits[-1].scope}{' in graph' if fits[-1].in_graph else ''}"
+    shape = Shape(family, message, {"one": 1.0}, ranks)
+    return CommunicationTerm(name, stage, scale(message, wire), protocols, residual=worst, shape=shape)
+
+
+def _protocols(
+    fits: list[CollectiveFit], degrees: NDArray[np.float64]
+) -> list[tuple[NDArray[np.float64], NDArray[np.float64]]]:
+    """(latency, bandwidth) of every protocol at each group size, [degrees].
+
+    Fits with fewer protocols repeat their last one, which changes no minimum; a group of one
+    device, which occurs only inside an array of strategies, costs nothing.
+    """
+    columns = []
+    for number in range(max(len(fit.protocols) for fit in fits)):
+        chosen = [fit.protocols[min(number, len(fit.protocols) - 1)] for fit in fits]
+        start = np.array([p.latency_seconds for p in chosen])
+        each = np.array([p.latency_per_rank_seconds for p in chosen])
+        rate = np.array([p.bandwidth_bytes_per_second for p in chosen])
+        columns.append((np.where(degrees > 1, start + each * (degrees - 1), 0.0), rate))
+    return columns
+
+
+def collective_fit(hardware: HardwareSpec, op: CollectiveOp, ranks: int, in_graph: bool) -> CollectiveFit:
+    """Return the fit for the smallest scope that holds the group; in a graph its own where there is one."""
+    order = [scope.name for scope in hardware.scopes]
+    wanted = order.index(hardware.scope_of(ranks).name)
+    fits = [fit for fit in hardware.collectives if fit.op == op and (in_graph or not fit.in_graph)]
+    if not fits:
+        raise BadInput(f"hardware {hardware.name}: collectives has no fit of {op}; add one per scope")
+
+    def distance(fit: CollectiveFit) -> tuple[bool, int, bool]:
+        gap = order.index(fit.scope) - wanted
+        return gap < 0, abs(gap), not fit.in_graph
+
+    return min(fits, key=distance)
+
+
+def exchange_fit(hardware: HardwareSpec, direction: str, mode: str) -> ExchangeFit:
+    """Return the dispatch or combine fit of a mode; the other mode's where only that was measured."""
+    fits = [fit for fit in hardware.exchanges if fit.direction == direction]
+    if not fits:
+        raise BadInput(f"hardware {hardware.name}: exchanges has no {direction} fit, which expert parallelism needs")
+    return min(fits, key=lambda fit: fit.mode != mode)
+
+
+def exchange_protocol(fit: ExchangeFit, degree: Number) -> tuple[Number, Number]:
+    """Return (latency in seconds, payload bytes per second) at an EP degree.
+
+    Linear interpolation over log2(degree) between the measured degrees, constant outside them.
+    """
+    points = sorted(fit.points, key=lambda point: point.degree)
+    if isinstance(degree, int):
+        return _between(points, degree)
+    known = np.log2([point.degree for point in points])
+    wanted = np.log2(degree)
+    latency = np.interp(wanted, known, [point.latency_seconds for point in points])
+    rate = np.interp(wanted, known, [point.bandwidth_bytes_per_second for point in points])
+    return latency, rate
+
+
+def _between(points: list[ExchangePoint], degree: int) -> tuple[float, float]:
+    """The interpolation at one degree, without what a NumPy call costs."""
+    low = max((p for p in points if p.degree <= degree), key=lambda p: p.degree, default=points[0])
+    high = min((p for p in points if p.degree >= degree), key=lambda p: p.degree, default=points[-1])
+    span = math.log2(high.degree / low.degree)
+    weight = math.log2(degree / low.degree) / span if span else 0.0
+    return (
+        low.latency_seconds + weight * (high.latency_seconds - low.latency_seconds),
+        low.bandwidth_bytes_per_second + weight * (high.bandwidth_bytes_per_second - low.bandwidth_bytes_per_second),
+    )
+
+
+def distinct(moe: MoE, places: int) -> float:
+    """Expected number of distinct places (nodes or ranks) among the experts of one token, uniform routing.
+
+    Group-limited routing (DeepSeek-V3 section 2.1.2) chooses g of G groups; with the groups spread
+    evenly over at most G places one is missed if none of its groups is chosen,
+    C(G - G/n, g) / C(G, g). Otherwise k independent choices: n·(1 - (1 - 1/n)^k).
+    """
+    if places <= 1:
+        return 1.0
+    if moe.groups > 1 and moe.groups % places == 0:
+        own = moe.groups // places
+        missed = math.comb(moe.groups - own, moe.groups_per_token) / math.comb(moe.groups, moe.groups_per_token)
+        return places * (1.0 - missed)
+    return places * (1.0 - (1.0 - 1.0 / places) ** moe.experts_per_token)
+
+
+def message_bytes(fit: ExchangeFit, hidden: int, activations: Dtype) -> float:
+    """Bytes of one token copy: the library's quantised format, or BF16 where the experts compute in BF16.
+
+    DeepSeek-V3 section 3.4.1: dispatch in FP8 because the experts multiply in FP8; combine in BF16. Tokens for
+    NVFP4 products are dispatched in NVFP4 (TensorRT-LLM tech blog 18), those for MXFP4 weights in FP8.
+    """
+    if activations == "bf16":
+        return 2.0 * hidden
+    if activations == "nvfp4" and fit.direction == "dispatch":
+        return ACTIVATION_BYTES["nvfp4"] * hidden
+    return fit.message_bytes_per_hidden * hidden + fit.message_bytes_fixed
+
+
+def exchange_copies(fit: ExchangeFit, moe: MoE, nodes: Number, dedicated_shared: bool) -> Number:
+    """Copies of one token that a device sends: one per chosen expert, or one per distinct node.
+
+    DeepEP's normal kernels send one copy per node. A dedicated shared expert is one further destination.
+    """
+    if fit.payload != "per_node":
+        return moe.experts_per_token + (1.0 if dedicated_shared else 0.0)
+    if not isinstance(nodes, np.ndarray):
+        return distinct(moe, int(nodes))
+    counts, where = np.unique(nodes, return_inverse=True)
+    return np.asarray(np.array([distinct(moe, int(count)) for count in counts])[where])

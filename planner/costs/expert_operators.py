@@ -1,0 +1,175 @@
+"""Gate, experts and their exchange as terms.
+
+Expert weights are read only for experts that are hit ("hit"); a device sends its share of its DP
+group's tokens, and the busiest rank's copies ("routed") decide the transfer.
+"""
+
+from typing import Literal
+
+from hardware.formats import ACTIVATION_BYTES
+from planner.costs.collectives import collective, exchange_copies, exchange_fit, exchange_protocol, message_bytes
+from planner.costs.deployment import Deployment, several, shared_split
+from planner.costs.roofline import Roofline, residual, scale
+from planner.manifest.terms import CommunicationTerm, Form, Shape, Stage, Term
+
+
+def sharded_tokens(deployment: Deployment) -> Form:
+    """Tokens whose gate and shared expert one device computes: its share of its DP group's.
+
+    All of them where every device holds all tokens or where experts are split by TP alone.
+    """
+    strategy = deployment.strategy
+    whole = deployment.replicated_tokens or not deployment.expert_parallel
+    return {"mean": 1.0 * strategy.attention_dp if whole else 1.0 / strategy.attention_tp}
+
+
+def gate_terms(deployment: Deployment) -> list[Term]:
+    """Norm, router in BF16, top-k; the shared expert where every rank has a copy."""
+    roofline, model, moe = Roofline.of(deployment), deployment.model, deployment.moe
+    hidden, rows = float(model.hidden_size), sharded_tokens(deployment)
+    return [
+        roofline.vector("moe_norm", "gate", scale(rows, hidden * (3 * 2.0 + 1.0))),
+        roofline.matmul("gate", "gate", rows, float(moe.experts), hidden, "bf16"),
+        roofline.vector("gate_topk", "gate", scale(rows, moe.experts * 4.0 * 2.0)),
+        *roofline.quantise("expert_quantise", "gate", scale(rows, hidden), deployment.weights),
+    ]
+
+
+def expert_terms(deployment: Deployment) -> list[Term]:
+    """Routed experts as grouped products over the experts that are hit, and the shared expert."""
+    roofline, moe, strategy = Roofline.of(deployment), deployment.moe, deployment.strategy
+    hidden, dtype = float(deployment.model.hidden_size), deployment.weights
+    width = moe.intermediate_size / strategy.moe_tp
+    rows, hit = {"routed": 1.0}, {"hit": 1.0}
+    terms: list[Term] = [
+        roofline.matmul("routed_gate_up", "experts", rows, 2 * width, hidden, dtype, groups=hit),
+        roofline.vector("routed_activation", "experts", scale(rows, width * (2 * 2.0 + 1.0))),
+        roofline.matmul("routed_down", "experts", rows, hidden, width, dtype, groups=hit),
+    ]
+    if deployment.phase != "decode":
+        # Normal exchange kernels deliver tokens in arrival order; they are gathered by expert before and after.
+        terms.append(roofline.vector("routed_permute", "experts", scale(rows, hidden * (2 * 1.0 + 2 * 2.0)), kernels=2))
+    if not moe.shared_experts:
+        return terms
+    # Without ranks of its own, a disaggregated shared expert stays with the attention devices.
+    stage: Stage = "gate" if deployment.strategy.disaggregated and not deployment.dedicated else "shared"
+    shared_rows = {"shared": 1.0} if deployment.dedicated else sharded_tokens(deployment)
+    shared_width = moe.shared_intermediate_size / shared_split(deployment)
+    # A dedicated rank runs the expert kernel with one group.
+    group: Form | None = {"one": 1.0} if deployment.dedicated else None
+    dtype = deployment.feed_forward_weights
+    return [
+        *terms,
+        roofline.matmul("shared_gate_up", stage, shared_rows, 2 * shared_width, hidden, dtype, groups=group),
+        roofline.vector("shared_activation", stage, scale(shared_rows, shared_width * (2 * 2.0 + 1.0))),
+        *roofline.quantise("shared_quantise", stage, scale(shared_rows, shared_width), dtype),
+        roofline.matmul("shared_down", stage, shared_rows, hidden, shared_width, dtype, groups=group),
+    ]
+
+
+def exchange_terms(deployment: Deployment) -> list[Term]:
+    """Dispatch and combine between EP ranks; collectives inside a MoE TP group (MixServe Eq. (13)).
+
+    Where every device holds all tokens, each picks its experts' rows without an exchange, and one
+    all-reduce adds what all of them computed (MixServe section III-B3, d_DP < d_EP at d_DP = 1).
+    """
+    if deployment.expert_parallel and deployment.replicated_tokens:
+        return replicated_exchange(deployment)
+    split = several(deployment.strategy.moe_tp)
+    if deployment.strategy.disaggregated:
+        return [*trampoline_terms(deployment), *(hybrid_terms(deployment) if split else [])]
+    if deployment.expert_parallel:
+        terms: list[Term] = [exchange_term(deployment, "dispatch"), exchange_term(deployment, "combine")]
+        return [*terms, *hybrid_terms(deployment)] if split else terms
+    return tensor_parallel_terms(deployment) if split else []
+
+
+def replicated_exchange(deployment: Deployment) -> list[Term]:
+    """A dispatch that moves nothing, and an all-reduce of the expert outputs as combine."""
+    message = {"mean": deployment.model.hidden_size * 2.0}
+    devices = deployment.strategy.moe_ep * deployment.strategy.moe_tp
+    hardware, graph = deployment.hardware, deployment.in_graph
+    return [
+        CommunicationTerm("dispatch", "dispatch", {"one": 0.0}, ((0.0, 1.0),), launches=0),
+        collective(hardware, "all_reduce", devices, message, name="combine", stage="combine", in_graph=graph),
+    ]
+
+
+def exchange_term(deployment: Deployment, direction: Literal["dispatch", "combine"]) -> Term:
+    """Transfer of token copies: payload of the busiest rank, as the catalogue's library moves it."""
+    strategy, moe = deployment.strategy, deployment.moe
+    span = strategy.moe_ep * strategy.moe_tp
+    mode = "low_latency" if deployment.phase == "decode" else "normal"
+    fit = exchange_fit(deployment.hardware, direction, mode)
+    copies = exchange_copies(fit, moe, deployment.nodes_spanned, deployment.dedicated)
+    message = message_bytes(fit, deployment.model.hidden_size, deployment.expert_activations)
+    sent = message * copies / moe.experts_per_token * deployment.expert_ranks
+    payload: Form = {"routed": sent / span}
+    if strategy.disaggregated:
+        payload = {"routed": sent / span, "fair": sent * (1.0 / deployment.trampolines - 1.0 / span)}
+    return CommunicationTerm(
+        direction,
+        direction,
+        payload,
+        (exchange_protocol(fit, span),),
+        residual=residual(fit),
+        shape=Shape(f"{direction} {fit.mode}", payload, {"one": 1.0}, span),
+    )
+
+
+def trampoline_terms(deployment: Deployment) -> list[Term]:
+    """A2E and E2A in two hops each (xDeepServe section 3): attention device - trampoline - expert devices.
+
+    Between a domain and its trampolines one copy of a token crosses, point to point; the trampolines
+    exchange with all expert devices as dispatch and combine do, each of them sending what
+    1/trampolines of the domain's tokens need. The send of A2E is attention's time; the return hop
+    belongs to E2A. Section 7.1 publishes 172 and 193 us for both hops of 160 and 288 devices.
+    """
+    hardware, graph, hidden = deployment.hardware, deployment.in_graph, deployment.model.hidden_size
+    strategy = deployment.strategy
+    span = strategy.devices
+    hops: list[Term] = []
+    routes: tuple[tuple[Literal["dispatch", "combine"], Stage, str], ...] = (
+        ("dispatch", "gate", "a2e_hop"),
+        ("combine", "combine", "e2a_hop"),
+    )
+    for direction, stage, name in routes:
+        fit = exchange_fit(hardware, direction, "low_latency")
+        message = message_bytes(fit, hidden, deployment.expert_activations)
+        crossing = {"mean": message * strategy.attention_dp / deployment.trampolines}
+        hops.append(collective(hardware, "point_to_point", span, crossing, name=name, stage=stage, in_graph=graph))
+        hops.append(exchange_term(deployment, direction))
+    return hops
+
+
+def hybrid_terms(deployment: Deployment) -> list[Term]:
+    """MoE TP inside an EP rank: all-gather what arrives, reduce-scatter partial sums before combine."""
+    tp, hidden = deployment.strategy.moe_tp, deployment.model.hidden_size
+    hardware, graph = deployment.hardware, deployment.in_graph
+    arriving, leaving = {"routed": hidden * ACTIVATION_BYTES[deployment.expert_activations]}, {"routed": hidden * 2.0}
+    return [
+        collective(hardware, "all_gather", tp, arriving, name="experts_all_gather", stage="dispatch", in_graph=graph),
+        experts_reduce_scatter(deployment, leaving),
+    ]
+
+
+def experts_reduce_scatter(deployment: Deployment, message: Form) -> Term:
+    """Sum of the partial outputs of a MoE TP group, each device keeping its share."""
+    hardware, tp, graph = deployment.hardware, deployment.strategy.moe_tp, deployment.in_graph
+    name = "experts_reduce_scatter"
+    return collective(hardware, "reduce_scatter", tp, message, name=name, stage="combine", in_graph=graph)
+
+
+def tensor_parallel_terms(deployment: Deployment) -> list[Term]:
+    """Experts split by TP alone: an all-reduce, or gather and scatter of all DP groups' tokens."""
+    strategy, tp = deployment.strategy, deployment.strategy.moe_tp
+    message = {"mean": strategy.attention_dp * deployment.model.hidden_size * 2.0}
+    hardware, graph = deployment.hardware, deployment.in_graph
+    if not several(strategy.attention_dp):
+        return [
+            collective(hardware, "all_reduce", tp, message, name="experts_all_reduce", stage="combine", in_graph=graph)
+        ]
+    return [
+        collective(hardware, "all_gather", tp, message, name="experts_all_gather", stage="dispatch", in_graph=graph),
+        experts_reduce_scatter(deployment, message),
+    ]

@@ -1,0 +1,53 @@
+"""Embedding, output head, sampling and MTP's own products as terms."""
+
+from typing import Literal
+
+from hardware.spec import CollectiveOp
+from planner.costs.collectives import collective
+from planner.costs.deployment import Deployment, several
+from planner.costs.roofline import TOKENS, Roofline, scale
+from planner.manifest.terms import Form, Term
+
+
+def head_terms(deployment: Deployment, stage: Literal["head", "draft"]) -> list[Term]:
+    """Embedding, final norm, LM head (vocabulary split over TP, BF16) and sampling from the gathered logits.
+
+    A draft takes the largest logit, which needs no gathering.
+    """
+    roofline, model, tp = Roofline.of(deployment), deployment.model, deployment.strategy.attention_tp
+    hidden, vocabulary = float(model.hidden_size), model.vocab_size / tp
+    if stage == "draft":
+        rows: Form = {"decode": 1.0 / (1 + deployment.drafts)}
+        return [
+            roofline.matmul("draft_head", "draft", rows, vocabulary, hidden, "bf16"),
+            roofline.vector("draft_sampling", "draft", scale(rows, vocabulary * 4.0 * 3), kernels=3),
+        ]
+    rows = {"rows": 1.0}
+    return [
+        roofline.vector("embedding", "head", scale(TOKENS, hidden * 4.0)),
+        roofline.vector("final_norm", "head", scale(rows, hidden * 4.0)),
+        roofline.matmul("lm_head", "head", rows, vocabulary, hidden, "bf16"),
+        *vocabulary_exchanges(deployment),
+        roofline.vector("sampling", "head", scale(rows, model.vocab_size * 4.0 * 3), kernels=3),
+    ]
+
+
+def vocabulary_exchanges(deployment: Deployment) -> list[Term]:
+    """A vocabulary split over TP sums the embeddings (Megatron-LM section 3) and gathers the logits, as vLLM does."""
+    strategy, model = deployment.strategy, deployment.model
+    degree, hardware, graph = strategy.attention_tp, deployment.hardware, deployment.in_graph
+    if not several(degree):
+        return []
+    embeddings, logits = scale(TOKENS, model.hidden_size * 2.0), {"rows": model.vocab_size * 2.0}
+    summed: CollectiveOp = "reduce_scatter" if strategy.staged else "all_reduce"
+    return [
+        collective(hardware, summed, degree, embeddings, name="embedding_sum", stage="head", in_graph=graph),
+        collective(hardware, "all_gather", degree, logits, name="logits_all_gather", stage="head", in_graph=graph),
+    ]
+
+
+def draft_terms(deployment: Deployment) -> list[Term]:
+    """Beyond its layer a draft projects [hidden; embedding] to hidden and runs the head (DeepSeek-V3 section 2.2)."""
+    roofline, hidden = Roofline.of(deployment), float(deployment.model.hidden_size)
+    projection = roofline.matmul("draft_projection", "draft", TOKENS, hidden, 2 * hidden, deployment.attention_weights)
+    return [projection, *head_terms(deployment, "draft")]

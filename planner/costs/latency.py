@@ -1,0 +1,163 @@
+"""The composition: a decode iteration or a prefill pass of one instance, as loads and as seconds.
+
+Service times only: no waiting for arrivals, no KV transfer; those are ``queues.queueing``.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import lru_cache, partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.balance.busiest import Layout, static_factors
+from planner.balance.imbalance import Balance, expected_maximum_normal, static_factor
+from planner.balance.skew import LoadDistribution
+from planner.costs.deployment import Deployment
+from planner.costs.operators import build_step_cost
+from planner.manifest.stepcost import StepSeconds, evaluate, splittable
+from planner.manifest.terms import Number, StepCost, StepLoad
+from podplan.aside import aside
+from podplan.records import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """A load and how often it occurs in a row to serve one prompt."""
+
+    load: StepLoad
+    tokens: float
+
+
+def balanced_cost(deployment: Deployment, balance: Balance) -> StepCost:
+    """Return the step cost with the busiest expert rank that a balance setting implies."""
+    cost = build_step_cost(deployment)
+    if deployment.model.moe is None or not deployment.expert_parallel or balance.kind == "perfect":
+        return cost
+    if balance.kind == "factor":
+        return replace(cost, balance=balance.factor)
+    balanced, experts = balance.kind == "measured", deployment.moe.experts
+    if not isinstance(deployment.expert_ranks, np.ndarray):
+        count, extra = int(deployment.expert_ranks), int(deployment.redundant)
+        one = static_factor(experts, count, extra, balance.distribution, balanced)
+        return replace(cost, balance=one, sampling_deviations=deviations(count))
+    layouts = np.stack(np.broadcast_arrays(deployment.expert_ranks, deployment.redundant)).reshape(2, -1)
+    pairs, where = np.unique(layouts, axis=1, return_inverse=True)
+    static = static_balance(experts, [(int(count), int(extra)) for count, extra in pairs.T], balance)
+    noise = np.array([deviations(int(count)) for count, _ in pairs.T])
+    return replace(cost, balance=static[where], sampling_deviations=noise[where])
+
+
+_FACTORS: dict[tuple[int, LoadDistribution, bool], dict[Layout, float]] = {}
+"""Static factors of layouts known so far: they depend on nothing but their keys."""
+
+_MANY = 32
+"""Layouts whose factors, 0.4 ms each, are worth another process."""
+
+
+def static_balance(experts: int, layouts: Sequence[Layout], balance: Balance) -> NDArray[np.float64]:
+    """Return the static factor of every layout, [layouts]; those not known yet are found together."""
+    key = experts, balance.distribution, balance.kind == "measured"
+    known = _FACTORS.setdefault(key, {})
+    missing = sorted({layout for layout in layouts if layout not in known})
+    half = len(missing) // 2 if len(missing) >= _MANY else 0
+    other = aside(partial(_found, key, missing[:half])) if half else None
+    found = _found(key, missing[half:])
+    if other is not None:
+        _keep(key, other.result())
+        aside(partial(_keep, key, found))  # what is costed beside this process needs these, too
+    return np.array([known[layout] for layout in layouts])
+
+
+def _found(key: tuple[int, LoadDistribution, bool], layouts: Sequence[Layout]) -> dict[Layout, float]:
+    """Find the factors of layouts, and keep them."""
+    experts, distribution, balanced = key
+    factors = static_factors(experts, layouts, distribution, balanced).tolist()
+    found = dict(zip(layouts, factors, strict=True))
+    _keep(key, found)
+    return found
+
+
+def _keep(key: tuple[int, LoadDistribution, bool], found: dict[Layout, float]) -> None:
+    _FACTORS.setdefault(key, {}).update(found)
+
+
+@lru_cache(maxsize=4096)
+def deviations(ranks: int) -> float:
+    """Expected maximum of ``ranks`` standard normals: how far the busiest rank lies above its mean."""
+    return float(expected_maximum_normal(ranks)) if ranks > 1 else 0.0
+
+
+def tokens_per_iteration(drafts: int, acceptance: float) -> float:
+    """1 + a + a² + … + a^K: each draft counts only if the ones before it were accepted."""
+    return float(sum(acceptance**depth for depth in range(drafts + 1)))
+
+
+def accepted_tokens(deployment: Deployment, acceptance: float) -> Number:
+    """Tokens of one request in an iteration, of an instance or of each of many."""
+    if not isinstance(deployment.drafts, np.ndarray):
+        return tokens_per_iteration(int(deployment.drafts), acceptance)
+    depths = deployment.drafts.astype(np.intp)
+    return np.array([tokens_per_iteration(depth, acceptance) for depth in range(depths.max(initial=0) + 1)])[depths]
+
+
+def decode_load(deployment: Deployment, batch: Number, kv_tokens: Number, mean_batch: Number | None = None) -> StepLoad:
+    """Load of a decode iteration with ``batch`` requests of ``kv_tokens`` each on the busiest DP rank.
+
+    ``mean_batch`` requests are on the mean rank; all ranks alike where it is not given. With PP the
+    batch is spread over the stages.
+    """
+    queries = 1 + deployment.drafts
+    mean = batch if mean_batch is None else mean_batch
+    return StepLoad(decode_sequences=batch, decode_kv_tokens=batch * kv_tokens, mean_tokens=mean * queries)
+
+
+def causal_pairs(new: Number, cached: Number) -> Number:
+    """Query-key pairs of ``new`` tokens on top of ``cached`` ones: c·p + c·(c + 1)/2."""
+    return new * cached + new * (new + 1) / 2
+
+
+def prefill_passes(deployment: Deployment, tokens_per_device: float, prompt: float, reuse: float) -> list[Pass]:
+    """Loads of the passes that serve prompts of ``prompt`` tokens, of which ``reuse`` are cached.
+
+    A pass holds ``tokens_per_device`` x devices prompt tokens, so each DP group its share of them:
+    several whole prompts, or one chunk of a longer prompt.
+    """
+    strategy = deployment.strategy
+    share = float(tokens_per_device * strategy.devices / strategy.attention_dp)
+    new, cached = prompt * (1 - reuse), prompt * reuse
+    if share >= prompt:
+        prompts = share / prompt
+        load = StepLoad(
+            prefill_tokens=prompts * new,
+            prefill_context_tokens=prompts * cached,
+            prefill_pairs=prompts * causal_pairs(new, cached),
+            finishing_prompts=prompts,
+            mean_tokens=prompts * new,
+        )
+        return [Pass(load, share)]
+    count = int(np.ceil(prompt / share))
+    chunk = new / count
+    passes = []
+    for number in range(count):
+        context = cached + number * chunk
+        load = StepLoad(
+            prefill_tokens=chunk,
+            prefill_context_tokens=context,
+            prefill_pairs=causal_pairs(chunk, context),
+            finishing_prompts=1.0 if number == count - 1 else 0.0,
+            mean_tokens=chunk,
+        )
+        passes.append(Pass(load, prompt / count))
+    return passes
+
+
+def fastest_step(cost: StepCost, load: StepLoad, microbatches: int | None) -> StepSeconds:
+    """Return the duration of a step; where None is given, the faster of one and, if possible, two microbatches."""
+    if microbatches is not None:
+        return evaluate(cost, load, microbatches)
+    single = evaluate(cost, load, 1)
+    if not cost.moe_layers or not splittable(load):
+        return single
+    double = evaluate(cost, load, 2)
+    return double if double.seconds < single.seconds else single

@@ -1,0 +1,214 @@
+"""Bytes per device by kind, what fits, and the largest batch that fits.
+
+Beyond MixServe Eq. (8), which counts elements and multi-head KV: dtypes, the latent cache of MLA
+(replicated over TP), GQA's KV heads (split over TP), windows and recurrent state, vocabulary and MTP
+weights, activations, exchange buffers and the runtime's reserve.
+"""
+
+import numpy as np
+
+from hardware.formats import ELEMENT_BYTES
+from models.spec import MLA
+from planner.costs.attention_weights import attention_weight_bytes
+from planner.costs.cache import device_cache, model_cache
+from planner.costs.collectives import exchange_fit, message_bytes
+from planner.costs.deployment import Deployment, shared_split
+from planner.manifest.terms import Number
+from podplan.identity import Kept, Same
+from podplan.records import dataclass
+
+# Normal exchange kernels move a pass in chunks through buffers of this size, dispatch and combine
+# together: the size that DeepEP's get_dispatch_config/get_combine_config hints give for 8-64 ranks
+# at hidden 7168 is 1-2 GB. Assumed, not measured per machine.
+NORMAL_EXCHANGE_BUFFER_BYTES = 2_000_000_000.0
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes per device; fields are numbers or arrays of one broadcast shape."""
+
+    weights: Number
+    kv_cache: Number
+    activations: Number
+    buffers: Number
+    reserve: float
+    capacity: float
+
+    @property
+    def used(self) -> Number:
+        """Sum over kinds."""
+        return self.weights + self.kv_cache + self.activations + self.buffers + self.reserve
+
+    @property
+    def fits(self) -> bool | np.ndarray:
+        """Whether the sum stays within the capacity."""
+        return self.used <= self.capacity
+
+
+def memory(deployment: Deployment, *, kv_tokens: Number, sequences: Number, tokens: Number) -> Memory:
+    """Return bytes per device of an instance.
+
+    Args: ``kv_tokens`` cached tokens of one DP group and the ``sequences`` that hold them; ``tokens`` tokens of one
+    DP group that are in flight, all microbatches together. Numbers or arrays; so are the results.
+    """
+    device = deployment.hardware.device
+    return Memory(
+        weights=weight_bytes(deployment),
+        kv_cache=device_cache(deployment).bytes(kv_tokens, sequences),
+        activations=activation_bytes(deployment, tokens),
+        buffers=buffer_bytes(deployment, tokens),
+        reserve=device.reserve_bytes.value,
+        capacity=device.memory_bytes.value,
+    )
+
+
+def expert_device_memory(deployment: Deployment, tokens: Number) -> Memory | None:
+    """Return bytes per expert device of a disaggregated instance, None for others; ``tokens`` as for ``memory``.
+
+    Expert slots of all MoE layers (and the draft's), rows of the mean rank, and buffers for the
+    exchange with all domains; no KV, no tables.
+    """
+    strategy = deployment.strategy
+    if not strategy.disaggregated:
+        return None
+    device, model = deployment.hardware.device, deployment.model
+    layers = model.moe_layers + deployment.draft_layers
+    copies = tokens * strategy.attention_dp * deployment.moe.experts_per_token / strategy.moe_ep
+    rows = 3.0 * model.hidden_size + 3 * 2.0 * deployment.moe.intermediate_size / strategy.moe_tp
+    return Memory(
+        weights=layers * slot_weight_bytes(deployment),
+        kv_cache=0.0,
+        activations=copies * rows,
+        buffers=pushed_bytes(deployment, tokens * strategy.attention_dp / deployment.trampolines),
+        reserve=device.reserve_bytes.value,
+        capacity=device.memory_bytes.value,
+    )
+
+
+def kv_bytes_per_token(deployment: Deployment) -> Number:
+    """Cached bytes on one device per token that lies within all windows, MTP's draft layer included."""
+    return device_cache(deployment).token_bytes
+
+
+def kv_bytes_per_token_of_model(deployment: Deployment) -> float:
+    """Bytes of one such token's cache over all layers, each once: what crosses from prefill to decode."""
+    return float(model_cache(deployment).token_bytes)
+
+
+_WEIGHTS = Kept[Number](most=4)
+
+
+def weight_bytes(deployment: Deployment) -> Number:
+    """Bytes of weights on the fullest device; searches for the largest batch ask for the same ones again and again."""
+    return _WEIGHTS.of(Same(deployment), lambda: _weight_bytes(deployment))
+
+
+def _weight_bytes(deployment: Deployment) -> Number:
+    """Bytes of weights on the fullest device.
+
+    Per layer attention (TP), dense feed-forward (TP) or gate, shared expert and the rank's slots
+    (MoE TP); embedding and head split over TP, replicated over DP.
+    """
+    model, strategy = deployment.model, deployment.strategy
+    attention = attention_weight_bytes(deployment)
+    dense_layer = attention + dense_weight_bytes(deployment)
+    moe_layer = attention + moe_weight_bytes(deployment)
+    # The first stages take the layers that do not divide, and the dense layers lead.
+    stage = np.ceil(model.layers / strategy.pp)
+    dense, moe = np.minimum(model.dense_layers, stage), np.minimum(model.moe_layers, stage)
+    first = dense * dense_layer + (stage - dense) * moe_layer
+    layers = np.maximum(first, moe * moe_layer + (stage - moe) * dense_layer)
+    if model.interleaved:
+        spread = np.ceil(model.moe_layers / strategy.pp)
+        layers = spread * moe_layer + (stage - spread) * dense_layer
+    table = model.vocab_size * model.hidden_size * 2.0 / strategy.attention_tp
+    tables = table * np.where(np.asarray(strategy.pp) > 1, 1, 1 if model.tied_embeddings else 2)
+    draft_layer = moe_layer if model.moe_layers else dense_layer
+    projection = 2.0 * model.hidden_size**2 * ELEMENT_BYTES[deployment.attention_weights]
+    return layers + tables + deployment.draft_layers * (draft_layer + projection)
+
+
+def dense_weight_bytes(deployment: Deployment) -> Number:
+    """Bytes of one dense feed-forward on one device."""
+    split = 1 if deployment.strategy.staged else deployment.strategy.attention_tp
+    width = (deployment.model.dense_intermediate_size or 0) / split
+    return 3.0 * deployment.model.hidden_size * width * ELEMENT_BYTES[deployment.feed_forward_weights]
+
+
+def moe_weight_bytes(deployment: Deployment) -> Number:
+    """Bytes of one layer's gate and experts on the fullest device; disaggregated, on an attention device."""
+    if deployment.model.moe is None:
+        return 0.0
+    gate = deployment.model.hidden_size * deployment.moe.experts * 2.0
+    shared = shared_weight_bytes(deployment)
+    if deployment.strategy.disaggregated:
+        return gate + (0.0 if deployment.dedicated else shared)
+    slots = slot_weight_bytes(deployment)
+    return gate + (slots if deployment.dedicated else slots + shared)
+
+
+def slot_weight_bytes(deployment: Deployment) -> Number:
+    """Bytes of one layer's expert slots on the fullest expert device; a dedicated rank holds the shared expert."""
+    moe, hidden, element = deployment.moe, deployment.model.hidden_size, ELEMENT_BYTES[deployment.weights]
+    slots = deployment.slots_per_rank * 3.0 * hidden * moe.intermediate_size / deployment.strategy.moe_tp * element
+    return np.maximum(slots, shared_weight_bytes(deployment)) if deployment.dedicated else slots
+
+
+def shared_weight_bytes(deployment: Deployment) -> Number:
+    """Bytes of one layer's shared expert on one device that holds it."""
+    width = deployment.moe.shared_intermediate_size / shared_split(deployment)
+    return 3.0 * deployment.model.hidden_size * width * ELEMENT_BYTES[deployment.feed_forward_weights]
+
+
+def activation_bytes(deployment: Deployment, tokens: Number) -> Number:
+    """Largest set of live activations: residual stream, attention inputs and outputs, expert rows, logits."""
+    model, strategy = deployment.model, deployment.strategy
+    attention, latents = model.attention, 0
+    if isinstance(attention, MLA):
+        latents = attention.kv_elements_per_token + (attention.q_lora_rank or model.hidden_size)
+        query = attention.qk_nope_head_dim + attention.qk_rope_head_dim
+        width = attention.heads * (2 * query + attention.v_head_dim)
+    else:
+        width = (attention.heads + attention.kv_heads) * (attention.head_dim + attention.value_dim)
+    if (linear := model.linear_attention) is not None:
+        width = max(width, 2 * linear.key_width + 3 * linear.value_width)
+    # Staged, a device holds its share of the tokens, and all tokens' latents with its share of the heads.
+    own = tokens / strategy.attention_tp if strategy.staged else tokens
+    gathered = latents if strategy.staged else 0
+    live = own * 4 * model.hidden_size * 2.0 + tokens * (gathered + width / strategy.attention_tp) * 2.0
+    logits = (tokens if deployment.phase == "decode" else 0.0) * model.vocab_size / strategy.attention_tp * 4.0
+    if model.moe is None or strategy.disaggregated:
+        widest = tokens * 3.0 * (model.dense_intermediate_size or 0) / strategy.attention_tp * 2.0
+        return live + np.maximum(widest, logits)
+    copies = tokens * strategy.attention_dp * model.moe.experts_per_token / strategy.moe_ep
+    rows = copies * (3.0 * model.hidden_size + 3 * 2.0 * model.moe.intermediate_size / strategy.moe_tp)
+    return live + np.maximum(rows, logits)
+
+
+def buffer_bytes(deployment: Deployment, tokens: Number) -> Number:
+    """Exchange buffers. Low latency: ranks · max_tokens · message for dispatch and for combine.
+
+    CloudMatrix384 Eq. (1)-(2), max_tokens = local tokens · min(k, experts per device). Normal
+    kernels move chunks through fixed buffers.
+    """
+    strategy = deployment.strategy
+    if deployment.model.moe is None or not deployment.expert_parallel or deployment.replicated_tokens:
+        return 0.0
+    local = tokens / strategy.attention_tp
+    if strategy.disaggregated:
+        return local * round_trip_bytes(deployment)
+    pushed = pushed_bytes(deployment, local)
+    return pushed if deployment.phase == "decode" else np.minimum(pushed, NORMAL_EXCHANGE_BUFFER_BYTES)
+
+
+def round_trip_bytes(deployment: Deployment) -> float:
+    """Bytes of one token's dispatch and combine message."""
+    fits = [exchange_fit(deployment.hardware, way, "low_latency") for way in ("dispatch", "combine")]
+    return sum(message_bytes(fit, deployment.model.hidden_size, deployment.expert_activations) for fit in fits)
+
+
+def pushed_bytes(deployment: Deployment, local: Number) -> Number:
+    """Buffers that peers push into, for ``local`` tokens on each rank."""
+    reach = np.minimum(float(deployment.moe.experts_per_token), np.ceil(deployment.slots_per_rank))
+    pushed: Number = deployment.strategy.moe_ep * local * reach * round_trip_bytes(deployment)
+    return pushed

@@ -1,0 +1,105 @@
+"""Model x strategy x phase -> the table of operators, as terms of a step's load.
+
+Shapes: h hidden, n heads per device, d dimensions of a head, k experts per token. Attention ranks
+are DP groups of ``attention_tp`` devices; terms are per device, forms over the variables of
+``planner.manifest.terms``. Weights are read once per microbatch ("one"), expert weights only for
+experts that are hit ("hit"), KV once per request and iteration ("kv") however many tokens MTP
+verifies.
+"""
+
+import numpy as np
+
+from planner.costs.attention_operators import attention_terms
+from planner.costs.collectives import collective
+from planner.costs.deployment import Deployment, several
+from planner.costs.expert_operators import exchange_terms, expert_terms, gate_terms
+from planner.costs.head_operators import draft_terms, head_terms
+from planner.costs.roofline import TOKENS, Roofline, scale
+from planner.manifest.terms import CommunicationTerm, Rule, StepCost, Term
+
+
+def build_step_cost(deployment: Deployment) -> StepCost:
+    """Return the step cost of an instance; its fields are numbers.
+
+    Source of the operator list: DeepSeek-V3 (arXiv 2412.19437) section 2 and CloudMatrix384
+    sections 4.2-4.3 for MLA and the exchange, Hugging Face's modelling code for GQA.
+    """
+    model, strategy, hardware = deployment.model, deployment.strategy, deployment.hardware
+    terms = [*attention_terms(deployment), *dense_terms(deployment)]
+    if model.moe is not None:
+        terms += [*gate_terms(deployment), *expert_terms(deployment), *exchange_terms(deployment)]
+    streams = hardware.streams
+    rule: Rule = streams.prefill if deployment.phase == "prefill" else streams.decode
+    if strategy.disaggregated:
+        rule = "disaggregated"
+    share, dilation = streams.communication_core_share_decode, streams.communication_dilation_decode
+    if deployment.phase == "prefill":
+        share, dilation = streams.communication_core_share_prefill, streams.communication_dilation_prefill
+    host = deployment.host_seconds
+    if host is None:
+        host = hardware.host.graph_launch_seconds.value if deployment.in_graph else 0.0
+    return StepCost(
+        terms=tuple(terms),
+        head_terms=tuple(head_terms(deployment, "head")),
+        draft_terms=tuple(draft_terms(deployment)) if np.any(deployment.draft_layers) else (),
+        dense_layers=model.dense_layers,
+        moe_layers=model.moe_layers,
+        queries_per_sequence=1 + deployment.drafts,
+        attention_ranks=strategy.attention_dp,
+        expert_ranks=deployment.expert_ranks if model.moe else 1,
+        shared_ranks=deployment.shared_ranks,
+        experts=model.moe.experts if model.moe else 0,
+        experts_per_token=model.moe.experts_per_token if model.moe else 0,
+        slots_per_rank=deployment.slots_per_rank,
+        rule=rule,
+        cores=int(streams.partitions.value) if streams.partitions else 0,
+        communication_share=share.value,
+        communication_dilation=dilation.value if dilation else 1.0,
+        domains=strategy.domains,
+        pipeline_stages=strategy.pp,
+        pipeline_hop=pipeline_hop(deployment) if several(strategy.pp) else None,
+        pipeline_bubble=deployment.phase == "prefill",
+        host_seconds=host,
+        launch_seconds=0.0 if deployment.in_graph else hardware.host.eager_launch_seconds.value,
+        reach_tokens=model.reach_tokens,
+    )
+
+
+def pipeline_hop(deployment: Deployment) -> CommunicationTerm:
+    """Hidden states of a microbatch from one stage to the next."""
+    message = {"tokens": deployment.model.hidden_size * 2.0}
+    hardware, devices, graph = deployment.hardware, deployment.strategy.devices, deployment.in_graph
+    return collective(hardware, "point_to_point", devices, message, name="pipeline_hop", stage="head", in_graph=graph)
+
+
+def dense_terms(deployment: Deployment) -> list[Term]:
+    """SwiGLU feed-forward of the dense layers, over the attention TP group."""
+    model, strategy = deployment.model, deployment.strategy
+    if not model.dense_layers or not model.dense_intermediate_size:
+        return []
+    roofline, hidden, dtype = Roofline.of(deployment), float(model.hidden_size), deployment.feed_forward_weights
+    split = 1 if strategy.staged else strategy.attention_tp
+    rows = scale(TOKENS, 1.0 / strategy.attention_tp) if strategy.staged else TOKENS
+    width = model.dense_intermediate_size / split
+    terms: list[Term] = [
+        roofline.vector("ffn_norm", "dense", scale(rows, hidden * (3 * 2.0 + 1.0))),
+        *roofline.quantise("dense_quantise", "dense", scale(rows, hidden), dtype),
+        roofline.matmul("dense_gate_up", "dense", rows, 2 * width, hidden, dtype),
+        roofline.vector("dense_activation", "dense", scale(rows, width * (2 * 2.0 + 1.0))),
+        *roofline.quantise("dense_down_quantise", "dense", scale(rows, width), dtype),
+        roofline.matmul("dense_down", "dense", rows, hidden, width, dtype),
+    ]
+    if several(split):
+        message = scale(rows, hidden * 2.0)
+        terms.append(
+            collective(
+                deployment.hardware,
+                "all_reduce",
+                split,
+                message,
+                name="dense_all_reduce",
+                stage="dense",
+                in_graph=deployment.in_graph,
+            )
+        )
+    return terms

@@ -1,0 +1,398 @@
+"""One configuration, every operator: what ``plan predict`` answers."""
+
+from dataclasses import field, replace
+from typing import TYPE_CHECKING
+
+from hardware.formats import KvDtype
+from hardware.spec import Dtype, HardwareSpec
+from models.spec import ModelSpec
+from planner.balance.imbalance import Balance
+from planner.costs.breakdown import Operator, operators
+from planner.costs.deployment import Deployment, Phase, check_disaggregation, check_slots
+from planner.costs.hostcosts import HostCosts
+from planner.costs.interval import Interval, interval, loop_interval, scaled
+from planner.costs.latency import (
+    balanced_cost,
+    decode_load,
+    fastest_step,
+    prefill_passes,
+    tokens_per_iteration,
+)
+from planner.costs.layouts import Shared, redundancy_choices, shared_choices
+from planner.costs.memory import Memory, expert_device_memory, memory
+from planner.costs.prefixes import find_plane, loading_operator
+from planner.manifest.stepcost import StepSeconds
+from planner.manifest.terms import StepCost, StepLoad
+from planner.strategy import Strategy
+from podplan.errors import BadInput
+from podplan.records import dataclass
+
+if TYPE_CHECKING:
+    from planner.costs.closed_loop import Measured
+    from planner.costs.extrapolation import Extrapolated
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Configuration:
+    """What one prediction is asked for; None means that podplan chooses.
+
+    ``batch`` requests per DP rank (decode), ``tokens`` prompt tokens per device and pass (prefill),
+    ``concurrency`` requests in the instance (mixed). ``requests`` puts that many requests into the
+    whole instance instead of filling every rank alike. ``length_spread`` lets prompts and answers of the
+    closed loop vary evenly by that share around their means. ``cache_plane`` brings the reused prefixes of
+    a prefill pass from a pool; None: they are in device memory.
+    """
+
+    model: ModelSpec
+    hardware: HardwareSpec
+    phase: Phase
+    strategy: Strategy
+    weights: Dtype
+    kv_dtype: KvDtype = "bf16"
+    balance: Balance = Balance(kind="measured")
+    redundant: int | None = None
+    shared: Shared = "auto"
+    drafts: int = 0
+    acceptance: float = 0.7
+    microbatches: int | None = None
+    batch: float = 1.0
+    kv_tokens: float = 4096.0
+    tokens: float = 8192.0
+    prompt_tokens: float = 4096.0
+    output_tokens: float = 1024.0
+    prefix_reuse: float = 0.0
+    concurrency: float = 1.0
+    batched_tokens: float = 8192.0
+    requests: int | None = None
+    length_spread: float = 0.0
+    cache_plane: str | None = None
+    host: HostCosts = field(default_factory=HostCosts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """Answer for one configuration; times in seconds, rates per second.
+
+    ``interval`` is about TPOT, of prefill about TTFT; ``ttft_interval`` about the TTFT of a closed loop.
+    """
+
+    configuration: Configuration
+    deployment: Deployment
+    iteration_seconds: float
+    tokens_per_iteration_per_request: float
+    tpot_seconds: float | None
+    ttft_seconds: float | None
+    tokens_per_second: float
+    computed_tokens_per_second: float | None
+    microbatches: int
+    memory: Memory
+    expert_memory: Memory | None = None
+    operators: tuple[Operator, ...]
+    interval: Interval
+    ttft_interval: Interval | None = None
+    cost: StepCost
+    steps: tuple["Step", ...]
+
+    @property
+    def devices(self) -> int:
+        """Devices of the instance."""
+        return self.configuration.strategy.devices
+
+    @property
+    def chips(self) -> float:
+        """Chips of the instance."""
+        return self.devices / self.deployment.hardware.devices_per_chip.value
+
+    @property
+    def fits(self) -> bool:
+        """Whether every device of the instance holds what it must; disaggregated, both kinds of devices."""
+        return bool(self.memory.fits) and (self.expert_memory is None or bool(self.expert_memory.fits))
+
+    @property
+    def bottleneck(self) -> str:
+        """What most of the exposed time is bound by."""
+        totals: dict[str, float] = {}
+        for operator in self.operators:
+            totals[operator.bound] = totals.get(operator.bound, 0.0) + operator.exposed_seconds
+        return max(totals, key=lambda bound: totals[bound])
+
+    @property
+    def extrapolated(self) -> "tuple[Extrapolated, ...]":
+        """Operators of any step outside what was measured, each once."""
+        from planner.costs.extrapolation import extrapolated  # reads the measurements, which only `plan predict` needs
+
+        name = self.deployment.hardware.name
+        steps = [step for step in self.steps if step.weight > 0]
+        rows = [row for s in steps for row in extrapolated(name, self.cost, s.load, s.timed.microbatches)]
+        return tuple({row.operator: row for row in rows}.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A step that the answer rests on, and its weight in the mean iteration."""
+
+    load: StepLoad
+    timed: StepSeconds
+    weight: float
+
+    @property
+    def seconds(self) -> float:
+        """Its duration."""
+        return float(self.timed.seconds)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Service:
+    """What a layout costs, before it is broken down; ``about`` is the duration that the interval is of."""
+
+    deployment: Deployment
+    cost: StepCost
+    steps: tuple[Step, ...]
+    memory: Memory
+    expert_memory: Memory | None = None
+    loading: Operator | None = None
+    about_seconds: float
+    tpot_seconds: float | None = None
+    ttft_seconds: float | None = None
+    tokens_per_second: float
+    computed_tokens_per_second: float | None = None
+    accepted: float = 1.0
+    microbatches: int
+
+    @property
+    def fits(self) -> bool:
+        """Whether every device holds what it must."""
+        return bool(self.memory.fits) and (self.expert_memory is None or bool(self.expert_memory.fits))
+
+    @property
+    def iteration_seconds(self) -> float:
+        """The mean iteration."""
+        waited = self.loading.exposed_seconds if self.loading else 0.0
+        return sum(step.seconds * step.weight for step in self.steps) + waited
+
+
+def predict(configuration: Configuration) -> Prediction:
+    """Return the prediction of one configuration, the fastest expert layout that fits where that is left open.
+
+    Raises BadInput where slots do not divide or nothing about the layout is possible.
+    """
+    services = [_service(configuration, layout) for layout in expert_layouts(configuration)]
+    fitting = [service for service in services if service.fits] or services
+    return _answer(configuration, min(fitting, key=lambda service: service.iteration_seconds))
+
+
+def expert_layouts(configuration: Configuration) -> list[Deployment]:
+    """Return the deployments that the redundancy and shared-expert settings allow (``costs.layouts``).
+
+    Raises BadInput where there is none.
+    """
+    check_disaggregation(configuration.strategy, configuration.phase)
+    base = Deployment(
+        model=configuration.model,
+        hardware=configuration.hardware,
+        strategy=configuration.strategy,
+        phase=configuration.phase,
+        weights=configuration.weights,
+        kv_dtype=configuration.kv_dtype,
+        drafts=configuration.drafts,
+        host_seconds=configuration.host.step_seconds,
+    )
+    moe, strategy, layouts = configuration.model.moe, configuration.strategy, []
+    for shared in shared_choices(moe, strategy, configuration.shared, configuration.phase == "decode"):
+        for redundant in redundancy_choices(moe, strategy, shared, configuration.redundant):
+            layout = replace(base, redundant=redundant, shared_ranks=shared)
+            check_slots(layout)
+            layouts.append(layout)
+    if not layouts:
+        raise BadInput(
+            f"--redundant-experts: no number of replicas divides {configuration.model.name}'s experts over "
+            f"EP={strategy.moe_ep}; use an EP degree of at most twice its experts"
+        )
+    return layouts
+
+
+def _service(configuration: Configuration, deployment: Deployment) -> _Service:
+    cost = balanced_cost(deployment, configuration.balance)
+    if configuration.phase == "decode":
+        return _decode(configuration, deployment, cost)
+    if configuration.phase == "prefill":
+        return _prefill(configuration, deployment, cost)
+    return _mixed(configuration, deployment, cost)
+
+
+def _answer(configuration: Configuration, service: _Service) -> Prediction:
+    """Return the service broken down into operators."""
+    parts = [(operators(service.cost, step.load, step.timed), step.weight) for step in service.steps]
+    rows = parts[0][0] if len(parts) == 1 else _merged(parts)
+    if service.loading is not None:
+        rows = (*rows, service.loading)
+    iteration = service.iteration_seconds
+    step = interval(iteration, rows, phase=configuration.phase)
+    ttft = service.ttft_seconds
+    return Prediction(
+        configuration=configuration,
+        deployment=service.deployment,
+        iteration_seconds=iteration,
+        tokens_per_iteration_per_request=service.accepted,
+        tpot_seconds=service.tpot_seconds,
+        ttft_seconds=service.ttft_seconds,
+        tokens_per_second=service.tokens_per_second,
+        computed_tokens_per_second=service.computed_tokens_per_second,
+        microbatches=service.microbatches,
+        memory=service.memory,
+        expert_memory=service.expert_memory,
+        operators=rows,
+        cost=service.cost,
+        steps=service.steps,
+        interval=scaled(step, service.about_seconds / iteration),
+        ttft_interval=loop_interval(ttft, step, iteration) if configuration.phase == "mixed" and ttft else None,
+    )
+
+
+def _merged(parts: list[tuple[tuple[Operator, ...], float]]) -> tuple[Operator, ...]:
+    """Weighted sum of breakdowns with the same operators."""
+    total: dict[str, list[tuple[Operator, float]]] = {}
+    for rows, weight in parts:
+        for row in rows:
+            total.setdefault(row.name, []).append((row, weight))
+    return tuple(_sum(rows) for rows in total.values())
+
+
+def _sum(rows: list[tuple[Operator, float]]) -> Operator:
+    """Weighted sum of one operator's rows; what it is bound by is that of the longest."""
+    longest = max(rows, key=lambda pair: pair[0].exposed_seconds * pair[1])[0]
+    return replace(
+        longest,
+        seconds=sum(row.seconds * weight for row, weight in rows),
+        exposed_seconds=sum(row.exposed_seconds * weight for row, weight in rows),
+        flops=sum(row.flops * weight for row, weight in rows),
+        bytes=sum(row.bytes * weight for row, weight in rows),
+        message_bytes=sum(row.message_bytes * weight for row, weight in rows),
+    )
+
+
+def _spread(configuration: Configuration, each: float) -> tuple[float, float]:
+    """Requests on the busiest and on the mean DP rank."""
+    ranks = configuration.strategy.attention_groups
+    if configuration.requests is None:
+        return each, each
+    return float(-(-configuration.requests // ranks)), configuration.requests / ranks
+
+
+def _decode(configuration: Configuration, deployment: Deployment, cost: StepCost) -> _Service:
+    busiest, mean = _spread(configuration, configuration.batch)
+    load = decode_load(deployment, busiest, configuration.kv_tokens, mean)
+    timed = fastest_step(cost, load, configuration.microbatches)
+    accepted = tokens_per_iteration(int(deployment.drafts), configuration.acceptance)
+    tpot = float(timed.seconds) / accepted
+    return _Service(
+        deployment=deployment,
+        cost=cost,
+        steps=(Step(load, timed, 1.0),),
+        memory=memory(
+            deployment,
+            kv_tokens=busiest * configuration.kv_tokens,
+            sequences=busiest,
+            tokens=busiest * cost.queries_per_sequence / configuration.strategy.pp,
+        ),
+        expert_memory=expert_device_memory(deployment, busiest * cost.queries_per_sequence),
+        about_seconds=tpot,
+        tpot_seconds=tpot,
+        tokens_per_second=mean * configuration.strategy.attention_groups / tpot,
+        accepted=accepted,
+        microbatches=timed.microbatches,
+    )
+
+
+def _prefill(configuration: Configuration, deployment: Deployment, cost: StepCost) -> _Service:
+    passes = prefill_passes(deployment, configuration.tokens, configuration.prompt_tokens, configuration.prefix_reuse)
+    steps = []
+    for each in passes:
+        load = _alone(configuration, each.load)
+        steps.append(Step(load, fastest_step(cost, load, configuration.microbatches), 1 / len(passes)))
+    loading = None
+    if configuration.cache_plane is not None and configuration.prefix_reuse:
+        plane = find_plane(configuration.hardware, configuration.cache_plane)
+        reused = float(steps[0].load.prefill_context_tokens)
+        loading = loading_operator(deployment, plane, reused, len(passes))
+    ttft = sum(step.seconds for step in steps) + (loading.seconds * len(passes) if loading else 0.0)
+    prompts = sum(each.tokens for each in passes) * configuration.strategy.attention_dp
+    if configuration.requests is not None:
+        prompts = configuration.requests * configuration.prompt_tokens
+    loads = [step.load for step in steps]
+    kv_tokens = max(float(load.prefill_tokens) + float(load.prefill_context_tokens) for load in loads)
+    prompts_held = max(kv_tokens / configuration.prompt_tokens, 1.0)
+    widest = max(float(load.prefill_tokens) for load in loads)
+    return _Service(
+        deployment=deployment,
+        cost=cost,
+        steps=tuple(steps),
+        memory=memory(
+            deployment, kv_tokens=kv_tokens, sequences=prompts_held, tokens=widest / configuration.strategy.pp
+        ),
+        loading=loading,
+        about_seconds=ttft,
+        ttft_seconds=ttft,
+        tokens_per_second=prompts / ttft,
+        computed_tokens_per_second=prompts * (1 - configuration.prefix_reuse) / ttft,
+        microbatches=steps[-1].timed.microbatches,
+    )
+
+
+def _alone(configuration: Configuration, load: StepLoad) -> StepLoad:
+    """The load when only ``requests`` prompts are in the pass: their number on the busiest and the mean rank."""
+    if configuration.requests is None:
+        return load
+    busiest, mean = _spread(configuration, 1.0)
+    prompts = max(float(load.prefill_tokens) / (configuration.prompt_tokens * (1 - configuration.prefix_reuse)), 1e-12)
+    factor = busiest / prompts if prompts >= 1 else busiest
+    return replace(
+        load,
+        prefill_tokens=load.prefill_tokens * factor,
+        prefill_context_tokens=load.prefill_context_tokens * factor,
+        prefill_pairs=load.prefill_pairs * factor,
+        finishing_prompts=load.finishing_prompts * factor,
+        mean_tokens=load.mean_tokens * factor * mean / busiest,
+    )
+
+
+def _mixed(configuration: Configuration, deployment: Deployment, cost: StepCost) -> _Service:
+    from planner.costs.closed_loop import ClosedLoop, measure  # the search predicts roles of their own
+
+    groups = configuration.strategy.attention_dp
+    accepted = tokens_per_iteration(int(deployment.drafts), configuration.acceptance)
+    busiest = float(-(-configuration.concurrency // groups))
+    filled = configuration.concurrency / (groups * busiest)
+    loop = ClosedLoop(
+        concurrency=busiest,
+        prompt_tokens=configuration.prompt_tokens,
+        output_tokens=configuration.output_tokens,
+        batched_tokens=configuration.batched_tokens,
+        reuse=configuration.prefix_reuse,
+        acceptance_tokens=accepted,
+        filled=filled,
+        whole_prompts=not configuration.host.chunked_prefill,
+    )
+    seen = measure(cost, loop, configuration.microbatches, configuration.length_spread)
+    steps = _mixed_steps(cost, seen, configuration.microbatches)
+    kv_tokens = busiest * (configuration.prompt_tokens + configuration.output_tokens / 2)
+    request = configuration.host.request_seconds
+    rate = seen.requests_per_second * groups * filled
+    return _Service(
+        deployment=deployment,
+        cost=cost,
+        steps=steps,
+        memory=memory(deployment, kv_tokens=kv_tokens, sequences=busiest, tokens=configuration.batched_tokens),
+        about_seconds=seen.tpot_seconds,
+        tpot_seconds=seen.tpot_seconds,
+        ttft_seconds=seen.ttft_seconds + request,
+        tokens_per_second=rate * configuration.output_tokens,
+        accepted=accepted,
+        microbatches=max(steps, key=lambda step: step.weight).timed.microbatches,
+    )
+
+
+def _mixed_steps(cost: StepCost, seen: "Measured", microbatches: int | None) -> tuple[Step, ...]:
+    """The mean step without and the mean step with prompts, by their share."""
+    loads = ((seen.decode_load, 1 - seen.prompt_steps), (seen.mixed_load, seen.prompt_steps))
+    return tuple(Step(load, fastest_step(cost, load, microbatches), weight) for load, weight in loads)

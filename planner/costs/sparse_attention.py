@@ -1,0 +1,76 @@
+"""DeepSeek sparse attention (DSA) as terms: a light indexer scores every key, attention proper reads the best ones.
+
+DeepSeek-V3.2 report, section 2.1: I(t, s) = Σ_j w_tj · ReLU(q_tj · k_s) over the indexer's heads, then the top-k keys.
+The indexer is whole on every TP device (its cost does not fall with TP), and its keys are read in FP8; scores are
+written in FP32 and read twice by the selection (one pass for the histogram, one to gather). Attention proper runs on
+latents (MQA form) for prompts too, as the report says and the kernels do; a prompt within top-k tokens would run
+faster unabsorbed, which is left out: an upper estimate there.
+"""
+
+from hardware.formats import ELEMENT_BYTES
+from hardware.spec import AttentionFit, Dtype
+from models.spec import MLA, Indexer
+from planner.costs.cache import INDEX_SCALE_BYTES
+from planner.costs.deployment import Deployment
+from planner.costs.roofline import TOKENS, Roofline, combine, scale
+from planner.manifest.terms import Form, Number, Term
+
+SCORE_BYTES = 4.0
+
+
+def indexer_terms(deployment: Deployment, mla: MLA, indexer: Indexer) -> list[Term]:
+    """Projections of the indexer, its scores and the selection, for running requests and prompts.
+
+    Weights: q_lora x n·d for its queries (from the compressed query), h x (d + n) for its key and head weights.
+    """
+    roofline, hidden = Roofline.of(deployment), float(deployment.model.hidden_size)
+    queries, key = float(indexer.heads * indexer.head_dim), float(indexer.head_dim)
+    depth, dtype = float(mla.q_lora_rank or hidden), deployment.attention_weights
+    key_bytes = key + INDEX_SCALE_BYTES
+    # Rotation and quantisation: BF16 in, FP8 and a scale out; the key goes to its cache.
+    prepared = queries * (2.0 + 1.0) + key * 2.0 + key_bytes
+    terms: list[Term] = [
+        roofline.matmul("index_query", "attention", TOKENS, queries, depth, dtype),
+        roofline.matmul("index_key", "attention", TOKENS, key + indexer.heads, hidden, "bf16"),
+        roofline.vector("index_quantise", "attention", scale(TOKENS, prepared), kernels=2),
+    ]
+    per_pair = 2.0 * queries
+    # FP8 scores need FP8 products; elsewhere they are INT8 where the device has that, else BF16.
+    peaks = deployment.hardware.device.peak_flops_per_second
+    score_dtype: Dtype = "fp8" if "fp8" in peaks else "int8" if "int8" in peaks else "bf16"
+    kernels = deployment.hardware.kernels
+    scored: list[tuple[str, AttentionFit, Form, Form, Form]] = []
+    if deployment.phase != "prefill":
+        pairs: Form = {"kv": 1.0 + deployment.drafts}
+        scored.append(("index_scores", kernels.mla_decode, pairs, {"decode": 1.0}, {"kv": key_bytes}))
+    if deployment.phase != "decode":
+        every = {"chunk": key_bytes, "context": key_bytes}
+        scored.append(("prefill_index_scores", kernels.prefill_attention, {"pairs": 1.0}, {"chunk": 1.0}, every))
+    for name, fit, pairs, rows, read in scored:
+        read = combine(read, 1.0, pairs, SCORE_BYTES)
+        terms.append(roofline.attention(name, fit, pairs, per_pair, rows, read, dtype=score_dtype))
+        selection = name.replace("scores", "top_k")
+        terms.append(roofline.vector(selection, "attention", scale(pairs, 2 * SCORE_BYTES)))
+    return terms
+
+
+def sparse_decode(deployment: Deployment, mla: MLA, heads: Number) -> Term:
+    """Attention of running requests over the keys that were picked: each query gathers its own."""
+    queries = 1.0 + deployment.drafts
+    return _sparse(deployment, mla, heads, "attention", scale({"kv_within": 1.0}, queries), {"decode": 1.0})
+
+
+def sparse_prefill(deployment: Deployment, mla: MLA, heads: Number) -> Term:
+    """Attention of prompts over the keys that were picked: each query gathers its own."""
+    return _sparse(deployment, mla, heads, "prefill_attention", {"pairs_within": 1.0}, {"chunk": 1.0})
+
+
+def _sparse(deployment: Deployment, mla: MLA, heads: Number, name: str, pairs: Form, rows: Form) -> Term:
+    """2·heads·(2·kv_lora + rope) FLOP per pair; a gathered latent is read once for all heads of a device."""
+    kernels, latent = deployment.hardware.kernels, float(mla.kv_elements_per_token)
+    measured = kernels.sparse_prefill if name.startswith("prefill") else kernels.sparse_decode
+    gathered = scale(pairs, latent * ELEMENT_BYTES[deployment.kv_dtype])
+    read = combine(gathered, 1.0, rows, heads * (latent + mla.kv_lora_rank) * 2.0)
+    per_pair = 2.0 * heads * (latent + mla.kv_lora_rank)
+    fit = measured or kernels.mla_decode
+    return Roofline.of(deployment).attention(name, fit, pairs, per_pair, rows, read)

@@ -1,0 +1,220 @@
+"""Why a cluster does not carry a fleet: the constraint that binds, and the nearest changes, each solved."""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from planner.fleets.answer import Change, FleetAnswer
+from planner.fleets.members import on_pools
+from planner.fleets.ways import Gathered, Option, every_way, gather_fleet
+from planner.offers.columns import Aim, Side
+from planner.search.infeasible import rounded_down, unsurvivable
+from planner.search.infeasible_mixed import missing_anyhow, mixed_sizes, unsurvivable_aggregated
+from planner.search.routes import settle_picks
+from planner.search.shapes import not_aggregated
+
+MOST_FACTOR = 16
+"""Pools are enlarged by at most this factor."""
+
+
+def refused(separate: Gathered) -> FleetAnswer:
+    """Return the answer of a fleet without a plan, with the constraint that binds and what would help.
+
+    ``separate`` are the members' separate pools.
+    """
+    fleet = separate.fleet
+    aim = Aim(devices=fleet.devices, objective="throughput", rate=None)
+    gathered, _ = every_way(separate, aim)
+    for name in gathered.closed:
+        limit, told = missing_anyhow(*separate.without[name])
+        return _answer(gathered, 0.0, f"{limit} of {name}", f"{name}: {told}", ())
+    for number, member in enumerate(fleet.members):
+        if settle_picks(gathered.programme(aim, [number])) is None and member.question.survive is not None:
+            limit = f"survive {member.question.survive} of {member.name}"
+            return _answer(gathered, 0.0, limit, _unsurvivable(gathered, number), ())
+    share = _share(gathered, aim)
+    pool, more = _larger_pools(gathered)
+    eased = (*_with_shared_nodes(gathered), *_without_loss(gathered), *_without_one(gathered))
+    changes = (*_rates(gathered, share), *more, *eased)
+    limit = f"devices of {pool}" if pool else "devices"
+    return _answer(gathered, share, limit, _told(gathered, share), changes)
+
+
+def _unsurvivable(gathered: Gathered, number: int) -> str:
+    """Say that a member's instances fit, but not as many as must be left after a loss."""
+    question = on_pools(gathered.fleet, gathered.fleet.members[number])
+    separate = (option for option in gathered.options[number] if option.pools.mixed is None)
+    option = next(separate, None)
+    if option is None or (not_aggregated(question) is None and mixed_sizes(question)):  # of which fewer are needed
+        return unsurvivable_aggregated(question)[1]
+    return unsurvivable(option.question, *(side.offers.devices.tolist() for side in option.sides))[1]
+
+
+def _answer(gathered: Gathered, growth: float, limit: str, told: str, changes: tuple[Change, ...]) -> FleetAnswer:
+    helps = "; ".join(f"{change.direction}: {change.told}" for change in changes)
+    return FleetAnswer(
+        fleet=gathered.fleet,
+        plans=(),
+        growth=growth,
+        candidates_evaluated=gathered.evaluated,
+        bound=None,
+        binding_limit=limit,
+        explanation=f"{told}; nearest changes, each solved: {helps}" if helps else told,
+        changes=changes,
+    )
+
+
+def _share(gathered: Gathered, aim: Aim) -> float:
+    """Return the largest factor on all rates that fits; 0 where not even one instance of everything does."""
+    programme = gathered.programme(aim)
+    most = settle_picks(programme)
+    return programme.carried(most) if most else 0.0
+
+
+def _told(gathered: Gathered, share: float) -> str:
+    """Say what there is, what each model would need of it alone, and how much of the rates fits."""
+    fleet = gathered.fleet
+    there = " and ".join(f"{count} devices of {pool}" for pool, count in sorted(fleet.devices.items()))
+    needs = []
+    for number, member in enumerate(fleet.members):
+        programme = gathered.programme(_asked(fleet.devices), [number])
+        picks = settle_picks(programme, 1.0)
+        if picks is None:
+            needs.append(f"{member.name} does not fit alone")
+            continue
+        used = _used(programme.picked(picks))
+        needs.append(f"{member.name} {' and '.join(f'{count} of {pool}' for pool, count in used.items())}")
+    carried = f"carry {share:.1%} of every model's rate" if share else "do not hold an instance of every role"
+    return f"{there} {carried}; alone would need: {', '.join(needs)}"
+
+
+def _used(picked: list[tuple[Side, int]]) -> dict[str, int]:
+    used: dict[str, int] = {}
+    for side, column in picked:
+        used[side.machines.budget] = used.get(side.machines.budget, 0) + int(side.room[column])
+    return dict(sorted(used.items()))
+
+
+def _asked(devices: Mapping[str, int]) -> Aim:
+    """Return the aim of carrying every asked rate on the fewest chips."""
+    return Aim(devices=devices, objective="chips", rate=1.0)
+
+
+def _rates(gathered: Gathered, share: float) -> Iterator[Change]:
+    """Yield the factor on all rates with which they fit, as it is printed."""
+    for part in (1.0, 0.99, 0.97) if share else ():  # sizing and planning agree within what the queues are solved to
+        factor = rounded_down(share * part)
+        programme = gathered.programme(replace(_asked(gathered.fleet.devices), rate=factor))
+        if settle_picks(programme) is not None:
+            yield Change(direction="rate", told=f"{factor:.3g} times every rate")
+            return
+
+
+def _larger_pools(gathered: Gathered) -> tuple[str | None, tuple[Change, ...]]:
+    """Return the pools of which more would be enough, None where of none, and the sizes that hold the fleet."""
+    fleet, found = gathered.fleet, []
+    for pool in sorted(fleet.devices):
+        size = _least_size(gathered, [pool])
+        if size is not None:
+            found.append((pool, _nodes_change(gathered, [pool], size)))
+    if found:
+        return " or ".join(pool for pool, _ in found), tuple(change for _, change in found)
+    size = _least_size(gathered, sorted(fleet.devices)) if len(fleet.devices) > 1 else None
+    return None, (_nodes_change(gathered, sorted(fleet.devices), size),) if size else ()
+
+
+def _nodes_change(gathered: Gathered, pools: list[str], factor: float) -> Change:
+    nodes = _per_node(gathered)
+    sizes = ", ".join(
+        f"{_grown(gathered.fleet.devices[pool], nodes[pool], factor) // nodes[pool]} nodes of {pool} instead of "
+        f"{gathered.fleet.devices[pool] / nodes[pool]:g}"
+        for pool in pools
+    )
+    return Change(direction="nodes", told=sizes)
+
+
+def _per_node(gathered: Gathered) -> dict[str, int]:
+    """Return the devices of a node of each pool."""
+    sides = [side for options in gathered.options for option in options for side in option.sides]
+    return {side.machines.budget: side.machines.devices_per_node for side in sides}
+
+
+def _grown(devices: int, per_node: int, factor: float) -> int:
+    """Devices times a factor, in whole nodes."""
+    return max(math.ceil(devices * factor / per_node - 1e-9), 1) * per_node
+
+
+def _least_size(gathered: Gathered, pools: list[str]) -> float | None:
+    """Return the least factor on some pools with which the fleet fits, to a node; None up to the largest tried.
+
+    Of the columns at hand where their instances do; otherwise larger pools are costed.
+    """
+    fleet, nodes, known = gathered.fleet, _per_node(gathered), gathered
+    if any(pool not in nodes for pool in pools):
+        return None
+
+    def sizes(factor: float) -> dict[str, int]:
+        return {
+            pool: _grown(count, nodes[pool], factor) if pool in pools else count
+            for pool, count in fleet.devices.items()
+        }
+
+    def holds(factor: float) -> bool:
+        return settle_picks(known.programme(_asked(sizes(factor))), 1.0) is not None
+
+    high = 2.0
+    while not holds(high):
+        if high >= MOST_FACTOR or (len(pools) < len(fleet.devices) and high >= 4):
+            return None
+        high *= 2
+        larger = replace(fleet, devices=sizes(high))
+        known, _ = every_way(gather_fleet(larger), _asked(larger.devices))
+    low = 1.0
+    step = min(nodes[pool] / fleet.devices[pool] for pool in pools)
+    while high - low > step * 1.001:
+        middle = (low + high) / 2
+        low, high = (low, middle) if holds(middle) else (middle, high)
+    return high
+
+
+def _with_shared_nodes(gathered: Gathered) -> Iterator[Change]:
+    """Yield that the fleet fits where models share nodes."""
+    fleet = gathered.fleet
+    sharing = replace(gathered, fleet=replace(fleet, share_nodes=True))
+    if not fleet.share_nodes and settle_picks(sharing.programme(_asked(fleet.devices)), 1.0) is not None:
+        yield Change(direction="nodes", told="models that share nodes")
+
+
+def _without_loss(gathered: Gathered) -> Iterator[Change]:
+    """Yield that the fleet fits where no loss has to be survived."""
+    fleet = gathered.fleet
+    if all(member.question.survive is None for member in fleet.members):
+        return
+    options = tuple(tuple(_unsparing(option) for option in own) for own in gathered.options)
+    bare = Gathered(fleet, options, gathered.evaluated)
+    if settle_picks(bare.programme(_asked(fleet.devices)), 1.0) is not None:
+        yield Change(direction="survive", told="no loss to survive")
+
+
+def _unsparing(option: Option) -> Option:
+    """Return an option whose columns need no spare instance."""
+
+    def without(side: Side) -> Side:
+        return Side(side.role, side.machines, side.offers, None, side.unit, side.most_instances)
+
+    own = option.pools
+    if own.mixed is not None:
+        return replace(option, pools=replace(own, mixed=without(own.mixed)))
+    return replace(option, pools=replace(own, prefill=without(own.prefill), decode=without(own.decode)))
+
+
+def _without_one(gathered: Gathered) -> Iterator[Change]:
+    """Yield each model without which the others fit."""
+    fleet = gathered.fleet
+    names = []
+    for number, member in enumerate(fleet.members):
+        others = [each for each in range(len(fleet.members)) if each != number]
+        if others and settle_picks(gathered.programme(_asked(fleet.devices), others), 1.0) is not None:
+            names.append(member.name)
+    if names:
+        yield Change(direction="models", told=f"all but {' or all but '.join(names)}")

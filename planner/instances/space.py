@@ -1,0 +1,276 @@
+"""Every instance that a role could be: strategies and expert layouts, side by side as arrays.
+
+Rows of one structure (the same operators exist) form a group, which is costed at once.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.costs.deployment import Deployment, StrategyArray
+from planner.costs.hostcosts import host_costs
+from planner.costs.layouts import redundancy_choices, shared_choices
+from planner.instances.grid import device_counts, strategy_grid
+from planner.instances.reachable import REFERENCE, cut_reason, most_microbatches, summary
+from planner.question import Machines, Question
+from planner.strategy import Strategy
+from podplan.errors import BadInput
+from podplan.identity import Kept, Same
+from podplan.records import dataclass
+
+# CloudMatrix384 deploys in multiples of 32 devices (sections 4.1, 4.3); other machines in nodes.
+SUPERNODE_STEP = 32
+
+
+Role = Literal["prefill", "decode", "mixed"]
+ROLES: tuple[Role, ...] = ("prefill", "decode")
+"""Roles of a disaggregated deployment; aggregated instances are mixed."""
+
+
+class Row(NamedTuple):
+    """One strategy with one expert layout."""
+
+    strategy: Strategy
+    redundant: int
+    dedicated: int
+    microbatches: int = 2
+    """Most microbatches that the engine overlaps in this layout."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoleSpace:
+    """Rows of a role in a fixed order, and how many strategies or layouts each rule cut."""
+
+    rows: list[Row]
+    cut: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Rows of one structure, their degrees as a table, and the deployment that stands for all of them."""
+
+    rows: list[Row]
+    table: NDArray[np.float64]
+    """[rows, columns of COLUMNS]."""
+    deployment: Deployment
+
+    @property
+    def sizes(self) -> NDArray[np.float64]:
+        """Devices of each row's instance, [rows]."""
+        strategy = self.deployment.strategy
+        return np.asarray(strategy.devices, dtype=np.float64)
+
+    @property
+    def layers(self) -> NDArray[np.int64]:
+        """Attention TP and pipeline stages of each row, [rows, 2]: what some engines want two roles to agree on."""
+        return self.table[:, [COLUMNS.index("attention_tp"), COLUMNS.index("pp")]].astype(np.int64)
+
+    @property
+    def drafts(self) -> NDArray[np.int64]:
+        """Drafts of each row, [rows]."""
+        return self.table[:, COLUMNS.index("drafts")].astype(np.int64)
+
+    def drafting(self, depths: Sequence[int]) -> "Group":
+        """Return the rows with each number of drafts, one after the other."""
+        table = np.tile(self.table, (len(depths), 1))
+        table[:, COLUMNS.index("drafts")] = np.repeat(depths, len(self.rows))
+        return Group(self.rows * len(depths), table, table_deployment(self.deployment, table))
+
+    def select(self, index: NDArray[np.int64]) -> "Group":
+        """Return the group of the chosen rows."""
+        rows = [self.rows[number] for number in index.tolist()]
+        table = self.table[index]
+        return Group(rows, table, table_deployment(self.deployment, table) if rows else self.deployment)
+
+
+COLUMNS = ("attention_tp", "attention_dp", "moe_tp", "moe_ep", "pp", "domains", "redundant", "dedicated", "drafts")
+
+
+def machines_of(question: Question, role: Role) -> Machines:
+    """Return the machines of a role; mixed instances are only where both roles share theirs."""
+    return question.prefill if role == "prefill" else question.decode
+
+
+def role_rows(question: Question, role: Role) -> list[Row]:
+    """Return every row of a role that the engine runs: the default grid of strategies times expert layouts."""
+    return role_space(question, role).rows
+
+
+_SPACES = Kept[RoleSpace](most=8)  # three roles of a model under two settings, and some
+
+
+def role_space(question: Question, role: Role) -> RoleSpace:
+    """Return the rows of a role, and what was cut: strategies by rules of the grid, layouts by rules of the engine.
+
+    Traffic and limits decide nothing of it, so questions that follow one another share it: nobody may change it.
+    """
+    machines = machines_of(question, role)
+    engines = () if question.engine == REFERENCE else (machines.weights, question.kv_dtype, question.drafts)
+    key = (
+        (Same(question.model), Same(machines.hardware), machines.devices, role, question.redundant, question.shared),
+        (question.engine, question.microbatches, *engines),
+    )
+    return _SPACES.of(key, lambda: _role_space(question, role))
+
+
+def _role_space(question: Question, role: Role) -> RoleSpace:
+    machines, moe = machines_of(question, role), question.model.moe
+    counts, step = pool_counts(machines), supernode_step(machines)
+    grid = strategy_grid(question.model, counts, machines.devices_per_node, role=role, apart_step=step)
+    rows, cut = [], Counter(grid.cut)
+    known: dict[tuple[int, int], list[tuple[int, int]]] = {}  # layouts depend on the degrees of the experts alone
+    for strategy in grid.strategies:
+        if moe is None and strategy.attention_dp > 1:
+            cut["DP ranks of a dense model share nothing: they are instances"] += 1
+            continue
+        degrees = strategy.moe_tp, strategy.moe_ep
+        if degrees not in known:
+            known[degrees] = layouts(question, strategy, role)
+        for redundant, dedicated in known[degrees]:
+            parts = most_microbatches(question, role, strategy, redundant, dedicated)
+            if parts:
+                rows.append(Row(strategy, redundant, dedicated, parts))
+            else:
+                cut[f"{question.engine}: {cut_reason(question, role, strategy, redundant, dedicated)}"] += 1
+    return RoleSpace(rows, dict(sorted(cut.items())))
+
+
+def layouts(question: Question, strategy: Strategy, role: Role) -> list[tuple[int, int]]:
+    """Return the expert layouts of one strategy as (redundant slots, dedicated shared ranks)."""
+    moe = question.model.moe
+    return [
+        (redundant, dedicated)
+        for dedicated in shared_choices(moe, strategy, question.shared, role != "prefill")
+        for redundant in redundancy_choices(moe, strategy, dedicated, question.redundant)
+        if possible(question, strategy, dedicated, redundant)
+    ]
+
+
+def engine_cut(question: Question, role: Role) -> str:
+    """Say how many layouts of a role the engine leaves of all, and how many each of its rules cut."""
+    space, own = role_space(question, role), f"{question.engine}: "
+    by_rule = {rule.removeprefix(own): count for rule, count in space.cut.items() if rule.startswith(own)}
+    return summary(len(space.rows), Counter(by_rule))
+
+
+def pool_counts(machines: Machines) -> list[int]:
+    """Return the instance sizes of the default grid."""
+    return device_counts(machines.devices, machines.devices_per_node, supernode_step(machines))
+
+
+def supernode_step(machines: Machines) -> int | None:
+    """Return the devices in whose multiples a supernode is cut; None for machines without one."""
+    return SUPERNODE_STEP if any(scope.name == "supernode" for scope in machines.hardware.scopes) else None
+
+
+def possible(question: Question, strategy: Strategy, dedicated: int, redundant: int) -> bool:
+    """Whether the slots divide evenly and no rank gets an expert twice."""
+    moe = question.model.moe
+    if moe is None:
+        return redundant == 0 and dedicated == 0
+    ranks = strategy.moe_ep - dedicated
+    if ranks < 1 or (dedicated and not moe.shared_experts):
+        return False
+    slots = moe.experts + redundant
+    return slots % ranks == 0 and slots <= moe.experts * ranks
+
+
+def check_layouts(question: Question) -> None:
+    """Raise BadInput where the asked redundancy or shared-expert ranks fit no strategy of a role."""
+    for role in ROLES:
+        if (question.redundant is None and question.shared in ("auto", "local")) or role_rows(question, role):
+            continue
+        if not role_rows(replace(question, redundant=None, shared="auto"), role):
+            continue
+        near = [
+            str(slots)
+            for distance in range(1, 129)
+            for slots in ((question.redundant or 0) - distance, (question.redundant or 0) + distance)
+            if slots >= 0 and role_rows(replace(question, redundant=slots), role)
+        ][:2]
+        advice = f"use for example {' or '.join(near)}" if near else "leave both to auto"
+        raise BadInput(
+            f"--redundant-experts, --shared-experts: no {role} strategy divides its expert slots evenly so; {advice}"
+        )
+
+
+def structure(row: Row) -> tuple[bool, ...]:
+    """What must be common to a group.
+
+    EP or not, one DP group or several, staging, dedicated ranks, overlap or not, domains or not.
+    """
+    strategy = row.strategy
+    overlaps = row.microbatches > 1
+    shape = (strategy.moe_ep > 1, strategy.attention_dp == 1, strategy.staged)
+    return (*shape, row.dedicated > 0, overlaps, strategy.disaggregated)
+
+
+def groups(question: Question, role: Role, rows: Iterable[Row], drafts: int) -> list[Group]:
+    """Return rows grouped by structure, in order of first appearance."""
+    machines = machines_of(question, role)
+    found: dict[tuple[bool, ...], list[Row]] = {}
+    for row in rows:
+        found.setdefault(structure(row), []).append(row)
+    base = Deployment(
+        model=question.model,
+        hardware=machines.hardware,
+        strategy=Strategy(),
+        phase=role,
+        weights=machines.weights,
+        kv_dtype=question.kv_dtype,
+        drafts=drafts,
+        host_seconds=host_costs(question.engine).step_seconds if _has_gap(question, role) else None,
+    )
+    result = []
+    for members in found.values():
+        table, first = degree_table(members, drafts), members[0].strategy
+        own = replace(base, strategy=Strategy(staged=first.staged, domains=first.domains))
+        result.append(Group(members, table, table_deployment(own, table)))
+    return result
+
+
+def _has_gap(question: Question, role: str) -> bool:
+    """Whether the engine's own gap between steps counts: for prefill none is published."""
+    return role != "prefill" and question.engine != REFERENCE
+
+
+def degree_table(rows: list[Row], drafts: int) -> NDArray[np.float64]:
+    """Return the degrees and layouts of rows with so many drafts, [rows, columns of COLUMNS]."""
+    return np.array(
+        [
+            (s.attention_tp, s.attention_dp, s.moe_tp, s.moe_ep, s.pp, s.domains, row.redundant, row.dedicated, drafts)
+            for row in rows
+            for s in (row.strategy,)
+        ],
+        dtype=np.float64,
+    )
+
+
+def table_deployment(base: Deployment, table: NDArray[np.float64]) -> Deployment:
+    """Return the deployment whose degrees are the columns of a table; staged or not, domains or not is the base's."""
+    tp, dp, moe_tp, moe_ep, pp, domains, redundant, dedicated, drafts = np.ascontiguousarray(table.T)
+    strategy = StrategyArray(
+        attention_tp=tp,
+        attention_dp=dp,
+        moe_tp=moe_tp,
+        moe_ep=moe_ep,
+        pp=pp,
+        staged=base.strategy.staged,
+        domains=domains if base.strategy.disaggregated else 0,
+    )
+    return replace(
+        base,
+        strategy=strategy,
+        redundant=redundant,
+        shared_ranks=dedicated if dedicated.any() else 0,
+        drafts=drafts if np.ptp(drafts) else int(drafts[0]),
+    )
+
+
+def row_deployment(base: Deployment, row: Row) -> Deployment:
+    """Return the deployment of one row, in numbers."""
+    return replace(base, strategy=row.strategy, redundant=row.redundant, shared_ranks=row.dedicated)

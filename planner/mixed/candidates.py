@@ -1,0 +1,62 @@
+"""Aggregated instances: a strategy and layout with a token budget per step, and the requests that memory holds."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.costs.deployment import Deployment
+from planner.costs.memory import memory
+from planner.instances.brackets import largest
+from planner.instances.decode_candidates import MEMORY_DEVIATIONS
+from planner.instances.space import Row
+from planner.manifest.terms import Number
+from planner.workload import KvLoad, total_kv_tokens
+from podplan.records import dataclass
+
+# Tokens of a step on one DP rank. Sarathi-Serve (arXiv 2403.02310, section 5) runs 512 to 2,048; the defaults of vLLM
+# and SGLang are 2,048 to 16,384.
+BUDGETS = (256, 512, 1024, 2048, 4096, 8192, 16384)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MixedCandidate:
+    """One aggregated instance with one token budget."""
+
+    row: Row
+    deployment: Deployment
+    drafts: int
+    microbatches: int
+    batch: int
+    """Requests that a DP rank runs at most, prompts in progress included."""
+    batched_tokens: int
+    """Of a step on one DP rank: a token for each running request and its drafts, and parts of prompts."""
+    requests_per_second: float
+    """That no stream of steps exceeds."""
+
+    @property
+    def devices(self) -> int:
+        """Devices of the instance."""
+        return self.row.strategy.devices
+
+
+def mixed_memory_used(deployment: Deployment, batch: Number, budget_tokens: Number, kv: KvLoad) -> Number:
+    """Bytes per device with weights, buffers of a full step and the KV reserved for ``batch`` requests per DP rank.
+
+    KV is three deviations above its mean, as in decode; ``kv`` is what admission reserves for a request.
+    """
+    held = total_kv_tokens(kv, batch, MEMORY_DEVIATIONS)
+    return memory(deployment, kv_tokens=held, sequences=batch, tokens=budget_tokens / deployment.strategy.pp).used
+
+
+def mixed_room(
+    deployment: Deployment, budget_tokens: NDArray[np.float64], kv: KvLoad, most: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Return the requests, at most ``most``, that a DP rank holds beside steps of the budget; 0 where there is none.
+
+    Arrays are [rows] of the deployment, or any shape where that is one instance.
+    """
+    capacity = deployment.hardware.device.memory_bytes.value
+
+    def used(batch: Number) -> Number:
+        return mixed_memory_used(deployment, batch, budget_tokens, kv)
+
+    return largest(used, capacity, np.ones_like(most), most)

@@ -1,0 +1,131 @@
+"""Kinds of aggregated instances that columns are made of: every row whose bound may beat what is known.
+
+Costed on arrays like those of the other roles (``offers.decode_offers``); queues come later, for those
+that a plan could use.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.instances.built import Built, built
+from planner.instances.candidates import row_microbatches
+from planner.instances.decode_candidates import MOST_BATCH, Count
+from planner.instances.space import Group, Row, row_deployment
+from planner.mixed.candidates import BUDGETS, mixed_room
+from planner.mixed.kinds import MixedKind, likely_share, screen_of, step_limit
+from planner.mixed.least import mixed_least
+from planner.mixed.screen import Screen
+from planner.offers.columns import Offers
+from planner.question import Question
+from planner.workload import reserved_kv_tokens
+from podplan.records import dataclass
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Needed = Callable[[Ints], Floats]
+"""The rate that an instance of so many devices, [instances], must carry to be worth a queue; infinite where none is."""
+
+# Budgets at which rows are compared, to guess which carries most.
+COMPARED_BUDGETS = (512, 2048, 8192)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dropped:
+    """Rows, with each number of drafts, that no queue was solved for."""
+
+    slow: int = 0
+    """Even their bounds do not reach what is known."""
+    unfit: int = 0
+    """They hold no request, or keep no limit with one."""
+
+
+NONE_DROPPED = Dropped()
+
+
+def mixed_offers(
+    question: Question, rows: list[Row], count: Count, needed: Needed, asked_per_second: float | None = None
+) -> tuple[Offers, Dropped]:
+    """Return the aggregated rows, with each number of drafts that is asked, whose bound reaches what is needed.
+
+    Where a rate is asked their queues are solved for no more than it.
+    """
+    offers: list[Offers] = []
+    slow = unfit = 0
+    for whole in built(question, "mixed", rows):
+        room = largest_room(question, whole.group)
+        held = np.flatnonzero(room > 0)
+        unfit += room.size - held.size
+        if not held.size:
+            continue
+        found = _group_offers(question, whole.select(held), room[held], (count, asked_per_second), needed)
+        slow += held.size - len(found)
+        offers += [found] if found else []
+    return Offers.joined(offers), Dropped(slow=slow, unfit=unfit)
+
+
+def holding(question: Question, group: Group) -> tuple[Group, Floats]:
+    """Return the rows that hold a request, and how many on each rank, [rows]."""
+    room = largest_room(question, group)
+    return group.select(np.flatnonzero(room > 0)), room[room > 0]
+
+
+def largest_room(question: Question, group: Group) -> Floats:
+    """Return how many requests a rank holds, [rows]: the smallest budget leaves most room."""
+    most = np.full(len(group.rows), float(MOST_BATCH))
+    budget = np.full(len(group.rows), float(BUDGETS[0]))
+    return mixed_room(group.deployment, budget, reserved_kv_tokens(question.workload), most)
+
+
+def _group_offers(
+    question: Question, own: Built, room: Floats, solved: tuple[Count, float | None], needed: Needed
+) -> Offers:
+    """Return the offers of a group; steps of the largest budget are the least held up, so that theirs bounds all."""
+    (count, asked), group = solved, own.group
+    least = needed(group.sizes.astype(np.int64))
+    limit = np.broadcast_to(step_limit(question, group.deployment), least.shape)
+    left = np.flatnonzero(np.isfinite(least))
+    parts = row_microbatches(question, group.rows[0])
+    screen = screen_of(question, own.cost, group.deployment, BUDGETS[-1], count, parts).of(left)
+    able = np.flatnonzero(screen.may_carry(least[left], limit[left], room[left]))
+    if not able.size:
+        return Offers.of([])
+    left, screen = left[able], screen.of(able)
+    timely = np.flatnonzero(screen.alone() <= question.ttft_seconds)
+    if not timely.size:
+        return Offers.of([])
+    left, screen = left[timely], screen.of(timely)
+    bound, running = screen.bound(limit[left], room[left])
+    kept = np.flatnonzero(bound >= least[left] * (1 - 1e-9))
+    if not kept.size:
+        return Offers.of([])
+    return _offers(
+        question, group.select(left[kept]), screen.of(kept), (bound[kept], running[kept], room[left[kept]]), asked
+    )
+
+
+def _offers(
+    question: Question, group: Group, screen: Screen, bounds: tuple[Floats, Floats, Floats], asked: float | None
+) -> Offers:
+    """Return an offer of every row of a group."""
+    bound, running, room = bounds
+    limit = step_limit(question, group.deployment)
+    budgets = (replace(screen, budget_tokens=float(budget)).steps(running) for budget in COMPARED_BUDGETS)
+    shares = [likely_share(question, steps, screen.iterations, limit) for steps in budgets]
+    return Offers(
+        devices=group.sizes.astype(np.int64),
+        bound_per_second=bound,
+        guess_per_second=bound * np.maximum.reduce(shares),
+        layers=group.layers,
+        build=partial(_mixed_kind, question, group, screen.count, asked),
+        least=mixed_least(screen, float(room.max())) if question.objective == "latency" else None,
+    )
+
+
+def _mixed_kind(question: Question, group: Group, count: Count, asked: float | None, number: int) -> MixedKind:
+    row, drafts = group.rows[number], int(group.drafts[number])
+    deployment = replace(row_deployment(group.deployment, row), drafts=drafts)
+    return MixedKind(question, row, deployment, count, asked)

@@ -1,0 +1,74 @@
+"""Time per output token of requests at an aggregated instance: how much its mean over a residence varies.
+
+Count time in steps. A step is longer by ``slope`` for each running request more, and a prompt takes ``per_prompt``
+seconds, what comes meanwhile included. So prompts come in clusters, c = 1 + rate · per_prompt times as large as one,
+and they make both the running requests, averaged over a residence, and the prompts of the residence vary, together.
+
+Ref: clusters of self-exciting arrivals, A. G. Hawkes, Biometrika 58:83, 1971; the rest is derived here.
+"""
+
+import numpy as np
+
+from planner.queues.decode_queue import residence_variance
+from planner.queues.queueing import Array, gamma_nodes, gamma_quantiles
+from planner.workload import Lengths
+from podplan.records import dataclass
+
+_LENGTH_EDGES = np.concatenate(
+    [[0.0], np.geomspace(1e-3, 0.1, 5), np.linspace(0.2, 0.9, 8), [0.95, 0.98, 0.99, 0.996, 1.0]]
+)
+"""Levels between which answers are taken as one, fine at both ends."""
+_SHAPES = 24
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """What makes steps long and short at one rate."""
+
+    rate_per_second: float
+    step_seconds: float
+    running: float
+    running_variance: float
+    slope: float
+    """Seconds that one more running request adds to a step."""
+    per_prompt: float
+    """Seconds by which one more prompt delays steps, with what comes meanwhile."""
+    work_squared_cv: float
+    """Of the tokens of a prompt that are to be computed."""
+    dispersion: float = 1.0
+    """Variance over mean of the prompts that come over long times; 1 for Poisson arrivals."""
+
+    def variance(self, lengths: Array, iterations: Lengths) -> Array:
+        """Variance of the mean step time over a residence, in squared seconds; ``lengths`` over the mean one.
+
+            slope² · V · r · k + slope · p · c · n · d · r · s / I + p² · rate · step · (w + d) / (I x)
+
+        with V and n variance and mean of the running requests, r of it what a residence leaves
+        (``residence_variance``), p = ``per_prompt``, w = ``work_squared_cv``, d = ``dispersion``, I steps of a mean
+        answer and x of this one over it. k = c² d for answers of one length, whose leaving repeats their coming, and
+        halfway to 1 for exponential ones; s = 1.36 and 1 for the two: a prompt's delay and its running overlap by half
+        a residence, or by 1/e of it.
+        """
+        spread = min(iterations.squared_cv, 1.0)
+        elasticity = np.array(min(max(self.slope * self.running / self.step_seconds, 0.0), 0.95))
+        left = residence_variance(elasticity, lengths, iterations.squared_cv)
+        cluster = 1 + self.rate_per_second * self.per_prompt
+        coming = cluster**2 * self.dispersion
+        coming -= spread * (coming - 1) / 2
+        both = self.slope * self.per_prompt * cluster * self.running * self.dispersion / iterations.mean
+        shared = (1.36 - 0.36 * spread) * both
+        varied = self.work_squared_cv + self.dispersion
+        own = self.per_prompt**2 * self.rate_per_second * self.step_seconds * varied
+        occupied = self.slope**2 * self.running_variance * coming
+        return np.asarray((occupied + shared) * left + own / (iterations.mean * lengths))
+
+    def paces(self, iterations: Lengths) -> tuple[Array, Array, Array]:
+        """Requests as point masses: mean seconds per step over their residence, the residence, mass; [points] each."""
+        edges = _LENGTH_EDGES if iterations.squared_cv else np.array([0.0, 1.0])
+        likely = np.diff(edges)
+        lengths = gamma_quantiles(iterations.squared_cv, (edges[1:] + edges[:-1]) / 2)
+        lengths = np.maximum(lengths, 1 / iterations.mean)  # no answer is shorter than one step
+        shapes, weights = gamma_nodes(self.variance(lengths, iterations) / self.step_seconds**2, _SHAPES)
+        paces = self.step_seconds * shapes  # [lengths, shapes]
+        spans = paces * (iterations.mean * lengths)[:, None]
+        return paces.ravel(), spans.ravel(), (likely[:, None] * weights).ravel()

@@ -1,0 +1,380 @@
+"""Aggregated instances under open arrivals: TTFT, TPOT and end-to-end times, and what an instance carries.
+
+Two clocks. Requests in decode come and go slowly: their number is a birth-death process whose step time holds the
+prompts that are computed beside them. Waiting prompts come and go within steps: at any number of running requests they
+are the chain of ``mixed.chain``. Both meet in the mean step time, which the one takes from the other.
+
+Ref: time scales apart, P. J. Courtois, Decomposability, 1977; birth-death processes, L. Kleinrock, Queueing Systems I,
+chapter 3. How prompts and running requests vary together over a residence is derived here.
+"""
+
+import math
+from collections.abc import Callable
+from functools import cached_property, partial
+from typing import Protocol
+
+import numpy as np
+
+from planner.costs.deployment import Deployment
+from planner.costs.latency import balanced_cost, tokens_per_iteration
+from planner.manifest.stacks import stacked
+from planner.mixed.chain import PromptState, rank_state
+from planner.mixed.occupancy import Running, crossing, least_step, occupancy
+from planner.mixed.pace import Pace
+from planner.mixed.ranks import ranks_state
+from planner.mixed.steps import Aggregate, StepTable, step_seconds
+from planner.mixed.times import sorted_latency, ttft_of
+from planner.question import Question
+from planner.queues.prefill_queue import thinned_squared_cv
+from planner.queues.queueing import Array, Latency, independent_sum, largest_rate
+from podplan.records import dataclass
+
+MOST_UTILISATION = 0.9
+"""Of ``most_per_second``: nearer to it a few per cent more arrivals lengthen steps and fill places faster than the
+queue tells. Against the runtime the mean TPOT of four plans is within 5 % up to here and of one 9 % high; qwen3-8b on
+an H100, 512 + 128 tokens, is 5 % low at 0.95 (docs/queueing.md).
+"""
+_SPREADS = np.array([-math.sqrt(3.0), 0.0, math.sqrt(3.0)])
+"""Deviations of the running requests at which chains are solved: the nodes of three-point Gauss-Hermite quadrature."""
+_CLOSE = 1.0
+"""Deviations by which the mean of the running requests may lie off the middle chain."""
+_SOLVED = 3
+_SELDOM = 0.005
+_FAR = 1.1
+_REMEMBERED = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class MixedState:
+    """An aggregated instance at one rate of arrivals, over time and over requests."""
+
+    rate_per_second: float
+    find_ttft: Callable[[], Latency]
+    """Finds ``ttft``, which takes longer than all else."""
+    tpot: Latency
+    span: Latency
+    """From the first token to the last."""
+    mean_requests: float
+    """In decode, on average over time."""
+    requests_per_rank: float
+    mean_step_seconds: float
+    """As requests in decode see it."""
+    prompt_steps: float
+    """Share of steps that compute prompts."""
+    waiting_probability: float
+    """Share of requests that find no room."""
+    mean_wait_seconds: float
+    """For room, over all requests; within TTFT."""
+    utilisation: float
+    """Rate over what full steps compute, or over what an instance with all places taken finishes: whichever is more."""
+
+    @cached_property
+    def ttft(self) -> Latency:
+        """From arrival to the first token, the wait for room included."""
+        return self.find_ttft()
+
+    def __getstate__(self) -> dict[str, object]:
+        """What travels to another process: ``ttft`` as found, for what finds it does not."""
+        return self.__dict__ | {"ttft": self.ttft, "find_ttft": partial(_found, self.ttft)}
+
+    @cached_property
+    def e2e(self) -> Latency:
+        """From arrival to the last token."""
+        return independent_sum(self.ttft, self.span) if self.span.mean > 0 else self.ttft
+
+
+def _found(latency: Latency) -> Latency:
+    return latency
+
+
+@dataclass(frozen=True)
+class MixedQueue:
+    """An aggregated instance, tabulated once for all rates."""
+
+    aggregate: Aggregate
+
+    @cached_property
+    def table(self) -> StepTable:
+        """What steps take."""
+        return StepTable(self.aggregate)
+
+    @cached_property
+    def _known(self) -> dict[tuple[float, float, float], PromptState | None]:
+        """Chains solved last, by running requests, rate and dispersion."""
+        return {}
+
+    def _prompts(self, running: float, rate: float, dispersion: float) -> PromptState | None:
+        """Prompts in balance beside so many running requests; None where they come too fast."""
+        key = (running, rate, dispersion)
+        if key not in self._known:
+            if len(self._known) >= _REMEMBERED:
+                del self._known[next(iter(self._known))]
+            solve = rank_state if self.aggregate.ranks == 1 else ranks_state
+            self._known[key] = solve(self.table, running, rate, dispersion)
+        return self._known[key]
+
+    @cached_property
+    def fed_per_second(self) -> float:
+        """Requests per second of steps that are always full, with as many running requests as they feed.
+
+        Infinite where the instance's places are full before.
+        """
+        running, taken = self.table.running, self.even[1]
+        more = taken[:, -1] / self.aggregate.mean_new_tokens * self.aggregate.iterations.mean - running
+        if more[-1] >= 0:
+            return math.inf
+        place = np.array([crossing(running, -more)])
+        room = self.aggregate.room(place)
+        tokens = room * self.aggregate.ranks
+        seconds = step_seconds(self.aggregate, place, room, tokens)
+        return float(tokens[0] / seconds[0]) / self.aggregate.mean_new_tokens
+
+    @cached_property
+    def even(self) -> tuple[Array, Array]:
+        """(seconds, prompt tokens of all ranks) of steps that are alike on all ranks, [running, chunks up to full]."""
+        return self.table.even(np.append(0.0, np.geomspace(0.01, 1.0, 9)))
+
+    @cached_property
+    def most_per_second(self) -> float:
+        """Requests per second that no queue passes: full steps, or full places with the least mean steps."""
+        each, most, rate = self.aggregate.iterations.mean, self.aggregate.most, self.fed_per_second
+        low, high = 0.0, min(rate, most / (each * float(self.table.alone[-1])))
+        if math.isfinite(rate):
+            return high
+        full = self.even[0][-1], self.even[1][-1]
+        for _ in range(20):
+            middle = (low + high) / 2
+            step = least_step(*full, middle * self.aggregate.mean_new_tokens)
+            low, high = (middle, high) if middle * each * step <= most else (low, middle)
+        return high
+
+    @cached_property
+    def saturation_per_second(self) -> float:
+        """Requests per second before which requests always wait, for steps or for places; within 0.5 %."""
+        low, high = 0.0, self.most_per_second
+        if self.fed_per_second <= high * (1 + 1e-9):
+            return self.fed_per_second
+        while high - low > 0.005 * high:
+            middle = (low + high) / 2
+            low, high = (middle, high) if self._full_share(middle) < 1 else (low, middle)
+        return high
+
+    def _full_share(self, rate: float) -> float:
+        """Rate over what an instance with all places taken finishes at that rate of prompts."""
+        each, most = self.aggregate.iterations.mean, self.aggregate.most
+        state = self._prompts(most, rate, 1.0)
+        if state is None:
+            return math.inf
+        decoding = most - rate * state.mean_sojourn_seconds
+        return rate * each * state.mean_step_seconds / decoding if decoding > 0 else math.inf
+
+    def _least(self, rate: float) -> Array:
+        """Least mean step time at each tabulated number of running requests, [running]; see ``least_step``."""
+        tokens = rate * self.aggregate.mean_new_tokens
+        return np.array([least_step(seconds, taken, tokens) for seconds, taken in zip(*self.even, strict=True)])
+
+    def state(self, rate_per_second: float, arrival_squared_cv: float = 1.0) -> MixedState | None:
+        """Return what the instance does at a rate; None where it cannot keep up."""
+        if not 0 < rate_per_second < self.most_per_second:
+            return None
+        dispersion = max(arrival_squared_cv, 0.05)
+        occupied = self._occupied(rate_per_second, dispersion)
+        if occupied is None:
+            return None
+        return self._answer(rate_per_second, dispersion, occupied)
+
+    def near_step_seconds(self, rate_per_second: float, arrival_squared_cv: float = 1.0) -> float:
+        """Mean step as requests in decode see it, from one chain: within some per cent; infinite without a balance."""
+        if not 0 < rate_per_second < self.most_per_second:
+            return math.inf
+        offered, least = rate_per_second * self.aggregate.iterations.mean, self._least(rate_per_second)
+        stable = np.isfinite(least)
+        running, least = self.table.running[stable], least[stable]
+        mean = max(
+            min(crossing(running, running - offered * least), self.aggregate.most), min(1.0, self.aggregate.most)
+        )
+        state = self._prompts(mean, rate_per_second, max(arrival_squared_cv, 0.05))
+        if state is None:
+            return math.inf
+        longer = state.mean_step_seconds / float(np.interp(mean, running, least))
+        return min(crossing(running, running - offered * longer * least), self.aggregate.most) / offered
+
+    def _occupied(self, rate: float, dispersion: float) -> Running | None:
+        """Solve chains around the mean number of running requests, which they in turn decide."""
+        table, most, offered = self.table, self.aggregate.most, rate * self.aggregate.iterations.mean
+        least = self._least(rate)
+        stable = np.isfinite(least)
+        running, least = table.running[stable], least[stable]
+        longer, found = 1.0, None
+        first: tuple[float, PromptState | None] = math.nan, None
+        for attempt in range(_SOLVED):
+            mean = min(crossing(running, running - offered * longer * least), most)
+            deviation = math.sqrt(max(mean, 1.0))
+            spreads = _SPREADS if attempt else _SPREADS[1:2]
+            places = np.unique(np.clip(mean + spreads * deviation, min(1.0, most), most))
+            if attempt == 1 and abs(mean - first[0]) <= _CLOSE * deviation / 2:
+                places[places.size // 2] = first[0]
+            solved = [(n, first[1] if n == first[0] else self._prompts(float(n), rate, dispersion)) for n in places]
+            kept = [(n, state) for n, state in solved if state is not None]
+            if not kept:
+                return found
+            nodes, states = np.array([n for n, _ in kept]), [state for _, state in kept]
+            steps = np.array([state.mean_step_seconds for state in states])
+            middle = nodes.size // 2
+            longer = float(steps[middle] / np.interp(nodes[middle], running, least))
+            if not attempt:
+                first = nodes[0], states[0]
+                continue
+            room = most
+            if mean + 6 * deviation > most:  # prompts that are computed take places, too
+                room -= rate * states[middle].mean_sojourn_seconds
+            company = self._company(rate, dispersion, float(nodes[middle]), float(steps[middle]))
+            found = occupancy(offered, nodes, states, room, company)
+            if found is None or abs(found.mean - mean) <= _CLOSE * deviation:
+                break
+        return found
+
+    def _company(self, rate: float, dispersion: float, running: float, step: float) -> tuple[float, float]:
+        """Requests beside one that come with it, and the seconds that the prompts of half of them add to its steps.
+
+        Arrivals whose number has a dispersion d come with d - 1 others (Palm's distribution, Cox and Lewis 1966). Even
+        ones keep no more away than would come while a request runs.
+        """
+        alone = float(np.interp(running, self.table.running, self.table.alone))
+        per_prompt = max(step - alone, 0.0) / (alone * rate)
+        others = max(dispersion - 1, -rate * self.aggregate.iterations.mean * step)
+        return others, others / 2 * per_prompt / self.aggregate.iterations.mean
+
+    def _pace(self, rate: float, dispersion: float, occupied: Running, step: float) -> Pace:
+        """Return what makes steps long and short; what a prompt adds is taken from the chain about the mean."""
+        new, weights = self.aggregate.new_tokens, self.aggregate.prompts.weights
+        return Pace(
+            rate_per_second=rate,
+            step_seconds=step,
+            running=occupied.mean,
+            running_variance=occupied.variance,
+            slope=occupied.slope,
+            per_prompt=occupied.nearest.per_prompt(),
+            work_squared_cv=float(new**2 @ weights) / self.aggregate.mean_new_tokens**2 - 1,
+            dispersion=dispersion,
+        )
+
+    def _answer(self, rate: float, dispersion: float, occupied: "Running") -> MixedState:
+        aggregate = self.aggregate
+        answer, iterations = aggregate.workload.output_tokens, aggregate.iterations
+        weights = occupied.weights
+        states = occupied.states
+        if occupied.empty > _SELDOM:
+            alone = self._prompts(0.0, rate, dispersion)
+            assert alone is not None, "an instance that keeps up does so when nothing runs"
+            states, weights = [*states, alone], np.append(weights * (1 - occupied.empty), occupied.empty)
+        step = occupied.mean / (rate * iterations.mean)
+        wait = occupied.waiting * _wait_scale(iterations.squared_cv, rate / occupied.full_share, rate)
+        paces, spans, likely = self._pace(rate, dispersion, occupied, step).paces(iterations)
+        tokens = answer.mean > 1
+        return MixedState(
+            rate_per_second=rate,
+            find_ttft=partial(ttft_of, states, weights, occupied.waiting, wait),
+            tpot=sorted_latency(paces / aggregate.accepted, likely, step / aggregate.accepted),
+            span=sorted_latency(spans if tokens else 0 * spans, likely, occupied.mean / rate if tokens else 0.0),
+            mean_requests=occupied.mean,
+            requests_per_rank=occupied.mean / aggregate.ranks,
+            mean_step_seconds=step,
+            prompt_steps=float(occupied.weights @ np.array([state.prompt_steps for state in occupied.states])),
+            waiting_probability=occupied.waiting,
+            mean_wait_seconds=wait,
+            utilisation=max(rate / self.fed_per_second, occupied.full_share),
+        )
+
+
+def _wait_scale(squared_cv: float, full_per_second: float, rate: float) -> float:
+    """Mean wait for room of a request that waits: a full instance is as many equal servers (Allen and Cunneen)."""
+    return (1 + squared_cv) / 2 / max(full_per_second - rate, 1e-12)
+
+
+class Candidate(Protocol):
+    """What a queue has to know of an aggregated instance: ``mixed.candidates`` has such."""
+
+    @property
+    def deployment(self) -> Deployment:
+        """The instance in phase ``mixed``, in numbers."""
+        ...
+
+    @property
+    def batch(self) -> int:
+        """Requests of one DP rank at most."""
+        ...
+
+    @property
+    def batched_tokens(self) -> int:
+        """Tokens of a step and DP rank."""
+        ...
+
+    @property
+    def microbatches(self) -> int:
+        """Most microbatches of a step."""
+        ...
+
+
+@dataclass(frozen=True)
+class MixedServer:
+    """An aggregated instance as its queue sees it; satisfies ``offers.columns.Server``."""
+
+    question: Question
+    candidate: Candidate
+
+    @property
+    def independent(self) -> bool:
+        """No: arrivals that are dealt out in turn are the more even the more instances take them."""
+        return False
+
+    @cached_property
+    def queue(self) -> MixedQueue:
+        """The instance, tabulated once for all rates and counts of instances."""
+        question, candidate = self.question, self.candidate
+        deployment = candidate.deployment
+        return MixedQueue(
+            Aggregate(
+                cost=stacked(balanced_cost(deployment, question.balance)),
+                workload=question.workload,
+                ranks=int(deployment.strategy.attention_groups),
+                budget_tokens=float(candidate.batched_tokens),
+                most_requests=int(candidate.batch),
+                microbatches=candidate.microbatches,
+                accepted=tokens_per_iteration(int(deployment.drafts), question.acceptance),
+            )
+        )
+
+    def state(self, rate_per_second: float, instances: int = 1) -> MixedState | None:
+        """State of one of ``instances`` that requests go to in turn, at its rate; None where it cannot keep up."""
+        squared_cv = thinned_squared_cv(self.question.workload.arrival_squared_cv, instances, "round_robin")
+        return self.queue.state(rate_per_second, squared_cv)
+
+    def pool_capacity(self, instances: int) -> float:
+        """Largest rate of so many instances within both limits and 90 % of saturation; 0 where there is none."""
+        rate = largest_rate(
+            lambda each: self.excess(each, instances), 1.0, MOST_UTILISATION * self.queue.most_per_second
+        )
+        return 0.0 if rate is None else rate * instances
+
+    def pool_carries(self, instances: int, rate_per_second: float) -> bool:
+        """Whether so many instances carry a rate within both limits and 90 % of saturation."""
+        return self.excess(rate_per_second / instances, instances) <= 1
+
+    def excess(self, rate_per_second: float, instances: int = 1) -> float:
+        """The larger of TTFT and TPOT at the percentile, in units of its limit; infinite past 90 % of saturation."""
+        if rate_per_second > MOST_UTILISATION * self.queue.most_per_second * (1 + 1e-9):
+            return math.inf
+        question = self.question
+        if question.workload.output_tokens.mean <= 1:  # no token after the first
+            state = self.state(rate_per_second, instances)
+            return state.ttft.at(question.percentile) / question.ttft_seconds if state else math.inf
+        squared_cv = thinned_squared_cv(question.workload.arrival_squared_cv, instances, "round_robin")
+        near = self.queue.near_step_seconds(rate_per_second, squared_cv) / self.queue.aggregate.accepted
+        if near > _FAR * question.tpot_seconds:  # on average: no need to know how it varies
+            return near / question.tpot_seconds
+        state = self.state(rate_per_second, instances)
+        if state is None:
+            return math.inf
+        tpot = state.tpot.at(question.percentile) / question.tpot_seconds
+        return tpot if tpot > 1 else max(tpot, state.ttft.at(question.percentile) / question.ttft_seconds)

@@ -1,0 +1,291 @@
+"""Kinds of decode instances that columns are made of: every row that keeps the TPOT limit, with a bound on its rate.
+
+A row carries most at the largest batch whose iteration keeps the limit. Requests per second rise with the batch, so a
+row whose memory is full is bounded by what it carries then, whatever its time per token. Most rows are so far behind
+others of their size that nobody needs to know more of them: their largest batch is looked for only when they are built.
+The leading rows of each size are known exactly, and in the order of what they carry.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.costs.latency import accepted_tokens
+from planner.instances.brackets import largest_between
+from planner.instances.built import Built, built
+from planner.instances.candidates import usable_microbatches
+from planner.instances.decode_candidates import (
+    Count,
+    DecodeCandidate,
+    IterationTime,
+    largest_room,
+    least_batch,
+    request_rate,
+)
+from planner.instances.least import decode_least
+from planner.instances.operating import MOST_UTILISATION, DecodeServer
+from planner.instances.space import Group, Row, row_deployment
+from planner.instances.transfers import most_linked
+from planner.manifest.stacks import taken
+from planner.offers.columns import Offers
+from planner.offers.kinds import DecodeKind
+from planner.question import Question
+from planner.workload import reserved_kv_tokens, running_kv_tokens
+from podplan.records import dataclass
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+LEADING = 10
+"""Rows of each size of which the largest batch is always known: as many as anything asks for by their order."""
+FEW = 1000
+"""Rows of which all are known: fewer are not worth a choice."""
+_LIKELY = 0.9
+"""Part of what leading rows are thought to carry that a bound must reach for the row to be looked at again."""
+_NEARER = 0.95
+"""The same where bounds are known from batches near the largest."""
+_BEYOND = 1.02
+"""How far beyond the likely batch the next one is tried: where it is late, it bounds what the row carries."""
+
+
+@dataclass(slots=True)
+class _Ends:
+    """Batches that enclose the largest within the limit, and seconds of an iteration there, [rows]."""
+
+    low: Floats
+    below: Floats
+    high: Floats
+    above: Floats
+
+    def crossing(self, limit: Floats) -> Floats:
+        """Where the line between both meets the limit."""
+        part = (limit - self.below) / np.maximum(self.above - self.below, 1e-12)
+        return self.low + np.clip(part, 0.0, 1.0) * (self.high - self.low)
+
+    def of(self, rows: Ints) -> "_Ends":
+        """Return those of some rows."""
+        return _Ends(self.low[rows], self.below[rows], self.high[rows], self.above[rows])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Table:
+    """Rows of one group, [rows]: what they carry at most, and the largest batch within the limit where it is known."""
+
+    question: Question
+    group: Group
+    times: dict[int, IterationTime]
+    """By microbatches, fewest first."""
+    limit: Floats
+    room: Floats
+    alone: Floats
+    """Seconds of an iteration with one request per stage and microbatch, of which there are the fewest."""
+    ends: dict[int, _Ends]
+    """By microbatches. The low end may be that of another number of them; the high one is late, or all that fits."""
+    batch: Floats
+    seconds: Floats
+    microbatches: Ints
+    known: Bools
+
+    @property
+    def most(self) -> Floats:
+        """Requests per second of the largest batch where that is known, and of one that is late elsewhere."""
+        known = self._rate(self.batch, np.where(self.batch > 0, self.seconds, np.inf))
+        late = [np.where(self.holds(parts), self._rate(own.high, own.above), 0.0) for parts, own in self.ends.items()]
+        return np.where(self.known, known, np.maximum.reduce(late))
+
+    @property
+    def likely(self) -> Floats:
+        """About what rows carry."""
+        found = np.maximum.reduce([own.crossing(self.limit) for own in self.ends.values()])
+        return np.where(self.known, self.most, self._rate(found, self.limit))
+
+    def holds(self, microbatches: int) -> Bools:
+        """Whether memory holds a request per stage and microbatch, [rows]."""
+        return least_batch(self.group, microbatches) <= self.room
+
+    def narrow(self, rows: Ints) -> None:
+        """Try some rows at batches that are likely a little late."""
+        limit, times = self.limit[rows], self._times(rows)
+        for parts, ends in self.ends.items():
+            own = ends.of(rows)
+            tried = np.clip(np.floor(own.crossing(limit) * _BEYOND) + 1, least_batch(self.group, parts)[rows], own.high)
+            took = np.broadcast_to(np.asarray(times[parts](tried)), tried.shape)
+            late, fine = rows[took > limit], rows[took <= limit]
+            ends.high[late], ends.above[late] = tried[took > limit], took[took > limit]
+            ends.low[fine], ends.below[fine] = tried[took <= limit], took[took <= limit]
+
+    def settle(self, rows: Ints) -> None:
+        """Find the largest batch of some rows, with the microbatches that allow it; of the same batch, the quicker."""
+        batch, seconds, chosen = np.zeros(rows.size), np.full(rows.size, np.inf), np.ones(rows.size, dtype=np.int64)
+        times = self._times(rows)
+        for parts, ends in self.ends.items():
+            # Only where these microbatches do the batch known so far can they do a larger one.
+            able = np.flatnonzero((ends.high[rows] >= batch) & self.holds(parts)[rows])
+            if not able.size:
+                continue
+            measure = times[parts] if able.size == rows.size else times[parts].of(able)
+            found, least = self._largest(rows[able], measure, batch[able])
+            better = (found > batch[able]) | ((found == batch[able]) & (found > 0) & (least < seconds[able]))
+            place = able[better]
+            batch[place], seconds[place], chosen[place] = found[better], least[better], parts
+        self.batch[rows], self.seconds[rows], self.microbatches[rows], self.known[rows] = batch, seconds, chosen, True
+
+    def _largest(self, rows: Ints, measure: IterationTime, least: Floats) -> tuple[Floats, Floats]:
+        """Return the largest batch of some rows within the limit, at ``least`` or more, and its seconds; 0 for none.
+
+        The numbers beside where a line between the ends meets the limit are tried first, and where some batch is known
+        the first ones that no other microbatches do.
+        """
+        parts = measure.microbatches
+        limit, ends = self.limit[rows], self.ends[parts].of(rows)
+        low = np.maximum(least, least_batch(self.group, parts)[rows])
+        high = np.maximum(ends.high, low)
+        start = np.where(least > 0, low, np.clip(np.floor(ends.crossing(limit)), low, high))
+        tried = np.stack([start, np.minimum(start + 1, high), ends.high, ends.low])
+        took = np.stack([tried[0], tried[1], ends.above, ends.below])
+        took[:2] = measure(tried[:2])
+        found, seconds = largest_between(measure, limit, np.stack([low, high]), tried, took, ends.below)
+        return np.where(found >= low, found, 0.0), seconds
+
+    def _times(self, rows: Ints) -> dict[int, IterationTime]:
+        """Return the iteration times of some rows, by microbatches."""
+        if rows.size == self.room.size:
+            return self.times
+        first = next(iter(self.times.values())).of(rows)
+        return {parts: replace(first, microbatches=parts) for parts in self.times}
+
+    def _rate(self, batch: Floats, seconds: Floats) -> Floats:
+        return request_rate(self.question, self.group.deployment, batch, seconds)
+
+
+def decode_offers(question: Question, rows: list[Row], count: Count, slowest_seconds: float) -> Offers:
+    """Return the decode instances that keep the TPOT limit with one request per stage or more."""
+    tables = [_bounded(question, each, count) for each in built(question, "decode", rows)]
+    found = [table for table in tables if table is not None]
+    _settle_leading(found, question.objective == "latency")
+    return Offers.joined([_offers(question, table, slowest_seconds, count) for table in found])
+
+
+def _bounded(question: Question, whole: Built, count: Count) -> _Table | None:
+    """Return the rows that hold a request, with what they carry at most; those that fill their memory are known."""
+    room = largest_room(whole.group, 1, reserved_kv_tokens(question.workload))
+    held = np.flatnonzero(room >= least_batch(whole.group, 1))
+    if not held.size:
+        return None
+    rows, room, kv = whole.select(held), room[held], running_kv_tokens(question.workload)
+    group, cost, spread = rows.group, rows.cost, rows.deviations
+    limit = np.broadcast_to(question.tpot_seconds * accepted_tokens(group.deployment, question.acceptance), room.shape)
+    usable = sorted(usable_microbatches(question, group))
+    times = {parts: IterationTime(cost, spread, kv, parts, count) for parts in usable}
+    first = least_batch(group, usable[0])
+    points = np.stack([np.maximum(room, first), first])
+    full, alone = np.broadcast_to(np.asarray(times[usable[0]](points)), points.shape)
+    ends = {usable[0]: _Ends(first.copy(), alone.copy(), points[0], full.copy())}
+    for parts in usable[1:]:
+        most = np.maximum(room, least_batch(group, parts))
+        full = np.broadcast_to(np.asarray(times[parts](most)), room.shape)
+        ends[parts] = _Ends(first.copy(), alone.copy(), most, full.copy())
+    table = _Table(
+        question=question,
+        group=group,
+        times=times,
+        limit=limit,
+        room=room,
+        alone=alone,
+        ends=ends,
+        batch=np.zeros(room.shape),
+        seconds=np.full(room.shape, np.inf),
+        microbatches=np.ones(room.shape, dtype=np.int64),
+        known=~np.asarray(first <= room),  # those hold no request
+    )
+    for parts, own in ends.items():
+        fits = table.holds(parts) & (own.above <= limit) & (own.above < table.seconds)
+        table.batch[fits], table.seconds[fits], table.microbatches[fits] = room[fits], own.above[fits], parts
+        table.known[fits] = True
+    return table
+
+
+def _settle_leading(tables: Sequence[_Table], all_rows: bool) -> None:
+    """Find the largest batch of the leading rows of each size, and of those that may keep the limit with no request.
+
+    Rows that seem to lead are tried at a batch that bounds them closely. Then those that still do are settled, and
+    those whose bound reaches what the last of the leading ones carries.
+    """
+    if not tables:
+        return
+    starts = np.cumsum([table.room.size for table in tables])[:-1]
+
+    def of_all(column: Callable[[_Table], NDArray[Any]]) -> NDArray[Any]:
+        return np.concatenate([column(table) for table in tables])
+
+    def those(wanted: Bools) -> Iterator[tuple[_Table, Ints]]:
+        own = (np.flatnonzero(part) for part in np.split(wanted, starts))
+        return ((table, rows) for table, rows in zip(tables, own, strict=True) if rows.size)
+
+    sizes, certain = of_all(lambda table: table.group.sizes), of_all(lambda table: table.alone <= table.limit)
+    floor = np.zeros(sizes.size)
+    if sizes.size > FEW and not all_rows:
+        floor = _LIKELY * _carried_by_leading(sizes, of_all(lambda table: table.likely))
+        for table, rows in those(~of_all(lambda table: table.known) & (of_all(lambda table: table.most) >= floor)):
+            table.narrow(rows)
+        floor = np.maximum(floor, _NEARER * _carried_by_leading(sizes, of_all(lambda table: table.most)))
+    while True:
+        wanted = ~of_all(lambda table: table.known) & ((of_all(lambda table: table.most) >= floor) | ~certain)
+        if not wanted.any():
+            return
+        for table, rows in those(wanted):
+            table.settle(rows)
+        floor = _carried_by_leading(sizes, of_all(lambda table: np.where(table.known, table.most, 0.0)))
+
+
+def _carried_by_leading(sizes: Floats, carried: Floats) -> Floats:
+    """Return for each row what the last of the leading rows of its size carries; 0 where there are not as many."""
+    order = np.lexsort((-carried, sizes))
+    ordered = sizes[order]
+    last = np.searchsorted(ordered, sizes) + LEADING - 1
+    there = np.minimum(last, sizes.size - 1)
+    return np.where(ordered[there] == sizes, carried[order[there]], 0.0)
+
+
+def _offers(question: Question, table: _Table, slowest_seconds: float, count: Count) -> Offers:
+    """Return the rows of a table that keep the limit: a full batch bounds what each carries."""
+    keep = np.flatnonzero(~table.known | (table.batch > 0))
+    if not keep.size:
+        return Offers.of([])
+    group = table.group.select(keep) if keep.size < table.room.size else table.group
+    most = np.minimum(MOST_UTILISATION * table.most[keep], most_linked(question, group.deployment))
+    quickest = question.objective == "latency"
+    return Offers(
+        devices=group.sizes.astype(np.int64),
+        bound_per_second=most,
+        guess_per_second=most,
+        layers=group.layers,
+        build=partial(_decode_kind, table, slowest_seconds, keep),
+        least=decode_least(question, group, float(table.batch.max()), count) if quickest else None,
+    )
+
+
+def _decode_kind(table: _Table, slowest_seconds: float, keep: Ints, number: int) -> DecodeKind:
+    row = int(keep[number])
+    if not table.known[row]:
+        table.settle(np.array([row]))
+    question, group = table.question, table.group
+    batch, seconds, drafts = float(table.batch[row]), float(table.seconds[row]), int(group.drafts[row])
+    deployment = replace(row_deployment(group.deployment, group.rows[row]), drafts=drafts)
+    candidate = DecodeCandidate(
+        row=group.rows[row],
+        deployment=deployment,
+        drafts=drafts,
+        microbatches=int(table.microbatches[row]),
+        batch=int(batch),
+        iteration_seconds=seconds,
+        requests_per_second=float(request_rate(question, deployment, batch, seconds)),
+        limited_by="memory" if batch >= table.room[row] else "tpot",
+    )
+    cost = taken(next(iter(table.times.values())).cost, np.array([row]))
+    return DecodeKind(DecodeServer(question, candidate, slowest_seconds, cost))

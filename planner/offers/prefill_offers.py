@@ -1,0 +1,219 @@
+"""Kinds of prefill instances that columns are made of: every row that keeps the TTFT limit, with a bound on its rate.
+
+Everything here is costed on arrays; queues come later, for the rows that a plan could use (``offers.columns``), and
+with them the budget that suits a row (``offers.kinds``). None is left out for being like another: what a row carries
+at most decides whether it is looked at.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.instances.built import Built, built
+from planner.instances.candidates import usable_microbatches
+from planner.instances.decode_candidates import Count
+from planner.instances.dominance import undominated
+from planner.instances.least import Least
+from planner.instances.operating import MOST_UTILISATION, transfer_seconds
+from planner.instances.prefill_bounds import saturated, timely, varied
+from planner.instances.prefill_candidates import (
+    PROMPTS_PER_PASS,
+    SHORTEST_CHUNK_TOKENS,
+    busiest_prompts,
+    pass_seconds,
+    prefill_fits,
+)
+from planner.instances.space import Group, Row, row_deployment
+from planner.instances.transfers import most_linked
+from planner.manifest.stacks import taken
+from planner.manifest.terms import Number, StepCost
+from planner.offers.columns import Offers
+from planner.offers.kinds import PrefillKind, likely_rate
+from planner.question import Question
+from podplan.records import dataclass
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+# Points of one evaluation: fewer cost as much, for the calls, and more leave the cache.
+POINTS_AT_ONCE = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _PrefillTable:
+    """Rows of one group; seconds of full passes with ``prompts`` of a DP group, [rows, budgets].
+
+    ``fits`` is whether memory holds them; ``single`` [rows] is a pass with one prompt in the whole instance.
+    """
+
+    group: Group
+    prompts: Ints
+    chunks: int
+    seconds: Floats
+    fits: NDArray[np.bool_]
+    single: Floats
+    saturated: Floats
+    """[rows, budgets] prompts per second that no stream of passes exceeds."""
+    cost: StepCost
+
+
+def prefill_offers(question: Question, rows: list[Row], count: Count) -> Offers:
+    """Return the prefill instances that keep the TTFT limit with one prompt; rows that hold none whole take parts."""
+    tables: list[_PrefillTable] = []
+    for whole in built(question, "prefill", rows):
+        for chunks, held in enumerate(_by_parts(question, whole.group), start=1):
+            if held.size:
+                tables.append(_prefill_table(question, whole.select(held), chunks, count))
+    return Offers.joined([_prefill_kinds(question, table) for table in tables])
+
+
+def _by_parts(question: Question, group: Group) -> Iterator[Ints]:
+    """Yield the rows that hold a whole prompt, those that need it in two parts, in three, and so on.
+
+    More parts than needed never shorten its passes: each reads weights and the earlier parts' KV anew.
+    """
+    finest, left = max(int(question.workload.input_tokens.mean / SHORTEST_CHUNK_TOKENS), 1), np.arange(len(group.rows))
+    for chunks in range(1, finest + 1):
+        if not left.size:
+            return
+        own = group.select(left) if left.size < len(group.rows) else group
+        fits = np.broadcast_to(prefill_fits(own.deployment, question.workload, 1, chunks), left.shape)
+        yield left[fits]
+        left = left[~fits]
+
+
+def _prefill_table(question: Question, own: Built, chunks: int, count: Count) -> _PrefillTable:
+    """Cost every row at every budget, until it does not keep the limit with as many prompts."""
+    group, cost = own.group, own.cost
+    budgets = np.array(PROMPTS_PER_PASS if chunks == 1 else (1,), dtype=np.int64)
+    shape = len(group.rows), budgets.size
+    seconds, fits, most = np.full(shape, np.inf), np.zeros(shape, dtype=bool), np.zeros(shape)
+    passes = _Passes(question, group, cost, chunks, count)
+    single, rows, start = passes.single(), np.arange(shape[0]), 0
+    while start < budgets.size and rows.size:
+        stop = start + max(POINTS_AT_ONCE // rows.size, 1)
+        found = passes.full(budgets[start:stop, None].astype(np.float64))
+        seconds[rows, start:stop], fits[rows, start:stop], most[rows, start:stop] = (each.T for each in found)
+        able = np.flatnonzero(found[1][-1] & (found[0][-1] <= question.ttft_seconds))
+        passes, rows, start = passes.of(able), rows[able], stop
+    return _PrefillTable(
+        group=group,
+        prompts=budgets,
+        chunks=chunks,
+        seconds=seconds,
+        fits=fits,
+        single=single,
+        saturated=most,
+        cost=cost,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Passes:
+    """Passes of the rows of a group, each prompt in ``chunks``, with the microbatches that take the least time."""
+
+    question: Question
+    group: Group
+    cost: StepCost
+    chunks: int
+    count: Count
+
+    def single(self) -> Floats:
+        """Seconds of a pass with one prompt in the whole instance, [rows]."""
+        ranks = np.asarray(self.group.deployment.strategy.attention_dp)
+        return np.asarray(np.minimum.reduce([self._seconds(1.0, 1.0 / ranks, parts) for parts in self._microbatches]))
+
+    def full(self, prompts: Floats) -> tuple[Floats, NDArray[np.bool_], Floats]:
+        """Seconds, whether memory holds it, and prompts per second that no stream of such passes exceeds.
+
+        Args: ``prompts`` of a DP group [budgets, 1]. Returns three of [budgets, rows].
+        """
+        question, deployment = self.question, self.group.deployment
+        ranks, shape = np.asarray(deployment.strategy.attention_dp), (prompts.size, len(self.group.rows))
+        fullest = busiest_prompts(question.workload, prompts, ranks)
+        seconds, most = np.full(shape, np.inf), np.zeros(shape)
+        for parts in self._microbatches:
+            took = np.broadcast_to(self._seconds(fullest, prompts, parts), shape)
+            bound = saturated(question, self.cost, (prompts, ranks), took, (self.chunks, parts))
+            seconds, most = np.minimum(seconds, took), np.maximum(most, bound)
+        fits = np.broadcast_to(prefill_fits(deployment, question.workload, prompts, self.chunks), shape)
+        return seconds, fits, most
+
+    def of(self, rows: Ints) -> "_Passes":
+        """Return the passes of some of the rows."""
+        if rows.size == len(self.group.rows) or not rows.size:
+            return self
+        return replace(self, group=self.group.select(rows), cost=taken(self.cost, rows))
+
+    @property
+    def _microbatches(self) -> Sequence[int]:
+        return usable_microbatches(self.question, self.group)
+
+    def _seconds(self, fullest: Number, prompts: Number, microbatches: int) -> Floats:
+        took = np.asarray(pass_seconds(self.cost, self.question.workload, fullest, prompts, self.chunks, microbatches))
+        self.count.evaluated += max(took.size, len(self.group.rows))
+        return took
+
+
+def _prefill_kinds(question: Question, table: _PrefillTable) -> Offers:
+    """Return the rows of a table that keep the limit with one prompt in the instance, and what bounds each.
+
+    Between the last budget that is known to be good, a, and the first that is not, b, a row carries at most what b
+    does, for a pass takes the less per prompt the more it has, and at most b - 1 prompts in the seconds of a. Where
+    even one prompt per group is late, passes that are not full may still be in time.
+    """
+    number = table.single.size
+    ranks = np.broadcast_to(np.asarray(table.group.deployment.strategy.attention_dp, dtype=np.float64), number)
+    good = table.fits & (table.seconds <= question.ttft_seconds)
+    rows, known = np.arange(number), np.cumprod(good, axis=1).sum(axis=1)
+    last = np.maximum(known - 1, 0)
+    after = np.where(known > 0, np.minimum(known, table.prompts.size - 1), 0)
+    most = np.maximum(table.prompts[after] - 1, table.prompts[last])
+    bound = MOST_UTILISATION * table.saturated[rows, last if varied(question) else after]
+    full, prompts = table.seconds[rows, last], table.prompts.astype(np.float64) * ranks[:, None]
+    if not varied(question):
+        bound = np.minimum(bound, MOST_UTILISATION * np.where(after > last, most * ranks / full, np.inf))
+        bound = np.minimum(bound, timely(question, table.single, full, prompts[rows, last]))
+    bound = np.minimum(bound, most_linked(question, table.group.deployment))
+    guess = np.where(good, likely_rate(question, prompts, table.seconds), 0.0).max(axis=1)
+    guess = np.where(known > 0, guess, likely_rate(question, prompts[:, 0], table.seconds[:, 0]))
+    return Offers(
+        devices=table.group.sizes.astype(np.int64),
+        bound_per_second=bound,
+        guess_per_second=guess,
+        layers=table.group.layers,
+        build=partial(_prefill_kind, question, table, most),
+        least=_prefill_least(question, table, prompts) if question.objective == "latency" else None,
+    ).select(_worth_a_queue(question, table, ranks))
+
+
+def _worth_a_queue(question: Question, table: _PrefillTable, ranks: Floats) -> Ints:
+    """Return the rows that keep the limit with one prompt alone; of prompts that differ, less those that are beaten.
+
+    Their queues take long and their bounds are loose, so of rows of one size and as many groups those are left out
+    that another matches at one prompt and at every budget costed.
+    """
+    able = np.flatnonzero(table.single <= question.ttft_seconds)
+    if not varied(question):
+        return able
+    buckets = (table.group.sizes * 1_000_000 + ranks).astype(np.int64)
+    criteria = np.column_stack([table.single, np.minimum(table.seconds, 1e30)])
+    return able[undominated(buckets[able], criteria[able])]
+
+
+def _prefill_least(question: Question, table: _PrefillTable, prompts: Floats) -> Least:
+    """Return how long prompts take at least; where they differ, as long as one of mean length alone."""
+    number = table.single.size
+    fixed = np.broadcast_to(np.asarray(transfer_seconds(question, table.group.deployment), dtype=np.float64), number)
+    held, seconds = np.ones((number, 1)), table.single[:, None]
+    if not varied(question):
+        held, seconds = np.column_stack([held, prompts]), np.column_stack([seconds, table.seconds])
+    return Least.of(held, seconds, fixed)
+
+
+def _prefill_kind(question: Question, table: _PrefillTable, most: Ints, row: int) -> PrefillKind:
+    own, cost = table.group.rows[row], taken(table.cost, np.array([row]))
+    return PrefillKind(question, own, row_deployment(table.group.deployment, own), int(most[row]), table.chunks, cost)

@@ -1,0 +1,172 @@
+"""Plans of aggregated instances: each takes prompts and answers them, so that there is one pool and no transfer."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cached_property
+
+from planner.costs.interval import scaled
+from planner.costs.memory import Memory, memory
+from planner.costs.predict import Prediction, predict
+from planner.instances.space import Role, machines_of
+from planner.mixed.candidates import MixedCandidate
+from planner.mixed.queue import MixedServer, MixedState
+from planner.plans.plan import Plan
+from planner.plans.pools import PlannedPool, answering
+from planner.question import Question
+from planner.queues.queueing import Latency
+from planner.workload import running_kv_tokens
+from podplan.records import dataclass
+from podplan.units import format_duration
+
+
+@dataclass(frozen=True, kw_only=True)
+class MixedPool(PlannedPool):
+    """Aggregated instances at the planned rate; ``prediction`` is of their mean step there."""
+
+    candidate: MixedCandidate
+    state: MixedState
+
+    @property
+    def role(self) -> Role:
+        """Mixed: prefill and decode in one."""
+        return "mixed"
+
+    @property
+    def drafts(self) -> int:
+        """MTP depth."""
+        return self.candidate.drafts
+
+    @cached_property
+    def prediction(self) -> Prediction:
+        """Every operator of the mean step, with and without prompts by their share."""
+        return mixed_prediction(self.question, self.candidate, self.state)
+
+    @cached_property
+    def memory(self) -> Memory:
+        """Bytes per device with a full step and the mean KV of a full batch."""
+        candidate = self.candidate
+        kv_tokens = candidate.batch * running_kv_tokens(self.question.workload).mean_tokens
+        tokens = candidate.batched_tokens / candidate.row.strategy.pp
+        return memory(candidate.deployment, kv_tokens=kv_tokens, sequences=float(candidate.batch), tokens=float(tokens))
+
+
+@dataclass(frozen=True, kw_only=True)
+class AggregatedPlan(Plan):
+    """One pool of aggregated instances."""
+
+    mixed: MixedPool
+
+    def pools(self) -> tuple[tuple[Role, PlannedPool], ...]:
+        """Return the pool with its role."""
+        return (("mixed", self.mixed),)
+
+    @property
+    def e2e(self) -> Latency:
+        """Time from scheduled arrival to the last token."""
+        return self.mixed.state.e2e
+
+    @property
+    def binding_limit(self) -> str:
+        """The latency limit with least room, behind it the devices; or the rate."""
+        question = self.question
+        if question.rate_per_second is not None and question.objective != "throughput":
+            return "rate"
+        return f"devices, {limit_of(self)}"
+
+    @property
+    def explanation(self) -> str:
+        """What limits the pool, with its numbers."""
+        pool, state = self.mixed, self.mixed.state
+        return (
+            f"A step of an aggregated instance takes {format_duration(state.mean_step_seconds)} on average; "
+            f"{state.prompt_steps:.0%} of them carry prompts, which lengthen the steps of all that are answered. At "
+            f"p{self.question.percentile:g} {told_limits(self)}. The pool carries {pool.capacity_per_second:.1f} "
+            f"requests/s ({self.binding_limit})."
+        )
+
+    def asked(self, question: Question) -> "AggregatedPlan":
+        """Return the same pool and figures under another question."""
+        return replace(self, question=question, mixed=replace(self.mixed, question=question))
+
+    def under(self, question: Question) -> Callable[[float], "AggregatedPlan | None"]:
+        """Return what the pool does under a question, by the rate; None where it cannot keep up, or by M/M/1."""
+        if question.queueing == "mixserve":
+            return lambda _: None
+        pool = self.mixed
+        server = MixedServer(question, pool.candidate)
+        each = pool.capacity_per_second / pool.instances
+        return lambda rate_per_second: make_aggregated(question, server, pool.instances, each, rate_per_second)
+
+
+def limit_of(plan: AggregatedPlan) -> str:
+    """Name the limit with least room at the plan's rate: ttft, tpot, or memory where neither is near."""
+    question, level = plan.question, plan.question.percentile
+    used = {
+        "ttft": plan.ttft.at(level) / question.ttft_seconds,
+        "tpot": plan.tpot.at(level) / question.tpot_seconds,
+    }
+    nearest = max(used, key=lambda name: used[name])
+    return nearest if used[nearest] > NEAR else "saturation"
+
+
+NEAR = 0.95
+"""Share of a limit from which it is said to bind; below, the instances are saturated within both."""
+
+
+def told_limits(plan: AggregatedPlan) -> str:
+    """Say how much of each limit is used."""
+    question, level = plan.question, plan.question.percentile
+    pairs = (("TTFT", plan.ttft, question.ttft_seconds), ("TPOT", plan.tpot, question.tpot_seconds))
+    return " and ".join(
+        f"{name} {format_duration(found.at(level))} of {format_duration(limit)}" for name, found, limit in pairs
+    )
+
+
+def make_aggregated(
+    question: Question, server: MixedServer, instances: int, capacity_of_each: float, rate_per_second: float
+) -> AggregatedPlan | None:
+    """Return the plan of so many instances at a rate; None where they cannot keep up."""
+    state = server.state(rate_per_second / instances, instances)
+    if state is None:
+        return None
+    assert isinstance(server.candidate, MixedCandidate)
+    pool = MixedPool(
+        question=question,
+        candidate=server.candidate,
+        machines=machines_of(question, "mixed"),
+        instances=instances,
+        capacity_per_second=instances * capacity_of_each,
+        utilisation=state.utilisation,
+        state=state,
+    )
+    return AggregatedPlan(
+        question=question,
+        mixed=pool,
+        requests_per_second=rate_per_second,
+        ttft=state.ttft,
+        tpot=state.tpot,
+    )
+
+
+def mixed_prediction(question: Question, candidate: MixedCandidate, state: MixedState) -> Prediction:
+    """Every operator of a mean step with as many requests open as there are at the planned rate.
+
+    TPOT and its interval are the plan's own: in a closed loop ranks compute prompts together, in an open stream one
+    after the other, so that more steps are long.
+    """
+    workload = question.workload
+    found = predict(
+        replace(
+            answering(question, "mixed", candidate.row, candidate.drafts),
+            microbatches=1 if candidate.microbatches == 1 else None,
+            prompt_tokens=workload.input_tokens.mean,
+            output_tokens=workload.output_tokens.mean,
+            prefix_reuse=workload.prefix_reuse,
+            concurrency=max(state.mean_requests, 1.0),
+            batched_tokens=float(candidate.batched_tokens),
+        )
+    )
+    if not found.tpot_seconds:  # answers of one token have none
+        return found
+    tpot = state.tpot.mean
+    return replace(found, tpot_seconds=tpot, interval=scaled(found.interval, tpot / found.tpot_seconds))

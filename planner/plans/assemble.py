@@ -1,0 +1,220 @@
+"""A plan made complete: every instance on its devices, every expert in its slots, every step cost in numbers."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from hardware.spec import HardwareSpec
+from planner.costs.cache import model_cache
+from planner.instances.alignment import Lot, placed
+from planner.instances.operating import DecodeServer
+from planner.manifest.checks import spec_hash
+from planner.manifest.layout import Instance
+from planner.manifest.schema import (
+    Answer,
+    AnswerKinds,
+    Cluster,
+    EmbeddedModel,
+    Engine,
+    KvTransfer,
+    LinkMapping,
+    MadeBy,
+    Manifest,
+    ManifestWorkload,
+    Prediction,
+    PromptKinds,
+    Routing,
+    ServiceLevels,
+)
+from planner.plans.aggregated import AggregatedPlan
+from planner.plans.assemble_pool import cache_shape, pool_content
+from planner.plans.expectation import aggregated_prediction, busy_share, open_prediction
+from planner.plans.plan import DisaggregatedPlan, Plan
+from planner.plans.pools import PlannedPool
+from planner.question import Question
+from planner.queues.prompts import prompts_of
+from planner.workload import Workload
+from podplan.errors import Fault
+from podplan.version import VERSION
+
+SEED = 0
+Places = dict[str, list[int]]
+"""First device of every instance, by role."""
+
+
+def assemble(plan: Plan, question_answers: Mapping[str, Answer], places: Places | None = None) -> Manifest:
+    """Return the manifest of a plan; the same arguments give the same manifest.
+
+    Without ``places`` the largest instances take the first nodes, decode before prefill of the same size. An instance
+    of at least a node starts at a node; smaller ones share nodes (``instances.alignment``).
+
+    Args:
+        plan: what ``search.search`` found.
+        question_answers: what was asked, as it shall stand under ``made_by``.
+        places: first device of every instance, by role, where other models stand on the same machines.
+    """
+    question = plan.question
+    names, specs = _clusters(plan)
+    places = _places(plan, names) if places is None else places
+    placing: dict[str, list[Instance]] = {role: _instances(role, pool, places[role]) for role, pool in plan.pools()}
+    pools = [pool_content(pool, names[role], placing[role], SEED) for role, pool in reversed(plan.pools())]
+    limits = ServiceLevels(
+        ttft_seconds=question.ttft_seconds, tpot_seconds=question.tpot_seconds, percentile=question.percentile
+    )
+    return Manifest(
+        manifest_version=1,
+        made_by=MadeBy(podplan=VERSION, question=dict(question_answers), seed=SEED),
+        clusters={
+            name: Cluster(nodes=_nodes_used(name, names, placing), sha256=spec_hash(spec), spec=spec)
+            for name, spec in specs.items()
+        },
+        model=EmbeddedModel(sha256=spec_hash(question.model), spec=question.model),
+        engine=_engine(question.engine),
+        workload=_workload(question, plan.requests_per_second),
+        service_levels=limits,
+        pools=sorted(pools, key=lambda pool: pool.role != "prefill"),
+        kv_transfer=_kv_transfer(plan) if isinstance(plan, DisaggregatedPlan) else None,
+        routing=_routing(plan),
+        predicted=predicted(plan, limits),
+    )
+
+
+def _engine(engine: str) -> Engine:
+    """Return the engine's id and version; the reference engine is podplan's own."""
+    name, _, version = engine.partition("@")
+    return Engine(id=name, version=version or VERSION)
+
+
+def _clusters(plan: Plan) -> tuple[dict[str, str], dict[str, HardwareSpec]]:
+    """Return the cluster of every role and the spec of every cluster.
+
+    A cluster has its spec's name, with the role behind it where another spec has that name.
+    """
+    names: dict[str, str] = {}
+    specs: dict[str, HardwareSpec] = {}
+    for role, pool in reversed(plan.pools()):
+        spec = pool.machines.hardware
+        name = spec.name if specs.get(spec.name, spec) == spec else f"{spec.name}-{role}"
+        names[role], specs[name] = name, spec
+    return names, specs
+
+
+def _places(plan: Plan, names: Mapping[str, str]) -> Places:
+    """Return the first device of every instance of a plan that has its machines for itself."""
+    found: Places = {}
+    for name in dict.fromkeys(names.values()):
+        own = [(role, pool) for role, pool in reversed(plan.pools()) if names[role] == name]
+        budgets = {pool.machines.budget: pool.machines for _, pool in own}
+        devices = sum(machines.devices for machines in budgets.values())
+        lots = [Lot(key=role, devices=pool.candidate.devices, instances=pool.instances) for role, pool in own]
+        machines = replace(own[0][1].machines, devices=devices)
+        placing = placed(lots, machines, devices)
+        if placing is None:
+            raise Fault(f"the instances of the plan have no place on {devices} devices of {name}")
+        found |= placing
+    return found
+
+
+def _instances(role: str, pool: PlannedPool, firsts: Sequence[int]) -> list[Instance]:
+    """Return the instances of a pool that begin at given devices."""
+    per_node, devices = pool.machines.devices_per_node, pool.candidate.devices
+    return [
+        Instance(
+            name=f"{role}-{number}",
+            nodes=list(range(first // per_node, (first + devices - 1) // per_node + 1)),
+            first_device=first % per_node,
+        )
+        for number, first in enumerate(firsts)
+    ]
+
+
+def _nodes_used(name: str, names: Mapping[str, str], placing: Mapping[str, list[Instance]]) -> int:
+    """Return the nodes of a cluster up to the last one that an instance stands on."""
+    return 1 + max(
+        node for role, instances in placing.items() if names[role] == name for one in instances for node in one.nodes
+    )
+
+
+def _workload(question: Question, requests_per_second: float) -> ManifestWorkload:
+    traffic = question.workload
+    return ManifestWorkload(
+        input_tokens=traffic.input_tokens.mean,
+        output_tokens=traffic.output_tokens.mean,
+        input_cv2=traffic.input_tokens.squared_cv,
+        output_cv2=traffic.output_tokens.squared_cv,
+        requests_per_second=requests_per_second,
+        arrival_cv2=traffic.arrival_squared_cv,
+        prefix_reuse=traffic.prefix_reuse,
+        prompt_kinds=_prompt_kinds(traffic),
+        answer_kinds=_answer_kinds(traffic),
+    )
+
+
+def _prompt_kinds(traffic: Workload) -> PromptKinds | None:
+    """Return the prompts of a histogram, a trace or a gamma distribution; of a log-normal one moments tell all."""
+    if traffic.prompts is None and (traffic.input_tokens.shape == "lognormal" or not traffic.input_tokens.squared_cv):
+        return None
+    kinds = prompts_of(traffic)
+    return PromptKinds(tokens=kinds.tokens.tolist(), reused=kinds.reused.tolist(), weights=kinds.weights.tolist())
+
+
+def _answer_kinds(traffic: Workload) -> AnswerKinds | None:
+    if traffic.answers is None:
+        return None
+    tokens, weights = zip(*traffic.answers, strict=True)
+    return AnswerKinds(tokens=list(tokens), weights=list(weights))
+
+
+def _routing(plan: Plan) -> Routing:
+    """Return the policies that the queues of the plan assume.
+
+    Of elastic passes, the instance with least work is often the one whose pass has just begun: it would keep a request
+    waiting longest. In turn, requests come evenly and meet a pass half way on average. Ranks of aggregated instances
+    take them in turn too, so that no two prompts meet on one while others have none.
+    """
+    if isinstance(plan, AggregatedPlan):
+        return Routing(prefill="round_robin", decode="round_robin")
+    return Routing(prefill="round_robin")
+
+
+def _kv_transfer(plan: DisaggregatedPlan) -> KvTransfer:
+    """Return the links between the pools: the slower of both machines' KV planes.
+
+    ratio = prefill TP / decode TP, group size = decode DP (of all domains) / ratio (CloudMatrix384 section 4.3.3).
+    """
+    first, second = plan.prefill, plan.decode
+    planes = [pool.machines.hardware.plane(pool.machines.hardware.kv_plane) for pool in (first, second)]
+    source, target = first.candidate.row.strategy, second.candidate.row.strategy
+    ratio = source.attention_tp / target.attention_tp
+    cache = model_cache(first.candidate.deployment)
+    return KvTransfer(
+        plane=planes[0].name,
+        bandwidth_bytes_per_second=min(p.bandwidth_bytes_per_second.value * p.efficiency.value for p in planes),
+        latency_seconds=max(plane.latency_seconds.value for plane in planes),
+        bytes_per_token=float(cache.token_bytes),
+        **cache_shape(cache),
+        mapping=LinkMapping(ratio=ratio, group_size=target.attention_groups / ratio),
+    )
+
+
+def predicted(plan: Plan, limits: ServiceLevels) -> Prediction:
+    """Return the plan's figures in the keys of a simulation's result."""
+    if isinstance(plan, AggregatedPlan):
+        tokens = plan.question.workload.output_tokens.mean
+        return aggregated_prediction(plan.mixed.state, plan.requests_per_second, tokens, limits)
+    assert isinstance(plan, DisaggregatedPlan)
+    decode, question = plan.decode, plan.question
+    server = DecodeServer(question, decode.candidate, plan.transfer_seconds)
+    return open_prediction(
+        ttft=plan.ttft,
+        tpot=plan.tpot,
+        e2e=plan.e2e,
+        requests_per_second=plan.requests_per_second,
+        output_tokens=question.workload.output_tokens.mean,
+        limits=limits,
+        busy={
+            "decode": busy_share(
+                server.iteration_table(), server.iterations.mean, plan.requests_per_second / decode.instances
+            )
+        },
+        links=plan.links,
+    )

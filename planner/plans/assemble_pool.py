@@ -1,0 +1,161 @@
+"""The content of one pool of a manifest: ranks, groups, shards, experts, limits, memory and step costs."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from planner.balance.counts import replica_counts
+from planner.balance.packing import longest_first
+from planner.balance.skew import MIXED, LoadDistribution, sample_expert_loads
+from planner.costs.cache import Cache, device_cache
+from planner.costs.deployment import Deployment
+from planner.costs.latency import balanced_cost
+from planner.costs.memory import Memory
+from planner.manifest.costs import StepCostModel
+from planner.manifest.layout import Degrees, ExpertLayers, ExpertMap, Instance
+from planner.manifest.ranks import group_rules, layers_per_stage, rank_table, shard_rules
+from planner.manifest.schema import (
+    BatchLimits,
+    Drafts,
+    KvCache,
+    MemoryBytes,
+    PhaseName,
+    Pool,
+    PoolPrediction,
+)
+from planner.plans.aggregated import MixedPool
+from planner.plans.pools import DecodePool, PlannedPool, PrefillPool
+from planner.strategy import Strategy, format_strategy
+from planner.workload import running_kv_tokens
+
+# CloudMatrix384 section 4.4.2 pages KV in blocks of 128 tokens.
+BLOCK_TOKENS = 128
+
+
+def pool_content(pool: PlannedPool, cluster: str, instances: list[Instance], seed: int) -> Pool:
+    """Return a pool of a manifest; ``seed`` draws the expert loads that placement assumes."""
+    question, candidate, machines = pool.question, pool.candidate, pool.machines
+    model, deployment, strategy = question.model, candidate.deployment, candidate.row.strategy
+    degrees = _degrees(strategy)
+    memory = pool.memory
+    capacity = kv_capacity_tokens(deployment, memory)
+    return Pool(
+        role=pool.role,
+        hardware=cluster,
+        strategy=format_strategy(strategy, moe=model.moe is not None),
+        degrees=degrees,
+        devices_per_instance=strategy.devices,
+        chips_per_instance=strategy.devices / machines.devices_per_chip,
+        instances=instances,
+        rank_table=rank_table(degrees, machines.devices_per_node),
+        groups=group_rules(degrees),
+        layers_per_stage=layers_per_stage(model.layers, strategy.pp),
+        weight_shards=shard_rules(model, degrees, machines.weights, pool.role),
+        expert_map=expert_map(deployment, seed, pool.question.balance.distribution),
+        limits=_limits(pool, capacity),
+        microbatches=2 if candidate.microbatches == 2 else 1,
+        mtp=Drafts(drafts=pool.drafts, acceptance=question.acceptance),
+        weights_dtype=machines.weights,
+        kv_dtype=question.kv_dtype,
+        memory_bytes_per_device=_memory_bytes(memory),
+        kv=KvCache(
+            block_tokens=BLOCK_TOKENS,
+            bytes_per_token_per_device=float(device_cache(deployment).token_bytes),
+            capacity_tokens_per_rank=capacity,
+            **cache_shape(device_cache(deployment)),
+        ),
+        step_costs=step_costs(pool),
+        predicted=_pool_prediction(pool),
+    )
+
+
+def _degrees(strategy: Strategy) -> Degrees:
+    return Degrees(**{name: getattr(strategy, name) for name in Degrees.model_fields})
+
+
+def step_costs(pool: PlannedPool) -> dict[PhaseName, StepCostModel]:
+    """Return what a step takes in either phase, so that an instance can change its role; a mixed one has one phase.
+
+    In the phase that the pool was not planned for the ranks and the experts stay where they are. Prompts draft
+    nothing; running requests have too few tokens per device for staging, whose whole weights serve plain TP as well.
+    """
+    planned, costs = pool.candidate.deployment, {}
+    if planned.phase == "mixed":
+        return {"mixed": StepCostModel.from_step_cost(balanced_cost(planned, pool.question.balance))}
+    for phase in ("prefill", "decode"):
+        deployment = planned
+        if phase != planned.phase:
+            strategy = planned.strategy
+            if isinstance(strategy, Strategy) and phase == "decode":
+                strategy = replace(strategy, staged=False)
+            deployment = replace(planned, phase=phase, strategy=strategy, drafts=0)
+        costs[phase] = StepCostModel.from_step_cost(balanced_cost(deployment, pool.question.balance))
+    return {"prefill": costs["prefill"], "decode": costs["decode"]}
+
+
+def expert_map(deployment: Deployment, seed: int, distribution: LoadDistribution = MIXED) -> ExpertMap | None:
+    """Return slots of every MoE layer for drawn loads: counts by water-filling, positions by longest first.
+
+    The loads of a layer are drawn from the distribution that the balance assumes, for want of measured ones;
+    ``plan place`` makes a map from those. Dedicated shared-expert ranks are the last EP ranks.
+    """
+    if deployment.model.moe is None:
+        return None
+    model, ranks, dedicated = deployment.model, int(deployment.expert_ranks), int(deployment.shared_ranks)
+    experts, slots = deployment.moe.experts, deployment.moe.experts + int(deployment.redundant)
+    loads = sample_expert_loads(distribution, model.moe_layers, experts, seed)
+    placements = []
+    for layer, load in zip(model.moe_layer_numbers, loads, strict=True):
+        held = longest_first(load, replica_counts(load, slots, ranks), ranks)
+        placements.append(ExpertLayers(layers=[layer], slots=np.sort(held, axis=1).ravel().tolist()))
+    return ExpertMap(
+        expert_ranks=list(range(ranks)),
+        shared_expert_ranks=list(range(ranks, ranks + dedicated)),
+        placements=placements,
+    )
+
+
+def cache_shape(cache: Cache) -> dict[str, Any]:
+    """Return the fields of a manifest's ``CacheShape``."""
+    state = float(cache.sequence_tokens)
+    return {"reach_tokens": cache.reach_tokens, "reach_share": float(cache.reach_share), "sequence_tokens": state}
+
+
+def kv_capacity_tokens(deployment: Deployment, memory: Memory) -> int:
+    """Cached tokens of one DP group, within all windows, that fit beside everything else, in whole blocks."""
+    room = memory.capacity - float(memory.used) + float(memory.kv_cache)
+    tokens = int(room / float(device_cache(deployment).token_bytes))
+    return max(tokens // BLOCK_TOKENS, 1) * BLOCK_TOKENS
+
+
+def _limits(pool: PlannedPool, capacity_tokens: int) -> BatchLimits:
+    """Return the planned batch; for the other phase one prompt per DP group, or the requests whose KV fits."""
+    strategy, workload = pool.candidate.row.strategy, pool.question.workload
+    if isinstance(pool, PrefillPool):
+        held = device_cache(pool.candidate.deployment).charged(running_kv_tokens(workload).mean_tokens, 1.0)
+        requests = int(capacity_tokens // held)
+        return BatchLimits(requests_per_dp_rank=max(requests, 1), tokens_per_device=pool.candidate.tokens_per_device)
+    if isinstance(pool, MixedPool):
+        share = pool.candidate.batched_tokens // (strategy.attention_tp * strategy.pp)
+        return BatchLimits(requests_per_dp_rank=pool.candidate.batch, tokens_per_device=share)
+    assert isinstance(pool, DecodePool)
+    tokens = -(-workload.input_tokens.mean // (strategy.attention_tp * strategy.pp))
+    return BatchLimits(requests_per_dp_rank=pool.candidate.batch, tokens_per_device=int(tokens))
+
+
+def _memory_bytes(memory: Memory) -> MemoryBytes:
+    return MemoryBytes(**{name: float(getattr(memory, name)) for name in MemoryBytes.model_fields})
+
+
+def _pool_prediction(pool: PlannedPool) -> PoolPrediction:
+    """Return what the planned batch takes on one instance."""
+    prediction = pool.prediction
+    return PoolPrediction(
+        iteration_seconds=prediction.iteration_seconds,
+        tokens_per_second_per_device=prediction.tokens_per_second / prediction.devices,
+        tokens_per_second_per_chip=prediction.tokens_per_second / prediction.chips,
+        requests_per_second=pool.capacity_per_second / pool.instances,
+        utilisation=pool.utilisation,
+        bottleneck=prediction.bottleneck,
+    )

@@ -1,0 +1,449 @@
+"""What a manifest is expected to do under some traffic, from the manifest alone.
+
+The closed forms are those that plans are made with (``queues.prefill_queue``, ``queues.decode_queue``), fed with the
+step costs that the manifest carries. One request at a time needs no queue and is summed step by step.
+"""
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.costs.latency import causal_pairs, tokens_per_iteration
+from planner.instances.kv_links import KvLinks, LinkState, link_state
+from planner.instances.operating import Dealing, dealt_iteration_seconds, pass_service
+from planner.instances.transfers import leaving
+from planner.manifest.schema import (
+    KvTransfer,
+    Manifest,
+    ManifestWorkload,
+    PhaseName,
+    Pool,
+    Prediction,
+    Role,
+    ServiceLevels,
+    Statistics,
+)
+from planner.manifest.stacks import stacked
+from planner.manifest.stepcost import evaluate, evaluate_best
+from planner.manifest.terms import StepCost, StepLoad
+from planner.mixed.queue import MixedQueue, MixedState
+from planner.mixed.steps import Aggregate
+from planner.plans.plan import end_to_end
+from planner.queues.decode_queue import DecodeState, decode_state
+from planner.queues.prefill_queue import Policy, latency_of, thinned_squared_cv
+from planner.queues.prefill_service import Service
+from planner.queues.prompts import prompts_of
+from planner.queues.queueing import Latency
+from planner.workload import Lengths, Workload
+from podplan.errors import BadInput
+from podplan.records import dataclass
+
+Floats = NDArray[np.float64]
+
+QUEUED = "the queues of this traffic with the manifest's step costs"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expectation:
+    """What is expected, None where there is no closed form, and in one clause where it comes from or why not."""
+
+    prediction: Prediction | None
+    basis: str
+
+
+def expect(manifest: Manifest, workload: Workload, requests_per_second: float) -> Expectation:
+    """Return what a manifest is expected to do with an open stream of requests.
+
+    The plan's own figures where the traffic is the planned one, otherwise both queues anew with the manifest's step
+    costs; no prediction where an instance cannot keep up or roles are not one prefill and one decode pool.
+    """
+    planned = manifest.workload
+    if workload == workload_of(planned) and requests_per_second == planned.requests_per_second:
+        return Expectation(prediction=manifest.predicted, basis="the plan's own figures")
+    aggregated = mixed_pool(manifest)
+    if aggregated is not None:
+        return _expect_mixed(manifest, aggregated, workload, requests_per_second)
+    pools = pool_pair(manifest)
+    if isinstance(pools, str):
+        return Expectation(prediction=None, basis=pools)
+    prefill, decode = pools
+    count = len(prefill.instances)
+    ttft = pool_ttft(manifest, prefill, workload, requests_per_second / count, count)
+    if ttft is None:
+        return Expectation(prediction=None, basis="the prefill pool cannot keep up with this rate")
+    links = pool_links(manifest, pools, workload, requests_per_second)
+    if links is None:
+        return Expectation(prediction=None, basis="the links that KV crosses cannot keep up with this rate")
+    several = len(decode.instances)
+    decoded = pool_decode(
+        decode, workload, requests_per_second / several, links.seconds, filled_alike(manifest, several)
+    )
+    if decoded is None:
+        return Expectation(prediction=None, basis="the decode pool cannot keep up with this rate")
+    state, busy = decoded
+    return Expectation(
+        prediction=open_prediction(
+            ttft=ttft,
+            tpot=state.tpot,
+            e2e=end_to_end(ttft, state, workload.output_tokens.mean - 1),
+            requests_per_second=requests_per_second,
+            output_tokens=workload.output_tokens.mean,
+            limits=manifest.service_levels,
+            busy={"decode": busy},
+            links=links,
+        ),
+        basis=QUEUED,
+    )
+
+
+def _expect_mixed(manifest: Manifest, pool: Pool, workload: Workload, requests_per_second: float) -> Expectation:
+    count = len(pool.instances)
+    state = pool_mixed(manifest, pool, workload, requests_per_second / count, count)
+    if state is None:
+        return Expectation(prediction=None, basis="the aggregated instances cannot keep up with this rate")
+    limits = manifest.service_levels
+    return Expectation(
+        prediction=aggregated_prediction(state, requests_per_second, workload.output_tokens.mean, limits), basis=QUEUED
+    )
+
+
+def aggregated_prediction(
+    state: MixedState, requests_per_second: float, output_tokens: float, limits: ServiceLevels
+) -> Prediction:
+    """Return the figures of aggregated instances in the keys of a simulation's result."""
+    return open_prediction(
+        ttft=state.ttft,
+        tpot=state.tpot,
+        e2e=state.e2e,
+        requests_per_second=requests_per_second,
+        output_tokens=output_tokens,
+        limits=limits,
+        busy={},
+    )
+
+
+def workload_of(planned: ManifestWorkload) -> Workload:
+    """Return the traffic that stands in a manifest."""
+    prompts, answers = planned.prompt_kinds, planned.answer_kinds
+    return Workload(
+        input_tokens=Lengths(mean=planned.input_tokens, squared_cv=planned.input_cv2),
+        output_tokens=Lengths(mean=planned.output_tokens, squared_cv=planned.output_cv2),
+        prefix_reuse=planned.prefix_reuse,
+        arrival_squared_cv=planned.arrival_cv2,
+        prompts=None if prompts is None else tuple(zip(prompts.tokens, prompts.reused, prompts.weights, strict=True)),
+        answers=None if answers is None else tuple(zip(answers.tokens, answers.weights, strict=True)),
+    )
+
+
+def mixed_pool(manifest: Manifest) -> Pool | None:
+    """Return the one pool of aggregated instances; None where there is another one."""
+    return manifest.pools[0] if [pool.role for pool in manifest.pools] == ["mixed"] else None
+
+
+def pool_mixed(
+    manifest: Manifest, pool: Pool, workload: Workload, rate_per_second: float, instances: int
+) -> MixedState | None:
+    """State of one of so many aggregated instances, at its rate; None where it cannot keep up."""
+    policy: Policy = "round_robin" if manifest.routing.prefill == "round_robin" else "random"
+    queue = MixedQueue(
+        Aggregate(
+            cost=stacked(pool.step_costs["mixed"].to_step_cost()),
+            workload=workload,
+            ranks=pool.degrees.attention_groups,
+            budget_tokens=float(group_budget(pool)),
+            most_requests=pool.limits.requests_per_dp_rank,
+            microbatches=pool.microbatches,
+            accepted=tokens_per_iteration(pool.mtp.drafts, pool.mtp.acceptance),
+        )
+    )
+    return queue.state(rate_per_second, thinned_squared_cv(workload.arrival_squared_cv, instances, policy))
+
+
+def pool_pair(manifest: Manifest) -> tuple[Pool, Pool] | str:
+    """Return the prefill and the decode pool, or why there is no such pair."""
+    roles = sorted(pool.role for pool in manifest.pools)
+    if roles != ["decode", "prefill"]:
+        return f"closed forms are for one prefill and one decode pool or one mixed pool, not for {', '.join(roles)}"
+    first, second = sorted(manifest.pools, key=lambda pool: pool.role == "decode")
+    return first, second
+
+
+def open_prediction(
+    *,
+    ttft: Latency,
+    tpot: Latency,
+    e2e: Latency,
+    requests_per_second: float,
+    output_tokens: float,
+    limits: ServiceLevels,
+    busy: dict[Role, float],
+    links: LinkState | None = None,
+) -> Prediction:
+    """Return the figures of a stationary open system in the keys of a simulation's result.
+
+    Attainment takes TTFT and TPOT as independent. Of the busy shares, by role, only decode's has a closed form here.
+    """
+    attained = attainment(ttft, limits.ttft_seconds) * attainment(tpot, limits.tpot_seconds)
+    return Prediction(
+        requests_per_second=requests_per_second,
+        output_tokens_per_second=requests_per_second * output_tokens,
+        ttft_seconds=_statistics(ttft),
+        tpot_seconds=_statistics(tpot),
+        e2e_seconds=_statistics(e2e),
+        slo_attainment=attained,
+        goodput_requests_per_second=requests_per_second * attained,
+        utilisation=busy,
+        mean_transfer_wait_seconds=links.wait_seconds if links else None,
+        link_utilisation=links.utilisation if links else None,
+    )
+
+
+def _statistics(latency: Latency) -> Statistics:
+    return Statistics(mean=latency.mean, p50=latency.p50, p90=latency.p90, p99=latency.p99)
+
+
+def attainment(latency: Latency, limit_seconds: float | None) -> float:
+    """Return the share of requests within a limit; 1 without one.
+
+    Inverts ``Latency.at``: linear between its levels, exponential beyond the last.
+    """
+    if limit_seconds is None:
+        return 1.0
+    if limit_seconds <= latency.seconds[-1]:
+        below = float(np.interp(limit_seconds, latency.seconds, latency.levels))
+        return below / 100 if limit_seconds >= latency.seconds[0] else 0.0
+    last = latency.levels[-1]
+    slope = latency.at(100 - (100 - last) / math.e) - latency.seconds[-1]
+    beyond = math.exp(-(limit_seconds - latency.seconds[-1]) / slope) if slope > 0 else 0.0
+    return 1 - (100 - last) / 100 * beyond
+
+
+def busy_share(iteration_seconds: Floats, iterations: float, rate_per_second: float) -> float:
+    """Return the share of time in which at least one request runs: 1 - pi(0) of ``queues.decode_queue``.
+
+    Args: ``iteration_seconds`` [requests] with 1.. running; the rate is that of one instance. Beyond the most
+    that run, requests wait: a geometric tail.
+    """
+    running = np.arange(1.0, iteration_seconds.size + 1)
+    ratios = rate_per_second * iterations * iteration_seconds / running
+    if ratios[-1] >= 1:
+        return 1.0
+    logs = np.append(0.0, np.cumsum(np.log(np.maximum(ratios, 1e-300))))
+    masses = np.exp(logs - logs.max())
+    total = float(masses[:-1].sum() + masses[-1] / (1 - ratios[-1]))
+    return 1.0 - float(masses[0]) / total
+
+
+def kv_transfer_seconds(kv: KvTransfer, prefill: Pool, decode: Pool, prompt_tokens: float) -> float:
+    """Seconds that one prompt's KV takes alone: tokens · bytes / (links · bandwidth) + latency.
+
+    Links are those of the prompt's DP group, at most as many as the receiving group has
+    (CloudMatrix384 section 4.3.3).
+    """
+    links = min(pool.degrees.attention_tp * pool.degrees.pp for pool in (prefill, decode))
+    return kv.charged(prompt_tokens) * kv.bytes_per_token / (links * kv.bandwidth_bytes_per_second) + kv.latency_seconds
+
+
+def group_budget(pool: Pool) -> int:
+    """Prompt tokens of one DP group and pass."""
+    return pool.limits.tokens_per_device * pool.degrees.attention_tp * pool.degrees.pp
+
+
+def pool_ttft(
+    manifest: Manifest, pool: Pool, workload: Workload, rate_per_second: float, instances: int
+) -> Latency | None:
+    """TTFT of one of so many prefill instances, at its rate; None where it cannot keep up.
+
+    Requests that come in turn come evenly; other policies count as random.
+    """
+    squared_cv = _gap_squared_cv(manifest, workload, instances)
+    return latency_of(pool_service(pool, workload), rate_per_second, squared_cv)
+
+
+def _gap_squared_cv(manifest: Manifest, workload: Workload, instances: int) -> float:
+    policy: Policy = "round_robin" if manifest.routing.prefill == "round_robin" else "random"
+    return thinned_squared_cv(workload.arrival_squared_cv, instances, policy)
+
+
+def pool_service(pool: Pool, workload: Workload) -> Service:
+    """Return the pass times of a prefill pool's instance under a workload."""
+    prompt, budget = workload.input_tokens.mean, group_budget(pool)
+    prompts = max(int(budget / prompt * (1 + 1e-9)), 1)
+    chunks = max(math.ceil(prompt / budget * (1 - 1e-9)), 1)
+    cost = pool.step_costs["prefill"].to_step_cost()
+    dealing = Dealing(cost, workload, pool.degrees.attention_dp, pool.microbatches)
+    most = prompts * pool.degrees.attention_dp
+    return pass_service(dealing, budget_tokens=float(budget), most_prompts=most, chunks=chunks)
+
+
+def pool_links(
+    manifest: Manifest, pools: tuple[Pool, Pool], workload: Workload, requests_per_second: float
+) -> LinkState | None:
+    """Return what KV takes from the prefill to the decode pool; None where the links cannot keep up."""
+    prefill, decode = pools
+    assert manifest.kv_transfer is not None, "a manifest with prefill and decode pools has links"
+    count = len(prefill.instances)
+    squared_cv = _gap_squared_cv(manifest, workload, count)
+    service, each = pool_service(prefill, workload), requests_per_second / count
+    leave = leaving(service, workload, each, squared_cv, prefill.degrees.attention_dp)
+    links = KvLinks.between(manifest.kv_transfer, prefill, decode)
+    return link_state(links, requests_per_second, prompts_of(workload), leave)
+
+
+def iteration_dealing(pool: Pool, workload: Workload) -> Dealing:
+    """Return what an iteration of a decode pool's instance costs under a workload."""
+    cost = pool.step_costs["decode"].to_step_cost()
+    return Dealing(cost, workload, pool.degrees.attention_groups, pool.microbatches)
+
+
+def filled_alike(manifest: Manifest, instances: int) -> int:
+    """Return how many of so many decode instances are filled alike: all, or each by itself where they take turns."""
+    return 1 if manifest.routing.decode == "round_robin" else instances
+
+
+def pool_decode(
+    pool: Pool, workload: Workload, rate_per_second: float, transfer_seconds: float, instances: int = 1
+) -> tuple[DecodeState, float] | None:
+    """State and busy share of one of so many decode instances filled alike, at its rate; None if it cannot keep up."""
+    answer = workload.output_tokens
+    dealing = iteration_dealing(pool, workload)
+    accepted = tokens_per_iteration(pool.mtp.drafts, pool.mtp.acceptance)
+    iterations = Lengths(mean=max(answer.mean - 1, 1.0) / accepted, squared_cv=answer.squared_cv)
+    most = pool.limits.requests_per_dp_rank * pool.degrees.attention_groups
+    state = decode_state(
+        arrival_rate_per_second=rate_per_second,
+        iterations_per_request=iterations,
+        iteration_seconds=lambda requests: dealt_iteration_seconds(dealing, requests),
+        most_requests=most,
+        transfer_seconds=transfer_seconds,
+        tokens_per_iteration=accepted,
+        instances=instances,
+    )
+    if state is None:
+        return None
+    table = dealt_iteration_seconds(dealing, np.arange(1.0, most + 1))
+    return state, busy_share(table, iterations.mean, rate_per_second)
+
+
+def expect_alone(manifest: Manifest, workload: Workload) -> Expectation:
+    """Return what is expected of one request at a time: a closed loop of one, on instances of either shape.
+
+    Nothing waits, so TTFT is the time of the prompt's own passes, and E2E adds the transfer and an iteration with one
+    running request per step: exact for fixed lengths, but for the spread of the number of iterations under MTP,
+    which is taken as normal.
+    """
+    aggregated = mixed_pool(manifest)
+    pools = pool_pair(manifest) if aggregated is None else (aggregated, aggregated)
+    if isinstance(pools, str):
+        return Expectation(prediction=None, basis=pools)
+    if workload.input_tokens.squared_cv or workload.output_tokens.squared_cv or workload.prefix_reuse:
+        return Expectation(
+            prediction=None, basis="one request at a time is summed only for fixed lengths without prefix reuse"
+        )
+    prompt = max(round(workload.input_tokens.mean), 1)
+    output = max(round(workload.output_tokens.mean), 1)
+    return Expectation(prediction=_alone(manifest, pools, prompt, output), basis="the steps of a single request")
+
+
+def _alone(manifest: Manifest, pools: tuple[Pool, Pool], prompt: int, output: int) -> Prediction:
+    prefill, decode = pools
+    ttft, levels, moved = alone_pass_seconds(prefill, prompt), manifest.service_levels, 0.0
+    if output > 1 and prefill is not decode:
+        assert manifest.kv_transfer is not None, "a manifest with prefill and decode pools has links"
+        moved = kv_transfer_seconds(manifest.kv_transfer, prefill, decode, prompt)
+    running, deviation = alone_decode_seconds(decode, prompt, output)
+    after, spread = moved + running, deviation / max(output - 1, 1)
+    tpot = after / max(output - 1, 1)
+    end_to_end = ttft + after
+    good = (levels.ttft_seconds is None or ttft <= levels.ttft_seconds) and (
+        output == 1 or levels.tpot_seconds is None or tpot <= levels.tpot_seconds
+    )
+    return Prediction(
+        requests_per_second=1 / end_to_end,
+        output_tokens_per_second=output / end_to_end,
+        ttft_seconds=_normal(ttft, 0.0),
+        tpot_seconds=_normal(tpot, spread) if output > 1 else None,
+        e2e_seconds=_normal(end_to_end, deviation),
+        slo_attainment=float(good),
+        goodput_requests_per_second=good / end_to_end,
+        utilisation={"mixed": 1 / len(prefill.instances)}
+        if prefill is decode
+        else {
+            "prefill": ttft / end_to_end / len(prefill.instances),
+            "decode": running / end_to_end / len(decode.instances),
+        },
+    )
+
+
+def _normal(mean: float, deviation: float) -> Statistics:
+    """Mean and percentiles of a normal distribution."""
+    scores = {"p50": 0.0, "p90": 1.2815515655446004, "p99": 2.3263478740408408}
+    return Statistics(mean=mean, **{name: mean + score * deviation for name, score in scores.items()})
+
+
+def alone_pass_seconds(pool: Pool, prompt_tokens: int) -> float:
+    """Seconds of the passes of a single prompt on one DP group of an otherwise empty instance."""
+    cost, budget = _cost(pool, "prefill"), group_budget(pool)
+    total = 0.0
+    for done in range(0, prompt_tokens, budget):
+        computed = min(budget, prompt_tokens - done)
+        load = StepLoad(
+            prefill_tokens=float(computed),
+            prefill_context_tokens=float(done),
+            prefill_pairs=float(causal_pairs(computed, done)),
+            finishing_prompts=float(done + computed == prompt_tokens),
+            mean_tokens=computed / pool.degrees.attention_dp,
+        )
+        total += float(evaluate_best(cost, load, pool.microbatches).seconds)
+    return total
+
+
+def alone_decode_seconds(pool: Pool, prompt_tokens: int, output_tokens: int) -> tuple[float, float]:
+    """Mean and standard deviation of the seconds in which a single request decodes all tokens but the first.
+
+    Mean = sum over n < N of u(n) · tau(prompt + n): u(n) is the chance that an iteration starts with n tokens out,
+    the renewal density of steps of 1 + accepted drafts; exact. Deviation = tau · sqrt(N · variance / mean³) of the step
+    (W. L. Smith 1955, the central limit of renewal counts). Without drafts u = 1 and the deviation is 0.
+    """
+    steps = step_chances(pool.mtp.drafts, pool.mtp.acceptance)
+    count = output_tokens - 1
+    if not count:
+        return 0.0, 0.0
+    starts = np.zeros(count)
+    starts[0] = 1.0
+    for n in range(1, count):
+        reach = min(n, steps.size)
+        starts[n] = float(starts[n - reach : n][::-1] @ steps[:reach])
+    seconds = _alone_iterations(_cost(pool, "decode"), prompt_tokens + np.arange(float(count)))
+    tokens = np.arange(1.0, steps.size + 1)
+    mean = float(tokens @ steps)
+    variance = float(tokens**2 @ steps) - mean**2
+    return float(starts @ seconds), float(seconds.mean()) * math.sqrt(max(count * variance / mean**3, 0.0))
+
+
+def _cost(pool: Pool, phase: PhaseName) -> StepCost:
+    """Step cost of a phase; an aggregated pool has one for both."""
+    return pool.step_costs["mixed" if pool.role == "mixed" else phase].to_step_cost()
+
+
+def step_chances(drafts: int, acceptance: float) -> Floats:
+    """Return the chances of 1, 2, ... drafts + 1 tokens in an iteration, [drafts + 1]: a^k (1 - a), the rest last."""
+    powers = acceptance ** np.arange(drafts + 1)
+    return np.asarray(np.append(powers[:-1] - powers[1:], powers[-1]), dtype=np.float64)
+
+
+def _alone_iterations(cost: StepCost, kv_tokens: Floats) -> Floats:
+    """Seconds of iterations with one running request that holds ``kv_tokens`` [iterations]."""
+    load = StepLoad(
+        decode_sequences=1.0, decode_kv_tokens=kv_tokens, mean_tokens=cost.queries_per_sequence / cost.attention_groups
+    )
+    return np.broadcast_to(np.asarray(evaluate(cost, load, 1).seconds, dtype=np.float64), kv_tokens.shape)
+
+
+def planned_rate(manifest: Manifest) -> float:
+    """Return the rate that the plan was made for; BadInput where the manifest states none."""
+    rate = manifest.workload.requests_per_second
+    if rate is None:
+        raise BadInput("--rate: the manifest's workload states no requests_per_second; give a rate or a concurrency")
+    return rate

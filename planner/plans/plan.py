@@ -1,0 +1,308 @@
+"""A plan at its operating point: its pools, their instances, and what they do together."""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cached_property
+
+from hardware.spec import HardwareSpec
+from planner.costs.cache import model_cache
+from planner.instances.kv_links import MOST_LINK_UTILISATION, LinkState
+from planner.instances.operating import DecodeServer, PrefillServer
+from planner.instances.space import Role
+from planner.instances.transfers import leaving, links_of, transfer_state
+from planner.plans.pools import DecodePool, PlannedPool, PrefillPool
+from planner.question import Question
+from planner.queues.decode_queue import DecodeState
+from planner.queues.prefill_queue import thinned_squared_cv
+from planner.queues.queueing import Latency, independent_sum
+from podplan.records import dataclass
+from podplan.sourced import Sourced
+from podplan.units import format_duration
+
+_SMALLER = "and the smaller of them on the devices at hand is the plan's rate"
+_SLOWED_STEPS = 10
+"""Halvings of the rate range of a plan that its transfers make late."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan(ABC):
+    """Pools that serve ``requests_per_second`` within the limits, in one of the shapes below."""
+
+    question: Question
+    requests_per_second: float
+    ttft: Latency
+    tpot: Latency
+    transfer_seconds: float = 0.0
+    """To bring a prompt's KV from one pool to the other."""
+
+    @abstractmethod
+    def pools(self) -> tuple[tuple[Role, PlannedPool], ...]:
+        """Return the pools with their roles, in the order in which a request passes them."""
+
+    @property
+    @abstractmethod
+    def e2e(self) -> Latency:
+        """Time from scheduled arrival to the last token."""
+
+    @property
+    @abstractmethod
+    def binding_limit(self) -> str:
+        """What stops the plan from doing more."""
+
+    @property
+    @abstractmethod
+    def explanation(self) -> str:
+        """The binding limit in one sentence, with its numbers."""
+
+    @abstractmethod
+    def asked(self, question: Question) -> "Plan":
+        """Return the same pools and figures under another question."""
+
+    @abstractmethod
+    def under(self, question: Question) -> Callable[[float], "Plan | None"]:
+        """Return what the pools do under a question, by the rate; None where they cannot keep up."""
+
+    @property
+    def answering(self) -> PlannedPool:
+        """The pool that puts out the tokens after the first."""
+        return self.pools()[-1][1]
+
+    @property
+    def devices(self) -> int:
+        """Devices of all instances."""
+        return sum(pool.devices for _, pool in self.pools())
+
+    @property
+    def chips(self) -> float:
+        """Chips of all instances."""
+        return sum(pool.chips for _, pool in self.pools())
+
+    @property
+    def nodes(self) -> int:
+        """Nodes that the instances occupy when they fill node after node."""
+        devices: dict[str, tuple[int, int]] = {}
+        for _, pool in self.pools():
+            used, _ = devices.get(pool.machines.budget, (0, 0))
+            devices[pool.machines.budget] = (used + pool.devices, pool.machines.devices_per_node)
+        return sum(math.ceil(used / per_node) for used, per_node in devices.values())
+
+    @property
+    def output_tokens_per_second(self) -> float:
+        """Output tokens of all requests."""
+        return self.requests_per_second * self.question.workload.output_tokens.mean
+
+    @property
+    def e2e_mean_seconds(self) -> float:
+        """Mean time from scheduled arrival to the last token."""
+        return self.e2e.mean
+
+    def e2e_at(self, percentile: float) -> float:
+        """Percentile of the time from scheduled arrival to the last token."""
+        return self.e2e.at(percentile)
+
+    @property
+    def cost_per_hour(self) -> float | None:
+        """Price of all chips in USD per hour; None where a pool's chip has no price."""
+        return self._of_chips(lambda hardware: hardware.price_usd_per_chip_hour)
+
+    @property
+    def power_watts(self) -> float | None:
+        """Power of all chips with their share of host, network and cooling; None where a pool's machine states none."""
+        return self._of_chips(lambda hardware: hardware.power_watts_per_chip)
+
+    @property
+    def chip_power_watts(self) -> float | None:
+        """Power of the chips alone, as they are designed for; None where a pool's machine states none."""
+        return self._of_chips(lambda hardware: hardware.chip_power_watts)
+
+    def _of_chips(self, figure: Callable[[HardwareSpec], Sourced | None]) -> float | None:
+        """Return a figure per chip times the chips, over all pools; None where one does not state it."""
+        total = 0.0
+        for _, pool in self.pools():
+            stated = figure(pool.machines.hardware)
+            if stated is None:
+                return None
+            total += stated.value * pool.chips
+        return total
+
+    @property
+    def joules_per_million_tokens(self) -> float | None:
+        """Energy per million output tokens at the full stated power, busy or not; None where there is none."""
+        watts = self.power_watts
+        return None if watts is None else watts / self.output_tokens_per_second * 1_000_000
+
+    @property
+    def cost_per_million_tokens(self) -> float | None:
+        """Price in USD per million output tokens; None where a pool's chip has no price."""
+        hourly = self.cost_per_hour
+        return None if hourly is None else hourly / (self.output_tokens_per_second * 3600) * 1_000_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class DisaggregatedPlan(Plan):
+    """Prefill and decode pools, prompts' KV sent from one to the other."""
+
+    prefill: PrefillPool
+    decode: DecodePool
+    links: LinkState
+    """What prompts' KV takes on its way, with its waiting."""
+
+    def pools(self) -> tuple[tuple[Role, PlannedPool], ...]:
+        """Return the pools with their roles, prefill first."""
+        return ("prefill", self.prefill), ("decode", self.decode)
+
+    @property
+    def binding_limit(self) -> str:
+        """The tighter pool's limit, behind it the devices; or the rate."""
+        return binding_limit(self.question, self.prefill, self.decode, self.links)
+
+    @property
+    def explanation(self) -> str:
+        """What either pool carries, and why not more."""
+        return explain_binding(self.prefill, self.decode, self.links, self.binding_limit)
+
+    @cached_property
+    def e2e(self) -> Latency:
+        """TTFT and what decode takes."""
+        return end_to_end(self.ttft, self.decode.state, self.question.workload.output_tokens.mean - 1)
+
+    def asked(self, question: Question) -> "DisaggregatedPlan":
+        """Return the same pools and figures under another question."""
+        prefill, decode = replace(self.prefill, question=question), replace(self.decode, question=question)
+        return replace(self, question=question, prefill=prefill, decode=decode)
+
+    def under(self, question: Question) -> Callable[[float], "DisaggregatedPlan | None"]:
+        """Return what the pools do under a question, by the rate; None where they cannot keep up."""
+        prefill, decode = self.prefill, self.decode
+        pools = (
+            (
+                PrefillServer(question, prefill.candidate),
+                prefill.instances,
+                prefill.capacity_per_second / prefill.instances,
+            ),
+            (
+                DecodeServer(question, decode.candidate, self.transfer_seconds),
+                decode.instances,
+                decode.capacity_per_second / decode.instances,
+            ),
+        )
+        return lambda rate_per_second: make_plan(question, *pools, rate_per_second)
+
+
+def end_to_end(ttft: Latency, decode: DecodeState, tokens_after_first: float) -> Latency:
+    """Time from scheduled arrival to the last token: TTFT and decode are about independent.
+
+    Not TPOT times a mean length: long answers spread it, and short ones have the long TPOT.
+    """
+    return independent_sum(ttft, decode.span) if tokens_after_first > 0 else ttft
+
+
+def make_plan(
+    question: Question,
+    prefill: tuple[PrefillServer, int, float],
+    decode: tuple[DecodeServer, int, float],
+    rate_per_second: float,
+) -> DisaggregatedPlan | None:
+    """Return the plan of (server, instances, rate of one instance) per role at a rate; None where it cannot keep up."""
+    (first, first_count, first_rate), (second, second_count, second_rate) = prefill, decode
+    ttft = first.ttft(rate_per_second / first_count, first_count)
+    links = _links(question, (first, first_count), (second, second_count), rate_per_second)
+    if ttft is None or links is None:
+        return None
+    state = replace(second, transfer_seconds=links.seconds).state(rate_per_second / second_count, second_count)
+    if state is None:
+        return None
+    prefill_pool = PrefillPool(
+        question=question,
+        candidate=first.candidate,
+        machines=question.prefill,
+        instances=first_count,
+        capacity_per_second=first_count * first_rate,
+        utilisation=rate_per_second / (first_count * first.candidate.requests_per_second),
+    )
+    decode_pool = DecodePool(
+        question=question,
+        candidate=second.candidate,
+        machines=question.decode,
+        instances=second_count,
+        capacity_per_second=second_count * second_rate,
+        utilisation=state.utilisation,
+        state=state,
+    )
+    return DisaggregatedPlan(
+        question=question,
+        prefill=prefill_pool,
+        decode=decode_pool,
+        requests_per_second=rate_per_second,
+        ttft=ttft,
+        tpot=state.tpot,
+        transfer_seconds=links.seconds,
+        links=links,
+    )
+
+
+def _links(
+    question: Question, prefill: tuple[PrefillServer, int], decode: tuple[DecodeServer, int], rate_per_second: float
+) -> LinkState | None:
+    """Return what KV takes from one pool of (server, instances) to the other; None where the links cannot keep up."""
+    (first, first_count), (second, second_count) = prefill, decode
+    strategies = first.candidate.row.strategy, second.candidate.row.strategy
+    links = links_of(
+        question, model_cache(first.candidate.deployment), (strategies[0], first_count), (strategies[1], second_count)
+    )
+    squared_cv = thinned_squared_cv(question.workload.arrival_squared_cv, first_count, "round_robin")
+    each = rate_per_second / first_count
+    leave = leaving(first.service, question.workload, each, squared_cv, strategies[0].attention_dp)
+    return transfer_state(question, links, leave, rate_per_second)
+
+
+def binding_limit(question: Question, prefill: PrefillPool, decode: DecodePool, links: LinkState) -> str:
+    """Name what stops the plan from doing more: the tighter pool's limit, behind it the devices."""
+    if question.rate_per_second is not None and question.objective != "throughput":
+        return "rate"
+    tighter_decode = decode.capacity_per_second <= prefill.capacity_per_second
+    limit = decode.candidate.limited_by if tighter_decode else "ttft"
+    tighter = decode if tighter_decode else prefill
+    if tighter.capacity_per_second >= links.most_per_second[tighter.role] * (1 - 1e-6):
+        limit = "kv_links"
+    return f"devices, {tighter.role} {limit}"
+
+
+def explain_binding(prefill: PrefillPool, decode: DecodePool, links: LinkState, binding: str) -> str:
+    """One sentence with the numbers behind the binding limit."""
+    if binding.endswith("kv_links"):
+        carried = links.most_per_second
+        return (
+            f"The links that KV crosses are {max(links.utilisation.values()):.0%} busy: that of a prompt takes "
+            f"{format_duration(links.transfer_seconds)} and waits {format_duration(links.wait_seconds)}, and at "
+            f"{MOST_LINK_UTILISATION:.0%} they carry {carried['prefill']:.1f} (prefill) and {carried['decode']:.1f} "
+            f"(decode) requests/s ({binding})."
+        )
+    batch, limit = decode.candidate.batch, "TPOT" if decode.candidate.limited_by == "tpot" else "memory"
+    return (
+        f"Decode runs {batch} requests per DP rank because {limit} allows no more, and is bound by "
+        f"{decode.prediction.bottleneck}; a prefill pass is bound by {prefill.prediction.bottleneck}; the pools carry "
+        f"{prefill.capacity_per_second:.1f} (prefill) and {decode.capacity_per_second:.1f} (decode) requests/s, "
+        f"{'no less than the rate that is asked for' if binding == 'rate' else _SMALLER} ({binding})."
+    )
+
+
+def slowed_down(late: Plan) -> Plan | None:
+    """Return a plan whose transfers make it late at the rate at which they no longer do.
+
+    None where the rate is asked for, or none helps.
+    """
+    question, at = late.question, late.under(late.question)
+    if question.objective != "throughput":
+        return None
+    found, low, high = None, 0.0, late.requests_per_second
+    for _ in range(_SLOWED_STEPS):
+        middle = (low + high) / 2
+        plan = at(middle)
+        if plan is not None and plan.tpot.at(question.percentile) <= question.tpot_seconds:
+            found, low = plan, middle
+        else:
+            high = middle
+    return found

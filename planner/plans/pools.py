@@ -1,0 +1,204 @@
+"""Pools of a plan: instances of one kind at the planned rate, every operator of their full step, and what they hold."""
+
+from abc import ABC, abstractmethod
+from dataclasses import replace
+from functools import cached_property
+from typing import Protocol
+
+from planner.costs.deployment import Deployment
+from planner.costs.hostcosts import host_costs
+from planner.costs.latency import decode_load
+from planner.costs.memory import Memory, memory
+from planner.costs.predict import Configuration, Prediction, predict
+from planner.instances.decode_candidates import DecodeCandidate
+from planner.instances.prefill_candidates import PrefillCandidate
+from planner.instances.space import Role, Row, machines_of
+from planner.question import Machines, Question
+from planner.queues.decode_queue import DecodeState
+from planner.workload import running_kv_tokens
+from podplan.records import dataclass
+
+
+class Candidate(Protocol):
+    """What the candidates of all roles have."""
+
+    @property
+    def row(self) -> Row:
+        """Strategy and expert layout."""
+        ...
+
+    @property
+    def deployment(self) -> Deployment:
+        """The instance in numbers."""
+        ...
+
+    @property
+    def microbatches(self) -> int:
+        """Microbatches of a step."""
+        ...
+
+    @property
+    def devices(self) -> int:
+        """Devices of the instance."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedPool(ABC):
+    """Instances of one kind at the planned rate; ``prediction`` is of a full step."""
+
+    question: Question
+    candidate: Candidate
+    machines: Machines
+    instances: int
+    capacity_per_second: float
+    utilisation: float
+
+    @property
+    @abstractmethod
+    def role(self) -> Role:
+        """What the instances do."""
+
+    @property
+    @abstractmethod
+    def drafts(self) -> int:
+        """Tokens that are drafted per iteration."""
+
+    @cached_property
+    def prediction(self) -> Prediction:
+        """Every operator of a full step."""
+        raise NotImplementedError
+
+    @cached_property
+    def memory(self) -> Memory:
+        """Bytes per device with all that a full instance holds."""
+        raise NotImplementedError
+
+    @property
+    def devices(self) -> int:
+        """Devices of all instances."""
+        return self.instances * self.candidate.devices
+
+    @property
+    def chips(self) -> float:
+        """Chips of all instances."""
+        return self.devices / self.machines.devices_per_chip
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrefillPool(PlannedPool):
+    """Prefill instances at the planned rate; ``prediction`` is of a full pass."""
+
+    candidate: PrefillCandidate
+
+    @property
+    def role(self) -> Role:
+        """Prefill."""
+        return "prefill"
+
+    @property
+    def drafts(self) -> int:
+        """None: prompts draft nothing."""
+        return 0
+
+    @cached_property
+    def prediction(self) -> Prediction:
+        """Every operator of a full pass."""
+        return prefill_prediction(self.question, self.candidate)
+
+    @cached_property
+    def memory(self) -> Memory:
+        """Bytes per device with the KV of a running pass and of one that is being sent."""
+        return prefill_memory(self.question, self.candidate)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodePool(PlannedPool):
+    """Decode instances at the planned rate; ``prediction`` is of the full batch."""
+
+    candidate: DecodeCandidate
+    state: DecodeState
+
+    @property
+    def role(self) -> Role:
+        """Decode."""
+        return "decode"
+
+    @property
+    def drafts(self) -> int:
+        """MTP depth."""
+        return self.candidate.drafts
+
+    @cached_property
+    def prediction(self) -> Prediction:
+        """Every operator of an iteration with the full batch."""
+        return decode_prediction(self.question, self.candidate)
+
+    @cached_property
+    def memory(self) -> Memory:
+        """Bytes per device with the mean KV of a full batch."""
+        return decode_memory(self.question, self.candidate)
+
+
+def asked_of(question: Question, role: Role, row: Row) -> Configuration:
+    """Return what every prediction of a role's row is asked; what is its own replaces defaults."""
+    machines = machines_of(question, role)
+    return Configuration(
+        model=question.model,
+        hardware=machines.hardware,
+        phase=role,
+        strategy=row.strategy,
+        weights=machines.weights,
+        kv_dtype=question.kv_dtype,
+        balance=question.balance,
+        redundant=row.redundant,
+        shared=row.dedicated,
+    )
+
+
+def answering(question: Question, role: Role, row: Row, drafts: int) -> Configuration:
+    """Return the same of a role that answers: its drafts, and the engine's own time per step."""
+    return replace(
+        asked_of(question, role, row),
+        drafts=drafts,
+        acceptance=question.acceptance,
+        host=host_costs(None if question.engine == "reference" else question.engine),
+    )
+
+
+def decode_prediction(question: Question, candidate: DecodeCandidate) -> Prediction:
+    """Every operator of the full batch at the workload's mean KV."""
+    asked = answering(question, "decode", candidate.row, candidate.drafts)
+    kv = running_kv_tokens(question.workload).mean_tokens
+    return predict(replace(asked, microbatches=candidate.microbatches, batch=candidate.batch, kv_tokens=kv))
+
+
+def prefill_prediction(question: Question, candidate: PrefillCandidate) -> Prediction:
+    """Every operator of a full pass of prompts of mean length."""
+    return predict(
+        replace(
+            asked_of(question, "prefill", candidate.row),
+            microbatches=candidate.microbatches,
+            tokens=candidate.tokens_per_device,
+            prompt_tokens=question.workload.input_tokens.mean,
+            prefix_reuse=question.workload.prefix_reuse,
+        )
+    )
+
+
+def decode_memory(question: Question, candidate: DecodeCandidate) -> Memory:
+    """Bytes per device with the mean KV of a full batch."""
+    load = decode_load(candidate.deployment, candidate.batch, running_kv_tokens(question.workload).mean_tokens)
+    tokens = candidate.batch * (1 + candidate.drafts) / candidate.row.strategy.pp
+    return memory(
+        candidate.deployment, kv_tokens=load.decode_kv_tokens, sequences=float(candidate.batch), tokens=tokens
+    )
+
+
+def prefill_memory(question: Question, candidate: PrefillCandidate) -> Memory:
+    """Bytes per device with the KV of a running pass and of one that is being sent."""
+    prompt = question.workload.input_tokens.mean
+    computed = candidate.prompts * prompt * (1 - question.workload.prefix_reuse) / candidate.chunks
+    tokens = computed / candidate.row.strategy.pp
+    prompts = 2.0 * candidate.prompts
+    return memory(candidate.deployment, kv_tokens=prompts * prompt, sequences=prompts, tokens=tokens)

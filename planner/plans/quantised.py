@@ -1,0 +1,100 @@
+"""Number formats as a choice: each alternative is a part of the space, searched like any other and compared.
+
+Roles share a KV cache, so they share its format; weights are each role's own, for prefill and decode instances are
+launched apart. Aggregated instances are both roles and load one checkpoint.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import product
+
+from hardware.formats import KvDtype, multiplied, storable
+from hardware.spec import Dtype, HardwareSpec
+from planner.instances.space import Role
+from planner.plans.plan import Plan
+from planner.question import Formats, Question
+from podplan.records import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tried:
+    """What a format came to: its plan, or which limit binds; and how many layouts each rule cut, by role."""
+
+    formats: Formats
+    plan: Plan | None
+    binding_limit: str
+    cut: dict[Role, dict[str, int]]
+
+    @property
+    def told(self) -> str:
+        """Its name, such as ``int8 weights, bf16 KV cache``."""
+        return format_text(self.formats)
+
+
+def format_text(formats: Formats) -> str:
+    """Name weights and KV cache; of both roles where their weights differ.
+
+    >>> format_text(Formats(prefill="int8", decode="fp8", kv="bf16"))
+    'prefill int8, decode fp8 weights, bf16 KV cache'
+    """
+    same = formats.prefill == formats.decode
+    weights = formats.prefill if same else f"prefill {formats.prefill}, decode {formats.decode}"
+    return f"{weights} weights, {formats.kv} KV cache"
+
+
+def own_formats(question: Question) -> Formats:
+    """Return the formats of the question's machines and cache."""
+    return Formats(prefill=question.prefill.weights, decode=question.decode.weights, kv=question.kv_dtype)
+
+
+def in_format(question: Question, formats: Formats) -> Question:
+    """Return the question with one format, and none to choose from."""
+    prefill = replace(question.prefill, weights=formats.prefill)
+    decode = prefill if question.decode == question.prefill else question.decode
+    decode = decode if decode.weights == formats.decode else replace(decode, weights=formats.decode)
+    return replace(question, prefill=prefill, decode=decode, kv_dtype=formats.kv, formats=())
+
+
+def in_formats(question: Question) -> list[Question]:
+    """Return the question in each of its formats; itself where there is nothing to choose.
+
+    Aggregated instances alone leave the formats that both roles share.
+    """
+    asked = question.formats
+    if question.shape == "aggregated" and question.prefill.budget == question.decode.budget:
+        asked = tuple(formats for formats in asked if formats.prefill == formats.decode) or asked
+    return [in_format(question, formats) for formats in asked] or [question]
+
+
+def combinations(weights: tuple[Sequence[Dtype], Sequence[Dtype]], caches: Sequence[KvDtype]) -> tuple[Formats, ...]:
+    """Return every combination of the weights asked for prefill and decode and the formats of the cache.
+
+    Those of one checkpoint come first, for of equal ones the first is taken.
+    """
+    pairs = sorted(product(*weights), key=lambda pair: pair[0] != pair[1])
+    return tuple(Formats(prefill=own, decode=other, kv=kv) for own, other in pairs for kv in caches)
+
+
+def usual_weights(hardware: HardwareSpec, native: Dtype) -> list[Dtype]:
+    """Return the formats that a device multiplies, and the one that the model ships where it can be stored."""
+    found = list(multiplied(hardware))
+    return found if native in found or native not in storable(hardware) else [*found, native]
+
+
+def preferred(plans: Sequence[Plan | None], question: Question) -> int | None:
+    """Return the place of the plan that serves the question best; of equal ones the first; None where there is none."""
+    keys = [(_key(plan, question), place) for place, plan in enumerate(plans) if plan is not None]
+    return min(keys)[1] if keys else None
+
+
+def _key(plan: Plan, question: Question) -> tuple[float, float]:
+    """Values to be made small, in the order in which they count."""
+    used = float(plan.devices)
+    if question.objective == "throughput":
+        return -plan.requests_per_second, used
+    if question.objective == "latency":
+        return plan.e2e_mean_seconds, used
+    if question.objective == "cost":
+        price = plan.cost_per_million_tokens
+        return (used if price is None else price), used
+    return used, -plan.requests_per_second

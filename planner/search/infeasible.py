@@ -1,0 +1,237 @@
+"""Why a question has no plan, and the nearest change that would give it one."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from planner.costs.latency import balanced_cost
+from planner.costs.memory import weight_bytes
+from planner.instances.candidates import decode_all, prefill_found
+from planner.instances.decode_candidates import Count, decode_candidates, rows_with_room
+from planner.instances.operating import DecodeServer, PrefillServer, kv_transfer_seconds
+from planner.instances.prefill_candidates import budgets, pass_seconds, prefill_fits
+from planner.instances.space import Role, Row, groups, machines_of, role_rows, row_deployment
+from planner.question import Machines, Question
+from planner.survival import lost_instances
+from planner.workload import reserved_kv_tokens
+from podplan.units import counted, format_bytes, format_duration
+
+_RELAXED = 1_000_000.0
+FACTORS = (1.05, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0)
+
+
+def missing(question: Question, prefill: bool) -> tuple[str, str]:
+    """Return (binding limit, sentence) for a pool without any candidate."""
+    role = "prefill" if prefill else "decode"
+    machines = question.prefill if prefill else question.decode
+    if not fitting_sizes(question, prefill):
+        return "memory", memory_sentence(question, role_of(prefill), smallest_devices(question, machines, prefill))
+    best = fastest_ttft(question) if prefill else fastest_tpot(question)
+    flag, limit = ("--ttft", question.ttft_seconds) if prefill else ("--tpot", question.tpot_seconds)
+    if best is None:
+        return "memory", memory_sentence(question, role_of(prefill), smallest_devices(question, machines, prefill))
+    nearest = nearest_limit(question, prefill, best)
+    change = f"nearest change: {flag} {format_duration(nearest)}" if nearest else "several times the limit do not help"
+    return flag.strip("-"), (
+        f"{flag} {format_duration(limit)} cannot be kept at percentile {question.percentile:g}: the fastest {role} "
+        f"instance on up to {machines.devices} devices takes {format_duration(best)} with nothing else to do; {change}"
+    )
+
+
+def role_of(prefill: bool) -> Role:
+    """Name of a role."""
+    return "prefill" if prefill else "decode"
+
+
+def fitting_sizes(question: Question, prefill: bool) -> list[int]:
+    """Devices of every row of the role that holds its least load: a prompt in its smallest parts, or one request."""
+    role, workload = role_of(prefill), question.workload
+    sizes: list[int] = []
+    for group in groups(question, role, role_rows(question, role), 0 if prefill else min(question.drafts)):
+        if prefill:
+            finest = max(chunks for _, chunks in budgets(workload))
+            fits = np.broadcast_to(prefill_fits(group.deployment, workload, 1, finest), (len(group.rows),))
+            rows = group.select(np.flatnonzero(fits)).rows
+        else:
+            rows = rows_with_room(group, 1, reserved_kv_tokens(workload))[0].rows
+        sizes += [row.strategy.devices for row in rows]
+    return sizes
+
+
+def memory_sentence(question: Question, role: Role, smallest: int | None) -> str:
+    """Say by how much the model does not fit and the smallest number of devices that would hold it."""
+    machines = machines_of(question, role)
+    device = machines.hardware.device
+    room = device.memory_bytes.value - device.reserve_bytes.value
+    needs = [
+        (float(need), row.strategy.devices)
+        for group in groups(question, role, role_rows(question, role), 0)
+        for row, need in zip(
+            group.rows, np.broadcast_to(weight_bytes(group.deployment), (len(group.rows),)), strict=True
+        )
+    ]
+    held = counted(machines.devices, "device")
+    if not needs:
+        return f"{question.model.name} has no strategy on {held} of {machines.hardware.name}"
+    least, _ = min(needs)
+    nearest = "no number of them does"
+    if smallest and role == "mixed":
+        nearest = f"the smallest number that holds an aggregated instance is {smallest}"
+    elif smallest:
+        nearest = f"the smallest number that holds a {role} instance is {smallest}, and a plan needs one of each role"
+    start = f"{question.model.name} does not fit {held} of {machines.hardware.name}: its weights take"
+    if least > room:
+        return (
+            f"{start} at least {format_bytes(least)} per device beside a KV cache, {format_bytes(room)} are free, "
+            f"{format_bytes(least - room)} too much; {nearest}"
+        )
+    workload = question.workload
+    tokens = workload.input_tokens.mean if role == "prefill" else reserved_kv_tokens(workload).mean_tokens
+    return (
+        f"{start} {format_bytes(least)} of the {format_bytes(room)} that are free on a device, and no instance has the "
+        f"rest hold one {role} request of {tokens:.0f} tokens; {nearest}"
+    )
+
+
+def smallest_devices(question: Question, machines: Machines, prefill: bool) -> int | None:
+    """Return the devices of the smallest instance of the role that fits; pools are doubled until there is one."""
+    return smallest_of(question, machines, lambda larger: fitting_sizes(larger, prefill))
+
+
+def smallest_of(question: Question, machines: Machines, sizes_of: Callable[[Question], list[int]]) -> int | None:
+    """Return the least of the sizes on pools that are doubled until there is one."""
+    devices = machines.devices
+    while devices <= 64 * max(machines.devices, machines.devices_per_node):
+        devices *= 2
+        sizes = sizes_of(with_devices(question, devices))
+        if sizes:
+            return min(sizes)
+    return None
+
+
+def with_devices(question: Question, devices: int) -> Question:
+    """Return the question with both pools at another size."""
+    prefill, decode = (replace(machines, devices=devices) for machines in (question.prefill, question.decode))
+    return replace(question, prefill=prefill, decode=decode)
+
+
+def fastest_tpot(question: Question) -> float | None:
+    """Least time per token of any decode instance that fits, at its smallest batch; within 2 %."""
+    count, high = Count(), question.tpot_seconds
+    while not any(_decode_found(question, count, high)):
+        high *= 2
+        if high > _RELAXED:
+            return None
+    low = high / 2
+    while any(_decode_found(question, count, low)):
+        low, high = low / 2, low
+    while high > 1.02 * low:
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if any(_decode_found(question, count, middle)) else (middle, high)
+    return high
+
+
+def _decode_found(question: Question, count: Count, limit: float) -> list[bool]:
+    rows = role_rows(question, "decode")
+    return [
+        bool(decode_candidates(question, group, 1, count, limit, {}))
+        for drafts in question.drafts
+        for group in groups(question, "decode", rows, drafts)
+    ]
+
+
+def fastest_ttft(question: Question) -> float | None:
+    """Shortest time of one prompt alone, whole or in parts, on any prefill instance that fits."""
+    best = math.inf
+    for group in groups(question, "prefill", role_rows(question, "prefill"), 0):
+        cost = balanced_cost(group.deployment, question.balance)
+        alone = 1.0 / np.asarray(group.deployment.strategy.attention_dp)
+        for chunks in sorted({chunks for _, chunks in budgets(question.workload)}):
+            fits = prefill_fits(group.deployment, question.workload, 1, chunks)
+            seconds = pass_seconds(cost, question.workload, 1.0, alone, chunks, 1)
+            best = min(best, float(np.min(np.where(fits, seconds, math.inf))))
+    return best if math.isfinite(best) else None
+
+
+def nearest_limit(question: Question, prefill: bool, least: float) -> float | None:
+    """Return the tightest of a few multiples of the least time under which the role's queue is stable; None if none is.
+
+    Each is looser than the asked limit, rounded up to what is printed, and verified by solving the role's queue, on an
+    instance that leaves room for the other role. Where the asked limit is itself longer than the least time, as with
+    lengths that spread far, its multiples are tried.
+    """
+    asked = question.ttft_seconds if prefill else question.tpot_seconds
+    limits = [rounded_up(max(least, asked) * factor) for factor in FACTORS]
+    machines, other = (question.prefill, question.decode) if prefill else (question.decode, question.prefill)
+    taken = least_carrying(question, not prefill) if machines.budget == other.budget else 0
+    taken = 0 if math.isinf(taken) else taken
+    for limit in limits:
+        changed = replace(question, ttft_seconds=limit) if prefill else replace(question, tpot_seconds=limit)
+        if least_carrying(changed, prefill) <= machines.devices - taken:
+            return limit
+    return None
+
+
+def rounded_up(value: float) -> float:
+    """Return the next value of three significant digits, as it is printed."""
+    step = 10.0 ** (math.floor(math.log10(value)) - 2)
+    return math.ceil(value / step - 1e-9) * step
+
+
+def rounded_down(value: float) -> float:
+    """Return the last value of three significant digits."""
+    step = 10.0 ** (math.floor(math.log10(value)) - 2)
+    return math.floor(value / step + 1e-9) * step
+
+
+def least_carrying(question: Question, prefill: bool) -> float:
+    """Devices of the smallest instance of a role, the best of its size, that carries any traffic within its limit."""
+    count = Count()
+    if prefill:
+        for each in prefill_found(question, count):
+            server = PrefillServer(question, each)
+            if server.pool_carries(1, server.saturation_per_second / 1000):
+                return each.devices
+        return math.inf
+    transfer = slowest_transfer(question)
+    able = (each for each in decode_all(question, count) if DecodeServer(question, each, transfer).capacity() > 0)
+    return next((each.devices for each in able), math.inf)
+
+
+def slowest_transfer(question: Question, rows: Sequence[Row] | None = None) -> float:
+    """Seconds to move a prompt's KV from the prefill instances with the fewest links each."""
+    narrowest = min(
+        role_rows(question, "prefill") if rows is None else rows,
+        key=lambda row: row.strategy.attention_tp,
+        default=None,
+    )
+    if narrowest is None:
+        return 0.0
+    group = groups(question, "prefill", [narrowest], 0)[0]
+    return kv_transfer_seconds(question, row_deployment(group.deployment, narrowest))
+
+
+def unsurvivable(question: Question, prefill_sizes: Sequence[int], decode_sizes: Sequence[int]) -> tuple[str, str]:
+    """Return (binding limit, sentence) where instances fit, but not as many as must be left after a loss.
+
+    The devices named hold the smallest instance of each role with those that a loss takes.
+    """
+    wanted = []
+    for machines, sizes in ((question.prefill, prefill_sizes), (question.decode, decode_sizes)):
+        lost = {size: lost_instances(question.survive, size, machines.devices_per_node) for size in sizes}
+        wanted.append(min((1 + lost[size]) * size for size in sizes))
+    start = f"--survive: losing one {question.survive or 'instance'} would leave no instance of a role"
+    if question.prefill.budget != question.decode.budget:
+        return "survive", f"{start}; nearest change: --devices prefill={wanted[0]},decode={wanted[1]}, or no --survive"
+    held = counted(question.prefill.devices, "device")
+    return "survive", f"{start} on {held}; nearest changes: --devices {sum(wanted)}, or no --survive"
+
+
+def most_devices(question: Question) -> float:
+    """Devices of both roles that can be had: no more than a supernode has, any number of machines sold by the node."""
+    specs = {machines.hardware.name: machines.hardware for machines in (question.prefill, question.decode)}
+    if any(spec.sold_by_node for spec in specs.values()):
+        return math.inf
+    return float(sum(spec.nodes.value * spec.devices_per_node.value for spec in specs.values()))

@@ -1,0 +1,224 @@
+"""What one more unit of each resource would buy: the question solved again with a changed machine.
+
+The pools keep the devices that the plan took, so that chips beyond it do not hide the change.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from hardware.spec import HardwareSpec, Plane, Scope
+from planner.plans.plan import Plan
+from planner.question import Machines, Question
+from planner.search.variations import Rows, most_carried, rows_that_matter
+from podplan.records import dataclass
+from podplan.sourced import Sourced
+
+MORE = 1.1
+"""A unit of a rate or of memory: a tenth of what there is; of chips one node."""
+
+Change = Callable[[HardwareSpec], HardwareSpec]
+Each = Callable[..., Iterable[Any]]
+"""Maps a function over items, as ``map`` does: in several processes, or with a progress bar."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resource:
+    """Something of which there could be more."""
+
+    name: str
+    unit: str
+    apply: Callable[[Question], Question]
+    other_sizes: bool = False
+    """Whether instances may have sizes that they could not have before."""
+    idle: bool = False
+    """Whether nothing that is planned for uses it: there is nothing to solve again."""
+
+
+AS_IT_IS = Resource(name="", unit="", apply=lambda question: question)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bought:
+    """What a unit more of a resource gives on the devices of the plan."""
+
+    resource: str
+    unit: str
+    requests_per_second: float
+    gain: float
+    """Relative to the plan's devices as they are."""
+
+
+def bought(plan: Plan, resources: Sequence[Resource] | None = None, each: Each = map) -> list[Bought]:
+    """Return what each resource buys, most first; every row is solved anew, over the rows that matter.
+
+    The rows need nothing of each other: ``each`` maps a function over them in its own way.
+    """
+    base = on_plan_devices(plan)
+    asked = resources_of(base) if resources is None else resources
+    solved = [AS_IT_IS, *(resource for resource in asked if not resource.idle)]
+    rates: list[float] = list(each(partial(_carried, base, rows_that_matter(base)), solved))
+    now, rate_of = rates[0], {resource.name: rate for resource, rate in zip(solved, rates, strict=True)}
+    found = [
+        Bought(resource=resource.name, unit=resource.unit, requests_per_second=rate, gain=rate / now - 1)
+        for resource in asked
+        for rate in (rate_of.get(resource.name, now),)
+    ]
+    return sorted(found, key=lambda each: -each.gain)
+
+
+def _carried(base: Question, rows: Rows, resource: Resource) -> float:
+    return most_carried(resource.apply(base), None if resource.other_sizes else rows)
+
+
+def on_plan_devices(plan: Plan) -> Question:
+    """Return the question for the largest rate on the devices that the plan took."""
+    question = plan.question
+    used = {"prefill": 0, "decode": 0}
+    for role, pool in plan.pools():
+        used[role] = pool.instances * pool.candidate.devices
+    if question.prefill.budget == question.decode.budget:
+        used = dict.fromkeys(used, sum(used.values()))
+    return replace(
+        question,
+        objective="throughput",
+        rate_per_second=None,
+        prefill=replace(question.prefill, devices=used["prefill"]),
+        decode=replace(question.decode, devices=used["decode"]),
+    )
+
+
+def resources_of(question: Question) -> list[Resource]:
+    """Return the resources of a question's machines; of each role where they differ."""
+    alike = (
+        question.prefill.hardware is question.decode.hardware or question.prefill.hardware == question.decode.hardware
+    )
+    shared = question.prefill.budget == question.decode.budget
+    found = []
+    for roles in [("prefill", "decode")] if alike else [("prefill",), ("decode",)]:
+        spec = (question.prefill if roles[0] == "prefill" else question.decode).hardware
+        suffix = "" if alike else f" of {roles[0]} ({spec.name})"
+        idle = {f"network {plane.name}" for plane in spec.planes if plane.name not in spec.planes_in_use}
+        for name, change in changes_of(spec):
+            apply, unit = _on_roles(roles, change), f"+{MORE - 1:.0%}"
+            found.append(Resource(name=f"{name}{suffix}", unit=unit, apply=apply, idle=name in idle))
+    for roles in [("prefill", "decode")] if shared else [("prefill",), ("decode",)]:
+        suffix = "" if shared else f" of {roles[0]}"
+        found.append(Resource(name=f"chips{suffix}", unit="+1 node", apply=_one_node_more(roles), other_sizes=True))
+    return found
+
+
+def changes_of(spec: HardwareSpec) -> list[tuple[str, Change]]:
+    """Return the changes of one machine: compute, both sides of memory, each network plane."""
+    found: list[tuple[str, Change]] = [
+        ("compute", more_compute),
+        ("memory bandwidth", more_bandwidth),
+        ("memory size", more_memory),
+    ]
+    return found + [(f"network {plane.name}", partial(more_network, plane=plane.name)) for plane in spec.planes]
+
+
+def _on_roles(roles: Sequence[str], change: Change) -> Callable[[Question], Question]:
+    def apply(question: Question) -> Question:
+        changed: dict[str, Any] = {role: _with_hardware(getattr(question, role), change) for role in roles}
+        if len(changed) == 2:  # one object for both, which tells readers that the machines are alike
+            changed["decode"] = replace(changed["decode"], hardware=changed["prefill"].hardware)
+        return replace(question, **changed)
+
+    return apply
+
+
+def _with_hardware(machines: Machines, change: Change) -> Machines:
+    return replace(machines, hardware=change(machines.hardware))
+
+
+def _one_node_more(roles: Sequence[str]) -> Callable[[Question], Question]:
+    def apply(question: Question) -> Question:
+        changed: dict[str, Any] = {}
+        for role in roles:
+            machines: Machines = getattr(question, role)
+            changed[role] = replace(machines, devices=machines.devices + machines.devices_per_node)
+        return replace(question, **changed)
+
+    return apply
+
+
+def _more(value: Sourced) -> Sourced:
+    return value.model_copy(update={"value": value.value * MORE})
+
+
+def _with_device(spec: HardwareSpec, **fields: object) -> HardwareSpec:
+    return spec.model_copy(update={"device": spec.device.model_copy(update=fields)})
+
+
+def more_compute(spec: HardwareSpec) -> HardwareSpec:
+    """Return the machine with higher peaks of every dtype; kernels keep the part of the peak that they reach."""
+    peaks = {dtype: _more(peak) for dtype, peak in spec.device.peak_flops_per_second.items()}
+    return _with_device(spec, peak_flops_per_second=peaks)
+
+
+def more_bandwidth(spec: HardwareSpec) -> HardwareSpec:
+    """Return the machine with faster memory."""
+    return _with_device(spec, memory_bandwidth_bytes_per_second=_more(spec.device.memory_bandwidth_bytes_per_second))
+
+
+def more_memory(spec: HardwareSpec) -> HardwareSpec:
+    """Return the machine with larger memory."""
+    return _with_device(spec, memory_bytes=_more(spec.device.memory_bytes))
+
+
+def more_network(spec: HardwareSpec, plane: str) -> HardwareSpec:
+    """Return the machine with a faster plane: its links, and all collectives and exchanges that were fitted on them.
+
+    Latencies stay. A group is on the plane of the smallest scope that holds it.
+    """
+    scopes = [scope.name for scope in spec.scopes if scope.plane == plane]
+    collectives = [
+        fit.model_copy(
+            update={
+                "protocols": [
+                    each.model_copy(update={"bandwidth_bytes_per_second": each.bandwidth_bytes_per_second * MORE})
+                    for each in fit.protocols
+                ]
+            }
+        )
+        if fit.scope in scopes
+        else fit
+        for fit in spec.collectives
+    ]
+    exchanges = [
+        fit.model_copy(
+            update={
+                "points": [
+                    point.model_copy(update={"bandwidth_bytes_per_second": point.bandwidth_bytes_per_second * MORE})
+                    if spec.scope_of(point.degree).plane == plane
+                    else point
+                    for point in fit.points
+                ]
+            }
+        )
+        for fit in spec.exchanges
+    ]
+    return spec.model_copy(
+        update={
+            "planes": [_faster_plane(each) if each.name == plane else each for each in spec.planes],
+            "scopes": [_faster_scope(each) if each.plane == plane else each for each in spec.scopes],
+            "collectives": collectives,
+            "exchanges": exchanges,
+        }
+    )
+
+
+def _faster_plane(plane: Plane) -> Plane:
+    return plane.model_copy(update={"bandwidth_bytes_per_second": _more(plane.bandwidth_bytes_per_second)})
+
+
+def _faster_scope(scope: Scope) -> Scope:
+    pair = scope.pair_bandwidth_bytes_per_second
+    return scope.model_copy(
+        update={
+            "bandwidth_bytes_per_second": _more(scope.bandwidth_bytes_per_second),
+            "pair_bandwidth_bytes_per_second": _more(pair) if pair else None,
+        }
+    )

@@ -1,0 +1,122 @@
+"""Why columns do not carry an asked rate: the constraint in the words of its flag, and the nearest changes, solved."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from planner.offers.columns import Aim, Side, carried_by, settle
+from planner.question import Machines, Question
+from planner.search.infeasible import most_devices, rounded_down
+from planner.search.parts import Pools
+from planner.search.variations import has_plan
+from podplan.units import counted, format_rate
+
+STEP = 1.08
+"""From one size that is tried to the next."""
+TRIES = 4
+MOST_TRIED = 16_384
+"""Devices beyond which no larger machine is tried: such a search takes long, and such a question is a slip."""
+
+
+def shortage(question: Question, pools: Pools, aim: Aim, most_per_second: float) -> tuple[str, str]:
+    """Return (binding limit, sentence) where the devices carry something, and not the asked rate.
+
+    ``survive`` where they carry it as long as nothing is lost; else the pools that carry less, or the devices that
+    both roles share. The devices named were solved for the rate; none are named where none were found.
+    """
+    asked, most = (format_rate(rate) for rate in (aim.rate or 0.0, rounded_down(most_per_second)))
+    there, both = _there(question, most_per_second), dict.fromkeys(("prefill", "decode"), most_per_second)
+    if question.survive is not None and settle([_unsparing(side) for side in pools.sides], aim) is not None:
+        told = f"--survive: after losing the worst {question.survive} {there}"
+        return "survive", f"{told}; nearest changes: --rate {most}, or no --survive{_larger(question, both)}"
+    if question.prefill.budget == question.decode.budget:
+        return "devices", too_few(question, most_per_second)
+    alone = {side.role: _alone(side, aim) for side in pools.sides}
+    short = [side for side in pools.sides if alone[side.role] < (aim.rate or 0.0) * (1 - 1e-9)]
+    told = " and ".join(
+        f"{side.machines.devices} devices of {side.machines.hardware.name} carry the {side.role} of "
+        f"{format_rate(rounded_down(alone[side.role]))}"
+        for side in short
+    )
+    larger = _larger(question, {side.role: alone[side.role] for side in short})
+    return (
+        f"devices of {' and '.join(side.role for side in short)}",
+        f"{told}, not of the asked {asked}; nearest changes: --rate {most}{larger}",
+    )
+
+
+def too_few(question: Question, most_per_second: float, carries: Callable[[Question], bool] = has_plan) -> str:
+    """Return that the devices carry no more than a rate, and the nearest rate and devices that hold.
+
+    The devices named ``carries`` was true of, at the question's rate.
+    """
+    most = format_rate(rounded_down(most_per_second))
+    larger = _larger(question, dict.fromkeys(("prefill", "decode"), most_per_second), carries)
+    nearest = "nearest changes" if larger.startswith(",") else "nearest change"
+    return f"{_there(question, most_per_second)}; {nearest}: --rate {most}{larger}"
+
+
+def _there(question: Question, most_per_second: float) -> str:
+    most, asked = format_rate(rounded_down(most_per_second)), format_rate(question.rate_per_second or 0.0)
+    devices = _devices(question)
+    return f"{counted(devices, 'device')} {'carries' if devices == 1 else 'carry'} {most}, not the asked {asked}"
+
+
+def _unsparing(side: Side) -> Side:
+    """Return the columns of a side without spare instances."""
+    return Side(side.role, side.machines, side.offers, None, side.unit, side.most_instances)
+
+
+def _alone(side: Side, aim: Aim) -> float:
+    """Return what a role carries with all devices of its pool."""
+    choice = settle([side], replace(aim, objective="throughput", rate=None))
+    return carried_by([side], choice) if choice else 0.0
+
+
+def _devices(question: Question) -> int:
+    own = question.prefill.budget != question.decode.budget
+    return question.prefill.devices + (question.decode.devices if own else 0)
+
+
+def _larger(
+    question: Question, most_per_second: dict[str, float], carries: Callable[[Question], bool] = has_plan
+) -> str:
+    """Return the devices of the short roles that carry the rate, as they would be asked for; nothing where unknown.
+
+    ``most_per_second`` is what each short role carries now, the same for both of a shared pool.
+    """
+    factors = {role: (question.rate_per_second or 0.0) / max(most, 1e-9) for role, most in most_per_second.items()}
+    tried = (
+        _sizes(machines, factors[role]) if role in factors else [machines.devices] * (TRIES + 1)
+        for role, machines in (("prefill", question.prefill), ("decode", question.decode))
+    )
+    for sizes in dict.fromkeys(zip(*tried, strict=True)):
+        prefill, decode = (
+            replace(machines, devices=size)
+            for machines, size in zip((question.prefill, question.decode), sizes, strict=True)
+        )
+        changed = replace(question, prefill=prefill, decode=decode)
+        if _devices(changed) > most_devices(question):
+            return f"; about {_devices(changed)} devices are more than there can be"
+        if _devices(changed) > max(MOST_TRIED, 2 * _devices(question)):
+            return f"; the asked rate is {max(factors.values()):.3g} times what they carry"
+        if carries(changed):
+            shared = prefill.budget == decode.budget
+            size = f"{prefill.devices}" if shared else f"prefill={prefill.devices},decode={decode.devices}"
+            return f", or --devices {size}"
+    return ""
+
+
+def _sizes(machines: Machines, factor: float) -> list[int]:
+    """Devices to try, from what a rate in proportion to devices needs.
+
+    The few GPUs that hold a model once carry less than their share of a server, so a server is tried before more.
+    """
+    guessed = [_grown(machines, factor * STEP**number) for number in range(TRIES)]
+    node = machines.devices_per_node
+    return [min(guessed[0], node) if machines.devices < node else guessed[0], *guessed]
+
+
+def _grown(machines: Machines, factor: float) -> int:
+    """Devices times a factor, at least one unit more."""
+    unit = machines.unit(machines.devices)
+    return max(machines.grown(factor), (machines.devices // unit + 1) * unit)

@@ -1,0 +1,195 @@
+"""The load distribution and the expected maxima, against published measurements and simulation."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from planner.balance.imbalance import (
+    Balance,
+    busiest_rank_factor,
+    expected_maximum_normal,
+    parse_balance,
+    sampling_factor,
+    static_factor,
+)
+from planner.balance.skew import MIXED, SINGLE_DOMAIN, expert_loads, sample_expert_loads
+from planner.placement.methods import place
+from planner.placement.problem import Problem
+from podplan.errors import BadInput
+
+
+def test_unbalanced_rank_of_tensorrt_llm():
+    """Tech blog 4, DeepSeek-R1 translation, EP32, 1024 routed tokens per rank: (max - mean)/mean 1.564, so 2.56."""
+    static = static_factor(256, 32, 0, SINGLE_DOMAIN, False)
+    assert sampling_factor(static, 1024.0, 32) == pytest.approx(2.564, rel=0.15)
+
+
+def test_busiest_expert_of_tensorrt_llm():
+    """Same run: (max - mean)/mean over the 256 expert slots 10.948, so 11.9 (one slot per rank, 128 tokens each)."""
+    static = static_factor(256, 256, 0, SINGLE_DOMAIN, False)
+    assert sampling_factor(static, 128.0, 256) == pytest.approx(11.948, rel=0.2)
+
+
+def test_busiest_slot_with_replicas_of_tensorrt_llm():
+    """Same run with 32 redundant experts: 1.792 over the 288 slots, so 2.79."""
+    static = static_factor(256, 288, 32, SINGLE_DOMAIN, True)
+    assert sampling_factor(static, 1024 * 32 / 288, 288) == pytest.approx(2.792, rel=0.15)
+
+
+def test_balanced_rank_of_tensorrt_llm_fits_the_drift():
+    """Same run: 0.109 over the ranks; the drift is fitted to this and 1.15 would be half as much again."""
+    static = static_factor(256, 32, 32, SINGLE_DOMAIN, True)
+    assert sampling_factor(static, 1024.0, 32) == pytest.approx(1.109, abs=0.01)
+
+
+def test_balanced_rank_at_ep36_was_not_fitted():
+    """TensorRT-LLM's examples/wide_ep/ep_load_balancer/README.md: EP36, 288 slots, average imbalance 0.115378."""
+    static = static_factor(256, 36, 32, SINGLE_DOMAIN, True)
+    assert sampling_factor(static, 1024.0, 36) == pytest.approx(1.1154, abs=0.01)
+
+
+def test_expert_loads_are_the_quantiles_of_the_log_normal():
+    """Mean one, falling, with the stated spread of logarithms."""
+    loads = expert_loads(SINGLE_DOMAIN, 256)
+    assert loads.mean() == pytest.approx(1)
+    assert (np.diff(loads) < 0).all()
+    assert np.log(loads).std() == pytest.approx(1.04, rel=0.02)
+
+
+def test_sampled_expert_loads_depend_on_the_seed_alone():
+    """Layers differ, runs do not."""
+    loads = sample_expert_loads(MIXED, 58, 256, seed=7)
+    assert (loads == sample_expert_loads(MIXED, 58, 256, seed=7)).all()
+    assert np.allclose(loads.mean(axis=1), 1)
+    assert np.log(loads).std(axis=1).mean() == pytest.approx(0.51, rel=0.03)
+    assert not np.allclose(loads[0], loads[1])
+
+
+def test_expert_loads_cannot_be_changed_through_the_cache():
+    """A caller that writes into its copy does not move the next answer."""
+    expert_loads(MIXED, 64)[:] = 0
+    assert expert_loads(MIXED, 64).mean() == pytest.approx(1)
+
+
+@pytest.mark.parametrize("distribution", [MIXED, SINGLE_DOMAIN], ids=lambda d: d.name)
+def test_static_factor_falls_with_balancing_and_redundancy(distribution):
+    """Balancing helps, redundant experts help it, and one rank has nothing to balance."""
+    none = static_factor(256, 32, 0, distribution, False)
+    balanced = static_factor(256, 32, 0, distribution, True)
+    redundant = static_factor(256, 32, 32, distribution, True)
+    assert none > balanced > redundant > 1
+    assert static_factor(256, 1, 0, distribution, True) == pytest.approx(1)
+    assert static_factor(256, 1, 0, distribution, False) == pytest.approx(1)
+
+
+def test_static_factor_without_drift_is_what_placement_reaches():
+    """With drift off, the quick path without swaps is within 5 % of the full placement, and never better."""
+    still = MIXED.__class__(name="still", log_sigma=0.51, drift_log_sigma=0.0, source="test")
+    for ranks, redundant in ((32, 32), (72, 32), (144, 32), (288, 32)):
+        problem = Problem(loads=expert_loads(still, 256)[None], ranks=ranks, redundant=redundant)
+        full = place(problem, "local-search").imbalance[0]
+        quick = static_factor(256, ranks, redundant, still, True)
+        assert full * (1 - 1e-9) <= quick <= full * 1.05
+
+
+def test_unbalanced_layout_repeats_the_first_experts():
+    """Ranks without an expert of their own hold replicas even when nobody balances: 320 ranks, 256 experts."""
+    assert static_factor(256, 320, 64, MIXED, False) > static_factor(256, 320, 64, MIXED, True)
+
+
+def test_static_factor_refuses_slots_that_do_not_divide():
+    """The sentence names the flag."""
+    with pytest.raises(BadInput, match="--redundant-experts 1 "):
+        static_factor(256, 32, 1, MIXED, True)
+
+
+@pytest.mark.parametrize(
+    ("count", "expected"),
+    [(1, 0.0), (2, 0.56419), (5, 1.16296), (10, 1.53875), (100, 2.50759), (1000, 3.24144)],
+)
+def test_expected_maximum_normal_of_tippett(count, expected):
+    """Expected maxima of n normals, half the mean ranges of Tippett 1925 (Biometrika 17:364), table X."""
+    assert expected_maximum_normal(count) == pytest.approx(expected, abs=1e-5)
+
+
+def test_expected_maximum_normal_broadcasts():
+    """An array of rank counts gives the array of the scalar answers."""
+    counts = np.array([[1, 32], [320, 32]])
+    assert np.allclose(expected_maximum_normal(counts), [[expected_maximum_normal(int(c)) for c in r] for r in counts])
+
+
+@settings(max_examples=30, deadline=None)
+@given(static=st.floats(1.0, 8.0), tokens=st.floats(1.0, 1e6), ranks=st.integers(8, 512))
+def test_sampling_factor_lies_between_static_and_ranks(static, tokens, ranks):
+    """Noise never helps, more tokens never hurt, and no rank gets more than all tokens."""
+    factor = sampling_factor(static, tokens, ranks)
+    assert static * (1 - 1e-12) <= factor <= ranks
+    assert sampling_factor(static, tokens * 2, ranks) <= factor
+    assert sampling_factor(static, 1e12, ranks) == pytest.approx(static, rel=1e-3)
+
+
+def test_sampling_factor_broadcasts_and_stands_no_tokens():
+    """Arrays over candidates equal the scalars one by one; an empty rank gives the cap."""
+    tokens, ranks = np.array([0.0, 8.0, 1e3]), np.array([1, 32, 320])
+    factor = sampling_factor(1.0, tokens[:, None], ranks)
+    assert factor.shape == (3, 3)
+    assert factor[0].tolist() == [1, 32, 320]
+    assert factor[2, 1] == sampling_factor(1.0, 1e3, 32)
+    assert isinstance(sampling_factor(1.0, 1e3, 32), float)
+    assert sampling_factor(1.0, 0.0, 32) == 32
+
+
+@pytest.mark.parametrize("tokens", [64, 256, 1024])
+@pytest.mark.parametrize("balanced", [True, False])
+@pytest.mark.parametrize(("ranks", "redundant"), [(32, 32), (144, 32), (320, 64)])
+def test_sampling_factor_agrees_with_simulated_routing(tokens, balanced, ranks, redundant):
+    """Drawing every expert's tokens from a Poisson law gives the same busiest rank within 5 %."""
+    rng = np.random.default_rng(3)
+    draws, per_rank = 300, (256 + redundant) // ranks
+    typical = expert_loads(MIXED, 256)
+    if balanced:
+        problem = Problem(loads=typical[None], ranks=ranks, redundant=redundant)
+        slots = place(problem, "local-search").slots[0]
+        loads = typical * np.exp(MIXED.drift_log_sigma * rng.standard_normal((draws, 256)))
+    else:
+        slots = np.arange(256 + redundant) % 256
+        loads = rng.permuted(np.tile(typical, (draws, 1)), axis=1)
+    shares = (loads / np.bincount(slots))[:, slots].reshape(draws, ranks, per_rank).sum(axis=2)
+    shares /= shares.mean(axis=1, keepdims=True)
+    simulated = (rng.poisson(shares * tokens).max(axis=1) / tokens).mean()
+    static = static_factor(256, ranks, redundant, MIXED, balanced)
+    assert sampling_factor(static, float(tokens), ranks) == pytest.approx(simulated, rel=0.05)
+
+
+def test_parse_balance_reads_the_four_forms():
+    """Words in any case, or a number."""
+    assert parse_balance("Perfect") == Balance(kind="perfect")
+    assert parse_balance("measured") == Balance(kind="measured")
+    assert parse_balance(" none ") == Balance(kind="none")
+    assert parse_balance("1.3") == Balance(kind="factor", factor=1.3)
+
+
+@pytest.mark.parametrize("text", ["", "good", "0.9", "-2", "nan", "inf"])
+def test_parse_balance_refuses_the_rest(text):
+    """The sentence names the flag and the forms."""
+    with pytest.raises(BadInput, match="--expert-balance"):
+        parse_balance(text)
+
+
+def test_busiest_rank_factor_composes_balance_with_noise():
+    """Perfect is exactly one and a factor exactly itself, without noise; measured and none carry it."""
+    tokens = np.array([100.0, 1e9])
+
+    def factor(text, ranks=32):
+        return busiest_rank_factor(
+            parse_balance(text), experts=256, ranks=ranks, redundant=0, tokens_per_rank=tokens, distribution=MIXED
+        )
+
+    assert factor("perfect").tolist() == [1.0, 1.0]
+    assert factor("1.5").tolist() == [1.5, 1.5]
+    assert factor("1.5", ranks=1).tolist() == [1.0, 1.0]
+    assert factor("none")[1] == pytest.approx(static_factor(256, 32, 0, MIXED, False))
+    assert (factor("none") > factor("measured")).all()
+    assert factor("measured")[0] > factor("measured")[1]
+    assert factor("measured", ranks=1).tolist() == pytest.approx([1.0, 1.0])

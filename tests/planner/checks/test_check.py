@@ -1,0 +1,201 @@
+"""Verdicts: margins, confidence and losses, against the queues that they are made of."""
+
+from dataclasses import replace
+from statistics import NormalDist
+
+import numpy as np
+import pytest
+
+from planner.checks.check import Limits, Margin, check_deployed, check_question, held_confidence, worst_loss
+from planner.checks.deployed import Lost, from_manifest, from_plan, standing
+from planner.checks.deployed_trace import manifest_on, plan_on
+from planner.checks.on_trace import held_at
+from planner.instances.operating import PrefillServer
+from planner.plans.expectation import workload_of
+from planner.plans.plan import DisaggregatedPlan
+from planner.question import Question
+from planner.queues.queueing import pollaczek_khinchine_wait
+from planner.survival import lost_instances
+from planner.workload import Trace
+from tests.plans import small_manifest, small_plan
+from tests.questions import small_question
+
+
+def test_margins_are_shares_of_the_limit() -> None:
+    """Half the limit is 50 % of room; a rate that is carried twice is 100 %; no latency at all is no room."""
+    assert Margin(name="ttft", limit=2.0, value=1.0).share == pytest.approx(0.5)
+    assert Margin(name="rate", limit=10.0, value=20.0).share == pytest.approx(1.0)
+    assert not Margin(name="tpot", limit=1.0, value=1.01).holds
+    assert Margin(name="tpot", limit=1.0, value=None).share is None
+
+
+def test_predicted_figures_are_the_plans_own() -> None:
+    """At a confidence of one half the standing of a plan at its rate is what the plan says."""
+    plan = small_plan()
+    found = standing(from_plan(plan), plan.requests_per_second)
+    assert found.ttft is not None
+    assert found.tpot is not None
+    assert found.ttft.p99 == pytest.approx(plan.ttft.p99)
+    assert found.tpot.p99 == pytest.approx(plan.tpot.p99)
+
+
+def test_longer_service_is_a_faster_clock() -> None:
+    """M/D/1 with times f as long: f·wait(f·rate) of the old queue is the wait of the new one."""
+    slow, rate, seconds = 1.3, 0.5, 1.0
+    assert slow * pollaczek_khinchine_wait(slow * rate, seconds, 0.0) == pytest.approx(
+        pollaczek_khinchine_wait(rate, slow * seconds, 0.0)
+    )
+
+
+def test_more_confidence_is_more_time() -> None:
+    """Latencies rise with the confidence, and the confidence held is where they meet the limit."""
+    plan = small_plan()
+    deployed = from_plan(plan)
+    rate = plan.requests_per_second * 0.7
+    times = [standing(deployed, rate, level) for level in (0.2, 0.5, 0.8)]
+    assert all(found.ttft is not None and found.tpot is not None for found in times)
+    ttft, tpot = ([getattr(found, name).p99 for found in times] for name in ("ttft", "tpot"))
+    assert ttft == sorted(ttft)
+    assert tpot == sorted(tpot)
+    limits = Limits(ttft_seconds=ttft[2], tpot_seconds=None, percentile=99, rate_per_second=rate)
+    assert held_confidence(deployed, limits) == pytest.approx(0.8, abs=0.02)
+
+
+def test_what_is_gone_is_missed_in_the_queue() -> None:
+    """After losing one of c prefill instances each of the others gets c/(c - 1) of its rate, and is one of fewer."""
+    plan = small_plan()
+    known = from_plan(plan)
+    deployed = replace(known, pools=(replace(known.pools[0], instances=4), known.pools[1]))
+    rate = 1.5 * plan.requests_per_second / plan.prefill.instances
+    found = standing(deployed, rate, lost=Lost(prefill=1))
+    alone = PrefillServer(plan.question, plan.prefill.candidate).ttft(rate / 3, 3)
+    assert found.ttft is not None
+    assert alone is not None
+    assert found.ttft.p99 == pytest.approx(alone.p99)
+    assert standing(deployed, rate, lost=Lost(prefill=4)).ttft is None
+
+
+def test_the_worst_loss_leaves_least_room() -> None:
+    """No loss of that kind leaves less room than the one that is told."""
+    plan = small_plan(devices=96)
+    deployed = from_plan(plan)
+    limits = Limits.of(plan.question, plan.requests_per_second * 0.4)
+    worst = worst_loss(deployed, limits, "node")
+    rooms = []
+    for lost in deployed.losses["node"]:
+        found = standing(deployed, limits.rate_per_second, lost=lost)
+        pairs = ((found.ttft, limits.ttft_seconds), (found.tpot, limits.tpot_seconds))
+        rooms.append(min(-1e9 if a is None else 1 - a.p99 / (limit or 1.0) for a, limit in pairs))
+    told = min(-1e9 if margin.share is None else margin.share for margin in worst.margins)
+    assert told == pytest.approx(min(rooms))
+
+
+def _asked(**changes: object) -> Question:
+    return replace(small_plan(devices=96).question, **changes)  # type: ignore[arg-type]
+
+
+def test_a_question_holds_up_to_what_the_devices_carry() -> None:
+    """At 99 % of the best plan's rate every limit holds, at 103 % the devices bind and the rate is named."""
+    most = small_plan(devices=96).requests_per_second
+    assert check_question(_asked(rate_per_second=0.99 * most)).holds
+    verdict = check_question(_asked(rate_per_second=1.03 * most))
+    assert not verdict.holds
+    assert verdict.binding == "devices"
+    assert "nearest changes: --rate" in verdict.explanation
+    named = int(verdict.explanation.rpartition("--devices ")[2])
+    larger = replace(_asked().prefill, devices=named)
+    assert check_question(_asked(prefill=larger, decode=larger, rate_per_second=1.03 * most)).holds
+
+
+def test_confidence_costs_rate() -> None:
+    """With 0.9 less is carried than as predicted, by about the deviation's 1.28, and what is told then holds."""
+    question = _asked()
+    plain, sure = check_question(question), check_question(question, confidence=0.9)
+    assert plain.rate_per_second is not None
+    assert sure.rate_per_second is not None
+    deviation = from_plan(small_plan(devices=96)).pools[1].deviation
+    ratio = plain.rate_per_second / sure.rate_per_second
+    assert 1 < ratio < (1 + NormalDist().inv_cdf(0.9) * deviation) ** 4
+    assert sure.holds
+    assert sure.held_confidence is not None
+    assert sure.held_confidence >= 0.89
+
+
+def test_survivors_hold_and_failures_are_measured() -> None:
+    """A plan for the loss keeps the limits after it; where none does, by how much the limits fail is told."""
+    question = _asked(survive="node", rate_per_second=1.0)
+    verdict = check_question(question)
+    assert verdict.holds
+    assert verdict.after_loss is not None
+    assert verdict.after_loss.holds
+    plan = verdict.plan
+    assert plan is not None
+    lost = lost_instances("node", plan.decode.candidate.devices, plan.decode.machines.devices_per_node)
+    assert plan.decode.instances > lost
+    too_much = replace(question, rate_per_second=0.98 * small_plan(devices=96).requests_per_second)
+    failed = check_question(too_much)
+    assert not failed.holds
+    assert failed.after_loss is not None
+    assert not failed.after_loss.holds
+
+
+def test_a_manifest_is_weighed_as_the_plan_that_it_came_from() -> None:
+    """Its queues give the plan's latencies, and its own intervals the same order of deviation."""
+    plan, manifest = small_plan(), small_manifest()
+    deployed, known = from_manifest(manifest, workload_of(manifest.workload)), from_plan(plan)
+    for pool, other in zip(deployed.pools, known.pools, strict=True):
+        assert pool.role == other.role
+        assert pool.deviation == pytest.approx(other.deviation, rel=0.3)
+    limits = Limits.of(plan.question, plan.requests_per_second)
+    verdict = check_deployed(deployed, limits)
+    assert verdict.margins[1].value == pytest.approx(plan.tpot.p99, rel=0.05)
+
+
+def _bursty(burst: float, count: int = 3000) -> Trace:
+    """Return requests of the planned lengths, a quarter of them so many times faster than the others."""
+    gaps = np.random.default_rng(4).exponential(1.0, count)
+    gaps[count // 4 : count // 2] /= burst
+    return Trace(arrival_seconds=np.cumsum(gaps), input_tokens=np.full(count, 1024), output_tokens=np.full(count, 128))
+
+
+def test_a_trace_is_what_a_plan_is_weighed_on() -> None:
+    """Margins are of its own requests, held to the last per cent; stationary queues of its mean rate see no burst."""
+    trace, question = _bursty(6.0), replace(small_question("qwen3-30b-a3b", "h100", 8), shape="disaggregated")
+    plain = check_question(question)
+    assert plain.rate_per_second is not None
+    rate = 0.9 * plain.rate_per_second
+    assert check_question(replace(question, rate_per_second=rate)).holds
+    verdict = check_question(replace(question, rate_per_second=rate), trace=trace)
+    assert verdict.played and not verdict.holds and verdict.plan is not None
+    carried = next(margin.value for margin in verdict.margins if margin.name == "rate")
+    assert carried is not None and carried < rate
+    held = check_question(replace(question, rate_per_second=0.98 * carried), trace=trace)
+    assert held.holds and held.played
+    assert isinstance(held.plan, DisaggregatedPlan)
+    found = held_at(replace(held.plan, requests_per_second=0.98 * carried), trace)
+    ttft = next(margin.value for margin in held.margins if margin.name == "ttft")
+    assert ttft == pytest.approx(np.percentile(found.recorded.ttft_seconds, 99.0), rel=1e-6)
+
+
+def test_losses_and_confidence_are_played_too() -> None:
+    """Fewer instances and longer service make the trace's requests wait longer."""
+    plan = small_plan(devices=96)
+    played = plan_on(plan, _bursty(3.0))
+    rate = 0.6 * plan.requests_per_second
+    whole, slower = standing(played, rate), standing(played, rate, confidence=0.9)
+    lost = standing(played, rate, lost=played.losses["node"][0])
+    assert whole.ttft and slower.ttft and lost.ttft
+    assert whole.ttft.mean < slower.ttft.mean
+    assert whole.ttft.mean < lost.ttft.mean
+    assert plan_on(plan, None).asked_at_most is None
+
+
+def test_a_manifest_is_played_as_its_plan() -> None:
+    """The same recursion over the same pools."""
+    plan, manifest, trace = small_plan(), small_manifest(), _bursty(3.0)
+    rate = 0.7 * plan.requests_per_second
+    one = standing(manifest_on(manifest, plan.question.workload, trace), rate)
+    other = standing(plan_on(plan, trace), rate)
+    assert one.ttft and other.ttft and one.tpot and other.tpot
+    assert one.ttft.mean == pytest.approx(other.ttft.mean, rel=0.01)
+    assert one.tpot.mean == pytest.approx(other.tpot.mean, rel=0.01)

@@ -1,0 +1,234 @@
+"""The table of operators against parameter counts: FLOP, shapes over TP, EP and SP, exchange payloads."""
+
+import numpy as np
+import pytest
+
+from models.parameters import count_parameters
+from planner.costs.breakdown import Operator
+from planner.costs.deployment import Deployment, StrategyArray
+from planner.costs.latency import causal_pairs, decode_load
+from planner.costs.operators import build_step_cost
+from planner.manifest.stepcost import evaluate
+from planner.manifest.terms import StepLoad, form, variables
+from tests.instances import broken_down, cloudmatrix_decode, even_cost, instance
+
+KEYS = 4096
+
+
+def decode_flops(deployment: Deployment) -> float:
+    """FLOP per device of one request's token at ``KEYS`` cached ones."""
+    return sum(row.flops for row in decode_rows(deployment))
+
+
+def decode_rows(deployment: Deployment) -> tuple[Operator, ...]:
+    """Return the operators of a decode step of one request."""
+    return broken_down(even_cost(deployment), decode_load(deployment, 1.0, float(KEYS)), 1)
+
+
+def prompt(tokens: float, cached: float = 0.0) -> StepLoad:
+    """Return the load of one whole prompt, or of its end after ``cached`` reused tokens."""
+    return StepLoad(
+        prefill_tokens=tokens,
+        prefill_context_tokens=cached,
+        prefill_pairs=causal_pairs(tokens, cached),
+        finishing_prompts=1.0,
+        mean_tokens=tokens,
+    )
+
+
+@pytest.mark.parametrize(
+    ("model", "weights", "flops_per_pair"),
+    [
+        ("deepseek-r1", "fp8", 61 * 2 * 128 * (512 + 64 + 512)),
+        ("qwen3-235b-a22b", "bf16", 94 * 4 * 64 * 128),
+        ("qwen3-32b", "bf16", 64 * 4 * 64 * 128),
+    ],
+)
+def test_decode_flops_are_twice_the_active_parameters(model: str, weights: str, flops_per_pair: int):
+    """One token: 2 x active parameters and attention; MLA absorbed 2·128·(512 + 64 + 512) per pair and layer."""
+    deployment = instance(model, "h200", "decode", weights)
+    expected = 2 * count_parameters(deployment.model).active + KEYS * flops_per_pair
+    assert decode_flops(deployment) == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("model", "weights", "flops_per_pair"),
+    [
+        ("deepseek-r1", "fp8", 61 * 2 * 128 * (192 + 128)),
+        ("qwen3-235b-a22b", "bf16", 94 * 4 * 64 * 128),
+        ("qwen3-32b", "bf16", 64 * 4 * 64 * 128),
+    ],
+)
+def test_prefill_flops_are_twice_the_active_parameters(model: str, weights: str, flops_per_pair: int):
+    """A prompt: 2 x active parameters per token, the head once; MLA unabsorbed 2·128·(192 + 128) per causal pair."""
+    deployment, tokens = instance(model, "h200", "prefill", weights), 1000
+    count = count_parameters(deployment.model)
+    rows = broken_down(even_cost(deployment), prompt(1000.0), 1)
+    expected = 2 * tokens * (count.active - count.lm_head) + 2 * count.lm_head
+    expected += tokens * (tokens + 1) // 2 * flops_per_pair
+    assert sum(row.flops for row in rows) == pytest.approx(expected, rel=1e-9)
+
+
+def test_tensor_parallel_gqa_splits_every_operation():
+    """Qwen3-32B on TP8: eight devices together do what one does, KV heads included."""
+    one, eight = (instance("qwen3-32b", "h200", "decode", "bf16", attention_tp=n, moe_tp=n) for n in (1, 8))
+    assert 8 * decode_flops(eight) == pytest.approx(decode_flops(one), rel=1e-9)
+
+
+def test_tensor_parallel_gqa_repeats_kv_heads_beyond_their_number():
+    """Qwen3-32B has 8 KV heads: on TP16 each is projected twice, 2·64·5120·2·8·128 FLOP more."""
+    one, wide = (instance("qwen3-32b", "h200", "decode", "bf16", attention_tp=n, moe_tp=n) for n in (1, 16))
+    extra = 2 * 64 * 5120 * 2 * 8 * 128
+    assert 16 * decode_flops(wide) - decode_flops(one) == pytest.approx(extra, rel=1e-6)
+
+
+def test_tensor_parallel_mla_repeats_down_projections_and_gate():
+    """DeepSeek-R1 on TP8: W_q_a, W_kv_a (2112 columns) and the gate run on all eight devices."""
+    one, eight = (instance("deepseek-r1", "h200", "decode", "fp8", attention_tp=n, moe_tp=n) for n in (1, 8))
+    repeated = 7 * 2 * (61 * 7168 * 2112 + 58 * 7168 * 256)
+    assert 8 * decode_flops(eight) - decode_flops(one) == pytest.approx(repeated, rel=1e-6)
+
+
+def test_staged_attention_does_each_operation_once():
+    """SP-TP-SP (CloudMatrix384 section 4.3.1) splits down projections by tokens too: 16 devices do what one does."""
+    one = instance("deepseek-r1", "cm384", "prefill", "int8")
+    staged = instance("deepseek-r1", "cm384", "prefill", "int8", attention_tp=16, staged=True, moe_ep=16)
+    alone, shared = (
+        sum(row.flops for row in broken_down(even_cost(deployment), prompt(4096.0), 1)) for deployment in (one, staged)
+    )
+    assert 16 * shared == pytest.approx(alone, rel=1e-9)
+
+
+def test_expert_parallel_devices_do_the_tokens_of_all_ranks_once():
+    """DP8 + EP8, one request per rank: every device does what one device does for one request."""
+    one = instance("qwen3-235b-a22b", "h200", "decode", "bf16")
+    eight = instance("qwen3-235b-a22b", "h200", "decode", "bf16", attention_dp=8, moe_ep=8)
+    assert decode_flops(eight) == pytest.approx(decode_flops(one), rel=1e-9)
+
+
+def test_hybrid_experts_split_tokens_and_width():
+    """TP4 + DP2 with TP2 + EP4 on eight devices: routed work is an eighth of two requests', the shared one too."""
+    hybrid = instance("deepseek-r1", "910b", "decode", "int8", attention_tp=4, attention_dp=2, moe_tp=2, moe_ep=4)
+    flops = {row.name: row.flops for row in decode_rows(hybrid)}
+    assert flops["routed_gate_up"] == pytest.approx(58 * 2 * 8 * 2 * 2 * 2048 * 7168 / 8)
+    assert flops["shared_down"] == pytest.approx(58 * 2 * 2 * 2048 * 7168 / 8)
+
+
+def test_exchange_payload_is_a_device_share_of_its_groups_tokens():
+    """Attention TP4 sends a quarter of its group's copies per device; 96 tokens, 8 experts, 7392 B each."""
+    deployment = instance("deepseek-r1", "h200", "decode", "fp8", attention_tp=4, attention_dp=8, moe_ep=32)
+    cost = build_step_cost(deployment)
+    values = variables(cost, decode_load(deployment, 96.0, 1.0), 1)
+    dispatch = next(term for term in cost.terms if term.name == "dispatch")
+    assert form(dispatch.bytes, values) == pytest.approx(96 / 4 * 8 * (7168 + 224))
+
+
+def test_dedicated_shared_expert_is_one_more_copy():
+    """CloudMatrix384 section 4.2.1: a die sends each of its 96 tokens to 8 routed ranks and a shared one."""
+    deployment = cloudmatrix_decode()
+    cost = build_step_cost(deployment)
+    values = variables(cost, decode_load(deployment, 48.0, 1.0), 1)
+    sent = {term.name: form(term.bytes, values) for term in cost.terms if term.name in ("dispatch", "combine")}
+    assert sent == {"dispatch": pytest.approx(96 * 9 * 7680), "combine": pytest.approx(96 * 9 * 14336)}
+    assert values["shared"] == pytest.approx(320 * 96 / 32)
+    assert values["fair"] == pytest.approx(320 * 96 * 8 / 288)
+
+
+def test_bf16_experts_are_sent_bf16():
+    """A BF16 model dispatches 2 B per hidden element, as it combines."""
+    deployment = instance("qwen3-235b-a22b", "h200", "decode", "bf16", attention_dp=16, moe_ep=16)
+    sent = {row.name: row.message_bytes for row in decode_rows(deployment)}
+    assert sent["dispatch"] == sent["combine"] == pytest.approx(94 * 8 * 2 * 4096)
+
+
+def test_kv_is_read_once_whatever_mtp_verifies():
+    """Two queries per request double attention's FLOP, and its cache is still read once (DeepSeek-V3 section 2.2)."""
+    plain, drafting = (instance("deepseek-r1", "h200", "decode", "fp8", drafts=drafts) for drafts in (0, 1))
+    one, two = ({row.name: row for row in decode_rows(item)}["attention"] for item in (plain, drafting))
+    assert two.flops == pytest.approx(2 * one.flops)
+    queries = 128 * (576 + 512) * 2
+    assert one.bytes == pytest.approx(61 * (KEYS * 576 * 2 + queries))
+    assert two.bytes == pytest.approx(61 * (KEYS * 576 * 2 + 2 * queries))
+
+
+@pytest.mark.parametrize(("hardware", "faster"), [("h20", 1.7), ("h800", 1.0)])
+def test_latents_in_fp8_are_multiplied_in_fp8_where_a_kernel_does(hardware: str, faster: float):
+    """FP8 FlashMLA computes 1.7 times as fast on an H20 (FlashMLA pull request 82); elsewhere latents are widened."""
+    costs = [build_step_cost(instance("deepseek-r1", hardware, "decode", "fp8", kv_dtype=kv)) for kv in ("bf16", "fp8")]
+    wide, narrow = (next(term for term in cost.terms if term.name == "attention") for cost in costs)
+    assert narrow.flops_per_second / wide.flops_per_second == pytest.approx(faster, rel=0.01)
+    assert narrow.bytes["kv"] == pytest.approx(wide.bytes["kv"] / 2)
+
+
+def test_latent_cache_is_read_whole_by_every_tensor_parallel_device():
+    """CloudMatrix384 section 4.2.2: every rank of a TP group holds the full latent cache; GQA's is split."""
+    for model, weights, share in (("deepseek-r1", "fp8", 1.0), ("qwen3-32b", "bf16", 0.25)):
+        deployment = [instance(model, "h200", "decode", weights, attention_tp=n, moe_tp=n) for n in (1, 4)]
+        costs = [build_step_cost(item) for item in deployment]
+        read = [next(term for term in cost.terms if term.name == "attention").bytes["kv"] for cost in costs]
+        assert read[1] == pytest.approx(read[0] * share)
+
+
+def test_reused_prefix_is_expanded_again():
+    """Half of a 4096-token prompt from cache: kv_up runs on all 4096 latents, projections on 2048 tokens."""
+    deployment = instance("deepseek-r1", "h200", "prefill", "fp8")
+    cost = even_cost(deployment)
+    flops = {row.name: row.flops for row in broken_down(cost, prompt(2048.0, 2048.0), 1)}
+    assert flops["kv_up"] == pytest.approx(61 * 2 * 4096 * 512 * 128 * 256)
+    assert flops["q_kv_down"] == pytest.approx(61 * 2 * 2048 * 7168 * 2112)
+    pairs = 2048 * 2048 + 2048 * 2049 / 2
+    assert flops["prefill_attention"] == pytest.approx(61 * pairs * 2 * 128 * 320)
+
+
+def test_mixed_step_without_prompts_runs_no_prompt_kernel():
+    """An aggregated instance between prompts pays neither start-up nor weights of the prefill kernels."""
+    deployment = instance("deepseek-r1", "h200", "mixed", "fp8", attention_tp=8, moe_tp=8)
+    idle = {row.name: row.seconds for row in decode_rows(deployment)}
+    assert [idle[name] for name in ("kv_up", "key_join", "prefill_attention")] == [0.0, 0.0, 0.0]
+
+
+def test_vocabulary_over_tp_needs_two_collectives():
+    """Logits of 64 rows are gathered over TP4: 64·151936·2 B·3/4 on the wire; without TP nothing is sent."""
+    split = instance("qwen3-32b", "h200", "decode", "bf16", attention_tp=4, moe_tp=4)
+    rows = {row.name: row for row in broken_down(even_cost(split), decode_load(split, 64.0, 1.0), 1)}
+    assert rows["logits_all_gather"].message_bytes == pytest.approx(64 * 151936 * 2 * 3 / 4)
+    whole = decode_rows(instance("qwen3-32b", "h200", "decode", "bf16"))
+    assert not any(row.message_bytes for row in whole)
+
+
+@pytest.mark.parametrize("microbatches", [1, 2])
+@pytest.mark.parametrize(("hardware", "weights"), [("cm384", "int8"), ("h200", "fp8")])
+def test_many_expert_parallel_instances_at_once(hardware: str, weights: str, microbatches: int):
+    """EP32, 64 and 128 side by side with arrays of loads equal the loop over them."""
+    degrees, batches = np.array([32, 64, 128]), np.array([8.0, 48.0, 128.0])
+    one = np.ones(3, dtype=int)
+    array = StrategyArray(attention_tp=one, attention_dp=degrees, moe_tp=one, moe_ep=degrees, staged=False, pp=one)
+    fields = {"strategy": array, "redundant": degrees, "drafts": 1}
+    together = instance("deepseek-r1", hardware, "decode", weights, **fields)
+    seconds = evaluate(build_step_cost(together), decode_load(together, batches, 4096.0), microbatches).seconds
+    for number, (degree, batch) in enumerate(zip(degrees.tolist(), batches.tolist(), strict=True)):
+        fields = {"attention_dp": degree, "moe_ep": degree, "redundant": degree, "drafts": 1}
+        alone = instance("deepseek-r1", hardware, "decode", weights, **fields)
+        expected = evaluate(build_step_cost(alone), decode_load(alone, batch, 4096.0), microbatches).seconds
+        assert np.asarray(seconds)[number] == pytest.approx(float(expected), rel=1e-12)
+
+
+def test_many_tensor_parallel_instances_at_once():
+    """TP1, 2 and 8 with PP1, 4 and 2 side by side equal the loop; a group of one device sends nothing."""
+    tp, pp, one = np.array([1, 2, 8]), np.array([1, 4, 2]), np.ones(3, dtype=int)
+    array = StrategyArray(attention_tp=tp, attention_dp=one, moe_tp=tp, moe_ep=one, staged=False, pp=pp)
+    together = instance("qwen3-32b", "h200", "decode", "bf16", strategy=array)
+    seconds = evaluate(build_step_cost(together), decode_load(together, 64.0, 2048.0), 1).seconds
+    for number, (width, stages) in enumerate(zip(tp.tolist(), pp.tolist(), strict=True)):
+        alone = instance("qwen3-32b", "h200", "decode", "bf16", attention_tp=width, moe_tp=width, pp=stages)
+        expected = evaluate(build_step_cost(alone), decode_load(alone, 64.0, 2048.0), 1).seconds
+        assert np.asarray(seconds)[number] == pytest.approx(float(expected), rel=1e-12)
+
+
+def test_prefill_with_drafts_fills_the_draft_layers_cache():
+    """With MTP a prompt's tokens also pass the draft layer and its projection of two hidden states to one."""
+    deployment = instance("deepseek-r1", "h200", "prefill", "fp8", drafts=1)
+    cost = build_step_cost(deployment)
+    projection = next(term for term in cost.draft_terms if term.name == "draft_projection")
+    values = variables(cost, prompt(1000.0), 1)
+    assert form(projection.flops, values) == pytest.approx(1000 * 2 * 7168 * 14336)

@@ -1,0 +1,216 @@
+"""Predictions as a whole: operators add up, nothing beats the roofline, more hardware never harms."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hardware.loader import load_hardware
+from hardware.spec import HardwareSpec
+from models.loader import load_model
+from planner.balance.imbalance import parse_balance
+from planner.costs.deployment import default_weights
+from planner.costs.predict import Configuration, Prediction, expert_layouts, predict
+from planner.strategy import parse_strategy
+from podplan.errors import BadInput
+
+CASES: dict[str, dict[str, Any]] = {
+    "wide EP on CM384": {"model": "deepseek-r1", "hardware": "cm384", "phase": "decode", "strategy": "DP=320, EP=320"},
+    "EP on H800": {"model": "deepseek-r1", "hardware": "h800", "phase": "decode", "strategy": "DP=32, EP=32"},
+    "TP of experts": {
+        "model": "deepseek-r1",
+        "hardware": "910b",
+        "phase": "decode",
+        "strategy": "TP=8+DP=4, TP=8+EP=4",
+    },
+    "dense with PP": {"model": "qwen3-32b", "hardware": "h100", "phase": "decode", "strategy": "TP=2 [PP=2]"},
+    "EP prefill": {"model": "deepseek-r1", "hardware": "h800", "phase": "prefill", "strategy": "DP=32, EP=32"},
+    "staged prefill": {"model": "deepseek-r1", "hardware": "cm384", "phase": "prefill", "strategy": "SP=4+DP=8, EP=32"},
+    "dense prefill": {"model": "llama-3.1-70b", "hardware": "h200", "phase": "prefill", "strategy": "TP=4"},
+    "GQA MoE mixed": {"model": "qwen3-235b-a22b", "hardware": "h100", "phase": "mixed", "strategy": "TP=8, EP=8"},
+    "dense mixed": {"model": "qwen3-32b", "hardware": "h100", "phase": "mixed", "strategy": "TP=4"},
+}
+
+
+def configuration(**fields: Any) -> Configuration:
+    """Return a configuration from names."""
+    model, hardware = load_model(fields.pop("model")), fields.pop("hardware")
+    hardware = hardware if isinstance(hardware, HardwareSpec) else load_hardware(hardware)
+    return Configuration(
+        model=model,
+        hardware=hardware,
+        strategy=parse_strategy(fields.pop("strategy"), moe=model.moe is not None),
+        weights=fields.pop("weights", None) or default_weights(hardware, model),
+        **fields,
+    )
+
+
+def exposed(answer: Prediction) -> float:
+    """Sum of the exposed seconds."""
+    return sum(row.exposed_seconds for row in answer.operators)
+
+
+def faster(spec: HardwareSpec, memory: float, links: float) -> HardwareSpec:
+    """Return the machine with memory and every link quicker by a factor."""
+    device = spec.device.model_copy(
+        update={
+            "memory_bandwidth_bytes_per_second": spec.device.memory_bandwidth_bytes_per_second.model_copy(
+                update={"value": spec.device.memory_bandwidth_bytes_per_second.value * memory}
+            )
+        }
+    )
+    exchanges = [
+        fit.model_copy(
+            update={
+                "points": [
+                    point.model_copy(update={"bandwidth_bytes_per_second": point.bandwidth_bytes_per_second * links})
+                    for point in fit.points
+                ]
+            }
+        )
+        for fit in spec.exchanges
+    ]
+    collectives = [
+        fit.model_copy(
+            update={
+                "protocols": [
+                    way.model_copy(update={"bandwidth_bytes_per_second": way.bandwidth_bytes_per_second * links})
+                    for way in fit.protocols
+                ]
+            }
+        )
+        for fit in spec.collectives
+    ]
+    return spec.model_copy(update={"device": device, "exchanges": exchanges, "collectives": collectives})
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    name=st.sampled_from(sorted(CASES)),
+    size=st.integers(1, 96),
+    kv=st.integers(16, 32000),
+    reuse=st.sampled_from([0.0, 0.3, 0.9]),
+    split=st.sampled_from([None, 1]),
+)
+def test_exposed_seconds_add_up(name: str, size: int, kv: int, reuse: float, split: int | None) -> None:
+    """Whatever overlaps, the exposed seconds of the operators are the iteration, in every phase."""
+    asked = configuration(
+        **CASES[name],
+        batch=size,
+        concurrency=size,
+        kv_tokens=kv,
+        prompt_tokens=min(kv, 4096),
+        tokens=size * 128,
+        prefix_reuse=reuse,
+        microbatches=split,
+    )
+    answer = predict(asked)
+    assert exposed(answer) == pytest.approx(answer.iteration_seconds, rel=1e-9)
+    assert all(row.seconds >= 0 and row.exposed_seconds >= -1e-12 for row in answer.operators)
+
+
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_nothing_beats_the_roofline(name: str) -> None:
+    """No iteration is shorter than its FLOP at the quickest peak, or its bytes at the full memory bandwidth."""
+    answer = predict(configuration(**CASES[name], batch=32, concurrency=32))
+    device = answer.deployment.hardware.device
+    peak = max(value.value for value in device.peak_flops_per_second.values())
+    work = sum(row.flops for row in answer.operators if not row.name.startswith("shared_"))
+    moved = sum(row.bytes for row in answer.operators if not row.name.startswith("shared_"))
+    stages = answer.configuration.strategy.pp
+    assert answer.iteration_seconds * stages >= work / peak
+    assert answer.iteration_seconds * stages >= moved / device.memory_bandwidth_bytes_per_second.value
+
+
+@pytest.mark.parametrize("name", sorted(CASES))
+@pytest.mark.parametrize(("memory", "links"), [(2.0, 1.0), (1.0, 2.0)])
+def test_more_bandwidth_is_never_slower(name: str, memory: float, links: float) -> None:
+    """Twice the memory or the link bandwidth leaves every time at most as long."""
+    asked = configuration(**CASES[name], batch=32, concurrency=32)
+    # The streams split the cores in whole partitions, so the best of them may move by a rounding.
+    better = predict(replace(asked, hardware=faster(asked.hardware, memory, links)))
+    assert better.iteration_seconds <= predict(asked).iteration_seconds * (1 + 2e-3)
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if "EP" in name or "MoE" in name])
+def test_one_dispatch_and_one_combine(name: str) -> None:
+    """An expert-parallel MoE has exactly one operator of either name, and every name once."""
+    names = [row.name for row in predict(configuration(**CASES[name], batch=32, concurrency=32)).operators]
+    assert names.count("dispatch") == names.count("combine") == 1
+    assert len(names) == len(set(names))
+
+
+def test_drafts_multiply_tokens_by_a_truncated_geometric_series() -> None:
+    """1 + a + a² tokens per iteration for two drafts; TPOT is the iteration over them."""
+    answer = predict(configuration(**CASES["wide EP on CM384"], batch=48, drafts=2, acceptance=0.5))
+    assert answer.tokens_per_iteration_per_request == 1.75
+    assert answer.tpot_seconds == pytest.approx(answer.iteration_seconds / 1.75)
+    rate = 48 * 320 * 1.75 / answer.iteration_seconds
+    assert answer.tokens_per_second == pytest.approx(rate)
+
+
+def test_requests_that_fill_all_ranks_are_a_batch() -> None:
+    """32 ranks with 640 requests are 20 each; one more puts 21 on the busiest and raises its memory."""
+    batch = predict(configuration(**CASES["EP on H800"], batch=20))
+    even = predict(configuration(**CASES["EP on H800"], requests=640))
+    odd = predict(configuration(**CASES["EP on H800"], requests=641))
+    assert even.iteration_seconds == batch.iteration_seconds
+    assert even.tokens_per_second == pytest.approx(batch.tokens_per_second)
+    assert odd.memory.kv_cache == pytest.approx(even.memory.kv_cache * 21 / 20)
+    assert even.iteration_seconds < odd.iteration_seconds < 1.05 * even.iteration_seconds
+
+
+def test_a_lone_request_is_not_split() -> None:
+    """Two microbatches need two sequences."""
+    assert predict(configuration(**CASES["wide EP on CM384"], batch=1)).microbatches == 1
+
+
+def test_a_long_prompt_takes_several_passes() -> None:
+    """A prompt of four times a group's share takes four passes, and TTFT is their sum."""
+    answer = predict(configuration(**CASES["EP prefill"], tokens=8192, prompt_tokens=32768))
+    assert answer.ttft_seconds == pytest.approx(4 * answer.iteration_seconds)
+    assert answer.tokens_per_second == pytest.approx(32 * 32768 / answer.ttft_seconds)
+
+
+def test_reused_tokens_count_but_are_not_computed() -> None:
+    """Half of the prompt reused: throughput counts all prompt tokens, computed throughput half of them."""
+    whole = predict(configuration(**CASES["EP prefill"], tokens=8192))
+    half = predict(configuration(**CASES["EP prefill"], tokens=8192, prefix_reuse=0.5))
+    assert half.computed_tokens_per_second == pytest.approx(half.tokens_per_second / 2)
+    assert half.tokens_per_second > 1.3 * whole.tokens_per_second
+
+
+def test_layouts_left_open_take_the_fastest_that_fits() -> None:
+    """The answer is one of the layouts, and none that fits is quicker."""
+    asked = configuration(**CASES["wide EP on CM384"], batch=48, drafts=1)
+    answer = predict(asked)
+    for layout in expert_layouts(asked):
+        fixed = predict(replace(asked, redundant=int(layout.redundant), shared=int(layout.shared_ranks) or "local"))
+        assert not fixed.memory.fits or answer.iteration_seconds <= fixed.iteration_seconds
+
+
+def test_perfect_balance_is_a_lower_bound_of_waiting() -> None:
+    """No straggler waits under perfect balance; a factor of 2 makes every layer slower than the measured one."""
+    asked = configuration(**CASES["EP on H800"], batch=64, redundant=32)
+    times = {
+        text: predict(replace(asked, balance=parse_balance(text))).iteration_seconds
+        for text in ("perfect", "measured", "2.5")
+    }
+    assert times["perfect"] < times["measured"] < times["2.5"]
+
+
+def test_slots_that_do_not_divide_are_refused() -> None:
+    """Seven replicas of 256 experts on 32 ranks: the message names the flag and the next numbers that divide."""
+    with pytest.raises(BadInput, match=r"--redundant-experts.*use 0 or 32"):
+        predict(configuration(**CASES["EP on H800"], redundant=7))
+
+
+def test_the_interval_surrounds_the_time_it_is_about() -> None:
+    """TPOT of decode and mixed, TTFT of prefill."""
+    for name in CASES:
+        answer = predict(configuration(**CASES[name], batch=8, concurrency=8))
+        about = answer.ttft_seconds if answer.configuration.phase == "prefill" else answer.tpot_seconds
+        assert about is not None
+        assert answer.interval.low < about < answer.interval.high

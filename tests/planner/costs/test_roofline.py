@@ -1,0 +1,116 @@
+"""Compute terms against the catalogue's reference formulas on the same shape."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hardware import fits
+from hardware.loader import hardware_names, load_hardware
+from hardware.spec import HardwareSpec, MatmulFit
+from planner.costs.roofline import SIBLING_RESIDUAL, UNMEASURED_RESIDUAL, Roofline, combine, residual, scale
+from planner.manifest.terms import timing
+from tests.instances import instance
+
+SHAPE = st.integers(1, 40_000)
+MACHINE = st.sampled_from(hardware_names())
+
+
+def gap(hardware: HardwareSpec, fit: MatmulFit) -> float:
+    """What a kernel that was timed alone takes more in a captured graph."""
+    return Roofline(hardware).gap_seconds if fit.timed_alone else 0.0
+
+
+@settings(max_examples=40, deadline=None)
+@given(machine=MACHINE, rows=SHAPE, columns=SHAPE, depth=SHAPE, number=st.integers(0, 9))
+def test_dense_product_is_the_fit(machine: str, rows: int, columns: int, depth: int, number: int):
+    """A dense product takes what hardware.fits.matmul_seconds says, for every machine and dtype."""
+    hardware = load_hardware(machine)
+    dtypes = sorted(set(hardware.kernels.gemm) & set(fits.INPUT_BYTES))
+    dtype = dtypes[number % len(dtypes)]
+    term = Roofline(hardware).matmul("x", "dense", {"tokens": 1.0}, columns, float(depth), dtype)
+    expected = fits.matmul_seconds(
+        hardware.device, dtype, hardware.kernels.gemm[dtype], fits.Product(1, rows, columns, depth)
+    )
+    seconds = timing(term, {"one": 1.0, "tokens": float(rows)}).seconds()
+    assert seconds == pytest.approx(float(expected) + gap(hardware, hardware.kernels.gemm[dtype]), rel=1e-9)
+
+
+@settings(max_examples=40, deadline=None)
+@given(machine=MACHINE, groups=st.integers(1, 256), rows=SHAPE, columns=SHAPE, number=st.integers(0, 9))
+def test_grouped_product_is_the_fit(machine: str, groups: int, rows: int, columns: int, number: int):
+    """A grouped product of G experts with M rows each takes what hardware.fits.matmul_seconds says."""
+    hardware = load_hardware(machine)
+    dtypes = sorted(set(hardware.kernels.grouped_gemm) & set(fits.INPUT_BYTES))
+    dtype, depth = dtypes[number % len(dtypes)], 7168
+    term = Roofline(hardware).matmul("x", "experts", {"routed": 1.0}, columns, float(depth), dtype, groups={"hit": 1.0})
+    expected = fits.matmul_seconds(
+        hardware.device, dtype, hardware.kernels.grouped_gemm[dtype], fits.Product(groups, rows, columns, depth)
+    )
+    values = {"one": 1.0, "routed": float(groups * rows), "hit": float(groups)}
+    expected = float(expected) + gap(hardware, hardware.kernels.grouped_gemm[dtype])
+    assert timing(term, values).seconds() == pytest.approx(expected, rel=1e-9)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    machine=MACHINE,
+    family=st.sampled_from(["mla_decode", "gqa_decode", "prefill_attention"]),
+    queries=st.integers(1, 20_000),
+    keys=st.integers(1, 200_000),
+    moved=st.integers(0, 10**11),
+)
+def test_attention_is_the_fit(machine: str, family: str, queries: int, keys: int, moved: int):
+    """Attention over queries·keys pairs takes what hardware.fits.attention_seconds says of that mean length."""
+    hardware = load_hardware(machine)
+    fit = getattr(hardware.kernels, family)
+    term = Roofline(hardware).attention("x", fit, {"pairs": 1.0}, 640.0, {"chunk": 1.0}, {"one": float(moved)})
+    expected = fits.attention_seconds(hardware.device, fit, 640.0 * queries * keys, float(moved), float(keys))
+    values = {"one": 1.0, "pairs": float(queries * keys), "chunk": float(queries)}
+    assert timing(term, values).seconds() == pytest.approx(float(expected), rel=1e-9)
+
+
+@pytest.mark.parametrize("machine", hardware_names())
+def test_element_wise_work_is_memory_bound(machine: str):
+    """Two kernels over S bytes: S / (bandwidth · fraction) and two start-ups."""
+    hardware = load_hardware(machine)
+    fit, bandwidth = hardware.kernels.vector, hardware.device.memory_bandwidth_bytes_per_second.value
+    term = Roofline(hardware).vector("x", "dense", {"tokens": 7e4}, kernels=2)
+    seconds = timing(term, {"tokens": 1000.0}).seconds()
+    assert seconds == pytest.approx(7e7 / (bandwidth * fit.memory_fraction) + 2 * fit.floor_seconds)
+    assert term.launches == 2
+
+
+def test_gemm_of_cloudmatrix_section_5_5():
+    """CloudMatrix384 section 5.5: 4 groups of 7168 x 4096 x 4096 at 597 INT8 TFLOPS take 1.611 ms."""
+    hardware = load_hardware("cm384")
+    term = Roofline(hardware).matmul("x", "experts", {"routed": 1.0}, 4096, 4096.0, "int8", groups={"hit": 1.0})
+    seconds = timing(term, {"routed": 4 * 7168.0, "hit": 4.0}).seconds()
+    assert seconds == pytest.approx(2 * 4 * 7168 * 4096 * 4096 / 597e12, rel=0.05)
+
+
+def test_kernel_without_rows_is_not_launched():
+    """A product of no rows costs neither its start-up nor its weights."""
+    term = Roofline(load_hardware("h800")).matmul("x", "dense", {"chunk": 1.0}, 4096, 4096.0, "fp8")
+    assert timing(term, {"one": 1.0, "chunk": 0.0}).seconds() == 0.0
+
+
+def test_unmeasured_fit_is_granted_an_error():
+    """A fit without a residual of its own counts with an assumed one, larger where another machine lends it."""
+    assert residual(load_hardware("h800").kernels.vector) == SIBLING_RESIDUAL
+    lent = [fit for fit in load_hardware("b200").collectives if (fit.note or "").startswith("of h200")]
+    assert lent and {residual(fit) for fit in lent} == {UNMEASURED_RESIDUAL}
+
+
+def test_prefill_runs_at_the_clock_that_power_leaves():
+    """H800: 865 of 990 TFLOPS under lasting matrix work; decode and machines without that figure keep the rates."""
+    rates = {
+        phase: Roofline.of(instance("qwen3-32b", "h800", phase, "fp8")).sustained for phase in ("prefill", "decode")
+    }
+    assert rates == {"prefill": 0.874, "decode": 1.0}
+    assert Roofline.of(instance("qwen3-32b", "h20", "prefill", "fp8")).sustained == 1.0
+
+
+def test_forms_add_up():
+    """combine and scale are linear in every variable."""
+    assert scale({"kv": 2.0}, 3.0) == {"kv": 6.0}
+    assert combine({"kv": 2.0, "one": 1.0}, 2.0, {"kv": 5.0, "rows": 1.0}, 3.0) == {"kv": 19.0, "one": 2.0, "rows": 3.0}

@@ -1,0 +1,76 @@
+"""DeepSeek sparse attention: an indexer over all keys, attention over the best of them."""
+
+import pytest
+
+from models.loader import load_model
+from models.parameters import count_parameters
+from planner.costs.cache import device_cache, model_cache
+from planner.instances.grid import enumerate_strategies
+from planner.manifest.terms import StepLoad
+from planner.strategy import Strategy, model_conflicts
+from tests.instances import broken_down, even_cost, instance
+
+KEYS = 65536
+
+
+def decode(requests: float, keys: float) -> StepLoad:
+    """Return running requests of ``keys`` cached tokens each."""
+    return StepLoad(decode_sequences=requests, decode_kv_tokens=requests * keys, mean_tokens=requests)
+
+
+def flops(model: str, load: StepLoad, phase: str = "decode") -> dict[str, float]:
+    """Return the FLOP of every operator on one H200."""
+    deployment = instance(model, "h200", phase, "fp8")  # type: ignore[arg-type]
+    return {row.name: row.flops for row in broken_down(even_cost(deployment), load, 1)}
+
+
+def test_decode_flops_by_hand() -> None:
+    """One request of 65,536 tokens: scores 2·64·128 per key, attention 2·128·(512 + 64 + 512) for 2,048 keys."""
+    work = flops("deepseek-v3.2", decode(1.0, KEYS))
+    assert work["index_scores"] == 61 * KEYS * 2 * 64 * 128
+    assert work["attention"] == 61 * 2048 * 2 * 128 * 1088
+    count = count_parameters(load_model("deepseek-v3.2"))
+    assert sum(work.values()) == pytest.approx(2 * count.active + work["index_scores"] + work["attention"], rel=1e-9)
+
+
+def test_short_requests_attend_to_all_they_have() -> None:
+    """Below 2,048 tokens attention proper is that of DeepSeek-V3.1."""
+    sparse, dense = (flops(name, decode(4.0, 1500.0)) for name in ("deepseek-v3.2", "deepseek-v3.1"))
+    assert sparse["attention"] == pytest.approx(dense["attention"])
+
+
+def test_prompts_are_scored_in_full_and_read_in_part() -> None:
+    """A prompt of 8,192: every causal pair is scored, a query attends to at most 2,048 keys on latents."""
+    tokens = 8192.0
+    load = StepLoad(
+        prefill_tokens=tokens, prefill_pairs=tokens * (tokens + 1) / 2, finishing_prompts=1.0, mean_tokens=tokens
+    )
+    work = flops("deepseek-v3.2", load, "prefill")
+    pairs = 2048 * 2049 / 2 + (8192 - 2048) * 2048
+    assert work["prefill_index_scores"] == pytest.approx(61 * tokens * (tokens + 1) / 2 * 2 * 64 * 128)
+    assert work["prefill_attention"] == pytest.approx(61 * pairs * 2 * 128 * 1088)
+    assert "kv_up" not in work
+
+
+def test_index_keys_are_cached_beside_the_latents() -> None:
+    """128 FP8 elements and a scale per token and layer: 576·2 + 132 bytes, on every TP device and in the transfer."""
+    one, eight = (instance("deepseek-v3.2", "h200", "decode", "fp8", attention_tp=n, moe_tp=n) for n in (1, 8))
+    assert device_cache(one).token_bytes == device_cache(eight).token_bytes == 61 * (1152 + 132)
+    assert model_cache(eight).bytes(1000.0, 1.0) == 1000 * 61 * 1284
+
+
+def test_the_longer_the_context_the_more_it_saves() -> None:
+    """Time per token grows much less with the context than under dense attention."""
+    spent = {}
+    for name in ("deepseek-v3.2", "deepseek-v3.1"):
+        cost = even_cost(instance(name, "h200", "decode", "fp8", attention_dp=16, moe_ep=16))
+        spent[name] = [sum(row.exposed_seconds for row in broken_down(cost, decode(16.0, n), 1)) for n in (4096, KEYS)]
+    growth = {name: long - short for name, (short, long) in spent.items()}
+    assert 0 < growth["deepseek-v3.2"] < growth["deepseek-v3.1"] / 5
+
+
+def test_staged_prefill_is_for_dense_attention() -> None:
+    """SP expands keys of the whole context; the search does not try it on sparse attention."""
+    model = load_model("deepseek-v3.2")
+    assert any("SP" in said for said in model_conflicts(Strategy(attention_tp=8, staged=True, moe_ep=8), model))
+    assert not any(strategy.staged for strategy in enumerate_strategies(model, [16], 8, role="prefill"))

@@ -1,0 +1,201 @@
+"""Several models on one cluster: budgets hold, nothing is better, and a fleet of one is a plan."""
+
+import math
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+import pytest
+
+from planner.fleets.answer import FleetAnswer
+from planner.fleets.cluster import plan_cluster
+from planner.fleets.members import Fleet, Member
+from planner.instances.decode_candidates import Count
+from planner.instances.space import role_rows
+from planner.mixed.kinds import MixedKind
+from planner.mixed.offers import mixed_offers
+from planner.question import Question
+from planner.search.parts import gather
+from planner.search.search import search
+from podplan.errors import BadInput
+from tests.questions import small_answer, small_question
+
+POOL = "h100 pool"
+
+
+def member(name: str, rate: float, **asked: object) -> Member:
+    """Return Qwen3-8B, or another model, at a rate."""
+    question = small_question(**{"model": "qwen3-8b", "devices": 8} | asked)
+    return Member(name=name, question=replace(question, rate_per_second=rate, objective="chips"))
+
+
+def fleet(devices: int = 8, objective: str = "chips", rates: tuple[float, float] = (30.0, 80.0)) -> Fleet:
+    """Return two models with limits of their own."""
+    members = (member("chat", rates[0]), member("code", rates[1], tpot_seconds=0.02, lengths=(2048.0, 64.0)))
+    return Fleet(members=members, devices={POOL: devices}, objective=objective)  # type: ignore[arg-type]
+
+
+def alone(question: Question, devices: int) -> int | None:
+    """Return the fewest devices of one model alone."""
+    machines = replace(question.prefill, devices=devices)
+    best = search(replace(question, prefill=machines, decode=machines)).best
+    return best.devices if best else None
+
+
+def test_every_member_is_served_within_the_pools() -> None:
+    """Each at its rate and limits; together they take what the answer says, and in one pool just what each needs."""
+    asked = fleet()
+    answer = plan_cluster(asked)
+
+    assert answer.feasible and answer.bound is not None
+    assert answer.bound.gap <= 1e-6
+    for own, plan in zip(asked.members, answer.plans, strict=True):
+        assert plan.requests_per_second == own.question.rate_per_second
+        assert plan.ttft.at(99) <= own.question.ttft_seconds and plan.tpot.at(99) <= own.question.tpot_seconds
+        assert plan.devices == alone(own.question, 8)
+    assert answer.devices_used == {POOL: sum(plan.devices for plan in answer.plans)}
+    assert answer.devices_used[POOL] <= 8
+
+
+def test_growth_is_what_the_devices_stand() -> None:
+    """Rates times the growth fit, and 3 % more do not."""
+    grown = plan_cluster(fleet(objective="throughput"))
+    assert grown.feasible and grown.growth > 1
+
+    def at(factor: float) -> FleetAnswer:
+        return plan_cluster(fleet(rates=(30.0 * factor, 80.0 * factor)))
+
+    assert at(grown.growth * 0.999).feasible
+    over = at(grown.growth * 1.03)
+    assert not over.feasible and over.binding_limit == f"devices of {POOL}"
+    assert over.growth == pytest.approx(1 / 1.03, rel=0.02)
+
+
+def test_a_fleet_of_one_is_its_plan() -> None:
+    """The same devices and pools as the search's."""
+    own = member("alone", 40.0)
+    answer = plan_cluster(Fleet(members=(own,), devices={POOL: 8}))
+    best = small_answer(model="qwen3-8b", devices=8, objective="chips", rate_per_second=40.0).best
+
+    assert best is not None and answer.plans[0].devices == best.devices
+    assert answer.plans[0].prefill.candidate.row == best.prefill.candidate.row
+
+
+@pytest.mark.parametrize(
+    ("rate", "survive"), [(3.0, None), (40.0, None), (3.0, "instance")], ids=["few", "many", "spare"]
+)
+def test_a_fleet_of_one_is_its_plan_in_both_shapes(rate: float, survive: str | None) -> None:
+    """A rate that one device carries is aggregated; whatever is chosen is what the search of the model finds."""
+    own = member("alone", rate, shape="auto", survive=survive)
+    (plan,) = plan_cluster(Fleet(members=(own,), devices={POOL: 8})).plans
+    best = search(own.question).best
+
+    assert best is not None
+    assert [(role, pool.instances, pool.candidate.row) for role, pool in plan.pools()] == [
+        (role, pool.instances, pool.candidate.row) for role, pool in best.pools()
+    ]
+    assert rate > 3 or [role for role, _ in plan.pools()] == ["mixed"]
+    assert plan.ttft.at(99) == pytest.approx(best.ttft.at(99), rel=1e-6)
+
+
+def test_a_fleet_searches_decode_beyond_the_grid_as_a_plan_does() -> None:
+    """A model with experts on a supernode: the same devices, and the rows that a bound leaves out are counted."""
+    own = member("experts", 60.0, model="qwen3-30b-a3b", hardware="cm384", devices=48, shape="auto")
+    answer = plan_cluster(Fleet(members=(own,), devices={"cm384 pool": 48}))
+    best = search(own.question).best
+
+    assert best is not None and answer.bound is not None and answer.plans[0].devices == best.devices
+    assert any(each.what.startswith("experts: decode rows beyond the grid") for each in answer.bound.pruned)
+
+
+def fewest_of_each(question: Question, devices: int) -> dict[str, float]:
+    """Return the fewest devices of either shape that carry the asked rate: every row and count, every queue solved."""
+    rate = question.rate_per_second or 0.0
+    machines = replace(question.prefill, devices=devices)
+    asked = replace(question, prefill=machines, decode=machines)
+    rows = role_rows(asked, "mixed")
+    offers, _ = mixed_offers(asked, rows, Count(), lambda sizes: np.full(sizes.shape, 1e-9))
+    found = {"separate": math.inf, "aggregated": math.inf}
+    for number, size in enumerate(offers.devices.tolist()):
+        kind = offers.build(number)
+        assert isinstance(kind, MixedKind)
+        able = (count for count in range(1, devices // size + 1) if kind.pool_carries(count, rate))
+        found["aggregated"] = min(found["aggregated"], size * next(able, math.inf))
+    prefill, decode = gather(asked).sides
+    for own, other in product(range(prefill.size), range(decode.size)):
+        together = int(prefill.devices[own] + decode.devices[other])
+        if together < found["separate"] and all(
+            side.server(int(side.offer[column])).pool_carries(int(side.left[column]), rate)
+            for side, column in ((prefill, own), (decode, other))
+        ):
+            found["separate"] = float(together)
+    return found
+
+
+def test_each_model_takes_the_shape_with_fewer_devices() -> None:
+    """Against every row of both shapes at every count: of as many, separate pools stay."""
+    members = (
+        member("small", 2.0, shape="auto", devices=4),
+        member("large", 10.0, shape="auto", devices=4, tpot_seconds=0.02, lengths=(2048.0, 256.0)),
+    )
+    answer = plan_cluster(Fleet(members=members, devices={POOL: 4}))
+
+    assert answer.feasible and answer.bound is not None and answer.bound.gap <= 1e-6
+    for own, plan in zip(members, answer.plans, strict=True):
+        fewest = fewest_of_each(own.question, 4)
+        assert plan.devices == min(fewest.values())
+        assert ([role for role, _ in plan.pools()] == ["mixed"]) == (fewest["aggregated"] < fewest["separate"])
+    assert [len(plan.pools()) for plan in answer.plans] == [1, 2]
+
+
+def test_both_shapes_never_carry_less_than_one() -> None:
+    """The largest common growth of both is that of the better where one suits all, and it fits when asked for."""
+
+    def grown(shape: str, factor: float | None = None) -> FleetAnswer:
+        rates = [each * (factor or 1.0) for each in (2.0, 30.0)]
+        members = (
+            member("small", rates[0], shape=shape),
+            member("large", rates[1], shape=shape, tpot_seconds=0.02, lengths=(2048.0, 64.0)),
+        )
+        objective = "chips" if factor else "throughput"
+        return plan_cluster(Fleet(members=members, devices={POOL: 3}, objective=objective))  # type: ignore[arg-type]
+
+    both, apart, single = (grown(shape) for shape in ("auto", "disaggregated", "aggregated"))
+
+    assert not apart.feasible or both.growth >= apart.growth * (1 - 1e-6)
+    assert both.growth >= single.growth * (1 - 1e-6) and single.feasible
+    assert grown("auto", both.growth * 0.998).feasible
+    over = grown("auto", both.growth * 1.03)
+    assert not over.feasible and 0.95 < over.growth < 1
+
+
+def test_too_small_a_cluster_is_told_with_the_share_that_fits() -> None:
+    """One device for two models holds neither; few carry a share of the rates."""
+    none = plan_cluster(fleet(devices=1))
+    assert not none.feasible and none.explanation
+
+    little = plan_cluster(fleet(devices=5, rates=(300.0, 800.0)))
+    assert not little.feasible and 0 < little.growth < 1
+    assert plan_cluster(fleet(devices=5, rates=(300.0 * little.growth * 0.99, 800.0 * little.growth * 0.99))).feasible
+
+
+@pytest.mark.parametrize(
+    ("broken", "told"),
+    [
+        (Fleet(members=(), devices={}), "at least one model"),
+        (Fleet(members=(member("a", 1.0), member("a", 2.0)), devices={POOL: 8}), "'a' stands twice"),
+        (
+            Fleet(members=(member("a", 1.0),), devices={"other": 8}),
+            "'h100 pool' is not one of the cluster's",
+        ),
+        (
+            Fleet(members=(Member(name="a", question=small_question(model="qwen3-8b")),), devices={POOL: 8}),
+            "needs the rate",
+        ),
+    ],
+    ids=["none", "twice", "pool", "rate"],
+)
+def test_what_no_cluster_can_be_planned_for(broken: Fleet, told: str) -> None:
+    """One sentence that names what is wrong."""
+    with pytest.raises(BadInput, match=told):
+        plan_cluster(broken)

@@ -1,0 +1,82 @@
+"""Node-aligned placement: nothing straddles, nothing overlaps, and what is counted is what is taken."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hardware.loader import load_hardware
+from planner.instances.alignment import Lot, occupied_devices, placed, scope_devices
+from planner.question import Machines
+
+
+def pool(name: str, devices: int) -> Machines:
+    """Return so many devices of a machine."""
+    return Machines(hardware=load_hardware(name), devices=devices, weights="bf16", budget="pool")
+
+
+@pytest.mark.parametrize(
+    ("name", "devices", "size", "count", "room"),
+    [
+        ("cm384", 768, 144, 1, 144),  # nine nodes of 16
+        ("cm384", 768, 8, 3, 24),
+        ("cm384", 768, 24, 2, 64),  # a node and a half takes two nodes
+        ("h800", 64, 3, 5, 8 + 8 + 3),  # two to a node, two devices of every full one empty
+        ("gb200", 288, 48, 3, 72 + 72 + 48),  # one to a rack
+        ("gb200", 288, 144, 2, 288),
+        ("gb200", 288, 24, 12, 288),
+    ],
+)
+def test_room_is_what_instances_leave_unusable(name: str, devices: int, size: int, count: int, room: int) -> None:
+    """By hand."""
+    assert occupied_devices(pool(name, devices), np.array([size]), np.array([count])).tolist() == [room]
+
+
+def test_only_a_pool_of_several_racks_has_a_scope() -> None:
+    """A supernode as large as the pool binds nothing."""
+    assert scope_devices(pool("gb200", 288)) == 72
+    assert scope_devices(pool("gb200", 72)) is None
+    assert scope_devices(pool("cm384", 768)) is None
+    assert scope_devices(pool("h800", 64)) is None
+
+
+LOTS = st.lists(
+    st.tuples(st.sampled_from([1, 2, 4, 8, 12, 16, 24, 32, 48, 96]), st.integers(1, 4)), min_size=1, max_size=4
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(LOTS, st.sampled_from([("h800", 64), ("gb200", 144), ("cm384", 128), ("h800", 20)]))
+def test_placed_instances_neither_overlap_nor_straddle(drawn: list[tuple[int, int]], machine: tuple[str, int]) -> None:
+    """Every instance inside the pool; below a node inside one, from there on at the begin of one, racks kept."""
+    name, devices = machine
+    own = pool(name, devices)
+    lots = [Lot(key=str(number), devices=size, instances=count) for number, (size, count) in enumerate(drawn)]
+    found = placed(lots, own, devices)
+    if found is None:
+        return
+    taken: set[int] = set()
+    scope = scope_devices(own) or devices
+    for lot in lots:
+        for first in found[lot.key]:
+            last, node = first + lot.devices - 1, own.devices_per_node
+            mine = set(range(first, last + 1))
+            assert last < devices and not mine & taken
+            assert first // node == last // node if lot.devices < node else first % node == 0
+            assert first // scope == last // scope or lot.devices > scope
+            taken |= mine
+
+
+def test_sizes_of_a_node_always_fit_what_they_add_up_to() -> None:
+    """Powers of two in nodes of eight: a full pool has a place for all of them."""
+    lots = [Lot("a", 1, 3), Lot("b", 4, 2), Lot("c", 16, 2), Lot("d", 2, 2), Lot("e", 1, 1)]
+    assert sum(lot.devices * lot.instances for lot in lots) == 48
+    assert placed(lots, pool("h800", 48), 48) is not None
+    assert placed([*lots, Lot("f", 1, 1)], pool("h800", 48), 48) is None
+
+
+def test_a_supernode_of_other_nodes_is_read_from_the_machines() -> None:
+    """The pool's own devices count, not the catalogue's."""
+    assert scope_devices(replace(pool("gb300", 72), devices=73)) == 72

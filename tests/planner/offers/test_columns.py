@@ -1,0 +1,119 @@
+"""Solving only what matters gives what solving everything gives."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from planner.instances.decode_candidates import Count
+from planner.instances.space import role_rows
+from planner.offers.columns import Aim, Offer, Offers, Side, carried_by, settle
+from planner.offers.decode_offers import decode_offers
+from planner.offers.prefill_offers import prefill_offers
+from planner.offers.programme import solve_by_enumeration
+from planner.search.proof import certify
+from tests.questions import machines, small_question
+
+POOL = machines("qwen3-8b", "h100", 6)
+
+
+@dataclass
+class Queue:
+    """A server with a rate per instance that grows with their number, up to a bound."""
+
+    each: float
+    gain: float
+    solved: list[int] = field(default_factory=list)
+    independent: bool = False
+
+    def pool_capacity(self, instances: int) -> float:
+        """Largest rate."""
+        self.solved.append(instances)
+        return instances * self.each * (1 - self.gain / instances)
+
+    def pool_carries(self, instances: int, rate_per_second: float) -> bool:
+        """Whether it is at least so much."""
+        return self.pool_capacity(instances) >= rate_per_second
+
+    def at(self, instances: int) -> "Queue":
+        """Nothing to choose."""
+        return self
+
+
+# A loss of nearly all would leave rates of 1e-16, which no solver tells from none.
+OFFER = st.tuples(st.integers(1, 6), st.floats(1, 20), st.floats(0, 0.99), st.floats(1, 1.5))
+OBJECTIVES = [("throughput", None), ("chips", 8.0), ("cost", 8.0), ("throughput", 5.0)]
+
+
+def side(role: str, drawn: list[tuple[int, float, float, float]]) -> Side:
+    """Return columns of (devices, rate, loss of a single one, looseness of the bound)."""
+    offers = [
+        Offer(devices, rate * loose, lambda rate=rate, loss=loss: Queue(rate, loss))
+        for devices, rate, loss, loose in drawn
+    ]
+    return Side(role, POOL, Offers.of(offers))
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.lists(OFFER, min_size=1, max_size=5), st.lists(OFFER, min_size=1, max_size=5), st.sampled_from(OBJECTIVES))
+def test_settled_choices_are_the_best_of_all_columns(prefill, decode, asked):
+    """Against trying every pair of columns with every queue solved; the integer programme's bound agrees."""
+    objective, rate = asked
+    aim = Aim(devices={POOL.budget: POOL.devices}, objective=objective, rate=rate)
+    sides = side("prefill", prefill), side("decode", decode)
+    solved = side("prefill", prefill), side("decode", decode)
+    for own in solved:
+        for number in range(own.size):
+            own.solve(number, 0.0)
+    columns = [own.column(number) for own in solved for number in range(own.size) if own.rate[number] > 0]
+    if len({column.role for column in columns}) < 2:
+        return
+    every = solve_by_enumeration(columns, devices=aim.devices, objective=objective, rate=rate)
+
+    choice = settle(sides, aim)
+
+    assert (choice is None) == (every.status == "infeasible")
+    if choice is not None:
+        used = sum(int(own.devices[number]) for own, number in zip(sides, choice, strict=True))
+        assert used == every.devices or objective == "throughput"
+        if objective == "throughput":
+            assert (carried_by(sides, choice), used) == pytest.approx((every.rate_per_second, every.devices), rel=1e-5)
+        certificate = certify(sides, aim)
+        assert certificate.value == pytest.approx(every.value, rel=1e-5)
+
+
+def test_hopeless_columns_are_never_solved():
+    """One offer is far ahead: nothing else is asked for its queue."""
+    queues = [Queue(10.0, 0.0), Queue(1.0, 0.0)]
+    offers = [Offer(1, queue.each * 1.02, lambda queue=queue: queue) for queue in queues]
+    own = Side("prefill", POOL, Offers.of(offers))
+
+    settle([own], Aim(devices={POOL.budget: 6}, objective="throughput"))
+
+    assert queues[0].solved and not queues[1].solved
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"model": "qwen3-8b", "devices": 4, "squared_cv": 1.0},
+        {"model": "qwen3-8b", "devices": 4, "ttft_seconds": 0.06},
+        {"hardware": "cm384", "devices": 8, "tpot_seconds": 0.02},
+    ],
+    ids=str,
+)
+def test_no_queue_passes_its_bound(asked):
+    """Of a sample of offers and counts, with equal prompts and with others."""
+    question = small_question(**asked)
+    random = np.random.default_rng(5)
+    offers = [
+        prefill_offers(question, role_rows(question, "prefill"), Count()),
+        decode_offers(question, role_rows(question, "decode"), Count(), 0.001),
+    ]
+    for own in offers:
+        assert own
+        for number in random.choice(len(own), min(len(own), 3), replace=False):
+            rates = [own.build(int(number)).pool_capacity(count) / count for count in (1, 3)]
+            assert max(rates) <= own.bound_per_second[number] * (1 + 1e-6)

@@ -1,0 +1,157 @@
+"""Budgets and caps that instances choose, against trying every one of them."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from planner.instances.decode_candidates import Count
+from planner.instances.operating import MOST_UTILISATION, PrefillServer
+from planner.instances.prefill_candidates import prefill_fits
+from planner.instances.space import role_rows
+from planner.offers.decode_offers import decode_offers
+from planner.offers.kinds import DecodeKind, PrefillKind
+from planner.offers.prefill_offers import prefill_offers
+from planner.question import Question
+from tests.questions import small_question
+
+# A better budget or cap has to carry 0.3 % more, of what is kept to 1e-3 where all caps are told at once.
+SOLVED = 0.0031
+
+
+def prefill_kinds(question: Question) -> list[PrefillKind]:
+    """Return every prefill row as a server."""
+    offers = prefill_offers(question, role_rows(question, "prefill"), Count())
+    kinds = [offers.build(number) for number in range(len(offers))]
+    return [kind for kind in kinds if isinstance(kind, PrefillKind)]
+
+
+def decode_kinds(question: Question) -> list[DecodeKind]:
+    """Return every decode row as a server."""
+    offers = decode_offers(question, role_rows(question, "decode"), Count(), 0.002)
+    kinds = [offers.build(number) for number in range(len(offers))]
+    return [kind for kind in kinds if isinstance(kind, DecodeKind)]
+
+
+def every_budget(kind: PrefillKind) -> list[PrefillServer]:
+    """Return a server of each count of prompts up to twice the largest that the kind tries, whatever it says of them.
+
+    Those whose full pass is late or does not fit are left out, but for one prompt.
+    """
+    question, candidate = kind.question, kind.at(1).candidate
+    servers = []
+    for prompts in range(1, 2 * kind.most_prompts + 2):
+        changed = replace(candidate, prompts=prompts)
+        server = PrefillServer(question, changed)
+        held = server.most_prompts
+        seconds = float(server.pass_seconds(np.array([float(held)]))[0])
+        fits = bool(prefill_fits(kind.deployment, question.workload, prompts, 1).all())
+        if prompts == 1 or (seconds <= question.ttft_seconds and fits):
+            servers.append(server)
+    return servers
+
+
+@pytest.mark.parametrize(
+    ("asked", "instances"),
+    [
+        ({"model": "qwen3-8b", "devices": 1, "lengths": (512.0, 64.0), "ttft_seconds": 0.2}, 1),
+        ({"model": "qwen3-8b", "devices": 1, "lengths": (1024.0, 64.0), "ttft_seconds": 0.2}, 3),
+        ({"model": "deepseek-v2-lite", "hardware": "cm384", "devices": 2, "ttft_seconds": 0.2}, 2),
+    ],
+    ids=str,
+)
+def test_no_budget_carries_more(asked: dict[str, Any], instances: int) -> None:
+    """Every whole number of prompts that keeps the limit and fits, each with its queue solved."""
+    for kind in prefill_kinds(small_question(**asked))[:2]:
+        more = kind.pool_capacity(instances) * (1 + SOLVED)
+
+        assert not any(server.pool_carries(instances, more) for server in every_budget(kind))
+        assert kind.pool_capacity(instances) <= kind.bound_per_second * instances * (1 + 1e-9)
+        assert kind.at(instances).pool_carries(instances, kind.pool_capacity(instances) * (1 - 1e-9))
+
+
+@settings(max_examples=4, deadline=None)
+@given(
+    prompt=st.sampled_from([300.0, 900.0, 2500.0]),
+    limit=st.sampled_from([0.12, 0.3, 0.7]),
+    hardware=st.sampled_from(["h100", "910b"]),
+)
+def test_no_budget_passes_the_bound_of_its_row(prompt: float, limit: float, hardware: str) -> None:
+    """What a row is counted at before it is looked at bounds each of its budgets, and each budget its queue."""
+    question = small_question("qwen3-8b", hardware, 2, lengths=(prompt, 64.0), ttft_seconds=limit, microbatches=(1,))
+    offers = prefill_offers(question, role_rows(question, "prefill"), Count())
+    for number in range(len(offers)):
+        kind = offers.build(number)
+        assert isinstance(kind, PrefillKind)
+        assert kind.bound_per_second <= offers.bound_per_second[number] * (1 + 1e-9)
+        for server in every_budget(kind)[::4]:
+            assert MOST_UTILISATION * server.saturation_per_second <= offers.bound_per_second[number] * (1 + 1e-9)
+
+
+def test_rows_without_room_take_a_prompt_in_the_fewest_parts_that_fit() -> None:
+    """DeepSeek-V3 with 128k prompts on 32 dies; one part fewer does not fit."""
+    question = small_question("deepseek-v3", "cm384", 32, lengths=(131072.0, 64.0), ttft_seconds=200.0)
+    cut = [kind for kind in prefill_kinds(question) if kind.chunks > 1]
+    assert cut
+    for kind in cut[:20]:
+        assert prefill_fits(kind.deployment, question.workload, 1, kind.chunks).all()
+        assert not prefill_fits(kind.deployment, question.workload, 1, kind.chunks - 1).any()
+
+
+@pytest.mark.parametrize(("answer", "spread"), [(24.0, 0.0), (24.0, 1.0), (256.0, 0.0)])
+def test_no_cap_of_a_batch_carries_more(answer: float, spread: float) -> None:
+    """Short answers feel the wait for room, long ones do not: every cap up to the largest, each solved."""
+    question = small_question("qwen3-8b", "h100", 2, lengths=(512.0, answer), tpot_seconds=0.012)
+    lengths = replace(question.workload.output_tokens, squared_cv=spread)
+    question = replace(question, workload=replace(question.workload, output_tokens=lengths))
+    for kind in decode_kinds(question)[:1]:
+        caps = range(1, kind.full.candidate.batch + 1)
+        more = kind.pool_capacity(1) * (1 + 2 * SOLVED)
+
+        assert max(kind._server(cap).single_capacity for cap in caps) <= more
+        for cap in caps:
+            state = kind._server(cap).state(more)
+            late = state is None or state.tpot.at(question.percentile) > question.tpot_seconds
+            assert late or more > MOST_UTILISATION * kind._server(cap).candidate.requests_per_second
+        assert kind.pool_capacity(3) == 3 * kind.pool_capacity(1)
+        assert kind.pool_capacity(1) <= kind.bound_per_second * (1 + 1e-9)
+        state = kind.best.state(kind.pool_capacity(1))
+        assert state is not None and state.tpot.at(question.percentile) <= question.tpot_seconds
+
+
+@pytest.mark.parametrize(("answer", "spread", "load"), [(24.0, 0.0, 0.8), (24.0, 1.0, 0.9), (256.0, 0.5, 0.9)])
+def test_all_caps_at_once_say_what_each_queue_says(answer: float, spread: float, load: float) -> None:
+    """The share of requests in time, where the limit is one of the queue's own percentiles."""
+    question = small_question("qwen3-8b", "h100", 2, lengths=(512.0, answer), tpot_seconds=0.012)
+    lengths = replace(question.workload.output_tokens, squared_cv=spread)
+    question = replace(question, workload=replace(question.workload, output_tokens=lengths))
+    kind = decode_kinds(question)[0]
+    rate = load * kind.pool_capacity(1)
+    caps = np.unique(np.geomspace(kind.full.candidate.batch / 3, kind.full.candidate.batch, 6).astype(np.int64))
+    for cap in caps.tolist():
+        state = kind._server(cap).state(rate)
+        if state is None or rate > MOST_UTILISATION * kind._server(cap).candidate.requests_per_second:
+            continue
+        for level in (90.0, 99.0):
+            batches = replace(kind._batches, limit_seconds=state.tpot.at(level))
+            assert batches.kept(np.array([cap * kind._groups]), rate)[0] == pytest.approx(level / 100, abs=0.006)
+
+
+@settings(max_examples=5, deadline=None)
+@given(
+    model=st.sampled_from(["qwen3-8b", "qwen3-30b-a3b", "deepseek-v2-lite"]), tokens=st.sampled_from([256.0, 4096.0])
+)
+def test_more_at_once_takes_the_less_per_prompt_and_request(model: str, tokens: float) -> None:
+    """The argument of the bounds: seconds per prompt fall with the pass, seconds per request with the batch."""
+    question = small_question(model, "cm384", 16, lengths=(tokens, 256.0), ttft_seconds=3.0)
+    for kind in prefill_kinds(question)[::7]:
+        budgets = kind.budgets
+        assert (np.diff(budgets.seconds) >= -1e-12).all()
+        assert (np.diff(budgets.seconds / budgets.prompts) <= 1e-9).all()
+    for other in decode_kinds(question)[::7]:
+        batches = np.arange(1.0, other.full.candidate.batch + 1)
+        seconds = other._seconds(batches)
+        assert (np.diff(seconds) >= -1e-12).all() and (np.diff(seconds / batches) <= 1e-12).all()

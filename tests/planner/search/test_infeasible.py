@@ -1,0 +1,130 @@
+"""Refusals: the reason is right, and the nearest change that is told would really do."""
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from planner.search.infeasible import fastest_tpot, fastest_ttft, fitting_sizes, smallest_devices, with_devices
+from planner.search.search import Answer, search
+from podplan.units import parse_duration, parse_rate
+from tests.questions import small_question
+
+
+def told(answer: Answer, pattern: str) -> str:
+    """Return what the explanation of a refusal says in place of the pattern's group."""
+    assert answer.best is None and answer.bound is None and answer.pareto == ()
+    found = re.search(pattern, answer.explanation)
+    assert found is not None, answer.explanation
+    return found.group(1)
+
+
+LIMITS: list[dict[str, Any]] = [
+    {"tpot_seconds": 0.0002, "model": "qwen3-8b"},
+    {"ttft_seconds": 0.002},
+    {"ttft_seconds": 0.002, "hardware": "cm384", "squared_cv": 0.5},
+    {"tpot_seconds": 0.005, "lengths": (16_384.0, 8.0)},
+]
+
+
+@pytest.mark.parametrize("asked", LIMITS, ids=str)
+def test_the_nearest_limit_is_feasible(asked: dict[str, Any]) -> None:
+    """Asked again with the limit as it is printed, there is a plan; the asked one was tighter."""
+    question = small_question(**asked)
+    name = next(field for field in asked if field in ("ttft_seconds", "tpot_seconds"))
+    answer = search(question)
+    assert answer.binding_limit == name.removesuffix("_seconds")
+
+    nearest = parse_duration(told(answer, r"nearest change: --t\w+ ([\d.]+ \w+)"), "nearest")
+
+    assert nearest > asked[name]
+    assert search(replace(question, **{name: nearest}), beside=False).best is not None
+
+
+@pytest.mark.parametrize("devices", [4, 2])
+def test_a_limit_beyond_the_fastest_time_is_not_answered_with_a_shorter_one(devices: int) -> None:
+    """Prompts that spread far miss a limit above the fastest time: the change that is told is longer."""
+    question = small_question(model="qwen3-8b", devices=devices, squared_cv=100.0, ttft_seconds=0.1)
+    answer = search(question)
+    assert answer.best is None
+    found = re.search(r"nearest change: --ttft ([\d.]+ \w+)", answer.explanation)
+    assert found is not None and parse_duration(found.group(1), "nearest") > 0.1
+
+
+def test_a_cache_that_does_not_fit_is_not_blamed_on_the_weights() -> None:
+    """Weights fit; what one request holds does not."""
+    explanation = search(small_question(model="qwen3-8b", devices=2, lengths=(1024.0, 4_000_000.0))).explanation
+    assert "too much" not in explanation and "hold one decode request of 4001024 tokens" in explanation
+
+
+def test_a_supernode_does_not_grow() -> None:
+    """Beyond all of a supernode no number of devices is offered."""
+    question = small_question(hardware="cm384", devices=32, objective="chips", rate_per_second=1e6)
+    answer = search(question)
+    assert answer.best is None and "more than there can be" in answer.explanation
+
+
+def test_the_fastest_time_is_that_of_the_machine_not_of_the_question() -> None:
+    """Whatever limit is asked, the fastest instance takes the same time."""
+    tight, loose = small_question(tpot_seconds=0.001), small_question(tpot_seconds=0.05)
+
+    assert fastest_tpot(tight) == pytest.approx(fastest_tpot(loose), rel=0.03)
+    assert fastest_ttft(tight) == fastest_ttft(loose)
+
+
+@pytest.mark.parametrize(("model", "devices"), [("llama-3.1-70b", 1), ("qwen3-235b-a22b", 4)])
+def test_the_smallest_number_of_devices_is_the_smallest(model: str, devices: int) -> None:
+    """An instance fits on the devices told and on none fewer, tried one by one."""
+    question = small_question(model=model, devices=devices)
+    answer = search(question)
+    assert (answer.best, answer.binding_limit) == (None, "memory")
+
+    smallest = int(told(answer, r"holds a \w+ instance is (\d+)"))
+
+    fits = [count for count in range(1, 2 * smallest + 1) if fitting_sizes(with_devices(question, count), True)]
+    assert fits[0] == smallest == smallest_devices(question, question.prefill, True)
+    assert fits == list(range(smallest, 2 * smallest + 1))
+
+
+def test_one_of_each_role_is_needed() -> None:
+    """A model that fits once does not fit twice: devices bind, and twice as many do."""
+    question = small_question(model="qwen3-8b", devices=1)
+    answer = search(question)
+
+    assert (answer.best, answer.binding_limit) == (None, "devices")
+    assert search(with_devices(question, 2)).best is not None
+
+
+@pytest.mark.parametrize("objective", ["chips", "latency"])
+def test_a_rate_beyond_the_devices_is_refused_with_one_that_they_carry(objective: str) -> None:
+    """The nearest rate, as it is printed, has a plan, and the devices told carry what was asked."""
+    question = small_question(model="qwen3-8b", devices=8, rate_per_second=2_000.0, objective=objective)
+    answer = search(question)
+    assert (answer.best, answer.binding_limit) == (None, "devices")
+
+    nearest = parse_rate(told(answer, r"--rate (\S+),"), "nearest")
+    wanted = int(told(answer, r"--devices (\d+)"))
+
+    assert nearest < 2_000.0
+    assert search(replace(question, rate_per_second=nearest)).best is not None
+    assert search(with_devices(question, round(wanted * 1.1))).best is not None
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"model": "qwen3-8b", "devices": 2, "tpot_seconds": 0.001},
+        {"model": "qwen3-8b", "devices": 2, "ttft_seconds": 0.005},
+        {"model": "deepseek-r1", "devices": 2},
+        {"model": "qwen3-8b", "devices": 2, "objective": "chips", "rate_per_second": 500.0},
+        {"model": "qwen3-8b", "devices": 2, "survive": "instance"},
+    ],
+    ids=str,
+)
+def test_the_limit_has_the_same_name_without_a_sentence(asked: dict[str, Any]) -> None:
+    """Sweeps and comparisons leave the sentence out, which takes searches of its own; what binds stays."""
+    question = small_question(**asked)
+    told, name = search(question), search(question, explain=False)
+    assert name.best is None and name.explanation == ""
+    assert name.binding_limit == told.binding_limit != ""

@@ -1,0 +1,74 @@
+"""Nearest changes are feasible as printed, and a little less is not."""
+
+from dataclasses import replace
+
+import pytest
+
+from planner.question import Formats, Question
+from planner.search.nearest import _least, _quantised, nearest_changes
+from planner.search.search import search
+from planner.search.variations import has_plan
+from tests.plans import small_plan
+from tests.questions import small_question
+
+
+@pytest.mark.parametrize("probe", [True, False])
+@pytest.mark.parametrize("edge", [1.02, 1.3, 7.0, 31.0])
+def test_the_least_factor_is_bracketed(edge: float, probe: bool) -> None:
+    """What is returned holds and is at most 4 % beyond the least; nothing is returned that was not tried."""
+    tried: list[float] = []
+
+    def holds(factor: float) -> bool:
+        tried.append(factor)
+        return factor >= edge
+
+    found = _least(holds, 32.0, probe=probe)
+    assert found is not None
+    assert edge <= found <= 1.05 * max(edge, 1.06)
+    assert found in tried
+    assert (32.0 in tried) == (probe or edge > 21)
+    assert _least(lambda factor: False, 32.0, probe=probe) is None
+
+
+def _asked() -> Question:
+    plan = small_plan(model="qwen3-8b", devices=4)
+    return replace(plan.question, rate_per_second=2.0 * plan.requests_per_second, objective="chips")
+
+
+def test_every_change_has_a_plan() -> None:
+    """Twice what the devices carry: each change that is told is solved, and names its flag."""
+    question = _asked()
+    assert not has_plan(question)
+    changes = {change.direction: change for change in nearest_changes(question)}
+    assert {"rate", "chips", "TTFT", "TPOT", "prompts", "outputs"} <= changes.keys()
+    for change in changes.values():
+        if change.question is not None:
+            assert change.flag is not None
+            assert change.value is not None
+            assert search(change.question, explain=False).best is not None
+    rate = changes["rate"].question
+    assert rate is not None
+    assert rate.rate_per_second == pytest.approx(small_plan(model="qwen3-8b", devices=4).requests_per_second, rel=0.04)
+
+
+def test_the_limit_that_is_told_is_near_the_least() -> None:
+    """A TPOT below what any instance can do: the change keeps the limit, 8 % less does not."""
+    question = replace(small_plan(model="qwen3-8b", devices=4).question, tpot_seconds=0.001)
+    (change,) = [change for change in nearest_changes(question) if change.direction == "TPOT"]
+    assert change.question is not None
+    tighter = replace(change.question, tpot_seconds=change.question.tpot_seconds * 0.92)
+    assert not has_plan(tighter)
+
+
+def test_formats_that_were_asked_are_not_told_again() -> None:
+    """INT8 would do for a model that two devices do not hold in BF16, unless it was among the formats asked."""
+    bf16 = Formats(prefill="bf16", decode="bf16", kv="bf16")
+    question = replace(small_question("qwen3-32b", "910b", 2), formats=(bf16,))
+    machines = replace(question.prefill, weights="bf16")
+    question = replace(question, prefill=machines, decode=machines)
+
+    found = {change.value: change for change in (solve() for solve in _quantised(question, has_plan))}
+
+    assert set(found) >= {"int8"} and "bf16" not in found
+    changed = found["int8"].question
+    assert changed is not None and not changed.formats and changed.prefill.weights == "int8" and has_plan(changed)

@@ -1,0 +1,76 @@
+"""Published deployments beside plans: evaluated like any candidate, and never better than the plan."""
+
+from functools import cache
+
+import pytest
+
+from hardware.loader import load_hardware
+from models.loader import load_model
+from planner.question import Machines, Question
+from planner.search.papers import matching, published_deployments
+from planner.search.search import Answer, search
+from planner.strategy import check_strategy
+from planner.workload import Lengths, Workload
+from tests.questions import small_answer
+
+
+def cloudmatrix(output_tokens: float) -> Question:
+    """Return DeepSeek-R1 on 256 NPUs, 4,096-token prompts, 8 s to the first token (CloudMatrix384 section 5.1)."""
+    machines = Machines(hardware=load_hardware("cm384"), devices=512, weights="int8", budget="cm384")
+    return Question(
+        model=load_model("deepseek-r1"),
+        prefill=machines,
+        decode=machines,
+        workload=Workload(input_tokens=Lengths(mean=4096), output_tokens=Lengths(mean=output_tokens)),
+        ttft_seconds=8.0,
+        tpot_seconds=0.05,
+        drafts=(1,),
+    )
+
+
+@cache
+def planned(output_tokens: float) -> Answer:
+    """Return the answer for answers of that length."""
+    return search(cloudmatrix(output_tokens))
+
+
+def test_the_plan_matches_or_beats_cloudmatrix() -> None:
+    """Against its prefill EP32 and decode EP320 instances in the numbers that serve best, on the same devices."""
+    answer = planned(2350)
+    (beside,) = answer.published
+
+    assert answer.best is not None and beside.plan is not None
+    assert beside.published.instances == (6, 1)
+    assert [beside.plan.prefill.candidate.devices, beside.plan.decode.candidate.devices] == [32, 320]
+    assert beside.plan.ttft.at(99) <= 8.0 and beside.plan.tpot.at(99) <= 0.05
+    assert answer.best.requests_per_second >= beside.plan.requests_per_second
+
+
+def test_the_ratio_follows_the_balance_of_the_pools() -> None:
+    """Longer answers take devices from prefill to decode, and neither pool is left with much more than the other."""
+    shares = []
+    for length in (1024, 2350, 4096):
+        best = planned(length).best
+        assert best is not None
+        shares.append(best.prefill.instances * best.prefill.candidate.devices / best.devices)
+        capacities = [best.prefill.capacity_per_second, best.decode.capacity_per_second]
+        assert max(capacities) <= 1.25 * min(capacities)
+    assert shares == sorted(shares, reverse=True)
+    assert shares[0] > 1.5 * shares[-1]
+
+
+@pytest.mark.parametrize("published", published_deployments(), ids=lambda each: each.name)
+def test_the_table_is_sourced_and_fits_its_models(published) -> None:
+    """Every row names models and a machine of the catalogue, strategies that the models allow, and its source."""
+    load_hardware(published.hardware)
+    for name in published.models:
+        for row in (published.prefill, published.decode):
+            check_strategy(row.strategy, load_model(name))
+    assert published.source.startswith("https://") and published.where
+
+
+def test_other_machines_have_nothing_beside_them() -> None:
+    """A small model on a machine that nobody published for."""
+    answer = small_answer(devices=8)
+
+    assert answer.published == () == tuple(matching(answer.question))

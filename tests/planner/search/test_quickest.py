@@ -1,0 +1,203 @@
+"""The quickest plan against trying every pair of columns, and bounds that no queue undercuts."""
+
+import math
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from planner.instances.least import Least
+from planner.mixed.kinds import MixedKind
+from planner.offers.columns import Aim, Offers, Side
+from planner.offers.kinds import DecodeKind, PrefillKind
+from planner.question import Question
+from planner.search.parts import Pools, aim_of, gather, with_mixed
+from planner.search.quickest import TimedSide, quickest
+from tests.questions import machines, small_answer, small_question
+
+SMALL: list[dict[str, Any]] = [
+    {"model": "qwen3-8b", "devices": 3, "rate_per_second": 4.0, "ttft_seconds": 0.3},
+    {"model": "qwen3-8b", "devices": 2, "decode": ("910b", 2), "rate_per_second": 2.0, "ttft_seconds": 0.3},
+    {"model": "deepseek-v2-lite", "hardware": "cm384", "devices": 4, "rate_per_second": 8.0, "ttft_seconds": 0.3},
+]
+
+
+def gathered(asked: dict[str, Any]) -> tuple[Question, Pools]:
+    """Return a question for the lowest latency and its columns."""
+    question = small_question(**asked, objective="latency")
+    return question, gather(question)
+
+
+def seconds_of(side: Side, column: int, rate: float) -> float:
+    """Return what a request takes in a column, solved."""
+    kind = side.server(int(side.offer[column]))
+    assert isinstance(kind, PrefillKind | DecodeKind | MixedKind)
+    return kind.mean_seconds(int(side.left[column]), rate)
+
+
+@pytest.mark.parametrize("asked", SMALL, ids=str)
+def test_no_pair_of_columns_is_quicker(asked: dict[str, Any]) -> None:
+    """Every pair that fits and carries the rate, each column solved; the plan's own end to end agrees."""
+    question, pools = gathered(asked)
+    rate = float(asked["rate_per_second"])
+    timed = [[seconds_of(side, column, rate) for column in range(side.size)] for side in pools.sides]
+    shared = question.prefill.budget == question.decode.budget
+    sums = [
+        one + other
+        for (first, one), (second, other) in product(enumerate(timed[0]), enumerate(timed[1]))
+        if not shared or pools.prefill.devices[first] + pools.decode.devices[second] <= question.prefill.devices
+    ]
+    answer = small_answer(**asked, objective="latency")
+
+    assert answer.best is not None and answer.bound is not None
+    assert answer.best.e2e_mean_seconds == pytest.approx(min(sums), rel=1e-3)
+    assert answer.bound.value == pytest.approx(min(sums), rel=1e-3) and answer.bound.gap < 1e-3
+    assert answer.best.requests_per_second == rate
+    assert answer.best.ttft.at(99) <= question.ttft_seconds and answer.best.tpot.at(99) <= question.tpot_seconds
+
+
+@pytest.mark.parametrize("asked", SMALL, ids=str)
+def test_no_column_is_quicker_than_its_bound(asked: dict[str, Any]) -> None:
+    """At a low, a middling and a high share of what it carries at most."""
+    _, pools = gathered(asked)
+    random = np.random.default_rng(3)
+    for side in pools.sides:
+        for column in random.choice(side.size, min(side.size, 5), replace=False):
+            for share in (0.05, 0.6, 0.95):
+                rate = float(side.rate[column]) * share
+                bound = float(TimedSide(side, rate).seconds[column])
+                assert bound <= seconds_of(side, int(column), rate) * (1 + 1e-9)
+
+
+BOTH: list[dict[str, Any]] = [
+    {"model": "qwen3-8b", "devices": 3, "rate_per_second": 4.0, "ttft_seconds": 0.3},
+    {"model": "qwen3-8b", "devices": 4, "rate_per_second": 60.0},
+]
+
+
+def aggregated(asked: dict[str, Any]) -> Side:
+    """Return every column of aggregated instances that carries some rate, whatever is known."""
+    question = small_question(**{**asked, "rate_per_second": 1e-6, "shape": "auto", "objective": "latency"})
+    mixed = with_mixed(question, gather(question), aim_of(question), None).mixed
+    assert mixed is not None
+    return mixed
+
+
+@pytest.mark.parametrize("asked", BOTH, ids=["aggregated", "separate"])
+def test_no_column_of_either_shape_is_quicker(asked: dict[str, Any]) -> None:
+    """Every aggregated column solved, beside the quickest separate pools; the bound is what is reached."""
+    side, rate = aggregated(asked), float(asked["rate_per_second"])
+    single = min(seconds_of(side, column, rate) for column in range(side.size))
+    apart, best = (small_answer(**asked, objective="latency", shape=shape) for shape in ("disaggregated", "auto"))
+
+    assert apart.best is not None and best.best is not None and best.bound is not None
+    quickest_of_all = min(single, apart.best.e2e_mean_seconds)
+    assert best.best.e2e_mean_seconds == pytest.approx(quickest_of_all, rel=1e-3)
+    assert best.bound.value == pytest.approx(quickest_of_all, rel=1e-3) and best.bound.gap < 1e-3
+    assert "separate prefill and decode pools" in best.bound.covers and "aggregated instances" in best.bound.covers
+    assert ([role for role, _ in best.best.pools()] == ["mixed"]) == (single < apart.best.e2e_mean_seconds)
+    assert best.best.ttft.at(99) <= side.server(0).question.ttft_seconds  # type: ignore[attr-defined]
+
+
+def test_aggregated_alone_is_the_quickest_of_its_shape() -> None:
+    """Where two pools do not fit, and where this shape alone is asked for."""
+    asked = {"model": "qwen3-8b", "rate_per_second": 2.0, "ttft_seconds": 0.5, "objective": "latency"}
+    single = small_answer(**asked, devices=1, shape="auto").best
+    alone = small_answer(**asked, devices=3, shape="aggregated").best
+
+    assert single is not None and [role for role, _ in single.pools()] == ["mixed"]
+    assert alone is not None and alone.e2e_mean_seconds <= single.e2e_mean_seconds * (1 + 1e-6)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"model": "qwen3-8b", "devices": 2, "ttft_seconds": 2.0, "lengths": (20000.0, 20.0)},
+        {"model": "qwen3-8b", "devices": 2, "ttft_seconds": 1.0, "squared_cv": 1.0},
+        {"model": "qwen3-30b-a3b", "devices": 8},
+        {"model": "qwen3-8b", "devices": 2, "lengths": (512.0, 1.0)},
+        {"model": "deepseek-r1", "hardware": "h200", "devices": 16, "lengths": (8000.0, 200.0), "drafts": (0, 1)},
+    ],
+    ids=["long prompts", "varied", "experts", "one token", "drafts"],
+)
+def test_no_aggregated_column_is_quicker_than_its_bound(asked: dict[str, Any]) -> None:
+    """At a low and a high share of what it carries at most, at the budget that is quickest."""
+    side, random = aggregated(asked), np.random.default_rng(3)
+    for column in random.choice(side.size, min(side.size, 3), replace=False):
+        for share in (0.02, 0.6):
+            rate = float(side.rate[column]) * share
+            bound = float(TimedSide(side, rate).seconds[column])
+            assert 0 < bound <= seconds_of(side, int(column), rate)
+
+
+def test_more_devices_are_never_slower() -> None:
+    """At one rate; and the least number of devices for that rate is not quicker."""
+    asked = {"model": "qwen3-8b", "rate_per_second": 4.0, "ttft_seconds": 0.3}
+    plans = [small_answer(**asked, devices=count, objective="latency").best for count in (2, 3, 4)]
+    fewest = small_answer(**asked, devices=4, objective="chips").best
+
+    assert fewest is not None and all(plans)
+    times = [plan.e2e_mean_seconds for plan in plans if plan]
+    assert times == sorted(times, reverse=True)
+    assert fewest.e2e_mean_seconds >= times[-1] * (1 - 1e-6)
+
+
+def test_a_rate_that_no_devices_carry_is_refused() -> None:
+    """With the most that is carried as the nearest change."""
+    answer = small_answer(model="qwen3-8b", devices=2, rate_per_second=5000.0, objective="latency", ttft_seconds=0.3)
+
+    assert answer.best is None and "--rate" in answer.explanation
+
+
+class _Fixed:
+    """A kind whose requests take known seconds, or for ever."""
+
+    independent = False
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    def mean_seconds(self, instances: int, rate_per_second: float) -> float:
+        """The same for any rate; each further instance saves a little."""
+        return self.seconds - 0.001 * instances
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_bounds_that_are_solved_lazily_find_the_best_pair(data: st.DataObject) -> None:
+    """Drawn kinds, some of which miss their limit, with bounds of any looseness, on one budget."""
+    pool = machines("qwen3-8b", "h100", 6)
+    drawn = st.tuples(st.integers(1, 4), st.floats(1.0, 9.0), st.floats(0.3, 1.0), st.booleans())
+    sides = []
+    for role in ("prefill", "decode"):
+        kinds = data.draw(st.lists(drawn, min_size=1, max_size=5))
+        servers = [_Fixed(math.inf if missed else seconds) for _, seconds, _, missed in kinds]
+        lowest = np.array([(seconds - 0.01) * loose for _, seconds, loose, _ in kinds])
+        offers = Offers(
+            devices=np.array([size for size, *_ in kinds], dtype=np.int64),
+            bound_per_second=np.full(len(kinds), 10.0),
+            guess_per_second=np.full(len(kinds), 10.0),
+            layers=np.ones((len(kinds), 2), dtype=np.int64),
+            build=lambda number, servers=servers: servers[number],  # type: ignore[misc]
+            least=Least.of(np.ones((len(kinds), 1)), lowest[:, None], np.zeros(len(kinds))),
+        )
+        sides.append(Side(role, pool, offers))
+    exact = [
+        [side.server(int(offer)).seconds - 0.001 * int(left) for offer, left in zip(side.offer, side.left, strict=True)]  # type: ignore[attr-defined]
+        for side in sides
+    ]
+    pairs = [
+        (exact[0][one] + exact[1][other], int(sides[0].devices[one] + sides[1].devices[other]))
+        for one, other in product(range(sides[0].size), range(sides[1].size))
+        if sides[0].devices[one] + sides[1].devices[other] <= 6
+    ]
+    best = min(pairs, default=(math.inf, 0))
+
+    found = quickest([TimedSide(side, 1.0) for side in sides], Aim(devices={pool.budget: 6}, objective="throughput"))
+
+    assert (found is None) == math.isinf(best[0])
+    if found is not None:
+        assert found.seconds == pytest.approx(best[0], rel=1e-6)

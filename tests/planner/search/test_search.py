@@ -1,0 +1,209 @@
+"""The search against trying everything, and what must hold when a question changes."""
+
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from planner.instances.candidates import prefill_found
+from planner.instances.decode_candidates import Count
+from planner.offers.columns import Side
+from planner.offers.programme import Column, solve_by_enumeration
+from planner.question import Question
+from planner.search.front import dominates
+from planner.search.infeasible import fastest_ttft
+from planner.search.parts import gather
+from planner.search.search import search
+from planner.search.variations import most_carried
+from tests.questions import rate_of, small_answer, small_question
+
+ASKED: list[dict[str, Any]] = [
+    {},
+    {"model": "qwen3-8b", "devices": 24, "squared_cv": 1.0},
+    {"hardware": "cm384", "devices": 24, "tpot_seconds": 0.02},
+    {"hardware": "cm384", "devices": 16, "decode": ("h100", 8)},
+    {"devices": 16, "objective": "chips", "rate_per_second": 150.0},
+    {"devices": 16, "objective": "latency", "rate_per_second": 400.0},
+    {"devices": 16, "objective": "latency"},
+    {"devices": 16, "rate_per_second": 400.0},
+    {"hardware": "cm384", "devices": 16, "decode": ("h100", 8), "objective": "cost", "rate_per_second": 60.0},
+]
+
+SMALL: list[dict[str, Any]] = [
+    {"model": "qwen3-8b", "devices": 2, "squared_cv": 1.0},
+    {"model": "qwen3-8b", "hardware": "cm384", "devices": 2, "decode": ("h100", 2), "ttft_seconds": 0.2},
+    {"devices": 3, "objective": "chips", "rate_per_second": 20.0, "microbatches": (1,)},
+    {
+        "model": "qwen3-8b",
+        "hardware": "cm384",
+        "devices": 3,
+        "decode": ("h100", 2),
+        "objective": "cost",
+        "rate_per_second": 5.0,
+    },
+]
+
+
+def solved(side: Side) -> list[Column]:
+    """Return every column of a role with its queue solved, less those that a larger one of the same rate hides."""
+    for number in range(side.size):
+        side.solve(number, 0.0)
+    return [side.column(int(number)) for number in side.staircase(side.machines.devices, 0.0)]
+
+
+def every_column(question: Question) -> list[Column]:
+    """Return the columns of both roles, all queues solved."""
+    return [column for side in gather(question).sides for column in solved(side)]
+
+
+@pytest.mark.parametrize("asked", ASKED[3:6], ids=str)
+def test_what_stands_beside_a_plan_does_not_change_it(asked: dict[str, Any]) -> None:
+    """Commands that ask many questions leave runners-up, certificate and published deployments out."""
+    alone, full = search(small_question(**asked), beside=False), small_answer(**asked)
+    assert alone.best is not None and full.best is not None
+    assert alone.bound is None and full.bound is not None
+    for one, other in zip(alone.best.pools(), full.best.pools(), strict=True):
+        assert (one[1].instances, one[1].candidate.row) == (other[1].instances, other[1].candidate.row)
+    assert alone.best.requests_per_second == full.best.requests_per_second
+    assert (alone.best.ttft, alone.best.tpot) == (full.best.ttft, full.best.tpot)
+
+
+@pytest.mark.parametrize("asked", SMALL, ids=str)
+def test_the_plan_is_the_best_of_all_choices(asked: dict[str, Any]) -> None:
+    """Every (prefill, count) with every (decode, count): none carries more, or the rate on less."""
+    question = small_question(**asked)
+    budgets = {each.budget: each.devices for each in (question.prefill, question.decode)}
+    every = solve_by_enumeration(
+        every_column(question),
+        devices=budgets,
+        objective=question.objective,
+        rate=question.rate_per_second,
+    )
+    answer = small_answer(**asked)
+
+    assert answer.best is not None and answer.bound is not None
+    assert answer.bound.value == pytest.approx(every.value, rel=1e-6)
+    if question.objective == "throughput":
+        assert answer.best.requests_per_second == pytest.approx(every.rate_per_second, rel=1e-6)
+        assert answer.best.devices == every.devices
+    if question.objective == "chips":
+        assert answer.best.devices == every.devices
+    if question.objective == "cost":
+        hourly = answer.best.cost_per_million_tokens or 0.0
+        assert hourly * answer.best.output_tokens_per_second * 3600 / 1e6 == pytest.approx(every.value)
+
+
+@pytest.mark.parametrize("asked", ASKED, ids=str)
+def test_every_plan_keeps_limits_budgets_and_rate(asked: dict[str, Any]) -> None:
+    """Of the front too; and none of them is beaten by another."""
+    question, answer = small_question(**asked), small_answer(**asked)
+    assert answer.best in answer.pareto
+    for plan in answer.pareto:
+        assert plan.ttft.at(question.percentile) <= question.ttft_seconds
+        assert plan.tpot.at(question.percentile) <= question.tpot_seconds
+        assert plan.requests_per_second >= (question.rate_per_second or 0.0) * (1 - 1e-9)
+        used: dict[str, int] = {}
+        for pool in (plan.prefill, plan.decode):
+            used[pool.machines.budget] = used.get(pool.machines.budget, 0) + pool.instances * pool.candidate.devices
+        for machines in (question.prefill, question.decode):
+            assert used[machines.budget] <= machines.devices
+        assert not any(dominates(other, plan) for other in answer.pareto)
+
+
+@pytest.mark.parametrize(("model", "hardware"), [("qwen3-8b", "h100"), ("deepseek-v2-lite", "cm384")])
+def test_more_devices_never_serve_less(model: str, hardware: str) -> None:
+    """From a device to several nodes, one limit and one traffic."""
+    rates = [rate_of(model=model, hardware=hardware, devices=count) for count in (1, 2, 4, 8, 16, 24)]
+
+    assert rates[0] == 0 and rates[-1] > 0
+    for fewer, more in pairwise(rates):
+        assert more >= fewer * (1 - 1e-9)
+
+
+@settings(max_examples=2, deadline=None)
+@given(
+    ttft=st.sampled_from([0.1, 1.0]),
+    tpot=st.sampled_from([0.012, 0.05]),
+    looser=st.sampled_from([1.1, 1.5, 2.5]),
+    which=st.sampled_from(["ttft_seconds", "tpot_seconds"]),
+)
+def test_looser_limits_never_serve_less(ttft: float, tpot: float, looser: float, which: str) -> None:
+    """Within 2 %: capacities are found to 1 %."""
+    limits = {"ttft_seconds": ttft, "tpot_seconds": tpot}
+    asked = {"model": "qwen3-8b", "devices": 6}
+    tight = rate_of(**asked, **limits)
+    loose = rate_of(**asked, **limits | {which: limits[which] * looser})
+
+    assert loose >= tight * 0.98
+
+
+@pytest.mark.parametrize("rate", [30.0, 200.0])
+def test_a_sized_plan_is_the_smallest(rate: float) -> None:
+    """Its devices carry the rate when asked for the most, and a device fewer does not."""
+    sized = small_answer(devices=16, objective="chips", rate_per_second=rate).best
+    assert sized is not None
+
+    assert rate_of(devices=sized.devices) >= rate * (1 - 1e-9)
+    assert rate_of(devices=sized.devices - 1) < rate
+
+
+@settings(max_examples=3, deadline=None)
+@given(
+    share=st.floats(0.1, 0.95),
+    prompt=st.sampled_from([512.0, 2048.0]),
+    answer=st.sampled_from([32.0, 512.0]),
+    ttft=st.sampled_from([0.15, 0.6]),
+)
+def test_what_is_sized_is_carried_when_asked_for_the_most(
+    share: float, prompt: float, answer: float, ttft: float
+) -> None:
+    """Any share of what six devices carry: the plan sized for it takes no more, and its devices carry that rate."""
+    asked: dict[str, Any] = {"model": "qwen3-8b", "lengths": (prompt, answer), "ttft_seconds": ttft}
+    rate = most_carried(small_question(devices=6, **asked)) * share
+    sized = search(small_question(devices=6, objective="chips", rate_per_second=rate, **asked), beside=False).best
+
+    assert sized is not None and sized.devices <= 6
+    assert most_carried(small_question(devices=sized.devices, **asked)) >= rate * (1 - 1e-6)
+
+
+def test_roles_on_machines_of_their_own() -> None:
+    """Decode on more of its own hardware never serves less, and neither role takes the other's devices."""
+    rates = [rate_of(model="qwen3-8b", hardware="cm384", devices=16, decode=("h100", count)) for count in (1, 2, 4)]
+
+    assert rates == sorted(rates) and rates[0] > 0
+
+
+def test_small_instances_stay_where_larger_ones_are_quick() -> None:
+    """A size whose passes all take more than half the limit is still tried, beside sizes that are faster."""
+    asked = small_question(model="qwen3-8b", devices=8, lengths=(8192.0, 128.0))
+    alone = fastest_ttft(small_question(model="qwen3-8b", devices=1, lengths=(8192.0, 128.0)))
+    assert alone is not None
+    limit = alone * 1.5
+
+    sizes = {each.devices: each.pass_seconds for each in prefill_found(replace(asked, ttft_seconds=limit), Count())}
+
+    assert sizes[1] > limit / 2
+    assert min(sizes.values()) <= limit / 2
+
+
+def test_the_same_question_has_the_same_answer() -> None:
+    """Two searches give equal figures down to the last bit."""
+    one, other = small_answer(devices=24), search(small_question(devices=24))
+
+    assert one.candidates_evaluated == other.candidates_evaluated
+    assert [(p.requests_per_second, p.devices, p.ttft, p.explanation) for p in one.pareto] == [
+        (p.requests_per_second, p.devices, p.ttft, p.explanation) for p in other.pareto
+    ]
+
+
+def test_bound_says_what_it_covers() -> None:
+    """The proof is closed and names the size of what was proven over."""
+    answer = small_answer()
+
+    assert answer.bound is not None and answer.best is not None
+    assert answer.bound.gap <= 1e-6
+    assert "prefill" in answer.bound.covers and "decode" in answer.bound.covers
+    assert answer.candidates_evaluated > 1000

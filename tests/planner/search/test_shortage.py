@@ -1,0 +1,62 @@
+"""Where the devices do not carry a rate: the constraint that binds, and devices that were solved for it."""
+
+import re
+from dataclasses import replace
+
+from planner.question import Question
+from planner.search.search import search
+from planner.search.variations import has_plan, most_carried
+from tests.questions import machines, small_question
+
+
+def asked(rate: float, **fields: object) -> Question:
+    """Return a question that needs a rate on the fewest chips."""
+    return replace(small_question(model="qwen3-8b", **fields), objective="chips", rate_per_second=rate)  # type: ignore[arg-type]
+
+
+def test_the_devices_named_carry_the_rate() -> None:
+    """Of one pool for both roles; a node less of what is named need not."""
+    question = asked(900.0, devices=8)
+    answer = search(question)
+
+    assert answer.binding_limit == "devices"
+    (count,) = re.findall(r"--devices (\d+)", answer.explanation)
+    larger = replace(question.prefill, devices=int(count))
+    assert has_plan(replace(question, prefill=larger, decode=larger))
+
+
+def test_a_pool_of_some_gpus_of_a_server_grows_by_gpus() -> None:
+    """Three GPUs that carry a little less than asked are told of the fourth, not of a whole server."""
+    question = asked(1.05 * most_carried(small_question(model="qwen3-8b", devices=3)), devices=3)
+    assert "or --devices 4" in search(question).explanation
+
+
+def test_a_pool_grows_to_whole_units() -> None:
+    """GPUs below a server's eight, servers from there; both dies of a chip."""
+    some, server = machines("qwen3-8b", "h100", 2), machines("qwen3-8b", "h100", 8)
+    assert [some.grown(factor) for factor in (1.0, 1.6, 3.9, 4.1)] == [2, 4, 8, 16]
+    assert [server.grown(factor) for factor in (0.5, 1.0, 1.1)] == [4, 8, 16]
+    assert machines("qwen3-8b", "910c", 2).grown(1.1) == 4
+
+
+def test_a_loss_that_binds_is_named() -> None:
+    """The rate is carried as long as nothing is lost."""
+    rate = 0.97 * most_carried(small_question(model="qwen3-8b", devices=8))
+    question = asked(rate, devices=8, survive="instance")
+    assert has_plan(replace(question, survive=None)) and not has_plan(question)
+    answer = search(question)
+
+    assert answer.binding_limit == "survive"
+    assert "after losing the worst instance" in answer.explanation and "or no --survive" in answer.explanation
+
+
+def test_the_short_pool_is_named() -> None:
+    """Of a pool for each role, the one that carries less alone."""
+    question = asked(200.0, devices=1, decode=("h100", 8))
+    question = replace(question, decode=replace(machines("qwen3-8b", "h100", 8), budget="decode"))
+    answer = search(question)
+
+    assert answer.binding_limit == "devices of prefill"
+    assert "1 devices of h100 carry the prefill of" in answer.explanation
+    (sizes,) = re.findall(r"--devices prefill=(\d+),decode=8", answer.explanation)
+    assert has_plan(replace(question, prefill=replace(question.prefill, devices=int(sizes))))
