@@ -7,6 +7,8 @@ linear in pairs and in context, so few knots do; within 0.3 % of the step cost o
 
 import itertools
 import math
+from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
@@ -22,8 +24,14 @@ _MANY_ROWS = 9.0
 class PassSurface:
     """Seconds of passes by tokens, pairs per token, context and mean tokens of a group; output rows count linearly."""
 
-    def __init__(self, machine: Machine, longest: float) -> None:
-        """Tabulate passes of prompts up to ``longest`` tokens."""
+    def __init__(
+        self, machine: Machine, longest: float, durations: Callable[[Loads, Array], Array] | None = None
+    ) -> None:
+        """Tabulate passes of prompts up to ``longest`` tokens.
+
+        Args: ``durations`` of loads and mean tokens, where passes carry more than prompts.
+        """
+        lasts = durations or partial(pass_durations, machine)
         budget = max(machine.budget_tokens, 2.0)
         shares = np.linspace(1 / machine.ranks, 1.0, _SHARES) if machine.ranks > 1 else np.array([1.0, 2.0])
         self._axes = (
@@ -34,10 +42,10 @@ class PassSurface:
         )
         tokens, lengths, context, share = (axis.ravel() for axis in np.meshgrid(*self._axes, indexing="ij"))
         load = (tokens, context, tokens * lengths, np.ones_like(tokens))
-        self._seconds = pass_durations(machine, load, tokens * share)
+        self._seconds = lasts(load, tokens * share)
         usual = np.full(2, 0.7 * budget)
         rows = (usual, np.zeros(2), usual * longest / 8, np.array([1.0, 1.0 + _MANY_ROWS]))
-        self._row_seconds = float(np.diff(pass_durations(machine, rows, 0.8 * usual))[0]) / _MANY_ROWS
+        self._row_seconds = float(np.diff(lasts(rows, 0.8 * usual))[0]) / _MANY_ROWS
         sizes = [axis.size for axis in self._axes]
         self._strides = [math.prod(sizes[place + 1 :]) for place in range(len(sizes))]
         self._widths = [1 / np.diff(axis) for axis in self._axes]

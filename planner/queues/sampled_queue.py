@@ -18,14 +18,15 @@ hypercubes); T. Hesterberg and B. Nelson, Control variates for probability and q
 """
 
 import math
-from functools import cached_property, lru_cache
+from functools import cached_property
 
 import numpy as np
 
+from planner.queues.even_streams import even_gaps, even_levels, without_rarest
 from planner.queues.machine import Machine
 from planner.queues.pass_surface import PassSurface
 from planner.queues.prompts import Prompts
-from planner.queues.queueing import Array, Latency, between, gamma_quantiles
+from planner.queues.queueing import Array, Latency, between
 from planner.queues.sampled_passes import Lanes, PassRecursion, Streams
 from planner.queues.waiting_line import Wait, stationary_wait
 from podplan.records import dataclass
@@ -43,9 +44,6 @@ _AFTER = 4
 """Full passes of prompts behind those that are counted."""
 _LARGE, _LEAST_SHARE = 128, 0.35
 """Prompts of a full pass beyond which fewer passes are counted, and the least share of them."""
-_RAREST = 5e-5
-"""Of the longest prompts: a sample holds too few of what is rarer."""
-_LEVELS = 8192
 _LEAST_CV = 1e-3
 _SEED = 0
 
@@ -101,7 +99,7 @@ class SampledQueue:
             extra_seconds: from the end of the last pass to the first token.
         """
         self._machine, self._extra_seconds = machine, extra_seconds
-        self._prompts, self._alone = _without_rarest(prompts, alone_seconds)
+        self._prompts, self._alone = without_rarest(prompts, alone_seconds)
         tokens, weights = self._prompts.tokens, self._prompts.weights
         self._found: dict[tuple[int, float, Extent], Sampled] = {}
         left = tokens - np.floor(self._prompts.reused / machine.budget_tokens) * machine.budget_tokens
@@ -172,7 +170,7 @@ class SampledQueue:
 
     def _kinds(self, sizes: _Sizes) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
         below = np.cumsum(self._prompts.weights)
-        levels = _even(_SEED, sizes.streams, sizes.places)
+        levels = even_levels(_SEED, sizes.streams, sizes.places)
         return np.minimum(np.searchsorted(below, levels), below.size - 1)
 
     def _solve(self, nodes: list[int], squared_cv: float, extent: Extent) -> None:
@@ -182,7 +180,7 @@ class SampledQueue:
             return
         sizes = self._sizes(extent)
         count, kinds = sizes.streams, self._kinds(sizes)
-        gaps = _gaps(squared_cv, count, sizes.places)
+        gaps = even_gaps(_SEED + 1, squared_cv, count, sizes.places)
         arrivals = np.cumsum(gaps, axis=1)
         rates = self.saturation_per_second * np.array([_NODES[node] for node in missing])
         lines = [self._line(kinds, gaps, rate, squared_cv) for rate in rates.tolist()]
@@ -239,40 +237,3 @@ class SampledQueue:
         order = np.argsort(seconds)
         ttft = Latency.from_masses(seconds[order], masses[order], found + self._extra_seconds)
         return Sampled(ttft, float(left.std(ddof=1 + known.size)) / math.sqrt(left.size) / found)
-
-
-def _without_rarest(prompts: Prompts, alone_seconds: Array) -> tuple[Prompts, Array]:
-    """Return whole numbers of tokens, weights that sum to 1, and the longest prompts of a sample as one kind.
-
-    Whether one of them is among those that are counted would decide about the 99th percentile.
-    """
-    order = np.argsort(-alone_seconds, kind="stable")
-    weights = prompts.weights[order] / prompts.weights.sum()
-    rare = max(int(np.searchsorted(np.cumsum(weights), _RAREST, side="right")) + 1, 1)
-    shares = weights[:rare] / weights[:rare].sum()
-
-    def merged(values: Array) -> Array:
-        return np.append(values[order][:rare] @ shares, values[order][rare:])[::-1].copy()
-
-    tokens = np.maximum(np.rint(merged(prompts.tokens)), 1.0)
-    reused = np.minimum(np.rint(merged(prompts.reused)), tokens - 1)
-    kept = np.append(weights[:rare].sum(), weights[rare:])[::-1].copy()
-    return Prompts(tokens, reused, kept), merged(alone_seconds)
-
-
-@lru_cache(maxsize=8)
-def _even(seed: int, streams: int, places: int) -> Array:
-    """Levels within 0..1, [streams, places]: one in each of ``streams`` parts at every place, even over all."""
-    rng = np.random.default_rng(seed)
-    parts = rng.permuted(np.tile(np.arange(float(streams))[:, None], (1, places)), axis=0)
-    within = (rng.permutation(places) + rng.random(places)) / places
-    return np.asarray((parts + within) / streams, dtype=np.float64)
-
-
-@lru_cache(maxsize=8)
-def _gaps(squared_cv: float, streams: int, places: int) -> Array:
-    """Gamma gaps of mean 1, [streams, places]."""
-    levels = (np.arange(_LEVELS) + 0.5) / _LEVELS
-    quantiles = gamma_quantiles(squared_cv, levels)
-    gaps = np.interp(_even(_SEED + 1, streams, places), levels, quantiles / quantiles.mean())
-    return np.asarray(gaps / gaps.mean(), dtype=np.float64)

@@ -1,0 +1,55 @@
+"""Streams of prompts for samples: lengths and gaps even over their distributions, the same for every question.
+
+Levels lie one in each of as many parts as there are streams at every place, and even over all places: a Latin
+hypercube.
+
+Ref: P. Glasserman, Monte Carlo Methods in Financial Engineering, 2004, section 4.4.
+"""
+
+from functools import lru_cache
+
+import numpy as np
+
+from planner.queues.prompts import Prompts
+from planner.queues.queueing import Array, gamma_quantiles
+
+_RAREST = 5e-5
+"""Of the longest prompts: a sample holds too few of what is rarer."""
+_LEVELS = 8192
+
+
+def without_rarest(prompts: Prompts, alone_seconds: Array) -> tuple[Prompts, Array]:
+    """Return whole numbers of tokens, weights that sum to 1, and the longest prompts of a sample as one kind.
+
+    Whether one of them is among those that are counted would decide about the 99th percentile.
+    """
+    order = np.argsort(-alone_seconds, kind="stable")
+    weights = prompts.weights[order] / prompts.weights.sum()
+    rare = max(int(np.searchsorted(np.cumsum(weights), _RAREST, side="right")) + 1, 1)
+    shares = weights[:rare] / weights[:rare].sum()
+
+    def merged(values: Array) -> Array:
+        return np.append(values[order][:rare] @ shares, values[order][rare:])[::-1].copy()
+
+    tokens = np.maximum(np.rint(merged(prompts.tokens)), 1.0)
+    reused = np.minimum(np.rint(merged(prompts.reused)), tokens - 1)
+    kept = np.append(weights[:rare].sum(), weights[rare:])[::-1].copy()
+    return Prompts(tokens, reused, kept), merged(alone_seconds)
+
+
+@lru_cache(maxsize=8)
+def even_levels(seed: int, streams: int, places: int) -> Array:
+    """Levels within 0..1, [streams, places]: one in each of ``streams`` parts at every place, even over all."""
+    rng = np.random.default_rng(seed)
+    parts = rng.permuted(np.tile(np.arange(float(streams))[:, None], (1, places)), axis=0)
+    within = (rng.permutation(places) + rng.random(places)) / places
+    return np.asarray((parts + within) / streams, dtype=np.float64)
+
+
+@lru_cache(maxsize=8)
+def even_gaps(seed: int, squared_cv: float, streams: int, places: int) -> Array:
+    """Gamma gaps of mean 1, [streams, places]."""
+    levels = (np.arange(_LEVELS) + 0.5) / _LEVELS
+    quantiles = gamma_quantiles(squared_cv, levels)
+    gaps = np.interp(even_levels(seed, streams, places), levels, quantiles / quantiles.mean())
+    return np.asarray(gaps / gaps.mean(), dtype=np.float64)
