@@ -166,6 +166,9 @@ def clock_json(rows: list[Beside]) -> list[dict[str, Any]]:
 
 def show_clock(rows: list[Beside]) -> None:
     """Print clock beside closed forms, and why the far ones are far."""
+    if not rows:
+        print_lines(["Nothing is exchanged between ranks, so there is nothing to hold against closed forms."])
+        return
     print_table(
         ["collective", "of", "ranks", "bytes", "clock", "closed form", "", "gap"],
         [
@@ -221,6 +224,10 @@ def iteration_json(iteration: Iteration) -> dict[str, Any]:
 
 def show_iteration(iteration: Iteration) -> None:
     """Print the collectives of one decode iteration of the plan, from its actual messages."""
+    told = f"One decode iteration of {iteration.layers} layers on the clock: {format_duration(iteration.seconds)}"
+    if not iteration.collectives:
+        print_lines([f"{told}."])
+        return
     print_table(
         ["collective", "of", "ranks", "times", "mean bytes", "mean", "longest"],
         [
@@ -235,7 +242,6 @@ def show_iteration(iteration: Iteration) -> None:
             ]
             for row in iteration.collectives[:SHOWN_COLLECTIVES]
         ],
-        title=f"One decode iteration of {iteration.layers} layers on the clock: {format_duration(iteration.seconds)}; "
-        "waiting for slower ranks included",
+        title=f"{told}; waiting for slower ranks included",
         right=["ranks", "times", "mean bytes", "mean", "longest"],
     )

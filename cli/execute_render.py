@@ -1,5 +1,6 @@
 """What an executed plan showed, as JSON and as text."""
 
+from math import isfinite
 from typing import Any
 
 from cli.output import print_lines, print_table
@@ -100,8 +101,9 @@ def show_report(report: Report) -> None:
         lines.append(f"Wrong at (request, token): {data['wrong']}.")
     lines += [_exchange_line(one) for one in data["exchanges"]]
     close = compared.close[:SHOWN_POSITIONS]
+    experts = f", experts {compared.closest_expert:.1e}" if isfinite(compared.closest_expert) else ""  # dense: none
     lines.append(
-        f"Closest decisions: tokens {compared.closest_token:.1e}, experts {compared.closest_expert:.1e}; "
+        f"Closest decisions: tokens {compared.closest_token:.1e}{experts}; "
         f"{len(compared.close)} positions too close to call"
         + (f", (request, token) {[(at.request, at.index) for at in close]}." if close else ".")
     )

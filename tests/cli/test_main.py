@@ -89,6 +89,7 @@ def test_a_search_imports_what_it_needs(arguments: list[str], unneeded: list[str
         (["place", "loads.csv", "--devices", "2", "--force"], "--out and --plot; give one of them"),
         (["execute", "manifest.yaml", "--force"], "--timeline; give --timeline FILE"),
         (["execute", "manifest.yaml", "--recover", "shrink"], "give --drop RANK@ITERATION with it"),
+        (["execute", "manifest.yaml", "--drop", "0@1", "--timeline", "t.json"], "leave it or --drop out"),
         (["calibrate", "measured.csv", "--hw", "h100", "--force"], "--out; give --out FILE"),
         (["simulate", "manifest.yaml", "--force"], "--requests-csv, --timeseries and --timeline"),
         (["fleet", "fleet.yaml", "--force"], "--out and --csv; give one of them"),
