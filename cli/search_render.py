@@ -250,7 +250,10 @@ def interval_text(plan: Plan) -> str:
     """Say how far off the predicted times may be."""
     what = {"prefill": "a full prefill pass", "decode": "TPOT at the full batch", "mixed": "TPOT at the plan's load"}
     known = [(what[pool.role], pool.prediction.interval) for _, pool in reversed(plan.pools())]
-    told = ", ".join(f"{name} {format_duration(own.low)} to {format_duration(own.high)}" for name, own in known)
+    told = ", ".join(
+        f"{name} {format_duration(own.low)} to {format_duration(own.high)}" if own.high else f"no {name}"
+        for name, own in known
+    )
     return f"Service times, {known[0][1].level:.0%} interval: {told}."
 
 

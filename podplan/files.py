@@ -74,7 +74,7 @@ def _make_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
-        file = next(part for part in (folder, *folder.parents) if part.is_file())
+        file = next(part for part in (folder, *folder.parents) if part.exists() and not part.is_dir())
         raise BadInput(f"{file}: this is a file where a folder must be; give another path") from None
 
 

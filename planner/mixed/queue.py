@@ -271,12 +271,12 @@ class MixedQueue:
         step = occupied.mean / (rate * iterations.mean)
         wait = occupied.waiting * _wait_scale(iterations.squared_cv, rate / occupied.full_share, rate)
         paces, spans, likely = self._pace(rate, dispersion, occupied, step).paces(iterations)
-        tokens = answer.mean > 1
+        tokens = float(answer.mean > 1)  # 0: the answer is the first token, and none has a time of its own
         return MixedState(
             rate_per_second=rate,
             find_ttft=partial(ttft_of, states, weights, occupied.waiting, wait),
-            tpot=sorted_latency(paces / aggregate.accepted, likely, step / aggregate.accepted),
-            span=sorted_latency(spans if tokens else 0 * spans, likely, occupied.mean / rate if tokens else 0.0),
+            tpot=sorted_latency(tokens * paces / aggregate.accepted, likely, tokens * step / aggregate.accepted),
+            span=sorted_latency(tokens * spans, likely, tokens * occupied.mean / rate),
             mean_requests=occupied.mean,
             requests_per_rank=occupied.mean / aggregate.ranks,
             mean_step_seconds=step,

@@ -61,6 +61,8 @@ def test_write_files_leaves_nothing_behind_when_one_fails(tmp_path: Path) -> Non
     (tmp_path / "file").write_text("", encoding="utf-8")
     with pytest.raises(BadInput, match="file: this is a file where a folder must be"):
         files.write_files({tmp_path / "a": "new", tmp_path / "file" / "b": "new"}, force=True)
+    with pytest.raises(BadInput, match="/dev/null: this is a file where a folder must be"):  # no regular one
+        files.write_files({Path("/dev/null/b"): "new"}, force=True)
     with pytest.raises(BadInput, match="this is a directory"):
         files.write_files({tmp_path: "new"}, force=True)
     assert [child.name for child in tmp_path.iterdir()] == ["file"]

@@ -150,6 +150,14 @@ def test_many_ranks_wait_for_the_step_only() -> None:
         assert state.mean_sojourn_seconds == pytest.approx(0.01 * (0.5 + parts), rel=0.02)
 
 
+def test_one_token_has_no_time_per_token() -> None:
+    """An answer that ends with its first token is limited by TTFT alone, however long the steps are."""
+    state = MixedQueue(_aggregate(answer=1.0)).state(10.0)
+    assert state is not None
+    assert state.tpot.mean == state.tpot.at(99) == state.span.at(99) == 0
+    assert state.e2e.mean == state.ttft.mean > 0
+
+
 def test_steps_without_prompts_are_those_without_arrivals() -> None:
     """With a constant step and few prompts, steps without any are those in which none came: exp(-rate S)."""
     aggregate = replace(_aggregate(4, 514.0), cost=_constant(4))
