@@ -11,7 +11,7 @@ from cli.output import check_force, print_json, print_lines, print_table
 from cli.place_change import migrate, read_current, read_weight, weigh_traffic
 from cli.place_decide import decide, read_asked, time_experts
 from cli.place_files import dense_line, moe_map, write_placement
-from cli.place_flags import PlaceFlags, read_holdout
+from cli.place_flags import PlaceFlags, read_dense_layers, read_holdout
 from cli.place_plot import write_plots
 from cli.place_render import (
     CURVE_COLUMNS,
@@ -57,8 +57,9 @@ def place(
     """
     check_force(force, {"--out DIR": out, "--plot DIR": plot})
     read = read_loads(flags.loads)
+    dense_layers = read_dense_layers(flags, read)
     answer = _placed(flags, read)
-    moe = moe_map(flags, answer, read)
+    moe = moe_map(answer, dense_layers)
     data = as_json(answer, moe)
     if out is not None:
         write_placement(out, moe, data, force=force)
@@ -88,9 +89,7 @@ def _placed(flags: PlaceFlags, read: LoadFile) -> Answer:
         traffic = migration = None
         if weight is not None:
             placed, traffic = weigh_traffic(problem, placed, weight)
-        certified = Certified(placement=placed, certificates={})
-        if flags.certify and not (flags.by_seconds or traffic):
-            certified = certify(problem, placed)
+        certified = certify(problem, placed) if flags.certify else Certified(placement=placed, certificates={})
         if running is not None:
             placed, migration = migrate(flags, problem, certified.placement, running)
             certified = replace(certified, placement=placed)

@@ -6,33 +6,15 @@ from typing import Any
 
 from cli.place_flags import PlaceFlags
 from cli.place_render import Answer
-from models.loader import load_model
 from planner.manifest.mapformats import WRITERS, MoeMap, read_map
-from planner.placement.loadfiles import LoadFile
-from podplan.errors import BadInput, Fault
+from podplan.errors import Fault
 from podplan.files import write_files
 
 
-def moe_map(flags: PlaceFlags, answer: Answer, read: LoadFile) -> MoeMap:
-    """Return the placement with the model's dense layers, which SGLang and TensorRT-LLM count.
-
-    Raises BadInput where the model has other MoE layers or experts than the loads.
-    """
-    problem, dense = answer.problem, read.dense_layers
-    if flags.model is not None:
-        spec = load_model(flags.model)
-        if spec.moe is None:
-            raise BadInput(f"--model: {spec.name} has no experts to place")
-        if (spec.moe_layers, spec.moe.experts) != (problem.layers, problem.experts):
-            raise BadInput(
-                f"--model: {spec.name} has {spec.moe_layers} layers of {spec.moe.experts} experts, the loads "
-                f"{problem.layers} of {problem.experts}"
-            )
-        dense = spec.dense_layers
-        if spec.moe_layer_numbers != list(range(dense, spec.layers)):
-            raise BadInput(f"--model: {spec.name} alternates dense and MoE layers, which no map is written for yet")
-    slots = answer.certified.placement.slots
-    return MoeMap(slots=slots, experts=problem.experts, ranks=problem.ranks, dense_layers=dense)
+def moe_map(answer: Answer, dense_layers: int) -> MoeMap:
+    """Return the placement behind the model's dense layers, which SGLang and TensorRT-LLM count."""
+    problem, slots = answer.problem, answer.certified.placement.slots
+    return MoeMap(slots=slots, experts=problem.experts, ranks=problem.ranks, dense_layers=dense_layers)
 
 
 def dense_line(flags: PlaceFlags, moe: MoeMap) -> str:

@@ -85,8 +85,28 @@ def read_problem(flags: PlaceFlags, read: LoadFile) -> Problem:
     )
 
 
+def read_dense_layers(flags: PlaceFlags, read: LoadFile) -> int:
+    """Return the dense layers before those with experts; BadInput where the loads are of another model."""
+    if flags.model is None:
+        return read.dense_layers
+    spec, (layers, experts) = load_model(flags.model), read.loads.shape[:2]
+    if spec.moe is None:
+        raise BadInput(f"--model: {spec.name} has no experts to place")
+    if (spec.moe_layers, spec.moe.experts) != (layers, experts):
+        raise BadInput(
+            f"--model: {spec.name} has {spec.moe_layers} layers of {spec.moe.experts} experts, the loads "
+            f"{layers} of {experts}"
+        )
+    if spec.moe_layer_numbers != list(range(spec.dense_layers, spec.layers)):
+        raise BadInput(f"--model: {spec.name} alternates dense and MoE layers, which no map is written for yet")
+    return spec.dense_layers
+
+
 def check_objective(flags: PlaceFlags) -> None:
-    """Raise BadInput where seconds are asked of no machine, or told of one that is not there."""
+    """Raise BadInput where seconds are asked of no machine, told of one that is not there, or to be proven least."""
+    if flags.certify and (flags.by_seconds or flags.traffic_weight is not None):
+        given = "--objective seconds" if flags.by_seconds else "--traffic-weight"
+        raise BadInput(f"--certify: proves the least imbalance of tokens; leave it or {given} out")
     if flags.by_seconds and flags.hw is None:
         raise BadInput("--objective: seconds needs --model and --hw, whose expert products are timed")
     if flags.by_planner and flags.hw is None:

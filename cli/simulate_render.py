@@ -5,7 +5,7 @@ from typing import Any
 from cli.output import print_lines, print_table
 from cli.simulate_traffic import Offered
 from planner.manifest.schema import Manifest, Prediction
-from podplan.units import format_count, format_duration, format_rate
+from podplan.units import counted, format_duration, format_rate
 from runtime.simulate.metrics import SimulationResult
 from runtime.simulate.quantiles import interval
 
@@ -58,7 +58,7 @@ def show(manifest: Manifest, offered: Offered, result: SimulationResult, data: d
     print_table(
         ["", "measured", "predicted", "error"],
         [[name, *_cells(data, form, path)] for name, form, *path in rows],
-        title=f"{manifest.model.spec.name}, {format_count(result.requests)} requests measured",
+        title=f"{manifest.model.spec.name}, {counted(result.requests, 'request')} measured",
         right=["measured", "predicted", "error"],
     )
     source = offered.expectation.basis

@@ -31,7 +31,7 @@ from podplan.traces import (
     window,
     with_arrivals,
 )
-from podplan.units import MEBI, format_duration, parse_count, parse_duration, parse_rate
+from podplan.units import MEBI, counted, format_duration, parse_count, parse_duration, parse_rate
 from runtime.simulate.run import SimulationOptions
 from runtime.simulate.workload import (
     Requests,
@@ -272,27 +272,29 @@ def _open(
     running = round(rate * residence) if warm and decodes else 0
     if total + running > MOST_SIMULATED:
         raise BadInput(
-            f"--warmup: {total + running:.10g} requests at this rate are more than the {MOST_SIMULATED} "
-            "that are simulated; use a shorter one, or --warmup 0 to cut nothing"
+            f"--warmup: until the stream is measured {total + running:.3g} requests come, more than the "
+            f"{MOST_SIMULATED} that are simulated; give a shorter one (0s cuts nothing), fewer --requests or a lower "
+            "--rate"
         )
-    begun = f"a system with {running} requests in decode, as many as are expected" if running else "an empty system"
+    decoded = counted(running, "request")
+    begun = f"a system with {decoded} in decode, as many as are expected" if running else "an empty system"
     if total > MOST_AT_ONCE:
         end = warmup + measured / rate
         made = _in_parts(manifest, rate, total, running, seed)
-        counted = f"about {measured} of {total}"
+        share = f"about {measured} of {total}"
     else:
         requests = open_loop(manifest.workload, rate, total, seed)
         first = int(np.searchsorted(requests.arrival_seconds, warmup))
         end = float(requests.arrival_seconds[min(first + measured, total) - 1])
         whole = with_running(_until(requests, end + tail), running, seed)
         made = lambda: [whole]  # noqa: E731
-        counted = f"{measured} of {len(whole) - whole.under_way}"
+        share = f"{measured} of {len(whole) - whole.under_way}"
     return Offered(
         requests=made,
         options=SimulationOptions(seed=seed, warmup_seconds=warmup, measured_until_seconds=end),
         expectation=expectation,
         measured=(
-            f"{counted} requests, those that arrive from {format_duration(warmup)} to "
+            f"{share} requests, those that arrive from {format_duration(warmup)} to "
             f"{format_duration(end)}; the run starts from {begun}, and the rest only load it"
         ),
     )

@@ -57,6 +57,8 @@ def test_the_table_sets_baselines_beside_the_placement(loads, capsys):
         (["--devices", "100000"], "--devices"),
         (["--devices", "8", "--phase", "prefill"], "--phase is for timing the experts; give --model and --hw"),
         (["--devices", "8", "--kv-len", "0"], "--kv-len is for timing the experts"),
+        (["--devices", "8", "--certify", "--traffic-weight", "1"], "leave it or --traffic-weight out"),
+        (["--devices", "8", "--model", "deepseek-r1"], "58 layers of 256 experts, the loads 3 of 32"),
     ],
 )
 def test_what_does_not_fit_is_one_sentence(loads, capsys, flags, message):
