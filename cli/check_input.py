@@ -4,9 +4,12 @@ import math
 from collections.abc import Mapping
 from dataclasses import field, replace
 from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
 
 from cli.flags import flag_name, read_fraction
-from cli.lengths import check_positions, read_lengths
+from cli.lengths import Stated, check_positions, read_lengths
 from cli.on_trace import playable, rows_of
 from cli.question_file import Entry
 from cli.question_options import search_flags
@@ -20,11 +23,15 @@ from planner.manifest.schema import Manifest
 from planner.plans.aggregated import AggregatedPlan
 from planner.plans.day import Window, peak_rate
 from planner.plans.expectation import mixed_pool, planned_rate, workload_of
-from planner.queues.prompts import histogram_kinds
+from planner.queues.prompts import answer_kinds, histogram_kinds
 from planner.survival import Loss
 from planner.workload import Trace, Workload
 from podplan.errors import BadInput
 from podplan.records import dataclass
+
+Kinds = TypeVar("Kinds")
+Prompts = tuple[tuple[float, float, float], ...] | None
+"""Kinds of prompts as (tokens, reused tokens, weight); None where moments tell all."""
 
 OWN_KEYS = ("manifest", "confidence")
 STATIONARY = "stationary queues"
@@ -202,6 +209,24 @@ def _traffic(values: Mapping[str, str], manifest: Manifest) -> Asked:
         input_tokens=prompt.lengths,
         output_tokens=answer.lengths,
         prefix_reuse=reuse,
-        prompts=prompt.histogram and histogram_kinds(*prompt.histogram, reuse),
+        prompts=_prompts(values, workload, prompt, reuse),
+        answers=answer_kinds(*answer.histogram) if answer.histogram else _kept(values, "osl", workload.answers),
     )
     return Asked(workload=traffic, rate_per_second=rate, day=day)
+
+
+def _prompts(values: Mapping[str, str], known: Workload, stated: Stated, reuse: float) -> Prompts:
+    """Return the kinds of prompts that were given, or the manifest's, with the reuse that was."""
+    if stated.histogram is not None:
+        return histogram_kinds(*stated.histogram, reuse)
+    kept = _kept(values, "isl", known.prompts)
+    if kept is None or "prefix_reuse" not in values:
+        return kept
+    lengths, _, weights = (np.array(column) for column in zip(*kept, strict=True))
+    tokens, places = np.unique(lengths, return_inverse=True)
+    return histogram_kinds(tokens, np.bincount(places, weights) / weights.sum(), reuse)
+
+
+def _kept(values: Mapping[str, str], side: str, known: Kinds | None) -> Kinds | None:
+    """Return the kinds that a manifest has, unless lengths of that side were given."""
+    return known if values.keys().isdisjoint((side, f"{side}_cv", f"{side}_distribution")) else None

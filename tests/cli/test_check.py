@@ -75,6 +75,26 @@ def test_a_manifest_is_weighed(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert data["questions"][0]["margins"][0]["value_seconds"] is None
 
 
+def test_a_manifest_keeps_its_histograms(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A deployment is weighed on the lengths that it was planned for; those that are given take their place."""
+    rows = tmp_path / "rows.csv"
+    rows.write_text("tokens,weight\n200,50\n1000,30\n6000,20\n", encoding="utf-8")
+    asked = ["qwen3-8b", "--hw", "h100", "--nodes", "1", "--rate", "20/s", "--shape", "disaggregated"]
+    assert main([*asked, "--isl-histogram", str(rows), "--out", str(tmp_path / "out"), "--json"]) == ExitCode.DONE
+    planned = json.loads(capsys.readouterr().out)["best"]["ttft_seconds"]["p99"]
+    manifest = ["--manifest", str(tmp_path / "out" / "manifest.yaml")]
+
+    def weighed(*flags: str, code: int = ExitCode.DONE) -> float:
+        return float(_check(capsys, *manifest, *flags, code=code)["questions"][0]["margins"][0]["value_seconds"])
+
+    assert weighed() == pytest.approx(planned, rel=1e-3)
+    assert weighed("--isl-histogram", str(rows)) == pytest.approx(planned, rel=1e-3)
+    assert weighed("--prefix-reuse", "0") == pytest.approx(planned, rel=1e-3)
+    assert weighed("--prefix-reuse", "0.5") < 0.9 * planned
+    assert weighed("--isl", "1600", code=ExitCode.INFEASIBLE) > 1.5 * planned  # as widely spread, log-normal
+    assert weighed("--isl", "1600", "--isl-cv", "0") < 0.5 * planned
+
+
 @pytest.mark.parametrize(
     ("text", "told"),
     [
