@@ -15,6 +15,7 @@ from hardware.spec import Fitted, HardwareSpec
 from podplan.errors import BadInput
 from podplan.files import to_yaml, write_files
 from podplan.units import format_duration
+from podplan.validation import plain
 
 app = typer.Typer(rich_markup_mode=None)
 
@@ -96,7 +97,7 @@ def as_json(entry: HardwareSpec, families: Sequence[Calibrated], out: Path | Non
                 "rows": len(family.rows),
                 "median_error_before": family.median_before,
                 "median_error_after": family.median_after,
-                "fit": family.fit.model_dump(mode="json", exclude_none=True),
+                "fit": plain(family.fit, mode="json", exclude_none=True),
                 "residuals": [
                     {"shape": row.shape, "measured_seconds": row.seconds, "error": float(error)}
                     for row, error in zip(family.rows, family.after, strict=True)

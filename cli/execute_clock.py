@@ -1,6 +1,6 @@
 """Durations of the virtual clock beside the closed forms of the planner, with the clock's own latency and bandwidth."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, Literal
 
 from cli.output import print_lines, print_table
@@ -96,7 +96,7 @@ def _ring(hardware: HardwareSpec, timing: Timing) -> float:
         )
         for scope in hardware.scopes
     ]
-    timed = hardware.model_copy(update={"collectives": fits})
+    timed = replace(hardware, collectives=fits)
     term = collective(
         timed, op, timing.ranks, {"one": timing.message_bytes}, name=op, stage="attention", in_graph=False
     )

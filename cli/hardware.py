@@ -1,10 +1,10 @@
 """`plan hardware`: the machines that are known, and where every value of one comes from."""
 
 from collections.abc import Iterator
+from dataclasses import fields
 from typing import Annotated
 
 import typer
-from pydantic import BaseModel
 
 from cli.exit_codes import ExitCode
 from cli.options import Json, Text, argument, switch
@@ -13,8 +13,9 @@ from hardware.formats import multiplied, storable
 from hardware.gaps import gaps
 from hardware.loader import hardware_names, load_hardware, problems_of
 from hardware.spec import Fitted, HardwareSpec
-from podplan.sourced import Sourced
+from podplan.sourced import Sourced, Stated
 from podplan.units import format_bytes, format_count, format_duration
+from podplan.validation import plain
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -48,19 +49,19 @@ def hardware(
     return ExitCode.DONE
 
 
-def sourced_values(spec: BaseModel, path: str = "") -> Iterator[tuple[str, Sourced | Fitted]]:
+def sourced_values(spec: Stated, path: str = "") -> Iterator[tuple[str, Sourced | Fitted]]:
     """Yield every value and every fit below ``spec`` with its dotted path, in the order of the schema.
 
     Items of a list are called by their name, or by what tells them apart.
     """
-    for key in type(spec).model_fields:
-        yield from _sourced(getattr(spec, key), f"{path}.{key}" if path else key)
+    for each in fields(spec):
+        yield from _sourced(getattr(spec, each.name), f"{path}.{each.name}" if path else each.name)
 
 
 def _sourced(value: object, path: str) -> Iterator[tuple[str, Sourced | Fitted]]:
     if isinstance(value, Sourced | Fitted):
         yield path, value
-    elif isinstance(value, BaseModel):
+    elif isinstance(value, Stated):
         yield from sourced_values(value, path)
     elif isinstance(value, dict):
         for key, held in value.items():
@@ -103,7 +104,7 @@ def _checked(spec: HardwareSpec) -> dict[str, object]:
     return {
         "name": spec.name,
         "values": len(values),
-        "based_on": spec.based_on.model_dump() if spec.based_on else None,
+        "based_on": plain(spec.based_on) if spec.based_on else None,
         "weights": {"multiplied": list(multiplied(spec)), "dequantised": list(storable(spec)[len(multiplied(spec)) :])},
         "assumed": [
             {"field": path, "source": held.source, "note": held.note} for path, held in values if held.kind == "assumed"
@@ -114,7 +115,7 @@ def _checked(spec: HardwareSpec) -> dict[str, object]:
 
 def _print_one(spec: HardwareSpec, json: bool) -> None:
     if json:
-        print_json({"name": spec.name, "title": spec.title, "spec": spec.model_dump(mode="json")})
+        print_json({"name": spec.name, "title": spec.title, "spec": plain(spec, mode="json")})
         return
     rows = [[path, _value(path, held), held.kind, held.source] for path, held in sourced_values(spec)]
     print_table(["field", "value", "kind", "source"], rows, title=f"{spec.title} ({spec.name})")

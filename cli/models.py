@@ -12,6 +12,7 @@ from models.parameters import count_parameters
 from models.spec import ModelSpec
 from podplan.sourced import Sourced
 from podplan.units import format_count
+from podplan.validation import plain
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -81,7 +82,7 @@ def _summary(spec: ModelSpec) -> dict[str, object]:
 
 
 def _as_json(spec: ModelSpec) -> dict[str, object]:
-    return {**_summary(spec), "spec": spec.model_dump(mode="json")}
+    return {**_summary(spec), "spec": plain(spec, mode="json")}
 
 
 def _show(spec: ModelSpec) -> None:
@@ -95,8 +96,7 @@ def _show(spec: ModelSpec) -> None:
         ],
         ["draft layer (MTP)", format_count(counted.mtp_layer) if spec.mtp_layers else "none", ""],
     ]
-    plain = spec.model_dump(exclude={"schema_version", "name", "title", "aliases", "source"})
-    for key, value in plain.items():
+    for key, value in plain(spec, exclude={"schema_version", "name", "title", "aliases", "source"}).items():
         if not key.startswith("published_"):
             rows += _rows(key, value)
     print_table(["field", "value", "beside"], rows, title=f"{spec.title} ({spec.name}), from {spec.source}")

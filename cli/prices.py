@@ -2,6 +2,8 @@
 
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
 
 from hardware.spec import HardwareSpec
 from planner.question import Question
@@ -16,14 +18,14 @@ def with_prices(spec: HardwareSpec, price: str | None, power: str | None) -> Har
 
     Raises BadInput naming the flag.
     """
-    changed: dict[str, Sourced] = {}
+    changed: dict[str, Any] = {}
     if price is not None:
         value = read_amount(price, "--price", "USD per chip and hour", {"usd": 1.0, "$": 1.0})
         changed["price_usd_per_chip_hour"] = Sourced(value=value, kind="assumed", source="--price", note="given")
     if power is not None:
         value = read_amount(power, "--power", "watts per chip", {"kw": 1000.0, "w": 1.0})
         changed["power_watts_per_chip"] = Sourced(value=value, kind="assumed", source="--power", note="given")
-    return spec.model_copy(update=changed) if changed else spec
+    return replace(spec, **changed) if changed else spec
 
 
 def read_amount(text: str, flag: str, what: str, units: dict[str, float]) -> float:

@@ -10,7 +10,7 @@ from pydantic import Field, field_validator
 from planner.manifest.schema import Manifest
 from podplan.errors import BadInput
 from podplan.files import read_yaml
-from podplan.sourced import Strict
+from podplan.strict import Strict
 from podplan.validation import formed, validate
 
 HostName = Annotated[

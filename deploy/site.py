@@ -7,7 +7,7 @@ from pydantic import Field
 
 from podplan.errors import BadInput
 from podplan.files import read_yaml
-from podplan.sourced import Strict
+from podplan.strict import Strict
 from podplan.validation import formed, validate
 
 DnsName = Annotated[

@@ -10,6 +10,7 @@ value; where they do determine it, it weighs as much as a fiftieth of one row.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, get_args
 
 import numpy as np
@@ -40,6 +41,7 @@ from hardware.spec import (
 from podplan.errors import BadInput
 from podplan.records import dataclass
 from podplan.sourced import Sourced
+from podplan.validation import plain
 
 HOLD = 0.02
 SOFT = 0.1
@@ -169,9 +171,10 @@ def _collective(hw: HardwareSpec, family: str, rows: list[Measurement]) -> Calib
     def build(values: dict[str, float]) -> CollectiveFit:
         protocols = []
         for number, protocol in enumerate(fit.protocols):
-            own = {name.split()[1]: value for name, value in values.items() if name.split()[0] == str(number)}
-            protocols.append(protocol.model_copy(update=own))
-        return fit.model_copy(update={"protocols": protocols})
+            mine = ((name.split(), value) for name, value in values.items())
+            own: dict[str, Any] = {name: value for (place, name), value in mine if place == str(number)}
+            protocols.append(replace(protocol, **own))
+        return replace(fit, protocols=protocols)
 
     return _solved(family, rows, fit, (bounds, start, build), lambda tried: collective_seconds(tried, message, ranks))
 
@@ -186,7 +189,7 @@ def _exchange(hw: HardwareSpec, family: str, rows: list[Measurement]) -> Calibra
     before = _relative(_exchange_times(fit, rows), rows)
     for degree in sorted({int(row.shape["degree"]) for row in rows}):
         points[degree] = _exchange_point(fit, degree, [row for row in rows if row.shape["degree"] == degree])
-    new = fit.model_copy(update={"points": [points[degree] for degree in sorted(points)]})
+    new = replace(fit, points=[points[degree] for degree in sorted(points)])
     after = _relative(_exchange_times(new, rows), rows)
     return Calibrated(family, tuple(rows), _stamped(new, rows, after), before, after)
 
@@ -203,8 +206,8 @@ def _exchange_point(fit: ExchangeFit, degree: int, rows: list[Measurement]) -> E
         bounds["latency_seconds"] = (0.0, 1e-2, 1e-5)
     start = {name: float(getattr(near, name)) for name in bounds}
 
-    def build(values: dict[str, float]) -> ExchangePoint:
-        return near.model_copy(update={"degree": degree, **values})
+    def build(values: dict[str, Any]) -> ExchangePoint:
+        return replace(near, **{"degree": degree, **values})
 
     def seconds(point: ExchangePoint) -> Array:
         return point.latency_seconds + payload / point.bandwidth_bytes_per_second
@@ -230,7 +233,7 @@ def _fitted(
     seconds: Callable[[Any], Number],
 ) -> Calibrated:
     start = {name: float(getattr(fit, name)) for name in bounds}
-    return _solved(family, rows, fit, (bounds, start, lambda values: fit.model_copy(update=values)), seconds)
+    return _solved(family, rows, fit, (bounds, start, lambda values: replace(fit, **values)), seconds)
 
 
 def _solved(
@@ -272,14 +275,13 @@ def _minimum(
 def _stamped(fit: Any, rows: list[Measurement], after: Array) -> Any:
     """Return the fit with where it comes from and how far it is off."""
     sources, versions = dict.fromkeys(row.source for row in rows), dict.fromkeys(row.version for row in rows)
-    return fit.model_copy(
-        update={
-            "kind": "fitted",
-            "source": "; ".join(sources),
-            "version": "; ".join(versions),
-            "median_residual": float(f"{np.median(np.abs(after)):.2g}"),
-            "note": f"{len(rows)} measured times, fitted by plan calibrate",
-        }
+    return replace(
+        fit,
+        kind="fitted",
+        source="; ".join(sources),
+        version="; ".join(versions),
+        median_residual=float(f"{np.median(np.abs(after)):.2g}"),
+        note=f"{len(rows)} measured times, fitted by plan calibrate",
     )
 
 
@@ -301,7 +303,7 @@ def overlay(hw: HardwareSpec, name: str, families: Sequence[Calibrated]) -> dict
     }
     kernels: dict[str, Any] = {}
     for family in families:
-        data = family.fit.model_dump(mode="json", exclude_none=True)
+        data = plain(family.fit, mode="json", exclude_none=True)
         first, *rest = family.family.split()
         if first in ("gemm", "grouped_gemm"):
             kernels.setdefault(first, {})[rest[0]] = data

@@ -14,12 +14,13 @@ The merge works on plain data, before the schema is checked, so it knows of the 
 """
 
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 from hardware.spec import HardwareSpec, Scope
 from podplan.errors import BadInput
-from podplan.sourced import Strict
-from podplan.validation import validate
+from podplan.records import dataclass
+from podplan.sourced import Stated
 
 Data = dict[str, Any]
 Read = Callable[[str], HardwareSpec]
@@ -34,7 +35,8 @@ KEYS = {
 }
 
 
-class _Scopes(Strict):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Scopes(Stated):
     scopes: list[Scope]
 
 
@@ -51,12 +53,22 @@ def resolve(entry: object, where: str, read: Read) -> object:
     if not isinstance(based_on, dict) or not isinstance(based_on.get("name"), str):
         return entry
     base = read(based_on["name"])
-    data = base.model_dump(exclude={"based_on"}, exclude_none=True)
+    data = _without_none(asdict(base))
+    data.pop("based_on", None)
     if based_on.get("same_device") is True:
         return filled(data, entry)
     if "scopes" in entry:
+        from podplan.validation import validate  # needed here alone
+
         validate(_Scopes, {"scopes": entry["scopes"]}, where)
     return taken_over(entry, data, base.name)
+
+
+def _without_none(node: Any) -> Any:
+    """Return plain data without what is not there."""
+    if isinstance(node, dict):
+        return {key: _without_none(value) for key, value in node.items() if value is not None}
+    return [_without_none(value) for value in node] if isinstance(node, list) else node
 
 
 def spelt_out(entry: Data, where: str) -> Data:

@@ -7,8 +7,8 @@ from hardware.derive import resolve
 from hardware.spec import HardwareSpec
 from podplan.errors import BadInput
 from podplan.files import read_yaml
+from podplan.formed import formed
 from podplan.names import suggest
-from podplan.validation import problems, validate
 
 CATALOG = Path(__file__).parent / "catalog"
 
@@ -69,6 +69,8 @@ def problems_of(name_or_path: str) -> list[str]:
 
     Raises BadInput where there is no entry to look at: an unknown name, a missing file, or text that is not YAML.
     """
+    from podplan.validation import problems  # the catalogue is read without it
+
     path = _resolve(name_or_path)
     entry = read_yaml(path)
     try:
@@ -79,7 +81,12 @@ def problems_of(name_or_path: str) -> list[str]:
 
 def _load(path: Path, above: tuple[Path, ...]) -> HardwareSpec:
     """Return the entry in ``path``; ``above`` are the entries that are based on it."""
-    return validate(HardwareSpec, _filled(path, read_yaml(path), above), str(path))
+    data = _filled(path, read_yaml(path), above)
+    if path.parent == CATALOG and isinstance(data, dict):
+        return formed(HardwareSpec, data)
+    from podplan.validation import validate  # the catalogue is checked by its tests
+
+    return validate(HardwareSpec, data, str(path))
 
 
 def _filled(path: Path, entry: object, above: tuple[Path, ...]) -> object:

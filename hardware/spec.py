@@ -5,29 +5,33 @@ All bandwidths are one way and per device, all values SI. Peak and efficiency ar
 fields and are never multiplied in the file.
 """
 
-from typing import Literal
+from dataclasses import field
+from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
-
-from podplan.sourced import LEAST_SOURCE, Kind, Sourced, Strict
+from podplan.limits import Limits
+from podplan.records import dataclass, told
+from podplan.sourced import Kind, Source, Sourced, Stated
 
 Dtype = Literal["bf16", "fp8", "int8", "int4", "mxfp4", "nvfp4"]
 ScopeName = Literal["package", "node", "supernode", "cluster"]
+Positive = Annotated[float, Limits(gt=0)]
+NotNegative = Annotated[float, Limits(ge=0)]
+Fraction = Annotated[float, Limits(gt=0, le=1)]
 CollectiveOp = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "point_to_point"]
 
 
-class Fitted(Strict):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fitted(Stated):
     """Base of a fit: what it was fitted on, with which software, and how far it is off."""
 
     kind: Kind
-    source: str = Field(min_length=LEAST_SOURCE)
-    version: str = Field(description="library or software version that was measured")
-    median_residual: float | None = Field(
-        default=None, description="median |fit/measured - 1| over the rows it was fitted on"
-    )
+    source: Source
+    version: str = told("library or software version that was measured")
+    median_residual: float | None = told("median |fit/measured - 1| over the rows it was fitted on", default=None)
     note: str | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MatmulFit(Fitted):
     """Dense or grouped matrix product of M rows, N columns, depth K.
 
@@ -40,17 +44,18 @@ class MatmulFit(Fitted):
     the shorter of compute and memory traffic the kernel fails to hide behind the longer.
     """
 
-    peak_fraction: float = Field(gt=0, le=1)
-    half_rows: float = Field(ge=0)
-    half_depth: float = Field(ge=0, default=0)
-    memory_fraction: float = Field(gt=0, le=1)
-    serial_fraction: float = Field(ge=0, le=1, default=0)
-    floor_seconds: float = Field(ge=0)
-    timed_alone: bool = Field(
-        default=False, description="times of the kernel alone: in a captured graph each launch adds graph_gap_seconds"
+    peak_fraction: Fraction
+    half_rows: NotNegative
+    half_depth: NotNegative = 0
+    memory_fraction: Fraction
+    serial_fraction: Annotated[float, Limits(ge=0, le=1)] = 0
+    floor_seconds: NotNegative
+    timed_alone: bool = told(
+        "times of the kernel alone: in a captured graph each launch adds graph_gap_seconds", default=False
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionFit(Fitted):
     """Attention kernel.
 
@@ -58,20 +63,22 @@ class AttentionFit(Fitted):
     with L the mean number of keys per query; memory and floor as for matrix products.
     """
 
-    peak_fraction: float = Field(gt=0, le=1)
-    half_length: float = Field(ge=0, default=0)
-    memory_fraction: float = Field(gt=0, le=1)
-    floor_seconds: float = Field(ge=0)
+    peak_fraction: Fraction
+    half_length: NotNegative = 0
+    memory_fraction: Fraction
+    floor_seconds: NotNegative
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class VectorFit(Fitted):
     """Element-wise work (norms, rotary embedding, quantisation, activation): memory-bound plus a floor."""
 
-    memory_fraction: float = Field(gt=0, le=1)
-    floor_seconds: float = Field(ge=0)
+    memory_fraction: Fraction
+    floor_seconds: NotNegative
 
 
-class Kernels(Strict):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kernels(Stated):
     """Kernel fits of a device, by family and, for matrix products, by dtype."""
 
     gemm: dict[Dtype, MatmulFit]
@@ -79,22 +86,23 @@ class Kernels(Strict):
     mla_decode: AttentionFit
     gqa_decode: AttentionFit
     prefill_attention: AttentionFit
-    mla_decode_fp8: AttentionFit | None = Field(
-        default=None,
-        description="latents that are kept in FP8 multiplied as they are, a share of the FP8 peak; "
+    mla_decode_fp8: AttentionFit | None = told(
+        "latents that are kept in FP8 multiplied as they are, a share of the FP8 peak; "
         "none: they are multiplied in BF16, and the fit is mla_decode",
+        default=None,
     )
-    sparse_decode: AttentionFit | None = Field(
-        default=None, description="attention over keys that an indexer picked; none: mla_decode stands for it"
+    sparse_decode: AttentionFit | None = told(
+        "attention over keys that an indexer picked; none: mla_decode stands for it", default=None
     )
     sparse_prefill: AttentionFit | None = None
     vector: VectorFit
-    mla_prologue_floor_seconds: Sourced | None = Field(
-        default=None, description="one floor for norm, projections and rotary embedding fused into one kernel"
+    mla_prologue_floor_seconds: Sourced | None = told(
+        "one floor for norm, projections and rotary embedding fused into one kernel", default=None
     )
 
 
-class Protocol(Strict):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Protocol(Stated):
     """One way in which a library can run a collective; it takes the fastest.
 
     seconds = latency_seconds + latency_per_rank_seconds·(n - 1) + wire_bytes / bandwidth
@@ -103,28 +111,31 @@ class Protocol(Strict):
     """
 
     name: str
-    latency_seconds: float = Field(ge=0)
-    latency_per_rank_seconds: float = Field(ge=0, default=0)
-    bandwidth_bytes_per_second: float = Field(gt=0)
+    latency_seconds: NotNegative
+    latency_per_rank_seconds: NotNegative = 0
+    bandwidth_bytes_per_second: Positive
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveFit(Fitted):
     """Fit of one collective over groups that lie inside one scope."""
 
     op: CollectiveOp
     scope: ScopeName
-    in_graph: bool = Field(description="usable only inside a captured graph (decode)")
-    protocols: list[Protocol] = Field(min_length=1)
+    in_graph: bool = told("usable only inside a captured graph (decode)")
+    protocols: Annotated[list[Protocol], Limits(min_length=1)]
 
 
-class ExchangePoint(Strict):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExchangePoint(Stated):
     """Expert exchange at one EP degree: rate of the payload beyond the fixed latency."""
 
-    degree: int = Field(gt=0)
-    latency_seconds: float = Field(ge=0)
-    bandwidth_bytes_per_second: float = Field(gt=0)
+    degree: Annotated[int, Limits(gt=0)]
+    latency_seconds: NotNegative
+    bandwidth_bytes_per_second: Positive
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ExchangeFit(Fitted):
     """Dispatch or combine of tokens to experts, keyed by library version.
 
@@ -139,31 +150,30 @@ class ExchangeFit(Fitted):
     direction: Literal["dispatch", "combine"]
     mode: Literal["low_latency", "normal"]
     payload: Literal["per_expert", "per_node"]
-    message_bytes_per_hidden: float = Field(gt=0)
-    message_bytes_fixed: float = Field(ge=0)
-    points: list[ExchangePoint] = Field(min_length=1)
+    message_bytes_per_hidden: Positive
+    message_bytes_fixed: NotNegative
+    points: Annotated[list[ExchangePoint], Limits(min_length=1)]
 
 
-class Scope(Strict):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scope(Stated):
     """A nested set of devices that reach each other over one plane.
 
     ``topology`` mesh: every pair has its own link of ``pair_bandwidth_bytes_per_second``.
     """
 
     name: ScopeName
-    devices: Sourced = Field(description="devices inside one such scope; 0 = unlimited")
+    devices: Sourced = told("devices inside one such scope; 0 = unlimited")
     plane: str
     bandwidth_bytes_per_second: Sourced
     latency_seconds: Sourced
     topology: Literal["switch", "mesh"] = "switch"
     pair_bandwidth_bytes_per_second: Sourced | None = None
 
-    @model_validator(mode="after")
-    def _has_a_rate(self) -> "Scope":
+    def __post_init__(self) -> None:
         _positive("bandwidth_bytes_per_second", self.bandwidth_bytes_per_second)
         if self.devices.value < 0:
             raise ValueError(f"devices is {self.devices.value:g} and must be 0 (unlimited) or more")
-        return self
 
 
 def _positive(field: str, held: Sourced) -> None:
@@ -172,17 +182,19 @@ def _positive(field: str, held: Sourced) -> None:
         raise ValueError(f"{field} is {held.value:g} and must be above 0")
 
 
-class Plane(Strict):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plane(Stated):
     """A physical network and what it is used for."""
 
     name: str
     use: str
-    bandwidth_bytes_per_second: Sourced = Field(description="one way, per device")
-    efficiency: Sourced = Field(description="share of the bandwidth that large transfers reach")
+    bandwidth_bytes_per_second: Sourced = told("one way, per device")
+    efficiency: Sourced = told("share of the bandwidth that large transfers reach")
     latency_seconds: Sourced
 
 
-class Streams(Strict):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Streams(Stated):
     """How two microbatches share one device.
 
     ``attention_experts``: stream 0 attention, stream 1 gate, exchange and experts; the matrix cores
@@ -197,86 +209,87 @@ class Streams(Strict):
     partitions: Sourced | None = None
     communication_core_share_prefill: Sourced
     communication_core_share_decode: Sourced
-    communication_dilation_prefill: Sourced | None = Field(
-        default=None, description="how much longer communication takes beside compute; none: 1"
+    communication_dilation_prefill: Sourced | None = told(
+        "how much longer communication takes beside compute; none: 1", default=None
     )
     communication_dilation_decode: Sourced | None = None
 
 
-class Host(Strict):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Host(Stated):
     """Host-side costs per iteration and per operator."""
 
     graph_launch_seconds: Sourced
-    eager_launch_seconds: Sourced = Field(description="host time to launch one operator without a graph")
-    graph_gap_seconds: Sourced | None = Field(
-        default=None, description="device time between two kernels of a captured graph; none: measured times include it"
+    eager_launch_seconds: Sourced = told("host time to launch one operator without a graph")
+    graph_gap_seconds: Sourced | None = told(
+        "device time between two kernels of a captured graph; none: measured times include it", default=None
     )
 
 
-class Device(Strict):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device(Stated):
     """One rank's machine."""
 
     title: str
-    peak_flops_per_second: dict[Dtype, Sourced] = Field(description="dense peak per dtype")
+    peak_flops_per_second: dict[Dtype, Sourced] = told("dense peak per dtype")
     memory_bytes: Sourced
     memory_bandwidth_bytes_per_second: Sourced
-    reserve_bytes: Sourced = Field(description="memory that the runtime and its libraries keep")
-    sustained_fraction: Sourced | None = Field(
+    reserve_bytes: Sourced = told("memory that the runtime and its libraries keep")
+    sustained_fraction: Sourced | None = told(
+        "share of short kernels' rates that hours of matrix work reach at the clock power allows",
         default=None,
-        description="share of short kernels' rates that hours of matrix work reach at the clock power allows",
     )
 
-    @model_validator(mode="after")
-    def _is_a_device(self) -> "Device":
-        for field in ("memory_bytes", "memory_bandwidth_bytes_per_second"):
-            _positive(field, getattr(self, field))
+    def __post_init__(self) -> None:
+        for name in ("memory_bytes", "memory_bandwidth_bytes_per_second"):
+            _positive(name, getattr(self, name))
         for dtype, peak in self.peak_flops_per_second.items():
             _positive(f"peak_flops_per_second.{dtype}", peak)
         if "bf16" not in self.peak_flops_per_second:
             raise ValueError("peak_flops_per_second needs bf16, which attention runs in")
-        return self
 
 
-class BasedOn(Strict):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BasedOn(Stated):
     """The entry that this one takes over what it does not state itself from; ``hardware.derive`` says how."""
 
-    name: str = Field(min_length=1, description="catalogue name, or a path from the entry's own folder")
-    why: str = Field(min_length=4, description="why the sibling's figures may stand for this machine's")
-    same_device: bool = Field(default=False, description="an overlay: the sibling itself with some values anew")
+    name: Annotated[str, Limits(min_length=1)] = told("catalogue name, or a path from the entry's own folder")
+    why: Annotated[str, Limits(min_length=4)] = told("why the sibling's figures may stand for this machine's")
+    same_device: bool = told("an overlay: the sibling itself with some values anew", default=False)
 
 
-class HardwareSpec(Strict):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HardwareSpec(Stated):
     """A cluster type of the catalogue."""
 
     schema_version: Literal[1]
     name: str
     title: str
-    aliases: list[str] = []
+    aliases: list[str] = field(default_factory=list)
     based_on: BasedOn | None = None
     device: Device
     devices_per_chip: Sourced
     devices_per_node: Sourced
-    nodes: Sourced = Field(description="size of the catalogue entry")
-    sold_by_node: bool = Field(description="whether --nodes may go past the entry's size")
-    scopes: list[Scope] = Field(min_length=1, description="smallest first")
+    nodes: Sourced = told("size of the catalogue entry")
+    sold_by_node: bool = told("whether --nodes may go past the entry's size")
+    scopes: Annotated[list[Scope], Limits(min_length=1)] = told("smallest first")
     planes: list[Plane]
-    kv_plane: str = Field(description="plane that carries KV from prefill to decode")
+    kv_plane: str = told("plane that carries KV from prefill to decode")
     kernels: Kernels
     collectives: list[CollectiveFit]
     exchanges: list[ExchangeFit]
     streams: Streams
     host: Host
-    power_watts_per_chip: Sourced | None = Field(
-        default=None, description="a chip with its share of host, network and cooling, as far as the source counts them"
+    power_watts_per_chip: Sourced | None = told(
+        "a chip with its share of host, network and cooling, as far as the source counts them", default=None
     )
-    chip_power_watts: Sourced | None = Field(
+    chip_power_watts: Sourced | None = told(
+        "the chip alone: its thermal design power, or the largest reading where none is stated",
         default=None,
-        description="the chip alone: its thermal design power, or the largest reading where none is stated",
     )
     price_usd_per_chip_hour: Sourced | None = None
 
-    @model_validator(mode="after")
-    def _planes_exist(self) -> "HardwareSpec":
+    def __post_init__(self) -> None:
         known = {plane.name for plane in self.planes}
         for used in self.planes_in_use:
             if used not in known:
@@ -284,7 +297,6 @@ class HardwareSpec(Strict):
         sizes = [scope.devices.value or float("inf") for scope in self.scopes]
         if sizes != sorted(sizes):
             raise ValueError("scopes must be ordered from the smallest to the largest")
-        return self
 
     @property
     def planes_in_use(self) -> list[str]:

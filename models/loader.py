@@ -6,8 +6,8 @@ from pathlib import Path
 from models.spec import ModelSpec
 from podplan.errors import BadInput
 from podplan.files import read_yaml
+from podplan.formed import formed
 from podplan.names import suggest
-from podplan.validation import validate
 
 CATALOGUE = Path(__file__).parent / "catalog"
 ACCEPTED = "a catalogue name, a Hugging Face config.json or a model YAML"
@@ -58,7 +58,9 @@ def _aliases() -> dict[str, str]:
 
 @cache
 def _read_catalogue(name: str) -> ModelSpec:
-    spec = _read_yaml(catalogue_path(name))
+    data = read_yaml(catalogue_path(name))
+    assert isinstance(data, dict)
+    spec = formed(ModelSpec, data)
     if spec.name != name:
         raise BadInput(f"{catalogue_path(name)}: name is {spec.name!r} and must be {name!r}, as its file is called")
     return spec
@@ -85,6 +87,8 @@ def _read_path(path: Path) -> ModelSpec:
 
 
 def _read_yaml(path: Path) -> ModelSpec:
+    from podplan.validation import validate  # the catalogue is checked by its tests
+
     return validate(ModelSpec, read_yaml(path), str(path))
 
 

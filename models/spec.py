@@ -1,22 +1,24 @@
 """What a model is, as far as its cost goes: dimensions, never weights."""
 
-from typing import Annotated, Literal, Self
+from dataclasses import field
+from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
-
-from podplan.sourced import Sourced, Strict
+from podplan.limits import Limits
+from podplan.records import dataclass, told
+from podplan.sourced import Sourced, Stated
 
 # Upper limits catch a slipped digit and a number in the wrong field; no model comes near them.
 LARGEST_DIMENSION = 100_000_000
 MOST_LAYERS = 10_000
 MOST_EXPERTS = 100_000
 
-Dimension = Annotated[int, Field(gt=0, le=LARGEST_DIMENSION, strict=True)]
-Width = Annotated[int, Field(ge=0, le=LARGEST_DIMENSION, strict=True)]
-Experts = Annotated[int, Field(gt=0, le=MOST_EXPERTS, strict=True)]
+Dimension = Annotated[int, Limits(gt=0, le=LARGEST_DIMENSION, strict=True)]
+Width = Annotated[int, Limits(ge=0, le=LARGEST_DIMENSION, strict=True)]
+Experts = Annotated[int, Limits(gt=0, le=MOST_EXPERTS, strict=True)]
 
 
-class Window(Strict):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window(Stated):
     """Layers that attend to recent tokens only, beside layers that attend to all.
 
     ``sliding``: the last ``tokens`` tokens. ``chunked``: those since the last multiple of ``tokens``, which is costed
@@ -25,27 +27,29 @@ class Window(Strict):
 
     kind: Literal["sliding", "chunked"]
     tokens: Dimension
-    layers: Annotated[int, Field(gt=0, le=MOST_LAYERS, strict=True)]
+    layers: Annotated[int, Limits(gt=0, le=MOST_LAYERS, strict=True)]
 
 
-class Indexer(Strict):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Indexer(Stated):
     """DeepSeek sparse attention: a light scorer picks the keys of each query (DeepSeek-V3.2 report, section 2.1)."""
 
     heads: Dimension
-    head_dim: Dimension = Field(description="elements of the index key that is cached per token and layer")
-    top_k: Dimension = Field(description="keys that attention proper reads per query")
+    head_dim: Dimension = told("elements of the index key that is cached per token and layer")
+    top_k: Dimension = told("keys that attention proper reads per query")
 
 
-class GatedDeltaNet(Strict):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatedDeltaNet(Stated):
     """Linear attention with a recurrent state (Gated DeltaNet, arXiv 2412.06464), in ``layers`` of the layers."""
 
-    layers: Annotated[int, Field(gt=0, le=MOST_LAYERS, strict=True)]
+    layers: Annotated[int, Limits(gt=0, le=MOST_LAYERS, strict=True)]
     key_heads: Dimension
     value_heads: Dimension
     key_head_dim: Dimension
     value_head_dim: Dimension
-    conv_kernel: Dimension = Field(description="taps of the short convolution over queries, keys and values")
-    state_element_bytes: Literal[2, 4] = Field(default=4, description="the recurrent state is kept in FP32 or BF16")
+    conv_kernel: Dimension = told("taps of the short convolution over queries, keys and values")
+    state_element_bytes: Literal[2, 4] = told("the recurrent state is kept in FP32 or BF16", default=4)
 
     @property
     def key_width(self) -> int:
@@ -72,19 +76,18 @@ class GatedDeltaNet(Strict):
         """Bytes that one request keeps in one layer, however long it is."""
         return self.recurrent_bytes + self.convolution_bytes
 
-    @model_validator(mode="after")
-    def _values_share_keys(self) -> Self:
+    def __post_init__(self) -> None:
         if self.value_heads % self.key_heads:
             raise ValueError(f"{self.value_heads} value_heads must be a multiple of {self.key_heads} key_heads")
-        return self
 
 
-class MLA(Strict):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MLA(Stated):
     """Multi-head latent attention (DeepSeek-V2 section 2.1), sparse where it has an indexer."""
 
     kind: Literal["mla"] = "mla"
     heads: Dimension
-    q_lora_rank: Dimension | None = Field(default=None, description="None: queries are not compressed")
+    q_lora_rank: Dimension | None = told("None: queries are not compressed", default=None)
     kv_lora_rank: Dimension
     qk_nope_head_dim: Dimension
     qk_rope_head_dim: Dimension
@@ -100,7 +103,8 @@ class MLA(Strict):
         return self.kv_lora_rank + self.qk_rope_head_dim
 
 
-class GQA(Strict):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GQA(Stated):
     """Grouped-query attention; multi-head and multi-query are its ends."""
 
     kind: Literal["gqa"] = "gqa"
@@ -108,11 +112,11 @@ class GQA(Strict):
     kv_heads: Dimension
     head_dim: Dimension
     qk_norm: bool = False
-    bias: bool = Field(default=False, description="q, k and v projections have a bias")
-    v_head_dim: Dimension | None = Field(default=None, description="None: as wide as queries and keys")
-    output_gate: bool = Field(default=False, description="the query projection also makes a gate of the output")
-    sinks: bool = Field(default=False, description="a learned logit per head joins the softmax; it costs nothing")
-    sink_tokens: Width = Field(default=0, description="keys and values that are parameters, seen by every query")
+    bias: bool = told("q, k and v projections have a bias", default=False)
+    v_head_dim: Dimension | None = told("None: as wide as queries and keys", default=None)
+    output_gate: bool = told("the query projection also makes a gate of the output", default=False)
+    sinks: bool = told("a learned logit per head joins the softmax; it costs nothing", default=False)
+    sink_tokens: Width = told("keys and values that are parameters, seen by every query", default=0)
     window: Window | None = None
 
     @property
@@ -125,26 +129,24 @@ class GQA(Strict):
         """Cached elements per token and layer."""
         return self.kv_heads * (self.head_dim + self.value_dim)
 
-    @model_validator(mode="after")
-    def _heads_share_kv_heads(self) -> Self:
+    def __post_init__(self) -> None:
         if self.heads % self.kv_heads:
             raise ValueError(f"{self.heads} heads must be a multiple of {self.kv_heads} kv_heads")
-        return self
 
 
-class MoE(Strict):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoE(Stated):
     """Routed and shared experts of one layer."""
 
-    experts: Experts = Field(description="routed experts per layer")
+    experts: Experts = told("routed experts per layer")
     experts_per_token: Experts
-    intermediate_size: Dimension = Field(description="width of one routed expert")
-    shared_experts: Annotated[int, Field(ge=0, le=MOST_EXPERTS, strict=True)] = 0
-    shared_intermediate_size: Width = Field(default=0, description="width of all shared experts together")
+    intermediate_size: Dimension = told("width of one routed expert")
+    shared_experts: Annotated[int, Limits(ge=0, le=MOST_EXPERTS, strict=True)] = 0
+    shared_intermediate_size: Width = told("width of all shared experts together", default=0)
     groups: Experts = 1
     groups_per_token: Experts = 1
 
-    @model_validator(mode="after")
-    def _routing_can_be(self) -> Self:
+    def __post_init__(self) -> None:
         if self.experts % self.groups:
             raise ValueError(f"{self.experts} experts must be a multiple of {self.groups} groups")
         if self.groups_per_token > self.groups:
@@ -154,34 +156,34 @@ class MoE(Strict):
             raise ValueError(f"a token cannot take {self.experts_per_token} of the {reachable} experts it may reach")
         if (self.shared_experts == 0) != (self.shared_intermediate_size == 0):
             raise ValueError("shared_experts and shared_intermediate_size must both be zero or both be positive")
-        return self
 
 
-class ModelSpec(Strict):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSpec(Stated):
     """A model of the catalogue or of a Hugging Face ``config.json``."""
 
     schema_version: Literal[1]
     name: str
     title: str
-    aliases: list[str] = []
-    architecture: str = Field(description="Hugging Face model_type")
+    aliases: list[str] = field(default_factory=list)
+    architecture: str = told("Hugging Face model_type")
     source: str
-    layers: Annotated[int, Field(gt=0, le=MOST_LAYERS, strict=True)]
-    dense_layers: Annotated[int, Field(ge=0, le=MOST_LAYERS, strict=True)] = Field(
-        description="leading layers with a dense feed-forward; all of them without MoE"
+    layers: Annotated[int, Limits(gt=0, le=MOST_LAYERS, strict=True)]
+    dense_layers: Annotated[int, Limits(ge=0, le=MOST_LAYERS, strict=True)] = told(
+        "leading layers with a dense feed-forward; all of them without MoE"
     )
-    interleaved: bool = Field(default=False, description="dense layers are spread evenly instead of leading")
+    interleaved: bool = told("dense layers are spread evenly instead of leading", default=False)
     hidden_size: Dimension
     vocab_size: Dimension
     tied_embeddings: bool
-    attention: MLA | GQA = Field(discriminator="kind")
-    linear_attention: GatedDeltaNet | None = Field(
-        default=None, description="layers with a recurrent state in place of ``attention``, spread evenly"
+    attention: MLA | GQA = field(metadata={"discriminator": "kind"})
+    linear_attention: GatedDeltaNet | None = told(
+        "layers with a recurrent state in place of ``attention``, spread evenly", default=None
     )
     dense_intermediate_size: Dimension | None
     moe: MoE | None
-    mtp_layers: Annotated[int, Field(ge=0, le=MOST_LAYERS, strict=True)] = Field(
-        description="draft layers that the checkpoint ships"
+    mtp_layers: Annotated[int, Limits(ge=0, le=MOST_LAYERS, strict=True)] = told(
+        "draft layers that the checkpoint ships"
     )
     max_position: Dimension
     native_dtype: Literal["bf16", "fp8", "int8", "int4", "mxfp4", "nvfp4"]
@@ -223,8 +225,7 @@ class ModelSpec(Strict):
         """Cached elements of one token over all layers, inside their windows."""
         return self.kv_layers * self.attention.kv_elements_per_token
 
-    @model_validator(mode="after")
-    def _layers_add_up(self) -> Self:
+    def __post_init__(self) -> None:
         if self.dense_layers > self.layers:
             raise ValueError(f"dense_layers is {self.dense_layers} of only {self.layers} layers")
         if self.moe is None and self.dense_layers != self.layers:
@@ -237,4 +238,3 @@ class ModelSpec(Strict):
             raise ValueError(f"attention.window.layers must be at most the {self.kv_layers} layers with attention")
         if self.dense_layers and self.dense_intermediate_size is None:
             raise ValueError(f"{self.dense_layers} dense layers need a dense_intermediate_size")
-        return self

@@ -13,7 +13,16 @@ from typing import Any, TypeVar, dataclass_transform
 Class = TypeVar("Class")
 
 
-@dataclass_transform(field_specifiers=(dataclasses.field,))
+def told(description: str, **stated: Any) -> Any:
+    """Return a field with a description, and with a ``default`` or ``default_factory`` where one is given.
+
+    The rest of what is ``stated`` goes to pydantic with the description, where a file is read as the class.
+    """
+    default = {key: stated.pop(key) for key in ("default", "default_factory") if key in stated}
+    return dataclasses.field(**default, metadata={"description": description, **stated})
+
+
+@dataclass_transform(field_specifiers=(dataclasses.field, told))
 def dataclass(
     *, frozen: bool = False, slots: bool = False, kw_only: bool = False, eq: bool = True
 ) -> Callable[[type[Class]], type[Class]]:

@@ -1,29 +1,36 @@
-"""Values that carry where they come from."""
+"""Values that carry where they come from, and the base of what catalogues state."""
 
-from typing import Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from podplan.limits import Limits
+from podplan.records import dataclass, told
 
 LEAST_SOURCE = 4
 """Characters that a source has at least: an address, a paper's number, or words that say who measured."""
 
 Kind = Literal["datasheet", "measured", "fitted", "assumed"]
+Source = Annotated[str, Limits(min_length=LEAST_SOURCE)]
 
 
-class Strict(BaseModel):
-    """Base of everything read from a file: immutable, and an unknown key is an error."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stated:
+    """Base of what catalogues state: data classes, which pydantic reads from files (``podplan.validation``).
 
-    # Built when something is read as it: most are parts of others, which check them too.
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, defer_build=True)
+    An unknown key is an error, and so is a number that is none. A field's limits are ``Limits`` in its type; what
+    several fields must be together, ``__post_init__`` checks and raises ValueError.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid", "allow_inf_nan": False}
 
 
-class Sourced(Strict):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sourced(Stated):
     """One number with its origin. The unit is the suffix of the field that holds it."""
 
     value: float
     kind: Kind
-    source: str = Field(min_length=LEAST_SOURCE)
-    as_of: str | None = Field(
-        default=None, pattern=r"^[0-9]{4}(-[0-9]{2}){0,2}$", description="year, month or day of a figure that ages"
+    source: Source
+    as_of: Annotated[str, Limits(pattern=r"^[0-9]{4}(-[0-9]{2}){0,2}$")] | None = told(
+        "year, month or day of a figure that ages", default=None
     )
     note: str | None = None

@@ -2,15 +2,19 @@
 
 import re
 from collections.abc import Mapping
-from typing import Any, TypeVar, get_args
+from dataclasses import fields, is_dataclass
+from typing import Any, TypeVar, get_args, get_type_hints
 
-from pydantic import AfterValidator, BaseModel, ValidationError
+from pydantic import AfterValidator, BaseModel, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 from podplan.errors import BadInput
 from podplan.names import suggest
 
-Model = TypeVar("Model", bound=BaseModel)
+Model = TypeVar("Model")
+"""A pydantic model or a data class."""
+_UNKNOWN = {"extra_forbidden", "unexpected_keyword_argument"}
+"""Pydantic's words for a key that a model, or a data class, does not have."""
 _SUBJECT = re.compile(r"^\w+ should\b")  # pydantic's "Input should", "String should", "List should"
 
 
@@ -33,36 +37,52 @@ def validate(model: type[Model], data: object, where: str) -> Model:
     key, the accepted keys near it.
     """
     try:
-        return model.model_validate(data)
+        return _adapter(model).validate_python(data)
     except ValidationError as error:
         details = error.errors(include_url=False)
         # A mistyped key is reported twice, as unknown and as missing: the unknown one is what the user wrote.
-        first = next((detail for detail in details if detail["type"] == "extra_forbidden"), details[0])
+        first = next((detail for detail in details if detail["type"] in _UNKNOWN), details[0])
         raise BadInput(f"{where}: {_sentence(first, model, data)}") from None
 
 
-def problems(model: type[BaseModel], data: object) -> list[str]:
+def plain(one: object, **how: Any) -> dict[str, Any]:
+    """Return a data class as plain data; ``how`` is what ``pydantic.BaseModel.model_dump`` takes."""
+    data: dict[str, Any] = _adapter(type(one)).dump_python(one, **how)
+    return data
+
+
+def _adapter(model: type[Model]) -> TypeAdapter[Model]:
+    """Return what reads and writes a model; it is built once."""
+    if model not in _ADAPTERS:
+        _ADAPTERS[model] = TypeAdapter(model)
+    return _ADAPTERS[model]
+
+
+_ADAPTERS: dict[type, TypeAdapter[Any]] = {}
+
+
+def problems(model: Any, data: object) -> list[str]:
     """Return everything that is wrong with ``data``, a sentence per field in the order of the schema; none if nothing.
 
     A mistyped key gives one sentence, though it is both unknown and missing.
     """
     try:
-        model.model_validate(data)
+        _adapter(model).validate_python(data)
     except ValidationError as error:
         return [_sentence(detail, model, data) for detail in error.errors(include_url=False)]
     return []
 
 
-def _sentence(detail: ErrorDetails, model: type[BaseModel], data: object) -> str:
+def _sentence(detail: ErrorDetails, model: type, data: object) -> str:
     path = _path(detail, data)
-    if detail["type"] == "extra_forbidden":
+    if detail["type"] in _UNKNOWN:
         name = str(detail["loc"][-1])
         accepted = _accepted_keys(model, detail["loc"][:-1])
         near = suggest(name, accepted) or (f"; accepted are {', '.join(accepted)}" if accepted else "")
         return f"{path} is not a known key{near}"
     if detail["type"] == "missing":
         return f"{path} is missing"
-    if detail["type"] in {"model_type", "model_attributes_type", "dict_type"}:
+    if detail["type"] in {"model_type", "model_attributes_type", "dataclass_type", "dict_type"}:
         problem = f"must be a mapping of keys to values, not {_shown(detail['input'])}"
     elif detail["type"] in {"union_tag_invalid", "union_tag_not_found"}:
         context = detail["ctx"]
@@ -78,7 +98,7 @@ def _sentence(detail: ErrorDetails, model: type[BaseModel], data: object) -> str
 
 def _path(detail: ErrorDetails, data: object) -> str:
     """Return the dotted path as it stands in the file: without the tags that pydantic adds for unions."""
-    ends_in_key = detail["type"] in {"missing", "extra_forbidden"}
+    ends_in_key = detail["type"] in {"missing", *_UNKNOWN}
     path = ""
     for position, part in enumerate(detail["loc"]):
         if isinstance(part, int) and isinstance(data, list | tuple) and part < len(data):
@@ -92,26 +112,34 @@ def _path(detail: ErrorDetails, data: object) -> str:
     return path.removeprefix(".")
 
 
-def _accepted_keys(model: type[BaseModel], path: tuple[int | str, ...]) -> list[str]:
+def _accepted_keys(model: type, path: tuple[int | str, ...]) -> list[str]:
     """Return the keys that are accepted at ``path`` below ``model``, in the order in which they are declared."""
     models = [model]
     for part in path:
-        fields = [candidate.model_fields[part] for candidate in models if part in candidate.model_fields]
-        if fields:
-            models = [inner for field in fields for inner in _models_in(field.annotation)]
+        held = [known[part] for known in map(_fields, models) if part in known]
+        if held:
+            models = [inner for annotation in held for inner in _models_in(annotation)]
         else:  # a place in a list, a key of a dict, or the tag of a union, which names one of its models
             models = [candidate for candidate in models if _has_tag(candidate, part)] or models
-    return list(dict.fromkeys(name for candidate in models for name in candidate.model_fields))
+    return list(dict.fromkeys(str(name) for candidate in models for name in _fields(candidate)))
 
 
-def _models_in(annotation: Any) -> list[type[BaseModel]]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+def _fields(model: Any) -> dict[int | str, Any]:
+    """Return the types of a model's fields by their names."""
+    if issubclass(model, BaseModel):
+        return {name: field.annotation for name, field in model.model_fields.items()}
+    hints = get_type_hints(model)
+    return {field.name: hints[field.name] for field in fields(model)}
+
+
+def _models_in(annotation: Any) -> list[type]:
+    if isinstance(annotation, type) and (issubclass(annotation, BaseModel) or is_dataclass(annotation)):
         return [annotation]
     return [model for argument in get_args(annotation) for model in _models_in(argument)]
 
 
-def _has_tag(model: type[BaseModel], tag: int | str) -> bool:
-    return model.__name__ == tag or any(tag in get_args(field.annotation) for field in model.model_fields.values())
+def _has_tag(model: type, tag: int | str) -> bool:
+    return model.__name__ == tag or any(tag in get_args(annotation) for annotation in _fields(model).values())
 
 
 def _shown(value: object) -> str:

@@ -56,10 +56,8 @@ def with_bandwidth(hardware: HardwareSpec, factor: float) -> HardwareSpec:
     """Return the machine with its memory bandwidth times ``factor``."""
     device = hardware.device
     value = device.memory_bandwidth_bytes_per_second.value * factor
-    bandwidth = device.memory_bandwidth_bytes_per_second.model_copy(update={"value": value})
-    return hardware.model_copy(
-        update={"device": device.model_copy(update={"memory_bandwidth_bytes_per_second": bandwidth})}
-    )
+    bandwidth = replace(device.memory_bandwidth_bytes_per_second, value=value)
+    return replace(hardware, device=replace(device, memory_bandwidth_bytes_per_second=bandwidth))
 
 
 def broken_down(cost: StepCost, load: StepLoad, microbatches: int) -> tuple[Operator, ...]:

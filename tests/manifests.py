@@ -10,6 +10,7 @@ from planner.manifest.layout import Degrees, ExpertLayers, ExpertMap, Instance
 from planner.manifest.ranks import group_rules, layers_per_stage, rank_table, shard_rules
 from planner.manifest.schema import Cluster, EmbeddedModel, Manifest, ManifestWorkload
 from planner.manifest.terms import CommunicationTerm, ComputeTerm, StepCost
+from podplan.formed import formed
 
 
 def sourced(value: float) -> dict[str, Any]:
@@ -23,7 +24,8 @@ def machine(devices_per_node: int = 8, nodes: int = 64) -> HardwareSpec:
     matmul = fit | {"peak_fraction": 0.5, "half_rows": 16, "memory_fraction": 0.8, "floor_seconds": 1e-6}
     attention = fit | {"peak_fraction": 0.5, "memory_fraction": 0.8, "floor_seconds": 1e-6}
     link = {"plane": "fabric", "bandwidth_bytes_per_second": sourced(1e11), "latency_seconds": sourced(1e-6)}
-    return HardwareSpec.model_validate(
+    return formed(
+        HardwareSpec,
         {
             "schema_version": 1,
             "name": "toy",
@@ -67,7 +69,7 @@ def machine(devices_per_node: int = 8, nodes: int = 64) -> HardwareSpec:
                 "communication_core_share_decode": sourced(0),
             },
             "host": {"graph_launch_seconds": sourced(0), "eager_launch_seconds": sourced(0)},
-        }
+        },
     )
 
 

@@ -5,7 +5,8 @@ from typing import Annotated, Generic, Literal, TypeVar
 from pydantic import Field
 
 from hardware.spec import Dtype
-from podplan.sourced import Sourced, Strict
+from podplan.sourced import Sourced
+from podplan.strict import Strict
 
 Accelerator = Literal["nvidia", "ascend"]
 RoleName = Literal["prefill", "decode", "mixed"]

@@ -13,7 +13,8 @@ from planner.manifest.layout import RANK_COLUMNS, GroupRule
 from planner.manifest.loads import check_expert_map
 from planner.manifest.schema import Manifest, ManifestWorkload, Pool, PromptKinds
 from podplan.errors import BadInput
-from podplan.sourced import Strict
+from podplan.sourced import Stated
+from podplan.validation import plain
 
 Table = NDArray[np.int64]
 COLUMN = {name: index for index, name in enumerate(RANK_COLUMNS)}
@@ -26,12 +27,12 @@ GROUP_KEYS = {
 }
 
 
-def spec_hash(spec: Strict) -> str:
+def spec_hash(spec: Stated) -> str:
     """Return the SHA-256 of a spec's canonical JSON (sorted keys, no blanks, no defaults).
 
     Without defaults, so that a manifest outlives an optional field that specs get later.
     """
-    text = json.dumps(spec.model_dump(mode="json", exclude_defaults=True), sort_keys=True, separators=(",", ":"))
+    text = json.dumps(plain(spec, mode="json", exclude_defaults=True), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
 

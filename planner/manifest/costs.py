@@ -5,7 +5,7 @@ from typing import Annotated, Literal, get_args
 from pydantic import Field
 
 from planner.manifest.terms import CommunicationTerm, ComputeTerm, Rule, Stage, StepCost, Term
-from podplan.sourced import Strict
+from podplan.strict import Strict
 
 Variable = Literal[
     "one",

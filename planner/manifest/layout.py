@@ -6,7 +6,7 @@ from pydantic import Field
 
 from hardware.spec import Dtype
 from planner.manifest.costs import Name, Natural, Positive
-from podplan.sourced import Strict
+from podplan.strict import Strict
 
 RANK_COLUMNS = ("rank", "node", "device", "tp", "dp", "ep", "moe_tp", "pp", "domain")
 MOST_RANKS = 65_536

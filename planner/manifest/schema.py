@@ -21,7 +21,7 @@ from planner.manifest.layout import (
     ShardRule,
 )
 from planner.manifest.reach import charged_tokens
-from podplan.sourced import Strict
+from podplan.strict import Strict
 
 MANIFEST_VERSION = 1
 

@@ -145,11 +145,11 @@ def _one_node_more(roles: Sequence[str]) -> Callable[[Question], Question]:
 
 
 def _more(value: Sourced) -> Sourced:
-    return value.model_copy(update={"value": value.value * MORE})
+    return replace(value, value=value.value * MORE)
 
 
-def _with_device(spec: HardwareSpec, **fields: object) -> HardwareSpec:
-    return spec.model_copy(update={"device": spec.device.model_copy(update=fields)})
+def _with_device(spec: HardwareSpec, **fields: Any) -> HardwareSpec:
+    return replace(spec, device=replace(spec.device, **fields))
 
 
 def more_compute(spec: HardwareSpec) -> HardwareSpec:
@@ -175,50 +175,46 @@ def more_network(spec: HardwareSpec, plane: str) -> HardwareSpec:
     """
     scopes = [scope.name for scope in spec.scopes if scope.plane == plane]
     collectives = [
-        fit.model_copy(
-            update={
-                "protocols": [
-                    each.model_copy(update={"bandwidth_bytes_per_second": each.bandwidth_bytes_per_second * MORE})
-                    for each in fit.protocols
-                ]
-            }
+        replace(
+            fit,
+            protocols=[
+                replace(each, bandwidth_bytes_per_second=each.bandwidth_bytes_per_second * MORE)
+                for each in fit.protocols
+            ],
         )
         if fit.scope in scopes
         else fit
         for fit in spec.collectives
     ]
     exchanges = [
-        fit.model_copy(
-            update={
-                "points": [
-                    point.model_copy(update={"bandwidth_bytes_per_second": point.bandwidth_bytes_per_second * MORE})
-                    if spec.scope_of(point.degree).plane == plane
-                    else point
-                    for point in fit.points
-                ]
-            }
+        replace(
+            fit,
+            points=[
+                replace(point, bandwidth_bytes_per_second=point.bandwidth_bytes_per_second * MORE)
+                if spec.scope_of(point.degree).plane == plane
+                else point
+                for point in fit.points
+            ],
         )
         for fit in spec.exchanges
     ]
-    return spec.model_copy(
-        update={
-            "planes": [_faster_plane(each) if each.name == plane else each for each in spec.planes],
-            "scopes": [_faster_scope(each) if each.plane == plane else each for each in spec.scopes],
-            "collectives": collectives,
-            "exchanges": exchanges,
-        }
+    return replace(
+        spec,
+        planes=[_faster_plane(each) if each.name == plane else each for each in spec.planes],
+        scopes=[_faster_scope(each) if each.plane == plane else each for each in spec.scopes],
+        collectives=collectives,
+        exchanges=exchanges,
     )
 
 
 def _faster_plane(plane: Plane) -> Plane:
-    return plane.model_copy(update={"bandwidth_bytes_per_second": _more(plane.bandwidth_bytes_per_second)})
+    return replace(plane, bandwidth_bytes_per_second=_more(plane.bandwidth_bytes_per_second))
 
 
 def _faster_scope(scope: Scope) -> Scope:
     pair = scope.pair_bandwidth_bytes_per_second
-    return scope.model_copy(
-        update={
-            "bandwidth_bytes_per_second": _more(scope.bandwidth_bytes_per_second),
-            "pair_bandwidth_bytes_per_second": _more(pair) if pair else None,
-        }
+    return replace(
+        scope,
+        bandwidth_bytes_per_second=_more(scope.bandwidth_bytes_per_second),
+        pair_bandwidth_bytes_per_second=_more(pair) if pair else None,
     )

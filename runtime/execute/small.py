@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from models.spec import GQA, MLA, ModelSpec, MoE
 from planner.manifest.schema import Pool
@@ -56,14 +57,13 @@ def shrink(model: ModelSpec, pools: Sequence[Pool]) -> SmallModel:
     """
     tp = math.lcm(*(pool.degrees.attention_tp for pool in pools))
     moe_tp = math.lcm(*(pool.degrees.moe_tp for pool in pools))
-    small = model.model_copy(
-        update={
-            "hidden_size": _at_least(HIDDEN, 2 * moe_tp),
-            "vocab_size": _at_least(VOCABULARY, tp),
-            "attention": _attention(model.attention, tp),
-            "dense_intermediate_size": _at_least(DENSE_WIDTH, tp) if model.dense_layers else None,
-            "moe": _experts(model.moe, moe_tp),
-        }
+    small = replace(
+        model,
+        hidden_size=_at_least(HIDDEN, 2 * moe_tp),
+        vocab_size=_at_least(VOCABULARY, tp),
+        attention=_attention(model.attention, tp),
+        dense_intermediate_size=_at_least(DENSE_WIDTH, tp) if model.dense_layers else None,
+        moe=_experts(model.moe, moe_tp),
     )
     return SmallModel(
         source=model,
@@ -81,7 +81,7 @@ def _at_least(least: int, multiple: int) -> int:
 def _attention(attention: MLA | GQA, tp: int) -> MLA | GQA:
     if isinstance(attention, GQA):
         heads = _at_least(max(HEADS, attention.kv_heads), math.lcm(tp, attention.kv_heads))
-        return attention.model_copy(update={"heads": heads, "head_dim": 8})
+        return replace(attention, heads=heads, head_dim=8)
     return MLA(
         heads=_at_least(HEADS, tp),
         q_lora_rank=None if attention.q_lora_rank is None else 24,
@@ -96,9 +96,7 @@ def _experts(moe: MoE | None, moe_tp: int) -> MoE | None:
     if moe is None:
         return None
     width = _at_least(EXPERT_WIDTH, moe_tp)
-    return moe.model_copy(
-        update={"intermediate_size": width, "shared_intermediate_size": width * bool(moe.shared_experts)}
-    )
+    return replace(moe, intermediate_size=width, shared_intermediate_size=width * bool(moe.shared_experts))
 
 
 def kept_layers(model: ModelSpec, pools: Sequence[Pool]) -> tuple[int, ...]:

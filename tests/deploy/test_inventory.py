@@ -1,6 +1,7 @@
 """Hosts of a site: rank tables from them, refusals that name the host, templates without them."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -143,7 +144,7 @@ def test_a_name_that_no_command_can_carry_is_refused() -> None:
     """A stranger's manifest must not put its own words into scripts."""
     manifest = plan("r1-cm384")
     for name in ("r1; reboot", "$(reboot)", "模型"):
-        spec = manifest.model.spec.model_copy(update={"name": name})
+        spec = replace(manifest.model.spec, name=name)
         wrong = manifest.model_copy(update={"model": manifest.model.model_copy(update={"spec": spec})})
         with pytest.raises(BadInput, match=r"model\.spec\.name"):
             render(wrong, load_engine("sglang"), "bare", Site(), DIGEST)

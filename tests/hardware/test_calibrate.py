@@ -1,5 +1,6 @@
 """Fits from measured times: known curves come back, bad rows do not bend them, and the catalogue's are reproducible."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -36,14 +37,13 @@ def products(fit: MatmulFit, factor: float = 1.0) -> list[Measurement]:
 @given(st.floats(0.3, 0.95), st.floats(0, 200), st.floats(0.5, 0.98), st.floats(0, 0.9), st.floats(1e-6, 2e-5))
 def test_a_known_curve_comes_back(peak: float, half: float, memory: float, serial: float, floor: float) -> None:
     """Times that a fit produced are met within 3 % by the fit found for them, whatever the entry had before."""
-    true = HARDWARE.kernels.gemm["bf16"].model_copy(
-        update={
-            "peak_fraction": peak,
-            "half_rows": half,
-            "memory_fraction": memory,
-            "serial_fraction": serial,
-            "floor_seconds": floor,
-        }
+    true = replace(
+        HARDWARE.kernels.gemm["bf16"],
+        peak_fraction=peak,
+        half_rows=half,
+        memory_fraction=memory,
+        serial_fraction=serial,
+        floor_seconds=floor,
     )
     (found,) = calibrate(HARDWARE, products(true))
     assert np.median(np.abs(found.after)) < 0.03
@@ -76,13 +76,13 @@ def test_collectives_attention_and_exchanges_come_back() -> None:
     hw = load_hardware("cm384")
     rows = []
     for size in (2.0**10, 2.0**16, 2.0**22, 2.0**28):
-        fit = hw.collectives[5].model_copy(
-            update={"protocols": [p.model_copy(update={"latency_seconds": 9e-6}) for p in hw.collectives[5].protocols]}
+        fit = replace(
+            hw.collectives[5], protocols=[replace(p, latency_seconds=9e-6) for p in hw.collectives[5].protocols]
         )
         seconds = float(collective_seconds(fit, size, 8.0))
         words = {"scope": fit.scope, "in_graph": "no"}
         rows.append(Measurement(fit.op, words, {"ranks": 8.0, "message_bytes": size}, seconds, "1", "here"))
-    attention = hw.kernels.mla_decode.model_copy(update={"peak_fraction": 0.5})
+    attention = replace(hw.kernels.mla_decode, peak_fraction=0.5)
     for flops, moved in ((1e12, 1e6), (0.0, 1e10)):
         seconds = float(attention_seconds(hw.device, attention, flops, moved, 4096.0))
         rows.append(

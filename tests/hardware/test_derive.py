@@ -10,6 +10,7 @@ from cli.hardware import sourced_values
 from hardware.loader import hardware_names, load_hardware
 from hardware.spec import CollectiveFit, HardwareSpec
 from podplan.errors import BadInput
+from podplan.validation import plain
 
 HERE = "https://example.org/measured"
 
@@ -92,10 +93,10 @@ def test_rates_follow_the_bandwidths(tmp_path: Path) -> None:
 
 def test_what_is_stated_wins(tmp_path: Path) -> None:
     """A collective, a kernel and a host cost of the entry's own stand as written, beside what is taken over."""
-    own = collective(load_hardware("h200"), "all_reduce", "node").model_dump()
+    own = plain(collective(load_hardware("h200"), "all_reduce", "node"))
     data = small(collectives=[own], host={"eager_launch_seconds": value(9e-6)})
     mine, base = load(tmp_path, data), load_hardware("h100")
-    assert collective(mine, "all_reduce", "node").model_dump() == own
+    assert plain(collective(mine, "all_reduce", "node")) == own
     assert mine.host.eager_launch_seconds.value == 9e-6
     assert mine.host.graph_launch_seconds.value == base.host.graph_launch_seconds.value
     assert len(mine.collectives) == len(base.collectives)
@@ -104,7 +105,7 @@ def test_what_is_stated_wins(tmp_path: Path) -> None:
 def test_an_overlay_of_the_same_device_keeps_what_was_measured(tmp_path: Path) -> None:
     """``same_device`` changes nothing but what the overlay states: kinds and residuals stay."""
     base = load_hardware("h200")
-    fit = base.kernels.gemm["bf16"].model_dump() | {"peak_fraction": 0.7, "source": "here"}
+    fit = plain(base.kernels.gemm["bf16"]) | {"peak_fraction": 0.7, "source": "here"}
     data = {
         "schema_version": 1,
         "name": "our-h200",
@@ -129,7 +130,7 @@ def test_a_sibling_may_be_a_file_beside_the_entry(tmp_path: Path) -> None:
 def test_a_loaded_entry_loads_again_unchanged(tmp_path: Path) -> None:
     """What a manifest embeds is complete: as a file of its own it is the same entry."""
     once = load_hardware("b200")
-    assert load(tmp_path, once.model_dump(mode="json", exclude_none=True)) == once
+    assert load(tmp_path, plain(once, mode="json", exclude_none=True)) == once
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """What entries lack, and what is said to stand in for it."""
 
+from dataclasses import replace
+
 import pytest
 
 from hardware.gaps import gaps
@@ -12,7 +14,7 @@ def test_what_is_not_stated_is_named_with_what_stands_in() -> None:
     hw = load_hardware("h100")
     kept = [fit for fit in hw.collectives if (fit.op, fit.scope) != ("all_gather", "node") and not fit.in_graph]
     exchanges = [fit for fit in hw.exchanges if fit.mode != "normal" and fit.direction != "combine"]
-    robbed = hw.model_copy(update={"collectives": kept, "exchanges": exchanges, "price_usd_per_chip_hour": None})
+    robbed = replace(hw, collectives=kept, exchanges=exchanges, price_usd_per_chip_hour=None)
     found = {gap.field: gap.instead for gap in gaps(robbed)}
     assert found == {
         "kernels.mla_decode_fp8": "MLA with a KV cache in FP8 is costed as if its products were in BF16",
@@ -29,8 +31,8 @@ def test_what_is_not_stated_is_named_with_what_stands_in() -> None:
 def test_a_peak_without_fits_is_not_used() -> None:
     """An entry that states a peak and cannot multiply it says so."""
     hw = load_hardware("h100")
-    kernels = hw.kernels.model_copy(update={"grouped_gemm": {"bf16": hw.kernels.grouped_gemm["bf16"]}})
-    gap, _ = gaps(hw.model_copy(update={"kernels": kernels}))
+    kernels = replace(hw.kernels, grouped_gemm={"bf16": hw.kernels.grouped_gemm["bf16"]})
+    gap, _ = gaps(replace(hw, kernels=kernels))
     assert (gap.field, gap.instead) == ("kernels.grouped_gemm.fp8", "its peak is not used; --weights takes bf16")
 
 

@@ -1,5 +1,6 @@
 """Names, aliases, paths and refusals of the hardware catalogue."""
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,13 +11,14 @@ import yaml
 from hardware.loader import ALIASES, CATALOG, catalogue_entry, hardware_names, load_hardware
 from podplan.errors import BadInput
 from podplan.files import read_yaml
+from podplan.validation import plain
 
 OPS = {"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "point_to_point"}
 
 
 def raw(name: str) -> dict[str, Any]:
     """Return an entry as plain data."""
-    return load_hardware(name).model_dump(mode="json", exclude_none=True)
+    return plain(load_hardware(name), mode="json", exclude_none=True)
 
 
 def write(folder: Path, data: dict[str, Any]) -> str:
@@ -38,6 +40,13 @@ def test_the_catalogue_holds_every_machine_with_usable_facts() -> None:
 def test_every_entry_loads_under_its_own_name(name: str) -> None:
     """An entry is called like its file and is found in any case."""
     assert load_hardware(name.upper()).name == name
+
+
+@pytest.mark.parametrize("name", hardware_names())
+def test_every_entry_keeps_the_schema(tmp_path: Path, name: str) -> None:
+    """A file of one's own is checked against the schema: as such each entry gives the same, to the types of numbers."""
+    checked = load_hardware(shutil.copy(CATALOG / f"{name}.yaml", tmp_path))
+    assert repr(checked) == repr(load_hardware(name))
 
 
 @pytest.mark.parametrize("name", hardware_names())

@@ -9,6 +9,7 @@ import pytest
 from models.loader import load_model
 from models.spec import ModelSpec
 from podplan.errors import BadInput
+from podplan.validation import plain
 from tests.models.configurations import (
     Keys,
     dbrx,
@@ -96,13 +97,13 @@ def compressed(kind: str, bits: int) -> Keys:
 )
 def test_a_configuration_is_the_catalogue_entry(tmp_path: Path, keys: Keys, name: str) -> None:
     """A config.json gives the same dimensions as the entry of the catalogue."""
-    assert load(tmp_path, keys).model_dump(exclude=DESCRIPTION) == load_model(name).model_dump(exclude=DESCRIPTION)
+    assert plain(load(tmp_path, keys), exclude=DESCRIPTION) == plain(load_model(name), exclude=DESCRIPTION)
 
 
 def test_glm_has_leading_dense_layers_shared_experts_and_a_draft(tmp_path: Path) -> None:
     """GLM-4.6 carries grouped-query attention with bias and norm before DeepSeek-like experts."""
     spec = load(tmp_path, glm_4_6())
-    assert spec.attention.model_dump(exclude_defaults=True) == {
+    assert plain(spec.attention, exclude_defaults=True) == {
         "heads": 96, "kv_heads": 8, "head_dim": 128, "qk_norm": True, "bias": True,
     }  # fmt: skip
     assert spec.moe is not None

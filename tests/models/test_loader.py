@@ -1,5 +1,6 @@
 """Names, aliases and paths to specs, and what is said where there is none."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -98,6 +99,13 @@ def test_an_entry_names_itself_its_source_and_its_precision(name: str) -> None:
         return
     repository = spec.source.removeprefix("https://huggingface.co/").removesuffix("/blob/main/config.json")
     assert load_model(repository) is spec
+
+
+@pytest.mark.parametrize("name", model_names())
+def test_every_entry_keeps_the_schema(tmp_path: Path, name: str) -> None:
+    """A file of one's own is checked against the schema: as such each entry gives the same, to the types of numbers."""
+    checked = load_model(shutil.copy(catalogue_path(name), tmp_path))
+    assert repr(checked) == repr(load_model(name))
 
 
 def test_aliases_lead_to_one_model_each() -> None:

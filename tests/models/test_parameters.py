@@ -1,5 +1,7 @@
 """Counted parameters against published ones and hand arithmetic."""
 
+from dataclasses import replace
+
 import pytest
 
 from models.loader import load_model, model_names
@@ -76,7 +78,7 @@ def test_gqa_by_hand() -> None:
 def test_tied_tables_are_counted_once() -> None:
     """Qwen3-0.6B is 0.6B with one table of 155.6M; untied it would be 0.75B, and its head still works per token."""
     tied = load_model("qwen3-0.6b")
-    one, two = count_parameters(tied), count_parameters(tied.model_copy(update={"tied_embeddings": False}))
+    one, two = count_parameters(tied), count_parameters(replace(tied, tied_embeddings=False))
     assert two.total - one.total == one.embedding == one.lm_head == 151936 * 1024
     assert two.active == one.active == one.total
 
@@ -97,7 +99,7 @@ def test_parts_add_up(name: str) -> None:
 
 def test_a_draft_layer_of_a_dense_model_is_dense() -> None:
     """Without experts a draft layer is attention, the dense feed-forward and the projection of 2h x h."""
-    spec = load_model("qwen3-8b").model_copy(update={"mtp_layers": 1})
+    spec = replace(load_model("qwen3-8b"), mtp_layers=1)
     count = count_parameters(spec)
     expected = count.attention_per_layer + feed_forward_parameters(4096, 12288) + 2 * 4096**2
     assert count.mtp_layer == expected

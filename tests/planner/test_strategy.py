@@ -1,5 +1,7 @@
 """MixServe's notation: reading, printing, refusing, and fitting a model."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -39,16 +41,15 @@ def deepseek() -> ModelSpec:
 
 def dense_model() -> ModelSpec:
     """Qwen3-32B's dimensions (its config.json)."""
-    return deepseek().model_copy(
-        update={
-            "name": "qwen3-32b",
-            "layers": 64,
-            "dense_layers": 64,
-            "hidden_size": 5120,
-            "attention": GQA(heads=64, kv_heads=8, head_dim=128),
-            "dense_intermediate_size": 25600,
-            "moe": None,
-        }
+    return replace(
+        deepseek(),
+        name="qwen3-32b",
+        layers=64,
+        dense_layers=64,
+        hidden_size=5120,
+        attention=GQA(heads=64, kv_heads=8, head_dim=128),
+        dense_intermediate_size=25600,
+        moe=None,
     )
 
 
@@ -234,7 +235,7 @@ def test_grouped_queries_replicate_their_key_heads() -> None:
     """TP=16 over 8 KV heads holds each twice; TP=32 over 12 KV heads can do neither."""
     spec = dense_model()
     check_strategy(parse_strategy("TP=16", moe=False), spec)
-    odd = spec.model_copy(update={"attention": GQA(heads=96, kv_heads=12, head_dim=128)})
+    odd = replace(spec, attention=GQA(heads=96, kv_heads=12, head_dim=128))
     with pytest.raises(BadInput, match="12 KV heads neither divide nor are divided by attention TP=32; use 24 or 48"):
         check_strategy(parse_strategy("TP=32", moe=False), odd)
 

@@ -1,13 +1,17 @@
 """From pydantic's report to one sentence."""
 
-from typing import Literal
+from dataclasses import field
+from typing import Annotated, Literal
 
 import pytest
 from pydantic import Field, model_validator
 
 from podplan.errors import BadInput
-from podplan.sourced import Sourced, Strict
-from podplan.validation import validate
+from podplan.limits import Limits
+from podplan.records import dataclass
+from podplan.sourced import Sourced, Stated
+from podplan.strict import Strict
+from podplan.validation import plain, validate
 
 
 class _Fan(Strict):
@@ -33,6 +37,31 @@ class _Machine(Strict):
         return self
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _StatedFan(Stated):
+    kind: Literal["fan"] = "fan"
+    blades: Annotated[int, Limits(gt=0)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _StatedPump(Stated):
+    kind: Literal["pump"] = "pump"
+    litres: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _StatedMachine(Stated):
+    name: str
+    parts: list[_StatedFan] = field(default_factory=list)
+    cooler: _StatedFan | _StatedPump | None = field(default=None, metadata={"discriminator": "kind"})
+    peaks: dict[Literal["bf16", "fp8"], Sourced] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.name == "empty":
+            raise ValueError("a machine needs parts")
+
+
+@pytest.mark.parametrize("model", [_Machine, _StatedMachine], ids=["model", "data class"])
 @pytest.mark.parametrize(
     ("data", "told"),
     [
@@ -62,14 +91,23 @@ class _Machine(Strict):
         ({"name": "empty"}, "m.yaml: a machine needs parts"),
     ],
 )
-def test_the_first_wrong_field_is_named(data: object, told: str) -> None:
+def test_the_first_wrong_field_is_named(model: type[object], data: object, told: str) -> None:
     """The path is the one in the file, without pydantic's own tags, and near keys are offered."""
     with pytest.raises(BadInput) as caught:
-        validate(_Machine, data, "m.yaml")
+        validate(model, data, "m.yaml")
     assert str(caught.value).startswith(told)
 
 
-def test_what_is_right_is_returned() -> None:
+@pytest.mark.parametrize("model", [_Machine, _StatedMachine], ids=["model", "data class"])
+def test_what_is_right_is_returned(model: type[_Machine]) -> None:
     """A valid mapping becomes the model."""
-    machine = validate(_Machine, {"name": "x", "parts": [{"blades": 3}]}, "m.yaml")
+    machine = validate(model, {"name": "x", "parts": [{"blades": 3}]}, "m.yaml")
     assert machine.parts[0].blades == 3
+
+
+def test_a_data_class_becomes_plain_data_again() -> None:
+    """What is written is what was read, with the defaults or without."""
+    data = {"name": "x", "parts": [{"kind": "fan", "blades": 3}], "cooler": {"kind": "pump", "litres": 0.5}}
+    machine = validate(_StatedMachine, data, "m.yaml")
+    assert plain(machine) == {**data, "peaks": {}}
+    assert plain(machine, exclude_defaults=True) == data | {"parts": [{"blades": 3}], "cooler": {"litres": 0.5}}

@@ -1,5 +1,7 @@
 """Communication terms against the catalogue's reference formulas, message formats and copies per token."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -103,7 +105,7 @@ def test_copies_of_a_token():
 
 def test_missing_fits_name_the_field():
     """Hardware without a fit of the collective or exchange is refused by its name."""
-    bare = load_hardware("h800").model_copy(update={"collectives": [], "exchanges": []})
+    bare = replace(load_hardware("h800"), collectives=[], exchanges=[])
     with pytest.raises(BadInput, match="h800: collectives has no fit of all_reduce"):
         collective_fit(bare, "all_reduce", 8, True)
     with pytest.raises(BadInput, match="h800: exchanges has no dispatch fit"):

@@ -54,36 +54,33 @@ def exposed(answer: Prediction) -> float:
 
 def faster(spec: HardwareSpec, memory: float, links: float) -> HardwareSpec:
     """Return the machine with memory and every link quicker by a factor."""
-    device = spec.device.model_copy(
-        update={
-            "memory_bandwidth_bytes_per_second": spec.device.memory_bandwidth_bytes_per_second.model_copy(
-                update={"value": spec.device.memory_bandwidth_bytes_per_second.value * memory}
-            )
-        }
+    device = replace(
+        spec.device,
+        memory_bandwidth_bytes_per_second=replace(
+            spec.device.memory_bandwidth_bytes_per_second,
+            value=spec.device.memory_bandwidth_bytes_per_second.value * memory,
+        ),
     )
     exchanges = [
-        fit.model_copy(
-            update={
-                "points": [
-                    point.model_copy(update={"bandwidth_bytes_per_second": point.bandwidth_bytes_per_second * links})
-                    for point in fit.points
-                ]
-            }
+        replace(
+            fit,
+            points=[
+                replace(point, bandwidth_bytes_per_second=point.bandwidth_bytes_per_second * links)
+                for point in fit.points
+            ],
         )
         for fit in spec.exchanges
     ]
     collectives = [
-        fit.model_copy(
-            update={
-                "protocols": [
-                    way.model_copy(update={"bandwidth_bytes_per_second": way.bandwidth_bytes_per_second * links})
-                    for way in fit.protocols
-                ]
-            }
+        replace(
+            fit,
+            protocols=[
+                replace(way, bandwidth_bytes_per_second=way.bandwidth_bytes_per_second * links) for way in fit.protocols
+            ],
         )
         for fit in spec.collectives
     ]
-    return spec.model_copy(update={"device": device, "exchanges": exchanges, "collectives": collectives})
+    return replace(spec, device=device, exchanges=exchanges, collectives=collectives)
 
 
 @settings(max_examples=40, deadline=None)

@@ -1,5 +1,7 @@
 """The default grid: instance sizes, what it holds, what it leaves out."""
 
+from dataclasses import replace
+
 import pytest
 
 from models.spec import GQA, MLA, ModelSpec, MoE
@@ -33,28 +35,26 @@ def deepseek() -> ModelSpec:
 
 def qwen3_235b() -> ModelSpec:
     """Qwen3-235B-A22B's dimensions (its config.json)."""
-    return deepseek().model_copy(
-        update={
-            "layers": 94,
-            "dense_layers": 0,
-            "hidden_size": 4096,
-            "attention": GQA(heads=64, kv_heads=4, head_dim=128),
-            "dense_intermediate_size": None,
-            "moe": MoE(experts=128, experts_per_token=8, intermediate_size=1536),
-        }
+    return replace(
+        deepseek(),
+        layers=94,
+        dense_layers=0,
+        hidden_size=4096,
+        attention=GQA(heads=64, kv_heads=4, head_dim=128),
+        dense_intermediate_size=None,
+        moe=MoE(experts=128, experts_per_token=8, intermediate_size=1536),
     )
 
 
 def dense_model() -> ModelSpec:
     """Qwen3-32B's dimensions (its config.json)."""
-    return qwen3_235b().model_copy(
-        update={
-            "layers": 64,
-            "dense_layers": 64,
-            "attention": GQA(heads=64, kv_heads=8, head_dim=128),
-            "dense_intermediate_size": 25600,
-            "moe": None,
-        }
+    return replace(
+        qwen3_235b(),
+        layers=64,
+        dense_layers=64,
+        attention=GQA(heads=64, kv_heads=8, head_dim=128),
+        dense_intermediate_size=25600,
+        moe=None,
     )
 
 

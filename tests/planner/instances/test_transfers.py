@@ -20,18 +20,17 @@ from tests.questions import small_question
 def _slower(machines: Machines, factor: float) -> Machines:
     hardware = machines.hardware
     planes = [
-        plane.model_copy(
-            update={
-                "bandwidth_bytes_per_second": plane.bandwidth_bytes_per_second.model_copy(
-                    update={"value": plane.bandwidth_bytes_per_second.value / factor}
-                )
-            }
+        replace(
+            plane,
+            bandwidth_bytes_per_second=replace(
+                plane.bandwidth_bytes_per_second, value=plane.bandwidth_bytes_per_second.value / factor
+            ),
         )
         if plane.name == hardware.kv_plane
         else plane
         for plane in hardware.planes
     ]
-    return replace(machines, hardware=hardware.model_copy(update={"planes": planes}))
+    return replace(machines, hardware=replace(hardware, planes=planes))
 
 
 def _on_slow_planes(question: Question, factor: float) -> Question:

@@ -1,5 +1,6 @@
 """Manifests of any strategy over a catalogue model on the toy machine, for the reference runtime."""
 
+from dataclasses import replace
 from typing import Any
 
 from models.loader import load_model
@@ -16,11 +17,7 @@ from tests.manifests import cost, machine
 def slim(name: str, experts: int = 32) -> ModelSpec:
     """Return a catalogue model with fewer experts, which take most of a test's time."""
     model = load_model(name)
-    return (
-        model
-        if model.moe is None
-        else model.model_copy(update={"moe": model.moe.model_copy(update={"experts": experts})})
-    )
+    return model if model.moe is None else replace(model, moe=replace(model.moe, experts=experts))
 
 
 def expert_map(model: ModelSpec, ranks: int, redundant: int = 0, dedicated: int = 0) -> ExpertMap | None:

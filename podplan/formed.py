@@ -1,0 +1,60 @@
+"""Data classes from plain data that is known to be right: a catalogue's own entries, which its tests check.
+
+Files of others are checked with pydantic (``podplan.validation``), which gives the same and takes 0.1 s to import.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from functools import cache, partial
+from types import NoneType
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+
+Class = TypeVar("Class")
+
+
+def formed(made: type[Class], data: dict[str, Any]) -> Class:
+    """Return plain data as a data class, parts of it as those that its fields are.
+
+    Raises TypeError or KeyError where it does not have the fields, and ValueError from what the class checks itself.
+    """
+    kind: Any = made
+    readers = _readers(kind)
+    return made(**{key: readers[key](value) for key, value in data.items()})
+
+
+@cache
+def _readers(made: Any) -> dict[str, Callable[[Any], Any]]:
+    """Return what makes a field's value of plain data, by field."""
+    hints = get_type_hints(made)
+    return {each.name: _reader(hints[each.name]) for each in dataclasses.fields(made)}
+
+
+def _reader(kind: Any) -> Callable[[Any], Any]:
+    """Return what makes a value of a type of plain data."""
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        return _reader(inner[0])
+    if origin is list:
+        item = _reader(inner[0])
+        return lambda data: [item(each) for each in data]
+    if origin is dict:
+        held = _reader(inner[1])
+        return lambda data: {key: held(each) for key, each in data.items()}
+    if inner and origin is not Literal:
+        return _one_of([each for each in inner if each is not NoneType])
+    if dataclasses.is_dataclass(kind):
+        return partial(formed, kind)  # type: ignore[arg-type]  # no instance of one
+    return float if kind is float else _as_it_is
+
+
+def _one_of(kinds: list[Any]) -> Callable[[Any], Any]:
+    """Return what makes one of several data classes, by their ``kind``, or the one type, or None of nothing."""
+    if len(kinds) == 1:
+        only = _reader(kinds[0])
+        return lambda data: None if data is None else only(data)
+    by_kind = {tag: _reader(each) for each in kinds for tag in get_args(get_type_hints(each)["kind"])}
+    return lambda data: by_kind[data["kind"]](data)
+
+
+def _as_it_is(data: Any) -> Any:
+    return data
