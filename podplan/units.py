@@ -10,10 +10,8 @@ MEGA = 1e6
 GIGA = 1e9
 TERA = 1e12
 PETA = 1e15
-KIBI = 1024
 MEBI = 1024**2
 GIBI = 1024**3
-TEBI = 1024**4
 MILLI = 1e-3
 MICRO = 1e-6
 NANO = 1e-9
@@ -33,18 +31,6 @@ _DURATIONS = {
     "min": MINUTE_SECONDS,
     "h": HOUR_SECONDS,
     "d": DAY_SECONDS,
-}
-_SIZES = {
-    "b": 1.0,
-    "kb": KILO,
-    "mb": MEGA,
-    "gb": GIGA,
-    "tb": TERA,
-    "pb": PETA,
-    "kib": KIBI,
-    "mib": MEBI,
-    "gib": GIBI,
-    "tib": TEBI,
 }
 _PERIODS = {
     "s": 1.0,
@@ -75,21 +61,6 @@ def parse_duration(text: str, what: str, *, allow_zero: bool = False) -> float:
     # 100us is 1e-4 exactly as written: dividing by 10⁶ rounds once, multiplying by 1e-6 twice.
     seconds = number * factor if factor >= 1 else number / round(1 / factor)
     return _checked(seconds, text, what, allow_zero)
-
-
-def parse_size(text: str, what: str, *, allow_zero: bool = False) -> float:
-    """Return the bytes that ``text`` (``64GB`` = 64·10⁹, ``80GiB`` = 80·2³⁰) stands for.
-
-    Raises BadInput naming ``what`` for a missing or unknown unit, a negative or infinite value, and zero
-    unless ``allow_zero``.
-    """
-    number, unit = _split(text, what, "64GB or 80GiB")
-    if not unit:
-        if number == 0 and allow_zero:
-            return 0.0
-        raise BadInput(f"{what}: {_quote(text)} has no unit; write for example {_plain(number)}GB or 80GiB")
-    factor = _factor(_SIZES, unit, text, what, "B, KB, MB, GB, TB, KiB, MiB, GiB or TiB")
-    return _checked(number * factor, text, what, allow_zero)
 
 
 def parse_rate(text: str, what: str, *, allow_zero: bool = False) -> float:

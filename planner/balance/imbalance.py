@@ -169,38 +169,3 @@ def parse_balance(text: str) -> Balance:
             "busiest rank over the mean."
         )
     return Balance(kind="factor", factor=factor)
-
-
-def busiest_rank_factor(
-    balance: Balance,
-    *,
-    experts: int,
-    ranks: int,
-    redundant: int,
-    tokens_per_rank: Number,
-    distribution: LoadDistribution = MIXED,
-) -> Number:
-    """Tokens of the busiest rank over the mean rank that the question's balance stands for.
-
-    perfect: 1, without sampling noise. factor: as given, at most ``ranks``, without noise, for it is an observed value.
-    measured and none: ``sampling_factor`` on ``static_factor``, balanced or not.
-
-    Args:
-        balance: the parsed --expert-balance.
-        experts: routed experts per layer.
-        ranks: expert-parallel degree.
-        redundant: slots beyond one per expert, in all.
-        tokens_per_rank: routed (token, expert) pairs per rank, any shape.
-        distribution: popularity of experts.
-
-    Returns:
-        The shape of ``tokens_per_rank``.
-
-    Raises:
-        BadInput: the slots do not fit the ranks.
-    """
-    if balance.kind in ("perfect", "factor"):
-        flat = min(balance.factor, float(ranks))
-        return flat if np.ndim(tokens_per_rank) == 0 else np.full(np.shape(tokens_per_rank), flat)
-    static = static_factor(experts, ranks, redundant, distribution, balance.kind == "measured")
-    return sampling_factor(static, tokens_per_rank, ranks)

@@ -129,10 +129,6 @@ class HostOverhead(Strict):
     """Time that the host keeps the device waiting; null: not published, the hardware's own value holds."""
 
     decode_gap_seconds: Sourced | None
-    prefill_gap_seconds: Sourced | None
-    graphs_per_iteration: Fact[Literal["one", "one_per_token"]] = Field(
-        description="one_per_token: the drafts' graphs are launched one by one beside the main one"
-    )
 
 
 class EngineProfile(Strict):

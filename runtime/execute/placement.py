@@ -59,10 +59,6 @@ class ExpertTable:
             raise BadInput("the shared expert has no copy on a rank that is left")
         return ExpertTable(self.expert_of, rank_of, shared)
 
-    def slots_on(self, ep: int) -> Indices:
-        """Return the slots of an EP rank."""
-        return np.flatnonzero(self.rank_of == ep)
-
     def copies(self, experts: Indices, weights: Array, turn: Indices) -> Copies:
         """Return where k experts per token [T, k] are, and the dedicated shared expert's copy beside them.
 

@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 
 from planner.balance.imbalance import (
     Balance,
-    busiest_rank_factor,
     expected_maximum_normal,
     parse_balance,
     sampling_factor,
@@ -175,21 +174,3 @@ def test_parse_balance_refuses_the_rest(text):
     """The sentence names the flag and the forms."""
     with pytest.raises(BadInput, match="--expert-balance"):
         parse_balance(text)
-
-
-def test_busiest_rank_factor_composes_balance_with_noise():
-    """Perfect is exactly one and a factor exactly itself, without noise; measured and none carry it."""
-    tokens = np.array([100.0, 1e9])
-
-    def factor(text, ranks=32):
-        return busiest_rank_factor(
-            parse_balance(text), experts=256, ranks=ranks, redundant=0, tokens_per_rank=tokens, distribution=MIXED
-        )
-
-    assert factor("perfect").tolist() == [1.0, 1.0]
-    assert factor("1.5").tolist() == [1.5, 1.5]
-    assert factor("1.5", ranks=1).tolist() == [1.0, 1.0]
-    assert factor("none")[1] == pytest.approx(static_factor(256, 32, 0, MIXED, False))
-    assert (factor("none") > factor("measured")).all()
-    assert factor("measured")[0] > factor("measured")[1]
-    assert factor("measured", ranks=1).tolist() == pytest.approx([1.0, 1.0])
