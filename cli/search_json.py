@@ -170,7 +170,7 @@ def plan_json(plan: Plan, *, compact: bool = False) -> dict[str, object]:
             **{f"p{level:g}": plan.e2e_at(level) for level in levels},
         },
         "kv_transfer_seconds": plan.transfer_seconds,
-        **({"kv_links": _links_json(plan.links)} if isinstance(plan, DisaggregatedPlan) else {}),
+        **(_between_pools(plan) if isinstance(plan, DisaggregatedPlan) else {}),
     }
     figures = {
         "cost_per_million_tokens": plan.cost_per_million_tokens,
@@ -180,6 +180,12 @@ def plan_json(plan: Plan, *, compact: bool = False) -> dict[str, object]:
         "energy_joules_per_million_tokens": plan.joules_per_million_tokens,
     }
     return data | {name: value for name, value in figures.items() if value is not None}
+
+
+def _between_pools(plan: DisaggregatedPlan) -> dict[str, object]:
+    """Return what separate pools alone have: links between them, and how well a sample knows the mean TTFT."""
+    links: dict[str, object] = {"kv_links": _links_json(plan.links)}
+    return links if plan.ttft_error is None else links | {"ttft_mean_relative_standard_error": plan.ttft_error}
 
 
 def _links_json(links: LinkState) -> dict[str, object]:

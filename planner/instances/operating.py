@@ -245,6 +245,12 @@ class PrefillServer:
             self._solved[key] = latency_of(self.service, rate_per_second, self._squared_cv(instances))
         return self._solved[key]
 
+    def ttft_error(self, rate_per_second: float, instances: int = 1) -> float | None:
+        """Relative standard error of the mean of ``ttft`` where a sample tells it; None where a chain does."""
+        if not self._screened or self.service.sample is None:
+            return None
+        return self.service.sample.error(rate_per_second, self._squared_cv(instances))
+
     def _squared_cv(self, instances: int) -> float:
         """Of the gaps between the arrivals at one of so many instances."""
         return thinned_squared_cv(self.question.workload.arrival_squared_cv, instances, "round_robin")

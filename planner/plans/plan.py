@@ -148,6 +148,8 @@ class DisaggregatedPlan(Plan):
     decode: DecodePool
     links: LinkState
     """What prompts' KV takes on its way, with its waiting."""
+    ttft_error: float | None = None
+    """Relative standard error of the mean of ``ttft`` where a sample of passes tells it."""
 
     def pools(self) -> tuple[tuple[Role, PlannedPool], ...]:
         """Return the pools with their roles, prefill first."""
@@ -240,6 +242,7 @@ def make_plan(
         tpot=state.tpot,
         transfer_seconds=links.seconds,
         links=links,
+        ttft_error=first.ttft_error(rate_per_second / first_count, first_count),
     )
 
 

@@ -76,6 +76,10 @@ class Sample(Protocol):
         """TTFT within a fifth, sooner."""
         ...
 
+    def error(self, rate_per_second: float, squared_cv: float) -> float:
+        """Standard error of the mean of TTFT, relative."""
+        ...
+
 
 @dataclass(frozen=True, kw_only=True)
 class Service:

@@ -2,6 +2,7 @@
 
 import csv
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,13 @@ import pytest
 from cli import main
 from cli import search as search_command
 from cli.exit_codes import ExitCode
+from cli.search_json import plan_json
+from cli.search_render import interval_text
 from planner.manifest.document import read_manifest
+from planner.plans.plan import DisaggregatedPlan
 from podplan import aside
 from podplan.files import write_files
+from tests.questions import small_answer
 
 SMALL = ["qwen3-30b-a3b", "--hw", "h800", "--nodes", "1", "--shape", "disaggregated"]
 MIXED = ["qwen3-30b-a3b", "--hw", "prefill=910b,decode=h800", "--nodes", "prefill=1,decode=1"]
@@ -187,6 +192,17 @@ def test_text_says_what_the_plan_does(capsys: pytest.CaptureFixture[str]) -> Non
     ):
         assert word in shown
     assert shown.count("\n") <= 50
+
+
+def test_the_error_of_a_sampled_queue_is_told() -> None:
+    """Beside the intervals of service times, and as a share in the JSON; nothing where a chain tells the queue."""
+    plan = small_answer().best
+    assert isinstance(plan, DisaggregatedPlan) and plan.ttft_error is None
+    assert "sample" not in interval_text(plan)
+    assert "ttft_mean_relative_standard_error" not in plan_json(plan)
+    sampled = replace(plan, ttft_error=0.0117)
+    assert interval_text(sampled).endswith("mean TTFT ± 1.2% (standard error).")
+    assert plan_json(sampled)["ttft_mean_relative_standard_error"] == 0.0117
 
 
 def test_no_plan_is_told_with_the_limit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

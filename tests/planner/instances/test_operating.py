@@ -1,5 +1,7 @@
 """Pools at work: service times rise with what is held, full ones are the candidates', capacities keep limits."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -106,3 +108,13 @@ def test_a_chunked_prompt_takes_its_parts_in_turn() -> None:
     whole, parts = (pass_seconds(cost, question.workload, one, 1.0, chunks, 1) for chunks in (1, 8))
 
     assert parts >= whole
+
+
+def test_what_a_sample_tells_comes_with_its_error() -> None:
+    """Where prompts are cut over passes of several groups the mean is a sample's; elsewhere it is a chain's."""
+    question = small_question(model="deepseek-v2-lite", hardware="h100", squared_cv=1.0)
+    whole = next(each for each in prefill_found(question, Count()) if each.row.strategy.attention_dp == 4)
+    assert PrefillServer(question, whole).ttft_error(1.0) is None
+    server = PrefillServer(question, replace(whole, tokens_per_device=512, chunks=1))
+    error = server.ttft_error(0.5 * server.saturation_per_second)
+    assert error is not None and 0.001 < error < 0.05
