@@ -15,7 +15,8 @@ from planner.instances.space import Role
 from planner.manifest.schema import Manifest, Pool
 from planner.manifest.stepcost import evaluate_best
 from planner.manifest.terms import StepLoad
-from planner.mixed.queue import MixedServer, MixedState
+from planner.mixed.queue import MixedState
+from planner.mixed.server import MixedServer
 from planner.plans.aggregated import AggregatedPlan
 from planner.plans.expectation import (
     filled_alike,

@@ -17,8 +17,8 @@ from planner.manifest.stacks import stacked
 from planner.manifest.terms import Number, StepCost
 from planner.mixed.candidates import BUDGETS, MixedCandidate, mixed_room
 from planner.mixed.least import mixed_least, quickest_server
-from planner.mixed.queue import MOST_UTILISATION, MixedServer
 from planner.mixed.screen import Floats, Screen, Steps
+from planner.mixed.server import MOST_UTILISATION, MixedServer
 from planner.question import Question
 from planner.queues.lattice import largest_carried
 from planner.workload import reserved_kv_tokens

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from planner.instances.least import BATCHES, Least
-from planner.mixed.queue import MixedServer
 from planner.mixed.screen import Screen
+from planner.mixed.server import MixedServer
 from planner.offers.columns import Ints
 
 _NONE = 1e-9

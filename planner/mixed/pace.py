@@ -7,6 +7,8 @@ and they make both the running requests, averaged over a residence, and the prom
 Ref: clusters of self-exciting arrivals, A. G. Hawkes, Biometrika 58:83, 1971; the rest is derived here.
 """
 
+import math
+
 import numpy as np
 
 from planner.queues.decode_queue import residence_variance
@@ -37,6 +39,10 @@ class Pace:
     """Of the tokens of a prompt that are to be computed."""
     dispersion: float = 1.0
     """Variance over mean of the prompts that come over long times; 1 for Poisson arrivals."""
+    step_variance: float = math.inf
+    """Of single steps by their prompts, in squared seconds: means over a residence vary no more. Endless where prompts
+    are computed in far fewer steps than a residence has.
+    """
 
     def variance(self, lengths: Array, iterations: Lengths) -> Array:
         """Variance of the mean step time over a residence, in squared seconds; ``lengths`` over the mean one.
@@ -57,10 +63,29 @@ class Pace:
         coming -= spread * (coming - 1) / 2
         both = self.slope * self.per_prompt * cluster * self.running * self.dispersion / iterations.mean
         shared = (1.36 - 0.36 * spread) * both
-        varied = self.work_squared_cv + self.dispersion
-        own = self.per_prompt**2 * self.rate_per_second * self.step_seconds * varied
         occupied = self.slope**2 * self.running_variance * coming
-        return np.asarray((occupied + shared) * left + own / (iterations.mean * lengths))
+        return np.asarray((occupied + shared) * left + self._own(iterations.mean * lengths)[0])
+
+    def _own(self, steps: Array) -> tuple[Array, Array]:
+        """(variance of the mean of so many steps by their prompts alone, covariance of it and the first of them).
+
+        As if what steps have in common were forgotten exponentially, so fast that the variance is the one that the
+        prompts of a long time make: v/steps with v = p² · rate · step · (w + d), from the variance of single steps on.
+        """
+        varied = self.work_squared_cv + self.dispersion
+        over = self.per_prompt**2 * self.rate_per_second * self.step_seconds * varied
+        if math.isinf(self.step_variance) or over <= 0:
+            return over / steps, over / (2 * steps)
+        forgotten = 2 * self.step_variance * steps / over
+        share = -np.expm1(-forgotten) / forgotten
+        return 2 * self.step_variance / forgotten * (1 - share), self.step_variance * share
+
+    def seen_longer(self, iterations: Lengths) -> float:
+        """How much longer steps are to requests that run than on average over steps, by their prompts.
+
+        Long steps bring more requests, in proportion to their seconds, which then run in the steps that follow.
+        """
+        return 1 + float(self._own(np.array([iterations.mean]))[1][0]) / self.step_seconds**2
 
     def paces(self, iterations: Lengths) -> tuple[Array, Array, Array]:
         """Requests as point masses: mean seconds per step over their residence, the residence, mass; [points] each."""

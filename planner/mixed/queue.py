@@ -10,38 +10,31 @@ chapter 3. How prompts and running requests vary together over a residence is de
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cached_property, partial
-from typing import Protocol
 
 import numpy as np
 
-from planner.costs.deployment import Deployment
-from planner.costs.latency import balanced_cost, tokens_per_iteration
-from planner.manifest.stacks import stacked
 from planner.mixed.chain import PromptState, rank_state
 from planner.mixed.occupancy import Running, crossing, least_step, occupancy
 from planner.mixed.pace import Pace
+from planner.mixed.rank_line import RankLine
 from planner.mixed.ranks import ranks_state
+from planner.mixed.sampled import SampledPrompts, differ_and_are_cut
 from planner.mixed.steps import Aggregate, StepTable, step_seconds
-from planner.mixed.times import sorted_latency, ttft_of
-from planner.question import Question
-from planner.queues.prefill_queue import thinned_squared_cv
-from planner.queues.queueing import Array, Latency, independent_sum, largest_rate
+from planner.mixed.times import after_wait, sorted_latency, ttft_of
+from planner.queues.queueing import Array, Latency, independent_sum
 from podplan.records import dataclass
 
-MOST_UTILISATION = 0.9
-"""Of ``most_per_second``: nearer to it a few per cent more arrivals lengthen steps and fill places faster than the
-queue tells. Against the runtime the mean TPOT of four plans is within 5 % up to here and of one 9 % high; qwen3-8b on
-an H100, 512 + 128 tokens, is 5 % low at 0.95 (docs/queueing.md).
-"""
 _SPREADS = np.array([-math.sqrt(3.0), 0.0, math.sqrt(3.0)])
 """Deviations of the running requests at which chains are solved: the nodes of three-point Gauss-Hermite quadrature."""
 _CLOSE = 1.0
 """Deviations by which the mean of the running requests may lie off the middle chain."""
 _SOLVED = 3
 _SELDOM = 0.005
-_FAR = 1.1
 _REMEMBERED = 8
+_MOST_FOLLOWS, _ALIKE = 0.8, 0.02
+"""Of a step: how much of a change of the running requests comes back to them at most, and what of it is none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +44,8 @@ class MixedState:
     rate_per_second: float
     find_ttft: Callable[[], Latency]
     """Finds ``ttft``, which takes longer than all else."""
+    find_guess: Callable[[], Latency] | None = None
+    """Finds about ``ttft`` where that takes much longer: no longer than it, and up to 40 % shorter."""
     tpot: Latency
     span: Latency
     """From the first token to the last."""
@@ -75,7 +70,7 @@ class MixedState:
 
     def __getstate__(self) -> dict[str, object]:
         """What travels to another process: ``ttft`` as found, for what finds it does not."""
-        return self.__dict__ | {"ttft": self.ttft, "find_ttft": partial(_found, self.ttft)}
+        return self.__dict__ | {"ttft": self.ttft, "find_ttft": partial(_found, self.ttft), "find_guess": None}
 
     @cached_property
     def e2e(self) -> Latency:
@@ -269,112 +264,56 @@ class MixedQueue:
             assert alone is not None, "an instance that keeps up does so when nothing runs"
             states, weights = [*states, alone], np.append(weights * (1 - occupied.empty), occupied.empty)
         step = occupied.mean / (rate * iterations.mean)
+        share = float(occupied.weights @ np.array([state.prompt_steps for state in occupied.states]))
         wait = occupied.waiting * _wait_scale(iterations.squared_cv, rate / occupied.full_share, rate)
-        paces, spans, likely = self._pace(rate, dispersion, occupied, step).paces(iterations)
+        pace = self._pace(rate, dispersion, occupied, step)
+        find_ttft: Callable[[], Latency] = partial(ttft_of, states, weights, occupied.waiting, wait)
+        find_guess: Callable[[], Latency] | None = None
+        if differ_and_are_cut(aggregate):
+            told = (rate, dispersion), step, share
+            line = SampledPrompts(aggregate, occupied.mean).line(*told)
+            find_ttft = partial(_sampled_ttft, aggregate, occupied, told, wait)
+            find_guess = partial(_guessed_ttft, line, occupied.waiting, wait)
+            work = line.delays_squared_cv(pace.per_prompt, aggregate.ranks)
+            pace = replace(pace, work_squared_cv=work, step_variance=line.step_variance)
+            step *= pace.seen_longer(iterations)
+        paces, spans, likely = replace(pace, step_seconds=step).paces(iterations)
         tokens = float(answer.mean > 1)  # 0: the answer is the first token, and none has a time of its own
+        running = rate * iterations.mean * step
         return MixedState(
             rate_per_second=rate,
-            find_ttft=partial(ttft_of, states, weights, occupied.waiting, wait),
+            find_ttft=find_ttft,
+            find_guess=find_guess,
             tpot=sorted_latency(tokens * paces / aggregate.accepted, likely, tokens * step / aggregate.accepted),
-            span=sorted_latency(tokens * spans, likely, tokens * occupied.mean / rate),
-            mean_requests=occupied.mean,
-            requests_per_rank=occupied.mean / aggregate.ranks,
+            span=sorted_latency(tokens * spans, likely, tokens * running / rate),
+            mean_requests=running,
+            requests_per_rank=running / aggregate.ranks,
             mean_step_seconds=step,
-            prompt_steps=float(occupied.weights @ np.array([state.prompt_steps for state in occupied.states])),
+            prompt_steps=share,
             waiting_probability=occupied.waiting,
             mean_wait_seconds=wait,
             utilisation=max(rate / self.fed_per_second, occupied.full_share),
         )
 
 
+def _sampled_ttft(
+    aggregate: Aggregate, occupied: Running, told: tuple[tuple[float, float], float, float], mean_wait: float
+) -> Latency:
+    """TTFT by a sample of steps; once more where they are not as long as so many running requests ask for."""
+    offered = told[0][0] * aggregate.iterations.mean
+    found = SampledPrompts(aggregate, occupied.mean).found(*told)
+    follows = min(occupied.slope * offered, _MOST_FOLLOWS)
+    running = occupied.mean + (offered * found.step_seconds - occupied.mean) / (1 - follows)
+    if abs(running - occupied.mean) > _ALIKE * occupied.mean:
+        running = float(np.clip(running, occupied.mean / 2, min(2 * occupied.mean, aggregate.most)))
+        found = SampledPrompts(aggregate, running).found(told[0], found.step_seconds, found.prompt_steps)
+    return after_wait(found.ttft, occupied.waiting, mean_wait)
+
+
+def _guessed_ttft(line: RankLine, waiting: float, mean_wait: float) -> Latency:
+    return after_wait(line.ttft(), waiting, mean_wait)
+
+
 def _wait_scale(squared_cv: float, full_per_second: float, rate: float) -> float:
     """Mean wait for room of a request that waits: a full instance is as many equal servers (Allen and Cunneen)."""
     return (1 + squared_cv) / 2 / max(full_per_second - rate, 1e-12)
-
-
-class Candidate(Protocol):
-    """What a queue has to know of an aggregated instance: ``mixed.candidates`` has such."""
-
-    @property
-    def deployment(self) -> Deployment:
-        """The instance in phase ``mixed``, in numbers."""
-        ...
-
-    @property
-    def batch(self) -> int:
-        """Requests of one DP rank at most."""
-        ...
-
-    @property
-    def batched_tokens(self) -> int:
-        """Tokens of a step and DP rank."""
-        ...
-
-    @property
-    def microbatches(self) -> int:
-        """Most microbatches of a step."""
-        ...
-
-
-@dataclass(frozen=True)
-class MixedServer:
-    """An aggregated instance as its queue sees it; satisfies ``offers.columns.Server``."""
-
-    question: Question
-    candidate: Candidate
-
-    @property
-    def independent(self) -> bool:
-        """No: arrivals that are dealt out in turn are the more even the more instances take them."""
-        return False
-
-    @cached_property
-    def queue(self) -> MixedQueue:
-        """The instance, tabulated once for all rates and counts of instances."""
-        question, candidate = self.question, self.candidate
-        deployment = candidate.deployment
-        return MixedQueue(
-            Aggregate(
-                cost=stacked(balanced_cost(deployment, question.balance)),
-                workload=question.workload,
-                ranks=int(deployment.strategy.attention_groups),
-                budget_tokens=float(candidate.batched_tokens),
-                most_requests=int(candidate.batch),
-                microbatches=candidate.microbatches,
-                accepted=tokens_per_iteration(int(deployment.drafts), question.acceptance),
-            )
-        )
-
-    def state(self, rate_per_second: float, instances: int = 1) -> MixedState | None:
-        """State of one of ``instances`` that requests go to in turn, at its rate; None where it cannot keep up."""
-        squared_cv = thinned_squared_cv(self.question.workload.arrival_squared_cv, instances, "round_robin")
-        return self.queue.state(rate_per_second, squared_cv)
-
-    def pool_capacity(self, instances: int) -> float:
-        """Largest rate of so many instances within both limits and 90 % of saturation; 0 where there is none."""
-        rate = largest_rate(
-            lambda each: self.excess(each, instances), 1.0, MOST_UTILISATION * self.queue.most_per_second
-        )
-        return 0.0 if rate is None else rate * instances
-
-    def pool_carries(self, instances: int, rate_per_second: float) -> bool:
-        """Whether so many instances carry a rate within both limits and 90 % of saturation."""
-        return self.excess(rate_per_second / instances, instances) <= 1
-
-    def excess(self, rate_per_second: float, instances: int = 1) -> float:
-        """The larger of TTFT and TPOT at the percentile, in units of its limit; infinite past 90 % of saturation."""
-        if rate_per_second > MOST_UTILISATION * self.queue.most_per_second * (1 + 1e-9):
-            return math.inf
-        question = self.question
-        if question.workload.output_tokens.mean <= 1:  # no token after the first
-            state = self.state(rate_per_second, instances)
-            return state.ttft.at(question.percentile) / question.ttft_seconds if state else math.inf
-        squared_cv = thinned_squared_cv(question.workload.arrival_squared_cv, instances, "round_robin")
-        near = self.queue.near_step_seconds(rate_per_second, squared_cv) / self.queue.aggregate.accepted
-        if near > _FAR * question.tpot_seconds:  # on average: no need to know how it varies
-            return near / question.tpot_seconds
-        state = self.state(rate_per_second, instances)
-        if state is None:
-            return math.inf
-        tpot = state.tpot.at(question.percentile) / question.tpot_seconds
-        return tpot if tpot > 1 else max(tpot, state.ttft.at(question.percentile) / question.ttft_seconds)

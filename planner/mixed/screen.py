@@ -21,7 +21,7 @@ from planner.instances.decode_candidates import Count
 from planner.manifest.stacks import taken
 from planner.manifest.stepcost import evaluate
 from planner.manifest.terms import Number, StepCost, StepLoad
-from planner.mixed.queue import MOST_UTILISATION
+from planner.mixed.server import MOST_UTILISATION
 from planner.queues.prompts import prompts_of
 from planner.workload import Workload, running_kv_tokens
 from podplan.records import dataclass

@@ -16,6 +16,7 @@ from planner.costs.latency import deviations
 from planner.instances.decode_candidates import kv_of_busiest
 from planner.manifest.stepcost import evaluate
 from planner.manifest.terms import StepCost, StepLoad
+from planner.queues.machine import Loads
 from planner.queues.prompts import Prompts, prompts_of
 from planner.queues.queueing import Array
 from planner.workload import Lengths, Workload, running_kv_tokens
@@ -84,26 +85,46 @@ def step_seconds(aggregate: Aggregate, running: Array, busiest: Array, total: Ar
     cached tokens; experts and exchanges follow the mean rank.
     """
     running, busiest, total = np.broadcast_arrays(*(np.asarray(x, np.float64) for x in (running, busiest, total)))
-    each = running / aggregate.ranks
-    fullest = np.maximum(each, np.minimum(running, 1.0))
-    kv = running_kv_tokens(aggregate.workload)
-    mean = (running * aggregate.cost.queries_per_sequence + total) / aggregate.ranks
     context, pairs = _prompt_context(aggregate, running, busiest, total / np.maximum(busiest, 1e-9))
-    with_prompts = StepLoad(
+    load = (busiest, context, pairs, busiest / aggregate.mean_new_tokens)
+    found = loaded_seconds(aggregate, running, load, total / aggregate.ranks)
+    return (
+        found if aggregate.ranks == 1 else np.maximum(found, bare_seconds(aggregate, running, total / aggregate.ranks))
+    )
+
+
+def loaded_seconds(aggregate: Aggregate, running: Array, load: Loads, mean_tokens: Array) -> Array:
+    """Seconds of a rank with its share of ``running`` requests and prompts (tokens, context, pairs, ended prompts).
+
+    Args: ``mean_tokens`` of prompts on all ranks, which experts and exchanges follow; all of one shape.
+    """
+    each = running / aggregate.ranks
+    tokens, context, pairs, finishing = load
+    step = StepLoad(
         decode_sequences=each,
-        decode_kv_tokens=each * kv.mean_tokens,
-        prefill_tokens=busiest,
+        decode_kv_tokens=each * running_kv_tokens(aggregate.workload).mean_tokens,
+        prefill_tokens=tokens,
         prefill_context_tokens=context,
         prefill_pairs=pairs,
-        finishing_prompts=busiest / aggregate.mean_new_tokens,
-        mean_tokens=mean,
+        finishing_prompts=finishing,
+        mean_tokens=each * aggregate.cost.queries_per_sequence + mean_tokens,
     )
-    found = _fastest(aggregate, with_prompts, busiest + fullest >= 2)
-    if aggregate.ranks == 1:
-        return found
-    held = kv_of_busiest(deviations(aggregate.ranks), fullest, kv)
-    without = StepLoad(decode_sequences=fullest, decode_kv_tokens=held, mean_tokens=mean)
-    return np.maximum(found, _fastest(aggregate, without, fullest >= 2))
+    return _fastest(aggregate, step, tokens + _fullest(aggregate, running) >= 2)
+
+
+def bare_seconds(aggregate: Aggregate, running: Array, mean_tokens: Array) -> Array:
+    """Seconds of the rank with most cached tokens of ``running`` requests, without prompts of its own."""
+    fullest = _fullest(aggregate, running)
+    held = kv_of_busiest(deviations(aggregate.ranks), fullest, running_kv_tokens(aggregate.workload))
+    mean = running / aggregate.ranks * aggregate.cost.queries_per_sequence + mean_tokens
+    return _fastest(
+        aggregate, StepLoad(decode_sequences=fullest, decode_kv_tokens=held, mean_tokens=mean), fullest >= 2
+    )
+
+
+def _fullest(aggregate: Aggregate, running: Array) -> Array:
+    """Requests of the fullest rank: at least one where any run."""
+    return np.maximum(running / aggregate.ranks, np.minimum(running, 1.0))
 
 
 @dataclass(frozen=True)

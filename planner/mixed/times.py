@@ -13,8 +13,12 @@ def ttft_of(states: list[PromptState], weights: Array, waiting: float, mean_wait
     """TTFT over the chains, and before it the wait for room of a share ``waiting`` of the requests."""
     points = [state.sojourn() for state in states]
     masses = np.concatenate([weight * own for weight, (_, own) in zip(weights, points, strict=True)])
-    found = _binned(np.concatenate([seconds for seconds, _ in points]), masses)
-    return independent_sum(found, _exponential(waiting, mean_wait / waiting)) if waiting > _NEVER else found
+    return after_wait(_binned(np.concatenate([seconds for seconds, _ in points]), masses), waiting, mean_wait)
+
+
+def after_wait(ttft: Latency, waiting: float, mean_wait: float) -> Latency:
+    """TTFT with the wait for room of a share ``waiting`` of the requests before it."""
+    return independent_sum(ttft, _exponential(waiting, mean_wait / waiting)) if waiting > _NEVER else ttft
 
 
 def _exponential(chance: float, mean: float) -> Latency:

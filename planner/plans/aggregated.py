@@ -9,7 +9,8 @@ from planner.costs.memory import Memory, memory
 from planner.costs.predict import Prediction, predict
 from planner.instances.space import Role, machines_of
 from planner.mixed.candidates import MixedCandidate
-from planner.mixed.queue import MixedServer, MixedState
+from planner.mixed.queue import MixedState
+from planner.mixed.server import MixedServer
 from planner.plans.plan import Plan
 from planner.plans.pools import PlannedPool, answering
 from planner.question import Question

@@ -17,8 +17,9 @@ from planner.mixed.chain import PromptState, rank_state
 from planner.mixed.even import gap_beyond, wait_share, with_mates
 from planner.mixed.occupancy import occupancy
 from planner.mixed.pace import Pace
-from planner.mixed.queue import MOST_UTILISATION, MixedQueue, MixedServer
+from planner.mixed.queue import MixedQueue
 from planner.mixed.ranks import ranks_state
+from planner.mixed.server import MOST_UTILISATION, MixedServer
 from planner.mixed.steps import Aggregate, StepTable, step_seconds
 from planner.queues.decode_queue import decode_state
 from planner.strategy import Strategy

@@ -17,7 +17,7 @@ from planner.mixed import screen as mixed_screen
 from planner.mixed.candidates import BUDGETS, MixedCandidate, mixed_room
 from planner.mixed.kinds import MixedKind, group_screen, step_limit
 from planner.mixed.offers import holding
-from planner.mixed.queue import MixedServer
+from planner.mixed.server import MixedServer
 from planner.plans.aggregated import AggregatedPlan
 from planner.plans.assemble import assemble
 from planner.plans.expectation import expect, workload_of

@@ -1,0 +1,204 @@
+"""Steps of many aggregated instances at once, while the requests in decode stay as many.
+
+An instance's steps follow from one another: a step takes of every DP rank what has come there by then, first come first
+served, up to the room that the budget leaves beside the running requests; all ranks leave it together, and the slowest
+decides how long it lasts. Prompts are dealt over the ranks in turn. The rule is that of ``runtime.simulate.mixed``,
+prompt by prompt: nothing is averaged here but the requests in decode.
+
+Prompts of a rank lie behind each other as tokens of one line. What has come and what is computed are places on it, so
+that a step needs no loop over prompts; instances that have nothing to do with one another (*lanes*) stand side by side.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.queues.machine import Loads
+from planner.queues.queueing import Array
+from podplan.records import dataclass
+
+Ints = NDArray[np.int64]
+_CLOSE = 1e-12
+"""An arrival at the very moment of a step's start is in it, rounding apart."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Streams:
+    """Prompts by lane, arrays [lanes, prompts]: a multiple of the ranks, of which some behind the last come later."""
+
+    arrivals: Array
+    """Seconds, not falling."""
+    tokens: Array
+    """To compute."""
+    reused: Array
+    """That are there before."""
+    begin_seconds: Array
+    """When each lane begins, [lanes]."""
+    heads: Ints
+    """The prompt under way or next on each rank then, counted on that rank; [lanes, ranks]."""
+    done: Array
+    """What is computed of it, 0 to 1, [lanes, ranks]."""
+    first: int
+    """The first prompt that is asked for."""
+    last: int
+    """The one after the last."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Instance:
+    """What plays the streams, each lane for itself."""
+
+    ranks: int
+    room: float
+    """Prompt tokens of a step on a rank."""
+    with_prompts: Callable[[Loads, Array], Array]
+    """Seconds of steps by (tokens, context, pairs, ended prompts) of a rank and the mean prompt tokens of all."""
+    without: Callable[[Array], Array]
+    """Seconds of a rank without prompts, by the mean prompt tokens of all."""
+    pair_tokens: float
+    """Prompt tokens that lengthen a step as much as one query-key pair does."""
+    pauses: bool
+    """Nothing is in decode: without prompts there is no step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """What came of it."""
+
+    ends: Array
+    """Seconds at which each prompt that is asked for has its first token, [lanes, asked]."""
+    step_seconds: Array
+    """Sum over the steps that begin while prompts that are asked for come, [lanes], as are the two below."""
+    steps: Array
+    prompt_steps: Array
+
+
+@dataclass(frozen=True, slots=True)
+class _Lines:
+    """Prompts as places on the line of their rank; flat over [lanes, ranks, prompts and some behind the last]."""
+
+    starts: Array
+    """First token of each prompt; infinite behind the last."""
+    pairs: Array
+    """Query-key pairs before it."""
+    reused: Array
+    come: Array
+    """[lanes · (prompts + 1), ranks]: place up to which prompts have come, by how many of the lane have."""
+    keys: Array
+    """Arrivals, each lane behind the one before it."""
+    apart: float
+    """By how much."""
+
+    @classmethod
+    def of(cls, streams: Streams, ranks: int) -> "_Lines":
+        """Lay the prompts of each rank behind each other."""
+        lanes, prompts = streams.tokens.shape
+        tokens, reused = (
+            each.reshape(lanes, prompts // ranks, ranks).transpose(0, 2, 1) for each in (streams.tokens, streams.reused)
+        )
+        none = np.zeros((lanes, ranks, 1))
+        starts = np.concatenate([none, np.cumsum(tokens, axis=-1)], axis=-1)
+        pairs = np.concatenate([none, np.cumsum(tokens * (reused + (tokens + 1) / 2), axis=-1), none], axis=-1)
+        number = (np.arange(prompts + 1)[:, None] + ranks - 1 - np.arange(ranks)) // ranks
+        come = starts.transpose(0, 2, 1)[:, number, np.arange(ranks)]
+        apart = float(streams.arrivals.max()) + 1.0
+        return cls(
+            starts=np.concatenate([starts, none + np.inf], axis=-1).ravel(),
+            pairs=pairs.ravel(),
+            reused=np.concatenate([reused, none, none], axis=-1).ravel(),
+            come=come.reshape(-1, ranks),
+            keys=(streams.arrivals + apart * np.arange(lanes)[:, None]).ravel(),
+            apart=apart,
+        )
+
+
+class _Progress:
+    """Where lanes stand, arrays [lanes] and [lanes, ranks]."""
+
+    def __init__(self, lines: _Lines, streams: Streams, length: int) -> None:
+        lanes, ranks = streams.heads.shape
+        self.lanes = np.arange(lanes)
+        self.seconds = streams.begin_seconds.copy()
+        self.begins = np.arange(lanes * ranks).reshape(lanes, ranks) * length
+        self.heads = self.begins + streams.heads
+        self.start, self.following = lines.starts[self.heads], lines.starts[self.heads + 1]
+        self.before, self.reused = lines.pairs[self.heads], lines.reused[self.heads]
+        into = np.floor(streams.done * (self.following - self.start))
+        self.done = self.start + into
+        self.pairs = self.before + into * (self.reused + (into + 1) / 2)
+
+    def keep(self, left: Ints) -> None:
+        """Go on with some of the lanes."""
+        for name, value in vars(self).items():
+            setattr(self, name, value[left])
+
+    def advance(self, lines: _Lines, takes: Array) -> tuple[Loads, Ints]:
+        """Compute ``takes`` tokens more; return the loads and the flat places of prompts that it ends."""
+        context = self.done - self.start + self.reused
+        done = self.done + takes
+        ended, finished = [], np.flatnonzero(done >= self.following)
+        counts = np.zeros(done.size)
+        while finished.size:
+            heads = self.heads.ravel()[finished]
+            ended.append(heads)
+            counts[finished] += 1
+            heads = heads + 1
+            for name, source in (("start", lines.starts), ("before", lines.pairs), ("reused", lines.reused)):
+                getattr(self, name).reshape(-1)[finished] = source[heads]
+            self.heads.reshape(-1)[finished] = heads
+            following = lines.starts[heads + 1]
+            self.following.reshape(-1)[finished] = following
+            further = done.ravel()[finished] >= following
+            finished = finished[further]
+        into = done - self.start
+        pairs = self.before + into * (self.reused + (into + 1) / 2)
+        added = pairs - self.pairs
+        self.done, self.pairs = done, pairs
+        return (takes, context, added, counts.reshape(done.shape)), np.concatenate([*ended, np.zeros(0, np.int64)])
+
+
+def play(instance: Instance, streams: Streams) -> Played:
+    """Run every lane from its first prompt until the last that is asked for has its first token."""
+    lanes, prompts = streams.tokens.shape
+    ranks, length = instance.ranks, prompts // instance.ranks + 2
+    lines = _Lines.of(streams, ranks)
+    now = _Progress(lines, streams, length)
+    opens, closes = streams.arrivals[:, streams.first], streams.arrivals[:, streams.last - 1]
+    asked = -(-(streams.last - np.arange(ranks)) // ranks)  # prompts of a rank up to the last that is asked for
+    sums = np.zeros((3, lanes))
+    ends = np.full(lanes * ranks * length, np.nan)
+    while now.lanes.size:
+        reached = lines.keys.searchsorted(now.seconds * (1 + _CLOSE) + lines.apart * now.lanes, side="right")
+        reached = np.minimum(reached, (now.lanes + 1) * prompts)
+        come = lines.come[reached + now.lanes]
+        takes = np.minimum(come - now.done, instance.room)
+        loads, ended = now.advance(lines, takes)
+        tokens = takes.sum(axis=1)
+        lasts, steps = _seconds(instance, loads, tokens), np.ones(now.lanes.size)
+        none = np.flatnonzero(tokens <= 0)
+        if none.size:
+            until = lines.keys[np.minimum(reached[none], lines.keys.size - 1)] - lines.apart * now.lanes[none]
+            until = np.maximum(until - now.seconds[none], 0.0)
+            steps[none] = 0.0 if instance.pauses else np.maximum(np.ceil(until / lasts[none] * (1 - _CLOSE)), 1.0)
+            lasts[none] = until if instance.pauses else lasts[none] * steps[none]
+        counted = (now.seconds >= opens[now.lanes]) & (now.seconds < closes[now.lanes])
+        sums[:, now.lanes] += np.stack([lasts * (steps > 0), steps, tokens > 0]) * counted
+        now.seconds = now.seconds + lasts
+        ends[ended] = now.seconds[np.searchsorted(now.lanes, ended // (ranks * length))]
+        left = (now.heads - now.begins < asked).any(axis=1)
+        if np.count_nonzero(left) < left.size:
+            now.keep(np.flatnonzero(left))
+    found = ends.reshape(lanes, ranks, length)[:, :, : length - 2].transpose(0, 2, 1).reshape(lanes, prompts)
+    return Played(found[:, streams.first : streams.last], *sums)
+
+
+def _seconds(instance: Instance, loads: Loads, tokens: Array) -> Array:
+    """Durations, [lanes]: of the slowest rank, the one whose tokens and pairs weigh most, or one without prompts."""
+    mean = tokens / instance.ranks
+    alone = instance.without(mean)
+    rows = (loads[0] + instance.pair_tokens * loads[2]).argmax(axis=1)
+    rows += np.arange(rows.size) * instance.ranks
+    takes, context, pairs, finishing = (load.ravel().take(rows) for load in loads)
+    found = instance.with_prompts((np.maximum(takes, 1.0), context, pairs, finishing), np.maximum(mean, 1e-9))
+    return np.where(tokens > 0, np.maximum(found, alone), alone)
