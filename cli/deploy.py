@@ -6,7 +6,7 @@ from typing import Annotated, get_args
 
 import typer
 
-from cli.options import File, Json, Text, argument, option, switch
+from cli.options import File, Json, Text, argument, option, switch, takes
 from cli.output import check_force, print_json, print_lines
 from deploy.diff import differences, read_files, read_folder
 from deploy.guide import arithmetic, limits
@@ -20,23 +20,32 @@ from planner.manifest.schema import Manifest
 from podplan.errors import BadInput
 from podplan.files import write_files
 from podplan.names import suggest
+from podplan.records import dataclass
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 PLATFORMS = ("bare", "kubernetes")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeployFlags:
+    """Flags as they were typed; None where one was not given."""
+
+    manifest: Annotated[Path, argument("MANIFEST", "The manifest, such as out/manifest.yaml.")]
+    engine: Annotated[Text, option("--engine", "E", "Engine, such as vllm or vllm@0.33.0 [the plan's].")] = None
+    platform: Annotated[str, option("--platform", "P", "bare (hosts) or kubernetes.")] = "bare"
+    kind: Annotated[Text, option("--kind", "K", "lws, statefulset, volcano, dynamo, llm-d or motor [lws].")] = None
+    out: Annotated[File, option("--out", "DIR", "Folder to write; it must be empty or absent.")] = None
+    values: Annotated[File, option("--values", "FILE", "Images, names, storage, hosts of the site.")] = None
+    diff: Annotated[File, option("--diff", "OLD", "Say what changes from the deployment in OLD.")] = None
+    dry_run: Annotated[bool, switch("--dry-run", "Print the tree and the devices, write nothing.")] = False
+    force: Annotated[bool, switch("--force", "Write into a folder that has files.")] = False
+
+
 @app.command()
+@takes(DeployFlags)
 def deploy(
-    manifest: Annotated[Path, argument("MANIFEST", "The manifest, such as out/manifest.yaml.")],
-    engine: Annotated[Text, option("--engine", "E", "Engine, such as vllm or vllm@0.33.0 [the plan's].")] = None,
-    platform: Annotated[str, option("--platform", "P", "bare (hosts) or kubernetes.")] = "bare",
-    kind: Annotated[Text, option("--kind", "K", "lws, statefulset, volcano, dynamo, llm-d or motor [lws].")] = None,
-    out: Annotated[File, option("--out", "DIR", "Folder to write; it must be empty or absent.")] = None,
-    values: Annotated[File, option("--values", "FILE", "Images, names, storage, hosts of the site.")] = None,
-    diff: Annotated[File, option("--diff", "OLD", "Say what changes from the deployment in OLD.")] = None,
-    dry_run: Annotated[bool, switch("--dry-run", "Print the tree and the devices, write nothing.")] = False,
-    force: Annotated[bool, switch("--force", "Write into a folder that has files.")] = False,
+    flags: DeployFlags,
     json: Json = False,
 ) -> None:
     """Write the files that start a manifest with a serving engine, counted back against it first.
@@ -51,19 +60,19 @@ def deploy(
 
     Nothing here was launched on hardware; docs/deploy.md says what is validated and what is not.
     """
-    read = read_manifest(manifest)
-    profile = load_engine(engine or planned_engine(read))
-    chosen = _kind(profile, read, platform, kind)
-    if out is None and not dry_run and diff is None:
+    read = read_manifest(flags.manifest)
+    profile = load_engine(flags.engine or planned_engine(read))
+    chosen = _kind(profile, read, flags.platform, flags.kind)
+    if flags.out is None and not flags.dry_run and flags.diff is None:
         raise BadInput("--out: give the folder to write, or --dry-run to see what it would hold")
-    check_force(force, {"--out DIR": out})
-    digest = hashlib.sha256(manifest.read_bytes()).hexdigest()
-    made = render(read, profile, chosen, read_site(values), digest)
-    changes = None if diff is None else _changes(diff, made)
-    if out is not None and not dry_run:
-        _write(made, out, force)
-    data = _data(made, changes, None if dry_run else out)
-    print_json(data) if json else _show(made, changes, out, dry_run)
+    check_force(flags.force, {"--out DIR": flags.out})
+    digest = hashlib.sha256(flags.manifest.read_bytes()).hexdigest()
+    made = render(read, profile, chosen, read_site(flags.values), digest)
+    changes = None if flags.diff is None else _changes(flags.diff, made)
+    if flags.out is not None and not flags.dry_run:
+        _write(made, flags.out, flags.force)
+    data = _data(made, changes, None if flags.dry_run else flags.out)
+    print_json(data) if json else _show(made, changes, flags.out, flags.dry_run)
 
 
 def planned_engine(read: Manifest) -> str:
