@@ -7,8 +7,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.instances.prefill_candidates import pass_seconds
-from planner.manifest.terms import Number, StepCost
+from planner.manifest.stepcost import evaluate
+from planner.manifest.terms import Number, StepCost, StepLoad
 from planner.question import Question
+from planner.queues.prompts import longest_of
 
 Floats = NDArray[np.float64]
 
@@ -16,6 +18,8 @@ Floats = NDArray[np.float64]
 _SHORT_PROMPTS = 8
 # A limit is counted so much longer: queues tell percentiles to a hundredth (``queues.prefill_queue``).
 _TOLD = 1.01
+# Times the share that may be late: so many of the longest prompts are looked at, for lengths are told in levels.
+_SURE = 1.1
 # Shares of the DP groups that have a prompt in passes with less than one a group.
 _FILLED = np.arange(8) / 8
 
@@ -48,6 +52,22 @@ def saturated(
     workload = replace(question.workload, input_tokens=lengths, length_covariance=0.0, prompts=None)
     many = _SHORT_PROMPTS * prompts
     return np.asarray(many * ranks / pass_seconds(cost, workload, many, many, chunks, parts))
+
+
+def longest_alone(question: Question, cost: StepCost, ranks: Number, microbatches: int) -> Floats:
+    """Seconds that as many prompts as may be late take at least, alone in an instance and in one pass each.
+
+    Cut over several passes they only take longer: each reads the weights anew. The shape of ``ranks``.
+    """
+    new, reused = longest_of(question.workload, min(_SURE * (1 - question.percentile / 100), 1.0))
+    load = StepLoad(
+        prefill_tokens=new,
+        prefill_context_tokens=reused,
+        prefill_pairs=new * reused + new * (new + 1) / 2,
+        finishing_prompts=1.0,
+        mean_tokens=new / ranks,
+    )
+    return np.broadcast_to(np.asarray(evaluate(cost, load, microbatches).seconds), np.shape(ranks))
 
 
 def timely(question: Question, single: Floats, full: Floats, most: Number) -> Floats:

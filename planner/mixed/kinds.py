@@ -6,6 +6,7 @@ from dataclasses import field, replace
 from functools import cached_property
 
 import numpy as np
+from numpy.typing import NDArray
 
 from planner.costs.deployment import Deployment
 from planner.costs.latency import accepted_tokens, balanced_cost
@@ -41,6 +42,20 @@ _TAIL = 2.0
 """Standard deviations by which a budget's TPOT is taken to lie above its mean, to guess what it carries."""
 
 
+@dataclass(frozen=True, slots=True)
+class KnownBudgets:
+    """What is known of instances with each budget of the list before any queue, arrays [budgets, rows]."""
+
+    room: Floats
+    """Requests that a rank holds."""
+    bound_per_second: Floats
+    guess_per_second: Floats
+
+    def of(self, rows: NDArray[np.int64]) -> "KnownBudgets":
+        """Return some of the instances."""
+        return KnownBudgets(self.room[:, rows], self.bound_per_second[:, rows], self.guess_per_second[:, rows])
+
+
 @dataclass(frozen=True, eq=False)
 class MixedKind:
     """An aggregated row with a number of drafts; it takes the token budget that carries most.
@@ -58,6 +73,8 @@ class MixedKind:
     count: Count
     asked_per_second: float | None = None
     """The pool's rate where one is asked: no more than it is sought, for that takes long."""
+    known: KnownBudgets | None = None
+    """Of this row alone, where it is known."""
     _best: dict[int, tuple[float, int]] = field(default_factory=dict)
     """By instances: the rate of the pool, and the budget that carries it."""
     _servers: dict[int, MixedServer] = field(default_factory=dict)
@@ -77,7 +94,7 @@ class MixedKind:
     @cached_property
     def _guessed(self) -> tuple[tuple[float, MixedCandidate], ...]:
         """Candidates with about the rate that each carries."""
-        return self._with_budgets(BUDGETS)
+        return self._with_budgets(BUDGETS) if self.known is None else self._made(BUDGETS, self.known)
 
     def _with_budgets(self, tried: Sequence[int]) -> tuple[tuple[float, MixedCandidate], ...]:
         """Return the row with each of the budgets that holds a request, with about the rate that it carries."""
@@ -91,20 +108,24 @@ class MixedKind:
         limit = step_limit(question, self.deployment)
         bound, running = screen.bound(limit, room)
         guess = bound * likely_share(question, screen.steps(running), screen.iterations, limit)
+        return self._made(tried, KnownBudgets(room[:, None], bound[:, None], guess[:, None]))
+
+    def _made(self, budgets: Sequence[int], known: KnownBudgets) -> tuple[tuple[float, MixedCandidate], ...]:
+        bound, room, parts = known.bound_per_second[:, 0], known.room[:, 0], row_microbatches(self.question, self.row)
         return tuple(
             (
-                float(guess[place]),
+                float(known.guess_per_second[place, 0]),
                 MixedCandidate(
                     row=self.row,
                     deployment=self.deployment,
-                    drafts=drafts,
+                    drafts=int(self.deployment.drafts),
                     microbatches=max(parts),
                     batch=int(room[place]),
                     batched_tokens=int(budgets[place]),
                     requests_per_second=float(bound[place]),
                 ),
             )
-            for place in np.flatnonzero(bound > 0)
+            for place in np.flatnonzero(bound > 0).tolist()
         )
 
     @cached_property
@@ -124,8 +145,12 @@ class MixedKind:
         Budgets between those of the list are tried where a rate is asked; else only of what is solved in full.
         """
         if self.asked_per_second is None:
-            return self._listed(instances, rate_per_second)[1] <= 1
-        return self._carrying(instances, rate_per_second) is not None
+            carries = self._listed(instances, rate_per_second)[1] <= 1
+        else:
+            carries = self._carrying(instances, rate_per_second) is not None
+        for server in () if carries else self._servers.values():
+            server.forget()  # chains of thousands of instances do not fit memory
+        return carries
 
     def pool_capacity(self, instances: int) -> float:
         """Largest rate of so many instances within the limits with any budget; 0 where there is none.

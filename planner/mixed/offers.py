@@ -16,8 +16,9 @@ from planner.instances.candidates import row_microbatches
 from planner.instances.decode_candidates import MOST_BATCH, Count
 from planner.instances.space import Group, Row, row_deployment
 from planner.mixed.candidates import BUDGETS, mixed_room
-from planner.mixed.kinds import MixedKind, likely_share, screen_of, step_limit
+from planner.mixed.kinds import KnownBudgets, MixedKind, likely_share, screen_of, step_limit
 from planner.mixed.least import mixed_least
+from planner.mixed.lone import Lone, with_budgets
 from planner.mixed.screen import Screen
 from planner.offers.columns import Offers
 from planner.question import Question
@@ -28,9 +29,6 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Needed = Callable[[Ints], Floats]
 """The rate that an instance of so many devices, [instances], must carry to be worth a queue; infinite where none is."""
-
-# Budgets at which rows are compared, to guess which carries most.
-COMPARED_BUDGETS = (512, 2048, 8192)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,34 +96,63 @@ def _group_offers(
     if not timely.size:
         return Offers.of([])
     left, screen = left[timely], screen.of(timely)
-    bound, running = screen.bound(limit[left], room[left])
+    bound, _ = screen.bound(limit[left], room[left])
     kept = np.flatnonzero(bound >= least[left] * (1 - 1e-9))
     if not kept.size:
         return Offers.of([])
-    return _offers(
-        question, group.select(left[kept]), screen.of(kept), (bound[kept], running[kept], room[left[kept]]), asked
-    )
+    left, screen = left[kept], screen.of(kept)
+    lone = with_budgets(Lone(question, screen, limit[left], room[left]), BUDGETS)
+    able = np.flatnonzero(lone.may_carry(np.tile(least[left], len(BUDGETS))).reshape(len(BUDGETS), -1).any(axis=0))
+    left, screen = left[able], screen.of(able)
+    if not left.size:
+        return Offers.of([])
+    known = _budgets(question, group.select(left), (screen, limit[left]), bound[kept][able])
+    kept = np.flatnonzero(known.bound_per_second.max(axis=0) >= least[left] * (1 - 1e-9))
+    if not kept.size:
+        return Offers.of([])
+    return _offers(question, group.select(left[kept]), screen.of(kept), known.of(kept), asked)
 
 
-def _offers(
-    question: Question, group: Group, screen: Screen, bounds: tuple[Floats, Floats, Floats], asked: float | None
-) -> Offers:
+def _budgets(question: Question, group: Group, steps: tuple[Screen, Floats], most: Floats) -> KnownBudgets:
+    """Return what each budget of the list holds, and about what and at most what it carries.
+
+    Args: ``steps`` with the largest budget, and their limit [rows]; ``most`` is the bound of that budget [rows].
+    """
+    screen, limit = steps
+    drafts, shape = np.tile(group.drafts, (len(BUDGETS), 1)), (len(BUDGETS), most.size)
+    held = np.minimum(np.array(BUDGETS, dtype=np.float64)[:, None] // (1 + drafts), MOST_BATCH)
+    kv = reserved_kv_tokens(question.workload)
+    room = np.stack(
+        [
+            mixed_room(group.deployment, np.full(most.size, float(budget)), kv, own)
+            for budget, own in zip(BUDGETS, held, strict=True)
+        ]
+    ).ravel()
+    lone = with_budgets(Lone(question, screen, limit, np.ones(most.size)), BUDGETS)
+    lone = replace(lone, most_running=room)
+    bound, running = lone.screen.bound(lone.limit_seconds, room)
+    bound = lone.bound(np.minimum(bound, np.tile(most, len(BUDGETS))))
+    running = np.minimum(running, bound * lone.screen.iterations * lone.limit_seconds / lone.screen.ranks)
+    share = likely_share(question, lone.screen.steps(running), lone.screen.iterations, lone.limit_seconds)
+    return KnownBudgets(room.reshape(shape), bound.reshape(shape), (bound * share).reshape(shape))
+
+
+def _offers(question: Question, group: Group, screen: Screen, known: KnownBudgets, asked: float | None) -> Offers:
     """Return an offer of every row of a group."""
-    bound, running, room = bounds
-    limit = step_limit(question, group.deployment)
-    budgets = (replace(screen, budget_tokens=float(budget)).steps(running) for budget in COMPARED_BUDGETS)
-    shares = [likely_share(question, steps, screen.iterations, limit) for steps in budgets]
     return Offers(
         devices=group.sizes.astype(np.int64),
-        bound_per_second=bound,
-        guess_per_second=bound * np.maximum.reduce(shares),
+        bound_per_second=known.bound_per_second.max(axis=0),
+        guess_per_second=known.guess_per_second.max(axis=0),
         layers=group.layers,
-        build=partial(_mixed_kind, question, group, screen.count, asked),
-        least=mixed_least(screen, float(room.max())) if question.objective == "latency" else None,
+        build=partial(_mixed_kind, question, group, known, (screen.count, asked)),
+        least=mixed_least(screen, float(known.room.max())) if question.objective == "latency" else None,
     )
 
 
-def _mixed_kind(question: Question, group: Group, count: Count, asked: float | None, number: int) -> MixedKind:
+def _mixed_kind(
+    question: Question, group: Group, known: KnownBudgets, solved: tuple[Count, float | None], number: int
+) -> MixedKind:
     row, drafts = group.rows[number], int(group.drafts[number])
     deployment = replace(row_deployment(group.deployment, row), drafts=drafts)
-    return MixedKind(question, row, deployment, count, asked)
+    count, asked = solved
+    return MixedKind(question, row, deployment, count, asked, known.of(np.array([number])))

@@ -33,7 +33,8 @@ ROUNDS = 5
 MARGIN = 1.02
 """By how much the hull may lie below the chords between the shares of prompts that are costed, and a queue's tabulated
 steps below those here."""
-_FEWEST = 1e-3
+FEWEST = 1e-3
+"""Requests that run on a rank on average at least."""
 ROWS_AT_ONCE = 1024
 """Of which steps with four shares of prompts are costed: more leave the cache."""
 
@@ -122,12 +123,29 @@ class Screen:
     def steps(self, running: Floats) -> Steps:
         """Return the steps with so many running on each rank, [rows]."""
         each = self._work.tokens
-        room = np.maximum(self.budget_tokens - running * self.cost.queries_per_sequence, 1.0)
+        room = self.room(running)
         chunk = running * each / self.iterations
         even = np.minimum(chunk, room)
         chunks = np.stack([np.zeros_like(room), even, np.sqrt(even * room), room])  # [4, rows]
         bare, mean, larger, full = self._seconds(self._load(running, chunks, chunks), chunks.shape)
         return Steps(bare, mean, larger, full, chunk, room)
+
+    def room(self, running: Floats) -> Floats:
+        """Prompt tokens that a rank has room for beside so many that run, [rows]."""
+        return np.asarray(np.maximum(self.budget_tokens - running * self.cost.queries_per_sequence, 1.0))
+
+    def lone(self, running: Floats, tokens: Floats, context: Floats, pairs: Floats) -> Floats:
+        """Seconds of steps in which one rank computes so many tokens of a prompt and no other any, [..., rows].
+
+        ``context`` is what is cached before them, and ``pairs`` all that attend.
+        """
+        load = self._load(running, tokens, tokens / self.ranks)
+        return self._seconds(replace(load, prefill_context_tokens=context, prefill_pairs=pairs), tokens.shape)
+
+    @property
+    def pairs_per_token(self) -> float:
+        """Query-key pairs of a prompt token that is computed, over all tokens of all prompts."""
+        return self._work.pairs
 
     def bare(self, running: Floats) -> Floats:
         """Seconds of steps without prompts, [rows]."""
@@ -175,11 +193,11 @@ class Screen:
         and then what a full rank carries is most. Steps without prompts are looked at first, for none is shorter.
         """
         needed = rate * self.iterations * limit / self.ranks
-        running = np.clip(needed, _FEWEST, np.maximum(np.minimum(room, self.fed), _FEWEST))
+        running = np.clip(needed, FEWEST, np.maximum(np.minimum(room, self.fed), FEWEST))
 
         def reached(step: Floats) -> NDArray[np.bool_]:
             full = self.rate(running, step) >= rate * (1 - 1e-9)
-            return np.asarray((room > 0) & (step <= limit) & (full | (needed <= _FEWEST)))
+            return np.asarray((room > 0) & (step <= limit) & (full | (needed <= FEWEST)))
 
         left = np.arange(running.size)
         if running.size > ROWS_AT_ONCE:
@@ -191,7 +209,7 @@ class Screen:
 
     def bound(self, limit: Number, room: Floats) -> tuple[Floats, Floats]:
         """Return the bound of each row and the requests that run on each rank there, [rows]; 0 where none keeps it."""
-        low, high = np.full(room.shape, _FEWEST), np.maximum(np.minimum(room, self.fed), _FEWEST)
+        low, high = np.full(room.shape, FEWEST), np.maximum(np.minimum(room, self.fed), FEWEST)
         bottom, top = self.steps(low).mean, self.steps(high).mean
         able, whole = (bottom <= limit) & (room > 0), top <= limit
         most = MOST_UTILISATION * self.rate(high, top)  # of a full rank, the queue's own limit

@@ -79,6 +79,10 @@ class MixedServer:
             )
         )
 
+    def forget(self) -> None:
+        """Give back what the queue holds; it is found again where it is asked for."""
+        self.__dict__.pop("queue", None)
+
     def state(self, rate_per_second: float, instances: int = 1) -> MixedState | None:
         """State of one of ``instances`` that requests go to in turn, at its rate; None where it cannot keep up."""
         squared_cv = thinned_squared_cv(self.question.workload.arrival_squared_cv, instances, "round_robin")

@@ -30,6 +30,8 @@ T = TypeVar("T")
 _RELATIVE = 1e-9
 _BELOW = 1e-6
 """By how much a column that does not carry a rate is counted below it."""
+_SOLVED = 1.01
+"""To which factor the rates of solved queues are known."""
 
 
 class Server(Protocol):
@@ -239,18 +241,25 @@ class Side:
             return float(self.rate[column]) >= wanted
         if wanted > 0 and not server.pool_carries(left, wanted * self.unit):
             self.rate[column] = min(float(self.rate[column]), wanted * (1 - _BELOW))
-            self._learn(offer, left, float(self.rate[column]))
+            self._learn(offer, left, float(self.rate[column]), 1.0)
             return False
         # The bound is right for the queue; the root finder's last digits may pass it.
         self.rate[column] = min(server.pool_capacity(left) / self.unit, float(self.rate[column]))
-        self._learn(offer, left, float(self.rate[column]))
+        self._learn(offer, left, float(self.rate[column]), _SOLVED)
         self.exact[column], self.guess[column] = True, self.rate[column]
         return True
 
-    def _learn(self, offer: int, left: int, rate: float) -> None:
-        """Guess that other numbers of a kind's instances carry as much each as ``left`` do, or no more than guessed."""
+    def _learn(self, offer: int, left: int, rate: float, solved: float) -> None:
+        """Guess that other numbers of a kind's instances carry as much each as ``left`` do, or no more than guessed.
+
+        Fewer of them carry no more each, for arrivals that are dealt to fewer in turn are less even: that bounds them,
+        by the factor ``solved`` where the rate is only known to it.
+        """
         same = (self.offer == offer) & ~self.exact
-        self.guess[same] = np.minimum(self.left[same] * (rate / left), self.guess[same])
+        each = rate / left
+        self.guess[same] = np.minimum(self.left[same] * each, self.guess[same])
+        fewer = same & (self.left < left)
+        self.rate[fewer] = np.minimum(self.left[fewer] * each * solved, self.rate[fewer])
 
     def rate_of_each(self, column: int) -> float:
         """Requests per second of one of the column's instances, of those that remain after a loss."""

@@ -18,7 +18,7 @@ from planner.instances.decode_candidates import Count
 from planner.instances.dominance import undominated
 from planner.instances.least import Least
 from planner.instances.operating import MOST_UTILISATION, transfer_seconds
-from planner.instances.prefill_bounds import saturated, timely, varied
+from planner.instances.prefill_bounds import longest_alone, saturated, timely, varied
 from planner.instances.prefill_candidates import (
     PROMPTS_PER_PASS,
     SHORTEST_CHUNK_TOKENS,
@@ -40,13 +40,16 @@ Ints = NDArray[np.int64]
 
 # Points of one evaluation: fewer cost as much, for the calls, and more leave the cache.
 POINTS_AT_ONCE = 4096
+# Limits are counted so much longer for the longest prompts: percentiles are told between levels of length.
+_TOLD = 1.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _PrefillTable:
     """Rows of one group; seconds of full passes with ``prompts`` of a DP group, [rows, budgets].
 
-    ``fits`` is whether memory holds them; ``single`` [rows] is a pass with one prompt in the whole instance.
+    ``fits`` is whether memory holds them; ``single`` [rows] is a pass with one prompt in the whole instance, and
+    ``longest`` one with as long a prompt as may not be late.
     """
 
     group: Group
@@ -55,6 +58,7 @@ class _PrefillTable:
     seconds: Floats
     fits: NDArray[np.bool_]
     single: Floats
+    longest: Floats
     saturated: Floats
     """[rows, budgets] prompts per second that no stream of passes exceeds."""
     cost: StepCost
@@ -92,7 +96,8 @@ def _prefill_table(question: Question, own: Built, chunks: int, count: Count) ->
     shape = len(group.rows), budgets.size
     seconds, fits, most = np.full(shape, np.inf), np.zeros(shape, dtype=bool), np.zeros(shape)
     passes = _Passes(question, group, cost, chunks, count)
-    single, rows, start = passes.single(), np.arange(shape[0]), 0
+    single, longest = passes.single(), passes.longest()
+    rows, start = np.arange(shape[0]), 0
     while start < budgets.size and rows.size:
         stop = start + max(POINTS_AT_ONCE // rows.size, 1)
         found = passes.full(budgets[start:stop, None].astype(np.float64))
@@ -106,6 +111,7 @@ def _prefill_table(question: Question, own: Built, chunks: int, count: Count) ->
         seconds=seconds,
         fits=fits,
         single=single,
+        longest=longest,
         saturated=most,
         cost=cost,
     )
@@ -125,6 +131,15 @@ class _Passes:
         """Seconds of a pass with one prompt in the whole instance, [rows]."""
         ranks = np.asarray(self.group.deployment.strategy.attention_dp)
         return np.asarray(np.minimum.reduce([self._seconds(1.0, 1.0 / ranks, parts) for parts in self._microbatches]))
+
+    def longest(self) -> Floats:
+        """Seconds of the longest prompts that may not be late, alone, [rows]; nothing where prompts are alike."""
+        ranks = np.broadcast_to(np.asarray(self.group.deployment.strategy.attention_dp), len(self.group.rows))
+        if not varied(self.question):
+            return np.zeros(ranks.shape)
+        self.count.evaluated += len(self._microbatches) * len(self.group.rows)
+        found = [longest_alone(self.question, self.cost, ranks, parts) for parts in self._microbatches]
+        return np.asarray(np.minimum.reduce(found))
 
     def full(self, prompts: Floats) -> tuple[Floats, NDArray[np.bool_], Floats]:
         """Seconds, whether memory holds it, and prompts per second that no stream of such passes exceeds.
@@ -191,12 +206,13 @@ def _prefill_kinds(question: Question, table: _PrefillTable) -> Offers:
 
 
 def _worth_a_queue(question: Question, table: _PrefillTable, ranks: Floats) -> Ints:
-    """Return the rows that keep the limit with one prompt alone; of prompts that differ, less those that are beaten.
+    """Return the rows that keep the limit with one prompt alone, and with a long one where prompts differ, less those
+    that are beaten.
 
     Their queues take long and their bounds are loose, so of rows of one size and as many groups those are left out
     that another matches at one prompt and at every budget costed.
     """
-    able = np.flatnonzero(table.single <= question.ttft_seconds)
+    able = np.flatnonzero((table.single <= question.ttft_seconds) & (table.longest <= _TOLD * question.ttft_seconds))
     if not varied(question):
         return able
     buckets = (table.group.sizes * 1_000_000 + ranks).astype(np.int64)
