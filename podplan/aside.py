@@ -2,8 +2,9 @@
 
 The other process is a copy of this one, made once, when it gets its first work. Calls travel to it as pickles, and
 results come back through memory that both see; what this process has had ``in_common`` with it before it was made need
-not travel. Where there is one core, or copying a process is not safe, work is done when its result is asked for. So it
-is where the other process fails, by whatever: errors are then raised here, as they are without it.
+not travel. Work that the other process has not come to when its result is asked for is done here: neither waits while
+something is left to do. Where there is one core, or copying a process is not safe, all of it is. So it is where the
+other process fails, by whatever: errors are then raised here, as they are without it.
 """
 
 import gc
@@ -17,12 +18,13 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from itertools import count
 from typing import IO, Any, Generic, NoReturn, TypeVar
 
 Result = TypeVar("Result")
 
 _WHERE = struct.Struct("qq")
-"""Where a result begins in the memory that both processes see, and its length."""
+"""Where a result begins in the memory that both processes see, and its length: none where there is no result."""
 
 
 def cores() -> int:
@@ -130,14 +132,19 @@ class _Other:
         return self._begun
 
     def result(self, number: int) -> list[Any]:
-        """Wait for the result of a call and return it as a list of one; as an empty one where there is none."""
+        """Wait for the result of a call and return it as a list of one.
+
+        As an empty one where there is none, or where the call has not begun: from then on it is to be done here.
+        """
+        if len(self._results) < number and _claimed(self._memory, number):
+            return []
         while len(self._results) < number:
             told = self._word.read(_WHERE.size)
             if len(told) < _WHERE.size:
                 return []
             self._results.append(_WHERE.unpack(told))
         start, length = self._results[number - 1]
-        return [self._common.read(io.BytesIO(os.pread(self._memory, length, start)))]
+        return [self._common.read(io.BytesIO(os.pread(self._memory, length, start)))] if length else []
 
     def end(self) -> None:
         """Stop it, whatever it is doing."""
@@ -153,6 +160,17 @@ class _Other:
 _helping: ContextVar[_Helper | None] = ContextVar("helping", default=None)
 
 
+def _claimed(memory: int, number: int) -> bool:
+    """Whether a call is this process's to do: it is of the first that says so, for as long as that process lives."""
+    import fcntl  # not everywhere, and where it is not there is no other process either
+
+    try:
+        fcntl.lockf(memory, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, number)
+    except OSError:
+        return False
+    return True
+
+
 def _work(calls: IO[bytes], word: IO[bytes], memory: int, common: "_Common") -> NoReturn:
     """In the other process: do one call after the other until one fails, or there are no more."""
     try:
@@ -160,9 +178,10 @@ def _work(calls: IO[bytes], word: IO[bytes], memory: int, common: "_Common") -> 
         gc.disable()  # whatever it looks through would be copied
         alone()
         start = 0
-        while True:
-            result = io.BytesIO()
-            common.write(common.read(calls)(), result)
+        for number in count(1):
+            call, result = common.read(calls), io.BytesIO()
+            if _claimed(memory, number):
+                common.write(call(), result)
             length = os.pwrite(memory, result.getbuffer(), start)
             word.write(_WHERE.pack(start, length))
             word.flush()

@@ -70,6 +70,11 @@ class FleetSolution:
     message: str
 
 
+def ready() -> None:
+    """Import the solver, which takes longer than most programmes: for a process that has nothing else to do yet."""
+    import pulp  # noqa: F401
+
+
 def solve_fleet(
     columns: Sequence[Column],
     *,

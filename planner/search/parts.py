@@ -171,17 +171,26 @@ def make_side(question: Question, role: Role, offers: Offers) -> Side:
     return Side(role, machines_of(question, role), offers, question.survive, most_instances=most)
 
 
-def choose(question: Question, pools: Pools, aim: Aim, rows: list[Row] | None = None) -> Chosen | Pools:
+def choose(
+    question: Question,
+    pools: Pools,
+    aim: Aim,
+    rows: list[Row] | None = None,
+    then: Callable[[], object] | None = None,
+) -> Chosen | Pools:
     """Return the best choice over both shapes; the pools of the last shape tried where none fits in any.
 
     Prefill and decode instances come first, for they are quicker to cost and to queue for; of aggregated ones only
-    those are queued for whose bounds may beat them. ``rows`` are the aggregated rows, None for all.
+    those are queued for whose bounds may beat them. ``rows`` are the aggregated rows, None for all. ``then`` is called
+    once another process has all that this waits for.
     """
     parts = list(compatible(question, pools)) if pools.prefill.offers and pools.decode.offers else []
     why_not = not_aggregated(question)
     places = on_each_pool(question)
     apart = begin_apart(question, pools) if parts and rows is None and why_not_apart(question) is None else None
     ahead = costed_ahead(places[0], pools, aim, parts, rows) if why_not is None else None
+    if then is not None:
+        then()
     best, choice = best_of(parts, aim) if parts else (pools, None)
     dropped = 0
     if apart is not None and (choice is not None or aim.rate is not None):

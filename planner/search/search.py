@@ -1,8 +1,8 @@
 """All candidates of both pools, their instance counts as an integer programme, the plan and its proof."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import field, replace
-from functools import partial
+from functools import cache, partial
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from planner.offers.asides import CountedAside
 from planner.offers.columns import Aim, Choice, Side, carried_by, likely, settle
 from planner.offers.decode_offers import decode_offers
 from planner.offers.kinds import DecodeKind
+from planner.offers.programme import ready
 from planner.plans.aggregated import make_aggregated
 from planner.plans.plan import Plan, make_plan, slowed_down
 from planner.plans.quantised import Tried, in_formats, own_formats, preferred
@@ -21,13 +22,14 @@ from planner.question import Question
 from planner.search.front import front_of
 from planner.search.infeasible import fitting_sizes, missing, slowest_transfer, unsurvivable
 from planner.search.infeasible_mixed import missing_anyhow, mixed_sizes, unsurvivable_aggregated
-from planner.search.papers import Beside, best_counts, matching, published_sides, rate_of
+from planner.search.papers import Beside, Published, best_counts, matching, published_sides, rate_of
 from planner.search.parts import Chosen, Pools, aim_of, choose, gather, gather_each, make_side, with_mixed
 from planner.search.proof import Bound, begin_proof, certify, never_costed, never_queued, over_parts
 from planner.search.quickest_plans import quickest_choice
 from planner.search.shapes import not_aggregated, on_machines
 from podplan.aside import Aside, aside
 from podplan.errors import Fault
+from podplan.identity import Same
 from podplan.records import dataclass
 
 # Binding limit and explanation of a refusal that nobody asked the reason of.
@@ -97,13 +99,12 @@ def search(question: Question, *, explain: bool = True, beside: bool = True) -> 
     for each in asked:
         check_layouts(each)
     gathered = gather_each(asked)
-    published = aside(partial(published_plans, asked[0])) if beside and len(asked) == 1 else None
-    found = [find(each, pools) for each, pools in zip(asked, gathered, strict=True)]
+    begin = cache(begin_beside)
+    then = partial(begin, Same(asked[0])) if beside and len(asked) == 1 else None
+    found = [find(each, pools, then=then) for each, pools in zip(asked, gathered, strict=True)]
     place = preferred([each.plan for each in found], question)
     best = found[place or 0]
-    if beside and published is None:
-        published = aside(partial(published_plans, best.question))
-    answer = answer_of(best, published, explain=explain)
+    answer = answer_of(best, begin(Same(best.question)) if beside else None, explain=explain)
     if len(found) == 1:
         return answer
     plans = [each.plan for each in found if each.plan is not None]
@@ -118,16 +119,18 @@ def search(question: Question, *, explain: bool = True, beside: bool = True) -> 
     )
 
 
-def answer_of(found: Found, published: Aside[tuple[Beside, ...]] | None, *, explain: bool) -> Answer:
+def answer_of(found: Found, published: Sequence[Aside[Beside]] | None, *, explain: bool) -> Answer:
     """Return what is found as an answer, with what stands beside it where published deployments do."""
     question, pools, best = found.question, found.pools, found.plan
     if best is None:
         return refused(question, pools, *(found.why() if explain else UNTOLD))
     front: tuple[Plan, ...] = (best,)
     bound: Bound | None = None
+    deployed: tuple[Beside, ...] = ()
     if published is not None:
         others, proof = found.others(), found.prove()
         front = tuple(front_of(best, others()))
+        deployed = tuple(each.result() for each in published)
         bound = proof()
     return Answer(
         question=question,
@@ -138,21 +141,24 @@ def answer_of(found: Found, published: Aside[tuple[Beside, ...]] | None, *, expl
         binding_limit=best.binding_limit,
         explanation=best.explanation,
         cut=found.cut,
-        published=published.result() if published is not None else (),
+        published=deployed,
     )
 
 
-def find(question: Question, pools: Pools, transfer_seconds: float = 0.0) -> Found:
+def find(
+    question: Question, pools: Pools, transfer_seconds: float = 0.0, then: Callable[[], object] | None = None
+) -> Found:
     """Return the best plan of a question in one number format, of what is costed.
 
     Decode was costed for prompts whose KV takes ``transfer_seconds``, or as long as the slowest transfer. Where
     waiting for links makes the plan's transfers longer than that and TPOT late, all is done again with transfers as
-    long as those; if the first plan at a lower rate carries more, it is that one, with a gap to the bound.
+    long as those; if the first plan at a lower rate carries more, it is that one, with a gap to the bound. ``then``
+    begins what another process may do once it has all that the choice waits for.
     """
     aim = aim_of(question)
     if question.objective == "latency" and question.rate_per_second is not None:
         return find_quickest(question, pools, aim)
-    chosen = choose(question, pools, aim)
+    chosen = choose(question, pools, aim, then=then)
     if not isinstance(chosen, Chosen):
         last = chosen
         return Found(question=question, pools=pools, plan=None, why=lambda: reason(question, last, aim), cut=pools.cut)
@@ -231,17 +237,20 @@ def begin_bound(chosen: Chosen, aim: Aim, best: Plan) -> Callable[[], Bound]:
     return bound
 
 
-def published_plans(question: Question) -> tuple[Beside, ...]:
-    """Return the published deployments of this model and machine, as they would serve the question."""
-    found, aim = [], aim_of(question)
-    for published in matching(question):
-        prefill, decode = published_sides(question, published, slowest_transfer(question, [published.prefill]))
-        own, plan = Pools(prefill, decode, Count(), {}), None
-        choice = best_counts(own.sides, aim) if prefill.size and decode.size else None
-        if choice is not None:
-            plan = plan_at(question, own, choice, rate_of(own.sides, choice, question))
-        found.append(Beside(published=published, plan=plan))
-    return tuple(found)
+def begin_beside(same: Same[Question]) -> list[Aside[Beside]]:
+    """Begin what no choice waits for: to import the solver of the certificate, and each published deployment."""
+    aside(ready)
+    return [aside(partial(published_plan, same.value, each)) for each in matching(same.value)]
+
+
+def published_plan(question: Question, published: Published) -> Beside:
+    """Return a published deployment of this model and machine, as it would serve the question."""
+    prefill, decode = published_sides(question, published, slowest_transfer(question, [published.prefill]))
+    own, plan = Pools(prefill, decode, Count(), {}), None
+    choice = best_counts(own.sides, aim_of(question)) if prefill.size and decode.size else None
+    if choice is not None:
+        plan = plan_at(question, own, choice, rate_of(own.sides, choice, question))
+    return Beside(published=published, plan=plan)
 
 
 def reason(question: Question, pools: Pools, aim: Aim) -> tuple[str, str]:

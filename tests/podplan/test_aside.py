@@ -44,26 +44,63 @@ def interrupted() -> str:
 HOME = os.getpid()
 
 
+class Bell:
+    """Rings once the other process has done what was begun before; made before that process is."""
+
+    def __init__(self) -> None:
+        """Hang it up."""
+        self.heard, self.rung = os.pipe()
+
+    def wait(self) -> None:
+        """Wait until all that was begun is done."""
+        aside(partial(os.write, self.rung, b"."))
+        os.read(self.heard, 1)
+
+
 def test_works_are_done_elsewhere_one_after_the_other() -> None:
     """Results may be asked for in any order, and again."""
+    bell = Bell()
     with helped():
         works = [aside(partial(pow, 2, number)) for number in range(5)]
         process = aside(os.getpid)
         assert all(work.elsewhere for work in works)
+        bell.wait()
         assert [work.result() for work in reversed(works)] == [16, 8, 4, 2, 1]
         assert works[3].result() == 8
         assert process.result() != os.getpid()
     assert not children()
 
 
+def test_what_the_other_process_has_not_come_to_is_done_here() -> None:
+    """It is not waited for, and not done twice; what comes after it is done elsewhere all the same."""
+    bell = Bell()
+    (heard, rung), (read, written) = os.pipe(), os.pipe()
+    with helped():
+        aside(partial(os.read, heard, 1))  # busy until it is told
+        first, second, word = aside(os.getpid), aside(os.getpid), aside(partial(os.write, written, b"!"))
+        assert first.result() == os.getpid()
+        assert word.result() == 1
+        os.write(rung, b".")
+        bell.wait()
+        assert os.read(read, 9) == b"!"
+        assert second.result() != os.getpid()
+        assert first.result() == os.getpid()
+    assert not children()
+
+
 def test_what_is_in_common_does_not_travel() -> None:
     """It is the same object in a result, and whatever is large comes back whole."""
+    bell = Bell()
     with helped():
         in_common([COMMON])
-        assert aside(partial(dict, one=COMMON, other=[1])).result()["one"] is COMMON
+        first = aside(partial(dict, one=COMMON, other=[1]))
         in_common([works := [1, 2]])  # too late: it travels
-        assert aside(partial(list, [works])).result() == [[1, 2]]
-        assert aside(partial(bytes, 5_000_000)).result() == bytes(5_000_000)
+        second, third = aside(partial(list, [works])), aside(partial(bytes, 5_000_000))
+        bell.wait()
+        assert first.result()["one"] is COMMON
+        assert second.result() == [[1, 2]]
+        assert second.result()[0] is not works
+        assert third.result() == bytes(5_000_000)
 
 
 def test_what_is_wrong_is_raised_here() -> None:
