@@ -34,10 +34,10 @@ Array = NDArray[np.float64]
 MOST_UTILISATION = 0.98
 """Of saturation: the queues of ``queues.prefill_queue`` and ``queues.decode_queue`` keep below it too."""
 
-_FAR_LATE = 1.3
-"""Limits beyond which a rough tail is late: small samples are within a fifth, medians of the chain 22 % high."""
+_FAR_LATE, _MUCH_TOO_LATE = 1.3, 2.0
+"""Limits beyond which a median of the chain is late, up to 22 % high, and a wait in line, up to 84 % beyond TTFT."""
 _LATE, _TAIL_PERCENTILE = 1.1, 95.0
-"""The same for the chain from this percentile on, where it is 4 to 60 % low when prompts are cut."""
+"""The same for the chain from this percentile on where prompts are cut: 4 to 60 % low there, else at most 20 % high."""
 
 
 def kv_transfer_seconds(question: Question, deployment: Deployment) -> float:
@@ -198,11 +198,12 @@ class PrefillServer:
         """TTFT at the percentile, infinite where it cannot keep up; the rate is that of one of ``instances``.
 
         A queue that is told by a sample takes a quarter of a second: where the chain beside it, which tells less of the
-        tail, or a small sample is far beyond the limit already, it is theirs.
+        tail, or the wait alone is far beyond the limit already, it is theirs.
         """
         if self._screened:
-            late = _LATE if self.question.percentile >= _TAIL_PERCENTILE else _FAR_LATE
-            for screen, factor in ((self._chain_tail, late), (self._rough_tail, _FAR_LATE)):
+            low = self.question.percentile >= _TAIL_PERCENTILE and self.service.full is None
+            late = _LATE if low else _FAR_LATE
+            for screen, factor in ((self._chain_tail, late), (self._least_tail, _MUCH_TOO_LATE)):
                 screened = screen(rate_per_second, instances)
                 if screened > factor * self.question.ttft_seconds:
                     return screened
@@ -222,9 +223,9 @@ class PrefillServer:
             self._screens[key] = self._tail(latency_of(self._chain, rate_per_second, self._squared_cv(instances)))
         return self._screens[key]
 
-    def _rough_tail(self, rate_per_second: float, instances: int) -> float:
+    def _least_tail(self, rate_per_second: float, instances: int) -> float:
         assert self.service.sample is not None
-        return self._tail(self.service.sample.rough_ttft(rate_per_second, self._squared_cv(instances)))
+        return self._tail(self.service.sample.least_wait(rate_per_second, self._squared_cv(instances)))
 
     def pool_carries(self, instances: int, rate_per_second: float) -> bool:
         """Whether so many instances carry a rate within the TTFT limit and 98 % of saturation."""

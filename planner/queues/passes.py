@@ -38,8 +38,6 @@ _MOST_DEALT = 256
 """Units of a pass up to which a sample of passes is dealt one by one."""
 _FEW_CUT = 0.01
 """Parts of cut prompts beyond the first, per prompt, up to which that sample takes them for prompts of their own."""
-_NONE_CUT = 0.001
-"""The same, beyond which the queue is told by a sample of it: a chain leaves out that long prompts go on."""
 _MOST_SAMPLED = 512
 """Units of a pass up to which that sample is formed."""
 _HELD = 6
@@ -97,10 +95,10 @@ def varied_service(machine: Machine, prompts: Prompts, extra_seconds: float = 0.
 
 
 def _sample(machine: Machine, prompts: Prompts, cut: tuple[_Units, Array], extra_seconds: float) -> SampledQueue | None:
-    """Return the queue by a sample where prompts are cut over passes that several groups share."""
+    """Return the queue by a sample where several groups share passes: what one holds tells of the next."""
     units, parts = cut
     each = machine.ranks * machine.budget_tokens / units.mean(units.taken)
-    if machine.ranks == 1 or each > _MOST_SAMPLED or float(units.weights.sum()) <= 1 + _NONE_CUT:
+    if machine.ranks == 1 or each > _MOST_SAMPLED:
         return None
     return SampledQueue(machine, prompts, _joined(units, parts, prompts).seconds, extra_seconds)
 

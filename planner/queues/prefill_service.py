@@ -72,8 +72,8 @@ class Sample(Protocol):
         """TTFT at a rate of prompts; None where it cannot keep up."""
         ...
 
-    def rough_ttft(self, rate_per_second: float, squared_cv: float) -> Latency | None:
-        """TTFT within a fifth, sooner."""
+    def least_wait(self, rate_per_second: float, squared_cv: float) -> Latency | None:
+        """A large part of TTFT, at once."""
         ...
 
     def error(self, rate_per_second: float, squared_cv: float) -> float:

@@ -90,8 +90,9 @@ class PassRecursion:
         self._start = (
             np.floor(prompts.reused / self._budget) * self._budget
         )  # whole parts that were reused take no pass
-        self._length = self._tokens - self._start
-        self._need = np.where(self._length <= self._budget, self._length, 1.0)
+        self.lengths = self._tokens - self._start
+        """[kinds]: of a budget, in all passes of a prompt."""
+        self._need = np.where(self.lengths <= self._budget, self.lengths, 1.0)
 
     def finished(self, streams: Streams, lanes: Lanes) -> Array:
         """Return when the last pass of each prompt that is asked for ends, [lanes, most of them]; no number beyond."""
@@ -171,7 +172,7 @@ class PassRecursion:
             left = np.count_nonzero(fits)
             if not left:
                 break
-            taken = np.minimum(most, self._length[kind]) * fits
+            taken = np.minimum(most, self.lengths[kind]) * fits
             room[lane, group] = most - taken
             dealt.append((places, group, at, kind, taken))
             at = at + fits

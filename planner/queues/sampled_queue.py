@@ -1,20 +1,22 @@
 """The queue of prefill passes by a fixed sample: instances side by side, each for a short while, from a good start.
 
-Where prompts are cut over passes of several DP groups, the pass after a part of a long prompt is long, too, and how
-long depends on whose parts are under way: more than a chain over what waits can carry. So the passes themselves are
-formed (``queues.sampled_passes``), for a sample of streams that is the same for every question:
+Where several DP groups share passes, the pass after a part of a long prompt is long, too, and so is one that begins
+with a prompt that fitted no more: more than a chain over what waits can carry. So the passes themselves are formed
+(``queues.sampled_passes``), for a sample of streams that is the same for every question:
 
-- lengths and gaps are even over their distributions, across the streams for every place in them and over all;
-- each stream begins with what a line of one server finds in the long run at that rate, known as a distribution
-  (``queues.waiting_line``), even over the streams; so little has to settle, and many short streams tell more than one;
-- that line, fed by the same stream, is a control variate: streams are weighted so that its wait has its known mean.
+- Full passes tell what a prompt adds to them: their durations are those of the tokens and pairs of the prompts that
+  end in them, within a few parts in a hundred of their variance. It is not what a prompt takes alone: short ones share
+  passes, so that what is served varies by up to half as much again.
+- A line of one server with that work is all but the queue (correlation 0.99 where lengths vary), and how long one waits
+  in it is known as a distribution (``queues.waiting_line``). Streams begin with it, even over the streams; and of each
+  prompt's TTFT what the line holds counts after its law, by rank, and only what is beyond as the sample has it.
+- Lengths and gaps are even over their distributions, across the streams for every place in them and over all.
 
 A rate is told between two *nodes*, fixed utilisations with the same streams; so answers do not depend on what was asked
 before, and rise with the rate as one stream played faster does.
 
-Ref: P. Glasserman, Monte Carlo Methods in Financial Engineering, 2004, sections 4.1 (control variates), 4.4 (Latin
-hypercubes); T. Hesterberg and B. Nelson, Control variates for probability and quantile estimation, Manage. Sci.
-44:1295, 1998.
+Ref: P. Glasserman, Monte Carlo Methods in Financial Engineering, 2004, sections 4.1 (control variates), 4.3
+(stratification after the fact), 4.4 (Latin hypercubes).
 """
 
 import math
@@ -22,7 +24,7 @@ from functools import cached_property
 
 import numpy as np
 
-from planner.queues.even_streams import even_gaps, even_levels, without_rarest
+from planner.queues.even_streams import even_gaps, even_levels
 from planner.queues.machine import Machine
 from planner.queues.pass_surface import PassSurface
 from planner.queues.prompts import Prompts
@@ -33,46 +35,51 @@ from podplan.records import dataclass
 
 _NODES = (0.3, 0.5, 0.62, 0.72, 0.8, 0.86, 0.91, 0.95, 0.98, 0.995)
 """Utilisations; below the first, TTFT goes on to that of prompts alone."""
-_SHARES = (0.3, 0.4, 0.7, *(1.0 for _ in _NODES[3:]))
-"""Of the prompts that are counted, at each: what waits is forgotten the sooner the less it is."""
-_SETTLES = (1, 1, 1, 1, 2, 4, 5, 6, 6, 6)
-"""How much longer than at the first a stream settles before it is counted: what waits comes and goes ever slower."""
 _UNLOADED = 0.01
 """Below which nobody waits."""
-_FEWEST_STREAMS, _MOST_STREAMS = 32, 256
+_MOST_STREAMS, _STREAMS = 256, 16
+"""The most, and what their number is a multiple of."""
+_LONGEST = (60, 5)
+"""Full passes that a stream settles at most, and what prompts add to them by each pass more that they are under way."""
 _AFTER = 4
 """Full passes of prompts behind those that are counted."""
 _LARGE, _LEAST_SHARE = 128, 0.35
 """Prompts of a full pass beyond which fewer passes are counted, and the least share of them."""
 _LEAST_CV = 1e-3
+_ALIKE = 1e-4
+"""Singular values over the largest below which two of what prompts add are one."""
+_RAREST = 1.5
+"""Prompts that are counted: so many of the longest are alike, for a single one would decide about percentiles."""
 _SEED = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Extent:
+class _Extent:
     """How large a sample is."""
 
-    settle: float
-    """Prompts of a stream before those that are counted, in full passes."""
+    settle: tuple[float, float]
+    """Full passes in a stream before those that are counted, and what prompts that are under way for one more add."""
+    relax: float
+    """The first, in times that what waits takes to be forgotten."""
     counted: float
-    """In full passes, too."""
+    """Full passes of prompts that are counted in a stream, or more."""
     prompts: int
-    """Counted in all streams, about."""
+    """Counted in all streams, about, or more."""
+    streams: int
+    """The fewest."""
 
 
-FINE = Extent(14, 24, 80_000)
-ROUGH = Extent(6, 9, 16_000)
-"""The 99th percentile is within a fifth of the fine one's or so, in a fifth of the time."""
-_FULL = Extent(8, 14, 28_000)
+_SAMPLE = _Extent((4, 2), 1.5, 4, 20_000, 96)
+_FULL = _Extent((6, 2), 0.0, 16, 60_000, 64)
 """For the saturation."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Sizes:
-    """Streams, and prompts of each: how many settle at the first node, how many are counted, and all."""
+    """Streams, and prompts of each: how many settle at each of some loads, how many are counted, and all."""
 
     streams: int
-    settle: int
+    settle: tuple[int, ...]
     counted: int
     places: int
 
@@ -99,9 +106,12 @@ class SampledQueue:
             extra_seconds: from the end of the last pass to the first token.
         """
         self._machine, self._extra_seconds = machine, extra_seconds
-        self._prompts, self._alone = without_rarest(prompts, alone_seconds)
-        tokens, weights = self._prompts.tokens, self._prompts.weights
-        self._found: dict[tuple[int, float, Extent], Sampled] = {}
+        order = np.argsort(alone_seconds, kind="stable")
+        tokens = np.maximum(np.rint(prompts.tokens[order]), 1.0)
+        weights = prompts.weights[order] / prompts.weights.sum()
+        self._prompts = Prompts(tokens, np.minimum(np.rint(prompts.reused[order]), tokens - 1), weights)
+        self._alone = alone_seconds[order]
+        self._found: dict[tuple[int, float], Sampled] = {}
         left = tokens - np.floor(self._prompts.reused / machine.budget_tokens) * machine.budget_tokens
         self._full = max(machine.ranks * machine.budget_tokens / float(left @ weights), 1.0)
 
@@ -110,22 +120,50 @@ class SampledQueue:
         surface = PassSurface(self._machine, float(self._prompts.tokens.max()))
         return PassRecursion(self._machine, self._prompts, surface)
 
-    @cached_property
+    @property
     def saturation_per_second(self) -> float:
         """Prompts per second when all of a stream wait from the start."""
+        return self._saturated[0]
+
+    @property
+    def work_seconds(self) -> Array:
+        """[kinds], the quickest alone first: what a prompt adds to full passes, 1/saturation on average."""
+        return self._saturated[1]
+
+    @cached_property
+    def _saturated(self) -> tuple[float, Array]:
+        """Prompts per second of streams that all wait from the start, and the seconds that each kind adds to these.
+
+        Whole passes: how long they last, against the tokens and pairs of the prompts that end in them.
+        """
         sizes = self._sizes(_FULL)
-        kinds, count, last = self._kinds(sizes), sizes.streams, sizes.settle + sizes.counted
+        kinds, count, settle = self._kinds(sizes), sizes.streams, max(sizes.settle)
+        last = settle + sizes.counted
         streams = Streams.of(np.zeros(kinds.shape), kinds, self._machine.ranks)
         none = np.zeros(count, dtype=np.int64)
         lanes = Lanes(np.arange(count), np.ones(count), np.zeros(count), none, none, none + last)
         ends = self._recursion.finished(streams, lanes)
         order = np.sort(ends, axis=1)
-        since, until = order[:, [sizes.settle]], order[:, [last - min(int(4 * self._full), sizes.counted // 2)]]
-        # Counted as what prompts take alone: how many ended depends on which ones did.
-        done = np.where((ends > since) & (ends <= until), self._alone[kinds[:, :last]], 0.0).sum()
-        return float(done / (self._alone @ self._prompts.weights) / (until - since).sum())
+        since, until = order[:, [settle]], order[:, [last - min(int(4 * self._full), sizes.counted // 2)]]
+        ended = (ends > since) & (ends <= until)
+        sums = np.stack([np.where(ended, column[kinds[:, :last]], 0.0).sum(axis=1) for column in self._parts])
+        seconds = (until - since)[:, 0]
+        work = np.maximum(np.linalg.pinv(sums.T, rcond=_ALIKE) @ seconds @ self._parts, 0.0)
+        mean = float(work @ self._prompts.weights)
+        # Counted as the seconds that they add: how many ended depends on which ones did.
+        done = np.where(ended, work[kinds[:, :last]], 0.0).sum()
+        saturation = float(done / mean / seconds.sum())
+        return saturation, work / (mean * saturation)
 
-    def ttft(self, rate_per_second: float, squared_cv: float, extent: Extent = FINE) -> Latency | None:
+    @property
+    def _parts(self) -> Array:
+        """[parts, kinds] of what a prompt adds to full passes: room, computed tokens and pairs, each over its mean."""
+        tokens, reused = self._prompts.tokens, self._prompts.reused
+        computed = tokens - reused
+        parts = np.stack([self._recursion.lengths, computed, computed * (reused + (computed + 1) / 2)])
+        return np.asarray(parts / (parts @ self._prompts.weights)[:, None], dtype=np.float64)
+
+    def ttft(self, rate_per_second: float, squared_cv: float) -> Latency | None:
         """TTFT at a rate, None beyond the last node: between the two nodes beside it 1/seconds is straight."""
         load, cv = rate_per_second / self.saturation_per_second, max(squared_cv, _LEAST_CV)
         if load >= _NODES[-1]:
@@ -134,62 +172,88 @@ class SampledQueue:
             return self._unloaded
         above = int(np.searchsorted(_NODES, load, side="right"))
         beside = [place for place in (above - 1, above) if place >= 0]
-        self._solve(beside, cv, extent)
-        high = self._found[above, cv, extent].ttft
+        self._solve(beside, cv)
+        high = self._found[above, cv].ttft
         if not above:
             return between(self._unloaded, high, load / _NODES[0])
         part = (load - _NODES[above - 1]) / (_NODES[above] - _NODES[above - 1])
-        return between(self._found[above - 1, cv, extent].ttft, high, part)
+        return between(self._found[above - 1, cv].ttft, high, part)
 
-    def rough_ttft(self, rate_per_second: float, squared_cv: float) -> Latency | None:
-        """TTFT by a small sample, for what is late or in time by far."""
-        return self.ttft(rate_per_second, squared_cv, ROUGH)
+    def least_wait(self, rate_per_second: float, squared_cv: float) -> Latency | None:
+        """What the line holds of TTFT: 5 ms tell what is late by far; None where ``ttft`` is."""
+        load = rate_per_second / self.saturation_per_second
+        if load >= _NODES[-1]:
+            return None
+        if load < _UNLOADED:
+            return self._unloaded
+        law = stationary_wait(self.work_seconds, self._prompts.weights, rate_per_second, max(squared_cv, _LEAST_CV))
+        seconds = np.arange(float(law.masses.size)) * law.step_seconds
+        return Latency.from_masses(seconds, law.masses, law.mean_seconds)
 
     def error(self, rate_per_second: float, squared_cv: float) -> float:
         """Standard error of the mean of TTFT at a rate, relative: that of the node above."""
         place = int(np.searchsorted(_NODES[:-1], rate_per_second / self.saturation_per_second, side="right"))
-        self._solve([place], max(squared_cv, _LEAST_CV), FINE)
-        return self._found[place, max(squared_cv, _LEAST_CV), FINE].error
+        self._solve([place], max(squared_cv, _LEAST_CV))
+        return self._found[place, max(squared_cv, _LEAST_CV)].error
 
     @cached_property
     def _unloaded(self) -> Latency:
-        order = np.argsort(self._alone, kind="stable")
-        seconds = self._alone[order] + self._extra_seconds
-        return Latency.from_masses(seconds, self._prompts.weights[order])
+        return Latency.from_masses(self._alone + self._extra_seconds, self._prompts.weights)
 
-    def _sizes(self, extent: Extent) -> _Sizes:
+    def _sizes(self, extent: _Extent, squared_cv: float = 0.0) -> _Sizes:
+        """Return the sizes of a sample at the nodes; what waits is forgotten in (c_a² + c_s²)/(1 - load)² prompts."""
         usual = max(self._full, self._machine.ranks / 2)
         usual *= max(min(1.0, _LARGE / usual), _LEAST_SHARE)  # large passes are alike, so fewer tell as much
-        settle, counted = math.ceil(extent.settle * usual), math.ceil(extent.counted * usual)
+        relax = extent.relax * (squared_cv + self._work_squared_cv) if extent.relax else 0.0
+        least, most = ((passes + times * (self._under_way - 1)) * usual for passes, times in (extent.settle, _LONGEST))
+        settle = tuple(math.ceil(min(least + relax / (1 - load) ** 2, most)) for load in _NODES)
+        counted = math.ceil(max(extent.counted * usual, extent.prompts / _MOST_STREAMS))
+        streams = int(np.clip(extent.prompts / counted, extent.streams, _MOST_STREAMS))
+        needed = max(settle) + counted + math.ceil(_AFTER * max(self._full, self._machine.ranks))
+        step = 1 << max(needed.bit_length() - 3, 0)
         return _Sizes(
-            streams=int(np.clip(extent.prompts // counted, _FEWEST_STREAMS, _MOST_STREAMS)),
+            streams=round(streams / _STREAMS) * _STREAMS,
             settle=settle,
             counted=counted,
-            places=max(_SETTLES) * settle + counted + math.ceil(_AFTER * max(self._full, self._machine.ranks)),
+            places=-(-needed // step) * step,  # levels are drawn once for rows that are nearly alike
         )
 
+    @cached_property
+    def _under_way(self) -> float:
+        """Passes that a prompt takes that is under way."""
+        passes, weights = np.ceil(self._recursion.lengths / self._machine.budget_tokens), self._prompts.weights
+        return float(passes**2 @ weights) / float(passes @ weights)
+
+    @property
+    def _work_squared_cv(self) -> float:
+        """Of the seconds that prompts add to full passes."""
+        work, weights = self.work_seconds, self._prompts.weights
+        return float(work**2 @ weights) / float(work @ weights) ** 2 - 1
+
     def _kinds(self, sizes: _Sizes) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
-        below = np.cumsum(self._prompts.weights)
+        below, rare = np.cumsum(self._prompts.weights), _RAREST / (sizes.streams * sizes.counted)
         levels = even_levels(_SEED, sizes.streams, sizes.places)
+        levels = np.where(levels > 1 - rare, 1 - 0.7 * rare, levels)
         return np.minimum(np.searchsorted(below, levels), below.size - 1)
 
-    def _solve(self, nodes: list[int], squared_cv: float, extent: Extent) -> None:
+    def _solve(self, nodes: list[int], squared_cv: float) -> None:
         """Find TTFT at the nodes that are not known yet, their streams side by side."""
-        missing = [node for node in nodes if (node, squared_cv, extent) not in self._found]
+        missing = [node for node in nodes if (node, squared_cv) not in self._found]
         if not missing:
             return
-        sizes = self._sizes(extent)
+        sizes = self._sizes(_SAMPLE, squared_cv)
         count, kinds = sizes.streams, self._kinds(sizes)
         gaps = even_gaps(_SEED + 1, squared_cv, count, sizes.places)
         arrivals = np.cumsum(gaps, axis=1)
         rates = self.saturation_per_second * np.array([_NODES[node] for node in missing])
-        lines = [self._line(kinds, gaps, rate, squared_cv) for rate in rates.tolist()]
-        first = max(_SETTLES) * sizes.settle  # the same prompts are counted at each
-        starts = [first - _SETTLES[node] * sizes.settle for node in missing]
-        counted = [math.ceil(_SHARES[node] * sizes.counted) for node in missing]
+        first = max(sizes.settle)  # the same prompts are counted at each
+        starts, last = [first - sizes.settle[node] for node in missing], first + sizes.counted
+        lines = [
+            self._line(kinds[:, start:last], gaps[:, start:last], rate, squared_cv)
+            for start, rate in zip(starts, rates.tolist(), strict=True)
+        ]
         begins = [
-            arrivals[:, start] / rate + line[:, start]
-            for start, rate, (line, _) in zip(starts, rates, lines, strict=True)
+            arrivals[:, start] / rate + line[:, 0] for start, rate, (line, _) in zip(starts, rates, lines, strict=True)
         ]
         lanes = Lanes(
             stream=np.tile(np.arange(count), rates.size),
@@ -197,23 +261,19 @@ class SampledQueue:
             begin_seconds=np.concatenate(begins),
             start=np.repeat(starts, count),
             first=np.full(rates.size * count, first),
-            last=first + np.repeat(counted, count),
+            last=np.full(rates.size * count, last),
         )
         ends = self._recursion.finished(Streams.of(arrivals, kinds, self._machine.ranks), lanes)
-        for place, (node, number) in enumerate(zip(missing, counted, strict=True)):
-            asked = slice(first, first + number)
-            waits = ends[place * count : (place + 1) * count, :number] - arrivals[:, asked] / rates[place]
+        for place, node in enumerate(missing):
+            waits = ends[place * count : (place + 1) * count] - arrivals[:, first:last] / rates[place]
             line, law = lines[place]
-            controls = np.stack([line[:, asked].mean(axis=1), (self._alone**2)[kinds[:, asked]].mean(axis=1)])
-            known = np.array([law.mean_seconds, float(self._alone**2 @ self._prompts.weights)])
-            self._found[node, squared_cv, extent] = self._told(waits, controls, known)
+            self._found[node, squared_cv] = self._told(waits, line[:, -sizes.counted :], law)
 
     def _line(
         self, kinds: np.ndarray[tuple[int, int], np.dtype[np.int64]], gaps: Array, rate: float, squared_cv: float
     ) -> tuple[Array, Wait]:
-        """Waits of the prompts in a line of one server that is as busy, [streams, places], and their law."""
-        added = self._alone - 0.5 * self._alone.min()
-        work = added / (float(added @ self._prompts.weights) * self.saturation_per_second)
+        """Waits of prompts in a line of one server that is as busy, [streams, prompts], and their law."""
+        work = self.work_seconds
         law = stationary_wait(work, self._prompts.weights, rate, squared_cv)
         rng = np.random.default_rng(_SEED + 2)
         begun = law.at((rng.permutation(kinds.shape[0]) + 0.5) / kinds.shape[0])
@@ -221,19 +281,19 @@ class SampledQueue:
         walk[:, 1:] = np.cumsum(work[kinds[:, :-1]] - gaps[:, 1:] / rate, axis=1)
         return walk + np.maximum(begun[:, None], -np.minimum.accumulate(walk, axis=1)), law
 
-    def _told(self, waits: Array, controls: Array, known: Array) -> Sampled:
-        """Weight the streams so that ``controls`` [controls, streams] have ``known`` means.
+    def _told(self, waits: Array, line: Array, law: Wait) -> Sampled:
+        """Return TTFT, what the line tells of it after its law; what is beyond stays with the prompt.
 
-        Args: ``waits`` [streams, prompts].
+        Args: ``waits`` and those of the line, [streams, prompts].
         """
-        off = controls - controls.mean(axis=1, keepdims=True)
-        inverse = np.linalg.pinv(off @ off.T)
-        weights = 1 / off.shape[1] + off.T @ (inverse @ (known - controls.mean(axis=1)))
-        weights = np.maximum(weights, 0.0) / np.maximum(weights, 0.0).sum()
-        each = waits.mean(axis=1)
-        left = each - each.mean() - off.T @ (inverse @ (off @ each))
-        found = float(weights @ each)
-        seconds, masses = waits.ravel() + self._extra_seconds, np.repeat(weights / waits.shape[1], waits.shape[1])
-        order = np.argsort(seconds)
-        ttft = Latency.from_masses(seconds[order], masses[order], found + self._extra_seconds)
-        return Sampled(ttft, float(left.std(ddof=1 + known.size)) / math.sqrt(left.size) / found)
+        means = np.stack([waits.mean(axis=1), line.mean(axis=1)])
+        (_, both), (_, alone) = np.cov(means)
+        share = float(both / alone) if alone > 0 else 1.0
+        beyond = waits - share * line
+        order = np.argsort(line, axis=None)
+        exact = share * law.at((np.arange(order.size) + 0.5) / order.size)
+        seconds = np.sort(np.maximum(exact + beyond.ravel()[order], self._alone[0])) + self._extra_seconds
+        mean = share * law.mean_seconds + float(beyond.mean()) + self._extra_seconds
+        ttft = Latency.from_masses(seconds, np.ones(seconds.size), mean)
+        each = beyond.mean(axis=1)
+        return Sampled(ttft, float(each.std(ddof=1)) / math.sqrt(each.size) / mean)

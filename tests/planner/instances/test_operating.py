@@ -111,10 +111,11 @@ def test_a_chunked_prompt_takes_its_parts_in_turn() -> None:
 
 
 def test_what_a_sample_tells_comes_with_its_error() -> None:
-    """Where prompts are cut over passes of several groups the mean is a sample's; elsewhere it is a chain's."""
+    """Where several groups share passes the mean is a sample's; elsewhere it is a chain's."""
     question = small_question(model="deepseek-v2-lite", hardware="h100", squared_cv=1.0)
-    whole = next(each for each in prefill_found(question, Count()) if each.row.strategy.attention_dp == 4)
-    assert PrefillServer(question, whole).ttft_error(1.0) is None
+    rows = prefill_found(question, Count())
+    single, whole = (next(each for each in rows if each.row.strategy.attention_dp == groups) for groups in (1, 4))
+    assert PrefillServer(question, single).ttft_error(1.0) is None
     server = PrefillServer(question, replace(whole, tokens_per_device=512, chunks=1))
     error = server.ttft_error(0.5 * server.saturation_per_second)
     assert error is not None and 0.001 < error < 0.05
