@@ -9,7 +9,7 @@ from cli.search_flags import SearchInput
 from planner.costs.interval import Interval
 from planner.costs.memory import Memory
 from planner.instances.kv_links import LinkState
-from planner.plans.aggregated import MixedPool
+from planner.plans.aggregated import AggregatedPlan, MixedPool
 from planner.plans.day import over_the_day
 from planner.plans.plan import DisaggregatedPlan, Plan
 from planner.plans.pools import DecodePool, PlannedPool, PrefillPool
@@ -171,6 +171,7 @@ def plan_json(plan: Plan, *, compact: bool = False) -> dict[str, object]:
         },
         "kv_transfer_seconds": plan.transfer_seconds,
         **(_between_pools(plan) if isinstance(plan, DisaggregatedPlan) else {}),
+        **({"caution": plan.caution} if isinstance(plan, AggregatedPlan) and plan.caution else {}),
     }
     figures = {
         "cost_per_million_tokens": plan.cost_per_million_tokens,

@@ -11,7 +11,7 @@ from cli.search_assumptions import assumption_texts
 from cli.search_flags import SearchInput
 from cli.search_json import MEMORY_KINDS, shared_text, spare_pool_instances, strategy_text
 from planner.instances.kv_links import LinkState
-from planner.plans.aggregated import MixedPool
+from planner.plans.aggregated import AggregatedPlan, MixedPool
 from planner.plans.day import over_the_day
 from planner.plans.plan import DisaggregatedPlan, Plan
 from planner.plans.pools import DecodePool, PlannedPool, PrefillPool
@@ -56,6 +56,8 @@ def render(
         console.print()
         _lines(console, day_text(seen))
     told = [interval_text(best), f"Binding: {answer.binding_limit}. {answer.explanation}", *short_form(best)]
+    if isinstance(best, AggregatedPlan) and best.caution:
+        told.insert(0, f"Caution: {best.caution}.")
     if asked.on_trace is not None:
         from cli.on_trace import rounds_text, trace_text  # only a trace needs it
 

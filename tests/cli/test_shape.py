@@ -34,6 +34,18 @@ def test_an_aggregated_plan_is_written_simulated_and_deployed(
     assert any("--max-num-batched-tokens" in path.read_text() for path in out.rglob("*") if path.is_file())
 
 
+def test_short_answers_of_a_busy_instance_are_cautioned_about(capsys: pytest.CaptureFixture[str]) -> None:
+    """Their steps are those among prompts; long ones, and those of an instance with little to do, have any steps."""
+    asked = ["qwen3-8b", "--hw", "h100", "--devices", "1", "--isl", "4096", "--shape", "aggregated", "--json"]
+    for flags, told in (
+        (["--osl", "16"], True),
+        (["--osl", "1024"], False),
+        (["--osl", "16", "--rate", "0.1/s"], False),
+    ):
+        assert main.main([*asked, *flags]) == ExitCode.DONE
+        assert ("caution" in json.loads(capsys.readouterr().out)["best"]) is told
+
+
 def test_aggregated_instances_take_the_better_of_two_pools(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """Machines of each role: as good as the better one alone; left out, and said so, where no shape is named."""
     alone, shape = {}, ["--shape", "aggregated"]
