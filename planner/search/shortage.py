@@ -101,9 +101,27 @@ def _larger(
             return f"; the asked rate is {max(factors.values()):.3g} times what they carry"
         if carries(changed):
             shared = prefill.budget == decode.budget
-            size = f"{prefill.devices}" if shared else f"prefill={prefill.devices},decode={decode.devices}"
+            least = _least_within_node(question, changed, carries) if shared else 0
+            size = f"{least}" if shared else f"prefill={prefill.devices},decode={decode.devices}"
             return f", or --devices {size}"
     return ""
+
+
+def _least_within_node(question: Question, larger: Question, carries: Callable[[Question], bool]) -> int:
+    """Return the fewest devices up to those of a larger question that carry its rate; of whole nodes these are.
+
+    A few devices beside the one that just holds a model carry many times what it does, so that they are no guess.
+    """
+    machines = larger.prefill
+    unit, most = machines.unit(machines.devices - 1), machines.devices
+    if most > machines.devices_per_node:
+        return most
+    low, high = question.prefill.devices // unit, -(-most // unit)
+    while high - low > 1:
+        middle = (low + high) // 2
+        less = replace(machines, devices=middle * unit)
+        low, high = (low, middle) if carries(replace(larger, prefill=less, decode=less)) else (middle, high)
+    return min(high * unit, most)
 
 
 def _sizes(machines: Machines, factor: float) -> list[int]:

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from planner.question import Question
 from planner.search.search import search
+from planner.search.shortage import too_few
 from planner.search.variations import has_plan, most_carried
 from tests.questions import machines, small_question
 
@@ -60,3 +61,11 @@ def test_the_short_pool_is_named() -> None:
     assert "1 devices of h100 carry the prefill of" in answer.explanation
     (sizes,) = re.findall(r"--devices prefill=(\d+),decode=8", answer.explanation)
     assert has_plan(replace(question, prefill=replace(question.prefill, devices=int(sizes))))
+
+
+def test_within_a_server_the_fewest_that_carry_are_told() -> None:
+    """One GPU that just holds a model carries far less than its share: of eight tried at once, four are enough."""
+    question = asked(100.0, devices=1)
+    told = too_few(question, 1.0, lambda larger: larger.prefill.devices >= 4 and larger.decode == larger.prefill)
+
+    assert told.endswith("or --devices 4")
