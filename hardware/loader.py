@@ -98,7 +98,7 @@ def _filled(path: Path, entry: object, above: tuple[Path, ...]) -> object:
         found = _resolve(name)
         return _load(found if found.is_relative_to(CATALOG) else path.parent / found, (*above, path))
 
-    return resolve(entry, str(path), sibling)
+    return resolve(entry, str(path), sibling, trusted=path.parent == CATALOG)
 
 
 def _resolve(name_or_path: str) -> Path:

@@ -68,10 +68,11 @@ SMALL = ["qwen3-8b", "--hw", "h100", "--devices", "2", "--shape", "disaggregated
     ("arguments", "unneeded"),
     [
         (SMALL, [*NEVER, *FOR_A_MANIFEST]),
+        (["qwen3-8b", "--hw", "l40s", *SMALL[3:]], [*NEVER, *FOR_A_MANIFEST]),
         (["check", *SMALL, "--rate", "1/s", "--json"], [*NEVER, *FOR_A_CERTIFICATE, "rich"]),
         (["sweep", *SMALL, "--over", "tpot=40ms,50ms", "--json"], [*NEVER, *FOR_A_MANIFEST, *FOR_A_CERTIFICATE]),
     ],
-    ids=["search", "check", "sweep"],
+    ids=["search", "machine based on another", "check", "sweep"],
 )
 def test_a_search_imports_what_it_needs(arguments: list[str], unneeded: list[str]) -> None:
     """A cold start is mostly imports: what a question does not take is not imported for it."""
