@@ -274,8 +274,10 @@ class MixedQueue:
             line = SampledPrompts(aggregate, occupied.mean).line(*told)
             find_ttft = partial(_sampled_ttft, aggregate, occupied, told, wait)
             find_guess = partial(_guessed_ttft, line, occupied.waiting, wait)
-            work = line.delays_squared_cv(pace.per_prompt, aggregate.ranks)
-            pace = replace(pace, work_squared_cv=work, step_variance=line.step_variance)
+            pace = replace(pace, step_variance=line.step_variance)
+            if aggregate.ranks > 1:  # on one rank every token of a prompt delays steps
+                work = line.delays_squared_cv(pace.per_prompt, aggregate.ranks)
+                pace = replace(pace, work_squared_cv=work)
             step *= pace.seen_longer(iterations)
         paces, spans, likely = replace(pace, step_seconds=step).paces(iterations)
         tokens = float(answer.mean > 1)  # 0: the answer is the first token, and none has a time of its own

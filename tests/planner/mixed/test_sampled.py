@@ -108,7 +108,8 @@ def test_lengths_of_a_histogram_stay_what_they_are() -> None:
     """Kinds of a distribution are cut finer with the same mean; those of a list are atoms."""
     aggregate = instance(2)
     finer = sampled._finer(aggregate)
-    assert finer.tokens.size == 4 * aggregate.prompts.tokens.size
+    assert finer.tokens.size == 4 * (aggregate.prompts.tokens.size - 2) + 2  # the longest of 10,000 stay two
+    assert finer.weights.sum() == pytest.approx(1.0)
     assert finer.mean_tokens == pytest.approx(aggregate.prompts.mean_tokens)
     kinds = ((100.0, 0.0, 0.5), (4000.0, 0.0, 0.5))
     listed = replace(aggregate, workload=replace(aggregate.workload, prompts=kinds))
