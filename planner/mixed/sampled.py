@@ -36,9 +36,9 @@ from podplan.records import dataclass
 Ints = NDArray[np.int64]
 _CUT = 1e-3
 """Share of prompts that are cut, from which on steps are sampled."""
-_PROMPTS, _FEWEST_LANES, _MOST_LANES = 24_000, 48, 256
-_COUNTED, _BEFORE, _AFTER = 30, 100, 60
-"""Prompts of a rank: that are counted at least, whose line is known before, and that come behind."""
+_PROMPTS, _FEWEST_LANES, _MOST_LANES = 24_000, 8, 256
+_COUNTED, _LEAST, _BEFORE, _AFTER = 30, 8, 100, 60
+"""Prompts of a rank: that are counted, on few ranks and at least, whose line is known before, and that come behind."""
 _BUSY, _SETTLE = (0.5, 0.7), (20, 60)
 """Prompts of a rank that settle, by how busy its line is: what waits comes and goes ever slower."""
 _KNOTS, _FINER = 16, 4
@@ -106,7 +106,7 @@ class SampledPrompts:
     def found(self, arrivals: tuple[float, float], mean_seconds: float, prompt_steps: float) -> Sampled:
         """TTFT of a sample; arguments as of ``line``."""
         line, ranks = self.line(arrivals, mean_seconds, prompt_steps), self._aggregate.ranks
-        counted = max(_COUNTED, math.ceil(_PROMPTS / (_MOST_LANES * ranks)))
+        counted = max(min(_COUNTED, _PROMPTS // (_FEWEST_LANES * ranks)), _LEAST, _PROMPTS // (_MOST_LANES * ranks))
         lanes = int(np.clip(_PROMPTS // (counted * ranks), _FEWEST_LANES, _MOST_LANES))
         settle = math.ceil(np.interp(arrivals[0] / ranks * float(line.usual @ line.weights), _BUSY, _SETTLE))
         each = _BEFORE + _SETTLE[-1] + counted + _AFTER

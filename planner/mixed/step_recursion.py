@@ -83,8 +83,6 @@ class _Lines:
     pairs: Array
     """Query-key pairs before it."""
     reused: Array
-    come: Array
-    """[lanes · (prompts + 1), ranks]: place up to which prompts have come, by how many of the lane have."""
     keys: Array
     """Arrivals, each lane behind the one before it."""
     apart: float
@@ -100,14 +98,11 @@ class _Lines:
         none = np.zeros((lanes, ranks, 1))
         starts = np.concatenate([none, np.cumsum(tokens, axis=-1)], axis=-1)
         pairs = np.concatenate([none, np.cumsum(tokens * (reused + (tokens + 1) / 2), axis=-1), none], axis=-1)
-        number = (np.arange(prompts + 1)[:, None] + ranks - 1 - np.arange(ranks)) // ranks
-        come = starts.transpose(0, 2, 1)[:, number, np.arange(ranks)]
         apart = float(streams.arrivals.max()) + 1.0
         return cls(
             starts=np.concatenate([starts, none + np.inf], axis=-1).ravel(),
             pairs=pairs.ravel(),
             reused=np.concatenate([reused, none, none], axis=-1).ravel(),
-            come=come.reshape(-1, ranks),
             keys=(streams.arrivals + apart * np.arange(lanes)[:, None]).ravel(),
             apart=apart,
         )
@@ -166,12 +161,13 @@ def play(instance: Instance, streams: Streams) -> Played:
     now = _Progress(lines, streams, length)
     opens, closes = streams.arrivals[:, streams.first], streams.arrivals[:, streams.last - 1]
     asked = -(-(streams.last - np.arange(ranks)) // ranks)  # prompts of a rank up to the last that is asked for
-    sums = np.zeros((3, lanes))
+    sums, later = np.zeros((3, lanes)), ranks - 1 - np.arange(ranks)
     ends = np.full(lanes * ranks * length, np.nan)
     while now.lanes.size:
         reached = lines.keys.searchsorted(now.seconds * (1 + _CLOSE) + lines.apart * now.lanes, side="right")
         reached = np.minimum(reached, (now.lanes + 1) * prompts)
-        come = lines.come[reached + now.lanes]
+        came = (reached - now.lanes * prompts)[:, None]
+        come = lines.starts.take(now.begins + (came + later) // ranks)  # of each rank, every so many-th
         takes = np.minimum(come - now.done, instance.room)
         loads, ended = now.advance(lines, takes)
         tokens = takes.sum(axis=1)
