@@ -34,8 +34,8 @@ Array = NDArray[np.float64]
 MOST_UTILISATION = 0.98
 """Of saturation: the queues of ``queues.prefill_queue`` and ``queues.decode_queue`` keep below it too."""
 
-_FAR_LATE, _MUCH_TOO_LATE = 1.3, 2.0
-"""Limits beyond which a median of the chain is late, up to 22 % high, and a wait in line, up to 84 % beyond TTFT."""
+_FAR_LATE = 1.3
+"""Limits beyond which a median of the chain is late, up to 22 % high, and a wait in line, up to 20 % beyond TTFT."""
 _LATE, _TAIL_PERCENTILE = 1.1, 95.0
 """The same for the chain from this percentile on where prompts are cut: 4 to 60 % low there, else at most 20 % high."""
 
@@ -203,7 +203,7 @@ class PrefillServer:
         if self._screened:
             low = self.question.percentile >= _TAIL_PERCENTILE and self.service.full is None
             late = _LATE if low else _FAR_LATE
-            for screen, factor in ((self._chain_tail, late), (self._least_tail, _MUCH_TOO_LATE)):
+            for screen, factor in ((self._chain_tail, late), (self._least_tail, _FAR_LATE)):
                 screened = screen(rate_per_second, instances)
                 if screened > factor * self.question.ttft_seconds:
                     return screened
