@@ -67,11 +67,10 @@ class RankLine:
     def ttft(self) -> Latency:
         """From arrival to first token: rest of a step, wait, own parts."""
         levels = (np.arange(_LEVELS) + 0.5) / _LEVELS
-        own = np.outer(self.chances, self.weights)
-        seconds = (self.wait.at(levels)[:, None] + self.services.ravel()).ravel()
-        masses = np.broadcast_to(own.ravel(), (_LEVELS, own.size)).ravel()
+        seconds = (self.wait.at(levels)[:, None] + self.usual).ravel()
+        masses = np.broadcast_to(self.weights, (_LEVELS, self.weights.size)).ravel()
         order = np.argsort(seconds)
-        mean = self.wait.mean_seconds + float((own * self.services).sum()) + self.rest_seconds
+        mean = self.wait.mean_seconds + float(self.usual @ self.weights) + self.rest_seconds
         return Latency.from_masses(seconds[order] + self.rest_seconds, masses[order], mean)
 
 
