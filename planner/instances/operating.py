@@ -203,7 +203,8 @@ class PrefillServer:
         if self._screened:
             low = self.question.percentile >= _TAIL_PERCENTILE and self.service.full is None
             late = _LATE if low else _FAR_LATE
-            for screen, factor in ((self._chain_tail, late), (self._least_tail, _FAR_LATE)):
+            screens = ((self._chain_tail, late), (self._least_tail, _FAR_LATE), (self._tail_below, 1.0))
+            for screen, factor in screens:
                 screened = screen(rate_per_second, instances)
                 if screened > factor * self.question.ttft_seconds:
                     return screened
@@ -226,6 +227,11 @@ class PrefillServer:
     def _least_tail(self, rate_per_second: float, instances: int) -> float:
         assert self.service.sample is not None
         return self._tail(self.service.sample.least_wait(rate_per_second, self._squared_cv(instances)))
+
+    def _tail_below(self, rate_per_second: float, instances: int) -> float:
+        """The same at the node of the sample below: half of what telling it at the rate takes."""
+        assert self.service.sample is not None
+        return self._tail(self.service.sample.least_ttft(rate_per_second, self._squared_cv(instances)))
 
     def pool_carries(self, instances: int, rate_per_second: float) -> bool:
         """Whether so many instances carry a rate within the TTFT limit and 98 % of saturation."""

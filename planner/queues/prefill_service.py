@@ -76,6 +76,10 @@ class Sample(Protocol):
         """A large part of TTFT, at once."""
         ...
 
+    def least_ttft(self, rate_per_second: float, squared_cv: float) -> Latency | None:
+        """TTFT at a rate that is not above the asked one: less work."""
+        ...
+
     def error(self, rate_per_second: float, squared_cv: float) -> float:
         """Standard error of the mean of TTFT, relative."""
         ...

@@ -179,6 +179,17 @@ class SampledQueue:
         part = (load - _NODES[above - 1]) / (_NODES[above] - _NODES[above - 1])
         return between(self._found[above - 1, cv].ttft, high, part)
 
+    def least_ttft(self, rate_per_second: float, squared_cv: float) -> Latency | None:
+        """TTFT at the node at or below a rate, which ``ttft`` is not below; None beyond the last."""
+        load, cv = rate_per_second / self.saturation_per_second, max(squared_cv, _LEAST_CV)
+        if load >= _NODES[-1]:
+            return None
+        below = int(np.searchsorted(_NODES, load, side="right")) - 1
+        if below < 0:
+            return self._unloaded
+        self._solve([below], cv)
+        return self._found[below, cv].ttft
+
     def least_wait(self, rate_per_second: float, squared_cv: float) -> Latency | None:
         """What the line holds of TTFT: 5 ms tell what is late by far; None where ``ttft`` is."""
         load = rate_per_second / self.saturation_per_second

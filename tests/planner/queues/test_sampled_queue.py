@@ -210,3 +210,14 @@ def test_between_two_rates_one_over_seconds_is_straight() -> None:
     high = Latency(mean=3.0, levels=(50.0,), seconds=(1.9,))
     found = between(low, high, 0.5)
     assert (found.mean, found.seconds) == (pytest.approx(1.5), (2.0,))
+
+
+def test_the_node_below_a_rate_is_below_what_is_told_of_it() -> None:
+    """At every level, so that what is late there need not be told at the rate; nothing beyond saturation."""
+    queue = _varied()
+    for load in (0.05, 0.4, 0.55, 0.9):
+        rate = load * queue.saturation_per_second
+        below, told = queue.least_ttft(rate, 0.25), queue.ttft(rate, 0.25)
+        assert below is not None and told is not None
+        assert all(below.at(level) <= told.at(level) * (1 + 1e-9) for level in (50.0, 90.0, 99.0))
+    assert queue.least_ttft(queue.saturation_per_second, 0.25) is None
