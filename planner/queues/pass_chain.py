@@ -173,7 +173,8 @@ class _Walk:
         late = np.where(places <= sizes, 1 - self.fit[np.minimum(places, sizes) - 1], 1.0)
         beyond = settled[fine:] @ self._after_full(fine, waiting.size)
         again = float(beyond[:-1] @ late - beyond[1:-1] @ late[:-1])
-        return again / max(float(settled[fine:] @ late), 1e-300)
+        # Where passes are all but never full, both are rounding.
+        return min(max(again, 0.0) / max(float(settled[fine:] @ late), 1e-300), 1.0)
 
     def _tail(self) -> "_Tail | None":
         """Return where chances fall off by one factor; None where the lattice ends before.

@@ -1,14 +1,22 @@
 """The chain of what waits when passes start: leaving out what is negligible, against the whole of it."""
 
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
 
+from planner.balance.imbalance import parse_balance
+from planner.costs.latency import balanced_cost
 from planner.queues.arrival_counts import Arrivals
+from planner.queues.bulk_queue import sojourn
+from planner.queues.machine import Machine
 from planner.queues.pass_chain import _Walk, settled_chain
 from planner.queues.pass_lattice import Lattice, holds_of
+from planner.queues.passes import varied_service
 from planner.queues.prefill_service import by_share
+from planner.queues.prompts import Prompts, length_kinds
+from planner.workload import Lengths
+from tests.instances import instance
 
 
 def _walk(most, fixed, utilisation, squared_cv):
@@ -71,3 +79,17 @@ def test_a_least_that_is_not_negligible_is_noticed():
     known = {each.name: getattr(chain.lattice, each.name) for each in fields(chain.lattice)}
     wrong = Lattice(**{**known, "least": 14})
     assert _Walk(wrong, walk.holds, walk.brought, walk.whole).settled(alike=True) == pytest.approx(whole, abs=1e-12)
+
+
+@pytest.mark.parametrize("load", [1e-4, 1e-3, 0.01, 0.1])
+def test_passes_that_are_never_full_follow_no_full_ones(load):
+    """Shares of what all but never is are shares, and who hardly ever comes takes as long as alone."""
+    tokens, weights = length_kinds(Lengths(mean=1024, squared_cv=1.0))
+    deployment = instance("qwen3-30b-a3b", "h800", "prefill", "bf16", attention_dp=8, moe_ep=8)
+    machine = Machine(balanced_cost(deployment, parse_balance("perfect")), 8, 8192.0, 1)
+    service = replace(varied_service(machine, Prompts(tokens, np.zeros_like(tokens), weights)), sample=None)
+    found = [sojourn(service, part * load * service.saturation_per_second, 0.5) for part in (0.5, 1.0)]
+
+    assert service.full is not None
+    assert all(np.isfinite(each.seconds).all() and each.masses.sum() == pytest.approx(1.0) for each in found)
+    assert 0 < found[0].mean_seconds <= found[1].mean_seconds * (1 + 1e-6)
