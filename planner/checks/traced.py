@@ -27,6 +27,8 @@ _MORE = 1.005
 """Times the rate that earlier rounds hold, below which a round for throughput has taught nothing."""
 _TIGHTER = 0.97
 """Of the last limit, where what was learnt would leave it as it was."""
+_MUCH_TIGHTER = 0.85
+"""The same, where the last limits led to a plan that was known already: nothing is learnt of it again."""
 Search = Callable[[Question], Answer]
 
 
@@ -103,15 +105,23 @@ def _tightened(question: Question, rounds: Sequence[Round]) -> Question | None:
         return _between(question, rounds)
     if last.plan is None or last.on_trace is None:
         return _more_rate(question, rounds)
+    most = _MUCH_TIGHTER if any(_same(last, each) for each in rounds[:-1]) else _TIGHTER
     return replace(
         last.asked,
-        ttft_seconds=_learnt(question, last, "ttft"),
-        tpot_seconds=_learnt(question, last, "tpot"),
+        ttft_seconds=_learnt(question, last, "ttft", most),
+        tpot_seconds=_learnt(question, last, "tpot", most),
     )
 
 
-def _learnt(question: Question, last: Round, name: str) -> float:
-    """Return the limit that the stationary queues have to keep for the trace to keep its own."""
+def _same(one: Round, other: Round) -> bool:
+    """Whether two rounds found the same plan: played alike, on as many devices."""
+    if one.plan is None or other.plan is None:
+        return False
+    return one.most_per_second == other.most_per_second and one.plan.devices == other.plan.devices
+
+
+def _learnt(question: Question, last: Round, name: str, most: float) -> float:
+    """Return the limit that the stationary queues have to keep for the trace to keep its own: ``most`` of the last."""
     assert last.plan is not None and last.on_trace is not None, "only a plan that was played teaches something"
     limit, asked = getattr(question, f"{name}_seconds"), float(getattr(last.asked, f"{name}_seconds"))
     measured = last.on_trace.at(name, question.percentile)
@@ -119,7 +129,7 @@ def _learnt(question: Question, last: Round, name: str) -> float:
         return asked
     held = last.plan.under(question)(last.most_per_second) if last.most_per_second else None
     told = limit * limit / measured if held is None else float(getattr(held, name).at(question.percentile))
-    return max(min(told, _TIGHTER * asked), _LEAST_SHARE * asked)
+    return max(min(told, most * asked), _LEAST_SHARE * asked)
 
 
 def _between(question: Question, rounds: Sequence[Round]) -> Question | None:

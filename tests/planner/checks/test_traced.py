@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -101,3 +102,15 @@ def test_what_cannot_be_played_stands_as_it_is(question: Question) -> None:
     assert traced.on_trace is None and not traced.rounds
     short = found(question, bursty(1.0, count=300))
     assert short.on_trace is None and short.answer.best is not None
+
+
+def test_a_plan_that_comes_back_tightens_the_limits_by_more(question: Question, most: float) -> None:
+    """Nothing is learnt from it twice, and rounds are few: limits fall by a seventh at least."""
+    asked = replace(question, objective="chips", rate_per_second=0.9 * most)
+    answer = again(asked)
+    rounds = search_on_trace(asked, bursty(3.0), lambda _: answer, lambda _: answer).rounds
+    limits = [(each.asked.ttft_seconds, each.asked.tpot_seconds) for each in rounds]
+    tightened = [min(now / then for now, then in zip(after, before, strict=True)) for before, after in pairwise(limits)]
+
+    assert len(rounds) == ROUNDS and not any(each.keeps for each in rounds)
+    assert tightened[0] < 1 and all(share <= 0.85 + 1e-9 for share in tightened[1:])
