@@ -75,6 +75,8 @@ class PromptState:
     """Prompts at an instance in balance, at one number of running requests."""
 
     mean_step_seconds: float
+    step_variance: float
+    """Of single steps, in squared seconds."""
     prompt_steps: float
     """Share of steps that compute prompts."""
     sojourn: Callable[[], tuple[Array, Array]]
@@ -111,6 +113,7 @@ def rank_state(table: StepTable, running: float, rate: float, dispersion: float)
     alone = float(np.interp(running, table.running, table.alone))
     return PromptState(
         mean_step_seconds=mean,
+        step_variance=float(working @ (seconds - mean) ** 2) / total,
         prompt_steps=float(chances[1:].sum()) / total,
         sojourn=cache(partial(_sojourn, steps, chances, rate, dispersion, idle)),
         per_prompt=lambda: max(mean - alone, 0.0) / (alone * rate),  # prompts on one rank add up

@@ -7,8 +7,6 @@ and they make both the running requests, averaged over a residence, and the prom
 Ref: clusters of self-exciting arrivals, A. G. Hawkes, Biometrika 58:83, 1971; the rest is derived here.
 """
 
-import math
-
 import numpy as np
 
 from planner.queues.decode_queue import residence_variance
@@ -32,17 +30,17 @@ class Pace:
     running: float
     running_variance: float
     slope: float
-    """Seconds that one more running request adds to a step."""
+    """Seconds that one more running request adds to a step, with the prompts that come meanwhile."""
+    slope_at_once: float
+    """Seconds that it adds without them."""
     per_prompt: float
     """Seconds by which one more prompt delays steps, with what comes meanwhile."""
     work_squared_cv: float
     """Of the tokens of a prompt that are to be computed."""
     dispersion: float = 1.0
     """Variance over mean of the prompts that come over long times; 1 for Poisson arrivals."""
-    step_variance: float = math.inf
-    """Of single steps by their prompts, in squared seconds: means over a residence vary no more. Endless where prompts
-    are computed in far fewer steps than a residence has.
-    """
+    step_variance: float
+    """Of single steps by their prompts, in squared seconds: means over a residence vary no more."""
 
     def variance(self, lengths: Array, iterations: Lengths) -> Array:
         """Variance of the mean step time over a residence, in squared seconds; ``lengths`` over the mean one.
@@ -58,34 +56,59 @@ class Pace:
         spread = min(iterations.squared_cv, 1.0)
         elasticity = np.array(min(max(self.slope * self.running / self.step_seconds, 0.0), 0.95))
         left = residence_variance(elasticity, lengths, iterations.squared_cv)
-        cluster = 1 + self.rate_per_second * self.per_prompt
-        coming = cluster**2 * self.dispersion
-        coming -= spread * (coming - 1) / 2
-        both = self.slope * self.per_prompt * cluster * self.running * self.dispersion / iterations.mean
+        both = self.slope * self.per_prompt * self.cluster * self.running * self.dispersion / iterations.mean
         shared = (1.36 - 0.36 * spread) * both
-        occupied = self.slope**2 * self.running_variance * coming
+        occupied = self.slope**2 * self.running_variance * self._coming(iterations)
         return np.asarray((occupied + shared) * left + self._own(iterations.mean * lengths)[0])
+
+    @property
+    def cluster(self) -> float:
+        """Prompts that come while one prompt delays steps, those that come meanwhile included, and itself."""
+        return 1 + self.rate_per_second * self.per_prompt
+
+    def _coming(self, iterations: Lengths) -> float:
+        """How much more running requests vary than of prompts that come one by one, over long times."""
+        coming = self.cluster**2 * self.dispersion
+        return coming - min(iterations.squared_cv, 1.0) * (coming - 1) / 2
 
     def _own(self, steps: Array) -> tuple[Array, Array]:
         """(variance of the mean of so many steps by their prompts alone, covariance of it and the first of them).
 
-        As if what steps have in common were forgotten exponentially, so fast that the variance is the one that the
-        prompts of a long time make: v/steps with v = p² · rate · step · (w + d), from the variance of single steps on.
+        As if what steps have in common were kept by a share h from one to the next, so much that the variance is the
+        one that the prompts of a long time make: u/steps with u = p² · rate · step · (w + d) = v (1 + h)/(1 - h) and v
+        the variance of single steps. So many steps have v (1 + h)/(1 - h) F/steps, and v (1 - h^steps)/(1 - h)/steps
+        with the first of them; F = 1 - 2h (1 - h^steps)/(steps (1 - h²)) is what of the dispersion of a long time shows
+        in them.
         """
+        single, kept, shown = self._memory(steps)
+        share = (1 - kept**steps) / (steps * (1 - kept))
+        return single * (1 + kept) / (1 - kept) * shown / steps, single * share
+
+    def _memory(self, steps: Array) -> tuple[float, float, Array]:
+        """(v, h, F) of ``_own``."""
         varied = self.work_squared_cv + self.dispersion
         over = self.per_prompt**2 * self.rate_per_second * self.step_seconds * varied
-        if math.isinf(self.step_variance) or over <= 0:
-            return over / steps, over / (2 * steps)
-        forgotten = 2 * self.step_variance * steps / over
-        share = -np.expm1(-forgotten) / forgotten
-        return 2 * self.step_variance / forgotten * (1 - share), self.step_variance * share
+        single = min(self.step_variance, over)
+        kept = (over - single) / (over + single) if single > 0 else 0.0
+        return single, kept, 1 - 2 * kept * (1 - kept**steps) / (steps * (1 - kept**2))
 
     def seen_longer(self, iterations: Lengths) -> float:
-        """How much longer steps are to requests that run than on average over steps, by their prompts.
+        """How much longer steps are to requests that run than on average over steps.
 
-        Long steps bring more requests, in proportion to their seconds, which then run in the steps that follow.
+        Requests begin to run with the prompts of a step, among those that come behind them: for prompts alike, a step
+        that is longer than one without prompts by x ends x/p0 of them, so that theirs are longer by what ``_own`` has
+        in common with the first. Of prompts that differ, only what a step keeps of the one before it, h², and the share
+        of their number in what it has anew, d/(w + d), bring as many requests as seconds. And as prompts come in
+        clusters, more requests run while steps are longer by them, and add to these at once.
         """
-        return 1 + float(self._own(np.array([iterations.mean]))[1][0]) / self.step_seconds**2
+        steps = np.array([iterations.mean])
+        _, kept, shown = self._memory(steps)
+        number = self.dispersion / (self.work_squared_cv + self.dispersion)
+        common = float(self._own(steps)[1][0]) * (kept**2 + (1 - kept**2) * number)
+        together = (
+            self.slope_at_once * self.running_variance * (self._coming(iterations) - 1) * float(shown[0]) / self.running
+        )
+        return 1 + (common / self.step_seconds + max(together, 0.0)) / self.step_seconds
 
     def paces(self, iterations: Lengths) -> tuple[Array, Array, Array]:
         """Requests as point masses: mean seconds per step over their residence, the residence, mass; [points] each."""

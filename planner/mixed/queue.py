@@ -243,15 +243,19 @@ class MixedQueue:
     def _pace(self, rate: float, dispersion: float, occupied: Running, step: float) -> Pace:
         """Return what makes steps long and short; what a prompt adds is taken from the chain about the mean."""
         new, weights = self.aggregate.new_tokens, self.aggregate.prompts.weights
+        places = max(occupied.mean, 1.0) + np.array([0.0, math.sqrt(max(occupied.mean, 1.0))])
+        alone = np.interp(places, self.table.running, self.table.alone)
         return Pace(
             rate_per_second=rate,
             step_seconds=step,
             running=occupied.mean,
             running_variance=occupied.variance,
             slope=occupied.slope,
+            slope_at_once=max(float((alone[1] - alone[0]) / (places[1] - places[0])), 0.0),
             per_prompt=occupied.nearest.per_prompt(),
             work_squared_cv=float(new**2 @ weights) / self.aggregate.mean_new_tokens**2 - 1,
             dispersion=dispersion,
+            step_variance=occupied.nearest.step_variance,
         )
 
     def _answer(self, rate: float, dispersion: float, occupied: "Running") -> MixedState:
@@ -278,7 +282,7 @@ class MixedQueue:
             if aggregate.ranks > 1:  # on one rank every token of a prompt delays steps
                 work = line.delays_squared_cv(pace.per_prompt, aggregate.ranks)
                 pace = replace(pace, work_squared_cv=work)
-            step *= pace.seen_longer(iterations)
+        step *= pace.seen_longer(iterations)
         paces, spans, likely = replace(pace, step_seconds=step).paces(iterations)
         tokens = float(answer.mean > 1)  # 0: the answer is the first token, and none has a time of its own
         running = rate * iterations.mean * step

@@ -117,6 +117,7 @@ def ranks_state(table: StepTable, running: float, rate: float, dispersion: float
     seconds, prompt_steps = _mean_step(chain, chances, running)
     return PromptState(
         mean_step_seconds=seconds,
+        step_variance=_step_variance(chain, chances, running),
         prompt_steps=prompt_steps,
         sojourn=cache(partial(_sojourn, table, running, chain, chances, prompts)),
         per_prompt=cache(partial(_per_prompt, table, running, chain, seconds, prompts)),
@@ -125,11 +126,23 @@ def ranks_state(table: StepTable, running: float, rate: float, dispersion: float
 
 def _mean_step(chain: _Chain, chances: Array, running: float) -> tuple[float, float]:
     """(mean seconds of a step, share of steps with prompts) while the instance does not stand still."""
+    working = _working(chances, running)
+    return float((working * chain.seconds).sum()), 1 - float(working[0, 0])
+
+
+def _step_variance(chain: _Chain, chances: Array, running: float) -> float:
+    """Variance of a step, in squared seconds, while the instance does not stand still."""
+    masses = chain.weights[:, None, None] * _working(chances, running)
+    mean = float((masses * chain.durations).sum())
+    return float((masses * (chain.durations - mean) ** 2).sum())
+
+
+def _working(chances: Array, running: float) -> Array:
+    """Chances of the states in which there are steps; they sum to 1."""
     working = chances.copy()
     if running < _IDLE:
         working[0, 0] = 0.0
-    total = float(working.sum())
-    return float((working * chain.seconds).sum()) / total, 1 - float(working[0, 0]) / total
+    return np.asarray(working / working.sum())
 
 
 def _per_prompt(table: StepTable, running: float, chain: _Chain, seconds: float, prompts: CutPrompts) -> float:

@@ -202,7 +202,11 @@ def test_bursts_wait_longer() -> None:
 def test_far_too_few_places_have_no_balance() -> None:
     """A thousand requests would run at once, and five have places."""
     empty = PromptState(
-        mean_step_seconds=0.01, prompt_steps=0.0, sojourn=lambda: (np.zeros(1), np.ones(1)), per_prompt=lambda: 0.0
+        mean_step_seconds=0.01,
+        step_variance=0.0,
+        prompt_steps=0.0,
+        sojourn=lambda: (np.zeros(1), np.ones(1)),
+        per_prompt=lambda: 0.0,
     )
     assert occupancy(100_000.0, np.array([1000.0]), [empty], 5.0, (0.0, 0.0)) is None
     some = occupancy(100.0, np.array([1.0]), [empty], 5.0, (0.0, 0.0))
@@ -230,8 +234,10 @@ def test_pace_varies_by_running_requests_by_prompts_and_by_both() -> None:
         running=4.0,
         running_variance=4.0,
         slope=1e-9,
+        slope_at_once=0.0,
         per_prompt=0.1,
         work_squared_cv=0.0,
+        step_variance=4e-4,
     )
     one = np.ones(1)
     # 4 prompts come in a residence of 2 s; each delays it by 0.1 s, a step by 1 ms: variance 4 · 1e-6.
@@ -239,6 +245,38 @@ def test_pace_varies_by_running_requests_by_prompts_and_by_both() -> None:
     running = replace(only, slope=1e-4, per_prompt=0.0)
     assert float(running.variance(one, steps)[0]) == pytest.approx(1e-8 * 4 * 2 / 3, rel=0.03)
     assert float(replace(only, slope=1e-4).variance(one, steps)[0]) > 4e-6 + 1e-8 * 4 * 2 / 3
+
+
+@pytest.mark.parametrize(
+    ("answer", "busy", "squared_cv"), [(4, 0.5, 0.0), (16, 0.8, 0.0), (16, 0.5, 1.0), (64, 0.8, 1.0)]
+)
+def test_requests_run_among_the_prompts_behind_their_own(answer: int, busy: float, squared_cv: float) -> None:
+    """Steps of 10 ms and of what came in the step before, played: those behind a prompt are as much longer as told."""
+    rate, bare, rng = 10.0, 0.01, np.random.default_rng(3)
+    each, steps = busy / rate, 400_000
+    seconds, ended = np.full(steps, bare), np.zeros(steps)
+    shape = 1 / squared_cv if squared_cv else 0.0
+    for step in range(1, steps):
+        came = rng.poisson(rate * seconds[step - 1])
+        ended[step] = came
+        if came:
+            seconds[step] += each * (rng.gamma(shape * came) / shape if shape else came)
+    mean, until = seconds.mean(), np.append(0.0, np.cumsum(seconds))
+    behind = (until[1 + answer :] - until[1:-answer]) / answer
+    told = Pace(
+        rate_per_second=rate,
+        step_seconds=bare / (1 - busy),
+        running=1.0,
+        running_variance=1.0,
+        slope=0.0,
+        slope_at_once=0.0,
+        per_prompt=each / (1 - busy),
+        work_squared_cv=squared_cv,
+        step_variance=rate * bare / (1 - busy) * each**2 * (1 + squared_cv) / (1 - busy**2),
+    )
+    found = float(behind @ ended[: behind.size]) / float(ended[: behind.size].sum()) / mean
+    assert found > 1.05
+    assert told.seen_longer(Lengths(mean=float(answer))) == pytest.approx(found, rel=0.04)
 
 
 def _measured(ranks: int, budget: int, rate: float, **workload: float) -> tuple[dict[str, float], MixedQueue]:
@@ -281,6 +319,16 @@ def test_against_the_runtime(ranks: int, budget: int, rate: float, workload: dic
     assert state.ttft.p99 == pytest.approx(measured["ttft p99"], rel=0.2)
     assert state.tpot.mean == pytest.approx(measured["tpot"], rel=0.05)
     assert state.tpot.p99 == pytest.approx(measured["tpot p99"], rel=0.1)
+
+
+@pytest.mark.parametrize(("answer", "rate"), [(8, 25.0), (32, 15.0), (32, 25.0)])
+def test_short_answers_run_among_prompts(answer: int, rate: float) -> None:
+    """Answers no longer than a few prompts: mean TPOT within 10 %, two to six times what steps take on average."""
+    measured, queue = _measured(1, 1500, rate, input_tokens=1024, output_tokens=answer)
+    state = queue.state(rate)
+    assert state is not None
+    assert 0.4 < state.utilisation < 0.9
+    assert state.tpot.mean == pytest.approx(measured["tpot"], rel=0.1)
 
 
 @dataclass(frozen=True)
