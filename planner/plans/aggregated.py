@@ -78,12 +78,13 @@ class AggregatedPlan(Plan):
     def caution(self) -> str | None:
         """What the queue leaves out of TPOT, where answers end before the prompts that they begin among."""
         span, ttft = self.mixed.state.span.mean, self.ttft.mean
-        if not 0 < span < SHORT_ANSWER * self.mixed.utilisation * ttft:
+        if self.mixed.instances == 1 or not 0 < span < SHORT_ANSWER * self.mixed.utilisation * ttft:
             return None
         return (
             f"answers take {format_duration(span)} on average, {span / ttft:.2g} times the mean TTFT: such short ones "
-            "run among the prompts that come behind their own, and their TPOT is told too low, the more the busier; at "
-            "90 % busy by a seventh at 11 times, a quarter at 5, half at 2; play the plan with plan simulate"
+            "run among the prompts behind their own, and where requests are dealt over instances in turn their TPOT is "
+            "told too low, the more the busier; at 90 % busy on eight instances by a twelfth at 11 times, a sixth at "
+            "5, a quarter at 2, half at 0.5; play the plan with plan simulate"
         )
 
     @property
@@ -123,8 +124,8 @@ def limit_of(plan: AggregatedPlan) -> str:
 
 
 SHORT_ANSWER = 20
-"""Mean TTFTs that an answer has to last at full load for its mean step to be that of any time: in the runtime one of 65
-has a TPOT 3 % longer than told, one of 11 17 %, of 5 33 %, of 2 80 % (Qwen3-8B on H100, 90 % busy)."""
+"""Mean TTFTs that an answer has to last at full load for TPOT to be told well behind a router that deals in turn: in the
+runtime one of 11 has a TPOT 9 % longer than told, one of 5 18 %, of 2 38 % (Qwen3-8B on 8 H100, 90 % busy)."""
 NEAR = 0.95
 """Share of a limit from which it is said to bind; below, the instances are saturated within both."""
 

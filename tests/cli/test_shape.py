@@ -35,12 +35,13 @@ def test_an_aggregated_plan_is_written_simulated_and_deployed(
 
 
 def test_short_answers_of_a_busy_instance_are_cautioned_about(capsys: pytest.CaptureFixture[str]) -> None:
-    """Their steps are those among prompts; long ones, and those of an instance with little to do, have any steps."""
-    asked = ["qwen3-8b", "--hw", "h100", "--devices", "1", "--isl", "4096", "--shape", "aggregated", "--json"]
+    """Dealt in turn their TPOT is told too low; not that of long ones, of instances with little to do, or of one alone."""
+    asked = ["qwen3-8b", "--hw", "h100", "--isl", "4096", "--shape", "aggregated", "--json"]
     for flags, told in (
-        (["--osl", "16"], True),
-        (["--osl", "1024"], False),
-        (["--osl", "16", "--rate", "0.1/s"], False),
+        (["--devices", "4", "--osl", "16"], True),
+        (["--devices", "1", "--osl", "16"], False),
+        (["--devices", "4", "--osl", "1024"], False),
+        (["--devices", "4", "--osl", "16", "--rate", "0.1/s"], False),
     ):
         assert main.main([*asked, *flags]) == ExitCode.DONE
         assert ("caution" in json.loads(capsys.readouterr().out)["best"]) is told
