@@ -124,8 +124,8 @@ def limit_of(plan: AggregatedPlan) -> str:
 
 
 SHORT_ANSWER = 20
-"""Mean TTFTs that an answer has to last at full load for TPOT to be told well behind a router that deals in turn: in the
-runtime one of 11 has a TPOT 9 % longer than told, one of 5 18 %, of 2 38 % (Qwen3-8B on 8 H100, 90 % busy)."""
+"""Mean TTFTs that an answer has to last at full load for TPOT to be told well behind a router that deals in turn: in
+the runtime one of 11 has a TPOT 9 % longer than told, one of 5 18 %, of 2 38 % (Qwen3-8B on 8 H100, 90 % busy)."""
 NEAR = 0.95
 """Share of a limit from which it is said to bind; below, the instances are saturated within both."""
 
