@@ -19,6 +19,8 @@ _LENGTH_EDGES = np.concatenate(
 )
 """Levels between which answers are taken as one, fine at both ends."""
 _SHAPES = 24
+_MOST_KEPT = 1 - 1e-6
+"""Of what makes a step long, by the next: as good as all of it, and its powers still differ from 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +91,7 @@ class Pace:
         varied = self.work_squared_cv + self.dispersion
         over = self.per_prompt**2 * self.rate_per_second * self.step_seconds * varied
         single = min(self.step_variance, over)
-        kept = (over - single) / (over + single) if single > 0 else 0.0
+        kept = min((over - single) / (over + single), _MOST_KEPT) if single > 0 else 0.0
         return single, kept, 1 - 2 * kept * (1 - kept**steps) / (steps * (1 - kept**2))
 
     def seen_longer(self, iterations: Lengths) -> float:
