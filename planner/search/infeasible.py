@@ -32,12 +32,28 @@ def missing(question: Question, prefill: bool) -> tuple[str, str]:
     flag, limit = ("--ttft", question.ttft_seconds) if prefill else ("--tpot", question.tpot_seconds)
     if best is None:
         return "memory", memory_sentence(question, role_of(prefill), smallest_devices(question, machines, prefill))
-    nearest = nearest_limit(question, prefill, best)
-    change = f"nearest change: {flag} {format_duration(nearest)}" if nearest else "several times the limit do not help"
+    eased, beside = _eased(question, prefill)
+    nearest = nearest_limit(eased, prefill, best)
+    change = "several times the limit do not help"
+    if nearest:
+        change = f"nearest change: {flag} {format_duration(nearest)}{beside}"
     return flag.strip("-"), (
         f"{flag} {format_duration(limit)} cannot be kept at percentile {question.percentile:g}: the fastest {role} "
         f"instance on up to {machines.devices} devices takes {format_duration(best)} with nothing else to do; {change}"
     )
+
+
+def _eased(question: Question, prefill: bool) -> tuple[Question, str]:
+    """Return the question with the other role's limit eased, and in words, where no instance keeps that either."""
+    if math.isfinite(least_carrying(question, not prefill)):
+        return question, ""
+    best = fastest_tpot(question) if prefill else fastest_ttft(question)
+    nearest = None if best is None else nearest_limit(question, not prefill, best)
+    if nearest is None:
+        return question, ""
+    flag, limit = ("--tpot", question.tpot_seconds) if prefill else ("--ttft", question.ttft_seconds)
+    eased = replace(question, tpot_seconds=nearest) if prefill else replace(question, ttft_seconds=nearest)
+    return eased, f" with {flag} {format_duration(nearest)}, for {format_duration(limit)} cannot be kept either"
 
 
 def role_of(prefill: bool) -> Role:

@@ -42,6 +42,17 @@ def test_the_nearest_limit_is_feasible(asked: dict[str, Any]) -> None:
     assert search(replace(question, **{name: nearest}), beside=False).best is not None
 
 
+def test_two_limits_out_of_reach_are_eased_together() -> None:
+    """Asked again with both, there is a plan; with either alone there is none."""
+    question = small_question(ttft_seconds=0.002, tpot_seconds=0.0002)
+    answer = search(question)
+    ttft = parse_duration(told(answer, r"nearest change: --ttft ([\d.]+ \w+) with --tpot"), "nearest")
+    tpot = parse_duration(told(answer, r"with --tpot ([\d.]+ \w+), for 200 us cannot be kept either"), "nearest")
+
+    assert search(replace(question, ttft_seconds=ttft), beside=False).best is None
+    assert search(replace(question, ttft_seconds=ttft, tpot_seconds=tpot), beside=False).best is not None
+
+
 @pytest.mark.parametrize("devices", [4, 2])
 def test_a_limit_beyond_the_fastest_time_is_not_answered_with_a_shorter_one(devices: int) -> None:
     """Prompts that spread far miss a limit above the fastest time: the change that is told is longer."""
