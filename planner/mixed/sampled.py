@@ -31,6 +31,7 @@ from planner.queues.machine import Loads, Machine
 from planner.queues.pass_surface import PassSurface
 from planner.queues.prompts import Prompts
 from planner.queues.queueing import Array, Latency
+from planner.queues.waiting_line import waits_in_line
 from podplan.records import dataclass
 
 Ints = NDArray[np.int64]
@@ -74,7 +75,7 @@ class SampledPrompts:
         """Tabulate its steps; nothing is played yet."""
         self._aggregate, self._running = aggregate, running
         kinds = _finer(aggregate)
-        self._prompts, _ = without_rarest(kinds, np.maximum(kinds.tokens - kinds.reused, 1.0))
+        self._prompts = without_rarest(kinds, np.maximum(kinds.tokens - kinds.reused, 1.0))
         self._room = float(aggregate.room(np.array(running)))
         machine = Machine(aggregate.cost, aggregate.ranks, self._room, aggregate.microbatches)
         self._surface = PassSurface(machine, float(self._prompts.tokens.max()), self._with_prompts)
@@ -174,11 +175,7 @@ def _on_line(line: RankLine, times: Array, kinds: Ints, since: tuple[int, int]) 
     arrivals, services = (
         each.reshape(lanes, prompts // ranks, ranks).transpose(0, 2, 1) for each in (times, line.usual[kinds])
     )
-    rng = np.random.default_rng(_SEED + 2)
-    begun = line.wait.at((rng.permutation(lanes * ranks) + 0.5) / (lanes * ranks)).reshape(lanes, ranks, 1)
-    walk = np.zeros(arrivals.shape)
-    walk[..., 1:] = np.cumsum(services[..., :-1] - np.diff(arrivals, axis=-1), axis=-1)
-    waits = walk + np.maximum(begun, -np.minimum.accumulate(walk, axis=-1))
+    waits = waits_in_line(line.wait, services, np.diff(arrivals, axis=-1, prepend=0.0), _SEED + 2)
     starts, now = arrivals + waits, times[:, begin, None]
     heads = np.minimum((starts + services <= now[..., None]).sum(axis=-1), prompts // ranks - 1)
     started, lasts = (np.take_along_axis(each, heads[..., None], axis=-1)[..., 0] for each in (starts, services))

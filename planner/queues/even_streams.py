@@ -18,12 +18,18 @@ _RAREST = 5e-5
 _LEVELS = 8192
 
 
-def without_rarest(prompts: Prompts, alone_seconds: Array) -> tuple[Prompts, Array]:
-    """Return whole numbers of tokens, weights that sum to 1, and the longest prompts of a sample as one kind.
+def whole_tokens(prompts: Prompts) -> Prompts:
+    """Return whole numbers of tokens, of which one is computed at least, and weights that sum to 1."""
+    tokens = np.maximum(np.rint(prompts.tokens), 1.0)
+    return Prompts(tokens, np.minimum(np.rint(prompts.reused), tokens - 1), prompts.weights / prompts.weights.sum())
+
+
+def without_rarest(prompts: Prompts, longest: Array) -> Prompts:
+    """Return ``whole_tokens``, the longest prompts of a sample as one kind, by rising ``longest``.
 
     Whether one of them is among those that are counted would decide about the 99th percentile.
     """
-    order = np.argsort(-alone_seconds, kind="stable")
+    order = np.argsort(-longest, kind="stable")
     weights = prompts.weights[order] / prompts.weights.sum()
     rare = max(int(np.searchsorted(np.cumsum(weights), _RAREST, side="right")) + 1, 1)
     shares = weights[:rare] / weights[:rare].sum()
@@ -31,10 +37,8 @@ def without_rarest(prompts: Prompts, alone_seconds: Array) -> tuple[Prompts, Arr
     def merged(values: Array) -> Array:
         return np.append(values[order][:rare] @ shares, values[order][rare:])[::-1].copy()
 
-    tokens = np.maximum(np.rint(merged(prompts.tokens)), 1.0)
-    reused = np.minimum(np.rint(merged(prompts.reused)), tokens - 1)
     kept = np.append(weights[:rare].sum(), weights[rare:])[::-1].copy()
-    return Prompts(tokens, reused, kept), merged(alone_seconds)
+    return whole_tokens(Prompts(merged(prompts.tokens), merged(prompts.reused), kept))
 
 
 @lru_cache(maxsize=8)

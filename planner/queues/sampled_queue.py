@@ -24,13 +24,13 @@ from functools import cached_property
 
 import numpy as np
 
-from planner.queues.even_streams import even_gaps, even_levels
+from planner.queues.even_streams import even_gaps, even_levels, whole_tokens
 from planner.queues.machine import Machine
 from planner.queues.pass_surface import PassSurface
 from planner.queues.prompts import Prompts
 from planner.queues.queueing import Array, Latency, between
 from planner.queues.sampled_passes import Lanes, PassRecursion, Streams
-from planner.queues.waiting_line import Wait, stationary_wait
+from planner.queues.waiting_line import Wait, stationary_wait, waits_in_line
 from podplan.records import dataclass
 
 _NODES = (0.3, 0.5, 0.62, 0.72, 0.8, 0.86, 0.91, 0.95, 0.98, 0.995)
@@ -107,13 +107,11 @@ class SampledQueue:
         """
         self._machine, self._extra_seconds = machine, extra_seconds
         order = np.argsort(alone_seconds, kind="stable")
-        tokens = np.maximum(np.rint(prompts.tokens[order]), 1.0)
-        weights = prompts.weights[order] / prompts.weights.sum()
-        self._prompts = Prompts(tokens, np.minimum(np.rint(prompts.reused[order]), tokens - 1), weights)
+        self._prompts = whole_tokens(Prompts(prompts.tokens[order], prompts.reused[order], prompts.weights[order]))
         self._alone = alone_seconds[order]
         self._found: dict[tuple[int, float], Sampled] = {}
-        left = tokens - np.floor(self._prompts.reused / machine.budget_tokens) * machine.budget_tokens
-        self._full = max(machine.ranks * machine.budget_tokens / float(left @ weights), 1.0)
+        left = self._prompts.tokens - np.floor(self._prompts.reused / machine.budget_tokens) * machine.budget_tokens
+        self._full = max(machine.ranks * machine.budget_tokens / float(left @ self._prompts.weights), 1.0)
 
     @cached_property
     def _recursion(self) -> PassRecursion:
@@ -284,13 +282,8 @@ class SampledQueue:
         self, kinds: np.ndarray[tuple[int, int], np.dtype[np.int64]], gaps: Array, rate: float, squared_cv: float
     ) -> tuple[Array, Wait]:
         """Waits of prompts in a line of one server that is as busy, [streams, prompts], and their law."""
-        work = self.work_seconds
-        law = stationary_wait(work, self._prompts.weights, rate, squared_cv)
-        rng = np.random.default_rng(_SEED + 2)
-        begun = law.at((rng.permutation(kinds.shape[0]) + 0.5) / kinds.shape[0])
-        walk = np.zeros(kinds.shape)
-        walk[:, 1:] = np.cumsum(work[kinds[:, :-1]] - gaps[:, 1:] / rate, axis=1)
-        return walk + np.maximum(begun[:, None], -np.minimum.accumulate(walk, axis=1)), law
+        law = stationary_wait(self.work_seconds, self._prompts.weights, rate, squared_cv)
+        return waits_in_line(law, self.work_seconds[kinds], gaps / rate, _SEED + 2), law
 
     def _told(self, waits: Array, line: Array, law: Wait) -> Sampled:
         """Return TTFT, what the line tells of it after its law; what is beyond stays with the prompt.

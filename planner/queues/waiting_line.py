@@ -42,6 +42,23 @@ class Wait:
         return np.asarray(steps * self.step_seconds, dtype=np.float64)
 
 
+def waits_in_line(law: Wait, work_seconds: Array, gaps: Array, seed: int) -> Array:
+    """Return the waits of prompts in lines of one server, each begun at a quantile of its law, even over the lines.
+
+    Args:
+        law: of the wait of the first in each line.
+        work_seconds: of each prompt, [..., prompts].
+        gaps: between each prompt and the one before it, [..., prompts]; the first of a line is not read.
+        seed: of the order in which lines are given quantiles.
+    """
+    lines = math.prod(work_seconds.shape[:-1])
+    levels = (np.random.default_rng(seed).permutation(lines) + 0.5) / lines
+    begun = law.at(levels).reshape(*work_seconds.shape[:-1], 1)
+    walk = np.zeros(work_seconds.shape)
+    walk[..., 1:] = np.cumsum(work_seconds[..., :-1] - gaps[..., 1:], axis=-1)
+    return np.asarray(walk + np.maximum(begun, -np.minimum.accumulate(walk, axis=-1)))
+
+
 def stationary_wait(work_seconds: Array, weights: Array, rate_per_second: float, squared_cv: float) -> Wait:
     """Return the wait before service of one server below saturation.
 

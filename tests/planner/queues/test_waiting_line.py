@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from planner.queues.queueing import pollaczek_khinchine_wait
-from planner.queues.waiting_line import stationary_wait
+from planner.queues.waiting_line import stationary_wait, waits_in_line
 
 WORK, WEIGHTS = np.array([0.5, 1.0, 8.0]), np.array([0.6, 0.35, 0.05])
 MEAN = float(WORK @ WEIGHTS)
@@ -35,3 +35,17 @@ def test_other_gaps_are_as_lindley_draws_them(squared_cv: float, load: float) ->
     found = stationary_wait(WORK, WEIGHTS, load / MEAN, squared_cv)
     assert found.mean_seconds == pytest.approx(waits.mean(), rel=0.03)
     assert found.at(np.array([0.99]))[0] == pytest.approx(np.quantile(waits, 0.99), rel=0.03)
+
+
+def test_lines_that_begin_with_the_law_stay_in_it() -> None:
+    """Of 4,000 lines of 40 prompts: mean and 90th percentile of the last within 5 % of the law, the first by it."""
+    rng, rate = np.random.default_rng(4), 0.7 / MEAN
+    law = stationary_wait(WORK, WEIGHTS, rate, 1.0)
+    work, gaps = rng.choice(WORK, (4, 1000, 40), p=WEIGHTS), rng.exponential(1 / rate, (4, 1000, 40))
+    waits = waits_in_line(law, work, gaps, 0)
+    assert waits.shape == work.shape
+    assert waits[..., 0].mean() == pytest.approx(law.mean_seconds, rel=0.01)
+    assert waits[..., -1].mean() == pytest.approx(law.mean_seconds, rel=0.05)
+    assert np.quantile(waits[..., -1], 0.9) == pytest.approx(law.at(np.array([0.9]))[0], rel=0.05)
+    one = np.maximum(waits[2, 7, 11] + work[2, 7, 11] - gaps[2, 7, 12], 0.0)
+    assert waits[2, 7, 12] == pytest.approx(one)
