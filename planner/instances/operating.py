@@ -174,8 +174,7 @@ class PrefillServer:
         """
         if self.question.queueing == "mixserve":
             return math.inf
-        squared_cv = thinned_squared_cv(self.question.workload.arrival_squared_cv, instances, "round_robin")
-        return most_waiting(self.service, rate_per_second, squared_cv)
+        return most_waiting(self.service, rate_per_second, self._squared_cv(instances))
 
     def capacity(self) -> float:
         """Largest rate of one instance within the TTFT limit; 0 where there is none."""

@@ -61,7 +61,7 @@ class Pace:
         both = self.slope * self.per_prompt * self.cluster * self.running * self.dispersion / iterations.mean
         shared = (1.36 - 0.36 * spread) * both
         occupied = self.slope**2 * self.running_variance * self._coming(iterations)
-        return np.asarray((occupied + shared) * left + self._own(iterations.mean * lengths)[0])
+        return np.asarray((occupied + shared) * left + self._own(iterations.mean * lengths))
 
     @property
     def cluster(self) -> float:
@@ -73,18 +73,16 @@ class Pace:
         coming = self.cluster**2 * self.dispersion
         return coming - min(iterations.squared_cv, 1.0) * (coming - 1) / 2
 
-    def _own(self, steps: Array) -> tuple[Array, Array]:
-        """(variance of the mean of so many steps by their prompts alone, covariance of it and the first of them).
+    def _own(self, steps: Array) -> Array:
+        """Variance of the mean of so many steps by their prompts alone.
 
         As if what steps have in common were kept by a share h from one to the next, so much that the variance is the
         one that the prompts of a long time make: u/steps with u = p² · rate · step · (w + d) = v (1 + h)/(1 - h) and v
-        the variance of single steps. So many steps have v (1 + h)/(1 - h) F/steps, and v (1 - h^steps)/(1 - h)/steps
-        with the first of them; F = 1 - 2h (1 - h^steps)/(steps (1 - h²)) is what of the dispersion of a long time shows
-        in them.
+        the variance of single steps. So many steps have v (1 + h)/(1 - h) F/steps; F = 1 - 2h (1 - h^steps)/(steps (1 -
+        h²)) is what of the dispersion of a long time shows in them.
         """
         single, kept, shown = self._memory(steps)
-        share = (1 - kept**steps) / (steps * (1 - kept))
-        return single * (1 + kept) / (1 - kept) * shown / steps, single * share
+        return single * (1 + kept) / (1 - kept) * shown / steps
 
     def _memory(self, steps: Array) -> tuple[float, float, Array]:
         """(v, h, F) of ``_own``."""
@@ -98,19 +96,20 @@ class Pace:
         """How much longer steps are to requests that run than on average over steps.
 
         Requests begin to run with the prompts of a step, among those that come behind them: for prompts alike, a step
-        that is longer than one without prompts by x ends x/p0 of them, so that theirs are longer by what ``_own`` has
-        in common with the first. Of prompts that differ, only what a step keeps of the one before it, h², and the share
-        of their number in what it has anew, d/(w + d), bring as many requests as seconds. And as prompts come in
-        clusters, more requests run while steps are longer by them, and add to these at once.
+        that is longer than one without prompts by x ends x/p0 of them, so that theirs are longer by what their mean has
+        in common with the first of them, v (1 - h^steps)/(1 - h)/steps (``_own``). Of prompts that differ, only what a
+        step keeps of the one before it, h², and the share of their number in what it has anew, d/(w + d), bring as many
+        requests as seconds. And as prompts come in clusters, more requests run while steps are longer by them, and add
+        to these at once.
         """
-        steps = np.array([iterations.mean])
-        _, kept, shown = self._memory(steps)
+        steps = iterations.mean
+        single, kept, shown = self._memory(np.array([steps]))
         number = self.dispersion / (self.work_squared_cv + self.dispersion)
-        common = float(self._own(steps)[1][0]) * (kept**2 + (1 - kept**2) * number)
+        common = single * (1 - kept**steps) / (steps * (1 - kept)) * (kept**2 + (1 - kept**2) * number)
         together = (
             self.slope_at_once * self.running_variance * (self._coming(iterations) - 1) * float(shown[0]) / self.running
         )
-        return 1 + (common / self.step_seconds + max(together, 0.0)) / self.step_seconds
+        return float(1 + (common / self.step_seconds + max(together, 0.0)) / self.step_seconds)
 
     def paces(self, iterations: Lengths) -> tuple[Array, Array, Array]:
         """Requests as point masses: mean seconds per step over their residence, the residence, mass; [points] each."""

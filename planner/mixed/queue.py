@@ -274,9 +274,9 @@ class MixedQueue:
         find_ttft: Callable[[], Latency] = partial(ttft_of, states, weights, occupied.waiting, wait)
         find_guess: Callable[[], Latency] | None = None
         if differ_and_are_cut(aggregate):
-            told = (rate, dispersion), step, share
-            line = SampledPrompts(aggregate, occupied.mean).line(*told)
-            find_ttft = partial(_sampled_ttft, aggregate, occupied, told, wait)
+            arrivals, prompts = (rate, dispersion), SampledPrompts(aggregate, occupied.mean)
+            line = prompts.line(arrivals, step, share)
+            find_ttft = partial(_sampled_ttft, aggregate, occupied, arrivals, (prompts, line), wait)
             find_guess = partial(_guessed_ttft, line, occupied.waiting, wait)
             pace = replace(pace, step_variance=line.step_variance)
             if aggregate.ranks > 1:  # on one rank every token of a prompt delays steps
@@ -303,16 +303,22 @@ class MixedQueue:
 
 
 def _sampled_ttft(
-    aggregate: Aggregate, occupied: Running, told: tuple[tuple[float, float], float, float], mean_wait: float
+    aggregate: Aggregate,
+    occupied: Running,
+    arrivals: tuple[float, float],
+    sample: tuple[SampledPrompts, RankLine],
+    mean_wait: float,
 ) -> Latency:
     """TTFT by a sample of steps; once more where they are not as long as so many running requests ask for."""
-    offered = told[0][0] * aggregate.iterations.mean
-    found = SampledPrompts(aggregate, occupied.mean).found(*told)
+    offered = arrivals[0] * aggregate.iterations.mean
+    prompts, line = sample
+    found = prompts.found(arrivals, line)
     follows = min(occupied.slope * offered, _MOST_FOLLOWS)
     running = occupied.mean + (offered * found.step_seconds - occupied.mean) / (1 - follows)
     if abs(running - occupied.mean) > _ALIKE * occupied.mean:
         running = float(np.clip(running, occupied.mean / 2, min(2 * occupied.mean, aggregate.most)))
-        found = SampledPrompts(aggregate, running).found(told[0], found.step_seconds, found.prompt_steps)
+        prompts = SampledPrompts(aggregate, running)
+        found = prompts.found(arrivals, prompts.line(arrivals, found.step_seconds, found.prompt_steps))
     return after_wait(found.ttft, occupied.waiting, mean_wait)
 
 

@@ -104,9 +104,9 @@ class SampledPrompts:
         steps = Steps(mean_seconds=mean_seconds, alone_seconds=float(self._bare[0]), prompt_share=prompt_steps)
         return rank_line(self._aggregate, self._room, self._surface, self._prompts, steps, arrivals)
 
-    def found(self, arrivals: tuple[float, float], mean_seconds: float, prompt_steps: float) -> Sampled:
-        """TTFT of a sample; arguments as of ``line``."""
-        line, ranks = self.line(arrivals, mean_seconds, prompt_steps), self._aggregate.ranks
+    def found(self, arrivals: tuple[float, float], line: RankLine) -> Sampled:
+        """TTFT of a sample, controlled by the line of the same ``arrivals``."""
+        ranks = self._aggregate.ranks
         counted = max(min(_COUNTED, _PROMPTS // (_FEWEST_LANES * ranks)), _LEAST, _PROMPTS // (_MOST_LANES * ranks))
         lanes = int(np.clip(_PROMPTS // (counted * ranks), _FEWEST_LANES, _MOST_LANES))
         settle = math.ceil(np.interp(arrivals[0] / ranks * float(line.usual @ line.weights), _BUSY, _SETTLE))

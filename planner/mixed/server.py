@@ -85,8 +85,11 @@ class MixedServer:
 
     def state(self, rate_per_second: float, instances: int = 1) -> MixedState | None:
         """State of one of ``instances`` that requests go to in turn, at its rate; None where it cannot keep up."""
-        squared_cv = thinned_squared_cv(self.question.workload.arrival_squared_cv, instances, "round_robin")
-        return self.queue.state(rate_per_second, squared_cv)
+        return self.queue.state(rate_per_second, self._squared_cv(instances))
+
+    def _squared_cv(self, instances: int) -> float:
+        """Of the gaps between the arrivals at one of so many instances."""
+        return thinned_squared_cv(self.question.workload.arrival_squared_cv, instances, "round_robin")
 
     def pool_capacity(self, instances: int) -> float:
         """Largest rate of so many instances within both limits and 90 % of saturation; 0 where there is none."""
@@ -114,12 +117,11 @@ class MixedServer:
     def _excess(self, rate_per_second: float, instances: int) -> float:
         if rate_per_second > MOST_UTILISATION * self.queue.most_per_second * (1 + 1e-9):
             return math.inf
-        question = self.question
+        question, queue = self.question, self.queue
         if question.workload.output_tokens.mean <= 1:  # no token after the first
             state = self.state(rate_per_second, instances)
             return state.ttft.at(question.percentile) / question.ttft_seconds if state else math.inf
-        squared_cv = thinned_squared_cv(question.workload.arrival_squared_cv, instances, "round_robin")
-        near = self.queue.near_step_seconds(rate_per_second, squared_cv) / self.queue.aggregate.accepted
+        near = queue.near_step_seconds(rate_per_second, self._squared_cv(instances)) / queue.aggregate.accepted
         if near > _FAR * question.tpot_seconds:  # on average: no need to know how it varies
             return near / question.tpot_seconds
         state = self.state(rate_per_second, instances)

@@ -60,12 +60,12 @@ def test_another_sample_tells_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     rate = 0.7 * queue.saturation_per_second
     state = queue.state(rate)
     assert state is not None
-    told = (rate, 1.0), state.mean_step_seconds, state.prompt_steps
-    prompts = SampledPrompts(queue.aggregate, state.mean_requests)
-    one = prompts.found(*told)
-    assert prompts.found(*told) == one
+    arrivals, prompts = (rate, 1.0), SampledPrompts(queue.aggregate, state.mean_requests)
+    line = prompts.line(arrivals, state.mean_step_seconds, state.prompt_steps)
+    one = prompts.found(arrivals, line)
+    assert prompts.found(arrivals, line) == one
     monkeypatch.setattr(sampled, "_SEED", 11)
-    other = prompts.found(*told)
+    other = prompts.found(arrivals, line)
     assert max(one.error, other.error) < 0.05
     assert abs(one.ttft.mean - other.ttft.mean) < 4 * np.hypot(one.error, other.error) * one.ttft.mean
     assert one.step_seconds == pytest.approx(other.step_seconds, rel=0.05)
