@@ -17,7 +17,8 @@ from planner.fleets.members import Fleet, Member, aim_of, asked_rate, check_flee
 from planner.fleets.proof import prove
 from planner.fleets.quickest import quickest_fleet
 from planner.fleets.ways import Gathered, Option, every_way, gather_fleet
-from planner.offers.columns import Choice, Side
+from planner.offers.choice import Choice
+from planner.offers.columns import Side
 from planner.plans.plan import Plan
 from planner.search.quickest_plans import quick_plan
 from planner.search.routes import Picks, settle_picks

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from planner.instances.space import check_layouts
-from planner.offers.columns import Aim
+from planner.offers.choice import Aim
 from planner.question import Machines, Objective, Question
 from podplan.errors import BadInput
 from podplan.records import dataclass

@@ -7,7 +7,8 @@ from dataclasses import replace
 from planner.fleets.answer import Change, FleetAnswer
 from planner.fleets.members import on_pools
 from planner.fleets.ways import Gathered, Option, every_way, gather_fleet
-from planner.offers.columns import Aim, Side
+from planner.offers.choice import Aim
+from planner.offers.columns import Side
 from planner.search.infeasible import rounded_down, unsurvivable
 from planner.search.infeasible_mixed import missing_anyhow, mixed_sizes, unsurvivable_aggregated
 from planner.search.routes import settle_picks

@@ -13,8 +13,10 @@ import numpy as np
 
 from planner.fleets.members import Fleet, Member, asked_rate, on_pools
 from planner.instances.decode_candidates import Count
-from planner.offers.columns import Aim, Floats, Ints, Offers, Side, settle
+from planner.offers.choice import Aim, settle
+from planner.offers.columns import Side
 from planner.offers.decode_offers import decode_offers
+from planner.offers.offer import Floats, Ints, Offers
 from planner.plans.quantised import in_formats
 from planner.question import Machines, Question
 from planner.search.infeasible import slowest_transfer

@@ -13,7 +13,7 @@ import numpy as np
 from planner.instances.least import BATCHES, Least
 from planner.mixed.screen import Screen
 from planner.mixed.server import MixedServer
-from planner.offers.columns import Ints
+from planner.offers.offer import Ints
 
 _NONE = 1e-9
 

@@ -20,7 +20,7 @@ from planner.mixed.kinds import KnownBudgets, MixedKind, likely_share, screen_of
 from planner.mixed.least import mixed_least
 from planner.mixed.lone import Lone, with_budgets
 from planner.mixed.screen import Screen
-from planner.offers.columns import Offers
+from planner.offers.offer import Offers
 from planner.question import Question
 from planner.workload import reserved_kv_tokens
 from podplan.records import dataclass

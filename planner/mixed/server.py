@@ -52,7 +52,7 @@ class Candidate(Protocol):
 
 @dataclass(frozen=True)
 class MixedServer:
-    """An aggregated instance as its queue sees it; satisfies ``offers.columns.Server``."""
+    """An aggregated instance as its queue sees it; satisfies ``offers.offer.Server``."""
 
     question: Question
     candidate: Candidate

@@ -30,8 +30,8 @@ from planner.instances.space import Group, Row, row_deployment
 from planner.instances.transfers import most_linked
 from planner.manifest.stacks import taken
 from planner.manifest.terms import Number, StepCost
-from planner.offers.columns import Offers
 from planner.offers.kinds import PrefillKind, likely_rate
+from planner.offers.offer import Offers
 from planner.question import Question
 from podplan.records import dataclass
 

@@ -11,7 +11,7 @@ from planner.instances.space import groups, role_rows
 from planner.mixed.candidates import BUDGETS
 from planner.mixed.kinds import MixedKind, group_screen
 from planner.mixed.offers import holding, mixed_offers
-from planner.offers.columns import Aim
+from planner.offers.choice import Aim
 from planner.question import Question
 from planner.search.infeasible import FACTORS, memory_sentence, missing, rounded_up, smallest_of
 from planner.search.shapes import needed_rates, not_aggregated

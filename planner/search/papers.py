@@ -7,7 +7,8 @@ from pathlib import Path
 
 from planner.instances.decode_candidates import Count
 from planner.instances.space import Row, possible
-from planner.offers.columns import Aim, Side, carried_by, likely
+from planner.offers.choice import Aim, carried_by, likely
+from planner.offers.columns import Side
 from planner.offers.decode_offers import decode_offers
 from planner.offers.prefill_offers import prefill_offers
 from planner.plans.plan import Plan

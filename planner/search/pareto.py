@@ -12,7 +12,8 @@ from dataclasses import replace
 from functools import partial
 
 from planner.instances.decode_candidates import Count
-from planner.offers.columns import Aim, Choice, Side, best_choice, carried_by, solve_open
+from planner.offers.choice import Aim, Choice, best_choice, carried_by, solve_open
+from planner.offers.columns import Side
 from planner.plans.plan import Plan
 from planner.question import Question
 from planner.search.front import figures, front_of

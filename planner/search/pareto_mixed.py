@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from planner.instances.decode_candidates import Count
 from planner.instances.space import Row, role_space
 from planner.mixed.offers import mixed_offers
-from planner.offers.columns import Aim, Choice, best_choice, solve_open
+from planner.offers.choice import Aim, Choice, best_choice, solve_open
 from planner.question import Question
 from planner.search.parts import Pools, know_balance, make_side
 from planner.search.shapes import TINY, Known, better, known_of, limited, needed_rates, not_aggregated, on_each_pool

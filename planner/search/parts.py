@@ -15,8 +15,10 @@ from planner.instances.reachable import REFERENCE, most_instances, pairs
 from planner.instances.space import ROLES, Role, RoleSpace, Row, machines_of, role_space
 from planner.mixed.offers import NONE_DROPPED, Dropped, mixed_offers
 from planner.offers.asides import CountedAside, parts_of
-from planner.offers.columns import Aim, Choice, Offers, Side, likely, settle
+from planner.offers.choice import Aim, Choice, likely, settle
+from planner.offers.columns import Side
 from planner.offers.decode_offers import decode_offers
+from planner.offers.offer import Offers
 from planner.offers.prefill_offers import prefill_offers
 from planner.question import Question
 from planner.search.infeasible import slowest_transfer

@@ -4,7 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from planner.offers.columns import Aim, Side, carried_by
+from planner.offers.choice import Aim, carried_by
+from planner.offers.columns import Side
 from planner.offers.programme import FleetSolution, solve_fleet
 from podplan.aside import Aside, aside
 from podplan.records import dataclass

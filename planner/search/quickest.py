@@ -14,7 +14,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.offers.columns import Aim, Choice, Side
+from planner.offers.choice import Aim, Choice
+from planner.offers.columns import Side
 from planner.search.proof import Bound, Pruned
 from podplan.records import dataclass
 

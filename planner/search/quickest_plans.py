@@ -8,7 +8,7 @@ import numpy as np
 from planner.instances.operating import DecodeServer, PrefillServer
 from planner.instances.space import Role
 from planner.mixed.server import MixedServer
-from planner.offers.columns import Aim, Choice
+from planner.offers.choice import Aim, Choice
 from planner.plans.aggregated import make_aggregated
 from planner.plans.plan import Plan, make_plan
 from planner.question import Question

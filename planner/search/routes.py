@@ -14,7 +14,8 @@ from itertools import chain
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.offers.columns import Aim, Contest, Rates, Side, device_cost
+from planner.offers.choice import Aim, Contest
+from planner.offers.columns import Rates, Side, device_cost
 from podplan.errors import BadInput
 from podplan.records import dataclass
 

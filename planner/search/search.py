@@ -11,7 +11,8 @@ from planner.instances.operating import DecodeServer, PrefillServer
 from planner.instances.space import Role, check_layouts
 from planner.mixed.kinds import MixedKind
 from planner.offers.asides import CountedAside
-from planner.offers.columns import Aim, Choice, Side, carried_by, likely, settle
+from planner.offers.choice import Aim, Choice, carried_by, likely, settle
+from planner.offers.columns import Side
 from planner.offers.decode_offers import decode_offers
 from planner.offers.kinds import DecodeKind
 from planner.offers.programme import ready

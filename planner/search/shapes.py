@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.instances.reachable import REFERENCE
-from planner.offers.columns import Aim, Side, carried_by, device_cost
+from planner.offers.choice import Aim, carried_by
+from planner.offers.columns import Side, device_cost
 from planner.question import Machines, Question
 from planner.survival import lost_of_sizes
 from podplan.records import dataclass

@@ -3,7 +3,8 @@
 from collections.abc import Callable
 from dataclasses import replace
 
-from planner.offers.columns import Aim, Side, carried_by, settle
+from planner.offers.choice import Aim, carried_by, settle
+from planner.offers.columns import Side
 from planner.question import Machines, Question
 from planner.search.infeasible import most_devices, rounded_down
 from planner.search.parts import Pools

@@ -9,7 +9,8 @@ from dataclasses import replace
 from planner.instances.space import ROLES, Role, Row, role_rows
 from planner.mixed.kinds import MixedKind
 from planner.mixed.offers import mixed_offers
-from planner.offers.columns import Side, carried_by, likely
+from planner.offers.choice import carried_by, likely
+from planner.offers.columns import Side
 from planner.offers.kinds import DecodeKind, PrefillKind
 from planner.plans.quantised import in_formats
 from planner.question import Question

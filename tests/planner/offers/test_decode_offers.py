@@ -6,8 +6,8 @@ import pytest
 from planner.instances.decode_candidates import Count
 from planner.instances.space import role_rows
 from planner.offers import decode_offers as rooms
-from planner.offers.columns import Offers
 from planner.offers.kinds import DecodeKind
+from planner.offers.offer import Offers
 from planner.question import Question
 from tests.questions import small_question
 

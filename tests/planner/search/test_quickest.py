@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 
 from planner.instances.least import Least
 from planner.mixed.kinds import MixedKind
-from planner.offers.columns import Aim, Offers, Side
+from planner.offers.choice import Aim
+from planner.offers.columns import Side
 from planner.offers.kinds import DecodeKind, PrefillKind
+from planner.offers.offer import Offers
 from planner.question import Question
 from planner.search.parts import Pools, aim_of, gather, with_mixed
 from planner.search.quickest import TimedSide, quickest

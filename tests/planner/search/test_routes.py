@@ -10,10 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.fleets.proof import prove
-from planner.offers.columns import Aim, Offer, Offers, Side, device_cost
+from planner.offers.choice import Aim
+from planner.offers.columns import Side, device_cost
+from planner.offers.offer import Offer, Offers
 from planner.search.routes import Programme, Way, best_picks, settle_picks
 from podplan.errors import BadInput
-from tests.planner.offers.test_columns import OFFER, Queue
+from tests.planner.offers.test_choice import OFFER, Queue
 from tests.questions import machines
 
 NEAR = replace(machines("qwen3-8b", "h100", 11), budget="near")

@@ -9,8 +9,10 @@ from hypothesis import strategies as st
 
 from planner.instances.decode_candidates import Count
 from planner.instances.space import role_rows
-from planner.offers.columns import Aim, Offer, Offers, Side, carried_by, settle
+from planner.offers.choice import Aim, carried_by, settle
+from planner.offers.columns import Side
 from planner.offers.decode_offers import decode_offers
+from planner.offers.offer import Offer, Offers
 from planner.offers.prefill_offers import prefill_offers
 from planner.offers.programme import solve_by_enumeration
 from planner.search.proof import certify

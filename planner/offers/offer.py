@@ -1,0 +1,155 @@
+"""Kinds of instances that a role could be made of: what each may carry at most, and the queue that tells what it does.
+
+Thousands are made as arrays in one go; a queue is built for the few that a plan could use.
+"""
+
+import math
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Protocol, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.instances.least import Least
+from podplan.records import dataclass
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+class Server(Protocol):
+    """What a kind of instance carries."""
+
+    def pool_capacity(self, instances: int) -> float:
+        """Largest rate of so many instances within the limits; 0 where there is none."""
+        ...
+
+    def pool_carries(self, instances: int, rate_per_second: float) -> bool:
+        """Whether so many instances carry a rate within the limits."""
+        ...
+
+    def at(self, instances: int, rate_per_second: float | None = None) -> object:
+        """The queue with the budget or cap with which so many instances carry most: what a plan is made of.
+
+        With a rate, the one that is quickest at it.
+        """
+        ...
+
+    @property
+    def independent(self) -> bool:
+        """Whether several instances carry just several times what one does."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Offer:
+    """A kind of instance: ``bound_per_second`` is what one of any number of them can carry at most.
+
+    ``guess_per_second`` is about what it does carry: it only decides what is solved first.
+    """
+
+    devices: int
+    bound_per_second: float
+    build: Callable[[], Server]
+    guess_per_second: float = math.inf
+    layers: tuple[int, int] = (1, 1)
+    """Attention TP and pipeline stages: what two roles must agree on in some engines."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Offers:
+    """Kinds of instances as arrays, [offers]; thousands of them are made in one go and few are ever built.
+
+    The fields are those of ``Offer``; ``layers`` is [offers, 2], and ``build`` makes the server of one by its number.
+    """
+
+    devices: Ints
+    bound_per_second: Floats
+    guess_per_second: Floats
+    layers: Ints
+    build: Callable[[int], Server]
+    least: Least | None = None
+    """How long requests take at least; None where nobody asks for the quickest."""
+
+    def __len__(self) -> int:
+        return int(self.devices.size)
+
+    @classmethod
+    def of(cls, offers: Sequence[Offer]) -> Self:
+        """Return single offers as arrays."""
+        return cls(
+            devices=np.array([offer.devices for offer in offers], dtype=np.int64),
+            bound_per_second=np.array([offer.bound_per_second for offer in offers], dtype=np.float64),
+            guess_per_second=np.array([offer.guess_per_second for offer in offers], dtype=np.float64),
+            layers=np.array([offer.layers for offer in offers], dtype=np.int64).reshape(-1, 2),
+            build=partial(_of_list, offers),
+        )
+
+    @classmethod
+    def joined(cls, parts: Sequence["Offers"]) -> Self:
+        """Return the offers of several parts, in their order."""
+        if not parts:
+            return cls.of([])
+        starts = np.cumsum([0, *(len(part) for part in parts)]).tolist()
+        known = [part.least for part in parts if part.least is not None]
+        return cls(
+            devices=np.concatenate([part.devices for part in parts]),
+            bound_per_second=np.concatenate([part.bound_per_second for part in parts]),
+            guess_per_second=np.concatenate([part.guess_per_second for part in parts]),
+            layers=np.concatenate([part.layers for part in parts]),
+            build=partial(_of_parts, starts, [part.build for part in parts]),
+            least=Least.joined(known) if len(known) == len(parts) else None,
+        )
+
+    @property
+    def alone_seconds(self) -> Floats:
+        """What a request alone takes at least, [offers]; of none where nobody asks for the quickest."""
+        return np.zeros(0) if self.least is None else self.least.alone + self.least.fixed
+
+    def select(self, index: Ints) -> "Offers":
+        """Return some of the offers."""
+        return Offers(
+            devices=self.devices[index],
+            bound_per_second=self.bound_per_second[index],
+            guess_per_second=self.guess_per_second[index],
+            layers=self.layers[index],
+            build=partial(_of_some, index, self.build),
+            least=None if self.least is None else self.least.select(index),
+        )
+
+    def with_layers(self, allowed: set[tuple[int, int]]) -> "Offers":
+        """Return those whose attention TP and stages are among ``allowed``."""
+        return self.select(np.flatnonzero([(tp, pp) in allowed for tp, pp in self.layers.tolist()]))
+
+    def leading(self, most: int) -> list[int]:
+        """Return the offers that carry most per device at their bounds, at most so many."""
+        return [int(number) for number in np.argsort(-self.bound_per_second / self.devices, kind="stable")[:most]]
+
+    def leading_of_each_size(self, most: int) -> list[int]:
+        """Return of each number of devices the offers that carry most at their bounds, at most so many, the best first.
+
+        Most is carried per device by the first.
+        """
+        order = np.lexsort((-self.bound_per_second, self.devices))
+        sizes = self.devices[order]
+        within = np.arange(order.size) - np.searchsorted(sizes, sizes)
+        kept = order[within < most]
+        return [int(n) for n in kept[np.argsort(-(self.bound_per_second / self.devices)[kept], kind="stable")]]
+
+
+def _of_list(offers: Sequence[Offer], number: int) -> Server:
+    """Make the server of a single offer."""
+    return offers[number].build()
+
+
+def _of_parts(starts: list[int], builds: list[Callable[[int], Server]], number: int) -> Server:
+    """Make the server of an offer of parts that stand one after the other."""
+    part = bisect_right(starts, number) - 1
+    return builds[part](number - starts[part])
+
+
+def _of_some(index: Ints, build: Callable[[int], Server], number: int) -> Server:
+    """Make the server of one of the offers that ``index`` keeps."""
+    return build(int(index[number]))
