@@ -9,8 +9,7 @@ from cli.output import table
 from cli.search_json import plan_json, question_json, spare_pool_instances
 from planner.checks.check import AfterLoss, Margin, Verdict
 from planner.plans.day import mean_rate, peak_rate
-from planner.search.infeasible import rounded_down
-from podplan.units import format_duration, format_rate
+from podplan.units import format_duration, format_rate, rounded_down
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -118,6 +118,18 @@ def format_count(value: float) -> str:
     return _scaled(value, [(PETA, "P"), (TERA, "T"), (GIGA, "G"), (MEGA, "M"), (KILO, "k"), (1.0, "")], between="")
 
 
+def rounded_up(value: float) -> float:
+    """Return the next value of three significant digits, as it is printed."""
+    step = 10.0 ** (math.floor(math.log10(value)) - 2)
+    return math.ceil(value / step - 1e-9) * step
+
+
+def rounded_down(value: float) -> float:
+    """Return the last value of three significant digits."""
+    step = 10.0 ** (math.floor(math.log10(value)) - 2)
+    return math.floor(value / step + 1e-9) * step
+
+
 def counted(number: float, thing: str) -> str:
     """Render so many of a thing.
 

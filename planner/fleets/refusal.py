@@ -9,10 +9,11 @@ from planner.fleets.members import on_pools
 from planner.fleets.ways import Gathered, Option, every_way, gather_fleet
 from planner.offers.choice import Aim
 from planner.offers.columns import Side
-from planner.search.infeasible import rounded_down, unsurvivable
+from planner.search.infeasible import unsurvivable
 from planner.search.infeasible_mixed import missing_anyhow, mixed_sizes, unsurvivable_aggregated
 from planner.search.routes import settle_picks
 from planner.search.shapes import not_aggregated
+from podplan.units import rounded_down
 
 MOST_FACTOR = 16
 """Pools are enlarged by at most this factor."""

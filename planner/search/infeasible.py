@@ -14,12 +14,12 @@ from planner.instances.operating import DecodeServer, PrefillServer, kv_transfer
 from planner.instances.prefill_candidates import budgets, pass_seconds, prefill_fits
 from planner.instances.space import Role, Row, groups, machines_of, role_rows, row_deployment
 from planner.question import Machines, Question
+from planner.search.limits import limit_of, tightest, with_limit
 from planner.survival import lost_instances
 from planner.workload import reserved_kv_tokens
 from podplan.units import counted, format_bytes, format_duration
 
 _RELAXED = 1_000_000.0
-FACTORS = (1.05, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0)
 
 
 def missing(question: Question, prefill: bool) -> tuple[str, str]:
@@ -28,12 +28,12 @@ def missing(question: Question, prefill: bool) -> tuple[str, str]:
     machines = question.prefill if prefill else question.decode
     if not fitting_sizes(question, prefill):
         return "memory", memory_sentence(question, role_of(prefill), smallest_devices(question, machines, prefill))
-    best = fastest_ttft(question) if prefill else fastest_tpot(question)
-    flag, limit = ("--ttft", question.ttft_seconds) if prefill else ("--tpot", question.tpot_seconds)
+    best = _fastest(question, prefill)
+    flag, limit = limit_of(question, prefill)
     if best is None:
         return "memory", memory_sentence(question, role_of(prefill), smallest_devices(question, machines, prefill))
-    eased, beside = _eased(question, prefill)
-    nearest = nearest_limit(eased, prefill, best)
+    eased, taken, beside = _eased(question, prefill)
+    nearest = nearest_limit(eased, prefill, best, taken)
     change = "several times the limit do not help"
     if nearest:
         change = f"nearest change: {flag} {format_duration(nearest)}{beside}"
@@ -43,17 +43,27 @@ def missing(question: Question, prefill: bool) -> tuple[str, str]:
     )
 
 
-def _eased(question: Question, prefill: bool) -> tuple[Question, str]:
-    """Return the question with the other role's limit eased, and in words, where no instance keeps that either."""
-    if math.isfinite(least_carrying(question, not prefill)):
-        return question, ""
-    best = fastest_tpot(question) if prefill else fastest_ttft(question)
-    nearest = None if best is None else nearest_limit(question, not prefill, best)
+def _fastest(question: Question, prefill: bool) -> float | None:
+    return fastest_ttft(question) if prefill else fastest_tpot(question)
+
+
+def _eased(question: Question, prefill: bool) -> tuple[Question, float, str]:
+    """Return the question with the other role's limit eased, and in words, where no instance keeps that either.
+
+    The number between is the devices of the other role's smallest instance then; 0 where none keeps an eased limit.
+    """
+    other = not prefill
+    taken = least_carrying(question, other)
+    if math.isfinite(taken):
+        return question, taken, ""
+    best = _fastest(question, other)
+    nearest = None if best is None else nearest_limit(question, other, best, 0)
     if nearest is None:
-        return question, ""
-    flag, limit = ("--tpot", question.tpot_seconds) if prefill else ("--ttft", question.ttft_seconds)
-    eased = replace(question, tpot_seconds=nearest) if prefill else replace(question, ttft_seconds=nearest)
-    return eased, f" with {flag} {format_duration(nearest)}, for {format_duration(limit)} cannot be kept either"
+        return question, 0, ""
+    flag, limit = limit_of(question, other)
+    eased = with_limit(question, other, nearest)
+    told = f" with {flag} {format_duration(nearest)}, for {format_duration(limit)} cannot be kept either"
+    return eased, least_carrying(eased, other), told
 
 
 def role_of(prefill: bool) -> Role:
@@ -171,35 +181,15 @@ def fastest_ttft(question: Question) -> float | None:
     return best if math.isfinite(best) else None
 
 
-def nearest_limit(question: Question, prefill: bool, least: float) -> float | None:
+def nearest_limit(question: Question, prefill: bool, least: float, taken: float) -> float | None:
     """Return the tightest of a few multiples of the least time under which the role's queue is stable; None if none is.
 
-    Each is looser than the asked limit, rounded up to what is printed, and verified by solving the role's queue, on an
-    instance that leaves room for the other role. Where the asked limit is itself longer than the least time, as with
-    lengths that spread far, its multiples are tried.
+    Each is looser than the asked limit and verified by solving the role's queue, on an instance that leaves the other
+    role the devices that it has ``taken`` of the same pool.
     """
-    asked = question.ttft_seconds if prefill else question.tpot_seconds
-    limits = [rounded_up(max(least, asked) * factor) for factor in FACTORS]
     machines, other = (question.prefill, question.decode) if prefill else (question.decode, question.prefill)
-    taken = least_carrying(question, not prefill) if machines.budget == other.budget else 0
-    taken = 0 if math.isinf(taken) else taken
-    for limit in limits:
-        changed = replace(question, ttft_seconds=limit) if prefill else replace(question, tpot_seconds=limit)
-        if least_carrying(changed, prefill) <= machines.devices - taken:
-            return limit
-    return None
-
-
-def rounded_up(value: float) -> float:
-    """Return the next value of three significant digits, as it is printed."""
-    step = 10.0 ** (math.floor(math.log10(value)) - 2)
-    return math.ceil(value / step - 1e-9) * step
-
-
-def rounded_down(value: float) -> float:
-    """Return the last value of three significant digits."""
-    step = 10.0 ** (math.floor(math.log10(value)) - 2)
-    return math.floor(value / step + 1e-9) * step
+    left = machines.devices - (taken if machines.budget == other.budget else 0)
+    return tightest(question, prefill, least, lambda eased: least_carrying(eased, prefill) <= left)
 
 
 def least_carrying(question: Question, prefill: bool) -> float:

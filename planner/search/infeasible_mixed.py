@@ -13,7 +13,8 @@ from planner.mixed.kinds import MixedKind, group_screen
 from planner.mixed.offers import holding, mixed_offers
 from planner.offers.choice import Aim
 from planner.question import Question
-from planner.search.infeasible import FACTORS, memory_sentence, missing, rounded_up, smallest_of
+from planner.search.infeasible import memory_sentence, missing, smallest_of
+from planner.search.limits import limit_of, tightest
 from planner.search.shapes import needed_rates, not_aggregated
 from planner.survival import lost_instances
 from podplan.units import counted, format_duration
@@ -43,9 +44,9 @@ def missing_aggregated(question: Question) -> tuple[str, str]:
         return unsurvivable_aggregated(question)
     ttft, tpot = best
     late = tpot <= question.tpot_seconds
-    flag, least = ("--ttft", ttft) if late else ("--tpot", tpot)
-    limit = question.ttft_seconds if late else question.tpot_seconds
-    nearest = nearest_limit(question, late, max(least, limit))
+    least = ttft if late else tpot
+    flag, limit = limit_of(question, late)
+    nearest = tightest(question, late, least, carries)
     change = f"nearest change: {flag} {format_duration(nearest)}" if nearest else "several times the limit do not help"
     return flag.strip("-"), (
         f"{flag} {format_duration(limit)} cannot be kept at percentile {question.percentile:g}: the fastest aggregated "
@@ -95,13 +96,3 @@ def carries(question: Question) -> bool:
     order = np.argsort(-offers.guess_per_second / offers.devices, kind="stable")
     kinds = (offers.build(int(number)) for number in order[:TRIED])
     return any(kind.pool_capacity(1) > 0 for kind in kinds if isinstance(kind, MixedKind))
-
-
-def nearest_limit(question: Question, ttft: bool, least: float) -> float | None:
-    """Return the tightest of a few multiples of the least time under which an instance carries some rate."""
-    for factor in FACTORS:
-        limit = rounded_up(least * factor)
-        changed = replace(question, ttft_seconds=limit) if ttft else replace(question, tpot_seconds=limit)
-        if carries(changed):
-            return limit
-    return None

@@ -8,12 +8,12 @@ from functools import partial
 from hardware.formats import ELEMENT_BYTES, KvDtype, multiplied, storable
 from hardware.spec import Dtype
 from planner.question import Machines, Question
-from planner.search.infeasible import rounded_down, rounded_up
+from planner.search.limits import limit_of, with_limit
 from planner.search.resources import Each
 from planner.search.variations import has_plan, most_carried
 from planner.workload import Lengths, Workload
 from podplan.records import dataclass
-from podplan.units import format_count, format_duration, format_rate
+from podplan.units import format_count, format_duration, format_rate, rounded_down, rounded_up
 
 Try = Callable[[Question], bool]
 
@@ -52,8 +52,8 @@ def directions(question: Question, feasible: Try = has_plan) -> list[Direction]:
     return [
         *found,
         partial(_chips, question, feasible),
-        partial(_limit, question, feasible, "TTFT", "--ttft"),
-        partial(_limit, question, feasible, "TPOT", "--tpot"),
+        partial(_limit, question, feasible, "TTFT", True),
+        partial(_limit, question, feasible, "TPOT", False),
         partial(_length, question, feasible, "prompts", "--isl"),
         partial(_length, question, feasible, "outputs", "--osl"),
         *_quantised(question, feasible),
@@ -120,20 +120,18 @@ def _unit_share(machines: tuple[Machines, Machines]) -> float:
     return max(1 + min(steps) * 0.99, 1.01)
 
 
-def _limit(question: Question, feasible: Try, name: str, flag: str) -> Change:
-    field = f"{name.lower()}_seconds"
-    asked: float = getattr(question, field)
+def _limit(question: Question, feasible: Try, name: str, ttft: bool) -> Change:
+    flag, asked = limit_of(question, ttft)
 
-    def relaxed(factor: float) -> Question:
-        value = rounded_up(asked * factor)
-        return replace(question, ttft_seconds=value) if name == "TTFT" else replace(question, tpot_seconds=value)
+    def relaxed(factor: float) -> float:
+        return rounded_up(asked * factor)
 
-    factor = _least(lambda factor: feasible(relaxed(factor)), MOST_FACTOR)
+    factor = _least(lambda factor: feasible(with_limit(question, ttft, relaxed(factor))), MOST_FACTOR)
     if factor is None:
         return _none(name, flag, f"{MOST_FACTOR:g} times the limit does not help")
-    changed = relaxed(factor)
-    value = format_duration(getattr(changed, field))
-    return _found(name, flag, value.replace(" ", ""), f"{value} instead of {format_duration(asked)}", changed)
+    value = format_duration(relaxed(factor))
+    told = f"{value} instead of {format_duration(asked)}"
+    return _found(name, flag, value.replace(" ", ""), told, with_limit(question, ttft, relaxed(factor)))
 
 
 def scaled_prompts(workload: Workload, factor: float) -> tuple[tuple[float, float, float], ...] | None:
