@@ -17,6 +17,20 @@ METRICS = {
 }
 
 
+PREFACE = (
+    "Predictions beside published end-to-end measurements, written by `plan accuracy --markdown`. Kernels,",
+    "collectives and exchanges are fitted to measurements of their own; nothing is fitted to the rows below.",
+    "The error is predicted / published − 1. Tier A: enough is published to predict the row. Tier B: something is",
+    "assumed, or the published value is only a bound; those rows are part of no mean. Tier H, held out: as A, but",
+    "sought only when the model was finished; its means stand apart. Once they had been seen, three things were",
+    "changed, by measured operators and not by these rows: the H20's kernels, lent by the H800 until then, are",
+    "fitted on an H20's own; latents kept in FP8 are multiplied in FP8 there; recurrence and convolution of",
+    "delta-net layers have the pace that they had on an H20. So the H20's rows of tier H are not blind any more,",
+    "and its rows of tier A moved, too; no other did, for none is of a delta-net model. Where a service time has",
+    "an interval, it is the central 80 % interval of the prediction.",
+)
+
+
 def misses_first(results: Iterable[Comparison]) -> list[Comparison]:
     """Return comparisons by falling |error|, those that are part of a mean first."""
     return sorted(results, key=lambda result: (result.case.tier == "B", -abs(result.error)))
@@ -148,16 +162,7 @@ def markdown(results: Sequence[Comparison], excluded: Sequence[Excluded]) -> lis
     return [
         "# Accuracy",
         "",
-        "Predictions beside published end-to-end measurements, written by `plan accuracy --markdown`. Kernels,",
-        "collectives and exchanges are fitted to measurements of their own; nothing is fitted to the rows below.",
-        "The error is predicted / published − 1. Tier A: enough is published to predict the row. Tier B: something is",
-        "assumed, or the published value is only a bound; those rows are part of no mean. Tier H, held out: as A, but",
-        "sought only when the model was finished; its means stand apart. Once they had been seen, three things were",
-        "changed, by measured operators and not by these rows: the H20's kernels, lent by the H800 until then, are",
-        "fitted on an H20's own; latents kept in FP8 are multiplied in FP8 there; recurrence and convolution of",
-        "delta-net layers have the pace that they had on an H20. So the H20's rows of tier H are not blind any more,",
-        "and its rows of tier A moved, too; no other did, for none is of a delta-net model. Where a service time has",
-        "an interval, it is the central 80 % interval of the prediction.",
+        *PREFACE,
         "",
         f"{summary(results, excluded)}.",
         "",

@@ -6,8 +6,7 @@ from pathlib import Path
 from cli.answer_rows import SHOWN, Row, as_csv, power_text, shown_cells
 from cli.output import print_json, stdout_console, table
 from cli.plots import Plot, check_plot, plotted
-from podplan.errors import BadInput
-from podplan.files import write_files
+from podplan.files import check_file, write_files
 from podplan.records import dataclass
 
 RIGHT = (
@@ -35,10 +34,8 @@ def read_outputs(csv: str | None, plot: str | None, force: bool) -> Outputs:
     """Return the files to write; BadInput where one cannot be or is there already."""
     outputs = Outputs(csv=Path(csv) if csv else None, plot=Path(plot) if plot else None, force=force)
     for flag, path in (("--csv", outputs.csv), ("--plot", outputs.plot)):
-        if path is not None and path.is_dir():
-            raise BadInput(f"{flag}: {path} is a folder; give the name of a file")
-        if path is not None and path.exists() and not force:
-            raise BadInput(f"{flag}: {path} exists already; give --force to replace it")
+        if path is not None:
+            check_file(path, force=force, flag=flag)
     if outputs.plot is not None:
         check_plot(outputs.plot)
     return outputs

@@ -13,7 +13,7 @@ from hardware.loader import load_hardware
 from hardware.measurements import read_measurements
 from hardware.spec import Fitted, HardwareSpec
 from podplan.errors import BadInput
-from podplan.files import to_yaml, write_files
+from podplan.files import check_file, to_yaml, write_files
 from podplan.units import format_duration
 from podplan.validation import plain
 
@@ -45,12 +45,14 @@ def calibrate_command(
     exchanges direction, mode, degree, payload_bytes. Kernels eager_launch and graph_launch need seconds alone.
     """
     check_force(force, {"--out FILE": out})
+    if out is not None:
+        if out.suffix.lower() not in (".yaml", ".yml"):
+            raise BadInput(f"--out: {out} must end in .yaml, so that --hw takes it for a file")
+        check_file(out, force=force, flag="--out")
     entry = load_hardware(hw)
     families = calibrate(entry, read_measurements(measurements, entry.name))
     document = overlay(entry, _name(name, entry), families)
     if out is not None:
-        if out.suffix.lower() not in (".yaml", ".yml"):
-            raise BadInput(f"--out: {out} must end in .yaml, so that --hw takes it for a file")
         write_files({out: to_yaml(document)}, force=force)
     if json:
         print_json(as_json(entry, families, out))

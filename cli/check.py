@@ -22,7 +22,7 @@ from planner.checks.check import Verdict
 from planner.question import Question
 from planner.search.search import Answer, search
 from podplan.errors import BadInput
-from podplan.files import write_files
+from podplan.files import check_file, write_files
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -140,9 +140,5 @@ def _junit_path(text: str | None, force: bool) -> Path | None:
     check_force(force, {"--junit FILE": text})
     if text is None:
         return None
-    path = Path(text)
-    if path.is_dir():
-        raise BadInput(f"--junit: {text} is a folder; give the name of a file")
-    if path.exists() and not force:
-        raise BadInput(f"--junit: {text} exists already; give --force to replace it")
-    return path
+    check_file(Path(text), force=force, flag="--junit")
+    return Path(text)

@@ -18,7 +18,7 @@ from planner.engines.spec import EngineProfile, PlatformKind
 from planner.manifest.document import read_manifest
 from planner.manifest.schema import Manifest
 from podplan.errors import BadInput
-from podplan.files import write_files
+from podplan.files import check_folder, write_files
 from podplan.names import suggest
 from podplan.records import dataclass
 
@@ -112,8 +112,7 @@ def _changes(old: Path, made: Deployment) -> list[str]:
 
 def _write(made: Deployment, out: Path, force: bool) -> None:
     """Write all files or none, only into a folder without files unless forced."""
-    if out.exists() and not out.is_dir():
-        raise BadInput(f"--out: {out} is a file; give a folder")
+    check_folder(out, (), force=force, flag="--out")
     if out.is_dir() and not force:
         held = sorted(path.name for path in out.iterdir())
         if held:

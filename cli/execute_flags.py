@@ -7,6 +7,7 @@ from cli.flags import flag_name
 from cli.options import File, Text, argument, option, switch
 from cli.output import check_force
 from podplan.errors import BadInput
+from podplan.files import check_file
 from podplan.records import dataclass
 from runtime.execute.plan import Choices
 from runtime.execute.run import Settings
@@ -47,10 +48,8 @@ class ExecuteFlags:
 def check_together(flags: ExecuteFlags) -> None:
     """Raise BadInput where flags contradict each other, or a file is in the way."""
     check_force(flags.force, {"--timeline FILE": flags.timeline})
-    if flags.timeline is not None and flags.timeline.is_dir():
-        raise BadInput(f"--timeline: {flags.timeline} is a folder; give the name of a file")
-    if flags.timeline is not None and flags.timeline.exists() and not flags.force:
-        raise BadInput(f"{flags.timeline}: the file exists already; give --force to replace it")
+    if flags.timeline is not None:
+        check_file(flags.timeline, force=flags.force, flag="--timeline")
     if flags.recover is not None and flags.drop is None:
         raise BadInput("--recover says what follows a lost rank; give --drop RANK@ITERATION with it or leave it out")
     if flags.transport not in ("local", "mpi"):

@@ -13,14 +13,14 @@ from cli.answer_output import Outputs, read_outputs, write_answers
 from cli.answer_rows import as_csv
 from cli.fleet_input import FleetInput, read_fleet
 from cli.fleet_render import Shown, fleet_json, fleet_lines, fleet_rows, fleet_tables, verdicts_of
-from cli.options import Json, Text, argument, option, switch
+from cli.options import File, Json, Text, argument, option, switch
 from cli.output import check_force, print_json, print_lines, stderr_console, stdout_console
 from cli.progress import progress
 from cli.search_json import question_json
 from planner.fleets.answer import FleetAnswer
 from planner.fleets.cluster import plan_cluster
-from podplan.errors import BadInput, Infeasible
-from podplan.files import write_files
+from podplan.errors import Infeasible
+from podplan.files import check_folder, write_files
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -39,7 +39,7 @@ def fleet(
     confidence: Annotated[
         Text, option("--confidence", "C", "Hold with this confidence in the predicted times [the file's, or 0.5].")
     ] = None,
-    out: Annotated[Text, option("--out", "DIR", "Write a manifest per model, fleet.json and fleet.csv there.")] = None,
+    out: Annotated[File, option("--out", "DIR", "Write a manifest per model, fleet.json and fleet.csv there.")] = None,
     csv: Annotated[Text, option("--csv", "FILE", "Write a row per model as CSV, every figure in SI units.")] = None,
     force: Annotated[bool, switch("--force", "Replace files where they exist.")] = False,
     json: Json = False,
@@ -62,7 +62,8 @@ def fleet(
     outputs = read_outputs(csv, None, force)
     given = {"objective": objective, "survive": survive, "confidence": confidence}
     asked = read_fleet(file, {key: value for key, value in given.items() if value is not None})
-    folder = _folder(out, asked, force)
+    if out is not None:
+        check_folder(out, (*_manifest_names(asked), *SUMMARY), force=force, flag="--out")
     begin = perf_counter()
     with progress(f"placing {len(asked.fleet.members)} models ..."):
         answer = plan_cluster(asked.fleet)
@@ -73,7 +74,7 @@ def fleet(
         raise Infeasible(
             f"the cluster does not carry the fleet (binding limit: {answer.binding_limit}): {answer.explanation}"
         )
-    _show(_shown(asked, answer, seconds), outputs, folder, json=json)
+    _show(_shown(asked, answer, seconds), outputs, out, json=json)
 
 
 def _shown(asked: FleetInput, answer: FleetAnswer, seconds: float) -> Shown:
@@ -90,19 +91,6 @@ def _manifest_names(asked: FleetInput) -> list[str]:
         f"{name if names.count(name) == 1 else f'{name}-{number}'}/manifest.yaml"
         for number, name in enumerate(names, 1)
     ]
-
-
-def _folder(out: str | None, asked: FleetInput, force: bool) -> Path | None:
-    """Return the folder to write to; BadInput before the search where something stands in the way."""
-    if out is None:
-        return None
-    folder = Path(out)
-    if folder.exists() and not folder.is_dir():
-        raise BadInput(f"--out: {out} is a file; give a folder")
-    for name in (*_manifest_names(asked), *SUMMARY):
-        if (folder / name).exists() and not force:
-            raise BadInput(f"--out: {folder / name} exists already; give --force to replace it")
-    return folder
 
 
 def _show(shown: Shown, outputs: Outputs, folder: Path | None, *, json: bool) -> None:

@@ -13,7 +13,7 @@ import typer
 from cli.options import option, switch
 from hardware.measuring import Timer, measure_all
 from podplan.errors import BadInput
-from podplan.files import write_files
+from podplan.files import check_file, write_files
 
 app = typer.Typer(rich_markup_mode=None)
 
@@ -39,8 +39,7 @@ def measure(
 
     Needs PyTorch (pip install 'podplan[measure]'), and one device that nothing else uses. Takes a minute or two.
     """
-    if out.exists() and not force:
-        raise BadInput(f"{out}: the file exists already; give --force to replace it")
+    check_file(out, force=force, flag="--out")
     timer = Timer(_torch(device), device, quick=quick, runs=3 if quick else 5, least_seconds=1e-3 if quick else 0.02)
     text = io.StringIO()
     writer = csv.DictWriter(text, FIELDS, lineterminator="\n")

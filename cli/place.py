@@ -2,6 +2,7 @@
 
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -10,9 +11,9 @@ from cli.options import File, Json, option, switch, takes
 from cli.output import check_force, print_json, print_lines, print_table
 from cli.place_change import migrate, read_current, read_weight, weigh_traffic
 from cli.place_decide import decide, read_asked, time_experts
-from cli.place_files import dense_line, moe_map, write_placement
+from cli.place_files import FILES, dense_line, moe_map, placement_files
 from cli.place_flags import PlaceFlags, read_dense_layers, read_holdout
-from cli.place_plot import write_plots
+from cli.place_plot import PLOTS, plot_files
 from cli.place_render import (
     CURVE_COLUMNS,
     Answer,
@@ -23,12 +24,13 @@ from cli.place_render import (
     summary_lines,
     table_rows,
 )
+from cli.plots import check_matplotlib
 from cli.progress import progress
-from planner.manifest.mapformats import WRITERS
 from planner.placement.certify import Certified, certify
 from planner.placement.heldout import hold_out
 from planner.placement.loadfiles import LoadFile, read_loads
 from planner.placement.methods import place as place_experts
+from podplan.files import check_folder, write_files
 
 app = typer.Typer(rich_markup_mode=None)
 
@@ -56,22 +58,32 @@ def place(
     Imbalance is the busiest device's load over the mean; the bound is the least that any placement could reach.
     """
     check_force(force, {"--out DIR": out, "--plot DIR": plot})
+    _check_folders(out, plot, force)
     read = read_loads(flags.loads)
     dense_layers = read_dense_layers(flags, read)
     answer = _placed(flags, read)
     moe = moe_map(answer, dense_layers)
     data = as_json(answer, moe)
-    if out is not None:
-        write_placement(out, moe, data, force=force)
-    drawn = [] if plot is None else write_plots(plot, answer, force=force)
+    drawn = {} if plot is None else plot_files(plot, answer)
+    written = {} if out is None else placement_files(out, moe, data)
+    write_files({**written, **drawn}, force=force)
     if json:
         print_json(data)
         return
     _print(answer, read)
     if drawn:
-        print_lines([f"drew {', '.join(drawn)} in {plot}"])
+        print_lines([f"drew {', '.join(path.name for path in drawn)} in {plot}"])
     if out is not None:
-        print_lines([f"wrote {', '.join([*WRITERS, 'placement.json'])} to {out}", dense_line(flags, moe)])
+        print_lines([f"wrote {', '.join(FILES)} to {out}", dense_line(flags, moe)])
+
+
+def _check_folders(out: Path | None, plot: Path | None, force: bool) -> None:
+    """Raise BadInput before any work where the files could not be made or written."""
+    if out is not None:
+        check_folder(out, FILES, force=force, flag="--out")
+    if plot is not None:
+        check_folder(plot, PLOTS, force=force, flag="--plot")
+        check_matplotlib()
 
 
 def _placed(flags: PlaceFlags, read: LoadFile) -> Answer:

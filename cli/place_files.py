@@ -1,4 +1,4 @@
-"""The files of `plan place --out`: one per engine, each read back before any is written."""
+"""The files of `plan place --out`: one per engine, each read back before it is written."""
 
 import json
 from pathlib import Path
@@ -8,7 +8,9 @@ from cli.place_flags import PlaceFlags
 from cli.place_render import Answer
 from planner.manifest.mapformats import WRITERS, MoeMap, read_map
 from podplan.errors import Fault
-from podplan.files import write_files
+
+ANSWER = "placement.json"
+FILES = (*WRITERS, ANSWER)
 
 
 def moe_map(answer: Answer, dense_layers: int) -> MoeMap:
@@ -24,12 +26,12 @@ def dense_line(flags: PlaceFlags, moe: MoeMap) -> str:
     return "sglang.json and tensorrt_llm.yaml assume no dense layers; give --model if the model starts with some"
 
 
-def write_placement(folder: Path, moe: MoeMap, data: dict[str, Any], *, force: bool) -> None:
-    """Write the map in every format and the answer as JSON, all or none."""
+def placement_files(folder: Path, moe: MoeMap, data: dict[str, Any]) -> dict[Path, str]:
+    """Return the map in every format and the answer as JSON, as they are to be written."""
     texts = {name: write(moe) for name, write in WRITERS.items()}
     for name, text in texts.items():
         rows = read_map(text, name, experts=moe.experts, ranks=moe.ranks).slots
         if (rows[-len(moe.slots) :] != moe.slots).any():
             raise Fault(f"{name} does not read back as it was written")
-    texts["placement.json"] = json.dumps(data, indent=2, allow_nan=False) + "\n"
-    write_files({folder / name: text for name, text in texts.items()}, force=force)
+    texts[ANSWER] = json.dumps(data, indent=2, allow_nan=False) + "\n"
+    return {folder / name: texts[name] for name in FILES}

@@ -8,22 +8,17 @@ import numpy as np
 from cli.place_render import Answer
 from planner.manifest.loads import rank_loads
 from planner.placement.methods import trivial
-from podplan.errors import BadInput
-from podplan.files import write_files
+
+LOADS, REDUNDANCY = PLOTS = ("device_loads.svg", "redundancy.svg")
 
 
-def write_plots(folder: Path, answer: Answer, *, force: bool) -> list[str]:
-    """Write device_loads.svg and, where the curve was asked for, redundancy.svg; return their names.
+def plot_files(folder: Path, answer: Answer) -> dict[Path, str]:
+    """Return the picture of the loads and, where the curve was asked for, that of it, as they are to be written."""
+    from matplotlib.figure import Figure
 
-    Raises BadInput where matplotlib is not installed.
-    """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise BadInput("--plot: needs matplotlib; install podplan[plot]") from None
     problem = answer.problem
-    figures = {"device_loads.svg": Figure(figsize=(9, 4), layout="constrained")}
-    axes = figures["device_loads.svg"].subplots()
+    figures = {LOADS: Figure(figsize=(9, 4), layout="constrained")}
+    axes = figures[LOADS].subplots()
     for name, slots in (("as engines start", trivial(problem)), ("placed", answer.placed.slots)):
         loads = rank_loads(problem.mean_loads, slots, problem.ranks)
         relative = np.sort(loads / loads.mean(axis=1, keepdims=True), axis=1)[:, ::-1]
@@ -34,8 +29,8 @@ def write_plots(folder: Path, answer: Answer, *, force: bool) -> list[str]:
     axes.set(xlabel="device of a layer, busiest first", ylabel="load over the mean device")
     axes.legend(title="mean over layers, all layers shaded")
     if answer.decision is not None and answer.decision.choices:
-        figures["redundancy.svg"] = Figure(figsize=(6, 4), layout="constrained")
-        axes = figures["redundancy.svg"].subplots()
+        figures[REDUNDANCY] = Figure(figsize=(6, 4), layout="constrained")
+        axes = figures[REDUNDANCY].subplots()
         choices = answer.decision.choices
         redundant = [choice.redundant for choice in choices]
         axes.plot(redundant, [choice.imbalance for choice in choices], marker="o", label="placed")
@@ -47,5 +42,4 @@ def write_plots(folder: Path, answer: Answer, *, force: bool) -> list[str]:
         buffer = io.StringIO()
         figure.savefig(buffer, format="svg", metadata={"Date": None})
         texts[folder / name] = buffer.getvalue()
-    write_files(texts, force=force)
-    return list(figures)
+    return texts

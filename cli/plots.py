@@ -39,6 +39,11 @@ def check_plot(path: Path) -> None:
     """Raise BadInput for an unknown format, and where matplotlib is missing."""
     if path.suffix.lower() not in FORMATS:
         raise BadInput(f"--plot: {path} must end in {' or '.join(FORMATS)}")
+    check_matplotlib()
+
+
+def check_matplotlib() -> None:
+    """Raise BadInput where it is not installed."""
     if find_spec("matplotlib") is None:
         raise BadInput("--plot needs matplotlib, which is not installed; install it with pip install 'podplan[plot]'")
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cli.options import Json, Text, option, switch
+from cli.options import File, Json, Text, option, switch
 from cli.output import check_force, print_json, stderr_console, stdout_console
 from cli.progress import progress
 from cli.question_options import asks_a_question
@@ -20,8 +20,8 @@ from planner.plans.plan import Plan
 from planner.search.search import Answer
 from planner.search.search import search as search_plan
 from podplan.aside import helped
-from podplan.errors import BadInput, Infeasible
-from podplan.files import write_files
+from podplan.errors import Infeasible
+from podplan.files import check_folder, write_files
 
 if TYPE_CHECKING:
     from cli.front import FrontWanted
@@ -44,7 +44,7 @@ def search(
     plot: Annotated[
         Text, option("--plot", "FILE", "Draw the front: tokens/s of a user and per chip; .png, .svg.")
     ] = None,
-    out: Annotated[Text, option("--out", "DIR", "Write manifest.yaml, plan.json and report.txt there.")] = None,
+    out: Annotated[File, option("--out", "DIR", "Write manifest.yaml, plan.json and report.txt there.")] = None,
     force: Annotated[bool, switch("--force", "Replace these files where they exist.")] = False,
     json: Json = False,
 ) -> None:
@@ -63,7 +63,9 @@ def search(
     """
     check_force(force, {"--out DIR": out, "--csv FILE": csv, "--plot FILE": plot})
     wanted = _wanted(pareto, csv, plot, force)
-    _answer(flags, _folder(out, force), wanted, force=force, json=json)
+    if out is not None:
+        check_folder(out, FILES, force=force, flag="--out")
+    _answer(flags, out, wanted, force=force, json=json)
 
 
 def _wanted(pareto: str | None, csv: str | None, plot: str | None, force: bool) -> "FrontWanted | None":
@@ -73,19 +75,6 @@ def _wanted(pareto: str | None, csv: str | None, plot: str | None, force: bool) 
     from cli.front import read_front
 
     return read_front(pareto, csv, plot, force)
-
-
-def _folder(out: str | None, force: bool) -> Path | None:
-    """Return the folder to write to; BadInput before the search where something stands in the way."""
-    if out is None:
-        return None
-    folder = Path(out)
-    if folder.exists() and not folder.is_dir():
-        raise BadInput(f"--out: {out} is a file; give a folder")
-    for name in FILES:
-        if (folder / name).exists() and not force:
-            raise BadInput(f"--out: {folder / name} exists already; give --force to replace it")
-    return folder
 
 
 def _answer(flags: SearchFlags, folder: Path | None, wanted: "FrontWanted | None", *, force: bool, json: bool) -> None:

@@ -1,6 +1,5 @@
 """Files that `plan simulate` writes while it runs: whole at the end, or not at all."""
 
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -11,6 +10,7 @@ from typing import IO
 from cli.flags import flag_name
 from cli.simulate_flags import SimulateFlags
 from podplan.errors import BadInput
+from podplan.files import check_file, staging, writing
 from podplan.units import format_count, format_duration, parse_duration
 from runtime.simulate.observe import Observer
 
@@ -25,22 +25,14 @@ def observing(flags: SimulateFlags) -> Iterator[Observer]:
     """
     asked = {"requests": flags.requests_csv, "series": flags.timeseries, "timeline": flags.timeline}
     _check_apart(flags)
-    for path in asked.values():
-        if path is not None and path.is_dir():
-            raise BadInput(f"{path}: this is a directory; give the name of a file")
-        if path is not None and path.exists() and not flags.force:
-            raise BadInput(f"{path}: the file exists already; give --force to replace it")
+    for path in filter(None, asked.values()):
+        check_file(path, force=flags.force)
     step = 1.0 if flags.timeseries_step is None else parse_duration(flags.timeseries_step, "--timeseries-step")
-    staged: dict[Path, Path] = {}
     try:
-        with ExitStack() as stack:
-            files = {name: stack.enter_context(_staged(path, staged)) for name, path in asked.items() if path}
+        with staging() as beside, ExitStack() as stack:
+            files = {name: stack.enter_context(_opened(path, beside)) for name, path in asked.items() if path}
             yield Observer(**files, series_seconds=step, progress=_progress())
-        for path, temporary in staged.items():
-            temporary.replace(path)
     finally:
-        for temporary in staged.values():
-            temporary.unlink(missing_ok=True)
         if sys.stderr.isatty():
             sys.stderr.write("\r" + " " * 78 + "\r")
 
@@ -57,15 +49,9 @@ def _check_apart(flags: SimulateFlags) -> None:
             raise BadInput(f"{flag_name(other)} and {flag_name(name)} both name {path}; give each a file of its own")
 
 
-def _staged(path: Path, staged: dict[Path, Path]) -> IO[str]:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        file = temporary.open("w", encoding="utf-8", newline="\n")
-    except (OSError, ValueError) as error:
-        raise BadInput(f"{path}: cannot be written: {getattr(error, 'strerror', None) or error}") from None
-    staged[path] = temporary
-    return file
+def _opened(path: Path, beside: Callable[[Path], Path]) -> IO[str]:
+    with writing(path):
+        return beside(path).open("w", encoding="utf-8", newline="\n")
 
 
 def _progress() -> Callable[[float, int, int], None] | None:

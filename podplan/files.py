@@ -1,14 +1,25 @@
 """Files in and out: read with one clear error, and several files written whole or not at all."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from podplan.errors import BadInput
 from podplan.units import MEBI
 from podplan.yamldata import parse_yaml, to_yaml
 
-__all__ = ["parse_yaml", "read_text", "read_yaml", "to_yaml", "write_files"]
+__all__ = [
+    "check_file",
+    "check_folder",
+    "parse_yaml",
+    "read_text",
+    "read_yaml",
+    "staging",
+    "to_yaml",
+    "write_files",
+    "writing",
+]
 
 SIZE_LIMIT_BYTES = 64 * MEBI
 
@@ -44,30 +55,67 @@ def read_yaml(path: Path) -> object:
     return parse_yaml(read_text(path), str(path))
 
 
+def check_file(path: Path, *, force: bool, flag: str | None = None) -> None:
+    """Raise BadInput where ``path`` is a folder, or is there already and ``force`` is false; ``flag`` named it."""
+    told = f"{flag}: {path}" if flag else f"{path}"
+    if path.is_dir():
+        raise BadInput(f"{told} is a folder; give the name of a file")
+    if path.exists() and not force:
+        raise BadInput(f"{told} exists already; give --force to replace it")
+
+
+def check_folder(folder: Path, names: Iterable[str], *, force: bool, flag: str) -> None:
+    """Raise BadInput where ``folder`` is a file, or one of the names is there already and ``force`` is false."""
+    if folder.exists() and not folder.is_dir():
+        raise BadInput(f"{flag}: {folder} is a file; give a folder")
+    for name in names:
+        check_file(folder / name, force=force, flag=flag)
+
+
 def write_files(files: Mapping[Path, str] | Mapping[Path, str | bytes], *, force: bool) -> None:
-    """Write every text to its path, or none: all are written beside their targets first, then renamed over them.
+    """Write every text to its path, or none.
 
     Raises BadInput naming the file, before anything is written, if one exists and ``force`` is false; and if
     a folder cannot be made or written.
     """
     for path in files:
-        if path.is_dir():
-            raise BadInput(f"{path}: this is a directory; give the name of a file")
-        if path.exists() and not force:
-            raise BadInput(f"{path}: the file exists already; give --force to replace it")
-    staged: dict[Path, Path] = {}
-    try:
+        check_file(path, force=force)
+    with staging() as beside:
         for path, text in files.items():
+            with writing(path):
+                beside(path).write_bytes(text if isinstance(text, bytes) else text.encode("utf-8"))
+
+
+@contextmanager
+def staging() -> Iterator[Callable[[Path], Path]]:
+    """Yield what names a file to write beside a path: all take their places when the block ends well, or none is left.
+
+    Raises BadInput naming the file if a folder cannot be made, or a file not be renamed.
+    """
+    staged: dict[Path, Path] = {}
+
+    def beside(path: Path) -> Path:
+        with writing(path):
             _make_folder(path.parent)
-            staged[path] = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-            staged[path].write_bytes(text if isinstance(text, bytes) else text.encode("utf-8"))
+        return staged.setdefault(path, path.with_name(f".{path.name}.{os.getpid()}.tmp"))
+
+    try:
+        yield beside
         for path, temporary in staged.items():
-            temporary.replace(path)
-    except OSError as error:
-        raise BadInput(f"{path}: cannot be written: {_reason(error)}") from None
+            with writing(path):
+                temporary.replace(path)
     finally:
         for temporary in staged.values():
             temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Say in one sentence what keeps ``path`` from being written, as BadInput."""
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        raise BadInput(f"{path}: cannot be written: {_reason(error)}") from None
 
 
 def _make_folder(folder: Path) -> None:

@@ -1,7 +1,6 @@
 """`plan place`."""
 
 import json
-import sys
 
 import numpy as np
 import pytest
@@ -172,9 +171,10 @@ def test_plots_are_an_extra(loads, tmp_path, capsys, monkeypatch):
     """Two pictures with matplotlib; without it one sentence that says what to install."""
     place = ["place", str(loads), "--devices", "8", "--redundant-experts", "8", "--method", "water-filling", "--curve"]
     with monkeypatch.context() as patched:
-        patched.setitem(sys.modules, "matplotlib.figure", None)
-        assert main([*place, "--plot", str(tmp_path / "none")]) == 2
+        patched.setattr("cli.plots.find_spec", lambda name: None)
+        assert main([*place, "--plot", str(tmp_path / "none"), "--out", str(tmp_path / "out")]) == 2
     assert "podplan[plot]" in capsys.readouterr().err
+    assert not (tmp_path / "none").exists() and not (tmp_path / "out").exists()
     pytest.importorskip("matplotlib")
     assert main([*place, "--plot", str(tmp_path / "plots")]) == 0
     assert {path.name for path in (tmp_path / "plots").iterdir()} == {"device_loads.svg", "redundancy.svg"}

@@ -50,7 +50,7 @@ def test_write_files_makes_folders_and_replaces_with_force(tmp_path: Path) -> No
 def test_write_files_writes_nothing_if_one_exists(tmp_path: Path) -> None:
     """All targets are looked at before the first is written."""
     (tmp_path / "b").write_text("kept", encoding="utf-8")
-    with pytest.raises(BadInput, match=r"/b: the file exists already; give --force"):
+    with pytest.raises(BadInput, match=r"/b exists already; give --force"):
         files.write_files({tmp_path / "a": "new", tmp_path / "b": "new"}, force=False)
     assert sorted(child.name for child in tmp_path.iterdir()) == ["b"]
     assert (tmp_path / "b").read_text(encoding="utf-8") == "kept"
@@ -63,6 +63,6 @@ def test_write_files_leaves_nothing_behind_when_one_fails(tmp_path: Path) -> Non
         files.write_files({tmp_path / "a": "new", tmp_path / "file" / "b": "new"}, force=True)
     with pytest.raises(BadInput, match="/dev/null: this is a file where a folder must be"):  # no regular one
         files.write_files({Path("/dev/null/b"): "new"}, force=True)
-    with pytest.raises(BadInput, match="this is a directory"):
+    with pytest.raises(BadInput, match="is a folder; give the name of a file"):
         files.write_files({tmp_path: "new"}, force=True)
     assert [child.name for child in tmp_path.iterdir()] == ["file"]
