@@ -84,16 +84,15 @@ class Steps:
     prompt_share: float
     """Of the steps, that compute prompts."""
 
-    @property
-    def with_prompts_seconds(self) -> float:
-        """Mean of those that compute prompts."""
-        rest = (1 - self.prompt_share) * self.alone_seconds
-        return max(self.mean_seconds - rest, 0.0) / max(self.prompt_share, 1e-9)
+    def second_moment(self, squared_cv: float, longest_seconds: float) -> float:
+        """E[S²] where those with prompts vary so, and none is longer.
 
-    def second_moment(self, squared_cv: float) -> float:
-        """E[S²] where those with prompts vary so."""
-        longer = self.with_prompts_seconds**2 * (1 + squared_cv)
-        return self.prompt_share * longer + (1 - self.prompt_share) * self.alone_seconds**2
+        Those are what the mean leaves: where hardly any has a prompt that is the difference of two numbers that are all
+        but alike, over nearly nothing, hence the longest.
+        """
+        rest = (1 - self.prompt_share) * self.alone_seconds
+        longer = min(max(self.mean_seconds - rest, 0.0) / max(self.prompt_share, 1e-9), longest_seconds)
+        return self.prompt_share * longer**2 * (1 + squared_cv) + (1 - self.prompt_share) * self.alone_seconds**2
 
 
 def rank_line(
@@ -130,7 +129,8 @@ def rank_line(
     services *= min(_MOST_LOAD / max(rate * float(chances @ services @ prompts.weights), 1e-12), 1.0)
     joint = np.outer(chances, prompts.weights).ravel()
     wait = stationary_wait(services.ravel(), joint, rate, max(arrivals[1] / ranks, _LEAST_CV))
-    second = steps.second_moment(_squared_cv(*_slowest_of_others(company, each, busy, ranks)))
+    squared_cv = _squared_cv(*_slowest_of_others(company, each, busy, ranks))
+    second = steps.second_moment(squared_cv, float(company.max()))
     rest, variance = second / (2 * steps.mean_seconds), max(second - steps.mean_seconds**2, 0.0)
     return RankLine(services, chances, prompts.weights, delays, wait, rest, variance)
 

@@ -133,7 +133,7 @@ def quick_plan(question: Question, pools: Pools, choice: Choice) -> Plan | None:
         ((server, left, instances),) = chosen
         assert isinstance(server, MixedServer)
         question = on_machines(question, pools.mixed.machines)
-        return make_aggregated(question, server, instances, server.pool_capacity(left) / left, rate)
+        return make_aggregated(question, server, instances, max(server.pool_capacity(left), rate) / left, rate)
     (prefill, left, prefills), (decode, _, decodes) = chosen
     assert isinstance(prefill, PrefillServer) and isinstance(decode, DecodeServer)
     return make_plan(

@@ -56,3 +56,11 @@ def test_delays_vary_more_the_fewer_prompts_are_slowest() -> None:
     assert alike.delays_squared_cv(1.0, 8) == pytest.approx(3.0)
     assert alike.delays_squared_cv(2.0, 1) == pytest.approx(3.0)
     assert alike.delays_squared_cv(2.0, 1000) == pytest.approx(0.75, rel=0.01)
+
+
+def test_hardly_any_prompts_leave_half_a_step() -> None:
+    """The mean step leaves rounding for steps with prompts; it is not taken to be seconds of one in a million."""
+    aggregate = instance(1)
+    bare = SampledPrompts(aggregate, 0.1).line((1e-4, 1.0), 0.02, 1e-7)
+    assert bare.rest_seconds < 0.02
+    assert bare.ttft().p99 == pytest.approx(_line(aggregate, 1e-3).ttft().p99, rel=0.05)
