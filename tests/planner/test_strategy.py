@@ -6,51 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from models.spec import GQA, MLA, ModelSpec, MoE
+from models.loader import load_model
+from models.spec import GQA
 from planner.strategy import Strategy, check_strategy, format_strategy, parse_strategy
 from podplan.errors import BadInput
 
+DEEPSEEK, DENSE = load_model("deepseek-r1"), load_model("qwen3-32b")
 DEGREES = st.integers(min_value=1, max_value=96)
-
-
-def deepseek() -> ModelSpec:
-    """DeepSeek-R1's dimensions (its config.json)."""
-    return ModelSpec(
-        schema_version=1,
-        name="deepseek-r1",
-        title="DeepSeek-R1",
-        architecture="deepseek_v3",
-        source="https://huggingface.co/deepseek-ai/DeepSeek-R1/blob/main/config.json",
-        layers=61,
-        dense_layers=3,
-        hidden_size=7168,
-        vocab_size=129280,
-        tied_embeddings=False,
-        attention=MLA(
-            heads=128, q_lora_rank=1536, kv_lora_rank=512, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128
-        ),
-        dense_intermediate_size=18432,
-        moe=MoE(
-            experts=256, experts_per_token=8, intermediate_size=2048, shared_experts=1, shared_intermediate_size=2048
-        ),
-        mtp_layers=1,
-        max_position=163840,
-        native_dtype="fp8",
-    )
-
-
-def dense_model() -> ModelSpec:
-    """Qwen3-32B's dimensions (its config.json)."""
-    return replace(
-        deepseek(),
-        name="qwen3-32b",
-        layers=64,
-        dense_layers=64,
-        hidden_size=5120,
-        attention=GQA(heads=64, kv_heads=8, head_dim=128),
-        dense_intermediate_size=25600,
-        moe=None,
-    )
 
 
 PAPERS = {
@@ -210,7 +172,7 @@ def test_a_dense_model_takes_a_mirrored_text() -> None:
 @pytest.mark.parametrize("text", [*PAPERS, "TP=16", "DP=144, EP=144"])
 def test_the_papers_strategies_fit_deepseek(text: str) -> None:
     """What the papers run can be run."""
-    check_strategy(parse_strategy(text), deepseek())
+    check_strategy(parse_strategy(text), DEEPSEEK)
 
 
 @pytest.mark.parametrize(
@@ -226,14 +188,14 @@ def test_the_papers_strategies_fit_deepseek(text: str) -> None:
 def test_degrees_that_the_model_rules_out(text: str, words: list[str]) -> None:
     """The message names the flag, the dimension and the next degrees that divide it."""
     with pytest.raises(BadInput) as caught:
-        check_strategy(parse_strategy(text), deepseek(), "--strategy")
+        check_strategy(parse_strategy(text), DEEPSEEK, "--strategy")
     for word in ["--strategy: ", "deepseek-r1", *words]:
         assert word in str(caught.value)
 
 
 def test_grouped_queries_replicate_their_key_heads() -> None:
     """TP=16 over 8 KV heads holds each twice; TP=32 over 12 KV heads can do neither."""
-    spec = dense_model()
+    spec = DENSE
     check_strategy(parse_strategy("TP=16", moe=False), spec)
     odd = replace(spec, attention=GQA(heads=96, kv_heads=12, head_dim=128))
     with pytest.raises(BadInput, match="12 KV heads neither divide nor are divided by attention TP=32; use 24 or 48"):
@@ -243,10 +205,10 @@ def test_grouped_queries_replicate_their_key_heads() -> None:
 def test_staged_attention_is_for_latent_attention() -> None:
     """SP-TP-SP is defined on MLA's latent (CloudMatrix384 section 4.3.1)."""
     with pytest.raises(BadInput, match="use TP"):
-        check_strategy(parse_strategy("SP=4", moe=False), dense_model())
+        check_strategy(parse_strategy("SP=4", moe=False), DENSE)
 
 
 def test_a_dense_model_refuses_experts_in_code_too() -> None:
     """A strategy that was not parsed is checked alike."""
     with pytest.raises(BadInput, match="no experts; use 'TP=4'"):
-        check_strategy(Strategy(attention_tp=4, moe_ep=4), dense_model())
+        check_strategy(Strategy(attention_tp=4, moe_ep=4), DENSE)
