@@ -132,9 +132,7 @@ class PrefillServer:
     @cached_property
     def cost(self) -> StepCost:
         """Step cost of the instance, for many loads at once."""
-        if self.known_cost is not None:
-            return self.known_cost
-        return stacked(balanced_cost(self.candidate.deployment, self.question.balance))
+        return self.known_cost or stacked(balanced_cost(self.candidate.deployment, self.question.balance))
 
     @property
     def most_prompts(self) -> int:
@@ -283,9 +281,7 @@ class DecodeServer:
     @cached_property
     def cost(self) -> StepCost:
         """Step cost of the instance, for many loads at once."""
-        if self.known_cost is not None:
-            return self.known_cost
-        return stacked(balanced_cost(self.candidate.deployment, self.question.balance))
+        return self.known_cost or stacked(balanced_cost(self.candidate.deployment, self.question.balance))
 
     @property
     def most_requests(self) -> int:
