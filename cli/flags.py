@@ -80,11 +80,18 @@ def read_weights(text: str | None, model: ModelSpec, hardware: HardwareSpec) -> 
     raise BadInput(f"--weights: {hardware.name} does not multiply {text[:20]!r}; use {' or '.join(known)}")
 
 
-def read_balance(balance: str | None, skew: str | None) -> Balance:
-    """Return the balance of experts and the distribution that it rests on; BadInput naming the flag."""
+def read_balance(balance: str | None, skew: str | None, model: ModelSpec) -> Balance:
+    """Return the balance of experts and the distribution that it rests on; BadInput naming the flag.
+
+    Without experts nothing can be out of balance: what says that something is, is refused.
+    """
     asked = Balance(kind="measured") if balance is None else parse_balance(balance)
+    if model.moe is None and (asked.kind == "none" or asked.factor > 1):
+        raise BadInput(f"--expert-balance: {model.name} has no experts to load unevenly; leave the flag out")
     if skew is None:
         return asked
+    if model.moe is None:
+        raise BadInput(f"--expert-skew: {model.name} has no experts to load unevenly; leave the flag out")
     if asked.kind in ("perfect", "factor"):
         raise BadInput(f"--expert-skew: --expert-balance {balance} says how busy ranks are already; leave one out")
     return replace(asked, distribution=read_skew(skew))
@@ -111,8 +118,8 @@ def read_redundant(text: str | None, model: ModelSpec) -> int | None:
     return count
 
 
-def read_shared(text: str | None) -> Shared:
-    """Return where the shared expert stands."""
+def read_shared(text: str | None, model: ModelSpec) -> Shared:
+    """Return where the shared expert stands; BadInput where the model has none to dedicate ranks to."""
     word = "auto" if text is None else text.strip().lower()
     if word == "auto":
         return "auto"
@@ -121,6 +128,8 @@ def read_shared(text: str | None) -> Shared:
     name, _, count = word.partition("=")
     if name != "dedicated" or not count:
         raise BadInput(f"--shared-experts: {(text or '')[:40]!r} is not local, dedicated=N or auto")
+    if model.moe is None or not model.moe.shared_experts:
+        raise BadInput(f"--shared-experts: {model.name} has no shared expert to dedicate ranks to; leave the flag out")
     return parse_count(count, "--shared-experts dedicated")
 
 

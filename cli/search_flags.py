@@ -26,7 +26,6 @@ from cli.options import Text, argument, option
 from cli.traffic import Asked, TrafficFlags, read_traffic
 from models.loader import load_model
 from models.spec import ModelSpec
-from planner.costs.layouts import Shared
 from planner.plans.day import Window
 from planner.question import Machines, Objective, Question, Queueing, Shape
 from planner.survival import Loss
@@ -152,10 +151,10 @@ def read_search(flags: SearchFlags) -> SearchInput:
         queueing="bulk" if flags.queueing is None else read_choice(flags.queueing, "--queueing", get_args(Queueing)),
         drafts=_drafts(flags.mtp, model),
         acceptance=read_fraction(flags.mtp_acceptance, "--mtp-acceptance", 0.7),
-        balance=read_balance(flags.expert_balance, flags.expert_skew),
+        balance=read_balance(flags.expert_balance, flags.expert_skew, model),
         microbatches=_microbatches(flags.microbatches, model),
         redundant=read_redundant(flags.redundant_experts, model),
-        shared=_shared(flags.shared_experts, model),
+        shared=read_shared(flags.shared_experts, model),
         survive=read_survive(flags.survive),
         shape="auto" if flags.shape is None else read_choice(flags.shape, "--shape", get_args(Shape)),
     )
@@ -250,10 +249,3 @@ def _drafts(text: str | None, model: ModelSpec) -> tuple[int, ...]:
 def _microbatches(text: str | None, model: ModelSpec) -> tuple[int, ...]:
     given = read_microbatches(text, model)
     return (1, 2) if given is None else (given,)
-
-
-def _shared(text: str | None, model: ModelSpec) -> Shared:
-    shared = read_shared(text)
-    if isinstance(shared, int) and (model.moe is None or not model.moe.shared_experts):
-        raise BadInput(f"--shared-experts: {model.name} has no shared expert to dedicate ranks to; leave the flag out")
-    return shared
