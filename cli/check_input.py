@@ -20,9 +20,9 @@ from planner.checks.deployed import Deployed
 from planner.checks.deployed_trace import manifest_on, plan_on
 from planner.manifest.document import read_manifest
 from planner.manifest.schema import Manifest
-from planner.plans.aggregated import AggregatedPlan
 from planner.plans.day import Window, peak_rate
-from planner.plans.expectation import mixed_pool, planned_rate, workload_of
+from planner.plans.expectation import planned_rate, workload_of
+from planner.plans.recorded import unlike_steps
 from planner.queues.prompts import answer_kinds, histogram_kinds
 from planner.survival import Loss
 from planner.workload import Trace, Workload
@@ -76,7 +76,7 @@ class AskedCheck:
     def verdict(self, search_plan: Search) -> Verdict:
         """Return the verdict; ``search_plan`` is called where a plan must be found."""
         if self.fixed is not None:
-            fixed, played = self.fixed, self.fixed.rows is not None and mixed_pool(self.fixed.manifest) is None
+            fixed, played = self.fixed, self.fixed.rows is not None and unlike_steps(self.fixed.manifest) is None
             found = check_deployed(fixed.deployed, fixed.limits, confidence=self.confidence, loss=fixed.survive)
             return replace(found, played=played)
         assert self.searched is not None, "a check has a question or a manifest"
@@ -94,8 +94,9 @@ class AskedCheck:
 
     def _not_played(self, verdict: Verdict) -> str:
         """Say why a trace was not played."""
-        if isinstance(verdict.plan, AggregatedPlan) or (self.fixed and mixed_pool(self.fixed.manifest) is not None):
-            return "a trace cannot be played on aggregated instances"
+        unlike = self.fixed and unlike_steps(self.fixed.manifest)
+        if unlike:
+            return unlike
         rows = self.fixed.rows if self.fixed is not None else self.searched and playable(self.searched)
         if rows is None:
             return "turns that wait for answers, a stated reuse and M/M/1 cannot be played"

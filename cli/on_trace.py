@@ -10,7 +10,7 @@ import numpy as np
 from cli.search_flags import SearchInput
 from planner.plans.plan import Plan
 from planner.search.search import Answer, search
-from podplan.units import format_duration, format_rate
+from podplan.units import counted, format_duration, format_rate
 
 if TYPE_CHECKING:
     from planner.checks.on_trace import OnTrace
@@ -108,12 +108,16 @@ def trace_text(found: "OnTrace", plan: Plan) -> str:
 
 
 def rounds_json(rounds: "Sequence[Round]") -> list[dict[str, object]]:
-    """Return what was searched for in each round, and what its plan does on the trace; null figures without one."""
+    """Return what was searched for in each round, and what its plan does on the trace; null figures without one.
+
+    What is ``grown`` was not searched for: it is an earlier plan with more instances.
+    """
     return [
         {
             "ttft_limit_seconds": each.asked.ttft_seconds,
             "tpot_limit_seconds": each.asked.tpot_seconds,
             "rate_per_second": each.asked.rate_per_second,
+            "grown": each.grown,
             "devices": each.plan.devices if each.plan else None,
             "keeps_limits": each.keeps,
             "most_requests_per_second": each.most_per_second or None,
@@ -138,5 +142,7 @@ def rounds_text(rounds: "Sequence[Round]") -> str:
         if each.plan is not None:
             held = f"limits hold up to {format_rate(each.most_per_second)}" if each.most_per_second else "limits missed"
             found = f"{each.plan.devices} devices, {held}"
-        told.append(f"({number}) {f'for {chr(32).join(limits)}' if limits else 'as asked'}: {found}")
-    return f"Searched {len(rounds)} times, for stationary queues took the trace for too tame: {'; '.join(told)}."
+        wanted = f"for {' '.join(limits)}" if limits else "as asked"
+        told.append(f"({number}) {wanted}{', with more instances' if each.grown else ''}: {found}")
+    searched = counted(sum(not each.grown for each in rounds), "time")
+    return f"Searched {searched}, for stationary queues took the trace for too tame: {'; '.join(told)}."

@@ -30,8 +30,8 @@ LINE_WIDTH = 118
 WIDE = 125  # columns from which a pool fits into a row
 RUNNERS_UP = 3
 NOT_PLAYED = (
-    "Latencies are of a stationary stream with the trace's moments; the trace itself is played on plans of separate "
-    "pools only (--shape disaggregated), or with plan simulate --trace."
+    "Latencies are of a stationary stream with the trace's moments: the trace itself has fewer requests than would "
+    "load the plan, or cannot be played (a stated reuse, turns that wait for answers); plan simulate --trace plays it."
 )
 
 

@@ -187,13 +187,12 @@ def _expect_trace(manifest: Manifest, requests: Requests, trace: Trace, warmup: 
 
 
 def _expect_recorded(manifest: Manifest, rows: Rows, warmup: float) -> Expectation:
-    """Return what is expected of the requests themselves; aggregated instances know a stream of their moments only."""
-    if mixed_pool(manifest) is not None:
-        return _expect_rows(manifest, rows)
+    """Return what is expected of the requests themselves, or where they cannot be played of their moments."""
     try:
-        return expect_recorded(manifest, rows, warmup)
+        found = expect_recorded(manifest, rows, warmup)
     except BadInput:
         return NO_RATE
+    return _expect_rows(manifest, rows) if found.prediction is None and mixed_pool(manifest) is not None else found
 
 
 def _rows(requests: Requests, trace: Trace | None = None) -> Rows:

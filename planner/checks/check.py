@@ -12,7 +12,7 @@ from planner.checks.deployed_trace import plan_on
 from planner.checks.on_trace import held_at, loads
 from planner.checks.traced import search_on_trace
 from planner.plans.day import Window
-from planner.plans.plan import DisaggregatedPlan, Plan
+from planner.plans.plan import Plan
 from planner.question import Question
 from planner.search.search import Answer, search
 from planner.search.shortage import too_few
@@ -274,9 +274,7 @@ class _Finder:
             return has_plan(replace(question, objective="chips"))
         rate = question.rate_per_second or 0.0
         plan = self.search_plan(replace(question, objective="throughput", rate_per_second=None)).best
-        if not isinstance(plan, DisaggregatedPlan):
-            return plan is not None and plan.requests_per_second >= rate
-        asked = plan.under(question)(rate)
+        asked = None if plan is None else plan.under(question)(rate)
         return asked is not None and held_at(asked, self.trace).keeps
 
     def _factor(self, plan: Plan) -> float:

@@ -6,8 +6,9 @@ That the clock runs slower when all service times are longer holds for a recorde
 instances, or is slower.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 
@@ -15,56 +16,53 @@ from planner.checks.deployed import Deployed, DeployedPool, Standing, from_manif
 from planner.checks.on_trace import MOST_PLAYED, at_rate, pools_of
 from planner.instances.space import Role
 from planner.manifest.schema import Manifest
-from planner.plans.expectation import pool_pair
-from planner.plans.plan import DisaggregatedPlan, Plan
-from planner.plans.recorded import Pools, Recorded, of_manifest, play
+from planner.plans.plan import Plan
+from planner.plans.recorded import MixedPools, Pools, Recorded, play, pools_on
 from planner.queues.queueing import Latency
 from planner.workload import Trace, Workload
 
-Left = Callable[[int, int], Pools]
-"""The pools with so many prefill and decode instances left."""
+Left = Callable[[Mapping[Role, int]], Pools | MixedPools]
+"""The pools with so many instances left of each role."""
 
 
 def plan_on(plan: Plan, trace: Trace | None) -> Deployed:
-    """Return a plan as it would be deployed, on a trace if there is one; aggregated instances cannot be played."""
+    """Return a plan as it would be deployed, on a trace if there is one."""
     deployed = from_plan(plan)
-    if trace is None or not isinstance(plan, DisaggregatedPlan):
-        return deployed
-    return _played(deployed, lambda prefill, decode: pools_of(plan, (prefill, decode)), trace)
+    return deployed if trace is None else _played(deployed, lambda counts: pools_of(plan, counts), trace)
 
 
 def manifest_on(manifest: Manifest, workload: Workload, trace: Trace | None) -> Deployed:
-    """Return what a manifest deploys, on a trace if there is one; aggregated instances cannot be played.
+    """Return what a manifest deploys, on a trace if there is one that its rules can be played on.
 
     Raises BadInput as ``checks.deployed.from_manifest``.
     """
-    deployed, pools = from_manifest(manifest, workload), pool_pair(manifest)
-    if trace is None or isinstance(pools, str):
+    deployed = from_manifest(manifest, workload)
+    if trace is None or isinstance(pools_on(manifest, workload), str):
         return deployed
 
-    def left(prefill: int, decode: int) -> Pools:
-        counts = zip(pools, (prefill, decode), strict=True)
-        first, second = (pool.model_copy(update={"instances": pool.instances[:count]}) for pool, count in counts)
-        return of_manifest(manifest, (first, second), workload)
+    def left(counts: Mapping[Role, int]) -> Pools | MixedPools:
+        kept = [pool.model_copy(update={"instances": pool.instances[: counts[pool.role]]}) for pool in manifest.pools]
+        pools = pools_on(manifest.model_copy(update={"pools": kept}), workload)
+        assert not isinstance(pools, str), "fewer instances follow the same rules"
+        return pools
 
     return _played(deployed, left, trace)
 
 
 def _played(deployed: Deployed, left: Left, trace: Trace) -> Deployed:
     whole = {pool.role: pool.instances for pool in deployed.pools}
-    known: dict[tuple[str, int, int], Recorded] = {}
+    known: dict[tuple[object, ...], Recorded] = {}
+    pools = cache(lambda counts: left(dict(counts)))
 
-    def recorded(rate: float, counts: tuple[int, int]) -> Recorded:
-        key = (f"{rate:.12g}", *counts)
+    def recorded(rate: float, counts: dict[Role, int]) -> Recorded:
+        key = (f"{rate:.12g}", *counts.values())
         if key not in known:
-            known[key] = play(left(*counts), at_rate(trace, rate))
+            known[key] = play(pools(tuple(counts.items())), at_rate(trace, rate))
         return known[key]
 
     def pool_on(pool: DeployedPool) -> DeployedPool:
         def at(rate_per_second: float, count: int) -> Standing:
-            counts = whole | {pool.role: count}
-            found = recorded(rate_per_second * count, (counts["prefill"], counts["decode"]))
-            return _standing(found, pool.role)
+            return _standing(recorded(rate_per_second * count, whole | {pool.role: count}), pool.role)
 
         return replace(pool, at=at)
 
@@ -76,6 +74,5 @@ def _played(deployed: Deployed, left: Left, trace: Trace) -> Deployed:
 
 
 def _standing(found: Recorded, role: Role) -> Standing:
-    if role == "prefill":
-        return Standing(ttft=Latency.from_samples(found.ttft_seconds))
-    return Standing(tpot=Latency.from_samples(found.tpot_seconds))
+    ttft = Latency.from_samples(found.ttft_seconds) if role != "decode" else None
+    return Standing(ttft=ttft, tpot=Latency.from_samples(found.tpot_seconds) if role != "prefill" else None)

@@ -5,15 +5,23 @@ proven. A trace is not stationary. Here the chosen plan takes the requests as th
 so fast that their mean rate is the plan's, and the limits are checked on them.
 """
 
+import math
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
 
-from planner.costs.cache import model_cache
+from planner.costs.cache import device_cache, model_cache
 from planner.instances.operating import DecodeServer, PrefillServer
+from planner.instances.space import Role
 from planner.instances.transfers import links_of
+from planner.mixed.recorded import MixedMachines
+from planner.mixed.server import MixedServer
+from planner.mixed.step_times import StepTimes
+from planner.plans.aggregated import AggregatedPlan
+from planner.plans.assemble_pool import BLOCK_TOKENS, kv_capacity_tokens
 from planner.plans.plan import DisaggregatedPlan, Plan
-from planner.plans.recorded import Pools, Recorded, play, within
+from planner.plans.recorded import MixedPools, Pools, Recorded, play, within
 from planner.question import Question
 from planner.queues.machine import Machine
 from planner.queues.queueing import Array
@@ -57,15 +65,14 @@ def at_rate(trace: Trace, rate_per_second: float) -> Trace:
 
 
 def loads(plan: Plan, trace: Trace, rate_per_second: float) -> bool:
-    """Whether a plan can be played on a trace that has requests enough to load its pools for a while at a rate.
+    """Whether a trace has requests enough to load a plan's pools for a while at a rate.
 
-    Requests stay about as long as at the plan's own rate. Plans of aggregated instances cannot be played.
+    Requests stay about as long as at the plan's own rate.
     """
-    under_way = rate_per_second * plan.e2e_mean_seconds
-    return isinstance(plan, DisaggregatedPlan) and np.size(trace.arrival_seconds) >= _FILLED * under_way
+    return bool(np.size(trace.arrival_seconds) >= _FILLED * rate_per_second * plan.e2e_mean_seconds)
 
 
-def on_trace(plan: DisaggregatedPlan, trace: Trace) -> OnTrace:
+def on_trace(plan: Plan, trace: Trace) -> OnTrace:
     """Return what a plan does with a trace that is played at its rate, and up to which rate the limits hold.
 
     That rate is found by bisection, within a few per cent; each rate told was played and keeps the limits. A long trace
@@ -85,7 +92,7 @@ def on_trace(plan: DisaggregatedPlan, trace: Trace) -> OnTrace:
     return _told(question, trace, planned, recorded, low or None)
 
 
-def held_at(plan: DisaggregatedPlan, trace: Trace) -> OnTrace:
+def held_at(plan: Plan, trace: Trace) -> OnTrace:
     """Return what a plan does with a trace at its rate, which is known to be about the largest at which limits hold."""
     rate = plan.requests_per_second
     recorded = play(pools_of(plan), at_rate(trace, rate))
@@ -104,10 +111,14 @@ def _told(question: Question, trace: Trace, rate: float, recorded: Recorded, mos
     )
 
 
-def pools_of(plan: DisaggregatedPlan, instances: tuple[int, int] | None = None) -> Pools:
-    """Return the pools of a plan as the recursions see them, or with so many prefill and decode instances instead."""
+def pools_of(plan: Plan, instances: Mapping[Role, int] | None = None) -> Pools | MixedPools:
+    """Return the pools of a plan as the recursions see them, or with so many instances of its roles instead."""
+    if isinstance(plan, AggregatedPlan):
+        return _mixed_of(plan, instances)
+    assert isinstance(plan, DisaggregatedPlan), "a plan has one of two shapes"
     question, prefill, decode = plan.question, plan.prefill, plan.decode
-    counts = instances or (prefill.instances, decode.instances)
+    left = instances or {}
+    counts = (left.get("prefill", prefill.instances), left.get("decode", decode.instances))
     first = PrefillServer(question, prefill.candidate)
     second = DecodeServer(question, decode.candidate, plan.transfer_seconds)
     source, target = prefill.candidate.row.strategy, decode.candidate.row.strategy
@@ -128,11 +139,34 @@ def pools_of(plan: DisaggregatedPlan, instances: tuple[int, int] | None = None) 
     )
 
 
-def _keeps(recorded: Recorded, question: Question) -> bool:
-    known = recorded.tpot_seconds[~np.isnan(recorded.tpot_seconds)]
-    return _at(recorded.ttft_seconds, question) <= question.ttft_seconds and (
-        not known.size or _at(known, question) <= question.tpot_seconds
+def _mixed_of(plan: AggregatedPlan, instances: Mapping[Role, int] | None) -> MixedPools:
+    pool, cache = plan.mixed, device_cache(plan.mixed.candidate.deployment)
+    aggregate = MixedServer(plan.question, pool.candidate).queue.aggregate
+    return MixedPools(
+        machines=MixedMachines(
+            aggregate=aggregate,
+            times=StepTimes(aggregate),
+            instances=(instances or {}).get("mixed", pool.instances),
+            policy="round_robin",
+            rank_policy="round_robin",
+            capacity_tokens=float(kv_capacity_tokens(pool.candidate.deployment, pool.memory)),
+        ),
+        charged=lambda tokens: math.ceil(float(cache.charged(tokens, 1.0)) / BLOCK_TOKENS) * BLOCK_TOKENS,
     )
+
+
+def late_at(question: Question, recorded: Recorded) -> tuple[str, ...]:
+    """Return which limits, ``ttft`` and ``tpot``, are passed at the question's percentile."""
+    known = recorded.tpot_seconds[~np.isnan(recorded.tpot_seconds)]
+    late = {
+        "ttft": _at(recorded.ttft_seconds, question) > question.ttft_seconds,
+        "tpot": bool(known.size) and _at(known, question) > question.tpot_seconds,
+    }
+    return tuple(name for name, passed in late.items() if passed)
+
+
+def _keeps(recorded: Recorded, question: Question) -> bool:
+    return not late_at(question, recorded)
 
 
 def _at(seconds: Array, question: Question) -> float:

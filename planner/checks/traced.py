@@ -3,14 +3,17 @@
 The search weighs candidates by stationary queues (``checks.on_trace``), which may take a trace for tamer than it is.
 The rate at which its plan does hold the limits on the trace tells by how much: what the stationary queues say of it
 there is what they have to say of a plan that holds at the asked rate. So the limits are tightened to that, and all is
-searched again, a few times; plans are compared by what they do on the trace.
+searched again, a few times; then plans that do not keep the limits get more instances (``checks.grown``). Plans are
+compared by what they do on the trace.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from planner.checks.grown import grown
 from planner.checks.on_trace import OnTrace, held_at, loads, on_trace
-from planner.plans.plan import DisaggregatedPlan, Plan
+from planner.plans.plan import Plan
 from planner.question import Question
 from planner.search.front import front_of
 from planner.search.proof import Bound
@@ -37,9 +40,11 @@ class Round:
     """One search: the limits and the rate that it was asked for, and its plan under the true ones, played."""
 
     asked: Question
-    plan: DisaggregatedPlan | None
-    """None where nothing keeps the tightened limits, or what does has aggregated instances."""
+    plan: Plan | None
+    """None where nothing keeps the tightened limits."""
     on_trace: OnTrace | None
+    grown: bool = False
+    """Whether nothing was searched: the plan is that of another round with more instances."""
 
     @property
     def keeps(self) -> bool:
@@ -66,30 +71,59 @@ def search_on_trace(question: Question, trace: Trace, first: Search, again: Sear
 
     With an asked rate that is the plan with fewest chips (or least cost, or quickest) of those that keep the limits at
     it; for throughput the one that keeps them at the largest rate, at that rate. Where no round found one, the plan
-    that comes nearest, with its limits missed. Plans of aggregated instances cannot be played, nor does a trace tell
-    much of a plan that it hardly fills: such an answer stands as it is.
+    that comes nearest, with its limits missed. A trace does not tell much of a plan that it hardly fills: such an
+    answer stands as it is.
 
     Args: ``first`` searches what was asked, ``again`` a question with tightened limits, of which only the plan counts.
     """
     answer = first(question)
     best = answer.best
-    if not isinstance(best, DisaggregatedPlan) or not loads(best, trace, best.requests_per_second):
+    if best is None or not loads(best, trace, best.requests_per_second):
         return Traced(answer=answer)
     question = answer.question  # in the number format that was chosen
     rounds = [_round(question, question, trace, best)]
+    larger = _grown(question, trace, rounds, ())
     while len(rounds) < ROUNDS and (wanted := _tightened(question, rounds)) is not None:
+        if _passed(question, rounds[-1], (*rounds, *larger)):
+            break
         rounds.append(_round(question, wanted, trace, again(wanted).best))
-    return _chosen(question, trace, answer, rounds)
+        larger += _grown(question, trace, rounds, larger)
+    return _chosen(question, trace, answer, [*rounds, *larger])
+
+
+def _passed(question: Question, last: Round, rounds: Sequence[Round]) -> bool:
+    """Whether the last search found a plan that breaks the limits and is no smaller than one that keeps them."""
+    if question.objective == "throughput" or last.plan is None or last.keeps:
+        return False
+    return last.plan.devices >= _fewest(rounds)
+
+
+def _fewest(rounds: Sequence[Round]) -> float:
+    """Return the devices of the smallest plan that keeps the limits; infinite where none does."""
+    return min((each.plan.devices for each in rounds if each.keeps and each.plan is not None), default=math.inf)
+
+
+def _grown(question: Question, trace: Trace, rounds: Sequence[Round], others: Sequence[Round]) -> list[Round]:
+    """Return the last plan with as many more instances as keep the limits, if that is the smallest that does."""
+    last, fewest = rounds[-1], _fewest((*rounds, *others))
+    if question.objective == "throughput" or last.plan is None or last.keeps or last.plan.devices >= fewest:
+        return []
+    if any(_same(last, each) for each in rounds[:-1]):
+        return []
+    larger = grown(question, last.plan, trace, last.most_per_second)
+    if larger is None or larger[0].devices >= fewest:
+        return []
+    return [Round(asked=last.asked, plan=larger[0], on_trace=larger[1], grown=True)]
 
 
 def _round(question: Question, asked: Question, trace: Trace, best: Plan | None) -> Round:
-    if not isinstance(best, DisaggregatedPlan):
+    if best is None:
         return Round(asked=asked, plan=None, on_trace=None)
     plan = best if asked == question else _under(question, best)
     return Round(asked=asked, plan=plan, on_trace=None if plan is None else on_trace(plan, trace))
 
 
-def _under(question: Question, best: DisaggregatedPlan) -> DisaggregatedPlan | None:
+def _under(question: Question, best: Plan) -> Plan | None:
     """Return a plan that was searched for other limits under those of the question, at its rate."""
     rate = best.requests_per_second if question.objective == "throughput" else question.rate_per_second
     return best.under(question)(rate or best.requests_per_second)
@@ -190,14 +224,14 @@ def _cost(question: Question, each: Round) -> float:
     return (each.plan.cost_per_hour if question.objective == "cost" else None) or float(each.plan.devices)
 
 
-def _answered(answer: Answer, plan: DisaggregatedPlan) -> Answer:
+def _answered(answer: Answer, plan: Plan) -> Answer:
     """Return the answer with the plan that does best on the trace, and its distance from what is proven."""
     told = plan.explanation
     if answer.question.objective == "throughput":
+        carried = " and ".join(f"{format_rate(pool.capacity_per_second)} ({role})" for role, pool in plan.pools())
         told = (
             f"On the trace itself the limits hold up to {format_rate(plan.requests_per_second)}; by stationary queues "
-            f"the pools carry {format_rate(plan.prefill.capacity_per_second)} (prefill) and "
-            f"{format_rate(plan.decode.capacity_per_second)} (decode)."
+            f"the pools carry {carried}."
         )
     first = answer.best
     assert first is not None, "an answer that was played has a plan"

@@ -93,16 +93,19 @@ def step_seconds(aggregate: Aggregate, running: Array, busiest: Array, total: Ar
     )
 
 
-def loaded_seconds(aggregate: Aggregate, running: Array, load: Loads, mean_tokens: Array) -> Array:
+def loaded_seconds(
+    aggregate: Aggregate, running: Array, load: Loads, mean_tokens: Array, kv_tokens: Array | None = None
+) -> Array:
     """Seconds of a rank with its share of ``running`` requests and prompts (tokens, context, pairs, ended prompts).
 
-    Args: ``mean_tokens`` of prompts on all ranks, which experts and exchanges follow; all of one shape.
+    Args: ``mean_tokens`` of prompts on all ranks, which experts and exchanges follow; ``kv_tokens`` of the rank's
+        running requests, where they are not as many as is usual; all of one shape.
     """
     each = running / aggregate.ranks
     tokens, context, pairs, finishing = load
     step = StepLoad(
         decode_sequences=each,
-        decode_kv_tokens=each * running_kv_tokens(aggregate.workload).mean_tokens,
+        decode_kv_tokens=each * running_kv_tokens(aggregate.workload).mean_tokens if kv_tokens is None else kv_tokens,
         prefill_tokens=tokens,
         prefill_context_tokens=context,
         prefill_pairs=pairs,

@@ -146,18 +146,21 @@ def pool_mixed(
 ) -> MixedState | None:
     """State of one of so many aggregated instances, at its rate; None where it cannot keep up."""
     policy: Policy = "round_robin" if manifest.routing.prefill == "round_robin" else "random"
-    queue = MixedQueue(
-        Aggregate(
-            cost=stacked(pool.step_costs["mixed"].to_step_cost()),
-            workload=workload,
-            ranks=pool.degrees.attention_groups,
-            budget_tokens=float(group_budget(pool)),
-            most_requests=pool.limits.requests_per_dp_rank,
-            microbatches=pool.microbatches,
-            accepted=tokens_per_iteration(pool.mtp.drafts, pool.mtp.acceptance),
-        )
-    )
+    queue = MixedQueue(pool_aggregate(pool, workload))
     return queue.state(rate_per_second, thinned_squared_cv(workload.arrival_squared_cv, instances, policy))
+
+
+def pool_aggregate(pool: Pool, workload: Workload) -> Aggregate:
+    """Return one of a pool's aggregated instances under a workload."""
+    return Aggregate(
+        cost=stacked(pool.step_costs["mixed"].to_step_cost()),
+        workload=workload,
+        ranks=pool.degrees.attention_groups,
+        budget_tokens=float(group_budget(pool)),
+        most_requests=pool.limits.requests_per_dp_rank,
+        microbatches=pool.microbatches,
+        accepted=tokens_per_iteration(pool.mtp.drafts, pool.mtp.acceptance),
+    )
 
 
 def pool_pair(manifest: Manifest) -> tuple[Pool, Pool] | str:

@@ -3,8 +3,12 @@
 A trace is no stationary stream. Its rate drifts, a window begins empty and may end with a backlog, a few long prompts
 decide a minute. So instead of a rate and moments its requests go through three recursions: passes
 (``queues.recorded_prefill``), the links that KV crosses (``instances.kv_links``) and iterations
-(``queues.recorded_decode``). What remains a model is what a pass, a transfer and an iteration take.
+(``queues.recorded_decode``); at aggregated instances through one, their steps (``mixed.recorded``). What remains a
+model is what a pass, a transfer and an iteration, or a step, take.
 """
+
+import math
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +17,16 @@ from planner.costs.latency import tokens_per_iteration
 from planner.instances.kv_links import KvLinks, Pulled, pulled
 from planner.instances.operating import dealt_iteration_seconds
 from planner.manifest.schema import Manifest, Pool, Prediction, Role, ServiceLevels, Statistics
-from planner.plans.expectation import Expectation, group_budget, iteration_dealing, pool_pair
+from planner.mixed.recorded import MixedMachines, serve_recorded
+from planner.mixed.step_times import StepTimes
+from planner.plans.expectation import (
+    Expectation,
+    group_budget,
+    iteration_dealing,
+    mixed_pool,
+    pool_aggregate,
+    pool_pair,
+)
 from planner.queues.machine import Machine
 from planner.queues.prefill_queue import Policy
 from planner.queues.queueing import Array
@@ -38,8 +51,8 @@ class Recorded:
     """When the last answer is out, from 0 on as arrivals are counted."""
     busy: dict[Role, float]
     """Share of the time until then in which a role's instances work."""
-    links: Pulled
-    """Transfers of those that go on to decode."""
+    links: Pulled | None = None
+    """Transfers of those that go on to decode; None where that is the same instance."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +69,15 @@ class Pools:
     tokens_per_iteration: float
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MixedPools:
+    """A pool of aggregated instances as the recursion sees it."""
+
+    machines: MixedMachines
+    charged: Callable[[float], float]
+    """KV tokens that a request of so many tokens is granted."""
+
+
 def expect_recorded(manifest: Manifest, trace: Trace, warmup_seconds: float = 0.0) -> Expectation:
     """Return what a manifest is expected to do with the requests of a trace, from an empty system until it is empty.
 
@@ -67,17 +89,55 @@ def expect_recorded(manifest: Manifest, trace: Trace, warmup_seconds: float = 0.
     Raises:
         BadInput: a trace that ``Traffic.from_trace`` refuses, or a warm-up that leaves nothing of it.
     """
-    pools = pool_pair(manifest)
+    workload = Traffic.from_trace(trace).workload
+    pools = pools_on(manifest, workload)
     if isinstance(pools, str):
         return Expectation(prediction=None, basis=pools)
-    workload = Traffic.from_trace(trace).workload
     arrival = np.asarray(trace.arrival_seconds, dtype=np.float64)
     if arrival[-1] < warmup_seconds:
         raise BadInput(f"--warmup: {warmup_seconds:g} s is past the last arrival at {arrival[-1]:g} s")
-    recorded = play(of_manifest(manifest, pools, workload), trace)
+    recorded = play(pools, trace)
+    made_of = "steps" if isinstance(pools, MixedPools) else "passes and iterations"
     return Expectation(
         prediction=_prediction(recorded, arrival, manifest.service_levels, warmup_seconds),
-        basis="a recursion over the requests' own passes and iterations with the manifest's step costs",
+        basis=f"a recursion over the requests' own {made_of} with the manifest's step costs",
+    )
+
+
+def pools_on(manifest: Manifest, workload: Workload) -> Pools | MixedPools | str:
+    """Return the pools of a manifest as the recursions see them, or why they cannot be played."""
+    aggregated = mixed_pool(manifest)
+    if aggregated is not None:
+        unlike = unlike_steps(manifest)
+        return unlike or mixed_of_manifest(manifest, aggregated, workload)
+    pools = pool_pair(manifest)
+    return pools if isinstance(pools, str) else of_manifest(manifest, pools, workload)
+
+
+def unlike_steps(manifest: Manifest) -> str | None:
+    """Return why the recursion over steps does not have the rules of a manifest's routing; None where it has."""
+    routing = manifest.routing
+    if routing.chunks != "decode_first":
+        return f"a trace is played with prompts beside running requests, not with routing.chunks {routing.chunks}"
+    if routing.decode_reservation != "whole":
+        return "a trace is played with KV reserved for whole answers"
+    return None
+
+
+def mixed_of_manifest(manifest: Manifest, pool: Pool, workload: Workload) -> MixedPools:
+    """Return the aggregated instances of a manifest; the ``workload`` holds the moments of what is played."""
+    routing, block = manifest.routing, pool.kv.block_tokens
+    aggregate = pool_aggregate(pool, workload)
+    return MixedPools(
+        machines=MixedMachines(
+            aggregate=aggregate,
+            times=StepTimes(aggregate),
+            instances=len(pool.instances),
+            policy="round_robin" if routing.prefill == "round_robin" else "least_load",
+            rank_policy=routing.decode,
+            capacity_tokens=float(pool.kv.capacity_tokens_per_rank),
+        ),
+        charged=lambda tokens: math.ceil(pool.kv.charged(tokens) / block) * block,
     )
 
 
@@ -98,8 +158,29 @@ def of_manifest(manifest: Manifest, pools: tuple[Pool, Pool], workload: Workload
     )
 
 
-def play(pools: Pools, trace: Trace) -> Recorded:
+def play(pools: Pools | MixedPools, trace: Trace) -> Recorded:
     """Return what happens to every request."""
+    return _play_mixed(pools, trace) if isinstance(pools, MixedPools) else _play_pair(pools, trace)
+
+
+def _play_mixed(pools: MixedPools, trace: Trace) -> Recorded:
+    arrival, prompts, output = (
+        np.asarray(each, dtype=np.float64) for each in (trace.arrival_seconds, trace.input_tokens, trace.output_tokens)
+    )
+    needs = np.array([pools.charged(tokens) for tokens in (prompts + output).tolist()])
+    served = serve_recorded(pools.machines, trace, needs)
+    end = float(served.left_seconds.max())
+    return Recorded(
+        ttft_seconds=served.first_token_seconds - arrival,
+        tpot_seconds=(served.left_seconds - served.first_token_seconds) / np.where(output > 1, output - 1, np.nan),
+        e2e_seconds=served.left_seconds - arrival,
+        output_tokens=output,
+        end_seconds=end,
+        busy={"mixed": served.busy_seconds / (pools.machines.instances * end)},
+    )
+
+
+def _play_pair(pools: Pools, trace: Trace) -> Recorded:
     prefilled = prefill_recorded(pools.machine, pools.prefill_instances, pools.policy, trace)
     sent = np.asarray(trace.output_tokens) > 1  # answers of one token never reach decode
     prompts = np.asarray(trace.input_tokens, dtype=np.float64)
@@ -143,7 +224,7 @@ def _prediction(recorded: Recorded, arrival: Array, limits: ServiceLevels, warmu
     kept = within(ttft, tpot, limits.ttft_seconds, limits.tpot_seconds)
     done = arrival + recorded.e2e_seconds >= warmup_seconds
     seconds = recorded.end_seconds - warmup_seconds
-    known = tpot[~np.isnan(tpot)]
+    known, links = tpot[~np.isnan(tpot)], recorded.links
     return Prediction(
         requests_per_second=float(done.sum()) / seconds,
         output_tokens_per_second=float(recorded.output_tokens[done].sum()) / seconds,
@@ -153,8 +234,8 @@ def _prediction(recorded: Recorded, arrival: Array, limits: ServiceLevels, warmu
         slo_attainment=float(kept.mean()),
         goodput_requests_per_second=float(kept.sum()) / seconds,
         utilisation=recorded.busy,
-        mean_transfer_wait_seconds=float(recorded.links.wait_seconds.mean()) if known.size else 0.0,
-        link_utilisation=recorded.links.utilisation,
+        mean_transfer_wait_seconds=None if links is None else float(links.wait_seconds.mean()) if known.size else 0.0,
+        link_utilisation=None if links is None else links.utilisation,
     )
 
 

@@ -6,16 +6,19 @@ and in context (kernels are the longer of compute and memory traffic), so few kn
 """
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 
 from planner.manifest.stepcost import evaluate
 from planner.manifest.terms import Number, StepCost, StepLoad
+from planner.queues.machine import Loads, Machine
 from planner.queues.queueing import Array
 from podplan.arrays import distinct
 
-_TOKEN_KNOTS, _LENGTH_KNOTS, _CONTEXT_KNOTS, _SHARE_KNOTS = 24, 10, 9, 6
+KNOTS = (6, 24, 10, 9)
+"""Of shares, tokens, pairs of a token and context."""
 _MANY_ROWS = 9.0
 
 
@@ -25,34 +28,37 @@ class PassTable:
     Within 6 % of the step cost, 1 % in the mean, over random passes (``tests/planner/queues/test_pass_table.py``).
     """
 
-    def __init__(self, cost: StepCost, *, ranks: int, budget_tokens: float, longest: float, microbatches: int) -> None:
-        """Tabulate passes of up to ``budget_tokens`` computed tokens a group, of prompts up to ``longest`` tokens."""
-        tokens = distinct(np.round(np.geomspace(1.0, max(budget_tokens, 2.0), _TOKEN_KNOTS)))
-        lengths = np.geomspace(1.0, max(longest, 2.0), _LENGTH_KNOTS)  # pairs of a token
-        context = np.append(0.0, np.geomspace(64.0, 64.0 + longest + budget_tokens, _CONTEXT_KNOTS - 1))
-        shares = np.linspace(1 / ranks, 1.0, _SHARE_KNOTS) if ranks > 1 else np.ones(1)
-        axes = (shares, tokens, lengths, context)
-        grid = np.meshgrid(*axes, indexing="ij")
-        seconds = self._evaluate(cost, grid, 1.0, microbatches)
-        rows = self._evaluate(cost, grid, 1.0 + _MANY_ROWS, microbatches)
-        self._row_seconds = float(np.median(rows - seconds)) / _MANY_ROWS
-        self._shares, *self._axes = (axis.tolist() for axis in axes)
-        self._planes: list[list[list[list[float]]]] = seconds.tolist()
+    def __init__(
+        self,
+        machine: Machine,
+        longest: float,
+        durations: Callable[[Loads, Array], Array] | None = None,
+        knots: tuple[int, int, int, int] = KNOTS,
+    ) -> None:
+        """Tabulate passes of up to the machine's budget a group, of prompts up to ``longest`` tokens.
 
-    @staticmethod
-    def _evaluate(cost: StepCost, grid: Sequence[Array], finishing: float, microbatches: int) -> Array:
-        shares, tokens, lengths, context = grid
-        load = StepLoad(
-            prefill_tokens=tokens,
-            prefill_context_tokens=context,
-            prefill_pairs=tokens * lengths,
-            finishing_prompts=np.full_like(tokens, finishing),
-            mean_tokens=tokens * shares,
+        Args:
+            machine: its step cost tells durations where no ``durations`` are given.
+            longest: prompt.
+            durations: of loads and mean tokens, where passes carry more than prompts.
+            knots: how many along each axis.
+        """
+        shares_count, tokens_count, lengths_count, context_count = knots
+        budget = max(machine.budget_tokens, 2.0)
+        tokens = distinct(np.round(np.geomspace(1.0, budget, tokens_count)))
+        lengths = np.geomspace(1.0, max(longest, 2.0), lengths_count)  # pairs of a token
+        context = np.append(0.0, np.geomspace(64.0, 64.0 + longest + machine.budget_tokens, context_count - 1))
+        shares = np.linspace(1 / machine.ranks, 1.0, shares_count) if machine.ranks > 1 else np.ones(1)
+        axes = (shares, tokens, lengths, context)
+        share, computed, length, cached = np.meshgrid(*axes, indexing="ij")
+        lasts = durations or partial(_evaluate, machine.cost, machine.microbatches)
+        one, rows = (
+            lasts((computed, cached, computed * length, np.full_like(computed, finishing)), computed * share)
+            for finishing in (1.0, 1.0 + _MANY_ROWS)
         )
-        found: Number = evaluate(cost, load, 1).seconds
-        if microbatches > 1 and cost.moe_layers:
-            found = np.where(tokens >= 2, np.minimum(found, evaluate(cost, load, 2).seconds), found)
-        return np.ascontiguousarray(np.broadcast_to(np.asarray(found, dtype=np.float64), tokens.shape))
+        self._row_seconds = float(np.median(rows - one)) / _MANY_ROWS
+        self._shares, *self._axes = (axis.tolist() for axis in axes)
+        self._planes: list[list[list[list[float]]]] = one.tolist()
 
     def seconds(self, load: Sequence[float], mean_tokens: float) -> float:
         """Duration of a pass by (tokens, context, pairs, finishing prompts) of its busiest group, tokens above 0.
@@ -68,6 +74,21 @@ class PassTable:
             share, part = _cell(self._shares, mean_tokens / tokens)
             found = _within(self._planes[share], cells) * (1 - part) + _within(self._planes[share + 1], cells) * part
         return found + self._row_seconds * (finishing - 1.0)
+
+
+def _evaluate(cost: StepCost, microbatches: int, loads: Loads, mean_tokens: Array) -> Array:
+    tokens, context, pairs, finishing = loads
+    load = StepLoad(
+        prefill_tokens=tokens,
+        prefill_context_tokens=context,
+        prefill_pairs=pairs,
+        finishing_prompts=finishing,
+        mean_tokens=mean_tokens,
+    )
+    found: Number = evaluate(cost, load, 1).seconds
+    if microbatches > 1 and cost.moe_layers:
+        found = np.where(tokens >= 2, np.minimum(found, evaluate(cost, load, 2).seconds), found)
+    return np.ascontiguousarray(np.broadcast_to(np.asarray(found, dtype=np.float64), tokens.shape))
 
 
 def _cell(axis: list[float], value: float) -> tuple[int, float]:

@@ -168,13 +168,7 @@ def prefill_recorded(machine: Machine, instances: int, policy: Policy, trace: Tr
         first_token=[0.0] * arrival.size,
         origin=[0] * arrival.size,
     )
-    table = PassTable(
-        machine.cost,
-        ranks=machine.ranks,
-        budget_tokens=machine.budget_tokens,
-        longest=float(tokens.max()),
-        microbatches=machine.microbatches,
-    )
+    table = PassTable(machine, float(tokens.max()))
     heads = [_Head(number, machine, table, prompts) for number in range(instances)]
     for prompt, now in enumerate(prompts.arrival):
         if policy == "round_robin":

@@ -171,9 +171,10 @@ def test_a_plan_is_played_on_its_trace(tmp_path: Path, capsys: pytest.CaptureFix
     assert found["ttft_seconds"]["mean"] < found["ttft_seconds"]["p99"] < found["e2e_seconds"]["p99"]
     assert main.main([*apart, "--trace", str(path)]) == ExitCode.DONE
     assert "The trace itself, played as it came" in " ".join(capsys.readouterr().out.split())
-    assert main.main([*SMALL, "--trace", str(path), "--shape", "aggregated"]) == ExitCode.DONE
-    assert "of separate pools only" in " ".join(capsys.readouterr().out.split())
-    assert _json(capsys, *apart, "--trace", str(path), "--prefix-reuse", "0.5")["on_trace"] is None
+    mixed = _json(capsys, *SMALL, "--trace", str(path), "--shape", "aggregated")["on_trace"]
+    assert mixed["requests"] == 56 and mixed["keeps_limits"]
+    assert main.main([*apart, "--trace", str(path), "--prefix-reuse", "0.5"]) == ExitCode.DONE
+    assert "cannot be played (a stated reuse" in " ".join(capsys.readouterr().out.split())
 
 
 def test_text_says_what_the_plan_does(capsys: pytest.CaptureFixture[str]) -> None:

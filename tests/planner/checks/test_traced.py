@@ -7,11 +7,13 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from planner.checks.on_trace import on_trace
+from planner.checks.grown import grown
+from planner.checks.on_trace import held_at, on_trace
 from planner.checks.traced import ROUNDS, Traced, search_on_trace
+from planner.plans.aggregated import AggregatedPlan
 from planner.plans.plan import DisaggregatedPlan
 from planner.question import Question
-from planner.search.search import Answer, search
+from planner.search.search import search
 from planner.workload import Trace
 from tests.questions import small_question
 
@@ -56,10 +58,10 @@ def test_a_tame_trace_takes_one_search(question: Question, most: float) -> None:
 
 def test_a_wild_trace_takes_more_devices(question: Question, most: float) -> None:
     """The plan that is answered with keeps the limits on the trace at the asked rate; its gap to the bound is told."""
-    asked = replace(question, objective="chips", rate_per_second=0.55 * most)
+    asked = replace(question, objective="chips", rate_per_second=0.6 * most)
     traced, trace = search_on_trace(asked, bursty(3.0), partial(search, explain=False), again), bursty(3.0)
     plan, first = traced.answer.best, traced.rounds[0]
-    assert 1 < len(traced.rounds) <= ROUNDS and not first.keeps
+    assert 1 < sum(not each.grown for each in traced.rounds) <= ROUNDS and not first.keeps
     assert isinstance(plan, DisaggregatedPlan) and first.plan is not None
     assert plan.requests_per_second == asked.rate_per_second
     assert on_trace(plan, trace).keeps
@@ -92,14 +94,47 @@ def test_where_no_round_helps_the_nearest_plan_is_told(question: Question, most:
     assert not any(each.keeps for each in traced.rounds)
 
 
-def test_what_cannot_be_played_stands_as_it_is(question: Question) -> None:
-    """Plans of aggregated instances, and any plan on a trace that is over before its pools have filled."""
+@pytest.mark.parametrize("share", [0.6, 0.65, 0.7])
+def test_more_instances_hold_where_no_search_finds_a_plan(question: Question, most: float, share: float) -> None:
+    """Limits that are tightened four times step over plans that would do: the first one, with more instances."""
+    asked = replace(question, objective="chips", rate_per_second=share * most)
+    first = again(asked).best
+    assert isinstance(first, DisaggregatedPlan)
+    found = grown(asked, first, bursty(3.0), 0.0)
+    assert found is not None
+    plan, told = found
+    assert isinstance(plan, DisaggregatedPlan)
+    assert told.keeps and plan.requests_per_second == asked.rate_per_second
+    assert plan.prefill.instances > first.prefill.instances  # TTFT was late
+    assert plan.devices <= question.prefill.devices
+    fewer = replace(plan, prefill=replace(plan.prefill, instances=plan.prefill.instances - 1))
+    assert not held_at(fewer, bursty(3.0)).keeps
 
-    def searched(asked: Question) -> Answer:
-        return again(replace(asked, shape="aggregated"))
 
-    traced = search_on_trace(question, bursty(1.0), searched, searched)
-    assert traced.on_trace is None and not traced.rounds
+def test_there_may_be_no_room_for_more(question: Question, most: float) -> None:
+    """Nothing is grown beyond the devices at hand."""
+    asked = replace(question, objective="chips", rate_per_second=0.6 * most)
+    first = again(asked).best
+    assert first is not None
+    assert grown(asked, first, bursty(20.0), 0.0) is None
+
+
+def test_aggregated_plans_are_played_and_grow() -> None:
+    """An answer for a trace with one shape is as one with the other; only a trace over at once stands as it is."""
+    asked = small_question("qwen3-8b", "h100", 2, lengths=(1024.0, 128.0), shape="aggregated")
+    best = again(asked).best
+    assert isinstance(best, AggregatedPlan)
+    asked = replace(asked, objective="chips", rate_per_second=0.4 * best.requests_per_second)
+    traced = found(asked, bursty(2.0, count=1500))
+    plan = traced.answer.best
+    assert isinstance(plan, AggregatedPlan) and traced.on_trace is not None
+    assert not traced.rounds[0].keeps and traced.on_trace.keeps
+    assert traced.rounds[0].plan is not None and plan.devices > traced.rounds[0].plan.devices
+    assert set(traced.on_trace.recorded.busy) == {"mixed"}
+
+
+def test_a_trace_that_is_over_before_pools_have_filled_is_not_played(question: Question) -> None:
+    """It tells little of a plan, whose stationary figures stand."""
     short = found(question, bursty(1.0, count=300))
     assert short.on_trace is None and short.answer.best is not None
 

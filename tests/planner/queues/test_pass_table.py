@@ -7,6 +7,7 @@ from planner.balance.imbalance import parse_balance
 from planner.costs.latency import balanced_cost
 from planner.manifest.stepcost import evaluate
 from planner.manifest.terms import StepLoad
+from planner.queues.machine import Machine
 from planner.queues.pass_table import PassTable
 from tests.instances import instance
 
@@ -37,7 +38,7 @@ def test_passes_are_those_of_the_step_cost(model, degrees, microbatches):
     """Random passes, of one prompt or of several, fresh or on top of long prefixes: within 6 %, 1 % in the mean."""
     cost = balanced_cost(instance(model, "h800", "prefill", "bf16", **degrees), parse_balance("perfect"))
     ranks = degrees.get("attention_dp", 1)
-    table = PassTable(cost, ranks=ranks, budget_tokens=BUDGET, longest=LONGEST, microbatches=microbatches)
+    table = PassTable(Machine(cost, ranks, BUDGET, microbatches), LONGEST)
     random, errors = np.random.default_rng(3), []
     for _ in range(150):
         count = random.integers(1, 6)

@@ -1,0 +1,142 @@
+"""Recorded streams at aggregated instances: every step's rule against the runtime, which plays the same requests."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from planner.checks.on_trace import pools_of
+from planner.manifest.layout import Degrees, Instance
+from planner.manifest.schema import Manifest, Routing
+from planner.plans.aggregated import AggregatedPlan
+from planner.plans.assemble import assemble
+from planner.plans.recorded import expect_recorded, play, pools_on
+from planner.workload import Trace, Traffic
+from runtime.simulate.metrics import SimulationResult
+from runtime.simulate.run import SimulationOptions, simulate
+from runtime.simulate.workload import Requests
+from tests.manifests import build, pool
+from tests.questions import small_answer
+
+COUNT = 1200
+ALIKE = {"prefill": "round_robin", "decode": "round_robin"}
+
+
+def _made(ranks: int = 1, instances: int = 2, routing: dict[str, Any] = ALIKE, **more: Any) -> Manifest:
+    degrees = Degrees(attention_tp=1, attention_dp=ranks, moe_ep=ranks)
+    changes: dict[str, Any] = {
+        "limits": {"requests_per_dp_rank": more.get("places", 64), "tokens_per_device": 512},
+        "drafts": more.get("drafts", 0),
+        "microbatches": 1,
+    }
+    capacity = more.get("kv_tokens", 1_000_000)
+    changes["kv"] = {"block_tokens": 16, "bytes_per_token_per_device": 1e3, "capacity_tokens_per_rank": capacity}
+    made = build([pool("mixed", degrees, [Instance(name=f"m{n}", nodes=[n]) for n in range(instances)], **changes)], {})
+    return made.model_copy(update={"routing": Routing(**routing)})
+
+
+def _wild(rate: float, answer: float = 120.0, reuse: bool = False) -> Trace:
+    """Requests of a CV of 1, some cut over several steps, twice as fast for a quarter of them."""
+    random = np.random.default_rng(2)
+    gaps = random.exponential(1 / rate, COUNT)
+    gaps[COUNT // 4 : COUNT // 2] /= 2
+    tokens = np.clip(np.rint(random.lognormal(5.9, 0.83, COUNT)), 8, 8000).astype(np.int64)
+    return Trace(
+        arrival_seconds=np.cumsum(gaps),
+        input_tokens=tokens,
+        output_tokens=np.clip(np.rint(random.gamma(1.5, answer / 1.5, COUNT)), 1, 2000).astype(np.int64),
+        reused_tokens=(tokens * np.where(random.random(COUNT) < 0.4, 0.9, 0.0)).astype(np.int64) * reuse,
+    )
+
+
+def _simulated(manifest: Manifest, trace: Trace) -> SimulationResult:
+    requests = Requests(**{name: np.asarray(getattr(trace, name)) for name in Trace.__dataclass_fields__})
+    return simulate(manifest, requests, SimulationOptions(mtp="expected"))
+
+
+def _agree(manifest: Manifest, trace: Trace, mean: float, p99: float) -> None:
+    told, found = expect_recorded(manifest, trace).prediction, _simulated(manifest, trace)
+    assert told is not None
+    for name in ("ttft_seconds", "tpot_seconds", "e2e_seconds"):
+        mine, runtimes = getattr(told, name), getattr(found, name)
+        assert mine.mean == pytest.approx(runtimes.mean, rel=mean), name
+        assert mine.p99 == pytest.approx(runtimes.p99, rel=p99), name
+    assert told.utilisation is not None
+    assert told.utilisation["mixed"] == pytest.approx(found.utilisation["mixed"], rel=0.02)
+    assert told.slo_attainment == pytest.approx(found.slo_attainment, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("manifest", "rate"),
+    [
+        (_made(), 40.0),
+        (_made(), 90.0),
+        (_made(ranks=4), 160.0),
+        (_made(places=3), 25.0),
+        (_made(drafts=1), 40.0),
+    ],
+    ids=["light", "heavy", "ranks", "places", "drafts"],
+)
+def test_requests_meet_what_the_runtime_plays(manifest: Manifest, rate: float) -> None:
+    """Means within 2 %, p99 within 5 %, of TTFT and of TPOT, light load and more than the instances carry."""
+    _agree(manifest, _wild(rate), 0.02, 0.05)
+
+
+@pytest.mark.parametrize(
+    ("manifest", "rate"),
+    [
+        (_made(ranks=4, places=4, routing=ALIKE | {"decode": "least_requests"}), 90.0),
+        (_made(ranks=2, routing=ALIKE | {"decode": "least_kv"}), 100.0),
+        (_made(instances=3, routing=ALIKE | {"prefill": "least_load"}), 90.0),
+    ],
+    ids=["least requests", "least kv", "least load"],
+)
+def test_choices_that_follow_the_state_are_those_of_the_runtime(manifest: Manifest, rate: float) -> None:
+    """A thousandth of a step more or less sends a request elsewhere, so one path differs: means 6 %, p99 20 %."""
+    _agree(manifest, _wild(rate), 0.06, 0.2)
+
+
+def test_reuse_takes_no_room_in_steps() -> None:
+    """Tokens that are cached are read, not computed: the first token comes sooner, and never after no time."""
+    manifest, pools = _made(), {}
+    for reuse in (False, True):
+        trace = _wild(40.0, reuse=reuse)
+        found = pools_on(manifest, Traffic.from_trace(trace).workload)
+        assert not isinstance(found, str)
+        pools[reuse] = play(found, trace)
+        assert (pools[reuse].ttft_seconds > 0).all() and pools[reuse].links is None
+    assert pools[True].ttft_seconds.mean() < 0.8 * pools[False].ttft_seconds.mean()
+
+
+def test_kv_that_is_full_keeps_requests_waiting() -> None:
+    """What a rank holds is never more than its KV; one that no rank could hold takes an empty one."""
+    trace = _wild(25.0)
+    longest = int(np.max(np.add(trace.input_tokens, trace.output_tokens))) + 16
+    ample, scarce = (expect_recorded(_made(kv_tokens=tokens), trace).prediction for tokens in (100_000, longest))
+    least = expect_recorded(_made(kv_tokens=longest // 2), trace).prediction
+    assert ample is not None and scarce is not None and least is not None
+    ttft = [found.ttft_seconds.mean for found in (ample, scarce, least) if found.ttft_seconds]
+    assert ttft[0] < ttft[1] < ttft[2]
+    found = _simulated(_made(kv_tokens=longest), trace)
+    assert found.ttft_seconds is not None and found.failed == 0
+    assert ttft[1] == pytest.approx(found.ttft_seconds.mean, rel=0.05)
+
+
+def test_steps_of_their_own_for_prompts_are_not_played() -> None:
+    """The recursion has one rule; another one's manifest is told by its moments, and it says so."""
+    told = expect_recorded(_made(routing=ALIKE | {"chunks": "prefill_first"}), _wild(20.0))
+    assert told.prediction is None
+    assert "prefill_first" in told.basis
+
+
+def test_a_plan_plays_a_trace_as_its_manifest_does() -> None:
+    """Its pools are those of the manifest that is made of it, request by request."""
+    plan = small_answer(model="qwen3-8b", devices=2, lengths=(512.0, 64.0), shape="aggregated").best
+    assert isinstance(plan, AggregatedPlan)
+    manifest, trace = assemble(plan, {}), _wild(plan.requests_per_second, answer=64.0)
+    traffic = Traffic.from_trace(trace)
+    pools = pools_on(manifest, traffic.workload)
+    assert not isinstance(pools, str)
+    mine, manifests = play(pools_of(plan), trace), play(pools, trace)
+    assert mine.ttft_seconds.mean() == pytest.approx(manifests.ttft_seconds.mean(), rel=0.02)
+    assert np.nanmean(mine.tpot_seconds) == pytest.approx(np.nanmean(manifests.tpot_seconds), rel=0.01)
