@@ -12,7 +12,8 @@ import numpy as np
 from cli.flags import read_choice
 from cli.simulate_flags import SimulateFlags, read_bursts, read_factor, read_window
 from planner.manifest.schema import Manifest
-from planner.plans.expectation import Expectation, expect, expect_alone, mixed_pool, planned_rate, workload_of
+from planner.plans.alone import expect_alone
+from planner.plans.expectation import Expectation, expect, mixed_pool, planned_rate, workload_of
 from planner.plans.recorded import expect_recorded
 from planner.workload import Trace as Rows
 from planner.workload import Traffic

@@ -7,9 +7,10 @@ import pytest
 from planner.costs.predict import Configuration, Prediction, predict
 from planner.manifest.document import dump_manifest, parse_manifest
 from planner.manifest.schema import Manifest, Pool
+from planner.plans.alone import expect_alone, kv_transfer_seconds
 from planner.plans.assemble import assemble
 from planner.plans.assemble_pool import expert_map
-from planner.plans.expectation import expect, expect_alone, kv_transfer_seconds, workload_of
+from planner.plans.expectation import expect, workload_of
 from planner.plans.plan import Plan, PrefillPool
 from podplan.yamldata import parse_yaml
 from runtime.simulate.run import SimulationOptions, simulate
