@@ -6,7 +6,8 @@ what waits does not carry whose parts are under way. Here the steps themselves a
 streams that are the same for every question, beside a fixed number of running requests:
 
 - lengths and gaps are even over their distributions (``queues.even_streams``);
-- each rank begins with what a line of one server finds in the long run, known as a distribution (``mixed.rank_line``);
+- each rank begins with what a line of one server finds in the long run, known as a distribution: that of
+  ``mixed.rank_line``, with the mean of each kind's services, for that is what the sample feeds it;
 - that line, fed by the same prompts, is a control variate, as are the mean and the square of its services: streams are
   weighted so that all three have their known means.
 
@@ -31,7 +32,7 @@ from planner.queues.machine import Loads, Machine
 from planner.queues.pass_surface import PassSurface
 from planner.queues.prompts import Prompts
 from planner.queues.queueing import Array, Latency
-from planner.queues.waiting_line import waits_in_line
+from planner.queues.waiting_line import Wait, stationary_wait, waits_in_line
 from podplan.records import dataclass
 
 Ints = NDArray[np.int64]
@@ -118,7 +119,8 @@ class SampledPrompts:
         first = (_BEFORE + _SETTLE[-1]) * ranks  # the same prompts are counted at each rate
         begin = first - settle * ranks
         asked = slice(first, first + counted * ranks)
-        waits, heads, done = _on_line(line, times, kinds, (begin, ranks))
+        law = stationary_wait(line.usual, line.weights, arrivals[0] / ranks, max(arrivals[1] / ranks, _LEAST_CV))
+        waits, heads, done = _on_line(law, times, line.usual[kinds], (begin, ranks))
         instance = Instance(
             ranks=ranks,
             room=self._room,
@@ -144,7 +146,7 @@ class SampledPrompts:
         services = line.usual[kinds[:, asked]]
         controls = np.stack([waits[:, asked].mean(axis=1), services.mean(axis=1), (services**2).mean(axis=1)])
         powers = np.stack([line.usual, line.usual**2]) @ line.weights
-        return _told(played, played.ends - times[:, asked], controls, np.append(line.wait.mean_seconds, powers))
+        return _told(played, played.ends - times[:, asked], controls, np.append(law.mean_seconds, powers))
 
 
 def _finer(aggregate: Aggregate) -> Prompts:
@@ -165,17 +167,16 @@ def _finer(aggregate: Aggregate) -> Prompts:
     return Prompts(tokens, np.zeros(tokens.size), masses)
 
 
-def _on_line(line: RankLine, times: Array, kinds: Ints, since: tuple[int, int]) -> tuple[Array, Ints, Array]:
+def _on_line(law: Wait, times: Array, services: Array, since: tuple[int, int]) -> tuple[Array, Ints, Array]:
     """Waits in the lines, [lanes, prompts]; and where these stand when lanes begin: the prompt under way or next, and
     what is done of it, [lanes, ranks].
 
-    Args: ``since``: the prompt with which lanes begin, and the ranks.
+    Args: ``law`` of the waits; ``times`` and ``services`` of prompts, [lanes, prompts]; ``since``: the prompt with
+    which lanes begin, and the ranks.
     """
     (begin, ranks), (lanes, prompts) = since, times.shape
-    arrivals, services = (
-        each.reshape(lanes, prompts // ranks, ranks).transpose(0, 2, 1) for each in (times, line.usual[kinds])
-    )
-    waits = waits_in_line(line.wait, services, np.diff(arrivals, axis=-1, prepend=0.0), _SEED + 2)
+    arrivals, services = (each.reshape(lanes, prompts // ranks, ranks).transpose(0, 2, 1) for each in (times, services))
+    waits = waits_in_line(law, services, np.diff(arrivals, axis=-1, prepend=0.0), _SEED + 2)
     starts, now = arrivals + waits, times[:, begin, None]
     heads = np.minimum((starts + services <= now[..., None]).sum(axis=-1), prompts // ranks - 1)
     started, lasts = (np.take_along_axis(each, heads[..., None], axis=-1)[..., 0] for each in (starts, services))
