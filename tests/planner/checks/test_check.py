@@ -160,7 +160,7 @@ def _bursty(burst: float, count: int = 3000) -> Trace:
 
 def test_a_trace_is_what_a_plan_is_weighed_on() -> None:
     """Margins are of its own requests, held to the last per cent; stationary queues of its mean rate see no burst."""
-    trace, question = _bursty(6.0), replace(small_question("qwen3-30b-a3b", "h100", 8), shape="disaggregated")
+    trace, question = _bursty(6.0, 1200), replace(small_question("qwen3-8b", "h100", 4), shape="disaggregated")
     plain = check_question(question)
     assert plain.rate_per_second is not None
     rate = 0.9 * plain.rate_per_second
