@@ -3,10 +3,13 @@
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache
 from itertools import product
+from typing import Any
 
 import pytest
 
+from planner.fleets.answer import FleetAnswer
 from planner.fleets.cluster import mean_seconds, plan_cluster
 from planner.fleets.members import Fleet, Member, on_pools
 from planner.mixed.kinds import MixedKind
@@ -35,6 +38,12 @@ def fleet(*members: Member, **asked: object) -> Fleet:
 
 CHAT = member("chat", 4.0)
 CODE = member("code", 12.0, lengths=(2048.0, 64.0), tpot_seconds=0.02)
+
+
+@cache
+def both(devices: int = 4, **asked: Any) -> FleetAnswer:
+    """Return the plans of the two models."""
+    return plan_cluster(fleet(CHAT, CODE, devices={POOL: devices}, **asked))
 
 
 def least_of(side: Side, rate: float, pools: list[str]) -> Taken:
@@ -97,7 +106,7 @@ def quickest_by_trying(asked: Fleet) -> float:
 def test_no_choice_of_columns_is_quicker(members: tuple[Member, ...]) -> None:
     """Two models on four devices; the bound is what the plans reach, and all limits are kept at the asked rates."""
     asked = fleet(*members)
-    answer = plan_cluster(asked)
+    answer = both() if members == (CHAT, CODE) else plan_cluster(asked)
 
     assert answer.feasible and answer.bound is not None
     assert mean_seconds(answer.plans) == pytest.approx(quickest_by_trying(asked), rel=1e-3)
@@ -138,10 +147,9 @@ def test_a_fleet_of_one_is_the_quickest_plan() -> None:
 
 def test_more_devices_are_never_slower_and_whole_nodes_never_quicker() -> None:
     """And the plans on the fewest chips are not quicker either."""
-    times = [mean_seconds(plan_cluster(fleet(CHAT, CODE, devices={POOL: count})).plans) for count in (3, 4, 6)]
-    apart = plan_cluster(fleet(CHAT, CODE, devices={POOL: 16}, share_nodes=False))
-    mixed = plan_cluster(fleet(CHAT, CODE, devices={POOL: 16}))
-    fewest = plan_cluster(fleet(CHAT, CODE, objective="chips"))
+    times = [mean_seconds(both(count).plans) for count in (3, 4, 6)]
+    apart, mixed = both(16, share_nodes=False), both(16)
+    fewest = both(objective="chips")
 
     assert times == sorted(times, reverse=True)
     assert mean_seconds(apart.plans) >= mean_seconds(mixed.plans) * (1 - 1e-9)
@@ -157,8 +165,6 @@ def test_rates_that_no_devices_carry_are_refused() -> None:
 
 def test_with_confidence_the_plans_are_those_of_longer_times() -> None:
     """A fleet that holds with 0.95 takes no less time than as predicted."""
-    sure = plan_cluster(fleet(CHAT, CODE, confidence=0.95))
+    sure = both(confidence=0.95)
 
-    assert sure.feasible and mean_seconds(sure.plans) >= mean_seconds(plan_cluster(fleet(CHAT, CODE)).plans) * (
-        1 - 1e-9
-    )
+    assert sure.feasible and mean_seconds(sure.plans) >= mean_seconds(both().plans) * (1 - 1e-9)

@@ -128,7 +128,8 @@ def test_aggregated_alone_is_the_quickest_of_its_shape() -> None:
 def test_no_aggregated_column_is_quicker_than_its_bound(asked: dict[str, Any]) -> None:
     """At a low and a high share of what it carries at most, at the budget that is quickest."""
     side, random = aggregated(asked), np.random.default_rng(3)
-    for column in random.choice(side.size, min(side.size, 3), replace=False):
+    few = 1 if asked.get("squared_cv") else 3  # whose queues are sampled, a second each
+    for column in random.choice(side.size, min(side.size, few), replace=False):
         for share in (0.02, 0.6):
             rate = float(side.rate[column]) * share
             bound = float(TimedSide(side, rate).seconds[column])
