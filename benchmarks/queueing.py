@@ -1,9 +1,9 @@
 """How far the queues are from the reference runtime: plans at several utilisations, predicted beside simulated.
 
-    python benchmarks/queueing.py [--cases NAME,...] [--utilisations 0.5,0.7,0.85] [--requests N] [--markdown]
+    python benchmarks/queueing.py [--cases NAME,...] [--utilisations 0.5,0.7,0.85] [--requests N] [--seeds N]
 
-A utilisation is the rate over what the tighter pool finishes when saturated. Errors are predicted / simulated - 1. The
-columns ``M/M/1`` are MixServe's Eq. (7), (9)-(11) on the same service times.
+A utilisation is the rate over what the tighter pool finishes when saturated. Errors are predicted / simulated - 1; ± is
+half the 90 % interval of the simulated figure, from its values in the runs of all seeds.
 """
 
 import argparse
@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import stdev
 from typing import Any
 
 from cli.machines import SizeFlags
@@ -70,7 +71,8 @@ CASES: dict[str, tuple[str, SizeFlags, dict[str, str], dict[str, str]]] = {
 
 BURSTS = {"qwen3-30b-cm384-bursts": 4.0}
 """Squared CV of the gaps between arrivals."""
-SEEDS = 3
+STUDENT = {2: 6.31, 3: 2.92, 4: 2.35, 5: 2.13, 6: 2.02, 8: 1.89, 10: 1.83}
+"""Half the width of a 90 % interval of the mean of so many values, in their standard errors (Student's t)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,8 +83,8 @@ class Row:
     utilisation: float
     errors: dict[str, float | None]
     simulated: dict[str, float]
-    spread: float
-    """Half the range of the simulated p99 of TTFT over the seeds, over its mean."""
+    spread: dict[str, float]
+    """Half the 90 % interval of what was simulated, relative."""
     attainment: tuple[float, float | None]
     """Of both limits together: simulated, and what was predicted beyond it."""
 
@@ -104,14 +106,14 @@ def saturation(plan: DisaggregatedPlan) -> float:
     return min(plan.prefill.instances * best_saturation(plan), decode)
 
 
-def runs(name: str, utilisations: list[float], requests: int) -> Iterator[Row]:
+def runs(name: str, utilisations: list[float], requests: int, seeds: int) -> Iterator[Row]:
     """Yield a row for each utilisation of a case."""
     plan = plan_of(name)
     manifest = with_bursts(assemble(plan, {}), BURSTS.get(name, 1.0))
     for utilisation in utilisations:
         rate = f"{utilisation * saturation(plan):.6g}/s"
         flags = SimulateFlags(manifest=Path(), rate=rate, requests=str(requests))
-        yield compared(name, utilisation, [offered_and_run(flags, manifest, seed) for seed in range(SEEDS)])
+        yield compared(name, utilisation, [offered_and_run(flags, manifest, seed) for seed in range(seeds)])
 
 
 def with_bursts(manifest: Manifest, arrival_cv2: float) -> Manifest:
@@ -132,13 +134,17 @@ def compared(name: str, utilisation: float, pairs: list[tuple[dict[str, Any], di
     """Return the errors of the prediction against the mean of several runs."""
     errors: dict[str, float | None] = {}
     simulated: dict[str, float] = {}
+    spread: dict[str, float] = {}
     for key in ("ttft", "tpot", "e2e"):
         for level in ("mean", "p50", "p90", "p99"):
-            measured = sum(run[f"{key}_seconds"][level] for run, _ in pairs) / len(pairs)
+            each = [run[f"{key}_seconds"][level] for run, _ in pairs]
+            measured = sum(each) / len(pairs)
+            if len(each) in STUDENT:
+                half = STUDENT[len(each)] * stdev(each) / len(each) ** 0.5
+                spread[f"{key} {level}"] = half / measured
             known = [told[f"{key}_seconds"][level] for _, told in pairs if told.get(f"{key}_seconds")]
             simulated[f"{key} {level}"] = measured
             errors[f"{key} {level}"] = sum(known) / len(known) / measured - 1 if known else None
-    tails = [run["ttft_seconds"]["p99"] for run, _ in pairs]
     attained = sum(run["slo_attainment"] for run, _ in pairs) / len(pairs)
     told = [prediction["slo_attainment"] for _, prediction in pairs if prediction]
     return Row(
@@ -146,7 +152,7 @@ def compared(name: str, utilisation: float, pairs: list[tuple[dict[str, Any], di
         utilisation=utilisation,
         errors=errors,
         simulated=simulated,
-        spread=(max(tails) - min(tails)) / 2 / simulated["ttft p99"],
+        spread=spread,
         attainment=(attained, sum(told) / len(told) - attained if told else None),
     )
 
@@ -157,6 +163,7 @@ def best_saturation(plan: DisaggregatedPlan) -> float:
 
 
 SHOWN = ("ttft mean", "ttft p50", "ttft p90", "ttft p99", "tpot mean", "tpot p99", "e2e mean", "e2e p99")
+COLUMNS = ("ttft mean", "ttft p50", "ttft p99", "tpot mean", "tpot p99", "e2e p99")
 
 
 def main() -> None:
@@ -165,20 +172,18 @@ def main() -> None:
     parser.add_argument("--cases", default=",".join(CASES))
     parser.add_argument("--utilisations", default="0.5,0.7,0.85")
     parser.add_argument("--requests", type=int, default=20_000)
+    parser.add_argument("--seeds", type=int, default=3, choices=sorted(STUDENT))
     asked = parser.parse_args()
     utilisations = [float(text) for text in asked.utilisations.split(",")]
-    print(
-        "| case | utilisation | simulated TTFT mean, p99 |", " | ".join(SHOWN), "| simulated attainment | predicted |"
-    )
-    print("|---|---|---|" + "---|" * (len(SHOWN) + 2))
+    print("| case | utilisation | simulated TTFT mean | p99 |", " | ".join(COLUMNS), "| attained | predicted |")
+    print("|---|---|---|---|" + "---|" * (len(COLUMNS) + 2))
     for name in asked.cases.split(","):
-        for row in runs(name, utilisations, asked.requests):
-            cells = ["-" if row.errors[key] is None else f"{row.errors[key]:+.1%}" for key in SHOWN]
-            times = f"{row.simulated['ttft mean'] * 1e3:.1f}, {row.simulated['ttft p99'] * 1e3:.1f} ms"
-            times += f" ± {row.spread:.0%}"
+        for row in runs(name, utilisations, asked.requests, asked.seeds):
+            cells = ["-" if row.errors[key] is None else f"{row.errors[key]:+.1%}" for key in COLUMNS]
+            times = (f"{row.simulated[key] * 1e3:.1f} ms ± {row.spread[key]:.0%}" for key in ("ttft mean", "ttft p99"))
             attained, beyond = row.attainment
-            cells += [f"{attained:.1%}", "-" if beyond is None else f"{beyond * 100:+.1f}"]
-            print(f"| {row.case} | {row.utilisation:.2f} | {times} |", " | ".join(cells), "|", flush=True)
+            cells += [f"{attained:.1%}", "-" if beyond is None else f"{100 * beyond:+.1f}"]
+            print(f"| {row.case} | {row.utilisation:.2f} |", " | ".join([*times, *cells]), "|", flush=True)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from cli import main
@@ -175,6 +176,27 @@ def test_a_plan_is_played_on_its_trace(tmp_path: Path, capsys: pytest.CaptureFix
     assert mixed["requests"] == 56 and mixed["keeps_limits"]
     assert main.main([*apart, "--trace", str(path), "--prefix-reuse", "0.5"]) == ExitCode.DONE
     assert "cannot be played (a stated reuse" in " ".join(capsys.readouterr().out.split())
+
+
+def test_an_aggregated_answer_to_a_trace_is_what_the_runtime_plays(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The manifest of the answer, played on the same trace at the planned rate: mean TTFT and TPOT within 3 %."""
+    random, path, out = np.random.default_rng(5), tmp_path / "requests.csv", tmp_path / "plan"
+    seconds = np.cumsum(random.exponential(0.05, 700) * np.where(np.arange(700) // 100 % 2, 0.5, 1.5))
+    rows = [f"2023-11-16 18:{17 + int(at // 60):02d}:{at % 60:010.7f},1024,128" for at in seconds]
+    path.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *rows, ""]))
+    asked = ["qwen3-8b", "--hw", "h100", "--devices", "1", "--shape", "aggregated", "--objective", "throughput"]
+    told = _json(capsys, *asked, "--trace", str(path), "--ttft", "1s", "--out", str(out))["on_trace"]
+    scale = f"{told['played_times']:.9g}"
+    assert (
+        main.main(["simulate", str(out / "manifest.yaml"), "--trace", str(path), "--scale-rate", scale, "--json"]) == 0
+    )
+    played = json.loads(capsys.readouterr().out)
+    assert told["requests"] == played["completed"] == 700
+    for name in ("ttft_seconds", "tpot_seconds", "e2e_seconds"):
+        assert told[name]["mean"] == pytest.approx(played[name]["mean"], rel=0.03)
+        assert played["predicted"][name]["mean"] == pytest.approx(told[name]["mean"], rel=0.01)
 
 
 def test_text_says_what_the_plan_does(capsys: pytest.CaptureFixture[str]) -> None:
