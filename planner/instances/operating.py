@@ -150,13 +150,20 @@ class PrefillServer:
     @cached_property
     def service(self) -> Service:
         """Pass times for the queue, tabulated once for all rates and counts of instances."""
-        candidate, strategy = self.candidate, self.candidate.row.strategy
+        machine = self.machine
         return pass_service(
-            Dealing(self.cost, self.question.workload, strategy.attention_dp, candidate.microbatches),
-            budget_tokens=float(candidate.tokens_per_device * strategy.attention_tp * strategy.pp),
+            Dealing(self.cost, self.question.workload, machine.ranks, machine.microbatches),
+            budget_tokens=machine.budget_tokens,
             most_prompts=self.most_prompts,
-            chunks=candidate.chunks,
+            chunks=self.candidate.chunks,
         )
+
+    @property
+    def machine(self) -> Machine:
+        """What forms its passes."""
+        candidate, strategy = self.candidate, self.candidate.row.strategy
+        budget = float(candidate.tokens_per_device * strategy.attention_tp * strategy.pp)
+        return Machine(self.cost, strategy.attention_dp, budget, candidate.microbatches)
 
     @property
     def saturation_per_second(self) -> float:

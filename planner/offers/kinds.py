@@ -29,6 +29,7 @@ from planner.instances.prefill_candidates import (
 )
 from planner.instances.space import Row
 from planner.manifest.terms import StepCost
+from planner.offers.known_late import KnownLate
 from planner.question import Question
 from planner.queues.decode_caps import Batches
 from planner.queues.lattice import any_within, first_within, largest_carried, least_of
@@ -42,6 +43,8 @@ Late = dict[int, list[tuple[float, float]]]
 
 # Prompts of a group up to which every budget is tried, and then those that are one in so many apart.
 _EACH = 12
+# Full passes of a smaller budget carry up to so much more, where queues tell the two in different ways.
+_ROUGH = 1.06
 # Caps that are tried for being quickest at a rate: all but always the first keeps the limit.
 _TRIED = 8
 
@@ -73,6 +76,8 @@ class PrefillKind:
     chunks: int
     cost: StepCost = field(repr=False)
     """Step cost of the row, stacked: for many loads at once."""
+    known: KnownLate | None = field(default=None, repr=False)
+    """What other rows have shown, where prompts differ."""
     _servers: dict[int, PrefillServer] = field(default_factory=dict)
     _best: dict[int, tuple[float, int]] = field(default_factory=dict)
     """By instances: the rate of the pool and the place of the budget that carries it."""
@@ -124,7 +129,15 @@ class PrefillKind:
 
     def pool_carries(self, instances: int, rate_per_second: float) -> bool:
         """Whether so many instances carry a rate within the TTFT limit at some budget."""
-        return self._carrying(instances, rate_per_second) is not None
+        if varied(self.question) and rate_per_second > self._most_carried * instances:
+            return False
+        return self._carrying(instances, rate_per_second, told=True) is not None
+
+    @cached_property
+    def _most_carried(self) -> float:
+        """What one of any number of instances carries, told by full passes: those of the largest budget serve most."""
+        last = self.budgets.prompts.size - 1
+        return _ROUGH * MOST_UTILISATION * self._server(last).saturation_per_second if last >= 0 else 0.0
 
     def pool_capacity(self, instances: int) -> float:
         """Largest rate of so many instances within the TTFT limit at any budget; 0 where there is none."""
@@ -204,13 +217,28 @@ class PrefillKind:
             return math.inf
         return server.tail_seconds(each, instances)
 
+    def _told_tail(self, place: int, instances: int, rate: float) -> float:
+        """The same, or about as much where other rows tell that it is late."""
+        server, each, able = self._server(place), rate / instances, self._able(instances, rate)[place]
+        told = self.known.least_tail(server.machine, instances, each) if self.known and able else 0.0
+        if told:
+            return told
+        found = self._tail(place, instances, rate)
+        if self.known and able and found > self.question.ttft_seconds:
+            most = MOST_UTILISATION * server.saturation_per_second
+            self.known.add(server.machine, instances, (each, most), found)
+        return found
+
     def _able(self, instances: int, rate: float) -> NDArray[np.bool_]:
         return np.asarray(self.budgets.bound_per_second * instances >= rate * (1 - 1e-9))
 
-    def _carrying(self, instances: int, rate: float, last: int | None = None, late: Late | None = None) -> int | None:
+    def _carrying(
+        self, instances: int, rate: float, last: int | None = None, late: Late | None = None, told: bool = False
+    ) -> int | None:
         """Return the place of a budget that carries a rate; None where none but perhaps the ``last`` one does.
 
-        Of those that differ the ones in ``late`` are not solved for again at higher rates, and others added to it.
+        Of those that differ the ones in ``late`` are not solved for again at higher rates, and others added to it;
+        ``told``, those are not solved for that other rows tell are late.
         """
         able, guesses = np.flatnonzero(self._able(instances, rate)), self.budgets.guess_per_second
         if not able.size:
@@ -218,7 +246,7 @@ class PrefillKind:
         limit = self.question.ttft_seconds
 
         def tail(place: int) -> float:
-            return self._tail(place, instances, rate)
+            return self._told_tail(place, instances, rate) if told else self._tail(place, instances, rate)
 
         def at_least(place: int) -> float:
             before = [] if late is None else late.setdefault(place, [])

@@ -31,8 +31,10 @@ from planner.instances.transfers import most_linked
 from planner.manifest.stacks import taken
 from planner.manifest.terms import Number, StepCost
 from planner.offers.kinds import PrefillKind, likely_rate
+from planner.offers.known_late import KnownLate
 from planner.offers.offer import Offers
 from planner.question import Question
+from planner.queues.prompts import prompts_of
 from podplan.records import dataclass
 
 Floats = NDArray[np.float64]
@@ -71,7 +73,9 @@ def prefill_offers(question: Question, rows: list[Row], count: Count) -> Offers:
         for chunks, held in enumerate(_by_parts(question, whole.group), start=1):
             if held.size:
                 tables.append(_prefill_table(question, whole.select(held), chunks, count))
-    return Offers.joined([_prefill_kinds(question, table) for table in tables])
+    longest = float(prompts_of(question.workload).tokens.max())
+    known = KnownLate(question.ttft_seconds, longest) if varied(question) else None
+    return Offers.joined([_prefill_kinds(question, table, known) for table in tables])
 
 
 def _by_parts(question: Question, group: Group) -> Iterator[Ints]:
@@ -173,7 +177,7 @@ class _Passes:
         return took
 
 
-def _prefill_kinds(question: Question, table: _PrefillTable) -> Offers:
+def _prefill_kinds(question: Question, table: _PrefillTable, late: KnownLate | None) -> Offers:
     """Return the rows of a table that keep the limit with one prompt in the instance, and what bounds each.
 
     Between the last budget that is known to be good, a, and the first that is not, b, a row carries at most what b
@@ -200,7 +204,7 @@ def _prefill_kinds(question: Question, table: _PrefillTable) -> Offers:
         bound_per_second=bound,
         guess_per_second=guess,
         layers=table.group.layers,
-        build=partial(_prefill_kind, question, table, most),
+        build=partial(_prefill_kind, question, table, (most, late)),
         least=_prefill_least(question, table, prompts) if question.objective == "latency" else None,
     ).select(_worth_a_queue(question, table, ranks))
 
@@ -230,6 +234,9 @@ def _prefill_least(question: Question, table: _PrefillTable, prompts: Floats) ->
     return Least.of(held, seconds, fixed)
 
 
-def _prefill_kind(question: Question, table: _PrefillTable, most: Ints, row: int) -> PrefillKind:
+def _prefill_kind(
+    question: Question, table: _PrefillTable, budgets: tuple[Ints, KnownLate | None], row: int
+) -> PrefillKind:
     own, cost = table.group.rows[row], taken(table.cost, np.array([row]))
-    return PrefillKind(question, own, row_deployment(table.group.deployment, own), int(most[row]), table.chunks, cost)
+    deployment, most, known = row_deployment(table.group.deployment, own), int(budgets[0][row]), budgets[1]
+    return PrefillKind(question, own, deployment, most, table.chunks, cost, known)

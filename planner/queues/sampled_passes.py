@@ -60,13 +60,46 @@ class Lanes:
     """The one after the last."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """Prompts of all streams, one after the other; arrays [streams · places]."""
+
+    arrivals: Array
+    kinds: Ints
+    need: Array
+    """What room the first part of each asks for."""
+    lengths: Array
+
+
+@dataclass(slots=True)
+class _Lives:
+    """Lanes that are not done, arrays [lanes] and [lanes, groups]."""
+
+    lanes: Ints
+    base: Ints
+    """Where their streams begin."""
+    rates: Array
+    first: Ints
+    last: Ints
+    free: Array
+    """When the last pass ends."""
+    head: Ints
+    under_way: Ints
+    """Prompts that go on in the next pass, or -1."""
+    done: Array
+    """Tokens of these."""
+
+    def keep(self, left: NDArray[np.bool_]) -> None:
+        """Go on with some of the lanes."""
+        for name in self.__slots__:
+            setattr(self, name, getattr(self, name)[left])
+
+
 @dataclass(slots=True)
 class _Making:
     """Passes in the making, arrays [lanes] and [lanes, groups]."""
 
-    lanes: Ints
     base: Ints
-    begin: Array
     until: Array
     """What has arrived, in mean gaps."""
     head: Ints
@@ -75,7 +108,6 @@ class _Making:
     loads: list[Array]
     """Computed tokens, context, pairs, finishing prompts."""
     under_way: Ints
-    """Prompts that go on in the next pass, or -1."""
     done: Array
     ended: list[tuple[Ints, Ints]] = field(default_factory=list)
     """Lanes of this and prompts whose last pass it is."""
@@ -93,119 +125,125 @@ class PassRecursion:
         self.lengths = self._tokens - self._start
         """[kinds]: of a budget, in all passes of a prompt."""
         self._need = np.where(self.lengths <= self._budget, self.lengths, 1.0)
+        self._any_reused = bool(prompts.reused.any())
 
     def finished(self, streams: Streams, lanes: Lanes) -> Array:
         """Return when the last pass of each prompt that is asked for ends, [lanes, most of them]; no number beyond."""
-        count, groups = lanes.rates.size, self._groups
-        arrivals, kinds = streams.arrivals.ravel(), streams.kinds.ravel()
-        base = lanes.stream * streams.arrivals.shape[1]
-        found = np.full((count, int((lanes.last - lanes.first).max())), np.nan)
-        free, head = lanes.begin_seconds.copy(), lanes.start.copy()
-        under_way, done = np.full((count, groups), -1), np.zeros((count, groups))
-        live = np.arange(count)
-        while live.size:
-            at = head[live] + base[live]
-            rates, carries = lanes.rates[live], (under_way[live] >= 0).any(axis=1)
-            begin = np.where(carries, free[live], np.maximum(free[live], arrivals[at] / rates))
-            making = self._opened(
-                arrivals, kinds, (live, base[live], begin, begin * rates * _CLOSE, head[live]), (under_way, done)
-            )
-            self._deal(arrivals, kinds, making)
-            end = begin + self._seconds(making)
-            free[live], head[live], under_way[live], done[live] = end, making.head, making.under_way, making.done
-            first, last = lanes.first[live], lanes.last[live]
+        kinds, asked = streams.kinds.ravel(), int((lanes.last - lanes.first).max())
+        line = _Line(streams.arrivals.ravel(), kinds, self._need.take(kinds), self.lengths.take(kinds))
+        count = lanes.rates.size
+        found = np.full(count * asked, np.nan)
+        live = _Lives(
+            lanes=np.arange(count),
+            base=lanes.stream * streams.arrivals.shape[1],
+            rates=lanes.rates,
+            first=lanes.first,
+            last=lanes.last,
+            free=lanes.begin_seconds,
+            head=lanes.start,
+            under_way=np.full((count, self._groups), -1),
+            done=np.zeros((count, self._groups)),
+        )
+        while live.lanes.size:
+            carries = live.under_way >= 0
+            next_one = line.arrivals.take(live.head + live.base) / live.rates
+            begin = np.where(carries.any(axis=1), live.free, np.maximum(live.free, next_one))
+            making = self._opened(line, live, carries, begin * live.rates * _CLOSE)
+            self._deal(line, making)
+            live.free = begin + self._seconds(making)
             for places, prompts in making.ended:
-                asked = (prompts >= first[places]) & (prompts < last[places])
-                places, prompts = places[asked], prompts[asked]
-                found[live[places], prompts - first[places]] = end[places]
-            waited_for = (making.under_way >= 0) & (making.under_way < last[:, None])
-            live = live[(making.head < last) | waited_for.any(axis=1)]
-        return found
+                within = (prompts >= live.first.take(places)) & (prompts < live.last.take(places))
+                places, prompts = places[within], prompts[within]
+                found[live.lanes.take(places) * asked + prompts - live.first.take(places)] = live.free.take(places)
+            live.head, live.under_way, live.done = making.head, making.under_way, making.done
+            waited_for = (live.under_way >= 0) & (live.under_way < live.last[:, None])
+            left = (live.head < live.last) | waited_for.any(axis=1)
+            if np.count_nonzero(left) < left.size:
+                live.keep(left)
+        return found.reshape(count, asked)
 
-    def _opened(
-        self, arrivals: Array, kinds: Ints, lanes: tuple[Ints, Ints, Array, Array, Ints], carried: tuple[Ints, Array]
-    ) -> _Making:
+    def _opened(self, line: _Line, live: _Lives, carries: NDArray[np.bool_], until: Array) -> _Making:
         """Begin passes: what is under way goes on, and each group without it takes a prompt while any waits."""
-        live, base, begin, until, head = lanes
-        before = carried[0][live]
-        carries = before >= 0
-        following = head[:, None] + np.cumsum(~carries, axis=1) - 1
-        takes = ~carries & (arrivals[base[:, None] + following] <= until[:, None])
-        prompts, busy = np.where(carries, before, following), carries | takes
-        kind = kinds[base[:, None] + prompts]
-        since = np.where(carries, carried[1][live], self._start[kind])
-        ends = np.where(busy, np.minimum(since + self._budget, self._tokens[kind]), since)
-        last = ends == self._tokens[kind]
+        base = live.base[:, None]
+        following = live.head[:, None] + np.cumsum(~carries, axis=1) - 1
+        takes = ~carries & (line.arrivals.take(base + following) <= until[:, None])
+        prompts, busy = np.where(carries, live.under_way, following), carries | takes
+        kind = line.kinds.take(base + prompts)
+        since = np.where(carries, live.done, self._start.take(kind))
+        tokens = self._tokens.take(kind)
+        ends = np.where(busy, np.minimum(since + self._budget, tokens), since)
+        last = (ends == tokens) & busy
         goes_on = busy & ~last
         making = _Making(
-            lanes=live,
-            base=base,
-            begin=begin,
+            base=live.base,
             until=until,
-            head=head + takes.sum(axis=1),
+            head=live.head + takes.sum(axis=1),
             room=self._budget - (ends - since),
             busy=busy,
-            loads=self._loads(kind, since, ends, last & busy),
+            loads=self._loads(kind, since, ends, last),
             under_way=np.where(goes_on, prompts, -1),
             done=np.where(goes_on, ends, 0.0),
         )
-        places = np.nonzero(last & busy)
-        making.ended.append((places[0], prompts[places]))
+        places = np.flatnonzero(last)
+        making.ended.append((places // self._groups, prompts.ravel().take(places)))
         return making
 
     def _loads(self, kind: Ints, since: Array, ends: Array, last: NDArray[np.bool_]) -> list[Array]:
         """What parts of prompts add to their group."""
-        cached = np.minimum(np.maximum(since, self._reused[kind]), ends) if self._reused.any() else since
+        cached = np.minimum(np.maximum(since, self._reused.take(kind)), ends) if self._any_reused else since
         computed = ends - cached
         context = np.where(computed > 0, cached, 0.0)
         return [computed, context, computed * cached + computed * (computed + 1) / 2, last.astype(np.float64)]
 
-    def _deal(self, arrivals: Array, kinds: Ints, making: _Making) -> None:
+    def _deal(self, line: _Line, making: _Making) -> None:
         """Deal what waits beside what the groups have, one prompt of each lane at a time."""
-        places = np.flatnonzero(making.busy.all(axis=1) & (arrivals[making.base + making.head] <= making.until))
-        room, until, at = making.room[places], making.until[places], making.base[places] + making.head[places]
-        lane, fits, dealt = np.arange(places.size), np.ones(places.size, dtype=np.bool_), []
+        waits = line.arrivals.take(making.base + making.head) <= making.until
+        places = np.flatnonzero(making.busy.all(axis=1) & waits)
+        room, until, at = making.room[places], making.until.take(places), (making.base + making.head).take(places)
+        begins, fits, dealt = np.arange(places.size) * self._groups, np.ones(places.size, dtype=np.bool_), []
         while places.size:
-            group, kind = room.argmax(axis=1), kinds[at]
-            most = room[lane, group]
-            fits &= (arrivals[at] <= until) & (most >= self._need[kind])
+            group = room.argmax(axis=1)
+            most = room.take(begins + group)
+            fits &= (line.arrivals.take(at) <= until) & (most >= line.need.take(at))
             left = np.count_nonzero(fits)
             if not left:
                 break
-            taken = np.minimum(most, self.lengths[kind]) * fits
-            room[lane, group] = most - taken
-            dealt.append((places, group, at, kind, taken))
+            taken = np.minimum(most, line.lengths.take(at)) * fits
+            room.reshape(-1)[begins + group] = most - taken
+            dealt.append((places * self._groups + group, at, taken))
             at = at + fits
             if left < _CROWDED * fits.size:  # lanes whose pass is full are carried along until they are many
                 places, room, until, at = places[fits], room[fits], until[fits], at[fits]
-                lane, fits = lane[:left], fits[fits]
+                begins, fits = begins[:left], fits[fits]
         if dealt:
-            self._put(making, *(np.concatenate(column) for column in zip(*dealt, strict=True)))
+            self._put(line, making, *(np.concatenate(column) for column in zip(*dealt, strict=True)))
 
-    def _put(self, making: _Making, places: Ints, group: Ints, at: Ints, kind: Ints, taken: Array) -> None:
-        """Add first parts of prompts to the passes, arrays [parts]; those of no tokens are of passes that were full."""
+    def _put(self, line: _Line, making: _Making, flat: Ints, at: Ints, taken: Array) -> None:
+        """Add first parts of prompts to the passes, arrays [parts]; those of no tokens are of passes that were full.
+
+        Args: ``flat`` places in [lanes, groups], and in the line.
+        """
         given = np.flatnonzero(taken)
-        places, group, at, kind, taken = places[given], group[given], at[given], kind[given], taken[given]
+        flat, at, taken = flat.take(given), at.take(given), taken.take(given)
+        kind, places, shape = line.kinds.take(at), flat // self._groups, making.busy.shape
         making.head += np.bincount(places, minlength=making.head.size)
-        since, prompts = self._start[kind], at - making.base[places]
+        since, prompts = self._start.take(kind), at - making.base.take(places)
         ends = since + taken
-        last = ends == self._tokens[kind]
-        shape = making.busy.shape
-        flat = places * shape[1] + group
+        last = ends == self._tokens.take(kind)
         for load, added in zip(making.loads, self._loads(kind, since, ends, last), strict=True):
-            load += np.bincount(flat, added, shape[0] * shape[1]).reshape(shape)
+            load += np.bincount(flat, added, making.busy.size).reshape(shape)
         making.ended.append((places[last], prompts[last]))
-        making.under_way[places[~last], group[~last]] = prompts[~last]
-        making.done[places[~last], group[~last]] = ends[~last]
+        if np.count_nonzero(last) < last.size:
+            cut = flat[~last]
+            making.under_way.reshape(-1)[cut] = prompts[~last]
+            making.done.reshape(-1)[cut] = ends[~last]
 
     def _seconds(self, making: _Making) -> Array:
         """Durations, [lanes]: of the slowest group, the one with most tokens or the one with most pairs."""
-        lanes = np.arange(making.lanes.size)
-        busiest = [making.loads[part].argmax(axis=1) for part in (0, 2)]
-        tokens, context, pairs, finishing = (
-            np.concatenate([load[lanes, group] for group in busiest]) for load in making.loads
-        )
+        begins = np.arange(making.head.size) * self._groups
+        busiest = np.concatenate([begins + making.loads[part].argmax(axis=1) for part in (0, 2)])
+        tokens, context, pairs, finishing = (load.take(busiest) for load in making.loads)
         load: Loads = (np.maximum(tokens, 1.0), context, pairs, finishing)
         mean = making.loads[0].mean(axis=1)
         each = self._surface.seconds(load, np.concatenate([mean, mean])).reshape(2, -1)
-        return np.asarray(each.max(axis=0), dtype=np.float64)
+        return np.maximum(each[0], each[1])
