@@ -85,10 +85,16 @@ class Contest(Generic[T]):
     carried: Callable[[T], float]
 
     def likely(self) -> T | None:
-        """Return the best choice by guesses, its queues solved; None where nothing fits. Good, not proven."""
+        """Return the best choice by guesses, its queues solved; None where nothing fits. Good, not proven.
+
+        Of kinds that are solved already it is known well what other numbers of them carry: these come first, for the
+        more is known the less it takes to tell that others carry less.
+        """
         known = 0.0
         while True:
-            choice = self.best(0.0, "guess")
+            choice = self.best(known, "tried") if known else None
+            if choice is None or all(side.exact[column] for side, column in self.columns(choice)):
+                choice = self.best(0.0, "guess")
             if choice is None or solve_open(self.columns(choice), self.aim.rate or known):
                 return choice
             # What carries no more than a choice that is solved already need not be solved in full.

@@ -14,7 +14,7 @@ from planner.offers.programme import Column
 from planner.question import Machines
 from planner.survival import Loss, lost_of_sizes
 
-Rates = Literal["bound", "guess", "exact"]
+Rates = Literal["bound", "guess", "tried", "exact"]
 RELATIVE = 1e-9
 """Rates nearer than this are one."""
 BELOW = 1e-6
@@ -58,6 +58,8 @@ class Side:
         guesses = np.minimum(offers.guess_per_second / unit_per_second, bounds)
         self.guess: Floats = self.left * guesses[self.offer]
         self.exact = np.zeros(self.offer.size, dtype=bool)
+        self._tried = np.zeros(sizes.size, dtype=bool)  # kinds of which a column is solved
+        self._quick = False
         self.queues_solved = 0
         self.most_instances = most_instances
         self.beyond_grid = False
@@ -90,6 +92,7 @@ class Side:
             same = self.offer == offer
             self.rate[same] = np.minimum(self.left[same] * server.pool_capacity(1) / self.unit, self.rate[same])
             self.exact |= same
+            self._quick = True
             self.guess[same] = self.rate[same]
             return float(self.rate[column]) >= wanted
         if wanted > 0 and not server.pool_carries(left, wanted * self.unit):
@@ -99,7 +102,7 @@ class Side:
         # The bound is right for the queue; the root finder's last digits may pass it.
         self.rate[column] = min(server.pool_capacity(left) / self.unit, float(self.rate[column]))
         self._learn(offer, left, float(self.rate[column]), _SOLVED)
-        self.exact[column], self.guess[column] = True, self.rate[column]
+        self.exact[column], self.guess[column], self._tried[offer] = True, self.rate[column], True
         return True
 
     def _learn(self, offer: int, left: int, rate: float, solved: float) -> None:
@@ -124,9 +127,11 @@ class Side:
         return np.asarray(self.devices * device_cost(self.machines), dtype=np.float64)
 
     def rates(self, by: Rates) -> Floats:
-        """Return bounds, guesses, or what is solved and 0 elsewhere; [columns]."""
+        """Return bounds, guesses, those of kinds with a solved column, or what is solved; 0 elsewhere; [columns]."""
         if by == "guess":
             return self.guess
+        if by == "tried":  # queues of one instance alone are solved at once
+            return self.guess if self._quick else np.where(self._tried[self.offer], self.guess, 0.0)
         return np.where(self.exact, self.rate, 0.0) if by == "exact" else self.rate
 
     def staircase(self, most_devices: int, least_rate: float, by: Rates = "bound") -> Ints:

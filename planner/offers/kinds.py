@@ -33,6 +33,8 @@ from planner.offers.known_late import KnownLate
 from planner.question import Question
 from planner.queues.decode_caps import Batches
 from planner.queues.lattice import any_within, first_within, largest_carried, least_of
+from planner.queues.passes import full_passes_per_second
+from planner.queues.prompts import prompts_of
 from planner.workload import running_kv_tokens
 from podplan.records import dataclass
 
@@ -137,7 +139,10 @@ class PrefillKind:
     def _most_carried(self) -> float:
         """What one of any number of instances carries, told by full passes: those of the largest budget serve most."""
         last = self.budgets.prompts.size - 1
-        return _ROUGH * MOST_UTILISATION * self._server(last).saturation_per_second if last >= 0 else 0.0
+        if last < 0 or self.question.queueing == "mixserve":
+            return self.bound_per_second
+        full = full_passes_per_second(self._server(last).machine, prompts_of(self.question.workload))
+        return _ROUGH * MOST_UTILISATION * full
 
     def pool_capacity(self, instances: int) -> float:
         """Largest rate of so many instances within the TTFT limit at any budget; 0 where there is none."""

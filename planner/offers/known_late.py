@@ -1,10 +1,10 @@
 """Prefill instances that are known to be late, and which others must be: those whose passes are nowhere quicker.
 
-Rows of a search come in families: with as many DP groups and the same token budget prompts are dealt to passes alike, and
-where their experts stand differs. A queue of prompts that differ takes a quarter of a second; to set the
-durations of two instances side by side takes half a millisecond. Where all passes of one take at least x times as long
-as those of another with the same groups and budget, it is the other one in a time that runs x times as slowly, or
-slower: at a rate r it is as late as that one at x r, times x.
+Rows of a search come in families: with as many DP groups and the same token budget prompts are dealt to passes alike,
+and where experts stand differs. A queue of prompts that differ takes a quarter of a second; to set the durations of two
+instances side by side takes half a millisecond. Where all passes of one take at least x times as long as those of
+another with the same groups and budget, it is the other one in a time that runs x times as slowly, or slower: at a rate
+r it is as late as that one at x r, times x.
 """
 
 import math
@@ -47,7 +47,8 @@ class _Late:
         if math.isinf(self.tail_seconds):
             return math.inf if part >= 1 else 0.0
         # A wait goes up as 1/(1 - utilisation): by 1/(1 - utilisation) per cent for each per cent of the rate.
-        return slower * self.tail_seconds * min(part, 1.0) ** (1 / max(1 - self.utilisation, 0.01))
+        less = math.pow(min(part, 1.0), 1 / max(1 - self.utilisation, 0.01))
+        return slower * self.tail_seconds * less
 
 
 @dataclass(frozen=True, slots=True)

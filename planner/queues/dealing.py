@@ -28,7 +28,7 @@ _FILLED, _FEWEST, _MOST = 3072, 192, 512
 """Groups of all full passes of a sample, and the fewest and most of these passes."""
 _IN_A_ROW = 3
 _SEED = 0
-_KEPT = 96
+_KEPT = 256
 """Samples: rows of a search that cut prompts alike share them."""
 
 
@@ -67,11 +67,6 @@ class Dealt:
     counts: Array
     """Units that a pass holds."""
 
-    def of(self, lanes: Ints) -> "Dealt":
-        """Return some of the passes, [lanes]."""
-        masses = self.masses[lanes]
-        return Dealt(self.loads[lanes], self.mean_tokens[lanes], masses / masses.sum(), self.counts[lanes])
-
 
 class _Lanes:
     """Passes in the making, one a lane."""
@@ -83,12 +78,12 @@ class _Lanes:
 
     def deal(self, lanes: Ints, kinds: Ints) -> NDArray[np.bool_]:
         """Give a unit to each of some lanes; tell which had room for it."""
-        group = self.room[lanes].argmax(axis=1)
-        taken = self._parcels.taken[kinds]
-        fits = self.room[lanes, group] >= taken - 1e-9
-        lanes, group, kinds = lanes[fits], group[fits], kinds[fits]
-        self.room[lanes, group] -= taken[fits]
-        self.loads[lanes, group] += self._parcels.loads[kinds]
+        room = self.room if lanes.size == self.room.shape[0] else self.room.take(lanes, axis=0)
+        places, taken = lanes * self.room.shape[1] + room.argmax(axis=1), self._parcels.taken.take(kinds)
+        fits = self.room.take(places) >= taken - 1e-9
+        places = places[fits]
+        self.room.reshape(-1)[places] -= taken[fits]
+        self.loads.reshape(-1, 4)[places] += self._parcels.loads.take(kinds[fits], axis=0)
         return np.asarray(fits)
 
     def busiest(self) -> Array:

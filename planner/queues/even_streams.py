@@ -16,6 +16,8 @@ from planner.queues.queueing import Array, gamma_quantiles
 _RAREST = 5e-5
 """Of the longest prompts: a sample holds too few of what is rarer."""
 _LEVELS = 8192
+_KEPT = 24
+"""Streams: a search asks for a dozen sizes, again and again."""
 
 
 def whole_tokens(prompts: Prompts) -> Prompts:
@@ -41,7 +43,7 @@ def without_rarest(prompts: Prompts, longest: Array) -> Prompts:
     return whole_tokens(Prompts(merged(prompts.tokens), merged(prompts.reused), kept))
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=_KEPT)
 def even_levels(seed: int, streams: int, places: int) -> Array:
     """Levels within 0..1, [streams, places]: one in each of ``streams`` parts at every place, even over all."""
     rng = np.random.default_rng(seed)
@@ -50,7 +52,7 @@ def even_levels(seed: int, streams: int, places: int) -> Array:
     return np.asarray((parts + within) / streams, dtype=np.float64)
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=_KEPT)
 def even_gaps(seed: int, squared_cv: float, streams: int, places: int) -> Array:
     """Gamma gaps of mean 1, [streams, places]."""
     levels = (np.arange(_LEVELS) + 0.5) / _LEVELS

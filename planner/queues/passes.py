@@ -94,6 +94,30 @@ def varied_service(machine: Machine, prompts: Prompts, extra_seconds: float = 0.
     )
 
 
+def full_passes_per_second(machine: Machine, prompts: Prompts) -> float:
+    """Prompts per second of passes that are always full, as of ``varied_service``, without what else is in it."""
+    units, parts = _units(machine, prompts)
+    if machine.ranks == 1:
+        units = _joined(units, parts, prompts)
+    elif _few_cut(machine, units):
+        near = replace(machine, budget_tokens=_rounded_up(machine.budget_tokens))
+        units = _units(near, prompts)[0]
+        _, later = filled(_parcels(units), near.ranks, near.budget_tokens)
+        prompts_of_pass = float(later.mean_tokens.mean()) * near.ranks / units.mean(units.computed)
+        return prompts_of_pass / float(units.weights.sum()) / float(_seconds(near, later) @ later.masses)
+    per_prompt = float(units.weights.sum())
+    most = _most_units(machine, prompts, per_prompt)
+    counts = _counts(math.ceil(most), _EACH, _NODES)[-2:]
+    seconds = np.maximum.accumulate(_durations(machine, units, counts), axis=0) @ _WEIGHTS
+    return most / per_prompt / float(np.interp(most, counts, seconds))
+
+
+def _parcels(units: _Units) -> Parcels:
+    order = np.argsort(units.taken, kind="stable")
+    loads = np.stack([units.computed, units.context, units.pairs, units.finishing], axis=1)
+    return Parcels(loads[order], units.taken[order], units.weights[order] / units.weights.sum())
+
+
 def _sample(machine: Machine, prompts: Prompts, cut: tuple[_Units, Array], extra_seconds: float) -> SampledQueue | None:
     """Return the queue by a sample where several groups share passes: what one holds tells of the next."""
     units, parts = cut
@@ -105,12 +129,11 @@ def _sample(machine: Machine, prompts: Prompts, cut: tuple[_Units, Array], extra
 
 def _dealt_service(machine: Machine, units: _Units, extra_seconds: float) -> Service:
     """Return the service of several groups that share passes of whole prompts: a sample, dealt as the runtime deals."""
-    order = np.argsort(units.taken, kind="stable")
-    loads = np.stack([units.computed, units.context, units.pairs, units.finishing], axis=1)
-    parcels = Parcels(loads[order], units.taken[order], units.weights[order] / units.weights.sum())
+    parcels = _parcels(units)
     full = _full_passes(machine, units, *filled(parcels, machine.ranks, machine.budget_tokens))
     counts = _counts(full.largest, _EACH_DEALT, _NODES_DEALT)
-    kinds = _levels(machine, dealt(parcels, machine.ranks, machine.budget_tokens, counts))
+    several = dealt(parcels, machine.ranks, machine.budget_tokens, counts)
+    kinds = _levels(several.masses, _seconds(machine, several))
     kinds[0] = _single(machine, units, counts[:1])[0]
     kinds = np.maximum.accumulate(kinds, axis=0)
     return Service(
@@ -135,13 +158,14 @@ def _full_passes(machine: Machine, units: _Units, first: Dealt, later: Dealt) ->
     held = [sample.counts * factor for sample in (first, later)]
     largest = math.ceil(max(float(counts.max()) for counts in held))
     order = np.array_split(np.argsort(held[1], kind="stable"), _HELD)
-    groups = [_levels(machine, later.of(lanes))[0] for lanes in order]
+    seconds = _seconds(machine, later)
+    groups = [_levels(later.masses[lanes] / later.masses[lanes].sum(), seconds[lanes])[0] for lanes in order]
     middles = [float(held[1][lanes].mean()) for lanes in order]
     numbers = np.arange(1.0, largest + 1)
     return FullPasses(
         chances=np.stack([_between_whole(counts, largest) for counts in held]),
         held_kinds=np.stack([np.interp(numbers, middles, column) for column in np.array(groups).T], axis=1),
-        kinds=_levels(machine, later)[0],
+        kinds=_levels(later.masses, seconds)[0],
     )
 
 
@@ -154,14 +178,18 @@ def _between_whole(held: Array, largest: int) -> Array:
     return np.asarray(found[1:] / held.size, dtype=np.float64)
 
 
-def _levels(machine: Machine, passes: Dealt) -> Array:
-    """Seconds of passes, means between ``LEVELS``, [..., kinds]."""
+def _seconds(machine: Machine, passes: Dealt) -> Array:
+    """Seconds of passes, [..., lanes]: of the group with most tokens or the one with most pairs."""
     loads = passes.loads.reshape(-1, 4).T
     each = np.repeat(passes.mean_tokens.ravel(), 2)
-    seconds = pass_durations(machine, (loads[0], loads[1], loads[2], loads[3]), each).reshape(-1, 2).max(axis=1)
-    rows = np.atleast_2d(seconds.reshape(passes.masses.shape))
-    order = np.argsort(rows, axis=1)
-    masses = np.take_along_axis(np.atleast_2d(passes.masses), order, axis=1)
+    seconds = pass_durations(machine, (loads[0], loads[1], loads[2], loads[3]), each).reshape(-1, 2)
+    return np.maximum(seconds[:, 0], seconds[:, 1]).reshape(passes.masses.shape)
+
+
+def _levels(masses: Array, seconds: Array) -> Array:
+    """Means of seconds between ``LEVELS``, [..., kinds]; both [..., lanes]."""
+    rows, order = np.atleast_2d(seconds), np.argsort(np.atleast_2d(seconds), axis=1)
+    masses = np.take_along_axis(np.atleast_2d(masses), order, axis=1)
     return means_between(LEVELS, np.cumsum(masses, axis=1), masses, np.take_along_axis(rows, order, axis=1))
 
 
@@ -273,7 +301,7 @@ def _counts(most: int, each: int, nodes: int) -> Array:
 def _durations(machine: Machine, units: _Units, counts: Array) -> Array:
     """Seconds of passes with ``counts`` units, means between ``LEVELS``, [counts, kinds]."""
     few = counts <= machine.ranks
-    rows = [_single(machine, units, counts[few])]
+    rows = [_single(machine, units, counts[few])] if few.any() else []
     if not few.all():
         rows.append(_several(machine, units, counts[~few]))
     return np.concatenate(rows)

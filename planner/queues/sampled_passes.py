@@ -246,4 +246,4 @@ class PassRecursion:
         load: Loads = (np.maximum(tokens, 1.0), context, pairs, finishing)
         mean = making.loads[0].mean(axis=1)
         each = self._surface.seconds(load, np.concatenate([mean, mean])).reshape(2, -1)
-        return np.maximum(each[0], each[1])
+        return np.asarray(np.maximum(each[0], each[1]), dtype=np.float64)

@@ -239,9 +239,10 @@ class SampledQueue:
         work, weights = self.work_seconds, self._prompts.weights
         return float(work**2 @ weights) / float(work @ weights) ** 2 - 1
 
-    def _kinds(self, sizes: _Sizes) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
+    def _kinds(self, sizes: _Sizes, since: int = 0) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
+        """Kinds of the prompts of each stream from place ``since`` on, [streams, places]."""
         below, rare = np.cumsum(self._prompts.weights), _RAREST / (sizes.streams * sizes.counted)
-        levels = even_levels(_SEED, sizes.streams, sizes.places)
+        levels = even_levels(_SEED, sizes.streams, sizes.places)[:, since:]
         levels = np.where(levels > 1 - rare, 1 - 0.7 * rare, levels)
         return np.minimum(np.searchsorted(below, levels), below.size - 1)
 
@@ -251,12 +252,14 @@ class SampledQueue:
         if not missing:
             return
         sizes = self._sizes(_SAMPLE, squared_cv)
-        count, kinds = sizes.streams, self._kinds(sizes)
+        count, settle = sizes.streams, [sizes.settle[node] for node in missing]
+        first = max(settle)
+        since = max(sizes.settle) - first  # the same prompts are counted at each node, whichever are asked for
+        kinds = self._kinds(sizes, since)
         gaps = even_gaps(_SEED + 1, squared_cv, count, sizes.places)
-        arrivals = np.cumsum(gaps, axis=1)
+        arrivals, gaps = np.cumsum(gaps, axis=1)[:, since:], gaps[:, since:]
         rates = self.saturation_per_second * np.array([_NODES[node] for node in missing])
-        first = max(sizes.settle)  # the same prompts are counted at each
-        starts, last = [first - sizes.settle[node] for node in missing], first + sizes.counted
+        starts, last = [first - each for each in settle], first + sizes.counted
         lines = [
             self._line(kinds[:, start:last], gaps[:, start:last], rate, squared_cv)
             for start, rate in zip(starts, rates.tolist(), strict=True)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from planner.instances.decode_candidates import Count
 from planner.instances.space import role_rows
-from planner.offers.choice import Aim, carried_by, settle
+from planner.offers.choice import Aim, carried_by, likely, settle
 from planner.offers.columns import Side
 from planner.offers.decode_offers import decode_offers
 from planner.offers.offer import Offer, Offers
@@ -119,3 +119,22 @@ def test_no_queue_passes_its_bound(asked):
         for number in random.choice(len(own), min(len(own), 3), replace=False):
             rates = [own.build(int(number)).pool_capacity(count) / count for count in (1, 3)]
             assert max(rates) <= own.bound_per_second[number] * (1 + 1e-6)
+
+
+def test_other_numbers_of_a_solved_kind_come_before_other_kinds():
+    """One kind is guessed best, carries half of that and is still the best: others are asked for no less than that."""
+    asked: list[float] = []
+
+    class Slow(Queue):
+        def pool_carries(self, instances: int, rate_per_second: float) -> bool:
+            asked.append(rate_per_second)
+            return super().pool_carries(instances, rate_per_second)
+
+    kinds = [Queue(5.0, 0.0), *(Slow(each, 0.0) for each in (1.0, 2.0, 3.0))]
+    prefill = Side("prefill", POOL, Offers.of([Offer(1, 10.0, lambda kind=kind: kind) for kind in kinds]))
+    decode = Side("decode", POOL, Offers.of([Offer(1, 5.0, lambda: Queue(5.0, 0.0))]))
+
+    choice = likely([prefill, decode], Aim(devices={POOL.budget: 6}, objective="throughput"))
+
+    assert choice is not None and carried_by([prefill, decode], choice) == 15.0
+    assert asked and min(asked) >= 15.0

@@ -10,7 +10,7 @@ from planner.costs.latency import balanced_cost
 from planner.manifest.stepcost import evaluate
 from planner.manifest.terms import StepLoad
 from planner.queues.machine import Machine
-from planner.queues.passes import varied_service
+from planner.queues.passes import full_passes_per_second, varied_service
 from planner.queues.prompts import Prompts, length_kinds, prompts_of
 from planner.search.search import search
 from planner.workload import Lengths, Trace, Traffic, Workload, kinds_of_rows
@@ -134,3 +134,12 @@ def test_a_trace_whose_lengths_covary_is_planned_for() -> None:
     assert workload.length_covariance < 0
     question = replace(small_question(model="qwen3-8b", devices=2), workload=workload)
     assert search(question).best is not None
+
+
+@pytest.mark.parametrize(("ranks", "budget"), [(1, 4096.0), (4, 4096.0), (4, 16384.0)])
+def test_full_passes_alone_carry_what_the_service_says(ranks: int, budget: float) -> None:
+    """One group, few prompts a pass, and passes that are dealt prompt by prompt."""
+    tokens, weights = length_kinds(Lengths(mean=1500.0, squared_cv=1.0))
+    prompts, machine = Prompts(tokens, np.zeros_like(tokens), weights), _machine(ranks, budget)
+    alone = full_passes_per_second(machine, prompts)
+    assert alone == pytest.approx(varied_service(machine, prompts).saturation_per_second, rel=1e-3)
