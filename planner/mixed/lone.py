@@ -27,7 +27,6 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.manifest.stacks import taken
 from planner.mixed.screen import FEWEST, MARGIN, ROWS_AT_ONCE, Floats, Screen
 from planner.question import Question
 from planner.queues.prompts import longest_of, prompts_of
@@ -81,19 +80,7 @@ class Lone:
 
     def of(self, rows: NDArray[np.int64]) -> "Lone":
         """Return some of the instances."""
-        screen = self.screen
-        return Lone(
-            self.question,
-            replace(
-                screen,
-                cost=taken(screen.cost, rows),
-                ranks=screen.ranks[rows],
-                budget_tokens=np.asarray(screen.budget_tokens)[rows],
-                accepted=np.broadcast_to(screen.accepted, screen.ranks.shape)[rows],
-            ),
-            self.limit_seconds[rows],
-            self.most_running[rows],
-        )
+        return Lone(self.question, self.screen.of(rows), self.limit_seconds[rows], self.most_running[rows])
 
     def may_carry(self, rate: Floats) -> NDArray[np.bool_]:
         """Whether single prompts leave time for a rate, [rows]; as many run as in ``Screen.may_carry``."""
@@ -159,10 +146,17 @@ class Lone:
         return np.asarray(late <= MARGIN * self.question.ttft_seconds)
 
 
-def with_budgets(lone: Lone, budgets: Sequence[int]) -> Lone:
-    """Return each of the instances with each of the budgets, [budgets · rows]."""
-    rows = np.tile(np.arange(lone.limit_seconds.size), len(budgets))
-    screen = replace(lone.screen, budget_tokens=np.zeros(lone.limit_seconds.size))
-    found = replace(lone, screen=screen).of(rows)
-    each = np.repeat(np.array(budgets, dtype=np.float64), lone.limit_seconds.size)
-    return replace(found, screen=replace(found.screen, budget_tokens=each))
+def with_budgets(question: Question, screen: Screen, budgets: Sequence[int], limit: Floats, room: Floats) -> Lone:
+    """Return each of the instances with each of the budgets, [budgets · rows].
+
+    Args:
+        question: asks for the limits.
+        screen: the instances, with whatever budget.
+        budgets: of tokens.
+        limit: of the mean step, [rows].
+        room: requests that a rank has room for, [rows] or [budgets, rows].
+    """
+    rows = np.tile(np.arange(limit.size), len(budgets))
+    each = np.repeat(np.array(budgets, dtype=np.float64), limit.size)
+    held = np.broadcast_to(room, (len(budgets), limit.size)).ravel()
+    return Lone(question, replace(screen.of(rows), budget_tokens=each), limit[rows], held)

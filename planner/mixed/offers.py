@@ -18,7 +18,7 @@ from planner.instances.space import Group, Row, row_deployment
 from planner.mixed.candidates import BUDGETS, mixed_room
 from planner.mixed.kinds import KnownBudgets, MixedKind, likely_share, screen_of, step_limit
 from planner.mixed.least import mixed_least
-from planner.mixed.lone import Lone, with_budgets
+from planner.mixed.lone import with_budgets
 from planner.mixed.screen import Screen
 from planner.offers.offer import Offers
 from planner.question import Question
@@ -101,7 +101,7 @@ def _group_offers(
     if not kept.size:
         return Offers.of([])
     left, screen = left[kept], screen.of(kept)
-    lone = with_budgets(Lone(question, screen, limit[left], room[left]), BUDGETS)
+    lone = with_budgets(question, screen, BUDGETS, limit[left], room[left])
     able = np.flatnonzero(lone.may_carry(np.tile(least[left], len(BUDGETS))).reshape(len(BUDGETS), -1).any(axis=0))
     left, screen = left[able], screen.of(able)
     if not left.size:
@@ -127,14 +127,13 @@ def _budgets(question: Question, group: Group, steps: tuple[Screen, Floats], mos
             mixed_room(group.deployment, np.full(most.size, float(budget)), kv, own)
             for budget, own in zip(BUDGETS, held, strict=True)
         ]
-    ).ravel()
-    lone = with_budgets(Lone(question, screen, limit, np.ones(most.size)), BUDGETS)
-    lone = replace(lone, most_running=room)
-    bound, running = lone.screen.bound(lone.limit_seconds, room)
+    )
+    lone = with_budgets(question, screen, BUDGETS, limit, room)
+    bound, running = lone.screen.bound(lone.limit_seconds, lone.most_running)
     bound = lone.bound(np.minimum(bound, np.tile(most, len(BUDGETS))))
     running = np.minimum(running, bound * lone.screen.iterations * lone.limit_seconds / lone.screen.ranks)
     share = likely_share(question, lone.screen.steps(running), lone.screen.iterations, lone.limit_seconds)
-    return KnownBudgets(room.reshape(shape), bound.reshape(shape), (bound * share).reshape(shape))
+    return KnownBudgets(room, bound.reshape(shape), (bound * share).reshape(shape))
 
 
 def _offers(question: Question, group: Group, screen: Screen, known: KnownBudgets, asked: float | None) -> Offers:

@@ -103,11 +103,14 @@ class Screen:
     count: Count
 
     def of(self, rows: NDArray[np.int64]) -> "Screen":
-        """Return the steps of some of the instances."""
+        """Return the steps of some of the instances, in their order; all of them where as many are asked for."""
         if rows.size == self.ranks.size:
             return self
-        accepted = self.accepted[rows] if isinstance(self.accepted, np.ndarray) else self.accepted
-        return replace(self, cost=taken(self.cost, rows), ranks=self.ranks[rows], accepted=accepted)
+        budget, accepted = (
+            each[rows] if isinstance(each, np.ndarray) else each for each in (self.budget_tokens, self.accepted)
+        )
+        cost, ranks = taken(self.cost, rows), self.ranks[rows]
+        return replace(self, cost=cost, ranks=ranks, budget_tokens=budget, accepted=accepted)
 
     @property
     def iterations(self) -> Number:

@@ -33,7 +33,7 @@ def lone_of(question: Question) -> tuple[list[MixedKind], Lone]:
     limit = np.full(room.shape, float(np.max(step_limit(question, held.deployment))))
     screen = group_screen(question, held, BUDGETS[-1], Count())
     kinds = [MixedKind(question, row, row_deployment(held.deployment, row), Count()) for row in held.rows]
-    return kinds, with_budgets(Lone(question, screen, limit, room), BUDGETS)
+    return kinds, with_budgets(question, screen, BUDGETS, limit, room)
 
 
 @pytest.mark.parametrize("squared_cv", [0.0, 1.0])
