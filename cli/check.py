@@ -16,7 +16,7 @@ from cli.options import Json, Text, option, switch
 from cli.output import check_force, print_json, stdout_console
 from cli.parallel import spread
 from cli.progress import bar
-from cli.question_file import Entry, read_questions
+from cli.question_file import Entry, names_questions, read_questions
 from cli.question_options import asks_a_question
 from planner.checks.check import Verdict
 from planner.question import Question
@@ -123,7 +123,7 @@ def _entries(given: Mapping[str, str | None], **own: str | None) -> list[Entry]:
         raise BadInput("give a question file, MODEL with --hw HW, or --manifest FILE; see plan check --help")
     if model is None or "hw" in typed or "manifest" in typed:
         return [Entry(name=model or typed["manifest"], where="", values=typed)]
-    if not (model.lower().endswith((".yaml", ".yml")) or Path(model).is_file()):
+    if not names_questions(model):
         raise BadInput(
             f"--hw: {model[:60]!r} is no question file, and a model needs a machine; add for example --hw cm384"
         )

@@ -17,7 +17,7 @@ from cli.parallel import spread
 from cli.plots import Curve, Plot
 from cli.prices import basis_lines
 from cli.progress import bar
-from cli.question_file import Entry, read_questions
+from cli.question_file import Entry, names_questions, read_questions
 from cli.question_options import asks_a_question, search_flags
 from cli.search_flags import SearchInput, read_search
 from planner.search.search import search
@@ -109,7 +109,7 @@ def _entries(given: Mapping[str, str | None]) -> list[Entry]:
     if model is None:
         raise BadInput("give a question file, or MODEL,... with --hw HW,...; see plan compare --help")
     if "hw" not in typed:
-        if not (model.lower().endswith((".yaml", ".yml")) or Path(model).is_file()):
+        if not names_questions(model):
             raise BadInput(f"--hw: {model[:60]!r} is no question file, and models need machines; add --hw h800,h200")
         others = sorted(typed.keys() - {"model"})
         if others:

@@ -13,7 +13,7 @@ from cli.options import Json, Text, option
 from cli.output import print_json, stderr_console, stdout_console
 from cli.parallel import spread
 from cli.progress import bar, progress
-from cli.question_file import Entry, read_questions
+from cli.question_file import Entry, names_questions, read_questions
 from cli.question_options import asks_a_question, search_flags
 from cli.search_flags import SearchInput, read_search
 from planner.search.nearest import nearest_changes
@@ -76,7 +76,7 @@ def _entry(given: Mapping[str, str | None], name: str | None) -> Entry:
         if name is not None:
             raise BadInput("--name picks a question of a file; leave it out where flags ask the question")
         return Entry(name=model, where="", values=typed)
-    if not (model.lower().endswith((".yaml", ".yml")) or Path(model).is_file()):
+    if not names_questions(model):
         raise BadInput(
             f"--hw: {model[:60]!r} is no question file, and a model needs a machine; add for example --hw h800"
         )

@@ -1,6 +1,7 @@
 """Flags that several commands share: each reader returns a value or names the flag and what would be right."""
 
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -100,7 +101,7 @@ def read_balance(balance: str | None, skew: str | None, model: ModelSpec) -> Bal
 def read_skew(text: str) -> LoadDistribution:
     """Return a stated distribution of expert loads, or the one of a file of loads."""
     path = Path(text)
-    if not path.is_file():
+    if not os.path.isfile(path):
         return parse_skew(text)
     from planner.placement.loadfiles import read_loads  # only measured loads need it
 

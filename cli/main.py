@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from importlib.util import find_spec
 from io import TextIOWrapper
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -100,6 +101,7 @@ def main(arguments: Sequence[str]) -> int:
     """Run ``plan`` with ``arguments`` and return its exit code; errors become one line on stderr."""
     try:
         _check_installation()
+        _check_given(arguments)
         result = app(_with_command(list(arguments)), prog_name="plan", standalone_mode=False)
         sys.stdout.flush()
         return result if isinstance(result, int) else ExitCode.DONE
@@ -143,10 +145,18 @@ def _with_command(arguments: list[str]) -> list[str]:
     return [DEFAULT, *arguments]
 
 
+def _check_given(arguments: Sequence[str]) -> None:
+    """Raise BadInput where a flag's value is empty, as an unset variable of a script leaves it."""
+    for flag, value in pairwise([*arguments, "end"]):
+        name, given, told = flag.partition("=")
+        if flag.startswith("--") and not (told if given else value).strip():
+            raise BadInput(f"{name} is followed by an empty word; give a value, or leave the flag out")
+
+
 def _may_be_model(word: str) -> bool:
     from models.loader import model_names  # imports YAML, which only a doubtful word is worth
 
-    return bool(close_names(word, model_names())) or Path(word).exists()
+    return bool(close_names(word, model_names())) or os.path.exists(word)
 
 
 def _check_installation() -> None:

@@ -1,5 +1,6 @@
 """Question files: YAML whose keys are the long flags of a question; ``questions`` holds several."""
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -30,6 +31,11 @@ class Entry:
     def get(self, field: str) -> str | None:
         """Return what the question gives for a flag."""
         return self.values.get(field)
+
+
+def names_questions(text: str) -> bool:
+    """Whether a word means a question file: YAML by its name, or a file that is there."""
+    return text.lower().endswith((".yaml", ".yml")) or os.path.isfile(text)
 
 
 def read_questions(

@@ -1,5 +1,6 @@
 """What changes between two deployments, in an operator's words, from the text of their files alone."""
 
+import os
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -49,7 +50,7 @@ class Read:
 
 def read_folder(folder: Path, titles: Mapping[str, str]) -> Read:
     """Return the deployment in a folder; ``titles`` maps an engine's title to its name. BadInput where it is none."""
-    if not folder.is_dir():
+    if not os.path.isdir(folder):
         raise BadInput(f"--diff: {folder} is not a folder; give one that plan deploy wrote")
     files = {path.name: read_text(path) for path in sorted(folder.iterdir()) if path.is_file()}
     found = ORIGIN.match(files.get("README.md", "").partition("\n")[0])

@@ -72,7 +72,8 @@ def read_site(path: Path | None) -> Site:
     """Return the values in ``path``, the defaults for None. Raises BadInput naming the file and the field."""
     if path is None:
         return Site()
-    site = validate(Site, read_yaml(path) or {}, str(path))
+    stated = read_yaml(path)
+    site = validate(Site, {} if stated is None else stated, str(path))  # a file of comments alone states nothing
     if site.model_claim and site.model_host_path:
         raise BadInput(f"{path}: model_claim and model_host_path are two places for the weights; give one")
     if site.http_port == site.router_port:

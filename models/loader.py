@@ -1,5 +1,6 @@
 """From a name or a path to a ModelSpec."""
 
+import os
 from functools import cache
 from pathlib import Path
 
@@ -24,7 +25,7 @@ def load_model(name_or_path: str) -> ModelSpec:
     if catalogue and "/" not in name_or_path:
         return _read_catalogue(catalogue)
     path = Path(name_or_path)
-    if name_or_path.strip() and "\0" not in name_or_path and _exists(path):
+    if name_or_path.strip() and "\0" not in name_or_path and os.path.exists(path):
         return _read_path(path)
     if catalogue:
         return _read_catalogue(catalogue)
@@ -64,13 +65,6 @@ def _read_catalogue(name: str) -> ModelSpec:
     if spec.name != name:
         raise BadInput(f"{catalogue_path(name)}: name is {spec.name!r} and must be {name!r}, as its file is called")
     return spec
-
-
-def _exists(path: Path) -> bool:
-    try:
-        return path.exists()
-    except OSError:  # a name longer than the file system takes
-        return False
 
 
 def _read_path(path: Path) -> ModelSpec:

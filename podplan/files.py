@@ -58,15 +58,19 @@ def read_yaml(path: Path) -> object:
 def check_file(path: Path, *, force: bool, flag: str | None = None) -> None:
     """Raise BadInput where ``path`` is a folder, or is there already and ``force`` is false; ``flag`` named it."""
     told = f"{flag}: {path}" if flag else f"{path}"
+    with writing(path):
+        there = path.exists()
     if path.is_dir():
         raise BadInput(f"{told} is a folder; give the name of a file")
-    if path.exists() and not force:
+    if there and not force:
         raise BadInput(f"{told} exists already; give --force to replace it")
 
 
 def check_folder(folder: Path, names: Iterable[str], *, force: bool, flag: str) -> None:
     """Raise BadInput where ``folder`` is a file, or one of the names is there already and ``force`` is false."""
-    if folder.exists() and not folder.is_dir():
+    with writing(folder):
+        there = folder.exists()
+    if there and not folder.is_dir():
         raise BadInput(f"{flag}: {folder} is a file; give a folder")
     for name in names:
         check_file(folder / name, force=force, flag=flag)

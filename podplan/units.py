@@ -43,13 +43,14 @@ _PERIODS = {
     "day": DAY_SECONDS,
 }
 _COUNTS = {"": 1.0, "k": KILO, "m": MEGA, "g": GIGA, "b": GIGA}
+_MOST = 1e18
 _NUMBER = re.compile(r"\s*([+-]?(?:[0-9][0-9_,]*\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)\s*(.*?)\s*", re.DOTALL)
 
 
 def parse_duration(text: str, what: str, *, allow_zero: bool = False) -> float:
     """Return the seconds that ``text`` (``50ms``, ``1.5s``, ``3min``) stands for.
 
-    Raises BadInput naming ``what`` for a missing or unknown unit, a negative or infinite value, and zero
+    Raises BadInput naming ``what`` for a missing or unknown unit, a negative value or one of 1e18 on, and zero
     unless ``allow_zero``.
     """
     number, unit = _split(text, what, "2s or 500ms")
@@ -66,7 +67,7 @@ def parse_duration(text: str, what: str, *, allow_zero: bool = False) -> float:
 def parse_rate(text: str, what: str, *, allow_zero: bool = False) -> float:
     """Return the events per second that ``text`` (``12.5/s``, ``600/min``) stands for.
 
-    Raises BadInput naming ``what`` for a missing or unknown period, a negative or infinite value, and zero
+    Raises BadInput naming ``what`` for a missing or unknown period, a negative value or one of 1e18 on, and zero
     unless ``allow_zero``.
     """
     number, unit = _split(text, what, "12.5/s or 600/min")
@@ -80,8 +81,8 @@ def parse_rate(text: str, what: str, *, allow_zero: bool = False) -> float:
 def parse_count(text: str, what: str, *, allow_zero: bool = False) -> int:
     """Return the whole number that ``text`` (``4096``, ``128k`` = 128 000, ``1.5M``) stands for.
 
-    The suffixes are decimal. Raises BadInput naming ``what`` for an unknown suffix, a fraction, a negative or
-    infinite value, and zero unless ``allow_zero``.
+    The suffixes are decimal. Raises BadInput naming ``what`` for an unknown suffix, a fraction, a negative
+    value or one of 1e18 on, and zero unless ``allow_zero``.
     """
     number, unit = _split(text, what, "4096 or 128k")
     factor = _factor(_COUNTS, unit, text, what, "k, M or G")
@@ -161,8 +162,8 @@ def _factor(table: dict[str, float], unit: str, text: str, what: str, accepted: 
 
 
 def _checked(value: float, text: str, what: str, allow_zero: bool) -> float:
-    if not math.isfinite(value):
-        raise BadInput(f"{what}: {_quote(text)} is too large to be meant; give a finite value")
+    if not abs(value) < _MOST:
+        raise BadInput(f"{what}: {_quote(text)} is too large to be meant; give less than 1e18")
     if value < 0:
         raise BadInput(
             f"{what}: {_quote(text)} is negative; give a value {'of zero or more' if allow_zero else 'above zero'}"

@@ -151,6 +151,14 @@ def test_a_file_that_resembles_a_command_is_a_model(tmp_path: Path, monkeypatch:
         (["models", "--jsn"], "--jsn"),
         (["models", "deepseek-r1", "more"], "(more); see plan models --help"),
         (["--version=3"], "--version"),
+        (["place", "loads.csv", "--devices", "4", "--out", ""], "--out is followed by an empty word"),
+        (["qwen3-8b", "--hw=", "--devices", "1"], "--hw is followed by an empty word"),
+        (["search", "qwen3-8b", "--hw", " "], "--hw is followed by an empty word"),
+        (["place", "loads.csv", "--devices", "4", "--out", "n" * 5000], "cannot be written"),
+        (["calibrate", "timed.csv", "--hw", "h100", "--out", "n" * 5000 + ".yaml"], "cannot be written"),
+        (["check", "n" * 5000], "is no question file"),
+        (["predict", "n" * 5000, "--hw", "h100", "--phase", "decode", "--strategy", "TP=1"], "nnn"),
+        (["qwen3-30b-a3b", "--hw", "h100", "--devices", "1", "--expert-skew", "n" * 5000], "--expert-skew"),
     ],
 )
 def test_wrong_usage_is_one_sentence(arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:

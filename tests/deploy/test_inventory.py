@@ -110,6 +110,9 @@ def test_site_values_are_strict_and_find_their_inventory(tmp_path: Path) -> None
     path.write_text("namespce: serving\n", encoding="utf-8")
     with pytest.raises(BadInput, match="namespce is not a known key; did you mean namespace"):
         read_site(path)
+    path.write_text("[]\n", encoding="utf-8")
+    with pytest.raises(BadInput, match="must be a mapping"):
+        read_site(path)
     path.write_text("namespace: 'a; rm -rf /'\n", encoding="utf-8")
     with pytest.raises(BadInput, match="namespace"):
         read_site(path)

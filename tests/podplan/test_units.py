@@ -49,7 +49,24 @@ def test_a_missing_unit_is_answered_with_examples() -> None:
 
 @pytest.mark.parametrize("parse", [parse_duration, parse_rate, parse_count])
 @pytest.mark.parametrize(
-    "text", ["", "x", "nan", "inf", "-3s", "-3/s", "-3", "5 parsecs", "1e400s", "1,5s", "٣s", "9" * 400]
+    "text",
+    [
+        "",
+        "x",
+        "nan",
+        "inf",
+        "-3s",
+        "-3/s",
+        "-3",
+        "5 parsecs",
+        "1e400s",
+        "1e19s",
+        "1e308/s",
+        "1e18",
+        "1,5s",
+        "٣s",
+        "9" * 400,
+    ],
 )
 def test_what_is_no_quantity_is_bad_input(parse: object, text: str) -> None:
     """Whatever is typed, the answer is one sentence that names the flag."""
