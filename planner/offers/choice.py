@@ -5,6 +5,7 @@ carry.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -139,6 +140,18 @@ def likely(sides: Sequence[Side], aim: Aim) -> Choice | None:
 def settle(sides: Sequence[Side], aim: Aim, least_rate: float = 0.0) -> Choice | None:
     """Return the best choice over all columns, as ``Contest.settle``."""
     return _contest(sides, aim).settle(least_rate)
+
+
+def sufficient(sides: Sequence[Side], aim: Aim) -> Choice | None:
+    """Return columns that carry the asked rate, the first that are found; None where none is likely to.
+
+    How much they carry is not solved: the best guess comes first, for it most likely carries enough.
+    """
+    most = replace(aim, objective="throughput")
+    while (choice := best_choice(sides, most, by="guess")) is not None:
+        if all(side.carries(column, aim.rate or 0.0) for side, column in zip(sides, choice, strict=True)):
+            break
+    return choice
 
 
 def solve_open(chosen: Iterable[tuple[Side, int]], wanted: float) -> bool:

@@ -95,15 +95,27 @@ class Side:
             self._quick = True
             self.guess[same] = self.rate[same]
             return float(self.rate[column]) >= wanted
-        if wanted > 0 and not server.pool_carries(left, wanted * self.unit):
-            self.rate[column] = min(float(self.rate[column]), wanted * (1 - BELOW))
-            self._learn(offer, left, float(self.rate[column]), 1.0)
+        if wanted > 0 and not self.carries(column, wanted):
             return False
         # The bound is right for the queue; the root finder's last digits may pass it.
         self.rate[column] = min(server.pool_capacity(left) / self.unit, float(self.rate[column]))
         self._learn(offer, left, float(self.rate[column]), _SOLVED)
         self.exact[column], self.guess[column], self._tried[offer] = True, self.rate[column], True
         return True
+
+    def carries(self, column: int, wanted: float) -> bool:
+        """Whether a column carries ``wanted``; otherwise it is bounded below that."""
+        offer, left = int(self.offer[column]), int(self.left[column])
+        if self.exact[column]:
+            return float(self.rate[column]) >= wanted
+        if self.server(offer).independent:
+            return self.solve(column, wanted)
+        if self.server(offer).pool_carries(left, wanted * self.unit):
+            return True
+        self._stairs.clear()
+        self.rate[column] = min(float(self.rate[column]), wanted * (1 - BELOW))
+        self._learn(offer, left, float(self.rate[column]), 1.0)
+        return False
 
     def _learn(self, offer: int, left: int, rate: float, solved: float) -> None:
         """Guess that other numbers of a kind's instances carry as much each as ``left`` do, or no more than guessed.

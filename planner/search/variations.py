@@ -9,7 +9,7 @@ from dataclasses import replace
 from planner.instances.space import ROLES, Role, Row, role_rows
 from planner.mixed.kinds import MixedKind
 from planner.mixed.offers import mixed_offers
-from planner.offers.choice import carried_by, likely
+from planner.offers.choice import carried_by, likely, sufficient
 from planner.offers.columns import Side
 from planner.offers.kinds import DecodeKind, PrefillKind
 from planner.plans.quantised import in_formats
@@ -70,7 +70,7 @@ def _carried(question: Question, pools: Pools, rows: Rows | None) -> float:
 
 
 def has_plan(question: Question) -> bool:
-    """Whether a question has a plan: any will do, so the likely one is tried before all bounds are refuted."""
+    """Whether a question has a plan: any will do, so likely ones are tried before all bounds are refuted."""
     asked, costing = in_formats(question), Costing()
     return any(_has_plan(each, gather(each, costing=costing)) for each in asked)
 
@@ -78,5 +78,5 @@ def has_plan(question: Question) -> bool:
 def _has_plan(question: Question, pools: Pools) -> bool:
     aim = aim_of(question)
     parts = compatible(question, pools) if pools.prefill.offers and pools.decode.offers else []
-    likely_one = any(likely(part.sides, aim) is not None for part in parts)
-    return likely_one or isinstance(choose(question, pools, aim), Chosen)
+    found = sufficient if aim.rate is not None else likely
+    return any(found(part.sides, aim) is not None for part in parts) or isinstance(choose(question, pools, aim), Chosen)

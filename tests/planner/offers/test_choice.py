@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from planner.instances.decode_candidates import Count
 from planner.instances.space import role_rows
-from planner.offers.choice import Aim, carried_by, likely, settle
+from planner.offers.choice import Aim, carried_by, likely, settle, sufficient
 from planner.offers.columns import Side
 from planner.offers.decode_offers import decode_offers
 from planner.offers.offer import Offer, Offers
@@ -138,3 +138,17 @@ def test_other_numbers_of_a_solved_kind_come_before_other_kinds():
 
     assert choice is not None and carried_by([prefill, decode], choice) == 15.0
     assert asked and min(asked) >= 15.0
+
+
+@pytest.mark.parametrize("rate", [10.0, 24.0, 31.0])
+def test_what_suffices_is_found_without_solving_how_much_it_carries(rate: float) -> None:
+    """Any columns that carry the rate, where there are some; no queue is asked for more."""
+    queues = [Queue(4.0, 0.5), Queue(5.0, 0.0)]
+    offers = [Offer(1, 2 * queue.each, lambda queue=queue: queue) for queue in queues]
+    own = Side("prefill", POOL, Offers.of(offers))
+    found = sufficient([own], Aim(devices={POOL.budget: 6}, objective="chips", rate=rate))
+
+    assert (found is None) == (rate > 30)
+    if found is not None:
+        assert own.server(int(own.offer[found[0]])).pool_carries(int(own.left[found[0]]), rate)
+        assert not own.exact.any()
