@@ -26,6 +26,8 @@ _UNITS_PER_STEP = (8, 4, 2)
 _MOST_STATES = 160
 _CELLS = 28
 _NEGLIGIBLE = 2e-6
+_LEAST_LEFT = 0.01
+"""Of the time, that prompts leave at least."""
 _GROUPS, _TAIL = 8, 0.94
 
 
@@ -98,7 +100,7 @@ def rank_state(table: StepTable, running: float, rate: float, dispersion: float)
     """
     for fine in _UNITS_PER_STEP:
         steps = prompt_steps(table, running, fine)
-        reach = _reach(steps, rate, dispersion)
+        reach = most_units(steps, rate, dispersion)
         if reach <= _MOST_STATES:
             break
     if not math.isfinite(reach):
@@ -110,17 +112,33 @@ def rank_state(table: StepTable, running: float, rate: float, dispersion: float)
     working = np.append(0.0 if idle else chances[0], chances[1:])
     total = float(working.sum())
     mean = float(working @ seconds) / total
-    alone = float(np.interp(running, table.running, table.alone))
     return PromptState(
         mean_step_seconds=mean,
         step_variance=float(working @ (seconds - mean) ** 2) / total,
         prompt_steps=float(chances[1:].sum()) / total,
         sojourn=cache(partial(_sojourn, steps, chances, rate, dispersion, idle)),
-        per_prompt=lambda: max(mean - alone, 0.0) / (alone * rate),  # prompts on one rank add up
+        per_prompt=cache(partial(_per_prompt, steps, chances, rate)),
     )
 
 
-def _reach(steps: PromptSteps, rate: float, dispersion: float) -> float:
+def _per_prompt(steps: PromptSteps, chances: Array, rate: float) -> float:
+    """Seconds by which one more prompt delays steps: those that it adds to what is computed, and what comes meanwhile.
+
+    Beside others it adds less than they do on average, for experts are read once. What finds no room in the next step
+    is counted as a part of full steps.
+    """
+    units = np.arange(float(chances.size))
+    places, seconds = np.arange(float(steps.seconds.size)), steps.seconds
+    more = np.minimum(units + steps.per_prompt, steps.room)
+    now = np.minimum(units, steps.room)
+    full = float(seconds[-1] - seconds[0]) / steps.room
+    adds = np.interp(more, places, seconds) - np.interp(now, places, seconds)
+    adds += (steps.per_prompt - (more - now)) * full
+    each = float(chances @ np.maximum(adds, 0.0))
+    return each / max(1 - rate * each, _LEAST_LEFT)
+
+
+def most_units(steps: PromptSteps, rate: float, dispersion: float) -> float:
     """Units that all but never wait, by heavy traffic's decay; infinite where prompts come faster than they go."""
     drift = steps.takes - rate * steps.seconds * steps.per_prompt
     if drift[-1] <= 0:

@@ -6,7 +6,8 @@ alone takes, b: F_c(b) / F_1(b) times as often as at random, with F_c the distri
 average is G/G/1's wait over M/G/1's, with the share of prompts that meet others as the load.
 
 Ref: W. Kraemer and M. Langenbach-Belz, Approximate formulae for the delay in the queueing system GI/G/1, 8th
-International Teletraffic Congress, 1976; the use made of it is derived here and held against the runtime.
+International Teletraffic Congress, 1976; the use made of it is derived here and held against the runtime. How many
+requests are beside and behind one: Palm's distribution of a renewal process.
 """
 
 import math
@@ -33,6 +34,46 @@ def gap_beyond(gaps: Array, phases: int) -> Array:
     i = np.arange(phases)
     factorials = np.cumsum(np.log(np.maximum(i, 1)))
     return np.asarray(np.exp(i * np.log(np.maximum(scaled, 1e-300)) - scaled - factorials).sum(axis=-1))
+
+
+def extra_beside(gaps: float, dispersion: float) -> float:
+    """Requests that run beside one, beyond as many as at any time, where each runs for so many mean gaps.
+
+    Variance over mean of what comes within such a time, less 1 (D. R. Cox and P. A. W. Lewis, The Statistical Analysis
+    of Series of Events, 1966, chapter 4); bursts are taken as if they came at once.
+
+    >>> round(extra_beside(0.01, 0.125), 3), round(extra_beside(100.0, 0.125), 3)  # nobody else; d - 1
+    (-0.01, -0.872)
+    """
+    return dispersion - 1 if dispersion >= 1 else 2 * _gone_by(gaps, dispersion) / gaps
+
+
+def extra_behind(step: float, gaps: float, dispersion: float) -> float:
+    """Prompts that come within so many gaps behind the ``step`` in which another came, beyond as many as at any time.
+
+    Args: ``step`` and ``gaps`` in mean gaps. All in all (d - 1)/2 behind the prompt itself; what of it falls into its
+    own step is left out, but for bursts, which are taken as behind it.
+
+    >>> round(extra_behind(0.001, 100.0, 0.125), 3)
+    -0.437
+    """
+    if dispersion >= 1:
+        return (dispersion - 1) / 2
+    both, rest, own = (_gone_by(each, dispersion) for each in (step + gaps, gaps, step))
+    return (both - rest - own) / step
+
+
+def _gone_by(gaps: float, dispersion: float) -> float:
+    """Integral over so many mean gaps of the prompts that came since one did, less the gaps gone by.
+
+    Of c phases a gap, those since the last prompt, over c, are what has gone by without one: their mean is (c - 1)/2
+    and what (1 - w)^-1 exp(c x (w - 1)) takes away, summed over the other roots w of w^c = 1.
+    """
+    phases = min(max(math.ceil(1 / dispersion - 1e-9), 2), _MOST_PHASES)
+    roots = np.exp(2j * np.pi * np.arange(1, phases) / phases)
+    settling = (np.expm1(phases * gaps * (roots - 1)) / (phases * (roots - 1)) / (np.conj(roots) - 1)).sum()
+    since = (phases - 1) / 2 * gaps + float(settling.real)
+    return -since / phases * (1 - dispersion) / (1 - 1 / phases)
 
 
 def with_mates(counts: Array, mates: float) -> Array:

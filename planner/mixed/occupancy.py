@@ -69,9 +69,10 @@ class Running:
         return max(float(self.steps[-1] - self.steps[0]) / float(self.nodes[-1] - self.nodes[0]), 0.0)
 
     @property
-    def nearest(self) -> PromptState:
-        """The chain whose running requests are nearest to their mean."""
-        return self.states[int(np.argmin(np.abs(self.nodes - self.mean)))]
+    def nearest(self) -> tuple[float, PromptState]:
+        """(running requests, chain) of the node that is nearest to their mean."""
+        place = int(np.argmin(np.abs(self.nodes - self.mean)))
+        return float(self.nodes[place]), self.states[place]
 
     @property
     def weights(self) -> Array:
@@ -85,15 +86,14 @@ class Running:
 
 
 def occupancy(
-    steps_per_second: float, nodes: Array, states: list[PromptState], most: float, company: tuple[float, float]
+    steps_per_second: float, nodes: Array, states: list[PromptState], most: float, company: float
 ) -> Running | None:
     """Return the running requests, at most ``most``; None where an instance with all places taken does not keep up.
 
         pi(n) / pi(n-1) = rate · I · step(n) / n
 
     the step straight between the chains at ``nodes`` and beyond them. Past the most that run, requests wait in line.
-    Requests that come in bursts run beside each other: ``company`` is how many more run beside a request than at any
-    time, and the seconds that their prompts add to each of its steps (both below 0 where arrivals are even).
+    ``company``: how many more requests run beside one than at any time; below 0 where arrivals are even.
     """
     count = max(math.floor(most), 1)
     steps = np.array([state.mean_step_seconds for state in states])
@@ -103,9 +103,9 @@ def occupancy(
     if not numbers.size:  # far more want to run than have a place
         return None
     gradient = max(float(steps[-1] - steps[0]) / float(nodes[-1] - nodes[0]), 0.0) if nodes[-1] > nodes[0] else 0.0
-    seen = np.maximum(numbers + company[0], 1.0)
+    seen = np.maximum(numbers + company, 1.0)
     beyond = np.maximum(seen - nodes[-1], 0.0) + np.minimum(seen - nodes[0], 0.0)
-    seconds = np.maximum(np.interp(seen, nodes, steps) + gradient * beyond + company[1], steps[0] * _LEAST)
+    seconds = np.maximum(np.interp(seen, nodes, steps) + gradient * beyond, steps[0] * _LEAST)
     ratios = steps_per_second * seconds / numbers
     full = steps_per_second * (float(seconds[-1]) + gradient * (count - float(numbers[-1]))) / count
     if numbers[-1] >= count and ratios[-1] >= 1:

@@ -7,8 +7,11 @@ and they make both the running requests, averaged over a residence, and the prom
 Ref: clusters of self-exciting arrivals, A. G. Hawkes, Biometrika 58:83, 1971; the rest is derived here.
 """
 
+import math
+
 import numpy as np
 
+from planner.mixed.even import extra_behind
 from planner.queues.decode_queue import residence_variance
 from planner.queues.queueing import Array, gamma_nodes, gamma_quantiles
 from planner.workload import Lengths
@@ -33,16 +36,18 @@ class Pace:
     running_variance: float
     slope: float
     """Seconds that one more running request adds to a step, with the prompts that come meanwhile."""
-    slope_at_once: float
-    """Seconds that it adds without them."""
     per_prompt: float
     """Seconds by which one more prompt delays steps, with what comes meanwhile."""
     work_squared_cv: float
     """Of the tokens of a prompt that are to be computed."""
     dispersion: float = 1.0
     """Variance over mean of the prompts that come over long times; 1 for Poisson arrivals."""
+    bare: tuple[Array, Array]
+    """Running requests, and seconds of steps of so many without prompts."""
     step_variance: float
     """Of single steps by their prompts, in squared seconds: means over a residence vary no more."""
+    behind_seconds: float | None = None
+    """By which the steps of a mean answer are longer for the prompts behind its own, where that is known exactly."""
 
     def variance(self, lengths: Array, iterations: Lengths) -> Array:
         """Variance of the mean step time over a residence, in squared seconds; ``lengths`` over the mean one.
@@ -68,9 +73,15 @@ class Pace:
         """Prompts that come while one prompt delays steps, those that come meanwhile included, and itself."""
         return 1 + self.rate_per_second * self.per_prompt
 
+    @property
+    def _coming_dispersion(self) -> float:
+        """Variance over mean of the prompts of many steps: long ones bring more others."""
+        delayed = 1 - 1 / self.cluster  # share of the time that steps take for prompts
+        return self.cluster**2 * (self.dispersion + delayed**2 * self.work_squared_cv)
+
     def _coming(self, iterations: Lengths) -> float:
         """How much more running requests vary than of prompts that come one by one, over long times."""
-        coming = self.cluster**2 * self.dispersion
+        coming = self._coming_dispersion
         return coming - min(iterations.squared_cv, 1.0) * (coming - 1) / 2
 
     def _own(self, steps: Array) -> Array:
@@ -95,21 +106,54 @@ class Pace:
     def seen_longer(self, iterations: Lengths) -> float:
         """How much longer steps are to requests that run than on average over steps.
 
-        Requests begin to run with the prompts of a step, among those that come behind them: for prompts alike, a step
-        that is longer than one without prompts by x ends x/p0 of them, so that theirs are longer by what their mean has
-        in common with the first of them, v (1 - h^steps)/(1 - h)/steps (``_own``). Of prompts that differ, only what a
-        step keeps of the one before it, h², and the share of their number in what it has anew, d/(w + d), bring as many
-        requests as seconds. And as prompts come in clusters, more requests run while steps are longer by them, and add
-        to these at once.
+        Requests begin to run with the prompts of a step, among those that come behind them (``behind_seconds``), and
+        more than one request by itself makes others run beside it.
+        """
+        behind = self.behind_seconds
+        if behind is None:
+            behind = self._behind(iterations.mean)
+        return float(1 + (behind / iterations.mean + self._beside(iterations)) / self.step_seconds)
+
+    def _behind(self, steps: float) -> float:
+        """Seconds by which so many steps behind a request's own prompt are longer than as many on average.
+
+        For prompts alike, a step that is longer than one without prompts by x ends x/p0 of them, so that theirs are
+        longer by what their mean has in common with the first of them, v (1 - h^steps)/(1 - h) (``_own``). Of prompts
+        that differ, only what a step keeps of the one before it, h², and the share of their number in what it has anew,
+        d/(w + d), bring as many requests as seconds. And of prompts that do not come at random more or fewer follow.
+        """
+        single, kept, _ = self._memory(np.array([steps]))
+        number = self.dispersion / (self.work_squared_cv + self.dispersion)
+        common = single * (kept**2 + (1 - kept**2) * number) / (1 - kept) / self.step_seconds
+        gap = self.rate_per_second * self.step_seconds
+        follow = extra_behind(gap, gap * steps, self.dispersion) if self.dispersion != 1 else 0.0
+        return float((1 - kept**steps) * (common + self.per_prompt * follow))
+
+    def _beside(self, iterations: Lengths) -> float:
+        """Seconds by which a step is longer for the requests that the prompts behind others bring.
+
+        As prompts come in clusters, c² times as many requests run beside one as would by themselves, and d times as
+        arrivals are; the latter are counted in ``running``. Each adds ``slope``, which like the cluster takes time: of
+        both a residence sees Phi = E[max(1 - |Z|/I, 0)], Z what lies between, in steps. Its number is h^|Z| on either
+        side for the requests alone, and that and a delay of h^Z for what comes while they are slower. To first order:
+        that these slow others down in turn is left out.
         """
         steps = iterations.mean
-        single, kept, shown = self._memory(np.array([steps]))
-        number = self.dispersion / (self.work_squared_cv + self.dispersion)
-        common = single * (1 - kept**steps) / (steps * (1 - kept)) * (kept**2 + (1 - kept**2) * number)
-        together = (
-            self.slope_at_once * self.running_variance * (self._coming(iterations) - 1) * float(shown[0]) / self.running
-        )
-        return float(1 + (common / self.step_seconds + max(together, 0.0)) / self.step_seconds)
+        _, kept, shown = self._memory(np.array([steps]))
+        after = np.arange(1.0, math.ceil(steps) + 1)
+        late = float((np.maximum(1 - after / steps, 0.0) * after) @ kept ** (after - 1))
+        late += kept / (1 - kept) ** 2 * float(shown[0])
+        late *= (1 - kept) ** 2 / (1 + kept)
+        seen = (float(shown[0]) + (self.cluster - 1) * late) / self.cluster
+        more = (self._coming_dispersion * seen - self.dispersion) * (1 - min(iterations.squared_cv, 1.0) / 2)
+        return self._slope_over(more) * more
+
+    def _slope_over(self, more: float) -> float:
+        """Seconds that each of so many more running requests adds to a step: where few run a step grows by more."""
+        if more <= 0:
+            return self.slope
+        few, many = np.interp([self.running, self.running + more], *self.bare)
+        return min(self.slope, self.cluster * float(many - few) / more)
 
     def paces(self, iterations: Lengths) -> tuple[Array, Array, Array]:
         """Requests as point masses: mean seconds per step over their residence, the residence, mass; [points] each."""

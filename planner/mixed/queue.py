@@ -15,7 +15,9 @@ from functools import cached_property, partial
 
 import numpy as np
 
+from planner.mixed.behind import seconds_behind
 from planner.mixed.chain import PromptState, rank_state
+from planner.mixed.even import extra_beside
 from planner.mixed.occupancy import Running, crossing, least_step, occupancy
 from planner.mixed.pace import Pace
 from planner.mixed.rank_line import RankLine
@@ -33,6 +35,8 @@ _CLOSE = 1.0
 _SOLVED = 3
 _SELDOM = 0.005
 _REMEMBERED = 8
+_BEHIND = 0.03
+"""A prompt's delay over an answer from which on, on one rank, the steps behind a prompt are followed one by one."""
 _MOST_FOLLOWS, _ALIKE = 0.8, 0.02
 """Of a step: how much of a change of the running requests comes back to them at most, and what of it is none."""
 
@@ -223,39 +227,32 @@ class MixedQueue:
             room = most
             if mean + 6 * deviation > most:  # prompts that are computed take places, too
                 room -= rate * states[middle].mean_sojourn_seconds
-            company = self._company(rate, dispersion, float(nodes[middle]), float(steps[middle]))
+            company = extra_beside(offered * float(steps[middle]), dispersion)
             found = occupancy(offered, nodes, states, room, company)
             if found is None or abs(found.mean - mean) <= _CLOSE * deviation:
                 break
         return found
 
-    def _company(self, rate: float, dispersion: float, running: float, step: float) -> tuple[float, float]:
-        """Requests beside one that come with it, and the seconds that the prompts of half of them add to its steps.
-
-        Arrivals whose number has a dispersion d come with d - 1 others (Palm's distribution, Cox and Lewis 1966). Even
-        ones keep no more away than would come while a request runs.
-        """
-        alone = float(np.interp(running, self.table.running, self.table.alone))
-        per_prompt = max(step - alone, 0.0) / (alone * rate)
-        others = max(dispersion - 1, -rate * self.aggregate.iterations.mean * step)
-        return others, others / 2 * per_prompt / self.aggregate.iterations.mean
-
     def _pace(self, rate: float, dispersion: float, occupied: Running, step: float) -> Pace:
         """Return what makes steps long and short; what a prompt adds is taken from the chain about the mean."""
         new, weights = self.aggregate.new_tokens, self.aggregate.prompts.weights
-        places = max(occupied.mean, 1.0) + np.array([0.0, math.sqrt(max(occupied.mean, 1.0))])
-        alone = np.interp(places, self.table.running, self.table.alone)
+        running, nearest = occupied.nearest
+        per_prompt, iterations = nearest.per_prompt(), self.aggregate.iterations.mean
+        behind = None
+        if self.aggregate.ranks == 1 and per_prompt > _BEHIND * iterations * step:
+            behind = seconds_behind(self.table, running, (rate, dispersion), iterations, per_prompt)
         return Pace(
             rate_per_second=rate,
             step_seconds=step,
             running=occupied.mean,
             running_variance=occupied.variance,
             slope=occupied.slope,
-            slope_at_once=max(float((alone[1] - alone[0]) / (places[1] - places[0])), 0.0),
-            per_prompt=occupied.nearest.per_prompt(),
+            per_prompt=per_prompt,
+            behind_seconds=behind,
+            bare=(self.table.running, self.table.alone),
             work_squared_cv=float(new**2 @ weights) / self.aggregate.mean_new_tokens**2 - 1,
             dispersion=dispersion,
-            step_variance=occupied.nearest.step_variance,
+            step_variance=nearest.step_variance,
         )
 
     def _answer(self, rate: float, dispersion: float, occupied: "Running") -> MixedState:

@@ -71,9 +71,9 @@ def test_another_sample_tells_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     assert one.step_seconds == pytest.approx(other.step_seconds, rel=0.05)
 
 
-@pytest.mark.parametrize(("ranks", "tpot_error"), [(1, 0.05), (4, 0.14)])
+@pytest.mark.parametrize(("ranks", "tpot_error"), [(1, 0.05), (4, 0.15)])
 def test_against_the_runtime(ranks: int, tpot_error: float) -> None:
-    """Prompts of CV 0.5 at 70 % of saturation: mean TTFT within 10 %, p99 within 20 %, mean TPOT within 5 and 14 %."""
+    """Prompts of CV 0.5 at 70 % of saturation: mean TTFT within 10 %, p99 within 20 %, mean TPOT within 5 and 15 %."""
     queue = _queue(ranks, 0.25)
     rate = 0.7 * queue.saturation_per_second
     state = queue.state(rate)
