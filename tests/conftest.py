@@ -1,5 +1,20 @@
-"""One BLAS thread, as the command line sets it: the arrays are small, and threads cost more than they save."""
+"""How tests run: one BLAS thread each, no deadlines, and the whole suite on every core."""
 
 import os
 
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+import pytest
+from hypothesis import settings
+
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # the arrays are small, and threads cost more than they save
+os.environ.pop("COLUMNS", None)  # of a terminal, or put in by readline: tables of tests are as wide as those in a file
+settings.register_profile("podplan", deadline=None)  # no test says how long a machine takes
+settings.load_profile("podplan")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    """Run the whole suite on every core; a few files start sooner in one process, and a debugger needs one."""
+    option = config.option
+    whole = config.args_source is pytest.Config.ArgsSource.TESTPATHS and not hasattr(config, "workerinput")
+    if whole and getattr(option, "numprocesses", 0) is None and not (option.usepdb or option.collectonly):
+        option.numprocesses, option.dist = "auto", "worksteal"
