@@ -17,6 +17,11 @@ from podplan.units import rounded_down
 
 MOST_FACTOR = 16
 """Pools are enlarged by at most this factor."""
+_BEYOND = 1.05
+"""Of what pools would need in proportion: so much is tried."""
+_MANY_NODES, _MORE_THAN_SHARE = 8, 2.0
+"""Pools of so many nodes carry in proportion to their devices, or so many times more: instances fit larger ones better.
+"""
 
 
 def refused(separate: Gathered) -> FleetAnswer:
@@ -35,7 +40,7 @@ def refused(separate: Gathered) -> FleetAnswer:
             limit = f"survive {member.question.survive} of {member.name}"
             return _answer(gathered, 0.0, limit, _unsurvivable(gathered, number), ())
     share = _share(gathered, aim)
-    pool, more = _larger_pools(gathered)
+    pool, more = _larger_pools(gathered, share)
     eased = (*_with_shared_nodes(gathered), *_without_loss(gathered), *_without_one(gathered))
     changes = (*_rates(gathered, share), *more, *eased)
     limit = f"devices of {pool}" if pool else "devices"
@@ -112,16 +117,19 @@ def _rates(gathered: Gathered, share: float) -> Iterator[Change]:
             return
 
 
-def _larger_pools(gathered: Gathered) -> tuple[str | None, tuple[Change, ...]]:
-    """Return the pools of which more would be enough, None where of none, and the sizes that hold the fleet."""
+def _larger_pools(gathered: Gathered, share: float) -> tuple[str | None, tuple[Change, ...]]:
+    """Return the pools of which more would be enough, None where of none, and the sizes that hold the fleet.
+
+    Args: ``share`` of every rate that is carried now.
+    """
     fleet, found = gathered.fleet, []
     for pool in sorted(fleet.devices):
-        size = _least_size(gathered, [pool])
+        size = _least_size(gathered, [pool], share)
         if size is not None:
             found.append((pool, _nodes_change(gathered, [pool], size)))
     if found:
         return " or ".join(pool for pool, _ in found), tuple(change for _, change in found)
-    size = _least_size(gathered, sorted(fleet.devices)) if len(fleet.devices) > 1 else None
+    size = _least_size(gathered, sorted(fleet.devices), share) if len(fleet.devices) > 1 else None
     return None, (_nodes_change(gathered, sorted(fleet.devices), size),) if size else ()
 
 
@@ -146,10 +154,11 @@ def _grown(devices: int, per_node: int, factor: float) -> int:
     return max(math.ceil(devices * factor / per_node - 1e-9), 1) * per_node
 
 
-def _least_size(gathered: Gathered, pools: list[str]) -> float | None:
+def _least_size(gathered: Gathered, pools: list[str], share: float) -> float | None:
     """Return the least factor on some pools with which the fleet fits, to a node; None up to the largest tried.
 
-    Of the columns at hand where their instances do; otherwise larger pools are costed.
+    Of the columns at hand where their instances do; otherwise larger pools are costed, unless even all pools times that
+    factor would carry far less than is asked.
     """
     fleet, nodes, known = gathered.fleet, _per_node(gathered), gathered
     if any(pool not in nodes for pool in pools):
@@ -164,13 +173,19 @@ def _least_size(gathered: Gathered, pools: list[str]) -> float | None:
     def holds(factor: float) -> bool:
         return settle_picks(known.programme(_asked(sizes(factor))), 1.0) is not None
 
-    high = 2.0
-    while not holds(high):
-        if high >= MOST_FACTOR or (len(pools) < len(fleet.devices) and high >= 4):
+    large = all(fleet.devices[pool] >= _MANY_NODES * nodes[pool] for pool in pools)
+
+    def hopeless(factor: float) -> bool:
+        return large and 0 < _MORE_THAN_SHARE * factor * share < 1
+
+    high, most = 2.0, MOST_FACTOR if len(pools) == len(fleet.devices) else 4
+    while hopeless(high) or not holds(high):
+        if high >= most:
             return None
-        high *= 2
-        larger = replace(fleet, devices=sizes(high))
-        known, _ = every_way(gather_fleet(larger), _asked(larger.devices))
+        high = min(max(2 * high, _BEYOND / share if large and share else 0.0), most)
+        if not hopeless(high):
+            larger = replace(fleet, devices=sizes(high))
+            known, _ = every_way(gather_fleet(larger), _asked(larger.devices))
     low = 1.0
     step = min(nodes[pool] / fleet.devices[pool] for pool in pools)
     while high - low > step * 1.001:
