@@ -34,7 +34,7 @@ from planner.plans.expectation import expect
 from planner.plans.plan import DisaggregatedPlan
 from planner.search.search import search
 from planner.workload import Trace, Traffic
-from podplan.traces import read_trace, reused_tokens, window
+from podplan.traces import fitting, read_trace, reused_tokens, window
 from runtime.simulate.metrics import SimulationResult
 from runtime.simulate.run import SimulationOptions, simulate
 from runtime.simulate.workload import Requests
@@ -42,7 +42,7 @@ from runtime.simulate.workload import Requests
 AZURE, MOONCAKE = "azure_llm_2023_conv_first20min.csv.gz", "mooncake_conversation_first20min.jsonl.gz"
 TRACES = {
     "disaggregated": {AZURE: ("llama-3.1-70b", "h200", "8"), MOONCAKE: ("deepseek-v3.1", "h200", "32")},
-    "aggregated": {AZURE: ("llama-3.1-70b", "h200", "8"), MOONCAKE: ("qwen3-30b-a3b", "h100", "8")},
+    "aggregated": {AZURE: ("llama-3.1-70b", "h200", "8"), MOONCAKE: ("gpt-oss-120b", "h100", "8")},
 }
 STARTS_MINUTES = (0, 10)
 AT_ONCE = "1e6"
@@ -104,7 +104,9 @@ def rows_of(own: Window, offered: Offered) -> Trace:
     """Return a window's requests with what each reuses."""
     requests = next(iter(offered.requests()))
     start = own.start_minutes * 60.0
-    cut = window(read_trace(own.path, None, dequantize_seed=0, seed=0), start, start + 600.0)
+    model = own.manifest.model.spec
+    whole = fitting(read_trace(own.path, None, dequantize_seed=0, seed=0), model.max_position, model.name)
+    cut = window(whole, start, start + 600.0)
     return Trace(
         arrival_seconds=requests.arrival_seconds,
         input_tokens=requests.input_tokens,

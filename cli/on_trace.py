@@ -141,7 +141,7 @@ def rounds_text(rounds: "Sequence[Round]") -> str:
         found = "no plan"
         if each.plan is not None:
             held = f"limits hold up to {format_rate(each.most_per_second)}" if each.most_per_second else "limits missed"
-            found = f"{each.plan.devices} devices, {held}"
+            found = f"{counted(each.plan.devices, 'device')}, {held}"
         wanted = f"for {' '.join(limits)}" if limits else "as asked"
         told.append(f"({number}) {wanted}{', with more instances' if each.grown else ''}: {found}")
     searched = counted(sum(not each.grown for each in rounds), "time")
