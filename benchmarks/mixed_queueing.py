@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from queueing import SHOWN
+from queueing import COLUMNS
 
 from hardware.loader import load_hardware
 from hardware.spec import HardwareSpec
@@ -229,7 +229,7 @@ def runs(name: str, utilisations: list[float], requests: int) -> Iterator[str]:
 def row(name: str, utilisation: float, results: list[dict[str, Any]], state: MixedState | None) -> str:
     """Return a line of the table: the mean of several runs, and how far the prediction is from it."""
     cells = []
-    for figure in SHOWN:
+    for figure in COLUMNS:
         key, level = figure.split()
         measured = sum(result[f"{key}_seconds"][level] for result in results) / len(results)
         cells.append("-" if state is None else f"{getattr(getattr(state, key), level) / measured - 1:+.1%}")
@@ -245,8 +245,8 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=6_000)
     asked = parser.parse_args()
     utilisations = [float(text) for text in asked.utilisations.split(",")]
-    print("| case | utilisation | simulated TTFT mean, p99 |", " | ".join(SHOWN), "|")
-    print("|---|---|---|" + "---|" * len(SHOWN))
+    print("| case | utilisation | simulated TTFT mean, p99 |", " | ".join(COLUMNS), "|")
+    print("|---|---|---|" + "---|" * len(COLUMNS))
     for name in asked.cases.split(";"):
         for line in runs(name, utilisations, asked.requests):
             print(line, flush=True)

@@ -34,7 +34,8 @@ from planner.plans.expectation import expect
 from planner.plans.plan import DisaggregatedPlan
 from planner.search.search import search
 from planner.workload import Trace, Traffic
-from podplan.traces import fitting, read_trace, reused_tokens, window
+from podplan.trace_lengths import fitting
+from podplan.traces import read_trace, reused_tokens, window
 from runtime.simulate.metrics import SimulationResult
 from runtime.simulate.run import SimulationOptions, simulate
 from runtime.simulate.workload import Requests

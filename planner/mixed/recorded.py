@@ -75,11 +75,8 @@ class _Ranks:
 
     def __init__(self, machines: MixedMachines, requests: _Requests) -> None:
         ranks = machines.aggregate.ranks
-        self._most, self._capacity, self._needs = (
-            machines.aggregate.most_requests,
-            machines.capacity_tokens,
-            requests.needs,
-        )
+        self._most, self._capacity = machines.aggregate.most_requests, machines.capacity_tokens
+        self._needs = requests.needs
         self._held, self._taken, self._turns = [0.0] * ranks, [0] * ranks, [0] * ranks
         keys: dict[RankPolicy, list[int] | list[float]] = {
             "round_robin": self._turns,
@@ -243,10 +240,10 @@ class _Head:
         """Let out whoever has all tokens."""
         requests = self._requests
         while self._leaving and self._leaving[0][0] <= self._count:
-            joined, request, rank = heapq.heappop(self._leaving)
+            ends, request, rank = heapq.heappop(self._leaving)
             growth = requests.growth[request]
             self._running[rank] -= 1
-            self._cached[rank] -= requests.tokens[request] - growth * (joined - requests.iterations[request])
+            self._cached[rank] -= requests.tokens[request] - growth * (ends - requests.iterations[request])
             self._growth[rank] -= growth
             requests.left[request] = self._now
             self._places.release(request, rank)

@@ -19,6 +19,8 @@ from podplan.records import dataclass
 _KNOTS = (5, 16, 8, 8)
 _MEANS = 17
 _EXACT, _LEVEL_BITS = 8, 3
+_LEAST_SECONDS = 1e-9
+"""Of a step: what is read off a table of an odd cost may fall below nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +46,12 @@ class Beside:
         cell = min(max(bisect_right(means, mean_tokens) - 1, 0), len(means) - 2)
         part = (mean_tokens - means[cell]) / (means[cell + 1] - means[cell])
         found = seconds[cell] * (1 - part) + seconds[cell + 1] * part
-        return found + self.token_seconds * (kv_tokens - self.kv_tokens)
+        return max(found + self.token_seconds * (kv_tokens - self.kv_tokens), _LEAST_SECONDS)
 
     def loaded(self, load: list[float], mean_tokens: float, kv_tokens: float) -> float:
         """Seconds of a rank with prompts and so many cached tokens of running requests."""
-        return self.table.seconds(load, mean_tokens) + self.token_seconds * (kv_tokens - self.kv_tokens)
+        found = self.table.seconds(load, mean_tokens) + self.token_seconds * (kv_tokens - self.kv_tokens)
+        return max(found, _LEAST_SECONDS)
 
 
 class StepTimes:
