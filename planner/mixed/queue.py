@@ -270,10 +270,11 @@ class MixedQueue:
         pace = self._pace(rate, dispersion, occupied, step)
         find_ttft: Callable[[], Latency] = partial(ttft_of, states, weights, occupied.waiting, wait)
         find_guess: Callable[[], Latency] | None = None
+        sample: tuple[SampledPrompts, RankLine] | None = None
         if differ_and_are_cut(aggregate):
             arrivals, prompts = (rate, dispersion), SampledPrompts(aggregate, occupied.mean)
             line = prompts.line(arrivals, step, share)
-            find_ttft = partial(_sampled_ttft, aggregate, occupied, arrivals, (prompts, line), wait)
+            sample = prompts, line
             find_guess = partial(_guessed_ttft, line, occupied.waiting, wait)
             pace = replace(pace, step_variance=line.step_variance)
             if aggregate.ranks > 1:  # on one rank every token of a prompt delays steps
@@ -283,6 +284,8 @@ class MixedQueue:
         paces, spans, likely = replace(pace, step_seconds=step).paces(iterations)
         tokens = float(answer.mean > 1)  # 0: the answer is the first token, and none has a time of its own
         running = rate * iterations.mean * step
+        if sample is not None:
+            find_ttft = partial(_sampled_ttft, occupied, (rate, dispersion), sample, wait, (iterations.mean, running))
         return MixedState(
             rate_per_second=rate,
             find_ttft=find_ttft,
@@ -300,22 +303,24 @@ class MixedQueue:
 
 
 def _sampled_ttft(
-    aggregate: Aggregate,
     occupied: Running,
     arrivals: tuple[float, float],
     sample: tuple[SampledPrompts, RankLine],
     mean_wait: float,
+    decode: tuple[float, float],
 ) -> Latency:
-    """TTFT by a sample of steps; once more where they are not as long as so many running requests ask for."""
-    offered = arrivals[0] * aggregate.iterations.mean
-    prompts, line = sample
-    found = prompts.found(arrivals, line)
-    follows = min(occupied.slope * offered, _MOST_FOLLOWS)
-    running = occupied.mean + (offered * found.step_seconds - occupied.mean) / (1 - follows)
-    if abs(running - occupied.mean) > _ALIKE * occupied.mean:
-        running = float(np.clip(running, occupied.mean / 2, min(2 * occupied.mean, aggregate.most)))
-        prompts = SampledPrompts(aggregate, running)
-        found = prompts.found(arrivals, prompts.line(arrivals, found.step_seconds, found.prompt_steps))
+    """TTFT by a sample of steps; once more where it is too short to come to the requests that its steps let run.
+
+    Args: ``decode``: steps of an answer, and how many requests run.
+    """
+    (prompts, line), (iterations, running) = sample, decode
+    found = prompts.found(arrivals, line, running)
+    follows = min(occupied.slope * arrivals[0] * iterations, _MOST_FOLLOWS)
+    asked = arrivals[0] * iterations * found.step_seconds * running / occupied.mean  # seen longer than on average
+    off = (asked - running) / (1 - follows)
+    if abs(off) * math.exp(-(1 - follows) * found.settled) > _ALIKE * running:
+        line = prompts.line(arrivals, found.step_seconds, found.prompt_steps)
+        found = prompts.found(arrivals, line, float(np.clip(running + off, running / 2, 2 * running)))
     return after_wait(found.ttft, occupied.waiting, mean_wait)
 
 

@@ -20,9 +20,9 @@ queue tells. Against the runtime the mean TPOT of four plans is within 5 % up to
 an H100, 512 + 128 tokens, is 5 % low at 0.95 (docs/queueing.md).
 """
 _FAR = 1.1
-_TIMELY, _LATE = 0.9, 1.1
+_TIMELY, _LATE = 0.8, 1.1
 """Guessed TTFT over its limit below which it is in time on one rank, and above which it is late; on several the guess
-is short by more, at p99 up to a tenth, a quarter and two fifths on two, four and eight.
+is short by more, at p99 by up to a seventh on one, a quarter, a third and four ninths on two, four and eight.
 """
 
 

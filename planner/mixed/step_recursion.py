@@ -1,9 +1,10 @@
-"""Steps of many aggregated instances at once, while the requests in decode stay as many.
+"""Steps of many aggregated instances at once, prompts and requests in decode.
 
 An instance's steps follow from one another: a step takes of every DP rank what has come there by then, first come first
 served, up to the room that the budget leaves beside the running requests; all ranks leave it together, and the slowest
 decides how long it lasts. Prompts are dealt over the ranks in turn. The rule is that of ``runtime.simulate.mixed``,
-prompt by prompt: nothing is averaged here but the requests in decode.
+prompt by prompt; what is averaged is how the tokens of an answer lengthen steps (``mixed.decoding``), and of steps in
+a row without prompts each is taken to last as the first.
 
 Prompts of a rank lie behind each other as tokens of one line. What has come and what is computed are places on it, so
 that a step needs no loop over prompts; instances that have nothing to do with one another (*lanes*) stand side by side.
@@ -14,6 +15,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.mixed.decoding import Decoding
 from planner.queues.machine import Loads
 from planner.queues.queueing import Array
 from podplan.records import dataclass
@@ -21,6 +23,8 @@ from podplan.records import dataclass
 Ints = NDArray[np.int64]
 _CLOSE = 1e-12
 """An arrival at the very moment of a step's start is in it, rounding apart."""
+_IDLE = 0.5
+"""Running requests, which begin as a mean, below which there is no step without prompts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +37,8 @@ class Streams:
     """To compute."""
     reused: Array
     """That are there before."""
+    lives: Ints
+    """Steps of the answer after its first token."""
     begin_seconds: Array
     """When each lane begins, [lanes]."""
     heads: Ints
@@ -50,16 +56,29 @@ class Instance:
     """What plays the streams, each lane for itself."""
 
     ranks: int
-    room: float
-    """Prompt tokens of a step on a rank."""
-    with_prompts: Callable[[Loads, Array], Array]
-    """Seconds of steps by (tokens, context, pairs, ended prompts) of a rank and the mean prompt tokens of all."""
-    without: Callable[[Array], Array]
-    """Seconds of a rank without prompts, by the mean prompt tokens of all."""
+    room: Callable[[Array], Array]
+    """Prompt tokens of a step on a rank, by its running requests."""
+    with_prompts: Callable[[Loads, Array, Array], Array]
+    """Seconds of steps by (tokens, context, pairs, ended prompts) of a rank and, of all, the mean prompt tokens and the
+    running requests."""
+    without: Callable[[Array, Array], Array]
+    """Seconds of a rank without prompts, by the mean prompt tokens and the running requests of all."""
     pair_tokens: float
     """Prompt tokens that lengthen a step as much as one query-key pair does."""
-    pauses: bool
-    """Nothing is in decode: without prompts there is no step."""
+    token_seconds: float
+    """By which one prompt token lengthens a step."""
+    held_seconds: float
+    """By which one token that running requests hold lengthens it."""
+    held_tokens: float
+    """Of a running request on average, which the two functions count with."""
+    answer_tokens: float
+    """Of those, tokens of its answer."""
+    running: float
+    """Requests in decode at the begin, on all ranks."""
+    lives: Ints
+    """Steps of answers, [levels], equally likely."""
+    most: float
+    """Running requests beyond which steps get no longer: they have no place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +88,11 @@ class Played:
     ends: Array
     """Seconds at which each prompt that is asked for has its first token, [lanes, asked]."""
     step_seconds: Array
-    """Sum over the steps that begin while prompts that are asked for come, [lanes], as are the two below."""
+    """Sum over the steps that begin while prompts that are asked for come, [lanes], as are the three below."""
     steps: Array
     prompt_steps: Array
+    running_seconds: Array
+    """Of requests in decode."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,11 +130,11 @@ class _Lines:
 
 
 class _Progress:
-    """Where lanes stand, arrays [lanes] and [lanes, ranks]."""
+    """Where lanes stand, arrays [lanes] and [lanes, ranks]; rows are ranks of all lanes in turn."""
 
     def __init__(self, lines: _Lines, streams: Streams, length: int) -> None:
         lanes, ranks = streams.heads.shape
-        self.lanes = np.arange(lanes)
+        self.lanes, self.rows = np.arange(lanes), np.arange(lanes * ranks).reshape(lanes, ranks)
         self.seconds = streams.begin_seconds.copy()
         self.begins = np.arange(lanes * ranks).reshape(lanes, ranks) * length
         self.heads = self.begins + streams.heads
@@ -161,27 +182,39 @@ def play(instance: Instance, streams: Streams) -> Played:
     now = _Progress(lines, streams, length)
     opens, closes = streams.arrivals[:, streams.first], streams.arrivals[:, streams.last - 1]
     asked = -(-(streams.last - np.arange(ranks)) // ranks)  # prompts of a rank up to the last that is asked for
-    sums, later = np.zeros((3, lanes)), ranks - 1 - np.arange(ranks)
-    ends = np.full(lanes * ranks * length, np.nan)
+    sums, later = np.zeros((4, lanes)), ranks - 1 - np.arange(ranks)
+    decoding = Decoding(instance.running / ranks, instance.held_tokens, instance.lives, lanes * ranks)
+    ends, lives = np.full(lanes * ranks * length, np.nan), streams.lives.ravel()
+    kept = (streams.tokens + streams.reused).ravel()
     while now.lanes.size:
         reached = lines.keys.searchsorted(now.seconds * (1 + _CLOSE) + lines.apart * now.lanes, side="right")
         reached = np.minimum(reached, (now.lanes + 1) * prompts)
         came = (reached - now.lanes * prompts)[:, None]
         come = lines.starts.take(now.begins + (came + later) // ranks)  # of each rank, every so many-th
-        takes = np.minimum(come - now.done, instance.room)
+        on_ranks, held = decoding.held[:, now.rows]
+        running = np.minimum(on_ranks.sum(axis=1), instance.most)
+        takes = np.minimum(come - now.done, instance.room(on_ranks))
         loads, ended = now.advance(lines, takes)
         tokens = takes.sum(axis=1)
-        lasts, steps = _seconds(instance, loads, tokens), np.ones(now.lanes.size)
+        more = held - instance.held_tokens / ranks * running[:, None]
+        lasts, steps = _seconds(instance, loads, running, more), np.ones(now.lanes.size, dtype=np.int64)
         none = np.flatnonzero(tokens <= 0)
         if none.size:
             until = lines.keys[np.minimum(reached[none], lines.keys.size - 1)] - lines.apart * now.lanes[none]
             until = np.maximum(until - now.seconds[none], 0.0)
-            steps[none] = 0.0 if instance.pauses else np.maximum(np.ceil(until / lasts[none] * (1 - _CLOSE)), 1.0)
-            lasts[none] = until if instance.pauses else lasts[none] * steps[none]
+            needed = np.clip(np.ceil(until / lasts[none] * (1 - _CLOSE)), 1.0, decoding.most_steps)
+            paused = running[none] < _IDLE
+            steps[none] = np.where(paused, 0, needed)
+            lasts[none] = np.where(paused, until, lasts[none] * needed)
         counted = (now.seconds >= opens[now.lanes]) & (now.seconds < closes[now.lanes])
-        sums[:, now.lanes] += np.stack([lasts * (steps > 0), steps, tokens > 0]) * counted
+        sums[:, now.lanes] += np.stack([lasts * (steps > 0), steps, tokens > 0, running * lasts]) * counted
         now.seconds = now.seconds + lasts
-        ends[ended] = now.seconds[np.searchsorted(now.lanes, ended // (ranks * length))]
+        decoding.advance(now.rows.ravel(), np.repeat(steps, ranks))
+        if ended.size:
+            row, place = ended // length, ended % length
+            ends[ended] = now.seconds[np.searchsorted(now.lanes, row // ranks)]
+            prompt = row // ranks * prompts + place * ranks + row % ranks
+            decoding.join(row, lives[prompt], instance.answer_tokens + kept[prompt])
         left = (now.heads - now.begins < asked).any(axis=1)
         if np.count_nonzero(left) < left.size:
             now.keep(np.flatnonzero(left))
@@ -189,12 +222,21 @@ def play(instance: Instance, streams: Streams) -> Played:
     return Played(found[:, streams.first : streams.last], *sums)
 
 
-def _seconds(instance: Instance, loads: Loads, tokens: Array) -> Array:
-    """Durations, [lanes]: of the slowest rank, the one whose tokens and pairs weigh most, or one without prompts."""
-    mean = tokens / instance.ranks
-    alone = instance.without(mean)
-    rows = (loads[0] + instance.pair_tokens * loads[2]).argmax(axis=1)
+def _seconds(instance: Instance, loads: Loads, running: Array, more: Array) -> Array:
+    """Durations, [lanes]: of the slowest rank, the one whose tokens and pairs, and what its requests hold, weigh most.
+
+    Args: ``more``: what running requests hold beyond the mean, [lanes, ranks].
+    """
+    mean = loads[0].sum(axis=1) / instance.ranks
+    weights = (loads[0] + instance.pair_tokens * loads[2]) * instance.token_seconds + instance.held_seconds * more
+    rows = weights.argmax(axis=1)
     rows += np.arange(rows.size) * instance.ranks
     takes, context, pairs, finishing = (load.ravel().take(rows) for load in loads)
-    found = instance.with_prompts((np.maximum(takes, 1.0), context, pairs, finishing), np.maximum(mean, 1e-9))
-    return np.where(tokens > 0, np.maximum(found, alone), alone)
+    found: Array = instance.held_seconds * more.ravel().take(rows)
+    busy, bare = np.flatnonzero(takes > 0), np.flatnonzero(takes <= 0)
+    if busy.size:
+        load = (takes[busy], context[busy], pairs[busy], finishing[busy])
+        found[busy] += instance.with_prompts(load, mean[busy], running[busy])
+    if bare.size:
+        found[bare] += instance.without(mean[bare], running[bare])
+    return found

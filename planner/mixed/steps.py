@@ -125,6 +125,12 @@ def bare_seconds(aggregate: Aggregate, running: Array, mean_tokens: Array) -> Ar
     )
 
 
+def without_prompts_seconds(aggregate: Aggregate, running: Array, mean_tokens: Array) -> Array:
+    """Seconds of a rank with its share of ``running`` requests and no prompts, while all ranks have ``mean_tokens``."""
+    none = np.zeros(mean_tokens.shape)
+    return loaded_seconds(aggregate, running, (none, none, none, none), mean_tokens)
+
+
 def _fullest(aggregate: Aggregate, running: Array) -> Array:
     """Requests of the fullest rank: at least one where any run."""
     return np.maximum(running / aggregate.ranks, np.minimum(running, 1.0))

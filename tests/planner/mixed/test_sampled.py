@@ -62,10 +62,10 @@ def test_another_sample_tells_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     assert state is not None
     arrivals, prompts = (rate, 1.0), SampledPrompts(queue.aggregate, state.mean_requests)
     line = prompts.line(arrivals, state.mean_step_seconds, state.prompt_steps)
-    one = prompts.found(arrivals, line)
-    assert prompts.found(arrivals, line) == one
+    one = prompts.found(arrivals, line, state.mean_requests)
+    assert prompts.found(arrivals, line, state.mean_requests) == one
     monkeypatch.setattr(sampled, "_SEED", 11)
-    other = prompts.found(arrivals, line)
+    other = prompts.found(arrivals, line, state.mean_requests)
     assert max(one.error, other.error) < 0.05
     assert abs(one.ttft.mean - other.ttft.mean) < 4 * np.hypot(one.error, other.error) * one.ttft.mean
     assert one.step_seconds == pytest.approx(other.step_seconds, rel=0.05)
