@@ -101,9 +101,9 @@ def _short(margin: Margin) -> str:
 
 
 def spares_text(verdict: Verdict) -> str:
-    """Say how many instances of each pool the rate does not need."""
+    """Say how many instances of each pool the rate does not need; on a trace only what comes of a loss tells that."""
     plan = verdict.plan
-    if plan is None or verdict.after_loss is None:
+    if plan is None or verdict.after_loss is None or verdict.played:
         return ""
     return ", ".join(f"{spare_pool_instances(plan, pool)} {role}" for role, pool in plan.pools())
 

@@ -1,16 +1,20 @@
 """`plan check`: verdicts for scripts, question files, and one sentence for each bad input."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 
+from cli.check_render import spares_text
 from cli.exit_codes import ExitCode
 from cli.main import main
+from planner.checks.check import Limits, check_deployed
+from planner.checks.deployed import from_plan
 from planner.manifest.document import dump_manifest
-from tests.plans import small_manifest
+from tests.plans import small_manifest, small_plan
 
 SMALL = ["qwen3-30b-a3b", "--hw", "h800", "--nodes", "1", "--shape", "disaggregated"]
 FILE = """
@@ -183,3 +187,12 @@ def test_a_trace_is_weighed_on_its_own_requests(tmp_path: Path, capsys: pytest.C
     fixed = _check(capsys, "--manifest", str(manifest), "--trace", str(path))
     assert fixed["questions"][0]["basis"] == data["questions"][0]["basis"]
     assert _check(capsys, *SMALL, "--rate", "2/s")["questions"][0]["basis"] == "stationary queues"
+
+
+def test_spares_are_of_stationary_queues() -> None:
+    """Instances that those do not need may be needed by a trace's own requests: nothing is said of them there."""
+    plan = small_plan()
+    limits = Limits.of(plan.question, 0.4 * plan.requests_per_second)
+    verdict = replace(check_deployed(from_plan(plan), limits, loss="instance"), plan=plan)
+    assert "prefill" in spares_text(verdict)
+    assert not spares_text(replace(verdict, played=True))
