@@ -3,65 +3,28 @@
 import math
 from collections.abc import Mapping
 from dataclasses import field, replace
-from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING
 
-import numpy as np
-
-from cli.flags import flag_name, read_fraction
-from cli.lengths import Stated, check_positions, read_lengths
-from cli.on_trace import playable, rows_of
+from cli.flags import read_fraction
+from cli.on_trace import playable
 from cli.question_file import Entry
 from cli.question_options import search_flags
-from cli.search_flags import SearchInput, read_limit, read_percentile, read_search, read_survive
-from cli.traffic import LENGTH_FIELDS, Asked, TrafficFlags, read_rate, read_traffic
+from cli.search_flags import SearchInput, read_search
 from planner.checks.check import Limits, Margin, Search, Verdict, check_deployed, check_question, over_windows
-from planner.checks.deployed import Deployed
-from planner.checks.deployed_trace import manifest_on, plan_on
-from planner.manifest.document import read_manifest
-from planner.manifest.schema import Manifest
+from planner.checks.deployed_trace import plan_on
 from planner.plans.day import Window, peak_rate
-from planner.plans.expectation import planned_rate, workload_of
-from planner.plans.recorded import unlike_steps
-from planner.queues.prompts import answer_kinds, histogram_kinds
-from planner.survival import Loss
-from planner.workload import Trace, Workload
 from podplan.errors import BadInput
 from podplan.records import dataclass
 
-Kinds = TypeVar("Kinds")
-Prompts = tuple[tuple[float, float, float], ...] | None
-"""Kinds of prompts as (tokens, reused tokens, weight); None where moments tell all."""
+if TYPE_CHECKING:
+    from cli.check_manifest import ManifestQuestion
 
 OWN_KEYS = ("manifest", "confidence")
 STATIONARY = "stationary queues"
-_OF_A_MANIFEST = (*LENGTH_FIELDS, "prefix_reuse", "rate", "rate_profile", "trace", "format")
-_LIMITS = ("ttft", "tpot", "percentile", "survive")
 
 
 Windows = list[tuple[Window, tuple[Margin, ...]]]
 """Of a day, the margins that each window leaves."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ManifestQuestion:
-    """A fixed deployment, the traffic and the limits that it is weighed against."""
-
-    path: str
-    manifest: Manifest
-    workload: Workload
-    limits: Limits
-    survive: Loss | None
-    day: tuple[Window, ...] = ()
-    rows: Trace | None = None
-    """Of a trace that can be played."""
-    traced: bool = False
-    """Whether a trace was given."""
-
-    @property
-    def deployed(self) -> Deployed:
-        """What the manifest deploys, under the traffic."""
-        return manifest_on(self.manifest, self.workload, self.rows)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,13 +33,13 @@ class AskedCheck:
 
     name: str
     searched: SearchInput | None
-    fixed: ManifestQuestion | None
+    fixed: "ManifestQuestion | None"
     confidence: float | None
 
     def verdict(self, search_plan: Search) -> Verdict:
         """Return the verdict; ``search_plan`` is called where a plan must be found."""
         if self.fixed is not None:
-            fixed, played = self.fixed, self.fixed.rows is not None and unlike_steps(self.fixed.manifest) is None
+            fixed, played = self.fixed, self.fixed.rows is not None and self.fixed.unlike is None
             found = check_deployed(fixed.deployed, fixed.limits, confidence=self.confidence, loss=fixed.survive)
             return replace(found, played=played)
         assert self.searched is not None, "a check has a question or a manifest"
@@ -94,7 +57,7 @@ class AskedCheck:
 
     def _not_played(self, verdict: Verdict) -> str:
         """Say why a trace was not played."""
-        unlike = self.fixed and unlike_steps(self.fixed.manifest)
+        unlike = self.fixed and self.fixed.unlike
         if unlike:
             return unlike
         rows = self.fixed.rows if self.fixed is not None else self.searched and playable(self.searched)
@@ -138,7 +101,9 @@ def read_entry(entry: Entry) -> AskedCheck:
     try:
         confidence = read_confidence(entry.get("confidence"))
         if entry.get("manifest") is not None:
-            return AskedCheck(name=entry.name, searched=None, fixed=_fixed(entry.values), confidence=confidence)
+            return AskedCheck(
+                name=entry.name, searched=None, fixed=_manifest_question(entry.values), confidence=confidence
+            )
         for needed in ("model", "hw"):
             if entry.get(needed) is None:
                 raise BadInput(f"{needed} is missing; a question needs model and hw, or manifest")
@@ -163,71 +128,7 @@ def read_confidence(text: str | None) -> float | None:
     return value
 
 
-def _fixed(values: Mapping[str, str]) -> ManifestQuestion:
-    """Return the question about a manifest; its own traffic and limits hold where none are given."""
-    for key in values:
-        if key not in (*_OF_A_MANIFEST, *_LIMITS, *OWN_KEYS):
-            raise BadInput(f"{flag_name(key)}: a manifest fixes the deployment; leave one of the two out")
-    path = values["manifest"]
-    manifest = read_manifest(Path(path))
-    asked = _traffic(values, manifest)
-    rate = planned_rate(manifest) if asked.rate_per_second is None else asked.rate_per_second
-    levels = manifest.service_levels
-    ttft = levels.ttft_seconds if "ttft" not in values else read_limit(values["ttft"], "--ttft")
-    tpot = levels.tpot_seconds if "tpot" not in values else read_limit(values["tpot"], "--tpot")
-    if ttft is None and tpot is None:
-        raise BadInput(f"--ttft: {path} states no service levels; give --ttft or --tpot")
-    percentile = read_percentile(values["percentile"]) if "percentile" in values else levels.percentile
-    limits = Limits(ttft_seconds=ttft, tpot_seconds=tpot, percentile=percentile, rate_per_second=rate)
-    return ManifestQuestion(
-        path=path,
-        manifest=manifest,
-        workload=asked.workload,
-        limits=limits,
-        survive=read_survive(values.get("survive")),
-        day=asked.day,
-        rows=rows_of(asked.trace, reuse_stated="prefix_reuse" in values),
-        traced=asked.trace is not None,
-    )
+def _manifest_question(values: Mapping[str, str]) -> "ManifestQuestion":
+    from cli.check_manifest import read_manifest_question  # the schema of manifests takes a tenth of a second
 
-
-def _traffic(values: Mapping[str, str], manifest: Manifest) -> Asked:
-    """Return lengths, rate and day: of a trace, or the manifest's with what was given in their place."""
-    model = manifest.model.spec
-    if "trace" in values:
-        flags = TrafficFlags(**{key: value for key, value in values.items() if key in _OF_A_MANIFEST})
-        return read_traffic(flags, model)
-    if "format" in values:
-        raise BadInput("--format tells the format of a trace; give --trace FILE with it or leave it out")
-    workload = workload_of(manifest.workload)
-    prompt = read_lengths("isl", values, workload.input_tokens)
-    answer = read_lengths("osl", values, workload.output_tokens)
-    check_positions(prompt, answer, model)
-    reuse = read_fraction(values.get("prefix_reuse"), "--prefix-reuse", workload.prefix_reuse, below_one=True)
-    rate, day = read_rate(values.get("rate"), values.get("rate_profile"))
-    traffic = replace(
-        workload,
-        input_tokens=prompt.lengths,
-        output_tokens=answer.lengths,
-        prefix_reuse=reuse,
-        prompts=_prompts(values, workload, prompt, reuse),
-        answers=answer_kinds(*answer.histogram) if answer.histogram else _kept(values, "osl", workload.answers),
-    )
-    return Asked(workload=traffic, rate_per_second=rate, day=day)
-
-
-def _prompts(values: Mapping[str, str], known: Workload, stated: Stated, reuse: float) -> Prompts:
-    """Return the kinds of prompts that were given, or the manifest's, with the reuse that was."""
-    if stated.histogram is not None:
-        return histogram_kinds(*stated.histogram, reuse)
-    kept = _kept(values, "isl", known.prompts)
-    if kept is None or "prefix_reuse" not in values:
-        return kept
-    lengths, _, weights = (np.array(column) for column in zip(*kept, strict=True))
-    tokens, places = np.unique(lengths, return_inverse=True)
-    return histogram_kinds(tokens, np.bincount(places, weights) / weights.sum(), reuse)
-
-
-def _kept(values: Mapping[str, str], side: str, known: Kinds | None) -> Kinds | None:
-    """Return the kinds that a manifest has, unless lengths of that side were given."""
-    return known if values.keys().isdisjoint((side, f"{side}_cv", f"{side}_distribution")) else None
+    return read_manifest_question(values)

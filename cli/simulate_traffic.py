@@ -14,7 +14,7 @@ from cli.simulate_flags import SimulateFlags, read_bursts, read_factor, read_win
 from planner.manifest.schema import Manifest
 from planner.plans.alone import expect_alone
 from planner.plans.expectation import Expectation, expect, mixed_pool, planned_rate, workload_of
-from planner.plans.recorded import expect_recorded
+from planner.plans.recorded_manifest import expect_recorded
 from planner.workload import Trace as Rows
 from planner.workload import Traffic
 from podplan.errors import BadInput

@@ -12,14 +12,13 @@ from functools import cache
 
 import numpy as np
 
-from planner.checks.deployed import Deployed, DeployedPool, Standing, from_manifest, from_plan
+from planner.checks.deployed import Deployed, DeployedPool, Standing, from_plan
 from planner.checks.on_trace import MOST_PLAYED, at_rate, pools_of
 from planner.instances.space import Role
-from planner.manifest.schema import Manifest
 from planner.plans.plan import Plan
-from planner.plans.recorded import MixedPools, Pools, Recorded, play, pools_on
+from planner.plans.recorded import MixedPools, Pools, Recorded, play
 from planner.queues.queueing import Latency
-from planner.workload import Trace, Workload
+from planner.workload import Trace
 
 Left = Callable[[Mapping[Role, int]], Pools | MixedPools]
 """The pools with so many instances left of each role."""
@@ -28,28 +27,11 @@ Left = Callable[[Mapping[Role, int]], Pools | MixedPools]
 def plan_on(plan: Plan, trace: Trace | None) -> Deployed:
     """Return a plan as it would be deployed, on a trace if there is one."""
     deployed = from_plan(plan)
-    return deployed if trace is None else _played(deployed, lambda counts: pools_of(plan, counts), trace)
+    return deployed if trace is None else played(deployed, lambda counts: pools_of(plan, counts), trace)
 
 
-def manifest_on(manifest: Manifest, workload: Workload, trace: Trace | None) -> Deployed:
-    """Return what a manifest deploys, on a trace if there is one that its rules can be played on.
-
-    Raises BadInput as ``checks.deployed.from_manifest``.
-    """
-    deployed = from_manifest(manifest, workload)
-    if trace is None or isinstance(pools_on(manifest, workload), str):
-        return deployed
-
-    def left(counts: Mapping[Role, int]) -> Pools | MixedPools:
-        kept = [pool.model_copy(update={"instances": pool.instances[: counts[pool.role]]}) for pool in manifest.pools]
-        pools = pools_on(manifest.model_copy(update={"pools": kept}), workload)
-        assert not isinstance(pools, str), "fewer instances follow the same rules"
-        return pools
-
-    return _played(deployed, left, trace)
-
-
-def _played(deployed: Deployed, left: Left, trace: Trace) -> Deployed:
+def played(deployed: Deployed, left: Left, trace: Trace) -> Deployed:
+    """Return a deployment on a trace, with what is ``left`` of its pools after losses."""
     whole = {pool.role: pool.instances for pool in deployed.pools}
     known: dict[tuple[object, ...], Recorded] = {}
     pools = cache(lambda counts: left(dict(counts)))

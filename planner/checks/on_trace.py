@@ -12,6 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from planner.costs.cache import device_cache, model_cache
+from planner.costs.memory import BLOCK_TOKENS, kv_capacity_tokens
 from planner.instances.operating import DecodeServer, PrefillServer
 from planner.instances.space import Role
 from planner.instances.transfers import links_of
@@ -19,7 +20,6 @@ from planner.mixed.recorded import MixedMachines
 from planner.mixed.server import MixedServer
 from planner.mixed.step_times import StepTimes
 from planner.plans.aggregated import AggregatedPlan
-from planner.plans.assemble_pool import BLOCK_TOKENS, kv_capacity_tokens
 from planner.plans.plan import DisaggregatedPlan, Plan
 from planner.plans.recorded import MixedPools, Pools, Recorded, play, within
 from planner.question import Question

@@ -17,6 +17,9 @@ from planner.manifest.terms import Number
 from podplan.identity import Kept, Same
 from podplan.records import dataclass
 
+BLOCK_TOKENS = 128
+"""KV is paged in blocks of so many tokens (CloudMatrix384 section 4.4.2)."""
+
 # Normal exchange kernels move a pass in chunks through buffers of this size, dispatch and combine
 # together: the size that DeepEP's get_dispatch_config/get_combine_config hints give for 8-64 ranks
 # at hidden 7168 is 1-2 GB. Assumed, not measured per machine.
@@ -212,3 +215,10 @@ def pushed_bytes(deployment: Deployment, local: Number) -> Number:
     reach = np.minimum(float(deployment.moe.experts_per_token), np.ceil(deployment.slots_per_rank))
     pushed: Number = deployment.strategy.moe_ep * local * reach * round_trip_bytes(deployment)
     return pushed
+
+
+def kv_capacity_tokens(deployment: Deployment, memory: Memory) -> int:
+    """Cached tokens of one DP group, within all windows, that fit beside everything else, in whole blocks."""
+    room = memory.capacity - float(memory.used) + float(memory.kv_cache)
+    tokens = int(room / float(device_cache(deployment).token_bytes))
+    return max(tokens // BLOCK_TOKENS, 1) * BLOCK_TOKENS

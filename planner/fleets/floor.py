@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from planner.fleets.members import Fleet
-from planner.instances.alignment import Lot, placed, placed_apart
-from planner.plans.assemble import Places
+from planner.instances.alignment import Lot, Places, placed, placed_apart
 from planner.plans.plan import Plan
 from planner.question import Machines
 from podplan.errors import Fault

@@ -15,6 +15,9 @@ from podplan.records import dataclass
 
 Ints = NDArray[np.int64]
 
+Places = dict[str, list[int]]
+"""First device of every instance, by role."""
+
 
 def scope_devices(machines: Machines) -> int | None:
     """Return the devices of the scope between node and pool that instances may not straddle; None without one."""

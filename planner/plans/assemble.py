@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from hardware.spec import HardwareSpec
 from planner.costs.cache import model_cache
-from planner.instances.alignment import Lot, placed
+from planner.instances.alignment import Lot, Places, placed
 from planner.instances.operating import DecodeServer
 from planner.manifest.checks import spec_hash
 from planner.manifest.layout import Instance
@@ -37,8 +37,6 @@ from podplan.errors import Fault
 from podplan.version import VERSION
 
 SEED = 0
-Places = dict[str, list[int]]
-"""First device of every instance, by role."""
 
 
 def assemble(plan: Plan, question_answers: Mapping[str, Answer], places: Places | None = None) -> Manifest:

@@ -11,7 +11,7 @@ from planner.balance.skew import MIXED, LoadDistribution, sample_expert_loads
 from planner.costs.cache import Cache, device_cache
 from planner.costs.deployment import Deployment
 from planner.costs.latency import balanced_cost
-from planner.costs.memory import Memory
+from planner.costs.memory import BLOCK_TOKENS, Memory, kv_capacity_tokens
 from planner.manifest.costs import StepCostModel
 from planner.manifest.layout import Degrees, ExpertLayers, ExpertMap, Instance
 from planner.manifest.ranks import group_rules, layers_per_stage, rank_table, shard_rules
@@ -28,9 +28,6 @@ from planner.plans.aggregated import MixedPool
 from planner.plans.pools import DecodePool, PlannedPool, PrefillPool
 from planner.strategy import Strategy, format_strategy
 from planner.workload import running_kv_tokens
-
-# CloudMatrix384 section 4.4.2 pages KV in blocks of 128 tokens.
-BLOCK_TOKENS = 128
 
 
 def pool_content(pool: PlannedPool, cluster: str, instances: list[Instance], seed: int) -> Pool:
@@ -120,13 +117,6 @@ def cache_shape(cache: Cache) -> dict[str, Any]:
     """Return the fields of a manifest's ``CacheShape``."""
     state = float(cache.sequence_tokens)
     return {"reach_tokens": cache.reach_tokens, "reach_share": float(cache.reach_share), "sequence_tokens": state}
-
-
-def kv_capacity_tokens(deployment: Deployment, memory: Memory) -> int:
-    """Cached tokens of one DP group, within all windows, that fit beside everything else, in whole blocks."""
-    room = memory.capacity - float(memory.used) + float(memory.kv_cache)
-    tokens = int(room / float(device_cache(deployment).token_bytes))
-    return max(tokens // BLOCK_TOKENS, 1) * BLOCK_TOKENS
 
 
 def _limits(pool: PlannedPool, capacity_tokens: int) -> BatchLimits:

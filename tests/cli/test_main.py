@@ -69,10 +69,12 @@ SMALL = ["qwen3-8b", "--hw", "h100", "--devices", "2", "--shape", "disaggregated
     [
         (SMALL, [*NEVER, *FOR_A_MANIFEST]),
         (["qwen3-8b", "--hw", "l40s", *SMALL[3:]], [*NEVER, *FOR_A_MANIFEST]),
-        (["check", *SMALL, "--rate", "1/s", "--json"], [*NEVER, *FOR_A_CERTIFICATE, "rich"]),
+        (["check", *SMALL, "--rate", "1/s", "--json"], [*NEVER, *FOR_A_MANIFEST, *FOR_A_CERTIFICATE, "rich"]),
+        (["explain", *SMALL, "--rate", "1/s", "--json"], [*NEVER, *FOR_A_MANIFEST]),
+        (["fleet", str(ROOT / "examples" / "fleets" / "two-models.yaml"), "--json"], [*NEVER, *FOR_A_MANIFEST]),
         (["sweep", *SMALL, "--over", "tpot=40ms,50ms", "--json"], [*NEVER, *FOR_A_MANIFEST, *FOR_A_CERTIFICATE]),
     ],
-    ids=["search", "machine based on another", "check", "sweep"],
+    ids=["search", "machine based on another", "check", "explain", "fleet", "sweep"],
 )
 def test_a_search_imports_what_it_needs(arguments: list[str], unneeded: list[str]) -> None:
     """A cold start is mostly imports: what a question does not take is not imported for it."""

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from planner.checks.check import Limits, Margin, check_deployed, check_question, held_confidence, worst_loss
-from planner.checks.deployed import Lost, from_manifest, from_plan, standing
-from planner.checks.deployed_trace import manifest_on, plan_on
+from planner.checks.deployed import Lost, from_plan, standing
+from planner.checks.deployed_trace import plan_on
+from planner.checks.manifests import from_manifest, manifest_on
 from planner.checks.on_trace import held_at
 from planner.instances.operating import PrefillServer
 from planner.plans.expectation import workload_of

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from planner.manifest.schema import Manifest
-from planner.plans.recorded import expect_recorded
+from planner.plans.recorded_manifest import expect_recorded
 from planner.workload import Trace
 from podplan.errors import BadInput
 from runtime.simulate.metrics import SimulationResult

@@ -1,0 +1,131 @@
+"""What a manifest deploys: its queues at any rate, on a trace, and what its own nodes take with them."""
+
+from collections.abc import Mapping
+from statistics import NormalDist
+
+from planner.checks.deployed import Deployed, DeployedPool, Lost, Standing, standing_of
+from planner.checks.deployed_trace import played
+from planner.costs.breakdown import operators
+from planner.costs.interval import interval
+from planner.instances.space import Role
+from planner.manifest.schema import Manifest, Pool
+from planner.manifest.stepcost import evaluate_best
+from planner.manifest.terms import StepLoad
+from planner.plans.expectation import (
+    filled_alike,
+    mixed_pool,
+    pool_decode,
+    pool_links,
+    pool_mixed,
+    pool_pair,
+    pool_ttft,
+)
+from planner.plans.recorded import MixedPools, Pools
+from planner.plans.recorded_manifest import pools_on
+from planner.workload import Trace, Workload, running_kv_tokens
+from podplan.errors import BadInput
+
+
+def manifest_on(manifest: Manifest, workload: Workload, trace: Trace | None) -> Deployed:
+    """Return what a manifest deploys, on a trace if there is one that its rules can be played on.
+
+    Raises BadInput as ``from_manifest``.
+    """
+    deployed = from_manifest(manifest, workload)
+    if trace is None or isinstance(pools_on(manifest, workload), str):
+        return deployed
+
+    def left(counts: Mapping[Role, int]) -> Pools | MixedPools:
+        kept = [pool.model_copy(update={"instances": pool.instances[: counts[pool.role]]}) for pool in manifest.pools]
+        pools = pools_on(manifest.model_copy(update={"pools": kept}), workload)
+        assert not isinstance(pools, str), "fewer instances follow the same rules"
+        return pools
+
+    return played(deployed, left, trace)
+
+
+def from_manifest(manifest: Manifest, workload: Workload) -> Deployed:
+    """Return what a manifest deploys, under some traffic.
+
+    Raises BadInput where its roles are not one prefill and one decode pool, or one of aggregated instances, which
+    alone have closed forms.
+    """
+    aggregated = mixed_pool(manifest)
+    if aggregated is not None:
+        return _aggregated_manifest(manifest, aggregated, workload)
+    pools = pool_pair(manifest)
+    if isinstance(pools, str):
+        raise BadInput(f"--manifest: {pools}")
+    prefill, decode = pools
+    prompt, kv = workload.input_tokens.mean, running_kv_tokens(workload).mean_tokens
+    share = float(prefill.limits.tokens_per_device * prefill.degrees.attention_tp * prefill.degrees.pp)
+    tokens = min(share, prompt) if share < prompt else share // prompt * prompt
+    full_pass = StepLoad(
+        prefill_tokens=tokens,
+        prefill_pairs=tokens * (min(prompt, share) + 1) / 2,
+        finishing_prompts=max(tokens // prompt, 1.0),
+        mean_tokens=tokens,
+    )
+    batch = float(decode.limits.requests_per_dp_rank)
+    queries = decode.step_costs["decode"].queries_per_sequence
+    full_batch = StepLoad(decode_sequences=batch, decode_kv_tokens=batch * kv, mean_tokens=batch * queries)
+
+    def decode_at(rate_per_second: float, count: int) -> Standing:
+        links = pool_links(manifest, pools, workload, rate_per_second * count)
+        found = links and pool_decode(decode, workload, rate_per_second, links.seconds, filled_alike(manifest, count))
+        return Standing(tpot=found[0].tpot if found else None)
+
+    return Deployed(
+        pools=(
+            DeployedPool(
+                role="prefill",
+                instances=len(prefill.instances),
+                at=lambda rate, count: Standing(ttft=pool_ttft(manifest, prefill, workload, rate, count)),
+                deviation=_step_deviation(prefill, full_pass),
+            ),
+            DeployedPool(
+                role="decode",
+                instances=len(decode.instances),
+                at=decode_at,
+                deviation=_step_deviation(decode, full_batch),
+            ),
+        ),
+        losses={"instance": (Lost(prefill=1), Lost(decode=1)), "node": _nodes(manifest)},
+    )
+
+
+def _aggregated_manifest(manifest: Manifest, pool: Pool, workload: Workload) -> Deployed:
+    batch, kv = float(pool.limits.requests_per_dp_rank), running_kv_tokens(workload).mean_tokens
+    queries = pool.step_costs["mixed"].queries_per_sequence
+    full_batch = StepLoad(decode_sequences=batch, decode_kv_tokens=batch * kv, mean_tokens=batch * queries)
+    return Deployed(
+        pools=(
+            DeployedPool(
+                role="mixed",
+                instances=len(pool.instances),
+                at=lambda rate, count: standing_of(pool_mixed(manifest, pool, workload, rate, count)),
+                deviation=_step_deviation(pool, full_batch),
+            ),
+        ),
+        losses={"instance": (Lost(mixed=1),), "node": _nodes(manifest)},
+    )
+
+
+def _step_deviation(pool: Pool, load: StepLoad) -> float:
+    """Relative standard deviation of the predicted duration of a step."""
+    cost = pool.step_costs[pool.role].to_step_cost()
+    timed = evaluate_best(cost, load, pool.microbatches)
+    known = interval(float(timed.seconds), operators(cost, load, timed), phase=pool.role)
+    return (known.high / float(timed.seconds) - 1) / NormalDist().inv_cdf(0.5 + known.level / 2)
+
+
+def _nodes(manifest: Manifest) -> tuple[Lost, ...]:
+    """Return what each node of a manifest takes with it, each combination once."""
+    gone: dict[tuple[str, int], dict[str, int]] = {}
+    for pool in manifest.pools:
+        for instance in pool.instances:
+            for node in instance.nodes:
+                taken = gone.setdefault((pool.hardware, node), {})
+                taken[pool.role] = taken.get(pool.role, 0) + 1
+    found = {tuple(taken.get(role, 0) for role in ("prefill", "decode", "mixed")) for taken in gone.values()}
+    return tuple(Lost(prefill=first, decode=second, mixed=third) for first, second, third in sorted(found))

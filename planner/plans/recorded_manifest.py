@@ -1,0 +1,137 @@
+"""What a manifest is expected to do with a recorded stream: its pools as ``plans.recorded`` plays them."""
+
+import math
+
+import numpy as np
+
+from planner.costs.latency import tokens_per_iteration
+from planner.instances.kv_links import KvLinks
+from planner.instances.operating import dealt_iteration_seconds
+from planner.manifest.schema import Manifest, Pool, Prediction, ServiceLevels, Statistics
+from planner.mixed.recorded import MixedMachines
+from planner.mixed.step_times import StepTimes
+from planner.plans.expectation import (
+    Expectation,
+    group_budget,
+    iteration_dealing,
+    mixed_pool,
+    pool_aggregate,
+    pool_pair,
+)
+from planner.plans.recorded import MixedPools, Pools, Recorded, play, within
+from planner.queues.machine import Machine
+from planner.queues.queueing import Array
+from planner.workload import Trace, Traffic, Workload
+from podplan.errors import BadInput
+
+
+def expect_recorded(manifest: Manifest, trace: Trace, warmup_seconds: float = 0.0) -> Expectation:
+    """Return what a manifest is expected to do with the requests of a trace, from an empty system until it is empty.
+
+    A finite stream always has an answer: past saturation it is the backlog that the window builds up. Reuse is what
+    stands in the trace. Collaborative routing counts as to the least load.
+
+    Args: requests that arrive before ``warmup_seconds`` load the system and are not counted.
+
+    Raises:
+        BadInput: a trace that ``Traffic.from_trace`` refuses, or a warm-up that leaves nothing of it.
+    """
+    workload = Traffic.from_trace(trace).workload
+    pools = pools_on(manifest, workload)
+    if isinstance(pools, str):
+        return Expectation(prediction=None, basis=pools)
+    arrival = np.asarray(trace.arrival_seconds, dtype=np.float64)
+    if arrival[-1] < warmup_seconds:
+        raise BadInput(f"--warmup: {warmup_seconds:g} s is past the last arrival at {arrival[-1]:g} s")
+    recorded = play(pools, trace)
+    made_of = "steps" if isinstance(pools, MixedPools) else "passes and iterations"
+    return Expectation(
+        prediction=_prediction(recorded, arrival, manifest.service_levels, warmup_seconds),
+        basis=f"a recursion over the requests' own {made_of} with the manifest's step costs",
+    )
+
+
+def pools_on(manifest: Manifest, workload: Workload) -> Pools | MixedPools | str:
+    """Return the pools of a manifest as the recursions see them, or why they cannot be played."""
+    aggregated = mixed_pool(manifest)
+    if aggregated is not None:
+        unlike = unlike_steps(manifest)
+        return unlike or mixed_of_manifest(manifest, aggregated, workload)
+    pools = pool_pair(manifest)
+    return pools if isinstance(pools, str) else of_manifest(manifest, pools, workload)
+
+
+def unlike_steps(manifest: Manifest) -> str | None:
+    """Return why the recursion over steps does not have the rules of a manifest's routing; None where it has."""
+    routing = manifest.routing
+    if routing.chunks != "decode_first":
+        return f"a trace is played with prompts beside running requests, not with routing.chunks {routing.chunks}"
+    if routing.decode_reservation != "whole":
+        return "a trace is played with KV reserved for whole answers"
+    return None
+
+
+def mixed_of_manifest(manifest: Manifest, pool: Pool, workload: Workload) -> MixedPools:
+    """Return the aggregated instances of a manifest; the ``workload`` holds the moments of what is played."""
+    routing, block = manifest.routing, pool.kv.block_tokens
+    aggregate = pool_aggregate(pool, workload)
+    return MixedPools(
+        machines=MixedMachines(
+            aggregate=aggregate,
+            times=StepTimes(aggregate),
+            instances=len(pool.instances),
+            policy="round_robin" if routing.prefill == "round_robin" else "least_load",
+            rank_policy=routing.decode,
+            capacity_tokens=float(pool.kv.capacity_tokens_per_rank),
+        ),
+        charged=lambda tokens: math.ceil(pool.kv.charged(tokens) / block) * block,
+    )
+
+
+def of_manifest(manifest: Manifest, pools: tuple[Pool, Pool], workload: Workload) -> Pools:
+    """Return the pools of a manifest; the ``workload`` holds the moments of what is played."""
+    prefill, decode = pools
+    assert manifest.kv_transfer is not None, "a manifest with prefill and decode pools has links"
+    cost, ranks = prefill.step_costs["prefill"].to_step_cost(), prefill.degrees.attention_dp
+    most = decode.limits.requests_per_dp_rank * decode.degrees.attention_groups
+    return Pools(
+        machine=Machine(cost, ranks, float(group_budget(prefill)), prefill.microbatches),
+        prefill_instances=len(prefill.instances),
+        policy="round_robin" if manifest.routing.prefill == "round_robin" else "least_load",
+        links=KvLinks.between(manifest.kv_transfer, prefill, decode),
+        iteration_seconds=dealt_iteration_seconds(iteration_dealing(decode, workload), np.arange(1.0, most + 1)),
+        decode_instances=len(decode.instances),
+        tokens_per_iteration=tokens_per_iteration(decode.mtp.drafts, decode.mtp.acceptance),
+    )
+
+
+def _prediction(recorded: Recorded, arrival: Array, limits: ServiceLevels, warmup_seconds: float) -> Prediction:
+    """Return the figures in the keys of a simulation's result; attainment is joint, request by request.
+
+    Latencies are of the requests that arrive from the end of the warm-up on, rates of what completes from then on.
+    """
+    counted = arrival >= warmup_seconds
+    ttft, tpot, e2e = (
+        values[counted] for values in (recorded.ttft_seconds, recorded.tpot_seconds, recorded.e2e_seconds)
+    )
+    kept = within(ttft, tpot, limits.ttft_seconds, limits.tpot_seconds)
+    done = arrival + recorded.e2e_seconds >= warmup_seconds
+    seconds = recorded.end_seconds - warmup_seconds
+    known, links = tpot[~np.isnan(tpot)], recorded.links
+    return Prediction(
+        requests_per_second=float(done.sum()) / seconds,
+        output_tokens_per_second=float(recorded.output_tokens[done].sum()) / seconds,
+        ttft_seconds=_statistics(ttft),
+        tpot_seconds=_statistics(known) if known.size else None,
+        e2e_seconds=_statistics(e2e),
+        slo_attainment=float(kept.mean()),
+        goodput_requests_per_second=float(kept.sum()) / seconds,
+        utilisation=recorded.busy,
+        mean_transfer_wait_seconds=None if links is None else float(links.wait_seconds.mean()) if known.size else 0.0,
+        link_utilisation=None if links is None else links.utilisation,
+    )
+
+
+def _statistics(seconds: Array) -> Statistics:
+    p50, p90, p99 = np.percentile(seconds, (50.0, 90.0, 99.0)).tolist()
+    return Statistics(mean=float(seconds.mean()), p50=p50, p90=p90, p99=p99)
