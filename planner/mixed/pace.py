@@ -22,6 +22,8 @@ _LENGTH_EDGES = np.concatenate(
 )
 """Levels between which answers are taken as one, fine at both ends."""
 _SHAPES = 24
+_MOST_LEAST = 0.99
+"""Of a mean step: the shortest is below it."""
 _MOST_KEPT = 1 - 1e-6
 """Of what makes a step long, by the next: as good as all of it, and its powers still differ from 1."""
 
@@ -46,6 +48,8 @@ class Pace:
     """Running requests, and seconds of steps of so many without prompts."""
     step_variance: float
     """Of single steps by their prompts, in squared seconds: means over a residence vary no more."""
+    longest_seconds: float = math.inf
+    """Of a step."""
     behind_seconds: float | None = None
     """By which the steps of a mean answer are longer for the prompts behind its own, where that is known exactly."""
 
@@ -155,13 +159,22 @@ class Pace:
         few, many = np.interp([self.running, self.running + more], *self.bare)
         return min(self.slope, self.cluster * float(many - few) / more)
 
-    def paces(self, iterations: Lengths) -> tuple[Array, Array, Array]:
-        """Requests as point masses: mean seconds per step over their residence, the residence, mass; [points] each."""
+    def paces(self, iterations: Lengths, longer: float) -> tuple[Array, Array, Array]:
+        """Requests as point masses: mean seconds per step over their residence, the residence, mass; [points] each.
+
+        What a mean step has beyond the shortest, of one request alone, is taken as gamma. Requests see ``longer`` steps
+        because more of them run while steps are long: that leaves a gamma its scale, so that its variance grows as its
+        mean. No step is longer than one that is full.
+        """
         edges = _LENGTH_EDGES if iterations.squared_cv else np.array([0.0, 1.0])
         likely = np.diff(edges)
         lengths = gamma_quantiles(iterations.squared_cv, (edges[1:] + edges[:-1]) / 2)
         lengths = np.maximum(lengths, 1 / iterations.mean)  # no answer is shorter than one step
-        shapes, weights = gamma_nodes(self.variance(lengths, iterations) / self.step_seconds**2, _SHAPES)
-        paces = self.step_seconds * shapes  # [lengths, shapes]
+        seen = self.step_seconds * longer
+        least = min(float(np.interp(1.0, *self.bare)), _MOST_LEAST * min(seen, self.step_seconds))
+        beyond = seen - least
+        variance = self.variance(lengths, iterations) * beyond / (self.step_seconds - least)
+        shapes, weights = gamma_nodes(variance / beyond**2, _SHAPES)
+        paces = np.minimum(least + beyond * shapes, max(self.longest_seconds, seen))  # [lengths, shapes]
         spans = paces * (iterations.mean * lengths)[:, None]
         return paces.ravel(), spans.ravel(), (likely[:, None] * weights).ravel()

@@ -250,10 +250,21 @@ class MixedQueue:
             per_prompt=per_prompt,
             behind_seconds=behind,
             bare=(self.table.running, self.table.alone),
+            longest_seconds=self._longest(occupied),
             work_squared_cv=float(new**2 @ weights) / self.aggregate.mean_new_tokens**2 - 1,
             dispersion=dispersion,
             step_variance=nearest.step_variance,
         )
+
+    def _longest(self, occupied: Running) -> float:
+        """Seconds of steps that are full on all ranks beside as many requests as all but ever run.
+
+        Of prompts that differ and are cut none is known: parts with much before them take longer than others.
+        """
+        if differ_and_are_cut(self.aggregate):
+            return math.inf
+        most = occupied.mean + 3 * math.sqrt(occupied.variance)
+        return float(np.interp(most, self.table.running, self.table.mixed[:, -1, -1]))
 
     def _answer(self, rate: float, dispersion: float, occupied: "Running") -> MixedState:
         aggregate = self.aggregate
@@ -280,8 +291,9 @@ class MixedQueue:
             if aggregate.ranks > 1:  # on one rank every token of a prompt delays steps
                 work = line.delays_squared_cv(pace.per_prompt, aggregate.ranks)
                 pace = replace(pace, work_squared_cv=work)
-        step *= pace.seen_longer(iterations)
-        paces, spans, likely = replace(pace, step_seconds=step).paces(iterations)
+        longer = pace.seen_longer(iterations)
+        paces, spans, likely = pace.paces(iterations, longer)
+        step *= longer
         tokens = float(answer.mean > 1)  # 0: the answer is the first token, and none has a time of its own
         running = rate * iterations.mean * step
         if sample is not None:

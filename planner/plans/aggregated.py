@@ -76,15 +76,14 @@ class AggregatedPlan(Plan):
 
     @property
     def caution(self) -> str | None:
-        """What the queue leaves out of TPOT, where answers end before the prompts that they begin among."""
+        """What the queue leaves out of TTFT, where answers end before the prompts that they begin among."""
         span, ttft = self.mixed.state.span.mean, self.ttft.mean
         if self.mixed.instances == 1 or not 0 < span < SHORT_ANSWER * self.mixed.utilisation * ttft:
             return None
         return (
-            f"answers take {format_duration(span)} on average, {span / ttft:.2g} times the mean TTFT: such short ones "
-            "run among the prompts behind their own, and where requests are dealt over instances in turn their TPOT is "
-            "told too low, the more the busier; at 90 % busy on eight instances by a twelfth at 11 times, a sixth at "
-            "5, a quarter at 2, half at 0.5; play the plan with plan simulate"
+            f"answers take {format_duration(span)} on average, {span / ttft:.2g} times the mean TTFT: where such "
+            "short ones are dealt over instances in turn their TTFT is told too low, the more the busier: at 85 % busy "
+            "on eight instances by a seventh in the mean and up to two fifths at p99; play the plan with plan simulate"
         )
 
     @property

@@ -35,7 +35,7 @@ def test_an_aggregated_plan_is_written_simulated_and_deployed(
 
 
 def test_short_answers_of_a_busy_instance_are_cautioned_about(capsys: pytest.CaptureFixture[str]) -> None:
-    """Dealt in turn their TPOT is told too low; not that of long ones, of instances with little to do, or of one."""
+    """Dealt in turn their TTFT is told too low; not that of long ones, of instances with little to do, or of one."""
     asked = ["qwen3-8b", "--hw", "h100", "--isl", "4096", "--shape", "aggregated", "--json"]
     for flags, told in (
         (["--devices", "4", "--osl", "16"], True),

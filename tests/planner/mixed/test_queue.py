@@ -325,12 +325,24 @@ def test_against_the_runtime(ranks: int, budget: int, rate: float, workload: dic
 
 @pytest.mark.parametrize(("answer", "rate"), [(8, 25.0), (32, 15.0), (32, 25.0)])
 def test_short_answers_run_among_prompts(answer: int, rate: float) -> None:
-    """Answers no longer than a few prompts: mean TPOT within 12 %, two to six times what steps take on average."""
+    """Answers no longer than a few prompts: mean TPOT and its p99 within 12 %, two to six times a step on average."""
     measured, queue = _measured(1, 1500, rate, 8000, input_tokens=1024, output_tokens=answer)
     state = queue.state(rate)
     assert state is not None
     assert 0.4 < state.utilisation < 0.9
     assert state.tpot.mean == pytest.approx(measured["tpot"], rel=0.12)
+    assert state.tpot.p99 == pytest.approx(measured["tpot p99"], rel=0.12)
+
+
+@pytest.mark.parametrize(("answer", "utilisation"), [(4, 0.3), (8, 0.8), (64, 0.8)])
+def test_no_request_is_quicker_than_a_bare_step_nor_slower_than_a_full_one(answer: int, utilisation: float) -> None:
+    """Whatever a request meets, its steps lie between that of one request alone and a full one."""
+    queue = MixedQueue(_aggregate(answer=answer))
+    state = queue.state(utilisation * queue.saturation_per_second)
+    assert state is not None
+    bare = float(queue.table.seconds(1.0, np.zeros(1), np.zeros(1))[0])
+    assert state.tpot.at(0.5) >= bare * (1 - 1e-9)
+    assert state.tpot.at(99.9) <= float(queue.table.mixed[-1, -1, -1])
 
 
 @dataclass(frozen=True)
