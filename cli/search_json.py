@@ -170,7 +170,8 @@ def plan_json(plan: Plan, *, compact: bool = False) -> dict[str, object]:
             **{f"p{level:g}": plan.e2e_at(level) for level in levels},
         },
         "kv_transfer_seconds": plan.transfer_seconds,
-        **(_between_pools(plan) if isinstance(plan, DisaggregatedPlan) else {}),
+        **({"kv_links": _links_json(plan.links)} if isinstance(plan, DisaggregatedPlan) else {}),
+        **({} if plan.ttft_error is None else {"ttft_mean_relative_standard_error": plan.ttft_error}),
         **({"caution": plan.caution} if isinstance(plan, AggregatedPlan) and plan.caution else {}),
     }
     figures = {
@@ -181,12 +182,6 @@ def plan_json(plan: Plan, *, compact: bool = False) -> dict[str, object]:
         "energy_joules_per_million_tokens": plan.joules_per_million_tokens,
     }
     return data | {name: value for name, value in figures.items() if value is not None}
-
-
-def _between_pools(plan: DisaggregatedPlan) -> dict[str, object]:
-    """Return what separate pools alone have: links between them, and how well a sample knows the mean TTFT."""
-    links: dict[str, object] = {"kv_links": _links_json(plan.links)}
-    return links if plan.ttft_error is None else links | {"ttft_mean_relative_standard_error": plan.ttft_error}
 
 
 def _links_json(links: LinkState) -> dict[str, object]:

@@ -256,13 +256,14 @@ def interval_text(plan: Plan) -> str:
         f"{name} {format_duration(own.low)} to {format_duration(own.high)}" if own.high else f"no {name}"
         for name, own in known
     )
-    drawn = f" {sample_text(plan.ttft_error)}" if isinstance(plan, DisaggregatedPlan) and plan.ttft_error else ""
+    drawn_of = "passes" if isinstance(plan, DisaggregatedPlan) else "steps"
+    drawn = f" {sample_text(plan.ttft_error, drawn_of)}" if plan.ttft_error else ""
     return f"Service times, {known[0][1].level:.0%} interval: {told}.{drawn}"
 
 
-def sample_text(error: float) -> str:
-    """Say that waiting is known from a sample of passes, and how well."""
-    return f"Waiting is read off a sample of passes: mean TTFT ± {error:.1%} (standard error)."
+def sample_text(error: float, what: str = "passes") -> str:
+    """Say that waiting is known from a sample, of passes or of steps, and how well."""
+    return f"Waiting is read off a sample of {what}: mean TTFT ± {error:.1%} (standard error)."
 
 
 def bound_text(bound: Bound) -> str:

@@ -41,13 +41,17 @@ _MOST_FOLLOWS, _ALIKE = 0.8, 0.02
 """Of a step: how much of a change of the running requests comes back to them at most, and what of it is none."""
 
 
+FoundTtft = tuple[Latency, float | None]
+"""TTFT, and the relative standard error of its mean where a sample tells it."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class MixedState:
     """An aggregated instance at one rate of arrivals, over time and over requests."""
 
     rate_per_second: float
-    find_ttft: Callable[[], Latency]
-    """Finds ``ttft``, which takes longer than all else."""
+    find_ttft: Callable[[], FoundTtft]
+    """Finds ``ttft`` and how well it is known, which takes longer than all else."""
     find_guess: Callable[[], Latency] | None = None
     """Finds about ``ttft`` where that takes much longer: no longer than it, and up to 40 % shorter."""
     tpot: Latency
@@ -68,13 +72,22 @@ class MixedState:
     """Rate over what full steps compute, or over what an instance with all places taken finishes: whichever is more."""
 
     @cached_property
+    def _told(self) -> FoundTtft:
+        return self.find_ttft()
+
+    @property
     def ttft(self) -> Latency:
         """From arrival to the first token, the wait for room included."""
-        return self.find_ttft()
+        return self._told[0]
+
+    @property
+    def ttft_error(self) -> float | None:
+        """Relative standard error of its mean where a sample of steps tells it; None where a chain does."""
+        return self._told[1]
 
     def __getstate__(self) -> dict[str, object]:
         """What travels to another process: ``ttft`` as found, for what finds it does not."""
-        return self.__dict__ | {"ttft": self.ttft, "find_ttft": partial(_found, self.ttft), "find_guess": None}
+        return self.__dict__ | {"_told": self._told, "find_ttft": partial(_found, self._told), "find_guess": None}
 
     @cached_property
     def e2e(self) -> Latency:
@@ -82,8 +95,8 @@ class MixedState:
         return independent_sum(self.ttft, self.span) if self.span.mean > 0 else self.ttft
 
 
-def _found(latency: Latency) -> Latency:
-    return latency
+def _found(told: FoundTtft) -> FoundTtft:
+    return told
 
 
 @dataclass(frozen=True)
@@ -279,7 +292,7 @@ class MixedQueue:
         share = float(occupied.weights @ np.array([state.prompt_steps for state in occupied.states]))
         wait = occupied.waiting * _wait_scale(iterations.squared_cv, rate / occupied.full_share, rate)
         pace = self._pace(rate, dispersion, occupied, step)
-        find_ttft: Callable[[], Latency] = partial(ttft_of, states, weights, occupied.waiting, wait)
+        find_ttft: Callable[[], FoundTtft] = partial(_chained_ttft, states, weights, occupied.waiting, wait)
         find_guess: Callable[[], Latency] | None = None
         sample: tuple[SampledPrompts, RankLine] | None = None
         if differ_and_are_cut(aggregate):
@@ -320,7 +333,7 @@ def _sampled_ttft(
     sample: tuple[SampledPrompts, RankLine],
     mean_wait: float,
     decode: tuple[float, float],
-) -> Latency:
+) -> FoundTtft:
     """TTFT by a sample of steps; once more where it is too short to come to the requests that its steps let run.
 
     Args: ``decode``: steps of an answer, and how many requests run.
@@ -333,7 +346,11 @@ def _sampled_ttft(
     if abs(off) * math.exp(-(1 - follows) * found.settled) > _ALIKE * running:
         line = prompts.line(arrivals, found.step_seconds, found.prompt_steps)
         found = prompts.found(arrivals, line, float(np.clip(running + off, running / 2, 2 * running)))
-    return after_wait(found.ttft, occupied.waiting, mean_wait)
+    return after_wait(found.ttft, occupied.waiting, mean_wait), found.error
+
+
+def _chained_ttft(states: list[PromptState], weights: Array, waiting: float, mean_wait: float) -> FoundTtft:
+    return ttft_of(states, weights, waiting, mean_wait), None
 
 
 def _guessed_ttft(line: RankLine, waiting: float, mean_wait: float) -> Latency:

@@ -76,6 +76,23 @@ class AggregatedPlan(Plan):
 
     @property
     def caution(self) -> str | None:
+        """What is known less well than else of this plan."""
+        told = [text for text in (self._short_answers, self._rare_prompts) if text is not None]
+        return ". ".join(told) or None
+
+    @property
+    def _rare_prompts(self) -> str | None:
+        """How well a sample knows TTFT, where the longest prompts decide about it."""
+        if self.ttft_error is None or self.ttft_error < LARGE_ERROR:
+            return None
+        return (
+            f"the longest prompts decide about TTFT: its mean is known to ± {self.ttft_error:.1%} (standard error of a "
+            "sample of steps), p99 less well; those rarer than 1 in 10,000 count as one length, and runs of some "
+            "thousand requests differ by several times as much"
+        )
+
+    @property
+    def _short_answers(self) -> str | None:
         """What the queue leaves out of TTFT, where answers end before the prompts that they begin among."""
         span, ttft = self.mixed.state.span.mean, self.ttft.mean
         if self.mixed.instances == 1 or not 0 < span < SHORT_ANSWER * self.mixed.utilisation * ttft:
@@ -125,6 +142,10 @@ def limit_of(plan: AggregatedPlan) -> str:
 SHORT_ANSWER = 20
 """Mean TTFTs that an answer has to last at full load for TPOT to be told well behind a router that deals in turn: in
 the runtime one of 11 has a TPOT 9 % longer than told, one of 5 18 %, of 2 38 % (Qwen3-8B on 8 H100, 90 % busy)."""
+LARGE_ERROR = 0.03
+"""Relative standard error of the mean TTFT from which the plan cautions: a run of 4,000 requests has ten times as much
+(docs/queueing.md).
+"""
 NEAR = 0.95
 """Share of a limit from which it is said to bind; below, the instances are saturated within both."""
 
@@ -161,6 +182,7 @@ def make_aggregated(
         requests_per_second=rate_per_second,
         ttft=state.ttft,
         tpot=state.tpot,
+        ttft_error=state.ttft_error,
     )
 
 

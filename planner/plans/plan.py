@@ -36,6 +36,8 @@ class Plan(ABC):
     tpot: Latency
     transfer_seconds: float = 0.0
     """To bring a prompt's KV from one pool to the other."""
+    ttft_error: float | None = None
+    """Relative standard error of the mean of ``ttft`` where a sample of passes or steps tells it."""
 
     @abstractmethod
     def pools(self) -> tuple[tuple[Role, PlannedPool], ...]:
@@ -148,8 +150,6 @@ class DisaggregatedPlan(Plan):
     decode: DecodePool
     links: LinkState
     """What prompts' KV takes on its way, with its waiting."""
-    ttft_error: float | None = None
-    """Relative standard error of the mean of ``ttft`` where a sample of passes tells it."""
 
     def pools(self) -> tuple[tuple[Role, PlannedPool], ...]:
         """Return the pools with their roles, prefill first."""

@@ -51,6 +51,7 @@ def test_more_load_takes_longer() -> None:
         guess, ttft = state.find_guess(), state.ttft
         assert 0.4 * ttft.mean < guess.mean < 1.1 * ttft.mean
         assert ttft.mean > last
+        assert state.ttft_error is not None and 0 < state.ttft_error < 0.06
         last = ttft.mean
 
 

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cli.search_json import plan_json
+from cli.search_render import interval_text
 from planner.checks.check import Limits, check_deployed
 from planner.checks.deployed import from_plan
 from planner.instances.decode_candidates import Count
@@ -54,6 +56,17 @@ def test_the_interval_is_about_the_plans_own_tpot() -> None:
     assert prediction.interval.high / found.tpot.mean - 1 == pytest.approx(
         1 - prediction.interval.low / found.tpot.mean
     )
+
+
+def test_it_is_told_how_well_a_sample_knows_ttft() -> None:
+    """Nothing where a chain tells it; in the JSON and beside the intervals else, and a caution where it is much."""
+    found = answer(devices=1).best
+    assert isinstance(found, AggregatedPlan) and found.ttft_error is None and found.caution is None
+    little, much = replace(found, ttft_error=0.012), replace(found, ttft_error=0.045)
+    assert interval_text(little).endswith("a sample of steps: mean TTFT ± 1.2% (standard error).")
+    assert plan_json(little)["ttft_mean_relative_standard_error"] == 0.012
+    assert little.caution is None
+    assert much.caution is not None and "± 4.5%" in much.caution
 
 
 @pytest.mark.parametrize("ttft_seconds", [1.0, 0.04])
