@@ -24,7 +24,7 @@ COLUMNS = ["measured", "rows", "median error before", "after", "worst row", "its
 
 @app.command(name="calibrate")
 def calibrate_command(
-    measurements: Annotated[list[Path], argument("MEASUREMENTS.csv", "Measured times; see below.")],
+    measurements: Annotated[list[Path], argument("MEASUREMENTS.csv", "Measured times, with the columns above.")],
     hw: Annotated[str, option("--hw", "NAME", "Entry whose fits are to be replaced.")],
     out: Annotated[File, option("--out", "FILE", "YAML to write, which --hw then takes.")] = None,
     name: Annotated[Text, option("--name", "NAME", "Name of the new entry [the old one-calibrated].")] = None,

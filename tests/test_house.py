@@ -4,6 +4,7 @@ import ast
 import io
 import tokenize
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -23,12 +24,21 @@ def _named(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
+@cache
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
+
+
+@cache
+def _nodes(path: Path) -> list[ast.AST]:
+    return list(ast.walk(ast.parse(_text(path))))
+
+
 @pytest.mark.parametrize("path", SOURCES, ids=_named)
 def test_files_and_functions_are_short(path: Path) -> None:
     """A room that outgrows its file is split; a long function says what it does."""
-    text = path.read_text(encoding="utf-8")
-    assert text.count("\n") <= LONGEST_FILE
-    for node in ast.walk(ast.parse(text)):
+    assert _text(path).count("\n") <= LONGEST_FILE
+    for node in _nodes(path):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not ast.get_docstring(node):
             length = (node.end_lineno or node.lineno) - node.lineno + 1
             assert length <= LONGEST_FUNCTION_WITHOUT_DOCSTRING, f"{node.name} in line {node.lineno} has {length} lines"
@@ -37,13 +47,13 @@ def test_files_and_functions_are_short(path: Path) -> None:
 @pytest.mark.parametrize("path", [path for path in SOURCES if path.name == "__init__.py"], ids=_named)
 def test_packages_do_nothing_when_imported(path: Path) -> None:
     """Importing a manifest must import no solver."""
-    assert path.read_text(encoding="utf-8").strip() == ""
+    assert _text(path).strip() == ""
 
 
 @pytest.mark.parametrize("path", [path for path in SOURCES if path.name != "records.py"], ids=_named)
 def test_data_classes_are_made_quickly(path: Path) -> None:
     """They come from podplan.records: a cold start makes more than a hundred."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in _nodes(path):
         if isinstance(node, ast.ImportFrom) and node.module == "dataclasses":
             assert "dataclass" not in {name.name for name in node.names}
 
@@ -51,7 +61,7 @@ def test_data_classes_are_made_quickly(path: Path) -> None:
 @pytest.mark.parametrize("path", [path for path in SOURCES if path.name != "units.py"], ids=_named)
 def test_scale_factors_stand_in_units_only(path: Path) -> None:
     """GB, GiB and tera are converted at the edge, by names from podplan.units."""
-    tokens = list(tokenize.generate_tokens(io.StringIO(path.read_text(encoding="utf-8")).readline))
+    tokens = list(tokenize.generate_tokens(io.StringIO(_text(path)).readline))
     for before, token, after in zip(tokens, tokens[1:], tokens[2:], strict=False):
         if token.string.replace("_", "") in SCALE_FACTORS:
             scales = before.string in {"*", "/"} or after.string in {"*", "/", "**"}
