@@ -26,13 +26,14 @@ def missing(question: Question, prefill: bool) -> tuple[str, str]:
     """Return (binding limit, sentence) for a pool without any candidate."""
     role = "prefill" if prefill else "decode"
     machines = question.prefill if prefill else question.decode
-    if not fitting_sizes(question, prefill):
+    sizes = fitting_sizes(question, prefill)
+    if not sizes:
         return "memory", memory_sentence(question, role_of(prefill), smallest_devices(question, machines, prefill))
     best = _fastest(question, prefill)
     flag, limit = limit_of(question, prefill)
     if best is None:
         return "memory", memory_sentence(question, role_of(prefill), smallest_devices(question, machines, prefill))
-    eased, taken, beside = _eased(question, prefill)
+    eased, taken, beside = _eased(question, prefill, min(sizes))
     nearest = nearest_limit(eased, prefill, best, taken)
     change = "several times the limit do not help"
     if nearest:
@@ -47,17 +48,18 @@ def _fastest(question: Question, prefill: bool) -> float | None:
     return fastest_ttft(question) if prefill else fastest_tpot(question)
 
 
-def _eased(question: Question, prefill: bool) -> tuple[Question, float, str]:
+def _eased(question: Question, prefill: bool, smallest: int) -> tuple[Question, float, str]:
     """Return the question with the other role's limit eased, and in words, where no instance keeps that either.
 
-    The number between is the devices of the other role's smallest instance then; 0 where none keeps an eased limit.
+    It leaves the ``smallest`` instance of this role its devices. The number between is the devices of the other role's
+    smallest instance then; 0 where none keeps an eased limit.
     """
     other = not prefill
     taken = least_carrying(question, other)
     if math.isfinite(taken):
         return question, taken, ""
     best = _fastest(question, other)
-    nearest = None if best is None else nearest_limit(question, other, best, 0)
+    nearest = None if best is None else nearest_limit(question, other, best, smallest)
     if nearest is None:
         return question, 0, ""
     flag, limit = limit_of(question, other)

@@ -42,9 +42,10 @@ def test_the_nearest_limit_is_feasible(asked: dict[str, Any]) -> None:
     assert search(replace(question, **{name: nearest}), beside=False).best is not None
 
 
-def test_two_limits_out_of_reach_are_eased_together() -> None:
+@pytest.mark.parametrize("asked", [{}, {"model": "qwen3-8b", "devices": 2}], ids=["many", "one for each role"])
+def test_two_limits_out_of_reach_are_eased_together(asked: dict[str, Any]) -> None:
     """Asked again with both, there is a plan; with either alone there is none."""
-    question = small_question(ttft_seconds=0.002, tpot_seconds=0.0002)
+    question = small_question(ttft_seconds=0.002, tpot_seconds=0.0002, **asked)
     answer = search(question)
     ttft = parse_duration(told(answer, r"nearest change: --ttft ([\d.]+ \w+) with --tpot"), "nearest")
     tpot = parse_duration(told(answer, r"with --tpot ([\d.]+ \w+), for 200 us cannot be kept either"), "nearest")
