@@ -19,7 +19,8 @@ from planner.plans.recorded import play
 from planner.question import Question
 from planner.workload import Trace
 
-_STEPS = 12
+_STEPS, _FEWEST_STEPS = 12, 4
+"""Numbers of instances that are played, of a short trace and of a long one."""
 _CAUSES: dict[str, tuple[Role, ...]] = {"ttft": ("prefill", "mixed"), "tpot": ("decode", "mixed")}
 
 
@@ -31,7 +32,7 @@ def grown(question: Question, plan: Plan, trace: Trace, held_per_second: float) 
     rate = question.rate_per_second
     assert rate is not None, "only an asked rate can be too much for a plan"
     counts: dict[Role, int] = {role: pool.instances for role, pool in plan.pools()}
-    for step in range(min(_STEPS, MOST_PLAYED // np.size(trace.arrival_seconds))):
+    for step in range(max(min(_STEPS, MOST_PLAYED // np.size(trace.arrival_seconds)), _FEWEST_STEPS)):
         late = late_at(question, play(pools_of(plan, counts), at_rate(trace, rate)))
         if not late:
             return _resized(question, plan, counts, trace)
