@@ -140,8 +140,8 @@ def limit_of(plan: AggregatedPlan) -> str:
 
 
 SHORT_ANSWER = 20
-"""Mean TTFTs that an answer has to last at full load for TPOT to be told well behind a router that deals in turn: in
-the runtime one of 11 has a TPOT 9 % longer than told, one of 5 18 %, of 2 38 % (Qwen3-8B on 8 H100, 90 % busy)."""
+"""Mean TTFTs that an answer has to last at full load for TTFT to be told well behind a router that deals in turn: p99
+is two fifths longer in the runtime where one lasts 9 of them, a fifth at 16 (Qwen3-8B on 8 H100, 85 % busy)."""
 LARGE_ERROR = 0.03
 """Relative standard error of the mean TTFT from which the plan cautions: a run of 4,000 requests has ten times as much
 (docs/queueing.md).
