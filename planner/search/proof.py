@@ -180,7 +180,8 @@ def pruned(sides: Sequence[Side], reached: float) -> list[Pruned]:
                 number=int(small.sum()),
                 bound=float(side.rate[small].max()) * side.unit if small.any() else None,
                 unit=unit,
-                why="98 % of saturation, passes in time, or a queue tried at the plan's rate bound what they carry",
+                why="98 % of saturation, passes in time, or a queue tried at the plan's rate bound what they "
+                "carry: their own or, of prompts that differ, one whose passes are nowhere slower",
             )
         )
         rest = open_columns & ~small
