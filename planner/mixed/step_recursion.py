@@ -88,11 +88,9 @@ class Played:
     ends: Array
     """Seconds at which each prompt that is asked for has its first token, [lanes, asked]."""
     step_seconds: Array
-    """Sum over the steps that begin while prompts that are asked for come, [lanes], as are the three below."""
+    """Sum over the steps that begin while prompts that are asked for come, [lanes], as are the two below."""
     steps: Array
     prompt_steps: Array
-    running_seconds: Array
-    """Of requests in decode."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +180,7 @@ def play(instance: Instance, streams: Streams) -> Played:
     now = _Progress(lines, streams, length)
     opens, closes = streams.arrivals[:, streams.first], streams.arrivals[:, streams.last - 1]
     asked = -(-(streams.last - np.arange(ranks)) // ranks)  # prompts of a rank up to the last that is asked for
-    sums, later = np.zeros((4, lanes)), ranks - 1 - np.arange(ranks)
+    sums, later = np.zeros((3, lanes)), ranks - 1 - np.arange(ranks)
     decoding = Decoding(instance.running / ranks, instance.held_tokens, instance.lives, lanes * ranks)
     ends, lives = np.full(lanes * ranks * length, np.nan), streams.lives.ravel()
     kept = (streams.tokens + streams.reused).ravel()
@@ -207,7 +205,7 @@ def play(instance: Instance, streams: Streams) -> Played:
             steps[none] = np.where(paused, 0, needed)
             lasts[none] = np.where(paused, until, lasts[none] * needed)
         counted = (now.seconds >= opens[now.lanes]) & (now.seconds < closes[now.lanes])
-        sums[:, now.lanes] += np.stack([lasts * (steps > 0), steps, tokens > 0, running * lasts]) * counted
+        sums[:, now.lanes] += np.stack([lasts * (steps > 0), steps, tokens > 0]) * counted
         now.seconds = now.seconds + lasts
         decoding.advance(now.rows.ravel(), np.repeat(steps, ranks))
         if ended.size:

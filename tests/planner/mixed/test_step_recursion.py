@@ -129,7 +129,6 @@ def test_steps_are_counted_while_prompts_that_are_asked_for_come() -> None:
     assert played.step_seconds == pytest.approx(span, abs=0.2)
     assert (played.prompt_steps < played.steps).all()
     assert (played.steps <= span / _STEP + 1).all()
-    assert played.running_seconds == pytest.approx(8.0 * played.step_seconds, rel=0.3)  # nearly nobody leaves
 
 
 def test_a_lane_goes_on_where_it_stands() -> None:
