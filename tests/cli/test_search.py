@@ -370,6 +370,7 @@ def test_a_second_core_changes_nothing(
         done.append(len(found))
         return found
 
+    monkeypatch.setattr(aside.threading, "active_count", lambda: 1)  # whoever runs the tests may have threads
     monkeypatch.setattr(aside._Other, "result", taken)
     monkeypatch.setattr(aside, "_claimed", lambda memory, number: os.getpid() != this)
     for count in (2, 1):
