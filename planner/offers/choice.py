@@ -145,11 +145,16 @@ def settle(sides: Sequence[Side], aim: Aim, least_rate: float = 0.0) -> Choice |
 def sufficient(sides: Sequence[Side], aim: Aim) -> Choice | None:
     """Return columns that carry the asked rate, the first that are found; None where none is likely to.
 
-    How much they carry is not solved: the best guess comes first, for it most likely carries enough.
+    The best guess comes first, for it most likely carries enough. How much columns carry is solved of those only that
+    carry the rate: a search tells rates up to a root's tolerance short of that, and has to come to the same.
     """
-    most = replace(aim, objective="throughput")
+    most, rate = replace(aim, objective="throughput"), (aim.rate or 0.0) * (1 - RELATIVE)
     while (choice := best_choice(sides, most, by="guess")) is not None:
-        if all(side.carries(column, aim.rate or 0.0) for side, column in zip(sides, choice, strict=True)):
+        chosen = list(zip(sides, choice, strict=True))
+        if not all(side.carries(column, rate) for side, column in chosen):
+            continue
+        solve_open(chosen, rate)
+        if carried_by(sides, choice) >= rate:
             break
     return choice
 
