@@ -21,6 +21,7 @@ from planner.mixed.step_times import StepTimes
 from planner.mixed.steps import Aggregate
 from planner.queues.prefill_queue import Policy
 from planner.queues.queueing import Array
+from planner.queues.recorded_stream import dealt, prompt_tokens
 from planner.workload import Trace
 from podplan.records import dataclass
 
@@ -264,13 +265,12 @@ def serve_recorded(machines: MixedMachines, trace: Trace, needs: Array) -> Serve
     """
     aggregate = machines.aggregate
     arrival = np.asarray(trace.arrival_seconds, dtype=np.float64)
-    tokens = np.maximum(np.asarray(trace.input_tokens, dtype=np.int64), 1)
+    tokens, reused = prompt_tokens(trace)
     after = np.maximum(np.asarray(trace.output_tokens, dtype=np.int64) - 1, 0)
-    reused = np.zeros_like(tokens) if trace.reused_tokens is None else np.asarray(trace.reused_tokens, dtype=np.int64)
     iterations = np.ceil(after / aggregate.accepted - _ROUNDING).astype(np.int64)
     requests = _Requests(
         tokens=tokens.tolist(),
-        reused=np.clip(reused, 0, tokens - 1).tolist(),
+        reused=reused.tolist(),
         iterations=iterations.tolist(),
         growth=(after / np.maximum(iterations, 1)).tolist(),
         needs=needs.tolist(),
@@ -279,17 +279,8 @@ def serve_recorded(machines: MixedMachines, trace: Trace, needs: Array) -> Serve
     )
     machines.times.reach(float(tokens.max()))
     heads = [_Head(machines, requests) for _ in range(machines.instances)]
-    for request, now in enumerate(arrival.tolist()):
-        if machines.policy == "round_robin":
-            head = heads[request % len(heads)]
-        else:
-            for each in heads:
-                each.advance(now)
-            head = min(heads, key=lambda each: each.held_tokens)
-        head.advance(now)
+    for request, now, head in dealt(heads, machines.policy, arrival.tolist(), lambda head, _: head.held_tokens):
         head.add(request, now)
-    for each in heads:
-        each.advance(math.inf)
     return Served(
         first_token_seconds=np.array(requests.first_token),
         left_seconds=np.array(requests.left),

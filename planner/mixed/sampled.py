@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from planner.mixed.rank_line import RankLine, Steps, rank_line
 from planner.mixed.step_recursion import Instance, Played, Streams, play
-from planner.mixed.steps import Aggregate, bare_seconds, loaded_seconds, without_prompts_seconds
+from planner.mixed.steps import Aggregate, bare_seconds, loaded_seconds, part_slopes, without_prompts_seconds
 from planner.queues.even_streams import even_gaps, even_levels, without_rarest
 from planner.queues.machine import Loads, Machine
 from planner.queues.pass_surface import PassSurface
@@ -132,14 +132,17 @@ class SampledPrompts:
     def _marginal(self) -> tuple[float, float, float]:
         """Seconds that a token, a query-key pair and a token of what is held add to parts, where these are usual."""
         room, depth = self._room, float(self._prompts.tokens @ self._prompts.weights) / 2
-        tokens, pairs = np.array([0.8, 1.0, 1.0]) * room, np.array([1.0, 1.0, 2.0]) * room * depth
-        usual = np.full(3, 0.8 * room)
-        seconds = self._surface.seconds((tokens, np.full(3, depth), pairs, np.zeros(3)), usual)
-        of_token, of_pair = (seconds[1] - seconds[0]) / (0.2 * room), (seconds[2] - seconds[1]) / (room * depth)
+        usual = np.full(2, 0.8 * room)
+
+        def seconds(tokens: float, pairs: float) -> float:
+            load = np.array([tokens]), np.array([depth]), np.array([pairs]), np.zeros(1)
+            return float(self._surface.seconds(load, usual[:1])[0])
+
+        of_token, of_pair = part_slopes(seconds, room, depth)
         held = np.array([0.5, 1.5]) * self._held_tokens * max(self._running / self._aggregate.ranks, 1.0)
-        load = usual[:2], np.full(2, depth), pairs[:2], np.zeros(2)
-        of_held = np.diff(loaded_seconds(self._aggregate, np.full(2, self._running), load, usual[:2], held))[0]
-        return float(of_token), float(of_pair), max(float(of_held / (held[1] - held[0])), 0.0)
+        load = usual, np.full(2, depth), np.full(2, room * depth), np.zeros(2)
+        of_held = np.diff(loaded_seconds(self._aggregate, np.full(2, self._running), load, usual, held))[0]
+        return of_token, of_pair, max(float(of_held / (held[1] - held[0])), 0.0)
 
     @property
     def _held_tokens(self) -> float:

@@ -9,7 +9,7 @@ from bisect import bisect_right
 
 import numpy as np
 
-from planner.mixed.steps import Aggregate, loaded_seconds
+from planner.mixed.steps import Aggregate, loaded_seconds, part_slopes
 from planner.queues.machine import Machine
 from planner.queues.pass_table import PassTable
 from planner.queues.queueing import Array
@@ -104,9 +104,7 @@ class StepTimes:
 
 def _pair_tokens(table: PassTable, room: float, depth: float) -> float:
     """Tokens that lengthen a part of a prompt as much as one pair does, about where parts are usual."""
-    less, usual, deeper = (
-        table.seconds([tokens, depth, pairs, 0.0], 0.8 * room)
-        for tokens, pairs in ((0.8 * room, room * depth), (room, room * depth), (room, 2 * room * depth))
+    of_token, of_pair = part_slopes(
+        lambda tokens, pairs: table.seconds([tokens, depth, pairs, 0.0], 0.8 * room), room, depth
     )
-    of_token = (usual - less) / (0.2 * room)
-    return (deeper - usual) / (room * depth) / of_token if of_token > 0 else 0.0
+    return of_pair / of_token if of_token > 0 else 0.0

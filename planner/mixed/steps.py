@@ -7,6 +7,7 @@ a step together.
 Ref: Sarathi-Serve (arXiv 2403.02310) section 4, whose rule vLLM's V1 scheduler follows.
 """
 
+from collections.abc import Callable
 from functools import cached_property
 
 import numpy as np
@@ -113,6 +114,19 @@ def loaded_seconds(
         mean_tokens=each * aggregate.cost.queries_per_sequence + mean_tokens,
     )
     return _fastest(aggregate, step, tokens + _fullest(aggregate, running) >= 2)
+
+
+def part_slopes(seconds: Callable[[float, float], float], room: float, depth: float) -> tuple[float, float]:
+    """Seconds that a token and a query-key pair add to a part of a prompt, about where parts are usual.
+
+    Args: ``seconds`` by tokens and pairs; ``room`` for prompt tokens in a step; ``depth``, what parts usually read.
+    """
+    less, usual, deeper = (
+        seconds(0.8 * room, room * depth),
+        seconds(room, room * depth),
+        seconds(room, 2 * room * depth),
+    )
+    return (usual - less) / (0.2 * room), (deeper - usual) / (room * depth)
 
 
 def bare_seconds(aggregate: Aggregate, running: Array, mean_tokens: Array) -> Array:

@@ -21,17 +21,22 @@ class Machine:
     microbatches: int
 
 
-def pass_durations(machine: Machine, load: Loads, mean_tokens: Array) -> Array:
-    """Seconds of passes whose busiest group carries ``load``; the experts serve all groups: ``mean_tokens`` of each."""
+def pass_load(load: Loads, mean_tokens: Array) -> StepLoad:
+    """Return what a step cost is asked with for passes whose busiest group carries ``load``, ``mean_tokens`` each."""
     computed, context, pairs, finishing = load
-    step = StepLoad(
+    return StepLoad(
         prefill_tokens=computed,
         prefill_context_tokens=context,
         prefill_pairs=pairs,
         finishing_prompts=finishing,
         mean_tokens=mean_tokens,
     )
+
+
+def pass_durations(machine: Machine, load: Loads, mean_tokens: Array) -> Array:
+    """Seconds of passes whose busiest group carries ``load``; the experts serve all groups: ``mean_tokens`` of each."""
+    step = pass_load(load, mean_tokens)
     found: Number = evaluate(machine.cost, step, 1).seconds
     if machine.microbatches > 1:
         found = np.minimum(found, evaluate(machine.cost, step, 2).seconds)
-    return np.broadcast_to(np.asarray(found, dtype=np.float64), computed.shape)
+    return np.broadcast_to(np.asarray(found, dtype=np.float64), load[0].shape)

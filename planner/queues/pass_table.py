@@ -12,8 +12,8 @@ from functools import partial
 import numpy as np
 
 from planner.manifest.stepcost import evaluate
-from planner.manifest.terms import Number, StepCost, StepLoad
-from planner.queues.machine import Loads, Machine
+from planner.manifest.terms import Number, StepCost
+from planner.queues.machine import Loads, Machine, pass_load
 from planner.queues.queueing import Array
 from podplan.arrays import distinct
 
@@ -77,14 +77,7 @@ class PassTable:
 
 
 def _evaluate(cost: StepCost, microbatches: int, loads: Loads, mean_tokens: Array) -> Array:
-    tokens, context, pairs, finishing = loads
-    load = StepLoad(
-        prefill_tokens=tokens,
-        prefill_context_tokens=context,
-        prefill_pairs=pairs,
-        finishing_prompts=finishing,
-        mean_tokens=mean_tokens,
-    )
+    tokens, load = loads[0], pass_load(loads, mean_tokens)
     found: Number = evaluate(cost, load, 1).seconds
     if microbatches > 1 and cost.moe_layers:
         found = np.where(tokens >= 2, np.minimum(found, evaluate(cost, load, 2).seconds), found)

@@ -13,7 +13,6 @@ queueing processes with bulk service, J. R. Stat. Soc. B 16:80, 1954.
 """
 
 import heapq
-import math
 from collections import deque
 
 import numpy as np
@@ -22,6 +21,7 @@ from planner.queues.machine import Machine
 from planner.queues.pass_table import PassTable
 from planner.queues.prefill_queue import Policy
 from planner.queues.queueing import Array
+from planner.queues.recorded_stream import dealt, prompt_tokens
 from planner.workload import Trace
 from podplan.records import dataclass
 
@@ -159,28 +159,18 @@ def prefill_recorded(machine: Machine, instances: int, policy: Policy, trace: Tr
     Args: arrivals of the ``trace`` in seconds, not falling; reused tokens are those that stand in it.
     """
     arrival = np.asarray(trace.arrival_seconds, dtype=np.float64)
-    tokens = np.maximum(np.asarray(trace.input_tokens, dtype=np.int64), 1)
-    reused = np.zeros_like(tokens) if trace.reused_tokens is None else np.asarray(trace.reused_tokens, dtype=np.int64)
+    tokens, reused = prompt_tokens(trace)
     prompts = _Prompts(
         arrival=arrival.tolist(),
         tokens=tokens.tolist(),
-        reused=np.clip(reused, 0, tokens - 1).tolist(),
+        reused=reused.tolist(),
         first_token=[0.0] * arrival.size,
         origin=[0] * arrival.size,
     )
     table = PassTable(machine, float(tokens.max()))
     heads = [_Head(number, machine, table, prompts) for number in range(instances)]
-    for prompt, now in enumerate(prompts.arrival):
-        if policy == "round_robin":
-            head = heads[prompt % instances]
-        else:
-            for each in heads:
-                each.advance(now)
-            head = min(heads, key=lambda each: each.waiting_tokens(now))
-        head.advance(now)
+    for prompt, _, head in dealt(heads, policy, prompts.arrival, _Head.waiting_tokens):
         head.add(prompt)
-    for each in heads:
-        each.advance(math.inf)
     return Prefilled(
         first_token_seconds=np.array(prompts.first_token),
         origin=np.array(prompts.origin),
