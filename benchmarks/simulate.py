@@ -18,6 +18,8 @@ from typing import Any
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
+from ground.traces import Trace, read_trace, repeat, requests_per_second, scale_rate
+from ground.units import MEBI
 from hardware.loader import load_hardware
 from models.loader import load_model
 from planner.manifest.schema import Manifest
@@ -26,8 +28,6 @@ from planner.question import Machines, Question
 from planner.search.search import search
 from planner.strategy import Strategy
 from planner.workload import Lengths, Workload
-from podplan.traces import Trace, read_trace, repeat, requests_per_second, scale_rate
-from podplan.units import MEBI
 from runtime.simulate.run import SimulationOptions, simulate
 from runtime.simulate.workload import Requests, from_trace, open_stream, with_running
 

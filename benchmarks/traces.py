@@ -26,6 +26,8 @@ from cli.search_flags import SearchFlags, read_search
 from cli.simulate_flags import SimulateFlags
 from cli.simulate_traffic import Offered, read_offered
 from cli.traffic import TrafficFlags
+from ground.trace_lengths import fitting
+from ground.traces import read_trace, reused_tokens, window
 from planner.manifest.schema import Manifest, Prediction
 from planner.mixed.server import MixedServer
 from planner.plans.aggregated import AggregatedPlan
@@ -34,8 +36,6 @@ from planner.plans.expectation import expect
 from planner.plans.plan import DisaggregatedPlan
 from planner.search.search import search
 from planner.workload import Trace, Traffic
-from podplan.trace_lengths import fitting
-from podplan.traces import read_trace, reused_tokens, window
 from runtime.simulate.metrics import SimulationResult
 from runtime.simulate.run import SimulationOptions, simulate
 from runtime.simulate.workload import Requests

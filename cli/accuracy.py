@@ -8,9 +8,9 @@ import typer
 from cli.accuracy_render import as_json, case_rows, excluded_rows, group_rows, markdown, misses_first, summary
 from cli.options import Json, Text, option, switch
 from cli.output import print_json, print_lines, print_table
+from ground.errors import BadInput, Infeasible
+from ground.names import suggest
 from planner.accuracy import Comparison, evaluate, group, groups, kind_of, load_excluded
-from podplan.errors import BadInput, Infeasible
-from podplan.names import suggest
 
 app = typer.Typer(rich_markup_mode=None)
 

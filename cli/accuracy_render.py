@@ -3,9 +3,9 @@
 from collections.abc import Iterable, Sequence
 from typing import get_args
 
+from ground.units import format_count, format_duration
 from planner.accuracy import HELD_OUT, Comparison, Excluded, Group, Tier, group, groups, kind_of, load_operators
 from planner.strategy import format_strategy
-from podplan.units import format_count, format_duration
 
 LARGE_MISS = 0.1
 

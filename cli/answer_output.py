@@ -1,13 +1,13 @@
 """Rows of several answers to where they are asked for: files first, then a table or JSON."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from cli.answer_rows import SHOWN, Row, as_csv, power_text, shown_cells
 from cli.output import print_json, stdout_console, table
 from cli.plots import Plot, check_plot, plotted
-from podplan.files import check_file, write_files
-from podplan.records import dataclass
+from ground.files import check_file, write_files
 
 RIGHT = (
     "chips",

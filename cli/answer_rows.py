@@ -6,9 +6,9 @@ from io import StringIO
 
 from cli.search_flags import SearchInput
 from cli.search_json import strategy_text
+from ground.units import JOULES_PER_KWH, format_count, format_duration, format_rate
 from planner.plans.plan import Plan
 from planner.search.search import Answer
-from podplan.units import JOULES_PER_KWH, format_count, format_duration, format_rate
 
 Cell = str | float | int | bool | None
 Row = dict[str, Cell]

@@ -8,14 +8,14 @@ import typer
 
 from cli.options import File, Json, Text, argument, option, switch
 from cli.output import check_force, print_json, print_lines, print_table
+from ground.errors import BadInput
+from ground.files import check_file, to_yaml, write_files
+from ground.units import format_duration
+from ground.validation import plain
 from hardware.calibrate import Calibrated, calibrate, overlay
 from hardware.loader import load_hardware
 from hardware.measurements import read_measurements
 from hardware.spec import Fitted, HardwareSpec
-from podplan.errors import BadInput
-from podplan.files import check_file, to_yaml, write_files
-from podplan.units import format_duration
-from podplan.validation import plain
 
 app = typer.Typer(rich_markup_mode=None)
 

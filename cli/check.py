@@ -18,11 +18,11 @@ from cli.parallel import spread
 from cli.progress import bar
 from cli.question_file import Entry, names_questions, read_questions
 from cli.question_options import asks_a_question
+from ground.errors import BadInput
+from ground.files import check_file, write_files
 from planner.checks.check import Verdict
 from planner.question import Question
 from planner.search.search import Answer, search
-from podplan.errors import BadInput
-from podplan.files import check_file, write_files
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 

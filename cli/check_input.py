@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from cli.flags import read_fraction
@@ -10,11 +10,10 @@ from cli.on_trace import playable
 from cli.question_file import Entry
 from cli.question_options import search_flags
 from cli.search_flags import SearchInput, read_search
+from ground.errors import BadInput
 from planner.checks.check import Limits, Margin, Search, Verdict, check_deployed, check_question, over_windows
 from planner.checks.deployed_trace import plan_on
 from planner.plans.day import Window, peak_rate
-from podplan.errors import BadInput
-from podplan.records import dataclass
 
 if TYPE_CHECKING:
     from cli.check_manifest import ManifestQuestion

@@ -1,7 +1,7 @@
 """A question of `plan check` about a manifest: a fixed deployment, the traffic and the limits it is weighed against."""
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -13,6 +13,7 @@ from cli.lengths import Stated, check_positions, read_lengths
 from cli.on_trace import rows_of
 from cli.search_flags import read_limit, read_percentile, read_survive
 from cli.traffic import LENGTH_FIELDS, Asked, TrafficFlags, read_rate, read_traffic
+from ground.errors import BadInput
 from planner.checks.check import Limits
 from planner.checks.deployed import Deployed
 from planner.checks.manifests import manifest_on
@@ -24,8 +25,6 @@ from planner.plans.recorded_manifest import unlike_steps
 from planner.queues.prompts import answer_kinds, histogram_kinds
 from planner.survival import Loss
 from planner.workload import Trace, Workload
-from podplan.errors import BadInput
-from podplan.records import dataclass
 
 Kinds = TypeVar("Kinds")
 Prompts = tuple[tuple[float, float, float], ...] | None

@@ -7,9 +7,9 @@ from cli.check_input import STATIONARY, Checked
 from cli.day import span_text, window_head
 from cli.output import table
 from cli.search_json import plan_json, question_json, spare_pool_instances
+from ground.units import format_duration, format_rate, rounded_down
 from planner.checks.check import AfterLoss, Margin, Verdict
 from planner.plans.day import mean_rate, peak_rate
-from podplan.units import format_duration, format_rate, rounded_down
 
 if TYPE_CHECKING:
     from rich.console import Console

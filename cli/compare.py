@@ -20,8 +20,8 @@ from cli.progress import bar
 from cli.question_file import Entry, names_questions, read_questions
 from cli.question_options import asks_a_question, search_flags
 from cli.search_flags import SearchInput, read_search
+from ground.errors import BadInput
 from planner.search.search import search
-from podplan.errors import BadInput
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cli.output import table
+from ground.errors import BadInput
+from ground.pairs import read_pairs
+from ground.units import DAY_SECONDS, HOUR_SECONDS, MINUTE_SECONDS, format_duration, format_rate, parse_rate
 from planner.instances.space import Role
 from planner.plans.day import Seen, Window, mean_rate, peak_rate
-from podplan.errors import BadInput
-from podplan.pairs import read_pairs
-from podplan.units import DAY_SECONDS, HOUR_SECONDS, MINUTE_SECONDS, format_duration, format_rate, parse_rate
 
 if TYPE_CHECKING:
     from rich.table import Table

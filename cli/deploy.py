@@ -1,6 +1,7 @@
 """`plan deploy`: the files that start a manifest with a serving engine."""
 
 import hashlib
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, get_args
 
@@ -12,15 +13,14 @@ from deploy.diff import differences, read_files, read_folder
 from deploy.guide import arithmetic, limits
 from deploy.render import Deployment, render
 from deploy.site import read_site
+from ground.errors import BadInput
+from ground.files import check_folder, write_files
+from ground.names import suggest
 from planner.engines.accelerators import accelerator_of
 from planner.engines.loader import all_engines, engine_names, load_engine
 from planner.engines.spec import EngineProfile, PlatformKind
 from planner.manifest.document import read_manifest
 from planner.manifest.schema import Manifest
-from podplan.errors import BadInput
-from podplan.files import check_folder, write_files
-from podplan.names import suggest
-from podplan.records import dataclass
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 

@@ -10,10 +10,10 @@ from cli.execute_render import recovery_json, report_json, show_recovery, show_r
 from cli.exit_codes import ExitCode
 from cli.options import Json, takes
 from cli.output import print_json
+from ground.files import write_files
+from ground.units import parse_duration
 from planner.manifest.document import read_manifest
 from planner.manifest.schema import Manifest
-from podplan.files import write_files
-from podplan.units import parse_duration
 from runtime.execute.check import Report
 from runtime.execute.check import execute as run_check
 from runtime.execute.faults import execute_with_drop, parse_drop

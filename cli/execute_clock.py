@@ -1,15 +1,14 @@
 """Durations of the virtual clock beside the closed forms of the planner, with the clock's own latency and bandwidth."""
 
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from cli.output import print_lines, print_table
+from ground.units import format_bytes, format_duration
 from hardware.spec import CollectiveFit, HardwareSpec, Protocol
 from planner.costs.collectives import collective
 from planner.manifest.schema import Manifest
 from planner.queues import mixserve
-from podplan.records import dataclass
-from podplan.units import format_bytes, format_duration
 from runtime.execute.timeline import Iteration
 from runtime.execute.timing import Line, PoolTimes, Timing
 

@@ -1,14 +1,14 @@
 """The flags of `plan execute`: which may stand together, and what they ask to run."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 from cli.flags import flag_name
 from cli.options import File, Text, argument, option, switch
 from cli.output import check_force
-from podplan.errors import BadInput
-from podplan.files import check_file
-from podplan.records import dataclass
+from ground.errors import BadInput
+from ground.files import check_file
 from runtime.execute.plan import Choices
 from runtime.execute.run import Settings
 

@@ -4,7 +4,7 @@ from math import isfinite
 from typing import Any
 
 from cli.output import print_lines, print_table
-from podplan.units import format_count, format_duration
+from ground.units import format_count, format_duration
 from runtime.execute.check import TOLERANCE, Report, SweptInstance, groups_with_four, lengths_of
 from runtime.execute.faults import Recovered
 from runtime.execute.plan import Setup

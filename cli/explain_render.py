@@ -1,6 +1,6 @@
 """What `plan explain` found as text and as JSON."""
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from textwrap import fill
 from typing import TYPE_CHECKING
 
@@ -10,13 +10,12 @@ from cli.search_assumptions import assumptions
 from cli.search_flags import SearchInput
 from cli.search_json import levels_of, plan_json, question_json
 from cli.search_render import LINE_WIDTH, headline
+from ground.units import format_duration, format_rate
 from planner.plans.day import over_the_day
 from planner.plans.worked import PoolTerms, Worked, worked_plan
 from planner.search.nearest import Change
 from planner.search.resources import Bought
 from planner.search.search import Answer
-from podplan.records import dataclass
-from podplan.units import format_duration, format_rate
 
 if TYPE_CHECKING:
     from rich.console import Console

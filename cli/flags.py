@@ -8,6 +8,9 @@ from pathlib import Path
 from typing import Annotated, TypeVar
 
 from cli.options import Text, option
+from ground.errors import BadInput
+from ground.names import suggest
+from ground.units import parse_count
 from hardware.formats import storable
 from hardware.spec import Dtype, HardwareSpec
 from models.spec import ModelSpec
@@ -15,9 +18,6 @@ from planner.balance.imbalance import Balance, parse_balance
 from planner.balance.skew import LoadDistribution, measured_distribution, parse_skew
 from planner.costs.deployment import default_weights
 from planner.costs.layouts import Shared
-from podplan.errors import BadInput
-from podplan.names import suggest
-from podplan.units import parse_count
 
 Word = TypeVar("Word", bound=str)
 

@@ -17,10 +17,10 @@ from cli.options import File, Json, Text, argument, option, switch
 from cli.output import check_force, print_json, print_lines, stderr_console, stdout_console
 from cli.progress import progress
 from cli.search_json import question_json
+from ground.errors import Infeasible
+from ground.files import check_folder, write_files
 from planner.fleets.answer import FleetAnswer
 from planner.fleets.cluster import plan_cluster
-from podplan.errors import Infeasible
-from podplan.files import check_folder, write_files
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 

@@ -1,7 +1,7 @@
 """A fleet file: the pools of a cluster, and models that each stand on given ones or on any."""
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import get_args
 
@@ -12,11 +12,10 @@ from cli.machines import SizeFlags, by_role, read_machines
 from cli.question_file import Entry, read_questions, read_rows
 from cli.question_options import search_flags
 from cli.search_flags import SearchInput, check_shape, read_search
+from ground.errors import BadInput
+from ground.names import suggest
 from planner.fleets.members import Fleet, Member
 from planner.question import Machines, Objective
-from podplan.errors import BadInput
-from podplan.names import suggest
-from podplan.records import dataclass
 
 ANY = "any"
 SIZES = ("nodes", "chips", "devices")

@@ -1,7 +1,7 @@
 """A fleet's answer as rows, text and JSON."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import TYPE_CHECKING
 
@@ -20,7 +20,6 @@ from planner.fleets.floor import Floor
 from planner.plans.day import over_the_day
 from planner.plans.plan import Plan
 from planner.search.proof import Bound
-from podplan.records import dataclass
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -5,6 +5,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, get_args
 
 from cli.flags import Word, read_choice, read_weights
+from ground.errors import BadInput
+from ground.names import suggest
 from hardware.formats import KvDtype
 from hardware.spec import Dtype, HardwareSpec
 from models.spec import ModelSpec
@@ -12,8 +14,6 @@ from planner.costs.deployment import default_weights
 from planner.instances.reachable import REFERENCE
 from planner.plans.quantised import combinations, usual_weights
 from planner.question import Question
-from podplan.errors import BadInput
-from podplan.names import suggest
 
 if TYPE_CHECKING:
     from planner.engines.spec import CacheTypes

@@ -1,6 +1,6 @@
 """The Pareto front of `plan search`: how wide it is, its table, its CSV and its plot."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,13 +12,12 @@ from cli.parallel import spread
 from cli.plots import Curve, Plot, plotted
 from cli.search_flags import SearchInput
 from cli.search_json import strategy_text
+from ground.errors import BadInput
+from ground.files import write_files
+from ground.units import JOULES_PER_KWH, format_count, format_duration, format_rate
 from planner.plans.plan import Plan
 from planner.search.pareto import MOST_LEVELS, wide_front
 from planner.search.search import Answer
-from podplan.errors import BadInput
-from podplan.files import write_files
-from podplan.records import dataclass
-from podplan.units import JOULES_PER_KWH, format_count, format_duration, format_rate
 
 if TYPE_CHECKING:
     from rich.table import Table

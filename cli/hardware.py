@@ -9,13 +9,13 @@ import typer
 from cli.exit_codes import ExitCode
 from cli.options import Json, Text, argument, switch
 from cli.output import print_json, print_lines, print_table
+from ground.sourced import Sourced, Stated
+from ground.units import format_bytes, format_count, format_duration
+from ground.validation import plain
 from hardware.formats import multiplied, storable
 from hardware.gaps import gaps
 from hardware.loader import hardware_names, load_hardware, problems_of
 from hardware.spec import Fitted, HardwareSpec
-from podplan.sourced import Sourced, Stated
-from podplan.units import format_bytes, format_count, format_duration
-from podplan.validation import plain
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 

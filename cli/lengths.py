@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -9,12 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cli.flags import MOST_TOKENS, flag_name, read_choice, read_tokens
+from ground.errors import BadInput
+from ground.pairs import read_pairs
+from ground.units import parse_count
 from models.spec import ModelSpec
 from planner.workload import Lengths, LengthShape, histogram_lengths
-from podplan.errors import BadInput
-from podplan.pairs import read_pairs
-from podplan.records import dataclass
-from podplan.units import parse_count
 
 MOST_CV = 100.0
 Floats = NDArray[np.float64]

@@ -1,18 +1,18 @@
 """`--hw`, `--nodes`, `--chips` and `--devices`: which devices each role may use."""
 
+from dataclasses import dataclass
 from typing import Annotated
 
 from cli.formats import ROLES, read_weight_choices, weights_of
 from cli.options import Text, option
 from cli.prices import with_prices
+from ground.errors import BadInput
+from ground.names import suggest
+from ground.units import parse_count
 from hardware.loader import load_hardware
 from hardware.spec import HardwareSpec
 from models.spec import ModelSpec
 from planner.question import Machines
-from podplan.errors import BadInput
-from podplan.names import suggest
-from podplan.records import dataclass
-from podplan.units import parse_count
 
 FIGURES = ("--price", "--power")
 # Beyond any published serving cluster; the grid of instance sizes grows with it.

@@ -17,11 +17,11 @@ import typer
 
 from cli.commands import COMMANDS, DEFAULT, LazyCommands, StdoutClosed
 from cli.exit_codes import ExitCode
-from podplan.errors import BadInput, Infeasible
-from podplan.names import close_names, suggest
-from podplan.version import VERSION
+from ground.errors import BadInput, Infeasible
+from ground.names import close_names, suggest
+from ground.version import VERSION
 
-PACKAGES = ["podplan", "hardware", "models", "planner", "runtime", "deploy", "cli"]
+PACKAGES = ["ground", "hardware", "models", "planner", "runtime", "deploy", "cli"]
 TOP_OPTIONS = {"--help", "-h", "--version", "--install-completion", "--show-completion"}
 
 
@@ -166,7 +166,7 @@ def _check_installation() -> None:
         spec = find_spec(name)
         locations = list(spec.submodule_search_locations or []) if spec else []
         folders[name] = Path(locations[0]).resolve().parent if locations else None
-    home = folders["podplan"]
+    home = folders["ground"]
     for name, folder in folders.items():
         if folder != home:
             found = f"was found in {folder}" if folder else "is missing"

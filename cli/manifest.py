@@ -7,8 +7,8 @@ import typer
 
 from cli.options import Json, argument
 from cli.output import print_json, print_lines
+from ground.units import format_rate
 from planner.manifest.document import json_schema, read_manifest
-from podplan.units import format_rate
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=False)
 

@@ -11,9 +11,9 @@ from typing import Annotated, Any
 import typer
 
 from cli.options import option, switch
+from ground.errors import BadInput
+from ground.files import check_file, write_files
 from hardware.measuring import Timer, measure_all
-from podplan.errors import BadInput
-from podplan.files import check_file, write_files
 
 app = typer.Typer(rich_markup_mode=None)
 

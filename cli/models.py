@@ -6,13 +6,13 @@ import typer
 
 from cli.options import Json, Text, argument
 from cli.output import print_json, print_lines, print_table
+from ground.sourced import Sourced
+from ground.units import format_count
+from ground.validation import plain
 from models.huggingface.families import NOT_CARRIED
 from models.loader import load_model, model_names
 from models.parameters import count_parameters
 from models.spec import ModelSpec
-from podplan.sourced import Sourced
-from podplan.units import format_count
-from podplan.validation import plain
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from cli.search_flags import SearchInput
+from ground.units import counted, format_duration, format_rate
 from planner.plans.plan import Plan
 from planner.search.search import Answer, search
-from podplan.units import counted, format_duration, format_rate
 
 if TYPE_CHECKING:
+    from ground.traces import Trace
     from planner.checks.on_trace import OnTrace
     from planner.checks.traced import Round
     from planner.queues.queueing import Array
     from planner.workload import Trace as Rows
-    from podplan.traces import Trace
 
 MOST_REQUESTS = 300_000
 """Beyond which a trace is told by its moments alone."""
@@ -40,8 +40,8 @@ def rows_of(trace: "Trace | None", *, reuse_stated: bool) -> "Rows | None":
         return None
     if trace.delay_seconds is not None and bool(np.isfinite(trace.delay_seconds).any()):
         return None
+    from ground.traces import reused_tokens
     from planner.workload import Trace as Rows  # only a trace needs it
-    from podplan.traces import reused_tokens
 
     return Rows(
         arrival_seconds=trace.arrival_seconds,

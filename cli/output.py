@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
-from podplan.errors import BadInput
+from ground.errors import BadInput
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from podplan.aside import alone, cores, helped
+from ground.aside import alone, cores, helped
 
 if TYPE_CHECKING:
     from concurrent.futures import ProcessPoolExecutor

@@ -26,11 +26,11 @@ from cli.place_render import (
 )
 from cli.plots import check_matplotlib
 from cli.progress import progress
+from ground.files import check_folder, write_files
 from planner.placement.certify import Certified, certify
 from planner.placement.heldout import hold_out
 from planner.placement.loadfiles import LoadFile, read_loads
 from planner.placement.methods import place as place_experts
-from podplan.files import check_folder, write_files
 
 app = typer.Typer(rich_markup_mode=None)
 

@@ -1,20 +1,19 @@
 """What `plan place` does with a map that runs already, and with traffic between nodes."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cli.place_flags import PlaceFlags
+from ground.errors import BadInput
+from ground.files import read_text
+from ground.units import parse_count
 from planner.manifest.mapformats import read_map
 from planner.placement.methods import Placement, measure
 from planner.placement.migrate import few_moves, moves, renumbered
 from planner.placement.problem import Problem
 from planner.placement.traffic import leaving_share, pay_for_leaving, trade_off_bound
-from podplan.errors import BadInput
-from podplan.files import read_text
-from podplan.records import dataclass
-from podplan.units import parse_count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

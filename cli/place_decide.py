@@ -1,6 +1,6 @@
 """What `plan place` asks of the cost model: the number of redundant experts, the verdict, seconds of the experts."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from cli.place_flags import PlaceFlags, check_objective, read_problem
 from cli.predict_flags import PredictFlags, read_configuration
@@ -11,7 +11,6 @@ from planner.placement.loadfiles import LoadFile
 from planner.placement.methods import Placement, measure
 from planner.placement.problem import Problem
 from planner.placement.seconds import Timed, place_for_seconds
-from podplan.records import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

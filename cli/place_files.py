@@ -6,8 +6,8 @@ from typing import Any
 
 from cli.place_flags import PlaceFlags
 from cli.place_render import Answer
+from ground.errors import Fault
 from planner.manifest.mapformats import WRITERS, MoeMap, read_map
-from podplan.errors import Fault
 
 ANSWER = "placement.json"
 FILES = (*WRITERS, ANSWER)

@@ -1,5 +1,6 @@
 """From the flags of `plan place` to one problem; every refusal names the flag and what would be right."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -8,13 +9,12 @@ from numpy.typing import NDArray
 
 from cli.flags import flag_name, read_choice
 from cli.options import File, Text, argument, option, switch
+from ground.errors import BadInput
+from ground.units import parse_count
 from models.loader import load_model
 from planner.placement.heldout import Split
 from planner.placement.loadfiles import LoadFile
 from planner.placement.problem import Problem
-from podplan.errors import BadInput
-from podplan.records import dataclass
-from podplan.units import parse_count
 
 MOST_DEVICES = 4096
 MOST_SLOTS = 65_536

@@ -1,6 +1,6 @@
 """What `plan place` prints: tables for people, one object for programs."""
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from cli.place_change import Migration, Traffic
 from cli.place_decide import Decision, TimedPlacement
+from ground.units import format_bytes, format_duration
 from planner.manifest.mapformats import MoeMap
 from planner.placement.certify import Certified
 from planner.placement.eplb import eplb, eplb_as_published
@@ -15,8 +16,6 @@ from planner.placement.heldout import HeldOut
 from planner.placement.loadfiles import LoadFile
 from planner.placement.methods import Placement, measure, trivial
 from planner.placement.problem import Problem
-from podplan.records import dataclass
-from podplan.units import format_bytes, format_duration
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

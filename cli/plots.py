@@ -1,12 +1,12 @@
 """Curves as PNG or SVG, with matplotlib where it is installed; it is imported only when a plot is asked for."""
 
 import os
+from dataclasses import dataclass
 from importlib.util import find_spec
 from io import BytesIO
 from pathlib import Path
 
-from podplan.errors import BadInput
-from podplan.records import dataclass
+from ground.errors import BadInput
 
 FORMATS = (".png", ".svg")
 

@@ -1,7 +1,7 @@
 """From the flags of `plan predict` to one configuration; every refusal names the flag and what would be right."""
 
 import math
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import Annotated, get_args
 
 from cli.flags import (
@@ -23,6 +23,8 @@ from cli.flags import (
     read_weights,
 )
 from cli.options import Text, argument, option
+from ground.errors import BadInput
+from ground.units import parse_count
 from hardware.formats import KvDtype
 from hardware.loader import load_hardware
 from hardware.spec import HardwareSpec
@@ -33,9 +35,6 @@ from planner.costs.hostcosts import host_costs
 from planner.costs.predict import Configuration
 from planner.costs.prefixes import find_plane
 from planner.strategy import Strategy, check_strategy, format_strategy, parse_strategy
-from podplan.errors import BadInput
-from podplan.records import dataclass
-from podplan.units import parse_count
 
 MOST_PASSES = 1000  # of one prompt: each is costed on its own
 MOST_OPEN = 50_000  # requests on a DP rank of a closed loop, which is run request by request

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from cli.flags import flag_name
 from cli.predict_flags import PredictFlags
+from ground.units import counted, format_bytes, format_count, format_duration
 from planner.costs.closed_loop import WAVES
 from planner.costs.extrapolation import Extrapolated
 from planner.costs.interval import Interval
@@ -11,7 +12,6 @@ from planner.costs.memory import Memory
 from planner.costs.predict import Prediction
 from planner.costs.prefixes import POOL_BYTES, prefixes_held
 from planner.strategy import format_strategy
-from podplan.units import counted, format_bytes, format_count, format_duration
 
 KINDS = ("weights", "kv_cache", "activations", "buffers", "reserve")
 

@@ -5,10 +5,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from ground.errors import BadInput
+from ground.sourced import Sourced
 from hardware.spec import HardwareSpec
 from planner.question import Question
-from podplan.errors import BadInput
-from podplan.sourced import Sourced
 
 MOST = 1e6
 

@@ -2,15 +2,15 @@
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from cli.flags import flag_name
 from cli.question_options import OPTIONS
 from cli.traffic import LENGTH_FIELDS
-from podplan.errors import BadInput
-from podplan.files import read_yaml
-from podplan.names import suggest
-from podplan.records import dataclass
+from ground.errors import BadInput
+from ground.files import read_yaml
+from ground.names import suggest
 
 QUESTION_KEYS = ("model", *OPTIONS)
 # Keys that name files or may do so: a path in a question file is read from the file's own folder.

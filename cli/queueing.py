@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import get_args
 
+from ground.units import format_duration
 from planner.plans.aggregated import AggregatedPlan
 from planner.plans.plan import Plan
 from planner.question import Queueing
 from planner.queues.memoryless import stream_tokens_per_second
-from podplan.units import format_duration
 
 NAMES: dict[Queueing, str] = {"bulk": "bulk service", "mixserve": "MixServe's M/M/1 (Eq. 7, 9 to 11)"}
 

@@ -16,12 +16,12 @@ from cli.question_options import asks_a_question
 from cli.search_flags import SearchFlags, SearchInput, read_search
 from cli.search_json import as_json, question_json
 from cli.search_render import render
+from ground.aside import helped
+from ground.errors import Infeasible
+from ground.files import check_folder, write_files
 from planner.plans.plan import Plan
 from planner.search.search import Answer
 from planner.search.search import search as search_plan
-from podplan.aside import helped
-from podplan.errors import Infeasible
-from podplan.files import check_folder, write_files
 
 if TYPE_CHECKING:
     from cli.front import FrontWanted

@@ -4,6 +4,7 @@ from cli.flags import flag_name
 from cli.formats import AUTO
 from cli.prices import figure_texts
 from cli.search_flags import SearchInput
+from ground.units import format_duration
 from hardware.formats import product_dtype, storable
 from hardware.spec import HardwareSpec
 from planner.instances.reachable import REFERENCE
@@ -11,7 +12,6 @@ from planner.instances.space import engine_cut
 from planner.plans.plan import Plan
 from planner.plans.quantised import format_text, own_formats
 from planner.question import Machines, Question
-from podplan.units import format_duration
 
 
 def assumptions(asked: SearchInput, best: Plan | None) -> dict[str, object]:

@@ -1,7 +1,7 @@
 """From the flags of `plan search` to one question; every refusal names the flag and what would be right."""
 
 import math
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Annotated, get_args
 
 from cli.flags import (
@@ -24,19 +24,18 @@ from cli.formats import with_formats
 from cli.machines import SizeFlags, read_machines
 from cli.options import Text, argument, option
 from cli.traffic import Asked, TrafficFlags, read_traffic
+from ground.errors import BadInput
+from ground.units import parse_duration
 from models.loader import load_model
 from models.spec import ModelSpec
 from planner.plans.day import Window
 from planner.question import Machines, Objective, Question, Queueing, Shape
 from planner.survival import Loss
-from podplan.errors import BadInput
-from podplan.records import dataclass
-from podplan.units import parse_duration
 
 if TYPE_CHECKING:
+    from ground.traces import Trace
     from planner.checks.on_trace import OnTrace
     from planner.checks.traced import Round
-    from podplan.traces import Trace
 
 SHORTEST_LIMIT_SECONDS = 1e-6
 DEFAULT_TTFT = "2s"

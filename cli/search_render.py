@@ -10,6 +10,7 @@ from cli.queueing import queueing_text
 from cli.search_assumptions import assumption_texts
 from cli.search_flags import SearchInput
 from cli.search_json import MEMORY_KINDS, shared_text, spare_pool_instances, strategy_text
+from ground.units import JOULES_PER_KWH, counted, format_bytes, format_count, format_duration, format_rate
 from planner.instances.kv_links import LinkState
 from planner.plans.aggregated import AggregatedPlan, MixedPool
 from planner.plans.day import over_the_day
@@ -20,7 +21,6 @@ from planner.plans.worked import expert_devices_lines, short_form
 from planner.search.papers import Beside
 from planner.search.proof import Bound
 from planner.search.search import Answer
-from podplan.units import JOULES_PER_KWH, counted, format_bytes, format_count, format_duration, format_rate
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -11,10 +11,10 @@ from cli.simulate_flags import SimulateFlags, check_together, read_seed
 from cli.simulate_loads import measured_balance
 from cli.simulate_render import as_json, compared_json, show, show_compared
 from cli.simulate_traffic import MOST_SIMULATED, Offered, read_offered
+from ground.errors import BadInput
+from ground.units import parse_count
 from planner.manifest.document import read_manifest
 from planner.manifest.schema import Manifest
-from podplan.errors import BadInput
-from podplan.units import parse_count
 from runtime.simulate.faults import parse_fault
 from runtime.simulate.metrics import SimulationResult
 from runtime.simulate.run import simulate as run_simulation

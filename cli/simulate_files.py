@@ -9,9 +9,9 @@ from typing import IO
 
 from cli.flags import flag_name
 from cli.simulate_flags import SimulateFlags
-from podplan.errors import BadInput
-from podplan.files import check_file, staging, writing
-from podplan.units import format_count, format_duration, parse_duration
+from ground.errors import BadInput
+from ground.files import check_file, staging, writing
+from ground.units import format_count, format_duration, parse_duration
 from runtime.simulate.observe import Observer
 
 SHOWN_EVERY_SECONDS = 0.5

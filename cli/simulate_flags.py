@@ -1,15 +1,15 @@
 """The flags of `plan simulate` as they were typed, and those of one value each read."""
 
 import math
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 from cli.flags import flag_name
 from cli.options import File, Text, argument, option, switch
 from cli.output import check_force
-from podplan.errors import BadInput
-from podplan.records import dataclass
-from podplan.units import parse_count, parse_duration
+from ground.errors import BadInput
+from ground.units import parse_count, parse_duration
 from runtime.simulate.workload import Modulation
 
 MOST_SEED = 2**32

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
+from ground.errors import BadInput
+from ground.files import read_text
 from planner.manifest.schema import Manifest
-from podplan.errors import BadInput
-from podplan.files import read_text
 from runtime.simulate.engine import generator
 from runtime.simulate.faults import placement_balance
 

@@ -4,8 +4,8 @@ from typing import Any
 
 from cli.output import print_lines, print_table
 from cli.simulate_traffic import Offered
+from ground.units import counted, format_duration, format_rate
 from planner.manifest.schema import Manifest, Prediction
-from podplan.units import counted, format_duration, format_rate
 from runtime.simulate.metrics import SimulationResult
 from runtime.simulate.quantiles import interval
 

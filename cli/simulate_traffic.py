@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import get_args
@@ -11,16 +11,9 @@ import numpy as np
 
 from cli.flags import read_choice
 from cli.simulate_flags import SimulateFlags, read_bursts, read_factor, read_window
-from planner.manifest.schema import Manifest
-from planner.plans.alone import expect_alone
-from planner.plans.expectation import Expectation, expect, mixed_pool, planned_rate, workload_of
-from planner.plans.recorded_manifest import expect_recorded
-from planner.workload import Trace as Rows
-from planner.workload import Traffic
-from podplan.errors import BadInput
-from podplan.records import dataclass
-from podplan.trace_lengths import fitting, fitting_parts
-from podplan.traces import (
+from ground.errors import BadInput
+from ground.trace_lengths import fitting, fitting_parts
+from ground.traces import (
     Trace,
     TraceFormat,
     first_requests,
@@ -32,7 +25,13 @@ from podplan.traces import (
     window,
     with_arrivals,
 )
-from podplan.units import MEBI, counted, format_duration, parse_count, parse_duration, parse_rate
+from ground.units import MEBI, counted, format_duration, parse_count, parse_duration, parse_rate
+from planner.manifest.schema import Manifest
+from planner.plans.alone import expect_alone
+from planner.plans.expectation import Expectation, expect, mixed_pool, planned_rate, workload_of
+from planner.plans.recorded_manifest import expect_recorded
+from planner.workload import Trace as Rows
+from planner.workload import Traffic
 from runtime.simulate.run import SimulationOptions
 from runtime.simulate.workload import (
     Requests,

@@ -17,11 +17,11 @@ from cli.plots import Curve, Plot
 from cli.progress import bar
 from cli.question_options import OPTIONS, asks_a_question, search_flags
 from cli.search_flags import SearchInput, read_search
+from ground.errors import BadInput
+from ground.names import suggest
+from ground.units import parse_count
 from planner.ranges import spaced
 from planner.search.search import search
-from podplan.errors import BadInput
-from podplan.names import suggest
-from podplan.units import parse_count
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 

@@ -1,6 +1,6 @@
 """Lengths, reuse and rate, or `--trace`: what the requests are like and how many come."""
 
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, get_args
 
@@ -8,17 +8,16 @@ from cli.day import read_rate_profile
 from cli.flags import flag_name, read_choice, read_fraction
 from cli.lengths import check_positions, read_lengths
 from cli.options import Text, option
+from ground.errors import BadInput
+from ground.units import parse_rate
 from models.spec import ModelSpec
 from planner.plans.day import Window, peak_rate
 from planner.queues.prompts import answer_kinds, histogram_kinds
 from planner.workload import Lengths, Traffic, Workload
 from planner.workload import Trace as Rows
-from podplan.errors import BadInput
-from podplan.records import dataclass
-from podplan.units import parse_rate
 
 if TYPE_CHECKING:
-    from podplan.traces import Trace
+    from ground.traces import Trace
 
 DEFAULT_INPUT_TOKENS = 4096
 DEFAULT_OUTPUT_TOKENS = 1024
@@ -105,8 +104,8 @@ def read_rate(rate: str | None, profile: str | None) -> tuple[float | None, tupl
 
 
 def _from_trace(flags: TrafficFlags, model: ModelSpec, rate: float | None, reuse: float | None) -> Asked:
-    from podplan.trace_lengths import fitting  # readers of many formats, for --trace alone
-    from podplan.traces import TraceFormat, read_trace, reused_tokens
+    from ground.trace_lengths import fitting  # readers of many formats, for --trace alone
+    from ground.traces import TraceFormat, read_trace, reused_tokens
 
     for field in LENGTH_FIELDS:
         if getattr(flags, field) is not None:

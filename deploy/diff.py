@@ -4,15 +4,15 @@ import os
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from deploy.reading.check import PROBLEMS, read_back
 from deploy.reading.engines import Counted
 from deploy.reading.flags import Flags, read_flags
 from deploy.reading.nodes import read_nodes
-from podplan.errors import BadInput
-from podplan.files import read_text
-from podplan.records import dataclass
+from ground.errors import BadInput
+from ground.files import read_text
 
 ORIGIN = re.compile(r"# (?P<model>\S+) with (?P<title>.+) (?P<version>[0-9][0-9.]*), (?P<kind>[a-z-]+)\Z")
 WORDS = {

@@ -7,11 +7,11 @@ from typing import Annotated
 
 from pydantic import Field, field_validator
 
+from ground.errors import BadInput
+from ground.files import read_yaml
+from ground.strict import Strict
+from ground.validation import formed, validate
 from planner.manifest.schema import Manifest
-from podplan.errors import BadInput
-from podplan.files import read_yaml
-from podplan.strict import Strict
-from podplan.validation import formed, validate
 
 HostName = Annotated[
     str, formed(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?", "a host name of letters, digits and inner . and -")

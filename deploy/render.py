@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from deploy import bare, ranktable
@@ -17,12 +18,11 @@ from deploy.reading.check import check_round_trip
 from deploy.roles import RolePlan, read_roles
 from deploy.routers import ETCD_PORT, etcd_command, router_of, router_script
 from deploy.site import Site
+from ground.errors import BadInput
+from ground.files import to_yaml
+from ground.version import VERSION
 from planner.engines.spec import EngineProfile, PlatformKind
 from planner.manifest.schema import Manifest
-from podplan.errors import BadInput
-from podplan.files import to_yaml
-from podplan.records import dataclass
-from podplan.version import VERSION
 
 SAFE_NAME = re.compile(r"[A-Za-z0-9._-]{1,100}")
 COMMANDS: dict[str, Callable[[Target, RolePlan], Launch]] = {

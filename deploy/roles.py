@@ -1,7 +1,10 @@
 """From a manifest's pools to what each role asks of an engine, in one unit: per attention DP rank."""
 
 import math
+from dataclasses import dataclass
 
+from ground.errors import BadInput, Infeasible
+from ground.units import format_bytes
 from hardware.spec import HardwareSpec
 from models.spec import MLA, ModelSpec
 from planner.engines.accelerators import accelerator_of, broken_accelerator
@@ -10,9 +13,6 @@ from planner.engines.spec import Accelerator, EngineProfile, ExpertMode
 from planner.manifest.layout import ExpertMap, Instance
 from planner.manifest.schema import Manifest, Pool, Role
 from planner.strategy import Strategy
-from podplan.errors import BadInput, Infeasible
-from podplan.records import dataclass
-from podplan.units import format_bytes
 
 THOUSANDTHS = 1000
 SPREAD = 3.0  # standard deviations above the mean that the longest request is taken for, where none is given

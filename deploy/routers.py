@@ -1,13 +1,13 @@
 """What spreads requests over instances: vLLM's router, vLLM-Ascend's proxy, sglang-router, xllm-service with etcd."""
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 
 from deploy.commands.launch import Launch, Target
 from deploy.commands.sglang import BOOTSTRAP_PORT
 from deploy.header import Provenance, comment
 from deploy.roles import RolePlan
 from deploy.words import Flag, Shell, Value, flag_words, quoted
-from podplan.records import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,10 +5,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from podplan.errors import BadInput
-from podplan.files import read_yaml
-from podplan.strict import Strict
-from podplan.validation import formed, validate
+from ground.errors import BadInput
+from ground.files import read_yaml
+from ground.strict import Strict
+from ground.validation import formed, validate
 
 DnsName = Annotated[
     str, formed(r"[a-z0-9]([-a-z0-9]{0,28}[a-z0-9])?", "1 to 30 lower-case letters, digits and inner hyphens")

@@ -3,8 +3,7 @@
 import json
 import shlex
 from collections.abc import Mapping, Sequence
-
-from podplan.records import dataclass
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,12 +10,15 @@ value; where they do determine it, it weighs as much as a fiftieth of one row.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ground.errors import BadInput
+from ground.sourced import Sourced
+from ground.validation import plain
 from hardware.fits import (
     Number,
     Product,
@@ -38,10 +41,6 @@ from hardware.spec import (
     MatmulFit,
     VectorFit,
 )
-from podplan.errors import BadInput
-from podplan.records import dataclass
-from podplan.sourced import Sourced
-from podplan.validation import plain
 
 HOLD = 0.02
 SOFT = 0.1

@@ -14,13 +14,12 @@ The merge works on plain data, before the schema is checked, so it knows of the 
 """
 
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
+from ground.errors import BadInput
+from ground.sourced import Stated
 from hardware.spec import HardwareSpec, Scope
-from podplan.errors import BadInput
-from podplan.records import dataclass
-from podplan.sourced import Stated
 
 Data = dict[str, Any]
 Read = Callable[[str], HardwareSpec]
@@ -59,7 +58,7 @@ def resolve(entry: object, where: str, read: Read, *, trusted: bool = False) -> 
     if based_on.get("same_device") is True:
         return filled(data, entry)
     if "scopes" in entry and not trusted:
-        from podplan.validation import validate  # the catalogue is read without it
+        from ground.validation import validate  # the catalogue is read without it
 
         validate(_Scopes, {"scopes": entry["scopes"]}, where)
     return taken_over(entry, data, base.name)

@@ -1,12 +1,12 @@
 """Which shapes the packaged measurements of an entry cover: outside them a fit is extrapolated."""
 
+from dataclasses import dataclass
 from functools import cache
 from typing import get_args
 
 from hardware.fits import CALIBRATION
 from hardware.measurements import ATTENTIONS, DIRECTIONS, MATMULS, Measurement, read_measurements
 from hardware.spec import CollectiveOp
-from podplan.records import dataclass
 
 MARGIN = 2.0
 """How far past the measured shapes, as a factor, a curve is still taken as measured: curves of rows, keys and bytes

@@ -11,11 +11,13 @@ followed by a down product, ``columns`` the intermediate and ``depth`` the hidde
 
 import csv
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ground.errors import BadInput
 from hardware.spec import (
     AttentionFit,
     CollectiveFit,
@@ -27,8 +29,6 @@ from hardware.spec import (
     MatmulFit,
     Protocol,
 )
-from podplan.errors import BadInput
-from podplan.records import dataclass
 
 Number = float | NDArray[np.float64]
 

@@ -7,8 +7,8 @@ can be *stored* on any device: where they are not multiplied, the kernel turns t
 
 from typing import Literal
 
+from ground.errors import BadInput
 from hardware.spec import Dtype, HardwareSpec
-from podplan.errors import BadInput
 
 KvDtype = Literal["bf16", "fp8", "int8"]
 

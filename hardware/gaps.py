@@ -1,11 +1,11 @@
 """What an entry could state and does not, and what stands in for it."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import get_args
 
 from hardware.formats import multiplied
 from hardware.spec import CollectiveOp, HardwareSpec
-from podplan.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,9 @@
 """Which way data goes between two devices, and how fast."""
 
+from dataclasses import dataclass
+
+from ground.errors import BadInput
 from hardware.spec import HardwareSpec, Scope, ScopeName
-from podplan.errors import BadInput
-from podplan.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,12 +3,12 @@
 from functools import cache
 from pathlib import Path
 
+from ground.errors import BadInput
+from ground.files import read_yaml
+from ground.formed import formed
+from ground.names import suggest
 from hardware.derive import resolve
 from hardware.spec import HardwareSpec
-from podplan.errors import BadInput
-from podplan.files import read_yaml
-from podplan.formed import formed
-from podplan.names import suggest
 
 CATALOG = Path(__file__).parent / "catalog"
 
@@ -69,7 +69,7 @@ def problems_of(name_or_path: str) -> list[str]:
 
     Raises BadInput where there is no entry to look at: an unknown name, a missing file, or text that is not YAML.
     """
-    from podplan.validation import problems  # the catalogue is read without it
+    from ground.validation import problems  # the catalogue is read without it
 
     path = _resolve(name_or_path)
     entry = read_yaml(path)
@@ -84,7 +84,7 @@ def _load(path: Path, above: tuple[Path, ...]) -> HardwareSpec:
     data = _filled(path, read_yaml(path), above)
     if path.parent == CATALOG and isinstance(data, dict):
         return formed(HardwareSpec, data)
-    from podplan.validation import validate  # the catalogue is checked by its tests
+    from ground.validation import validate  # the catalogue is checked by its tests
 
     return validate(HardwareSpec, data, str(path))
 

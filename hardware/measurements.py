@@ -16,15 +16,15 @@ and ``seconds`` always. ``version`` and ``source`` say what was measured and whe
 import csv
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
 
+from ground.errors import BadInput
+from ground.files import read_text
+from ground.sourced import LEAST_SOURCE
 from hardware.fits import INPUT_BYTES
 from hardware.spec import CollectiveOp, ScopeName
-from podplan.errors import BadInput
-from podplan.files import read_text
-from podplan.records import dataclass
-from podplan.sourced import LEAST_SOURCE
 
 MATMULS = ("gemm", "grouped_gemm", "feed_forward")
 ATTENTIONS = ("mla_decode", "gqa_decode", "prefill_attention")

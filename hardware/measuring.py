@@ -9,11 +9,10 @@ that the script runs.
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from operator import matmul
 from typing import Any
-
-from podplan.records import dataclass
 
 Kernel = Callable[[], object]
 

@@ -5,12 +5,12 @@ All bandwidths are one way and per device, all values SI. Peak and efficiency ar
 fields and are never multiplied in the file.
 """
 
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from podplan.limits import Limits
-from podplan.records import dataclass, told
-from podplan.sourced import Kind, Source, Sourced, Stated
+from ground.fields import described
+from ground.limits import Limits
+from ground.sourced import Kind, Source, Sourced, Stated
 
 Dtype = Literal["bf16", "fp8", "int8", "int4", "mxfp4", "nvfp4"]
 ScopeName = Literal["package", "node", "supernode", "cluster"]
@@ -26,8 +26,8 @@ class Fitted(Stated):
 
     kind: Kind
     source: Source
-    version: str = told("library or software version that was measured")
-    median_residual: float | None = told("median |fit/measured - 1| over the rows it was fitted on", default=None)
+    version: str = described("library or software version that was measured")
+    median_residual: float | None = described("median |fit/measured - 1| over the rows it was fitted on", default=None)
     note: str | None = None
 
 
@@ -50,7 +50,7 @@ class MatmulFit(Fitted):
     memory_fraction: Fraction
     serial_fraction: Annotated[float, Limits(ge=0, le=1)] = 0
     floor_seconds: NotNegative
-    timed_alone: bool = told(
+    timed_alone: bool = described(
         "times of the kernel alone: in a captured graph each launch adds graph_gap_seconds", default=False
     )
 
@@ -86,17 +86,17 @@ class Kernels(Stated):
     mla_decode: AttentionFit
     gqa_decode: AttentionFit
     prefill_attention: AttentionFit
-    mla_decode_fp8: AttentionFit | None = told(
+    mla_decode_fp8: AttentionFit | None = described(
         "latents that are kept in FP8 multiplied as they are, a share of the FP8 peak; "
         "none: they are multiplied in BF16, and the fit is mla_decode",
         default=None,
     )
-    sparse_decode: AttentionFit | None = told(
+    sparse_decode: AttentionFit | None = described(
         "attention over keys that an indexer picked; none: mla_decode stands for it", default=None
     )
     sparse_prefill: AttentionFit | None = None
     vector: VectorFit
-    mla_prologue_floor_seconds: Sourced | None = told(
+    mla_prologue_floor_seconds: Sourced | None = described(
         "one floor for norm, projections and rotary embedding fused into one kernel", default=None
     )
 
@@ -122,7 +122,7 @@ class CollectiveFit(Fitted):
 
     op: CollectiveOp
     scope: ScopeName
-    in_graph: bool = told("usable only inside a captured graph (decode)")
+    in_graph: bool = described("usable only inside a captured graph (decode)")
     protocols: Annotated[list[Protocol], Limits(min_length=1)]
 
 
@@ -163,7 +163,7 @@ class Scope(Stated):
     """
 
     name: ScopeName
-    devices: Sourced = told("devices inside one such scope; 0 = unlimited")
+    devices: Sourced = described("devices inside one such scope; 0 = unlimited")
     plane: str
     bandwidth_bytes_per_second: Sourced
     latency_seconds: Sourced
@@ -188,8 +188,8 @@ class Plane(Stated):
 
     name: str
     use: str
-    bandwidth_bytes_per_second: Sourced = told("one way, per device")
-    efficiency: Sourced = told("share of the bandwidth that large transfers reach")
+    bandwidth_bytes_per_second: Sourced = described("one way, per device")
+    efficiency: Sourced = described("share of the bandwidth that large transfers reach")
     latency_seconds: Sourced
 
 
@@ -209,7 +209,7 @@ class Streams(Stated):
     partitions: Sourced | None = None
     communication_core_share_prefill: Sourced
     communication_core_share_decode: Sourced
-    communication_dilation_prefill: Sourced | None = told(
+    communication_dilation_prefill: Sourced | None = described(
         "how much longer communication takes beside compute; none: 1", default=None
     )
     communication_dilation_decode: Sourced | None = None
@@ -220,8 +220,8 @@ class Host(Stated):
     """Host-side costs per iteration and per operator."""
 
     graph_launch_seconds: Sourced
-    eager_launch_seconds: Sourced = told("host time to launch one operator without a graph")
-    graph_gap_seconds: Sourced | None = told(
+    eager_launch_seconds: Sourced = described("host time to launch one operator without a graph")
+    graph_gap_seconds: Sourced | None = described(
         "device time between two kernels of a captured graph; none: measured times include it", default=None
     )
 
@@ -231,11 +231,11 @@ class Device(Stated):
     """One rank's machine."""
 
     title: str
-    peak_flops_per_second: dict[Dtype, Sourced] = told("dense peak per dtype")
+    peak_flops_per_second: dict[Dtype, Sourced] = described("dense peak per dtype")
     memory_bytes: Sourced
     memory_bandwidth_bytes_per_second: Sourced
-    reserve_bytes: Sourced = told("memory that the runtime and its libraries keep")
-    sustained_fraction: Sourced | None = told(
+    reserve_bytes: Sourced = described("memory that the runtime and its libraries keep")
+    sustained_fraction: Sourced | None = described(
         "share of short kernels' rates that hours of matrix work reach at the clock power allows",
         default=None,
     )
@@ -253,9 +253,9 @@ class Device(Stated):
 class BasedOn(Stated):
     """The entry that this one takes over what it does not state itself from; ``hardware.derive`` says how."""
 
-    name: Annotated[str, Limits(min_length=1)] = told("catalogue name, or a path from the entry's own folder")
-    why: Annotated[str, Limits(min_length=4)] = told("why the sibling's figures may stand for this machine's")
-    same_device: bool = told("an overlay: the sibling itself with some values anew", default=False)
+    name: Annotated[str, Limits(min_length=1)] = described("catalogue name, or a path from the entry's own folder")
+    why: Annotated[str, Limits(min_length=4)] = described("why the sibling's figures may stand for this machine's")
+    same_device: bool = described("an overlay: the sibling itself with some values anew", default=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -270,20 +270,20 @@ class HardwareSpec(Stated):
     device: Device
     devices_per_chip: Sourced
     devices_per_node: Sourced
-    nodes: Sourced = told("size of the catalogue entry")
-    sold_by_node: bool = told("whether --nodes may go past the entry's size")
-    scopes: Annotated[list[Scope], Limits(min_length=1)] = told("smallest first")
+    nodes: Sourced = described("size of the catalogue entry")
+    sold_by_node: bool = described("whether --nodes may go past the entry's size")
+    scopes: Annotated[list[Scope], Limits(min_length=1)] = described("smallest first")
     planes: list[Plane]
-    kv_plane: str = told("plane that carries KV from prefill to decode")
+    kv_plane: str = described("plane that carries KV from prefill to decode")
     kernels: Kernels
     collectives: list[CollectiveFit]
     exchanges: list[ExchangeFit]
     streams: Streams
     host: Host
-    power_watts_per_chip: Sourced | None = told(
+    power_watts_per_chip: Sourced | None = described(
         "a chip with its share of host, network and cooling, as far as the source counts them", default=None
     )
-    chip_power_watts: Sourced | None = told(
+    chip_power_watts: Sourced | None = described(
         "the chip alone: its thermal design power, or the largest reading where none is stated",
         default=None,
     )

@@ -4,11 +4,11 @@ import os
 from functools import cache
 from pathlib import Path
 
+from ground.errors import BadInput
+from ground.files import read_yaml
+from ground.formed import formed
+from ground.names import suggest
 from models.spec import ModelSpec
-from podplan.errors import BadInput
-from podplan.files import read_yaml
-from podplan.formed import formed
-from podplan.names import suggest
 
 CATALOGUE = Path(__file__).parent / "catalog"
 ACCEPTED = "a catalogue name, a Hugging Face config.json or a model YAML"
@@ -81,7 +81,7 @@ def _read_path(path: Path) -> ModelSpec:
 
 
 def _read_yaml(path: Path) -> ModelSpec:
-    from podplan.validation import validate  # the catalogue is checked by its tests
+    from ground.validation import validate  # the catalogue is checked by its tests
 
     return validate(ModelSpec, read_yaml(path), str(path))
 

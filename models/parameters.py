@@ -1,7 +1,8 @@
 """How many parameters a model has, from its dimensions."""
 
+from dataclasses import dataclass
+
 from models.spec import GQA, MLA, GatedDeltaNet, ModelSpec
-from podplan.records import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,11 +1,11 @@
 """What a model is, as far as its cost goes: dimensions, never weights."""
 
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from podplan.limits import Limits
-from podplan.records import dataclass, told
-from podplan.sourced import Sourced, Stated
+from ground.fields import described
+from ground.limits import Limits
+from ground.sourced import Sourced, Stated
 
 # Upper limits catch a slipped digit and a number in the wrong field; no model comes near them.
 LARGEST_DIMENSION = 100_000_000
@@ -35,8 +35,8 @@ class Indexer(Stated):
     """DeepSeek sparse attention: a light scorer picks the keys of each query (DeepSeek-V3.2 report, section 2.1)."""
 
     heads: Dimension
-    head_dim: Dimension = told("elements of the index key that is cached per token and layer")
-    top_k: Dimension = told("keys that attention proper reads per query")
+    head_dim: Dimension = described("elements of the index key that is cached per token and layer")
+    top_k: Dimension = described("keys that attention proper reads per query")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,8 +48,8 @@ class GatedDeltaNet(Stated):
     value_heads: Dimension
     key_head_dim: Dimension
     value_head_dim: Dimension
-    conv_kernel: Dimension = told("taps of the short convolution over queries, keys and values")
-    state_element_bytes: Literal[2, 4] = told("the recurrent state is kept in FP32 or BF16", default=4)
+    conv_kernel: Dimension = described("taps of the short convolution over queries, keys and values")
+    state_element_bytes: Literal[2, 4] = described("the recurrent state is kept in FP32 or BF16", default=4)
 
     @property
     def key_width(self) -> int:
@@ -87,7 +87,7 @@ class MLA(Stated):
 
     kind: Literal["mla"] = "mla"
     heads: Dimension
-    q_lora_rank: Dimension | None = told("None: queries are not compressed", default=None)
+    q_lora_rank: Dimension | None = described("None: queries are not compressed", default=None)
     kv_lora_rank: Dimension
     qk_nope_head_dim: Dimension
     qk_rope_head_dim: Dimension
@@ -112,11 +112,11 @@ class GQA(Stated):
     kv_heads: Dimension
     head_dim: Dimension
     qk_norm: bool = False
-    bias: bool = told("q, k and v projections have a bias", default=False)
-    v_head_dim: Dimension | None = told("None: as wide as queries and keys", default=None)
-    output_gate: bool = told("the query projection also makes a gate of the output", default=False)
-    sinks: bool = told("a learned logit per head joins the softmax; it costs nothing", default=False)
-    sink_tokens: Width = told("keys and values that are parameters, seen by every query", default=0)
+    bias: bool = described("q, k and v projections have a bias", default=False)
+    v_head_dim: Dimension | None = described("None: as wide as queries and keys", default=None)
+    output_gate: bool = described("the query projection also makes a gate of the output", default=False)
+    sinks: bool = described("a learned logit per head joins the softmax; it costs nothing", default=False)
+    sink_tokens: Width = described("keys and values that are parameters, seen by every query", default=0)
     window: Window | None = None
 
     @property
@@ -138,11 +138,11 @@ class GQA(Stated):
 class MoE(Stated):
     """Routed and shared experts of one layer."""
 
-    experts: Experts = told("routed experts per layer")
+    experts: Experts = described("routed experts per layer")
     experts_per_token: Experts
-    intermediate_size: Dimension = told("width of one routed expert")
+    intermediate_size: Dimension = described("width of one routed expert")
     shared_experts: Annotated[int, Limits(ge=0, le=MOST_EXPERTS, strict=True)] = 0
-    shared_intermediate_size: Width = told("width of all shared experts together", default=0)
+    shared_intermediate_size: Width = described("width of all shared experts together", default=0)
     groups: Experts = 1
     groups_per_token: Experts = 1
 
@@ -166,23 +166,23 @@ class ModelSpec(Stated):
     name: str
     title: str
     aliases: list[str] = field(default_factory=list)
-    architecture: str = told("Hugging Face model_type")
+    architecture: str = described("Hugging Face model_type")
     source: str
     layers: Annotated[int, Limits(gt=0, le=MOST_LAYERS, strict=True)]
-    dense_layers: Annotated[int, Limits(ge=0, le=MOST_LAYERS, strict=True)] = told(
+    dense_layers: Annotated[int, Limits(ge=0, le=MOST_LAYERS, strict=True)] = described(
         "leading layers with a dense feed-forward; all of them without MoE"
     )
-    interleaved: bool = told("dense layers are spread evenly instead of leading", default=False)
+    interleaved: bool = described("dense layers are spread evenly instead of leading", default=False)
     hidden_size: Dimension
     vocab_size: Dimension
     tied_embeddings: bool
     attention: MLA | GQA = field(metadata={"discriminator": "kind"})
-    linear_attention: GatedDeltaNet | None = told(
+    linear_attention: GatedDeltaNet | None = described(
         "layers with a recurrent state in place of ``attention``, spread evenly", default=None
     )
     dense_intermediate_size: Dimension | None
     moe: MoE | None
-    mtp_layers: Annotated[int, Limits(ge=0, le=MOST_LAYERS, strict=True)] = told(
+    mtp_layers: Annotated[int, Limits(ge=0, le=MOST_LAYERS, strict=True)] = described(
         "draft layers that the checkpoint ships"
     )
     max_position: Dimension

@@ -6,12 +6,14 @@ published; ``excluded.csv`` what it cannot, with the reason.
 
 import csv
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from statistics import correlation, median
 from typing import Literal, get_args
 
+from ground.errors import BadInput, Fault
+from ground.files import read_text
 from hardware.formats import KvDtype
 from hardware.loader import load_hardware
 from hardware.spec import Dtype, HardwareSpec
@@ -23,9 +25,6 @@ from planner.costs.hostcosts import host_costs
 from planner.costs.layouts import Shared
 from planner.costs.predict import Configuration, Prediction, predict
 from planner.strategy import parse_strategy
-from podplan.errors import BadInput, Fault
-from podplan.files import read_text
-from podplan.records import dataclass
 
 PUBLISHED = Path(__file__).parent / "published"
 

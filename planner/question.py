@@ -1,6 +1,7 @@
 """What is asked: model, machines, traffic, service levels, objective."""
 
 import math
+from dataclasses import dataclass
 from typing import Literal
 
 from hardware.formats import KvDtype
@@ -10,7 +11,6 @@ from planner.balance.imbalance import Balance
 from planner.costs.layouts import Shared
 from planner.survival import Loss
 from planner.workload import Workload
-from podplan.records import dataclass
 
 Objective = Literal["throughput", "chips", "cost", "latency"]
 Queueing = Literal["bulk", "mixserve"]

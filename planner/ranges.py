@@ -2,7 +2,7 @@
 
 import math
 
-from podplan.errors import BadInput
+from ground.errors import BadInput
 
 MOST_POINTS = 1000
 

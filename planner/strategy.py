@@ -10,11 +10,11 @@
 
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Literal
 
+from ground.errors import BadInput
 from models.spec import ModelSpec
-from podplan.errors import BadInput
-from podplan.records import dataclass
 
 LARGEST_DEGREE = 1_000_000
 TIMES = "\N{MULTIPLICATION SIGN}"

@@ -1,14 +1,14 @@
 """What traffic looks like: lengths, burstiness, reuse; from figures or from the rows of a trace."""
 
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from ground.errors import BadInput
 from planner.manifest.terms import Number
-from podplan.errors import BadInput
-from podplan.records import dataclass
 
 LengthShape = Literal["lognormal", "gamma"]
 

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from ground.formed import formed
 from hardware.spec import HardwareSpec
 from models.spec import MLA, ModelSpec, MoE
 from planner.manifest.checks import spec_hash
@@ -10,7 +11,6 @@ from planner.manifest.layout import Degrees, ExpertLayers, ExpertMap, Instance
 from planner.manifest.ranks import group_rules, layers_per_stage, rank_table, shard_rules
 from planner.manifest.schema import Cluster, EmbeddedModel, Manifest, ManifestWorkload
 from planner.manifest.terms import CommunicationTerm, ComputeTerm, StepCost
-from podplan.formed import formed
 
 
 def sourced(value: float) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from cli.exit_codes import ExitCode
 from cli.fleet_input import read_fleet
 from cli.main import main
 from cli.question_file import read_questions
-from podplan.files import read_yaml
+from ground.files import read_yaml
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 

@@ -13,7 +13,7 @@ import yaml
 from models.loader import load_model, model_names
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ["podplan", "hardware", "models", "planner", "runtime", "deploy", "cli"]
+PACKAGES = ["ground", "hardware", "models", "planner", "runtime", "deploy", "cli"]
 SOURCES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 LONGEST_FILE = 450
 LONGEST_FUNCTION_WITHOUT_DOCSTRING = 60
@@ -50,17 +50,9 @@ def test_packages_do_nothing_when_imported(path: Path) -> None:
     assert _text(path).strip() == ""
 
 
-@pytest.mark.parametrize("path", [path for path in SOURCES if path.name != "records.py"], ids=_named)
-def test_data_classes_are_made_quickly(path: Path) -> None:
-    """They come from podplan.records: a cold start makes more than a hundred."""
-    for node in _nodes(path):
-        if isinstance(node, ast.ImportFrom) and node.module == "dataclasses":
-            assert "dataclass" not in {name.name for name in node.names}
-
-
 @pytest.mark.parametrize("path", [path for path in SOURCES if path.name != "units.py"], ids=_named)
 def test_scale_factors_stand_in_units_only(path: Path) -> None:
-    """GB, GiB and tera are converted at the edge, by names from podplan.units."""
+    """GB, GiB and tera are converted at the edge, by names from ground.units."""
     tokens = list(tokenize.generate_tokens(io.StringIO(_text(path)).readline))
     for before, token, after in zip(tokens, tokens[1:], tokens[2:], strict=False):
         if token.string.replace("_", "") in SCALE_FACTORS:

@@ -1,15 +1,14 @@
 """What starts one role: programme, flags, environment and files, apart from where it runs."""
 
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from deploy.roles import RolePlan
 from deploy.site import Site
 from deploy.words import Flag, Value, sum_of
+from ground.units import MILLI
 from planner.engines.spec import EngineProfile, PlatformKind
 from planner.manifest.schema import ServiceLevels
-from podplan.records import dataclass
-from podplan.units import MILLI
 
 RENDEZVOUS_PORT = 13345
 SIDECAR_SERVICE_PORT, SIDECAR_TARGET_PORT = 8000, 8200  # llm-d-modelservice's defaults

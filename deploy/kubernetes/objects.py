@@ -7,8 +7,8 @@ from deploy.header import Provenance
 from deploy.kubernetes.pods import Object, files_map, image, metadata, priority_class
 from deploy.routers import ETCD_PORT, Router, etcd_command, router_script
 from deploy.scripts import script
-from podplan.errors import BadInput
-from podplan.units import MEBI
+from ground.errors import BadInput
+from ground.units import MEBI
 
 # Decode holds requests that have begun, so after a failure it comes back first and prefill may yield to it.
 PRIORITIES = {"decode": 200_000, "mixed": 200_000, "prefill": 100_000}

@@ -11,7 +11,7 @@ from deploy.reading.nodes import Node, read_documents, read_nodes
 from deploy.reading.router import check_router
 from deploy.reading.shell import UnknownForm
 from deploy.roles import RolePlan
-from podplan.errors import Fault
+from ground.errors import Fault
 
 PROBLEMS = (ValueError, KeyError, IndexError, TypeError, UnknownForm, json.JSONDecodeError)
 

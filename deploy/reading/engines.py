@@ -2,11 +2,11 @@
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from deploy.reading.flags import Flags, read_flags
 from deploy.reading.nodes import Node
-from podplan.records import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

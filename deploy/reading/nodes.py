@@ -1,11 +1,11 @@
 """Reads back which processes run on which nodes, from the files of each kind."""
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from deploy.reading.shell import Process, Scope, processes, variables
-from podplan.files import parse_yaml
-from podplan.records import dataclass
+from ground.files import parse_yaml
 
 Object = dict[str, Any]
 

@@ -5,8 +5,7 @@ A form that is not known here is an error, so that a script cannot say more than
 
 import re
 from collections.abc import Iterator, Mapping
-
-from podplan.records import dataclass
+from dataclasses import dataclass
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 PLAIN = re.compile(r"[^\s'\"$]+")

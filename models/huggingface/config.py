@@ -2,12 +2,12 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
+from ground.errors import BadInput
 from models.spec import LARGEST_DIMENSION
-from podplan.errors import BadInput
-from podplan.records import dataclass
 
 SIZE_LIMIT_BYTES = 4_000_000
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from ground.validation import validate
 from models.huggingface.config import Config
 from models.huggingface.grouped import (
     dbrx,
@@ -22,7 +23,6 @@ from models.huggingface.parts import LAYERS, Fields
 from models.huggingface.quantisation import native_dtype
 from models.huggingface.qwen import qwen2, qwen3, qwen3_5_moe, qwen3_moe, qwen3_next
 from models.spec import MOST_LAYERS, ModelSpec
-from podplan.validation import validate
 
 # The language model stands in text_config; the vision tower beside it runs before prompts and is not costed.
 WRAPPED = {"kimi_k25": "kimi_k2", "llama4": "llama4_text", "qwen3_5_moe": "qwen3_5_moe_text"}

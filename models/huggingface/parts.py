@@ -6,9 +6,9 @@ Defaults are taken only where the format's own configuration class
 (github.com/huggingface/transformers, src/transformers/models/*/configuration_*.py) defines them.
 """
 
+from ground.errors import BadInput
 from models.huggingface.config import Config
 from models.spec import MOST_EXPERTS, MOST_LAYERS
-from podplan.errors import BadInput
 
 Fields = dict[str, object]
 

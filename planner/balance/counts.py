@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from podplan.errors import BadInput
+from ground.errors import BadInput
 
 
 def check_redundancy(experts: int, ranks: int, redundant: int) -> int:

@@ -8,16 +8,16 @@ broadcasts. The load distribution is stated, not hidden: it stands in a plan's a
 
 import functools
 import math
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ground.errors import BadInput
 from planner.balance.counts import check_redundancy, replica_counts
 from planner.balance.packing import longest_first
 from planner.balance.skew import MIXED, LoadDistribution, quantile_loads
-from podplan.errors import BadInput
-from podplan.records import dataclass
 
 Number = float | NDArray[np.float64]
 

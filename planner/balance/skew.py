@@ -5,15 +5,15 @@ A prediction without measured loads rests on such a distribution; it stands in t
 """
 
 import functools
+from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from podplan.errors import BadInput
-from podplan.names import suggest
-from podplan.records import dataclass
+from ground.errors import BadInput
+from ground.names import suggest
 
 _MOST_SIGMA = 3.0
 _MOST_EXPONENT = 3.0

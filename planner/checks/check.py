@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from statistics import NormalDist
 from typing import Literal
@@ -19,7 +19,6 @@ from planner.search.shortage import too_few
 from planner.search.variations import has_plan
 from planner.survival import Loss
 from planner.workload import Trace
-from podplan.records import dataclass
 
 Name = Literal["ttft", "tpot", "rate"]
 Search = Callable[[Question], Answer]

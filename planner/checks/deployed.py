@@ -5,6 +5,7 @@ clock that runs f times as slow. So nothing is costed again: latency(R; f) = f Â
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from statistics import NormalDist
 
 from planner.costs.predict import Prediction
@@ -17,7 +18,6 @@ from planner.plans.plan import DisaggregatedPlan, Plan
 from planner.plans.pools import DecodePool, PrefillPool
 from planner.queues.queueing import Latency
 from planner.survival import Loss, lost_instances
-from podplan.records import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

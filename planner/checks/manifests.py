@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from statistics import NormalDist
 
+from ground.errors import BadInput
 from planner.checks.deployed import Deployed, DeployedPool, Lost, Standing, standing_of
 from planner.checks.deployed_trace import played
 from planner.costs.breakdown import operators
@@ -23,7 +24,6 @@ from planner.plans.expectation import (
 from planner.plans.recorded import MixedPools, Pools
 from planner.plans.recorded_manifest import pools_on
 from planner.workload import Trace, Workload, running_kv_tokens
-from podplan.errors import BadInput
 
 
 def manifest_on(manifest: Manifest, workload: Workload, trace: Trace | None) -> Deployed:

@@ -7,7 +7,7 @@ so fast that their mean rate is the plan's, and the limits are checked on them.
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -26,7 +26,6 @@ from planner.question import Question
 from planner.queues.machine import Machine
 from planner.queues.queueing import Array
 from planner.workload import Trace, Traffic
-from podplan.records import dataclass
 
 MOST_PLAYED = 60_000
 """Requests that are played in all while the largest rate is looked for."""

@@ -9,8 +9,9 @@ compared by what they do on the trace.
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
+from ground.units import format_rate
 from planner.checks.grown import grown
 from planner.checks.on_trace import OnTrace, held_at, loads, on_trace
 from planner.plans.plan import Plan
@@ -19,8 +20,6 @@ from planner.search.front import front_of
 from planner.search.proof import Bound
 from planner.search.search import Answer
 from planner.workload import Trace
-from podplan.records import dataclass
-from podplan.units import format_rate
 
 ROUNDS = 4
 """Searches at most, the first one included."""

@@ -1,6 +1,6 @@
 """Where a step goes: every operator with busy and exposed seconds; exposed seconds add up to the step."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from planner.manifest.disaggregated import layer_bounds
@@ -37,7 +37,6 @@ from planner.manifest.terms import (
     timings,
     variables,
 )
-from podplan.records import dataclass
 
 Bound = Literal["compute", "memory", "network", "overhead"]
 _EXPERTS: tuple[Stage, Stage] = ("experts", "shared")

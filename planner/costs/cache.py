@@ -1,5 +1,7 @@
 """What requests keep on a device and what crosses from prefill to decode: KV, windows, index keys, recurrent state."""
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from hardware.formats import ELEMENT_BYTES
@@ -7,7 +9,6 @@ from models.spec import GQA, MLA
 from planner.costs.deployment import Deployment
 from planner.manifest.reach import charged_tokens
 from planner.manifest.terms import Number
-from podplan.records import dataclass
 
 # The indexer's keys are FP8 whatever the KV type, with one FP32 scale per key (DeepSeek-V3.2 report, section 2.1;
 # the FlashMLA and DeepGEMM kernels take no other form).

@@ -15,7 +15,7 @@ import heapq
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import field
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +23,6 @@ from numpy.typing import NDArray
 from planner.costs.latency import causal_pairs
 from planner.manifest.stepcost import evaluate
 from planner.manifest.terms import StepCost, StepLoad
-from podplan.records import dataclass
 
 WAVES = 10
 """Requests of a benchmark run over those open at a time; see the module's first paragraph."""

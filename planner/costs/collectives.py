@@ -10,12 +10,12 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
+from ground.errors import BadInput
 from hardware.formats import ACTIVATION_BYTES
 from hardware.spec import CollectiveFit, CollectiveOp, Dtype, ExchangeFit, ExchangePoint, HardwareSpec
 from models.spec import MoE
 from planner.costs.roofline import residual, scale
 from planner.manifest.terms import CommunicationTerm, Form, Number, Shape, Stage
-from podplan.errors import BadInput
 
 
 def collective(

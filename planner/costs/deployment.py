@@ -1,16 +1,16 @@
 """One instance to be costed: what the operators, the memory and the step cost are built from."""
 
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
+from ground.errors import BadInput
 from hardware.formats import KvDtype, attention_dtype, feed_forward_dtype, multiplied, product_dtype, storable
 from hardware.spec import Dtype, HardwareSpec
 from models.spec import ModelSpec, MoE
 from planner.manifest.terms import Number, smaller
 from planner.strategy import Strategy
-from podplan.errors import BadInput
-from podplan.records import dataclass
 
 Phase = Literal["prefill", "decode", "mixed"]
 

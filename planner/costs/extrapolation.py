@@ -1,10 +1,10 @@
 """Which operators of a prediction run at shapes that their fit was not measured at."""
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 
 from hardware.domains import domains
 from planner.manifest.terms import CommunicationTerm, Number, StepCost, StepLoad, Term, form, variables
-from podplan.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,9 @@ but have no profile stand here, with the source of each figure. None of them dep
 or the machine.
 """
 
-from podplan.errors import BadInput
-from podplan.records import dataclass
+from dataclasses import dataclass
+
+from ground.errors import BadInput
 
 REQUEST_SECONDS = 0.04
 """Client's library, HTTP, tokenisation and streaming of a first token: what vLLM's serving benchmark shows above the

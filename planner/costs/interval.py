@@ -7,11 +7,11 @@ standard deviations.
 
 import math
 from collections.abc import Iterable
+from dataclasses import dataclass
 from statistics import NormalDist
 
 from planner.costs.breakdown import Operator
 from planner.costs.deployment import Phase
-from podplan.records import dataclass
 
 LEVEL = 0.8
 """Share of outcomes that an interval is to hold."""

@@ -4,12 +4,13 @@ Service times only: no waiting for arrivals, no KV transfer; those are ``queues.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ground.aside import aside
 from planner.balance.busiest import Layout, static_factors
 from planner.balance.imbalance import Balance, expected_maximum_normal, static_factor
 from planner.balance.skew import LoadDistribution
@@ -17,8 +18,6 @@ from planner.costs.deployment import Deployment
 from planner.costs.operators import build_step_cost
 from planner.manifest.stepcost import StepSeconds, evaluate, splittable
 from planner.manifest.terms import Number, StepCost, StepLoad
-from podplan.aside import aside
-from podplan.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

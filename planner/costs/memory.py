@@ -5,8 +5,11 @@ Beyond MixServe Eq. (8), which counts elements and multi-head KV: dtypes, the la
 weights, activations, exchange buffers and the runtime's reserve.
 """
 
+from dataclasses import dataclass
+
 import numpy as np
 
+from ground.identity import Kept, Same
 from hardware.formats import ELEMENT_BYTES
 from models.spec import MLA
 from planner.costs.attention_weights import attention_weight_bytes
@@ -14,8 +17,6 @@ from planner.costs.cache import device_cache, model_cache
 from planner.costs.collectives import exchange_fit, message_bytes
 from planner.costs.deployment import Deployment, shared_split
 from planner.manifest.terms import Number
-from podplan.identity import Kept, Same
-from podplan.records import dataclass
 
 BLOCK_TOKENS = 128
 """KV is paged in blocks of so many tokens (CloudMatrix384 section 4.4.2)."""

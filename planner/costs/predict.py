@@ -1,8 +1,9 @@
 """One configuration, every operator: what ``plan predict`` answers."""
 
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from ground.errors import BadInput
 from hardware.formats import KvDtype
 from hardware.spec import Dtype, HardwareSpec
 from models.spec import ModelSpec
@@ -24,8 +25,6 @@ from planner.costs.prefixes import find_plane, loading_operator
 from planner.manifest.stepcost import StepSeconds
 from planner.manifest.terms import StepCost, StepLoad
 from planner.strategy import Strategy
-from podplan.errors import BadInput
-from podplan.records import dataclass
 
 if TYPE_CHECKING:
     from planner.costs.closed_loop import Measured

@@ -4,12 +4,12 @@ CloudMatrix384 section 4.4: pooled memory of all hosts over the unified bus, wit
 reads cross the datacentre network (VPC). The paper's prefill gains up to 1.52 times from the bus.
 """
 
+from ground.errors import BadInput
+from ground.names import suggest
 from hardware.spec import HardwareSpec, Plane
 from planner.costs.breakdown import Operator
 from planner.costs.deployment import Deployment
 from planner.costs.memory import kv_bytes_per_token, kv_bytes_per_token_of_model
-from podplan.errors import BadInput
-from podplan.names import suggest
 
 POOL_BYTES = 1e12
 """The pool that an answer states how many prefixes it holds of: a round figure, not a machine's."""

@@ -7,13 +7,12 @@ FLOP-equivalents at the rate of a full tile; the second part is ``idle_flops``.
 """
 
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from hardware.formats import ACTIVATION_BYTES, ELEMENT_BYTES, product_dtype
 from hardware.spec import AttentionFit, Dtype, Fitted, HardwareSpec, MatmulFit
 from planner.costs.deployment import Deployment
 from planner.manifest.terms import ComputeTerm, Form, Number, Shape, Stage
-from podplan.records import dataclass
 
 UNMEASURED_RESIDUAL = 0.2
 """Median relative error granted to a fit that another machine lends (``hardware.derive``): assumed."""

@@ -3,11 +3,11 @@
 from functools import cache
 from pathlib import Path
 
+from ground.errors import BadInput
+from ground.files import read_yaml
+from ground.names import suggest
+from ground.validation import validate
 from planner.engines.spec import EngineProfile, Orchestrator
-from podplan.errors import BadInput
-from podplan.files import read_yaml
-from podplan.names import suggest
-from podplan.validation import validate
 
 CATALOGUE = Path(__file__).parent / "catalog"
 ORCHESTRATORS = Path(__file__).parent / "orchestrators"

@@ -4,10 +4,10 @@ Rules read a profile and plain degrees, no model and no cost. Their names are st
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 from planner.engines.spec import EngineProfile, ExpertMode, RoleName
 from planner.strategy import Strategy, format_strategy
-from podplan.records import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,9 +4,9 @@ from typing import Annotated, Generic, Literal, TypeVar
 
 from pydantic import Field
 
+from ground.sourced import Sourced
+from ground.strict import Strict
 from hardware.spec import Dtype
-from podplan.sourced import Sourced
-from podplan.strict import Strict
 
 Accelerator = Literal["nvidia", "ascend"]
 RoleName = Literal["prefill", "decode", "mixed"]

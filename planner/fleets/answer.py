@@ -1,9 +1,10 @@
 """What the search for a fleet found: a plan for each model, or why there is none and which changes would give one."""
 
+from dataclasses import dataclass
+
 from planner.fleets.members import Fleet
 from planner.plans.plan import Plan
 from planner.search.proof import Bound
-from podplan.records import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

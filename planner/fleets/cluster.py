@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from statistics import NormalDist
 
+from ground.errors import Fault
 from planner.checks.check import PREDICTED
 from planner.checks.deployed import from_plan
 from planner.fleets.answer import FleetAnswer
@@ -23,7 +24,6 @@ from planner.plans.plan import Plan
 from planner.search.quickest_plans import quick_plan
 from planner.search.routes import Picks, settle_picks
 from planner.search.search import LONGER, plan_at
-from podplan.errors import Fault
 
 
 def plan_cluster(fleet: Fleet) -> FleetAnswer:

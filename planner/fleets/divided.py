@@ -6,12 +6,11 @@ them takes by its devices; more things are added one by one.
 Ref: R. Bellman, Dynamic Programming, Princeton University Press, 1957, chapter I (allocation of a resource).
 """
 
+from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
-
-from podplan.records import dataclass
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

@@ -1,14 +1,13 @@
 """Where the instances of a fleet stand: models on nodes of their own as long as there are enough."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
+from ground.errors import Fault
 from planner.fleets.members import Fleet
 from planner.instances.alignment import Lot, Places, placed, placed_apart
 from planner.plans.plan import Plan
 from planner.question import Machines
-from podplan.errors import Fault
-from podplan.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,12 +1,11 @@
 """Models that share a cluster: what each has to serve, where it may stand, and what is to be best."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
+from ground.errors import BadInput
 from planner.instances.space import check_layouts
 from planner.offers.choice import Aim
 from planner.question import Machines, Objective, Question
-from podplan.errors import BadInput
-from podplan.records import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

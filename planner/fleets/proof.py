@@ -20,11 +20,11 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ground.errors import Fault
 from planner.offers.columns import Side, device_cost
 from planner.offers.programme import run
 from planner.search.proof import Bound, pruned
 from planner.search.routes import Picks, Programme, Way
-from podplan.errors import Fault
 
 ROLES = ("prefill", "decode")
 MIXED = "mixed"

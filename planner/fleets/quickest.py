@@ -9,8 +9,10 @@ of it is a bound. What a route takes only rises thereby: routes wait in a heap b
 import heapq
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import product
 
+from ground.errors import BadInput
 from planner.fleets.divided import NOTHING, Curve
 from planner.fleets.members import Member, aim_of, asked_rate
 from planner.fleets.quick_ways import with_aggregated
@@ -19,8 +21,6 @@ from planner.offers.columns import Side
 from planner.search.proof import Bound, Pruned
 from planner.search.quickest import TimedSide, pruned_columns
 from planner.search.routes import Pick, Picks, Programme
-from podplan.errors import BadInput
-from podplan.records import dataclass
 
 MOST_ROUTES = 20_000
 """Routes that are looked at; each takes about a tenth of a millisecond."""

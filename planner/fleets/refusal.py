@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
+from ground.units import rounded_down
 from planner.fleets.answer import Change, FleetAnswer
 from planner.fleets.members import on_pools
 from planner.fleets.ways import Gathered, Option, every_way, gather_fleet
@@ -13,7 +14,6 @@ from planner.search.infeasible import unsurvivable
 from planner.search.infeasible_mixed import missing_anyhow, mixed_sizes, unsurvivable_aggregated
 from planner.search.routes import settle_picks
 from planner.search.shapes import not_aggregated
-from podplan.units import rounded_down
 
 MOST_FACTOR = 16
 """Pools are enlarged by at most this factor."""

@@ -6,7 +6,7 @@ devices of the same pool and carry as much, keep every constraint and worsen no 
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 
 import numpy as np
@@ -25,7 +25,6 @@ from planner.search.proof import Pruned, never_costed, never_queued
 from planner.search.routes import Programme, settle_picks
 from planner.search.shapes import SLACK, Known, not_aggregated, why_not_apart
 from planner.survival import lost_of_sizes
-from podplan.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,12 +6,12 @@ one: three of 20 devices fit a rack of 72, and the 12 left over count as empty, 
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from planner.question import Machines
-from podplan.records import dataclass
 
 Ints = NDArray[np.int64]
 

@@ -12,6 +12,7 @@ often and no step is shorter; then every number of domains and of microbatches a
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,7 +32,6 @@ from planner.manifest.terms import Number, StepCost, StepLoad, larger, variables
 from planner.question import Question
 from planner.strategy import Strategy, model_conflicts
 from planner.workload import running_kv_tokens
-from podplan.records import dataclass
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

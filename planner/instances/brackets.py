@@ -5,13 +5,13 @@ meets the limit are tried first. Few rows try others at once, which spares calls
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol, Self, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from planner.manifest.terms import Number
-from podplan.records import dataclass
 
 Array = NDArray[np.float64]
 

@@ -4,17 +4,18 @@ Questions that follow one another in a process often differ in nothing else, and
 to build as to evaluate: what was built for the same rows, model and machine is kept for the next question.
 """
 
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
 
+from ground.identity import Kept, Same
 from planner.balance.imbalance import expected_maximum_normal
 from planner.costs.latency import balanced_cost
 from planner.instances.space import Group, Role, Row, groups, machines_of
 from planner.manifest.stacks import stacked, taken
 from planner.manifest.terms import Number, StepCost
 from planner.question import Question
-from podplan.identity import Kept, Same
-from podplan.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ the largest feasible batch carries the most. Bisection over integers therefore c
 batch without trying each.
 """
 
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +21,6 @@ from planner.manifest.stepcost import evaluate
 from planner.manifest.terms import Number, StepCost, StepLoad, larger
 from planner.question import Question
 from planner.workload import KvLoad, reserved_kv_tokens, running_kv_tokens, total_kv_tokens
-from podplan.records import dataclass
 
 # Standard deviations by which memory must hold the KV of a full batch: one rank in 740 overflows.
 MEMORY_DEVIATIONS = 3.0

@@ -2,14 +2,14 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
 from typing import Literal, NamedTuple
 
+from ground.identity import Same
 from models.spec import ModelSpec
 from planner.strategy import Strategy, model_conflicts
-from podplan.identity import Same
-from podplan.records import dataclass
 
 Role = Literal["prefill", "decode", "mixed"]
 

@@ -18,6 +18,7 @@ Bulk Queues, 1983, section 3.2. The mix and the sum are ours; docs/queueing.md h
 """
 
 import heapq
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
@@ -25,7 +26,6 @@ import numpy as np
 from planner.costs.cache import Cache
 from planner.queues.prompts import Prompts
 from planner.queues.queueing import Array, kingman_wait
-from podplan.records import dataclass
 
 if TYPE_CHECKING:  # a plan needs links and no manifest, whose schema takes time to build
     from planner.manifest.schema import KvTransfer, Pool, Role

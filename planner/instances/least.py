@@ -13,6 +13,7 @@ Ref: J. D. C. Little, A proof for the queuing formula L = lambda W, Operations R
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
@@ -24,7 +25,6 @@ from planner.instances.operating import iteration_seconds
 from planner.instances.space import Group
 from planner.manifest.stacks import stacked
 from planner.question import Question
-from podplan.records import dataclass
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

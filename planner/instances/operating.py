@@ -1,7 +1,7 @@
 """One pool at work: service times of a candidate as functions of what it holds, and its queues."""
 
 import math
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -27,7 +27,6 @@ from planner.queues.prefill_service import Service, by_share
 from planner.queues.prompts import prompts_of
 from planner.queues.queueing import Latency, largest_rate
 from planner.workload import Lengths, Workload, running_kv_tokens
-from podplan.records import dataclass
 
 Array = NDArray[np.float64]
 

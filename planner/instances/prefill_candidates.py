@@ -1,5 +1,7 @@
 """Prefill instances: token budgets of every row, pass times, and what they carry, on arrays."""
 
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -14,7 +16,6 @@ from planner.manifest.stepcost import evaluate
 from planner.manifest.terms import Number, StepCost, StepLoad
 from planner.question import Question
 from planner.workload import Workload
-from podplan.records import dataclass
 
 # Whole prompts per DP group and pass, or the parts into which one prompt is cut, at which rows are costed.
 PROMPTS_PER_PASS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)

@@ -5,12 +5,14 @@ Rows of one structure (the same operators exist) form a group, which is costed a
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ground.errors import BadInput
+from ground.identity import Kept, Same
 from planner.costs.deployment import Deployment, StrategyArray
 from planner.costs.hostcosts import host_costs
 from planner.costs.layouts import redundancy_choices, shared_choices
@@ -18,9 +20,6 @@ from planner.instances.grid import device_counts, strategy_grid
 from planner.instances.reachable import REFERENCE, cut_reason, most_microbatches, summary
 from planner.question import Machines, Question
 from planner.strategy import Strategy
-from podplan.errors import BadInput
-from podplan.identity import Kept, Same
-from podplan.records import dataclass
 
 # CloudMatrix384 deploys in multiples of 32 devices (sections 4.1, 4.3); other machines in nodes.
 SUPERNODE_STEP = 32

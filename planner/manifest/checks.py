@@ -8,13 +8,13 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
+from ground.errors import BadInput
+from ground.sourced import Stated
+from ground.validation import plain
 from planner.manifest.costs import EXPERT_VARIABLES, REACH_VARIABLES, TERM_GROUPS, StepCostModel
 from planner.manifest.layout import RANK_COLUMNS, GroupRule
 from planner.manifest.loads import check_expert_map
 from planner.manifest.schema import Manifest, ManifestWorkload, Pool, PromptKinds
-from podplan.errors import BadInput
-from podplan.sourced import Stated
-from podplan.validation import plain
 
 Table = NDArray[np.int64]
 COLUMN = {name: index for index, name in enumerate(RANK_COLUMNS)}

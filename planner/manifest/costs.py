@@ -4,8 +4,8 @@ from typing import Annotated, Literal, get_args
 
 from pydantic import Field
 
+from ground.strict import Strict
 from planner.manifest.terms import CommunicationTerm, ComputeTerm, Rule, Stage, StepCost, Term
-from podplan.strict import Strict
 
 Variable = Literal[
     "one",

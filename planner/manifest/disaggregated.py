@@ -4,8 +4,9 @@ Attention devices form ``domains`` that talk to the expert devices one after the
 domain the microbatches alternate (xDeepServe section 5.2, arXiv 2508.02520).
 """
 
+from dataclasses import dataclass
+
 from planner.manifest.terms import Number, larger
-from podplan.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from ground.errors import BadInput
+from ground.files import parse_yaml, read_text
+from ground.validation import validate
 from planner.manifest.checks import check_manifest
 from planner.manifest.schema import MANIFEST_VERSION, Manifest
-from podplan.errors import BadInput
-from podplan.files import parse_yaml, read_text
-from podplan.validation import validate
 
 MOST_CHARACTERS = 16_000_000
 

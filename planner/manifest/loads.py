@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from podplan.errors import BadInput
+from ground.errors import BadInput
 
 
 def rank_loads(loads: NDArray[Any], slots: NDArray[np.int64], ranks: int) -> NDArray[np.float64]:

@@ -4,13 +4,13 @@ What takes time with arrays of some hundred loads is not arithmetic but the numb
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from planner.manifest.runs import Block, Place
 from planner.manifest.terms import Form, Number, Stage
-from podplan.records import dataclass
 
 Array = NDArray[np.float64]
 

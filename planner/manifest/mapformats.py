@@ -11,17 +11,17 @@ TensorRT-LLM examples/wide_ep/ep_load_balancer/README.md; github.com/deepseek-ai
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ground.errors import BadInput
+from ground.validation import validate
+from ground.yamldata import parse_yaml
 from planner.manifest.layout import ExpertMap
 from planner.manifest.loads import check_expert_map
-from podplan.errors import BadInput
-from podplan.records import dataclass
-from podplan.validation import validate
-from podplan.yamldata import parse_yaml
 
 Integers = NDArray[np.int64]
 

@@ -6,7 +6,7 @@ that are above 0, made when it is first met.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from planner.manifest.runs import Run, Transfers, added, runs_of
 from planner.manifest.stacks import ReadyTerms
 from planner.manifest.terms import Form, Number, Stage, Stages, StepCost, Term, launches_per_layer, timings
-from podplan.records import dataclass
 
 
 @dataclass(slots=True)

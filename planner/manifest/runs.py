@@ -5,14 +5,13 @@ that they keep the memory busy, and seconds of transfers. ``stacks`` evaluates t
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from planner.manifest.terms import CommunicationTerm, ComputeTerm, Form, Number, Stage, Term, form, smaller
-from podplan.records import dataclass
 
 Array = NDArray[np.float64]
 NONE: Mapping[Any, Any] = {}

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from ground.strict import Strict
 from hardware.formats import KvDtype
 from hardware.spec import Dtype, HardwareSpec
 from models.spec import ModelSpec
@@ -21,7 +22,6 @@ from planner.manifest.layout import (
     ShardRule,
 )
 from planner.manifest.reach import charged_tokens
-from podplan.strict import Strict
 
 MANIFEST_VERSION = 1
 

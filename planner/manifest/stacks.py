@@ -7,7 +7,7 @@ fills one array, [compute or memory, kernels, points], block by block, and stage
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -28,7 +28,6 @@ from planner.manifest.terms import (
     plus,
     timings,
 )
-from podplan.records import dataclass
 
 Array = NDArray[np.float64]
 

@@ -6,6 +6,7 @@ broadcast shape.
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +26,6 @@ from planner.manifest.terms import (
     smaller,
     variables,
 )
-from podplan.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,14 +26,13 @@ its protocols, latency + bytes / rate.
 """
 
 from collections.abc import Mapping
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from planner.manifest.reach import context_within, kept_tokens, pairs_within
-from podplan.records import dataclass
 
 Number = float | NDArray[np.float64]
 Form = Mapping[str, Number]

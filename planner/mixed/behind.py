@@ -11,6 +11,7 @@ phases, A. K. Erlang, 1917. The use made of them is derived here and held agains
 """
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -19,7 +20,6 @@ from planner.mixed.even import phases_of
 from planner.mixed.steps import StepTable
 from planner.queues.arrival_counts import Arrivals, count_distribution
 from planner.queues.queueing import Array
-from podplan.records import dataclass
 
 _UNITS_PER_STEP = (8, 4, 2)
 _MOST_STATES, _MOST_PHASES, _ENOUGH_PHASES = 256, 8, 4

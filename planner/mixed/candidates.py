@@ -1,5 +1,7 @@
 """Aggregated instances: a strategy and layout with a token budget per step, and the requests that memory holds."""
 
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -10,7 +12,6 @@ from planner.instances.decode_candidates import MEMORY_DEVIATIONS
 from planner.instances.space import Row
 from planner.manifest.terms import Number
 from planner.workload import KvLoad, total_kv_tokens
-from podplan.records import dataclass
 
 # Tokens of a step on one DP rank. Sarathi-Serve (arXiv 2403.02310, section 5) runs 512 to 2,048; the defaults of vLLM
 # and SGLang are 2,048 to 16,384.

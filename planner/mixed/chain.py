@@ -10,16 +10,16 @@ as a decode step; the distribution of the sojourn is derived here.
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache, partial
 
 import numpy as np
 
+from ground.arrays import on_nodes
 from planner.mixed.even import dealt, gap_beyond, phases_of, with_mates
 from planner.mixed.steps import StepTable
 from planner.queues.arrival_counts import Arrivals
 from planner.queues.queueing import Array
-from podplan.arrays import on_nodes
-from podplan.records import dataclass
 
 _UNITS_PER_STEP = (8, 4, 2)
 """Coarser where many prompts wait."""

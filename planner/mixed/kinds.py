@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -23,7 +23,6 @@ from planner.mixed.server import MOST_UTILISATION, MixedServer
 from planner.question import Question
 from planner.queues.lattice import largest_carried
 from planner.workload import reserved_kv_tokens
-from podplan.records import dataclass
 
 # Capacities are solved to about as much: another budget must carry more than that.
 _MORE = 0.01

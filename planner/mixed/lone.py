@@ -21,7 +21,7 @@ nothing comes with the chance of a negative binomial number. Derived here.
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -30,7 +30,6 @@ from numpy.typing import NDArray
 from planner.mixed.screen import FEWEST, MARGIN, ROWS_AT_ONCE, Floats, Screen
 from planner.question import Question
 from planner.queues.prompts import longest_of, prompts_of
-from podplan.records import dataclass
 
 _LEVELS = np.array([0.2, 0.5, 0.75, 0.9, 0.97, 0.995])
 """Prompts of which lengths are told apart, as shares of all."""

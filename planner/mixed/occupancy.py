@@ -4,12 +4,12 @@ Ref: birth-death processes with state-dependent rates, L. Kleinrock, Queueing Sy
 """
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 
 from planner.mixed.chain import PromptState
 from planner.queues.queueing import Array
-from podplan.records import dataclass
 
 _LEAST = 0.2
 """Of the step at the lowest node: steps with fewer running requests are no shorter."""

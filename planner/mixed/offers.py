@@ -5,7 +5,7 @@ that a plan could use.
 """
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -23,7 +23,6 @@ from planner.mixed.screen import Screen
 from planner.offers.offer import Offers
 from planner.question import Question
 from planner.workload import reserved_kv_tokens
-from podplan.records import dataclass
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

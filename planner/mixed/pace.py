@@ -8,6 +8,7 @@ Ref: clusters of self-exciting arrivals, A. G. Hawkes, Biometrika 58:83, 1971; t
 """
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -15,7 +16,6 @@ from planner.mixed.even import extra_behind
 from planner.queues.decode_queue import residence_variance
 from planner.queues.queueing import Array, gamma_nodes, gamma_quantiles
 from planner.workload import Lengths
-from podplan.records import dataclass
 
 _LENGTH_EDGES = np.concatenate(
     [[0.0], np.geomspace(1e-3, 0.1, 5), np.linspace(0.2, 0.9, 8), [0.95, 0.98, 0.99, 0.996, 1.0]]

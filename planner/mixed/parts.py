@@ -4,6 +4,7 @@ A prompt stands on one rank, which computes a part of it per step, and a step la
 """
 
 import math
+from dataclasses import dataclass
 from statistics import NormalDist
 
 import numpy as np
@@ -12,7 +13,6 @@ from planner.costs.latency import deviations
 from planner.mixed.chain import on_lattice
 from planner.mixed.steps import StepTable
 from planner.queues.queueing import Array
-from podplan.records import dataclass
 
 _MOST_PARTS = 64
 _LEVELS = np.array([0.0, 0.5, 0.8, 0.95, 1.0])

@@ -10,7 +10,7 @@ chapter 3. How prompts and running requests vary together over a residence is de
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
 import numpy as np
@@ -26,7 +26,6 @@ from planner.mixed.sampled import SampledPrompts, differ_and_are_cut
 from planner.mixed.steps import Aggregate, StepTable, step_seconds
 from planner.mixed.times import after_wait, sorted_latency, ttft_of
 from planner.queues.queueing import Array, Latency, independent_sum
-from podplan.records import dataclass
 
 _SPREADS = np.array([-math.sqrt(3.0), 0.0, math.sqrt(3.0)])
 """Deviations of the running requests at which chains are solved: the nodes of three-point Gauss-Hermite quadrature."""

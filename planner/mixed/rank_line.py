@@ -10,6 +10,8 @@ ranks its times are up to a quarter short, on one up to a sixth long. It is what
 controlled by, and what tells when that need not be asked.
 """
 
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -18,7 +20,6 @@ from planner.queues.pass_surface import PassSurface
 from planner.queues.prompts import Prompts
 from planner.queues.queueing import Array, Latency
 from planner.queues.waiting_line import Wait, stationary_wait
-from podplan.records import dataclass
 
 _MOST_LOAD = 0.97
 _LEAST_CV = 1e-3

@@ -10,11 +10,13 @@ Kemeny and J. L. Snell, Finite Markov Chains, chapter 3. Derived here.
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cache, cached_property, partial
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ground.arrays import on_nodes
 from planner.mixed.chain import PromptState, on_lattice
 from planner.mixed.even import with_mates
 from planner.mixed.parts import CutPrompts, cut_prompts, kind_weights, stages, step_loads
@@ -23,8 +25,6 @@ from planner.mixed.waits import behind_long_ones
 from planner.queues.arrival_counts import Arrivals
 from planner.queues.paired_balance import paired_balance
 from planner.queues.queueing import Array
-from podplan.arrays import on_nodes
-from podplan.records import dataclass
 
 _MOST_CAME, _MOST_LACKING, _MOST_STATES = 40, 72, 700
 _LONGEST = 24

@@ -13,6 +13,7 @@ Phil. Soc. 48:277, 1952.
 import heapq
 import math
 from collections import deque
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -23,7 +24,6 @@ from planner.queues.prefill_queue import Policy
 from planner.queues.queueing import Array
 from planner.queues.recorded_stream import dealt, prompt_tokens
 from planner.workload import Trace
-from podplan.records import dataclass
 
 RankPolicy = Literal["round_robin", "least_requests", "least_kv"]
 _ROUNDING = 1e-9

@@ -21,7 +21,7 @@ hypercubes); T. Hesterberg and B. Nelson, Control variates for probability and q
 """
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -37,7 +37,6 @@ from planner.queues.prompts import Prompts
 from planner.queues.queueing import Array, Latency, gamma_quantiles
 from planner.queues.waiting_line import Wait, stationary_wait, waits_in_line
 from planner.workload import running_kv_tokens
-from podplan.records import dataclass
 
 Ints = NDArray[np.int64]
 _CUT = 1e-3

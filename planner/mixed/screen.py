@@ -11,7 +11,7 @@ have a hull no lower, so that the bound of the largest budget is one of all.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 
 import numpy as np
@@ -24,7 +24,6 @@ from planner.manifest.terms import Number, StepCost, StepLoad
 from planner.mixed.server import MOST_UTILISATION
 from planner.queues.prompts import prompts_of
 from planner.workload import Workload, running_kv_tokens
-from podplan.records import dataclass
 
 Floats = NDArray[np.float64]
 

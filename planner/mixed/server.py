@@ -1,6 +1,7 @@
 """An aggregated instance as columns see it: what it carries within both limits."""
 
 import math
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
 
@@ -12,7 +13,6 @@ from planner.mixed.steps import Aggregate
 from planner.question import Question
 from planner.queues.prefill_queue import thinned_squared_cv
 from planner.queues.queueing import largest_rate
-from podplan.records import dataclass
 
 MOST_UTILISATION = 0.9
 """Of ``most_per_second``: nearer to it a few per cent more arrivals lengthen steps and fill places faster than the

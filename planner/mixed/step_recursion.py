@@ -11,6 +11,7 @@ that a step needs no loop over prompts; instances that have nothing to do with o
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +19,6 @@ from numpy.typing import NDArray
 from planner.mixed.decoding import Decoding
 from planner.queues.machine import Loads
 from planner.queues.queueing import Array
-from podplan.records import dataclass
 
 Ints = NDArray[np.int64]
 _CLOSE = 1e-12

@@ -6,6 +6,7 @@ rank have cached counts by its own number of tokens: the step cost is about line
 """
 
 from bisect import bisect_right
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -14,7 +15,6 @@ from planner.queues.machine import Machine
 from planner.queues.pass_table import PassTable
 from planner.queues.queueing import Array
 from planner.workload import running_kv_tokens
-from podplan.records import dataclass
 
 _KNOTS = (5, 16, 8, 8)
 _MEANS = 17

@@ -8,6 +8,7 @@ Ref: Sarathi-Serve (arXiv 2403.02310) section 4, whose rule vLLM's V1 scheduler 
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -21,7 +22,6 @@ from planner.queues.machine import Loads
 from planner.queues.prompts import Prompts, prompts_of
 from planner.queues.queueing import Array
 from planner.workload import Lengths, Workload, running_kv_tokens
-from podplan.records import dataclass
 
 _RUNNING_NODES, _CHUNK_NODES, _SPREAD_NODES = 8, 9, 3
 _FULL = 0.9995

@@ -4,9 +4,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Generic, TypeVar
 
+from ground.aside import Aside, aside
 from planner.instances.decode_candidates import Count
 from planner.question import Question
-from podplan.aside import Aside, aside
 
 Result = TypeVar("Result")
 
@@ -15,7 +15,7 @@ class CountedAside(Generic[Result]):
     """Work that counts the candidates that it costs; they count for the search once the result is asked for."""
 
     def __init__(self, count: Count, work: Callable[[Count], Result], *, here: bool = False) -> None:
-        """Begin it on another core where one is free (``podplan.aside``), unless it is to be done ``here``."""
+        """Begin it on another core where one is free (``ground.aside``), unless it is to be done ``here``."""
         counted = partial(_counted, work)
         self._count, self._counted = count, False
         self._work: Aside[tuple[Result, Count]] = Aside(counted) if here else aside(counted)

@@ -5,14 +5,13 @@ carry.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 import numpy as np
 
 from planner.offers.columns import BELOW, RELATIVE, Rates, Side
 from planner.offers.programme import Objective
-from podplan.records import dataclass
 
 Choice = tuple[int, ...]
 """A column of each side."""

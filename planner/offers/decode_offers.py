@@ -7,7 +7,7 @@ The leading rows of each size are known exactly, and in the order of what they c
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -35,7 +35,6 @@ from planner.offers.kinds import DecodeKind
 from planner.offers.offer import Offers
 from planner.question import Question
 from planner.workload import reserved_kv_tokens, running_kv_tokens
-from podplan.records import dataclass
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

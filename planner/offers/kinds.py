@@ -8,7 +8,7 @@ queues take long and whose budgets are a list, those that close in on the least 
 
 import math
 from collections.abc import Iterator
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -36,7 +36,6 @@ from planner.queues.lattice import any_within, first_within, largest_carried, le
 from planner.queues.passes import full_passes_per_second
 from planner.queues.prompts import prompts_of
 from planner.workload import running_kv_tokens
-from podplan.records import dataclass
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

@@ -8,14 +8,13 @@ r it is as late as that one at x r, times x.
 """
 
 import math
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 import numpy as np
 
 from planner.queues.machine import Loads, Machine, pass_durations
 from planner.queues.queueing import Array
-from podplan.records import dataclass
 
 _SURE = 1.1
 """Times the limit by which one must be late to tell of others: samples of two instances that are all but alike differ

@@ -6,6 +6,7 @@ Thousands are made as arrays in one go; a queue is built for the few that a plan
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Protocol, Self
 
@@ -13,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.instances.least import Least
-from podplan.records import dataclass
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

@@ -6,7 +6,7 @@ at most decides whether it is looked at.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -35,7 +35,6 @@ from planner.offers.known_late import KnownLate
 from planner.offers.offer import Offers
 from planner.question import Question
 from planner.queues.prompts import prompts_of
-from podplan.records import dataclass
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

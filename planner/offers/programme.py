@@ -15,11 +15,11 @@ of a column is its devices with those that node-aligned instances leave unusable
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import product
 from typing import Any, Literal
 
-from podplan.errors import BadInput, Fault
-from podplan.records import dataclass
+from ground.errors import BadInput, Fault
 
 Objective = Literal["throughput", "chips", "cost"]
 Status = Literal["optimal", "infeasible"]

@@ -4,10 +4,10 @@ All hold for maps with equally many slots on every rank, tokens of an expert spl
 filler bound, no expert twice on a rank. Rows are layers, or nodes of layers; loads may have any unit.
 """
 
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
-
-from podplan.records import dataclass
 
 Floats = NDArray[np.float64]
 

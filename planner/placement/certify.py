@@ -1,6 +1,6 @@
 """More time on the proof: longer searches and the dual bound for every layer whose gap is not closed yet."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -11,7 +11,6 @@ from planner.placement.methods import Placement, lower_bound
 from planner.placement.pricing import Certificate
 from planner.placement.problem import Problem
 from planner.placement.rows import Integers
-from podplan.records import dataclass
 
 _ROUNDS = ((GOAL, 3_000, GOAL), (0.01, 8_000, GOAL / 4), (0.01, 16_000, GOAL / 4))
 """Rounds of (layers with a wider gap, steps of the search from another seed, gap at which the proof stops)."""

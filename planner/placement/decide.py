@@ -1,7 +1,7 @@
 """How many redundant experts, and whether to balance at all: imbalance, memory and time of every choice."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -10,7 +10,6 @@ from planner.balance.skew import LoadDistribution
 from planner.costs.predict import Configuration, predict
 from planner.placement.methods import lower_bound, place
 from planner.placement.problem import Problem
-from podplan.records import dataclass
 
 _WORTH = 0.02
 """Less of an iteration is not worth the copies: it is below what predictions are good for."""

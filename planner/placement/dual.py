@@ -9,6 +9,7 @@ without the solver.
 Ref: in-out separation, Ben-Ameur and Neto 2007 (Networks 49:3); see docs/placement.md.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,6 @@ from planner.placement.pricing import (
     possible_replicas,
     price,
 )
-from podplan.records import dataclass
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]

@@ -15,8 +15,8 @@ HiGHS needs minutes from about 60 slots on and is then worse than the local sear
 import numpy as np
 from numpy.typing import NDArray
 
+from ground.errors import BadInput
 from planner.placement.problem import Problem
-from podplan.errors import BadInput
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]

@@ -1,16 +1,15 @@
 """What a placement does on slices that it did not see, beside EPLB."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ground.errors import BadInput
 from planner.placement.eplb import eplb
 from planner.placement.methods import METHODS, default_method, measure
 from planner.placement.problem import Problem
-from podplan.errors import BadInput
-from podplan.records import dataclass
 
 Split = Literal["alternate", "later"]
 

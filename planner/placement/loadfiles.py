@@ -11,18 +11,18 @@ import io
 import json
 import re
 import zipfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ground.errors import BadInput
+from ground.files import read_text
+from ground.units import MEBI
 from planner.placement.problem import check_loads
 from planner.placement.torchfile import read_torch_file
-from podplan.errors import BadInput
-from podplan.files import read_text
-from podplan.records import dataclass
-from podplan.units import MEBI
 
 Floats = NDArray[np.float64]
 

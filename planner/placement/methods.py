@@ -5,10 +5,13 @@ A method takes a ``Problem`` and returns a map [layers, slots] of logical expert
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ground.errors import BadInput
+from ground.names import suggest
 from planner.balance.counts import water_filling
 from planner.balance.packing import longest_first_rows
 from planner.manifest.loads import check_expert_map, imbalance, rank_loads
@@ -20,9 +23,6 @@ from planner.placement.improve import search_jointly, settle
 from planner.placement.problem import Problem
 from planner.placement.sliced import fewer_slices, search_slices, slice_imbalance
 from planner.placement.xdeepserve import hottest_first
-from podplan.errors import BadInput
-from podplan.names import suggest
-from podplan.records import dataclass
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]

@@ -6,12 +6,13 @@ from the current map and takes, one by one, the exchange (two loads) or the trad
 rank most per load. Its trace answers both questions: the best map within some moves, and the fewest moves for a gain.
 """
 
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
 
 from planner.placement.problem import Problem
 from planner.placement.rows import Rows, swap_best
-from podplan.records import dataclass
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]

@@ -10,10 +10,10 @@ Ref: the dual of the configuration linear programme (Gilmore and Gomory 1961, Op
 counts as columns; derived here, see docs/placement.md.
 """
 
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
-
-from podplan.records import dataclass
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]

@@ -1,14 +1,13 @@
 """What is placed and where: loads, ranks, slots, nodes and router groups of one model."""
 
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ground.errors import BadInput
 from planner.balance.counts import check_redundancy
-from podplan.errors import BadInput
-from podplan.records import dataclass
 
 LEAST_LOAD, MOST_LOAD = 1e-30, 1e30
 """Of a layer and of an expert, in any unit: sums, squares and shares of what lies between are exact to rounding."""

@@ -7,6 +7,8 @@ and expected reads, and a rank's cost is the roofline of its grouped products ov
 Ref: METRO (arXiv 2512.09277) balances activated experts for the same reason; the roofline is ``costs.roofline``.
 """
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from planner.costs.deployment import Deployment
@@ -16,7 +18,6 @@ from planner.placement.eplb import eplb
 from planner.placement.improve import search_jointly
 from planner.placement.problem import Problem
 from planner.placement.rows import Floats, Integers, Objective
-from podplan.records import dataclass
 
 _STEPS = 600
 

@@ -7,11 +7,12 @@ deviations of what its experts varied by, independent of each other, so that a r
 one that happened to balance.
 """
 
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
 
 from planner.manifest.loads import rank_loads
-from podplan.records import dataclass
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]

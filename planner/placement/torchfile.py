@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from podplan.errors import BadInput
-from podplan.units import MEBI
+from ground.errors import BadInput
+from ground.units import MEBI
 
 _DTYPES = {
     "DoubleStorage": "<f8",

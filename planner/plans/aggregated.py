@@ -1,9 +1,10 @@
 """Plans of aggregated instances: each takes prompts and answers them, so that there is one pool and no transfer."""
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 
+from ground.units import format_duration
 from planner.costs.interval import scaled
 from planner.costs.memory import Memory, memory
 from planner.costs.predict import Prediction, predict
@@ -16,8 +17,6 @@ from planner.plans.pools import PlannedPool, answering
 from planner.question import Question
 from planner.queues.queueing import Latency
 from planner.workload import running_kv_tokens
-from podplan.records import dataclass
-from podplan.units import format_duration
 
 
 @dataclass(frozen=True, kw_only=True)

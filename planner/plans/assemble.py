@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from ground.errors import Fault
+from ground.version import VERSION
 from hardware.spec import HardwareSpec
 from planner.costs.cache import model_cache
 from planner.instances.alignment import Lot, Places, placed
@@ -33,8 +35,6 @@ from planner.plans.pools import PlannedPool
 from planner.question import Question
 from planner.queues.prompts import prompts_of
 from planner.workload import Workload
-from podplan.errors import Fault
-from podplan.version import VERSION
 
 SEED = 0
 

@@ -1,9 +1,9 @@
 """A plan over the day: it is sized for the window with the largest rate, and here is what the others see."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from planner.plans.plan import Plan
-from podplan.records import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

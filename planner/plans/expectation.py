@@ -5,10 +5,12 @@ step costs that the manifest carries. One request at a time needs no queue (``pl
 """
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ground.errors import BadInput
 from planner.costs.latency import tokens_per_iteration
 from planner.instances.kv_links import KvLinks, LinkState, link_state
 from planner.instances.operating import Dealing, dealt_iteration_seconds, pass_service
@@ -32,8 +34,6 @@ from planner.queues.prefill_service import Service
 from planner.queues.prompts import prompts_of
 from planner.queues.queueing import Latency
 from planner.workload import Lengths, Workload
-from podplan.errors import BadInput
-from podplan.records import dataclass
 
 Floats = NDArray[np.float64]
 

@@ -3,9 +3,11 @@
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 
+from ground.sourced import Sourced
+from ground.units import format_duration
 from hardware.spec import HardwareSpec
 from planner.costs.cache import model_cache
 from planner.instances.kv_links import MOST_LINK_UTILISATION, LinkState
@@ -17,9 +19,6 @@ from planner.question import Question
 from planner.queues.decode_queue import DecodeState
 from planner.queues.prefill_queue import thinned_squared_cv
 from planner.queues.queueing import Latency, independent_sum
-from podplan.records import dataclass
-from podplan.sourced import Sourced
-from podplan.units import format_duration
 
 _SMALLER = "and the smaller of them on the devices at hand is the plan's rate"
 _SLOWED_STEPS = 10

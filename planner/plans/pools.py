@@ -1,7 +1,7 @@
 """Pools of a plan: instances of one kind at the planned rate, every operator of their full step, and what they hold."""
 
 from abc import ABC, abstractmethod
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Protocol
 
@@ -16,7 +16,6 @@ from planner.instances.space import Role, Row, machines_of
 from planner.question import Machines, Question
 from planner.queues.decode_queue import DecodeState
 from planner.workload import running_kv_tokens
-from podplan.records import dataclass
 
 
 class Candidate(Protocol):

@@ -5,7 +5,7 @@ launched apart. Aggregated instances are both roles and load one checkpoint.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import product
 
 from hardware.formats import KvDtype, multiplied, storable
@@ -13,7 +13,6 @@ from hardware.spec import Dtype, HardwareSpec
 from planner.instances.space import Role
 from planner.plans.plan import Plan
 from planner.question import Formats, Question
-from podplan.records import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,6 +8,7 @@ model is what a pass, a transfer and an iteration, or a step, take.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +22,6 @@ from planner.queues.queueing import Array
 from planner.queues.recorded_decode import Decoded, decode_recorded
 from planner.queues.recorded_prefill import Prefilled, prefill_recorded
 from planner.workload import Trace
-from podplan.records import dataclass
 
 Flags = NDArray[np.bool_]
 

@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 
+from ground.errors import BadInput
 from planner.costs.latency import tokens_per_iteration
 from planner.instances.kv_links import KvLinks
 from planner.instances.operating import dealt_iteration_seconds
@@ -22,7 +23,6 @@ from planner.plans.recorded import MixedPools, Pools, Recorded, play, within
 from planner.queues.machine import Machine
 from planner.queues.queueing import Array
 from planner.workload import Trace, Traffic, Workload
-from podplan.errors import BadInput
 
 
 def expect_recorded(manifest: Manifest, trace: Trace, warmup_seconds: float = 0.0) -> Expectation:

@@ -4,6 +4,9 @@ In the manner of the JAX scaling book (Austin et al., How to Scale Your Model, 2
 the least time; beside it stands what is predicted, with start-up, unfilled tiles, shared cores and waiting in it.
 """
 
+from dataclasses import dataclass
+
+from ground.units import format_bytes, format_duration
 from planner.costs.breakdown import Operator
 from planner.costs.latency import balanced_cost, tokens_per_iteration
 from planner.costs.memory import kv_bytes_per_token
@@ -13,8 +16,6 @@ from planner.plans.aggregated import MixedPool
 from planner.plans.plan import DisaggregatedPlan, Plan
 from planner.plans.pools import DecodePool, PlannedPool, PrefillPool
 from planner.workload import reserved_kv_tokens
-from podplan.records import dataclass
-from podplan.units import format_bytes, format_duration
 
 LEADING = 6
 _UNITS = {"compute": "FLOP", "memory": "B", "network": "B"}

@@ -6,13 +6,13 @@ events counts them rounded to either side at random, so that means stay exact wh
 """
 
 import math
+from dataclasses import dataclass
 from functools import cache
 from statistics import NormalDist
 
 import numpy as np
 
 from planner.queues.queueing import Array
-from podplan.records import dataclass
 
 _MOST_EVENTS, _FEW_EVENTS = 1024, 60.0
 """Counted one by one, all of them or where few are expected; otherwise their number is taken as normal."""

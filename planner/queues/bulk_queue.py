@@ -12,17 +12,17 @@ A. K. Erlang; elastic batching of LLM inference in arXiv 2407.05347, section IV.
 """
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ground.arrays import on_nodes, windows
 from planner.queues.arrival_counts import Arrivals
 from planner.queues.pass_chain import Chain, settled_chain
 from planner.queues.pass_lattice import RARE
 from planner.queues.prefill_service import Service
 from planner.queues.queueing import Array
-from podplan.arrays import on_nodes, windows
-from podplan.records import dataclass
 
 Ints = NDArray[np.intp]
 

@@ -10,13 +10,13 @@ Order Statistics, 1981, section 2.1). Draws are even over their range, so that m
 Ref: the rule is the runtime's (``runtime.simulate.prefill``); no closed form is known for unlike units on few groups.
 """
 
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
 from planner.queues.queueing import Array
-from podplan.records import dataclass
 
 Ints = NDArray[np.int64]
 

@@ -5,12 +5,13 @@ question of searching: the chances of n running requests are the same product fo
 cut where the cap stands, so sums up to each cap tell all of them in one go.
 """
 
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
 
 from planner.queues.decode_queue import MOST_UTILISATION, Iterating, length_levels, residence_variance
 from planner.queues.queueing import Array
-from podplan.records import dataclass
 
 Ints = NDArray[np.int64]
 

@@ -9,14 +9,14 @@ depends on the mean length only, F. P. Kelly, Reversibility and Stochastic Netwo
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 
+from ground.arrays import distinct
+from ground.errors import BadInput
 from planner.queues.queueing import Array, Latency, gamma_quantiles, largest_rate
 from planner.workload import Lengths
-from podplan.arrays import distinct
-from podplan.errors import BadInput
-from podplan.records import dataclass
 
 IterationSeconds = Callable[[Array], Array]
 

@@ -1,11 +1,12 @@
 """What forms and runs the passes of a prefill instance, and how long a pass lasts by what its busiest group carries."""
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from planner.manifest.stepcost import evaluate
 from planner.manifest.terms import Number, StepCost, StepLoad
 from planner.queues.queueing import Array
-from podplan.records import dataclass
 
 Loads = tuple[Array, Array, Array, Array]
 """Of a DP group: computed tokens, context, pairs, finishing prompts."""

@@ -22,11 +22,10 @@ Where the paper contradicts itself, the reading here is:
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-
-from podplan.records import dataclass
 
 Number = float | npt.NDArray[np.float64]
 

@@ -9,13 +9,13 @@ Ref: the rule is the runtime's (``runtime.simulate.prefill``); no closed form is
 
 import heapq
 from collections import deque
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 
 from planner.queues.prompts import Prompts
 from planner.queues.queueing import Array
-from podplan.records import dataclass
 
 _SAMPLE, _MOST_SAMPLE = 1500, 6000
 _PASSES = 40

@@ -11,15 +11,15 @@ Sci. 5:285, 1991.
 
 import cmath
 import math
+from dataclasses import dataclass
 
 import numpy as np
 
+from ground.arrays import on_nodes, windows
 from planner.queues.arrival_counts import Arrivals
 from planner.queues.pass_lattice import Lattice, holds_of, lattice_of
 from planner.queues.prefill_service import Service
 from planner.queues.queueing import Array
-from podplan.arrays import on_nodes, windows
-from podplan.records import dataclass
 
 _NEGLIGIBLE = 1e-10
 """Share of a chance by which it may be off where a tail is taken as geometric, and mass below the least that waits."""

@@ -5,12 +5,12 @@ hold hundreds; as far as what waits all but never goes, which is estimated from 
 """
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 
 from planner.queues.prefill_service import KINDS, FullPasses, Service
 from planner.queues.queueing import Array
-from podplan.records import dataclass
 
 _CELLS = 256
 """Of the lattice."""

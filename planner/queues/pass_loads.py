@@ -11,12 +11,12 @@ stand as independent renewal processes at one level is an approximation: against
 """
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 
+from ground.arrays import on_nodes
 from planner.queues.queueing import Array
-from podplan.arrays import on_nodes
-from podplan.records import dataclass
 
 _CELLS = 2048
 _ALIASED = 1e-8

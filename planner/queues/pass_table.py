@@ -11,11 +11,11 @@ from functools import partial
 
 import numpy as np
 
+from ground.arrays import distinct
 from planner.manifest.stepcost import evaluate
 from planner.manifest.terms import Number, StepCost
 from planner.queues.machine import Loads, Machine, pass_load
 from planner.queues.queueing import Array
-from podplan.arrays import distinct
 
 KNOTS = (6, 24, 10, 9)
 """Of shares, tokens, pairs of a token and context."""

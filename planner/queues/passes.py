@@ -10,10 +10,11 @@ Ref: derived here; held against the runtime, which forms passes prompt by prompt
 """
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from ground.arrays import distinct
 from planner.queues.dealing import Dealt, Parcels, dealt, filled
 from planner.queues.machine import Machine, pass_durations
 from planner.queues.packing import groups_sampled, packed
@@ -22,8 +23,6 @@ from planner.queues.prefill_service import FullPasses, Own, Service
 from planner.queues.prompts import Prompts
 from planner.queues.queueing import Array
 from planner.queues.sampled_queue import SampledQueue
-from podplan.arrays import distinct
-from podplan.records import dataclass
 
 LEVELS = np.concatenate(
     [np.linspace(0.0, 0.8, 6), [0.88, 0.94, 0.97, 0.985, 0.993, 0.997, 0.999, 0.9997, 0.99995, 1.0]]

@@ -5,13 +5,13 @@ router in front of several instances thins the arrivals of each.
 """
 
 import math
+from dataclasses import dataclass
 from typing import Literal
 
+from ground.errors import BadInput
 from planner.queues.bulk_queue import sojourn
 from planner.queues.prefill_service import PassSeconds, Service, by_share
 from planner.queues.queueing import Latency, largest_rate
-from podplan.errors import BadInput
-from podplan.records import dataclass
 
 Policy = Literal["random", "round_robin", "least_load"]
 

@@ -5,16 +5,15 @@ by their mean and the spread of one prompt's share, which is then gamma distribu
 """
 
 from collections.abc import Callable
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Protocol
 
 import numpy as np
 
+from ground.arrays import distinct
+from ground.errors import BadInput
 from planner.queues.queueing import Array, Latency, gamma_nodes
-from podplan.arrays import distinct
-from podplan.errors import BadInput
-from podplan.records import dataclass
 
 PassSeconds = Callable[[Array], Array]
 

@@ -1,5 +1,6 @@
 """Prompts as a few kinds with weights: lengths and reuse together, for what depends on more than their moments."""
 
+from dataclasses import dataclass
 from statistics import NormalDist
 
 import numpy as np
@@ -7,7 +8,6 @@ from numpy.typing import NDArray
 
 from planner.queues.queueing import gamma_quantiles
 from planner.workload import EDGES, Lengths, Workload
-from podplan.records import dataclass
 
 Array = NDArray[np.float64]
 

@@ -6,14 +6,14 @@ Nothing in this room knows models or hardware: it takes rates, service times and
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from podplan.errors import BadInput
-from podplan.records import dataclass
+from ground.errors import BadInput
 
 Array = NDArray[np.float64]
 

@@ -12,11 +12,11 @@ servers, L. Kleinrock, Queueing Systems I, chapter 3.
 import heapq
 import math
 from collections import deque
+from dataclasses import dataclass
 
 import numpy as np
 
 from planner.queues.queueing import Array
-from podplan.records import dataclass
 
 _ROUNDING = 1e-9
 

@@ -14,6 +14,7 @@ queueing processes with bulk service, J. R. Stat. Soc. B 16:80, 1954.
 
 import heapq
 from collections import deque
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -23,7 +24,6 @@ from planner.queues.prefill_queue import Policy
 from planner.queues.queueing import Array
 from planner.queues.recorded_stream import dealt, prompt_tokens
 from planner.workload import Trace
-from podplan.records import dataclass
 
 
 @dataclass(slots=True)

@@ -10,7 +10,7 @@ forty array operations for all of them. Groups without a prompt take one each in
 most room; only what comes beside others is dealt one by one.
 """
 
-from dataclasses import field
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,6 @@ from planner.queues.machine import Loads, Machine
 from planner.queues.pass_surface import PassSurface
 from planner.queues.prompts import Prompts
 from planner.queues.queueing import Array
-from podplan.records import dataclass
 
 Ints = NDArray[np.int64]
 _CROWDED = 0.7

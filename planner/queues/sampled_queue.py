@@ -20,6 +20,7 @@ Ref: P. Glasserman, Monte Carlo Methods in Financial Engineering, 2004, sections
 """
 
 import math
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -31,7 +32,6 @@ from planner.queues.prompts import Prompts
 from planner.queues.queueing import Array, Latency, between
 from planner.queues.sampled_passes import Lanes, PassRecursion, Streams
 from planner.queues.waiting_line import Wait, stationary_wait, waits_in_line
-from podplan.records import dataclass
 
 _NODES = (0.3, 0.5, 0.62, 0.72, 0.8, 0.86, 0.91, 0.95, 0.98, 0.995)
 """Utilisations; below the first, TTFT goes on to that of prompts alone."""

@@ -11,12 +11,12 @@ distribution of the arithmetic GI/G/1 queue, Oper. Res. 37:141, 1989.
 """
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 
+from ground.arrays import on_nodes
 from planner.queues.queueing import Array
-from podplan.arrays import on_nodes
-from podplan.records import dataclass
 
 _CELLS = 1 << 13
 """Of the lattice, half of them for what waits."""

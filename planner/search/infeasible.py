@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from ground.units import counted, format_bytes, format_duration
 from planner.costs.latency import balanced_cost
 from planner.costs.memory import weight_bytes
 from planner.instances.candidates import decode_all, prefill_found
@@ -17,7 +18,6 @@ from planner.question import Machines, Question
 from planner.search.limits import limit_of, tightest, with_limit
 from planner.survival import lost_instances
 from planner.workload import reserved_kv_tokens
-from podplan.units import counted, format_bytes, format_duration
 
 _RELAXED = 1_000_000.0
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from ground.units import counted, format_duration
 from planner.costs.latency import tokens_per_iteration
 from planner.instances.decode_candidates import Count
 from planner.instances.space import groups, role_rows
@@ -17,7 +18,6 @@ from planner.search.infeasible import memory_sentence, missing, smallest_of
 from planner.search.limits import limit_of, tightest
 from planner.search.shapes import needed_rates, not_aggregated
 from planner.survival import lost_instances
-from podplan.units import counted, format_duration
 
 TRIED = 12
 """Kinds of instances, the most likely first, whose queues are solved before a limit is taken to be out of reach."""

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from dataclasses import replace
 
+from ground.units import rounded_up
 from planner.question import Question
-from podplan.units import rounded_up
 
 _FACTORS = (1.05, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0)
 

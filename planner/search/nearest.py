@@ -2,9 +2,10 @@
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
+from ground.units import format_count, format_duration, format_rate, rounded_down, rounded_up
 from hardware.formats import ELEMENT_BYTES, KvDtype, multiplied, storable
 from hardware.spec import Dtype
 from planner.question import Machines, Question
@@ -12,8 +13,6 @@ from planner.search.limits import limit_of, with_limit
 from planner.search.resources import Each
 from planner.search.variations import has_plan, most_carried
 from planner.workload import Lengths, Workload
-from podplan.records import dataclass
-from podplan.units import format_count, format_duration, format_rate, rounded_down, rounded_up
 
 Try = Callable[[Question], bool]
 

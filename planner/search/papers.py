@@ -1,7 +1,7 @@
 """Published deployments beside a plan: evaluated like any candidate, on the same devices, for the same question."""
 
 import csv
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -14,7 +14,6 @@ from planner.offers.prefill_offers import prefill_offers
 from planner.plans.plan import Plan
 from planner.question import Question
 from planner.strategy import parse_strategy
-from podplan.records import dataclass
 
 TABLE = Path(__file__).parents[1] / "published" / "deployments.csv"
 

@@ -8,7 +8,7 @@ is better is proven of the question's best plan only.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 from planner.instances.decode_candidates import Count
@@ -21,7 +21,6 @@ from planner.search.pareto_mixed import Cell, ahead, mixed_rows
 from planner.search.parts import Pools, aim_of, compatible, gather
 from planner.search.search import plan_of
 from planner.search.shapes import Known, better, known_of
-from podplan.records import dataclass
 
 TIGHTEST = 0.3
 """Of either limit, the last level."""

@@ -5,10 +5,11 @@ Prefill and decode instances whose KV an engine lets them share are a part, and 
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import TYPE_CHECKING
 
+from ground.aside import in_common
 from planner.costs.latency import static_balance
 from planner.instances.decode_candidates import Count
 from planner.instances.reachable import REFERENCE, most_instances, pairs
@@ -34,8 +35,6 @@ from planner.search.shapes import (
     on_each_pool,
     why_not_apart,
 )
-from podplan.aside import in_common
-from podplan.records import dataclass
 
 if TYPE_CHECKING:
     from planner.instances.apart import Alone

@@ -1,15 +1,14 @@
 """What is proven of a plan: the integer programme's bound over all columns, and what was left out under which bound."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
+from ground.aside import Aside, aside
+from ground.units import counted
 from planner.offers.choice import Aim, carried_by
 from planner.offers.columns import Side
 from planner.offers.programme import FleetSolution, solve_fleet
-from podplan.aside import Aside, aside
-from podplan.records import dataclass
-from podplan.units import counted
 
 AGGREGATED = "aggregated instances, by strategy, layout and MTP depth"
 

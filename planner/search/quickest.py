@@ -9,6 +9,7 @@ what the chosen plan's KV waits is left as the gap.
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -17,7 +18,6 @@ from numpy.typing import NDArray
 from planner.offers.choice import Aim, Choice
 from planner.offers.columns import Side
 from planner.search.proof import Bound, Pruned
-from podplan.records import dataclass
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

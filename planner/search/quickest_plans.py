@@ -1,7 +1,7 @@
 """The quickest plan at a rate over both shapes of a deployment: separate pools first, then what may be quicker."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -16,7 +16,6 @@ from planner.search.parts import Pools, compatible, make_side, with_mixed
 from planner.search.proof import AGGREGATED, Bound, Pruned, never_queued
 from planner.search.quickest import Quickest, TimedSide, bound_over, quickest
 from planner.search.shapes import not_aggregated, on_each_pool, on_machines
-from podplan.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

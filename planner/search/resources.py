@@ -4,16 +4,15 @@ The pools keep the devices that the plan took, so that chips beyond it do not hi
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from ground.sourced import Sourced
 from hardware.spec import HardwareSpec, Plane, Scope
 from planner.plans.plan import Plan
 from planner.question import Machines, Question
 from planner.search.variations import Rows, most_carried, rows_that_matter
-from podplan.records import dataclass
-from podplan.sourced import Sourced
 
 MORE = 1.1
 """A unit of a rate or of memory: a tenth of what there is; of chips one node."""

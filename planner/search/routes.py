@@ -8,16 +8,15 @@ one: the largest rate is found by bisection.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ground.errors import BadInput
 from planner.offers.choice import Aim, Contest
 from planner.offers.columns import Rates, Side, device_cost
-from podplan.errors import BadInput
-from podplan.records import dataclass
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

@@ -1,11 +1,14 @@
 """All candidates of both pools, their instance counts as an integer programme, the plan and its proof."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 
 import numpy as np
 
+from ground.aside import Aside, aside
+from ground.errors import Fault
+from ground.identity import Same
 from planner.instances.decode_candidates import Count
 from planner.instances.operating import DecodeServer, PrefillServer
 from planner.instances.space import Role, check_layouts
@@ -28,10 +31,6 @@ from planner.search.parts import Chosen, Pools, aim_of, choose, gather, gather_e
 from planner.search.proof import Bound, begin_proof, certify, never_costed, never_queued, over_parts
 from planner.search.quickest_plans import quickest_choice
 from planner.search.shapes import not_aggregated, on_machines
-from podplan.aside import Aside, aside
-from podplan.errors import Fault
-from podplan.identity import Same
-from podplan.records import dataclass
 
 # Binding limit and explanation of a refusal that nobody asked the reason of.
 UNTOLD = ("", "")

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +12,6 @@ from planner.offers.choice import Aim, carried_by
 from planner.offers.columns import Side, device_cost
 from planner.question import Machines, Question
 from planner.survival import lost_of_sizes
-from podplan.records import dataclass
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

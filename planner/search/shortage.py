@@ -3,13 +3,13 @@
 from collections.abc import Callable
 from dataclasses import replace
 
+from ground.units import counted, format_rate, rounded_down
 from planner.offers.choice import Aim, carried_by, settle
 from planner.offers.columns import Side
 from planner.question import Machines, Question
 from planner.search.infeasible import most_devices
 from planner.search.parts import Pools
 from planner.search.variations import has_plan
-from podplan.units import counted, format_rate, rounded_down
 
 STEP = 1.08
 """From one size that is tried to the next."""

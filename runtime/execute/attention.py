@@ -5,12 +5,12 @@ and one rotary key whatever the heads, for GQA the keys and values of the rank's
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
 from models.spec import GQA, MLA
-from podplan.records import dataclass
 from runtime.execute.kernels import Array, Indices, linear, rms_norm, rotate, softmax
 
 Parts = dict[str, Array]

@@ -1,10 +1,10 @@
 """The tokens of one microbatch of an attention group, as all its ranks know them."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from podplan.records import dataclass
 from runtime.execute.collectives import parts_of
 from runtime.execute.kernels import Indices
 

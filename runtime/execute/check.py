@@ -2,13 +2,12 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import field
+from dataclasses import dataclass, field
 
 import numpy as np
 
+from ground.errors import Fault
 from planner.manifest.schema import Manifest
-from podplan.errors import Fault
-from podplan.records import dataclass
 from runtime.execute.kernels import Indices
 from runtime.execute.reference import Forward, forward
 from runtime.execute.run import Heard, Said, Settings, World, build_world, heard, joined, make_ranks, program_of

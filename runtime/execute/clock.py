@@ -7,7 +7,7 @@ whose receiver's port is busy holds up those behind it. In a mesh every pair has
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -15,7 +15,6 @@ import numpy as np
 
 from hardware.links import path
 from hardware.spec import HardwareSpec
-from podplan.records import dataclass
 from runtime.execute.exchange import Rows
 from runtime.execute.transport import Key, Loop, Operation
 

@@ -5,11 +5,11 @@
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from podplan.records import dataclass
 from runtime.execute.kernels import Array
 from runtime.execute.transport import Endpoint, Operation
 

@@ -6,14 +6,13 @@ section III-D, experts cut inside a node: each device receives one part of the h
 """
 
 from collections.abc import Awaitable, Callable
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from podplan.errors import Fault
-from podplan.records import dataclass
+from ground.errors import Fault
 from runtime.execute.collectives import Comm, all_gather, cut, reduce_scatter, sparse_all_to_all
 from runtime.execute.kernels import Array, Indices, quantise
 from runtime.execute.layout import Lanes

@@ -6,15 +6,15 @@ would have had.
 """
 
 import re
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
+from ground.errors import BadInput, Fault
 from planner.manifest.layout import ExpertLayers, ExpertMap, RankTable
 from planner.manifest.ranks import group_rules, rank_table
 from planner.manifest.schema import Manifest, Pool
-from podplan.errors import BadInput, Fault
-from podplan.records import dataclass
 from runtime.execute.check import Compared, compare
 from runtime.execute.layout import Layout
 from runtime.execute.partition import check_coverage

@@ -1,9 +1,10 @@
 """Which experts a token goes to: scores, groups and top-k as the model families do it."""
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from models.spec import MoE
-from podplan.records import dataclass
 from runtime.execute.kernels import Array, Indices, sigmoid, softmax
 
 

@@ -1,12 +1,12 @@
 """KV from prefill to decode ranks by the group mapping, and the first tokens with it."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 
 from models.spec import MLA
 from planner.manifest.schema import LinkMapping
-from podplan.records import dataclass
 from runtime.execute.kernels import Array
 from runtime.execute.passes import Prefilled
 from runtime.execute.plan import Setup

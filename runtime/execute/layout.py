@@ -1,11 +1,10 @@
 """Ranks and groups of one instance, as the manifest's rank table and group rules say."""
 
 from collections.abc import Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from planner.manifest.schema import Pool
-from podplan.records import dataclass
 
 
 class Place(NamedTuple):

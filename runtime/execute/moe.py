@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from podplan.errors import Fault
+from ground.errors import Fault
 from runtime.execute.batch import Batch
 from runtime.execute.collectives import Comm, all_gather, all_reduce, all_reduce_max, cut, reduce_scatter
 from runtime.execute.exchange import DirectExchange, LaneExchange, packed

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from podplan.errors import BadInput
+from ground.errors import BadInput
 from runtime.execute.transport import Endpoint, Loop, Stuck, _Task, _Wait
 
 TAG = 7

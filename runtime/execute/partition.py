@@ -6,15 +6,14 @@ the parts that are multiplied with each other must be cut alike.
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from fnmatch import translate
 from functools import cache
 from re import Pattern
 from re import compile as pattern
 
+from ground.errors import BadInput
 from planner.manifest.layout import ShardRule
-from podplan.errors import BadInput
-from podplan.records import dataclass
 from runtime.execute.layout import Layout, Place
 from runtime.execute.small import SmallModel, stage_bounds
 from runtime.execute.tensors import tensor_shapes

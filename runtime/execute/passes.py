@@ -1,11 +1,10 @@
 """A prefill pass and a decode iteration as one rank runs them, stage after stage and microbatch beside microbatch."""
 
 from collections.abc import Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from podplan.records import dataclass
 from runtime.execute.batch import Batch, decode_batch, prompts_batch
 from runtime.execute.collectives import parts_of
 from runtime.execute.exchange import DirectExchange, LaneExchange

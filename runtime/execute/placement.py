@@ -1,12 +1,11 @@
 """Which slot a token's copy goes to: the expert map of a layer, and the rotation over replicas."""
 
-from dataclasses import field
+from dataclasses import dataclass, field
 
 import numpy as np
 
+from ground.errors import BadInput
 from planner.manifest.layout import ExpertMap
-from podplan.errors import BadInput
-from podplan.records import dataclass
 from runtime.execute.kernels import Array, Indices
 
 SHARED = -1

@@ -1,10 +1,9 @@
 """What every rank of an instance knows before the run: model, partition, experts, choices."""
 
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Literal
 
-from podplan.errors import BadInput
-from podplan.records import dataclass
+from ground.errors import BadInput
 from runtime.execute.layout import Lanes, Layout
 from runtime.execute.partition import Partition
 from runtime.execute.placement import ExpertTable, expert_tables

@@ -4,12 +4,12 @@ It shares weights, gate and arithmetic with the ranks, and nothing of how they c
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 
 from models.spec import MLA
-from podplan.records import dataclass
 from runtime.execute.gate import Routes, route
 from runtime.execute.kernels import Array, Indices, linear, rms_norm, rotate, silu, softmax
 from runtime.execute.tensors import Weights

@@ -1,12 +1,11 @@
 """The whole run: prompts through prefill, caches over, N decode iterations, as every rank's program."""
 
 from collections.abc import Callable
-from dataclasses import field
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from planner.manifest.schema import LinkMapping, Manifest, Pool
-from podplan.records import dataclass
 from runtime.execute.handover import Group, Haul, hauls, receive_cache, send_cache, send_first
 from runtime.execute.kernels import Array
 from runtime.execute.layout import Layout, dealt, spread

@@ -2,11 +2,10 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from models.spec import GQA, MLA, ModelSpec, MoE
 from planner.manifest.schema import Pool
-from podplan.records import dataclass
 
 HIDDEN, VOCABULARY, DENSE_WIDTH, EXPERT_WIDTH, HEADS = 64, 128, 32, 8, 4
 

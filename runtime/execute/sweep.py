@@ -5,11 +5,10 @@ tokens are routed so that, with the rotation over replicas that the run uses, ev
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from podplan.records import dataclass
 from runtime.execute.batch import Batch, prompts_batch
 from runtime.execute.gate import Routes
 from runtime.execute.kernels import INT8_LARGEST, Array, Indices, row_peaks, silu

@@ -5,13 +5,13 @@ as the planned batch. Devices compute for as long as the manifest's step costs s
 """
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
+from ground.units import MICRO
 from planner.manifest.schema import Manifest, Pool
 from planner.manifest.stepcost import stage_sum
 from planner.manifest.terms import ComputeTerm, Stage, StepLoad, timings, variables
-from podplan.records import dataclass
-from podplan.units import MICRO
 from runtime.execute.clock import Clock, Span, Transfer, Way, Wire
 from runtime.execute.run import Settings, World, beginning_of, build_world, iteration_of, make_ranks
 from runtime.execute.timing import machine_of

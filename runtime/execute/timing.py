@@ -1,13 +1,12 @@
 """How long the collectives of a plan take on the virtual clock, at the sizes that the plan has."""
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from planner.manifest.schema import Manifest, Pool
-from podplan.records import dataclass
 from runtime.execute import collectives as c
 from runtime.execute.clock import Clock, Machine, Sized, Wire
 from runtime.execute.collectives import Comm, comm

@@ -12,14 +12,13 @@ time is least runs first, so that messages enter the links in the order of virtu
 import heapq
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator, Iterable, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from podplan.errors import PodplanError
-from podplan.records import dataclass
+from ground.errors import PodplanError
 
 Program = Coroutine[Any, Any, Any]
 Key = tuple[int, int, Any]

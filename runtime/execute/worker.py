@@ -1,13 +1,12 @@
 """One rank at work: embedding, layers and head over the parts that its manifest gives it."""
 
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from ground.errors import Fault
 from models.spec import MLA
-from podplan.errors import Fault
-from podplan.records import dataclass
 from runtime.execute.attention import Attention, GroupedAttention, LatentAttention
 from runtime.execute.batch import Batch
 from runtime.execute.collectives import Comm, all_gather, all_reduce, all_reduce_max, comm, direct_all_to_all

@@ -2,9 +2,9 @@
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from planner.manifest.schema import CachingPool
-from podplan.records import dataclass
 
 _UNBOUNDED = 1 << 62
 

@@ -1,11 +1,10 @@
 """The devices of one instance, which do one thing at a time, and what all parts of a run share."""
 
 from collections.abc import Callable
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from planner.manifest.schema import Manifest
-from podplan.records import dataclass
 from runtime.simulate.cache import PrefixCache
 from runtime.simulate.engine import Engine
 from runtime.simulate.ledger import Ledger

@@ -7,18 +7,17 @@ where a link only falters.
 
 import re
 from collections import Counter
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 
+from ground.errors import BadInput
+from ground.units import parse_duration
 from models.spec import MLA
 from planner.manifest.layout import RANK_COLUMNS, ExpertMap, Instance
 from planner.manifest.schema import Pool
 from planner.manifest.terms import StepCost
-from podplan.errors import BadInput
-from podplan.records import dataclass
-from podplan.units import parse_duration
 from runtime.simulate.decode import DecodeInstance
 from runtime.simulate.device import Shared
 from runtime.simulate.engine import COMPLETION

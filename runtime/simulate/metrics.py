@@ -1,9 +1,9 @@
 """From what happened to what is reported: the keys of ``plan simulate --json``."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from planner.manifest.schema import Statistics
-from podplan.records import dataclass
 from runtime.simulate.ledger import Window
 from runtime.simulate.observe import Part, Watcher
 from runtime.simulate.quantiles import BatchMeans, interval

@@ -7,8 +7,8 @@ from typing import IO
 
 import numpy as np
 
-from podplan.errors import BadInput
-from podplan.units import MICRO
+from ground.errors import BadInput
+from ground.units import MICRO
 from runtime.simulate.decode import DecodeInstance
 from runtime.simulate.feed import ArrivalFeed
 from runtime.simulate.ledger import Outcomes, latencies

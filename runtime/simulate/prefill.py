@@ -3,10 +3,9 @@
 import heapq
 from collections import deque
 from collections.abc import Callable
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 
 from planner.manifest.schema import Pool
-from podplan.records import dataclass
 from runtime.simulate.cache import Found
 from runtime.simulate.device import Devices, Shared
 from runtime.simulate.engine import COMPLETION

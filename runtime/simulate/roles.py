@@ -1,9 +1,9 @@
 """Instances that flip between prefill and decode: four pools and a rule for each direction (xLLM section 3.2)."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Literal
 
-from podplan.records import dataclass
 from runtime.simulate.decode import DecodeInstance
 from runtime.simulate.device import Shared
 from runtime.simulate.prefill import PrefillInstance

@@ -3,12 +3,11 @@
 import gc
 import time
 from collections.abc import Iterable
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Literal
 
+from ground.errors import BadInput
 from planner.manifest.schema import Manifest
-from podplan.errors import BadInput
-from podplan.records import dataclass
 from runtime.simulate.cache import PrefixCache
 from runtime.simulate.device import Shared
 from runtime.simulate.engine import ARRIVAL, COMPLETION, NEVER, Engine

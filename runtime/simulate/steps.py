@@ -7,10 +7,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ground.errors import BadInput
 from planner.manifest.prepared import prepared
 from planner.manifest.stepcost import evaluate
 from planner.manifest.terms import StepCost, StepLoad
-from podplan.errors import BadInput
 
 Floats = NDArray[np.float64]
 

@@ -1,15 +1,14 @@
 """What arrives: requests from the manifest's workload, at a rate or in a closed loop, or from a trace."""
 
 from collections.abc import Iterator
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ground.errors import BadInput
+from ground.traces import Trace
 from planner.manifest.schema import ManifestWorkload
-from podplan.errors import BadInput
-from podplan.records import dataclass
-from podplan.traces import Trace
 from runtime.simulate.engine import generator
 
 Floats = NDArray[np.float64]

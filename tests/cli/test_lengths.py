@@ -11,6 +11,7 @@ from cli.exit_codes import ExitCode
 from cli.lengths import read_histogram
 from cli.question_file import read_questions
 from cli.traffic import TrafficFlags, read_traffic
+from ground.errors import BadInput
 from models.loader import load_model
 from planner.manifest.document import parse_manifest, read_manifest
 from planner.manifest.schema import ManifestWorkload, PromptKinds
@@ -18,7 +19,6 @@ from planner.plans.expectation import expect, workload_of
 from planner.queues.prompts import prompts_of
 from planner.search.nearest import scaled_prompts
 from planner.workload import Workload
-from podplan.errors import BadInput
 from runtime.simulate.workload import open_loop
 from tests.manifests import manifest as built
 

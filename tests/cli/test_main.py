@@ -11,7 +11,7 @@ import typer
 from cli import commands, main
 from cli.commands import COMMANDS
 from cli.exit_codes import ExitCode
-from podplan.errors import BadInput, Fault, Infeasible
+from ground.errors import BadInput, Fault, Infeasible
 
 ROOT = Path(__file__).parents[2]
 
@@ -57,7 +57,7 @@ def test_help_imports_no_command() -> None:
     assert done.stderr.strip() == "[]"
 
 
-NEVER = ["scipy", "matplotlib", "runtime", "deploy", "podplan.traces", "models.huggingface"]
+NEVER = ["scipy", "matplotlib", "runtime", "deploy", "ground.traces", "models.huggingface"]
 NEVER += ["hardware.measurements", "planner.costs.closed_loop"]
 FOR_A_MANIFEST = ["planner.manifest.schema", "pydantic"]
 FOR_A_CERTIFICATE = ["pulp", "highspy"]

@@ -1,5 +1,6 @@
 """Options that are fields of data classes."""
 
+from dataclasses import dataclass
 from typing import Annotated
 
 import pytest
@@ -14,7 +15,6 @@ from cli.predict_flags import PredictFlags
 from cli.search_flags import SearchFlags
 from cli.simulate_flags import SimulateFlags
 from cli.traffic import TrafficFlags
-from podplan.records import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

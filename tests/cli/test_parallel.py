@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from cli.parallel import spread
-from podplan.errors import BadInput
+from ground.errors import BadInput
 
 
 @pytest.fixture(params=[1, 2], ids=["one core", "two cores"])

@@ -15,10 +15,10 @@ from cli import search as search_command
 from cli.exit_codes import ExitCode
 from cli.search_json import plan_json
 from cli.search_render import interval_text
+from ground import aside
+from ground.files import write_files
 from planner.manifest.document import read_manifest
 from planner.plans.plan import DisaggregatedPlan
-from podplan import aside
-from podplan.files import write_files
 from tests.questions import small_answer
 
 SMALL = ["qwen3-30b-a3b", "--hw", "h800", "--nodes", "1", "--shape", "disaggregated"]

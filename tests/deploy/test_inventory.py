@@ -10,9 +10,9 @@ import pytest
 from deploy.inventory import read_inventory
 from deploy.render import render
 from deploy.site import Site, read_site
+from ground.errors import BadInput
+from ground.files import to_yaml
 from planner.engines.loader import load_engine
-from podplan.errors import BadInput
-from podplan.files import to_yaml
 from tests.deploy.cases import DIGEST, plan
 from tests.deploy.plans import deployed
 

@@ -17,10 +17,10 @@ from deploy.reading.flags import TABLES, table
 from deploy.reading.nodes import read_nodes
 from deploy.render import render
 from deploy.site import Site
+from ground.errors import BadInput, Infeasible
+from ground.version import VERSION
 from planner.engines.loader import load_engine
 from planner.engines.spec import PlatformKind
-from podplan.errors import BadInput, Infeasible
-from podplan.version import VERSION
 from tests.deploy.cases import DIGEST, PLANS, made, pairs, plan
 from tests.deploy.objects import check
 

@@ -6,8 +6,8 @@ import pytest
 
 from deploy.reading.check import check_round_trip
 from deploy.reading.shell import UnknownForm, processes, words
+from ground.errors import Fault
 from planner.engines.spec import PlatformKind
-from podplan.errors import Fault
 from tests.deploy.cases import made
 
 TABLE = "ranktable-decode-0.template.json"

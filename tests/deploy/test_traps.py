@@ -12,12 +12,12 @@ from deploy.reading.flags import read_flags, table
 from deploy.reading.nodes import Node, read_nodes
 from deploy.render import render
 from deploy.site import Site
+from ground.errors import Infeasible
 from planner.engines.ascend import exchange_of, mc2_capacity
 from planner.engines.loader import load_engine
 from planner.engines.rules import Setup, broken_rule, expert_mode
 from planner.engines.spec import PlatformKind
 from planner.strategy import parse_strategy
-from podplan.errors import Infeasible
 from tests.deploy.cases import DIGEST, made, plan
 from tests.deploy.plans import deployed
 

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ground.errors import BadInput
+from ground.yamldata import to_yaml
 from hardware.calibrate import calibrate, overlay
 from hardware.fits import CALIBRATION, Product, attention_seconds, collective_seconds, exchange_seconds, matmul_seconds
 from hardware.loader import hardware_names, load_hardware
 from hardware.measurements import Measurement, read_measurements
 from hardware.spec import MatmulFit
-from podplan.errors import BadInput
-from podplan.yamldata import to_yaml
 
 HARDWARE = load_hardware("h100")
 SHAPES = [(rows, 8192, depth) for rows in (1, 8, 32, 128, 512, 2048, 8192) for depth in (1024, 8192)]

@@ -7,10 +7,10 @@ import pytest
 import yaml
 
 from cli.hardware import sourced_values
+from ground.errors import BadInput
+from ground.validation import plain
 from hardware.loader import hardware_names, load_hardware
 from hardware.spec import CollectiveFit, HardwareSpec
-from podplan.errors import BadInput
-from podplan.validation import plain
 
 HERE = "https://example.org/measured"
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from ground.errors import BadInput
 from hardware.formats import (
     ELEMENT_BYTES,
     attention_dtype,
@@ -11,7 +12,6 @@ from hardware.formats import (
     storable,
 )
 from hardware.loader import hardware_names, load_hardware
-from podplan.errors import BadInput
 
 
 def test_bits_per_weight() -> None:

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ground.errors import BadInput
 from hardware.links import path
 from hardware.loader import load_hardware
-from podplan.errors import BadInput
 
 CM384 = load_hardware("cm384")
 

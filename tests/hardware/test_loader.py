@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import yaml
 
+from ground.errors import BadInput
+from ground.files import read_yaml
+from ground.validation import plain
 from hardware.loader import ALIASES, CATALOG, catalogue_entry, hardware_names, load_hardware
-from podplan.errors import BadInput
-from podplan.files import read_yaml
-from podplan.validation import plain
 
 OPS = {"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "point_to_point"}
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from ground.errors import BadInput
+from ground.validation import plain
 from models.loader import load_model
 from models.spec import ModelSpec
-from podplan.errors import BadInput
-from podplan.validation import plain
 from tests.models.configurations import (
     Keys,
     dbrx,

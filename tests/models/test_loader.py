@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from ground.errors import BadInput
 from models.loader import catalogue_path, load_model, model_names
-from podplan.errors import BadInput
 
 # Cached elements per token over all layers: layers x (512 + 64) for latent attention, layers x 2 x KV heads x
 # head size for the others, worked out from the technical reports' dimensions.

@@ -9,9 +9,9 @@ from statistics import median
 
 import pytest
 
+from ground.errors import BadInput
 from planner import accuracy
 from planner.accuracy import Comparison, evaluate, group, groups, load_cases, load_excluded, load_operators
-from podplan.errors import BadInput
 
 RESULTS = evaluate()
 KINDS = ("decode", "prefill", "mixed")

@@ -13,7 +13,7 @@ from hardware.loader import ALIASES, hardware_names
 from models.loader import model_names
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("podplan", "hardware", "models", "planner")
+PACKAGES = ("ground", "hardware", "models", "planner")
 
 # The rooms whose numbers reach a predicted duration, rate or interval.
 COST_ROOMS = ("costs/*.py", "balance/*.py", "manifest/disaggregated.py", "manifest/stepcost.py", "manifest/terms.py")

@@ -2,8 +2,8 @@
 
 import pytest
 
+from ground.errors import BadInput
 from planner.ranges import spaced
-from podplan.errors import BadInput
 
 
 def test_ends_and_spacing() -> None:

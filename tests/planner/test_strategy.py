@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ground.errors import BadInput
 from models.loader import load_model
 from models.spec import GQA
 from planner.strategy import Strategy, check_strategy, format_strategy, parse_strategy
-from podplan.errors import BadInput
 
 DEEPSEEK, DENSE = load_model("deepseek-r1"), load_model("qwen3-32b")
 DEGREES = st.integers(min_value=1, max_value=96)

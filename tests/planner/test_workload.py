@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ground.errors import BadInput
 from planner.workload import (
     Lengths,
     Trace,
@@ -14,7 +15,6 @@ from planner.workload import (
     running_kv_tokens,
     total_kv_tokens,
 )
-from podplan.errors import BadInput
 
 
 def _workload(squared_cv: float = 0.0, covariance: float = 0.0) -> Workload:

@@ -2,10 +2,10 @@
 
 import pytest
 
+from ground.errors import BadInput
 from planner.balance.busiest import static_factors
 from planner.balance.imbalance import static_factor
 from planner.balance.skew import MIXED, SINGLE_DOMAIN, LoadDistribution
-from podplan.errors import BadInput
 
 
 @pytest.mark.parametrize("distribution", [MIXED, SINGLE_DOMAIN])

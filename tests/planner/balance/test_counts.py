@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ground.errors import BadInput
 from planner.balance.counts import check_redundancy, replica_counts
-from podplan.errors import BadInput
 
 
 @settings(max_examples=30, deadline=None)

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ground.errors import BadInput
 from planner.balance.imbalance import (
     Balance,
     expected_maximum_normal,
@@ -15,7 +16,6 @@ from planner.balance.imbalance import (
 from planner.balance.skew import MIXED, SINGLE_DOMAIN, expert_loads, sample_expert_loads
 from planner.placement.methods import place
 from planner.placement.problem import Problem
-from podplan.errors import BadInput
 
 
 def test_unbalanced_rank_of_tensorrt_llm():

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from cli.main import main
+from ground.errors import BadInput
 from planner.balance.counts import replica_counts
 from planner.balance.imbalance import static_factor
 from planner.balance.packing import longest_first
@@ -17,7 +18,6 @@ from planner.balance.skew import (
     parse_skew,
     sample_expert_loads,
 )
-from podplan.errors import BadInput
 from tests.expert_loads import power_law
 
 DECODE = ["--hw", "cm384", "--phase", "decode", "--batch", "32", "--kv-len", "4k"]

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ground.errors import BadInput
 from planner.balance.imbalance import parse_balance
 from planner.costs.closed_loop import SIMULATED_WAVES, WAVES, ClosedLoop, StepTimes, lengths, measure
 from planner.costs.hostcosts import REQUEST_SECONDS, HostCosts, host_costs
 from planner.costs.latency import balanced_cost, causal_pairs
 from planner.manifest.stepcost import evaluate
 from planner.manifest.terms import StepLoad
-from podplan.errors import BadInput
 from tests.instances import instance
 
 COST = balanced_cost(instance("qwen3-32b", "h100", "mixed", "fp8", attention_tp=4, moe_tp=4), parse_balance("measured"))

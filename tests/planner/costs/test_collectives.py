@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ground.errors import BadInput
 from hardware import fits
 from hardware.loader import load_hardware
 from models.loader import load_model
@@ -21,7 +22,6 @@ from planner.costs.collectives import (
     message_bytes,
 )
 from planner.manifest.terms import communication_seconds
-from podplan.errors import BadInput
 
 OPS = ["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "point_to_point"]
 

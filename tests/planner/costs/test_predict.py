@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ground.errors import BadInput
 from hardware.loader import load_hardware
 from hardware.spec import HardwareSpec
 from models.loader import load_model
@@ -14,7 +15,6 @@ from planner.balance.imbalance import parse_balance
 from planner.costs.deployment import default_weights
 from planner.costs.predict import Configuration, Prediction, expert_layouts, predict
 from planner.strategy import parse_strategy
-from podplan.errors import BadInput
 
 CASES: dict[str, dict[str, Any]] = {
     "wide EP on CM384": {"model": "deepseek-r1", "hardware": "cm384", "phase": "decode", "strategy": "DP=320, EP=320"},

@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
+from ground.errors import BadInput
 from hardware.loader import load_hardware
 from models.loader import load_model
 from planner.costs.predict import Configuration, predict
 from planner.costs.prefixes import POOL_BYTES, find_plane, loading_seconds, prefixes_held
 from planner.strategy import parse_strategy
-from podplan.errors import BadInput
 from tests.instances import instance
 
 BASE = Configuration(

@@ -4,11 +4,11 @@ from collections.abc import Iterator
 
 import pytest
 
+from ground.errors import BadInput
 from hardware.loader import hardware_names, load_hardware
 from planner.engines.accelerators import accelerator_of, broken_accelerator
 from planner.engines.loader import all_engines, engine_names, load_engine, load_orchestrator
 from planner.engines.spec import EngineProfile
-from podplan.errors import BadInput
 
 
 def test_every_engine_of_the_command_line_has_a_profile() -> None:

@@ -7,6 +7,7 @@ from itertools import product
 import numpy as np
 import pytest
 
+from ground.errors import BadInput
 from planner.fleets.answer import FleetAnswer
 from planner.fleets.cluster import plan_cluster
 from planner.fleets.members import Fleet, Member
@@ -17,7 +18,6 @@ from planner.mixed.offers import mixed_offers
 from planner.question import Question
 from planner.search.parts import gather
 from planner.search.search import search
-from podplan.errors import BadInput
 from tests.questions import small_answer, small_question
 
 POOL = "h100 pool"

@@ -5,13 +5,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from ground.errors import BadInput
 from planner.balance.imbalance import expected_maximum_normal
 from planner.costs.latency import balanced_cost
 from planner.costs.memory import memory
 from planner.instances.decode_candidates import iteration
 from planner.instances.space import check_layouts, groups, possible, role_rows, row_deployment, structure
 from planner.workload import running_kv_tokens
-from podplan.errors import BadInput
 from tests.questions import small_question
 
 

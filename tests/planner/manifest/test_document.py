@@ -10,6 +10,7 @@ import jsonschema
 import numpy as np
 import pytest
 
+from ground.errors import BadInput
 from planner.manifest.costs import (
     REACH_VARIABLES,
     VARIABLES,
@@ -22,7 +23,6 @@ from planner.manifest.layout import Degrees
 from planner.manifest.schema import LinkMapping
 from planner.manifest.stepcost import evaluate
 from planner.manifest.terms import CommunicationTerm, ComputeTerm, StepCost, StepLoad, variables
-from podplan.errors import BadInput
 from tests.manifests import cost, manifest
 
 Plain = dict[str, Any]
@@ -51,7 +51,7 @@ def test_text_that_yaml_could_misread_survives(name: str) -> None:
     original = manifest()
     question = {name: name, "list": [name, 1e-05, 3, None, True]}
     changed = original.model_copy(update={"made_by": original.made_by.model_copy(update={"question": question})})
-    from podplan.files import parse_yaml
+    from ground.files import parse_yaml
 
     assert parse_manifest(parse_yaml(dump_manifest(changed), "text"), "text") == changed
 

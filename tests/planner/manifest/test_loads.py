@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ground.errors import BadInput
 from planner.manifest.loads import check_expert_map, imbalance, rank_loads
-from podplan.errors import BadInput
 
 
 def test_rank_loads_splits_an_expert_evenly_over_its_replicas():

@@ -5,9 +5,9 @@ import json
 import numpy as np
 import pytest
 
+from ground.errors import BadInput
+from ground.yamldata import parse_yaml, to_yaml
 from planner.manifest.mapformats import WRITERS, MoeMap, read_map
-from podplan.errors import BadInput
-from podplan.yamldata import parse_yaml, to_yaml
 
 SLOTS = np.array([[0, 1, 2, 3, 0, 1], [0, 2, 0, 1, 2, 3]])
 MAP = MoeMap(slots=SLOTS, experts=4, ranks=2, dense_layers=3)

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from ground.errors import BadInput
 from planner.offers.programme import Column, solve_by_enumeration, solve_fleet, undominated
-from podplan.errors import BadInput
 
 
 def _columns(seed, roles, pools, count=7):

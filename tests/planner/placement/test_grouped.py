@@ -5,13 +5,13 @@ import itertools
 import numpy as np
 import pytest
 
+from ground.errors import BadInput
 from planner.manifest.loads import check_expert_map, imbalance, rank_loads
 from planner.placement.eplb import eplb
 from planner.placement.grouped import group_bound, keep_groups
 from planner.placement.methods import place
 from planner.placement.partition import best_partition, group_sets
 from planner.placement.problem import Problem
-from podplan.errors import BadInput
 from tests.expert_loads import power_law
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ground.errors import BadInput
 from planner.placement.loadfiles import read_loads
-from podplan.errors import BadInput
 
 LOADS = np.array([[5.0, 1.0, 0.0, 2.0], [3.0, 3.0, 8.0, 1.0], [1.0, 2.0, 3.0, 4.0]])
 SHARED = Path(__file__).parents[4] / "shared" / "data" / "expert-loads"

@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ground.errors import BadInput
 from planner.manifest.loads import check_expert_map, imbalance, rank_loads
 from planner.placement.eplb import eplb
 from planner.placement.methods import METHODS, default_method, place
 from planner.placement.problem import Problem
-from podplan.errors import BadInput
 from tests.expert_loads import power_law
 
 

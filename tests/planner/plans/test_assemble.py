@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from ground.yamldata import parse_yaml
 from planner.costs.predict import Configuration, Prediction, predict
 from planner.manifest.document import dump_manifest, parse_manifest
 from planner.manifest.schema import Manifest, Pool
@@ -12,7 +13,6 @@ from planner.plans.assemble import assemble
 from planner.plans.assemble_pool import expert_map
 from planner.plans.expectation import expect, workload_of
 from planner.plans.plan import Plan, PrefillPool
-from podplan.yamldata import parse_yaml
 from runtime.simulate.run import SimulationOptions, simulate
 from runtime.simulate.workload import closed_loop, open_loop, with_running
 from tests.instances import cloudmatrix_decode

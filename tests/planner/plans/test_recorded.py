@@ -5,10 +5,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ground.errors import BadInput
 from planner.manifest.schema import Manifest
 from planner.plans.recorded_manifest import expect_recorded
 from planner.workload import Trace
-from podplan.errors import BadInput
 from runtime.simulate.metrics import SimulationResult
 from runtime.simulate.run import SimulationOptions, simulate
 from runtime.simulate.workload import Requests
@@ -98,7 +98,7 @@ def test_public_windows_against_the_runtime(name, part):
     The plan is made for other prompts and Mooncake overloads it: behind the backlog turns begin before the KV of the
     turn before them is there, so less is reused than the order of arrivals tells.
     """
-    from podplan.traces import read_trace, reused_tokens, scale_rate, window
+    from ground.traces import read_trace, reused_tokens, scale_rate, window
     from runtime.simulate.workload import from_trace
 
     if not (TRACES / name).exists():

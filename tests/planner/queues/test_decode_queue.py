@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ground.errors import BadInput
 from planner.queues.decode_queue import decode_capacity, decode_state, residence_variance
 from planner.queues.queueing import allen_cunneen_wait
 from planner.workload import Lengths
-from podplan.errors import BadInput
 
 ITERATIONS = 500
 

@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ground.errors import BadInput
 from planner.queues.prefill_queue import (
     prefill_capacity,
     prefill_latency,
     thinned_squared_cv,
 )
 from planner.queues.queueing import pollaczek_khinchine_wait
-from podplan.errors import BadInput
 
 FIXED, SHARE = 2.0, 1.0
 

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from ground.errors import BadInput
 from planner.queues.mixserve import eq7_waiting
 from planner.queues.queueing import (
     Latency,
@@ -20,7 +21,6 @@ from planner.queues.queueing import (
     largest_rate,
     pollaczek_khinchine_wait,
 )
-from podplan.errors import BadInput
 
 
 def test_distserve_prefill_wait():

@@ -6,6 +6,7 @@ from functools import cache
 import numpy as np
 import pytest
 
+from ground.yamldata import parse_yaml
 from models.loader import load_model
 from planner.balance.imbalance import expected_maximum_normal
 from planner.costs.latency import balanced_cost
@@ -25,7 +26,6 @@ from planner.search.parts import aim_of, best_of, gather
 from planner.search.search import plan_of, search
 from planner.strategy import check_strategy, format_strategy, parse_strategy
 from planner.workload import reserved_kv_tokens, running_kv_tokens
-from podplan.yamldata import parse_yaml
 from runtime.simulate.run import simulate
 from runtime.simulate.workload import closed_loop
 from tests.questions import small_question

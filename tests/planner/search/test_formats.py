@@ -2,12 +2,12 @@
 
 import pytest
 
+from ground.units import GIBI
 from hardware.loader import load_hardware
 from planner.costs.collectives import exchange_fit, message_bytes
 from planner.costs.memory import weight_bytes
 from planner.costs.roofline import UNMEASURED_RESIDUAL
 from planner.manifest.terms import StepLoad
-from podplan.units import GIBI
 from tests.instances import broken_down, even_cost, instance
 
 EXPERTS = 36 * 128 * 3 * 2880 * 2880

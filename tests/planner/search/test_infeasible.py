@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from ground.units import parse_duration, parse_rate
 from planner.search.infeasible import fastest_tpot, fastest_ttft, fitting_sizes, smallest_devices, with_devices
 from planner.search.search import Answer, search
-from podplan.units import parse_duration, parse_rate
 from tests.questions import small_question
 
 

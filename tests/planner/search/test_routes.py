@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ground.errors import BadInput
 from planner.fleets.proof import prove
 from planner.offers.choice import Aim
 from planner.offers.columns import Side, device_cost
 from planner.offers.offer import Offer, Offers
 from planner.search.routes import Programme, Way, best_picks, settle_picks
-from podplan.errors import BadInput
 from tests.planner.offers.test_choice import OFFER, Queue
 from tests.questions import machines
 

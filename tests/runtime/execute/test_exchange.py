@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podplan.errors import BadInput, Fault
+from ground.errors import BadInput, Fault
 from runtime.execute.collectives import comm
 from runtime.execute.exchange import DirectExchange, Window
 from runtime.execute.kernels import Array, Indices, quantise

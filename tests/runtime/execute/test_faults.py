@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from cli.main import main
+from ground.errors import BadInput
 from planner.manifest.document import dump_manifest
 from planner.manifest.schema import Manifest
-from podplan.errors import BadInput
 from runtime.execute.faults import Drop, execute_with_drop, parse_drop
 from runtime.execute.run import Settings
 from tests.runtime.execute.deployments import deployed, slim

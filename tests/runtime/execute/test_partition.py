@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
+from ground.errors import BadInput
 from planner.manifest.layout import ShardRule
 from planner.manifest.schema import Manifest
-from podplan.errors import BadInput
 from runtime.execute.run import Settings, build_world
 from tests.runtime.execute.deployments import deployed, slim
 

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ground.errors import BadInput
 from planner.manifest.layout import Degrees, Instance
 from planner.manifest.schema import Manifest, Recovery, Routing
-from podplan.errors import BadInput
 from runtime.simulate.faults import Fault, parse_fault
 from runtime.simulate.run import SimulationOptions, simulate
 from runtime.simulate.workload import Requests, backlog, open_loop

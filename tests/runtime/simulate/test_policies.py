@@ -5,9 +5,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ground.errors import BadInput
 from planner.manifest.layout import Degrees, Instance
 from planner.manifest.schema import CachingPool, Manifest, Recovery, Routing, ServiceLevels, Statistics
-from podplan.errors import BadInput
 from runtime.simulate.cache import PrefixCache
 from runtime.simulate.faults import Fault, placement_balance, shrunk_cost
 from runtime.simulate.metrics import SimulationResult

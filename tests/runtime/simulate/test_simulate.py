@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ground.errors import BadInput
+from ground.traces import Trace
 from planner.manifest.layout import Degrees, Instance
 from planner.manifest.schema import Manifest, Routing
 from planner.manifest.stepcost import evaluate_best
 from planner.manifest.terms import StepLoad
-from podplan.errors import BadInput
-from podplan.traces import Trace
 from runtime.simulate.drafts import accepted_tokens, mean_tokens_per_iteration
 from runtime.simulate.engine import ARRIVAL, COMPLETION, Engine, generator
 from runtime.simulate.metrics import SimulationResult

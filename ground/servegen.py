@@ -13,15 +13,15 @@ import json
 import re
 import tarfile
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from podplan.errors import BadInput
-from podplan.records import dataclass
-from podplan.trace_rows import MOST_TOKENS, read_number
-from podplan.units import MEBI
+from ground.errors import BadInput
+from ground.trace_rows import MOST_TOKENS, read_number
+from ground.units import MEBI
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]

@@ -2,14 +2,14 @@
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from podplan.errors import BadInput
-from podplan.records import dataclass
+from ground.errors import BadInput
 
 Integers = NDArray[np.int64]
 Fields = Mapping[str, Any]

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from podplan.errors import BadInput
-from podplan.traces import Trace, read_trace, repeat, requests_per_second, stream_trace, with_arrivals
+from ground.errors import BadInput
+from ground.traces import Trace, read_trace, repeat, requests_per_second, stream_trace, with_arrivals
 
 DATA = Path(__file__).parents[3] / "shared" / "data" / "traces"
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from podplan import files
-from podplan.errors import BadInput
+from ground import files
+from ground.errors import BadInput
 
 
 def test_read_yaml_reads_a_file_with_a_byte_order_mark(tmp_path: Path) -> None:

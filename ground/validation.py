@@ -8,8 +8,8 @@ from typing import Any, TypeVar, get_args, get_type_hints
 from pydantic import AfterValidator, BaseModel, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
-from podplan.errors import BadInput
-from podplan.names import suggest
+from ground.errors import BadInput
+from ground.names import suggest
 
 Model = TypeVar("Model")
 """A pydantic model or a data class."""

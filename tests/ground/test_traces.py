@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from podplan.errors import BadInput
-from podplan.traces import (
+from ground.errors import BadInput
+from ground.traces import (
     dequantize,
     first_requests,
     read_trace,

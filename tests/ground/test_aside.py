@@ -7,8 +7,8 @@ from functools import partial
 
 import pytest
 
-from podplan.aside import alone, aside, helped, in_common
-from podplan.errors import BadInput
+from ground.aside import alone, aside, helped, in_common
+from ground.errors import BadInput
 
 COMMON = ["a list that both have"]
 
@@ -16,7 +16,7 @@ COMMON = ["a list that both have"]
 @pytest.fixture(autouse=True)
 def two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     """As many cores as a helper needs, whatever this machine has."""
-    monkeypatch.setattr("podplan.aside.cores", lambda: 2)
+    monkeypatch.setattr("ground.aside.cores", lambda: 2)
 
 
 def children() -> bool:
@@ -143,7 +143,7 @@ def test_without_leave_or_a_second_core_all_is_done_here(monkeypatch: pytest.Mon
     with helped():
         alone()
         assert aside(os.getpid).result() == os.getpid()
-    monkeypatch.setattr("podplan.aside.cores", lambda: 1)
+    monkeypatch.setattr("ground.aside.cores", lambda: 1)
     with helped():
         work = aside(os.getpid)
         assert not work.elsewhere

@@ -1,11 +1,11 @@
 """Request traces: who arrives when, with how many tokens in and out.
 
-``podplan.trace_formats`` holds the formats and ``podplan.servegen`` client sets; this module makes arrays of rows, all
+``ground.trace_formats`` holds the formats and ``ground.servegen`` client sets; this module makes arrays of rows, all
 at once or in parts, and changes them: windows, rates, stamps on a grid.
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import chain, islice
 from pathlib import Path
 from typing import get_args
@@ -13,13 +13,12 @@ from typing import get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from podplan.errors import BadInput
-from podplan.records import dataclass
-from podplan.servegen import is_client_set, read_stream
-from podplan.trace_formats import FORMATS, FormatSpec, see_format
-from podplan.trace_formats import TraceFormat as TraceFormat
-from podplan.trace_lines import Record, records
-from podplan.trace_rows import Row
+from ground.errors import BadInput
+from ground.servegen import is_client_set, read_stream
+from ground.trace_formats import FORMATS, FormatSpec, see_format
+from ground.trace_formats import TraceFormat as TraceFormat
+from ground.trace_lines import Record, records
+from ground.trace_rows import Row
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -38,7 +37,7 @@ class Trace:
     conversation of a request and ``delay_seconds`` says how long after the end of its last turn it is sent (a number
     from the second turn on); both None where no request belongs to one. ``spread_seconds`` > 0 says that equal stamps
     were spread over so long, ``skipped`` holds what was wrong with rows that were left out, ``left_out`` counts
-    requests that a model has no positions for (``podplan.trace_lengths``), ``notes`` say what a reader should know.
+    requests that a model has no positions for (``ground.trace_lengths``), ``notes`` say what a reader should know.
     """
 
     name: str

@@ -1,17 +1,16 @@
 """From pydantic's report to one sentence."""
 
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 import pytest
 from pydantic import Field, model_validator
 
-from podplan.errors import BadInput
-from podplan.limits import Limits
-from podplan.records import dataclass
-from podplan.sourced import Sourced, Stated
-from podplan.strict import Strict
-from podplan.validation import plain, validate
+from ground.errors import BadInput
+from ground.limits import Limits
+from ground.sourced import Sourced, Stated
+from ground.strict import Strict
+from ground.validation import plain, validate
 
 
 class _Fan(Strict):

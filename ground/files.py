@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from podplan.errors import BadInput
-from podplan.units import MEBI
-from podplan.yamldata import parse_yaml, to_yaml
+from ground.errors import BadInput
+from ground.units import MEBI
+from ground.yamldata import parse_yaml, to_yaml
 
 __all__ = [
     "check_file",
@@ -48,7 +48,7 @@ def read_text(path: Path) -> str:
 
 
 def read_yaml(path: Path) -> object:
-    """Return the YAML document in ``path`` as plain data, read as ``podplan.yamldata.parse_yaml`` says.
+    """Return the YAML document in ``path`` as plain data, read as ``ground.yamldata.parse_yaml`` says.
 
     Raises BadInput naming the file, and the line where there is one.
     """

@@ -1,6 +1,6 @@
 """Keys by identity."""
 
-from podplan.identity import Same
+from ground.identity import Same
 
 
 def test_equal_objects_are_not_the_same():

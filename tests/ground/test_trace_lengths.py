@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from podplan.errors import BadInput
-from podplan.trace_lengths import fitting, fitting_parts
-from podplan.traces import Trace
+from ground.errors import BadInput
+from ground.trace_lengths import fitting, fitting_parts
+from ground.traces import Trace
 
 
 def conversation() -> Trace:

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from podplan.errors import BadInput
-from podplan.yamldata import parse_yaml, to_yaml
+from ground.errors import BadInput
+from ground.yamldata import parse_yaml, to_yaml
 
 SCALARS = (
     st.none()

@@ -1,6 +1,6 @@
 """Data classes from plain data that is known to be right: a catalogue's own entries, which its tests check.
 
-Files of others are checked with pydantic (``podplan.validation``), which gives the same and takes 0.1 s to import.
+Files of others are checked with pydantic (``ground.validation``), which gives the same and takes 0.1 s to import.
 """
 
 import dataclasses

@@ -6,7 +6,7 @@ import sys
 import numpy as np
 import pytest
 
-from podplan.arrays import distinct, on_nodes
+from ground.arrays import distinct, on_nodes
 
 
 def test_distinct_values_ascend():
@@ -17,7 +17,7 @@ def test_distinct_values_ascend():
 
 def test_masked_arrays_are_not_imported():
     """A new interpreter that asks for distinct values does not pay for what nobody uses."""
-    asked = "import numpy as np; from podplan.arrays import distinct; distinct(np.ones(2))"
+    asked = "import numpy as np; from ground.arrays import distinct; distinct(np.ones(2))"
     told = f"import sys; {asked}; print('numpy.ma' in sys.modules)"
     ran = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, check=True)
     assert ran.stdout.split() == ["False"]

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from podplan.errors import BadInput
-from podplan.traces import Trace, select
+from ground.errors import BadInput
+from ground.traces import Trace, select
 
 
 def fitting(trace: Trace, positions: int, model: str) -> Trace:

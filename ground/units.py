@@ -3,7 +3,7 @@
 import math
 import re
 
-from podplan.errors import BadInput
+from ground.errors import BadInput
 
 KILO = 1e3
 MEGA = 1e6

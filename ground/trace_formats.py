@@ -7,12 +7,12 @@ Baseten (docs.nvidia.com/aiperf), Weka (kv-cache-tester), OpenTelemetry spans, S
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from datetime import UTC
 from typing import Literal
 
-from podplan.errors import BadInput
-from podplan.records import dataclass
-from podplan.trace_rows import (
+from ground.errors import BadInput
+from ground.trace_rows import (
     Fields,
     Row,
     estimate_tokens,
@@ -25,7 +25,7 @@ from podplan.trace_rows import (
     read_time,
     read_tokens,
 )
-from podplan.units import MILLI, NANO
+from ground.units import MILLI, NANO
 
 TraceFormat = Literal[
     "azure",

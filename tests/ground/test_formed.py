@@ -1,12 +1,12 @@
 """Data classes from plain data that is known to be right."""
 
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import pytest
 
-from podplan.formed import formed
-from podplan.limits import Limits
-from podplan.records import dataclass
+from ground.formed import formed
+from ground.limits import Limits
 
 
 @dataclass(frozen=True, kw_only=True)

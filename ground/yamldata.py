@@ -18,7 +18,7 @@ from yaml.events import (
     SequenceStartEvent,
 )
 
-from podplan.errors import BadInput
+from ground.errors import BadInput
 
 if TYPE_CHECKING:
     from yaml import SafeDumper as _BaseDumper

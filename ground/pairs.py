@@ -3,8 +3,8 @@
 import csv
 from pathlib import Path
 
-from podplan.errors import BadInput
-from podplan.files import read_text
+from ground.errors import BadInput
+from ground.files import read_text
 
 MOST_PAIRS = 100_000
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from podplan.errors import BadInput
-from podplan.units import MEBI
+from ground.errors import BadInput
+from ground.units import MEBI
 
 MOST_ROWS = 5_000_000
 MOST_BYTES = 4096 * MEBI

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from podplan.errors import BadInput
-from podplan.units import (
+from ground.errors import BadInput
+from ground.units import (
     format_bytes,
     format_count,
     format_duration,
