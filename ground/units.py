@@ -44,7 +44,9 @@ _PERIODS = {
 }
 _COUNTS = {"": 1.0, "k": KILO, "m": MEGA, "g": GIGA, "b": GIGA}
 _MOST = 1e18
-_NUMBER = re.compile(r"\s*([+-]?(?:[0-9][0-9_,]*\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)\s*(.*?)\s*", re.DOTALL)
+_NUMBER = re.compile(r"\s*([+-]?(?:[0-9][0-9,]*\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)\s*(.*?)\s*", re.DOTALL)
+
+_INDEX = re.compile(r"[0-9]{1,15}")
 
 
 def parse_duration(text: str, what: str, *, allow_zero: bool = False) -> float:
@@ -91,6 +93,11 @@ def parse_count(text: str, what: str, *, allow_zero: bool = False) -> int:
     if not math.isclose(value, nearest, rel_tol=1e-12):
         raise BadInput(f"{what}: {_quote(text)} is not a whole number; write for example {max(nearest, 1)}")
     return nearest
+
+
+def read_index(text: str) -> int | None:
+    """Return the number of a device, a node, a layer or a column, 0 to 10^15 in ASCII digits; None of another text."""
+    return int(text) if _INDEX.fullmatch(text) else None
 
 
 def format_duration(seconds: float) -> str:

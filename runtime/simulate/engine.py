@@ -51,16 +51,22 @@ class Engine:
         """Run ``action(argument)`` at this instant, after everything else that happens in it."""
         heapq.heappush(self._heap, (self.now_seconds, START, next(self._counter), action, argument))
 
-    def every(self, period: Callable[[], float], action: Callable[[], None]) -> None:
-        """Run ``action`` again and again while anything else is to happen; ``period`` gives the seconds between."""
-        self._tickers += 1
-        self.at(self.now_seconds + period(), COMPLETION, self._tick, (period, action))
+    def every(self, period: Callable[[], float], action: Callable[[], bool | None], quiet: bool = False) -> None:
+        """Run ``action`` again and again while anything else is to happen; ``period`` gives the seconds between.
 
-    def _tick(self, what: tuple[Callable[[], float], Callable[[], None]]) -> None:
+        An action that returns False has nothing to do until something else happens: periods without an event are
+        passed over (``quiet``), so that a fault of months costs no more than one of seconds.
+        """
+        seconds, periods = period(), 1.0
+        if quiet and self._heap:
+            periods = max(np.ceil((min(self._heap[0][0], self.feed.seconds) - self.now_seconds) / seconds), 1.0)
+        self._tickers += 1
+        self.at(self.now_seconds + periods * seconds, COMPLETION, self._tick, (period, action))
+
+    def _tick(self, what: tuple[Callable[[], float], Callable[[], bool | None]]) -> None:
         self._tickers -= 1
         if len(self._heap) > self._tickers or self.feed.seconds < NEVER:
-            what[1]()
-            self.every(*what)
+            self.every(*what, quiet=what[1]() is False)
 
     def run(self, until_seconds: float = NEVER) -> None:
         """Run events in order until none is left or the next one lies after ``until_seconds``.

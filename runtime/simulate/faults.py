@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 
 from ground.errors import BadInput
-from ground.units import parse_duration
+from ground.units import DAY_SECONDS, parse_duration, read_index
 from models.spec import MLA
 from planner.manifest.layout import RANK_COLUMNS, ExpertMap, Instance
 from planner.manifest.schema import Pool
@@ -26,6 +26,8 @@ from runtime.simulate.prefill import PrefillInstance
 from runtime.simulate.system import System
 
 _COLUMN = {name: index for index, name in enumerate(RANK_COLUMNS)}
+MOST_SECONDS = 36_500 * DAY_SECONDS
+"""Of a fault: a clock of doubles that has run for a century still tells half a microsecond."""
 _TEXT = re.compile(r"(device|node|link)\s+(\S+)\s+at\s+(\S+)\s+for\s+(\S+)")
 
 
@@ -48,12 +50,10 @@ def parse_fault(text: str, flag: str = "--fail") -> Fault:
             "'link prefill-0 at 10s for 2s'"
         )
     kind, target, at, length = match.groups()
-    return Fault(
-        kind=kind,  # type: ignore[arg-type]
-        target=target,
-        at_seconds=parse_duration(at, flag, allow_zero=True),
-        for_seconds=parse_duration(length, flag),
-    )
+    at_seconds, for_seconds = parse_duration(at, flag, allow_zero=True), parse_duration(length, flag)
+    if max(at_seconds, for_seconds) > MOST_SECONDS:
+        raise BadInput(f"{flag}: {text[:60]!r} is too long; a fault begins after and lasts at most 36500d")
+    return Fault(kind=kind, target=target, at_seconds=at_seconds, for_seconds=for_seconds)  # type: ignore[arg-type]
 
 
 Part = PrefillInstance | DecodeInstance
@@ -85,19 +85,19 @@ class Faults:
         name, _, number = fault.target.partition("/")
         if fault.kind == "link" and fault.target in self._places:
             return {fault.target: set()}
-        known = name in self._places and number.isdigit()
-        if fault.kind == "device" and known and int(number) < self._places[name][0].devices_per_instance:
-            return {name: {int(number)}}
+        rank, devices = read_index(number), self._places[name][0].devices_per_instance if name in self._places else 0
+        if fault.kind == "device" and rank is not None and rank < devices:
+            return {name: {rank}}
         if fault.kind == "node":
-            cluster, node = (name, number) if number else ("", name)
-            if node.isdigit():
-                found = {
-                    instance.name: ranks
-                    for pool, instance in self._places.values()
-                    if cluster in ("", pool.hardware) and (ranks := _ranks_on(self._shared, pool, instance, int(node)))
-                }
-                if found:
-                    return found
+            cluster, node = (name, rank) if number else ("", read_index(name))
+            found = {
+                instance.name: ranks
+                for pool, instance in self._places.values()
+                if node is not None and cluster in ("", pool.hardware)
+                if (ranks := _ranks_on(self._shared, pool, instance, node))
+            }
+            if found:
+                return found
         raise BadInput(f"--fail: no {fault.kind} {fault.target[:40]!r} carries an instance of the manifest")
 
     def _parts(self, name: str) -> list[Part]:

@@ -150,12 +150,14 @@ class Roles:
         """Begin to look at TPOT and at requests that wait for decode, every half second."""
         self._shared.engine.every(lambda: MONITOR_SECONDS, self._look)
 
-    def _look(self) -> None:
+    def _look(self) -> bool:
+        """Turn an instance to decode where that is needed; False where nothing turns until something else happens."""
         for unit in self._units:
             if unit.prefill is not None and unit.decode is not None:
                 self._settle(unit)
         if self._shared.placement.waiting or self._tpot_missed():
-            self.to_decode()
+            return self.to_decode() is not None
+        return False
 
     def _tpot_missed(self) -> bool:
         """Whether an instance's next iteration, predicted, takes longer than the limit."""

@@ -34,20 +34,21 @@ RECOVERIES = st.fixed_dictionaries(
         "kill_prefill": st.booleans(),
     }
 )
+LENGTHS = st.floats(0.01, 0.5) | st.sampled_from([60.0, 86_400.0, 8.64e7, 3e9])
 FAULTS = st.lists(
     st.builds(
         Fault,
         kind=st.just("device"),
         target=st.sampled_from(["prefill-0/0", "decode-0/1", "decode-0/2", "decode-1/3"]),
         at_seconds=st.floats(0.0, 0.6),
-        for_seconds=st.floats(0.01, 0.5),
+        for_seconds=LENGTHS,
     )
     | st.builds(
         Fault,
         kind=st.sampled_from(["link", "node"]),
         target=st.sampled_from(["0", "2"]),
         at_seconds=st.floats(0.0, 0.6),
-        for_seconds=st.floats(0.01, 0.5),
+        for_seconds=LENGTHS,
     ),
     max_size=3,
 )
@@ -93,7 +94,7 @@ def test_every_request_ends_or_runs(
     offline: int,
     stepping: bool,
 ) -> None:
-    """Offered = completed + failed + running in every run; those that fit in a rank's cache all complete."""
+    """Offered = completed + failed + running for faults of any length; all that fit in a rank's cache complete."""
     kv = {"block_tokens": 16, "bytes_per_token_per_device": 160.0, "capacity_tokens_per_rank": 6000}
     made = manifest(prefill=2, decode=2, drafts=drafts, workload=workload, kv=kv, slots=REDUNDANT)
     made = with_rules(made, routing, recovery)
@@ -158,6 +159,9 @@ def test_books_of_a_run_with_every_kind_of_loss() -> None:
         ("link nowhere at 1s for 1s", "no link 'nowhere'"),
         ("earthquake at 1s", "must look like"),
         ("node 1 at -1s for 1s", "--fail"),
+        ("device decode-0/² at 1s for 1s", "no device 'decode-0/²'"),
+        (f"node {'9' * 5000} at 1s for 1s", "no node '9999"),
+        ("node 0 at 1s for 40000d", "at most 36500d"),
     ],
 )
 def test_faults_name_what_is_there(text: str, told: str) -> None:
