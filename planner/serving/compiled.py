@@ -1,0 +1,32 @@
+"""numba, imported when a loop is first played: its cache folder, and a sentence while loops are compiled.
+
+Modules whose names end in ``_loop`` import ``njit`` from here. They are imported inside the functions that play them,
+for numba takes half a second to import, which questions with closed-form answers need not wait for.
+"""
+
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+
+def _cache_folder() -> Path:
+    """Return a folder of the user's that can be written, or a temporary one where the home folder is read-only."""
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    folder = Path(home) / "podplan" / "compiled"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return Path(tempfile.mkdtemp(prefix="podplan-compiled-"))
+    return folder if os.access(folder, os.W_OK) else Path(tempfile.mkdtemp(prefix="podplan-compiled-"))
+
+
+if "numba" not in sys.modules:
+    os.environ.setdefault("NUMBA_CACHE_DIR", str(_cache_folder()))
+    if os.environ.get("NUMBA_DISABLE_JIT", "0") == "0" and not any(Path(os.environ["NUMBA_CACHE_DIR"]).rglob("*.nbi")):
+        sys.stderr.write("plan: compiling the serving core, once on this machine (half a minute)\n")
+
+from numba import njit as _njit  # noqa: E402 - numba reads the cache folder when it is imported
+
+njit = _njit(cache=True, nogil=True, error_model="numpy")
+"""Decorator of every compiled loop: machine code is kept on disk; NUMBA_DISABLE_JIT=1 leaves plain Python."""

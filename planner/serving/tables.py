@@ -1,0 +1,206 @@
+"""How long the steps of an instance take: one table of the step cost, read off by every loop of ``planner.serving``.
+
+A step cost at numbers takes tens of microseconds, on arrays a fraction of one per load. So ``step_table`` evaluates it
+once on a grid of loads, and loops interpolate linearly between its knots (``planner.serving.tables_loop``). At a fixed
+number of tokens the cost is piecewise linear in pairs and in context (kernels take the longer of compute and memory
+traffic), so few knots do; a cost that is linear in everything is met exactly.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ground.arrays import distinct
+from planner.manifest.stepcost import evaluate
+from planner.manifest.terms import Number, StepCost, StepLoad
+
+Floats = NDArray[np.float64]
+
+_SHARES, _LENGTHS, _PREFIXES = 4, 5, (0.0, 1.0, 2.0, 4.0, 16.0)
+_TOKENS, _TOKENS_OF_SEVERAL = 32, 20
+"""Knots along the tokens of a rank; fewer in steps of several ranks, whose table has the most axes."""
+_LEVELS_PER_OCTAVE = 0.5
+_EXACT_COUNTS, _COUNTS_PER_OCTAVE, _MEANS = 8, 6, 14
+_MORE_ROWS = 9.0
+_BLOCK = 2048
+"""Loads that are evaluated at once: temporary arrays stay in the processor's cache, which is four times as quick."""
+
+
+class TableArrays(NamedTuple):
+    """A step table as compiled loops take it; axes rise strictly and have at least two knots, but ``shares`` may have
+    one.
+    """
+
+    levels: Floats
+    """Running requests of all ranks that ``loaded`` stands for; 0 alone in prefill."""
+    shares: Floats
+    """Prompt tokens of the mean rank over those of the rank in question."""
+    tokens: Floats
+    """Prompt tokens of the rank."""
+    lengths: Floats
+    """Query-key pairs per prompt token."""
+    prefixes: Floats
+    """Cached tokens that the prompts attend to over ``lengths``: about how many of the prompts have some. A kernel that
+    goes over from compute to memory does so along this axis and ``tokens`` alone."""
+    loaded: Floats
+    """Seconds of a rank with prompts of which one ends, [levels, shares, tokens, lengths, prefixes]."""
+    running: Floats
+    """Running requests of all ranks that what follows stands for."""
+    means: Floats
+    """Prompt tokens of the mean rank."""
+    alone: Floats
+    """Seconds of a rank without prompts, [running, means]."""
+    first_row_seconds: Floats
+    """What a first prompt that ends adds to a step, [running]; a step without is shorter by it than ``loaded``."""
+    row_seconds: Floats
+    """What each further one adds, [running]."""
+    usual_kv: Floats
+    """Cached tokens of the running requests of a rank that ``loaded`` and ``alone`` stand for, [running]."""
+    kv_seconds: Floats
+    """What one more of them adds, [running]."""
+    sequence_seconds: Floats
+    """What a running request beyond those of the mean rank adds to a rank, its cached tokens apart, [running]."""
+    ranks: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loads:
+    """What bounds the loads of a table."""
+
+    ranks: int
+    budget_tokens: float
+    """Prompt tokens of a rank in a step, at most."""
+    longest_prompt: float
+    most_running: int = 0
+    """Running requests of all ranks; 0 in prefill."""
+    kv_tokens_per_request: float = 0.0
+    """Cached tokens of a running request, on average."""
+    microbatches: int = 1
+    """At most; a step takes the better number."""
+
+
+def step_table(cost: StepCost, loads: Loads) -> TableArrays:
+    """Return the seconds of steps up to such loads, beyond which the last cell goes on.
+
+    Within 1 % of the step cost in the mean of random loads, 6.5 % at worst (``tests/planner/serving/test_tables.py``).
+    """
+    ranks, most = loads.ranks, loads.most_running
+    budget = max(loads.budget_tokens, 2.0)
+    tokens = _TOKENS_OF_SEVERAL if most and ranks > 1 else _TOKENS
+    axes = {
+        "levels": _levels(most if loads.budget_tokens else 0),
+        "shares": np.geomspace(1 / ranks, 1.0, _SHARES) if ranks > 1 else np.ones(1),
+        "tokens": distinct(np.round(np.geomspace(1.0, budget, tokens if loads.budget_tokens else 2))),
+        "lengths": np.geomspace(1.0, max(loads.longest_prompt, 2.0), _LENGTHS),
+        "prefixes": np.array(_PREFIXES),
+    }
+    running = _counts(most)
+    means = distinct(np.append(0.0, np.round(np.geomspace(1.0, budget, _MEANS - 1))))
+    shape = tuple(axis.size for axis in axes.values())
+    level, share, token, length, prefix = np.meshgrid(*axes.values(), indexing="ij", sparse=True)
+    lasts = _Seconds(cost, loads)
+    loaded = lasts(shape, level, (token, prefix * length, token * length, 1.0), token * share)
+    alone = lasts((running.size, means.size), running[:, None], (0.0, 0.0, 0.0, 0.0), means[None, :])
+    return TableArrays(
+        **axes,
+        loaded=loaded,
+        running=running,
+        means=means,
+        alone=alone,
+        **lasts.slopes(running),
+        ranks=float(loads.ranks),
+    )
+
+
+def _levels(most: int) -> Floats:
+    """Numbers of running requests beside which loads with prompts are evaluated."""
+    if not most:
+        return np.zeros(1)
+    count = 2 + round(_LEVELS_PER_OCTAVE * np.log2(max(most, 2)))
+    return distinct(np.append(0.0, np.round(np.geomspace(1.0, max(most, 2), count))))
+
+
+def _counts(most: int) -> Floats:
+    """Numbers of running requests for which a rank without prompts is evaluated: every small one."""
+    few = np.arange(0.0, min(max(most, 1), _EXACT_COUNTS) + 1)
+    if most <= _EXACT_COUNTS:
+        return few
+    count = 2 + round(_COUNTS_PER_OCTAVE * np.log2(most / _EXACT_COUNTS))
+    return distinct(np.append(few, np.round(np.geomspace(_EXACT_COUNTS, most, count))))
+
+
+@dataclass(frozen=True, slots=True)
+class _Seconds:
+    """Seconds of a rank by running requests of all ranks and (tokens, context, pairs, ended prompts) of its own."""
+
+    cost: StepCost
+    loads: Loads
+
+    def __call__(
+        self,
+        shape: tuple[int, ...],
+        running: Floats,
+        prompts: tuple[Floats | float, Floats | float, Floats | float, Floats | float],
+        mean_prompts: Floats | float,
+        kv_tokens: Floats | None = None,
+        more_sequences: Floats | float = 0.0,
+    ) -> Floats:
+        """Return seconds of the broadcast ``shape``; running requests hold ``kv_tokens`` of the rank, or as usual.
+
+        Args: ``mean_prompts`` are prompt tokens of the mean rank; ``more_sequences`` are on the rank beyond the mean.
+        """
+        each = running / self.loads.ranks
+        kv = each * self.loads.kv_tokens_per_request if kv_tokens is None else kv_tokens
+        mean = each * self.cost.queries_per_sequence + mean_prompts
+        columns = [
+            np.ascontiguousarray(np.broadcast_to(np.asarray(column, dtype=np.float64), shape)).ravel()
+            for column in (each + more_sequences, kv, *prompts, mean)
+        ]
+        result = np.empty(columns[0].size)
+        for start in range(0, result.size, _BLOCK):
+            part = slice(start, start + _BLOCK)
+            result[part] = self._fastest(
+                StepLoad(**dict(zip(_LOAD, (column[part] for column in columns), strict=True)))
+            )
+        return result.reshape(shape)
+
+    def _fastest(self, load: StepLoad) -> Floats:
+        """Take the better number of microbatches, which all ranks have: two need two tokens or requests on any."""
+        single: Number = evaluate(self.cost, load, 1).seconds
+        if self.loads.microbatches < 2 or not self.cost.moe_layers:
+            return np.asarray(single)
+        double = evaluate(self.cost, load, 2).seconds
+        splittable = np.maximum(np.maximum(load.prefill_tokens, load.decode_sequences), load.mean_tokens) >= 2
+        return np.where(splittable, np.minimum(single, double), single)
+
+    def slopes(self, running: Floats) -> dict[str, Floats]:
+        """What ended prompts, cached tokens and requests beyond the mean add, [running] each."""
+        usual = running / self.loads.ranks * self.loads.kv_tokens_per_request
+        step = np.maximum(0.5 * usual, 1.0)
+        tokens = max(self.loads.budget_tokens / 2, 1.0) * np.array([1.0, 1.0, 1.0, 0.0, 0.0, 0.0])[:, None]
+        rows = np.array([0.0, 1.0, 1.0 + _MORE_ROWS, 0.0, 0.0, 0.0])[:, None]
+        fuller, wider = np.zeros((6, 1)), np.zeros((6, 1))
+        fuller[4] = wider[5] = 1.0
+        none, first, more, bare, full, wide = self(
+            (6, running.size), running, (tokens, 0.0, tokens * tokens / 2, rows), tokens, usual + fuller * step, wider
+        )
+        return {
+            "first_row_seconds": first - none,
+            "row_seconds": (more - first) / _MORE_ROWS,
+            "usual_kv": usual,
+            "kv_seconds": np.where(running > 0, (full - bare) / step, 0.0),
+            "sequence_seconds": np.where(running > 0, wide - bare, 0.0),
+        }
+
+
+_LOAD = (
+    "decode_sequences",
+    "decode_kv_tokens",
+    "prefill_tokens",
+    "prefill_context_tokens",
+    "prefill_pairs",
+    "finishing_prompts",
+    "mean_tokens",
+)

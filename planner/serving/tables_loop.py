@@ -1,0 +1,122 @@
+"""Compiled: seconds of a step, read off a ``TableArrays``."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.serving.compiled import njit
+from planner.serving.tables import TableArrays
+
+__all__ = ["LEAST_SECONDS", "TableArrays", "alone_seconds", "cell", "kv_slope", "loaded_seconds", "pass_seconds"]
+
+Floats = NDArray[np.float64]
+
+LEAST_SECONDS = 1e-9
+"""Of a step: what is read off a table of an odd cost may fall below nothing."""
+
+
+@njit
+def cell(axis: Floats, value: float) -> tuple[int, float]:
+    """Return the last knot at or below a value that has one above it, and how far beyond it the value lies."""
+    low, high = 0, axis.size - 2
+    while low < high:
+        middle = (low + high + 1) >> 1
+        if axis[middle] <= value:
+            low = middle
+        else:
+            high = middle - 1
+    return low, (value - axis[low]) / (axis[low + 1] - axis[low])
+
+
+@njit
+def _between(values: Floats, low: int, part: float) -> float:
+    return float(values[low] * (1.0 - part) + values[low + 1] * part)
+
+
+@njit
+def _inside(times: TableArrays, level: int, tokens: float, context: float, pairs: float, mean: float) -> float:
+    """Seconds of a rank with prompts of which one ends, beside the requests of a level."""
+    i, x = cell(times.tokens, tokens)
+    j, y = cell(times.lengths, pairs / tokens)
+    k, z = cell(times.prefixes, context * tokens / pairs)
+    s, w, last = 0, 0.0, 0
+    if times.shares.size > 1:
+        s, w = cell(times.shares, mean / tokens)
+        last = 1
+    total = 0.0
+    for a in range(last + 1):
+        at_share = w if a else 1.0 - w
+        for b in range(2):
+            at_tokens = at_share * (x if b else 1.0 - x)
+            for c in range(2):
+                row = times.loaded[level, s + a, i + b, j + c]
+                total += at_tokens * (y if c else 1.0 - y) * (row[k] * (1.0 - z) + row[k + 1] * z)
+    return total
+
+
+@njit
+def loaded_seconds(
+    times: TableArrays,
+    running: int,
+    prompts: tuple[float, float, float, float],
+    mean: float,
+    sequences: float,
+    kv: float,
+) -> float:
+    """Seconds of a rank that carries ``prompts`` beside its running requests.
+
+    Args:
+        times: table of the instance's steps.
+        running: requests in decode of all ranks.
+        prompts: tokens (above 0), cached tokens that they attend to, query-key pairs, prompts that end.
+        mean: prompt tokens of the mean rank.
+        sequences: requests in decode of this rank.
+        kv: cached tokens of those.
+    """
+    tokens, context, pairs, ended = prompts
+    tokens = max(tokens, mean)  # the rank with most pairs may have few tokens: shares end at 1
+    level, part = cell(times.levels, float(running))
+    seconds = _inside(times, level, tokens, context, pairs, mean)
+    if part > 0.0:
+        seconds = seconds * (1.0 - part) + _inside(times, level + 1, tokens, context, pairs, mean) * part
+    i, x = cell(times.running, float(running))
+    if ended > 0.0:
+        seconds += (ended - 1.0) * _between(times.row_seconds, i, x)
+    else:
+        seconds -= _between(times.first_row_seconds, i, x)
+    return float(max(seconds + _beyond(times, i, x, running, sequences, kv), LEAST_SECONDS))
+
+
+@njit
+def pass_seconds(times: TableArrays, tokens: float, context: float, pairs: float, ended: float, mean: float) -> float:
+    """Seconds of a prefill pass of a rank that carries such prompts, ``mean`` tokens on the mean rank."""
+    tokens = max(tokens, mean)
+    row = times.row_seconds[0] * (ended - 1.0) if ended > 0.0 else -times.first_row_seconds[0]
+    return float(max(_inside(times, 0, tokens, context, pairs, mean) + row, LEAST_SECONDS))
+
+
+@njit
+def _beyond(times: TableArrays, i: int, x: float, running: int, sequences: float, kv: float) -> float:
+    """Seconds that a rank takes because it has not the usual cached tokens and requests."""
+    more = (kv - _between(times.usual_kv, i, x)) * _between(times.kv_seconds, i, x)
+    return more + (sequences - running / times.ranks) * _between(times.sequence_seconds, i, x)
+
+
+@njit
+def alone_seconds(times: TableArrays, running: int, mean: float, sequences: float, kv: float) -> float:
+    """Seconds of a rank without prompts, with so many requests in decode and cached tokens of its own.
+
+    Args: ``running`` requests of all ranks; ``mean`` prompt tokens of the mean rank, which its experts serve, too.
+    """
+    i, x = cell(times.running, float(running))
+    j, y = cell(times.means, mean)
+    low = times.alone[i, j] * (1.0 - y) + times.alone[i, j + 1] * y
+    high = times.alone[i + 1, j] * (1.0 - y) + times.alone[i + 1, j + 1] * y
+    seconds = low * (1.0 - x) + high * x
+    return float(max(seconds + _beyond(times, i, x, running, sequences, kv), LEAST_SECONDS))
+
+
+@njit
+def kv_slope(times: TableArrays, running: int) -> float:
+    """Seconds that one more cached token adds to a rank beside so many running requests of all ranks."""
+    i, x = cell(times.running, float(running))
+    return _between(times.kv_seconds, i, x)
