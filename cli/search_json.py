@@ -15,10 +15,10 @@ from planner.plans.plan import DisaggregatedPlan, Plan
 from planner.plans.pools import DecodePool, PlannedPool, PrefillPool
 from planner.plans.quantised import Tried
 from planner.question import Question
-from planner.queues.queueing import Latency
 from planner.search.papers import Beside
 from planner.search.proof import Bound
 from planner.search.search import Answer
+from planner.serving.latency import Latency
 from planner.strategy import format_strategy
 from planner.survival import spare_instances
 

@@ -16,7 +16,7 @@ from planner.mixed.server import MixedServer
 from planner.plans.aggregated import AggregatedPlan
 from planner.plans.plan import DisaggregatedPlan, Plan
 from planner.plans.pools import DecodePool, PrefillPool
-from planner.queues.queueing import Latency
+from planner.serving.latency import Latency
 from planner.survival import Loss, lost_instances
 
 

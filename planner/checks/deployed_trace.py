@@ -17,7 +17,7 @@ from planner.checks.on_trace import MOST_PLAYED, at_rate, pools_of
 from planner.instances.space import Role
 from planner.plans.plan import Plan
 from planner.plans.recorded import MixedPools, Pools, Recorded, play
-from planner.queues.queueing import Latency
+from planner.serving.latency import Latency
 from planner.workload import Trace
 
 Left = Callable[[Mapping[Role, int]], Pools | MixedPools]

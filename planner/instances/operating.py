@@ -25,7 +25,8 @@ from planner.queues.passes import varied_service
 from planner.queues.prefill_queue import latency_of, thinned_squared_cv
 from planner.queues.prefill_service import Service, by_share
 from planner.queues.prompts import prompts_of
-from planner.queues.queueing import Latency, largest_rate
+from planner.serving.capacity import largest_rate
+from planner.serving.latency import Latency
 from planner.workload import Lengths, Workload, running_kv_tokens
 
 Array = NDArray[np.float64]

@@ -25,7 +25,8 @@ from planner.mixed.ranks import ranks_state
 from planner.mixed.sampled import SampledPrompts, differ_and_are_cut
 from planner.mixed.steps import Aggregate, StepTable, step_seconds
 from planner.mixed.times import after_wait, sorted_latency, ttft_of
-from planner.queues.queueing import Array, Latency, independent_sum
+from planner.queues.queueing import Array
+from planner.serving.latency import Latency, independent_sum
 
 _SPREADS = np.array([-math.sqrt(3.0), 0.0, math.sqrt(3.0)])
 """Deviations of the running requests at which chains are solved: the nodes of three-point Gauss-Hermite quadrature."""

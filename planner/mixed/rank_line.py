@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 from planner.mixed.steps import Aggregate
 from planner.queues.pass_surface import PassSurface
 from planner.queues.prompts import Prompts
-from planner.queues.queueing import Array, Latency
+from planner.queues.queueing import Array
 from planner.queues.waiting_line import Wait, stationary_wait
+from planner.serving.latency import Latency
 
 _MOST_LOAD = 0.97
 _LEAST_CV = 1e-3

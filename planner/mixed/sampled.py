@@ -34,8 +34,9 @@ from planner.queues.even_streams import even_gaps, even_levels, without_rarest
 from planner.queues.machine import Loads, Machine
 from planner.queues.pass_surface import PassSurface
 from planner.queues.prompts import Prompts
-from planner.queues.queueing import Array, Latency, gamma_quantiles
+from planner.queues.queueing import Array, gamma_quantiles
 from planner.queues.waiting_line import Wait, stationary_wait, waits_in_line
+from planner.serving.latency import Latency
 from planner.workload import running_kv_tokens
 
 Ints = NDArray[np.int64]

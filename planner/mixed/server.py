@@ -12,7 +12,7 @@ from planner.mixed.queue import MixedQueue, MixedState
 from planner.mixed.steps import Aggregate
 from planner.question import Question
 from planner.queues.prefill_queue import thinned_squared_cv
-from planner.queues.queueing import largest_rate
+from planner.serving.capacity import largest_rate
 
 MOST_UTILISATION = 0.9
 """Of ``most_per_second``: nearer to it a few per cent more arrivals lengthen steps and fill places faster than the

@@ -3,7 +3,8 @@
 import numpy as np
 
 from planner.mixed.chain import PromptState
-from planner.queues.queueing import Array, Latency, independent_sum
+from planner.queues.queueing import Array
+from planner.serving.latency import Latency, independent_sum
 
 _CELLS = 1024
 _NEVER = 1e-6

@@ -15,7 +15,7 @@ from planner.mixed.server import MixedServer
 from planner.plans.plan import Plan
 from planner.plans.pools import PlannedPool, answering
 from planner.question import Question
-from planner.queues.queueing import Latency
+from planner.serving.latency import Latency
 from planner.workload import running_kv_tokens
 
 

@@ -32,7 +32,7 @@ from planner.queues.decode_queue import DecodeState, decode_state
 from planner.queues.prefill_queue import Policy, latency_of, thinned_squared_cv
 from planner.queues.prefill_service import Service
 from planner.queues.prompts import prompts_of
-from planner.queues.queueing import Latency
+from planner.serving.latency import Latency
 from planner.workload import Lengths, Workload
 
 Floats = NDArray[np.float64]

@@ -18,7 +18,7 @@ from planner.plans.pools import DecodePool, PlannedPool, PrefillPool
 from planner.question import Question
 from planner.queues.decode_queue import DecodeState
 from planner.queues.prefill_queue import thinned_squared_cv
-from planner.queues.queueing import Latency, independent_sum
+from planner.serving.latency import Latency, independent_sum
 
 _SMALLER = "and the smaller of them on the devices at hand is the plan's rate"
 _SLOWED_STEPS = 10

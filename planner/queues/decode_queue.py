@@ -15,7 +15,9 @@ import numpy as np
 
 from ground.arrays import distinct
 from ground.errors import BadInput
-from planner.queues.queueing import Array, Latency, gamma_quantiles, largest_rate
+from planner.queues.queueing import Array, gamma_quantiles
+from planner.serving.capacity import largest_rate
+from planner.serving.latency import Latency
 from planner.workload import Lengths
 
 IterationSeconds = Callable[[Array], Array]

@@ -9,7 +9,7 @@ import numpy as np
 
 from planner.queues.decode_queue import DecodeState
 from planner.queues.mixserve import eq7_waiting, eq11_throughput
-from planner.queues.queueing import Latency
+from planner.serving.latency import Latency
 from planner.workload import Lengths
 
 _LEVELS = (*(float(level) for level in range(1, 100)), *(99 + tenth / 10 for tenth in range(1, 10)))

@@ -11,7 +11,8 @@ from typing import Literal
 from ground.errors import BadInput
 from planner.queues.bulk_queue import sojourn
 from planner.queues.prefill_service import PassSeconds, Service, by_share
-from planner.queues.queueing import Latency, largest_rate
+from planner.serving.capacity import largest_rate
+from planner.serving.latency import Latency
 
 Policy = Literal["random", "round_robin", "least_load"]
 

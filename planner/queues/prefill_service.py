@@ -13,7 +13,8 @@ import numpy as np
 
 from ground.arrays import distinct
 from ground.errors import BadInput
-from planner.queues.queueing import Array, Latency, gamma_nodes
+from planner.queues.queueing import Array, gamma_nodes
+from planner.serving.latency import Latency
 
 PassSeconds = Callable[[Array], Array]
 

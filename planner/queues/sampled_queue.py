@@ -29,9 +29,10 @@ from planner.queues.even_streams import even_gaps, even_levels, whole_tokens
 from planner.queues.machine import Machine
 from planner.queues.pass_surface import PassSurface
 from planner.queues.prompts import Prompts
-from planner.queues.queueing import Array, Latency, between
+from planner.queues.queueing import Array, between
 from planner.queues.sampled_passes import Lanes, PassRecursion, Streams
 from planner.queues.waiting_line import Wait, stationary_wait, waits_in_line
+from planner.serving.latency import Latency
 
 _NODES = (0.3, 0.5, 0.62, 0.72, 0.8, 0.86, 0.91, 0.95, 0.98, 0.995)
 """Utilisations; below the first, TTFT goes on to that of prompts alone."""

@@ -11,16 +11,15 @@ from scipy import stats
 from ground.errors import BadInput
 from planner.queues.mixserve import eq7_waiting
 from planner.queues.queueing import (
-    Latency,
     allen_cunneen_wait,
     erlang_c,
     gamma_nodes,
     gamma_quantiles,
-    independent_sum,
     kingman_wait,
-    largest_rate,
     pollaczek_khinchine_wait,
 )
+from planner.serving.capacity import largest_rate
+from planner.serving.latency import Latency, independent_sum
 
 
 def test_distserve_prefill_wait():

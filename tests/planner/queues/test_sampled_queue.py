@@ -12,10 +12,11 @@ from planner.queues.pass_surface import PassSurface
 from planner.queues.passes import varied_service
 from planner.queues.prefill_queue import latency_of
 from planner.queues.prompts import Prompts, length_kinds
-from planner.queues.queueing import Array, Latency, between, pollaczek_khinchine_wait
+from planner.queues.queueing import Array, between, pollaczek_khinchine_wait
 from planner.queues.recorded_prefill import prefill_recorded
 from planner.queues.sampled_passes import Lanes, PassRecursion, Streams
 from planner.queues.sampled_queue import SampledQueue
+from planner.serving.latency import Latency
 from planner.workload import Lengths, Trace
 from tests.instances import instance
 

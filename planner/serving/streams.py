@@ -1,0 +1,166 @@
+"""Streams of requests: stationary ones drawn evenly from a workload's laws, and those of a trace.
+
+A stationary stream has common random numbers: every candidate and every rate is played with the same lengths and the
+same gaps, only scaled, so that two candidates differ by what they are and not by what was drawn. Levels are stratified
+(one in each of as many parts as there are requests), which takes most of the noise out of the offered load.
+
+Ref: P. Glasserman, Monte Carlo Methods in Financial Engineering, 2004, sections 4.2 and 4.3.
+"""
+
+import math
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from statistics import NormalDist
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.workload import Lengths, Trace, Workload
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+SHARE_OF_HITS = 0.95
+"""Reused share of a prompt that hits the cache where only the mean is known (Mooncake's conversation trace: many
+prompts near none, a tenth above 0.95)."""
+_KEPT_STREAMS = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Stream:
+    """Requests in order of arrival, one entry each; at least one token of each prompt is computed."""
+
+    arrival_seconds: Floats
+    prompt_tokens: Ints
+    reused_tokens: Ints
+    """Prompt tokens whose KV is there already."""
+    answer_tokens: Ints
+
+    def __len__(self) -> int:
+        return int(self.arrival_seconds.size)
+
+    def at_rate(self, requests_per_second: float) -> "Stream":
+        """Return the stream at a rate; gaps of a stationary stream have mean 1 as they are drawn."""
+        return replace(self, arrival_seconds=self.arrival_seconds / requests_per_second)
+
+    def select(self, chosen: NDArray[np.int64] | slice) -> "Stream":
+        """Return some of the requests."""
+        return Stream(
+            arrival_seconds=self.arrival_seconds[chosen],
+            prompt_tokens=self.prompt_tokens[chosen],
+            reused_tokens=self.reused_tokens[chosen],
+            answer_tokens=self.answer_tokens[chosen],
+        )
+
+    @classmethod
+    def from_trace(cls, trace: Trace) -> Self:
+        """Return the requests of a trace, at their own times."""
+        prompts = np.maximum(np.asarray(trace.input_tokens, dtype=np.int64), 1)
+        reused = np.zeros_like(prompts) if trace.reused_tokens is None else np.asarray(trace.reused_tokens, np.int64)
+        return cls(
+            arrival_seconds=np.asarray(trace.arrival_seconds, dtype=np.float64),
+            prompt_tokens=prompts,
+            reused_tokens=np.clip(reused, 0, prompts - 1),
+            answer_tokens=np.maximum(np.asarray(trace.output_tokens, dtype=np.int64), 1),
+        )
+
+
+@lru_cache(maxsize=_KEPT_STREAMS)
+def stationary(
+    workload: Workload, requests: int, *, seed: int = 0, every: int = 1, most_tokens: float = math.inf
+) -> Stream:
+    """Return a stationary stream of mean rate 1 per second.
+
+    Args:
+        workload: laws of lengths, reuse and gaps. Gaps are gamma distributed with its squared CV: 1 is Poisson.
+        requests: how many.
+        seed: of what is drawn; the same numbers for every workload.
+        every: the stream is what one of so many instances gets that are dealt requests in turn: the sum of as many
+            gamma gaps is gamma distributed with the squared CV divided by their number.
+        most_tokens: the model's context, at which prompt and answer together end.
+    """
+    prompts, reused = _prompts(workload, requests, seed)
+    answers = _answers(workload, requests, seed)
+    if math.isfinite(most_tokens):
+        prompts = np.minimum(prompts, max(int(most_tokens) - 1, 1))
+        answers = np.clip(answers, 1, np.maximum(int(most_tokens) - prompts, 1))
+    gaps = gamma_quantiles(workload.arrival_squared_cv / every, _levels(seed, 0, requests))
+    return Stream(
+        arrival_seconds=np.cumsum(gaps * (requests / gaps.sum())),
+        prompt_tokens=prompts,
+        reused_tokens=np.clip(reused, 0, prompts - 1),
+        answer_tokens=answers,
+    )
+
+
+def _levels(seed: int, purpose: int, count: int) -> Floats:
+    """Return levels within 0 and 1 in random order, one in each of ``count`` equal parts."""
+    rng = np.random.default_rng([seed, purpose])
+    return np.asarray((rng.permutation(count) + rng.random(count)) / count, dtype=np.float64)
+
+
+def _prompts(workload: Workload, count: int, seed: int) -> tuple[Ints, Ints]:
+    levels = _levels(seed, 1, count)
+    if workload.prompts is not None:
+        tokens, reused, weights = (np.array(column) for column in zip(*workload.prompts, strict=True))
+        kind = _kinds(weights, levels)
+        return _whole(tokens[kind]), np.rint(reused[kind]).astype(np.int64)
+    tokens = _whole(lengths_at(workload.input_tokens, levels))
+    if not workload.prefix_reuse:
+        return tokens, np.zeros_like(tokens)
+    share = max(SHARE_OF_HITS, workload.prefix_reuse)
+    hits = _levels(seed, 2, count) < workload.prefix_reuse / share
+    return tokens, np.where(hits, tokens * share, 0).astype(np.int64)
+
+
+def _answers(workload: Workload, count: int, seed: int) -> Ints:
+    levels = _levels(seed, 3, count)
+    if workload.answers is not None:
+        tokens, weights = (np.array(column) for column in zip(*workload.answers, strict=True))
+        return _whole(tokens[_kinds(weights, levels)])
+    return _whole(lengths_at(workload.output_tokens, levels))
+
+
+def _kinds(weights: Floats, levels: Floats) -> Ints:
+    edges = np.cumsum(weights) / weights.sum()
+    return np.minimum(np.searchsorted(edges, levels, side="right"), weights.size - 1)
+
+
+def _whole(tokens: Floats) -> Ints:
+    return np.maximum(np.rint(tokens), 1).astype(np.int64)
+
+
+def lengths_at(lengths: Lengths, levels: Floats) -> Floats:
+    """Return the quantiles of a length distribution at levels within 0 and 1, in tokens.
+
+    Log-normal: exp(mu + sigma z) with sigma^2 = ln(1 + c^2) and mean exp(mu + sigma^2 / 2).
+    """
+    if not lengths.squared_cv:
+        return np.full(levels.shape, lengths.mean)
+    if lengths.shape == "gamma":
+        return lengths.mean * gamma_quantiles(lengths.squared_cv, levels)
+    variance = math.log1p(lengths.squared_cv)
+    return np.asarray(lengths.mean * np.exp(math.sqrt(variance) * normal_scores(levels) - variance / 2))
+
+
+def normal_scores(levels: Floats) -> Floats:
+    """Return the standard normal quantiles at levels within 0 and 1."""
+    return np.fromiter(map(NormalDist().inv_cdf, levels.tolist()), dtype=np.float64, count=levels.size)
+
+
+def gamma_quantiles(squared_cv: float, levels: Floats) -> Floats:
+    """Return the quantiles of the gamma distribution with mean 1 and a squared CV at levels within 0 and 1.
+
+    Exact for 1 (exponential). Else the distribution function is summed over a grid of ln x: within 1 % from the 1 %
+    quantile on for squared CV up to 1. A CV below 0.3 % counts as none.
+    """
+    if squared_cv < 1e-5:
+        return np.ones_like(levels)
+    if squared_cv == 1:
+        return np.asarray(-np.log1p(-levels))
+    shape = 1 / squared_cv
+    logs = np.linspace(-14.0 * max(1.0, squared_cv), math.log(1 + 8 * math.sqrt(squared_cv) + 40 * squared_cv), 4000)
+    densities = np.exp(shape * (logs - np.exp(logs) + 1))  # of ln x, 1 at its peak
+    below = np.cumsum(densities)
+    return np.asarray(np.exp(np.interp(levels, below / below[-1], logs)), dtype=np.float64)

@@ -1,0 +1,105 @@
+"""Decode pools: against a plain Python reference, the birth-death pool, and links first come first served."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from planner.serving.decode import DecodePool, DecodeRequests, play_decode
+from planner.serving.streams import stationary
+from planner.serving.tables import Loads, step_table
+from planner.workload import Lengths, Workload
+from tests.planner.serving.costs import linear_cost
+
+FIXED, PER_REQUEST = 0.01, 1e-3
+
+
+def _pool(ranks: int, slots: int, instances: int = 1, capacity: float = 1e9, **links: float) -> DecodePool:
+    loads = Loads(ranks=ranks, budget_tokens=2, longest_prompt=2.0, most_running=ranks * slots)
+    times = step_table(linear_cost(FIXED, 0.0, PER_REQUEST, ranks=ranks), loads)
+    return DecodePool(
+        times=times,
+        ranks=ranks,
+        slots=slots,
+        capacity_tokens=capacity,
+        instances=instances,
+        policy="round_robin",
+        **links,
+    )
+
+
+def _requests(ready: list[float], answers: list[int], transfer: float = 0.0) -> DecodeRequests:
+    count = len(ready)
+    return DecodeRequests(
+        ready_seconds=np.array(ready),
+        cached_tokens=np.full(count, 10.0),
+        answer_tokens=np.array(answers, dtype=np.int64),
+        reserved_tokens=np.array(answers) + 10.0,
+        transfer_seconds=np.full(count, transfer),
+        source=np.zeros(count, dtype=np.int64),
+    )
+
+
+def _reference(ready: list[float], answers: list[int], slots: int) -> list[float]:
+    """One instance with one rank, iteration by iteration."""
+    waiting, left = list(range(len(ready))), [0.0] * len(ready)
+    running: dict[int, int] = {}
+    now = 0.0
+    while waiting or running:
+        if not running:
+            now = max(now, ready[waiting[0]])
+        while waiting and ready[waiting[0]] <= now and len(running) < slots:
+            joined = waiting.pop(0)
+            running[joined] = answers[joined]
+        now += FIXED + PER_REQUEST * len(running)
+        for each in list(running):
+            running[each] -= 1
+            if not running[each]:
+                left[each] = now
+                del running[each]
+    return left
+
+
+@given(gaps=st.lists(st.floats(0.001, 0.2), min_size=1, max_size=30), slots=st.integers(1, 6), data=st.data())
+def test_requests_leave_when_a_plain_reference_says(gaps: list[float], slots: int, data: st.DataObject) -> None:
+    """Slots that block, joins at the end of an iteration, stretches of equal iterations."""
+    answers = data.draw(st.lists(st.integers(1, 30), min_size=len(gaps), max_size=len(gaps)))
+    ready = np.cumsum(gaps).tolist()
+    played = play_decode(_pool(1, slots), _requests(ready, answers))
+    np.testing.assert_allclose(played.left_seconds, _reference(ready, answers, slots), rtol=1e-6)
+
+
+def test_few_requests_at_a_time_take_their_own_iterations() -> None:
+    """A lone request takes as many iterations of one as it has tokens."""
+    played = play_decode(_pool(2, 4, 2), _requests([1.0, 100.0], [50, 7]))
+    np.testing.assert_allclose(played.left_seconds, [1 + 50 * 0.011, 100 + 7 * 0.011])
+
+
+def test_kv_crosses_links_first_come_first_served() -> None:
+    """Two prompts of one group end together: the second transfer waits for the first."""
+    played = play_decode(_pool(2, 4, latency_seconds=0.5), _requests([0.0, 0.0], [1, 1], transfer=2.0))
+    np.testing.assert_allclose(played.there_seconds, [2.5, 4.5])
+    np.testing.assert_allclose(played.link_wait_seconds, [0.0, 2.0])
+
+
+def test_memory_that_is_set_aside_blocks() -> None:
+    """A rank with KV for one request serves one after the other, whatever its slots."""
+    played = play_decode(_pool(1, 8, capacity=30.0), _requests([0.0, 0.0], [20, 20]))
+    np.testing.assert_allclose(played.left_seconds, [20 * 0.011, 40 * 0.011])
+
+
+def test_occupancy_is_that_of_a_birth_death_process() -> None:
+    """Poisson arrivals: the mean residence is that of processor sharing with iterations that slow as it fills."""
+    workload = Workload(input_tokens=Lengths(mean=10), output_tokens=Lengths(mean=200, squared_cv=1.0))
+    stream = stationary(workload, 40_000, seed=3)
+    rate, slots = 1.2, 64
+    answers = np.maximum(stream.answer_tokens - 1, 1)
+    requests = _requests((stream.arrival_seconds / rate).tolist(), answers.tolist())
+    played = play_decode(_pool(1, slots), requests)
+    running = np.arange(1, slots + 1)
+    logs = np.append(0.0, np.cumsum(np.log(rate * answers.mean() * (FIXED + PER_REQUEST * running) / running)))
+    chances = np.exp(logs - logs.max())
+    expected = float(chances[1:] @ running / chances.sum()) / rate
+    inner = slice(4000, -4000)
+    residence = (played.left_seconds - requests.ready_seconds)[inner].mean()
+    assert residence == pytest.approx(expected, rel=0.03)
