@@ -1,13 +1,13 @@
 """Measured expert loads under a manifest's placement: the imbalance that its steps are then timed with."""
 
-import csv
-import io
 from pathlib import Path
 
 import numpy as np
 
 from ground.errors import BadInput
 from ground.files import read_text
+from ground.tables import csv_rows
+from ground.units import number_of
 from planner.manifest.schema import Manifest
 from runtime.simulate.engine import generator
 from runtime.simulate.faults import placement_balance
@@ -41,10 +41,7 @@ def _drawn(text: str, experts: int, layers: int, seed: int) -> np.ndarray | None
     name, colon, number = text.partition(":")
     if not colon or name not in ("lognormal", "zipf"):
         return None
-    try:
-        width = float(number)
-    except ValueError:
-        width = -1.0
+    width = number_of(number)
     if not 0 <= width <= 5:
         raise BadInput(f"--expert-loads: {text[:40]!r} needs a number from 0 to 5, such as lognormal:0.5 or zipf:1")
     random = generator(seed, "expert loads")
@@ -55,17 +52,12 @@ def _drawn(text: str, experts: int, layers: int, seed: int) -> np.ndarray | None
 
 def _read(path: Path, experts: int) -> np.ndarray:
     rows: list[list[float]] = []
-    for number, cells in enumerate(csv.reader(io.StringIO(read_text(path))), start=1):
-        if not cells:
-            continue
-        try:
-            row = [float(cell) for cell in cells]
-        except ValueError:
-            if number == 1:
-                continue
-            raise BadInput(f"{path}, line {number}: must hold numbers only") from None
-        if len(row) != experts or not all(0 <= value < float("inf") for value in row) or not sum(row):
-            raise BadInput(f"{path}, line {number}: must hold {experts} counts from 0, not all of them 0")
+    for number, (where, cells) in enumerate(csv_rows(read_text(path), str(path))):
+        row = [number_of(cell) for cell in cells]
+        if number == 0 and np.isnan(row).any():
+            continue  # names of the columns
+        if len(row) != experts or not all(value >= 0 for value in row) or not 0 < sum(row) < np.inf:
+            raise BadInput(f"{where}: must hold {experts} counts from 0, not all of them 0")
         rows.append(row)
     if not rows:
         raise BadInput(f"{path}: holds no row; give a row of token counts per layer")

@@ -1,18 +1,26 @@
 """Files in and out: read with one clear error, and several files written whole or not at all."""
 
+import json
 import os
+import signal
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from itertools import count, pairwise
 from pathlib import Path
+from typing import Any
 
 from ground.errors import BadInput
 from ground.units import MEBI
-from ground.yamldata import parse_yaml, to_yaml
+from ground.yamldata import SIZE_LIMIT, parse_yaml, to_yaml
 
 __all__ = [
     "check_file",
     "check_folder",
+    "checking",
+    "parse_json",
     "parse_yaml",
+    "read_bytes",
     "read_text",
     "read_yaml",
     "staging",
@@ -22,24 +30,24 @@ __all__ = [
 ]
 
 SIZE_LIMIT_BYTES = 64 * MEBI
+_numbers = count()
 
 
-def read_text(path: Path) -> str:
-    """Return the UTF-8 text of ``path``, without a byte order mark.
+def read_bytes(path: Path, most_bytes: int = SIZE_LIMIT_BYTES) -> bytes:
+    """Return the content of ``path``.
 
-    Raises BadInput naming the file if it is absent, a directory, unreadable, over 64 MiB or not UTF-8.
+    Raises BadInput naming the file if it is absent, a directory, unreadable or over ``most_bytes``.
     """
-    try:
-        with path.open("rb") as file:
-            raw = file.read(SIZE_LIMIT_BYTES + 1)
-    except FileNotFoundError:
-        raise BadInput(f"{path}: no such file") from None
-    except IsADirectoryError:
-        raise BadInput(f"{path}: this is a directory; give a file") from None
-    except (OSError, ValueError) as error:  # ValueError: a path with a null byte
-        raise BadInput(f"{path}: cannot be read: {_reason(error)}") from None
-    if len(raw) > SIZE_LIMIT_BYTES:
-        raise BadInput(f"{path}: the file is larger than {SIZE_LIMIT_BYTES // MEBI} MiB, the most that is read")
+    with checking(path), path.open("rb") as file:
+        raw = file.read(most_bytes + 1)
+    if len(raw) > most_bytes:
+        raise BadInput(f"{path}: the file is larger than {most_bytes // MEBI} MiB, the most that is read")
+    return raw
+
+
+def read_text(path: Path, most_bytes: int = SIZE_LIMIT_BYTES) -> str:
+    """Return the UTF-8 text of ``path``, without a byte order mark; BadInput as ``read_bytes`` and for other text."""
+    raw = read_bytes(path, most_bytes)
     try:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -47,21 +55,57 @@ def read_text(path: Path) -> str:
         raise BadInput(f"{path}, line {line}: this is not UTF-8 text") from None
 
 
+def parse_json(text: str, where: str) -> Any:
+    """Return what JSON text holds; BadInput naming ``where`` and what is wrong, a key that stands twice included."""
+    try:
+        return json.loads(text, object_pairs_hook=_unique_keys)
+    except json.JSONDecodeError as error:
+        raise BadInput(f"{where}: line {error.lineno}, column {error.colno}: not JSON: {error.msg}") from None
+    except (ValueError, RecursionError) as error:  # a key twice, a number of thousands of digits, brackets without end
+        raise BadInput(f"{where}: not an acceptable JSON file: {error}") from None
+
+
+def _unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    values = dict(pairs)
+    if len(values) != len(pairs):
+        twice = sorted(key for key, _ in pairs)
+        raise ValueError(f"the key {next(a for a, b in pairwise(twice) if a == b)[:40]} stands twice")
+    return values
+
+
 def read_yaml(path: Path) -> object:
     """Return the YAML document in ``path`` as plain data, read as ``ground.yamldata.parse_yaml`` says.
 
     Raises BadInput naming the file, and the line where there is one.
     """
-    return parse_yaml(read_text(path), str(path))
+    return parse_yaml(read_text(path, SIZE_LIMIT + 3), str(path))  # a byte order mark is none of it
+
+
+@contextmanager
+def checking(path: Path) -> Iterator[None]:
+    """Say in one sentence what keeps ``path`` from being read, as BadInput."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise BadInput(f"{path}: no such file") from None
+    except IsADirectoryError:
+        raise BadInput(f"{path}: this is a directory; give a file") from None
+    except (OSError, ValueError) as error:  # ValueError: a path with a null byte
+        raise BadInput(f"{path}: cannot be read: {_reason(error)}") from None
 
 
 def check_file(path: Path, *, force: bool, flag: str | None = None) -> None:
-    """Raise BadInput where ``path`` is a folder, or is there already and ``force`` is false; ``flag`` named it."""
+    """Raise BadInput where ``path`` is no regular file, or is there already and ``force`` is false; ``flag`` named it.
+
+    A link is there whatever it leads to; with ``force`` the file that it leads to is written.
+    """
     told = f"{flag}: {path}" if flag else f"{path}"
     with writing(path):
-        there = path.exists()
+        there, special = os.path.lexists(path), path.exists() and not path.is_file()
     if path.is_dir():
         raise BadInput(f"{told} is a folder; give the name of a file")
+    if special:
+        raise BadInput(f"{told} is a device, a pipe or a socket; give the name of a file")
     if there and not force:
         raise BadInput(f"{told} exists already; give --force to replace it")
 
@@ -69,9 +113,9 @@ def check_file(path: Path, *, force: bool, flag: str | None = None) -> None:
 def check_folder(folder: Path, names: Iterable[str], *, force: bool, flag: str) -> None:
     """Raise BadInput where ``folder`` is a file, or one of the names is there already and ``force`` is false."""
     with writing(folder):
-        there = folder.exists()
+        there = os.path.lexists(folder)
     if there and not folder.is_dir():
-        raise BadInput(f"{flag}: {folder} is a file; give a folder")
+        raise BadInput(f"{flag}: {folder} is a file, or a link to nothing; give a folder")
     for name in names:
         check_file(folder / name, force=force, flag=flag)
 
@@ -94,23 +138,65 @@ def write_files(files: Mapping[Path, str] | Mapping[Path, str | bytes], *, force
 def staging() -> Iterator[Callable[[Path], Path]]:
     """Yield what names a file to write beside a path: all take their places when the block ends well, or none is left.
 
+    Neither is a folder that was made for one. That holds for SIGTERM and SIGHUP, too, of which the process then ends.
+
     Raises BadInput naming the file if a folder cannot be made, or a file not be renamed.
     """
     staged: dict[Path, Path] = {}
+    made: list[Path] = []
 
     def beside(path: Path) -> Path:
         with writing(path):
-            _make_folder(path.parent)
-        return staged.setdefault(path, path.with_name(f".{path.name}.{os.getpid()}.tmp"))
+            target = Path(os.path.realpath(path))
+            made.extend(_make_folder(target.parent))
+            # Named by number: a name that just fits into the file system leaves no room for more.
+            return staged.setdefault(target, target.with_name(f".podplan-{os.getpid()}-{next(_numbers)}.tmp"))
 
+    done = False
+    with _cleaned_up():
+        try:
+            yield beside
+            for path, temporary in staged.items():
+                with writing(path):
+                    temporary.replace(path)
+            done = True
+        finally:
+            for temporary in staged.values():
+                with suppress(OSError):
+                    temporary.unlink(missing_ok=True)
+            for folder in () if done else reversed(made):
+                with suppress(OSError):  # others have put something there
+                    folder.rmdir()
+
+
+class _Ended(BaseException):
+    """A signal that ends the process; its number."""
+
+
+@contextmanager
+def _cleaned_up() -> Iterator[None]:
+    """Let the block clean up before a signal that ends the process does so."""
+
+    def end(number: int, _: object) -> None:
+        for each in usual:
+            signal.signal(each, signal.SIG_IGN)  # one is enough
+        raise _Ended(number)
+
+    usual = [number for number in (signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)) if _ends(number)]
+    for number in usual:
+        signal.signal(number, end)
     try:
-        yield beside
-        for path, temporary in staged.items():
-            with writing(path):
-                temporary.replace(path)
+        yield
+    except _Ended as ended:
+        signal.signal(ended.args[0], signal.SIG_DFL)
+        os.kill(os.getpid(), ended.args[0])
     finally:
-        for temporary in staged.values():
-            temporary.unlink(missing_ok=True)
+        for number in usual:
+            signal.signal(number, signal.SIG_DFL)
+
+
+def _ends(number: int) -> bool:
+    return signal.getsignal(number) is signal.SIG_DFL and threading.current_thread() is threading.main_thread()
 
 
 @contextmanager
@@ -122,12 +208,15 @@ def writing(path: Path) -> Iterator[None]:
         raise BadInput(f"{path}: cannot be written: {_reason(error)}") from None
 
 
-def _make_folder(folder: Path) -> None:
+def _make_folder(folder: Path) -> list[Path]:
+    """Make a folder and those above it; return those that were not there, outermost first."""
+    absent = [part for part in (folder, *folder.parents) if not os.path.lexists(part)][::-1]
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
-        file = next(part for part in (folder, *folder.parents) if part.exists() and not part.is_dir())
+        file = next(part for part in (folder, *folder.parents) if os.path.lexists(part) and not part.is_dir())
         raise BadInput(f"{file}: this is a file where a folder must be; give another path") from None
+    return absent
 
 
 def _reason(error: OSError | ValueError) -> str:

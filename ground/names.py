@@ -3,12 +3,17 @@
 from collections.abc import Iterable
 from difflib import get_close_matches
 
+LONGEST = 200
+"""Characters of what may be a mistyped name: to compare takes their square."""
+
 
 def close_names(name: str, known: Iterable[str], limit: int = 3) -> list[str]:
     """Return up to ``limit`` of ``known`` that resemble ``name``, nearest first, without regard to case.
 
     A name that starts with what was typed counts as near, however long it is.
     """
+    if len(name) > LONGEST:
+        return []
     by_lower = {candidate.lower(): candidate for candidate in known}
     typed = name.lower()
     near = get_close_matches(typed, by_lower, n=limit, cutoff=0.6)

@@ -7,27 +7,30 @@ distributions of input and output tokens as texts, by the second from which they
 """
 
 import ast
-import csv
-import io
-import json
 import re
 import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ground.archives import read_members
 from ground.errors import BadInput
+from ground.files import parse_json, read_bytes
+from ground.tables import csv_rows
 from ground.trace_rows import MOST_TOKENS, read_number
-from ground.units import MEBI
+from ground.units import GIBI
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
 MOST_REQUESTS = 5_000_000
-MOST_MEMBER_BYTES = 256 * MEBI
+MOST_BYTES = GIBI
+MOST_SECONDS = 1e10
+MOST_PER_SECOND = 1e6
 _MEMBER = re.compile(r"chunk-(\d+)-(trace\.csv|dataset\.json)$")
 
 
@@ -73,12 +76,15 @@ def read_stream(path: Path, seed: int) -> Stream:
     """
     clients = [_client(name, *files) for name, files in sorted(_pairs(path).items())]
     random = np.random.default_rng(seed)
-    parts = [part for client in clients for part in _draw(client, random)]
-    total = sum(part[0].size for part in parts)
+    parts, total = [], 0
+    for client in clients:
+        for part in _draw(client, random):
+            parts.append(part)
+            total += part[0].size
+            if total > MOST_REQUESTS:
+                raise BadInput(f"{path}: has more than {MOST_REQUESTS} requests; leave clients or windows out")
     if not total:
         raise BadInput(f"{path}: no client sends a request")
-    if total > MOST_REQUESTS:
-        raise BadInput(f"{path}: {total} requests are more than {MOST_REQUESTS}; leave clients or windows out")
     arrival, inputs, outputs = (np.concatenate([part[column] for part in parts]) for column in range(3))
     order = np.argsort(arrival, kind="stable")
     return Stream(
@@ -101,7 +107,7 @@ def _draw(client: Client, random: "np.random.Generator") -> Iterator[tuple[Float
             raise BadInput(f"{client.name}: {count} requests in a window are more than {MOST_REQUESTS}")
         drawn = random.weibull(shape, count + 1) if weibull else random.gamma(shape, size=count + 1)
         total = drawn.sum()
-        gaps = drawn / total if total > 0 else np.full(count + 1, 1 / (count + 1))
+        gaps = drawn / total if 0 < total < np.inf else np.full(count + 1, 1 / (count + 1))
         arrival = start + width * np.cumsum(gaps)[:-1]
         known = [second for second in held if second <= start]
         inputs, outputs = client.lengths[known[-1] if known else held[0]]
@@ -127,25 +133,24 @@ def _pairs(path: Path) -> dict[str, tuple[str, str]]:
 
 
 def _members(path: Path) -> Iterator[tuple[str, str]]:
-    try:
-        if path.is_dir():
-            for file in sorted(path.rglob("chunk-*")):
-                if _MEMBER.search(file.name) and file.stat().st_size <= MOST_MEMBER_BYTES:
-                    yield str(file), file.read_text(encoding="utf-8")
-            return
-        with tarfile.open(path) as archive:
-            for member in archive:
-                if member.isfile() and _MEMBER.search(member.name) and member.size <= MOST_MEMBER_BYTES:
-                    content = archive.extractfile(member)
-                    yield member.name, content.read().decode("utf-8") if content else ""
-    except (OSError, EOFError, tarfile.TarError, UnicodeDecodeError) as error:
-        raise BadInput(f"{path}: cannot be read ({error})") from None
+    if path.is_dir():
+        files = [each for each in sorted(path.rglob("chunk-*")) if _MEMBER.search(each.name) and each.is_file()]
+        members = {str(each): read_bytes(each) for each in files}
+    else:
+        members = read_members(path, lambda name: bool(_MEMBER.search(name)), MOST_BYTES, "is no whole tar file")
+    for name, content in members.items():
+        try:
+            yield name, content.decode("utf-8")
+        except UnicodeDecodeError:
+            raise BadInput(f"{path}: {name} is not UTF-8 text") from None
 
 
 def _client(name: str, trace: str, dataset: str) -> Client:
-    rows = [_window(cells, f"{name}-trace.csv, line {number}") for number, cells in _lines(trace)]
+    rows = [_window(cells, where) for where, cells in csv_rows(trace, f"{name}-trace.csv")]
     if not rows:
         raise BadInput(f"{name}-trace.csv: has no window")
+    if any(later[0] <= sooner[0] for sooner, later in pairwise(rows)):
+        raise BadInput(f"{name}-trace.csv: windows must stand in order of time, each once")
     starts, rates, shapes, weibull = zip(*rows, strict=True)
     return Client(
         name=name,
@@ -157,12 +162,6 @@ def _client(name: str, trace: str, dataset: str) -> Client:
     )
 
 
-def _lines(text: str) -> Iterator[tuple[int, list[str]]]:
-    for number, cells in enumerate(csv.reader(io.StringIO(text)), start=1):
-        if cells:
-            yield number, cells
-
-
 def _window(cells: list[str], where: str) -> tuple[float, float, float, bool]:
     """Return start, rate, shape and whether the family is Weibull."""
     if len(cells) != 6:
@@ -170,6 +169,8 @@ def _window(cells: list[str], where: str) -> tuple[float, float, float, bool]:
     start, rate, shape = (
         read_number(cells[index], f"{where}: {name}") for index, name in ((0, "time"), (1, "rate"), (4, "shape"))
     )
+    if abs(start) > MOST_SECONDS or rate > MOST_PER_SECOND:
+        raise BadInput(f"{where}: needs a time within {MOST_SECONDS:g} s and a rate of {MOST_PER_SECOND:g}/s at most")
     if rate < 0 or (rate > 0 and (cells[3] not in ("Gamma", "Weibull") or shape <= 0)):
         raise BadInput(f"{where}: needs a rate from 0, and with one the pattern Gamma or Weibull and a shape above 0")
     return start, rate, shape or 1.0, cells[3] == "Weibull"
@@ -177,12 +178,18 @@ def _window(cells: list[str], where: str) -> tuple[float, float, float, bool]:
 
 def _lengths(text: str, where: str) -> dict[float, tuple[tuple[Integers, Floats], tuple[Integers, Floats]]]:
     try:
-        content = json.loads(text)
-        return {
-            float(second): (_distribution(held["input_tokens"]), _distribution(held["output_tokens"]))
+        content = parse_json(text, where)
+        found = {
+            read_number(second, "time"): (_distribution(held["input_tokens"]), _distribution(held["output_tokens"]))
             for second, held in content.items()
         }
-    except (ValueError, SyntaxError, KeyError, TypeError, AttributeError, RecursionError, MemoryError) as error:
+        if not found:
+            raise ValueError("it is empty")
+        return found
+    except (
+        *(ArithmeticError, AttributeError, KeyError, MemoryError, RecursionError, SyntaxError, TypeError, ValueError),
+        BadInput,
+    ) as error:
         raise BadInput(
             f"{where}: must hold input_tokens and output_tokens as texts of a mapping of tokens to chances ({error})"
         ) from None
@@ -193,6 +200,6 @@ def _distribution(text: str) -> tuple[Integers, Floats]:
     mapping = ast.literal_eval(text)
     tokens = np.array([int(key) for key in mapping], dtype=np.int64)
     chances = np.array([float(value) for value in mapping.values()])
-    if not tokens.size or chances.min() < 0 or not chances.sum() > 0 or tokens.max() > MOST_TOKENS:
-        raise ValueError("a distribution is empty or negative")
+    if not tokens.size or tokens.max() > MOST_TOKENS or not (chances >= 0).all() or not 0 < chances.sum() < np.inf:
+        raise ValueError("a distribution is empty, negative or not finite")
     return np.maximum(tokens, 1), chances / chances.sum()

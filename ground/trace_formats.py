@@ -163,7 +163,7 @@ def _weka_rows(row: Fields, where: str) -> Iterator[Row]:
 def hash_of(name: str) -> int:
     """Return a number below 2^43 that a name always has."""
     value = 0
-    for byte in name.encode():
+    for byte in name.encode(errors="surrogatepass"):
         value = (value * 257 + byte) % (2**43 - 57)
     return value
 

@@ -1,6 +1,5 @@
 """Records of a trace file, one at a time: CSV, JSON lines, a JSON document or Parquet, plain or gzipped."""
 
-import csv
 import gzip
 import io
 import json
@@ -9,7 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from ground.archives import unbroken
 from ground.errors import BadInput
+from ground.files import checking
+from ground.tables import csv_cells
 from ground.units import MEBI
 
 MOST_ROWS = 5_000_000
@@ -37,14 +39,18 @@ def records(path: Path) -> tuple[list[str] | None, Iterator[Record]]:
         return None, _document_records(path)
     if text.startswith("{"):
         return None, _json_records(path, first, lines) if _json(text) is not None else _document_records(path)
-    header = [name.strip() for name in next(csv.reader([text]))]
+    header = [name.strip() for name in csv_cells(text, f"{path}, line {first[0]}")]
     return header, _csv_records(path, header, lines)
 
 
 def _csv_records(path: Path, header: list[str], lines: Iterator[tuple[int, str]]) -> Iterator[Record]:
     for number, text in lines:
         where = f"{path}, line {number}"
-        cells = next(csv.reader([text])) if '"' in text else text.split(",")
+        try:
+            cells = csv_cells(text, where)
+        except BadInput as error:
+            yield where, error
+            continue
         if len(cells) != len(header):
             yield where, BadInput(f"{where}: has {len(cells)} fields, the header has {len(header)}")
         else:
@@ -89,23 +95,16 @@ def _parquet_records(path: Path) -> Iterator[Record]:
     except ImportError:
         raise BadInput(f"{path}: is a Parquet file; install pyarrow to read it, or convert it to JSON lines") from None
     number = 0
-    try:
+    with unbroken(f"{path}: is a broken Parquet file, or one of values that are no plain data", ArrowException):
         for batch in ParquetFile(path).iter_batches(batch_size=4096):
             for row in batch.to_pylist():
                 number += 1
                 yield f"{path}, row {number}", row
-    except (ArrowException, OSError) as error:
-        raise BadInput(f"{path}: is a broken Parquet file ({str(error).splitlines()[0][:80]})") from None
 
 
 def _is_parquet(path: Path) -> bool:
-    try:
-        with path.open("rb") as file:
-            return file.read(4) == b"PAR1"
-    except OSError as error:
-        raise BadInput(f"{path}: cannot be read ({error.strerror or error})") from None
-    except ValueError as error:
-        raise BadInput(f"{str(path)[:40]!r}: cannot be read ({error})") from None
+    with checking(path), path.open("rb") as file:
+        return file.read(4) == b"PAR1"
 
 
 def _json(text: str) -> Any:

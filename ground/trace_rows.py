@@ -10,12 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ground.errors import BadInput
+from ground.units import number_of
 
 Integers = NDArray[np.int64]
 Fields = Mapping[str, Any]
 
 MOST_TOKENS = 100_000_000
 BYTES_PER_TOKEN_OF_TEXT = 4.0
+_HUGE = 10**300
 _STAMP = re.compile(r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(?:Z|[+-]\d\d:\d\d)?")
 
 
@@ -43,13 +45,10 @@ def first_of(row: Fields, names: tuple[str, ...], where: str) -> tuple[str, Any]
 
 def read_number(value: object, where: str) -> float:
     """Return a finite number from JSON or text."""
-    try:
-        if isinstance(value, (str, int, float)) and not isinstance(value, bool):
-            number = float(value)
-            if np.isfinite(number):
-                return number
-    except (ValueError, OverflowError):
-        pass
+    if isinstance(value, (str, int, float)) and not isinstance(value, bool):
+        number = number_of(value) if isinstance(value, str) else float(min(max(value, -_HUGE), _HUGE))
+        if -_HUGE < number < _HUGE:
+            return number
     raise BadInput(f"{where}: {str(value)[:40]!r} must be a finite number")
 
 

@@ -95,6 +95,15 @@ def parse_count(text: str, what: str, *, allow_zero: bool = False) -> int:
     return nearest
 
 
+def number_of(text: str) -> float:
+    """Return the number that stands in a text in ASCII; NaN for any other text, ``inf`` and ``1_0`` included."""
+    try:
+        value = float(text) if text.isascii() and "_" not in text else math.nan
+    except ValueError:
+        return math.nan
+    return value if math.isfinite(value) else math.nan
+
+
 def read_index(text: str) -> int | None:
     """Return the number of a device, a node, a layer or a column, 0 to 10^15 in ASCII digits; None of another text."""
     return int(text) if _INDEX.fullmatch(text) else None

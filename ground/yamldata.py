@@ -19,6 +19,7 @@ from yaml.events import (
 )
 
 from ground.errors import BadInput
+from ground.units import MEBI
 
 if TYPE_CHECKING:
     from yaml import SafeDumper as _BaseDumper
@@ -28,6 +29,8 @@ else:  # libyaml's are about ten times as fast and not in every build of PyYAML
     _Parser = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 DEPTH_LIMIT = 100
+SIZE_LIMIT = 8 * MEBI
+"""Characters of a document: some seconds to read. A manifest of a CloudMatrix384 has 0.3 MB."""
 
 _TAG = "tag:yaml.org,2002:"
 _INT = re.compile(r"[-+]?(?:0|[1-9][0-9]{0,999})\Z")
@@ -49,6 +52,8 @@ def parse_yaml(text: str, where: str) -> object:
     Plain scalars follow the core schema of YAML 1.2 (https://yaml.org/spec/1.2.2/, section 10.3) in decimal, so
     ``1e-6`` is a number and ``no`` is text. An empty text is None. Raises BadInput naming ``where`` and the line.
     """
+    if len(text) > SIZE_LIMIT:
+        raise BadInput(f"{where}: YAML of more than {SIZE_LIMIT // MEBI} MiB is not read; leave out what is not needed")
     builder = _Builder()
     try:
         for event in yaml.parse(text, Loader=_Parser):

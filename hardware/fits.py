@@ -9,7 +9,6 @@ a rate without a shape stands as the work of one second). A ``feed_forward`` row
 followed by a down product, ``columns`` the intermediate and ``depth`` the hidden size.
 """
 
-import csv
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ground.errors import BadInput
+from ground.files import read_text
+from ground.tables import csv_table
 from hardware.spec import (
     AttentionFit,
     CollectiveFit,
@@ -176,8 +177,8 @@ Row = dict[str, str]
 
 
 def _rows(hw: HardwareSpec, file_name: str, evaluate: Callable[[HardwareSpec, Row], Residual]) -> list[Residual]:
-    with (CALIBRATION / file_name).open(encoding="utf-8", newline="") as lines:
-        return [evaluate(hw, row) for row in csv.DictReader(lines) if hw.name in row["used_by"].split()]
+    table = csv_table(read_text(CALIBRATION / file_name), file_name)
+    return [evaluate(hw, row) for _, row in table if hw.name in row["used_by"].split()]
 
 
 def _residual(row: Row, kernel: str, shape: str, fitted_seconds: Number) -> Residual:

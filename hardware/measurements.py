@@ -13,8 +13,6 @@ and ``seconds`` always. ``version`` and ``source`` say what was measured and whe
 ``used_by``, where there is such a column, names the catalogue entries that a row is for.
 """
 
-import csv
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +21,8 @@ from typing import get_args
 from ground.errors import BadInput
 from ground.files import read_text
 from ground.sourced import LEAST_SOURCE
+from ground.tables import csv_table
+from ground.units import number_of
 from hardware.fits import INPUT_BYTES
 from hardware.spec import CollectiveOp, ScopeName
 
@@ -94,31 +94,13 @@ def read_measurements(paths: Iterable[Path], name: str) -> list[Measurement]:
 
 
 def _file(path: Path, name: str) -> list[Measurement]:
-    lines = read_text(path).splitlines()
-    if not lines or not any(column in next(csv.reader(lines[:1]), []) for column in KIND_COLUMNS):
+    table = csv_table(read_text(path), str(path), ("seconds",))
+    if not any(column in table[0][1] for column in KIND_COLUMNS):
         raise BadInput(f"{path}: the first line must name the columns, among them one of {', '.join(KIND_COLUMNS)}")
-    table = csv.DictReader(lines)
-    columns = list(table.fieldnames or ())
-    if "seconds" not in columns:
-        raise BadInput(f"{path}: there is no column seconds; every row is a measured time")
-    twice = next((column for column in columns if columns.count(column) > 1), None)
-    if twice is not None:
-        raise BadInput(f"{path}: column {twice[:40]!r} stands twice; leave one of them out")
-    rows = []
-    for row in table:
-        if None in row or None in row.values():
-            raise BadInput(
-                f"{path}, line {table.line_num}: has not the {len(columns)} fields that the first line names"
-            )
-        mine = row.get("used_by")
-        if mine is None or name in mine.split():
-            rows.append(_row(row, f"{path}, line {table.line_num}"))
-    if not table.line_num > 1:
-        raise BadInput(f"{path}: names columns and has no row; every row is a measured time")
-    return rows
+    return [_row(row, where) for where, row in table if "used_by" not in row or name in row["used_by"].split()]
 
 
-def _row(row: dict[str, str | None], where: str) -> Measurement:
+def _row(row: dict[str, str], where: str) -> Measurement:
     what = next(
         (value.strip() for value in (row.get(column) for column in KIND_COLUMNS) if value and value.strip()), ""
     )
@@ -156,11 +138,8 @@ def _word(text: str | None, column: str, known: Sequence[str], where: str) -> st
 
 
 def _number(text: str | None, column: str, where: str) -> float:
-    try:
-        number = float(text or "")
-    except ValueError:
-        number = math.nan
-    if not math.isfinite(number) or number < 0 or (number == 0 and column not in MAY_BE_ZERO):
+    number = number_of(text or "")
+    if not number >= 0 or (number == 0 and column not in MAY_BE_ZERO):
         raise BadInput(f"{where}: {column} is {str(text)[:40]!r}; it must be a positive number")
     least, most = SECONDS if column == "seconds" else (0.0, MOST)
     if not least <= number <= most:

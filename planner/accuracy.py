@@ -4,7 +4,6 @@
 published; ``excluded.csv`` what it cannot, with the reason.
 """
 
-import csv
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -14,6 +13,7 @@ from typing import Literal, get_args
 
 from ground.errors import BadInput, Fault
 from ground.files import read_text
+from ground.tables import csv_table
 from hardware.formats import KvDtype
 from hardware.loader import load_hardware
 from hardware.spec import Dtype, HardwareSpec
@@ -120,13 +120,11 @@ def load_cases(path: Path = PUBLISHED / "cases.csv") -> list[Case]:
 
     Raises BadInput naming the file and the line of a row that cannot be read.
     """
-    rows = list(csv.DictReader(read_text(path).splitlines()))
-    return [_case(row, f"{path}, line {line}") for line, row in enumerate(rows, start=2)]
+    return [_case(row, where) for where, row in csv_table(read_text(path), str(path))]
 
 
 def load_excluded(path: Path = PUBLISHED / "excluded.csv") -> list[Excluded]:
     """Return what is published and not compared."""
-    rows = csv.DictReader(read_text(path).splitlines())
     return [
         Excluded(
             what=row["what"],
@@ -135,16 +133,15 @@ def load_excluded(path: Path = PUBLISHED / "excluded.csv") -> list[Excluded]:
             reason=row["reason"],
             url=row["url"],
         )
-        for row in rows
+        for _, row in csv_table(read_text(path), str(path))
     ]
 
 
 def load_operators(path: Path = PUBLISHED / "operators.csv") -> list[Operators]:
     """Return the published operator measurements and what became of them."""
-    rows = csv.DictReader(read_text(path).splitlines())
     return [
         Operators(what=row["what"], ids=tuple(row["ids"].split()), rows=int(row["rows"]), use=row["use"])
-        for row in rows
+        for _, row in csv_table(read_text(path), str(path))
     ]
 
 

@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import NoReturn
 
 from ground.errors import BadInput
+from ground.files import parse_json, read_text
+from ground.units import MEBI
 from models.spec import LARGEST_DIMENSION
 
-SIZE_LIMIT_BYTES = 4_000_000
+SIZE_LIMIT_BYTES = 4 * MEBI
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,29 +98,10 @@ def read_config(path: Path) -> Config:
 
     Raises BadInput naming the file, and the line where it is not JSON.
     """
-    try:
-        if path.stat().st_size > SIZE_LIMIT_BYTES:
-            raise BadInput(f"{path}: over {SIZE_LIMIT_BYTES} bytes; a model configuration is a few kilobytes")
-        values = json.loads(path.read_text(encoding="utf-8-sig"), object_pairs_hook=_unique_keys)
-    except OSError as error:
-        raise BadInput(f"{path}: cannot be read: {error.strerror or error}") from None
-    except json.JSONDecodeError as error:
-        raise BadInput(f"{path}: line {error.lineno}, column {error.colno}: not JSON: {error.msg}") from None
-    except UnicodeDecodeError:
-        raise BadInput(f"{path}: is not UTF-8 text; give the model's config.json") from None
-    except (ValueError, RecursionError) as error:  # a key twice, a number of thousands of digits, brackets without end
-        raise BadInput(f"{path}: not an acceptable JSON file: {error}") from None
+    values = parse_json(read_text(path, SIZE_LIMIT_BYTES), str(path))
     if not isinstance(values, dict):
         raise BadInput(f"{path}: must hold one JSON object with the keys of a model's config.json")
     return Config(values, str(path))
-
-
-def _unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    values = dict(pairs)
-    if len(values) != len(pairs):
-        keys = [key for key, _ in pairs]
-        raise ValueError(f"the key {next(key for key in keys if keys.count(key) > 1)} stands twice")
-    return values
 
 
 def spell(spellings: tuple[str, ...]) -> str:

@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ground.errors import BadInput
+from ground.files import parse_json, parse_yaml
 from ground.validation import validate
-from ground.yamldata import parse_yaml
 from planner.manifest.layout import ExpertMap
 from planner.manifest.loads import check_expert_map
 
@@ -140,12 +140,7 @@ def read_map(text: str, where: str, *, experts: int, ranks: int) -> MoeMap:
 
 
 def _parse(text: str, where: str) -> object:
-    if not text.lstrip().startswith("{"):
-        return parse_yaml(text, where)
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        raise BadInput(f"{where}: is not JSON") from None
+    return parse_json(text, where) if text.lstrip().startswith("{") else parse_yaml(text, where)
 
 
 def _rows(rows: object, where: str) -> Integers:

@@ -6,21 +6,20 @@ layers x experts x time slices. SGLang (``/dump_expert_distribution_record`` in 
 x layers x experts, in a ``.pt`` file or as JSON; its rows are model layers, so leading layers without load are dense.
 """
 
-import csv
-import io
-import json
 import re
-import zipfile
 from dataclasses import dataclass
+from math import isnan
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ground.archives import read_arrays
 from ground.errors import BadInput
-from ground.files import read_text
-from ground.units import MEBI
+from ground.files import parse_json, read_text
+from ground.tables import csv_rows
+from ground.units import MEBI, number_of, read_index
 from planner.placement.problem import check_loads
 from planner.placement.torchfile import read_torch_file
 
@@ -28,7 +27,7 @@ Floats = NDArray[np.float64]
 
 MOST_BYTES = 512 * MEBI
 MOST_ELEMENTS = 64 * MEBI
-_EXPERT_COLUMN = re.compile(r"(?:e|expert)?[_ ]?(\d+)\Z", re.IGNORECASE)
+_EXPERT_COLUMN = re.compile(r"(?:e|expert)?[_ ]?([0-9]{1,9})\Z", re.IGNORECASE)
 _NOT_KEYS = {"layer", "tokens", "total"}
 _NPZ_NAMES = ("loads", "counts", "logical_count", "tokens_per_expert")
 
@@ -51,11 +50,12 @@ def read_loads(path: Path) -> LoadFile:
     """
     ending = path.suffix.lower()
     if ending in (".npy", ".npz"):
-        read = LoadFile(loads=_read_numpy(path))
+        arrays = read_arrays(path, MOST_BYTES)
+        read = LoadFile(loads=as_floats(arrays[_array_name(list(arrays), path)], str(path)))
     elif ending in (".pt", ".pth"):
         read = _from_dump(read_torch_file(path, MOST_BYTES), path)
     elif ending == ".json":
-        read = _from_dump(_parse_json(path), path)
+        read = _from_dump(parse_json(read_text(path), str(path)), path)
     else:
         read = _read_csv(path)
     try:
@@ -63,26 +63,6 @@ def read_loads(path: Path) -> LoadFile:
     except BadInput as error:
         raise BadInput(f"{path}: {error}") from None
     return read
-
-
-def _read_numpy(path: Path) -> Floats:
-    """Return the array of an NPY file, or the one of an NPZ file that holds loads."""
-    try:
-        if path.stat().st_size > MOST_BYTES:
-            raise BadInput(f"{path}: the file is larger than {MOST_BYTES // MEBI} MiB, the most that is read")
-        if path.suffix.lower() == ".npz":
-            with zipfile.ZipFile(path) as archive:
-                if sum(member.file_size for member in archive.infolist()) > MOST_BYTES:
-                    raise BadInput(f"{path}: holds more than {MOST_BYTES // MEBI} MiB, the most that is read")
-            with np.load(path, allow_pickle=False) as arrays:
-                return as_floats(arrays[_array_name(list(arrays.files), path)], str(path))
-        return as_floats(np.load(path, allow_pickle=False), str(path))
-    except FileNotFoundError:
-        raise BadInput(f"{path}: no such file") from None
-    except (OSError, ValueError, EOFError, KeyError, TypeError, zipfile.BadZipFile, MemoryError):
-        raise BadInput(
-            f"{path}: is not a NumPy file of plain numbers, or not a whole one; write it with numpy.save"
-        ) from None
 
 
 def _array_name(names: list[str], path: Path) -> str:
@@ -108,13 +88,6 @@ def as_floats(values: Any, what: str) -> Floats:
     if array.size > MOST_ELEMENTS:
         raise BadInput(f"{what}: has {array.size} numbers, more than the {MOST_ELEMENTS} that are read; add slices up")
     return array.astype(np.float64)
-
-
-def _parse_json(path: Path) -> object:
-    try:
-        return json.loads(read_text(path))
-    except (ValueError, RecursionError):
-        raise BadInput(f"{path}: is not JSON") from None
 
 
 def _from_dump(data: object, path: Path) -> LoadFile:
@@ -145,52 +118,46 @@ def _without_dense(counts: Floats) -> LoadFile:
 
 
 def _read_csv(path: Path) -> LoadFile:
-    rows = [row for row in csv.reader(io.StringIO(read_text(path))) if any(cell.strip() for cell in row)]
+    rows = list(csv_rows(read_text(path), str(path)))
     if not rows:
         raise BadInput(f"{path}: is empty; expected is a row per layer and a column per expert")
-    header = [cell.strip() for cell in rows[0]]
-    if all(_is_number(cell) for cell in header):
-        return LoadFile(loads=_numbers(rows, path, first_line=1))
+    _, header = rows[0]
+    if not any(isnan(number_of(cell)) for cell in header):
+        return LoadFile(loads=_numbers(rows, path))
     if len(rows) == 1:
         raise BadInput(f"{path}: has a header and no rows; expected is a row per layer")
     if "layer" in [name.lower() for name in header]:
         return _keyed_rows(header, rows[1:], path)
-    return LoadFile(loads=_numbers(rows[1:], path, first_line=2))
+    return LoadFile(loads=_numbers(rows[1:], path))
 
 
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
-
-
-def _numbers(rows: list[list[str]], path: Path, first_line: int) -> Floats:
+def _numbers(rows: list[tuple[str, list[str]]], path: Path) -> Floats:
     """Rows of equal length as numbers, [rows, columns]."""
-    for line, row in enumerate(rows, start=first_line):
-        if len(row) != len(rows[0]):
-            raise BadInput(f"{path}, row {line}: has {len(row)} columns and the rows before it {len(rows[0])}")
-        for column, cell in enumerate(row):
-            if not _is_number(cell):
-                raise BadInput(f"{path}, row {line}, column {column + 1}: {cell.strip()[:20]!r} is not a number")
-    return as_floats([[float(cell) for cell in row] for row in rows], str(path))
+    values = []
+    for where, row in rows:
+        if len(row) != len(rows[0][1]):
+            raise BadInput(f"{where}: has {len(row)} columns and the rows before it {len(rows[0][1])}")
+        values.append([number_of(cell) for cell in row])
+        wrong = next((column for column, value in enumerate(values[-1]) if isnan(value)), None)
+        if wrong is not None:
+            raise BadInput(f"{where}, column {wrong + 1}: {row[wrong][:20]!r} is not a number")
+    return as_floats(values, str(path))
 
 
-def _keyed_rows(header: list[str], rows: list[list[str]], path: Path) -> LoadFile:
+def _keyed_rows(header: list[str], rows: list[tuple[str, list[str]]], path: Path) -> LoadFile:
     """Rows that name their layer and, by the other key columns, their time slice."""
     lower = [name.lower() for name in header]
-    experts = [(int(found[1]), at) for at, name in enumerate(header) if (found := _EXPERT_COLUMN.match(name))]
-    order = [at for _, at in sorted(experts)]
-    if not experts or sorted(number for number, _ in experts) != list(range(len(experts))):
+    experts = sorted((int(found[1]), at) for at, name in enumerate(header) if (found := _EXPERT_COLUMN.match(name)))
+    order = [at for _, at in experts]
+    if not experts or [number for number, _ in experts] != list(range(len(experts))):
         raise BadInput(f"{path}: the header needs a column e0, e1, … for every expert beside the column layer")
-    for line, row in enumerate(rows, start=2):
+    for where, row in rows:
         if len(row) != len(header):
-            raise BadInput(f"{path}, row {line}: has {len(row)} columns and the header {len(header)}")
-    values = _numbers([[row[at] for at in order] for row in rows], path, first_line=2)
+            raise BadInput(f"{where}: has {len(row)} columns and the header {len(header)}")
+    values = _numbers([(where, [row[at] for at in order]) for where, row in rows], path)
     keys = [at for at in range(len(header)) if at not in order and lower[at] not in _NOT_KEYS]
-    names = [" ".join(row[at].strip() for at in keys) for row in rows]
-    layers = [row[lower.index("layer")].strip() for row in rows]
+    names = [" ".join(row[at] for at in keys) for _, row in rows]
+    layers = [row[lower.index("layer")] for _, row in rows]
     slices = {name: position for position, name in enumerate(dict.fromkeys(names))}
     numbers = {name: position for position, name in enumerate(sorted(set(layers), key=_layer_order))}
     loads = np.zeros((len(numbers), len(order), len(slices)))
@@ -211,4 +178,5 @@ def _keyed_rows(header: list[str], rows: list[list[str]], path: Path) -> LoadFil
 
 
 def _layer_order(text: str) -> tuple[int, str]:
-    return (int(text), "") if text.isdigit() else (-1, text)
+    number = read_index(text)
+    return (-1, text) if number is None else (number, "")

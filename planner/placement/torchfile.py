@@ -7,18 +7,18 @@ Ref: pytorch.org/docs/stable/notes/serialization.html, "Saved file format".
 """
 
 import io
+import math
 import pickle
-import zipfile
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ground.archives import read_members, unbroken
 from ground.errors import BadInput
-from ground.units import MEBI
 
 _DTYPES = {
     "DoubleStorage": "<f8",
@@ -38,37 +38,24 @@ def read_torch_file(path: Path, most_bytes: int) -> object:
     Raises:
         BadInput: no such file, too large, not of this format, or anything in it that is not plain data.
     """
-    try:
-        with zipfile.ZipFile(path) as archive:
-            if sum(member.file_size for member in archive.infolist()) > most_bytes:
-                raise BadInput(f"{path}: holds more than {most_bytes // MEBI} MiB, the most that is read")
-            return _load(archive, path)
-    except FileNotFoundError:
-        raise BadInput(f"{path}: no such file") from None
-    except (OSError, zipfile.BadZipFile, KeyError, EOFError, RuntimeError, NotImplementedError):
-        raise BadInput(f"{path}: is not a file that PyTorch saved; save the counts as NPY instead") from None
-
-
-def _load(archive: zipfile.ZipFile, path: Path) -> object:
-    names = [name for name in archive.namelist() if name.endswith("data.pkl")]
+    what = "is not a file that PyTorch saved; save the counts as NPY instead"
+    members = read_members(path, lambda name: True, most_bytes, what)
+    names = [name for name in members if name.endswith("data.pkl")]
     if len(names) != 1:
-        raise BadInput(f"{path}: is not a file that PyTorch saved; save the counts as NPY instead")
-    folder = names[0].removesuffix("data.pkl")
+        raise BadInput(f"{path}: {what}")
     try:
-        return _Tensors(archive, folder).load()
+        with unbroken("its pickle is broken; save the counts as NPY instead", pickle.UnpicklingError):
+            return _Tensors(members, names[0].removesuffix("data.pkl")).load()
     except BadInput as error:
         raise BadInput(f"{path}: {error}") from None
-    # Whatever a broken pickle makes the unpickler raise.
-    except (pickle.UnpicklingError, AttributeError, IndexError, TypeError, ValueError, MemoryError, RecursionError):
-        raise BadInput(f"{path}: its pickle is broken; save the counts as NPY instead") from None
 
 
 class _Tensors(pickle.Unpickler):
     """An unpickler that knows tensors and nothing else."""
 
-    def __init__(self, archive: zipfile.ZipFile, folder: str) -> None:
-        super().__init__(io.BytesIO(archive.read(f"{folder}data.pkl")))
-        self._archive, self._folder = archive, folder
+    def __init__(self, members: Mapping[str, bytes], folder: str) -> None:
+        super().__init__(io.BytesIO(members[f"{folder}data.pkl"]))
+        self._members, self._folder = members, folder
 
     def find_class(self, module: str, name: str) -> Any:
         """Return a builder of plain data; BadInput for every other class."""
@@ -87,12 +74,12 @@ class _Tensors(pickle.Unpickler):
         kind, dtype, key, _location, count = pid
         if kind != "storage" or not isinstance(dtype, str) or not isinstance(key, str):
             raise pickle.UnpicklingError
-        return np.frombuffer(self._archive.read(f"{self._folder}data/{key}"), dtype=dtype, count=int(count))
+        return np.frombuffer(self._members[f"{self._folder}data/{key}"], dtype=dtype, count=int(count))
 
 
 def _tensor(storage: NDArray[Any], offset: int, size: Any, stride: Any, *_: object) -> NDArray[Any]:
     """A tensor as an array: element (i, j, …) stands at offset + i * stride[0] + j * stride[1] + …"""
-    if np.prod([float(length) for length in size]) > max(len(storage), 1):
+    if math.prod(max(length, 1) for length in size) > max(len(storage), 1):
         raise pickle.UnpicklingError  # an expanded view repeats numbers; counts do not
     at = np.full(tuple(size), offset, dtype=np.int64)
     for axis, (length, step) in enumerate(zip(size, stride, strict=True)):

@@ -93,7 +93,7 @@ def test_a_bad_day_is_one_sentence(text: str, told: str) -> None:
     [
         ("", "the first line must name the columns: time,rate"),
         ("hour,rate\n0,5\n", "the first line must name the columns: time,rate"),
-        ("time,rate\n", "has 0 rows"),
+        ("time,rate\n", "has no row"),
         ("time,rate\n0:00\n", "line 2: has 1 fields"),
         ("time,rate\n0:00,5\n1:00,many\n", "line 3: 'many/s' is not a number"),
     ],

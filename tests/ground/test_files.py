@@ -1,5 +1,9 @@
 """Reading with one clear error, writing whole or not at all."""
 
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,12 +19,13 @@ def test_read_yaml_reads_a_file_with_a_byte_order_mark(tmp_path: Path) -> None:
     assert files.read_yaml(path) == {"name": "café"}
 
 
-def test_what_cannot_be_read_is_bad_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_read_is_bad_input(tmp_path: Path) -> None:
     """Absent, a directory, not UTF-8, too large, a broken link, a null byte: the sentence names the file."""
     latin = tmp_path / "latin.yaml"
     latin.write_bytes(b"a: 1\nb: caf\xe9\n")
     large = tmp_path / "large.yaml"
-    large.write_bytes(b"#" * 101)
+    large.touch()
+    os.truncate(large, files.SIZE_LIMIT_BYTES + 1)
     (tmp_path / "loop").symlink_to("loop")
     cases = {
         tmp_path / "absent.yaml": "no such file",
@@ -30,7 +35,6 @@ def test_what_cannot_be_read_is_bad_input(tmp_path: Path, monkeypatch: pytest.Mo
         tmp_path / "loop": "cannot be read",
         tmp_path / "a\0b": "cannot be read",
     }
-    monkeypatch.setattr(files, "SIZE_LIMIT_BYTES", 100)
     for path, told in cases.items():
         with pytest.raises(BadInput) as caught:
             files.read_yaml(path)
@@ -66,3 +70,45 @@ def test_write_files_leaves_nothing_behind_when_one_fails(tmp_path: Path) -> Non
     with pytest.raises(BadInput, match="is a folder; give the name of a file"):
         files.write_files({tmp_path: "new"}, force=True)
     assert [child.name for child in tmp_path.iterdir()] == ["file"]
+
+
+def test_special_files_and_links_are_respected(tmp_path: Path) -> None:
+    """A pipe stays a pipe; a link is there whatever it leads to, and with force what it leads to is written."""
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(BadInput, match="is a device, a pipe or a socket"):
+        files.write_files({tmp_path / "pipe": "new"}, force=True)
+    (tmp_path / "link").symlink_to("target")
+    with pytest.raises(BadInput, match="exists already"):
+        files.write_files({tmp_path / "link": "new"}, force=False)
+    with pytest.raises(BadInput, match="a link to nothing"):
+        files.check_folder(tmp_path / "link", ["a"], force=True, flag="--out")
+    files.write_files({tmp_path / "link": "new"}, force=True)
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "target").read_text(encoding="utf-8") == "new"
+
+
+def test_long_names_are_written_and_too_long_ones_refused(tmp_path: Path) -> None:
+    """255 bytes are what a file system takes."""
+    files.write_files({tmp_path / ("a" * 255): "new"}, force=False)
+    with pytest.raises(BadInput, match="cannot be written"):
+        files.write_files({tmp_path / "folder" / ("a" * 256): "new"}, force=False)
+    assert [child.name for child in tmp_path.iterdir()] == ["a" * 255]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_a_signal_leaves_nothing(tmp_path: Path, number: signal.Signals) -> None:
+    """Ended from outside, a process removes what it began, and ends of that signal."""
+    text = (
+        "import time; from pathlib import Path; from ground.files import staging\n"
+        "with staging() as beside:\n"
+        "    beside(Path('new/a')).write_text('x'); print('begun', flush=True); time.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", text], cwd=tmp_path, stdout=-1, stderr=-3, env=_here()) as process:
+        assert process.stdout is not None and process.stdout.readline() == b"begun\n"
+        assert len(list((tmp_path / "new").iterdir())) == 1
+        process.send_signal(number)
+        assert process.wait(timeout=20) == -number
+    assert list(tmp_path.iterdir()) == []
+
+
+def _here() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
