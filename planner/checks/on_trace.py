@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from planner.costs.cache import device_cache, model_cache
+from planner.costs.latency import tokens_per_iteration
 from planner.costs.memory import BLOCK_TOKENS, kv_capacity_tokens
 from planner.instances.operating import DecodeServer, PrefillServer
 from planner.instances.space import Role
@@ -21,13 +22,12 @@ from planner.mixed.server import MixedServer
 from planner.mixed.step_times import StepTimes
 from planner.plans.aggregated import AggregatedPlan
 from planner.plans.plan import DisaggregatedPlan, Plan
-from planner.plans.recorded import MixedPools, Pools, Recorded, play, within
+from planner.plans.recorded import DecodeSide, MixedPools, Pools, PrefillSide, Recorded, play, separate, within
 from planner.question import Question
-from planner.queues.machine import Machine
 from planner.queues.queueing import Array
 from planner.workload import Trace, Traffic
 
-MOST_PLAYED = 60_000
+MOST_PLAYED = 600_000
 """Requests that are played in all while the largest rate is looked for."""
 _FILLED = 3.0
 """Times the requests under way that a trace must have to load a plan at all."""
@@ -118,23 +118,33 @@ def pools_of(plan: Plan, instances: Mapping[Role, int] | None = None) -> Pools |
     question, prefill, decode = plan.question, plan.prefill, plan.decode
     left = instances or {}
     counts = (left.get("prefill", prefill.instances), left.get("decode", decode.instances))
-    first = PrefillServer(question, prefill.candidate)
-    second = DecodeServer(question, decode.candidate, plan.transfer_seconds)
-    source, target = prefill.candidate.row.strategy, decode.candidate.row.strategy
-    budget = float(prefill.candidate.tokens_per_device * source.attention_tp * source.pp)
-    return Pools(
-        machine=Machine(first.cost, source.attention_dp, budget, prefill.candidate.microbatches),
-        prefill_instances=counts[0],
-        policy="round_robin",
-        links=links_of(
-            question,
-            model_cache(prefill.candidate.deployment),
-            (source, counts[0]),
-            (target, counts[1]),
+    first, second = prefill.candidate, decode.candidate
+    source, target = first.row.strategy, second.row.strategy
+    cache = device_cache(second.deployment)
+
+    def reserved(tokens: Array) -> Array:
+        return np.ceil(np.asarray(cache.charged(tokens, 1.0)) / BLOCK_TOKENS) * BLOCK_TOKENS
+
+    return separate(
+        PrefillSide(
+            cost=PrefillServer(question, first).cost,
+            ranks=source.attention_dp,
+            budget_tokens=int(first.tokens_per_device * source.attention_tp * source.pp),
+            microbatches=first.microbatches,
+            instances=counts[0],
         ),
-        iteration_seconds=second.iteration_table(),
-        decode_instances=counts[1],
-        tokens_per_iteration=second.accepted,
+        DecodeSide(
+            cost=DecodeServer(question, second, plan.transfer_seconds).cost,
+            ranks=target.attention_groups,
+            slots=second.batch,
+            capacity_tokens=float(kv_capacity_tokens(second.deployment, decode.memory)),
+            microbatches=second.microbatches,
+            instances=counts[1],
+            tokens_per_iteration=tokens_per_iteration(second.drafts, question.acceptance),
+        ),
+        links_of(question, model_cache(first.deployment), (source, counts[0]), (target, counts[1])),
+        reserved,
+        question.workload,
     )
 
 

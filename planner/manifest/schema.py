@@ -21,7 +21,7 @@ from planner.manifest.layout import (
     RankTable,
     ShardRule,
 )
-from planner.manifest.reach import charged_tokens
+from planner.manifest.reach import Number, charged_tokens
 
 MANIFEST_VERSION = 1
 
@@ -96,14 +96,12 @@ class CacheShape(Strict):
         """Whether a request takes anything else than its tokens."""
         return bool(self.reach_share or self.sequence_tokens)
 
-    def charged(self, tokens: float, requests: float = 1) -> float:
+    def charged(self, tokens: Number, requests: float = 1) -> Number:
         """Tokens' worth of cache that ``requests`` requests of ``tokens`` tokens in all take."""
         if not self.shaped:
             return tokens
         share, state = self.reach_share, self.sequence_tokens
-        return float(
-            charged_tokens(tokens, requests, reach=self.reach_tokens, reach_share=share, sequence_tokens=state)
-        )
+        return charged_tokens(tokens, requests, reach=self.reach_tokens, reach_share=share, sequence_tokens=state)
 
 
 class KvCache(CacheShape):

@@ -72,7 +72,10 @@ def kv_transfer_seconds(kv: KvTransfer, prefill: Pool, decode: Pool, prompt_toke
     (CloudMatrix384 section 4.3.3).
     """
     links = min(pool.degrees.attention_tp * pool.degrees.pp for pool in (prefill, decode))
-    return kv.charged(prompt_tokens) * kv.bytes_per_token / (links * kv.bandwidth_bytes_per_second) + kv.latency_seconds
+    return (
+        float(kv.charged(prompt_tokens)) * kv.bytes_per_token / (links * kv.bandwidth_bytes_per_second)
+        + kv.latency_seconds
+    )
 
 
 def _normal(mean: float, deviation: float) -> Statistics:

@@ -1,10 +1,8 @@
 """What pools do with a recorded stream: its own arrivals, lengths and reuse, one request after the other.
 
 A trace is no stationary stream. Its rate drifts, a window begins empty and may end with a backlog, a few long prompts
-decide a minute. So instead of a rate and moments its requests go through three recursions: passes
-(``queues.recorded_prefill``), the links that KV crosses (``instances.kv_links``) and iterations
-(``queues.recorded_decode``); at aggregated instances through one, their steps (``mixed.recorded``). What remains a
-model is what a pass, a transfer and an iteration, or a step, take.
+decide a minute. So its requests are played (``planner.serving``): through passes, links and iterations, or through the
+steps of aggregated instances. What remains a model is what a pass, a transfer and an iteration, or a step, take.
 """
 
 from collections.abc import Callable
@@ -13,17 +11,30 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.instances.kv_links import KvLinks, Pulled, pulled
+from planner.instances.kv_links import KvLinks
 from planner.instances.space import Role
+from planner.manifest.terms import StepCost
 from planner.mixed.recorded import MixedMachines, serve_recorded
-from planner.queues.machine import Machine
-from planner.queues.prefill_queue import Policy
 from planner.queues.queueing import Array
-from planner.queues.recorded_decode import Decoded, decode_recorded
-from planner.queues.recorded_prefill import Prefilled, prefill_recorded
-from planner.workload import Trace
+from planner.serving.decode import DecodePool, RankPolicy
+from planner.serving.prefill import Policy as PrefillPolicy
+from planner.serving.prefill import PrefillPool
+from planner.serving.separate import SeparatePools, play_separate
+from planner.serving.streams import Stream
+from planner.serving.tables import Loads, step_table
+from planner.workload import Trace, Workload, running_kv_tokens
 
 Flags = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Crossed:
+    """Transfers of those that go on to decode."""
+
+    wait_seconds: Array
+    """[requests], until its links were free."""
+    utilisation: "dict[Role, float]"
+    """Share of the time up to the end in which a link of each role carries KV."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,22 +49,16 @@ class Recorded:
     """When the last answer is out, from 0 on as arrivals are counted."""
     busy: dict[Role, float]
     """Share of the time until then in which a role's instances work."""
-    links: Pulled | None = None
-    """Transfers of those that go on to decode; None where that is the same instance."""
+    links: Crossed | None = None
+    """None where nothing crosses links."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pools:
-    """A prefill and a decode pool as the recursions see them."""
+    """A prefill and a decode pool as they are played, and the links between them."""
 
-    machine: Machine
-    prefill_instances: int
-    policy: Policy
+    separate: SeparatePools
     links: KvLinks
-    iteration_seconds: Array
-    """[slots of a decode instance], with 1, 2, ... running requests."""
-    decode_instances: int
-    tokens_per_iteration: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +68,87 @@ class MixedPools:
     machines: MixedMachines
     charged: Callable[[float], float]
     """KV tokens that a request of so many tokens is granted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefillSide:
+    """Prefill instances that are alike, by what a step costs."""
+
+    cost: StepCost
+    ranks: int
+    budget_tokens: int
+    microbatches: int
+    instances: int
+    policy: PrefillPolicy = "round_robin"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeSide:
+    """Decode instances that are alike, by what a step costs."""
+
+    cost: StepCost
+    ranks: int
+    slots: int
+    capacity_tokens: float
+    microbatches: int
+    instances: int
+    tokens_per_iteration: float
+    policy: RankPolicy = "least_kv"
+
+
+def separate(
+    prefill: PrefillSide,
+    decode: DecodeSide,
+    links: KvLinks,
+    reserved_tokens: Callable[[Array], Array],
+    workload: Workload,
+) -> Pools:
+    """Return both pools, ready to be played.
+
+    Args: ``reserved_tokens`` of requests of so many tokens; the ``workload`` has the lengths of what is played.
+    """
+    longest = max((tokens for tokens, _, _ in workload.prompts or ()), default=prefill.budget_tokens)
+    passes = Loads(
+        ranks=prefill.ranks,
+        budget_tokens=prefill.budget_tokens,
+        longest_prompt=float(longest),
+        microbatches=prefill.microbatches,
+    )
+    iterations = Loads(
+        ranks=decode.ranks,
+        budget_tokens=2,
+        longest_prompt=2.0,
+        most_running=decode.ranks * decode.slots,
+        kv_tokens_per_request=running_kv_tokens(workload).mean_tokens,
+        microbatches=decode.microbatches,
+    )
+    return Pools(
+        separate=SeparatePools(
+            prefill=PrefillPool(
+                times=step_table(prefill.cost, passes),
+                ranks=prefill.ranks,
+                budget_tokens=prefill.budget_tokens,
+                instances=prefill.instances,
+                policy=prefill.policy,
+            ),
+            decode=DecodePool(
+                times=step_table(decode.cost, iterations),
+                ranks=decode.ranks,
+                slots=decode.slots,
+                capacity_tokens=decode.capacity_tokens,
+                instances=decode.instances,
+                policy=decode.policy,
+                tokens_per_iteration=decode.tokens_per_iteration,
+                source_groups=links.prefill.groups,
+                source_channels=links.channels(links.prefill),
+                target_channels=links.channels(links.decode),
+                latency_seconds=links.latency_seconds,
+            ),
+            transfer_seconds=links.held_seconds,
+            reserved_tokens=reserved_tokens,
+        ),
+        links=links,
+    )
 
 
 def play(pools: Pools | MixedPools, trace: Trace) -> Recorded:
@@ -88,35 +174,28 @@ def _play_mixed(pools: MixedPools, trace: Trace) -> Recorded:
 
 
 def _play_pair(pools: Pools, trace: Trace) -> Recorded:
-    prefilled = prefill_recorded(pools.machine, pools.prefill_instances, pools.policy, trace)
-    sent = np.asarray(trace.output_tokens) > 1  # answers of one token never reach decode
-    prompts = np.asarray(trace.input_tokens, dtype=np.float64)
-    links = pulled(pools.links, prefilled.first_token_seconds[sent], prefilled.origin[sent], prompts[sent])
-    after = np.asarray(trace.output_tokens, dtype=np.float64)[sent] - 1
-    iterations = after / pools.tokens_per_iteration
-    decoded = decode_recorded(links.there_seconds, iterations, pools.iteration_seconds, pools.decode_instances)
-    return _outcome(pools, trace, prefilled, links, decoded)
-
-
-def _outcome(pools: Pools, trace: Trace, prefilled: Prefilled, links: Pulled, decoded: Decoded) -> Recorded:
-    arrival = np.asarray(trace.arrival_seconds, dtype=np.float64)
-    output = np.asarray(trace.output_tokens, dtype=np.float64)
-    left, sent = prefilled.first_token_seconds.copy(), output > 1
-    left[sent] = decoded.left_seconds
-    after = np.where(sent, output - 1, np.nan)
-    end = float(left.max())
+    found, prefill, decode = play_separate(pools.separate, Stream.from_trace(trace)), *_instances(pools.separate)
+    end, links = found.end_seconds, None
+    if found.link_wait_seconds is not None:
+        sent = found.sent_seconds
+        used: dict[Role, float] = {role: sent / (pools.links.servers(side) * end) for role, side in pools.links.sides}
+        links = Crossed(wait_seconds=found.link_wait_seconds, utilisation=used)
     return Recorded(
-        ttft_seconds=prefilled.first_token_seconds - arrival,
-        tpot_seconds=(left - prefilled.first_token_seconds) / after,
-        e2e_seconds=left - arrival,
-        output_tokens=output,
+        ttft_seconds=found.ttft_seconds,
+        tpot_seconds=found.tpot_seconds,
+        e2e_seconds=found.e2e_seconds,
+        output_tokens=found.answer_tokens,
         end_seconds=end,
         busy={
-            "prefill": prefilled.busy_seconds / (pools.prefill_instances * end),
-            "decode": decoded.busy_seconds / (pools.decode_instances * end),
+            "prefill": found.busy_seconds["prefill"] / (prefill * end),
+            "decode": found.busy_seconds["decode"] / (decode * end),
         },
         links=links,
     )
+
+
+def _instances(pools: SeparatePools) -> tuple[int, int]:
+    return pools.prefill.instances, pools.decode.instances
 
 
 def within(ttft: Array, tpot: Array, ttft_seconds: float | None, tpot_seconds: float | None) -> Flags:

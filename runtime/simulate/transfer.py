@@ -33,7 +33,7 @@ class KvLinks:
     def seconds(self, tokens: int, source_devices: int, target_devices: int) -> float:
         """Return how long a transfer takes alone, without its latency."""
         links = min(source_devices, target_devices)
-        return (self._shape.charged(tokens) if self._shape else tokens) * self._token_seconds / links
+        return (float(self._shape.charged(tokens)) if self._shape else tokens) * self._token_seconds / links
 
     def send(
         self,
@@ -56,7 +56,7 @@ class KvLinks:
         blocked = self._blocked
         begin = max(now, free.get(origin, 0.0), blocked.get(source[0], 0.0), blocked.get(target[0], 0.0))
         other = max(now, free.get(end, 0.0), blocked.get(source[0], 0.0), blocked.get(target[0], 0.0))
-        seconds = (self._shape.charged(tokens) if self._shape else tokens) * self._token_seconds / links
+        seconds = (float(self._shape.charged(tokens)) if self._shape else tokens) * self._token_seconds / links
         free[origin], free[end] = begin + seconds, other + seconds
         start = begin if begin > other else other
         self.link_seconds += seconds * links

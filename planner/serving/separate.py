@@ -1,0 +1,94 @@
+"""Separate prefill and decode pools under a stream: passes, then links, then iterations."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner.serving.capacity import Outcome
+from planner.serving.decode import Decoded, DecodePool, DecodeRequests, play_decode
+from planner.serving.prefill import Prefilled, PrefillPool, play_prefill
+from planner.serving.streams import Floats, Ints, Stream
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SeparatePools:
+    """Both pools, and what a request needs of links and of KV."""
+
+    prefill: PrefillPool
+    decode: DecodePool
+    transfer_seconds: Callable[[Floats], Floats]
+    """Seconds for which the KV of prompts of so many tokens keeps its links."""
+    reserved_tokens: Callable[[Floats], Floats]
+    """KV that is set aside in decode for requests of so many tokens in all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Served:
+    """What became of every request of a stream, [requests]; TPOT is not a number where an answer has one token."""
+
+    ttft_seconds: Floats
+    tpot_seconds: Floats
+    e2e_seconds: Floats
+    answer_tokens: Floats
+    end_seconds: float
+    """When the last answer is out, from 0 on as arrivals are counted."""
+    busy_seconds: dict[str, float]
+    """By role, of all its instances."""
+    link_wait_seconds: Floats | None = None
+    """From a place in decode until its links were free, of requests that cross; None where none does."""
+    sent_seconds: float = 0.0
+    """Link time of all transfers."""
+
+    @property
+    def outcome(self) -> Outcome:
+        """The latencies that limits are about."""
+        return Outcome(ttft_seconds=self.ttft_seconds, tpot_seconds=self.tpot_seconds)
+
+
+def served(stream: Stream, first_seconds: Floats, left_seconds: Floats, **figures: object) -> Served:
+    """Return the latencies of requests by when they have the first and the last token."""
+    after = np.where(stream.answer_tokens > 1, stream.answer_tokens - 1.0, np.nan)
+    return Served(
+        ttft_seconds=first_seconds - stream.arrival_seconds,
+        tpot_seconds=(left_seconds - first_seconds) / after,
+        e2e_seconds=left_seconds - stream.arrival_seconds,
+        answer_tokens=stream.answer_tokens.astype(np.float64),
+        end_seconds=float(left_seconds.max()),
+        **figures,  # type: ignore[arg-type]
+    )
+
+
+def play_separate(pools: SeparatePools, stream: Stream) -> Served:
+    """Return what happens to every request; answers of one token never reach decode."""
+    prefilled = play_prefill(pools.prefill, stream)
+    sent = np.flatnonzero(stream.answer_tokens > 1)
+    busy = {"prefill": prefilled.busy_seconds, "decode": 0.0}
+    left = prefilled.first_token_seconds.copy()
+    if not sent.size:
+        return served(stream, prefilled.first_token_seconds, left, busy_seconds=busy)
+    decoded = _decode(pools, stream, prefilled, sent)
+    left[sent] = decoded.left_seconds
+    return served(
+        stream,
+        prefilled.first_token_seconds,
+        left,
+        busy_seconds=busy | {"decode": decoded.busy_seconds},
+        link_wait_seconds=decoded.link_wait_seconds,
+        sent_seconds=float(pools.transfer_seconds(stream.prompt_tokens[sent].astype(np.float64)).sum()),
+    )
+
+
+def _decode(pools: SeparatePools, stream: Stream, prefilled: Prefilled, sent: Ints) -> Decoded:
+    prompts, answers = stream.prompt_tokens[sent].astype(np.float64), stream.answer_tokens[sent]
+    return play_decode(
+        pools.decode,
+        DecodeRequests(
+            ready_seconds=prefilled.first_token_seconds[sent],
+            cached_tokens=prompts,
+            answer_tokens=answers - 1,
+            reserved_tokens=pools.reserved_tokens(prompts + answers),
+            transfer_seconds=pools.transfer_seconds(prompts),
+            source=prefilled.origin[sent],
+        ),
+    )
