@@ -1,10 +1,15 @@
 """The commands of `plan` as a static table, so that its help imports none of them."""
 
+import re
+from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from typing import Any
 
 import typer
 from typer.core import TyperGroup
+
+from ground.errors import BadInput
 
 DEFAULT = "search"
 
@@ -30,8 +35,30 @@ COMMANDS = {
 }
 
 
+_WHOLE = re.compile(r"[+-]?[0-9]{1,18}")
+
+
 class StdoutClosed(Exception):
     """The reader of stdout went away."""
+
+
+def _strict_parser(made: Callable[[Any], Any], context: Any) -> Any:
+    """Return a command's parser that refuses a flag given twice, of which the last would win, and 1_0 for a number."""
+    parser = made(context)
+    parse = parser.parse_args
+
+    def parse_once(args: list[str]) -> Any:
+        values, rest, order = parse(args)
+        for option in order:
+            value = values.get(option.name)
+            if isinstance(value, str) and order.count(option) > 1:
+                raise BadInput(f"{option.opts[0]} stands twice; give it once")
+            if isinstance(value, str) and option.type.name == "int" and not _WHOLE.fullmatch(value):
+                raise BadInput(f"{option.opts[0]}: {value[:40]!r} is not a whole number, such as 8")
+        return values, rest, order
+
+    parser.parse_args = parse_once
+    return parser
 
 
 class LazyCommands(TyperGroup):
@@ -47,6 +74,7 @@ class LazyCommands(TyperGroup):
             return None
         command = typer.main.get_command(import_module(f"cli.{cmd_name}").app)
         command.name = cmd_name
+        command.make_parser = partial(_strict_parser, command.make_parser)  # type: ignore[method-assign]
         return command
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:

@@ -1,7 +1,6 @@
 """`plan fleet`: several models and rates on one cluster."""
 
 import json as json_module
-import re
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
@@ -19,6 +18,7 @@ from cli.progress import progress
 from cli.search_json import question_json
 from ground.errors import Infeasible
 from ground.files import check_folder, write_files
+from ground.names import file_names
 from planner.fleets.answer import FleetAnswer
 from planner.fleets.cluster import plan_cluster
 
@@ -86,11 +86,7 @@ def _shown(asked: FleetInput, answer: FleetAnswer, seconds: float) -> Shown:
 
 def _manifest_names(asked: FleetInput) -> list[str]:
     """Return a file for each model, named as the model is in the fleet."""
-    names = [re.sub(r"[^a-z0-9.]+", "-", member.name.lower()).strip("-.") or "model" for member in asked.fleet.members]
-    return [
-        f"{name if names.count(name) == 1 else f'{name}-{number}'}/manifest.yaml"
-        for number, name in enumerate(names, 1)
-    ]
+    return [f"{name}/manifest.yaml" for name in file_names((each.name for each in asked.fleet.members), SUMMARY)]
 
 
 def _show(shown: Shown, outputs: Outputs, folder: Path | None, *, json: bool) -> None:

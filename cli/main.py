@@ -19,9 +19,12 @@ from cli.commands import COMMANDS, DEFAULT, LazyCommands, StdoutClosed
 from cli.exit_codes import ExitCode
 from ground.errors import BadInput, Infeasible
 from ground.names import close_names, suggest
+from ground.units import read_index
 from ground.version import VERSION
 
 PACKAGES = ["ground", "hardware", "models", "planner", "runtime", "deploy", "cli"]
+MOST_SHOWN = 2000
+LEAST_WIDTH, MOST_WIDTH = 10, 10_000
 TOP_OPTIONS = {"--help", "-h", "--version", "--install-completion", "--show-completion"}
 
 
@@ -77,10 +80,21 @@ def run() -> None:
     # Only plugins that other distributions bring would want to see podplan's models; looking for them costs 15 ms.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     gc.set_threshold(500_000, 50, 50)  # imports and rows are objects that stay: to look through 100,000 costs 30 ms
+    _open_streams()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")  # a table in a terminal without UTF-8 is no reason to fail
     _end(main(sys.argv[1:]))
+
+
+def _open_streams() -> None:
+    """Let a closed stream lead nowhere, lest files take its number; a width that is none says nothing."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode, encoding="utf-8"))
+    for name in ("COLUMNS", "LINES"):
+        if not LEAST_WIDTH <= (read_index(os.environ.get(name, "")) or 0) <= MOST_WIDTH:
+            os.environ.pop(name, None)
 
 
 def _end(code: int) -> NoReturn:
@@ -131,8 +145,7 @@ def _fault(error: Exception) -> int:
     """Tell a defect of podplan in one line, with its trace where that is asked for."""
     if os.environ.get("PODPLAN_DEBUG") == "1":
         traceback.print_exc()
-    told = " ".join(str(error).split())
-    return _fail(ExitCode.FAULT, f"fault in podplan, {type(error).__name__}: {told} (PODPLAN_DEBUG=1 shows where)")
+    return _fail(ExitCode.FAULT, f"fault in podplan, {type(error).__name__}: {error} (PODPLAN_DEBUG=1 shows where)")
 
 
 def _with_command(arguments: list[str]) -> list[str]:
@@ -183,7 +196,10 @@ def _usage_sentence(error: typer.TyperException) -> str:
 
 
 def _fail(code: ExitCode, message: str) -> int:
-    print(f"plan: {message}", file=sys.stderr)
+    """Tell what ends the command on one line, whatever a name or a solver's word in it holds."""
+    line = "".join(each if each.isprintable() else repr(each)[1:-1] for each in " ".join(message.split()))
+    shown = line if len(line) <= MOST_SHOWN else f"{line[: MOST_SHOWN // 2]} ... {line[-MOST_SHOWN // 2 :]}"
+    print(f"plan: {shown}", file=sys.stderr)
     return code
 
 

@@ -1,7 +1,9 @@
-"""What a mistyped name may have meant."""
+"""What a mistyped name may have meant, and what any name is called as a file."""
 
-from collections.abc import Iterable
+import re
+from collections.abc import Collection, Iterable
 from difflib import get_close_matches
+from itertools import chain, count
 
 LONGEST = 200
 """Characters of what may be a mistyped name: to compare takes their square."""
@@ -20,6 +22,22 @@ def close_names(name: str, known: Iterable[str], limit: int = 3) -> list[str]:
     if len(typed) >= 3:
         near += [candidate for candidate in sorted(by_lower) if candidate.startswith(typed) and candidate not in near]
     return [by_lower[candidate] for candidate in near[:limit]]
+
+
+def file_names(names: Iterable[str], taken: Collection[str] = ()) -> list[str]:
+    """Return what each name is called as a file or folder: none twice, and none of those ``taken``.
+
+    Lower-case letters, digits, inner points and hyphens, 60 at most, which no file system, shell or solver minds.
+
+    >>> file_names(["chat!", "chat?", "Chat", "../x", "--help", "fleet.json"], ["fleet.json"])
+    ['chat', 'chat-2', 'chat-3', 'x', 'help', 'fleet.json-2']
+    """
+    found: list[str] = []
+    for name in names:
+        stem = re.sub(r"[^a-z0-9.]+", "-", name.lower()[:LONGEST])[:60].strip("-.") or "model"
+        tried = chain([stem], (f"{stem}-{number}" for number in count(2)))
+        found.append(next(each for each in tried if each not in found and each not in taken))
+    return found
 
 
 def suggest(name: str, known: Iterable[str]) -> str:

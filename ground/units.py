@@ -43,6 +43,7 @@ _PERIODS = {
     "day": DAY_SECONDS,
 }
 _COUNTS = {"": 1.0, "k": KILO, "m": MEGA, "g": GIGA, "b": GIGA}
+_POWERS = {"w": 1.0, "kw": KILO, "mw": MEGA}
 _MOST = 1e18
 _NUMBER = re.compile(r"\s*([+-]?(?:[0-9][0-9,]*\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)\s*(.*?)\s*", re.DOTALL)
 
@@ -78,6 +79,12 @@ def parse_rate(text: str, what: str, *, allow_zero: bool = False) -> float:
         raise BadInput(f"{what}: {_quote(text)} is not a rate; write for example {_plain(number)}/s or 600/min")
     seconds = _factor(_PERIODS, period, text, what, "/s, /min, /h or /d")
     return _checked(number / seconds, text, what, allow_zero)
+
+
+def parse_power(text: str, what: str) -> float:
+    """Return the watts that ``text`` (``900W``, ``1.4kW``) stands for; BadInput naming ``what``, for no unit, too."""
+    number, unit = _split(text, what, "900W or 1.4kW")
+    return _checked(number * _factor(_POWERS, unit, text, what, "W or kW"), text, what, False)
 
 
 def parse_count(text: str, what: str, *, allow_zero: bool = False) -> int:

@@ -38,8 +38,8 @@ def prove(programme: Programme, picks: Picks, names: Sequence[str]) -> Bound:
     # Whatever holds a column slower than the choice carries less: the programme's optimum stays.
     least = (reached if aim.objective == "throughput" else aim.rate or 0.0) * (1 - 1e-9)
     built = _Built(pulp, programme, least)
-    for name, ways in zip(names, programme.ways, strict=True):
-        built.add_member(name, ways)
+    for number, ways in enumerate(programme.ways):
+        built.add_member(f"m{number}", ways)
     built.add_pools()
     if programme.whole_nodes:
         built.add_whole_nodes(programme.steps)
@@ -86,7 +86,10 @@ class _Built:
             self.problem += self.growth >= self.aim.rate * (1 - 1e-9), "asked_rate"
 
     def add_member(self, name: str, ways: Sequence[Way]) -> None:
-        """Add the columns of a model, one of each role or one that fills both, and that they carry what all carry."""
+        """Add the columns of a model, one of each role or one that fills both, and that they carry what all carry.
+
+        Models and pools are numbered in names: what a solver makes of two may be one.
+        """
         before = len(self.taken)
         carried: list[Any] = []
         single = [side for way in ways if len(way) == 1 for side in way]
@@ -141,12 +144,12 @@ class _Built:
 
     def add_pools(self) -> None:
         """Add what the pools hold, and the objective."""
-        for pool, devices in sorted(self.aim.devices.items()):
+        for number, (pool, devices) in enumerate(sorted(self.aim.devices.items())):
             mine = [(side, column, pick) for side, column, pick in self.taken if side.machines.budget == pool]
             used = self.pulp.lpSum(int(side.devices[column]) * pick for side, column, pick in mine)
             room = self.pulp.lpSum(int(side.room[column]) * pick for side, column, pick in mine)
-            self.problem += used <= devices, f"devices_{pool}"
-            self.problem += room <= devices, f"nodes_{pool}"
+            self.problem += used <= devices, f"devices_p{number}"
+            self.problem += room <= devices, f"nodes_p{number}"
         if self.aim.objective == "throughput":
             self.problem += self.growth
             return
@@ -156,13 +159,13 @@ class _Built:
 
     def add_whole_nodes(self, steps: Mapping[str, int]) -> None:
         """Add that no two models share a node; ``steps`` are the devices of a node of each pool."""
-        for pool, devices in sorted(self.aim.devices.items()):
+        for number, (pool, devices) in enumerate(sorted(self.aim.devices.items())):
             nodes = []
             for (own, name), terms in self.owned.items():
                 if own == pool:
-                    nodes.append(self.new(f"nodes_of_{name} {pool}", lowBound=0, cat=self.pulp.LpInteger))
-                    self.problem += self.pulp.lpSum(terms) <= steps[pool] * nodes[-1], f"nodes_{name} {pool}"
-            self.problem += self.pulp.lpSum(nodes) <= devices // steps[pool], f"whole_nodes_{pool}"
+                    nodes.append(self.new(f"nodes_of_{name} p{number}", lowBound=0, cat=self.pulp.LpInteger))
+                    self.problem += self.pulp.lpSum(terms) <= steps[pool] * nodes[-1], f"nodes_{name} p{number}"
+            self.problem += self.pulp.lpSum(nodes) <= devices // steps[pool], f"whole_nodes_p{number}"
 
 
 def covers(programme: Programme, names: Sequence[str]) -> str:

@@ -236,6 +236,41 @@ def test_another_package_in_front_is_told(tmp_path: Path) -> None:
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize("width", ["0", "²", "-1", "99999999999999999999"])
+def test_a_width_that_is_none_is_passed_over(width: str) -> None:
+    """A shell may set COLUMNS to anything."""
+    done = _plan("models", "qwen3-8b", COLUMNS=width)
+    assert (done.returncode, done.stderr) == (0, "") and "Qwen3-8B" in done.stdout
+
+
+@pytest.mark.parametrize(("closed", "model", "code"), [(1, "qwen3-8b", 0), (2, "qwen3-8b", 0), (2, "none", 2)])
+def test_a_closed_stream_leads_nowhere(closed: int, model: str, code: int) -> None:
+    """What would stand there is lost; nothing of it goes elsewhere."""
+    command = f"'{sys.executable}' -m cli.main models {model} {closed}>&-"
+    done = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (code, "")
+    assert bool(done.stdout) == (closed == 2 and code == 0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["models", "a\nb\x1b[31m\udcff"], "model 'a\\nb\\x1b[31m\\udcff': is neither"),
+        (["simulate", "a\nb\x1b[31m"], "a b\\x1b[31m: no such file"),
+        (["search", "qwen3-8b", "--hw", "h100", "--hw=h200"], "--hw stands twice"),
+        (["execute", "x", "--seed", "１０"], "--seed: '１０' is not a whole number"),
+        (["execute", "x", "--seed", "1_0"], "--seed: '1_0' is not a whole number"),
+        (["search", "qwen3-8b", "--hw", "h100", "--isl", "1_0"], "--isl: '1_0'"),
+        (["search", "x" * 9000, "--hw", "h100"], "xxx..."),
+    ],
+)
+def test_a_message_is_one_printable_line(arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whatever is typed, no control character reaches the terminal, and nothing is taken by halves."""
+    assert main.main(arguments) == ExitCode.BAD_INPUT
+    line = capsys.readouterr().err
+    assert told in line and line.count("\n") == 1 and line[:-1].isprintable() and len(line) < 2100
+
+
 def test_no_color_and_a_narrow_encoding() -> None:
     """Tables come without escapes to a file, and without a failure to a terminal that knows ASCII only."""
     done = _plan("hardware", PYTHONIOENCODING="ascii", NO_COLOR="1")
