@@ -61,7 +61,8 @@ class Deployment:
     arrays of the same shape, and everything built from it broadcasts.
 
     ``redundant`` counts expert slots beyond one per routed expert, in all; ``shared_ranks`` ranks
-    hold only the shared expert (0: every rank has a copy); ``drafts`` is the MTP depth.
+    hold only the shared expert (0: every rank has a copy); ``drafts`` is the MTP depth; ``engine`` names the serving
+    engine whose kernels run, None the kernels of the hardware entry.
     """
 
     model: ModelSpec
@@ -74,6 +75,7 @@ class Deployment:
     shared_ranks: Number = 0
     drafts: Number = 0
     host_seconds: float | None = None
+    engine: str | None = None
 
     @property
     def draft_layers(self) -> Number:

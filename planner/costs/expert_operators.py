@@ -6,11 +6,13 @@ group's tokens, and the busiest rank's copies ("routed") decide the transfer.
 
 from typing import Literal
 
-from hardware.formats import ACTIVATION_BYTES
+from hardware.curves import ExpertCurves, expert_curves
+from hardware.formats import ACTIVATION_BYTES, ELEMENT_BYTES, product_dtype
 from planner.costs.collectives import collective, exchange_copies, exchange_fit, exchange_protocol, message_bytes
 from planner.costs.deployment import Deployment, several, shared_split
-from planner.costs.roofline import Roofline, residual, scale
-from planner.manifest.terms import CommunicationTerm, Form, Shape, Stage, Term
+from planner.costs.roofline import SIBLING_RESIDUAL as LENT_RESIDUAL
+from planner.costs.roofline import Roofline, combine, residual, scale
+from planner.manifest.terms import CommunicationTerm, CurveTerm, Form, Shape, Stage, Term
 
 
 def sharded_tokens(deployment: Deployment) -> Form:
@@ -26,21 +28,60 @@ def sharded_tokens(deployment: Deployment) -> Form:
 def gate_terms(deployment: Deployment) -> list[Term]:
     """Norm, router in BF16, top-k; the shared expert where every rank has a copy."""
     roofline, model, moe = Roofline.of(deployment), deployment.model, deployment.moe
-    hidden, rows = float(model.hidden_size), sharded_tokens(deployment)
-    return [
+    hidden, rows, measured = float(model.hidden_size), sharded_tokens(deployment), measured_experts(deployment)
+    terms: list[Term] = [
         roofline.vector("moe_norm", "gate", scale(rows, hidden * (3 * 2.0 + 1.0))),
         roofline.matmul("gate", "gate", rows, float(moe.experts), hidden, "bf16"),
-        roofline.vector("gate_topk", "gate", scale(rows, moe.experts * 4.0 * 2.0)),
-        *roofline.quantise("expert_quantise", "gate", scale(rows, hidden), deployment.weights),
     ]
+    if measured is None or not measured.routes:
+        terms.append(roofline.vector("gate_topk", "gate", scale(rows, moe.experts * 4.0 * 2.0)))
+    if measured is None:
+        terms += roofline.quantise("expert_quantise", "gate", scale(rows, hidden), deployment.weights)
+    return terms
 
 
-def expert_terms(deployment: Deployment) -> list[Term]:
-    """Routed experts as grouped products over the experts that are hit, and the shared expert."""
+def measured_experts(deployment: Deployment) -> ExpertCurves | None:
+    """Return the curves of the engine's kernel for the model's experts, None where none was measured.
+
+    They were measured with all tokens on every rank. Behind an exchange other kernels run, on what a rank received.
+    """
+    moe, strategy = deployment.moe, deployment.strategy
+    if deployment.expert_parallel and not deployment.replicated_tokens:
+        return None
+    shape = deployment.model.hidden_size, moe.intermediate_size, moe.experts_per_token, moe.experts
+    curves = expert_curves(deployment.hardware, deployment.engine, deployment.weights, shape)
+    if curves is None or (several(strategy.moe_tp) and len(curves.tensor) == 1):
+        return None
+    return None if deployment.expert_parallel and len(curves.expert) == 1 else curves
+
+
+def routed_terms(deployment: Deployment) -> list[Term]:
+    """The expert block of a rank: from gathering rows by expert to adding what a token's experts return.
+
+    As it was measured where the engine's kernel was, at the tokens that would bring an even load as many copies as the
+    busiest rank has; otherwise as two grouped products over the experts that are hit, and what stands between.
+    """
     roofline, moe, strategy = Roofline.of(deployment), deployment.moe, deployment.strategy
     hidden, dtype = float(deployment.model.hidden_size), deployment.weights
     width = moe.intermediate_size / strategy.moe_tp
     rows, hit = {"routed": 1.0}, {"hit": 1.0}
+    curves = measured_experts(deployment)
+    if curves is not None:
+        ranks = moe.experts / deployment.slots_per_rank
+        product = product_dtype(deployment.hardware, dtype)
+        return [
+            CurveTerm(
+                "routed_experts",
+                "experts",
+                {"routed": ranks / moe.experts_per_token},
+                curves.seconds(strategy.moe_tp, ranks),
+                {"routed": 6.0 * hidden * width},
+                roofline.peak(product),
+                combine(hit, 3.0 * hidden * width * ELEMENT_BYTES[dtype], rows, 4.0 * hidden),
+                roofline.bandwidth,
+                residual=max(curves.median_residual, LENT_RESIDUAL if curves.lent else 0.0),
+            )
+        ]
     terms: list[Term] = [
         roofline.matmul("routed_gate_up", "experts", rows, 2 * width, hidden, dtype, groups=hit),
         roofline.vector("routed_activation", "experts", scale(rows, width * (2 * 2.0 + 1.0))),
@@ -49,6 +90,13 @@ def expert_terms(deployment: Deployment) -> list[Term]:
     if deployment.phase != "decode":
         # Normal exchange kernels deliver tokens in arrival order; they are gathered by expert before and after.
         terms.append(roofline.vector("routed_permute", "experts", scale(rows, hidden * (2 * 1.0 + 2 * 2.0)), kernels=2))
+    return terms
+
+
+def expert_terms(deployment: Deployment) -> list[Term]:
+    """Routed experts, and the shared expert."""
+    roofline, moe, hidden = Roofline.of(deployment), deployment.moe, float(deployment.model.hidden_size)
+    terms = routed_terms(deployment)
     if not moe.shared_experts:
         return terms
     # Without ranks of its own, a disaggregated shared expert stays with the attention devices.

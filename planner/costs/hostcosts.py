@@ -25,6 +25,7 @@ class HostCosts:
     step_seconds: float | None = None
     request_seconds: float = REQUEST_SECONDS
     chunked_prefill: bool = True
+    engine: str | None = None
     source: str = "the hardware entry's graph_launch_seconds; requests: tenstorrent/tt-inference-server issue 259"
 
 
@@ -37,6 +38,7 @@ SYSTEMS = {
         step_seconds=2e-3, source="arXiv 2508.02520 section 7.1: 2 ms of scheduling between iterations"
     ),
     "trtllm": HostCosts(
+        engine="trtllm",
         step_seconds=0.0,
         chunked_prefill=False,
         source="nvidia.github.io/TensorRT-LLM: features/overlap-scheduler.html, host work overlaps the running step; "
@@ -61,6 +63,7 @@ def host_costs(system: str | None) -> HostCosts:
         known = ", ".join(sorted({*engine_names(), *SYSTEMS}))
         raise BadInput(f"system {system!r} has no host costs; known are {known}")
     gap = load_engine(system).host.decode_gap_seconds
+    engine = system.partition("@")[0]
     if gap is None:
-        return HostCosts()
-    return HostCosts(step_seconds=gap.value, source=gap.source)
+        return HostCosts(engine=engine)
+    return HostCosts(step_seconds=gap.value, engine=engine, source=gap.source)

@@ -195,6 +195,7 @@ def expert_layouts(configuration: Configuration) -> list[Deployment]:
         kv_dtype=configuration.kv_dtype,
         drafts=configuration.drafts,
         host_seconds=configuration.host.step_seconds,
+        engine=configuration.host.engine,
     )
     moe, strategy, layouts = configuration.model.moe, configuration.strategy, []
     for shared in shared_choices(moe, strategy, configuration.shared, configuration.phase == "decode"):

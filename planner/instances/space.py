@@ -223,6 +223,7 @@ def groups(question: Question, role: Role, rows: Iterable[Row], drafts: int) -> 
         kv_dtype=question.kv_dtype,
         drafts=drafts,
         host_seconds=host_costs(question.engine).step_seconds if _has_gap(question, role) else None,
+        engine=host_costs(question.engine).engine,
     )
     result = []
     for members in found.values():

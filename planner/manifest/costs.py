@@ -5,7 +5,7 @@ from typing import Annotated, Literal, get_args
 from pydantic import Field
 
 from ground.strict import Strict
-from planner.manifest.terms import CommunicationTerm, ComputeTerm, Rule, Stage, StepCost, Term
+from planner.manifest.terms import CommunicationTerm, ComputeTerm, CurveTerm, Rule, Stage, StepCost, Term
 
 Variable = Literal[
     "one",
@@ -93,13 +93,43 @@ class CommunicationTermModel(Strict):
         return CommunicationTerm(**fields | {"protocols": tuple(self.protocols)})
 
 
-TermModel = Annotated[ComputeTermModel | CommunicationTermModel, Field(discriminator="kind")]
+class CurveTermModel(Strict):
+    """Kernels timed together: seconds at loads 1, 2, 4, ...; see ``terms.CurveTerm``."""
+
+    kind: Literal["curve"] = "curve"
+    name: Name
+    stage: Stage
+    load: LinearForm
+    seconds: Annotated[list[Annotated[float, Field(ge=1e-30, le=1e30)]], Field(min_length=2, max_length=64)]
+    flops: LinearForm
+    flops_per_second: Rate
+    bytes: LinearForm
+    bytes_per_second: Rate
+    launches: Natural = 1
+    residual: Amount = 0.0
+
+    @classmethod
+    def from_term(cls, term: CurveTerm) -> "CurveTermModel":
+        """Return the manifest's form of ``term``."""
+        fields = {field: getattr(term, field) for field in cls.model_fields if field != "kind"}
+        return cls.model_validate(fields | {"seconds": list(term.seconds)})
+
+    def to_term(self) -> CurveTerm:
+        """Return the term that ``stepcost.evaluate`` takes."""
+        fields = {field: getattr(self, field) for field in type(self).model_fields if field != "kind"}
+        return CurveTerm(**fields | {"seconds": tuple(self.seconds)})
 
 
-def term_model(term: Term) -> ComputeTermModel | CommunicationTermModel:
-    """Return the manifest's form of a term of either kind."""
+AnyTermModel = ComputeTermModel | CommunicationTermModel | CurveTermModel
+TermModel = Annotated[AnyTermModel, Field(discriminator="kind")]
+
+
+def term_model(term: Term) -> AnyTermModel:
+    """Return the manifest's form of a term of any kind."""
     if isinstance(term, ComputeTerm):
         return ComputeTermModel.from_term(term)
+    if isinstance(term, CurveTerm):
+        return CurveTermModel.from_term(term)
     return CommunicationTermModel.from_term(term)
 
 

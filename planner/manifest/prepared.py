@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.manifest.curves import Curve, at
 from planner.manifest.runs import Run, Transfers, added, runs_of
 from planner.manifest.stacks import ReadyTerms
 from planner.manifest.terms import Form, Number, Stage, Stages, StepCost, Term, launches_per_layer, timings
@@ -52,12 +53,16 @@ class _StageRows:
     compute: slice
     moved: slice
     transfers: list[slice]
+    curves: list[tuple[slice, Curve]]
+    """Where the load of each curve stands."""
 
     def timing(self, product: list[float]) -> PreparedStage:
         """Return the stage at the load whose product with the matrix this is."""
         memory, fixed, demand, compute_sum = product[self.sums]
         for protocols in self.transfers:
             fixed += min(product[protocols])
+        for place, curve in self.curves:
+            fixed += at(curve.points, product[place][0])
         kernels = list(zip(product[self.compute], product[self.moved], strict=True))
         return PreparedStage(memory, fixed, demand, compute_sum, kernels)
 
@@ -134,6 +139,7 @@ def _forms_of(terms: PreparedTerms) -> Iterator[Form]:
         yield from (*run.compute, *run.moved, run.compute_sum, run.memory)
     for sent in terms.transfers.values():
         yield from (sent.only, *(protocol for each in sent.fastest for protocol in each))
+        yield from (curve.load for curve in sent.curves)
 
 
 def _table(terms: PreparedTerms, at_work: set[str]) -> _Table:
@@ -161,6 +167,7 @@ def _stage_rows(runs: list[Run], sent: Transfers, forms: _Forms, at_work: set[st
         compute=forms.add(form for run in runs for form in run.compute),
         moved=forms.add(moved),
         transfers=[forms.add(protocols) for protocols in sent.fastest],
+        curves=[(forms.add([curve.load]), curve) for curve in sent.curves],
     )
 
 

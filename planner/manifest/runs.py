@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.manifest.terms import CommunicationTerm, ComputeTerm, Form, Number, Stage, Term, form, smaller
+from planner.manifest.curves import Curve
+from planner.manifest.terms import CommunicationTerm, ComputeTerm, CurveTerm, Form, Number, Stage, Term, form, smaller
 
 Array = NDArray[np.float64]
 NONE: Mapping[Any, Any] = {}
@@ -52,12 +53,14 @@ class Run:
 
 @dataclass(slots=True)
 class Transfers:
-    """What one stage sends: seconds per unit of each variable, with latencies as those of ``one``."""
+    """What one stage sends, seconds per unit of each variable with latencies as those of ``one``, and its curves."""
 
     only: Form = field(default_factory=dict)
     """Of all transfers that have one protocol, added up."""
     fastest: list[list[Form]] = field(default_factory=list)
     """Of each other transfer, by protocol."""
+    curves: list[Curve] = field(default_factory=list)
+    """Kernels that were measured along a curve, whose seconds are no linear form either."""
 
     def add(self, term: CommunicationTerm, names: Mapping[str, str] = NONE) -> None:
         """Add a collective or an exchange; variables stand for others by ``names``."""
@@ -76,6 +79,13 @@ class Transfers:
             for other in protocols[1:]:
                 best = smaller(best, form(other, values))
             total = total + best
+        return total + self.curved(values)
+
+    def curved(self, values: Mapping[str, Number]) -> Number:
+        """Seconds of all kernels that were measured along a curve."""
+        total: Number = 0.0
+        for curve in self.curves:
+            total = total + curve.seconds(form(curve.load, values))
         return total
 
 
@@ -117,6 +127,9 @@ def runs_of(
         sent = transfers.setdefault(stage, Transfers())
         if isinstance(term, CommunicationTerm):
             sent.add(term, names)
+            continue
+        if isinstance(term, CurveTerm):
+            sent.curves.append(Curve.of(renamed(term.load, names), term.seconds))
             continue
         gate = tuple(sorted({names.get(name, name) for name in term.flops or term.bytes}))
         runs.setdefault((stage, gate), Run(stage, gate)).add(term, names)

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.manifest.curves import Curve
 from planner.manifest.lone import Matrix, matrix_of
 from planner.manifest.runs import NONE, Block, Place, Run, Transfers, runs_of
 from planner.manifest.terms import (
@@ -109,6 +110,7 @@ class StackedTerms(ReadyTerms):
             fixed = found[own.fixed]
             for protocols in own.fastest:
                 fixed = fixed + found[protocols].min(axis=0)
+            fixed = fixed + self.places[stage].transfers.curved(values)
             compute_sum = 0.0 if own.compute_sum is None else found[own.compute_sum]
             demand, memory = found[own.demand], found[own.memory]
             stages[stage] = StackedStage(found[own.compute], found[own.moved], compute_sum, memory, fixed, demand)
@@ -250,6 +252,9 @@ def _shapes(terms: StackedTerms) -> Iterator[tuple[int, ...]]:
     for place in terms.places.values():
         for own in (place.transfers.only, *(protocol for each in place.transfers.fastest for protocol in each)):
             yield from (np.shape(value) for value in own.values())
+        for curve in place.transfers.curves:
+            yield curve.logarithms.shape[1:]
+            yield from (np.shape(value) for value in curve.load.values())
 
 
 def stacked(cost: StepCost, *, decoding: bool = False) -> StepCost:
@@ -308,7 +313,15 @@ def _form_at(coefficients: Mapping[str, Any], rows: NDArray[np.int64]) -> dict[s
 
 def _transfers_at(transfers: Transfers, rows: NDArray[np.int64]) -> Transfers:
     fastest: list[list[Form]] = [[_form_at(protocol, rows) for protocol in each] for each in transfers.fastest]
-    return Transfers(_form_at(transfers.only, rows), fastest)
+    curves = [
+        Curve(
+            _form_at(curve.load, rows), tuple(_at(point, rows) for point in curve.points), _at(curve.logarithms, rows)
+        )
+        if curve.logarithms.ndim > 1
+        else Curve(_form_at(curve.load, rows), curve.points, curve.logarithms)
+        for curve in transfers.curves
+    ]
+    return Transfers(_form_at(transfers.only, rows), fastest, curves)
 
 
 def stage_timings(terms: tuple[Term, ...], values: Mapping[str, Number]) -> Stages:

@@ -22,7 +22,7 @@ and, where some layers reach only part of the context (``planner.manifest.reach`
 A compute term takes ``max(c, m) + serial·min(c, m) + floor`` seconds, with
 c = (flops + idle) / rate / cores, m = bytes / bandwidth, ``idle`` the FLOP-equivalent of unfilled
 tiles and ``serial`` what the kernel does not overlap; a communication term takes the fastest of
-its protocols, latency + bytes / rate.
+its protocols, latency + bytes / rate; a curve term what was measured at its load (``planner.manifest.curves``).
 """
 
 from collections.abc import Mapping
@@ -32,6 +32,7 @@ from typing import Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.manifest.curves import curve_seconds
 from planner.manifest.reach import context_within, kept_tokens, pairs_within
 
 Number = float | NDArray[np.float64]
@@ -92,7 +93,27 @@ class CommunicationTerm:
     shape: Shape | None = field(default=None, compare=False)
 
 
-Term = ComputeTerm | CommunicationTerm
+@dataclass(frozen=True, slots=True)
+class CurveTerm:
+    """Kernels of one device timed together: ``seconds`` at loads 1, 2, 4, ... of the form ``load``.
+
+    ``flops`` and ``bytes`` are the work behind them, with the device's peaks; they tell what the kernels are bound by.
+    """
+
+    name: str
+    stage: Stage
+    load: Form
+    seconds: tuple[Number, ...]
+    flops: Form
+    flops_per_second: float
+    bytes: Form
+    bytes_per_second: float
+    launches: int = 1
+    residual: float = 0.0
+    shape: Shape | None = field(default=None, compare=False)
+
+
+Term = ComputeTerm | CommunicationTerm | CurveTerm
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -301,6 +322,9 @@ def timing(term: Term, values: Mapping[str, Number]) -> Timing:
             return Timing(compute, memory, term.floor_seconds, term.serial, flops, moved)
         runs: Number = np.asarray(np.asarray(work) > 0, dtype=np.float64)
         return Timing(runs * compute, runs * memory, runs * term.floor_seconds, term.serial, flops, moved)
+    if isinstance(term, CurveTerm):
+        flops, moved = form(term.flops, values), form(term.bytes, values)
+        return Timing(0.0, 0.0, curve_seconds(term.seconds, form(term.load, values)), flops=flops, bytes=moved)
     payload = form(term.bytes, values)
     return Timing(0.0, 0.0, protocol_seconds(term, payload), bytes=payload)
 

@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import Protocol
 
 from planner.costs.deployment import Deployment
-from planner.costs.hostcosts import host_costs
+from planner.costs.hostcosts import HostCosts, host_costs
 from planner.costs.latency import decode_load
 from planner.costs.memory import Memory, memory
 from planner.costs.predict import Configuration, Prediction, predict
@@ -152,6 +152,7 @@ def asked_of(question: Question, role: Role, row: Row) -> Configuration:
         balance=question.balance,
         redundant=row.redundant,
         shared=row.dedicated,
+        host=HostCosts(engine=host_costs(question.engine).engine),
     )
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from ground.units import MICRO
 from planner.manifest.schema import Manifest, Pool
 from planner.manifest.stepcost import stage_sum
-from planner.manifest.terms import ComputeTerm, Stage, StepLoad, timings, variables
+from planner.manifest.terms import CommunicationTerm, Stage, StepLoad, timings, variables
 from runtime.execute.clock import Clock, Span, Transfer, Way, Wire
 from runtime.execute.run import Settings, World, beginning_of, build_world, iteration_of, make_ranks
 from runtime.execute.timing import machine_of
@@ -96,7 +96,7 @@ def compute_seconds(manifest: Manifest, pool: Pool) -> dict[str, float]:
         mean_tokens=batch * queries,
     )
     values = variables(cost, load, pool.microbatches)
-    stages = timings(tuple(term for term in cost.terms if isinstance(term, ComputeTerm)), values)
+    stages = timings(tuple(term for term in cost.terms if not isinstance(term, CommunicationTerm)), values)
     return {kind: float(stage_sum(stages, names)) for kind, names in COMPUTED}
 
 

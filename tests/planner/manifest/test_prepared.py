@@ -17,6 +17,9 @@ COSTS: dict[str, StepCost] = {
     "split cores": even_cost(cloudmatrix_decode()),
     "one after the other": even_cost(cloudmatrix_decode(shared_ranks=0, redundant=64)),
     "prompts on Ascend": even_cost(instance("deepseek-r1", "cm384", "prefill", "int8", attention_dp=32, moe_ep=32)),
+    "measured experts": even_cost(
+        instance("gpt-oss-120b", "h200", "mixed", "mxfp4", attention_tp=4, moe_tp=4, engine="vllm")
+    ),
     "prompts on Hopper": even_cost(instance("deepseek-r1", "h800", "prefill", "fp8", attention_dp=32, moe_ep=32)),
 }
 READY = {name: prepared(cost) for name, cost in COSTS.items()}

@@ -18,6 +18,7 @@ from tests.questions import small_question
 QUESTIONS = {
     "split cores": {"model": "deepseek-v2-lite", "hardware": "cm384", "devices": 16},
     "compute beside communication": {"model": "qwen3-30b-a3b", "hardware": "h100", "devices": 16},
+    "measured experts": {"model": "qwen3-30b-a3b", "hardware": "h100", "devices": 8, "engine": "vllm"},
 }
 
 

@@ -1,0 +1,100 @@
+"""Measured curves of an engine's expert kernels on a machine: `operators/*.csv`, made by `scripts/fit_operators.py`.
+
+A row is one kernel for one shape of experts; its curves are seconds of the whole expert block of one rank at 1, 2, 4,
+... tokens, at TP degrees with all experts on the rank and at EP degrees with whole experts. Both cut: the product of
+the two ratios, for experts of a rank have as many rows each at the same tokens however they are spread.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ground.units import MICRO
+from hardware.spec import Dtype, HardwareSpec
+
+Number = float | NDArray[np.float64]
+OPERATORS = Path(__file__).parent / "operators"
+SOURCE = "https://github.com/ai-dynamo/aiconfigurator (aiconfigurator-core 0.12.0)"
+TWINS = {"h800": "h100"}
+"""Machines with the same cores and memory as a measured one."""
+ROUTED = ("monolithic", "sglang_flashinfer_trtllm", "sglang_mxfp4_flashinfer_trtllm")
+"""Words of kernels that choose the experts themselves, from the router's logits."""
+
+Shape = tuple[int, int, int, int]
+"""Hidden size, intermediate size, experts per token, experts."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertCurves:
+    """One kernel for one shape; logarithms of its seconds by degree, [degrees, points]."""
+
+    kernel: str
+    version: str
+    median_residual: float
+    lent: bool
+    tensor: dict[int, NDArray[np.float64]]
+    expert: dict[int, NDArray[np.float64]]
+
+    @property
+    def routes(self) -> bool:
+        """Whether the kernel chooses the experts of a token, too."""
+        return any(word in self.kernel for word in ROUTED)
+
+    def seconds(self, tp: Number, ep: Number) -> tuple[Number, ...]:
+        """Return the seconds at 1, 2, 4, ... tokens with experts cut by ``tp`` and spread over ``ep`` ranks."""
+        logarithms = _between(self.tensor, tp) + _between(self.expert, ep) - self.tensor[1][:, None]
+        found = np.exp(logarithms)
+        if np.ndim(tp) or np.ndim(ep):
+            return tuple(found)
+        return tuple(found[:, 0].tolist())
+
+
+def _between(known: dict[int, NDArray[np.float64]], degree: Number) -> NDArray[np.float64]:
+    """[points, instances] logarithms at degrees, linear in the logarithm of the degree, constant outside."""
+    degrees = sorted(known)
+    place = np.interp(np.log2(np.atleast_1d(degree)), np.log2(degrees), np.arange(len(degrees)))
+    table = np.stack([known[degree] for degree in degrees], axis=1)
+    left = np.minimum(place.astype(np.intp), max(len(degrees) - 2, 0))
+    right = np.minimum(left + 1, len(degrees) - 1)
+    return np.asarray(table[:, left] + (place - left) * (table[:, right] - table[:, left]))
+
+
+def expert_curves(hardware: HardwareSpec, engine: str | None, dtype: Dtype, shape: Shape) -> ExpertCurves | None:
+    """Return the curves of an engine's kernel on a machine, None where none was measured."""
+    if engine is None:
+        return None
+    based = hardware.based_on
+    name = based.name if based is not None and based.same_device else hardware.name
+    line = _lines(TWINS.get(name, name)).get((engine, dtype, *map(str, shape)))
+    return None if line is None else _curves(engine, line)
+
+
+@cache
+def _lines(machine: str) -> dict[tuple[str, ...], str]:
+    """Rows of a machine's file as they stand, by engine, dtype and shape; empty where there is no file."""
+    path = OPERATORS / f"{machine}.csv"
+    found: dict[tuple[str, ...], str] = {}
+    if not path.is_file():
+        return found
+    for line in path.read_text().splitlines()[1:]:
+        engines, _, _, *shape = line.split(",", 8)[:8]
+        for engine in engines.split():
+            found[(engine, *shape)] = line
+    return found
+
+
+@cache
+def _curves(engine: str, line: str) -> ExpertCurves:
+    _, kernel, version, *_, residual, curves = line.split(",")
+    tensor, expert = {}, {}
+    for curve in curves.split(";"):
+        tp, ep, *points = curve.split()
+        logarithms = np.log(np.array(points, dtype=np.float64) * MICRO)
+        if ep == "1":
+            tensor[int(tp)] = logarithms
+        if tp == "1":
+            expert[int(ep)] = logarithms
+    return ExpertCurves(kernel, version, float(residual), version.split()[0] != engine, tensor, expert)
