@@ -1,7 +1,7 @@
 """What a number or a text of a file may be, said without the library that checks files, which takes 0.1 s to import."""
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Annotated, Any
 
 
 class Limits:
@@ -21,3 +21,8 @@ class Limits:
         from pydantic import Field
 
         return iter(Field(**self._limits).metadata)
+
+
+NAME = r"^[^\s\x00-\x1f\x7f-\x9f-][^\x00-\x1f\x7f-\x9f]{0,199}$"
+"""What may be called so: a name that begins with a hyphen is a flag to whatever is started with it."""
+Name = Annotated[str, Limits(pattern=NAME)]

@@ -9,6 +9,7 @@ from pydantic import AfterValidator, BaseModel, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 from ground.errors import BadInput
+from ground.limits import NAME
 from ground.names import suggest
 
 Model = TypeVar("Model")
@@ -91,6 +92,9 @@ def _sentence(detail: ErrorDetails, model: type, data: object) -> str:
         problem = f"key {context['discriminator']} must be {expected or 'given'}{given}"
     elif detail["type"] in {"value_error", "assertion_error"}:
         problem = str(detail.get("ctx", {}).get("error", detail["msg"]))
+    elif detail.get("ctx", {}).get("pattern") == NAME:
+        told = "a name of 1 to 200 printable characters that begins with no hyphen or space"
+        problem = f"must be {told}, not {_shown(detail['input'])}"
     else:
         problem = f"{_SUBJECT.sub('must', detail['msg'])}, not {_shown(detail['input'])}"
     return f"{path}: {problem}" if path else problem

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from ground.fields import described
-from ground.limits import Limits
+from ground.limits import Limits, Name
 from ground.sourced import Kind, Source, Sourced, Stated
 
 Dtype = Literal["bf16", "fp8", "int8", "int4", "mxfp4", "nvfp4"]
@@ -263,7 +263,7 @@ class HardwareSpec(Stated):
     """A cluster type of the catalogue."""
 
     schema_version: Literal[1]
-    name: str
+    name: Name
     title: str
     aliases: list[str] = field(default_factory=list)
     based_on: BasedOn | None = None

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from ground.fields import described
-from ground.limits import Limits
+from ground.limits import Limits, Name
 from ground.sourced import Sourced, Stated
 
 # Upper limits catch a slipped digit and a number in the wrong field; no model comes near them.
@@ -163,7 +163,7 @@ class ModelSpec(Stated):
     """A model of the catalogue or of a Hugging Face ``config.json``."""
 
     schema_version: Literal[1]
-    name: str
+    name: Name
     title: str
     aliases: list[str] = field(default_factory=list)
     architecture: str = described("Hugging Face model_type")

@@ -4,6 +4,7 @@ from typing import Annotated, Literal, get_args
 
 from pydantic import Field
 
+from ground.limits import Name
 from ground.strict import Strict
 from planner.manifest.terms import CommunicationTerm, ComputeTerm, CurveTerm, Rule, Stage, StepCost, Term
 
@@ -30,7 +31,6 @@ EXPERT_VARIABLES = frozenset({"fair", "routed", "hit", "shared"})
 VARIABLES = frozenset(get_args(Variable))
 TERM_GROUPS = ("terms", "head_terms", "draft_terms")
 
-Name = Annotated[str, Field(min_length=1, max_length=200)]
 Natural = Annotated[int, Field(strict=True, ge=0, le=2**53)]
 Positive = Annotated[int, Field(strict=True, gt=0, le=2**53)]
 # Bounds far past any machine: products and quotients of a few numbers between them neither overflow nor vanish.

@@ -4,9 +4,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from ground.limits import Name
 from ground.strict import Strict
 from hardware.spec import Dtype
-from planner.manifest.costs import Name, Natural, Positive
+from planner.manifest.costs import Natural, Positive
 
 RANK_COLUMNS = ("rank", "node", "device", "tp", "dp", "ep", "moe_tp", "pp", "domain")
 MOST_RANKS = 65_536

@@ -7,11 +7,12 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from ground.limits import Name
 from ground.strict import Strict
 from hardware.formats import KvDtype
 from hardware.spec import Dtype, HardwareSpec
 from models.spec import ModelSpec
-from planner.manifest.costs import Amount, Name, Natural, Positive, Rate, Result, Share, StepCostModel
+from planner.manifest.costs import Amount, Natural, Positive, Rate, Result, Share, StepCostModel
 from planner.manifest.layout import (
     MOST_INSTANCES,
     Degrees,

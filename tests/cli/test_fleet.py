@@ -208,3 +208,15 @@ def test_bad_pools_are_one_sentence(text: str, told: str, tmp_path: Path, capsys
     assert main(["fleet", _written(tmp_path, text)]) == ExitCode.BAD_INPUT
     shown = capsys.readouterr()
     assert told in shown.err and not shown.out
+
+
+def test_models_that_are_called_alike_are_all_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Names that one file system, or one solver, would take for one; and those of the summary's own files."""
+    names = ["a b", "a-b", "fleet.json", "../x"]
+    rows = [f"  - {{name: '{name}', model: qwen3-8b, rate: 1/s, isl: 512, osl: 64}}\n" for name in names]
+    path = _written(tmp_path, "hw: h100\nnodes: 1\nmodels:\n" + "".join(rows))
+    assert main(["fleet", path, "--out", str(tmp_path / "out"), "--json"]) == ExitCode.DONE
+    assert [model["name"] for model in json.loads(capsys.readouterr().out)["models"]] == names
+    found = {str(file.relative_to(tmp_path / "out")) for file in (tmp_path / "out").rglob("*") if file.is_file()}
+    folders = ("a-b", "a-b-2", "fleet.json-2", "x")
+    assert found == {"fleet.csv", "fleet.json", *(f"{folder}/manifest.yaml" for folder in folders)}

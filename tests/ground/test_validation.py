@@ -7,7 +7,7 @@ import pytest
 from pydantic import Field, model_validator
 
 from ground.errors import BadInput
-from ground.limits import Limits
+from ground.limits import Limits, Name
 from ground.sourced import Sourced, Stated
 from ground.strict import Strict
 from ground.validation import plain, validate
@@ -110,3 +110,16 @@ def test_a_data_class_becomes_plain_data_again() -> None:
     machine = validate(_StatedMachine, data, "m.yaml")
     assert plain(machine) == {**data, "peaks": {}}
     assert plain(machine, exclude_defaults=True) == data | {"parts": [{"blades": 3}], "cooler": {"litres": 0.5}}
+
+
+@dataclass(frozen=True)
+class _Called:
+    name: Name
+
+
+@pytest.mark.parametrize("name", ["--help", "-rf", "a\nb", "", " a", "a\x1b[31m", "a" * 201])
+def test_a_name_is_printable_and_no_flag(name: str) -> None:
+    """What a model is called reaches shells and terminals."""
+    assert validate(_Called, {"name": "Qwen3 8B/é"}, "f").name == "Qwen3 8B/é"
+    with pytest.raises(BadInput, match="must be a name of 1 to 200 printable characters"):
+        validate(_Called, {"name": name}, "f")
