@@ -9,13 +9,16 @@ and leaves with the one that gives its last token.
 Ref: xDeepServe (arXiv 2508.02520) section 4.3, least KV; CloudMatrix384 (arXiv 2506.12708) section 4.3.3, links.
 """
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from planner.serving.streams import Floats, Ints
 from planner.serving.tables import TableArrays
+
+if TYPE_CHECKING:
+    from planner.serving import decode_loop as loop_types
 
 RankPolicy = Literal["least_kv", "least_requests", "round_robin"]
 _ROUNDING = 1e-9
@@ -59,6 +62,20 @@ class DecodeRequests:
     """For which the transfer keeps its links."""
     source: Ints
     """Prefill group that holds the KV."""
+    iterations: Ints | None = None
+    """That each takes; None: its tokens over those of an iteration."""
+
+    def select(self, chosen: Ints) -> "DecodeRequests":
+        """Return some of the requests."""
+        held: dict[str, Any] = {each.name: getattr(self, each.name) for each in fields(self)}
+        found: dict[str, Any] = {name: None if column is None else column[chosen] for name, column in held.items()}
+        return DecodeRequests(**found)
+
+    def steps(self, tokens_per_iteration: float) -> Ints:
+        """Iterations of each, at least 1."""
+        if self.iterations is not None:
+            return self.iterations
+        return np.maximum(np.ceil(self.answer_tokens / tokens_per_iteration - _ROUNDING), 1).astype(np.int64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -76,63 +93,117 @@ class Decoded:
 
 def play_decode(pool: DecodePool, requests: DecodeRequests) -> Decoded:
     """Return when every request has its last token."""
-    from planner.serving import decode_loop as loop
-
-    order = np.argsort(requests.ready_seconds, kind="stable")
-    count, shape = order.size, (pool.instances, pool.ranks)
-    steps = np.ceil(requests.answer_tokens[order] / pool.tokens_per_iteration - _ROUNDING).astype(np.int64)
-    steps = np.maximum(steps, 1)
-    jobs = loop.Jobs(
-        ready=requests.ready_seconds[order],
-        kv=requests.cached_tokens[order],
-        need=requests.reserved_tokens[order],
-        steps=steps,
-        growth=requests.answer_tokens[order] / steps,
-        held=requests.transfer_seconds[order],
-        source=requests.source[order],
-        behind=np.full(count, -1),
-        rank=np.full(count, -1),
-        there=np.zeros(count),
-        left=np.zeros(count),
-        waited=np.zeros(count),
-    )
-    ranks = loop.Ranks(
-        taken=np.zeros(shape, dtype=np.int64),
-        reserved=np.zeros(shape),
-        running=np.zeros(shape, dtype=np.int64),
-        cached=np.zeros(shape),
-        growth=np.zeros(shape),
-        turns=np.zeros(shape, dtype=np.int64),
-    )
-    each = pool.instances
-    clocks = loop.Clocks(
-        free=np.full(each, np.inf),
-        start=np.zeros(each),
-        first=np.zeros(each),
-        more=np.zeros(each),
-        steps=np.zeros(each, dtype=np.int64),
-        done=np.zeros(each, dtype=np.int64),
-        total=np.zeros(each, dtype=np.int64),
-        coming=np.full(each, -1),
-        leaving=np.full((each, int(steps.max(initial=1)) + 1), -1),
-        busy=np.zeros(each),
-    )
-    links = loop.Links(
-        source=np.zeros((pool.source_groups, pool.source_channels)),
-        target=np.zeros((pool.instances * pool.ranks, pool.target_channels)),
-        latency=np.array([pool.latency_seconds]),
-    )
-    policy = {"least_kv": loop.LEAST_KV, "least_requests": loop.LEAST_REQUESTS, "round_robin": loop.IN_TURN}
-    loop.play(jobs, ranks, clocks, links, policy[pool.policy], pool.slots, pool.capacity_tokens, pool.times)
+    run, order = DecodeRun(pool), np.argsort(requests.ready_seconds, kind="stable")
+    number, left, there, waited = run.play(requests.select(order), np.inf)
 
     def back(column: Floats) -> Floats:
-        found = np.empty(count)
-        found[order] = column
+        found = np.empty(order.size)
+        found[order[number]] = column
         return found
 
     return Decoded(
-        left_seconds=back(jobs.left),
-        there_seconds=back(jobs.there),
-        link_wait_seconds=back(jobs.waited),
-        busy_seconds=float(clocks.busy.sum()),
+        left_seconds=back(left),
+        there_seconds=back(there),
+        link_wait_seconds=back(waited),
+        busy_seconds=run.busy_seconds,
     )
+
+
+class DecodeRun:
+    """A pool that is played part by part: what has not left is all that it keeps between them."""
+
+    def __init__(self, pool: DecodePool) -> None:
+        """Begin with empty instances."""
+        from planner.serving import decode_loop as loop
+
+        self.pool, self._loop = pool, loop
+        each, shape = pool.instances, (pool.instances, pool.ranks)
+        self._ranks = loop.Ranks(
+            taken=np.zeros(shape, dtype=np.int64),
+            reserved=np.zeros(shape),
+            running=np.zeros(shape, dtype=np.int64),
+            cached=np.zeros(shape),
+            growth=np.zeros(shape),
+            turns=np.zeros(shape, dtype=np.int64),
+        )
+        self._clocks = loop.Clocks(
+            free=np.full(each, np.inf),
+            start=np.zeros(each),
+            first=np.zeros(each),
+            more=np.zeros(each),
+            steps=np.zeros(each, dtype=np.int64),
+            done=np.zeros(each, dtype=np.int64),
+            total=np.zeros(each, dtype=np.int64),
+            coming=np.full(each, -1),
+            leaving=np.full((each, 2), -1),
+            busy=np.zeros(each),
+            turn=np.zeros(1, dtype=np.int64),
+        )
+        self._links = loop.Links(
+            source=np.zeros((pool.source_groups, pool.source_channels)),
+            target=np.zeros((each * pool.ranks, pool.target_channels)),
+            latency=np.array([pool.latency_seconds]),
+        )
+        none, nothing = np.zeros(0, dtype=np.int64), np.zeros(0)
+        self._jobs = loop.Jobs(
+            *(nothing, nothing, nothing, none, nothing, nothing, none, none, none, nothing, nothing, nothing)
+        )
+        self._numbers, self._come = none, 0
+
+    @property
+    def busy_seconds(self) -> float:
+        """Seconds of all iterations so far, of all instances."""
+        return float(self._clocks.busy.sum())
+
+    def play(self, requests: DecodeRequests, until: float) -> tuple[Ints, Floats, Floats, Floats]:
+        """Take requests whose ``ready_seconds`` do not fall, nor below those before, and play until ``until``.
+
+        Returns (number among all requests, left seconds, there seconds, waits for links) of those that left.
+        """
+        loop, kept, count = self._loop, self._jobs, requests.ready_seconds.size
+        steps = requests.steps(self.pool.tokens_per_iteration)
+        fresh = (np.full(count, -1), np.full(count, -1), np.zeros(count), np.full(count, np.inf), np.zeros(count))
+        columns = (
+            requests.ready_seconds,
+            requests.cached_tokens,
+            requests.reserved_tokens,
+            steps,
+            requests.answer_tokens / steps,
+            requests.transfer_seconds,
+            requests.source,
+            *fresh,
+        )
+        joined: list[Any] = [np.concatenate(pair) for pair in zip(kept, columns, strict=True)]
+        jobs = loop.Jobs(*joined)
+        numbers = np.append(self._numbers, np.arange(self._come, self._come + count))
+        self._come += count
+        self._widen(int(steps.max(initial=1)) + 1)
+        policies = {"least_kv": loop.LEAST_KV, "least_requests": loop.LEAST_REQUESTS, "round_robin": loop.IN_TURN}
+        rule = (policies[self.pool.policy], self.pool.slots, float(self.pool.capacity_tokens))
+        loop.play(jobs, self._ranks, self._clocks, self._links, rule, self.pool.times, until)
+        gone = np.isfinite(jobs.left)
+        self._keep(jobs, numbers, np.flatnonzero(~gone))
+        left = np.flatnonzero(gone)
+        return numbers[left], jobs.left[left], jobs.there[left], jobs.waited[left]
+
+    def _widen(self, span: int) -> None:
+        """Make room for answers of so many iterations."""
+        old = self._clocks.leaving
+        if span <= old.shape[1]:
+            return
+        wide = np.full((old.shape[0], span), -1)
+        for i, slot in np.argwhere(old >= 0).tolist():
+            done = int(self._clocks.done[i])
+            wide[i, (done + (slot - done) % old.shape[1]) % span] = old[i, slot]
+        self._clocks = self._clocks._replace(leaving=wide)
+
+    def _keep(self, jobs: "loop_types.Jobs", numbers: Ints, stay: Ints) -> None:
+        """Keep the requests that have not left, under new indices."""
+        index = np.full(numbers.size + 1, -1)
+        index[stay] = np.arange(stay.size)  # the last element stands for nobody
+        for links in (self._clocks.coming, self._clocks.leaving):
+            links[...] = index[links]
+        columns: list[Any] = [column[stay] for column in jobs]
+        kept = self._loop.Jobs(*columns)
+        self._jobs = kept._replace(behind=index[kept.behind])
+        self._numbers = numbers[stay]

@@ -17,7 +17,7 @@ _ROUNDING = 1e-9
 
 
 class Jobs(NamedTuple):
-    """Requests in the order in which their prompts end, [requests] each."""
+    """Requests in the order in which they are placed: as their prompts end, [requests] each."""
 
     ready: Floats
     """Seconds at which the first token is out."""
@@ -75,6 +75,8 @@ class Clocks(NamedTuple):
     leaving: Ints
     """[instances, span]: first of those who leave with an iteration, by its number modulo the span."""
     busy: Floats
+    turn: Ints
+    """[1]: requests that were placed."""
 
 
 class Links(NamedTuple):
@@ -188,7 +190,8 @@ def _place(p: int, chosen: int, now: float, jobs: Jobs, ranks: Ranks, clocks: Cl
     i, r = chosen // width, chosen % width
     ranks.taken[i, r] += 1
     ranks.reserved[i, r] += jobs.need[p]
-    ranks.turns[i, r] = p
+    clocks.turn[0] += 1
+    ranks.turns[i, r] = clocks.turn[0]
     jobs.rank[p] = chosen
     sends, gets = links.source[jobs.source[p]], links.target[chosen]
     out, into = int(np.argmin(sends)), int(np.argmin(gets))
@@ -222,19 +225,35 @@ def _shorten(i: int, p: int, jobs: Jobs, ranks: Ranks, clocks: Clocks, times: Ta
 
 @njit
 def play(
-    jobs: Jobs, ranks: Ranks, clocks: Clocks, links: Links, policy: int, slots: int, capacity: float, times: TableArrays
-) -> None:
-    """Serve all jobs: first come, first served, each on the rank that the policy names among those with room."""
+    jobs: Jobs,
+    ranks: Ranks,
+    clocks: Clocks,
+    links: Links,
+    rule: tuple[int, int, float],
+    times: TableArrays,
+    until: float,
+) -> int:
+    """Serve jobs until ``until``, first come, first served; return how many of them have been placed.
+
+    Each goes to the rank that the policy names among those with room: ``rule`` is (policy, slots, KV tokens) of a rank.
+    Those with a rank already when it begins come first and are not placed again.
+    """
+    policy, slots, capacity = rule
     n = jobs.ready.size
-    come, head = 0, 0
+    head = 0
+    while head < n and jobs.rank[head] >= 0:
+        head += 1
+    come = head
     while True:
         i = int(np.argmin(clocks.free))
         now = clocks.free[i]
         ended = _NOBODY
         if come < n and jobs.ready[come] < now:
             now = jobs.ready[come]
+            if now > until:
+                break
             come += 1
-        elif np.isinf(now):
+        elif np.isinf(now) or now > until:
             break
         else:
             ended = i
@@ -250,3 +269,4 @@ def play(
             head += 1
         if ended >= 0:
             _begin(ended, now, jobs, ranks, clocks, times)
+    return head

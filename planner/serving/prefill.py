@@ -11,12 +11,15 @@ Lindley's, Proc. Camb. Phil. Soc. 48:277, 1952.
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from planner.serving.streams import Floats, Ints, Stream
 from planner.serving.tables import TableArrays
+
+if TYPE_CHECKING:
+    from planner.serving import prefill_loop as loop_types
 
 Policy = Literal["round_robin", "least_load"]
 
@@ -46,28 +49,70 @@ class Prefilled:
 
 def play_prefill(pool: PrefillPool, stream: Stream) -> Prefilled:
     """Return when every prompt of a stream has its first token; the stream's arrivals must not fall."""
-    from planner.serving import prefill_loop as loop
+    run = PrefillRun(pool)
+    number, first, origin = run.play(stream, np.inf)
+    order = np.argsort(number)
+    return Prefilled(first_token_seconds=first[order], origin=origin[order], busy_seconds=run.busy_seconds)
 
-    requests, shape = len(stream), (pool.instances, pool.ranks)
-    prompts = loop.Prompts(
-        arrival=np.ascontiguousarray(stream.arrival_seconds, dtype=np.float64),
-        length=stream.prompt_tokens,
-        reused=stream.reused_tokens,
-        behind=np.full(requests, -1),
-        first=np.zeros(requests),
-        origin=np.zeros(requests, dtype=np.int64),
-    )
-    held = loop.Instances(
-        head=np.full(pool.instances, -1),
-        tail=np.full(pool.instances, -1),
-        under=np.full(shape, -1),
-        done=np.zeros(shape, dtype=np.int64),
-        ended=np.full(pool.instances, -1),
-        free=np.zeros(pool.instances),
-        held=np.zeros(pool.instances, dtype=np.int64),
-        turn=np.zeros(pool.instances, dtype=np.int64),
-        busy=np.zeros(pool.instances),
-    )
-    policy = loop.IN_TURN if pool.policy == "round_robin" else loop.LEAST_LOAD
-    loop.play(prompts, held, policy, pool.budget_tokens, pool.times)
-    return Prefilled(first_token_seconds=prompts.first, origin=prompts.origin, busy_seconds=float(held.busy.sum()))
+
+class PrefillRun:
+    """A pool that is played part by part: what has not left is all that it keeps between them."""
+
+    def __init__(self, pool: PrefillPool) -> None:
+        """Begin with empty instances."""
+        from planner.serving import prefill_loop as loop
+
+        self.pool, self._loop = pool, loop
+        each, shape = pool.instances, (pool.instances, pool.ranks)
+        self._held = loop.Instances(
+            head=np.full(each, -1),
+            tail=np.full(each, -1),
+            under=np.full(shape, -1),
+            done=np.zeros(shape, dtype=np.int64),
+            ended=np.full(each, -1),
+            free=np.zeros(each),
+            held=np.zeros(each, dtype=np.int64),
+            turn=np.zeros(each, dtype=np.int64),
+            busy=np.zeros(each),
+        )
+        none = np.zeros(0, dtype=np.int64)
+        self._prompts = loop.Prompts(np.zeros(0), none, none, none, np.zeros(0), none)
+        self._numbers, self._dealt = none, 0
+
+    @property
+    def busy_seconds(self) -> float:
+        """Seconds of all passes so far, of all instances."""
+        return float(self._held.busy.sum())
+
+    def play(self, stream: Stream, until: float) -> tuple[Ints, Floats, Ints]:
+        """Let a part of the stream arrive and play every pass that begins before ``until``.
+
+        Returns (number in the whole stream, first-token seconds, origin) of the prompts that ended by ``until``, and
+        before any that follows them: rising in time.
+        """
+        loop, kept, count = self._loop, self._prompts, len(stream)
+        fresh = (np.full(count, -1), np.full(count, np.inf), np.zeros(count, dtype=np.int64))
+        columns = (np.asarray(stream.arrival_seconds, np.float64), stream.prompt_tokens, stream.reused_tokens, *fresh)
+        joined: list[Any] = [np.concatenate(pair) for pair in zip(kept, columns, strict=True)]
+        prompts = loop.Prompts(*joined)
+        numbers = np.append(self._numbers, np.arange(self._dealt, self._dealt + count))
+        rule = (loop.IN_TURN if self.pool.policy == "round_robin" else loop.LEAST_LOAD, self.pool.budget_tokens)
+        loop.play(prompts, self._held, rule, self.pool.times, kept.arrival.size, self._dealt, until)
+        self._dealt += count
+        gone = prompts.first <= until
+        self._keep(prompts, numbers, np.flatnonzero(~gone))
+        left = np.flatnonzero(gone)
+        left = left[np.argsort(prompts.first[left], kind="stable")]
+        return numbers[left], prompts.first[left], prompts.origin[left]
+
+    def _keep(self, prompts: "loop_types.Prompts", numbers: Ints, stay: Ints) -> None:
+        """Keep the prompts that have not left, under new indices."""
+        index = np.full(numbers.size + 1, -1)
+        index[stay] = np.arange(stay.size)  # the last element stands for nobody
+        held = self._held
+        for links in (held.head, held.tail, held.under, held.ended):
+            links[...] = index[links]
+        columns: list[Any] = [column[stay] for column in prompts]
+        kept = self._loop.Prompts(*columns)
+        self._prompts = kept._replace(behind=index[kept.behind])
+        self._numbers = numbers[stay]

@@ -176,16 +176,23 @@ def add(i: int, p: int, prompts: Prompts, pool: Instances) -> None:
 
 
 @njit
-def play(prompts: Prompts, pool: Instances, policy: int, budget: int, times: TableArrays) -> None:
-    """Deal all prompts to the instances, in turn or to the one that holds fewest prompt tokens, and play them out."""
+def play(
+    prompts: Prompts, pool: Instances, rule: tuple[int, int], times: TableArrays, begin: int, dealt: int, until: float
+) -> None:
+    """Deal prompts from ``begin`` on to the instances and play them all until ``until``.
+
+    In turn, ``dealt`` being the number of those before, or to the instance that holds fewest prompt tokens: ``rule`` is
+    (policy, token budget).
+    """
+    policy, budget = rule
     instances = pool.free.size
-    for p in range(prompts.arrival.size):
+    for p in range(begin, prompts.arrival.size):
         now = prompts.arrival[p]
-        i = p % instances
+        i = (dealt + p - begin) % instances
         if policy == LEAST_LOAD:
             for k in range(instances):
                 advance(k, now, prompts, pool, budget, times)
             i = int(np.argmin(pool.held))
         add(i, p, prompts, pool)
     for i in range(instances):
-        advance(i, np.inf, prompts, pool, budget, times)
+        advance(i, until, prompts, pool, budget, times)

@@ -1,11 +1,13 @@
 """Decode pools: against a plain Python reference, the birth-death pool, and links first come first served."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.serving.decode import DecodePool, DecodeRequests, play_decode
+from planner.serving.decode import DecodePool, DecodeRequests, DecodeRun, play_decode
 from planner.serving.streams import stationary
 from planner.serving.tables import Loads, step_table
 from planner.workload import Lengths, Workload
@@ -103,3 +105,19 @@ def test_occupancy_is_that_of_a_birth_death_process() -> None:
     inner = slice(4000, -4000)
     residence = (played.left_seconds - requests.ready_seconds)[inner].mean()
     assert residence == pytest.approx(expected, rel=0.03)
+
+
+def test_a_stream_in_parts_is_served_as_a_whole() -> None:
+    """What has not left is carried over, longer answers included that come in a later part."""
+    rng = np.random.default_rng(5)
+    ready, answers = np.cumsum(rng.exponential(0.05, 900)), rng.integers(1, 40, 900)
+    answers[600:] *= 5
+    requests = _requests(ready.tolist(), answers.tolist(), transfer=0.001)
+    pool = _pool(2, 6, 2, latency_seconds=0.01)
+    run, found = DecodeRun(pool), np.zeros(900)
+    for first, last in pairwise([0, 1, 300, 650, 900]):
+        numbers, left, _, _ = run.play(
+            requests.select(np.arange(first, last)), ready[last - 1] if last < 900 else np.inf
+        )
+        found[numbers] = left
+    np.testing.assert_allclose(found, play_decode(pool, requests).left_seconds, rtol=1e-9)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.serving.prefill import PrefillPool, play_prefill
+from planner.serving.prefill import PrefillPool, PrefillRun, play_prefill
 from planner.serving.streams import Stream, stationary
 from planner.serving.tables import Loads, step_table
 from planner.workload import Lengths, Workload
@@ -132,3 +132,16 @@ def test_first_come_is_first_served() -> None:
     workload = Workload(input_tokens=Lengths(mean=300, squared_cv=1.0), output_tokens=Lengths(mean=1))
     played = play_prefill(_pool(1, 512), stationary(workload, 500).at_rate(100.0))
     assert all(one <= other for one, other in pairwise(played.first_token_seconds))
+
+
+def test_a_stream_in_parts_is_played_as_a_whole() -> None:
+    """What has not left is carried over: first tokens do not depend on where a stream is cut."""
+    workload = Workload(input_tokens=Lengths(mean=300, squared_cv=2.0), output_tokens=Lengths(mean=1))
+    stream = stationary(workload, 3000).at_rate(400.0)
+    pool = _pool(2, 512, 3)
+    run, found = PrefillRun(pool), np.zeros(len(stream))
+    for first, last in pairwise([0, 1, 700, 1800, 3000]):
+        until = stream.arrival_seconds[last - 1] if last < 3000 else np.inf
+        numbers, seconds, _ = run.play(stream.select(slice(first, last)), until)
+        found[numbers] = seconds
+    np.testing.assert_array_equal(found, play_prefill(pool, stream).first_token_seconds)
