@@ -10,7 +10,7 @@ import typer
 from cli.options import File, Json, Text, argument, option, switch, takes
 from cli.output import check_force, print_json, print_lines
 from deploy.diff import differences, read_files, read_folder
-from deploy.guide import arithmetic, limits
+from deploy.guide import arithmetic, limits, memories
 from deploy.render import Deployment, render
 from deploy.site import read_site
 from ground.errors import BadInput
@@ -24,7 +24,7 @@ from planner.manifest.schema import Manifest
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
-PLATFORMS = ("bare", "kubernetes")
+PLATFORMS = ("bare", "slurm", "kubernetes")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +33,7 @@ class DeployFlags:
 
     manifest: Annotated[Path, argument("MANIFEST", "The manifest, such as out/manifest.yaml.")]
     engine: Annotated[Text, option("--engine", "E", "Engine, such as vllm or vllm@0.33.0 [the plan's].")] = None
-    platform: Annotated[str, option("--platform", "P", "bare (hosts) or kubernetes.")] = "bare"
+    platform: Annotated[str, option("--platform", "P", "bare (hosts), slurm or kubernetes.")] = "bare"
     kind: Annotated[Text, option("--kind", "K", "lws, statefulset, volcano, dynamo, llm-d or motor [lws].")] = None
     out: Annotated[File, option("--out", "DIR", "Folder to write; it must be empty or absent.")] = None
     values: Annotated[File, option("--values", "FILE", "Images, names, storage, hosts of the site.")] = None
@@ -86,19 +86,19 @@ def planned_engine(read: Manifest) -> str:
 def _kind(profile: EngineProfile, read: Manifest, platform: str, kind: str | None) -> PlatformKind:
     """Return the kind that platform and flag mean; BadInput where they contradict."""
     if platform not in PLATFORMS:
-        raise BadInput(f"--platform: {platform[:40]!r} is not bare or kubernetes{suggest(platform, PLATFORMS)}")
+        raise BadInput(f"--platform: {platform[:40]!r} is not bare, slurm or kubernetes{suggest(platform, PLATFORMS)}")
     kinds: tuple[PlatformKind, ...] = get_args(PlatformKind)
-    if platform == "bare":
-        if kind not in (None, "bare"):
+    if platform != "kubernetes":
+        if kind not in (None, platform):
             raise BadInput(f"--kind: {kind} is a kind of Kubernetes files; add --platform kubernetes or leave it out")
-        return "bare"
-    known = [name for name in kinds if name != "bare"]
+        return "bare" if platform == "bare" else "slurm"
+    known = [name for name in kinds if name not in PLATFORMS]
     if kind is not None:
         if kind not in known:
             raise BadInput(f"--kind: {kind[:40]!r} is not one of {', '.join(known)}{suggest(kind, known)}")
         return next(name for name in known if name == kind)
     accelerator = accelerator_of(read.clusters[read.pools[0].hardware].spec)
-    possible = [name for name in known if name in profile.kinds and accelerator in profile.kinds[name].accelerators]
+    possible = [name for name, held in profile.kinds.items() if name in known and accelerator in held.accelerators]
     return possible[0] if possible else "lws"
 
 
@@ -164,6 +164,8 @@ def _show(made: Deployment, changes: list[str] | None, out: Path | None, dry_run
             *(f"  {line}" for line in arithmetic(made.target)),
             "Limits:",
             *(f"  {line}" for line in limits(made.target)),
+            "Memory of a device:",
+            *(f"  {line}" for line in memories(made.target)),
             "Read back and equal to the manifest. Never launched on hardware by podplan: check before use.",
         ]
     )

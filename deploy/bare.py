@@ -8,6 +8,7 @@ from deploy.inventory import Host, Inventory
 from deploy.roles import RolePlan
 from deploy.routers import etcd_address
 from deploy.scripts import script, shell_name
+from deploy.words import quoted
 
 PLACEHOLDER = "FILL-IN"
 
@@ -42,10 +43,10 @@ def _site_env(target: Target, inventory: Inventory | None, origin: Provenance) -
     missing = "" if inventory else f" Replace every {PLACEHOLDER}: no inventory was given."
     lines = comment(origin, f"Addresses of every role, instance by instance and node by node.{missing}")
     if target.profile.engine == "xllm":
-        lines.append(f"ETCD={etcd_address(target, lambda role, n, node: address(role, n, node, inventory))}")
+        lines.append(f"ETCD={quoted(etcd_address(target, lambda role, n, node: address(role, n, node, inventory)))}")
     for role in target.roles:
         found = [address(role, n, node, inventory) for n in range(len(role.instances)) for node in range(role.nodes)]
-        lines.append(f"{shell_name(role.name)}_HOSTS=({' '.join(found)})")
+        lines.append(f"{shell_name(role.name)}_HOSTS=({' '.join(quoted(host) for host in found)})")
         if role.shares_nodes:
             first = " ".join(str(instance.first_device) for instance in role.instances)
             lines.append(f"{shell_name(role.name)}_FIRST_DEVICES=({first})")

@@ -3,22 +3,40 @@
 import hashlib
 from collections.abc import Iterator, Mapping
 
+from deploy.commands.fabric import talks_over_nodes
 from deploy.commands.launch import Target
 from deploy.header import Provenance
+from deploy.kubernetes.pods import machine_of
+from deploy.kubernetes.weights import mismatched, quantised, source_of
 from deploy.roles import RolePlan
+from ground.units import format_bytes
 from planner.engines.ascend import exchange_of, mc2_capacity
 
+PROVE = [
+    "Run smoke.{job}: one request must go through every role.",
+    "Run benchmark.{job}; plan verify reads its result.",
+]
+APPLY = "kubectl apply -f each file in this order: {sheets}."
 STEPS = {
     "bare": [
         "Copy this folder to every host as {files}.",
         "Run the command of each line of hosts.tsv on its host, decode first.",
         "Run router.sh once all of them answer.",
+        *PROVE,
     ],
-    "lws": ["kubectl apply -f priorities.yaml, then decode, then prefill, then router.yaml."],
-    "dynamo": ["kubectl apply -f . in this folder; the operator of NVIDIA Dynamo starts the rest."],
-    "llm-d": ["kubectl apply -f priorities.yaml (and files where there are any), then helm install -f values.yaml."],
+    "slurm": ["sbatch job.sbatch in this folder, on storage that all nodes share.", *PROVE],
+    "dynamo": [APPLY + " The operator of NVIDIA Dynamo starts the rest.", *PROVE],
+    "llm-d": [
+        "Install the CRDs of the Gateway API and its Inference Extension, and a gateway of class {gateway}.",
+        APPLY,
+        *PROVE,
+    ],
     "motor": ["Copy the maps to {files} on every host, then give user_config.json to MindIE Motor's deployer."],
 }
+# What is applied comes before what is run; autoscaler and monitoring need KEDA and the Prometheus operator.
+LAST = ("autoscaler.yaml", "monitoring.yaml")
+FIRST = ("priorities.yaml", "weights.yaml", "policies.yaml")
+RUN = ("smoke.yaml", "benchmark.yaml")
 
 
 def arithmetic(target: Target) -> list[str]:
@@ -49,6 +67,18 @@ def limits(target: Target) -> Iterator[str]:
         )
 
 
+def memories(target: Target) -> Iterator[str]:
+    """Yield what each role's engine is told of memory, and the planned requests that fit what it leaves."""
+    for role in target.roles if target.profile.engine != "mindie" else ():
+        held = target.memory(role)
+        line = (
+            f"{role.name}: {held.fraction:g} of the memory, {format_bytes(held.buffers_bytes)} of exchange buffers, "
+            f"{format_bytes(held.cache_bytes)} for keys and values (planned {format_bytes(held.planned_cache_bytes)})"
+        )
+        fewer = f"; about {held.requests} of {role.sequences} requests per DP rank fit, the others wait"
+        yield line + (fewer if held.requests < role.sequences else "")
+
+
 def exchanges(target: Target) -> Iterator[str]:
     """Yield how vLLM-Ascend will reach experts at the planned batch, which it decides at run time."""
     for role in target.roles if target.profile.engine == "vllm-ascend" else ():
@@ -69,50 +99,90 @@ def exchanges(target: Target) -> Iterator[str]:
 
 def guide(target: Target, origin: Provenance, files: Mapping[str, str]) -> str:
     """Return the README.md of a deployment."""
-    steps = STEPS.get(target.kind, STEPS["lws"])
+    steps = STEPS.get(target.kind, [APPLY, *PROVE])
+    roles = sorted(
+        name for name in files if name.endswith(".yaml") and name not in (*FIRST, *LAST, *RUN, "router.yaml")
+    )
+    order = [*FIRST, *roles, "router.yaml", *LAST]
+    said = {
+        "files": target.site.files_path,
+        "gateway": target.site.gateway_class,
+        "job": "sh" if target.bare else "yaml (kubectl apply, then kubectl logs of its job)",
+        "sheets": ", ".join(name for name in order if name in files),
+    }
     lines = [
         f"# {target.name_of_model} with {origin.title} {origin.version}, {target.kind}",
         "",
         f"{origin.sentence}.",
         "The files were read back and add up to the manifest. They were never launched on hardware by podplan.",
         "",
-        "## Devices",
-        "",
-        *(f"- {line}" for line in arithmetic(target)),
-        "",
-        "## Limits",
-        "",
-        *(f"- {line}" for line in [*limits(target), *exchanges(target)]),
-        "",
+        *_section("Devices", arithmetic(target)),
+        *_section("Limits", [*limits(target), *exchanges(target)]),
+        *_section("Memory", list(memories(target))),
+        *_section("What the site must bring", list(needs(target))),
         "## Start",
         "",
-        *(f"{number}. {step.format(files=target.site.files_path)}" for number, step in enumerate(steps, start=1)),
-        *_needs(target),
-        "",
-        "## Files without room for their origin",
-        "",
-        "Engines read these JSON files strictly, so this list says where they come from (SHA-256).",
-        "",
-        *(f"- {name}: {digest}" for name, digest in _digests(files)),
+        *(f"{number}. {step.format(**said)}" for number, step in enumerate(steps, start=1)),
     ]
-    if not any(name.endswith(".json") for name in files):
-        lines = lines[: lines.index("## Files without room for their origin") - 1]
+    digests = list(_digests(files))
+    if digests:
+        lines += ["", "## Files without room for their origin", ""]
+        lines += ["Engines read these JSON files strictly, so this list says where they come from (SHA-256).", ""]
+        lines += [f"- {name}: {digest}" for name, digest in digests]
     return "\n".join(lines) + "\n"
 
 
-def _needs(target: Target) -> Iterator[str]:
-    """Yield what the site must bring."""
-    yield ""
+def _section(title: str, lines: list[str]) -> list[str]:
+    return [f"## {title}", "", *(f"- {line}" for line in lines), ""] if lines else []
+
+
+def needs(target: Target) -> Iterator[str]:
+    """Yield what the site must bring, and where an engine does otherwise than the plan."""
     places = dict.fromkeys((target.weights_path(role), role.weights_dtype) for role in target.roles)
     several = " and ".join(f"{path} (those in {dtype})" for path, dtype in places)
-    yield f"The weights are expected at {several if len(places) > 1 else target.model_path} on every node."
+    yield f"The weights, at {several if len(places) > 1 else target.model_path} on every node."
+    yield from _weights(target)
+    yield from _images(target)
     if target.profile.engine == "xllm" and any(role.drafts for role in target.roles):
         drafted = " and ".join(dict.fromkeys(target.draft_model_path(role) for role in target.roles if role.drafts))
-        yield f"The draft model, made with xLLM's tools/export_mtp.py, is expected at {drafted}."
+        yield f"The draft model, made with xLLM's tools/export_mtp.py, at {drafted}."
     if target.profile.redundancy.placement.value == "none" and any(role.setup.redundant for role in target.roles):
-        yield f"{target.profile.title} takes no static expert map: it starts evenly and balances itself."
-    if target.kind not in ("bare", "motor", "dynamo") and target.profile.engine == "xllm":
-        yield "Rank tables come from the Ascend operator as ConfigMaps rings-config-NAME, one per workload."
+        yield f"Nothing for expert maps: {target.profile.title} takes none, it starts evenly and balances itself."
+    if target.profile.engine == "sglang" and any(role.role == "mixed" and role.drafts for role in target.roles):
+        yield "Patience with drafts: SGLang drafts nothing in steps that also read prompts; older releases do not mix."
+    if target.profile.engine == "xllm" and target.kind == "volcano":
+        yield "MindCluster's Ascend operator, which writes each job's rank table into its ConfigMap rings-config-NAME."
+    wide = [role.name for role in target.roles if talks_over_nodes(role) and role.accelerator == "nvidia"]
+    if wide and not target.bare and target.site.rdma_resource:
+        yield f"RDMA in pods of {' and '.join(wide)}: {target.site.rdma_resource}, or what rdma_resource names."
+
+
+def _weights(target: Target) -> Iterator[str]:
+    """Yield which checkpoint is meant."""
+    repository, other = source_of(target), mismatched(target)
+    if quantised(target):
+        yield (
+            f"A W8A8 checkpoint of ModelSlim: the weights of {repository or 'the model'} in "
+            f"{target.roles[0].model.native_dtype} do not load as int8; weights.yaml has a job that makes one, "
+            "or give model_source of one that is published."
+        )
+    if other:
+        yield (
+            f"A checkpoint in {' and '.join(other)}: {repository or 'the model'} is published in "
+            f"{target.roles[0].model.native_dtype}; give model_source and weights.yaml fetches it."
+        )
+
+
+def _images(target: Target) -> Iterator[str]:
+    """Yield images that nobody publishes, and what the notes of the others say."""
+    deployment = target.profile.deployment
+    if deployment is None or target.kind == "dynamo" or target.site.image:
+        return
+    for part, fact in deployment.images.items():
+        routed = part == "router" and target.kind != "llm-d" and not target.site.router_image
+        mine = part in {machine_of(role) for role in target.roles}
+        if fact.note and (mine or routed):
+            yield f"The image {fact.value}: {fact.note}."
 
 
 def _digests(files: Mapping[str, str]) -> Iterator[tuple[str, str]]:

@@ -24,12 +24,12 @@ class Provenance:
         return f"{made} from the manifest with sha256 {self.manifest_sha256}"
 
 
-def provenance(profile: EngineProfile, podplan: str, manifest_sha256: str) -> Provenance:
+def provenance(profile: EngineProfile, version: str, podplan: str, manifest_sha256: str) -> Provenance:
     """Return the origin of files made now."""
     return Provenance(
         engine=profile.engine,
         title=profile.title,
-        version=profile.versions.pinned,
+        version=version,
         podplan=podplan,
         manifest_sha256=manifest_sha256,
     )

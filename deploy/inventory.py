@@ -20,6 +20,8 @@ HostName = Annotated[
 
 def _address(value: str) -> str:
     try:
+        if "%" in value:  # a zone is of one host alone, and any text
+            raise ValueError
         return str(ipaddress.ip_address(value))
     except ValueError:
         raise ValueError(f"{value[:40]!r} is not an IP address") from None

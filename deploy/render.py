@@ -3,24 +3,25 @@
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from deploy import bare, ranktable
+from deploy import bare, ranktable, slurm
 from deploy.commands import mindie, sglang, vllm, vllm_ascend, xllm
 from deploy.commands.launch import Launch, Target
 from deploy.guide import guide
 from deploy.header import Provenance, comment, provenance
 from deploy.inventory import Inventory, read_inventory
-from deploy.kubernetes import dynamo, llmd, lws, objects, statefulset, volcano
-from deploy.kubernetes.pods import Object
+from deploy.kubernetes.files import sheets, written
+from deploy.proof import Load, benchmark, load_of, smoke
 from deploy.reading.check import check_round_trip
 from deploy.roles import RolePlan, read_roles
 from deploy.routers import ETCD_PORT, etcd_command, router_of, router_script
 from deploy.site import Site
-from ground.errors import BadInput
-from ground.files import to_yaml
+from deploy.words import quoted
+from ground.errors import BadInput, Infeasible
 from ground.version import VERSION
+from planner.engines.loader import load_orchestrator
 from planner.engines.spec import EngineProfile, PlatformKind
 from planner.manifest.schema import Manifest
 
@@ -32,7 +33,6 @@ COMMANDS: dict[str, Callable[[Target, RolePlan], Launch]] = {
     "xllm": xllm.launch,
     "mindie": mindie.launch,
 }
-WORKLOADS = {"lws": lws, "statefulset": statefulset, "volcano": volcano}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,8 +66,11 @@ def render(
         levels=manifest.service_levels,
     )
     check_kind(target)
-    origin = provenance(profile, VERSION, manifest_sha256)
-    files = dict(_files(target, inventory, origin))
+    version = profile.versions.pinned
+    if kind == "dynamo":
+        version = load_orchestrator("dynamo").engines.value[profile.engine]
+    origin = provenance(profile, version, VERSION, manifest_sha256)
+    files = dict(_files(target, inventory, load_of(manifest, target), origin))
     check_round_trip(target, files)
     files["README.md"] = guide(target, origin, files)
     return Deployment(target=target, origin=origin, files=files)
@@ -93,6 +96,7 @@ def check_kind(target: Target) -> None:
         why = entry.reason if entry and entry.reason else f"{profile.title} has no such files"
         instead = f"use {' or '.join(possible)}" if possible else "it runs with plan simulate and plan execute"
         raise BadInput(f"--kind: {kind} is not possible with {profile.title}: {why}; {instead}")
+    _check_rank_tables(target)
     accelerators = {role.accelerator for role in target.roles}
     if len(accelerators) > 1:
         raise BadInput(f"--engine: {profile.title} cannot span {' and '.join(sorted(accelerators))} devices")
@@ -101,6 +105,17 @@ def check_kind(target: Target) -> None:
         raise BadInput(
             "--platform: MindIE takes prefill and decode apart through Motor, on kubernetes, and aggregated instances "
             f"bare; this plan needs --platform {'kubernetes --kind motor' if kind == 'bare' else 'bare'}"
+        )
+
+
+def _check_rank_tables(target: Target) -> None:
+    """Raise Infeasible for xLLM over several nodes where nothing makes the rank tables that it reads."""
+    wide = [role.name for role in target.roles if role.nodes > 1]
+    if target.profile.engine == "xllm" and wide and target.kind in ("lws", "statefulset"):
+        raise Infeasible(
+            f"--kind: xLLM reads a rank table in {' and '.join(wide)}, several nodes each, and the Ascend operator "
+            f"collects them for Volcano jobs, not for {target.kind} (MindCluster: hccl.json File Description); "
+            "use --kind volcano, or --platform bare with an inventory"
         )
 
 
@@ -114,65 +129,47 @@ def _check_pools(target: Target) -> None:
         raise BadInput(f"--engine: {target.profile.title} with {target.kind} takes one pool of each role, not {held}")
 
 
-def _files(target: Target, inventory: Inventory | None, origin: Provenance) -> Iterator[tuple[str, str]]:
+def _files(target: Target, inventory: Inventory | None, load: Load, origin: Provenance) -> Iterator[tuple[str, str]]:
     """Yield (name, text) of every file."""
     if target.kind == "motor":
         yield "user_config.json", json.dumps(mindie.motor(target), indent=2) + "\n"
         for role in target.roles:
             yield from mindie.map_files(role).items()
         return
-    launches = {role.name: COMMANDS[target.profile.engine](target, role) for role in target.roles}
-    if target.kind == "bare":
-        yield from _bare(target, launches, inventory, origin)
+    launches = {role.name: _launch(target, role) for role in target.roles}
+    if target.bare:
+        yield from _bare(target, launches, inventory, load, origin)
     else:
-        yield from _kubernetes(target, launches, origin)
+        for sheet in sheets(target, launches, load, origin):
+            yield f"{sheet.name}.yaml", written(target, sheet, origin)
+
+
+def _launch(target: Target, role: RolePlan) -> Launch:
+    """Return what starts a role, with the site's variables over what is generated."""
+    launch = COMMANDS[target.profile.engine](target, role)
+    return replace(launch, environment={**launch.environment, **target.site.environment})
 
 
 def _bare(
-    target: Target, launches: Mapping[str, Launch], inventory: Inventory | None, origin: Provenance
+    target: Target, launches: Mapping[str, Launch], inventory: Inventory | None, load: Load, origin: Provenance
 ) -> Iterator[tuple[str, str]]:
+    def address(role: RolePlan, number: int, node: int) -> str:
+        return bare.address(role, number, node, inventory)
+
     yield from bare.bare_files(target, launches, inventory, origin).items()
-    router = router_of(target, launches, lambda role, n, node: bare.address(role, n, node, inventory))
+    yield "smoke.sh", smoke(target, launches, address, origin)
+    yield "benchmark.sh", benchmark(target, load, origin)
+    router = router_of(target, launches, address)
     if router:
         yield "router.sh", router_script(router, origin)
-    if target.profile.engine == "xllm" and target.site.etcd_address is None:
+    own_etcd = target.profile.engine == "xllm" and target.site.etcd_address is None
+    if target.kind == "slurm":
+        yield "job.sbatch", slurm.job(target, inventory, origin, routed=router is not None, etcd=own_etcd)
+    if own_etcd:
         here = bare.address(target.roles[-1], 0, 0, inventory)
-        run = " ".join(etcd_command(f"{here}:{ETCD_PORT}"))
+        run = " ".join(quoted(word) for word in etcd_command(f"{here}:{ETCD_PORT}"))
         lines = ["#!/usr/bin/env bash", *comment(origin, f"Starts etcd on {here}, before everything else.")]
         yield "etcd.sh", "\n".join([*lines, "set -euo pipefail", "", f"exec {run}"]) + "\n"
     for role in target.roles:
         if target.profile.engine in ("xllm", "mindie") and role.nodes > 1:
             yield from ranktable.rank_table_files(role, inventory, origin).items()
-
-
-def _kubernetes(target: Target, launches: dict[str, Launch], origin: Provenance) -> Iterator[tuple[str, str]]:
-    """Yield one YAML per concern: priorities first, then each role, the router last."""
-    priorities = list(objects.priority_classes(target, origin))
-    yield "priorities.yaml", documents(origin, "Decode comes back before prefill.", priorities)
-    if target.kind in ("dynamo", "llm-d"):
-        for name, launch in launches.items():
-            if launch.files:
-                carried = objects.config_map(target, launch, origin)
-                yield f"{name}-files.yaml", documents(origin, f"Files of the role {name}.", [carried])
-        if target.kind == "dynamo":
-            graph = dynamo.graph(target, launches, origin)
-            yield "graph.yaml", documents(origin, "NVIDIA Dynamo's deployment graph.", [graph])
-        else:
-            chart = llmd.values(target, launches, origin)
-            yield "values.yaml", documents(origin, "helm install -f values.yaml, chart llm-d-modelservice.", [chart])
-        return
-    module = WORKLOADS[target.kind]
-    for name, launch in launches.items():
-        held = [objects.config_map(target, launch, origin), *module.workloads(target, launch, origin)]
-        yield f"{name}.yaml", documents(origin, f"The role {name}.", held)
-    router = router_of(target, launches, lambda role, n, node: module.address(target, launches[role.name], n, node))
-    if router:
-        held = list(objects.router_objects(target, router, origin))
-        if target.profile.engine == "xllm" and target.site.etcd_address is None:
-            held += objects.etcd_objects(target, origin)
-        yield "router.yaml", documents(origin, "What spreads requests over instances.", held)
-
-
-def documents(origin: Provenance, purpose: str, held: list[Object]) -> str:
-    """Return YAML documents under their origin."""
-    return "\n".join(comment(origin, purpose)) + "\n" + "---\n".join(to_yaml(item) for item in held)

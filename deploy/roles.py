@@ -11,10 +11,11 @@ from planner.engines.accelerators import accelerator_of, broken_accelerator
 from planner.engines.rules import Broken, Setup, broken_pair, broken_rule, describe, expert_mode, nearest_reachable
 from planner.engines.spec import Accelerator, EngineProfile, ExpertMode
 from planner.manifest.layout import ExpertMap, Instance
-from planner.manifest.schema import Manifest, Pool, Role
+from planner.manifest.schema import AnswerKinds, Manifest, MemoryBytes, Pool, PromptKinds, Role
 from planner.strategy import Strategy
 
-THOUSANDTHS = 1000
+ROOM_TOKENS = 256  # BOS and the chat template of a prompt, and SGLang's own last tokens
+BLOCK_TOKENS = 128
 SPREAD = 3.0  # standard deviations above the mean that the longest request is taken for, where none is given
 
 
@@ -39,8 +40,8 @@ class RolePlan:
     tokens: int
     longest: int
     longest_prompt: int
-    memory_frac: float
-    static_memory_frac: float
+    memory: MemoryBytes
+    longest_cache_bytes: float
     weights_dtype: str
     prefix_caching: bool
     expert_map: ExpertMap | None
@@ -119,6 +120,7 @@ def _setup(manifest: Manifest, pool: Pool) -> Setup:
         role=pool.role,
         devices_per_node=int(manifest.clusters[pool.hardware].spec.devices_per_node.value),
         experts=experts,
+        device=manifest.clusters[pool.hardware].spec.device.title,
         architecture=model.architecture,
         latent=isinstance(model.attention, MLA),
         redundant=max(slots) - experts if experts else 0,
@@ -141,10 +143,14 @@ def _refusal(profile: EngineProfile, pool: Pool, setup: Setup, broken: Broken) -
 
 
 def _longest(manifest: Manifest, given: int | None) -> tuple[int, int]:
-    """Return the longest request and prompt in tokens: as given, or the mean and three standard deviations."""
+    """Return the longest request and prompt in tokens: as given, or the workload's with room for what wraps a prompt.
+
+    The workload's longest is its longest kind, or the mean and three standard deviations where it tells no kinds;
+    no more than the model's positions and the cache of a rank.
+    """
     traffic, model = manifest.workload, manifest.model.spec
-    prompt = traffic.input_tokens * (1 + SPREAD * math.sqrt(traffic.input_cv2))
-    answer = traffic.output_tokens * (1 + SPREAD * math.sqrt(traffic.output_cv2))
+    prompt = _most(traffic.prompt_kinds, traffic.input_tokens, traffic.input_cv2)
+    answer = _most(traffic.answer_kinds, traffic.output_tokens, traffic.output_cv2)
     capacity = min(pool.kv.capacity_tokens_per_rank for pool in manifest.pools)
     most = min(capacity, model.max_position)
     needed = math.ceil(traffic.input_tokens) + math.ceil(traffic.output_tokens)
@@ -153,8 +159,15 @@ def _longest(manifest: Manifest, given: int | None) -> tuple[int, int]:
         raise BadInput(f"longest_request_tokens: {given} tokens do not fit {what}; use at most {most}")
     if needed > most:
         raise Infeasible(f"a mean request of {needed} tokens does not fit {what}; plan with shorter lengths")
-    longest = given or min(math.ceil(prompt) + math.ceil(answer), most)
-    return longest, min(math.ceil(prompt), longest - 1)
+    rounded = -(-(prompt + answer + ROOM_TOKENS) // BLOCK_TOKENS) * BLOCK_TOKENS
+    longest = given or min(rounded, most)
+    return longest, min(prompt + ROOM_TOKENS, longest - 1)
+
+
+def _most(kinds: PromptKinds | AnswerKinds | None, mean: float, cv2: float) -> int:
+    """Return the most tokens of a workload's prompts or answers."""
+    told = max(kinds.tokens) if kinds else 0.0
+    return math.ceil(max(told, mean if kinds else mean * (1 + SPREAD * math.sqrt(cv2))))
 
 
 def _role(
@@ -169,7 +182,7 @@ def _role(
     hardware = manifest.clusters[pool.hardware].spec
     node_size, devices = setup.devices_per_node, setup.strategy.devices
     nodes = -(-devices // node_size)
-    memory, accelerator = pool.memory_bytes_per_device, accelerator_of(hardware)
+    accelerator = accelerator_of(hardware)
     assert accelerator is not None, "broken_accelerator lets no unknown device pass"
     per_rank = setup.strategy.attention_tp * setup.strategy.pp
     decodes = pool.role == "decode"
@@ -196,8 +209,8 @@ def _role(
         tokens=tokens,
         longest=lengths[0],
         longest_prompt=lengths[1],
-        memory_frac=_floor(1 - memory.reserve / memory.capacity),
-        static_memory_frac=_floor(1 - (memory.reserve + memory.activations + memory.buffers) / memory.capacity),
+        memory=pool.memory_bytes_per_device,
+        longest_cache_bytes=pool.kv.bytes_per_token_per_device * pool.kv.charged(lengths[0]),
         weights_dtype=pool.weights_dtype,
         prefix_caching=manifest.workload.prefix_reuse > 0,
         expert_map=pool.expert_map,
@@ -221,8 +234,3 @@ def _check_draft_layer(manifest: Manifest, pool: Pool, drafts: int, longest: int
             f"which leaves {format_bytes(max(free, 0.0))} for a request that caches {format_bytes(needed)}; "
             "plan with --mtp 0 or more prefill devices"
         )
-
-
-def _floor(share: float) -> float:
-    """Round a share of memory down to three digits, so that it never asks for more than was planned."""
-    return math.floor(max(share, 0.0) * THOUSANDTHS) / THOUSANDTHS

@@ -29,9 +29,9 @@ def script(target: Target, launch: Launch, origin: Provenance) -> str:
 
 def place(target: Target, launch: Launch) -> list[str]:
     """Return the lines that find out which node this is, and the address of the instance's first node."""
-    kind, name = target.kind, f"{target.name}-{launch.role.name}"
+    kind = target.kind
     prefill = f"{target.name}-{_first_prefill(target)}"
-    if kind == "bare":
+    if target.bare:
         return list(_bare_place(target, launch))
     if kind == "statefulset":
         found = {
@@ -46,19 +46,20 @@ def place(target: Target, launch: Launch) -> list[str]:
             "HEAD": Shell('"$JOB-head-0.$JOB"'),
         }
         store = f"{prefill}-0-head-0.{prefill}-0"
-    elif kind == "llm-d" and all(other.nodes == 1 for other in target.roles):
-        found, store = {"NODE_RANK": Shell("0"), "HEAD": Shell('"$POD_IP"')}, name
     else:
         found = {"NODE_RANK": Shell('"$LWS_WORKER_INDEX"'), "HEAD": Shell('"$LWS_LEADER_ADDRESS"')}
         store = f"{prefill}-0.{prefill}"
     found["ADDRESS"] = Shell('"$POD_IP"')
     if "$STORE" in _text(launch):
-        found["STORE"] = Shell(store)
+        found["STORE"] = Shell(quoted(store))
     if "$ETCD" in _text(launch):
-        found["ETCD"] = Shell(target.site.etcd_address or f"{target.name}-etcd:2379")
+        found["ETCD"] = Shell(quoted(target.site.etcd_address or f"{target.name}-etcd:2379"))
     if "$RANK_TABLE" in _text(launch):
         found["RANK_TABLE"] = Shell(f'"${{RANK_TABLE_FILE:-{ASCEND_RANK_TABLE}}}"')
-    return [f"{variable}={value.text}" for variable, value in found.items()]
+    lines = [f"{variable}={value.text}" for variable, value in found.items()]
+    if "RANK_TABLE" in found:  # the operator fills it in once every pod of the job has its devices
+        lines.append('until grep -q \'"status": *"completed"\' "$RANK_TABLE"; do sleep 2; done')
+    return lines
 
 
 def _first_prefill(target: Target) -> str:

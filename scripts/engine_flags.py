@@ -188,7 +188,7 @@ def vllm(sources: Sources) -> dict[str, Any]:
     for call in calls(engine, "add_argument"):
         found = config_field(call, owners, classes)
         add(table, option_names(call), described(found[0], aliases, found[1]) if found else from_keywords(call))
-    front = sources.tree("vllm/entrypoints/common/cli_args.py")
+    front = sources.tree(sources.names(r"vllm/entrypoints/[a-z]+/cli_args\.py")[0])
     for held in fields(front, ".*FrontendArgs").values():
         for field, (annotation, default) in held.items():
             add(table, ["--" + field.replace("_", "-")], described(annotation, aliases, default))
@@ -233,7 +233,7 @@ def vllm_ascend(sources: Sources) -> dict[str, Any]:
 def sglang(sources: Sources) -> dict[str, Any]:
     """Read SGLang's declarative fields: ``name: A[type, Arg(help, aliases, choices, cli_name, no_cli)] = default``."""
     table: Table = {}
-    for name in sources.names(r"sglang/srt/arg_groups/fields/[a-z_]+\.py"):
+    for name in sources.names(r"sglang/srt/(server_args|arg_groups/fields/[a-z_]+)\.py"):
         tree = sources.tree(name)
         aliases = literal_aliases(tree)
         for node in ast.walk(tree):
@@ -302,6 +302,7 @@ def main() -> None:
     """Print the table of one engine: one flag a line, so that a new version reads as a diff."""
     name, path = sys.argv[1], Path(sys.argv[2])
     package, version, read = READERS[name]
+    version = sys.argv[3] if len(sys.argv) > 3 else version
     facts = read(Sources(path))
     lines = [f'  "{flag}": {json.dumps(held)}' for flag, held in sorted(facts["flags"].items())]
     head = {"name": name, "version": version, "source": f"{package} {version} on PyPI, read without importing it"}

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from deploy.memory import Memory, memory_of
 from deploy.roles import RolePlan
 from deploy.site import Site
 from deploy.words import Flag, Value, sum_of
@@ -27,6 +28,10 @@ class Target:
     name: str
     roles: tuple[RolePlan, ...]
     levels: ServiceLevels
+
+    def memory(self, role: RolePlan) -> Memory:
+        """What a role's engine may take of a device's memory."""
+        return memory_of(self.profile, role)
 
     def role(self, kind: str) -> RolePlan | None:
         """Return the first role of a kind, None where there is none."""
@@ -66,7 +71,7 @@ class Target:
     @property
     def bare(self) -> bool:
         """Whether hosts are used directly, where instances may share one."""
-        return self.kind == "bare"
+        return self.kind in ("bare", "slurm")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

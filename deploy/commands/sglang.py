@@ -3,16 +3,17 @@
 Requests and prefill tokens are of the instance: SGLang divides both by attention DP.
 """
 
+from deploy.commands.fabric import ascend_environment, gpu_environment
 from deploy.commands.launch import NODE_RANK, Launch, Target, port
-from deploy.commands.vllm_ascend import environment as ascend_environment
 from deploy.experts import needs_map, sglang_map
+from deploy.memory import dispatch_tokens, exchanges
 from deploy.roles import RolePlan
 from deploy.words import Flag, Shell, Value
 
 BOOTSTRAP_PORT = 8998
 DIST_PORT = 5000
 STORE_PORT = 24669
-DEFAULT_DISPATCH_TOKENS = 128
+PAGE_TOKENS = 128  # of Ascend, and a multiple of every page on GPUs: a chunk must be whole pages
 
 
 def launch(target: Target, role: RolePlan) -> Launch:
@@ -28,10 +29,10 @@ def launch(target: Target, role: RolePlan) -> Launch:
     if strategy.pp > 1:
         flags.append(("--pp-size", strategy.pp))
     if strategy.attention_dp > 1:
-        flags.append(("--attn-dp-size", strategy.attention_dp))
+        flags += _ranks(target, role)
         if strategy.attention_tp == 1:
             flags += [("--enable-dp-lm-head", None), *_dense(role)]
-    flags += [*_experts(role), *_nodes(target, role), *_limits(role), *_drafts(role)]
+    flags += [*_experts(role), *_nodes(target, role), *_limits(target, role), *_drafts(role)]
     if role.setup.microbatches > 1:
         flags.append(("--enable-two-batch-overlap", None))
     if role.setup.kv_dtype == "fp8":
@@ -42,7 +43,7 @@ def launch(target: Target, role: RolePlan) -> Launch:
         flags.append(("--quantization", "modelslim"))
     if not role.prefix_caching:
         flags.append(("--disable-radix-cache", None))
-    flags += _disaggregation(target, role)
+    flags += [("--enable-metrics", None), *_disaggregation(target, role)]
     files = {}
     if needs_map(role):
         name = f"expert-location-{role.name}.json"
@@ -81,9 +82,17 @@ def _experts(role: RolePlan) -> list[Flag]:
     return flags
 
 
-def exchanges(role: RolePlan) -> bool:
-    """Whether experts are reached by an all-to-all."""
-    return role.mode is not None and role.mode.exchange == "all_to_all" and role.strategy.moe_ep > 1
+def _ranks(target: Target, role: RolePlan) -> list[Flag]:
+    """Return attention DP: one flag in 0.5.23, two in the older releases of Dynamo and of the images for Ascend."""
+    ranks = role.strategy.attention_dp
+    if target.kind == "dynamo" or role.accelerator == "ascend":
+        return [("--dp-size", ranks), ("--enable-dp-attention", None)]
+    return [("--attn-dp-size", ranks)]
+
+
+def chunk_tokens(role: RolePlan) -> int:
+    """Return the prompt tokens of a step of a DP rank: as planned, in whole pages."""
+    return max(role.tokens // PAGE_TOKENS, 1) * PAGE_TOKENS
 
 
 def _nodes(target: Target, role: RolePlan) -> list[Flag]:
@@ -97,13 +106,15 @@ def _nodes(target: Target, role: RolePlan) -> list[Flag]:
     ]
 
 
-def _limits(role: RolePlan) -> list[Flag]:
-    """Return limits in SGLang's unit, the instance; graphs count one DP rank."""
+def _limits(target: Target, role: RolePlan) -> list[Flag]:
+    """Return limits in SGLang's unit, the instance; a planned mixed step needs chunks beside decoding requests."""
     ranks = role.strategy.attention_dp
     flags: list[Flag] = [("--max-running-requests", role.sequences * ranks)]
     if role.role != "decode":
-        flags.append(("--chunked-prefill-size", role.tokens * ranks))
-    flags += [("--context-length", role.longest), ("--mem-fraction-static", role.static_memory_frac)]
+        flags.append(("--chunked-prefill-size", chunk_tokens(role) * ranks))
+    if role.role == "mixed":
+        flags.append(("--enable-mixed-chunk", None))
+    flags += [("--context-length", role.longest), ("--mem-fraction-static", target.memory(role).fraction)]
     if role.role != "prefill":
         flags.append(("--cuda-graph-max-bs-decode", role.sequences))
     return flags
@@ -134,15 +145,14 @@ def _disaggregation(target: Target, role: RolePlan) -> list[Flag]:
 
 def _environment(target: Target, role: RolePlan) -> dict[str, Value]:
     """Return the collectives' environment and the room of the low-latency exchange: a rank's requests and drafts."""
-    found: dict[str, Value] = {}
-    if role.accelerator == "ascend":
-        found |= ascend_environment(target, role)
+    if role.accelerator != "ascend":
+        found = gpu_environment(target, role)
+    else:
+        found = ascend_environment(target, role)
         if role.disaggregated:
             found["ASCEND_MF_STORE_URL"] = Shell(f'"tcp://$STORE:{STORE_PORT}"')
-    else:
-        interface = target.site.network_interface
-        found |= {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
+            if role.hardware.devices_per_chip.value == 1:  # A2 has no fabric of its own between servers
+                found["ASCEND_MF_TRANSFER_PROTOCOL"] = "device_rdma"
     if exchanges(role) and role.role != "prefill":
-        needed = max(role.sequences * role.draft_window, DEFAULT_DISPATCH_TOKENS if role.role == "mixed" else 1)
-        found["SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK"] = needed
+        found["SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK"] = dispatch_tokens(role)
     return found

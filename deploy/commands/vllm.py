@@ -4,9 +4,10 @@ Every node of a data-parallel instance has its own API server (``--data-parallel
 alike and no single front end carries hundreds of ranks; with one rank per node the balancing is external.
 """
 
+from deploy.commands.fabric import gpu_environment
 from deploy.commands.launch import NODE_RANK, RENDEZVOUS_PORT, Launch, Target, port
 from deploy.roles import RolePlan
-from deploy.words import Flag, Shell, Value, compact_json
+from deploy.words import Flag, Shell, compact_json
 
 SIDE_CHANNEL_PORT = 5600
 BOOTSTRAP_PORT = 8998
@@ -16,10 +17,7 @@ EXCHANGES = {"prefill": "deepep_high_throughput", "decode": "deepep_low_latency"
 
 def launch(target: Target, role: RolePlan) -> Launch:
     """Return what starts a role with vLLM on GPUs."""
-    environment: dict[str, Value] = {
-        "GLOO_SOCKET_IFNAME": target.site.network_interface,
-        "NCCL_SOCKET_IFNAME": target.site.network_interface,
-    }
+    environment = gpu_environment(target, role)
     if role.disaggregated and target.site.kv_transfer == "nixl":
         environment["VLLM_NIXL_SIDE_CHANNEL_HOST"] = Shell('"$ADDRESS"')
         environment["VLLM_NIXL_SIDE_CHANNEL_PORT"] = port(target, role, SIDE_CHANNEL_PORT)
@@ -67,7 +65,7 @@ def common_flags(target: Target, role: RolePlan) -> list[Flag]:
         ("--max-num-seqs", role.sequences),
         ("--max-num-batched-tokens", role.tokens),
         ("--max-model-len", role.longest),
-        ("--gpu-memory-utilization", role.memory_frac),
+        ("--gpu-memory-utilization", target.memory(role).fraction),
     ]
     caches = role.prefix_caching and role.role != "decode"
     flags.append(("--enable-prefix-caching" if caches else "--no-enable-prefix-caching", None))

@@ -2,16 +2,16 @@
 
 from typing import Any
 
+from deploy.commands.fabric import ascend_environment
 from deploy.commands.launch import Launch, Target, port
 from deploy.commands.vllm import common_flags, worker_flags
 from deploy.experts import ascend_map, needs_map
 from deploy.roles import RolePlan
-from deploy.words import Flag, Shell, Value, compact_json
+from deploy.words import Flag, Shell, compact_json
 
 # Mooncake on NPU takes ports 20000 .. 20000 + 1000 * devices of a node; the connector's own lie above.
 TRANSFER_FIRST_PORT = 20000
 TRANSFER_PORTS_PER_DEVICE = 1000
-BUFFER_MEGABYTES = {"prefill": 256, "decode": 600, "mixed": 600}
 
 
 def launch(target: Target, role: RolePlan) -> Launch:
@@ -36,27 +36,12 @@ def launch(target: Target, role: RolePlan) -> Launch:
         programme=("vllm", "serve", Shell('"$MODEL"')),
         flags=tuple(flags),
         workers=worker_flags(role),
-        environment=environment(target, role) | {"TP_SOCKET_IFNAME": target.site.network_interface},
+        environment=ascend_environment(target, role) | {"TP_SOCKET_IFNAME": target.site.network_interface},
         files=files,
         api="head" if worker_flags(role) else "all",
         port=target.http_port(role),
         visible_devices="ASCEND_RT_VISIBLE_DEVICES",
     )
-
-
-def environment(target: Target, role: RolePlan) -> dict[str, Value]:
-    """Return the collectives' environment of an Ascend device."""
-    return {
-        "HCCL_IF_IP": Shell('"$ADDRESS"'),
-        "HCCL_SOCKET_IFNAME": target.site.network_interface,
-        "GLOO_SOCKET_IFNAME": target.site.network_interface,
-        "HCCL_BUFFSIZE": BUFFER_MEGABYTES[role.role],
-        "HCCL_OP_EXPANSION_MODE": "AIV",
-        "TASK_QUEUE_ENABLE": 1,
-        "PYTORCH_NPU_ALLOC_CONF": "expandable_segments:True",
-        "OMP_PROC_BIND": "false",
-        "OMP_NUM_THREADS": 10,
-    }
 
 
 def _additional(role: RolePlan) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """xLLM's command line (0.9.0): one process per device, limits of the whole instance, redundancy per device."""
 
+from deploy.commands.fabric import ascend_environment
 from deploy.commands.launch import DEVICE, NODE_RANK, Launch, Target, port
-from deploy.commands.vllm_ascend import environment as ascend_environment
 from deploy.roles import RolePlan
 from deploy.words import Flag, Shell, Value, sum_of
 
@@ -26,7 +26,7 @@ def launch(target: Target, role: RolePlan) -> Launch:
         ("--communication_backend", "hccl"),
         ("--dp_size", role.strategy.attention_dp),
         *_experts(role),
-        *_limits(role),
+        *_limits(target, role),
     ]
     if role.nodes > 1:
         flags.append(("--rank_tablefile", Shell('"$RANK_TABLE"')))
@@ -86,7 +86,7 @@ def _experts(role: RolePlan) -> list[Flag]:
     return flags
 
 
-def _limits(role: RolePlan) -> list[Flag]:
+def _limits(target: Target, role: RolePlan) -> list[Flag]:
     """Return limits in xLLM's unit, the instance; decode graphs count one DP rank."""
     ranks = role.strategy.attention_dp
     flags: list[Flag] = [
@@ -94,7 +94,7 @@ def _limits(role: RolePlan) -> list[Flag]:
         ("--max_tokens_per_batch", role.tokens * ranks),
         ("--max_concurrent_requests", role.sequences * ranks),
         ("--block_size", BLOCK_TOKENS),
-        ("--max_memory_utilization", role.memory_frac),
+        ("--max_memory_utilization", target.memory(role).fraction),
         ("--enable_prefix_cache", "true" if role.prefix_caching else "false"),
         ("--enable_schedule_overlap", "true"),
     ]

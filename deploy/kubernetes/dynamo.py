@@ -6,14 +6,21 @@ KV transfer configuration in so many words (Dynamo 1.6.1, dynamo/vllm/args.py).
 
 from deploy.commands.launch import Launch, Target
 from deploy.header import Provenance, annotations
-from deploy.kubernetes.pods import Object, address_variable, devices, metadata, priority_class
+from deploy.kubernetes.pods import (
+    GRACE_SECONDS,
+    Object,
+    address_variable,
+    labels,
+    metadata,
+    pod_settings,
+    resources,
+    security,
+    weights_mount,
+    weights_volume,
+)
 from deploy.words import Shell, plain
 from planner.engines.loader import load_orchestrator
 
-RUNTIMES = {
-    "vllm": "nvcr.io/nvidia/ai-dynamo/vllm-runtime",
-    "sglang": "nvcr.io/nvidia/ai-dynamo/sglang-runtime",
-}
 MODES = {"prefill": "prefill", "decode": "decode", "mixed": "agg"}
 WORKER_TYPES = {"prefill": "prefill", "decode": "decode", "mixed": "worker"}
 # The worker serves Dynamo's own endpoint, not HTTP.
@@ -23,7 +30,7 @@ OWN = frozenset({"--host", "--port", "--disaggregation-mode", "--model-path"})
 def graph(target: Target, launches: dict[str, Launch], origin: Provenance) -> Object:
     """Return the DynamoGraphDeployment."""
     dynamo = load_orchestrator("dynamo")
-    image = target.site.image or f"{RUNTIMES[target.profile.engine]}:{dynamo.version}"
+    image = target.site.image or dynamo.images[target.profile.engine].value
     dropped = frozenset(dynamo.injected_flags.value) | OWN
     frontend = {
         "name": "main",
@@ -51,13 +58,7 @@ def graph(target: Target, launches: dict[str, Launch], origin: Provenance) -> Ob
 
 def _component(target: Target, launch: Launch, image: str, dropped: frozenset[str], origin: Provenance) -> Object:
     role = launch.role
-    spec: Object = {"priorityClassName": priority_class(target, role.role)}
-    if selector := target.site.node_selectors.of(role.role):
-        spec["nodeSelector"] = selector
-    claim = target.site.model_claim or f"{target.name}-weights"
-    weights: Object = {"persistentVolumeClaim": {"claimName": claim, "readOnly": True}}
-    if target.site.model_host_path:
-        weights = {"hostPath": {"path": target.site.model_host_path, "type": "Directory"}}
+    spec: Object = {**pod_settings(target, role), "terminationGracePeriodSeconds": GRACE_SECONDS}
     spec["containers"] = [
         {
             "name": "main",
@@ -65,21 +66,28 @@ def _component(target: Target, launch: Launch, image: str, dropped: frozenset[st
             "command": ["python3", "-m", f"dynamo.{target.profile.engine}"],
             "args": arguments(target, launch, dropped),
             "env": [address_variable(), *_environment(launch)],
-            "resources": devices(target, launch),
+            "resources": resources(target, role),
+            "securityContext": security(target, role),
             "volumeMounts": [
-                {"name": "model", "mountPath": target.model_path, "readOnly": True},
+                {"name": "model", "mountPath": weights_mount(target), "readOnly": True},
                 *([{"name": "files", "mountPath": target.site.files_path}] if launch.files else []),
             ],
         }
     ]
     files = [{"name": "files", "configMap": {"name": f"{target.name}-{role.name}-files"}}] if launch.files else []
-    spec["volumes"] = [{"name": "model", **weights}, *files]
+    spec["volumes"] = [weights_volume(target), *files]
     component: Object = {
         "name": role.name,
         "type": WORKER_TYPES[role.role],
         "replicas": len(role.instances),
         "sharedMemorySize": target.site.shared_memory,
-        "podTemplate": {"metadata": {"annotations": annotations(origin)}, "spec": spec},
+        "podTemplate": {
+            "metadata": {
+                "labels": labels(target, launch),
+                "annotations": annotations(origin) | target.site.annotations,
+            },
+            "spec": spec,
+        },
     }
     return component | ({"multinode": {"nodeCount": role.nodes}} if role.nodes > 1 else {})
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from deploy.commands.launch import Launch, Target
 from deploy.header import Provenance
-from deploy.kubernetes.pods import Object, files_map, image, metadata, priority_class
+from deploy.kubernetes.pods import LOCKED, Object, files_map, image, metadata, published, small
 from deploy.routers import ETCD_PORT, Router, etcd_command, router_script
 from deploy.scripts import script
 from ground.errors import BadInput
@@ -12,18 +12,15 @@ from ground.units import MEBI
 
 # Decode holds requests that have begun, so after a failure it comes back first and prefill may yield to it.
 PRIORITIES = {"decode": 200_000, "mixed": 200_000, "prefill": 100_000}
-ROUTER_IMAGES = {
-    "vllm-router": "ghcr.io/vllm-project/router:v0.1.17",
-    "sglang-router": "lmsysorg/sglang-router:v0.3.2",
-    "xllm-service": "xllm/xllm-service:0.2.0",
-}
 ETCD_IMAGE = "quay.io/coreos/etcd:v3.5.21"
 
 
 def priority_classes(target: Target, origin: Provenance) -> Iterator[Object]:
     """Yield a class per role; decode goes before prefill at restarts."""
+    if target.site.priority_class:
+        return
     for role in dict.fromkeys(role.role for role in target.roles):
-        held = metadata(target, priority_class(target, role), origin)
+        held = metadata(target, f"{target.name}-{role}", origin)
         held.pop("namespace")  # the class is of the cluster
         yield {
             "apiVersion": "scheduling.k8s.io/v1",
@@ -61,8 +58,13 @@ def etcd_objects(target: Target, origin: Provenance) -> Iterator[Object]:
         "command": etcd_command(f"{name}:{ETCD_PORT}"),
         "ports": [{"name": "client", "containerPort": ETCD_PORT}],
         "readinessProbe": {"tcpSocket": {"port": "client"}, "periodSeconds": 5},
+        "resources": small("1", "2Gi"),
+        "securityContext": LOCKED,
+        "volumeMounts": [{"name": "data", "mountPath": "/data"}],
     }
-    yield from _one_behind_a_service(target, "etcd", {"containers": [member]}, origin)
+    # What instances register is theirs again within seconds of a restart, so nothing must outlive the pod.
+    pod = {"containers": [member], "volumes": [{"name": "data", "emptyDir": {}}]}
+    yield from _one_behind_a_service(target, "etcd", pod, origin)
 
 
 def router_objects(target: Target, router: Router, origin: Provenance) -> Iterator[Object]:
@@ -75,7 +77,7 @@ def router_objects(target: Target, router: Router, origin: Provenance) -> Iterat
         "data": {"router.sh": router_script(router, origin)},
     }
     proxy = router.table is None  # vLLM-Ascend's proxy is a script of the engine's own image
-    known = image(target, target.roles[0]) if proxy else ROUTER_IMAGES[(router.table or "").rpartition("-")[0]]
+    known = image(target, target.roles[0]) if proxy else published(target.profile, "router")
     path = target.site.files_path
     container = {
         "name": "router",
@@ -83,10 +85,23 @@ def router_objects(target: Target, router: Router, origin: Provenance) -> Iterat
         "command": ["bash", f"{path}/router.sh"],
         "ports": [{"name": "http", "containerPort": target.site.router_port}],
         "readinessProbe": {"tcpSocket": {"port": "http"}, "periodSeconds": 10},
+        "livenessProbe": {"tcpSocket": {"port": "http"}, "periodSeconds": 30, "failureThreshold": 5},
+        "resources": small("4", "8Gi"),
+        "securityContext": LOCKED,
         "volumeMounts": [{"name": "files", "mountPath": path}],
     }
     files = {"name": "files", "configMap": {"name": f"{name}-files", "defaultMode": 0o555}}
     yield from _one_behind_a_service(target, "router", {"containers": [container], "volumes": [files]}, origin)
+
+
+def plain_pod(target: Target) -> Object:
+    """Return what pods beside the engines ask of the cluster."""
+    found: Object = {"automountServiceAccountToken": False, "enableServiceLinks": False}
+    if target.site.image_pull_secrets:
+        found["imagePullSecrets"] = [{"name": name} for name in target.site.image_pull_secrets]
+    if target.site.tolerations:
+        found["tolerations"] = target.site.tolerations
+    return found
 
 
 def _one_behind_a_service(target: Target, pool: str, pod: Object, origin: Provenance) -> Iterator[Object]:
@@ -101,7 +116,7 @@ def _one_behind_a_service(target: Target, pool: str, pod: Object, origin: Proven
         "spec": {
             "replicas": 1,
             "selector": {"matchLabels": chosen},
-            "template": {"metadata": {"labels": chosen}, "spec": pod},
+            "template": {"metadata": {"labels": chosen}, "spec": plain_pod(target) | pod},
         },
     }
     served = {"name": port["name"], "port": port["containerPort"], "targetPort": port["name"]}

@@ -1,37 +1,51 @@
 """The pod of one node of a role, the same in every kind of workload."""
 
-from typing import Any
+from typing import Any, Literal
 
+from deploy.commands.fabric import talks_over_nodes
 from deploy.commands.launch import Launch, Target
 from deploy.header import Provenance, annotations
+from deploy.memory import exchanges
 from deploy.roles import RolePlan
 from deploy.scripts import ASCEND_RANK_TABLE
+from planner.engines.spec import EngineProfile
 
 Object = dict[str, Any]
+ImagePart = Literal["nvidia", "a2", "a3", "router"]
 
-IMAGES = {
-    ("vllm", "nvidia"): "vllm/vllm-openai:v0.33.0",
-    ("vllm-ascend", "ascend"): "quay.io/ascend/vllm-ascend:v0.23.0-a3",
-    ("sglang", "nvidia"): "lmsysorg/sglang:v0.5.23",
-    ("sglang", "ascend"): "lmsysorg/sglang:v0.5.23-cann-a3",
-    ("xllm", "ascend"): "xllm/xllm-ai:0.9.0-a3",
-}
 RESOURCES = {"nvidia": "nvidia.com/gpu", "ascend": "huawei.com/Ascend910"}
 # Weights of hundreds of gigabytes load in tens of minutes: 180 tries, 20 s apart, are an hour.
 STARTUP_TRIES = 180
 STARTUP_PERIOD_SECONDS = 20
+GRACE_SECONDS = 120
 
 
 def image(target: Target, role: RolePlan) -> str:
     """Return the engine's image for a role's machine: the site's, or the project's own of the pinned version."""
-    found = target.site.image or IMAGES[(target.profile.engine, role.accelerator)]
-    a2 = role.accelerator == "ascend" and role.hardware.devices_per_chip.value == 1
-    return found.removesuffix("-a3") if a2 and target.site.image is None else found
+    if target.site.image:
+        return target.site.image
+    return published(target.profile, machine_of(role))
 
 
-def resource_name(target: Target, launch: Launch) -> str:
+def machine_of(role: RolePlan) -> ImagePart:
+    """Return which image a role's machine takes."""
+    return "nvidia" if role.accelerator == "nvidia" else "a3" if paired(role) else "a2"
+
+
+def published(profile: EngineProfile, part: ImagePart) -> str:
+    """Return an image of the engine's project."""
+    assert profile.deployment is not None, "an engine with files has images"
+    return profile.deployment.images[part].value
+
+
+def paired(role: RolePlan) -> bool:
+    """Whether a chip is two devices, as on Ascend A3 servers."""
+    return role.accelerator == "ascend" and role.hardware.devices_per_chip.value == 2
+
+
+def resource_name(target: Target, role: RolePlan) -> str:
     """Return the device resource that pods ask for."""
-    return target.site.resource_name or RESOURCES[launch.role.accelerator]
+    return target.site.resource_name or RESOURCES[role.accelerator]
 
 
 def labels(target: Target, launch: Launch) -> dict[str, str]:
@@ -57,28 +71,47 @@ def pod(
     target: Target, launch: Launch, origin: Provenance, *, probed: bool, rings: str | None = None, **env: str
 ) -> Object:
     """Return the pod template of a role; ``probed`` where it answers requests, ``rings`` the rank table's map."""
-    role, site = launch.role, target.site
-    spec: Object = {"priorityClassName": priority_class(target, role.role), "terminationGracePeriodSeconds": 120}
-    selector = default_selector(launch) | site.node_selectors.of(role.role)
-    if selector:
-        spec["nodeSelector"] = selector
-    scheduler = site.scheduler_name or ("volcano" if target.kind == "volcano" else None)
-    if scheduler:
-        spec["schedulerName"] = scheduler
-    spec["containers"] = [container(target, launch, probed=probed, rings=rings, env=env)]
-    spec["volumes"] = volumes(target, launch, rings)
-    template: Object = {
-        "metadata": {"labels": labels(target, launch), "annotations": annotations(origin)},
-        "spec": spec,
+    spec = {
+        **pod_settings(target, launch.role),
+        "terminationGracePeriodSeconds": GRACE_SECONDS,
+        "containers": [container(target, launch, probed=probed, rings=rings, env=env)],
+        "volumes": volumes(target, launch, rings),
     }
-    return template
+    held = annotations(origin) | target.site.annotations
+    return {"metadata": {"labels": labels(target, launch), "annotations": held}, "spec": spec}
+
+
+def pod_settings(target: Target, role: RolePlan) -> Object:
+    """Return what a role's pods ask of the cluster whatever runs in them: where they go, as whom, on which network."""
+    site = target.site
+    found: Object = {
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "priorityClassName": site.priority_class or f"{target.name}-{role.role}",
+    }
+    if site.service_account:
+        found["serviceAccountName"] = site.service_account
+    if site.image_pull_secrets:
+        found["imagePullSecrets"] = [{"name": name} for name in site.image_pull_secrets]
+    if site.host_network:
+        found |= {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"}
+    if selector := site.node_selectors.over(default_selector(role), role.role):
+        found["nodeSelector"] = selector
+    if site.tolerations:
+        found["tolerations"] = site.tolerations
+    if scheduler := site.scheduler_name or ("volcano" if target.kind == "volcano" else None):
+        found["schedulerName"] = scheduler
+    if site.spread_key:
+        chosen = {"app.kubernetes.io/part-of": target.name, "podplan/pool": role.name}
+        spread = {"maxSkew": 1, "topologyKey": site.spread_key, "whenUnsatisfiable": "ScheduleAnyway"}
+        found["topologySpreadConstraints"] = [spread | {"labelSelector": {"matchLabels": chosen}}]
+    return found
 
 
 def super_pod_block(target: Target, launch: Launch) -> dict[str, str]:
     """Return the annotation by which Ascend's Volcano plugin keeps an instance inside one super pod."""
     scheduled = target.kind == "volcano" or target.site.scheduler_name == "volcano"
-    paired = launch.role.accelerator == "ascend" and launch.role.hardware.devices_per_chip.value == 2
-    return {"sp-block": str(launch.role.devices)} if scheduled and paired else {}
+    return {"sp-block": str(launch.role.devices)} if scheduled and paired(launch.role) else {}
 
 
 def container(target: Target, launch: Launch, *, probed: bool, rings: str | None, env: dict[str, str]) -> Object:
@@ -89,10 +122,33 @@ def container(target: Target, launch: Launch, *, probed: bool, rings: str | None
         "command": ["bash", f"{target.site.files_path}/{launch.role.name}.sh"],
         "env": [address_variable(), *({"name": name, "value": value} for name, value in env.items())],
         "ports": [{"name": "http", "containerPort": launch.port}],
-        "resources": devices(target, launch),
+        "resources": resources(target, launch.role),
+        "securityContext": security(target, launch.role),
         "volumeMounts": mounts(target, launch, rings),
     }
     return found | (probes(launch) if probed else {})
+
+
+def security(target: Target, role: RolePlan) -> Object:
+    """Return an engine's security context: RDMA pins memory, and IBGDA's kernels map the adapter's registers."""
+    capabilities = target.site.capabilities
+    if capabilities is None:
+        fabric = role.accelerator == "nvidia" and talks_over_nodes(role)
+        capabilities = ["IPC_LOCK", *(["SYS_RAWIO"] if exchanges(role) and role.nodes > 1 else [])] if fabric else []
+    found: Object = {"allowPrivilegeEscalation": False, "seccompProfile": {"type": "RuntimeDefault"}}
+    return found | ({"capabilities": {"add": capabilities}} if capabilities else {})
+
+
+LOCKED: Object = {
+    "allowPrivilegeEscalation": False,
+    "capabilities": {"drop": ["ALL"]},
+    "seccompProfile": {"type": "RuntimeDefault"},
+}
+
+
+def small(cpu: str, memory: str) -> Object:
+    """Return requests and limits of what stands beside the engines."""
+    return {"requests": {"cpu": cpu, "memory": memory}, "limits": {"memory": memory}}
 
 
 def address_variable() -> Object:
@@ -100,10 +156,23 @@ def address_variable() -> Object:
     return {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
 
 
-def devices(target: Target, launch: Launch) -> Object:
-    """Return the resources of one node; extended resources need limits equal to requests."""
-    held = {resource_name(target, launch): str(launch.role.devices_per_node)}
-    return {"requests": dict(held), "limits": dict(held)}
+def resources(target: Target, role: RolePlan) -> Object:
+    """Return the resources of one node; devices and RDMA need limits equal to requests, processors none."""
+    site, count = target.site, role.devices_per_node
+    held = {resource_name(target, role): str(count), "memory": times(site.memory_per_device, count), **site.resources}
+    if role.accelerator == "nvidia" and talks_over_nodes(role) and site.rdma_resource:
+        held[site.rdma_resource] = str(site.rdma_count)
+    return {"requests": held | {"cpu": str(site.cpus_per_device * count)}, "limits": dict(held)}
+
+
+def times(quantity: str, count: int) -> str:
+    """Return so many times a size.
+
+    >>> times("32Gi", 8)
+    '256Gi'
+    """
+    digits = quantity.rstrip("KMGTi")
+    return f"{int(digits) * count}{quantity[len(digits) :]}"
 
 
 def probes(launch: Launch) -> Object:
@@ -117,12 +186,12 @@ def probes(launch: Launch) -> Object:
     }
 
 
-def default_selector(launch: Launch) -> dict[str, str]:
-    """Return the labels by which Ascend's device plugin marks servers."""
-    if launch.role.accelerator != "ascend":
+def default_selector(role: RolePlan) -> dict[str, str]:
+    """Return the labels by which MindCluster marks servers; a site takes one away by null."""
+    if role.accelerator != "ascend":
         return {}
-    a3 = launch.role.hardware.devices_per_chip.value == 2
-    return {"accelerator": "huawei-Ascend910", "accelerator-type": "module-a3-16" if a3 else "module-910b-8"}
+    kind = "module-910b-8" if not paired(role) else f"module-a3-{role.node_size}-super-pod"
+    return {"accelerator": "huawei-Ascend910", "accelerator-type": kind}
 
 
 HOST_PATHS = {
@@ -135,16 +204,11 @@ HOST_PATHS = {
 
 def volumes(target: Target, launch: Launch, rings: str | None) -> list[Object]:
     """Return shared memory, the generated files, the weights, and Ascend's driver files of the host."""
-    site = target.site
     found: list[Object] = [
-        {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": site.shared_memory}},
+        {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": target.site.shared_memory}},
         {"name": "files", "configMap": {"name": files_map(target, launch), "defaultMode": 0o555}},
+        weights_volume(target),
     ]
-    if site.model_host_path:
-        found.append({"name": "model", "hostPath": {"path": site.model_host_path, "type": "Directory"}})
-    else:
-        claim = site.model_claim or f"{target.name}-weights"
-        found.append({"name": "model", "persistentVolumeClaim": {"claimName": claim, "readOnly": True}})
     if launch.role.accelerator == "ascend":
         found += [{"name": name, "hostPath": {"path": path}} for name, path in HOST_PATHS.items()]
     if rings:
@@ -157,7 +221,7 @@ def mounts(target: Target, launch: Launch, rings: str | None) -> list[Object]:
     found: list[Object] = [
         {"name": "shm", "mountPath": "/dev/shm"},
         {"name": "files", "mountPath": target.site.files_path},
-        {"name": "model", "mountPath": target.model_path, "readOnly": True},
+        {"name": "model", "mountPath": weights_mount(target), "readOnly": True},
     ]
     if launch.role.accelerator == "ascend":
         found += [{"name": name, "mountPath": path, "readOnly": True} for name, path in HOST_PATHS.items()]
@@ -166,11 +230,23 @@ def mounts(target: Target, launch: Launch, rings: str | None) -> list[Object]:
     return found
 
 
+def weights_volume(target: Target) -> Object:
+    """Return where the weights come from: a folder of the node, or a claim."""
+    if target.site.model_host_path:
+        return {"name": "model", "hostPath": {"path": target.site.model_host_path, "type": "Directory"}}
+    return {"name": "model", "persistentVolumeClaim": {"claimName": claim(target), "readOnly": True}}
+
+
+def weights_mount(target: Target) -> str:
+    """Return where the volume is mounted: a node's folder is the model's, a claim holds the model's folder."""
+    return target.model_path if target.site.model_host_path else target.model_path.rpartition("/")[0] or "/"
+
+
+def claim(target: Target) -> str:
+    """Return the claim that holds the weights."""
+    return target.site.model_claim or f"{target.name}-weights"
+
+
 def files_map(target: Target, launch: Launch) -> str:
     """Return the name of the ConfigMap with a role's script and files."""
     return f"{target.name}-{launch.role.name}-files"
-
-
-def priority_class(target: Target, role: str) -> str:
-    """Return the name of a role's priority class."""
-    return f"{target.name}-{role}"

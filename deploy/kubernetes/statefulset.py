@@ -4,8 +4,7 @@ from collections.abc import Iterator
 
 from deploy.commands.launch import Launch, Target
 from deploy.header import Provenance
-from deploy.kubernetes.lws import needs_rings
-from deploy.kubernetes.pods import Object, labels, metadata, pod, super_pod_block
+from deploy.kubernetes.pods import STARTUP_PERIOD_SECONDS, STARTUP_TRIES, Object, labels, metadata, pod, super_pod_block
 
 
 def workloads(target: Target, launch: Launch, origin: Provenance) -> Iterator[Object]:
@@ -24,9 +23,8 @@ def workloads(target: Target, launch: Launch, origin: Provenance) -> Iterator[Ob
                 "ports": [{"name": "http", "port": launch.port, "targetPort": "http"}],
             },
         }
-        rings = name if needs_rings(launch) else None
         # All pods of a set are alike: where only the first answers, a probe must pass on the others.
-        template = pod(target, launch, origin, probed=launch.api == "all" or launch.role.nodes == 1, rings=rings)
+        template = pod(target, launch, origin, probed=launch.api == "all" or launch.role.nodes == 1)
         template["metadata"]["labels"] = chosen
         if launch.api == "head" and launch.role.nodes > 1:
             template["spec"]["containers"][0] |= _head_probe(launch)
@@ -47,10 +45,24 @@ def workloads(target: Target, launch: Launch, origin: Provenance) -> Iterator[Ob
 
 
 def _head_probe(launch: Launch) -> Object:
-    """Return a readiness probe that asks the API on the first pod and nothing on the others."""
-    url = f"http://127.0.0.1:{launch.port}{launch.health}"
-    check = f'[ "${{HOSTNAME##*-}}" != 0 ] || curl --silent --fail --max-time 5 {url}'
-    return {"readinessProbe": {"exec": {"command": ["bash", "-c", check]}, "periodSeconds": 10, "timeoutSeconds": 10}}
+    """Return probes that ask the API on the first pod, and on the others whether the first still answers.
+
+    A set has no restart of the whole group: pods that lost their head are restarted by it, a head whose ranks are
+    gone stops answering.
+    """
+    head = '"${HOSTNAME%-*}-0.${HOSTNAME%-*}"'
+    ask = f"curl --silent --fail --max-time 5 http://{head}:{launch.port}{launch.health}"
+    own = f'[ "${{HOSTNAME##*-}}" != 0 ] || {ask}'
+
+    def run(check: str, period: int, tries: int) -> Object:
+        command = {"command": ["bash", "-c", check]}
+        return {"exec": command, "periodSeconds": period, "failureThreshold": tries, "timeoutSeconds": 10}
+
+    return {
+        "startupProbe": run(ask, STARTUP_PERIOD_SECONDS, STARTUP_TRIES),
+        "readinessProbe": run(own, 10, 3),
+        "livenessProbe": run(ask, 30, 10),
+    }
 
 
 def address(target: Target, launch: Launch, number: int, node: int) -> str:

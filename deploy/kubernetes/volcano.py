@@ -4,8 +4,13 @@ from collections.abc import Iterator
 
 from deploy.commands.launch import Launch, Target
 from deploy.header import Provenance
-from deploy.kubernetes.lws import needs_rings
 from deploy.kubernetes.pods import Object, labels, metadata, pod, super_pod_block
+
+# Names before pods are ready, for a head is ready once its workers have joined; no policy that shuts the router out.
+SERVICE = ["--publish-not-ready-addresses=true", "--disable-network-policy=true"]
+
+
+RING_LABEL = {"ring-controller.atlas": "ascend-910b"}
 
 
 def workloads(target: Target, launch: Launch, origin: Provenance) -> Iterator[Object]:
@@ -17,7 +22,9 @@ def workloads(target: Target, launch: Launch, origin: Provenance) -> Iterator[Ob
         tasks = [_task(target, launch, origin, "head", 1, name, rings)]
         if role.nodes > 1:
             tasks.append(_task(target, launch, origin, "worker", role.nodes - 1, name, rings))
-        extra = {"ring-controller.atlas": "ascend-910b"} if rings else {}
+        if rings:
+            yield _rings(target, origin, name)
+        extra = RING_LABEL if rings else {}
         found = metadata(target, name, origin, labels(target, launch) | extra)
         found["annotations"] |= super_pod_block(target, launch)
         yield {
@@ -28,7 +35,7 @@ def workloads(target: Target, launch: Launch, origin: Provenance) -> Iterator[Ob
                 "schedulerName": target.site.scheduler_name or "volcano",
                 "queue": target.site.queue,
                 "minAvailable": role.nodes,
-                "plugins": {"svc": [], "env": []},
+                "plugins": {"svc": SERVICE, "env": []},
                 "policies": [
                     {"event": "PodFailed", "action": "RestartJob"},
                     {"event": "PodEvicted", "action": "RestartJob"},
@@ -38,12 +45,29 @@ def workloads(target: Target, launch: Launch, origin: Provenance) -> Iterator[Ob
         }
 
 
+def needs_rings(launch: Launch) -> bool:
+    """Whether an instance reads a rank table, which the Ascend operator collects for a job."""
+    return launch.per_device and launch.role.nodes > 1
+
+
+def _rings(target: Target, origin: Provenance, job: str) -> Object:
+    """Return the ConfigMap that the Ascend operator fills in with a job's rank table."""
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": metadata(target, f"rings-config-{job}", origin, RING_LABEL),
+        "data": {"hccl.json": '{"status":"initializing"}'},
+    }
+
+
 def _task(
     target: Target, launch: Launch, origin: Provenance, task: str, replicas: int, job: str, rings: str | None
 ) -> Object:
     probed = launch.api == "all" or task == "head"
     first = "0" if task == "head" else "1"
     template = pod(target, launch, origin, probed=probed, rings=rings, JOB=job, FIRST_RANK=first)
+    if rings:
+        template["metadata"]["labels"] |= RING_LABEL
     template["spec"]["restartPolicy"] = "Never"  # the job restarts as a whole
     return {"name": task, "replicas": replicas, "minAvailable": replicas, "template": template}
 

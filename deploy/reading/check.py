@@ -4,8 +4,9 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 
 from deploy.commands.launch import Target
+from deploy.commands.sglang import chunk_tokens
 from deploy.reading.engines import READERS, Counted
-from deploy.reading.flags import read_flags, unknown_flags
+from deploy.reading.flags import read_flags, table_key, unknown_flags
 from deploy.reading.mindie import configured, motor_roles
 from deploy.reading.nodes import Node, read_documents, read_nodes
 from deploy.reading.router import check_router
@@ -53,7 +54,7 @@ def read_back(
         if engine == "mindie":
             held = [_daemon(nodes, role, files) for nodes in instances.values()]
         else:
-            _known_flags(reader, instances[0])
+            _known_flags(engine, kind, instances[0])
             replicas = replicas_of_map(engine, role, all_texts(files) if texts is None else texts)
             held = [READERS[reader](nodes, experts[role], replicas) for nodes in instances.values()]
         found[role] = held
@@ -69,8 +70,9 @@ def _daemon(nodes: Sequence[Node], role: str, files: Mapping[str, str]) -> Count
     return configured(json.loads(files[name]), role, devices, files)
 
 
-def _known_flags(reader: str, nodes: Sequence[Node]) -> None:
+def _known_flags(engine: str, kind: str, nodes: Sequence[Node]) -> None:
     words = nodes[0].processes[0].words
+    reader = table_key(engine, kind, words)
     unknown = unknown_flags(reader, read_flags(words))
     if unknown:
         raise ValueError(f"{reader} does not know {', '.join(unknown)}")
@@ -111,13 +113,14 @@ def ascend_rows(text: str) -> list[list[int]]:
     return rows
 
 
-def expected(role: RolePlan, engine: str) -> Counted:
+def expected(target: Target, role: RolePlan) -> Counted:
     """Return what one instance of a role must read back as."""
     tokens: int | None = role.tokens
+    engine = target.profile.engine
     if engine == "mindie":
         tokens = None if role.role == "decode" else max(role.tokens, role.longest_prompt)
-    if engine == "sglang" and role.role == "decode":
-        tokens = None
+    if engine == "sglang":
+        tokens = None if role.role == "decode" else chunk_tokens(role)
     return Counted(
         devices=role.devices,
         ranks=role.devices,
@@ -131,7 +134,7 @@ def expected(role: RolePlan, engine: str) -> Counted:
         sequences=role.sequences,
         tokens=tokens,
         longest=None if engine == "xllm" else role.longest,
-        memory_frac={"sglang": role.static_memory_frac, "mindie": 0.0}.get(engine, role.memory_frac),
+        memory_frac=0.0 if engine == "mindie" else target.memory(role).fraction,
         kv_role=role.role if role.disaggregated else None,
     )
 
@@ -142,7 +145,7 @@ def _differences(target: Target, counted: Mapping[str, Sequence[Counted]]) -> It
         held = counted.get(role.name, [])
         if len(held) != len(role.instances):
             yield f"{role.name} has {len(held)} instances instead of {len(role.instances)}"
-        wanted = expected(role, target.profile.engine)
+        wanted = expected(target, role)
         for number, found in enumerate(held):
             for name in Counted.__slots__:
                 ours, theirs = getattr(wanted, name), getattr(found, name)

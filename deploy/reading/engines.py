@@ -116,7 +116,8 @@ def sglang(instance: Instance, experts: int, redundant_of_map: int | None) -> Co
     """Count an instance of SGLang: tp-size is the stage, limits are of the instance."""
     per_node = [read_flags(node.processes[0].words) for node in instance]
     flags = per_node[0]
-    stage, pp, dp = _whole(flags, "--tp-size"), _whole(flags, "--pp-size"), _whole(flags, "--attn-dp-size")
+    older = "--dp-size" if "--enable-dp-attention" in flags else "--attn-dp-size"
+    stage, pp, dp = _whole(flags, "--tp-size"), _whole(flags, "--pp-size"), _whole(flags, older)
     if len(instance) > 1 and "--nnodes" in flags:
         contiguous([_whole(own, "--node-rank", -1) for own in per_node], "node ranks")
         if _whole(flags, "--nnodes") != len(instance):

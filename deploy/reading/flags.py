@@ -12,12 +12,20 @@ TABLES = {
     "vllm": ("vllm-0.33.0",),
     "vllm-ascend": ("vllm-0.33.0", "vllm-ascend-0.23.0"),
     "sglang": ("sglang-0.5.23",),
+    "sglang.ascend": ("sglang-0.5.18",),  # what the newest images for Ascend hold
     "xllm": ("xllm-0.9.0",),
-    "dynamo.vllm": ("dynamo-vllm-1.6.1", "vllm-0.33.0"),
-    "dynamo.sglang": ("dynamo-sglang-1.6.1", "sglang-0.5.23"),
+    "dynamo.vllm": ("dynamo-vllm-1.6.1", "vllm-0.31.0"),
+    "dynamo.sglang": ("dynamo-sglang-1.6.1", "sglang-0.5.21"),
 }
 
 Flags = dict[str, str | None]
+
+
+def table_key(engine: str, kind: str, words: Sequence[str]) -> str:
+    """Return the key of ``TABLES`` for a command line: releases differ under Dynamo and on Ascend devices."""
+    if kind == "dynamo":
+        return f"dynamo.{engine}"
+    return "sglang.ascend" if engine == "sglang" and "npu" in words else engine
 
 
 @cache

@@ -29,13 +29,11 @@ def read_documents(text: str) -> list[Object]:
 
 def read_nodes(kind: str, files: Mapping[str, str]) -> list[Node]:
     """Return all nodes of a deployment."""
-    if kind == "bare":
+    if kind in ("bare", "slurm"):
         return list(_bare(files))
     held = [item for name, text in files.items() if name.endswith(".yaml") for item in read_documents(text)]
     if kind == "dynamo":
         return [node for item in held if item.get("kind") == "DynamoGraphDeployment" for node in _dynamo(item)]
-    if kind == "llm-d":
-        return [node for item in held if "modelArtifacts" in item for node in _llmd(item)]
     scripts = {
         name.removesuffix(".sh"): text
         for item in held
@@ -48,6 +46,7 @@ def read_nodes(kind: str, files: Mapping[str, str]) -> list[Node]:
         "StatefulSet": _statefulset,
         "Job": _volcano,
     }
+    held = [item for item in held if not str(item.get("apiVersion")).startswith("batch/")]  # a Job is Volcano's
     nodes = [node for item in held if item.get("kind") in readers for node in readers[item["kind"]](item, scripts)]
     return _numbered(nodes)
 
@@ -79,12 +78,12 @@ POD = {"POD_IP": "10.0.0.1"}
 
 
 def granted(container: Object) -> int:
-    """Return the devices that a container may use: its one limit, which must equal its request."""
-    resources = container["resources"]
-    (limit,) = resources["limits"].values()
-    if resources.get("requests", resources["limits"]) != resources["limits"]:
+    """Return the devices that a container may use: its first limit; all limits must equal their requests."""
+    limits = container["resources"]["limits"]
+    requests = container["resources"].get("requests", limits)
+    if any(requests.get(name) != limit for name, limit in limits.items()):
         raise ValueError("extended resources need requests equal to limits")
-    return int(limit)
+    return int(next(iter(limits.values())))
 
 
 def _pod_node(template: Object, scripts: dict[str, str], instance: int, rank: int, place: Mapping[str, str]) -> Node:
@@ -119,20 +118,6 @@ def _volcano(item: Object, scripts: dict[str, str]) -> Iterator[Node]:
             rank += 1
     if item["spec"]["minAvailable"] != rank:
         raise ValueError(f"{item['metadata']['name']}: a gang of {item['spec']['minAvailable']} of {rank} pods")
-
-
-def _llmd(item: Object) -> Iterator[Node]:
-    for role in ("prefill", "decode"):
-        section = item.get(role, {})
-        if not section.get("create"):
-            continue
-        (container,) = section["containers"]
-        name = "mixed" if role == "decode" and not item["prefill"].get("create") else role
-        for instance in range(section["replicas"]):
-            for rank in range(section["parallelism"]["workers"]):
-                place = {**POD, "LWS_WORKER_INDEX": str(rank), "LWS_LEADER_ADDRESS": "leader"}
-                run = processes(container["args"][0], place)
-                yield Node(name, instance, rank, granted(container), tuple(run))
 
 
 def _dynamo(item: Object) -> Iterator[Node]:

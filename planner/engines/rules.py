@@ -16,13 +16,14 @@ class Setup:
 
     ``experts`` is the number of routed experts per layer, 0 for a dense model; ``redundant`` the slots beyond
     one per expert, in all; ``dedicated`` the EP ranks that hold only the shared expert; ``drafts`` the tokens
-    drafted per iteration.
+    drafted per iteration; ``device`` the title of its devices, empty where pairs are of one kind.
     """
 
     strategy: Strategy
     role: RoleName
     devices_per_node: int
     experts: int
+    device: str = ""
     architecture: str = ""
     latent: bool = False
     redundant: int = 0
@@ -286,6 +287,11 @@ def broken_pair(profile: EngineProfile, prefill: Setup, decode: Setup) -> Broken
     if "kv_dtype" in facts.same.value and prefill.kv_dtype != decode.kv_dtype:
         sentence = f"prefill caches {prefill.kv_dtype} and decode {decode.kv_dtype}; both must be the same"
         return Broken("pair-kv-dtype", sentence, facts.same.source)
+    if "device" in facts.same.value and prefill.device != decode.device:
+        sentence = (
+            f"{profile.title} moves no keys and values from {prefill.device} to {decode.device}; plan both roles on one"
+        )
+        return Broken("pair-device", sentence, facts.same.source)
     most = facts.most_instances
     for role, setup in (("prefill", prefill), ("decode", decode)):
         if most is not None and setup.instances > most.value:
@@ -331,6 +337,7 @@ def _layouts(setup: Setup, strategy: Strategy) -> Iterator[Setup]:
                     role=setup.role,
                     devices_per_node=setup.devices_per_node,
                     experts=setup.experts,
+                    device=setup.device,
                     architecture=setup.architecture,
                     latent=setup.latent,
                     redundant=redundant,

@@ -12,7 +12,7 @@ Accelerator = Literal["nvidia", "ascend"]
 RoleName = Literal["prefill", "decode", "mixed"]
 Scope = Literal["rank", "instance"]
 Degree = Literal["attention_dp", "moe_ep"]
-PlatformKind = Literal["bare", "lws", "statefulset", "volcano", "dynamo", "llm-d", "motor"]
+PlatformKind = Literal["bare", "slurm", "lws", "statefulset", "volcano", "dynamo", "llm-d", "motor"]
 Value = TypeVar("Value")
 Source = Annotated[str, Field(min_length=4)]
 
@@ -112,7 +112,7 @@ class PrefillDecode(Strict):
     """Which prefill and decode instances can work together."""
 
     tensor: Fact[Literal["any", "prefill_multiple_unless_latent"]]
-    same: Fact[list[Literal["kv_dtype", "drafts_method"]]]
+    same: Fact[list[Literal["kv_dtype", "drafts_method", "device"]]]
     most_instances: Fact[int] | None = None
     pipeline: Fact[bool] = Field(description="whether the instances may have pipeline stages")
 
@@ -129,6 +129,29 @@ class HostOverhead(Strict):
     """Time that the host keeps the device waiting; null: not published, the hardware's own value holds."""
 
     decode_gap_seconds: Sourced | None
+
+
+class Metrics(Strict):
+    """Names of the Prometheus series that the engine serves on ``path``; None where it has none."""
+
+    path: str
+    ttft: str
+    tpot: str
+    running: str
+    waiting: str
+    cache: str = Field(description="share of the KV cache in use")
+    prompt_tokens: str
+    output_tokens: str
+
+
+class Deployment(Strict):
+    """What deployment files need beside degrees: images of the pinned version, memory and metrics."""
+
+    images: dict[Literal["nvidia", "a2", "a3", "router"], Fact[str]]
+    memory: Fact[float] = Field(
+        description="share of device memory that the engine takes unless told; more only where a plan needs it"
+    )
+    metrics: Fact[Metrics] | None = None
 
 
 class EngineProfile(Strict):
@@ -149,6 +172,7 @@ class EngineProfile(Strict):
     prefill_decode: PrefillDecode
     kinds: dict[PlatformKind, Kind]
     host: HostOverhead
+    deployment: Deployment | None = None
 
 
 class Orchestrator(Strict):
@@ -160,7 +184,8 @@ class Orchestrator(Strict):
     version: str
     api: str
     sources: dict[str, str]
-    engines: Fact[list[str]]
+    engines: Fact[dict[str, str]] = Field(description="engine -> its version in this release; empty: any")
+    images: dict[str, Fact[str]] = {}
     accelerators: Fact[list[Accelerator]]
     injected_flags: Fact[list[str]] = Field(
         description="flags that it adds to the engine's command, never to be emitted"

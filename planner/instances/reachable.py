@@ -114,6 +114,7 @@ def _bare(question: Question, role: RoleName, layers: Layers) -> "Setup":
         role=role,
         devices_per_node=machines.devices_per_node,
         experts=question.model.moe.experts if question.model.moe else 0,
+        device=machines.hardware.device.title,
         latent=isinstance(question.model.attention, MLA),
         kv_dtype=question.kv_dtype,
     )

@@ -31,6 +31,7 @@ def test_files_are_written_into_a_new_folder(
     assert "together: 128 devices on 64 chips" in shown
     assert {path.name for path in out.iterdir()} == {
         "README.md",
+        "benchmark.sh",
         "decode.sh",
         "expert-map-decode.json",
         "expert-map-prefill.json",
@@ -38,6 +39,7 @@ def test_files_are_written_into_a_new_folder(
         "prefill.sh",
         "router.sh",
         "site.env",
+        "smoke.sh",
     }
     before = (out / "decode.sh").read_bytes()
     (out / "decode.sh").write_text("mine\n", encoding="utf-8")
@@ -53,7 +55,7 @@ def test_a_dry_run_writes_nothing(manifest: Path, tmp_path: Path, capsys: pytest
     out = tmp_path / "deploy"
     arguments = ["deploy", str(manifest), "--engine", "sglang", "--platform", "kubernetes", "--kind", "volcano"]
     assert main([*arguments, "--out", str(out), "--dry-run"]) == ExitCode.DONE
-    assert "Would write 5 files" in capsys.readouterr().out
+    assert "Would write 10 files" in capsys.readouterr().out
     assert main([*arguments, "--dry-run", "--json"]) == ExitCode.DONE
     data = json.loads(capsys.readouterr().out)
     assert data["devices"] == 128 and data["written_to"] is None
@@ -62,8 +64,8 @@ def test_a_dry_run_writes_nothing(manifest: Path, tmp_path: Path, capsys: pytest
 
 
 def test_the_default_kind_is_possible(manifest: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """LeaderWorkerSet where it can be, Motor's own for MindIE."""
-    for engine, kind in (("xllm", "lws"), ("mindie", "motor")):
+    """LeaderWorkerSet where it can be, Volcano for xLLM's rank tables, Motor's own for MindIE."""
+    for engine, kind in (("xllm", "volcano"), ("mindie", "motor")):
         arguments = ["deploy", str(manifest), "--engine", engine, "--platform", "kubernetes", "--dry-run", "--json"]
         assert main(arguments) == ExitCode.DONE
         assert json.loads(capsys.readouterr().out)["kind"] == kind
@@ -91,7 +93,7 @@ def test_differences_are_told(manifest: Path, tmp_path: Path, capsys: pytest.Cap
         (["--engine", "vllm-ascend@0.9"], ExitCode.BAD_INPUT, "known are 0.23.0 up to (not including) 0.24"),
         (["--engine", "vlm"], ExitCode.BAD_INPUT, "did you mean vllm"),
         (["--engine", "vllm"], ExitCode.INFEASIBLE, "not on Ascend 910C die"),
-        (["--engine", "sglang", "--platform", "k8s"], ExitCode.BAD_INPUT, "is not bare or kubernetes"),
+        (["--engine", "sglang", "--platform", "k8s"], ExitCode.BAD_INPUT, "is not bare, slurm or kubernetes"),
         (["--engine", "sglang", "--kind", "lws"], ExitCode.BAD_INPUT, "add --platform kubernetes"),
         (["--engine", "sglang", "--platform", "kubernetes", "--kind", "lwss"], ExitCode.BAD_INPUT, "did you mean lws"),
         (["--engine", "xllm", "--platform", "kubernetes", "--kind", "dynamo"], ExitCode.BAD_INPUT, "not xLLM"),
@@ -124,7 +126,7 @@ def test_there_must_be_somewhere_to_write(manifest: Path, capsys: pytest.Capture
         ('namespace: "ab\\n"', "namespace: must be 1 to 30 lower-case letters"),
         ('image: "x; reboot"', "image: must be 1 to 256 letters, digits and . _ / @ : + -"),
         ("model_path: weights", "model_path: must be a path from / on"),
-        ("shared_memory: 64GB", "shared_memory: must be a size such as 64Gi"),
+        ("shared_memory: 64GB", "shared_memory: must be a number or a size such as 64Gi"),
         ("node_selectors: {all: {a b: c}}", "must be a label"),
     ],
 )

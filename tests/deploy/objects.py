@@ -102,56 +102,97 @@ DYNAMO = _object(
         },
     ),
 )
-_PARALLELISM = _object(
-    ["tensor", "data", "dataLocal", "workers"], tensor=POSITIVE, data=POSITIVE, dataLocal=POSITIVE, workers=POSITIVE
-)
-_CONTAINER = _object(
-    ["name", "image", "modelCommand", "command"],
-    name=TEXT,
-    image=TEXT,
-    modelCommand={"enum": ["vllmServe", "imageDefault", "custom"]},
-    command={"type": "array", "items": TEXT},
-    args={"type": "array", "items": TEXT},
-    env={"type": "array"},
-    ports={"type": "array"},
-    resources={"type": "object"},
-    mountModelVolume={"type": "boolean"},
-    volumeMounts={"type": "array"},
-    startupProbe={"type": "object"},
-    readinessProbe={"type": "object"},
-    livenessProbe={"type": "object"},
-)
-_LLMD_ROLE = _object(
-    ["create"],
-    create={"type": "boolean"},
-    replicas=COUNT,
-    parallelism=_PARALLELISM,
-    containers={"type": "array", "items": _CONTAINER},
-    volumes={"type": "array"},
-    extraConfig={"type": "object"},
-)
-# values of llm-d-modelservice v0.4.12, values.schema.json and templates/_helpers.tpl
-LLMD = _object(
-    ["modelArtifacts", "decode", "prefill"],
-    fullnameOverride=TEXT,
-    multinode={"type": "boolean"},
-    modelArtifacts=_object(["name", "uri"], name=TEXT, uri=TEXT, mountPath=TEXT, size=TEXT),
-    accelerator=_object(["type"], type={"enum": ["nvidia", "intel-i915", "intel-xe", "intel-gaudi", "amd", "google"]}),
-    routing=_object(
-        ["servicePort", "proxy"],
-        servicePort=POSITIVE,
-        proxy=_object(
-            ["image", "connector"],
-            enabled={"type": "boolean"},
-            image=TEXT,
-            connector={"enum": ["nixlv2", "sglang"]},
-            targetPort=POSITIVE,
-        ),
+# monitoring.coreos.com/v1 of the Prometheus operator, keda.sh/v1alpha1, gateway.networking.k8s.io/v1 and
+# inference.networking.k8s.io/v1 (Gateway API Inference Extension v1): the fields that are emitted
+MONITOR = _object(
+    ["apiVersion", "kind", "metadata", "spec"],
+    apiVersion={"const": "monitoring.coreos.com/v1"},
+    kind={"const": "PodMonitor"},
+    metadata=META,
+    spec=_object(
+        ["selector", "podMetricsEndpoints"],
+        selector=_object(["matchLabels"], matchLabels=LABELS),
+        podMetricsEndpoints={
+            "type": "array",
+            "items": _object(["port", "path", "interval"], port=TEXT, path=TEXT, interval=TEXT),
+        },
     ),
-    decode=_LLMD_ROLE,
-    prefill=_LLMD_ROLE,
 )
-CUSTOM = {"LeaderWorkerSet": LWS, "DynamoGraphDeployment": DYNAMO}
+SCALED = _object(
+    ["apiVersion", "kind", "metadata", "spec"],
+    apiVersion={"const": "keda.sh/v1alpha1"},
+    kind={"const": "ScaledObject"},
+    metadata=META,
+    spec=_object(
+        ["scaleTargetRef", "triggers"],
+        scaleTargetRef=_object(["apiVersion", "kind", "name"], apiVersion=TEXT, kind=TEXT, name=TEXT),
+        minReplicaCount=POSITIVE,
+        maxReplicaCount=POSITIVE,
+        cooldownPeriod=POSITIVE,
+        triggers={"type": "array", "items": _object(["type", "metadata"], type=TEXT, metadata=LABELS)},
+    ),
+)
+PORT = _object(["number"], number=POSITIVE)
+POOL = _object(
+    ["apiVersion", "kind", "metadata", "spec"],
+    apiVersion={"const": "inference.networking.k8s.io/v1"},
+    kind={"const": "InferencePool"},
+    metadata=META,
+    spec=_object(
+        ["selector", "targetPorts", "endpointPickerRef"],
+        selector=_object(["matchLabels"], matchLabels=LABELS),
+        targetPorts={"type": "array", "maxItems": 8, "items": PORT},
+        endpointPickerRef=_object(["name"], name=TEXT, port=PORT, failureMode={"enum": ["FailOpen", "FailClose"]}),
+    ),
+)
+GATEWAY = _object(
+    ["apiVersion", "kind", "metadata", "spec"],
+    apiVersion={"const": "gateway.networking.k8s.io/v1"},
+    kind={"const": "Gateway"},
+    metadata=META,
+    spec=_object(
+        ["gatewayClassName", "listeners"],
+        gatewayClassName=TEXT,
+        listeners={
+            "type": "array",
+            "items": _object(["name", "port", "protocol"], name=TEXT, port=POSITIVE, protocol=TEXT),
+        },
+    ),
+)
+ROUTE = _object(
+    ["apiVersion", "kind", "metadata", "spec"],
+    apiVersion={"const": "gateway.networking.k8s.io/v1"},
+    kind={"const": "HTTPRoute"},
+    metadata=META,
+    spec=_object(
+        ["parentRefs", "rules"],
+        parentRefs={"type": "array", "items": _object(["name"], name=TEXT)},
+        rules={
+            "type": "array",
+            "items": _object(
+                ["matches", "backendRefs", "timeouts"],
+                matches={
+                    "type": "array",
+                    "items": _object(["path"], path=_object(["type", "value"], type=TEXT, value=TEXT)),
+                },
+                backendRefs={
+                    "type": "array",
+                    "items": _object(["group", "kind", "name"], group=TEXT, kind=TEXT, name=TEXT),
+                },
+                timeouts=_object(["request", "backendRequest"], request=TEXT, backendRequest=TEXT),
+            ),
+        },
+    ),
+)
+CUSTOM = {
+    "LeaderWorkerSet": LWS,
+    "DynamoGraphDeployment": DYNAMO,
+    "PodMonitor": MONITOR,
+    "ScaledObject": SCALED,
+    "InferencePool": POOL,
+    "Gateway": GATEWAY,
+    "HTTPRoute": ROUTE,
+}
 
 
 CHECKED: set[str] = set()
@@ -169,7 +210,7 @@ def check(item: Object) -> None:
 
 
 def _check(item: Object) -> None:
-    schema = LLMD if "modelArtifacts" in item else CUSTOM.get(item.get("kind", ""))
+    schema = CUSTOM.get(item.get("kind", ""))
     if item.get("apiVersion") == "batch.volcano.sh/v1alpha1":
         schema = VOLCANO
     if schema is None:
@@ -182,18 +223,12 @@ def _check(item: Object) -> None:
 
 
 def pods(item: Object) -> Iterator[Object]:
-    """Yield the pod templates inside a custom resource or a chart's values."""
-    if "modelArtifacts" in item:
-        for role in (item["prefill"], item["decode"]):
-            for container in role.get("containers", []):
-                own = {k: v for k, v in container.items() if k not in ("modelCommand", "mountModelVolume")}
-                yield {"spec": {"containers": [own], "volumes": role["volumes"], **role.get("extraConfig", {})}}
-        return
+    """Yield the pod templates inside a custom resource."""
     spec = item["spec"]
     if item["kind"] == "LeaderWorkerSet":
         held = spec["leaderWorkerTemplate"]
         yield from (held[name] for name in ("workerTemplate", "leaderTemplate") if name in held)
     elif item["kind"] == "Job":
         yield from (task["template"] for task in spec["tasks"])
-    else:
+    elif item["kind"] == "DynamoGraphDeployment":
         yield from (component["podTemplate"] for component in spec["components"])

@@ -40,16 +40,18 @@ def test_more_instances_and_larger_batches_are_told_in_words() -> None:
         "decode: requests per DP rank 48 -> 64",
         "decode: tokens a step per DP rank 96 -> 128",
         "decode: every instance restarts",
+        "file benchmark.sh changes",
         "file decode.sh changes",
         "file hosts.tsv changes",
         "file router.sh changes",
         "file site.env changes",
+        "file smoke.sh changes",
     ]
 
 
 def test_another_engine_restarts_everything() -> None:
     """The engine comes first; its flags are not compared with the other's."""
     lines = compared(made("r1-cm384", "sglang", "bare"), made("r1-cm384", "xllm", "bare"))
-    assert lines[0] == "engine: sglang 0.5.23 -> xllm 0.9.0"
+    assert lines[0] == "engine: sglang 0.5.23 -> xllm 0.9.1"
     assert "decode: every instance restarts" in lines
     assert not any("--" in line for line in lines)

@@ -72,5 +72,5 @@ def test_the_example_of_site_values_is_read(tmp_path: Path) -> None:
     path = tmp_path / "site.yaml"
     path.write_text(block.replace("    ", "", 1).replace("\n    ", "\n"), encoding="utf-8")
     site = read_site(path)
-    assert site.node_selectors.of("decode") == {"pool": "inference", "rack": "b"}
+    assert site.node_selectors.over({}, "decode") == {"pool": "inference", "rack": "b"}
     assert site.inventory == str(tmp_path / "hosts.yaml")

@@ -24,8 +24,10 @@ from planner.strategy import Strategy
 from tests.deploy.plans import deployed
 
 MACHINES = {"vllm": "h800", "vllm-ascend": "cm384", "sglang": "cm384", "xllm": "cm384"}
-KINDS = ("bare", "lws", "statefulset", "volcano")
+KINDS = ("bare", "slurm", "lws", "statefulset", "volcano")
 ORCHESTRATED = ("dynamo", "llm-d")  # on GPUs
+# xLLM over several nodes reads rank tables that only Volcano's jobs get.
+BY_ENGINE = {"vllm": (*KINDS, *ORCHESTRATED), "xllm": ("bare", "slurm", "volcano")}
 STUB = """#!/bin/bash
 printf '%s\\0' "$(basename "$0")" "$@" > "$RECORD/$BASHPID"
 """
@@ -99,7 +101,7 @@ def plans(draw: st.DrawFn) -> dict[str, Any]:
     lengths = {"input_tokens": draw(st.integers(16, 20000)), "output_tokens": draw(st.integers(2, 5000))}
     return {
         "engine": engine,
-        "kind": draw(st.sampled_from([*KINDS, *(ORCHESTRATED if engine == "vllm" else ())])),
+        "kind": draw(st.sampled_from(BY_ENGINE.get(engine, KINDS))),
         "roles": roles,
         "workload": lengths,
         "node": node,
@@ -136,24 +138,23 @@ def nodes(
     kind: str, files: dict[str, str], folder: Path
 ) -> Iterator[tuple[str, str, int, list[dict[str, str | None]]]]:
     """Yield (role, instance, devices granted, flags of each process) of every node, as its platform would start it."""
-    if kind == "bare":
+    if kind in ("bare", "slurm"):
         (folder / "site.env").write_text(files["site.env"], encoding="utf-8")
         rows = [line.split("\t") for line in files["hosts.tsv"].splitlines() if line and not line.startswith("#")]
         for _, _, _, role, instance, rank, _, ranks, _ in rows[1:]:
             first, last = ranks.split("-")
             yield role, instance, int(last) - int(first) + 1, run(files[f"{role}.sh"], folder, {}, instance, rank)
         return
-    if kind == "llm-d":
-        yield from _chart(yaml.safe_load(files["values.yaml"]), folder)
-        return
     if kind == "dynamo":  # the operator spreads an instance's ranks over its nodes
         for component in yaml.safe_load(files["graph.yaml"])["spec"]["components"][1:]:
             container = component["podTemplate"]["spec"]["containers"][0]
-            (count,) = container["resources"]["limits"].values()
+            count = next(iter(container["resources"]["limits"].values()))
             devices = int(count) * component.get("multinode", {"nodeCount": 1})["nodeCount"]
             for instance in range(component["replicas"]):
                 yield component["name"], str(instance), devices, [_flags(container["args"])]
         return
+    table = folder / "hccl.json"
+    table.write_text('{"status": "completed"}', encoding="utf-8")
     for file in ("prefill", "decode"):
         held = list(yaml.safe_load_all(files[f"{file}.yaml"]))
         script = next(item["data"][f"{file}.sh"] for item in held if item["kind"] == "ConfigMap")
@@ -161,22 +162,9 @@ def nodes(
             for instance, pod, variables in _pods(item):
                 container = pod["spec"]["containers"][0]
                 own = {entry["name"]: entry["value"] for entry in container["env"] if "value" in entry}
-                (count,) = container["resources"]["limits"].values()
-                place = {"POD_IP": "10.1.1.1", **own, **variables}
+                count = next(iter(container["resources"]["limits"].values()))
+                place = {"POD_IP": "10.1.1.1", "RANK_TABLE_FILE": str(table), **own, **variables}
                 yield file, f"{item['metadata']['name']}/{instance}", int(count), run(script, folder, place)
-
-
-def _chart(values: dict[str, Any], folder: Path) -> Iterator[tuple[str, str, int, list[dict[str, str | None]]]]:
-    """Yield the nodes that llm-d's chart makes: LeaderWorkerSets where any role has several."""
-    for role in ("prefill", "decode"):
-        section = values[role]
-        container = section["containers"][0]
-        (count,) = container["resources"]["limits"].values()
-        assert int(count) == section["parallelism"]["tensor"] * section["parallelism"]["dataLocal"]
-        for instance in range(section["replicas"]):
-            for rank in range(section["parallelism"]["workers"]):
-                place = {"POD_IP": "10.1.1.1", "LWS_WORKER_INDEX": str(rank), "LWS_LEADER_ADDRESS": "head"}
-                yield role, str(instance), int(count), run(container["args"][0], folder, place)
 
 
 def _pods(item: dict[str, Any]) -> Iterator[tuple[int, dict[str, Any], dict[str, str]]]:
@@ -191,7 +179,7 @@ def _pods(item: dict[str, Any]) -> Iterator[tuple[int, dict[str, Any], dict[str,
     elif item["kind"] == "StatefulSet":
         for rank in range(spec["replicas"]):
             yield 0, spec["template"], {"HOSTNAME": f"{name}-{rank}"}
-    elif item["kind"] == "Job":
+    elif item["kind"] == "Job" and "tasks" in spec:
         for task in spec["tasks"]:
             for index in range(task["replicas"]):
                 yield 0, task["template"], {"VC_TASK_INDEX": str(index), "HOSTNAME": f"{name}-{task['name']}-{index}"}
@@ -234,7 +222,7 @@ def limits(engine: str, flags: dict[str, str | None]) -> dict[str, Any]:
             "drafts": json.loads(flags.get("--speculative-config") or "{}").get("num_speculative_tokens", 0),
         }
     if engine == "sglang":
-        dp = number("--attn-dp-size")
+        dp = number("--dp-size" if "--enable-dp-attention" in flags else "--attn-dp-size")
         return {
             "tp": number("--tp-size") // dp,
             "dp": dp,
@@ -287,6 +275,9 @@ def test_rendered_text_adds_up_to_the_plan(asked: dict[str, Any], stubs: Path) -
         wide = plan["degrees"].attention_tp
         tokens = plan["requests"] * (1 + drafts) if role == "decode" else plan["tokens"] * wide
         lengths = asked["workload"]
+        longest = -(-(lengths["input_tokens"] + lengths["output_tokens"] + 256) // 128) * 128
+        if engine == "sglang":
+            tokens = max(tokens // 128, 1) * 128
         for flags in processes:
             assert limits(engine, flags) == {
                 "tp": wide,
@@ -294,7 +285,7 @@ def test_rendered_text_adds_up_to_the_plan(asked: dict[str, Any], stubs: Path) -
                 "ep": plan["degrees"].moe_ep,
                 "requests": plan["requests"],
                 "tokens": None if engine == "sglang" and role == "decode" else tokens,
-                "length": None if engine == "xllm" else lengths["input_tokens"] + lengths["output_tokens"],
+                "length": None if engine == "xllm" else longest,
                 "drafts": drafts,
             }
     for role, plan in asked["roles"].items():

@@ -68,7 +68,7 @@ TAMPERED: list[tuple[str, str, PlatformKind, str, str, str, str]] = [
     ("r1-h800", "vllm", "lws", "decode.yaml", r"gpu: '8'", "gpu: '4'", "8 x 1 ranks on 4 devices"),
     ("r1-h800", "vllm", "volcano", "decode.yaml", r"minAvailable: 4", "minAvailable: 2", "a gang of 2 of 4 pods"),
     ("r1-h800", "vllm", "dynamo", "graph.yaml", r"nodeCount: 4", "nodeCount: 2", "32 x 1 ranks on 16 devices"),
-    ("r1-h800", "vllm", "llm-d", "values.yaml", r"workers: 4", "workers: 2", "data-parallel ranks|devices is 16"),
+    ("r1-h800", "vllm", "llm-d", "decode.yaml", r"size: 4", "size: 2", "data-parallel ranks|devices is 16"),
     ("r1-h800", "vllm", "lws", "decode.yaml", r"--enable-dbo", "--enable-bdo", "does not know --enable-bdo"),
 ]
 

@@ -54,7 +54,19 @@ def _sources(value: object, key: str = "") -> Iterator[str]:
 @pytest.mark.parametrize("profile", all_engines(), ids=lambda profile: profile.engine)
 def test_a_source_that_is_short_is_explained(profile: EngineProfile) -> None:
     """What stands before a colon is a key of `sources` or names a public project by itself."""
-    public = ("ai-dynamo ", "llm-d-modelservice ", "volcano ", "lws ", "arXiv ", "kubernetes:", "https://")
+    public = (
+        "ai-dynamo ",
+        "llm-d/",
+        "volcano ",
+        "lws ",
+        "slurm:",
+        "vllm-project/",
+        "jd-opensource/",
+        "hiascend.com:",
+        "arXiv ",
+        "kubernetes:",
+        "https://",
+    )
     for source in _sources(profile.model_dump()):
         assert source.partition(":")[0] in profile.sources or source.startswith(public), source
 

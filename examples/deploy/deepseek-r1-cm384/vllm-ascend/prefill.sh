@@ -13,7 +13,7 @@ MODEL=/models/deepseek-r1
 export HCCL_IF_IP="$ADDRESS"
 export HCCL_SOCKET_IFNAME=eth0
 export GLOO_SOCKET_IFNAME=eth0
-export HCCL_BUFFSIZE=256
+export HCCL_BUFFSIZE=585
 export HCCL_OP_EXPANSION_MODE=AIV
 export TASK_QUEUE_ENABLE=1
 export PYTORCH_NPU_ALLOC_CONF=expandable_segments:True
@@ -35,8 +35,8 @@ exec vllm serve "$MODEL" \
   --enable-expert-parallel \
   --max-num-seqs 63 \
   --max-num-batched-tokens 4096 \
-  --max-model-len 5120 \
-  --gpu-memory-utilization 0.953 \
+  --max-model-len 5376 \
+  --gpu-memory-utilization 0.92 \
   --no-enable-prefix-caching \
   --enforce-eager \
   --speculative-config '{"method":"mtp","num_speculative_tokens":1}' \

@@ -22,6 +22,6 @@ exec vllm serve "$MODEL" \
   --tensor-parallel-size 1 \
   --max-num-seqs 699 \
   --max-num-batched-tokens 4096 \
-  --max-model-len 640 \
-  --gpu-memory-utilization 0.965 \
+  --max-model-len 896 \
+  --gpu-memory-utilization 0.92 \
   --no-enable-prefix-caching

@@ -1,0 +1,50 @@
+"""Environment of collectives and of KV transfer: which interface, which devices, how large their buffers are."""
+
+from deploy.commands.launch import Target
+from deploy.memory import hccl_mebibytes, symmetric_gibibytes
+from deploy.roles import RolePlan
+from deploy.words import Shell, Value
+
+
+def talks_over_nodes(role: RolePlan) -> bool:
+    """Whether a role needs RDMA: it spans nodes, or keys and values come or go."""
+    return role.nodes > 1 or role.disaggregated
+
+
+def gpu_environment(target: Target, role: RolePlan) -> dict[str, Value]:
+    """Return the environment of NCCL, NVSHMEM (DeepEP) and UCX (NIXL) on GPUs."""
+    interface, devices = target.site.network_interface, target.site.infiniband_device
+    found: dict[str, Value] = {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
+    if not talks_over_nodes(role):
+        return found
+    if devices:
+        found["NCCL_IB_HCA"] = devices
+        found["UCX_NET_DEVICES"] = ",".join(name if ":" in name else f"{name}:1" for name in devices.split(","))
+    heap = symmetric_gibibytes(target.profile.engine, role)
+    if heap:
+        found["NVSHMEM_SYMMETRIC_SIZE"] = f"{heap}G"
+    if heap and role.nodes > 1:
+        found |= {
+            "NVSHMEM_REMOTE_TRANSPORT": "ibgda",
+            "NVSHMEM_IB_ENABLE_IBGDA": "true",
+            "NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME": interface,
+        }
+        if devices:
+            found["NVSHMEM_HCA_LIST"] = found["UCX_NET_DEVICES"]
+    return found
+
+
+def ascend_environment(target: Target, role: RolePlan) -> dict[str, Value]:
+    """Return the environment of HCCL and of the allocator on an Ascend device."""
+    interface = target.site.network_interface
+    return {
+        "HCCL_IF_IP": Shell('"$ADDRESS"'),
+        "HCCL_SOCKET_IFNAME": interface,
+        "GLOO_SOCKET_IFNAME": interface,
+        "HCCL_BUFFSIZE": hccl_mebibytes(target.profile.engine, role),
+        "HCCL_OP_EXPANSION_MODE": "AIV",
+        "TASK_QUEUE_ENABLE": 1,
+        "PYTORCH_NPU_ALLOC_CONF": "expandable_segments:True",
+        "OMP_PROC_BIND": "false",
+        "OMP_NUM_THREADS": 10,
+    }

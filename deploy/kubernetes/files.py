@@ -1,0 +1,131 @@
+"""All Kubernetes files of a deployment: which objects stand in which file, in the order in which they are applied."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from deploy.commands.launch import Launch, Target
+from deploy.header import Provenance, comment
+from deploy.kubernetes import dynamo, llmd, lws, objects, operations, statefulset, volcano, weights
+from deploy.kubernetes.pods import LOCKED, Object, image, metadata, small, weights_mount, weights_volume
+from deploy.proof import RESULT, Load, benchmark, smoke
+from deploy.routers import Address, router_of
+from deploy.site import patched
+from ground.files import to_yaml
+
+WORKLOADS = {"lws": lws, "statefulset": statefulset, "volcano": volcano, "llm-d": lws}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sheet:
+    """One file: its name, what it is for and its objects."""
+
+    name: str
+    purpose: str
+    items: list[Object]
+
+
+def sheets(target: Target, launches: dict[str, Launch], load: Load, origin: Provenance) -> Iterator[Sheet]:
+    """Yield the files in the order in which they are applied; the last two are run once all is up."""
+    module = WORKLOADS.get(target.kind)
+    address: Address | None = None
+    if module is not None:
+        address = lambda role, number, node: module.address(target, launches[role.name], number, node)  # noqa: E731
+    found = [
+        Sheet(
+            name="priorities", purpose="Decode comes back first.", items=list(objects.priority_classes(target, origin))
+        ),
+        Sheet(name="weights", purpose="The weights.", items=list(weights.weights(target, origin))),
+        Sheet(
+            name="policies",
+            purpose="Disruptions and who reaches whom.",
+            items=list(operations.policies(target, origin)),
+        ),
+        *_engines(target, launches, address, origin),
+        Sheet(
+            name="autoscaler",
+            purpose="Instances up to the plan's.",
+            items=list(operations.autoscaler(target, launches, origin)),
+        ),
+        Sheet(name="monitoring", purpose="Metrics and a dashboard.", items=list(operations.monitoring(target, origin))),
+        _job(target, origin, "smoke", smoke(target, launches, address, origin)),
+        _job(target, origin, "benchmark", benchmark(target, load, origin)),
+    ]
+    yield from (sheet for sheet in found if sheet.items)
+
+
+def _engines(
+    target: Target, launches: dict[str, Launch], address: Address | None, origin: Provenance
+) -> Iterator[Sheet]:
+    """Yield what runs: a file per role and the router's, or the orchestrator's graph."""
+    if address is None:
+        for name, launch in launches.items():
+            carried = [objects.config_map(target, launch, origin)] if launch.files else []
+            yield Sheet(name=f"{name}-files", purpose=f"Files of the role {name}.", items=carried)
+        graph = [dynamo.graph(target, launches, origin)]
+        yield Sheet(name="graph", purpose="NVIDIA Dynamo's deployment graph.", items=graph)
+        return
+    module = llmd if target.kind == "llm-d" else WORKLOADS[target.kind]
+    for name, launch in launches.items():
+        held = [objects.config_map(target, launch, origin), *module.workloads(target, launch, origin)]
+        yield Sheet(name=name, purpose=f"The role {name}.", items=held)
+    if target.kind == "llm-d":
+        yield Sheet(name="gateway", purpose="Pool, picker and route.", items=list(llmd.gateway(target, origin)))
+        return
+    router = router_of(target, launches, address)
+    if router:
+        held = list(objects.router_objects(target, router, origin))
+        if target.profile.engine == "xllm" and target.site.etcd_address is None:
+            held += objects.etcd_objects(target, origin)
+        yield Sheet(name="router", purpose="What spreads requests over instances.", items=held)
+
+
+def _job(target: Target, origin: Provenance, name: str, script: str) -> Sheet:
+    """Return a script and the job that runs it in the engine's image, without a device."""
+    full, path = f"{target.name}-{name}", target.site.files_path
+    mounts = [
+        {"name": "script", "mountPath": path},
+        {"name": "model", "mountPath": weights_mount(target), "readOnly": True},
+        {"name": "out", "mountPath": "/out"},
+    ]
+    command = f"bash {path}/{name}.sh" + (f" && cat /out/{RESULT}" if name == "benchmark" else "")
+    container = {
+        "name": name,
+        "image": image(target, target.roles[0]),
+        "command": ["bash", "-c", command],
+        "env": [{"name": "OUT", "value": "/out"}],
+        "resources": small("4", "16Gi"),
+        "securityContext": LOCKED,
+        "volumeMounts": mounts,
+    }
+    pod = {
+        **objects.plain_pod(target),
+        "restartPolicy": "Never",
+        "containers": [container],
+        "volumes": [
+            {"name": "script", "configMap": {"name": full}},
+            weights_volume(target),
+            {"name": "out", "emptyDir": {}},
+        ],
+    }
+    labels = {"app.kubernetes.io/part-of": target.name, "podplan/pool": name}
+    items: list[Object] = [
+        {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": metadata(target, full, origin),
+            "data": {f"{name}.sh": script},
+        },
+        {
+            "apiVersion": "batch/v1",
+            "kind": "Job",
+            "metadata": metadata(target, full, origin),
+            "spec": {"backoffLimit": 0, "template": {"metadata": {"labels": labels}, "spec": pod}},
+        },
+    ]
+    return Sheet(name=name, purpose="Run it once all is up; kubectl logs has what it says.", items=items)
+
+
+def written(target: Target, sheet: Sheet, origin: Provenance) -> str:
+    """Return a file's YAML documents under their origin, with the site's patches."""
+    texts = (to_yaml(patched(target.site, item)) for item in sheet.items)
+    return "\n".join(comment(origin, sheet.purpose)) + "\n" + "---\n".join(texts)

@@ -1,0 +1,148 @@
+"""The weights: a claim, and a job that fetches them into it, or quantises them where the plan takes int8."""
+
+import math
+import re
+from collections.abc import Iterator
+
+from deploy.commands.launch import Target
+from deploy.header import Provenance
+from deploy.kubernetes.pods import (
+    LOCKED,
+    Object,
+    claim,
+    image,
+    metadata,
+    pod_settings,
+    resources,
+    security,
+    small,
+    weights_mount,
+)
+from deploy.words import quoted
+from ground.units import GIBI
+
+STEP_GIBIBYTES = 100
+HUB = "huggingface_hub==0.36.0"
+TOOL = "https://gitcode.com/Ascend/msmodelslim.git"  # ModelSlim, which writes what vLLM-Ascend, SGLang and xLLM read
+HUB_PAGE = re.compile(r"https://huggingface\.co/([A-Za-z0-9._-]+/[A-Za-z0-9._-]+)(/.*)?")
+
+
+def source_of(target: Target) -> str | None:
+    """Return the repository that the weights come from: the site's, or the one that the model's entry was read from."""
+    if target.site.model_source:
+        return target.site.model_source
+    found = HUB_PAGE.fullmatch(target.roles[0].model.source)
+    return found[1] if found else None
+
+
+def quantised(target: Target) -> list[str]:
+    """Return the formats that the repository does not hold and ModelSlim makes."""
+    formats = dict.fromkeys(role.weights_dtype for role in target.roles)
+    native = target.roles[0].model.native_dtype
+    return [] if target.site.model_source else [name for name in formats if name == "int8" and name != native]
+
+
+def mismatched(target: Target) -> list[str]:
+    """Return the formats that neither the repository holds nor ModelSlim makes."""
+    formats = dict.fromkeys(role.weights_dtype for role in target.roles)
+    held = {target.roles[0].model.native_dtype, "int8"}
+    return [] if target.site.model_source else [name for name in formats if name not in held]
+
+
+def weights(target: Target, origin: Provenance) -> Iterator[Object]:
+    """Yield the claim and the job; nothing where the site has the weights, or nobody can say whence they come."""
+    site = target.site
+    if site.model_claim or site.model_host_path:
+        return
+    name = claim(target)
+    spec: Object = {
+        "accessModes": ["ReadWriteMany"],
+        "resources": {"requests": {"storage": f"{_gibibytes(target)}Gi"}},
+    }
+    if site.storage_class:
+        spec["storageClassName"] = site.storage_class
+    yield {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": metadata(target, name, origin),
+        "spec": spec,
+    }
+    repository = source_of(target)
+    if repository is not None and not mismatched(target):
+        yield _job(target, origin, name, repository)
+
+
+def _gibibytes(target: Target) -> int:
+    """Return room for every format and for what is fetched: twice the weights of an instance's devices."""
+    held = max(role.memory.weights * role.devices for role in target.roles)
+    return math.ceil(2 * held / GIBI / STEP_GIBIBYTES) * STEP_GIBIBYTES
+
+
+def _job(target: Target, origin: Provenance, name: str, repository: str) -> Object:
+    converted = quantised(target)
+    fetched = f"{target.model_path}-fetched" if converted else target.model_path
+    mounts = [{"name": "model", "mountPath": weights_mount(target)}]
+    fetch = {
+        "name": "fetch",
+        "image": target.site.tools_image,
+        "command": [
+            "bash",
+            "-c",
+            f"pip install --quiet {HUB} && hf download {quoted(repository)} --local-dir {fetched}",
+        ],
+        "env": _token(target),
+        "resources": small("4", "8Gi"),
+        "securityContext": LOCKED,
+        "volumeMounts": mounts,
+    }
+    settings: Object = {"automountServiceAccountToken": False}
+    containers, before = [fetch], []
+    if converted:
+        role = next(role for role in target.roles if role.weights_dtype in converted)
+        containers, before = [_convert(target, fetched, mounts)], [fetch]
+        settings = {key: value for key, value in pod_settings(target, role).items() if key != "priorityClassName"}
+    pod = {
+        **settings,
+        "restartPolicy": "OnFailure",
+        **({"initContainers": before} if before else {}),
+        "containers": containers,
+        "volumes": [{"name": "model", "persistentVolumeClaim": {"claimName": name}}],
+    }
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": metadata(target, name, origin),
+        "spec": {"backoffLimit": 4, "template": {"spec": pod}},
+    }
+
+
+def _token(target: Target) -> list[Object]:
+    if not target.site.token_secret:
+        return []
+    secret = {"name": target.site.token_secret, "key": "HF_TOKEN"}
+    return [{"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": secret}}]
+
+
+def _convert(target: Target, fetched: str, mounts: list[Object]) -> Object:
+    """Return the container that quantises on one node's devices; formats stand in folders where roles differ."""
+    role = next(role for role in target.roles if role.weights_dtype == "int8")
+    saved = target.weights_path(role)
+    words = [
+        f"git clone --quiet --depth 1 {TOOL} /tmp/tool",
+        "cd /tmp/tool",
+        "bash install.sh",
+        f"msmodelslim quant --model_path {fetched} --save_path {saved} --device npu --quant_type w8a8 "
+        f"--model_type {quoted(_title(target))} --trust_remote_code False",
+    ]
+    return {
+        "name": "convert",
+        "image": image(target, role),
+        "command": ["bash", "-c", " && ".join(words)],
+        "resources": resources(target, role),
+        "securityContext": security(target, role),
+        "volumeMounts": mounts,
+    }
+
+
+def _title(target: Target) -> str:
+    return (source_of(target) or target.name_of_model).rpartition("/")[2]

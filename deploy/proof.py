@@ -1,0 +1,205 @@
+"""What proves a deployment once it runs: one request through every role, and a benchmark of the plan's traffic.
+
+``plan verify`` reads what the benchmark writes and sets it beside the manifest's prediction.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from deploy.commands.launch import Launch, Target
+from deploy.header import Provenance, comment
+from deploy.routers import Address, endpoints
+from deploy.words import Flag, compact_json, flag_words, quoted
+from ground.units import MILLI
+from planner.manifest.schema import Manifest
+
+LEAST_REQUESTS, MOST_REQUESTS, SECONDS = 200, 20_000, 180.0
+RESULT = "benchmark.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """The traffic of the plan: tokens by mean and squared variation, requests per second, requests in flight."""
+
+    input_tokens: float
+    input_cv2: float
+    output_tokens: float
+    output_cv2: float
+    rate_per_second: float | None
+    arrival_cv2: float
+    concurrency: int
+    requests: int
+
+
+def load_of(manifest: Manifest, target: Target) -> Load:
+    """Return the load of a manifest: its rate, else the one that it predicts; in flight, what its batches hold."""
+    traffic = manifest.workload
+    rate = traffic.requests_per_second or manifest.predicted.requests_per_second
+    holding = [role for role in target.roles if role.role != "prefill"]
+    slots = sum(role.sequences * role.strategy.attention_dp * len(role.instances) for role in holding)
+    wanted = math.ceil(rate * SECONDS) if rate else 10 * slots
+    return Load(
+        input_tokens=traffic.input_tokens,
+        input_cv2=traffic.input_cv2,
+        output_tokens=traffic.output_tokens,
+        output_cv2=traffic.output_cv2,
+        rate_per_second=rate,
+        arrival_cv2=traffic.arrival_cv2,
+        concurrency=slots,
+        requests=min(max(wanted, LEAST_REQUESTS), MOST_REQUESTS),
+    )
+
+
+def router_url(target: Target) -> str:
+    """Return where requests go, from a host of the site or a pod of the namespace."""
+    name, port = target.name, target.site.router_port
+    names = {
+        "llm-d": f"http://{name}",
+        "dynamo": f"http://{name}-frontend:{port}",
+        "motor": "http://mindie-service:1025",
+    }
+    if target.kind in ("bare", "slurm"):
+        here = target.site.router_port if target.profile.engine != "mindie" else target.site.http_port
+        return f"http://127.0.0.1:{here}"
+    return names.get(target.kind, f"http://{name}-router:{port}")
+
+
+def smoke(target: Target, launches: Mapping[str, Launch], address: Address | None, origin: Provenance) -> str:
+    """Return the script that sends one request and sees each role's counter move; ``address`` where roles have one."""
+    deployment = target.profile.deployment
+    names = deployment.metrics.value if deployment and deployment.metrics else None
+    lines = [
+        "#!/usr/bin/env bash",
+        *comment(origin, "One request through every role. ROUTER=http://host:port names another way in."),
+        "set -euo pipefail",
+        f'ROUTER="${{ROUTER:-{router_url(target)}}}"',
+        "sum() { # SERIES URL...: what the pages say in all",
+        '  local series=$1 url; shift; for url in "$@"; do curl --silent --fail --max-time 10 "$url"; done |',
+        '    awk -v series="$series" \'index($1, series) == 1 {total += $NF} END {printf "%d\\n", total}\'',
+        "}",
+    ]
+    seen: list[str] = []
+    if names and address:
+        for launch in launches.values():
+            role = launch.role
+            series = names.prompt_tokens if role.role == "prefill" else names.output_tokens
+            held = endpoints(launch, address, shifted=target.bare)
+            pages = " ".join(quoted(f"http://{host}:{port}{names.path}") for host, port in held)
+            seen.append(role.name)
+            shown = role.name.replace("-", "_")
+            lines += [f"{shown}() {{ sum {quoted(series)} {pages}; }}", f'BEFORE_{shown}="$({shown})"']
+    body = f'{{"model":"{target.name_of_model}","prompt":"The capital of France is","max_tokens":16,"temperature":0}}'
+    ask = f"curl --silent --show-error --fail --max-time 600 -H 'Content-Type: application/json' -d {quoted(body)}"
+    lines += [
+        f'ANSWER="$({ask} "$ROUTER/v1/completions")"',
+        'echo "$ANSWER" | grep -q \'"completion_tokens": *[1-9]\' || { echo "no tokens: $ANSWER" >&2; exit 1; }',
+    ]
+    for name in seen:
+        shown = name.replace("-", "_")
+        lines.append(f'[ "$({shown})" -gt "$BEFORE_{shown}" ] || {{ echo "nothing went through {name}" >&2; exit 1; }}')
+    through = " and ".join(seen) or "the router"
+    return "\n".join([*lines, f"echo 'one request went through {through}'"]) + "\n"
+
+
+def benchmark(target: Target, load: Load, origin: Provenance) -> str:
+    """Return the script that sends the plan's traffic with the engine's own tool and writes a result file."""
+    engine = target.profile.engine
+    programme, flags = {"vllm": _vllm, "vllm-ascend": _vllm, "sglang": _sglang}.get(engine, _aiperf)(target, load)
+    lines = [
+        "#!/usr/bin/env bash",
+        *comment(origin, f"The traffic of the plan; plan verify reads the {RESULT} that it writes."),
+        "set -euo pipefail",
+        f'ROUTER="${{ROUTER:-{router_url(target)}}}"',
+        'OUT="${OUT:-.}"',
+    ]
+    if programme[0] == "aiperf":
+        lines.append("command -v aiperf > /dev/null || pip install --quiet aiperf==0.13.0")
+    words = [" ".join(programme), *flag_words(flags, joined=False)]
+    urls = {"'$ROUTER'": '"$ROUTER"', f"'$OUT/{RESULT}'": f'"$OUT/{RESULT}"', "'$OUT'": '"$OUT"'}
+    text = " \\\n  ".join([f"exec {words[0]}", *words[1:]])
+    for literal, expanded in urls.items():
+        text = text.replace(literal, expanded)
+    return "\n".join([*lines, text]) + "\n"
+
+
+def _rate(load: Load) -> list[Flag]:
+    return [("--request-rate", f"{load.rate_per_second:.4g}")] if load.rate_per_second else []
+
+
+def _spread(cv2: float) -> float:
+    """Return the half width of a uniform length over its mean that has this squared variation, below 1."""
+    return min(math.sqrt(3 * cv2), 0.99)
+
+
+def _goodput(target: Target) -> str:
+    levels = target.levels
+    found = [f"ttft:{levels.ttft_seconds / MILLI:g}"] if levels.ttft_seconds else []
+    return " ".join([*found, *([f"tpot:{levels.tpot_seconds / MILLI:g}"] if levels.tpot_seconds else [])])
+
+
+def _vllm(target: Target, load: Load) -> tuple[list[str], list[Flag]]:
+    flags: list[Flag] = [
+        ("--backend", "openai"),
+        ("--base-url", "$ROUTER"),
+        ("--model", target.name_of_model),
+        ("--tokenizer", target.weights_path(target.roles[0])),
+        ("--dataset-name", "random"),
+        ("--random-input-len", round(load.input_tokens)),
+        ("--random-output-len", round(load.output_tokens)),
+    ]
+    spread = {"input": round(_spread(load.input_cv2), 3), "output": round(_spread(load.output_cv2), 3)}
+    if any(spread.values()):  # lengths are drawn evenly from (1 - ratio) to (1 + ratio) of the mean
+        flags.append(("--random-range-ratio", compact_json(spread)))
+    flags += [("--num-prompts", load.requests), *_rate(load), ("--max-concurrency", load.concurrency)]
+    if load.rate_per_second and load.arrival_cv2 > 0:
+        flags.append(("--burstiness", f"{1 / load.arrival_cv2:.4g}"))  # gamma gaps: shape 1 / squared variation
+    flags += [
+        ("--ignore-eos", None),
+        ("--percentile-metrics", "ttft,tpot,itl,e2el"),
+        ("--metric-percentiles", f"50,90,{target.levels.percentile:g}"),
+        ("--save-result", None),
+        ("--result-dir", "$OUT"),
+        ("--result-filename", RESULT),
+    ]
+    goodput = _goodput(target)
+    words = ["vllm", "bench", "serve"]
+    return ([*words, "--goodput", goodput] if goodput else words), flags
+
+
+def _sglang(target: Target, load: Load) -> tuple[list[str], list[Flag]]:
+    spread = max(_spread(load.input_cv2), _spread(load.output_cv2))
+    longest = 1 + spread  # lengths are drawn evenly from ratio x the longest to the longest
+    return ["python3", "-m", "sglang.bench_serving"], [
+        ("--backend", "sglang-oai"),
+        ("--base-url", "$ROUTER"),
+        ("--model", target.name_of_model),
+        ("--tokenizer", target.weights_path(target.roles[0])),
+        ("--dataset-name", "random-ids"),
+        ("--random-input-len", round(load.input_tokens * longest)),
+        ("--random-output-len", round(load.output_tokens * longest)),
+        ("--random-range-ratio", f"{(1 - spread) / longest:.3f}"),
+        ("--num-prompts", load.requests),
+        *_rate(load),
+        ("--max-concurrency", load.concurrency),
+        ("--output-file", f"$OUT/{RESULT}"),
+    ]
+
+
+def _aiperf(target: Target, load: Load) -> tuple[list[str], list[Flag]]:
+    return ["aiperf", "profile"], [
+        ("--model", target.name_of_model),
+        ("--url", "$ROUTER"),
+        ("--endpoint-type", "completions"),
+        ("--streaming", None),
+        ("--tokenizer", target.weights_path(target.roles[0])),
+        ("--synthetic-input-tokens-mean", round(load.input_tokens)),
+        ("--synthetic-input-tokens-stddev", round(load.input_tokens * math.sqrt(load.input_cv2))),
+        ("--output-tokens-mean", round(load.output_tokens)),
+        ("--output-tokens-stddev", round(load.output_tokens * math.sqrt(load.output_cv2))),
+        ("--extra-inputs", "ignore_eos:true"),
+        *_rate(load),
+        ("--concurrency", load.concurrency),
+        ("--request-count", load.requests),
+        ("--output-artifact-dir", "$OUT"),
+    ]

@@ -1,0 +1,95 @@
+"""What proves a deployment: the check runs against a server of this machine, the benchmark sends the plan's traffic."""
+
+import subprocess
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+
+import pytest
+
+from deploy.reading.shell import processes
+from tests.deploy.cases import made, plan
+
+
+class Server(BaseHTTPRequestHandler):
+    """Counts tokens as an engine does, while ``through`` lets requests reach it."""
+
+    counted = 0
+    through = True
+
+    def do_GET(self) -> None:
+        """Serve the counters."""
+        text = (
+            f'vllm:prompt_tokens_total{{model_name="m"}} {self.counted}\nvllm:generation_tokens_total {self.counted}\n'
+        )
+        self._answer(text)
+
+    def do_POST(self) -> None:
+        """Answer a completion."""
+        self.rfile.read(int(self.headers["Content-Length"]))
+        type(self).counted += 16 if self.through else 0
+        self._answer('{"choices": [{"text": " Paris"}], "usage": {"completion_tokens": 16}}')
+
+    def _answer(self, text: str) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture
+def server() -> Iterator[str]:
+    """A running server's address."""
+    held = ThreadingHTTPServer(("127.0.0.1", 0), Server)
+    Thread(target=held.serve_forever, daemon=True).start()
+    yield f"127.0.0.1:{held.server_port}"
+    held.shutdown()
+    held.server_close()
+
+
+@pytest.mark.parametrize("through", [True, False])
+def test_the_check_sees_each_role_s_counter_move(server: str, tmp_path: Path, through: bool) -> None:
+    """It ends well where tokens went through both roles, and names the role where they did not."""
+    Server.through = through
+    text = made("qwen-h800", "vllm", "lws").files["smoke.yaml"]
+    script = text.partition("smoke.sh: |\n")[2].partition("\n---")[0].replace("\n    ", "\n")
+    for host in (
+        "qwen3-235b-a22b-prefill-0.qwen3-235b-a22b-prefill",
+        "qwen3-235b-a22b-prefill-1.qwen3-235b-a22b-prefill",
+    ):
+        script = script.replace(f"http://{host}:8000", f"http://{server}")
+    script = script.replace("http://qwen3-235b-a22b-decode-0.qwen3-235b-a22b-decode:8000", f"http://{server}")
+    path = tmp_path / "smoke.sh"
+    path.write_text(script, encoding="utf-8")
+    done = subprocess.run(
+        ["bash", str(path)],
+        env={"ROUTER": f"http://{server}", "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    said = "one request went through prefill and decode" if through else "nothing went through prefill"
+    assert (done.returncode == 0, said in done.stdout + done.stderr) == (through, True), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "engine", "programme", "wanted"),
+    [
+        ("qwen-h800", "vllm", "vllm bench serve", {"--random-input-len": "4096", "--max-concurrency": "512"}),
+        ("r1-cm384", "sglang", "python3 -m sglang.bench_serving", {"--random-range-ratio": "1.000"}),
+        ("r1-cm384", "xllm", "aiperf profile", {"--synthetic-input-tokens-mean": "4096", "--concurrency": "3072"}),
+    ],
+)
+def test_the_benchmark_sends_the_plan_s_traffic(name: str, engine: str, programme: str, wanted: dict[str, str]) -> None:
+    """Lengths and requests in flight are the manifest's; its rate too, where it has one."""
+    text = made(name, engine, "bare").files["benchmark.sh"]
+    lines = [line for line in text.splitlines() if not line.startswith("command -v")]
+    (process,) = processes("\n".join(lines), {"ROUTER": "http://r", "OUT": "/out"})
+    words = list(process.words)
+    assert " ".join(words).startswith(programme)
+    for flag, value in wanted.items():
+        assert words[words.index(flag) + 1] == value
+    assert ("--request-rate" in words) == (plan(name).workload.requests_per_second is not None)
