@@ -34,7 +34,8 @@ from planner.mixed.steps import Aggregate
 from planner.queues.prefill_queue import thinned_squared_cv
 from planner.strategy import parse_strategy
 from planner.workload import Lengths, Workload
-from runtime.simulate.run import SimulationOptions, simulate
+from runtime.simulate.options import SimulationOptions
+from runtime.simulate.run import simulate
 from runtime.simulate.workload import open_loop
 
 SEEDS = 2

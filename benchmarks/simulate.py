@@ -28,7 +28,8 @@ from planner.question import Machines, Question
 from planner.search.search import search
 from planner.strategy import Strategy
 from planner.workload import Lengths, Workload
-from runtime.simulate.run import SimulationOptions, simulate
+from runtime.simulate.options import SimulationOptions
+from runtime.simulate.run import simulate
 from runtime.simulate.workload import Requests, from_trace, open_stream, with_running
 
 DECODE_RANKS = 320

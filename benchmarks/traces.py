@@ -37,7 +37,8 @@ from planner.plans.plan import DisaggregatedPlan
 from planner.search.search import search
 from planner.workload import Trace, Traffic
 from runtime.simulate.metrics import SimulationResult
-from runtime.simulate.run import SimulationOptions, simulate
+from runtime.simulate.options import SimulationOptions
+from runtime.simulate.run import simulate
 from runtime.simulate.workload import Requests
 
 AZURE, MOONCAKE = "azure_llm_2023_conv_first20min.csv.gz", "mooncake_conversation_first20min.jsonl.gz"

@@ -52,7 +52,7 @@ def simulate(
         _compare(flags.policies, planned, offered, json)
         return
     with observing(flags) as observer:
-        result = run_simulation(planned, offered.requests(), offered.options, observer)
+        result = run_simulation(planned, offered.requests, offered.options, observer)
         _check_measured(result, flags.warmup)
     data = as_json(offered, result)
     print_json(data) if json else show(planned, offered, result, data)
@@ -77,7 +77,7 @@ def _compare(text: str, manifest: Manifest, offered: Offered, json: bool) -> Non
     if len(names) < 2 or len(set(names)) < len(names):
         raise BadInput("--policies: give at least two different ones, such as round_robin,least_load")
     variants = {name: with_policies(manifest, name.split("+")) for name in names}
-    results = {name: run_simulation(made, offered.requests(), offered.options) for name, made in variants.items()}
+    results = {name: run_simulation(made, offered.requests, offered.options) for name, made in variants.items()}
     for result in results.values():
         _check_measured(result, None)
     print_json(compared_json(offered, results)) if json else show_compared(offered, results)

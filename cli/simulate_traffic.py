@@ -32,7 +32,7 @@ from planner.plans.expectation import Expectation, expect, mixed_pool, planned_r
 from planner.plans.recorded_manifest import expect_recorded
 from planner.workload import Trace as Rows
 from planner.workload import Traffic
-from runtime.simulate.run import SimulationOptions
+from runtime.simulate.options import SimulationOptions
 from runtime.simulate.workload import (
     Requests,
     closed_loop,

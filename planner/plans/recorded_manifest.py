@@ -5,22 +5,20 @@ import math
 import numpy as np
 
 from ground.errors import BadInput
-from planner.costs.latency import tokens_per_iteration
 from planner.instances.kv_links import KvLinks
 from planner.manifest.schema import Manifest, Pool, Prediction, ServiceLevels, Statistics
-from planner.manifest.stacks import stacked
 from planner.mixed.recorded import MixedMachines
 from planner.mixed.step_times import StepTimes
 from planner.plans.expectation import (
     Expectation,
-    group_budget,
     mixed_pool,
     pool_aggregate,
     pool_pair,
 )
-from planner.plans.recorded import DecodeSide, MixedPools, Pools, PrefillSide, Recorded, play, separate, within
+from planner.plans.recorded import MixedPools, Pools, Recorded, play, within
 from planner.queues.queueing import Array
-from planner.workload import Trace, Traffic, Workload
+from planner.serving.deployed import separate_pools
+from planner.workload import Trace, Traffic, Workload, running_kv_tokens
 
 
 def expect_recorded(manifest: Manifest, trace: Trace, warmup_seconds: float = 0.0) -> Expectation:
@@ -88,33 +86,11 @@ def mixed_of_manifest(manifest: Manifest, pool: Pool, workload: Workload) -> Mix
 
 def of_manifest(manifest: Manifest, pools: tuple[Pool, Pool], workload: Workload) -> Pools:
     """Return the pools of a manifest; the ``workload`` holds the moments of what is played."""
-    prefill, decode = pools
     assert manifest.kv_transfer is not None, "a manifest with prefill and decode pools has links"
-    routing, block = manifest.routing, decode.kv.block_tokens
-    links = KvLinks.between(manifest.kv_transfer, prefill, decode)
-    source = PrefillSide(
-        cost=stacked(prefill.step_costs["prefill"].to_step_cost()),
-        ranks=prefill.degrees.attention_dp,
-        budget_tokens=group_budget(prefill),
-        microbatches=prefill.microbatches,
-        instances=len(prefill.instances),
-        policy="round_robin" if routing.prefill == "round_robin" else "least_load",
+    return Pools(
+        separate=separate_pools(manifest, pools, kv_tokens_per_request=running_kv_tokens(workload).mean_tokens),
+        links=KvLinks.between(manifest.kv_transfer, *pools),
     )
-    target = DecodeSide(
-        cost=stacked(decode.step_costs["decode"].to_step_cost()),
-        ranks=decode.degrees.attention_groups,
-        slots=decode.limits.requests_per_dp_rank,
-        capacity_tokens=float(decode.kv.capacity_tokens_per_rank),
-        microbatches=decode.microbatches,
-        instances=len(decode.instances),
-        policy=routing.decode,
-        tokens_per_iteration=tokens_per_iteration(decode.mtp.drafts, decode.mtp.acceptance),
-    )
-
-    def reserved(tokens: Array) -> Array:
-        return np.ceil(np.asarray(decode.kv.charged(tokens)) / block) * block
-
-    return separate(source, target, links, reserved, workload)
 
 
 def _prediction(recorded: Recorded, arrival: Array, limits: ServiceLevels, warmup_seconds: float) -> Prediction:

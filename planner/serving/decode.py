@@ -10,7 +10,7 @@ Ref: xDeepServe (arXiv 2508.02520) section 4.3, least KV; CloudMatrix384 (arXiv 
 """
 
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -94,19 +94,32 @@ class Decoded:
 def play_decode(pool: DecodePool, requests: DecodeRequests) -> Decoded:
     """Return when every request has its last token."""
     run, order = DecodeRun(pool), np.argsort(requests.ready_seconds, kind="stable")
-    number, left, there, waited = run.play(requests.select(order), np.inf)
+    gone = run.play(requests.select(order), np.inf)
 
     def back(column: Floats) -> Floats:
         found = np.empty(order.size)
-        found[order[number]] = column
+        found[order[gone.number]] = column
         return found
 
     return Decoded(
-        left_seconds=back(left),
-        there_seconds=back(there),
-        link_wait_seconds=back(waited),
-        busy_seconds=run.busy_seconds,
+        left_seconds=back(gone.left_seconds),
+        there_seconds=back(gone.there_seconds),
+        link_wait_seconds=back(gone.link_wait_seconds),
+        busy_seconds=run.busy_seconds(),
     )
+
+
+class Gone(NamedTuple):
+    """Requests that have all their tokens, in the order in which they were taken."""
+
+    number: Ints
+    """Of the request among all that were taken."""
+    left_seconds: Floats
+    there_seconds: Floats
+    link_wait_seconds: Floats
+    placed_seconds: Floats
+    rank: Ints
+    """Counted over all instances."""
 
 
 class DecodeRun:
@@ -146,23 +159,39 @@ class DecodeRun:
         )
         none, nothing = np.zeros(0, dtype=np.int64), np.zeros(0)
         self._jobs = loop.Jobs(
-            *(nothing, nothing, nothing, none, nothing, nothing, none, none, none, nothing, nothing, nothing)
+            *(nothing, nothing, nothing, none, nothing, nothing, none, none, none, nothing, nothing, nothing, nothing)
         )
         self._numbers, self._come = none, 0
 
+    def busy_seconds(self, until: float = np.inf) -> float:
+        """Seconds of all iterations up to a time that is not before the last one played, of all instances."""
+        clocks = self._clocks
+        under_way = np.isfinite(clocks.free)
+        now = np.minimum(clocks.free[under_way], until) - clocks.start[under_way]
+        return float(clocks.busy.sum() + np.maximum(now, 0.0).sum())
+
+    def reserved(self) -> tuple[Floats, Ints]:
+        """KV tokens that are set aside and requests that are placed, [instances, ranks] each."""
+        return self._ranks.reserved, self._ranks.taken
+
+    def not_pulled(self, now: float) -> Ints:
+        """Numbers of the requests whose KV is still in prefill at a time that is not before the last one played."""
+        return self._numbers[(self._jobs.rank < 0) | (self._jobs.there > now)]
+
     @property
-    def busy_seconds(self) -> float:
-        """Seconds of all iterations so far, of all instances."""
-        return float(self._clocks.busy.sum())
+    def iterations(self) -> int:
+        """Iterations so far, of all instances."""
+        return int(self._clocks.done.sum())
 
-    def play(self, requests: DecodeRequests, until: float) -> tuple[Ints, Floats, Floats, Floats]:
-        """Take requests whose ``ready_seconds`` do not fall, nor below those before, and play until ``until``.
+    def play(self, requests: DecodeRequests, until: float, numbers: Ints | None = None) -> Gone:
+        """Take requests whose ``ready_seconds`` do not fall, nor below those before, play; return who left by then.
 
-        Returns (number among all requests, left seconds, there seconds, waits for links) of those that left.
+        Args: ``numbers`` that the requests are known by; None counts them from 0 on.
         """
         loop, kept, count = self._loop, self._jobs, requests.ready_seconds.size
         steps = requests.steps(self.pool.tokens_per_iteration)
-        fresh = (np.full(count, -1), np.full(count, -1), np.zeros(count), np.full(count, np.inf), np.zeros(count))
+        waiting, nothing = np.full(count, -1), np.zeros(count)
+        fresh = (waiting, waiting.copy(), nothing, np.full(count, np.inf), nothing.copy(), nothing.copy())
         columns = (
             requests.ready_seconds,
             requests.cached_tokens,
@@ -175,7 +204,7 @@ class DecodeRun:
         )
         joined: list[Any] = [np.concatenate(pair) for pair in zip(kept, columns, strict=True)]
         jobs = loop.Jobs(*joined)
-        numbers = np.append(self._numbers, np.arange(self._come, self._come + count))
+        numbers = np.append(self._numbers, np.arange(self._come, self._come + count) if numbers is None else numbers)
         self._come += count
         self._widen(int(steps.max(initial=1)) + 1)
         policies = {"least_kv": loop.LEAST_KV, "least_requests": loop.LEAST_REQUESTS, "round_robin": loop.IN_TURN}
@@ -184,7 +213,9 @@ class DecodeRun:
         gone = np.isfinite(jobs.left)
         self._keep(jobs, numbers, np.flatnonzero(~gone))
         left = np.flatnonzero(gone)
-        return numbers[left], jobs.left[left], jobs.there[left], jobs.waited[left]
+        return Gone(
+            numbers[left], *(column[left] for column in (jobs.left, jobs.there, jobs.waited, jobs.placed, jobs.rank))
+        )
 
     def _widen(self, span: int) -> None:
         """Make room for answers of so many iterations."""

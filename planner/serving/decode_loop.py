@@ -41,6 +41,8 @@ class Jobs(NamedTuple):
     left: Floats
     waited: Floats
     """Seconds from room in decode until its links were free."""
+    placed: Floats
+    """Seconds at which it has room in decode."""
 
 
 class Ranks(NamedTuple):
@@ -192,7 +194,7 @@ def _place(p: int, chosen: int, now: float, jobs: Jobs, ranks: Ranks, clocks: Cl
     ranks.reserved[i, r] += jobs.need[p]
     clocks.turn[0] += 1
     ranks.turns[i, r] = clocks.turn[0]
-    jobs.rank[p] = chosen
+    jobs.rank[p], jobs.placed[p] = chosen, now
     sends, gets = links.source[jobs.source[p]], links.target[chosen]
     out, into = int(np.argmin(sends)), int(np.argmin(gets))
     leaves, comes = max(now, sends[out]), max(now, gets[into])

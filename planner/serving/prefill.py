@@ -11,7 +11,7 @@ Lindley's, Proc. Camb. Phil. Soc. 48:277, 1952.
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -50,9 +50,23 @@ class Prefilled:
 def play_prefill(pool: PrefillPool, stream: Stream) -> Prefilled:
     """Return when every prompt of a stream has its first token; the stream's arrivals must not fall."""
     run = PrefillRun(pool)
-    number, first, origin = run.play(stream, np.inf)
-    order = np.argsort(number)
-    return Prefilled(first_token_seconds=first[order], origin=origin[order], busy_seconds=run.busy_seconds)
+    ended = run.play(stream, np.inf)
+    order = np.argsort(ended.number)
+    return Prefilled(
+        first_token_seconds=ended.first_token_seconds[order],
+        origin=ended.origin[order],
+        busy_seconds=run.busy_seconds(),
+    )
+
+
+class Ended(NamedTuple):
+    """Prompts whose last pass has ended, in that order."""
+
+    number: Ints
+    """Of the request in the whole stream."""
+    first_token_seconds: Floats
+    origin: Ints
+    started_seconds: Floats
 
 
 class PrefillRun:
@@ -74,28 +88,33 @@ class PrefillRun:
             held=np.zeros(each, dtype=np.int64),
             turn=np.zeros(each, dtype=np.int64),
             busy=np.zeros(each),
+            passes=np.zeros(each, dtype=np.int64),
         )
         none = np.zeros(0, dtype=np.int64)
-        self._prompts = loop.Prompts(np.zeros(0), none, none, none, np.zeros(0), none)
+        self._prompts = loop.Prompts(np.zeros(0), none, none, none, np.zeros(0), none, np.zeros(0))
         self._numbers, self._dealt = none, 0
 
+    def busy_seconds(self, until: float = np.inf) -> float:
+        """Seconds of all passes up to a time that is not before the last one played, of all instances."""
+        return float((self._held.busy - np.maximum(self._held.free - until, 0.0)).sum())
+
     @property
-    def busy_seconds(self) -> float:
-        """Seconds of all passes so far, of all instances."""
-        return float(self._held.busy.sum())
+    def passes(self) -> int:
+        """Passes so far, of all instances."""
+        return int(self._held.passes.sum())
 
-    def play(self, stream: Stream, until: float) -> tuple[Ints, Floats, Ints]:
-        """Let a part of the stream arrive and play every pass that begins before ``until``.
+    def play(self, stream: Stream, until: float, numbers: Ints | None = None) -> Ended:
+        """Let a part of the stream arrive, play every pass that begins before ``until``; return who ended by then.
 
-        Returns (number in the whole stream, first-token seconds, origin) of the prompts that ended by ``until``, and
-        before any that follows them: rising in time.
+        Args: ``numbers`` that the requests are known by; None counts them from 0 on.
         """
         loop, kept, count = self._loop, self._prompts, len(stream)
-        fresh = (np.full(count, -1), np.full(count, np.inf), np.zeros(count, dtype=np.int64))
+        fresh = (np.full(count, -1), np.full(count, np.inf), np.zeros(count, dtype=np.int64), np.zeros(count))
         columns = (np.asarray(stream.arrival_seconds, np.float64), stream.prompt_tokens, stream.reused_tokens, *fresh)
         joined: list[Any] = [np.concatenate(pair) for pair in zip(kept, columns, strict=True)]
         prompts = loop.Prompts(*joined)
-        numbers = np.append(self._numbers, np.arange(self._dealt, self._dealt + count))
+        fresh_numbers = np.arange(self._dealt, self._dealt + count) if numbers is None else numbers
+        numbers = np.append(self._numbers, fresh_numbers)
         rule = (loop.IN_TURN if self.pool.policy == "round_robin" else loop.LEAST_LOAD, self.pool.budget_tokens)
         loop.play(prompts, self._held, rule, self.pool.times, kept.arrival.size, self._dealt, until)
         self._dealt += count
@@ -103,7 +122,7 @@ class PrefillRun:
         self._keep(prompts, numbers, np.flatnonzero(~gone))
         left = np.flatnonzero(gone)
         left = left[np.argsort(prompts.first[left], kind="stable")]
-        return numbers[left], prompts.first[left], prompts.origin[left]
+        return Ended(numbers[left], prompts.first[left], prompts.origin[left], prompts.started[left])
 
     def _keep(self, prompts: "loop_types.Prompts", numbers: Ints, stay: Ints) -> None:
         """Keep the prompts that have not left, under new indices."""

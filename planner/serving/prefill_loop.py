@@ -27,6 +27,8 @@ class Prompts(NamedTuple):
     """Seconds at which its last pass ends."""
     origin: Ints
     """DP rank that holds its KV, counted over all instances."""
+    started: Floats
+    """Seconds at which its first pass begins."""
 
 
 class Instances(NamedTuple):
@@ -47,6 +49,7 @@ class Instances(NamedTuple):
     """Prompt tokens that wait or run."""
     turn: Ints
     busy: Floats
+    passes: Ints
 
 
 @njit
@@ -76,6 +79,7 @@ def advance(i: int, until: float, prompts: Prompts, pool: Instances, budget: int
         seconds = _slowest(load, times)
         pool.free[i] = begin + seconds
         pool.busy[i] += seconds
+        pool.passes[i] += 1
         p = pool.ended[i]
         while p >= 0:
             prompts.first[p] = pool.free[i]
@@ -116,6 +120,7 @@ def _fill(i: int, begin: float, budget: int, room: Ints, load: Floats, prompts: 
         if pool.head[i] < 0:
             pool.tail[i] = _NOBODY
         pool.turn[i] += 1
+        prompts.started[p] = begin
         _take(i, best, p, start, room, load, prompts, pool)
 
 

@@ -21,6 +21,8 @@ class SeparatePools:
     """Seconds for which the KV of prompts of so many tokens keeps its links."""
     reserved_tokens: Callable[[Floats], Floats]
     """KV that is set aside in decode for requests of so many tokens in all."""
+    links: int = 1
+    """That a transfer takes at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -62,3 +62,15 @@ class IterationCounts:
         start = self._offsets.pop()
         target = self._sums[start] + tokens
         return max(bisect_left(self._sums, target, start + tokens // self._most, start + tokens + 1) - start, 1)
+
+    def draw_all(self, tokens: Integers) -> Integers:
+        """Return the iterations of many answers, as ``draw`` does of one."""
+        if self._most == 1:
+            return np.maximum(tokens, 1)
+        expected: Integers = np.maximum(np.ceil(tokens / self._mean - 1e-9), 1).astype(np.int64)
+        if self._sums is None:
+            return expected
+        sums = np.frombuffer(self._sums, dtype=np.int64)
+        start = self._random.integers(0, _DRAWN_STEPS // 2, tokens.size)
+        drawn = np.searchsorted(sums, sums[start] + tokens) - start
+        return np.where(tokens >= _DRAWN_STEPS // 4, expected, np.maximum(drawn, 1))

@@ -72,6 +72,24 @@ class Ledger:
             else:
                 self.offered += 1
 
+    def arrive_all(self, arrivals: Floats) -> None:
+        """Note requests that enter the system, by their arrivals."""
+        start, end = self._window
+        self.arrived += arrivals.size
+        self.offered += int(((arrivals >= start) & (arrivals <= end)).sum())
+
+    def take(self, done: Outcomes, reason: str = "") -> None:
+        """Note requests that leave together; ``reason`` is why, where they failed."""
+        ended = int(done.completed.sum())
+        self.completed += ended
+        self.failed += done.number.size - ended
+        if done.number.size > ended:
+            self.reasons[reason] += done.number.size - ended
+        self.last_seconds = max(self.last_seconds, float(done.end.max(initial=0.0)))
+        self._count(done)
+        if self.on_outcomes:
+            self.on_outcomes(done)
+
     def complete(self, request: Request, seconds: float) -> None:
         """Note that the last token of ``request`` is out."""
         assert request.state < COMPLETED, "a request leaves once"

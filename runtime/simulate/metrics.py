@@ -1,10 +1,10 @@
 """From what happened to what is reported: the keys of ``plan simulate --json``."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from planner.manifest.schema import Statistics
-from runtime.simulate.ledger import Window
+from runtime.simulate.ledger import Ledger, Window
 from runtime.simulate.observe import Part, Watcher
 from runtime.simulate.quantiles import BatchMeans, interval
 from runtime.simulate.system import System
@@ -63,6 +63,26 @@ class SimulationResult:
         return plain | {key: value.model_dump() if (value := getattr(self, key)) else None for key in latencies}
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ran:
+    """What a run tells beside its requests, however it was made; by role where it is a mapping."""
+
+    instances: Mapping[str, int]
+    busy: list[dict[str, float]]
+    """Busy seconds at the ends of warm-up and window and at the end of the run."""
+    steps: dict[str, int]
+    occupancy: dict[str, float] | None
+    expert_imbalance: dict[str, float]
+    waited_seconds: float
+    """For KV links, of all transfers."""
+    transfers: int
+    link_utilisation: dict[str, float]
+    events: int
+    ssd_hit_share: float = 0.0
+    faults: Mapping[str, int] = field(default_factory=dict)
+    role_flips: int = 0
+
+
 def summarise(
     system: System,
     watcher: Watcher,
@@ -73,18 +93,35 @@ def summarise(
     faults: Mapping[str, int],
     wall_seconds: float,
 ) -> SimulationResult:
+    """Return the result of a run of the event engine, as ``result_of``."""
+    groups, means, cache, links = watcher.groups(), watcher.means(), system.shared.cache, system.links
+    ran = Ran(
+        instances={role: len(parts) for role, parts in groups.items()},
+        busy=busy,
+        steps={role: sum(part.steps for part in parts) for role, parts in groups.items()},
+        occupancy=None if means is None else means | {"peak_kv": watcher.peak_kv_occupancy},
+        expert_imbalance=_expert_imbalance(system),
+        waited_seconds=links.waited_seconds if links is not None else 0.0,
+        transfers=links.transfers if links is not None else 0,
+        link_utilisation=_link_utilisation(system),
+        events=system.shared.engine.events,
+        ssd_hit_share=cache.ssd_hit_tokens / cache.asked_tokens if cache.asked_tokens else 0.0,
+        faults=faults,
+        role_flips=system.roles.flips if system.roles is not None else 0,
+    )
+    return result_of(system.shared.ledger, ran, window=window, warm=warm, wall_seconds=wall_seconds)
+
+
+def result_of(ledger: Ledger, ran: Ran, *, window: Window, warm: bool, wall_seconds: float) -> SimulationResult:
     """Return latencies of the requests that arrived in the window, and rates of what completed in it.
 
     A rate counts completions whenever their requests arrived: while a system fills up or falls behind it differs
-    from the arrivals. ``busy`` are busy seconds by role at the ends of warm-up and window and at the end of the run.
+    from the arrivals.
     """
-    shared = system.shared
-    ledger, latencies = shared.ledger, shared.ledger.latencies
+    latencies = ledger.latencies
     seconds = max(window.end_seconds - window.start_seconds, 0.0)
     per_second = 1.0 / seconds if seconds > 0 else 0.0
     offered, done, failed = ledger.offered, ledger.offered_completed, ledger.offered_failed
-    groups = watcher.groups()
-    means = watcher.means()
     return SimulationResult(
         requests=offered,
         completed=done,
@@ -99,33 +136,33 @@ def summarise(
         queueing_seconds=latencies["queueing"].statistics(),
         slo_attainment=ledger.attained / offered if offered else 0.0,
         goodput_requests_per_second=ledger.good * per_second,
-        utilisation=_utilisation(groups, busy, warm, seconds),
+        utilisation=_utilisation(ran.instances, ran.busy, warm, seconds),
         confidence={
             name: found[1]
             for name in ledger.batches.names
             if (found := interval(ledger.batches.means(name))) is not None
         },
-        occupancy=None if means is None else means | {"peak_kv": watcher.peak_kv_occupancy},
+        occupancy=ran.occupancy,
         prefix_hit_share=ledger.reused_tokens / ledger.prompt_tokens if ledger.prompt_tokens else 0.0,
-        ssd_hit_share=shared.cache.ssd_hit_tokens / shared.cache.asked_tokens if shared.cache.asked_tokens else 0.0,
-        expert_imbalance=_expert_imbalance(system),
+        ssd_hit_share=ran.ssd_hit_share,
+        expert_imbalance=ran.expert_imbalance,
         failures=dict(sorted(ledger.reasons.items())),
-        faults=dict(sorted(faults.items())),
+        faults=dict(sorted(ran.faults.items())),
         retried_requests=ledger.retried,
-        role_flips=system.roles.flips if system.roles is not None else 0,
-        transfer_wait_seconds=system.links.waited_seconds if system.links is not None else 0.0,
-        mean_transfer_wait_seconds=_mean_wait(system),
-        link_utilisation=_link_utilisation(system),
-        offline=_offline(system, per_second),
-        steps={role: sum(part.steps for part in parts) for role, parts in groups.items()},
-        events=shared.engine.events,
+        role_flips=ran.role_flips,
+        transfer_wait_seconds=ran.waited_seconds,
+        mean_transfer_wait_seconds=ran.waited_seconds / ran.transfers if ran.transfers else 0.0,
+        link_utilisation=ran.link_utilisation,
+        offline=_offline(ledger, per_second),
+        steps=ran.steps,
+        events=ran.events,
         wall_seconds=wall_seconds,
         batches=ledger.batches,
     )
 
 
 def _utilisation(
-    groups: dict[str, list[Part]], busy: list[dict[str, float]], warm: bool, seconds: float
+    instances: Mapping[str, int], busy: list[dict[str, float]], warm: bool, seconds: float
 ) -> dict[str, float]:
     """Return busy time over time in the window, mean over the instances of a role."""
     end = busy[1] if len(busy) > 2 else busy[-1]
@@ -133,14 +170,8 @@ def _utilisation(
     if len(busy) == 2 and not warm:
         end = busy[0]
     return {
-        role: (end[role] - start[role]) / (len(parts) * seconds) if seconds > 0 else 0.0
-        for role, parts in groups.items()
+        role: (end[role] - start[role]) / (count * seconds) if seconds > 0 else 0.0 for role, count in instances.items()
     }
-
-
-def _mean_wait(system: System) -> float:
-    links = system.links
-    return links.waited_seconds / links.transfers if links is not None and links.transfers else 0.0
 
 
 def _link_utilisation(system: System) -> dict[str, float]:
@@ -163,8 +194,7 @@ def _expert_imbalance(system: System) -> dict[str, float]:
     return found
 
 
-def _offline(system: System, per_second: float) -> dict[str, float] | None:
-    ledger = system.shared.ledger
+def _offline(ledger: Ledger, per_second: float) -> dict[str, float] | None:
     if not ledger.offline_offered:
         return None
     return {

@@ -2,63 +2,56 @@
 
 import gc
 import time
-from collections.abc import Iterable
-from dataclasses import dataclass, field
-from typing import Literal
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from functools import partial
 
 from ground.errors import BadInput
 from planner.manifest.schema import Manifest
 from runtime.simulate.cache import PrefixCache
 from runtime.simulate.device import Shared
+from runtime.simulate.direct import Blocked, plain, run_direct
 from runtime.simulate.engine import ARRIVAL, COMPLETION, NEVER, Engine
-from runtime.simulate.faults import Fault, Faults
+from runtime.simulate.faults import Faults
 from runtime.simulate.feed import ArrivalFeed
 from runtime.simulate.ledger import Ledger, Window
 from runtime.simulate.metrics import SimulationResult, summarise
 from runtime.simulate.observe import Observer, Watcher
+from runtime.simulate.options import SimulationOptions
 from runtime.simulate.placement import Placement
 from runtime.simulate.request import Request
 from runtime.simulate.system import System
 from runtime.simulate.workload import Requests
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SimulationOptions:
-    """``mtp`` sampled draws the iterations of each answer at admission, expected takes their mean.
-
-    Requests that arrive before ``warmup_seconds`` or after ``measured_until_seconds`` load the system and are not
-    counted; the run ends when all are served, or at ``until_seconds``. ``stepping`` ends every decode iteration by an
-    event of its own instead of summing those between which nothing changes: slower, and the same result.
-    ``balance`` replaces the expert imbalance of a role's step costs. ``offline`` requests stand behind the online ones
-    as ``routing.offline`` says.
-    """
-
-    seed: int = 0
-    mtp: Literal["sampled", "expected"] = "sampled"
-    warmup_seconds: float = 0.0
-    measured_until_seconds: float = NEVER
-    until_seconds: float = NEVER
-    stepping: bool = False
-    balance: dict[str, float] = field(default_factory=dict)
-    offline: Requests | None = None
-    faults: tuple[Fault, ...] = ()
-
-
 def simulate(
     manifest: Manifest,
-    requests: Requests | Iterable[Requests],
+    requests: Requests | Sequence[Requests] | Callable[[], Iterable[Requests]],
     options: SimulationOptions | None = None,
     observer: Observer | None = None,
 ) -> SimulationResult:
     """Return what ``manifest`` does under ``requests``; the same arguments give the same result but for wall time.
 
-    ``requests`` may come in parts, so that memory does not grow with their number.
+    ``requests`` may come in parts, so that memory does not grow with their number. Long runs in which nothing
+    interferes go through the compiled loops (``simulate.direct``), all others through the event engine.
 
     Raises:
         BadInput: a step cost gives no positive, finite duration, or a fault names what the manifest has not.
     """
-    parts = [requests] if isinstance(requests, Requests) else requests
-    return _Run(manifest, parts, options or SimulationOptions(), observer).result()
+    options = options or SimulationOptions()
+    if not 0 <= options.warmup_seconds < min(options.until_seconds, options.measured_until_seconds):
+        raise BadInput(f"--warmup: {options.warmup_seconds:g} s must be from 0 to before the end of the run")
+    made = requests if callable(requests) else partial(_parts, requests)
+    first = next(iter(made()), None)
+    watched = observer is not None and (observer.wants_spans or observer.wants_series)
+    if first is not None and plain(manifest, options, first, watched):
+        with suppress(Blocked):
+            return run_direct(manifest, made(), options, observer)
+    return _Run(manifest, made(), options, observer).result()
+
+
+def _parts(requests: Requests | Sequence[Requests]) -> Sequence[Requests]:
+    return [requests] if isinstance(requests, Requests) else requests
 
 
 class _Run:
@@ -67,8 +60,6 @@ class _Run:
     def __init__(
         self, manifest: Manifest, parts: Iterable[Requests], options: SimulationOptions, observer: Observer | None
     ) -> None:
-        if not 0 <= options.warmup_seconds < min(options.until_seconds, options.measured_until_seconds):
-            raise BadInput(f"--warmup: {options.warmup_seconds:g} s must be from 0 to before the end of the run")
         self._manifest, self._options, self._observer = manifest, options, observer
         engine = Engine()
         window = Window(options.warmup_seconds, options.measured_until_seconds)

@@ -42,6 +42,18 @@ class Requests:
     def __len__(self) -> int:
         return len(self.input_tokens)
 
+    def piece(self, first: int, last: int) -> "Requests":
+        """Return the requests from ``first`` up to ``last``, of which as many as before are in decode already."""
+        chosen = slice(first, last)
+        return replace(
+            self,
+            arrival_seconds=self.arrival_seconds[chosen],
+            input_tokens=self.input_tokens[chosen],
+            output_tokens=self.output_tokens[chosen],
+            reused_tokens=self.reused_tokens[chosen],
+            begun_tokens=self.begun_tokens[chosen],
+        )
+
     @property
     def under_way(self) -> int:
         """Requests that are in decode when the run begins."""

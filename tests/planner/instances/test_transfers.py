@@ -11,7 +11,8 @@ from planner.plans.plan import DisaggregatedPlan
 from planner.plans.worked import worked_plan
 from planner.question import Machines, Question
 from planner.search.search import search
-from runtime.simulate.run import SimulationOptions, simulate
+from runtime.simulate.options import SimulationOptions
+from runtime.simulate.run import simulate
 from runtime.simulate.workload import open_loop
 from tests.plans import small_plan
 from tests.questions import small_question

@@ -24,7 +24,8 @@ from planner.mixed.steps import Aggregate, StepTable, step_seconds
 from planner.queues.decode_queue import decode_state
 from planner.strategy import Strategy
 from planner.workload import Lengths, Workload
-from runtime.simulate.run import SimulationOptions, simulate
+from runtime.simulate.options import SimulationOptions
+from runtime.simulate.run import simulate
 from runtime.simulate.workload import open_loop
 from tests.manifests import build, cost, pool
 from tests.questions import small_question

@@ -13,7 +13,8 @@ from planner.mixed.queue import MixedQueue
 from planner.mixed.sampled import SampledPrompts, differ_and_are_cut
 from planner.mixed.steps import Aggregate
 from planner.workload import Lengths, Workload
-from runtime.simulate.run import SimulationOptions, simulate
+from runtime.simulate.options import SimulationOptions
+from runtime.simulate.run import simulate
 from runtime.simulate.workload import open_loop
 from tests.manifests import build, cost, pool
 

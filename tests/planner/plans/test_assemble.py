@@ -13,7 +13,8 @@ from planner.plans.assemble import assemble
 from planner.plans.assemble_pool import expert_map
 from planner.plans.expectation import expect, workload_of
 from planner.plans.plan import Plan, PrefillPool
-from runtime.simulate.run import SimulationOptions, simulate
+from runtime.simulate.options import SimulationOptions
+from runtime.simulate.run import simulate
 from runtime.simulate.workload import closed_loop, open_loop, with_running
 from tests.instances import cloudmatrix_decode
 from tests.plans import small_manifest, small_plan

@@ -10,7 +10,8 @@ from planner.manifest.schema import Manifest
 from planner.plans.recorded_manifest import expect_recorded
 from planner.workload import Trace
 from runtime.simulate.metrics import SimulationResult
-from runtime.simulate.run import SimulationOptions, simulate
+from runtime.simulate.options import SimulationOptions
+from runtime.simulate.run import simulate
 from runtime.simulate.workload import Requests
 from tests.plans import small_manifest
 

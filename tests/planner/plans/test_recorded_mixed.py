@@ -14,7 +14,8 @@ from planner.plans.recorded import play
 from planner.plans.recorded_manifest import expect_recorded, pools_on
 from planner.workload import Trace, Traffic
 from runtime.simulate.metrics import SimulationResult
-from runtime.simulate.run import SimulationOptions, simulate
+from runtime.simulate.options import SimulationOptions
+from runtime.simulate.run import simulate
 from runtime.simulate.workload import Requests
 from tests.manifests import build, pool
 from tests.questions import small_answer

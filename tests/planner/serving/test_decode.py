@@ -116,8 +116,7 @@ def test_a_stream_in_parts_is_served_as_a_whole() -> None:
     pool = _pool(2, 6, 2, latency_seconds=0.01)
     run, found = DecodeRun(pool), np.zeros(900)
     for first, last in pairwise([0, 1, 300, 650, 900]):
-        numbers, left, _, _ = run.play(
-            requests.select(np.arange(first, last)), ready[last - 1] if last < 900 else np.inf
-        )
-        found[numbers] = left
+        until = ready[last - 1] if last < 900 else np.inf
+        gone = run.play(requests.select(np.arange(first, last)), until)
+        found[gone.number] = gone.left_seconds
     np.testing.assert_allclose(found, play_decode(pool, requests).left_seconds, rtol=1e-9)

@@ -142,6 +142,6 @@ def test_a_stream_in_parts_is_played_as_a_whole() -> None:
     run, found = PrefillRun(pool), np.zeros(len(stream))
     for first, last in pairwise([0, 1, 700, 1800, 3000]):
         until = stream.arrival_seconds[last - 1] if last < 3000 else np.inf
-        numbers, seconds, _ = run.play(stream.select(slice(first, last)), until)
-        found[numbers] = seconds
+        ended = run.play(stream.select(slice(first, last)), until)
+        found[ended.number] = ended.first_token_seconds
     np.testing.assert_array_equal(found, play_prefill(pool, stream).first_token_seconds)

@@ -11,7 +11,8 @@ from ground.errors import BadInput
 from planner.manifest.layout import Degrees, Instance
 from planner.manifest.schema import Manifest, Recovery, Routing
 from runtime.simulate.faults import Fault, parse_fault
-from runtime.simulate.run import SimulationOptions, simulate
+from runtime.simulate.options import SimulationOptions
+from runtime.simulate.run import simulate
 from runtime.simulate.workload import Requests, backlog, open_loop
 from tests.manifests import build, manifest, pool
 

@@ -11,8 +11,9 @@ from planner.manifest.schema import CachingPool, Manifest, Recovery, Routing, Se
 from runtime.simulate.cache import PrefixCache
 from runtime.simulate.faults import Fault, placement_balance, shrunk_cost
 from runtime.simulate.metrics import SimulationResult
+from runtime.simulate.options import SimulationOptions
 from runtime.simulate.quantiles import interval
-from runtime.simulate.run import SimulationOptions, simulate, with_policies
+from runtime.simulate.run import simulate, with_policies
 from runtime.simulate.workload import Modulation, Requests, backlog, closed_loop, modulated, open_loop
 from tests.manifests import build, manifest, pool
 from tests.plans import small_manifest

@@ -12,8 +12,9 @@ from planner.manifest.layout import Degrees, Instance
 from planner.manifest.schema import Manifest, Routing
 from planner.manifest.terms import ComputeTerm, StepCost
 from runtime.simulate.observe import Observer
+from runtime.simulate.options import SimulationOptions
 from runtime.simulate.quantiles import interval
-from runtime.simulate.run import SimulationOptions, simulate
+from runtime.simulate.run import simulate
 from runtime.simulate.workload import Modulation, Requests, closed_loop, modulated, open_loop, open_stream
 from tests.manifests import build, manifest, pool
 

@@ -16,7 +16,8 @@ from planner.manifest.terms import StepLoad
 from runtime.simulate.drafts import accepted_tokens, mean_tokens_per_iteration
 from runtime.simulate.engine import ARRIVAL, COMPLETION, Engine, generator
 from runtime.simulate.metrics import SimulationResult
-from runtime.simulate.run import SimulationOptions, simulate
+from runtime.simulate.options import SimulationOptions
+from runtime.simulate.run import simulate
 from runtime.simulate.workload import Requests, closed_loop, from_trace, open_loop
 from tests.manifests import build, manifest, pool
 

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from planner.manifest.layout import Degrees, Instance
-from runtime.simulate.run import SimulationOptions, simulate
+from runtime.simulate.options import SimulationOptions
+from runtime.simulate.run import simulate
 from runtime.simulate.workload import open_loop, with_running
 from tests.manifests import build, manifest, pool
 
