@@ -210,7 +210,7 @@ def _role(
         longest=lengths[0],
         longest_prompt=lengths[1],
         memory=pool.memory_bytes_per_device,
-        longest_cache_bytes=pool.kv.bytes_per_token_per_device * pool.kv.charged(lengths[0]),
+        longest_cache_bytes=float(pool.kv.bytes_per_token_per_device * pool.kv.charged(lengths[0])),
         weights_dtype=pool.weights_dtype,
         prefix_caching=manifest.workload.prefix_reuse > 0,
         expert_map=pool.expert_map,
