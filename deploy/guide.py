@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from deploy.commands.fabric import talks_over_nodes
 from deploy.commands.launch import Target
 from deploy.header import Provenance
-from deploy.kubernetes.pods import machine_of
+from deploy.images import machine_of
 from deploy.kubernetes.weights import mismatched, quantised, source_of
 from deploy.roles import RolePlan
 from ground.units import format_bytes
@@ -31,7 +31,12 @@ STEPS = {
         APPLY,
         *PROVE,
     ],
-    "motor": ["Copy the maps to {files} on every host, then give user_config.json to MindIE Motor's deployer."],
+    "motor": [
+        "Copy the maps to {files} on every host.",
+        "Put user_config.json beside MindIE Motor's deployer and mindie_env.json into its conf folder.",
+        "Run its deploy_ac_job.py.",
+        *PROVE,
+    ],
 }
 # What is applied comes before what is run; autoscaler and monitoring need KEDA and the Prometheus operator.
 LAST = ("autoscaler.yaml", "monitoring.yaml")
@@ -107,7 +112,7 @@ def guide(target: Target, origin: Provenance, files: Mapping[str, str]) -> str:
     said = {
         "files": target.site.files_path,
         "gateway": target.site.gateway_class,
-        "job": "sh" if target.bare else "yaml (kubectl apply, then kubectl logs of its job)",
+        "job": "sh" if target.bare or target.kind == "motor" else "yaml (kubectl apply, then kubectl logs of its job)",
         "sheets": ", ".join(name for name in order if name in files),
     }
     lines = [

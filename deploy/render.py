@@ -133,8 +133,11 @@ def _files(target: Target, inventory: Inventory | None, load: Load, origin: Prov
     """Yield (name, text) of every file."""
     if target.kind == "motor":
         yield "user_config.json", json.dumps(mindie.motor(target), indent=2) + "\n"
+        yield "mindie_env.json", json.dumps(mindie.motor_environment(target), indent=2) + "\n"
         for role in target.roles:
             yield from mindie.map_files(role).items()
+        yield "smoke.sh", smoke(target, {}, None, origin)
+        yield "benchmark.sh", benchmark(target, load, origin)
         return
     launches = {role.name: _launch(target, role) for role in target.roles}
     if target.bare:

@@ -9,12 +9,20 @@ from typing import Any
 
 from deploy.commands.launch import Launch, Target
 from deploy.experts import ascend_map, needs_map
+from deploy.images import published
+from deploy.memory import exchanges, hccl_mebibytes
 from deploy.roles import RolePlan
 from deploy.words import Shell
 
 Json = dict[str, Any]
 
 DAEMON = "/usr/local/Ascend/mindie/latest/mindie-service/bin/mindieservice_daemon"
+ENVIRONMENT_PATH = "./conf/mindie_env.json"  # where Motor's deployer, at 5dfb024, looks for it
+COORDINATOR_PORT = 1025
+MOST_LINKS = 4096
+LONGEST_ANSWER_SECONDS = 3600
+LEAST_BUFFER_MEBIBYTES = 512  # MindIE-LLM's validator takes no less
+MEMORY_SHARE = 0.92  # NPU_MEMORY_FRACTION of its samples
 DEEPSEEK = ("deepseek_v2", "deepseek_v3")
 
 
@@ -56,6 +64,7 @@ def configuration(target: Target, role: RolePlan) -> Json:
     own = distributed(role)
     several = role.nodes > 1 and not own
     server: Json = {"inferMode": "dmi" if role.disaggregated else "standard", "distDPServerEnabled": own}
+    server |= {"maxLinkNum": MOST_LINKS, "tokenTimeout": LONGEST_ANSWER_SECONDS, "e2eTimeout": LONGEST_ANSWER_SECONDS}
     if not role.disaggregated:
         server |= {"port": target.site.http_port}
     return {
@@ -114,6 +123,8 @@ def _deepseek(target: Target, role: RolePlan) -> Json:
     if _mapped(role):  # the number of replicas is the map's alone
         path = f"{target.site.files_path}/expert-map-{role.name}.json"
         found["eplb"] = {"level": 1, "expert_map_file": path}
+    if exchanges(role):
+        found["parallel_options"] = {"hccl_moe_ep_buffer": max(hccl_mebibytes("mindie", role), LEAST_BUFFER_MEBIBYTES)}
     return found
 
 
@@ -126,6 +137,77 @@ def _schedule(role: RolePlan) -> Json:
         found["maxBatchSize"] = role.sequences
         found["maxIterTimes"] = role.longest - 1
     return found | ({"dpScheduling": True} if role.strategy.attention_dp > 1 and not distributed(role) else {})
+
+
+def _mounts(target: Target) -> Json:
+    """Return what Motor mounts into its pods beside the weights: the folder of the maps, where servers read one."""
+    found: Json = {
+        f"{name}_mount": {} for name in ("ms_controller", "ms_coordinator", "prefill_server", "decode_server")
+    }
+    for role in target.roles:
+        if _mapped(role):
+            found[f"{role.role}_server_mount"] = {target.site.files_path: target.site.files_path}
+    return found
+
+
+def _tls() -> Json:
+    """Return Motor's settings of certificates: none is used, and its reader asks for every path all the same."""
+
+    def items(folder: str) -> Json:
+        held = f"./security/{folder}/security"
+        return {
+            "ca_cert": f"{held}/certs/ca.pem",
+            "tls_cert": f"{held}/certs/cert.pem",
+            "tls_key": f"{held}/keys/cert.key.pem",
+            "tls_passwd": f"{held}/pass/key_pwd.txt",
+            "tls_crl": "",
+        }
+
+    found: Json = {"tls_enable": False}
+    for name, folder in (
+        ("infer", "infer"),
+        ("management", "management"),
+        ("cluster", "clusterd"),
+        ("etcd_server", "etcd_server"),
+    ):
+        found |= {f"{name}_tls_enable": False, f"{name}_tls_items": items(folder)}
+    return found
+
+
+def motor_environment(target: Target) -> Json:
+    """Return Motor's environment file: buffers of collectives and the share of memory of each role."""
+
+    def own(role: RolePlan) -> Json:
+        return {
+            "PYTORCH_NPU_ALLOC_CONF": "expandable_segments:True",
+            "OMP_NUM_THREADS": 8,
+            "HCCL_BUFFSIZE": hccl_mebibytes("mindie", role),
+            "HCCL_OP_EXPANSION_MODE": "AIV",
+            "NPU_MEMORY_FRACTION": MEMORY_SHARE,
+            "TASK_QUEUE_ENABLE": 1,
+            **({"MINDIE_ENABLE_DP_DISTRIBUTED": 1} if distributed(role) else {}),
+            **target.site.environment,
+        }
+
+    prefill, decode = target.role("prefill"), target.role("decode")
+    assert prefill is not None and decode is not None, "Motor deploys prefill and decode"
+    return {
+        "version": "1.0.0",
+        "mindie_common_env": {
+            "CANN_INSTALL_PATH": "/usr/local/Ascend",
+            "MIES_INSTALL_PATH": "/usr/local/Ascend/mindie/latest/mindie-service",
+            "MINDIE_LLM_HOME_PATH": "/usr/local/Ascend/mindie/latest/mindie-llm",
+            "MINDIE_LOG_TO_STDOUT": 1,
+            "MINDIE_LLM_CONTINUOUS_BATCHING": 1,
+            "DIST_PD_DISAGGREGATION": 1,
+            "HCCL_RDMA_RETRY_CNT": 7,
+            "HCCL_RDMA_TIMEOUT": 18,
+        },
+        "mindie_ms_controller_env": {},
+        "mindie_ms_coordinator_env": {},
+        "mindie_server_prefill_env": own(prefill),
+        "mindie_server_decode_env": own(decode),
+    }
 
 
 def motor(target: Target) -> Json:
@@ -145,10 +227,20 @@ def motor(target: Target) -> Json:
             "d_pod_npu_num": decode.devices_per_node,
             "prefill_distribute_enable": int(distributed(prefill)),
             "decode_distribute_enable": int(distributed(decode)),
-            "image_name": target.site.image or "mindie:3.0.0",
+            "image_name": target.site.image or published(target.profile, "a3" if a3 else "a2"),
             "job_id": target.name,
             "hardware_type": "800I_A3" if a3 else "800I_A2",
+            "p_instances_scale_num": 0,
+            "d_instances_scale_num": 0,
+            "model_id": "",
+            "mindie_env_path": ENVIRONMENT_PATH,
+            "mindie_host_log_path": "/root/log/ascend_log",
+            "mindie_container_log_path": "/root/mindie",
             "weight_mount_path": target.model_path,
+            "coordinator_backup_cfg": {"function_enable": False},
+            "controller_backup_cfg": {"function_sw": False},
+            "deploy_mount_path": _mounts(target),
+            "tls_config": _tls(),
         },
         "mindie_ms_controller_config": {
             "deploy_mode": "pd_separate",
@@ -157,10 +249,24 @@ def motor(target: Target) -> Json:
             "multi_node_infer_config": {"multi_node_infer_enable": max(prefill.nodes, decode.nodes) > 1},
         },
         "mindie_ms_coordinator_config": {
+            "http_config": {
+                "predict_ip": "127.0.0.1",
+                "predict_port": str(COORDINATOR_PORT),
+                "manage_ip": "127.0.0.1",
+                "manage_port": str(COORDINATOR_PORT + 1),
+                "server_thread_num": 10,
+                "client_thread_num": 10,
+                "http_timeout_seconds": LONGEST_ANSWER_SECONDS,
+                "keep_alive_seconds": 180,
+            },
+            "exception_config": {
+                "first_token_timeout": LONGEST_ANSWER_SECONDS,
+                "infer_timeout": LONGEST_ANSWER_SECONDS,
+            },
             "request_limit": {
                 "single_node_max_requests": decode.sequences * max(decode.ranks_per_node, 1),
                 "max_requests": decode.sequences * decode.strategy.attention_dp * len(decode.instances),
-            }
+            },
         },
         "mindie_server_prefill_config": configuration(target, prefill),
         "mindie_server_decode_config": configuration(target, decode),

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 
 from deploy.commands.launch import Launch, Target
 from deploy.header import Provenance, comment
+from deploy.images import image
 from deploy.kubernetes import dynamo, llmd, lws, objects, operations, statefulset, volcano, weights
-from deploy.kubernetes.pods import LOCKED, Object, image, metadata, small, weights_mount, weights_volume
+from deploy.kubernetes.pods import LOCKED, Object, metadata, small, weights_mount, weights_volume
 from deploy.proof import RESULT, Load, benchmark, smoke
 from deploy.routers import Address, router_of
 from deploy.site import patched

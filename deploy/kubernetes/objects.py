@@ -4,7 +4,8 @@ from collections.abc import Iterator
 
 from deploy.commands.launch import Launch, Target
 from deploy.header import Provenance
-from deploy.kubernetes.pods import LOCKED, Object, files_map, image, metadata, published, small
+from deploy.images import image, published
+from deploy.kubernetes.pods import LOCKED, Object, files_map, metadata, small
 from deploy.routers import ETCD_PORT, Router, etcd_command, router_script
 from deploy.scripts import script
 from ground.errors import BadInput

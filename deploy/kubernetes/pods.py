@@ -1,46 +1,22 @@
 """The pod of one node of a role, the same in every kind of workload."""
 
-from typing import Any, Literal
+from typing import Any
 
 from deploy.commands.fabric import talks_over_nodes
 from deploy.commands.launch import Launch, Target
 from deploy.header import Provenance, annotations
+from deploy.images import image, paired
 from deploy.memory import exchanges
 from deploy.roles import RolePlan
 from deploy.scripts import ASCEND_RANK_TABLE
-from planner.engines.spec import EngineProfile
 
 Object = dict[str, Any]
-ImagePart = Literal["nvidia", "a2", "a3", "router"]
 
 RESOURCES = {"nvidia": "nvidia.com/gpu", "ascend": "huawei.com/Ascend910"}
 # Weights of hundreds of gigabytes load in tens of minutes: 180 tries, 20 s apart, are an hour.
 STARTUP_TRIES = 180
 STARTUP_PERIOD_SECONDS = 20
 GRACE_SECONDS = 120
-
-
-def image(target: Target, role: RolePlan) -> str:
-    """Return the engine's image for a role's machine: the site's, or the project's own of the pinned version."""
-    if target.site.image:
-        return target.site.image
-    return published(target.profile, machine_of(role))
-
-
-def machine_of(role: RolePlan) -> ImagePart:
-    """Return which image a role's machine takes."""
-    return "nvidia" if role.accelerator == "nvidia" else "a3" if paired(role) else "a2"
-
-
-def published(profile: EngineProfile, part: ImagePart) -> str:
-    """Return an image of the engine's project."""
-    assert profile.deployment is not None, "an engine with files has images"
-    return profile.deployment.images[part].value
-
-
-def paired(role: RolePlan) -> bool:
-    """Whether a chip is two devices, as on Ascend A3 servers."""
-    return role.accelerator == "ascend" and role.hardware.devices_per_chip.value == 2
 
 
 def resource_name(target: Target, role: RolePlan) -> str:

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 from deploy.commands.launch import Target
 from deploy.header import Provenance
+from deploy.images import image
 from deploy.kubernetes.pods import (
     LOCKED,
     Object,
     claim,
-    image,
     metadata,
     pod_settings,
     resources,

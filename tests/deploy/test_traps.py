@@ -364,3 +364,23 @@ def test_schedulers_aim_at_the_plan_s_limits() -> None:
     assert (controller["digs_prefill_slo"], controller["digs_decode_slo"]) == (2000, 50)
     router = made("r1-cm384", "xllm", "bare").files["router.sh"]
     assert "--target_ttft=2000" in router and "--target_tpot=50" in router
+
+
+def test_motor_s_reader_finds_every_key_it_asks_for() -> None:
+    """deploy_ac_job.py and its validator at 5dfb024 index these without a default, whatever is switched off."""
+    files = made("r1-cm384", "mindie", "motor").files
+    deploy = json.loads(files["user_config.json"])["deploy_config"]
+    assert (deploy["p_instances_scale_num"], deploy["d_instances_scale_num"], deploy["model_id"]) == (0, 0, "")
+    for name in ("mindie_env_path", "mindie_host_log_path", "mindie_container_log_path", "weight_mount_path"):
+        assert deploy[name]
+    assert deploy["coordinator_backup_cfg"] == {"function_enable": False}
+    assert deploy["controller_backup_cfg"] == {"function_sw": False}
+    mounts = {f"{name}_mount" for name in ("ms_controller", "ms_coordinator", "prefill_server", "decode_server")}
+    assert set(deploy["deploy_mount_path"]) == mounts
+    assert deploy["deploy_mount_path"]["decode_server_mount"] == {"/etc/podplan": "/etc/podplan"}
+    for name in ("infer", "management", "cluster", "etcd_server"):
+        assert deploy["tls_config"][f"{name}_tls_enable"] is False
+        items = deploy["tls_config"][f"{name}_tls_items"]
+        assert set(items) == {"ca_cert", "tls_cert", "tls_key", "tls_passwd", "tls_crl"}
+    environment = json.loads(files["mindie_env.json"])
+    assert environment["mindie_server_decode_env"]["HCCL_BUFFSIZE"] > 500
