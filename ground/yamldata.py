@@ -73,11 +73,13 @@ def to_yaml(data: object) -> str:
     """Return ``data`` as YAML: the same bytes for the same data, keys in the order given, block style, no aliases.
 
     ``data`` holds dicts, lists, tuples, text, numbers, booleans and None. ``parse_yaml`` returns an equal value,
-    with lists for tuples.
+    with lists for tuples. Raises BadInput for text that is no Unicode, such as a word typed in another encoding.
     """
-    text: str = yaml.dump(
-        data, Dumper=_Dumper, sort_keys=False, default_flow_style=False, width=120, allow_unicode=True
-    )
+    how: dict[str, Any] = {"sort_keys": False, "default_flow_style": False, "width": 120, "allow_unicode": True}
+    try:
+        text: str = yaml.dump(data, Dumper=_Dumper, **how)
+    except UnicodeEncodeError as error:
+        raise BadInput(f"{error.object[:40]!r} is no Unicode text, which YAML is; write it in UTF-8") from None
     return text
 
 

@@ -1,0 +1,142 @@
+"""Cases: a command line, the files that it finds, its environment, and what happens to it."""
+
+import signal
+from dataclasses import asdict, dataclass, field
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+import typer
+from hypothesis import strategies as st
+
+from cli.commands import COMMANDS
+from tests.fuzz.documents import ANYWHERE, files
+from tests.fuzz.words import ODD, words, wrong
+
+SMALL = ["qwen3-8b", "--hw", "h100", "--nodes", "1", "--isl", "512", "--osl", "64"]
+PREDICTED = ["--hw", "h100", "--phase", "decode", "--strategy", "TP=1", "--batch", "4", "--kv-len", "512"]
+START: dict[str, list[list[str]]] = {
+    "search": [SMALL],
+    "check": [[*SMALL, "--rate", "1/s", "--ttft", "5s"], ["QUESTION"]],
+    "explain": [SMALL, ["QUESTION"]],
+    "fleet": [["FLEET.yaml"]],
+    "compare": [SMALL, ["QUESTION"]],
+    "sweep": [[*SMALL, "--over", "osl=32,64"]],
+    "predict": [[model, *PREDICTED] for model in ("qwen3-8b", "qwen3-30b-a3b", "config.json")],
+    "deploy": [["MANIFEST", "--engine", "vllm", "--out", "out", "--values", "site.yaml"], ["MANIFEST", "--dry-run"]],
+    "simulate": [
+        ["MANIFEST", *more] for more in (["--rate", "5/s", "--requests=9"], ["--trace", "trace"], ["--trace=."])
+    ],
+    "calibrate": [["MEASUREMENTS.csv", "--hw", "h100", "--out", "out.yaml"]],
+    "measure": [["--quick", "--out", "out.csv"]],
+    "place": [[f"loads.{kind}", "--devices", "8"] for kind in ("csv", "json", "npy", "npz")],
+    "execute": [["MANIFEST", "--iterations", "1"]],
+    "accuracy": [[]],
+    "models": [["config.json"], ["model.yaml"], ["qwen3-8b"]],
+    "hardware": [["hardware.yaml"], ["hardware.yaml", "--check"], ["h100"]],
+    "manifest": [["validate", "MANIFEST"], ["schema"]],
+}
+WEIGHTS = dict.fromkeys(COMMANDS, 2) | dict.fromkeys(
+    ("deploy", "simulate", "place", "models", "hardware", "manifest"), 8
+)
+WEIGHTS |= {"predict": 5, "calibrate": 5, "measure": 1, "accuracy": 1}
+"""Shares of the commands among cases: readers of files have most, searches take seconds."""
+SKIPPED = {"--install-completion", "--show-completion", "--help", "--timeout"}
+ENVIRONMENT = {
+    "COLUMNS": ["0", "-1", "1", "²", "999999999", "80", ""],
+    "LINES": ["0", "x"],
+    "NO_COLOR": ["1"],
+    "TERM": ["dumb", "", "nothing"],
+    "LANG": ["C", "tr_TR.UTF-8", "nothing"],
+    "LC_ALL": ["POSIX"],
+    "PYTHONIOENCODING": ["ascii", "latin-1"],
+    "HOME": ["/absent", "/dev/null", ""],
+    "TMPDIR": ["/absent"],
+    "PODPLAN_DEBUG": ["0"],
+    "OMP_NUM_THREADS": ["x", "0"],
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """What is run; ``fresh`` in a process of its own, with streams ``closed`` or a ``signal`` some time after."""
+
+    command: str
+    arguments: list[str]
+    files: dict[str, bytes]
+    environment: dict[str, str] = field(default_factory=dict)
+    closed: list[int] = field(default_factory=list)
+    signal: int = 0
+    after_seconds: float = 0.0
+
+    @property
+    def fresh(self) -> bool:
+        """Whether a copy of a process that has begun would not do."""
+        return bool(self.environment or self.closed)
+
+    def told(self) -> dict[str, Any]:
+        """Return it as JSON can hold it."""
+        return asdict(self) | {"files": {name: content.hex() for name, content in self.files.items()}}
+
+
+def read_case(data: dict[str, Any]) -> Case:
+    """Return a case that ``told`` wrote."""
+    return Case(**data | {"files": {name: bytes.fromhex(content) for name, content in data["files"].items()}})
+
+
+@cache
+def flags(command: str) -> dict[str, str | None]:
+    """Return the flags of a command and the field of each, None where it takes no value."""
+    made = typer.main.get_command(import_module(f"cli.{command}").app)
+    inner = getattr(made, "commands", {"": made})
+    options = [each for one in inner.values() for each in one.params if each.param_type_name == "option"]
+    found = {name: None if each.is_flag else str(each.name) for each in options for name in each.opts}
+    return {name: value for name, value in found.items() if name not in SKIPPED}
+
+
+@st.composite
+def arguments(draw: st.DrawFn, command: str) -> list[str]:
+    """Draw a command line: a right one with flags added, and sometimes words replaced, dropped or doubled."""
+    line = list(draw(st.sampled_from(START[command])))
+    known = flags(command)
+    bad = draw(st.sampled_from([-1, -1, 0, 0, 1]))  # which flag has a wrong value
+    size = draw(st.sampled_from([0, 0, 1, 1, 2, 3]))
+    added = st.lists(
+        st.sampled_from(sorted(known)), min_size=size, max_size=size, unique=draw(st.sampled_from(range(9))) > 0
+    )
+    for number, name in enumerate(draw(added)):
+        field = known[name]
+        if field is None:
+            line.append(name)
+            continue
+        word = draw(words(command, field, number != bad))
+        if name in line:
+            line[line.index(name) + 1 : line.index(name) + 2] = [word]
+        else:
+            line += [name, word] if draw(st.booleans()) else [f"{name}={word}"]
+    if line and draw(st.sampled_from(range(12))) == 0:
+        place, how = draw(ANYWHERE) % len(line), draw(st.integers(0, 3))
+        change = [[], [line[place]] * 2, [draw(wrong())], [draw(st.sampled_from(ODD)), line[place]]][how]
+        line[place : place + 1] = change
+    return line
+
+
+@st.composite
+def cases(draw: st.DrawFn, command: str) -> Case:
+    """Draw a case of a command."""
+    line = draw(arguments(command))
+    known = files()
+    needed = [name for name in known if any(word.endswith(name) for word in line)]
+    needed += [name for name in known if name.startswith("chunk") and {".", "--trace=."} & {*line}]
+    needed += ["inventory.yaml"] * ("site.yaml" in needed)
+    ending = draw(st.sampled_from(range(40)))
+    names = draw(st.lists(st.sampled_from(sorted(ENVIRONMENT)), max_size=2, unique=True)) if ending == 0 else []
+    return Case(
+        command=command,
+        arguments=[command, *line],
+        files={name: draw(known[name]) for name in needed},
+        environment={name: draw(st.sampled_from(ENVIRONMENT[name])) for name in names},
+        closed=draw(st.lists(st.sampled_from([0, 1, 2]), max_size=2, unique=True)) if ending == 1 else [],
+        signal=draw(st.sampled_from([signal.SIGTERM, signal.SIGHUP, signal.SIGINT])) if ending == 2 else 0,
+        after_seconds=draw(st.floats(0, 0.5)) if ending == 2 else 0.0,
+    )

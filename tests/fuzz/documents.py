@@ -1,0 +1,287 @@
+"""Contents of files: right ones with a leaf, a line or a byte changed."""
+
+import copy
+import gzip
+import io
+import json
+from collections.abc import Iterator
+from functools import cache, reduce
+from operator import getitem
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+
+from ground.files import parse_yaml, read_yaml, to_yaml
+from hardware.loader import CATALOG
+from models.loader import catalogue_path
+from planner.manifest.document import dump_manifest
+from planner.manifest.mapformats import WRITERS, MoeMap
+from tests.deploy.plans import deployed
+from tests.fuzz.words import NUMBERS, ODD, PAYLOADS
+from tests.manifests import manifest
+from tests.models.configurations import deepseek_v3, kimi_k2
+
+VALUES: list[Any] = [None, True, False, 0, -1, 1, 10**30, 2**63, 1.5, -0.0, 1e308, 5e-324, float("inf"), float("nan")]
+VALUES += [
+    [],
+    {},
+    "",
+    [[[]]],
+    {"a": {"b": []}},
+    [None],
+    {"": 1},
+    *PAYLOADS,
+    *NUMBERS,
+    *(text for text in ODD if text != "\udcff"),
+]
+CHANGES = 9
+
+
+def changed(data: Any, number: int, how: int, value: Any) -> Any:
+    """Return plain data with one part dropped, negated, scaled, of another type, doubled, renamed or replaced."""
+    places = list(_places(data))
+    if not places:
+        return value
+    data = copy.deepcopy(data)
+    *path, key = places[number % len(places)]
+    parent = reduce(getitem, path, data)
+    here = parent[key]
+    if how == 0:
+        del parent[key]
+    elif how == 1 and isinstance(parent, dict):
+        parent[f"{key}x"] = parent.pop(key)
+    elif how in (2, 3, 4) and isinstance(here, int | float):
+        parent[key] = here * {2: -1, 3: 10**9, 4: 1e-9}[how]
+    elif how in (5, 6):
+        parent[key] = str(here) if how == 5 else [here, here]
+    else:
+        parent[key] = value
+    return data
+
+
+def _places(data: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Yield the path of every part of plain data."""
+    inner = data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list) else ()
+    for key, value in inner:
+        yield (*path, key)
+        yield from _places(value, (*path, key))
+
+
+ANYWHERE = st.integers(0, 2**16).map(lambda number: number * 40503 % 2**16)
+"""Numbers without the liking for small ones that Hypothesis has."""
+CHANGE = st.tuples(ANYWHERE, st.integers(0, CHANGES - 1), st.sampled_from(VALUES))
+
+
+def trees(*bases: Any) -> st.SearchStrategy[Any]:
+    """Return plain data like one of the bases, mostly with a part or two changed."""
+    changes = st.sampled_from([0, 0, 1, 1, 1, 1, 2]).flatmap(
+        lambda size: st.lists(CHANGE, min_size=size, max_size=size)
+    )
+    return st.builds(
+        lambda base, all: reduce(lambda data, one: changed(data, *one), all, base), st.sampled_from(bases), changes
+    )
+
+
+def spoiled(contents: st.SearchStrategy[bytes]) -> st.SearchStrategy[bytes]:
+    """Return mostly the contents, else cut short, with bytes overwritten, lines doubled, or other line ends."""
+
+    def spoil(content: bytes, how: int, place: int, byte: int) -> bytes:
+        at = place % (len(content) + 1)
+        lines = content.split(b"\n")
+        return {
+            0: content[:at],
+            1: content[:at] + bytes([byte]) + content[at + 1 :],
+            2: content[:at] + b"\xff\xfe\0" + content[at:],
+            3: content.replace(b"\n", b"\r"),
+            4: content.replace(b"\n", b"\r\n"),
+            5: b"\xef\xbb\xbf" + content,
+            6: b"\n".join([*lines[: place % len(lines)], lines[place % len(lines)], *lines[place % len(lines) :]]),
+            7: content[:at] + b"9" * 200_000 + content[at:],
+            8: content[:at] + b"[" * 20_000 + content[at:],
+            9: b"",
+            10: content.replace(b'": "', b'": "\\ud800', 1),
+        }.get(how, content)
+
+    return st.builds(spoil, contents, st.sampled_from(range(60)), ANYWHERE, st.integers(0, 255))
+
+
+def _text(text: str) -> bytes:
+    return text.encode(errors="surrogatepass")
+
+
+def _yaml(data: Any) -> bytes:
+    return _text(to_yaml(data))
+
+
+def _json(data: Any) -> bytes:
+    return _text(json.dumps(data))
+
+
+def tables(header: str, *rows: str) -> st.SearchStrategy[bytes]:
+    """Return CSV like the rows, with cells changed."""
+    cells = st.sampled_from([*NUMBERS, *ODD, *PAYLOADS, '"', '"a,b"', '"a\nb"'])
+    changes = st.lists(st.tuples(ANYWHERE, ANYWHERE, cells), max_size=2)
+
+    def made(changes: list[tuple[int, int, str]]) -> bytes:
+        table = [line.split(",") for line in (header, *rows) if line]
+        for row, column, cell in changes:
+            line = table[row % len(table)]
+            line[column % len(line)] = cell
+        return _text("\n".join(",".join(line) for line in table) + "\n")
+
+    return spoiled(st.builds(made, changes))
+
+
+QUESTION = {
+    "model": "qwen3-8b",
+    "hw": "h100",
+    "nodes": 1,
+    "isl": 512,
+    "osl": 64,
+    "rate": "2/s",
+    "ttft": "2s",
+    "tpot": "50ms",
+}
+FLEET = {
+    "pools": [{"hw": "h100", "nodes": 1, "name": "new"}, {"hw": "l40s", "nodes": 1, "price": 1.2, "power": "300W"}],
+    "ttft": "2s",
+    "models": [
+        {"name": "a", "model": "qwen3-8b", "rate": "2/s", "isl": 512, "osl": 64},
+        {"name": "b", "model": "qwen3-8b", "hw": "new", "rate": "1/s", "isl": 512, "osl": 64},
+    ],
+}
+SITE = {
+    "name": "chat",
+    "namespace": "default",
+    "image": "a/b:1",
+    "model_path": "/models/m",
+    "node_selectors": {"all": {"a": "b"}},
+    "shared_memory": "64Gi",
+    "inventory": "inventory.yaml",
+    "http_port": 8000,
+}
+INVENTORY = {"hosts": [{"name": f"host-{n}", "address": f"10.1.0.{n + 1}"} for n in range(64)]}
+MAP = MoeMap(slots=np.arange(16).reshape(1, 16).repeat(3, axis=0), experts=16, ranks=8)
+MAPS = ("sglang", "vllm_ascend", "eplb")
+DENSE = {
+    **{"model_type": "qwen3", "num_hidden_layers": 4, "hidden_size": 256, "intermediate_size": 512, "vocab_size": 1000},
+    **{"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64, "max_position_embeddings": 4096},
+    **{"torch_dtype": "bfloat16", "tie_word_embeddings": False},
+}
+
+
+@cache
+def manifests() -> dict[str, Any]:
+    """Return small manifests as plain data: made by hand, with faults to shrink by, and for engines."""
+    redundant = [*range(16), *((expert + 5) % 16 for expert in range(16))]
+    asked = {"strategy": "TP=1", "instances": 2, "tokens": 2048, "requests": 16}
+    made = {
+        "toy": manifest(prefill=1, decode=1, slots=redundant),
+        "dense": deployed("qwen3-8b", "h100", mixed=asked),
+        "apart": deployed("qwen3-8b", "h100", prefill=asked, decode=asked),
+    }
+    return {name: parse_yaml(dump_manifest(one), name) for name, one in made.items()}
+
+
+@cache
+def machines() -> list[Any]:
+    """Return catalogue entries as plain data."""
+    return [read_yaml(CATALOG / f"{name}.yaml") for name in ("h100", "l40s", "cm384")]
+
+
+def _lines(rows: list[Any]) -> bytes:
+    return b"\n".join(map(_json, rows))
+
+
+SIDES = ("input", "output")
+TRACES: list[list[Any]] = [
+    [{"timestamp": 100 * n, "input_length": 9 + n, "output_length": 2 + n, "hash_ids": [n]} for n in range(30)],
+    [{"session_id": f"{n % 3}", "input_length": 9, "output_length": 2, "delay": 10, "timestamp": n} for n in range(9)],
+    [{"id": "a", "requests": [{"t": float(n), "type": "n", "in": 9, "out": 2, "hash_ids": [1]} for n in range(5)]}],
+    [{"conversations": [{"value": "a question"}, {"value": "an answer"}]}] * 3,
+    [{"prompt": "text", "output_tokens": 5}] * 3,
+    [
+        {
+            "spans": [
+                {
+                    "startTimeUnixNano": "17",
+                    "attributes": {"gen_ai.usage.input_tokens": 9, "gen_ai.usage.output_tokens": 2},
+                }
+            ]
+        }
+    ],
+    [{"input_toks": 9, "output_toks": 2, "arrival_time_ns": 10**9 * n} for n in range(4)],
+]
+SERVEGEN = {"0": {"input_tokens": "{45: 0.25, 46: 0.75}", "output_tokens": "{5: 1}"}}
+
+
+def traces() -> st.SearchStrategy[bytes]:
+    """Return request traces of several formats."""
+    stamps = [f"2023-11-16 18:00:{n:02d}.5,{n + 9},2" for n in range(30)]
+    return st.one_of(
+        spoiled(trees(*TRACES).map(lambda data: _lines(data) if isinstance(data, list) else _json(data))),
+        spoiled(trees(*TRACES).map(_json)),
+        tables("TIMESTAMP,ContextTokens,GeneratedTokens", *stamps),
+        tables("timestamp,input_length,output_length", *(f"{n},9,2" for n in range(30))),
+        spoiled(st.just(b"PAR1" + bytes(60) + b"PAR1")),
+    )
+
+
+def arrays(ending: str) -> st.SearchStrategy[bytes]:
+    """Return expert loads as NPY or NPZ."""
+
+    def made(shape: tuple[int, ...], kind: str, name: str) -> bytes:
+        file, values = io.BytesIO(), np.arange(1, 1 + np.prod(shape)).reshape(shape).astype(kind)
+        np.save(file, values) if ending == ".npy" else np.savez_compressed(file, **{name: values})
+        return file.getvalue()
+
+    shapes = st.sampled_from([(3, 16), (3, 16, 2), (16,), (0, 16), (1, 1), ()])
+    kinds = st.sampled_from(["f8", "i8", "f4", "?", "c16", "S3"])
+    return spoiled(st.builds(made, shapes, kinds, st.sampled_from(["loads", "counts", "x", "topk"])))
+
+
+def files() -> dict[str, st.SearchStrategy[bytes]]:
+    """Return a strategy for the content of every file that flags name."""
+    layers = [",".join(str(layer + expert + 1) for expert in range(16)) for layer in range(3)]
+    keyed = [f"{layer},{part},{row}" for part in "ab" for layer, row in enumerate(layers)]
+    head = ",".join(f"e{n}" for n in range(16))
+    models = [read_yaml(catalogue_path(name)) for name in ("qwen3-8b", "qwen3-30b-a3b")]
+    found = {
+        "QUESTION": spoiled(trees(QUESTION, {**QUESTION, "questions": [{"name": "a"}, {"isl": 128}]}).map(_yaml)),
+        "FLEET.yaml": spoiled(trees(FLEET, {**QUESTION, "models": FLEET["models"][:1]}).map(_yaml)),
+        "site.yaml": spoiled(trees(SITE).map(_yaml)),
+        "inventory.yaml": spoiled(trees(INVENTORY).map(_yaml)),
+        "hardware.yaml": spoiled(trees(*machines()).map(_yaml)),
+        "model.yaml": spoiled(trees(*models).map(_yaml)),
+        "config.json": spoiled(trees(DENSE, DENSE, deepseek_v3(), kimi_k2()).map(_json)),
+        "MANIFEST": spoiled(trees(*manifests().values()).map(_yaml)),
+        "trace": traces(),
+        "trace.gz": spoiled(traces().map(gzip.compress)),
+        "lengths.csv": tables("tokens,weight", "128,1", "512,3", "1000,0.5"),
+        "day.csv": tables("time,rate", "0:00,1/s", "8:00,3/s"),
+        "loads.csv": st.one_of(tables("", *layers), tables(head, *layers), tables(f"layer,slice,{head}", *keyed)),
+        "loads.json": spoiled(trees({"logical_count": [[[1] * 16] * 3] * 2}, [[1.0] * 16] * 3).map(_json)),
+        "loads.npy": arrays(".npy"),
+        "loads.npz": arrays(".npz"),
+        "map.json": spoiled(
+            trees(json.loads(WRITERS["eplb.json"](MAP)), json.loads(WRITERS["vllm_ascend.json"](MAP))).map(_json)
+        ),
+        "map.yaml": spoiled(
+            trees(
+                {
+                    "expert_ranks": list(range(8)),
+                    "shared_expert_ranks": [],
+                    "placements": [{"layers": [0, 1, 2], "slots": list(range(16))}],
+                }
+            ).map(_yaml)
+        ),
+        "MEASUREMENTS.csv": tables(
+            "kernel,seconds,bytes,dtype,groups,rows,columns,depth,version,source",
+            *(f"gemm,{n}e-5,0,bf16,1,{2**n},4096,4096,1,own measurement" for n in range(1, 9)),
+            "memory_copy,1e-5,1000000,,,,,,1,own measurement",
+        ),
+        "chunk-0-trace.csv": tables("", *(f"{600 * n},0.1,1,Gamma,1,1" for n in range(4))),
+        "chunk-0-dataset.json": spoiled(trees(SERVEGEN).map(_json)),
+    }
+    return found

@@ -1,0 +1,163 @@
+"""One case in a process that dies alone, and what about its end is a fault."""
+
+import json
+import os
+import re
+import resource
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from contextlib import suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import NoReturn
+
+from cli import main
+from ground.units import GIBI
+from tests.fuzz.cases import Case
+
+ROOT = Path(__file__).parents[2]
+MOST_BYTES = 6 * GIBI
+SHELLS = "command_not_found_handle() { return 0; }; "
+"""Programmes of a deployment are not there: the shell takes them for done."""
+USUAL = {0, 2, 3}
+_NOISE = re.compile(r"Traceback|fault in podplan|^\S*Warning: |: \w*Warning: ", re.MULTILINE)
+
+
+def judged(case: Case) -> tuple[Case, list[str]]:
+    """Return a case and its faults."""
+    return case, faults(case)
+
+
+def faults(case: Case, limit_seconds: float = 30.0) -> list[str]:
+    """Run a case in a folder of its own; return what is wrong with how it ended, nothing where nothing is."""
+    with TemporaryDirectory(prefix="podplan-fuzz-") as name:
+        folder = Path(name) / "here"
+        folder.mkdir()
+        for stream in ("out", "err"):
+            (Path(name) / stream).touch()
+        _fill(folder, case)
+        before = _tree(folder)
+        code, seconds = _run(case, folder, limit_seconds)
+        out, err = ((Path(name) / stream).read_text(encoding="utf-8", errors="replace") for stream in ("out", "err"))
+        found = list(_wrong(case, code, out, err))
+        if code in (-signal.SIGXCPU, -signal.SIGKILL):
+            found = [f"hangs: over {limit_seconds:g} s of processor time, or four times as long ({seconds:.0f} s)"]
+        left = sorted(_tree(folder) - before)
+        if left and (code != 0 or any(".podplan-" in each for each in left)):
+            found.append(f"ended with {code} and left {', '.join(left)[:200]}")
+        if code == 0:
+            _start(folder)
+        if any(path.name.startswith("PWNED") for path in Path(name).rglob("*")):
+            found.append("a payload was run")
+        return found
+
+
+def _fill(folder: Path, case: Case) -> None:
+    """Make the files of a case, and what stands in the way of outputs."""
+    for name, content in case.files.items():
+        (folder / name).write_bytes(content)
+    (folder / "folder").mkdir()
+    (folder / "link").symlink_to("nothing")
+
+
+def _tree(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*")}
+
+
+def _run(case: Case, folder: Path, limit_seconds: float) -> tuple[int, float]:
+    """Return how a case ended, a negative number for a signal, and after how long."""
+    start = time.monotonic()
+    child = os.fork()
+    if child == 0:
+        _child(case, folder, limit_seconds)
+    deadline, kill_at = start + 4 * limit_seconds, start + case.after_seconds if case.signal else float("inf")
+    while True:
+        done, status = os.waitpid(child, os.WNOHANG)
+        now = time.monotonic()
+        if done:
+            break
+        if now > kill_at:
+            os.kill(child, case.signal)
+            kill_at = float("inf")
+        elif now > deadline:
+            os.kill(child, signal.SIGKILL)
+        time.sleep(0.003)
+    with suppress(ProcessLookupError):
+        os.killpg(child, signal.SIGKILL)  # workers that it left
+    return os.waitstatus_to_exitcode(status), time.monotonic() - start
+
+
+def _child(case: Case, folder: Path, limit_seconds: float) -> NoReturn:
+    """In the process of a case: run it, here or as a programme of its own."""
+    try:
+        os.setsid()
+        os.chdir(folder)
+        resource.setrlimit(resource.RLIMIT_CPU, (int(limit_seconds), int(limit_seconds) + 5))
+        resource.setrlimit(resource.RLIMIT_AS, (MOST_BYTES, MOST_BYTES))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        for number, name in enumerate(("/dev/null", "../out", "../err")):
+            os.dup2(os.open(name, os.O_RDWR | os.O_CREAT | os.O_TRUNC), number)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+        if case.fresh:
+            environment = {**os.environ, "PYTHONPATH": str(ROOT), **case.environment}
+            for number in case.closed:
+                os.close(number)
+            os.execve(sys.executable, [sys.executable, "-m", "cli.main", *_typed(case)], environment)
+        streams = (os.fdopen(number, mode, encoding="utf-8", closefd=False) for number, mode in enumerate("rww"))
+        sys.stdin, sys.stdout, sys.stderr = streams
+        warnings.simplefilter("default")
+        sys.argv = ["plan", *_typed(case)]
+        main.run()
+    except SystemExit as ended:
+        os._exit(ended.code if isinstance(ended.code, int) else 1)
+    except BaseException as error:  # noqa: BLE001 - whatever came out is told, and the process ends here
+        sys.stderr.write(f"Traceback: {error!r}\n")
+        sys.stderr.flush()
+    finally:
+        os._exit(1)
+
+
+def _typed(case: Case) -> list[str]:
+    return [word.replace("\0", "") for word in case.arguments]
+
+
+def _wrong(case: Case, code: int, out: str, err: str) -> list[str]:
+    """Return what is wrong with an exit code and with what was said."""
+    found = []
+    by_signal = {-case.signal, 130, 128 + case.signal} if case.signal else set()
+    if code not in USUAL | by_signal:
+        found.append(f"ended with {code}: {err.strip()[-300:]!r}")
+    noise = _NOISE.search(err + out)
+    if noise:
+        found.append(f"says {noise[0]!r}: {err.strip()[-300:]!r}")
+    if code == 2 and case.command in ("hardware", "manifest") and "fault" not in err:
+        return found  # which list all that is wrong with a file
+    if code == 2 and 2 not in case.closed and (err.count("\n") != 1 or not err.startswith("plan: ") or len(err) > 2200):
+        found.append(f"bad input is told in {err.count(chr(10))} lines: {err[:300]!r}")
+    if code == 2 and out:
+        found.append(f"bad input, and on stdout: {out[:100]!r}")
+    if code == 0 and "--json" in case.arguments and "--help" not in case.arguments and 1 not in case.closed:
+        try:
+            json.loads(out, parse_constant=lambda text: 1 / 0)
+        except (ValueError, ZeroDivisionError):
+            found.append(f"is no JSON: {out[:200]!r}")
+    return found
+
+
+def _start(folder: Path) -> None:
+    """Let a shell run what was written for one, with nothing on its path."""
+    for path in [*folder.rglob("*.sh"), *folder.rglob("*.env")]:
+        with suppress(subprocess.TimeoutExpired):
+            subprocess.run(
+                ["/bin/bash", "-c", f"{SHELLS} exec() {{ :; }}; source ./{path.name} 0 0"],
+                cwd=path.parent,
+                env={"PATH": "/absent"},
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=5,
+                check=False,
+            )
