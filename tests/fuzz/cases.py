@@ -100,11 +100,8 @@ def arguments(draw: st.DrawFn, command: str) -> list[str]:
     line = list(draw(st.sampled_from(START[command])))
     known = flags(command)
     bad = draw(st.sampled_from([-1, -1, 0, 0, 1]))  # which flag has a wrong value
-    size = draw(st.sampled_from([0, 0, 1, 1, 2, 3]))
-    added = st.lists(
-        st.sampled_from(sorted(known)), min_size=size, max_size=size, unique=draw(st.sampled_from(range(9))) > 0
-    )
-    for number, name in enumerate(draw(added)):
+    chosen = [draw(st.sampled_from(sorted(known))) for _ in range(draw(st.sampled_from([0, 0, 1, 1, 2, 3])))]
+    for number, name in enumerate(chosen if draw(st.sampled_from(range(9))) == 0 else dict.fromkeys(chosen)):
         field = known[name]
         if field is None:
             line.append(name)
