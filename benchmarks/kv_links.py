@@ -12,11 +12,11 @@ from pathlib import Path
 
 from queueing import plan_of, saturation
 
-from cli.simulate_flags import SimulateFlags
-from cli.simulate_traffic import read_offered
 from planner.manifest.schema import Manifest
 from planner.plans.assemble import assemble
 from planner.plans.expectation import pool_links, pool_pair, workload_of
+from podplan.offered import read_offered
+from podplan.options import SimulateFlags
 from runtime.simulate.run import simulate
 
 CASES = "qwen3-30b-h100,llama-70b-h200,qwen3-235b-h800,qwen3-30b-cm384-varied"

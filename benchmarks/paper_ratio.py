@@ -9,11 +9,10 @@ that suit the length, by the same model; what both pools carry shows how they ba
 
 import argparse
 
-from cli.machines import SizeFlags
-from cli.search_flags import SearchFlags, read_search
-from cli.traffic import TrafficFlags
 from planner.plans.plan import Plan
 from planner.search.search import search
+from podplan.options import QuestionFlags
+from podplan.question import read_question
 
 PAPER = "CloudMatrix384"
 
@@ -25,9 +24,9 @@ def pools_text(plan: Plan) -> str:
 
 def row(output: str) -> str:
     """Return a row of the table."""
-    machines, traffic = SizeFlags(hw="cm384", chips="256"), TrafficFlags(isl="4096", osl=output)
-    flags = SearchFlags(model="deepseek-r1", machines=machines, traffic=traffic, ttft="8s", shape="disaggregated")
-    answer = search(read_search(flags).question)
+    asked = {"hw": "cm384", "chips": "256", "isl": "4096", "osl": output, "ttft": "8s", "shape": "disaggregated"}
+    flags = QuestionFlags(model="deepseek-r1", **asked)
+    answer = search(read_question(flags).question)
     best = answer.best
     assert best is not None, "256 NPUs carry something"
     paper = next(each.plan for each in answer.published if each.published.name == PAPER)

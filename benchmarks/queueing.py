@@ -14,55 +14,53 @@ from pathlib import Path
 from statistics import stdev
 from typing import Any
 
-from cli.machines import SizeFlags
-from cli.search_flags import SearchFlags, read_search
-from cli.simulate_flags import SimulateFlags
-from cli.simulate_traffic import read_offered
-from cli.traffic import TrafficFlags
 from planner.instances.operating import PrefillServer
 from planner.manifest.schema import Manifest
 from planner.plans.assemble import assemble
 from planner.plans.plan import DisaggregatedPlan
 from planner.search.search import search
+from podplan.offered import read_offered
+from podplan.options import QuestionFlags, SimulateFlags
+from podplan.question import read_question
 from runtime.simulate.run import simulate
 
 HISTOGRAM = str(Path(__file__).parent / "lengths.csv")
 VARIED = {"isl": "1200", "isl_cv": "1", "osl": "256", "osl_cv": "0.8"}
-CASES: dict[str, tuple[str, SizeFlags, dict[str, str], dict[str, str]]] = {
+CASES: dict[str, tuple[str, dict[str, str], dict[str, str], dict[str, str]]] = {
     # name: model, machines, traffic, limits
-    "r1-cm384": ("deepseek-r1", SizeFlags(hw="cm384"), {}, {}),
-    "qwen3-30b-h100": ("qwen3-30b-a3b", SizeFlags(hw="h100", nodes="2"), {}, {}),
-    "qwen3-235b-h800": ("qwen3-235b-a22b", SizeFlags(hw="h800", nodes="8"), {}, {}),
-    "llama-70b-h200": ("llama-3.1-70b", SizeFlags(hw="h200", nodes="2"), {"isl": "1024", "osl": "256"}, {}),
+    "r1-cm384": ("deepseek-r1", {"hw": "cm384"}, {}, {}),
+    "qwen3-30b-h100": ("qwen3-30b-a3b", {"hw": "h100", "nodes": "2"}, {}, {}),
+    "qwen3-235b-h800": ("qwen3-235b-a22b", {"hw": "h800", "nodes": "8"}, {}, {}),
+    "llama-70b-h200": ("llama-3.1-70b", {"hw": "h200", "nodes": "2"}, {"isl": "1024", "osl": "256"}, {}),
     "qwen3-30b-cm384-varied": (
         "qwen3-30b-a3b",
-        SizeFlags(hw="cm384", devices="64"),
+        {"hw": "cm384", "devices": "64"},
         VARIED,
         {},
     ),
     "llama-70b-h200-half": (
         "llama-3.1-70b",
-        SizeFlags(hw="h200", nodes="2"),
+        {"hw": "h200", "nodes": "2"},
         {"isl": "1024", "isl_cv": "0.5", "osl": "256", "osl_cv": "0.5"},
         {},
     ),
     "qwen3-8b-h100-twice": (
         "qwen3-8b",
-        SizeFlags(hw="h100", nodes="1"),
+        {"hw": "h100", "nodes": "1"},
         {"isl": "1000", "isl_cv": "2", "osl": "128", "osl_cv": "1"},
         {},
     ),
     "r1-cm384-varied": (
         "deepseek-r1",
-        SizeFlags(hw="cm384", devices="256"),
+        {"hw": "cm384", "devices": "256"},
         {"isl": "2048", "isl_cv": "1", "osl": "512", "osl_cv": "0.5"},
         {},
     ),
-    "qwen3-30b-h100-histogram": ("qwen3-30b-a3b", SizeFlags(hw="h100", nodes="2"), {"isl_histogram": HISTOGRAM}, {}),
-    "qwen3-30b-cm384-bursts": ("qwen3-30b-a3b", SizeFlags(hw="cm384", devices="64"), VARIED, {}),
+    "qwen3-30b-h100-histogram": ("qwen3-30b-a3b", {"hw": "h100", "nodes": "2"}, {"isl_histogram": HISTOGRAM}, {}),
+    "qwen3-30b-cm384-bursts": ("qwen3-30b-a3b", {"hw": "cm384", "devices": "64"}, VARIED, {}),
     "qwen3-8b-h100-short": (
         "qwen3-8b",
-        SizeFlags(hw="h100", nodes="1"),
+        {"hw": "h100", "nodes": "1"},
         {"isl": "512", "osl": "128"},
         {"ttft": "500ms"},
     ),
@@ -93,8 +91,8 @@ def plan_of(name: str) -> DisaggregatedPlan:
     """Return the plan of a case."""
     model, machines, traffic, limits = CASES[name]
     limits = {"shape": "disaggregated", **limits}
-    flags = SearchFlags(model=model, machines=machines, traffic=TrafficFlags(**traffic), **limits)
-    best = search(read_search(flags).question, explain=False, beside=False).best
+    flags = QuestionFlags(model=model, **machines, **traffic, **limits)
+    best = search(read_question(flags).question, explain=False, beside=False).best
     if not isinstance(best, DisaggregatedPlan):
         sys.exit(f"case {name} has no plan of two pools")
     return best

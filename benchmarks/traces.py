@@ -21,11 +21,6 @@ from pathlib import Path
 
 import numpy as np
 
-from cli.machines import SizeFlags
-from cli.search_flags import SearchFlags, read_search
-from cli.simulate_flags import SimulateFlags
-from cli.simulate_traffic import Offered, read_offered
-from cli.traffic import TrafficFlags
 from ground.trace_lengths import fitting
 from ground.traces import read_trace, reused_tokens, window
 from planner.manifest.schema import Manifest, Prediction
@@ -36,6 +31,9 @@ from planner.plans.expectation import expect
 from planner.plans.plan import DisaggregatedPlan
 from planner.search.search import search
 from planner.workload import Trace, Traffic
+from podplan.offered import Offered, read_offered
+from podplan.options import QuestionFlags, SimulateFlags
+from podplan.question import read_question
 from runtime.simulate.metrics import SimulationResult
 from runtime.simulate.options import SimulationOptions
 from runtime.simulate.run import simulate
@@ -79,10 +77,9 @@ class Window:
 
 def windows(path: Path, shape: str, model: str, hardware: str, devices: str) -> Iterator[Window]:
     """Yield the windows of a trace on the plan with the largest rate within a TTFT of 10 s."""
-    machines, traffic = SizeFlags(hw=hardware, devices=devices), TrafficFlags(trace=str(path))
     limits = {"ttft": "10s", "objective": "throughput", "shape": shape}
-    flags = SearchFlags(model=model, machines=machines, traffic=traffic, **limits)
-    best = search(read_search(flags).question, explain=False, beside=False).best
+    flags = QuestionFlags(model=model, hw=hardware, devices=devices, trace=str(path), **limits)
+    best = search(read_question(flags).question, explain=False, beside=False).best
     if best is None:
         sys.exit(f"{path.name} has no plan")
     manifest = assemble(best, {})

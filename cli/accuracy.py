@@ -5,9 +5,9 @@ from typing import Annotated
 
 import typer
 
-from cli.accuracy_render import as_json, case_rows, excluded_rows, group_rows, markdown, misses_first, summary
+from cli.accuracy_view import as_json, case_rows, excluded_rows, group_rows, markdown, misses_first, summary
 from cli.options import Json, Text, option, switch
-from cli.output import print_json, print_lines, print_table
+from cli.output import Screen, print_json
 from ground.errors import BadInput, Infeasible
 from ground.names import suggest
 from planner.accuracy import Comparison, evaluate, group, groups, kind_of, load_excluded
@@ -40,7 +40,7 @@ def accuracy(
     if json:
         print_json(as_json(results, load_excluded()))
     elif as_markdown:
-        print_lines(markdown(results, load_excluded()))
+        Screen().lines(*markdown(results, load_excluded()))
     else:
         _print(results)
     if limit is not None:
@@ -83,8 +83,8 @@ def _selected(results: list[Comparison], kind: str | None) -> list[Comparison]:
 
 def _print(results: list[Comparison]) -> None:
     excluded = load_excluded()
-    print_table(GROUP_COLUMNS, group_rows(groups(results)), right=GROUP_COLUMNS[2:])
+    Screen().table(GROUP_COLUMNS, group_rows(groups(results)), right=GROUP_COLUMNS[2:])
     right = ["predicted", "published", "error"]
-    print_table(CASE_COLUMNS, case_rows(misses_first(results)), title="Largest misses first", right=right)
-    print_table(["not compared", "rows", "because"], excluded_rows(excluded), right=["rows"])
-    print_lines([summary(results, excluded)])
+    Screen().table(CASE_COLUMNS, case_rows(misses_first(results)), title="Largest misses first", right=right)
+    Screen().table(["not compared", "rows", "because"], excluded_rows(excluded), right=["rows"])
+    Screen().lines(summary(results, excluded))

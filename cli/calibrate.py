@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from cli.options import File, Json, Text, argument, option, switch
-from cli.output import check_force, print_json, print_lines, print_table
+from cli.output import Screen, check_force, print_json
 from ground.errors import BadInput
 from ground.files import check_file, to_yaml, write_files
 from ground.units import format_duration
@@ -57,8 +57,8 @@ def calibrate_command(
     if json:
         print_json(as_json(entry, families, out))
         return
-    print_table(COLUMNS, [_cells(family) for family in families], right=COLUMNS[1:4] + COLUMNS[5:])
-    print_lines(_summary(entry, families, out))
+    Screen().table(COLUMNS, [_cells(family) for family in families], right=COLUMNS[1:4] + COLUMNS[5:])
+    Screen().lines(*_summary(entry, families, out))
 
 
 def _name(given: str | None, entry: HardwareSpec) -> str:

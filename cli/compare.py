@@ -1,53 +1,36 @@
-"""`plan compare`: the best plans of several models, machines or questions side by side."""
+"""`plan compare` and `plan sweep`: the best plans of several questions, side by side or over a range."""
 
+import re
 from collections.abc import Mapping
-from functools import partial
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from cli.answer_output import read_outputs, write_answers
-from cli.answer_rows import Row, answer_row, front_rows
-from cli.check_input import OWN_KEYS
 from cli.exit_codes import ExitCode
-from cli.options import Json, Text, option, switch
-from cli.output import check_force, print_lines
-from cli.parallel import spread
-from cli.plots import Curve, Plot
-from cli.prices import basis_lines
-from cli.progress import bar
-from cli.question_file import Entry, names_questions, read_questions
-from cli.question_options import asks_a_question, search_flags
-from cli.search_flags import SearchInput, read_search
+from cli.options import Csv, Force, Given, Json, Text, Workers, option, switch, takes_question
+from cli.output import Outputs, Screen, check_force, print_json, read_outputs, with_bar
+from cli.plots import Curve, Plot, plotted
+from cli.rows_view import MEASURES, basis_lines, number, show_rows
 from ground.errors import BadInput
-from planner.search.search import search
+from podplan.comparison import CompareResult, compared, compared_entries, swept
+from podplan.workers import executor_of
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
-
-MOST_COMPARED = 200
-MEASURES = {
-    "requests": ("requests_per_second", "requests/s"),
-    "tokens-per-chip": ("tokens_per_second_per_chip", "output tokens/s per chip"),
-    "cost": ("cost_per_million_tokens", "USD per million output tokens"),
-    "chips": ("chips", "chips"),
-    "power": ("power_watts", "W"),
-}
+sweep_app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
 @app.command()
-@asks_a_question(
-    optional=True, metavar="QUESTIONS.yaml | MODEL,...", told="A question file, or models with --hw, each by commas."
-)
+@takes_question("QUESTIONS.yaml | MODEL,...", "A question file, or models with --hw, each by commas.")
 def compare(
-    given: Mapping[str, str | None],
+    given: Given,
     front: Annotated[bool, switch("--front", "All plans of each Pareto front, not only the best.")] = False,
     measure: Annotated[
         Text, option("--measure", "NAME", "What --plot shows: requests, tokens-per-chip, cost, ...")
     ] = None,
-    csv: Annotated[Text, option("--csv", "FILE", "Write the rows as CSV, every figure in SI units.")] = None,
+    csv: Csv = None,
     plot: Annotated[Text, option("--plot", "FILE", "Draw a bar for each row as .png or .svg.")] = None,
-    force: Annotated[bool, switch("--force", "Replace files that are there.")] = False,
+    workers: Workers = None,
+    force: Force = False,
     json: Json = False,
 ) -> int:
     """Set the best plans of several models and machines, or of the questions of a file, side by side.
@@ -62,68 +45,75 @@ def compare(
     """
     check_force(force, {"--csv FILE": csv, "--plot FILE": plot})
     outputs = read_outputs(csv, plot, force)
-    key, label = _measure(measure)
-    asked = [(entry.name, _read(entry)) for entry in _entries(given)]
-    rows: list[Row] = []
-    for found in bar(spread(partial(_rows, front), asked), "comparing", len(asked)):
-        rows += found
-    values = [row.get(key) for row in rows]
-    heights = [float(value) if isinstance(value, int | float) else None for value in values]
-    drawn = Plot(label, "", label, [Curve(label, [], heights)], [str(row["question"]) for row in rows])
-    write_answers(rows, outputs, drawn, ["question"], json=json)
+    key, label = _measure(measure or "tokens-per-chip")
+    entries = compared_entries(given)
+    found = compared(entries, front, with_bar("comparing", executor_of(workers)))
+    heights = [number(row.get(key)) for row in found.table]
+    drawn = Plot(label, "", label, [Curve(label, [], heights)], [str(row["question"]) for row in found.table])
+    code = _shown(found, outputs, drawn, ["question"], json=json)
     if not json:
-        print_lines(["", *basis_lines(one.question for _, one in asked)])
-    return ExitCode.DONE if any(row["feasible"] for row in rows) else ExitCode.INFEASIBLE
+        Screen().lines(*basis_lines(one.question for one in found.asked))
+    return code
 
 
-def _rows(front: bool, asked: tuple[str, SearchInput]) -> list[Row]:
-    """Return the best plan of a named question as a row, or its front."""
-    name, one = asked
-    answer = search(one.question, explain=False, beside=front)
-    found = front_rows(one, answer) if front and answer.best is not None else [answer_row(one, answer)]
-    return [{"question": name, **row} for row in found]
+@sweep_app.command()
+@takes_question("MODEL", "Catalogue name, config.json or model YAML.")
+def sweep(
+    given: Given,
+    over: Annotated[list[str] | None, option("--over", "FLAG=VALUES", "isl=1k,4k or rate=5/s..50/s:10[:log].")] = None,
+    measure: Annotated[
+        Text, option("--measure", "NAME", "What --plot shows: requests, chips, cost, ... [by flags].")
+    ] = None,
+    csv: Csv = None,
+    plot: Annotated[Text, option("--plot", "FILE", "Draw the curve as .png or .svg.")] = None,
+    workers: Workers = None,
+    force: Force = False,
+    json: Json = False,
+) -> int:
+    """Find the best plan at every point of one range, or of two.
+
+    \b
+    Examples:
+      plan sweep deepseek-r1 --hw cm384 --over tpot=20ms..100ms:9
+      plan sweep qwen3-32b --hw h100 --nodes 4 --over rate=5/s..40/s:8:log --csv sizing.csv --plot sizing.svg
+      plan sweep deepseek-r1 --hw cm384 --over isl=1k,4k,16k --over osl=256,1k --measure tokens-per-chip
+
+    A point without a plan stays in the table, with what binds. Exit code 3 where none has one.
+    """
+    check_force(force, {"--csv FILE": csv, "--plot FILE": plot})
+    outputs = read_outputs(csv, plot, force)
+    if measure is not None:
+        _measure(measure)
+    found = swept(given, over or [], with_bar("sweeping", executor_of(workers)))
+    rated = found.asked[0].question.rate_per_second is not None
+    drawn = _curves(found, *_measure(measure or ("chips" if rated else "requests")))
+    return _shown(found, outputs, drawn, [axis.field for axis in found.axes], json=json)
 
 
-def _measure(text: str | None) -> tuple[str, str]:
-    word = "tokens-per-chip" if text is None else text.strip().lower()
+def _shown(found: CompareResult, outputs: Outputs, drawn: Plot, extra: list[str], *, json: bool) -> int:
+    """Write the files, then the table or the JSON; ``extra`` keys stand before the usual columns."""
+    outputs.write(found.to_csv, lambda path: plotted(drawn, path))
+    print_json(found.to_dict()) if json else show_rows(Screen(), found.table, extra)
+    return ExitCode.DONE if found.feasible else ExitCode.INFEASIBLE
+
+
+def _measure(text: str) -> tuple[str, str]:
+    word = text.strip().lower()
     if word not in MEASURES:
         raise BadInput(f"--measure: {word[:40]!r} is not one of {', '.join(MEASURES)}")
     return MEASURES[word]
 
 
-def _read(entry: Entry) -> SearchInput:
-    """Return the question of an entry; BadInput names where it stands."""
-    try:
-        for needed in ("model", "hw"):
-            if entry.get(needed) is None:
-                raise BadInput(f"{needed} is missing; a question needs model and hw")
-        return read_search(search_flags(entry.values))
-    except BadInput as error:
-        raise BadInput(f"{entry.where}: {error}" if entry.where else str(error)) from None
-
-
-def _entries(given: Mapping[str, str | None]) -> list[Entry]:
-    """Return the questions of a file, or of every model on every machine that flags name."""
-    typed = {key: value for key, value in given.items() if value is not None}
-    model = typed.get("model")
-    if model is None:
-        raise BadInput("give a question file, or MODEL,... with --hw HW,...; see plan compare --help")
-    if "hw" not in typed:
-        if not names_questions(model):
-            raise BadInput(f"--hw: {model[:60]!r} is no question file, and models need machines; add --hw h800,h200")
-        others = sorted(typed.keys() - {"model"})
-        if others:
-            raise BadInput(f"--{others[0].replace('_', '-')}: a question file states its own flags; write it there")
-        return read_questions(Path(model), OWN_KEYS)
-    models, machines = _listed(model), [typed["hw"]] if "=" in typed["hw"] else _listed(typed["hw"])
-    if len(models) * len(machines) > MOST_COMPARED:
-        raise BadInput(f"--hw: {len(models) * len(machines)} pairs are more than the {MOST_COMPARED} that are compared")
-    return [
-        Entry(name=f"{one} on {machine}", where="", values={**typed, "model": one, "hw": machine})
-        for one in models
-        for machine in machines
-    ]
-
-
-def _listed(text: str) -> list[str]:
-    return list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip())) or [text]
+def _curves(found: CompareResult, key: str, label: str) -> Plot:
+    """Return the curve over the first swept flag, one for each value of the second."""
+    first, *others = found.axes
+    ticks = [re.match(r"[0-9.]+", value) for value in first.values]
+    x = [float(tick[0]) if tick else float(place) for place, tick in enumerate(ticks)]
+    curves = []
+    for other in others[0].values if others else [""]:
+        own: list[Mapping[str, object]] = [row for row in found.table if not others or row[others[0].field] == other]
+        y = [float(value) if isinstance(value := row.get(key), int | float) else None for row in own]
+        curves.append(Curve(f"{others[0].field} {other}" if others else label, x, y))
+    unit = re.sub(r"^[0-9.eE+-]*", "", first.values[0])
+    x_label = f"{first.field.replace('_', '-')} in {unit}" if unit else first.field.replace("_", "-")
+    return Plot(str(found.table[0]["model"]), x_label, label, curves, None, first.logarithmic)

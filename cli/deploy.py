@@ -3,12 +3,12 @@
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, get_args
+from typing import get_args
 
 import typer
 
-from cli.options import File, Json, Text, argument, option, switch, takes
-from cli.output import check_force, print_json, print_lines
+from cli.options import Json, takes
+from cli.output import Screen, check_force, print_json
 from deploy.diff import differences, read_files, read_folder
 from deploy.guide import arithmetic, limits, memories
 from deploy.render import Deployment, render
@@ -21,6 +21,7 @@ from planner.engines.loader import all_engines, engine_names, load_engine
 from planner.engines.spec import EngineProfile, PlatformKind
 from planner.manifest.document import read_manifest
 from planner.manifest.schema import Manifest
+from podplan.options import Text, argument, flag, switch
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -31,15 +32,15 @@ PLATFORMS = ("bare", "slurm", "kubernetes")
 class DeployFlags:
     """Flags as they were typed; None where one was not given."""
 
-    manifest: Annotated[Path, argument("MANIFEST", "The manifest, such as out/manifest.yaml.")]
-    engine: Annotated[Text, option("--engine", "E", "Engine, such as vllm or vllm@0.33.0 [the plan's].")] = None
-    platform: Annotated[str, option("--platform", "P", "bare (hosts), slurm or kubernetes.")] = "bare"
-    kind: Annotated[Text, option("--kind", "K", "lws, statefulset, volcano, dynamo, llm-d or motor [lws].")] = None
-    out: Annotated[File, option("--out", "DIR", "Folder to write; it must be empty or absent.")] = None
-    values: Annotated[File, option("--values", "FILE", "Images, names, storage, hosts of the site.")] = None
-    diff: Annotated[File, option("--diff", "OLD", "Say what changes from the deployment in OLD.")] = None
-    dry_run: Annotated[bool, switch("--dry-run", "Print the tree and the devices, write nothing.")] = False
-    force: Annotated[bool, switch("--force", "Write into a folder that has files.")] = False
+    manifest: Path = argument("MANIFEST", "The manifest, such as out/manifest.yaml.")
+    engine: Text = flag("E", "Engine, such as vllm or vllm@0.33.0 [the plan's].")
+    platform: str = flag("P", "bare (hosts), slurm or kubernetes.", default="bare")
+    kind: Text = flag("K", "lws, statefulset, volcano, dynamo, llm-d or motor [lws].")
+    out: Path | None = flag("DIR", "Folder to write; it must be empty or absent.")
+    values: Path | None = flag("FILE", "Images, names, storage, hosts of the site.")
+    diff: Path | None = flag("OLD", "Say what changes from the deployment in OLD.")
+    dry_run: bool = switch("Print the tree and the devices, write nothing.")
+    force: bool = switch("Write into a folder that has files.")
 
 
 @app.command()
@@ -150,14 +151,14 @@ def _data(made: Deployment, changes: list[str] | None, out: Path | None) -> dict
 def _show(made: Deployment, changes: list[str] | None, out: Path | None, dry_run: bool) -> None:
     """Print the tree, the arithmetic of devices and what changes."""
     if changes is not None:
-        print_lines(changes or ["Nothing changes."])
+        Screen().lines(*changes or ["Nothing changes."])
         if out is None:
             return
     origin, verb = made.origin, "Would write" if dry_run or out is None else "Wrote"
     where = "" if out is None else f" to {out}/"
     count, size = len(made.files), sum(len(text.encode()) for text in made.files.values())
-    print_lines(
-        [
+    Screen().lines(
+        *[
             f"{verb} {count} files, {size} bytes{where}, for {origin.title} {origin.version}, {made.target.kind}:",
             *(f"  {name}" for name in sorted(made.files)),
             "Devices:",

@@ -1,28 +1,55 @@
 """`plan execute`: the manifest's parallelism on a small model with real tensors, checked against an unsharded run."""
 
+from dataclasses import dataclass
 from json import dumps as dump_json
+from pathlib import Path
 
 import typer
 
 from cli.execute_clock import clock_json, clock_rows, iteration_json, show_clock, show_iteration
-from cli.execute_flags import ExecuteFlags, check_together, read_settings
-from cli.execute_render import recovery_json, report_json, show_recovery, show_report
+from cli.execute_view import recovery_json, report_json, show_recovery, show_report
 from cli.exit_codes import ExitCode
-from cli.options import Json, takes
-from cli.output import print_json
-from ground.files import write_files
+from cli.options import File, Json, takes
+from cli.output import check_force, print_json
+from ground.errors import BadInput
+from ground.files import check_file, write_files
 from ground.units import parse_duration
 from planner.manifest.document import read_manifest
 from planner.manifest.schema import Manifest
+from podplan.options import Text, argument, flag, flag_name, switch
 from runtime.execute.check import Report
 from runtime.execute.check import execute as run_check
 from runtime.execute.faults import execute_with_drop, parse_drop
 from runtime.execute.mpi import MpiLoop, connect
+from runtime.execute.plan import Choices
 from runtime.execute.run import Settings
 from runtime.execute.timeline import chrome_trace, clocked_iteration
 from runtime.execute.transport import RankFailed, Stuck
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+MOST_ITERATIONS = 64
+MOST_SEED = 2**32
+OF_A_WHOLE_RUN = ("clock", "timeline", "transport")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecuteFlags:
+    """Flags as they were typed; None where one was not given."""
+
+    manifest: Path = argument("MANIFEST", "The manifest, such as out/manifest.yaml.")
+    iterations: int = flag("N", "Decode iterations, 1 to 64.", default=8)
+    int8: bool = switch("INT8 matrices, activations and dispatch messages.")
+    seed: int = flag("N", "Seed of weights and prompts.", default=0)
+    clock: bool = switch("Time the plan's collectives on a virtual clock, beside closed forms.")
+    timeline: File = flag("FILE", "Write one decode iteration on the clock as a Chrome trace.")
+    force: bool = switch("Replace the timeline's file.")
+    drop: Text = flag("RANK@ITERATION", "Lose a decode rank before an iteration, and recover.")
+    recover: Text = flag("NAME", "With --drop, shrink: go on without the rank; rollback: repeat with it [shrink].")
+    transport: str = flag(
+        "NAME", "local: all ranks in this process; mpi: in those that mpirun started.", default="local"
+    )
+    timeout: str = flag("DURATION", "How long MPI ranks wait before the run ends.", default="60s")
 
 
 @app.command()
@@ -92,3 +119,28 @@ def _run(plan: Manifest, settings: Settings, transport: str, limit_seconds: floa
         # The other processes wait for this one's messages, so it must not end alone.
         loops[-1].abort(str(error))
         raise
+
+
+def check_together(flags: ExecuteFlags) -> None:
+    """Raise BadInput where flags contradict each other, or a file is in the way."""
+    check_force(flags.force, {"--timeline FILE": flags.timeline})
+    if flags.timeline is not None:
+        check_file(flags.timeline, force=flags.force, flag="--timeline")
+    if flags.recover is not None and flags.drop is None:
+        raise BadInput("--recover says what follows a lost rank; give --drop RANK@ITERATION with it or leave it out")
+    if flags.transport not in ("local", "mpi"):
+        raise BadInput(f"--transport: {flags.transport[:40]!r} must be local or mpi")
+    for name in OF_A_WHOLE_RUN:
+        if flags.drop is not None and getattr(flags, name) not in (False, None, "local"):
+            raise BadInput(f"{flag_name(name)}: is for a run without a loss; leave it or --drop out")
+
+
+def read_settings(flags: ExecuteFlags) -> Settings:
+    """Return what is to be run."""
+    if not 1 <= flags.iterations <= MOST_ITERATIONS:
+        raise BadInput(f"--iterations: {flags.iterations} must be from 1 to {MOST_ITERATIONS}")
+    if not 0 <= flags.seed < MOST_SEED:
+        raise BadInput(f"--seed: {flags.seed} must be from 0 to {MOST_SEED - 1}")
+    return Settings(
+        iterations=flags.iterations, seed=flags.seed, int8=flags.int8, choices=Choices(int8_messages=flags.int8)
+    )

@@ -3,7 +3,7 @@
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
-from cli.output import print_lines, print_table
+from cli.output import Screen
 from ground.units import format_bytes, format_duration
 from hardware.spec import CollectiveFit, HardwareSpec, Protocol
 from planner.costs.collectives import collective
@@ -166,9 +166,9 @@ def clock_json(rows: list[Beside]) -> list[dict[str, Any]]:
 def show_clock(rows: list[Beside]) -> None:
     """Print clock beside closed forms, and why the far ones are far."""
     if not rows:
-        print_lines(["Nothing is exchanged between ranks, so there is nothing to hold against closed forms."])
+        Screen().lines("Nothing is exchanged between ranks, so there is nothing to hold against closed forms.")
         return
-    print_table(
+    Screen().table(
         ["collective", "of", "ranks", "bytes", "clock", "closed form", "", "gap"],
         [
             [
@@ -191,7 +191,7 @@ def show_clock(rows: list[Beside]) -> None:
         for row in rows
         if explanation(row)
     ]
-    print_lines([*(["Gaps above 15 %:", *(f"  {line}" for line in told)] if told else []), *_order(rows)])
+    Screen().lines(*(["Gaps above 15 %:", *(f"  {line}" for line in told)] if told else []), *_order(rows))
 
 
 def _order(rows: list[Beside]) -> list[str]:
@@ -225,9 +225,9 @@ def show_iteration(iteration: Iteration) -> None:
     """Print the collectives of one decode iteration of the plan, from its actual messages."""
     told = f"One decode iteration of {iteration.layers} layers on the clock: {format_duration(iteration.seconds)}"
     if not iteration.collectives:
-        print_lines([f"{told}."])
+        Screen().lines(f"{told}.")
         return
-    print_table(
+    Screen().table(
         ["collective", "of", "ranks", "times", "mean bytes", "mean", "longest"],
         [
             [

@@ -1,30 +1,21 @@
 """`plan fleet`: several models and rates on one cluster."""
 
-import json as json_module
-from dataclasses import replace
+from json import dumps
 from pathlib import Path
-from time import perf_counter
 from typing import Annotated
 
 import typer
 
-from cli.answer_output import Outputs, read_outputs, write_answers
-from cli.answer_rows import as_csv
-from cli.fleet_input import FleetInput, read_fleet
-from cli.fleet_render import Shown, fleet_json, fleet_lines, fleet_rows, fleet_tables, verdicts_of
-from cli.options import File, Json, Text, argument, option, switch
-from cli.output import check_force, print_json, print_lines, stderr_console, stdout_console
-from cli.progress import progress
-from cli.search_json import question_json
+from cli.fleet_view import fleet_rows, show_fleet
+from cli.options import Csv, File, Force, Json, Text, argument, option
+from cli.output import Screen, check_force, note, print_json, progress, read_outputs
 from ground.errors import Infeasible
 from ground.files import check_folder, write_files
-from ground.names import file_names
-from planner.fleets.answer import FleetAnswer
-from planner.fleets.cluster import plan_cluster
+from podplan.fleet_files import read_fleet
+from podplan.fleets import SUMMARY, manifest_names, placed_on
+from podplan.result import as_csv
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
-
-SUMMARY = ("fleet.json", "fleet.csv")
 
 
 @app.command()
@@ -40,8 +31,8 @@ def fleet(
         Text, option("--confidence", "C", "Hold with this confidence in the predicted times [the file's, or 0.5].")
     ] = None,
     out: Annotated[File, option("--out", "DIR", "Write a manifest per model, fleet.json and fleet.csv there.")] = None,
-    csv: Annotated[Text, option("--csv", "FILE", "Write a row per model as CSV, every figure in SI units.")] = None,
-    force: Annotated[bool, switch("--force", "Replace files where they exist.")] = False,
+    csv: Csv = None,
+    force: Force = False,
     json: Json = False,
 ) -> None:
     """Place several models with rates and limits on one cluster: fewest chips, least cost, most growth or least time.
@@ -63,61 +54,20 @@ def fleet(
     given = {"objective": objective, "survive": survive, "confidence": confidence}
     asked = read_fleet(file, {key: value for key, value in given.items() if value is not None})
     if out is not None:
-        check_folder(out, (*_manifest_names(asked), *SUMMARY), force=force, flag="--out")
-    begin = perf_counter()
+        check_folder(out, (*manifest_names(asked), *SUMMARY), force=force, flag="--out")
     with progress(f"placing {len(asked.fleet.members)} models ..."):
-        answer = plan_cluster(asked.fleet)
-    seconds = perf_counter() - begin
-    if not answer.feasible:
+        found = placed_on(asked)
+    if not found.feasible:
         if json:
-            print_json(fleet_json(asked, answer, None, seconds))
-        raise Infeasible(
-            f"the cluster does not carry the fleet (binding limit: {answer.binding_limit}): {answer.explanation}"
-        )
-    _show(_shown(asked, answer, seconds), outputs, out, json=json)
+            print_json(found.to_dict())
+        raise Infeasible(found.headline)
+    rows, data = fleet_rows(found), found.to_dict()
+    if out is not None:
+        from planner.manifest.document import dump_manifest  # takes 0.1 s to import
 
-
-def _shown(asked: FleetInput, answer: FleetAnswer, seconds: float) -> Shown:
-    from planner.fleets.floor import fleet_floor
-
-    floor = fleet_floor(asked.fleet, answer.plans)
-    return Shown(asked=asked, answer=answer, floor=floor, verdicts=verdicts_of(asked, answer), seconds=seconds)
-
-
-def _manifest_names(asked: FleetInput) -> list[str]:
-    """Return a file for each model, named as the model is in the fleet."""
-    return [f"{name}/manifest.yaml" for name in file_names((each.name for each in asked.fleet.members), SUMMARY)]
-
-
-def _show(shown: Shown, outputs: Outputs, folder: Path | None, *, json: bool) -> None:
-    """Write the files that were asked for, and print what was found."""
-    rows = fleet_rows(shown)
-    data = fleet_json(shown.asked, shown.answer, shown, shown.seconds)
-    if folder is not None:
-        texts = _texts(shown) | {
-            "fleet.json": json_module.dumps(data, indent=2, allow_nan=False) + "\n",
-            "fleet.csv": as_csv(rows),
-        }
-        write_files({folder / name: text for name, text in texts.items()}, force=outputs.force)
-        stderr_console().print(f"wrote {', '.join(texts)} to {folder}", markup=False, soft_wrap=True)
-    write_answers(rows, outputs, None, (), quiet=True)
-    if json:
-        print_json(data)
-        return
-    for each in fleet_tables(rows):
-        stdout_console().print(each)
-        stdout_console().print()
-    print_lines(fleet_lines(shown))
-
-
-def _texts(shown: Shown) -> dict[str, str]:
-    """Return the manifest of every model, by the name of its file; together they stand on the machines at once."""
-    from planner.manifest.document import dump_manifest
-    from planner.plans.assemble import assemble
-
-    return {
-        name: dump_manifest(assemble(plan, question_json(replace(asked, question=plan.question)), places))
-        for name, plan, asked, places in zip(
-            _manifest_names(shown.asked), shown.answer.plans, shown.asked.asked, shown.floor.places, strict=True
-        )
-    }
+        texts = {name: dump_manifest(made) for name, made in found.manifests().items()}
+        texts |= {"fleet.json": dumps(data, indent=2, allow_nan=False) + "\n", "fleet.csv": as_csv(rows)}
+        write_files({out / name: text for name, text in texts.items()}, force=force)
+        note(f"wrote {', '.join(texts)} to {out}")
+    outputs.write(lambda: as_csv(rows))
+    print_json(data) if json else show_fleet(Screen(), found, rows)

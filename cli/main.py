@@ -22,7 +22,7 @@ from ground.names import close_names, suggest
 from ground.units import read_index
 from ground.version import VERSION
 
-PACKAGES = ["ground", "hardware", "models", "planner", "runtime", "deploy", "cli"]
+PACKAGES = ["ground", "hardware", "models", "planner", "runtime", "deploy", "podplan", "cli"]
 MOST_SHOWN = 2000
 LEAST_WIDTH, MOST_WIDTH = 10, 10_000
 TOP_OPTIONS = {"--help", "-h", "--version", "--install-completion", "--show-completion"}

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from cli.options import Json, argument
-from cli.output import print_json, print_lines
+from cli.output import Screen, print_json
 from ground.units import format_rate
 from planner.manifest.document import json_schema, read_manifest
 
@@ -46,8 +46,8 @@ def validate(
         return
     rate = read.workload.requests_per_second
     planned = "" if rate is None else f", planned for {format_rate(rate)}"
-    print_lines(
-        [
+    Screen().lines(
+        *[
             f"{file}: a valid manifest of version {read.manifest_version} for {read.model.spec.name}{planned}",
             *(
                 f"  {pool['role']:<8}{pool['instances']} x {pool['strategy']} "

@@ -5,14 +5,14 @@ from typing import Annotated
 import typer
 
 from cli.options import Json, Text, argument
-from cli.output import print_json, print_lines, print_table
+from cli.output import Screen, print_json
 from ground.sourced import Sourced
 from ground.units import format_count
 from ground.validation import plain
 from models.huggingface.families import NOT_CARRIED
-from models.loader import load_model, model_names
 from models.parameters import count_parameters
 from models.spec import ModelSpec
+from podplan.catalogue import models as models_of
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -30,15 +30,14 @@ def models(
       plan models deepseek-r1
       plan models ./config.json --json
     """
-    if name is not None:
-        spec = load_model(name)
-        print_json(_as_json(spec)) if json else _show(spec)
-        return
-    specs = [load_model(known) for known in model_names()]
+    found = models_of(name)
     if json:
-        print_json({"models": [_summary(spec) for spec in specs], "not_carried": NOT_CARRIED})
+        print_json(found.to_dict())
         return
-    print_table(
+    if found.one:
+        _show(found.specs[0])
+        return
+    Screen().table(
         ["name", "parameters", "active", "layers", "attention", "experts", "checkpoint", "also called"],
         [
             [
@@ -51,11 +50,11 @@ def models(
                 spec.native_dtype,
                 ", ".join(alias for alias in spec.aliases if "/" not in alias),
             ]
-            for spec in specs
+            for spec in found.specs
         ],
         right=["parameters", "active", "layers"],
     )
-    print_lines([f"Not carried: {architecture}: {why}." for architecture, why in NOT_CARRIED.items()])
+    Screen().lines(*(f"Not carried: {architecture}: {why}." for architecture, why in NOT_CARRIED.items()))
 
 
 def _attention(spec: ModelSpec) -> str:
@@ -68,21 +67,6 @@ def _attention(spec: ModelSpec) -> str:
     if attention.window:
         return f"GQA, {attention.window.layers} within {attention.window.tokens}"
     return "GQA"
-
-
-def _summary(spec: ModelSpec) -> dict[str, object]:
-    counted = count_parameters(spec)
-    return {
-        "name": spec.name,
-        "title": spec.title,
-        "aliases": spec.aliases,
-        "parameters": counted.total,
-        "active_parameters": counted.active,
-    }
-
-
-def _as_json(spec: ModelSpec) -> dict[str, object]:
-    return {**_summary(spec), "spec": plain(spec, mode="json")}
 
 
 def _show(spec: ModelSpec) -> None:
@@ -99,7 +83,7 @@ def _show(spec: ModelSpec) -> None:
     for key, value in plain(spec, exclude={"schema_version", "name", "title", "aliases", "source"}).items():
         if not key.startswith("published_"):
             rows += _rows(key, value)
-    print_table(["field", "value", "beside"], rows, title=f"{spec.title} ({spec.name}), from {spec.source}")
+    Screen().table(["field", "value", "beside"], rows, title=f"{spec.title} ({spec.name}), from {spec.source}")
 
 
 def _rows(key: str, value: object) -> list[list[str]]:

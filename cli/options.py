@@ -1,22 +1,26 @@
-"""Options of commands, declared once: a field of a data class is a flag's name, its type, its help and its value."""
+"""Options of commands: made of the flags that podplan declares, or of a command's own parameters."""
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, fields
+from collections.abc import Callable, Mapping
+from dataclasses import Field, fields
 from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from podplan.options import WORKERS, QuestionFlags, flag_name
+
 Text = str | None
 File = Path | None
 Command = Callable[..., Any]
+Given = Mapping[str, str]
+"""What was typed of a question, by field."""
 
 
-def option(flag: str, metavar: str, told: str, *more: str) -> Any:
-    """Return a typer option with a value; ``more`` are other names of the flag."""
-    return typer.Option(flag, *more, metavar=metavar, help=told)
+def option(flag: str, metavar: str, told: str) -> Any:
+    """Return a typer option with a value."""
+    return typer.Option(flag, metavar=metavar, help=told)
 
 
 def switch(flag: str, told: str) -> Any:
@@ -30,32 +34,54 @@ def argument(metavar: str, told: str) -> Any:
 
 
 Json = Annotated[bool, switch("--json", "Print one JSON object.")]
+Force = Annotated[bool, switch("--force", "Replace files that are there.")]
+Csv = Annotated[Text, option("--csv", "FILE", "Write the rows as CSV, every figure in SI units.")]
+Workers = Annotated[Text, option("--workers", "N", WORKERS)]
 
 
 def takes(kind: type[Any]) -> Callable[[Command], Command]:
     """Return a decorator that turns ``command(flags, ...)`` into one that typer gives every field of ``kind``.
 
-    ``kind`` is a data class whose fields are annotated as parameters of a typer command are; ``flags`` is one of it.
+    ``kind`` is a table of flags, as in ``podplan.options``; ``flags`` is one of it.
     """
-    return with_parameters(parameters_of(kind), lambda values: kind(**values))
+    return _with(parameters_of(kind), lambda values: kind(**values))
 
 
-def parameters_of(kind: type[Any]) -> list[inspect.Parameter]:
-    """Return the fields of a data class that are flags, as the parameters that typer reads."""
-    return [
-        _parameter(each.name, each.type, inspect.Parameter.empty if each.default is MISSING else each.default)
-        for each in fields(kind)
-        if hasattr(each.type, "__metadata__")
-    ]
+def takes_question(metavar: str, told: str) -> Callable[[Command], Command]:
+    """Return a decorator that gives a command the flags of a question as they were typed, ``model`` and ``hw`` too.
+
+    None of them is needed, since a file may stand in place of the model.
+    """
+    model, *rest = parameters_of(QuestionFlags, optional=True)
+    model = model.replace(annotation=Annotated[Text, argument(metavar, told)])
+    return _with([model, *rest], lambda values: {name: each for name, each in values.items() if each is not None})
 
 
-def left_out(parameter: inspect.Parameter) -> inspect.Parameter:
-    """Return a parameter of text that need not be given."""
-    return _parameter(parameter.name, Annotated[Text, parameter.annotation.__metadata__[0]], None)
+def parameters_of(kind: type[Any], *, optional: bool = False) -> list[inspect.Parameter]:
+    """Return the fields of a table of flags as the parameters that typer reads."""
+    return [_parameter(each, optional) for each in fields(kind)]
 
 
-def with_parameters(
-    parameters: Sequence[inspect.Parameter], made: Callable[[Mapping[str, Any]], Any]
+def _parameter(each: "Field[Any]", optional: bool) -> inspect.Parameter:
+    stated = each.metadata
+    needed = stated.get("needed", False) and not optional
+    if stated.get("positional"):
+        info = argument(stated["metavar"], stated["help"])
+    elif "metavar" in stated:
+        info = typer.Option(
+            *(stated["names"] or [flag_name(each.name)]), metavar=stated["metavar"], help=stated["help"]
+        )
+    else:
+        info = switch(flag_name(each.name), stated["help"])
+    given = str if needed and each.type == Text else each.type
+    default = inspect.Parameter.empty if needed else each.default
+    return inspect.Parameter(
+        each.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[given, info]
+    )
+
+
+def _with(
+    parameters: list[inspect.Parameter], made: Callable[[Mapping[str, Any]], Any]
 ) -> Callable[[Command], Command]:
     """Return a decorator that gives a command what is ``made`` of these parameters, before parameters of its own."""
 
@@ -73,7 +99,3 @@ def with_parameters(
         return run
 
     return decorate
-
-
-def _parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)

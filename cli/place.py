@@ -7,25 +7,37 @@ from typing import Annotated
 
 import typer
 
-from cli.options import File, Json, option, switch, takes
-from cli.output import check_force, print_json, print_lines, print_table
-from cli.place_change import migrate, read_current, read_weight, weigh_traffic
-from cli.place_decide import decide, read_asked, time_experts
-from cli.place_files import FILES, dense_line, moe_map, placement_files
-from cli.place_flags import PlaceFlags, read_dense_layers, read_holdout
-from cli.place_plot import PLOTS, plot_files
-from cli.place_render import (
+from cli.options import File, Force, Json, option, takes
+from cli.output import Screen, check_force, print_json, progress
+from cli.place_view import (
     CURVE_COLUMNS,
+    PLOTS,
     Answer,
     as_json,
     curve_rows,
     decision_lines,
     headline,
+    plot_files,
     summary_lines,
     table_rows,
 )
+from cli.placing import (
+    FILES,
+    PlaceFlags,
+    decide,
+    dense_line,
+    migrate,
+    moe_map,
+    placement_files,
+    read_asked,
+    read_current,
+    read_dense_layers,
+    read_holdout,
+    read_weight,
+    time_experts,
+    weigh_traffic,
+)
 from cli.plots import check_matplotlib
-from cli.progress import progress
 from ground.files import check_folder, write_files
 from planner.placement.certify import Certified, certify
 from planner.placement.heldout import hold_out
@@ -43,7 +55,7 @@ def place(
     flags: PlaceFlags,
     out: Annotated[File, option("--out", "DIR", "Write the map in every engine's format.")] = None,
     plot: Annotated[File, option("--plot", "DIR", "Draw loads per device, and the curve; podplan[plot].")] = None,
-    force: Annotated[bool, switch("--force", "Replace files that exist.")] = False,
+    force: Force = False,
     json: Json = False,
 ) -> None:
     """Place experts and their replicas on devices from measured loads.
@@ -72,9 +84,9 @@ def place(
         return
     _print(answer, read)
     if drawn:
-        print_lines([f"drew {', '.join(path.name for path in drawn)} in {plot}"])
+        Screen().lines(f"drew {', '.join(path.name for path in drawn)} in {plot}")
     if out is not None:
-        print_lines([f"wrote {', '.join(FILES)} to {out}", dense_line(flags, moe)])
+        Screen().lines(f"wrote {', '.join(FILES)} to {out}", dense_line(flags, moe))
 
 
 def _check_folders(out: Path | None, plot: Path | None, force: bool) -> None:
@@ -120,9 +132,9 @@ def _placed(flags: PlaceFlags, read: LoadFile) -> Answer:
 
 
 def _print(answer: Answer, read: LoadFile) -> None:
-    print_lines([headline(answer.problem, read)])
-    print_table(COLUMNS, table_rows(answer), right=COLUMNS[1:])
-    print_lines(summary_lines(answer))
+    Screen().lines(headline(answer.problem, read))
+    Screen().table(COLUMNS, table_rows(answer), right=COLUMNS[1:])
+    Screen().lines(*summary_lines(answer))
     if answer.decision is not None and answer.decision.choices:
-        print_table(CURVE_COLUMNS, curve_rows(answer.decision), title="Redundant experts", right=CURVE_COLUMNS)
-    print_lines(decision_lines(answer))
+        Screen().table(CURVE_COLUMNS, curve_rows(answer.decision), title="Redundant experts", right=CURVE_COLUMNS)
+    Screen().lines(*decision_lines(answer))

@@ -3,21 +3,12 @@
 import typer
 
 from cli.options import Json, takes
-from cli.output import print_json, print_lines, print_table
-from cli.predict_flags import PredictFlags, read_configuration
-from cli.predict_render import (
-    as_json,
-    assumption_lines,
-    headline,
-    memory_rows,
-    operator_rows,
-)
-from planner.costs.predict import Prediction
-from planner.costs.predict import predict as predict_configuration
+from cli.output import Screen, print_json
+from cli.predict_view import show_prediction
+from podplan.options import PredictFlags
+from podplan.prediction import predicted
 
 app = typer.Typer(rich_markup_mode=None)
-
-OPERATOR_COLUMNS = ["operator", "stream", "count", "busy", "exposed", "share", "work", "memory", "message", "bound"]
 
 
 @app.command()
@@ -36,20 +27,5 @@ def predict(
 
     Decode and prefill are service times: no waiting for arrivals, no KV transfer. Counts take k and M.
     """
-    answer = predict_configuration(read_configuration(flags))
-    if json:
-        print_json(as_json(flags, answer))
-    else:
-        _print(flags, answer)
-
-
-def _print(flags: PredictFlags, answer: Prediction) -> None:
-    print_lines(headline(flags, answer))
-    print_table(
-        OPERATOR_COLUMNS,
-        operator_rows(answer),
-        title="Operators of one iteration on one device",
-        right=["count", "busy", "exposed", "share", "work", "memory", "message"],
-    )
-    print_table(["memory per device", "bytes", "share"], memory_rows(answer.memory), right=["bytes", "share"])
-    print_lines(["Assumed, for it was not given:", *assumption_lines(flags, answer)])
+    found = predicted(flags)
+    print_json(found.to_dict()) if json else show_prediction(Screen(), found)

@@ -1,42 +1,37 @@
 """`plan search`, and `plan MODEL` for short: the best deployment for a load on a machine."""
 
-import json as json_module
-from dataclasses import replace
 from io import StringIO
 from pathlib import Path
-from time import perf_counter
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cli.options import File, Json, Text, option, switch
-from cli.output import check_force, print_json, stderr_console, stdout_console
-from cli.progress import progress
-from cli.question_options import asks_a_question
-from cli.search_flags import SearchFlags, SearchInput, read_search
-from cli.search_json import as_json, question_json
-from cli.search_render import render
-from ground.aside import helped
+from cli.options import File, Json, Text, Workers, option, switch, takes
+from cli.output import Screen, check_force, note, print_json, progress, read_outputs
+from cli.plan_view import show_front, show_plan
 from ground.errors import Infeasible
-from ground.files import check_folder, write_files
+from ground.files import check_folder
 from planner.plans.plan import Plan
-from planner.search.search import Answer
-from planner.search.search import search as search_plan
+from podplan.options import QuestionFlags
+from podplan.planning import FILES as SAVED
+from podplan.planning import PlanResult, read_levels, solved, widened
+from podplan.question import read_question
+from podplan.workers import executor_of
 
 if TYPE_CHECKING:
-    from cli.front import FrontWanted
+    from cli.plots import Plot
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
-FILES = ("manifest.yaml", "plan.json", "report.txt")
-
+REPORT = "report.txt"
+FILES = (*SAVED, REPORT)
 REPORT_WIDTH = 140
 
 
 @app.command()
-@asks_a_question()
+@takes(QuestionFlags)
 def search(
-    flags: SearchFlags,
+    flags: QuestionFlags,
     pareto: Annotated[
         Text, option("--pareto", "LEVELS", "A wide front over so many levels of TTFT, TPOT and devices, 2 to 8.")
     ] = None,
@@ -45,6 +40,7 @@ def search(
         Text, option("--plot", "FILE", "Draw the front: tokens/s of a user and per chip; .png, .svg.")
     ] = None,
     out: Annotated[File, option("--out", "DIR", "Write manifest.yaml, plan.json and report.txt there.")] = None,
+    workers: Workers = None,
     force: Annotated[bool, switch("--force", "Replace these files where they exist.")] = False,
     json: Json = False,
 ) -> None:
@@ -62,76 +58,51 @@ def search(
     Counts take k and M. Exit code 3: no plan keeps the limits; what binds and the nearest change are told.
     """
     check_force(force, {"--out DIR": out, "--csv FILE": csv, "--plot FILE": plot})
-    wanted = _wanted(pareto, csv, plot, force)
+    levels, outputs, executor = read_levels(pareto), read_outputs(csv, plot, force), executor_of(workers)
     if out is not None:
         check_folder(out, FILES, force=force, flag="--out")
-    _answer(flags, out, wanted, force=force, json=json)
-
-
-def _wanted(pareto: str | None, csv: str | None, plot: str | None, force: bool) -> "FrontWanted | None":
-    """Return what is wanted of the front beyond its first plans; the modules for it are read only then."""
-    if pareto is None and csv is None and plot is None:
-        return None
-    from cli.front import read_front
-
-    return read_front(pareto, csv, plot, force)
-
-
-def _answer(flags: SearchFlags, folder: Path | None, wanted: "FrontWanted | None", *, force: bool, json: bool) -> None:
-    """Search, print, and write; Infeasible where there is no plan."""
-    asked = read_search(flags)
-    begin = perf_counter()
-    with progress(f"searching deployments of {asked.question.model.name} ..."), helped():
-        asked, answer = _found(asked)
-        if wanted is not None:
-            answer = wanted.widened(answer)
-    seconds = perf_counter() - begin
-    asked = replace(asked, question=answer.question)  # in the number format that was chosen
-    data = as_json(asked, answer, seconds) if json or folder else {}
-    if answer.best is None:
+    asked = read_question(flags)
+    with progress(f"searching deployments of {asked.question.model.name} ..."):
+        found = widened(solved(asked), levels, executor)
+    if found.best is None:
         if json:
-            print_json(data)
-        raise Infeasible(f"no plan is feasible (binding limit: {answer.binding_limit}): {answer.explanation}")
-    if wanted is not None:
-        wanted.write(asked, answer)
-    if folder is not None:
-        texts = {
-            "manifest.yaml": _manifest_text(asked, answer.best),
-            "plan.json": json_module.dumps(data, indent=2, allow_nan=False) + "\n",
-            "report.txt": _report_text(asked, answer, answer.best, seconds),
-        }
+            print_json(found.to_dict())
+        raise Infeasible(found.headline)
+    outputs.write(found.to_csv, lambda path: _drawn(found, path))
+    if out is not None:
         # Before anything is printed: a reader that closes the pipe early must not cost the files.
-        write_files({folder / name: texts[name] for name in FILES}, force=force)
-        stderr_console().print(f"wrote {', '.join(FILES)} to {folder}", markup=False, soft_wrap=True)
+        found.save(out, force=force, flag="--out", more={REPORT: _report(found)})
+        note(f"wrote {', '.join(FILES)} to {out}")
     if json:
-        print_json(data)
-    else:
-        wide = wanted is not None and wanted.levels is not None
-        render(stdout_console(), asked, answer, answer.best, seconds, runners=not wide)
-        if wanted is not None and wide:
-            wanted.show(answer)
+        print_json(found.to_dict())
+        return
+    show_plan(Screen(), found, runners=levels is None)
+    if levels is not None:
+        screen = Screen()
+        screen.lines("")
+        show_front(screen, "Pareto front", found.pareto)
 
 
-def _found(asked: SearchInput) -> tuple[SearchInput, Answer]:
-    """Return the answer, and what was asked with what the plan does on its trace."""
-    if asked.trace is None:
-        return asked, search_plan(asked.question)
-    from cli.on_trace import traced  # only a trace needs it
-
-    return traced(asked)
-
-
-def _manifest_text(asked: SearchInput, best: Plan) -> str:
-    from planner.manifest.document import dump_manifest
-    from planner.plans.assemble import assemble  # only --out needs the layouts
-
-    return dump_manifest(assemble(best, question_json(asked)))
-
-
-def _report_text(asked: SearchInput, answer: Answer, best: Plan, seconds: float) -> str:
+def _report(found: PlanResult) -> str:
     """Return the printed answer as plain text."""
-    from rich.console import Console
-
     text = StringIO()
-    render(Console(file=text, width=REPORT_WIDTH, highlight=False, color_system=None), asked, answer, best, seconds)
-    return "".join(f"{line.rstrip()}\n" for line in text.getvalue().splitlines())
+    show_plan(Screen(text, REPORT_WIDTH), found)
+    return text.getvalue()
+
+
+def _drawn(found: PlanResult, path: Path) -> bytes:
+    from cli.plots import plotted  # only a picture needs it
+
+    return plotted(_front_plot(found.asked.question.model.name, found.pareto), path)
+
+
+def _front_plot(title: str, plans: tuple[Plan, ...]) -> "Plot":
+    """Return each plan as a point: what a user gets against what a chip gives, a colour for each number of chips."""
+    from cli.plots import Curve, Plot
+
+    curves = []
+    for size in sorted({plan.chips for plan in plans}):
+        own = sorted((plan for plan in plans if plan.chips == size), key=lambda plan: plan.tpot.mean)
+        per_chip: list[float | None] = [plan.output_tokens_per_second / plan.chips for plan in own]
+        curves.append(Curve(f"{size:g} chips", [1 / plan.tpot.mean for plan in own], per_chip))
+    return Plot(title, "output tokens/s of a user", "output tokens/s per chip", curves, points=True)

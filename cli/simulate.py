@@ -1,25 +1,20 @@
 """`plan simulate`: a manifest at work in virtual time, measured beside predicted."""
 
-from dataclasses import replace
+import sys
+import time
+from collections.abc import Callable
 
 import typer
 
 from cli.options import Json, takes
-from cli.output import print_json
-from cli.simulate_files import observing
-from cli.simulate_flags import SimulateFlags, check_together, read_seed
-from cli.simulate_loads import measured_balance
-from cli.simulate_render import as_json, compared_json, show, show_compared
-from cli.simulate_traffic import MOST_SIMULATED, Offered, read_offered
-from ground.errors import BadInput
-from ground.units import parse_count
+from cli.output import Screen, check_force, print_json
+from cli.simulate_view import show_policies, show_run
+from ground.units import format_count, format_duration
 from planner.manifest.document import read_manifest
-from planner.manifest.schema import Manifest
-from runtime.simulate.faults import parse_fault
-from runtime.simulate.metrics import SimulationResult
-from runtime.simulate.run import simulate as run_simulation
-from runtime.simulate.run import with_policies
-from runtime.simulate.workload import backlog
+from podplan.options import SimulateFlags
+from podplan.simulation import check_together, simulated, simulated_policies
+
+SHOWN_EVERY_SECONDS = 0.5
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -45,32 +40,44 @@ def simulate(
     decode; `--cold --warmup 10min` shows how it gets there. docs/simulate.md describes policies and faults.
     """
     check_together(flags)
-    chosen = read_seed(flags.seed)
+    files = {"--requests-csv": flags.requests_csv, "--timeseries": flags.timeseries, "--timeline": flags.timeline}
+    check_force(flags.force, files)
     planned = read_manifest(flags.manifest)
-    offered = _with_scenario(flags, planned, read_offered(flags, planned, chosen))
     if flags.policies is not None:
-        _compare(flags.policies, planned, offered, json)
+        compared = simulated_policies(planned, flags)
+        print_json(compared.to_dict()) if json else show_policies(Screen(), compared)
         return
+<<<<<<< HEAD
     with observing(flags) as observer:
         result = run_simulation(planned, offered.requests, offered.options, observer)
         _check_measured(result, flags.warmup)
     data = as_json(offered, result)
     print_json(data) if json else show(planned, offered, result, data)
+=======
+    try:
+        found = simulated(planned, flags, _progress())
+    finally:
+        if sys.stderr.isatty():
+            sys.stderr.write("\r" + " " * 78 + "\r")
+    print_json(found.to_dict()) if json else show_run(Screen(), found)
+>>>>>>> 5c5e623 (Add the Python API podplan; the command calls it)
 
 
-def _with_scenario(flags: SimulateFlags, manifest: Manifest, offered: Offered) -> Offered:
-    """Add offline requests, faults and expert loads to a run."""
-    options = offered.options
-    if flags.offline is not None:
-        count = parse_count(flags.offline, "--offline")
-        if count > MOST_SIMULATED:
-            raise BadInput(f"--offline: {count} are more than the {MOST_SIMULATED} that are simulated; use fewer")
-        options = replace(options, offline=backlog(manifest.workload, count, options.seed))
-    balance = {} if flags.expert_loads is None else measured_balance(manifest, flags.expert_loads, options.seed)
-    faults = tuple(parse_fault(text) for text in flags.fail or ())
-    return replace(offered, options=replace(options, balance=balance, faults=faults, stepping=flags.each_iteration))
+def _progress() -> Callable[[float, int, int], None] | None:
+    """Return what tells virtual time and requests on stderr twice a second, None where that is no terminal."""
+    if not sys.stderr.isatty():
+        return None
+    last = time.monotonic()
 
+    def show(seconds: float, arrived: int, completed: int) -> None:
+        nonlocal last
+        if time.monotonic() - last >= SHOWN_EVERY_SECONDS:
+            last = time.monotonic()
+            told = f"{format_duration(seconds)} simulated: {format_count(arrived)} came, {format_count(completed)} done"
+            sys.stderr.write(f"\r{told:<78}")
+            sys.stderr.flush()
 
+<<<<<<< HEAD
 def _compare(text: str, manifest: Manifest, offered: Offered, json: bool) -> None:
     """Run the variants on the same requests; ``a+b`` sets two policies at once."""
     names = [name.strip() for name in text.split(",") if name.strip()]
@@ -86,3 +93,6 @@ def _compare(text: str, manifest: Manifest, offered: Offered, json: bool) -> Non
 def _check_measured(result: SimulationResult, warmup: str | None) -> None:
     if not result.requests:
         raise BadInput(f"--warmup: no request arrives after {warmup}, so nothing is measured; use a shorter one")
+=======
+    return show
+>>>>>>> 5c5e623 (Add the Python API podplan; the command calls it)

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from cli.exit_codes import ExitCode
-from cli.fleet_input import read_fleet
 from cli.main import main
-from cli.question_file import read_questions
 from ground.files import read_yaml
+from podplan.fleet_files import read_fleet
+from podplan.question_files import read_questions
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 

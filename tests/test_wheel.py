@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = {"ground", "hardware", "models", "planner", "runtime", "deploy", "cli"}
+PACKAGES = {"ground", "hardware", "models", "planner", "runtime", "deploy", "podplan", "cli"}
 
 
 def _run(*command: str | Path, cwd: Path) -> str:

@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from cli.check_render import spares_text
+from cli.check_view import spares_text
 from cli.exit_codes import ExitCode
 from cli.main import main
 from planner.checks.check import Limits, check_deployed

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from cli import main
-from cli.day import read_rate_profile
 from cli.exit_codes import ExitCode
 from ground.errors import BadInput
 from planner.plans.day import mean_rate, over_the_day, peak_rate
+from podplan.day import read_rate_profile
 from tests.plans import small_plan
 
 SMALL = ["qwen3-30b-a3b", "--hw", "h800", "--nodes", "2", "--shape", "disaggregated"]

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from cli.hardware import sourced_values
 from cli.main import main
 from hardware.gaps import gaps
 from hardware.loader import hardware_names, load_hardware
+from podplan.catalogue import sourced_values
 
 
 def test_the_table_lists_every_entry(capsys: pytest.CaptureFixture[str]) -> None:
@@ -23,7 +23,7 @@ def test_one_entry_shows_every_value_with_its_source(capsys: pytest.CaptureFixtu
     assert main(["hardware", "CM384"]) == 0
     shown = capsys.readouterr().out
     for path, held in sourced_values(load_hardware("cm384")):
-        assert any(line.startswith(f" {path} ") and held.source in line for line in shown.splitlines())
+        assert any(line.startswith(f"{path} ") and held.source in line for line in shown.splitlines())
 
 
 def test_check_tells_what_is_assumed_and_missing(capsys: pytest.CaptureFixture[str]) -> None:

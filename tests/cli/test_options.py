@@ -1,30 +1,34 @@
 """Options that are fields of data classes."""
 
 from dataclasses import dataclass
-from typing import Annotated
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
-from cli.flags import flag_name
-from cli.machines import SizeFlags
-from cli.options import Json, Text, argument, option, parameters_of, switch, takes
-from cli.place_flags import PlaceFlags
-from cli.predict_flags import PredictFlags
-from cli.search_flags import SearchFlags
-from cli.simulate_flags import SimulateFlags
-from cli.traffic import TrafficFlags
+from cli.deploy import DeployFlags
+from cli.execute import ExecuteFlags
+from cli.options import Json, parameters_of, takes
+from cli.placing import PlaceFlags
+from podplan.options import (
+    PredictFlags,
+    QuestionFlags,
+    SimulateFlags,
+    Text,
+    argument,
+    flag,
+    flag_name,
+    switch,
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flags:
-    """A needed argument, an option, a switch, and a field that is no flag."""
+    """A needed argument, a switch and an option with a second name."""
 
-    model: Annotated[str, argument("MODEL", "What is asked about.")]
-    deep: Annotated[bool, switch("--deep", "Look deeper.")] = False
-    kv_len: Annotated[Text, option("--kv-len", "TOKENS", "Cached tokens.", "--kv")] = None
-    part: int = 7
+    model: Text = argument("MODEL", "What is asked about.")
+    deep: bool = switch("Look deeper.")
+    kv_len: Text = flag("TOKENS", "Cached tokens.", "--kv-len", "--kv")
 
 
 @pytest.fixture
@@ -49,7 +53,6 @@ def test_fields_are_what_a_command_is_given(ran):
     assert runner.invoke(app, ["r1", "--deep", "--kv", "4k", "--json"]).exit_code == 0
     assert seen == [(Flags(model="r1"), False), (Flags(model="r1", deep=True, kv_len="4k"), True)]
     assert runner.invoke(app, []).exit_code == 2
-    assert runner.invoke(app, ["r1", "--part", "3"]).exit_code == 2
 
 
 def test_help_lists_fields_in_their_order(ran):
@@ -59,7 +62,7 @@ def test_help_lists_fields_in_their_order(ran):
     assert told.index("--deep") < told.index("--kv-len") < told.index("TOKENS") < told.index("--json")
 
 
-@pytest.mark.parametrize("kind", [SizeFlags, TrafficFlags, SearchFlags, PlaceFlags, PredictFlags, SimulateFlags])
+@pytest.mark.parametrize("kind", [QuestionFlags, PlaceFlags, PredictFlags, SimulateFlags, ExecuteFlags, DeployFlags])
 def test_flags_are_called_as_their_fields(kind):
     """Refusals name the flag of a field, and question files have fields for keys: both spell it alike."""
     for each in parameters_of(kind):

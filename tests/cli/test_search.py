@@ -13,12 +13,12 @@ import pytest
 from cli import main
 from cli import search as search_command
 from cli.exit_codes import ExitCode
-from cli.search_json import plan_json
-from cli.search_render import interval_text
+from cli.plan_view import interval_text
 from ground import aside
 from ground.files import write_files
 from planner.manifest.document import read_manifest
 from planner.plans.plan import DisaggregatedPlan
+from podplan.plan_data import plan_json
 from tests.questions import small_answer
 
 SMALL = ["qwen3-30b-a3b", "--hw", "h800", "--nodes", "1", "--shape", "disaggregated"]

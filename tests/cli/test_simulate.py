@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from cli.main import main
-from cli.simulate_render import relative_error
 from planner.manifest.document import dump_manifest
+from podplan.simulation import relative_error
 from tests.manifests import manifest
 from tests.plans import small_manifest
 
@@ -106,7 +106,7 @@ def test_requests_without_positions_are_left_out(
     trace = trace_of(tmp_path, rows)
     data = simulated(capsys, planned, "--trace", str(trace))
     assert data["requests"] == 49 and "1 of 50 requests" in " ".join(data["notes"])
-    monkeypatch.setattr("cli.simulate_traffic.LONG_TRACE_BYTES", 10)
+    monkeypatch.setattr("podplan.offered.LONG_TRACE_BYTES", 10)
     parts = simulated(capsys, planned, "--trace", str(trace))
     assert parts["requests"] == 49 and parts["ttft_seconds"] == data["ttft_seconds"]
     trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2024-01-01 00:00:01.5,999999,20")
@@ -229,7 +229,7 @@ def test_a_long_trace_is_read_in_parts(
     rows = [f"2024-01-01 00:00:{second:02d}.5,500,{20 + second}" for second in range(50)]
     trace = trace_of(tmp_path, rows)
     whole = simulated(capsys, planned, "--trace", str(trace))
-    monkeypatch.setattr("cli.simulate_traffic.LONG_TRACE_BYTES", 10)
+    monkeypatch.setattr("podplan.offered.LONG_TRACE_BYTES", 10)
     parts = simulated(capsys, planned, "--trace", str(trace))
     assert parts["e2e_seconds"] == whole["e2e_seconds"] and parts["completed"] == 50
     assert main(["simulate", planned, "--trace", str(trace), "--repeat", "2"]) == 2

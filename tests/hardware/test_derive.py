@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 import yaml
 
-from cli.hardware import sourced_values
 from ground.errors import BadInput
 from ground.validation import plain
 from hardware.loader import hardware_names, load_hardware
 from hardware.spec import CollectiveFit, HardwareSpec
+from podplan.catalogue import sourced_values
 
 HERE = "https://example.org/measured"
 

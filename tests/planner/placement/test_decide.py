@@ -5,7 +5,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from cli.predict_flags import PredictFlags, read_configuration
 from planner.balance.skew import measured_distribution
 from planner.costs.predict import expert_layouts
 from planner.manifest.loads import check_expert_map
@@ -13,6 +12,8 @@ from planner.placement.decide import Choice, Effect, best_choice, curve, redunda
 from planner.placement.methods import place
 from planner.placement.problem import Problem
 from planner.placement.seconds import place_for_seconds, seconds_objective
+from podplan.options import PredictFlags
+from podplan.prediction import read_configuration
 from tests.expert_loads import power_law
 
 

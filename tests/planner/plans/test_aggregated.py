@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cli.search_json import plan_json
-from cli.search_render import interval_text
+from cli.plan_view import interval_text
 from planner.checks.check import Limits, check_deployed
 from planner.checks.deployed import from_plan
 from planner.instances.decode_candidates import Count
@@ -26,6 +25,7 @@ from planner.plans.expectation import expect, workload_of
 from planner.plans.plan import DisaggregatedPlan
 from planner.search.search import search
 from planner.workload import reserved_kv_tokens
+from podplan.plan_data import plan_json
 from tests.questions import small_question
 
 DENSE: dict[str, Any] = {"model": "qwen3-8b", "devices": 2, "lengths": (512.0, 64.0), "shape": "auto"}

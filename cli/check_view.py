@@ -1,0 +1,132 @@
+"""Verdicts as a table and as JUnit XML."""
+
+from collections.abc import Sequence
+from xml.etree import ElementTree
+
+from cli.output import Screen
+from ground.units import format_duration, format_rate, rounded_down
+from planner.checks.check import AfterLoss, Margin, Verdict
+from podplan.checking import STATIONARY, Checked
+from podplan.day import span_text
+from podplan.plan_data import spare_pool_instances
+
+_COLUMNS = ["question", "holds", "requests", "TTFT", "TPOT", "confidence"]
+
+
+def show_checks(screen: Screen, checked: Sequence[Checked]) -> None:
+    """Write a row for every question, then what fails and why."""
+    lossy = any(each.verdict.after_loss for each in checked)
+    columns = [*_COLUMNS, *(["after a loss", "spare"] if lossy else [])]
+    screen.table(columns, [_row(each, lossy) for each in checked])
+    for each in checked:
+        if each.windows:
+            _show_windows(screen, each)
+    based = [each for each in checked if each.basis != STATIONARY]
+    screen.text(*(f"{each.asked.name}: figures are of {each.basis}." for each in based))
+    told = [(each.asked.name, each.verdict) for each in checked if not each.verdict.holds]
+    screen.text(*(f"{name}: no ({verdict.binding}): {verdict.explanation}." for name, verdict in told))
+
+
+def _show_windows(screen: Screen, checked: Checked) -> None:
+    """Write what every window of a question's day sees, the margins beside."""
+    rows = []
+    for window, margins in checked.windows:
+        cells = {margin.name: margin_text(margin) for margin in margins}
+        latencies = [cells.get("ttft", ""), cells.get("tpot", "")]
+        rows.append([span_text(window), format_rate(window.rate_per_second), *latencies])
+    title = f"{checked.asked.name}: the day, sized for its worst window"
+    screen.table(["window", "requests", "TTFT", "TPOT"], rows, title=title, right=["requests"])
+
+
+def _row(checked: Checked, lossy: bool) -> list[str]:
+    verdict = checked.verdict
+    cells = {margin.name: margin_text(margin) for margin in verdict.margins}
+    row = [
+        checked.asked.name,
+        "yes" if verdict.holds else "no",
+        cells.get("rate", "" if verdict.rate_per_second is None else format_rate(verdict.rate_per_second)),
+        cells.get("ttft", ""),
+        cells.get("tpot", ""),
+        _confidence(verdict),
+    ]
+    return [*row, after_text(verdict.after_loss), spares_text(verdict)] if lossy else row
+
+
+def margin_text(margin: Margin) -> str:
+    """Return what is reached, of what, and the room left."""
+    if margin.share is None or margin.value is None:
+        return "cannot keep up"
+    if margin.name == "rate":
+        return f"{format_rate(rounded_down(margin.value))} of {format_rate(margin.limit)} ({margin.share:+.1%})"
+    return f"{format_duration(margin.value)} of {format_duration(margin.limit)} ({margin.share:+.1%})"
+
+
+def _confidence(verdict: Verdict) -> str:
+    asked = "" if verdict.confidence is None else f" of {verdict.confidence:g}"
+    return "" if verdict.held_confidence is None else f"{bounded_text(verdict.held_confidence)}{asked}"
+
+
+def bounded_text(confidence: float) -> str:
+    """Return a confidence in words where it lies beyond what is told apart."""
+    if confidence >= 1:
+        return "> 0.998"
+    return "< 0.002" if confidence <= 0 else f"{confidence:.2g}"
+
+
+def after_text(after: AfterLoss | None) -> str:
+    """Say what is gone and how much room is left then."""
+    if after is None:
+        return ""
+    return f"{_gone(after)}: {', '.join(f'{margin.name.upper()} {_short(margin)}' for margin in after.margins)}"
+
+
+def _gone(after: AfterLoss) -> str:
+    return " and ".join(f"{count} {role}" for role, count in after.lost.counts.items() if count) + " gone"
+
+
+def _short(margin: Margin) -> str:
+    return "cannot keep up" if margin.share is None else f"{margin.share:+.1%}"
+
+
+def spares_text(verdict: Verdict) -> str:
+    """Say how many instances of each pool the rate does not need; on a trace only what comes of a loss tells that."""
+    plan = verdict.plan
+    if plan is None or verdict.after_loss is None or verdict.played:
+        return ""
+    return ", ".join(f"{spare_pool_instances(plan, pool)} {role}" for role, pool in plan.pools())
+
+
+def junit(checked: Sequence[Checked]) -> str:
+    """Return JUnit XML: a test case per question, a failure where a limit does not hold."""
+    failures = sum(not each.verdict.holds for each in checked)
+    counts = {"tests": str(len(checked)), "failures": str(failures), "errors": "0"}
+    total = {"time": f"{sum(each.seconds for each in checked):.3f}"}
+    root = ElementTree.Element("testsuites", {"name": "plan check", **counts, **total})
+    suite = ElementTree.SubElement(root, "testsuite", {"name": "plan check", **counts, **total})
+    for each in checked:
+        about = {"classname": "plan.check", "name": _printable(each.asked.name), "time": f"{each.seconds:.3f}"}
+        case = ElementTree.SubElement(suite, "testcase", about)
+        told = "\n".join(_junit_lines(each))
+        if not each.verdict.holds:
+            why = _printable(each.verdict.explanation)
+            ElementTree.SubElement(case, "failure", {"type": each.verdict.binding, "message": why}).text = told
+        ElementTree.SubElement(case, "system-out").text = told
+    ElementTree.indent(root)
+    return '<?xml version="1.0" encoding="utf-8"?>\n' + ElementTree.tostring(root, encoding="unicode") + "\n"
+
+
+def _junit_lines(checked: Checked) -> list[str]:
+    """Return every margin, those after a loss and of the windows of a day too."""
+    after = checked.verdict.after_loss
+    lines = [f"{margin.name}: {margin_text(margin)}" for margin in checked.verdict.margins]
+    lines += [f"figures are of {checked.basis}"] if checked.basis != STATIONARY else []
+    if after is not None:
+        lines += [f"{_gone(after)}, {margin.name}: {margin_text(margin)}" for margin in after.margins]
+    for window, margins in checked.windows:
+        lines += [f"{span_text(window)} {margin.name}: {margin_text(margin)}" for margin in margins]
+    return lines
+
+
+def _printable(text: str) -> str:
+    """Return a text without characters that XML 1.0 does not have."""
+    return "".join(letter if letter.isprintable() else " " for letter in text)

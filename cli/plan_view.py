@@ -1,0 +1,376 @@
+"""An answer of the search as text: what the plan does, its pools, its latencies, why, and what it rests on."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from cli.day_view import day_text, show_day
+from cli.output import Screen, short_duration
+from ground.units import JOULES_PER_KWH, counted, format_bytes, format_count, format_duration, format_rate
+from planner.instances.kv_links import LinkState
+from planner.plans.aggregated import AggregatedPlan, MixedPool
+from planner.plans.day import over_the_day
+from planner.plans.plan import DisaggregatedPlan, Plan
+from planner.plans.pools import DecodePool, PlannedPool, PrefillPool
+from planner.plans.quantised import Tried
+from planner.plans.worked import expert_devices_lines, short_form
+from planner.question import Queueing
+from planner.search.papers import Beside
+from planner.search.proof import Bound
+from podplan.assumptions import assumptions
+from podplan.machines import figure_texts
+from podplan.options import flag_name
+from podplan.plan_data import MEMORY_KINDS, shared_text, spare_pool_instances, strategy_text
+from podplan.planning import PlanResult
+from podplan.question import Asked
+from podplan.queueing import other_model
+
+if TYPE_CHECKING:
+    from planner.checks.on_trace import OnTrace
+    from planner.checks.traced import Round
+
+RUNNERS_UP = 3
+NOT_PLAYED = (
+    "Latencies are of a stationary stream with the trace's moments: the trace itself has fewer requests than would "
+    "load the plan, or cannot be played (a stated reuse, turns that wait for answers); plan simulate --trace plays it."
+)
+QUEUEING: dict[Queueing, str] = {"bulk": "bulk service", "mixserve": "MixServe's M/M/1 (Eq. 7, 9 to 11)"}
+FIGURES = ("requests", "chips", "mean TTFT", "mean TPOT", "tokens/s per chip", "USD per M", "power", "kWh per M")
+
+
+def show_plan(screen: Screen, found: PlanResult, *, runners: bool = True) -> None:
+    """Write an answer that has a plan, with the first ``runners`` of its front."""
+    asked, answer, best = found.asked, found.answer, found.best
+    assert best is not None, "only a plan is shown"
+    screen.text(headline(best))
+    screen.lines("")
+    show_pools(screen, best)
+    _show_latencies(screen, best)
+    if asked.day:
+        seen = over_the_day(best, asked.day)
+        show_day(screen, seen, best.question.percentile)
+        screen.text(day_text(seen))
+    told = [interval_text(best), f"Binding: {answer.binding_limit}. {answer.explanation}", *short_form(best)]
+    if isinstance(best, AggregatedPlan) and best.caution:
+        told.insert(0, f"Caution: {best.caution}.")
+    if found.on_trace is not None:
+        told.insert(0, trace_text(found.on_trace, best))
+        if len(found.rounds) > 1:
+            told.insert(1, rounds_text(found.rounds))
+    elif asked.trace is not None:
+        told.insert(0, NOT_PLAYED)
+    told.append(queueing_text(best))
+    told += [f"Decode: {line}." for line in expert_devices_lines(best.answering)]
+    if answer.formats:
+        told.append(formats_text(answer.formats))
+    told.append(f"Assumed: {'; '.join(assumption_texts(asked, best))}.")
+    costed = f"{answer.candidates_evaluated:,} candidates costed in {format_duration(found.seconds)}."
+    told.append(f"{bound_text(answer.bound)} {costed}" if answer.bound else costed)
+    told += [published_text(beside, best) for beside in answer.published]
+    screen.text(*told)
+    others = [plan for plan in answer.pareto if plan is not best][:RUNNERS_UP]
+    if others and runners:
+        screen.lines("")
+        show_front(screen, "Runners-up", others)
+
+
+def formats_text(formats: Sequence[Tried]) -> str:
+    """Say what each number format came to, the chosen one and the others alike."""
+    said = []
+    for each in formats:
+        plan = each.plan
+        outcome = f"no plan ({each.binding_limit or 'nothing fits'})"
+        if plan is not None:
+            outcome = f"{requests_text(plan.requests_per_second)} on {plan.devices} devices"
+        said.append(f"{each.told}: {outcome}")
+    return f"Formats: {'; '.join(said)}."
+
+
+def published_text(beside: Beside, best: Plan) -> str:
+    """Say what a published deployment would do on the same devices, beside the plan."""
+    published, plan = beside.published, beside.plan
+    start = f"Published: {published.name} ({published.source})"
+    if plan is None:
+        return f"{start} has no instances that keep the limits on these devices."
+    pools = " + ".join(f"{pool.instances} × {strategy_text(pool)}" for _, pool in plan.pools())
+    each = plan.output_tokens_per_second / plan.chips
+    gain = best.output_tokens_per_second / best.chips / each - 1
+    return (
+        f"{start}: {pools} would serve {requests_text(plan.requests_per_second)} on {plan.devices} devices, "
+        f"{format_count(each)} output tokens/s per chip; the plan has {gain:+.1%}."
+    )
+
+
+def headline(plan: Plan) -> str:
+    """Say what the plan does."""
+    question = plan.question
+    names = {"prefill": question.prefill.hardware.name, "decode": question.decode.hardware.name}
+    alike = len(set(names.values())) == 1
+    on = f" on {names['prefill']}" if alike else "".join(f", {role} on {name}" for role, name in names.items())
+    counts = {"node": plan.nodes, "chip": plan.chips, "device": plan.devices}
+    if plan.devices == plan.chips:
+        del counts["device"]
+    size = ", ".join(counted(count, thing) for thing, count in counts.items())
+    per = [f"{format_count(plan.output_tokens_per_second / plan.chips)} per chip"]
+    if plan.devices != plan.chips:
+        per.append(f"{format_count(plan.output_tokens_per_second / plan.devices)} per device")
+    cost = plan.cost_per_million_tokens
+    price = f", {cost:.3g} USD per million" if cost is not None else ""
+    price += energy_text(plan)
+    limits = f"TTFT {format_duration(question.ttft_seconds)} and TPOT {format_duration(question.tpot_seconds)}"
+    return (
+        f"{question.model.name}{on}: {size} serve {requests_text(plan.requests_per_second)}, "
+        f"{format_count(plan.output_tokens_per_second)} output tokens/s ({', '.join(per)}{price}) "
+        f"within {limits} at p{question.percentile:g}"
+        f"{f', also after losing any one {question.survive}' if question.survive else ''}."
+    )
+
+
+def energy_text(plan: Plan) -> str:
+    """Return the power of a plan's machines and the energy of a million tokens; of its chips alone where only that."""
+    watts, joules = plan.power_watts, plan.joules_per_million_tokens
+    if watts is not None and joules is not None:
+        return f", {format_count(watts)}W, {joules / JOULES_PER_KWH:.3g} kWh per million"
+    return f", {format_count(plan.chip_power_watts)}W in the chips alone" if plan.chip_power_watts is not None else ""
+
+
+def requests_text(per_second: float) -> str:
+    """Return a rate of requests, such as ``12.5 requests/s``."""
+    count, period = format_rate(per_second).split("/")
+    return f"{count} requests/{period}"
+
+
+def show_pools(screen: Screen, plan: Plan) -> None:
+    """Write how each pool is built, and what it does and holds."""
+    roles = [role for role, _ in plan.pools()]
+    work = work_cells(plan)
+    for cells, right in ((shape_cells(plan), ()), (work, [name for name in work if name != "bound by"])):
+        screen.table(["pool", *cells], list(zip(roles, *cells.values(), strict=True)), right=right)
+
+
+def shape_cells(plan: Plan) -> dict[str, list[str]]:
+    """Return how each pool is built, prefill before decode."""
+    pools = [pool for _, pool in plan.pools()]
+    cells = {
+        "instances": [f"{pool.instances} × {pool.candidate.devices} {pool.machines.hardware.name}" for pool in pools],
+        **({"spare": [str(spare_pool_instances(plan, pool)) for pool in pools]} if plan.question.survive else {}),
+        "strategy": [strategy_text(pool) for pool in pools],
+        "load": [_load(pool) for pool in pools],
+        "microbatches": [str(pool.candidate.microbatches) for pool in pools],
+    }
+    if plan.question.model.mtp_layers:
+        cells["MTP"] = ["" if pool.role == "prefill" else str(pool.drafts) for pool in pools]
+    if plan.question.model.moe is not None:
+        cells["experts"] = [_experts(pool) for pool in pools]
+    return cells
+
+
+def work_cells(plan: Plan) -> dict[str, list[str]]:
+    """Return what each pool does and holds, prefill before decode; prefill's tokens are prompt tokens."""
+    workload, pools = plan.question.workload, [pool for _, pool in plan.pools()]
+    words = {"prefill": ("prompt", workload.input_tokens.mean)}
+    output = ("output", workload.output_tokens.mean)
+    told = [words.get(pool.role, output) for pool in pools]
+    rates = [(word, plan.requests_per_second * mean) for word, mean in told]
+    cells = {
+        "tokens/s per chip": [
+            f"{format_count(rate / pool.chips)} {word}" for (word, rate), pool in zip(rates, pools, strict=True)
+        ]
+    }
+    if any(pool.machines.devices_per_chip > 1 for pool in pools):
+        each = zip(rates, pools, strict=True)
+        cells["per device"] = [format_count(rate / pool.devices) for (_, rate), pool in each]
+    cells["busy"] = [f"{pool.utilisation:.0%}" for pool in pools]
+    cells["bound by"] = [pool.prediction.bottleneck for pool in pools]
+    for kind in MEMORY_KINDS:
+        name = kind.replace("kv_cache", "KV cache")
+        cells[name] = [format_bytes(float(getattr(pool.memory, kind))) for pool in pools]
+    return cells
+
+
+def _load(pool: PlannedPool) -> str:
+    if isinstance(pool, PrefillPool):
+        return f"{pool.candidate.tokens_per_device} tokens/device"
+    if isinstance(pool, MixedPool):
+        return f"{pool.candidate.batch} requests, {pool.candidate.batched_tokens} tokens a step/DP rank"
+    assert isinstance(pool, DecodePool)
+    return f"{pool.candidate.batch} requests/DP rank"
+
+
+def _experts(pool: PlannedPool) -> str:
+    moe = pool.question.model.moe
+    shared = f", shared {shared_text(pool)}" if moe and moe.shared_experts else ""
+    return f"{pool.candidate.row.redundant} redundant{shared}"
+
+
+def _show_latencies(screen: Screen, plan: Plan) -> None:
+    """Write TTFT (waiting included), TPOT and end-to-end time against their limits."""
+    question, percentile = plan.question, plan.question.percentile
+    levels = sorted({50.0, 99.0, percentile})
+    e2e = [plan.e2e_mean_seconds, *(plan.e2e_at(level) for level in levels)]
+    ttft = [plan.ttft.mean, *(plan.ttft.at(level) for level in levels)]
+    tpot = [plan.tpot.mean, *(plan.tpot.at(level) for level in levels)]
+    rows = [
+        ["TTFT, with waiting", *map(short_duration, ttft), _limit(question.ttft_seconds, percentile)],
+        *([_transfer_row(plan.links, len(levels))] if isinstance(plan, DisaggregatedPlan) else []),
+        ["TPOT", *map(short_duration, tpot), _limit(question.tpot_seconds, percentile)],
+        ["end to end", *map(short_duration, e2e), ""],
+    ]
+    names = [f"p{level:g}" for level in levels]
+    screen.table(["latency", "mean", *names, "limit"], rows, right=["mean", *names])
+
+
+def _transfer_row(links: LinkState, levels: int) -> list[str]:
+    """Return the time that a prompt's KV takes to decode, its wait for links included."""
+    busy = max(links.utilisation.values())
+    told = f"{short_duration(links.wait_seconds)} of it waiting, links {busy:.1%} busy"
+    return ["KV transfer", short_duration(links.seconds), *[""] * levels, told]
+
+
+def _limit(seconds: float, percentile: float) -> str:
+    return f"{format_duration(seconds)} at p{percentile:g}"
+
+
+def interval_text(plan: Plan) -> str:
+    """Say how far off the predicted times may be."""
+    what = {"prefill": "a full prefill pass", "decode": "TPOT at the full batch", "mixed": "TPOT at the plan's load"}
+    known = [(what[pool.role], pool.prediction.interval) for _, pool in reversed(plan.pools())]
+    told = ", ".join(
+        f"{name} {format_duration(own.low)} to {format_duration(own.high)}" if own.high else f"no {name}"
+        for name, own in known
+    )
+    drawn_of = "passes" if isinstance(plan, DisaggregatedPlan) else "steps"
+    drawn = f" {sample_text(plan.ttft_error, drawn_of)}" if plan.ttft_error else ""
+    return f"Service times, {known[0][1].level:.0%} interval: {told}.{drawn}"
+
+
+def sample_text(error: float, what: str = "passes") -> str:
+    """Say that waiting is known from a sample, of passes or of steps, and how well."""
+    return f"Waiting is read off a sample of {what}: mean TTFT ± {error:.1%} (standard error)."
+
+
+def bound_text(bound: Bound) -> str:
+    """Say how good a plan could be at best, and over what that is proven."""
+    shown = {
+        "throughput": requests_text(bound.value),
+        "chips": f"{bound.value:g} devices",
+        "cost": f"{bound.value:.4g} USD/h",
+        "latency": f"{format_duration(bound.value)} on average",
+    }
+    return f"Bound: {shown[bound.objective]}, gap {bound.gap:.2%}, over {bound.covers}."
+
+
+def show_front(screen: Screen, title: str, plans: Sequence[Plan]) -> None:
+    """Write plans that trade rate, chips, TTFT and TPOT otherwise, most carried first."""
+    rows = [[*_figures(plan), _pools_text(plan), _load(plan.answering)] for plan in plans]
+    spare = ["USD per M", "power", "kWh per M"]
+    screen.table([*FIGURES, "pools", "load"], rows, title=title, right=FIGURES, spare=spare)
+
+
+def _figures(plan: Plan) -> list[str]:
+    """Return the figures of a plan that a front trades, and what follows from them."""
+    cost, joules = plan.cost_per_million_tokens, plan.joules_per_million_tokens
+    return [
+        format_rate(plan.requests_per_second),
+        f"{plan.chips:g}",
+        format_duration(plan.ttft.mean),
+        format_duration(plan.tpot.mean),
+        format_count(plan.output_tokens_per_second / plan.chips),
+        "" if cost is None else f"{cost:.3g}",
+        power_text(plan.power_watts, plan.chip_power_watts),
+        "" if joules is None else f"{joules / JOULES_PER_KWH:.3g}",
+    ]
+
+
+def _pools_text(plan: Plan) -> str:
+    return " + ".join(f"{pool.instances} × {strategy_text(pool)}" for _, pool in plan.pools())
+
+
+def power_text(watts: float | None, chip_watts: float | None) -> str:
+    """Return the power of machines, or of their chips alone where only that is stated."""
+    if watts is not None:
+        return f"{format_count(watts)}W"
+    return "" if chip_watts is None else f"{format_count(chip_watts)}W chips alone"
+
+
+def trace_text(found: "OnTrace", plan: Plan) -> str:
+    """Say what the trace's own requests meet, and up to which rate the limits hold on them."""
+    question, recorded = plan.question, found.recorded
+    level = question.percentile
+    known = recorded.tpot_seconds[~np.isnan(recorded.tpot_seconds)]
+    tails = [f"TTFT {format_duration(float(np.percentile(recorded.ttft_seconds, level)))}"]
+    if known.size:
+        tails.append(f"TPOT {format_duration(float(np.percentile(known, level)))}")
+    verdict = "the limits hold" if found.keeps else "the limits are missed"
+    if found.most_per_second:
+        verdict += f", on this trace they hold up to about {format_rate(found.most_per_second)}"
+    speed = "as it came" if 0.995 < found.factor < 1.005 else f"{found.factor:.3g} times as fast as it came"
+    return (
+        f"The trace itself, played {speed}: mean TTFT "
+        f"{format_duration(float(recorded.ttft_seconds.mean()))}, p{level:g} {' and '.join(tails)}, "
+        f"{found.attainment:.1%} of requests within both limits; {verdict}."
+    )
+
+
+def rounds_text(rounds: "Sequence[Round]") -> str:
+    """Say which searches were made for the trace, and what came of each."""
+    told = []
+    for number, each in enumerate(rounds, start=1):
+        asked, first = each.asked, rounds[0].asked
+        limits = [
+            f"{name.upper()} {format_duration(getattr(asked, field))}"
+            for name, field in (("ttft", "ttft_seconds"), ("tpot", "tpot_seconds"))
+            if getattr(asked, field) != getattr(first, field)
+        ]
+        if asked.rate_per_second is not None and asked.rate_per_second != first.rate_per_second:
+            limits.append(format_rate(asked.rate_per_second))
+        found = "no plan"
+        if each.plan is not None:
+            held = f"limits hold up to {format_rate(each.most_per_second)}" if each.most_per_second else "limits missed"
+            found = f"{counted(each.plan.devices, 'device')}, {held}"
+        wanted = f"for {' '.join(limits)}" if limits else "as asked"
+        told.append(f"({number}) {wanted}{', with more instances' if each.grown else ''}: {found}")
+    searched = counted(sum(not each.grown for each in rounds), "time")
+    return f"Searched {searched}, for stationary queues took the trace for too tame: {'; '.join(told)}."
+
+
+def queueing_text(plan: Plan) -> str:
+    """Say what the other model makes of the plan's pools at its rate."""
+    if isinstance(plan, AggregatedPlan):
+        return "Queueing: prompts and running requests on two clocks; MixServe's M/M/1 is of instances of either role."
+    percentile = plan.question.percentile
+    other, found = other_model(plan)
+    start = f"Queueing: {QUEUEING[plan.question.queueing]}; {QUEUEING[other]}"
+    if found is None:
+        return f"{start} finds the same pools overloaded."
+    ttft, tail = format_duration(found.ttft.mean), format_duration(found.ttft.at(percentile))
+    return f"{start}, same pools: TTFT {ttft}, p{percentile:g} {tail}, TPOT {format_duration(found.tpot.mean)}."
+
+
+def assumption_texts(asked: Asked, best: Plan | None) -> list[str]:
+    """Return the assumptions in words, each with the flag that changes it."""
+    flags = asked.flags.defaulted
+    texts = []
+    auto = []
+    short = figure_texts((part.hardware for part in (asked.question.prefill, asked.question.decode)), notes=False)
+    for name, value in assumptions(asked, best).items():
+        if value == "auto":
+            auto.append(flag_name(name))
+        elif name == "expert_load_distribution":
+            texts.append(f"expert loads {asked.question.balance.distribution.described}")
+        else:
+            texts.append(
+                f"{flag_name(name) if name in flags else name.replace('_', ' ')} {_shown(name, short.get(name, value))}"
+            )
+    if auto:
+        texts.append(f"{', '.join(auto)} auto")
+    return texts
+
+
+def _shown(name: str, value: object) -> str:
+    if name in ("ttft", "tpot"):
+        return format_duration(float(str(value))).replace(" ", "")
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {held}" for key, held in value.items())
+    return f"{value:g}" if isinstance(value, float) else str(value)

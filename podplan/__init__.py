@@ -1,0 +1,63 @@
+"""The Python API of podplan: what the `plan` command does, as functions.
+
+    import podplan
+    plan = podplan.plan("deepseek-r1", hw="cm384", rate="100/s", ttft="2s", tpot="50ms")
+    plan.best.requests_per_second; plan.to_dict(); plan.to_frame(); plan.save("out/"); plan.simulate()
+
+Keywords are the long flags of the command; numbers are SI. Results are data classes; ``to_dict()`` gives what the
+command prints with ``--json``. Bad input raises ``BadInput``, an infeasible question gives a result with ``feasible``
+false. Names are loaded when they are first used, so that ``import podplan`` takes no time.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ground.errors import BadInput as BadInput
+    from ground.errors import Infeasible as Infeasible
+    from podplan.catalogue import HardwareResult as HardwareResult
+    from podplan.catalogue import ModelsResult as ModelsResult
+    from podplan.catalogue import hardware as hardware
+    from podplan.catalogue import models as models
+    from podplan.checking import CheckResult as CheckResult
+    from podplan.checking import check as check
+    from podplan.comparison import CompareResult as CompareResult
+    from podplan.comparison import compare as compare
+    from podplan.comparison import sweep as sweep
+    from podplan.explaining import ExplainResult as ExplainResult
+    from podplan.explaining import explain as explain
+    from podplan.fleets import FleetResult as FleetResult
+    from podplan.fleets import fleet as fleet
+    from podplan.planning import PlanResult as PlanResult
+    from podplan.planning import plan as plan
+    from podplan.prediction import PredictResult as PredictResult
+    from podplan.prediction import predict as predict
+    from podplan.simulation import PoliciesResult as PoliciesResult
+    from podplan.simulation import SimulateResult as SimulateResult
+    from podplan.simulation import simulate as simulate
+    from podplan.simulation import simulate_policies as simulate_policies
+
+_HOMES = {
+    "ground.errors": ("BadInput", "Infeasible"),
+    "podplan.catalogue": ("HardwareResult", "ModelsResult", "hardware", "models"),
+    "podplan.checking": ("CheckResult", "check"),
+    "podplan.comparison": ("CompareResult", "compare", "sweep"),
+    "podplan.explaining": ("ExplainResult", "explain"),
+    "podplan.fleets": ("FleetResult", "fleet"),
+    "podplan.planning": ("PlanResult", "plan"),
+    "podplan.prediction": ("PredictResult", "predict"),
+    "podplan.simulation": ("PoliciesResult", "SimulateResult", "simulate", "simulate_policies"),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+__all__ = sorted(_HOME_OF)
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = globals()[name] = getattr(import_module(_HOME_OF[name]), name)
+    return found
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *_HOME_OF]

@@ -1,0 +1,136 @@
+"""What a search took for granted: every default that moved the answer, by the flag that changes it."""
+
+from hardware.formats import product_dtype, storable
+from hardware.spec import HardwareSpec
+from planner.instances.reachable import REFERENCE
+from planner.instances.space import engine_cut
+from planner.plans.plan import Plan
+from planner.plans.quantised import format_text, own_formats
+from planner.question import Machines, Question
+from podplan.machines import figure_texts
+from podplan.question import Asked
+from podplan.readers import is_auto
+
+
+def assumptions(asked: Asked, best: Plan | None) -> dict[str, object]:
+    """Return the defaults that moved the answer: what was taken for the flags that were not given."""
+    question = asked.question
+    taken = {**_limits(question), **_traffic(asked), **_machines(question), **_model(question, best)}
+    named = {name: value for name, value in taken.items() if name in asked.flags.defaulted}
+    return named | _implied(asked)
+
+
+def _limits(question: Question) -> dict[str, object]:
+    return {
+        "ttft": question.ttft_seconds,
+        "tpot": question.tpot_seconds,
+        "percentile": question.percentile,
+        "objective": question.objective,
+    }
+
+
+def _traffic(asked: Asked) -> dict[str, object]:
+    """Defaults that hold without a trace; with one, what it cannot tell."""
+    workload = asked.question.workload
+    if asked.trace is not None:
+        return {} if asked.trace.hash_ids else {"prefix_reuse": workload.prefix_reuse}
+    means = {"isl": workload.input_tokens.mean, "osl": workload.output_tokens.mean}
+    known = {side for side in means if f"{side}_histogram" not in asked.flags.defaulted}
+    stated: dict[str, object] = {side: mean for side, mean in means.items() if side not in known}
+    return stated | {"prefix_reuse": workload.prefix_reuse}
+
+
+def _machines(question: Question) -> dict[str, object]:
+    pools = {"prefill": question.prefill, "decode": question.decode}
+    if question.prefill.hardware is question.decode.hardware and question.prefill.weights == question.decode.weights:
+        return {"weights": weights_reason(question, question.prefill)}
+    return {"weights": {role: weights_reason(question, machines) for role, machines in pools.items()}}
+
+
+def weights_reason(question: Question, machines: Machines) -> str:
+    """Say which dtype the weights have and why."""
+    model, hardware, weights = question.model, machines.hardware, machines.weights
+    product = product_dtype(hardware, weights)
+    told = weights if product == weights else f"{weights}, dequantised to {product} before each product"
+    if weights == model.native_dtype:
+        return f"{told}, as {model.name} ships"
+    if model.native_dtype in storable(hardware):
+        return f"{told}; {model.name} ships {model.native_dtype}"
+    return f"{told}, for {hardware.name} does not multiply {model.native_dtype}, as {model.name} ships"
+
+
+def _model(question: Question, best: Plan | None) -> dict[str, object]:
+    taken: dict[str, object] = {"kv_dtype": question.kv_dtype, "engine": question.engine}
+    if len(question.drafts) > 1:
+        chosen = f"{best.answering.drafts}, " if best else ""
+        taken["mtp"] = f"{chosen}best of {' and '.join(str(depth) for depth in question.drafts)}"
+    if max(question.drafts):
+        taken["mtp_acceptance"] = question.acceptance
+    if question.model.moe is not None:
+        taken |= {"microbatches": "auto", "redundant_experts": "auto", "expert_balance": question.balance.kind}
+        if question.model.moe.shared_experts:
+            taken["shared_experts"] = "auto"
+    return taken
+
+
+def _implied(asked: Asked) -> dict[str, object]:
+    """Assumptions that no single flag stands for."""
+    question, trace = asked.question, asked.trace
+    implied: dict[str, object] = {}
+    if trace is None:
+        implied["lengths"] = _lengths(asked)
+        implied["arrivals"] = "Poisson"
+    else:
+        implied["arrivals"] = f"squared CV {question.workload.arrival_squared_cv:.3g}, measured on {trace.name}"
+        if trace.spread_seconds:
+            implied["arrivals"] = f"{implied['arrivals']}, stamps spread over their grid of {trace.spread_seconds:g} s"
+        if trace.left_out:
+            implied["requests"] = next(note for note in trace.notes if "left out" in note)
+        if question.workload.prefix_reuse and "prefix_reuse" in asked.flags.defaulted:
+            reuse = question.workload.prefix_reuse
+            implied["reuse"] = f"{reuse:.3g} of the prompt tokens, of a cache without limit"
+    chosen = [text for text in (asked.flags.weights, asked.flags.kv_dtype) if text and ("," in text or is_auto(text))]
+    if chosen:
+        implied["formats"] = f"{format_text(own_formats(question))}, best of {' and '.join(chosen)}"
+    if question.engine != REFERENCE:
+        implied["engine_layouts"] = {role: engine_cut(question, role) for role in ("prefill", "decode")}
+    if asked.flags.size is None:
+        implied["size"] = _sizes(question)
+    if question.model.moe is not None and question.balance.kind in ("measured", "none"):
+        implied["expert_load_distribution"] = {
+            "name": question.balance.distribution.name,
+            "log_sigma": question.balance.distribution.log_sigma,
+            "drift_log_sigma": question.balance.distribution.drift_log_sigma,
+            "source": question.balance.distribution.source,
+        }
+    figures = figure_texts(machines.hardware for machines in (question.prefill, question.decode))
+    if question.objective == "cost":
+        figures.setdefault("price", "none stated, so the fewest chips are the cheapest")
+    return implied | {name: told for name, told in figures.items() if name in asked.flags.defaulted}
+
+
+def _lengths(asked: Asked) -> str:
+    """Say how lengths spread; decode takes of outputs their moments only."""
+    workload, traffic = asked.question.workload, asked.flags
+    spreads = {}
+    for side, lengths, file, shape in (
+        ("prompts", workload.input_tokens, traffic.isl_histogram, workload.input_tokens.shape),
+        ("outputs", workload.output_tokens, traffic.osl_histogram, "gamma"),
+    ):
+        by = "by mean and CV" if file is None else f"by mean and CV of {file}"
+        spreads[side] = f"{by}, {shape}" if lengths.squared_cv else "fixed"
+        if file is not None and side == "prompts":
+            spreads[side] = f"as in {file}"
+    if len(set(spreads.values())) == 1:
+        return spreads["prompts"]
+    return "; ".join(f"{side} {spread}" for side, spread in spreads.items())
+
+
+def _sizes(question: Question) -> str:
+    hardware = {id(machines.hardware): machines.hardware for machines in (question.prefill, question.decode)}
+    return ", ".join(_size(spec) for spec in hardware.values())
+
+
+def _size(spec: HardwareSpec) -> str:
+    nodes = spec.nodes.value
+    return f"all of {spec.name}: {nodes:.0f} nodes, {nodes * spec.devices_per_node.value:.0f} devices"

@@ -1,0 +1,314 @@
+"""`podplan.check`: do the limits hold, by how much, with which confidence, and after a loss?"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+from ground.errors import BadInput
+from ground.names import suggest
+from planner.checks.check import (
+    AfterLoss,
+    Limits,
+    Margin,
+    Search,
+    Verdict,
+    check_deployed,
+    check_question,
+    over_windows,
+)
+from planner.checks.deployed_trace import plan_on
+from planner.plans.day import Window, mean_rate, peak_rate
+from planner.question import Question
+from planner.search.search import Answer, search
+from podplan.day import window_head
+from podplan.on_trace import playable
+from podplan.plan_data import plan_json, question_json
+from podplan.question import Asked
+from podplan.question_files import CHECK_KEYS, QUESTION_KEYS, Entry, asked_of, located, questions_in_place, typed_of
+from podplan.readers import read_fraction
+from podplan.result import Result, Row, picked
+from podplan.workers import Executor, executor_of
+
+if TYPE_CHECKING:
+    from podplan.fixed import ManifestQuestion
+
+STATIONARY = "stationary queues"
+Windows = list[tuple[Window, tuple[Margin, ...]]]
+"""Of a day, the margins that each window leaves."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskedCheck:
+    """What one question asks: a search, or the verdict on a manifest."""
+
+    name: str
+    searched: Asked | None
+    fixed: "ManifestQuestion | None"
+    confidence: float | None
+
+    def verdict(self, search_plan: Search) -> Verdict:
+        """Return the verdict; ``search_plan`` is called where a plan must be found."""
+        if self.fixed is not None:
+            fixed, played = self.fixed, self.fixed.rows is not None and self.fixed.unlike is None
+            found = check_deployed(fixed.deployed, fixed.limits, confidence=self.confidence, loss=fixed.survive)
+            return replace(found, played=played)
+        assert self.searched is not None, "a check has a question or a manifest"
+        question, rows = self.searched.question, playable(self.searched)
+        return check_question(question, confidence=self.confidence, search_plan=search_plan, trace=rows)
+
+    def basis(self, verdict: Verdict) -> str:
+        """Say what the figures are of."""
+        if verdict.played:
+            return "the requests of the trace themselves, played at the rate"
+        traced = self.fixed.traced if self.fixed is not None else self.searched and self.searched.trace is not None
+        if not traced or not verdict.margins:
+            return STATIONARY
+        return f"{STATIONARY} of the trace's moments, for {self._not_played()}"
+
+    def _not_played(self) -> str:
+        """Say why a trace was not played."""
+        if self.fixed and self.fixed.unlike:
+            return self.fixed.unlike
+        rows = self.fixed.rows if self.fixed is not None else self.searched and playable(self.searched)
+        if rows is None:
+            return "turns that wait for answers, a stated reuse and M/M/1 cannot be played"
+        return "it has fewer requests than three times those under way"
+
+    def windows(self, verdict: Verdict) -> Windows:
+        """Return what each window of the day sees of the deployment; none without a day or a plan."""
+        if self.fixed is not None:
+            fixed = self.fixed
+            return over_windows(fixed.deployed, fixed.limits, fixed.day, self.confidence) if fixed.day else []
+        assert self.searched is not None, "a check has a question or a manifest"
+        plan, day = verdict.plan, self.searched.day
+        if plan is None or not day:
+            return []
+        limits = Limits.of(self.searched.question, peak_rate(day))
+        rows = playable(self.searched) if verdict.played else None
+        return over_windows(plan_on(plan, rows), limits, day, self.confidence)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checked:
+    """A question with its verdict and the seconds that it took.
+
+    ``windows`` is what each window of a day sees of the deployment that is sized for the worst.
+    """
+
+    asked: AskedCheck
+    verdict: Verdict
+    seconds: float
+    windows: Windows = field(default_factory=list)
+
+    @property
+    def basis(self) -> str:
+        """What the figures are of."""
+        return self.asked.basis(self.verdict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the question's object in what ``plan check --json`` prints."""
+        verdict, asked = self.verdict, self.asked
+        return {
+            "name": asked.name,
+            "feasible": verdict.holds,
+            "binding_limit": verdict.binding,
+            "explanation": verdict.explanation,
+            "basis": self.basis,
+            "question": question_json(asked.searched) if asked.searched else asked.fixed and _fixed_json(asked.fixed),
+            "margins": [margin_json(margin) for margin in verdict.margins],
+            **picked(verdict, "rate_per_second confidence held_confidence"),
+            "after_loss": verdict.after_loss and loss_json(verdict.after_loss),
+            "day": _day_json(self.windows) if self.windows else None,
+            "best": plan_json(verdict.plan, compact=True) if verdict.plan else None,
+            "wall_seconds": self.seconds,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckResult(Result):
+    """The verdicts on one question or on several.
+
+    Attributes:
+        questions: each question with its verdict, in the order in which they were asked.
+    """
+
+    questions: tuple[Checked, ...]
+
+    @property
+    def feasible(self) -> bool:
+        """Whether every limit of every question holds."""
+        return all(each.verdict.holds for each in self.questions)
+
+    @property
+    def headline(self) -> str:
+        """How many questions hold."""
+        held = sum(each.verdict.holds for each in self.questions)
+        return f"{held} of {len(self.questions)} questions hold"
+
+    def rows(self) -> list[Row]:
+        """Return a row per question: what is reached of each limit, and the room left."""
+        found = []
+        for each in self.questions:
+            row: Row = {"name": each.asked.name, "feasible": each.verdict.holds, "binding_limit": each.verdict.binding}
+            for margin in each.verdict.margins:
+                row |= {f"{margin.name}_limit": margin.limit, margin.name: margin.value}
+                row[f"{margin.name}_margin"] = margin.share
+            found.append({**row, "held_confidence": each.verdict.held_confidence, "seconds": each.seconds})
+        return found
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the object that ``plan check --json`` prints."""
+        return {"feasible": self.feasible, "questions": [each.to_dict() for each in self.questions]}
+
+
+def check(question: str | None = None, *, workers: int | str | None = None, **flags: object) -> CheckResult:
+    """Say whether limits hold, by how much, with which confidence, and after a loss.
+
+    Args:
+        question: a question file, or with ``hw`` a model; None with ``manifest``.
+        workers: processes that share the questions, or ``dask:ADDRESS`` [the cores].
+        flags: the long flags of ``plan check``, such as ``rate``, ``ttft``, ``confidence`` and ``manifest``.
+
+    Raises:
+        BadInput: a keyword that is no flag, or a value that it cannot have.
+    """
+    return checked(typed_of({"model": question, **flags}), executor_of(workers))
+
+
+def checked(typed: Mapping[str, str], executor: Executor) -> CheckResult:
+    """Return the verdicts on what flags or a file ask, as the texts that would be typed."""
+    asked = [read_entry(entry) for entry in _entries(typed)]
+    found = chain.from_iterable(executor(_verdicts, _alike(asked)))
+    return CheckResult(
+        questions=tuple(
+            Checked(asked=asked[number], verdict=verdict, windows=windows, seconds=took)
+            for number, verdict, windows, took in sorted(found, key=lambda each: each[0])
+        )
+    )
+
+
+def _entries(typed: Mapping[str, str]) -> list[Entry]:
+    """Return the questions that flags ask, or those of the file that stands in place of a model."""
+    known = (*QUESTION_KEYS, *CHECK_KEYS)
+    for name in typed:
+        if name not in known:
+            raise BadInput(f"{name[:40]!r} is no keyword here{suggest(name, known)}")
+    if "manifest" in typed:
+        return [Entry(name=typed.get("model") or typed["manifest"], where="", values=typed)]
+    if "model" not in typed:
+        raise BadInput("give a question file, MODEL with --hw HW, or --manifest FILE; see plan check --help")
+    entries = questions_in_place(typed, "check", "--hw cm384")
+    if entries is None:
+        return [Entry(name=typed["model"], where="", values=typed)]
+    shared = {key: typed[key] for key in CHECK_KEYS if key in typed}
+    return [replace(one, values={**one.values, **shared}) for one in entries]
+
+
+def _alike(asked: Sequence[AskedCheck]) -> list[list[tuple[int, AskedCheck]]]:
+    """Return questions with their places, those together that one search answers: they differ in their rate only."""
+    groups: list[tuple[Question | None, list[tuple[int, AskedCheck]]]] = []
+    for number, one in enumerate(asked):
+        question = None
+        if one.searched is not None:
+            question = replace(one.searched.question, rate_per_second=None, objective="throughput")
+        own = next((members for known, members in groups if question is not None and known == question), None)
+        if own is None:
+            groups.append((question, own := []))
+        own.append((number, one))
+    return [members for _, members in groups]
+
+
+Found = tuple[int, Verdict, Windows, float]
+"""Place, verdict, windows of the day and seconds of a question."""
+
+
+def _verdicts(group: Sequence[tuple[int, AskedCheck]]) -> list[Found]:
+    """Return what each question comes to."""
+    searches, found = Searches(), list[Found]()
+    for number, one in group:
+        begin = perf_counter()
+        verdict = one.verdict(searches)
+        found.append((number, verdict, one.windows(verdict), perf_counter() - begin))
+    return found
+
+
+class Searches:
+    """Searches of alike questions: what differs in the rate only is searched once."""
+
+    def __init__(self) -> None:
+        self._known: list[tuple[Question, Answer]] = []
+
+    def __call__(self, question: Question) -> Answer:
+        """Return the answer, from the searches done so far where it is among them."""
+        for known, answer in self._known:
+            if known == question:
+                return answer
+        answer = search(question, beside=False)
+        self._known.append((question, answer))
+        return answer
+
+
+def read_entry(entry: Entry) -> AskedCheck:
+    """Return what a question asks; BadInput names the place in the file, and the key or flag."""
+    with located(entry):
+        confidence = read_confidence(entry.get("confidence"))
+        if entry.get("manifest") is not None:
+            from podplan.fixed import read_manifest_question  # the schema of manifests takes a tenth of a second
+
+            fixed = read_manifest_question(entry.values)
+            return AskedCheck(name=entry.name, searched=None, fixed=fixed, confidence=confidence)
+        if entry.get("objective") is not None:
+            raise BadInput("--objective: a check asks whether limits hold, whatever is best; leave it out")
+        return AskedCheck(name=entry.name, searched=asked_of(entry), fixed=None, confidence=confidence)
+
+
+def read_confidence(text: str | None) -> float | None:
+    """Return the confidence that is asked for; BadInput naming the flag."""
+    if text is None:
+        return None
+    try:
+        value = read_fraction(text, "--confidence", 0.5)
+    except BadInput:
+        value = math.nan  # a share at all is not enough: what is right is told once
+    if not 0.5 <= value <= 0.999:
+        raise BadInput(f"--confidence: {text[:40]!r} must be from 0.5, the figures as predicted, to 0.999")
+    return value
+
+
+def margin_json(margin: Margin) -> dict[str, object]:
+    """Return a limit beside what is reached."""
+    unit = "per_second" if margin.name == "rate" else "seconds"
+    return picked(margin, f"name limit_{unit}=limit value_{unit}=value margin=share holds")
+
+
+def loss_json(after: AfterLoss) -> dict[str, object]:
+    """Return what is left after a loss."""
+    margins = [margin_json(margin) for margin in after.margins]
+    return picked(after, "loss lost_instances=lost.counts feasible=holds") | {"margins": margins}
+
+
+def _day_json(windows: Windows) -> dict[str, object]:
+    """Return what every window of a day sees of the deployment; no margins where nothing arrives."""
+    day = [window for window, _ in windows]
+    return {
+        "peak_requests_per_second": peak_rate(day),
+        "mean_requests_per_second": mean_rate(day),
+        "windows": [
+            {**window_head(window), "margins": [margin_json(margin) for margin in margins]}
+            for window, margins in windows
+        ],
+    }
+
+
+def _fixed_json(fixed: "ManifestQuestion") -> dict[str, object]:
+    return {
+        "manifest": fixed.path,
+        "model": fixed.manifest.model.spec.name,
+        "input_tokens": picked(fixed.workload.input_tokens, "mean squared_cv"),
+        "output_tokens": picked(fixed.workload.output_tokens, "mean squared_cv"),
+        **picked(fixed.limits, "rate_per_second ttft_seconds tpot_seconds percentile"),
+        "survive": fixed.survive,
+    }

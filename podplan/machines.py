@@ -1,0 +1,211 @@
+"""`--hw`, `--nodes`, `--chips`, `--devices`, `--price`, `--power`: which devices each role may use, and their cost."""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from ground.errors import BadInput
+from ground.names import suggest
+from ground.sourced import Sourced
+from ground.units import parse_count
+from hardware.loader import load_hardware
+from hardware.spec import HardwareSpec
+from models.spec import ModelSpec
+from planner.question import Machines, Question
+from podplan.options import QuestionFlags
+from podplan.readers import ROLES, read_weight_choices, weights_of
+
+FIGURES = ("--price", "--power")
+# Beyond any published serving cluster; the grid of instance sizes grows with it.
+MOST_DEVICES = 16_384
+MOST_AMOUNT = 1e6  # of USD or watts
+MOST_SHOWN = 10**9  # longer counts are shortened when they are refused
+
+
+def read_machines(flags: QuestionFlags, weights: str | None, model: ModelSpec) -> tuple[Machines, Machines]:
+    """Return the machines of prefill and of decode; one budget for both where nothing was said per role.
+
+    ``weights`` is what ``--weights`` gives; each role has the first format of its own.
+
+    Raises BadInput naming the flag.
+    """
+    specs = _priced(read_hardware(flags.hw or ""), flags)
+    sizes = _sizes(flags, specs)
+    shared = specs["prefill"] is specs["decode"] and sizes.keys() == {""}
+    prefill, decode = (
+        Machines(
+            hardware=specs[role],
+            devices=sizes[""] if shared else sizes[role],
+            weights=read_weight_choices(weights_of(weights, role), model, specs[role])[0],
+            budget=specs[role].name if shared else role,
+        )
+        for role in ROLES
+    )
+    return prefill, decode
+
+
+def read_hardware(text: str) -> dict[str, HardwareSpec]:
+    """Return the hardware of each role; the same object where both run on the same entry."""
+    names = by_role(text, "--hw")
+    if "" in names:
+        spec = load_hardware(names[""])
+        return dict.fromkeys(ROLES, spec)
+    for role in ROLES:
+        if role not in names:
+            raise BadInput(f"--hw: {text[:60]!r} names no hardware for {role}; add {role}=NAME")
+    prefill, decode = (load_hardware(names[role]) for role in ROLES)
+    return {"prefill": prefill, "decode": prefill if decode == prefill else decode}
+
+
+def _priced(specs: dict[str, HardwareSpec], flags: QuestionFlags) -> dict[str, HardwareSpec]:
+    """Return the hardware of each role at the price and power that were given; one object stays one."""
+    given = {flag: by_role(text, flag) for flag, text in (("--price", flags.price), ("--power", flags.power)) if text}
+    same = specs["prefill"] is specs["decode"]
+    for flag, texts in given.items():
+        if same and "" not in texts:
+            raise BadInput(f"{flag}: both roles run on {specs['prefill'].name}, whose chips are alike; give one number")
+
+    def of(role: str) -> HardwareSpec:
+        price, power = (given[flag].get(role, given[flag].get("")) if flag in given else None for flag in FIGURES)
+        return with_prices(specs[role], price, power)
+
+    prefill = of("prefill")
+    return {"prefill": prefill, "decode": prefill if same else of("decode")}
+
+
+def by_role(text: str, flag: str) -> dict[str, str]:
+    """Return what ``prefill=A,decode=B`` gives each role, or the whole text under ``""``."""
+    if "=" not in text:
+        return {"": text}
+    found: dict[str, str] = {}
+    for part in text.split(","):
+        role, equals, value = (piece.strip() for piece in part.partition("="))
+        role = role.lower()
+        if role not in ROLES or not equals or not value:
+            hint = suggest(role, ROLES) if role not in ROLES else ""
+            raise BadInput(f"{flag}: {part.strip()[:40]!r} is not prefill=... or decode=...{hint}")
+        if role in found:
+            raise BadInput(f"{flag}: {role} stands twice in {text[:60]!r}; name it once")
+        found[role] = value
+    return found
+
+
+def _sizes(flags: QuestionFlags, specs: dict[str, HardwareSpec]) -> dict[str, int]:
+    """Return devices per role, or those of both under ``""``."""
+    given = flags.size
+    same = specs["prefill"] is specs["decode"]
+    if given is None:
+        return {"": catalogue_devices(specs["prefill"])} if same else {r: catalogue_devices(specs[r]) for r in ROLES}
+    flag, text = given
+    texts = by_role(text, flag)
+    if "" in texts:
+        if same:
+            return {"": _devices(flag, texts[""], specs["prefill"])}
+        raise BadInput(
+            f"{flag}: {text[:40]!r} leaves open whether {specs['prefill'].name} or {specs['decode'].name} is counted; "
+            f"write {flag} prefill=N,decode=N"
+        )
+    absent = [role for role in ROLES if role not in texts]
+    if same and absent:
+        raise BadInput(f"{flag}: {text[:40]!r} leaves open the size of {absent[0]}; add {absent[0]}=N")
+    sizes = {
+        role: _devices(flag, texts[role], specs[role]) if role in texts else catalogue_devices(specs[role])
+        for role in ROLES
+    }
+    if same:
+        _check_most(flag, f"{sizes['prefill']} + {sizes['decode']}", sum(sizes.values()), specs["prefill"])
+    return sizes
+
+
+def catalogue_devices(spec: HardwareSpec) -> int:
+    """Return the devices of the whole entry."""
+    return int(spec.nodes.value * spec.devices_per_node.value)
+
+
+def _devices(flag: str, text: str, spec: HardwareSpec) -> int:
+    """Return the devices that a size flag stands for, checked against the machine."""
+    count = parse_count(text, flag)
+    per_chip, per_node = int(spec.devices_per_chip.value), int(spec.devices_per_node.value)
+    if flag == "--devices" and count % per_chip:
+        lower = count - count % per_chip
+        choices = f"{lower} or {lower + per_chip}" if lower else f"{per_chip}"
+        raise BadInput(f"--devices: {count} are not whole chips of {spec.name}, which have {per_chip}; use {choices}")
+    devices = count * {"--nodes": per_node, "--chips": per_chip, "--devices": 1}[flag]
+    _check_most(flag, str(devices), devices, spec)
+    return devices
+
+
+def _check_most(flag: str, shown: str, devices: int, spec: HardwareSpec) -> None:
+    per = {"--nodes": spec.devices_per_node.value, "--chips": spec.devices_per_chip.value, "--devices": 1.0}[flag]
+    most = MOST_DEVICES if spec.sold_by_node else catalogue_devices(spec)
+    if devices > most:
+        why = "more than are planned for" if spec.sold_by_node else f"more than {spec.name} has"
+        shown = shown if devices < MOST_SHOWN else f"{devices:.3g}"
+        raise BadInput(f"{flag}: {shown} devices are {why}; use at most {most // per:.0f}")
+
+
+def with_prices(spec: HardwareSpec, price: str | None, power: str | None) -> HardwareSpec:
+    """Return a machine at a price in USD per chip and hour, and with the power of a chip; as it is where not given.
+
+    Raises BadInput naming the flag.
+    """
+    changed: dict[str, Any] = {}
+    if price is not None:
+        value = read_amount(price, "--price", "USD per chip and hour", {"usd": 1.0, "$": 1.0})
+        changed["price_usd_per_chip_hour"] = Sourced(value=value, kind="assumed", source="--price", note="given")
+    if power is not None:
+        value = read_amount(power, "--power", "watts per chip", {"kw": 1000.0, "w": 1.0})
+        changed["power_watts_per_chip"] = Sourced(value=value, kind="assumed", source="--power", note="given")
+    return replace(spec, **changed) if changed else spec
+
+
+def read_amount(text: str, flag: str, what: str, units: dict[str, float]) -> float:
+    """Return a number above 0, with or without one of the units."""
+    word, factor = text.strip().lower(), 1.0
+    for unit, scale in units.items():
+        if word.endswith(unit):
+            word, factor = word.removesuffix(unit).strip(), scale
+            break
+    try:
+        value = float(word) * factor
+    except ValueError:
+        value = math.nan
+    if 0 < value <= MOST_AMOUNT:
+        return value
+    example = "1.25" if "usd" in units else "1.4kW"
+    raise BadInput(f"{flag}: {text[:40]!r} is not {what}, such as {example}")
+
+
+def figure_texts(machines: Iterable[HardwareSpec], *, notes: bool = True) -> dict[str, str]:
+    """Return what price and power of some machines rest on: kind, date and note of each; nothing where none is stated.
+
+    Prices of different kinds, such as a rental and the hardware alone, or power of chips alone, are no comparison.
+    """
+    specs = {spec.name: spec for spec in machines}
+    prices = {name: spec.price_usd_per_chip_hour for name, spec in specs.items()}
+    powers = {name: spec.power_watts_per_chip or spec.chip_power_watts for name, spec in specs.items()}
+    found = {}
+    if any(prices.values()):
+        found["price"] = _told(prices, "USD a chip and hour", 1.0, notes)
+    if any(powers.values()):
+        found["power"] = _told(powers, "kW a chip", 1000.0, notes)
+    return found
+
+
+def basis_lines(questions: Iterable[Question]) -> list[str]:
+    """Return what cost and power of some questions' machines rest on, a line each."""
+    machines = [part.hardware for question in questions for part in (question.prefill, question.decode)]
+    return [f"{name.capitalize()}: {told}." for name, told in figure_texts(machines).items()]
+
+
+def _told(figures: Mapping[str, Sourced | None], unit: str, scale: float, notes: bool) -> str:
+    """Return each machine's figure with its kind, date and note; that none is stated where there is none."""
+    texts = []
+    for name, figure in figures.items():
+        if figure is None:
+            texts.append(f"none stated of {name}")
+            continue
+        about = ", ".join(part for part in (figure.kind, figure.as_of, notes and figure.note) if part)
+        texts.append(f"{figure.value / scale:.3g} {unit} of {name} ({about})")
+    return " and ".join(texts)

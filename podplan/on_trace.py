@@ -1,0 +1,105 @@
+"""What the chosen plan does with the trace that it was made for."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from planner.question import Question
+from planner.search.search import Answer, search
+from podplan.question import Asked
+
+if TYPE_CHECKING:
+    from ground.traces import Trace
+    from planner.checks.on_trace import OnTrace
+    from planner.checks.traced import Round
+    from planner.queues.queueing import Array
+    from planner.workload import Trace as Rows
+
+MOST_REQUESTS = 300_000
+"""Beyond which a trace is told by its moments alone."""
+
+
+def playable(asked: Asked) -> "Rows | None":
+    """Return the requests of the trace of a question, where a plan can be played on them, as ``rows_of``."""
+    if asked.question.queueing != "bulk":
+        return None
+    return rows_of(asked.trace, reuse_stated=asked.flags.prefix_reuse is not None)
+
+
+def rows_of(trace: "Trace | None", *, reuse_stated: bool) -> "Rows | None":
+    """Return the requests of a trace with what each reuses, where they can be played.
+
+    None without a trace; where it has no times, or turns that follow answers; where another reuse than its own was
+    stated.
+    """
+    if trace is None or not trace.timed or len(trace) > MOST_REQUESTS or reuse_stated:
+        return None
+    if trace.delay_seconds is not None and bool(np.isfinite(trace.delay_seconds).any()):
+        return None
+    from ground.traces import reused_tokens
+    from planner.workload import Trace as Rows  # only a trace needs it
+
+    return Rows(
+        arrival_seconds=trace.arrival_seconds,
+        input_tokens=trace.input_tokens,
+        output_tokens=trace.output_tokens,
+        reused_tokens=None if trace.hash_ids is None else reused_tokens(trace),
+    )
+
+
+def traced(asked: Asked, first: Callable[[Question], Answer]) -> "tuple[Answer, OnTrace | None, tuple[Round, ...]]":
+    """Return the answer to a question with a trace, whose plan is played on it and searched again where it is late."""
+    rows = playable(asked)
+    if rows is None:
+        return first(asked.question), None, ()
+    from planner.checks.traced import search_on_trace
+
+    found = search_on_trace(asked.question, rows, first, partial(search, explain=False, beside=False))
+    return found.answer, found.on_trace, found.rounds
+
+
+def trace_json(found: "OnTrace", percentiles: tuple[float, ...]) -> dict[str, object]:
+    """Return the figures in SI units."""
+    recorded = found.recorded
+    columns = {
+        "ttft_seconds": recorded.ttft_seconds,
+        "tpot_seconds": recorded.tpot_seconds,
+        "e2e_seconds": recorded.e2e_seconds,
+    }
+    return {
+        "played_times": found.factor,
+        "requests": int(recorded.ttft_seconds.size),
+        **{name: _latency(values, percentiles) for name, values in columns.items()},
+        "slo_attainment": found.attainment,
+        "keeps_limits": found.keeps,
+        "most_requests_per_second": found.most_per_second,
+    }
+
+
+def _latency(seconds: "Array", percentiles: tuple[float, ...]) -> dict[str, float] | None:
+    known = seconds[~np.isnan(seconds)]
+    if not known.size:
+        return None
+    at = np.percentile(known, percentiles).tolist()
+    return {"mean": float(known.mean())} | {f"p{level:g}": value for level, value in zip(percentiles, at, strict=True)}
+
+
+def rounds_json(rounds: "Sequence[Round]") -> list[dict[str, object]]:
+    """Return what was searched for in each round, and what its plan does on the trace; null figures without one.
+
+    What is ``grown`` was not searched for: it is an earlier plan with more instances.
+    """
+    return [
+        {
+            "ttft_limit_seconds": each.asked.ttft_seconds,
+            "tpot_limit_seconds": each.asked.tpot_seconds,
+            "rate_per_second": each.asked.rate_per_second,
+            "grown": each.grown,
+            "devices": each.plan.devices if each.plan else None,
+            "keeps_limits": each.keeps,
+            "most_requests_per_second": each.most_per_second or None,
+        }
+        for each in rounds
+    ]

@@ -1,0 +1,223 @@
+"""The flags of every question, declared once: a field is a keyword of the Python API, a flag and a key of a file.
+
+Values are texts as they would be typed, None where nothing was given. ``cli`` makes options of the fields.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ground.errors import BadInput
+from ground.names import suggest
+
+Text = str | None
+Flags = TypeVar("Flags")
+
+
+def flag(metavar: str, told: str, *names: str, unit: str = "", needed: bool = False, default: Any = None) -> Any:
+    """Return a field that is a flag with a value; ``--name`` is that of the field unless ``names`` say otherwise.
+
+    ``unit`` stands behind a bare number that the Python API is given; ``needed`` makes a command ask for the flag.
+    """
+    return dataclasses.field(
+        default=default, metadata={"metavar": metavar, "help": told, "names": names, "unit": unit, "needed": needed}
+    )
+
+
+def argument(metavar: str, told: str) -> Any:
+    """Return a field that is the positional argument of a command."""
+    return dataclasses.field(
+        default=None, metadata={"metavar": metavar, "help": told, "positional": True, "needed": True}
+    )
+
+
+def switch(told: str) -> Any:
+    """Return a field that is a flag without a value."""
+    return dataclasses.field(default=False, metadata={"help": told})
+
+
+def flag_name(field: str) -> str:
+    """Return the flag that fills ``field``."""
+    return "--" + field.replace("_", "-")
+
+
+MODEL = "Catalogue name, config.json or model YAML."
+DRAFTED = "Drafted tokens per iteration"
+BALANCE = "perfect, measured, none or a factor [measured]."
+SKEW = "mixed-domains, single-domain, log-normal=S, power-law=A, or a file of loads [mixed-domains]."
+REDUNDANT = "Slots beyond one per expert, or auto [auto]."
+WORKERS = "Processes that share the work, or dask:ADDRESS of a scheduler [the cores]."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuestionFlags:
+    """A question: which model on which machines, under which load, within which limits."""
+
+    model: Text = argument("MODEL", MODEL)
+    hw: Text = flag("HW", "Catalogue name or YAML, or one per role: prefill=910b,decode=cm384.", needed=True)
+    nodes: Text = flag("N", "Nodes, or prefill=N,decode=N [the catalogue entry].")
+    chips: Text = flag("N", "Chips instead of nodes.")
+    devices: Text = flag("N", "Devices instead of nodes.")
+    price: Text = flag("USD", "Price of a chip and hour, or prefill=P,decode=P [the catalogue's].")
+    power: Text = flag(
+        "WATTS", "Power of a chip with its share of the machine, 1.4kW, or one per role [the catalogue's]."
+    )
+    isl: Text = flag("TOKENS", "Mean prompt tokens [4096].")
+    osl: Text = flag("TOKENS", "Mean output tokens [1024].")
+    isl_cv: Text = flag("CV", "Standard deviation of prompts over their mean [0].")
+    osl_cv: Text = flag("CV", "The same of outputs [0].")
+    isl_distribution: Text = flag("NAME", "lognormal or gamma, of prompts with --isl-cv [lognormal].")
+    isl_histogram: Text = flag("FILE", "CSV tokens,weight of prompts, in place of --isl and --isl-cv.")
+    osl_histogram: Text = flag("FILE", "The same of outputs.")
+    prefix_reuse: Text = flag("SHARE", "Cached share of prompts [0].")
+    rate: Text = flag("RATE", "Requests to serve, such as 100/s.", unit="/s")
+    rate_profile: Text = flag(
+        "DAY", "Rates over the day, 0:00=40/s,8:00=120/s or a CSV time,rate: sized for the worst."
+    )
+    trace: Text = flag("FILE", "Lengths, arrivals and rate of a trace, in any of its formats.")
+    format: Text = flag("NAME", "azure or mooncake [as the file looks].")
+    ttft: Text = flag("DURATION", "Limit of the time to the first token [2s].", unit="s")
+    tpot: Text = flag("DURATION", "Limit of the time per further token [50ms].", unit="s")
+    percentile: Text = flag("P", "Percentile of requests that keep each limit [99].")
+    objective: Text = flag("WORD", "throughput, chips, cost or latency [throughput; with a rate chips].")
+    queueing: Text = flag("MODEL", "bulk, or mixserve for the M/M/1 of that paper [bulk].")
+    survive: Text = flag("LOSS", "node or instance: the limits hold after losing the worst one.")
+    shape: Text = flag(
+        "WORD", "aggregated (on either pool where each role has one), disaggregated, or auto, the better [auto]."
+    )
+    weights: Text = flag(
+        "DTYPES",
+        "bf16, fp8, int8, int4, mxfp4 or nvfp4, a list to choose from such as int8,bf16, or auto for all that run; "
+        "each role takes its own, or has what prefill=fp8,decode=int4,fp8 gives it; what the model's answers lose "
+        "by it is yours to judge [as shipped, if multiplied].",
+    )
+    kv_dtype: Text = flag("DTYPES", "bf16, fp8 or int8, a list to choose from, or auto [bf16].")
+    mtp: Text = flag("K", f"{DRAFTED}, or a range to search such as 0..3 [0..1].")
+    mtp_acceptance: Text = flag("A", "Acceptance per draft [0.7].")
+    microbatches: Text = flag("M", "1, 2 or auto [auto].")
+    expert_balance: Text = flag("B", BALANCE)
+    expert_skew: Text = flag("D", SKEW)
+    redundant_experts: Text = flag("N", REDUNDANT)
+    shared_experts: Text = flag("WHERE", "local, dedicated=N or auto [auto].")
+    engine: Text = flag("E", "Engine to plan for, such as vllm: what it runs, its host gap [reference].")
+
+    @property
+    def size(self) -> tuple[str, str] | None:
+        """The size flag that was given, with its text; BadInput where there are two."""
+        given = [(flag_name(name), text) for name in SIZES if (text := getattr(self, name)) is not None]
+        if len(given) > 1:
+            raise BadInput(f"{given[0][0]} and {given[1][0]} both give the size; leave one of them out")
+        return given[0] if given else None
+
+    @property
+    def defaulted(self) -> frozenset[str]:
+        """Fields that were not given or left open."""
+        return frozenset(name for name in names_of(QuestionFlags) if left_open(getattr(self, name)))
+
+
+UNITS = {each.name: each.metadata["unit"] for each in dataclasses.fields(QuestionFlags) if each.metadata.get("unit")}
+SIZES = ("nodes", "chips", "devices")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PredictFlags:
+    """One configuration: a model on one kind of devices in one strategy, and what it holds."""
+
+    model: Text = argument("MODEL", MODEL)
+    hw: Text = flag("HW", "Catalogue name or hardware YAML.", needed=True)
+    phase: Text = flag("PHASE", "decode, prefill or mixed.", needed=True)
+    strategy: Text = flag("S", 'Such as "TP=4 + DP=8, EP=32".', needed=True)
+    batch: Text = flag("REQUESTS", "decode: requests per DP rank.")
+    kv_len: Text = flag("TOKENS", "decode: cached tokens per request [4096].")
+    tokens: Text = flag("TOKENS", "prefill: prompt tokens per device and pass.")
+    isl: Text = flag("TOKENS", "prefill, mixed: prompt tokens [4096].")
+    prefix_reuse: Text = flag("SHARE", "prefill, mixed: cached share of prompts [0].")
+    cache_plane: Text = flag("PLANE", "prefill: plane that brings reused prefixes [none].")
+    osl: Text = flag("TOKENS", "mixed: output tokens [1024].")
+    concurrency: Text = flag("REQUESTS", "mixed: requests in the instance.")
+    max_batched_tokens: Text = flag("TOKENS", "mixed: tokens of one step per DP rank [8192].")
+    length_spread: Text = flag("SHARE", "mixed: lengths vary evenly by this share [0].")
+    requests: Text = flag("N", "decode, prefill: requests in the instance, spread over DP ranks.")
+    mtp: Text = flag("K", f"{DRAFTED} [0].")
+    mtp_acceptance: Text = flag("A", "Acceptance per draft [0.7].")
+    microbatches: Text = flag("M", "1, 2 or auto [auto].")
+    devices: Text = flag("N", "Devices of the instance; the strategy must take as many.")
+    nodes: Text = flag("N", "Size of the cluster, which the strategy must not exceed.")
+    weights: Text = flag("DTYPE", "bf16, fp8, int8, int4, mxfp4 or nvfp4 [as shipped, if multiplied].")
+    kv_dtype: Text = flag("DTYPE", "bf16, fp8 or int8 [bf16].")
+    expert_balance: Text = flag("B", BALANCE)
+    expert_skew: Text = flag("D", SKEW)
+    redundant_experts: Text = flag("N", REDUNDANT)
+    shared_experts: Text = flag("WHERE", "local, dedicated=N or auto [auto].")
+    engine: Text = flag("E", "Engine whose costs are taken [reference].")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulateFlags:
+    """What arrives at a manifest, what happens to it, and what is written while it runs."""
+
+    manifest: Path = argument("MANIFEST", "The manifest, such as out/manifest.yaml.")
+    trace: Text = flag("FILE", "Replay a trace of any serving tool, or a ServeGen set.")
+    format: Text = flag("NAME", "Format of the trace [as it looks].", "--trace-format", "--format")
+    skip_bad_rows: Text = flag("N", "Leave out so many wrong rows at most [0].")
+    scale_rate: Text = flag("X", "Play the trace X times as fast [1].")
+    window: Text = flag("A..B", "Only what arrives from A to B, such as 5min..10min.")
+    repeat: Text = flag("N", "Play the trace N times, one after the other [1].")
+    rate: Text = flag("RATE", "Requests that arrive, such as 100/s [as planned].", unit="/s")
+    bursts: Text = flag("X,P,T", "Bursts of X times the calm rate, a share P of the time.")
+    concurrency: Text = flag("C", "Requests always under way, instead of a rate.")
+    requests: Text = flag("N", "Requests that are measured [enough].")
+    warmup: Text = flag("DURATION", "Measure from then on; 0s cuts nothing [as told].", unit="s")
+    cold: bool = switch("Start a stream empty, not with requests in decode.")
+    policies: Text = flag("A,B,C", "Compare policies on the same requests.")
+    offline: Text = flag("N", "So many offline requests stand behind the online ones.")
+    fail: list[str] | None = flag("FAULT", "Such as 'node 3 at 10s for 1min'; repeatable.")
+    expert_loads: Text = flag("FILE", "CSV, layers x experts, or lognormal:0.5, zipf:1.")
+    each_iteration: bool = switch("Step every iteration: slow, the same.")
+    requests_csv: Path | None = flag("FILE", "Write a row per request.")
+    timeseries: Path | None = flag("FILE", "Write the system's state over time as CSV.")
+    timeseries_step: Text = flag("DURATION", "Time between its rows [1s].", unit="s")
+    timeline: Path | None = flag("FILE", "Write every step for Perfetto (Chrome trace).")
+    force: bool = switch("Replace files that are there.")
+    seed: Text = flag("N", "Seed of arrivals, lengths and accepted drafts [0].")
+
+
+def names_of(kind: type[Any]) -> tuple[str, ...]:
+    """Return the fields of a table of flags, in the order of the help."""
+    return tuple(each.name for each in dataclasses.fields(kind))
+
+
+def left_open(given: object) -> bool:
+    """Whether a flag was not given, or leaves the choice to podplan."""
+    return given is None or (isinstance(given, str) and given.strip().lower() == "auto")
+
+
+def flags_of(kind: type[Flags], given: Mapping[str, object]) -> Flags:
+    """Return keywords as the flags that they stand for.
+
+    Numbers are SI and take the unit of their flag, a mapping gives each role its own, a list a choice.
+
+    Raises:
+        BadInput: a keyword that is no flag.
+    """
+    known: dict[str, Any] = {each.name: each for each in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    found: dict[str, Any] = {}
+    for name, value in given.items():
+        if name not in known:
+            raise BadInput(f"{name[:40]!r} is no keyword here{suggest(name, known) or ': they are the long flags'}")
+        kept = value is None or isinstance(value, bool) or "str" not in str(known[name].type) or name == "fail"
+        found[name] = value if kept else text_of(value, known[name].metadata.get("unit", ""))
+    return kind(**found)
+
+
+def text_of(value: object, unit: str = "") -> str:
+    """Return a value as it would be typed behind a flag."""
+    if isinstance(value, Mapping):
+        return ",".join(f"{role}={text_of(own, unit)}" for role, own in value.items())
+    if isinstance(value, list | tuple):
+        return ",".join(text_of(own, unit) for own in value)
+    if isinstance(value, float):
+        return f"{value!r}{unit}"
+    return f"{value}{unit}" if isinstance(value, int) else str(value)

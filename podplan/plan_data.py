@@ -1,0 +1,249 @@
+"""Plans, questions and bounds as JSON; SI units, the unit in the name."""
+
+from typing import TYPE_CHECKING, Any
+
+from planner.costs.memory import Memory
+from planner.plans.aggregated import AggregatedPlan, MixedPool
+from planner.plans.plan import DisaggregatedPlan, Plan
+from planner.plans.pools import DecodePool, PlannedPool, PrefillPool
+from planner.plans.quantised import Tried
+from planner.question import Question
+from planner.search.papers import Beside
+from planner.search.proof import Bound
+from planner.serving.latency import Latency
+from planner.strategy import format_strategy
+from planner.survival import spare_instances
+from podplan.day import profile_json
+from podplan.question import Asked
+from podplan.result import Row, picked, whole
+
+if TYPE_CHECKING:
+    from planner.manifest.schema import Answer as ManifestAnswer
+    from planner.manifest.schema import Scalar
+
+PERCENTILES = (50.0, 90.0, 99.0)
+MEMORY_KINDS = ("weights", "kv_cache", "activations", "buffers", "reserve", "capacity")
+INTERVAL = "low high level"
+
+
+def bound_json(bound: Bound) -> dict[str, object]:
+    """Return the best value that the covered space can reach, and what was never solved under which bound."""
+    pruned = [picked(each, "what columns=number bound unit why") for each in bound.pruned]
+    return picked(bound, "objective value gap covers queues_solved") | {"pruned": pruned}
+
+
+def published_json(beside: Beside) -> dict[str, object]:
+    """Return a published deployment and what it would do on the question's devices; ``plan`` is null where nothing."""
+    prefill, decode = beside.published.instances
+    return {
+        **picked(beside.published, "name source where"),
+        "published_instances": {"prefill": prefill, "decode": decode},
+        "plan": plan_json(beside.plan, compact=True) if beside.plan else None,
+    }
+
+
+def format_json(tried: Tried) -> dict[str, object]:
+    """Return what a number format came to, where there were several; null figures where it has no plan."""
+    plan = tried.plan
+    return {
+        "weights": picked(tried.formats, "prefill decode"),
+        "kv_dtype": tried.formats.kv,
+        "requests_per_second": plan.requests_per_second if plan else None,
+        "devices": plan.devices if plan else None,
+        "binding_limit": tried.binding_limit,
+        "cut": {role: dict(rules) for role, rules in tried.cut.items()},
+    }
+
+
+def question_json(asked: Asked) -> "dict[str, ManifestAnswer]":
+    """Return what was asked, defaults filled in."""
+    question = asked.question
+    workload = question.workload
+    data: dict[str, ManifestAnswer] = {
+        "model": question.model.name,
+        "hardware": {"prefill": question.prefill.hardware.name, "decode": question.decode.hardware.name},
+        "devices": _devices(question),
+        "weights": {"prefill": question.prefill.weights, "decode": question.decode.weights},
+        "kv_dtype": question.kv_dtype,
+        "input_tokens": picked(workload.input_tokens, "mean squared_cv"),
+        "output_tokens": picked(workload.output_tokens, "mean squared_cv"),
+        **picked(workload, "length_covariance prefix_reuse arrival_squared_cv"),
+        **picked(question, "rate_per_second ttft_seconds tpot_seconds percentile objective queueing survive shape"),
+        "mtp": list(question.drafts),
+        "mtp_acceptance": question.acceptance,
+        "microbatches": list(question.microbatches),
+        "expert_skew": question.balance.distribution.name,
+        "expert_balance": question.balance.factor if question.balance.kind == "factor" else question.balance.kind,
+        "redundant_experts": "auto" if question.redundant is None else question.redundant,
+        "shared_experts": f"dedicated={question.shared}" if isinstance(question.shared, int) else question.shared,
+        "engine": question.engine,
+    }
+    for key in ("isl_distribution", "isl_histogram", "osl_histogram"):
+        if key not in asked.flags.defaulted:
+            data[key] = getattr(asked.flags, key)
+    if asked.day:
+        data["rate_profile"] = profile_json(asked.day)
+    if asked.trace is not None:
+        data["trace"] = {**picked(asked.trace, "name format"), "requests": len(asked.trace)}
+    return data
+
+
+def _devices(question: Question) -> "dict[str, Scalar]":
+    """Return the devices at hand, per role where each has its own."""
+    if question.prefill.budget == question.decode.budget:
+        return {"shared": question.prefill.devices}
+    return {"prefill": question.prefill.devices, "decode": question.decode.devices}
+
+
+def plan_json(plan: Plan, *, compact: bool = False) -> dict[str, object]:
+    """Return a plan; ``compact`` leaves out what takes a prediction of every operator."""
+    levels = levels_of(plan)
+    per = {f"tokens_per_second_per_{what}": plan.output_tokens_per_second / count for what, count in _counts(plan)}
+    e2e = {"mean": plan.e2e_mean_seconds, **{f"p{level:g}": plan.e2e_at(level) for level in levels}}
+    data: dict[str, object] = {
+        "pools": [pool_json(plan, pool, compact=compact) for _, pool in plan.pools()],
+        "nodes": plan.nodes,
+        "chips": whole(plan.chips),
+        **picked(plan, "devices requests_per_second output_tokens_per_second"),
+        **per,
+        "ttft_seconds": latency_json(plan.ttft, levels),
+        "tpot_seconds": latency_json(plan.tpot, levels),
+        "e2e_seconds": e2e,
+        "kv_transfer_seconds": plan.transfer_seconds,
+    }
+    if isinstance(plan, DisaggregatedPlan):
+        keys = "transfer_seconds wait_seconds bytes_per_prompt=sent_bytes utilisation most_requests_per_second="
+        data["kv_links"] = picked(plan.links, f"{keys}most_per_second")
+    if plan.ttft_error is not None:
+        data["ttft_mean_relative_standard_error"] = plan.ttft_error
+    if isinstance(plan, AggregatedPlan) and plan.caution:
+        data["caution"] = plan.caution
+    figures = picked(plan, FIGURES)
+    return data | {name: value for name, value in figures.items() if value is not None}
+
+
+FIGURES = (
+    "cost_per_million_tokens cost_per_hour power_watts chip_power_watts "
+    "energy_joules_per_million_tokens=joules_per_million_tokens"
+)
+
+
+def _counts(owner: Plan | PlannedPool) -> tuple[tuple[str, float], tuple[str, float]]:
+    return ("chip", owner.chips), ("device", owner.devices)
+
+
+def levels_of(plan: Plan) -> tuple[float, ...]:
+    """Return the percentiles that are told: the usual ones and the question's."""
+    percentile = plan.question.percentile
+    return PERCENTILES if percentile in PERCENTILES else (*PERCENTILES, percentile)
+
+
+def latency_json(latency: Latency, levels: tuple[float, ...]) -> dict[str, float]:
+    """Return mean and percentiles of a latency in seconds."""
+    return {"mean": latency.mean, **{f"p{level:g}": latency.at(level) for level in levels}}
+
+
+def pool_json(plan: Plan, pool: PlannedPool, *, compact: bool) -> dict[str, object]:
+    """Return a pool of a plan: how it is built, what it does, and what one of its devices holds.
+
+    Tokens of prefill are prompt tokens, the reused ones included; tokens of the others are output tokens.
+    """
+    workload, candidate = plan.question.workload, pool.candidate
+    prefill = isinstance(pool, PrefillPool)
+    tokens = workload.input_tokens.mean if prefill else workload.output_tokens.mean
+    per_second = plan.requests_per_second * tokens
+    data: dict[str, object] = {
+        **picked(pool, "role hardware=machines.hardware.name instances"),
+        "spare_instances": spare_pool_instances(plan, pool),
+        "devices_per_instance": candidate.devices,
+        "strategy": strategy_text(pool),
+        "weights": pool.machines.weights,
+        **_load(pool),
+        "microbatches": candidate.microbatches,
+        "mtp": 0 if prefill else pool.drafts,
+        "redundant_experts": candidate.row.redundant,
+        "shared_experts": shared_text(pool),
+        "devices": pool.devices,
+        "chips": whole(pool.chips),
+        **picked(pool, "utilisation capacity_requests_per_second=capacity_per_second"),
+        **{f"tokens_per_second_per_{what}": per_second / count for what, count in reversed(_counts(pool))},
+    }
+    if prefill:
+        data["computed_tokens_per_second_per_chip"] = (1 - workload.prefix_reuse) * per_second / pool.chips
+    data |= _step(pool)
+    return data if compact else data | _predicted(pool)
+
+
+def _load(pool: PlannedPool) -> dict[str, Any]:
+    """Return what a pass of prefill or a DP rank of the others takes."""
+    if isinstance(pool, PrefillPool):
+        return picked(pool.candidate, "tokens_per_device prompts_per_pass=prompts passes_per_prompt=chunks")
+    mixed = isinstance(pool, MixedPool)
+    return picked(pool.candidate, "batch_per_dp_rank=batch" + " max_batched_tokens=batched_tokens" * mixed)
+
+
+def _step(pool: PlannedPool) -> dict[str, Any]:
+    """Return how long a step takes, and what runs meanwhile."""
+    if isinstance(pool, PrefillPool):
+        return picked(pool.candidate, "iteration_seconds=pass_seconds")
+    if isinstance(pool, MixedPool):
+        keys = "iteration_seconds=mean_step_seconds prompt_iterations_share=prompt_steps"
+        return picked(pool.state, f"{keys} mean_running_requests=mean_requests")
+    assert isinstance(pool, DecodePool)
+    running = {"mean_running_requests": pool.state.mean_requests}
+    return picked(pool.candidate, "iteration_seconds limited_by") | running
+
+
+def _predicted(pool: PlannedPool) -> dict[str, object]:
+    """Return what takes a prediction of every operator."""
+    prediction = pool.prediction
+    data: dict[str, object] = {
+        "bottleneck": prediction.bottleneck,
+        "interval": picked(prediction.interval, INTERVAL),
+        "memory_bytes_per_device": memory_json(pool.memory),
+    }
+    if isinstance(pool, PrefillPool):
+        data["full_pass_seconds"] = prediction.ttft_seconds
+    elif isinstance(pool, DecodePool):
+        data["full_batch_tpot_seconds"] = prediction.tpot_seconds
+        if prediction.expert_memory is not None:
+            data["expert_memory_bytes_per_device"] = memory_json(prediction.expert_memory)
+    elif prediction.ttft_interval is not None:
+        data["ttft_interval"] = picked(prediction.ttft_interval, INTERVAL)
+    return data
+
+
+def spare_pool_instances(plan: Plan, pool: PlannedPool) -> int:
+    """Return the instances of a pool beyond those that carry the plan's rate within the limits."""
+    return spare_instances(pool.instances, pool.capacity_per_second, plan.requests_per_second)
+
+
+def strategy_text(pool: PlannedPool) -> str:
+    """Return a pool's strategy in the notation of ``--strategy``."""
+    return format_strategy(pool.candidate.row.strategy, moe=pool.question.model.moe is not None)
+
+
+def shared_text(pool: PlannedPool) -> str:
+    """Return the placement of the shared expert in the notation of ``--shared-experts``."""
+    return f"dedicated={pool.candidate.row.dedicated}" if pool.candidate.row.dedicated else "local"
+
+
+def memory_json(memory: Memory) -> dict[str, float]:
+    """Return bytes per device by kind, and the capacity."""
+    return {kind: float(getattr(memory, kind)) for kind in MEMORY_KINDS}
+
+
+def plan_row(plan: Plan) -> Row:
+    """Return what a plan is and does as a row; latencies at the asked percentile beside their means."""
+    percentile = plan.question.percentile
+    return {
+        **picked(plan, "nodes chips devices requests_per_second output_tokens_per_second"),
+        "tokens_per_second_per_chip": plan.output_tokens_per_second / plan.chips,
+        **picked(plan, FIGURES.replace(" cost_per_hour", "")),
+        "ttft_mean_seconds": plan.ttft.mean,
+        "ttft_seconds": plan.ttft.at(percentile),
+        "tpot_mean_seconds": plan.tpot.mean,
+        "tpot_seconds": plan.tpot.at(percentile),
+        "e2e_mean_seconds": plan.e2e_mean_seconds,
+        **{role: f"{pool.instances} × {pool.candidate.devices}: {strategy_text(pool)}" for role, pool in plan.pools()},
+    }

@@ -1,0 +1,246 @@
+"""`podplan.plan`: the deployment that serves a load best on a machine, and what it rests on."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from json import dumps
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+from ground.aside import helped
+from ground.errors import BadInput, Infeasible
+from ground.files import check_folder, write_files
+from ground.units import format_rate
+from planner.plans.day import over_the_day
+from planner.plans.plan import Plan
+from planner.search.search import Answer, search
+from podplan.assumptions import assumptions
+from podplan.day import day_json
+from podplan.options import QuestionFlags, flags_of
+from podplan.plan_data import bound_json, format_json, levels_of, plan_json, plan_row, published_json, question_json
+from podplan.question import Asked, read_question
+from podplan.queueing import queueing_json
+from podplan.readers import read_tokens
+from podplan.result import Result, Row
+
+if TYPE_CHECKING:
+    from planner.checks.on_trace import OnTrace
+    from planner.checks.traced import Round
+    from planner.manifest.schema import Manifest
+    from planner.search.proof import Bound
+    from podplan.simulation import SimulateResult
+    from podplan.workers import Executor
+
+FILES = ("manifest.yaml", "plan.json")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanResult(Result):
+    """The answer to a question.
+
+    Attributes:
+        asked: the flags as they were given, and the question that they stand for, defaults filled in.
+        answer: the planner's answer, every figure in SI units.
+        seconds: how long the search took.
+        on_trace: what the plan does on the requests of the trace that was asked about, if they can be played.
+        rounds: the searches that a trace took.
+    """
+
+    asked: Asked
+    answer: Answer
+    seconds: float
+    on_trace: "OnTrace | None" = None
+    rounds: "tuple[Round, ...]" = ()
+
+    @property
+    def best(self) -> Plan | None:
+        """The best plan; None where none keeps the limits."""
+        return self.answer.best
+
+    @property
+    def feasible(self) -> bool:
+        """Whether some plan keeps the limits."""
+        return self.answer.best is not None
+
+    @property
+    def pareto(self) -> tuple[Plan, ...]:
+        """Plans that trade rate, chips and latencies otherwise than the best one."""
+        return self.answer.pareto
+
+    @property
+    def bound(self) -> "Bound | None":
+        """How good a plan could be at best, and over what that is proven."""
+        return self.answer.bound
+
+    @property
+    def binding_limit(self) -> str | None:
+        """What keeps the plan from being better, or from being at all."""
+        return self.answer.binding_limit
+
+    @property
+    def explanation(self) -> str:
+        """Why, in words."""
+        return self.answer.explanation
+
+    @property
+    def headline(self) -> str:
+        """What the plan does, or what binds where there is none."""
+        plan = self.best
+        if plan is None:
+            return f"no plan is feasible (binding limit: {self.binding_limit}): {self.explanation}"
+        machines = dict.fromkeys(pool.machines.hardware.name for _, pool in plan.pools())
+        return (
+            f"{plan.question.model.name} on {' and '.join(machines)}: {plan.nodes} nodes, {plan.chips:g} chips serve "
+            f"{format_rate(plan.requests_per_second)}; {self.binding_limit} binds."
+        )
+
+    def rows(self) -> list[Row]:
+        """Return the Pareto front, one plan a row, the best one first; without a plan what binds."""
+        head = asked_row(self.asked, self.answer)
+        if self.best is None:
+            return [head]
+        others = [plan for plan in self.pareto if plan is not self.best]
+        return [
+            head | plan_row(self.best),
+            *(head | plan_row(plan) | {"binding_limit": plan.binding_limit} for plan in others),
+        ]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the object that ``plan search --json`` prints."""
+        asked, answer, best = self.asked, self.answer, self.answer.best
+        return {
+            "question": question_json(asked),
+            "assumptions": assumptions(asked, best),
+            "feasible": self.feasible,
+            "percentile": answer.question.percentile,
+            "best": plan_json(best) if best else None,
+            "pareto": [plan_json(plan, compact=True) for plan in answer.pareto],
+            "candidates_evaluated": answer.candidates_evaluated,
+            "search_seconds": self.seconds,
+            "bound": bound_json(answer.bound) if answer.bound else None,
+            "day": day_json(over_the_day(best, asked.day), levels_of(best)) if best and asked.day else None,
+            "on_trace": self._on_trace_json(best) if best and self.on_trace else None,
+            "queueing": queueing_json(best, levels_of(best)) if best else None,
+            "published": [published_json(beside) for beside in answer.published],
+            "formats": [format_json(tried) for tried in answer.formats],
+            "cut": {role: dict(rules) for role, rules in answer.cut.items()},
+            "binding_limit": answer.binding_limit,
+            "explanation": answer.explanation,
+        }
+
+    def _on_trace_json(self, best: Plan) -> dict[str, object]:
+        from podplan.on_trace import rounds_json, trace_json  # only a trace needs it
+
+        assert self.on_trace is not None, "only what was played has figures"
+        return trace_json(self.on_trace, levels_of(best)) | {"rounds": rounds_json(self.rounds)}
+
+    def manifest(self) -> "Manifest":
+        """Return the plan as a manifest, complete enough to run; Infeasible without a plan."""
+        from planner.plans.assemble import assemble  # takes 0.1 s to import
+
+        if self.best is None:
+            raise Infeasible(self.headline)
+        return assemble(self.best, question_json(self.asked))
+
+    def save(
+        self, out: str | Path, *, force: bool = False, flag: str = "out", more: Mapping[str, str] | None = None
+    ) -> None:
+        """Write manifest.yaml and plan.json to a folder, and ``more`` texts by their names: all of them or none.
+
+        Raises:
+            BadInput: a file is there already and ``force`` is not given.
+            Infeasible: there is no plan.
+        """
+        from planner.manifest.document import dump_manifest
+
+        texts = {
+            "manifest.yaml": dump_manifest(self.manifest()),
+            "plan.json": dumps(self.to_dict(), indent=2, allow_nan=False) + "\n",
+            **(more or {}),
+        }
+        check_folder(Path(out), tuple(texts), force=force, flag=flag)
+        write_files({Path(out) / name: text for name, text in texts.items()}, force=force)
+
+    def simulate(self, **flags: Any) -> "SimulateResult":
+        """Run the plan in virtual time; the keywords are those of ``podplan.simulate``."""
+        from podplan.simulation import simulate
+
+        return simulate(self.manifest(), **flags)
+
+
+def plan(model: str, *, hw: object, pareto: int | str | None = None, **flags: object) -> PlanResult:
+    """Find the deployment that serves a load best on a machine: pools, strategies, batches, and why.
+
+    Args:
+        model: a catalogue name, or the path of a config.json or of a model YAML.
+        hw: a catalogue name or YAML, or one for each role: ``{"prefill": "910b", "decode": "cm384"}``.
+        pareto: levels of TTFT, TPOT and devices that a wide Pareto front is searched over, 2 to 8.
+        flags: the long flags of ``plan search``, such as ``nodes=4, rate="100/s", ttft="2s", tpot=0.05``; numbers are
+            SI.
+
+    Returns:
+        The answer; an infeasible question gives one with ``feasible`` false.
+
+    Raises:
+        BadInput: a keyword that is no flag, or a value that it cannot have.
+    """
+    asked = read_question(flags_of(QuestionFlags, {"model": model, "hw": hw, **flags}))
+    levels = read_levels(None if pareto is None else str(pareto))
+    return widened(solved(asked), levels)
+
+
+def solved(asked: Asked, *, explain: bool = True, beside: bool = True, play: bool = True) -> PlanResult:
+    """Return the answer to a question; ``play`` a trace on the plan, where it can be, and search again where late.
+
+    ``explain`` says what binds by solving changed questions, ``beside`` sets published deployments beside the plan.
+    """
+    begin = perf_counter()
+    with helped():
+        if asked.trace is not None and play:
+            from podplan.on_trace import traced  # only a trace needs it
+
+            answer, on_trace, rounds = traced(asked, partial(search, beside=beside))
+        else:
+            answer, on_trace, rounds = search(asked.question, explain=explain, beside=beside), None, ()
+    asked = replace(asked, question=answer.question)  # in the number format that was chosen
+    return PlanResult(asked=asked, answer=answer, seconds=perf_counter() - begin, on_trace=on_trace, rounds=rounds)
+
+
+def read_levels(text: str | None) -> int | None:
+    """Return over how many levels of the limits and of the devices the front reaches; None where not asked."""
+    if text is None:
+        return None
+    from planner.search.pareto import MOST_LEVELS  # only a wide front needs it
+
+    levels = read_tokens(text, "--pareto", 0)
+    if not 2 <= levels <= MOST_LEVELS:
+        raise BadInput(f"--pareto: {levels} is not from 2 to {MOST_LEVELS} levels of TTFT, TPOT and devices each")
+    return levels
+
+
+def widened(found: PlanResult, levels: int | None, executor: "Executor | None" = None) -> PlanResult:
+    """Return an answer with a Pareto front over so many levels; as it is without a plan or levels."""
+    if levels is None or found.best is None:
+        return found
+    from planner.search.pareto import wide_front
+    from podplan.workers import spread
+
+    begin = perf_counter()
+    front = wide_front(found.answer.question, found.best, levels, executor or spread)
+    evaluated = found.answer.candidates_evaluated + front.candidates_evaluated
+    answer = replace(found.answer, pareto=front.plans, candidates_evaluated=evaluated)
+    return replace(found, answer=answer, seconds=found.seconds + perf_counter() - begin)
+
+
+def asked_row(asked: Asked, answer: Answer) -> Row:
+    """Return what was asked and what binds as a row."""
+    question = asked.question
+    names = dict.fromkeys(machines.hardware.name for machines in (question.prefill, question.decode))
+    return {
+        "model": question.model.name,
+        "hardware": " + ".join(names),
+        "feasible": answer.best is not None,
+        "binding_limit": answer.binding_limit,
+        "percentile": question.percentile,
+    }

@@ -1,0 +1,221 @@
+"""From the flags of a question to what the planner is asked; every refusal names the flag and what would be right."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, get_args
+
+from ground.errors import BadInput
+from ground.units import parse_duration
+from models.loader import load_model
+from models.spec import ModelSpec
+from planner.instances.reachable import REFERENCE
+from planner.plans.day import Window
+from planner.plans.quantised import combinations
+from planner.question import Machines, Objective, Question, Queueing, Shape
+from planner.survival import Loss
+from podplan.machines import read_machines
+from podplan.options import QuestionFlags
+from podplan.readers import (
+    Word,
+    is_auto,
+    read_balance,
+    read_caches,
+    read_choice,
+    read_drafts,
+    read_engine,
+    read_fraction,
+    read_microbatches,
+    read_redundant,
+    read_shared,
+    read_weight_choices,
+    weights_of,
+)
+from podplan.traffic import AskedTraffic, read_traffic
+
+if TYPE_CHECKING:
+    from ground.traces import Trace
+    from planner.engines.spec import CacheTypes
+
+SHORTEST_LIMIT_SECONDS = 1e-6
+DEFAULT_TTFT = "2s"
+DEFAULT_TPOT = "50ms"
+DEFAULT_PERCENTILE = "99"
+DEFAULT_ACCEPTANCE = 0.7
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What was typed, the question that it stands for, and the trace and the day that it names."""
+
+    flags: QuestionFlags
+    question: Question
+    trace: "Trace | None"
+    day: tuple[Window, ...] = ()
+
+
+def read_question(flags: QuestionFlags) -> Asked:
+    """Return the question that the flags ask, with the defaults of the command line.
+
+    Raises BadInput naming the flag.
+    """
+    for name in ("model", "hw"):
+        if getattr(flags, name) is None:
+            raise BadInput(f"{name} is missing; a question needs model and hw")
+    model = load_model(flags.model or "")
+    prefill, decode = read_machines(flags, flags.weights, model)
+    asked = read_traffic(flags, model)
+    objective = _objective(flags, asked, (prefill, decode))
+    question = Question(
+        model=model,
+        prefill=prefill,
+        decode=decode,
+        engine=read_engine(flags.engine, (prefill.hardware, decode.hardware)),
+        workload=asked.workload,
+        ttft_seconds=read_limit(flags.ttft or DEFAULT_TTFT, "--ttft"),
+        tpot_seconds=read_limit(flags.tpot or DEFAULT_TPOT, "--tpot"),
+        percentile=read_percentile(flags.percentile or DEFAULT_PERCENTILE),
+        rate_per_second=None if objective == "throughput" else asked.rate_per_second,
+        objective=objective,
+        queueing=read_choice(flags.queueing, "--queueing", get_args(Queueing), "bulk"),
+        drafts=_drafts(flags.mtp, model),
+        acceptance=read_fraction(flags.mtp_acceptance, "--mtp-acceptance", DEFAULT_ACCEPTANCE),
+        balance=read_balance(flags.expert_balance, flags.expert_skew, model),
+        microbatches=_microbatches(flags.microbatches, model),
+        redundant=read_redundant(flags.redundant_experts, model),
+        shared=read_shared(flags.shared_experts, model),
+        survive=read_survive(flags.survive),
+        shape=read_choice(flags.shape, "--shape", get_args(Shape), "auto"),
+    )
+    question = with_formats(question, flags.weights, flags.kv_dtype)
+    check_shape(question)
+    return Asked(flags=flags, question=question, trace=asked.trace, day=asked.day)
+
+
+def read_survive(text: str | None) -> Loss | None:
+    """Return what the limits must outlive."""
+    return None if text is None else read_choice(text, "--survive", get_args(Loss))
+
+
+def check_shape(question: Question) -> None:
+    """Raise BadInput where aggregated instances alone are asked for and cannot be had."""
+    if question.shape != "aggregated":
+        return
+    from planner.plans.quantised import in_formats  # few ask for it, and it takes time to import
+    from planner.search.shapes import not_aggregated
+
+    why = not_aggregated(in_formats(question)[0])
+    if why is not None:
+        raise BadInput(f"--shape aggregated: {why}; leave --shape out, or use disaggregated")
+
+
+def read_limit(text: str, flag: str) -> float:
+    """Return the seconds of a latency limit; no machine comes near one below a microsecond."""
+    seconds = parse_duration(text, flag)
+    if seconds < SHORTEST_LIMIT_SECONDS:
+        raise BadInput(f"{flag}: {text[:40]!r} is shorter than any machine can keep; give at least 1us")
+    return seconds
+
+
+def _objective(flags: QuestionFlags, asked: AskedTraffic, machines: tuple[Machines, Machines]) -> Objective:
+    """Return the objective: chips where a rate was given or measured, else throughput."""
+    rated = asked.rate_per_second is not None
+    if flags.objective is None:
+        return "chips" if rated else "throughput"
+    objective: Objective = read_choice(flags.objective, "--objective", get_args(Objective))
+    if objective == "throughput":
+        if flags.rate is not None or asked.day:
+            given = "--rate-profile" if asked.day else "--rate"
+            raise BadInput(
+                f"{given} and --objective throughput contradict, for that objective finds the largest rate; "
+                "leave one out"
+            )
+        return objective
+    if not rated:
+        raise BadInput(f"--objective: {objective} needs the rate to serve; add for example --rate 100/s")
+    if objective == "cost":
+        _check_prices(machines)
+    return objective
+
+
+def _check_prices(machines: tuple[Machines, Machines]) -> None:
+    """Two kinds of chips can be weighed against each other only if both have a price."""
+    prefill, decode = (machine.hardware for machine in machines)
+    if prefill is decode:
+        return
+    for spec in (prefill, decode):
+        if spec.price_usd_per_chip_hour is None:
+            raise BadInput(
+                f"--objective: cost needs price_usd_per_chip_hour, which hardware {spec.name} does not state; "
+                "give a YAML that does, or use --objective chips"
+            )
+
+
+def read_percentile(text: str) -> float:
+    """Return a percentile within 0 and 100."""
+    try:
+        value = float(text.strip().lower().removeprefix("p"))
+    except ValueError:
+        value = math.nan
+    if not 0 < value < 100:
+        raise BadInput(f"--percentile: {text[:40]!r} is not a percentile between 0 and 100, such as 99")
+    return value
+
+
+def _drafts(text: str | None, model: ModelSpec) -> tuple[int, ...]:
+    """Return the MTP depths to search: none and one where the model has a head, unless one or a range is given."""
+    if text is None:
+        return (0, 1) if model.mtp_layers else (0,)
+    first, dots, last = text.partition("..")
+    if not dots:
+        return (read_drafts(text, model),)
+    low, high = read_drafts(first, model), read_drafts(last, model)
+    if low > high:
+        raise BadInput(f"--mtp: {text[:20]!r} must rise, such as 0..3")
+    return tuple(range(low, high + 1))
+
+
+def _microbatches(text: str | None, model: ModelSpec) -> tuple[int, ...]:
+    given = read_microbatches(text, model)
+    return (1, 2) if given is None else (given,)
+
+
+def with_formats(question: Question, weights: str | None, kv_dtype: str | None) -> Question:
+    """Return the question in the formats of the flags: the only ones, or as alternatives of which one is chosen.
+
+    Of ``auto`` the engine's profile leaves what it runs; formats that are named are searched whatever it says, and
+    then cut by its rules.
+    """
+    runs = _engine_types(question.engine)
+    caches = read_caches(kv_dtype)
+    if runs is not None and is_auto(kv_dtype):
+        caches = _left(caches, runs.kv.value)
+    own = []
+    for role, machines in (("prefill", question.prefill), ("decode", question.decode)):
+        text = weights_of(weights, role)
+        words = read_weight_choices(text, question.model, machines.hardware)
+        own.append(_left(words, runs.weights.value) if runs is not None and is_auto(text) else words)
+    prefill, decode = (
+        replace(machines, weights=words[0])
+        for machines, words in zip((question.prefill, question.decode), own, strict=True)
+    )
+    found = combinations((own[0], own[1]), caches)
+    one_pool = prefill.budget == decode.budget
+    if question.shape == "aggregated" and one_pool and not any(each.prefill == each.decode for each in found):
+        raise BadInput("--weights: aggregated instances load one checkpoint; give both roles a common format")
+    question = replace(question, prefill=prefill, decode=decode, kv_dtype=caches[0])
+    return replace(question, formats=found) if len(found) > 1 else question
+
+
+def _left(words: Sequence[Word], known: Sequence[str]) -> list[Word]:
+    """Return the words that are known, all where none is."""
+    return [word for word in words if word in known] or list(words)
+
+
+def _engine_types(engine: str) -> "CacheTypes | None":
+    """Return the formats that an engine runs; None for the reference engine, which runs all."""
+    if engine == REFERENCE:
+        return None
+    from planner.engines.loader import load_engine
+
+    return load_engine(engine).cache

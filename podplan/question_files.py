@@ -1,0 +1,184 @@
+"""Question files: YAML whose keys are the long flags of a question; ``questions`` holds several."""
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from ground.errors import BadInput
+from ground.files import read_yaml
+from ground.names import suggest
+from podplan.options import SIZES, UNITS, QuestionFlags, flag_name, names_of, text_of
+from podplan.question import Asked, read_question
+from podplan.traffic import LENGTH_FIELDS
+
+QUESTION_KEYS = names_of(QuestionFlags)
+CHECK_KEYS = ("manifest", "confidence")
+"""Keys of a question beside its flags, for ``plan check``."""
+# Keys that name files or may do so: a path in a question file is read from the file's own folder.
+PATHS = ("model", "hw", "isl_histogram", "osl_histogram", "rate_profile", "trace", "manifest")
+MOST_QUESTIONS = 1000
+MOST_NAME = 120
+_PATH_ENDS = (".json", ".yaml", ".yml")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One question of a file: its name, where it stands for messages, and the text of each flag that it gives."""
+
+    name: str
+    where: str
+    values: Mapping[str, str]
+
+    def get(self, field: str) -> str | None:
+        """Return what the question gives for a flag."""
+        return self.values.get(field)
+
+
+def names_questions(text: str) -> bool:
+    """Whether a word means a question file: YAML by its name, or a file that is there."""
+    return text.lower().endswith((".yaml", ".yml")) or os.path.isfile(text)
+
+
+def asked_of(entry: Entry) -> Asked:
+    """Return the question of an entry; BadInput names where it stands, and the key or flag."""
+    with located(entry):
+        return read_question(QuestionFlags(**{name: entry.get(name) for name in QUESTION_KEYS}))
+
+
+@contextmanager
+def located(entry: Entry) -> Iterator[None]:
+    """Begin what is told of an entry with the place where it stands."""
+    try:
+        yield
+    except BadInput as error:
+        text = str(error)
+        raise BadInput(text if text.startswith(entry.where) else f"{entry.where}: {text}") from None
+
+
+def typed_of(given: Mapping[str, object]) -> dict[str, str]:
+    """Return what was given of flags, as it would be typed."""
+    return {name: text_of(value, UNITS.get(name, "")) for name, value in given.items() if value is not None}
+
+
+def questions_in_place(typed: Mapping[str, str], command: str, machines: str) -> list[Entry] | None:
+    """Return the questions of the file that stands in place of a model; None where flags ask one.
+
+    ``machines`` is an example for who names a model only. Raises BadInput where there is neither, and for flags
+    beside a file.
+    """
+    model = typed.get("model")
+    if model is None:
+        raise BadInput(f"give a question file, or MODEL with --hw HW; see plan {command} --help")
+    if "hw" in typed:
+        return None
+    if not names_questions(model):
+        needs = f"a model needs a machine; add for example {machines}"
+        raise BadInput(f"--hw: {model[:60]!r} is no question file, and {needs}")
+    others = sorted(typed.keys() - {"model", *CHECK_KEYS})
+    if others:
+        raise BadInput(f"{flag_name(others[0])}: a question file states its own flags; write it there")
+    return read_questions(Path(model), CHECK_KEYS)
+
+
+def read_questions(
+    path: Path, own_keys: Sequence[str] = (), list_key: str = "questions", blocks: Sequence[str] = ()
+) -> list[Entry]:
+    """Return the questions of a file, in order; keys beside their list hold for all that do not give their own.
+
+    Args:
+        path: the YAML file.
+        own_keys: keys of the command beside those of a question.
+        list_key: key of the list of questions.
+        blocks: keys beside that list which the command reads itself.
+
+    Raises:
+        BadInput: no readable YAML, an unknown key, or a value that no flag could have, with its place.
+    """
+    data = read_yaml(path)
+    if not isinstance(data, dict):
+        raise BadInput(f"{path}: a question file is a mapping of flags to values, such as model: deepseek-r1")
+    known = (*QUESTION_KEYS, "name", *own_keys)
+    shared = _flags(
+        {key: value for key, value in data.items() if key not in (list_key, *blocks)}, known, str(path), path.parent
+    )
+    if list_key not in data:
+        return [_entry(shared, str(path), path.stem)]
+    rows = _rows(data[list_key], f"{path}: {list_key}", MOST_QUESTIONS, "rate: 100/s")
+    return [
+        _entry(_merged(shared, _flags(row, known, where, path.parent)), where, f"{path.stem}-{number}")
+        for number, (where, row) in enumerate(rows, start=1)
+    ]
+
+
+def read_rows(path: Path, list_key: str, known: Sequence[str], most: int) -> list[tuple[str, dict[str, str]]]:
+    """Return where each row of a list stands, and the text of its flags; none where the file has no such list.
+
+    Raises BadInput as ``read_questions``.
+    """
+    data = read_yaml(path)
+    if not isinstance(data, dict) or list_key not in data:
+        return []
+    rows = _rows(data[list_key], f"{path}: {list_key}", most, "hw: cm384")
+    return [(where, _flags(row, known, where, path.parent)) for where, row in rows]
+
+
+def _rows(rows: object, where: str, most: int, example: str) -> Iterator[tuple[str, dict[object, object]]]:
+    """Yield each mapping of a list and its place; BadInput where there is no list, or something else in its place."""
+    if not isinstance(rows, list) or not rows or len(rows) > most:
+        raise BadInput(f"{where} must be a list of 1 to {most} mappings of flags to values")
+    for number, row in enumerate(rows):
+        if not isinstance(row, dict):
+            raise BadInput(f"{where}[{number}] must be a mapping of flags to values, such as {example}")
+        yield f"{where}[{number}]", row
+
+
+def _merged(shared: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:
+    """Return shared flags with a question's own over them; its size replaces the shared one, however each is given."""
+    sizes, lengths = set(SIZES), set(LENGTH_FIELDS)
+    dropped = set(sizes) if sizes & own.keys() else set()
+    dropped |= lengths if "trace" in own else set()
+    dropped |= {"trace", "format"} if lengths & own.keys() else set()
+    for side in ("isl", "osl"):
+        moments, histogram = {side, f"{side}_cv", f"{side}_distribution"}, {f"{side}_histogram"}
+        dropped |= moments if histogram & own.keys() else histogram if moments & own.keys() else set()
+    dropped |= {"rate", "rate_profile"} if {"rate", "rate_profile"} & own.keys() else set()
+    return {key: value for key, value in shared.items() if key not in dropped} | dict(own)
+
+
+def _entry(values: Mapping[str, str], where: str, name: str) -> Entry:
+    given = {key: value for key, value in values.items() if key != "name"}
+    return Entry(name=values.get("name", name)[:MOST_NAME], where=where, values=given)
+
+
+def _flags(data: Mapping[object, object], known: Sequence[str], where: str, folder: Path) -> dict[str, str]:
+    """Return the text of each flag by field, as it would have been typed."""
+    found: dict[str, str] = {}
+    spellings = {key.replace("_", "-"): key for key in known}
+    for key, value in data.items():
+        field = spellings.get(str(key).replace("_", "-"))
+        if field is None:
+            hint = suggest(str(key), spellings) or f"; accepted are {', '.join(spellings)}"
+            raise BadInput(f"{where}: {str(key)[:40]} is not a known key{hint}")
+        if field in found:
+            raise BadInput(f"{where}: {flag_name(field).strip('-')} stands twice; give it once")
+        text = _text(value)
+        if text is None:
+            raise BadInput(f"{where}: {key} must be a text or a number, as behind {flag_name(field)}")
+        found[field] = _located(text, folder) if field in PATHS else text
+    return found
+
+
+def _text(value: object) -> str | None:
+    """Return what would be typed; None for what cannot be."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return text_of(value) if isinstance(value, str | int | float) else None
+
+
+def _located(text: str, folder: Path) -> str:
+    """Return a path of the file as seen from the working directory; names of the catalogues as they are."""
+    if "=" in text or not ("/" in text or text.lower().endswith((*_PATH_ENDS, ".csv", ".jsonl", ".gz"))):
+        return text
+    return text if Path(text).is_absolute() else str(folder / text)

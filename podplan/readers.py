@@ -1,0 +1,237 @@
+"""Readers of flags: each returns a value, or names the flag and what would be right."""
+
+import math
+import os
+from collections.abc import Container, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeVar, get_args
+
+from ground.errors import BadInput
+from ground.names import suggest
+from ground.units import parse_count
+from hardware.formats import KvDtype, storable
+from hardware.spec import Dtype, HardwareSpec
+from models.spec import ModelSpec
+from planner.balance.imbalance import Balance, parse_balance
+from planner.balance.skew import LoadDistribution, measured_distribution, parse_skew
+from planner.costs.deployment import default_weights
+from planner.costs.layouts import Shared
+from planner.plans.quantised import usual_weights
+from podplan.options import left_open
+
+Word = TypeVar("Word", bound=str)
+
+AUTO = "auto"
+ROLES = ("prefill", "decode")
+MOST_DRAFTS = 8
+MOST_TOKENS = 1_000_000_000
+
+
+def read_engine(text: str | None, machines: Sequence[HardwareSpec]) -> str:
+    """Return ``reference`` or NAME@VERSION; BadInput for an engine that is not known or not for these devices."""
+    if text is None:
+        return "reference"
+    from planner.engines.accelerators import broken_accelerator  # the schema of profiles takes time to build
+    from planner.engines.loader import load_engine
+
+    profile = load_engine(text)
+    for hardware in machines:
+        broken = broken_accelerator(profile, hardware)
+        if broken is not None:
+            raise BadInput(f"--engine: {broken.sentence}")
+    return profile.engine if profile.engine == "reference" else f"{profile.engine}@{profile.versions.pinned}"
+
+
+def is_auto(text: str | None) -> bool:
+    """Whether a flag says that podplan is to choose."""
+    return text is not None and text.strip().lower() == AUTO
+
+
+def read_choice(text: str | None, flag: str, accepted: tuple[Word, ...], default: Word | None = None) -> Word:
+    """Return the accepted word, in any case; the default where nothing was given."""
+    if text is None and default is not None:
+        return default
+    text = text or ""
+    word = text.strip().lower()
+    for known in accepted:
+        if word == known:
+            return known
+    listed = f"{', '.join(accepted[:-1])} or {accepted[-1]}" if len(accepted) > 1 else accepted[0]
+    raise BadInput(f"{flag}: {text[:40]!r} is not {listed}{suggest(word, accepted)}")
+
+
+def read_weights(text: str | None, model: ModelSpec, hardware: HardwareSpec) -> Dtype:
+    """Return the dtype of the weights, as the model ships them where the device takes that; BadInput otherwise."""
+    if text is None:
+        return default_weights(hardware, model)
+    known = storable(hardware)
+    word = text.strip().lower()
+    for dtype in known:
+        if word == dtype:
+            return dtype
+    raise BadInput(f"--weights: {hardware.name} does not multiply {text[:20]!r}; use {' or '.join(known)}")
+
+
+def read_balance(balance: str | None, skew: str | None, model: ModelSpec) -> Balance:
+    """Return the balance of experts and the distribution that it rests on; BadInput naming the flag.
+
+    Without experts nothing can be out of balance: what says that something is, is refused.
+    """
+    asked = Balance(kind="measured") if balance is None else parse_balance(balance)
+    if model.moe is None and (asked.kind == "none" or asked.factor > 1):
+        raise BadInput(f"--expert-balance: {model.name} has no experts to load unevenly; leave the flag out")
+    if skew is None:
+        return asked
+    if model.moe is None:
+        raise BadInput(f"--expert-skew: {model.name} has no experts to load unevenly; leave the flag out")
+    if asked.kind in ("perfect", "factor"):
+        raise BadInput(f"--expert-skew: --expert-balance {balance} says how busy ranks are already; leave one out")
+    return replace(asked, distribution=read_skew(skew))
+
+
+def read_skew(text: str) -> LoadDistribution:
+    """Return a stated distribution of expert loads, or the one of a file of loads."""
+    path = Path(text)
+    if not os.path.isfile(path):
+        return parse_skew(text)
+    from planner.placement.loadfiles import read_loads  # only measured loads need it
+
+    loads = read_loads(path).loads
+    return measured_distribution(loads.sum(axis=2) if loads.ndim == 3 else loads, path.name)
+
+
+def read_redundant(text: str | None, model: ModelSpec) -> int | None:
+    """Return the redundant expert slots, None for auto."""
+    if text is None or left_open(text):
+        return None
+    count = parse_count(text, "--redundant-experts", allow_zero=True)
+    if count and model.moe is None:
+        raise BadInput(f"--redundant-experts: {model.name} has no experts to replicate; leave the flag out")
+    return count
+
+
+def read_shared(text: str | None, model: ModelSpec) -> Shared:
+    """Return where the shared expert stands; BadInput where the model has none to dedicate ranks to."""
+    word = "auto" if text is None else text.strip().lower()
+    if word == "auto":
+        return "auto"
+    if word == "local":
+        return "local"
+    name, _, count = word.partition("=")
+    if name != "dedicated" or not count:
+        raise BadInput(f"--shared-experts: {(text or '')[:40]!r} is not local, dedicated=N or auto")
+    if model.moe is None or not model.moe.shared_experts:
+        raise BadInput(f"--shared-experts: {model.name} has no shared expert to dedicate ranks to; leave the flag out")
+    return parse_count(count, "--shared-experts dedicated")
+
+
+def read_drafts(text: str | None, model: ModelSpec) -> int:
+    """Return the drafted tokens per iteration; BadInput where the model has no layer that drafts."""
+    count = 0 if text is None else parse_count(text, "--mtp", allow_zero=True)
+    if count and not model.mtp_layers:
+        raise BadInput(f"--mtp: {model.name} ships no layer that drafts tokens (MTP); use --mtp 0")
+    if count > MOST_DRAFTS:
+        raise BadInput(
+            f"--mtp: {count} drafts per iteration are more than the {MOST_DRAFTS} that are costed; use fewer"
+        )
+    return count
+
+
+def read_microbatches(text: str | None, model: ModelSpec) -> int | None:
+    """Return 1 or 2, None for auto."""
+    if text is None or left_open(text):
+        return None
+    if text.strip() not in ("1", "2"):
+        raise BadInput(f"--microbatches: {text[:20]!r} is not 1, 2 or auto")
+    if text.strip() == "2" and model.moe is None:
+        raise BadInput(
+            f"--microbatches: {model.name} has no expert exchange for a second microbatch to hide; use 1 or auto"
+        )
+    return int(text)
+
+
+def read_tokens(text: str | None, flag: str, default: int) -> int:
+    """Return a count of tokens or requests, at least 1."""
+    if text is None:
+        return default
+    value = parse_count(text, flag)
+    if value > MOST_TOKENS:
+        raise BadInput(f"{flag}: {value} is more than can be meant; use at most {MOST_TOKENS}")
+    return value
+
+
+def read_fraction(text: str | None, flag: str, default: float, *, below_one: bool = False) -> float:
+    """Return a share of 0 to 1, written as a number or in per cent."""
+    if text is None:
+        return default
+    stripped = text.strip()
+    try:
+        value = float(stripped.removesuffix("%")) / (100 if stripped.endswith("%") else 1)
+    except ValueError:
+        value = math.nan
+    if 0 <= value < 1 or (value == 1 and not below_one):
+        return value
+    right = "from 0 up to, not including, 1" if below_one else "from 0 to 1"
+    raise BadInput(f"{flag}: {text[:40]!r} is not a share {right}, such as 0.5")
+
+
+def read_weight_choices(text: str | None, model: ModelSpec, hardware: HardwareSpec) -> list[Dtype]:
+    """Return the formats that weights may have on a machine, the usual one first where all are meant."""
+    if text is None:
+        return [default_weights(hardware, model)]
+    if is_auto(text):
+        usual = default_weights(hardware, model)
+        return [usual, *(dtype for dtype in usual_weights(hardware, model.native_dtype) if dtype != usual)]
+    return [read_weights(word, model, hardware) for word in _words(text, "--weights")]
+
+
+def read_caches(text: str | None) -> list[KvDtype]:
+    """Return the formats that the KV cache may have."""
+    if text is None:
+        return ["bf16"]
+    known = get_args(KvDtype)
+    if is_auto(text):
+        return list(known)
+    return [read_choice(word, "--kv-dtype", known) for word in _words(text, "--kv-dtype")]
+
+
+def weights_of(text: str | None, role: str) -> str | None:
+    """Return what ``prefill=fp8,bf16,decode=int8`` gives a role; a text without roles gives it to both.
+
+    Raises BadInput where a role has nothing, or stands twice, or is none.
+    """
+    if text is None or "=" not in text:
+        return text
+    found: dict[str, list[str]] = {}
+    own: list[str] = []
+    for part in text.split(","):
+        name, equals, value = (piece.strip() for piece in part.rpartition("="))
+        if equals:
+            if not value:
+                raise BadInput(f"--weights: {part.strip()[:40]!r} names no format; write for example {name}=bf16")
+            own = found.setdefault(_role(name.lower(), part.strip(), found), [])
+        elif not found:
+            raise BadInput(f"--weights: {part.strip()[:40]!r} is of no role; begin with prefill= or decode=")
+        own.append(value)
+    for absent in (each for each in ROLES if each not in found):
+        raise BadInput(f"--weights: {text[:60]!r} leaves open the format of {absent}; add {absent}=auto")
+    return ",".join(found[role])
+
+
+def _role(name: str, part: str, known: Container[str]) -> str:
+    if name not in ROLES:
+        raise BadInput(f"--weights: {part[:40]!r} is not prefill=... or decode=...{suggest(name, ROLES)}")
+    if name in known:
+        raise BadInput(f"--weights: {name} stands twice; name it once")
+    return name
+
+
+def _words(text: str, flag: str) -> list[str]:
+    words = [word.strip().lower() for word in text.split(",")]
+    for word in words:
+        if not word:
+            raise BadInput(f"{flag}: {text[:40]!r} has an empty place between its commas; leave it out")
+        if words.count(word) > 1:
+            raise BadInput(f"{flag}: {word[:20]} stands twice in {text[:40]!r}; name it once")
+    return words

@@ -1,0 +1,280 @@
+"""`podplan.simulate`: a manifest at work in virtual time, measured beside predicted."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import IO, Any
+
+from ground.errors import BadInput
+from ground.files import check_file, staging, writing
+from ground.units import counted, parse_count, parse_duration
+from planner.manifest.document import read_manifest
+from planner.manifest.schema import Manifest, Prediction
+from podplan.expert_loads import measured_balance
+from podplan.offered import MOST_SIMULATED, Offered, read_offered, read_seed
+from podplan.options import SimulateFlags, flag_name, flags_of
+from podplan.planning import PlanResult
+from podplan.result import Result, Row
+from runtime.simulate.faults import parse_fault
+from runtime.simulate.metrics import SimulationResult
+from runtime.simulate.observe import Observer
+from runtime.simulate.quantiles import interval
+from runtime.simulate.run import simulate as run_simulation
+from runtime.simulate.run import with_policies
+from runtime.simulate.workload import backlog
+
+Progress = Callable[[float, int, int], None]
+"""Is told the simulated seconds, and how many requests came and are done."""
+
+OF_A_TRACE = ("format", "scale_rate", "window", "repeat", "skip_bad_rows")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimulateResult(Result):
+    """A run of a manifest, measured beside predicted.
+
+    Attributes:
+        manifest: what ran.
+        offered: what arrived, which part of it was measured, and what was expected.
+        measured: what the run came to, every figure in SI units.
+    """
+
+    manifest: Manifest
+    offered: Offered
+    measured: SimulationResult
+
+    @property
+    def headline(self) -> str:
+        """What ran, and how much of it was measured."""
+        return f"{self.manifest.model.spec.name}, {counted(self.measured.requests, 'request')} measured"
+
+    def rows(self) -> list[Row]:
+        """Return measured, predicted and error of every figure."""
+        data = self.to_dict()
+        return list(_compared(data, data["predicted"], data["relative_error"]))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the object that ``plan simulate --json`` prints; a key without a prediction holds null."""
+        offered, result = self.offered, self.measured
+        measured = {key: value for key, value in result.to_dict().items() if key not in ("steps", "wall_seconds")}
+        predicted = (offered.expectation.prediction or Prediction()).model_dump(mode="json")
+        return {
+            **measured,
+            "predicted": predicted,
+            "relative_error": {key: relative_error(value, measured[key]) for key, value in predicted.items()},
+            "wall_seconds": result.wall_seconds,
+            "predicted_from": offered.expectation.basis,
+            "measured_window": offered.measured,
+            "notes": list(offered.notes),
+            "seed": offered.options.seed,
+        }
+
+
+def _compared(measured: Any, predicted: Any, error: Any, name: str = "") -> Iterator[Row]:
+    """Yield a row for every figure that has a prediction, nested ones by a dotted name."""
+    for key, value in predicted.items():
+        own = measured.get(key) if isinstance(measured, dict) else None
+        off = error.get(key) if isinstance(error, dict) else None
+        if isinstance(value, dict):
+            yield from _compared(own, value, off, f"{name}{key}.")
+        else:
+            yield {"figure": f"{name}{key}", "measured": own, "predicted": value, "relative_error": off}
+
+
+def relative_error(predicted: Any, measured: Any) -> Any:
+    """Return predicted / measured - 1, key by key; null where one of them is missing or nothing was measured."""
+    if isinstance(predicted, dict) and isinstance(measured, dict):
+        return {key: relative_error(value, measured.get(key)) for key, value in predicted.items()}
+    return predicted / measured - 1 if predicted is not None and measured else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoliciesResult(Result):
+    """Runs of the same requests under several policies.
+
+    Attributes:
+        runs: each policy's run, by its name.
+    """
+
+    runs: dict[str, SimulateResult]
+
+    @property
+    def headline(self) -> str:
+        """What was compared."""
+        return f"the same requests under {', '.join(self.runs)}"
+
+    @property
+    def results(self) -> dict[str, SimulationResult]:
+        """What each policy measured."""
+        return {name: run.measured for name, run in self.runs.items()}
+
+    @property
+    def offered(self) -> Offered:
+        """What arrived under each."""
+        return next(iter(self.runs.values())).offered
+
+    def rows(self) -> list[Row]:
+        """Return a row per policy."""
+        return [
+            {
+                "policy": name,
+                "ttft_mean_seconds": run.ttft_seconds.mean if run.ttft_seconds else None,
+                "tpot_mean_seconds": run.tpot_seconds.mean if run.tpot_seconds else None,
+                "e2e_mean_seconds": run.e2e_seconds.mean if run.e2e_seconds else None,
+                "slo_attainment": run.slo_attainment,
+                "goodput_requests_per_second": run.goodput_requests_per_second,
+            }
+            for name, run in self.results.items()
+        ]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return every variant's figures and the differences to the first."""
+        return {
+            "policies": {name: run.to_dict() for name, run in self.runs.items()},
+            "differences": {"to": next(iter(self.runs)), **differences(self.results)},
+            "seed": self.offered.options.seed,
+        }
+
+
+MEASURES = {"ttft": "ttft_seconds", "tpot": "tpot_seconds", "e2e": "e2e_seconds", "attained": "slo_attainment"}
+
+
+def differences(results: dict[str, SimulationResult]) -> dict[str, dict[str, Any]]:
+    """Return each policy less the first one: mean and half width of a 95 % interval over batches of requests."""
+    first = next(iter(results.values())).batches
+    found: dict[str, dict[str, Any]] = {}
+    for name, result in list(results.items())[1:]:
+        one, other = first.matched(result.batches)
+        found[name] = {}
+        for measure, key in MEASURES.items():
+            spread = interval(other.means(measure) - one.means(measure))
+            found[name][key] = None if spread is None else {"mean": spread[0], "half_width": spread[1]}
+    return found
+
+
+def simulate(manifest: str | Path | Manifest | PlanResult, **flags: object) -> SimulateResult:
+    """Run a manifest in virtual time and compare what it does with what was predicted.
+
+    Args:
+        manifest: the path of a manifest, one that was read, or a plan.
+        flags: the long flags of ``plan simulate``, such as ``trace="trace.jsonl.gz"``, ``rate="50/s"`` or
+            ``fail=["node 3 at 10s for 1min"]``; not ``policies``, for which there is ``simulate_policies``.
+
+    Raises:
+        BadInput: a keyword that is no flag, or a value that it cannot have.
+    """
+    return simulated(_manifest(manifest), flags_of(SimulateFlags, flags))
+
+
+def simulate_policies(
+    manifest: str | Path | Manifest | PlanResult, policies: str | list[str], **flags: object
+) -> PoliciesResult:
+    """Run the same requests under several policies; ``a+b`` sets two at once. The keywords are as for ``simulate``."""
+    return simulated_policies(_manifest(manifest), flags_of(SimulateFlags, {**flags, "policies": policies}))
+
+
+def _manifest(given: str | Path | Manifest | PlanResult) -> Manifest:
+    if isinstance(given, PlanResult):
+        return given.manifest()
+    return given if isinstance(given, Manifest) else read_manifest(Path(given))
+
+
+def simulated(manifest: Manifest, flags: SimulateFlags, progress: Progress | None = None) -> SimulateResult:
+    """Return the run that flags ask for; ``progress`` is told how far it is."""
+    offered = _offered(manifest, flags)
+    with _observing(flags, progress) as observer:
+        measured = run_simulation(manifest, offered.requests(), offered.options, observer)
+        _check_measured(measured, flags.warmup)
+    return SimulateResult(manifest=manifest, offered=offered, measured=measured)
+
+
+def simulated_policies(manifest: Manifest, flags: SimulateFlags) -> PoliciesResult:
+    """Return the runs of the same requests under the policies that flags name."""
+    offered = _offered(manifest, flags)
+    names = [name.strip() for name in (flags.policies or "").split(",") if name.strip()]
+    if len(names) < 2 or len(set(names)) < len(names):
+        raise BadInput("--policies: give at least two different ones, such as round_robin,least_load")
+    variants = {name: with_policies(manifest, name.split("+")) for name in names}
+    runs = {}
+    for name, made in variants.items():
+        measured = run_simulation(made, offered.requests(), offered.options)
+        runs[name] = SimulateResult(manifest=made, offered=offered, measured=measured)
+    for run in runs.values():
+        _check_measured(run.measured, None)
+    return PoliciesResult(runs=runs)
+
+
+def _offered(manifest: Manifest, flags: SimulateFlags) -> Offered:
+    check_together(flags)
+    return _with_scenario(flags, manifest, read_offered(flags, manifest, read_seed(flags.seed)))
+
+
+def check_together(flags: SimulateFlags) -> None:
+    """Raise BadInput where flags contradict each other."""
+    given = [flag for flag in ("trace", "rate", "concurrency") if getattr(flags, flag) is not None]
+    if "concurrency" in given and len(given) > 1:
+        raise BadInput(f"--{given[0]} and --{given[1]} both say when requests arrive; leave one of them out")
+    for flag in OF_A_TRACE:
+        if getattr(flags, flag) is not None and flags.trace is None:
+            name = "--trace-format" if flag == "format" else flag_name(flag)
+            raise BadInput(f"{name} belongs to a trace; give --trace FILE with it or leave it out")
+    if flags.bursts is not None and (flags.trace is not None or flags.concurrency is not None):
+        raise BadInput("--bursts: is for arrivals at a --rate; leave the flag out")
+    if flags.cold and given and given != ["rate"]:
+        raise BadInput(f"--cold: a run with --{given[0]} always starts empty; leave the flag out")
+    if flags.timeseries_step is not None and flags.timeseries is None:
+        raise BadInput("--timeseries-step: belongs to --timeseries FILE; give it or leave the step out")
+    if flags.policies is not None and (flags.requests_csv or flags.timeseries or flags.timeline):
+        raise BadInput("--policies: compares several runs; files are written for one run, so leave them out")
+
+
+def _with_scenario(flags: SimulateFlags, manifest: Manifest, offered: Offered) -> Offered:
+    """Add offline requests, faults and expert loads to a run."""
+    options = offered.options
+    if flags.offline is not None:
+        count = parse_count(flags.offline, "--offline")
+        if count > MOST_SIMULATED:
+            raise BadInput(f"--offline: {count} are more than the {MOST_SIMULATED} that are simulated; use fewer")
+        options = replace(options, offline=backlog(manifest.workload, count, options.seed))
+    balance = {} if flags.expert_loads is None else measured_balance(manifest, flags.expert_loads, options.seed)
+    faults = tuple(parse_fault(text) for text in flags.fail or ())
+    return replace(offered, options=replace(options, balance=balance, faults=faults, stepping=flags.each_iteration))
+
+
+def _check_measured(result: SimulationResult, warmup: str | None) -> None:
+    if not result.requests:
+        raise BadInput(f"--warmup: no request arrives after {warmup}, so nothing is measured; use a shorter one")
+
+
+@contextmanager
+def _observing(flags: SimulateFlags, progress: Progress | None) -> Iterator[Observer]:
+    """Yield an observer with the files that were asked for; they take their places when the block ends well.
+
+    Raises BadInput naming the file before anything runs: it is there and --force is not given, or cannot be written.
+    """
+    asked = {"requests": flags.requests_csv, "series": flags.timeseries, "timeline": flags.timeline}
+    _check_apart(flags)
+    for path in filter(None, asked.values()):
+        check_file(path, force=flags.force)
+    step = 1.0 if flags.timeseries_step is None else parse_duration(flags.timeseries_step, "--timeseries-step")
+    with staging() as beside, ExitStack() as stack:
+        files = {name: stack.enter_context(_opened(path, beside)) for name, path in asked.items() if path}
+        yield Observer(**files, series_seconds=step, progress=progress)
+
+
+def _check_apart(flags: SimulateFlags) -> None:
+    """Raise BadInput where two flags name one file."""
+    taken: dict[Path, str] = {}
+    for name in ("requests_csv", "timeseries", "timeline"):
+        path = getattr(flags, name)
+        if path is None:
+            continue
+        other = taken.setdefault(path.resolve(), name)
+        if other != name:
+            raise BadInput(f"{flag_name(other)} and {flag_name(name)} both name {path}; give each a file of its own")
+
+
+def _opened(path: Path, beside: Callable[[Path], Path]) -> IO[str]:
+    with writing(path):
+        return beside(path).open("w", encoding="utf-8", newline="\n")

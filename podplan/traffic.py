@@ -1,0 +1,213 @@
+"""Lengths, reuse and rate, or `--trace`: what the requests are like and how many come."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ground.errors import BadInput
+from ground.pairs import read_pairs
+from ground.units import parse_count, parse_rate
+from models.spec import ModelSpec
+from planner.plans.day import Window, peak_rate
+from planner.queues.prompts import answer_kinds, histogram_kinds
+from planner.workload import Lengths, LengthShape, Traffic, Workload, histogram_lengths
+from planner.workload import Trace as Rows
+from podplan.day import read_rate_profile
+from podplan.options import QuestionFlags, flag_name
+from podplan.readers import MOST_TOKENS, read_choice, read_fraction, read_tokens
+
+if TYPE_CHECKING:
+    from ground.traces import Trace
+
+DEFAULT_INPUT_TOKENS = 4096
+DEFAULT_OUTPUT_TOKENS = 1024
+# Stamps on a coarse grid are spread over it; the seed makes the same trace give the same plan.
+SPREAD_SEED = 0
+LENGTH_FIELDS = ("isl", "osl", "isl_cv", "osl_cv", "isl_distribution", "isl_histogram", "osl_histogram")
+MOST_CV = 100.0
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskedTraffic:
+    """Traffic, the rate that was stated or measured (of a day: the largest), and the trace or day behind it."""
+
+    workload: Workload
+    rate_per_second: float | None
+    trace: "Trace | None" = None
+    day: tuple[Window, ...] = ()
+
+
+def read_traffic(flags: QuestionFlags, model: ModelSpec) -> AskedTraffic:
+    """Return the traffic that the flags state or that the trace holds.
+
+    Raises BadInput naming the flag, or file, line and field of a trace.
+    """
+    rate, day = read_rate(flags.rate, flags.rate_profile)
+    reuse = read_fraction(flags.prefix_reuse, "--prefix-reuse", 0.0, below_one=True)
+    if flags.trace is not None:
+        asked = _from_trace(flags, model, rate, None if flags.prefix_reuse is None else reuse)
+        return replace(asked, day=day)
+    if flags.format is not None:
+        raise BadInput("--format tells the format of a trace; give --trace FILE with it or leave it out")
+    values = asdict(flags)
+    prompt = read_lengths("isl", values, Lengths(mean=DEFAULT_INPUT_TOKENS))
+    answer = read_lengths("osl", values, Lengths(mean=DEFAULT_OUTPUT_TOKENS))
+    check_positions(prompt, answer, model)
+    workload = Workload(
+        input_tokens=prompt.lengths,
+        output_tokens=answer.lengths,
+        prefix_reuse=reuse,
+        prompts=prompt.histogram and histogram_kinds(*prompt.histogram, reuse),
+        answers=answer.histogram and answer_kinds(*answer.histogram),
+    )
+    return AskedTraffic(workload=workload, rate_per_second=rate, day=day)
+
+
+def read_rate(rate: str | None, profile: str | None) -> tuple[float | None, tuple[Window, ...]]:
+    """Return the rate to serve and the day that it is the largest rate of; None and no windows where not given."""
+    if profile is None:
+        return None if rate is None else parse_rate(rate, "--rate"), ()
+    if rate is not None:
+        raise BadInput("--rate and --rate-profile both say how many requests come; leave one of them out")
+    day = read_rate_profile(profile)
+    return peak_rate(day), day
+
+
+def _from_trace(flags: QuestionFlags, model: ModelSpec, rate: float | None, reuse: float | None) -> AskedTraffic:
+    from ground.trace_lengths import fitting  # readers of many formats, for --trace alone
+    from ground.traces import TraceFormat, read_trace, reused_tokens
+
+    for field in LENGTH_FIELDS:
+        if getattr(flags, field) is not None:
+            raise BadInput(f"{flag_name(field)} and --trace both give lengths; leave one of them out")
+    format = None if flags.format is None else read_choice(flags.format, "--format", get_args(TraceFormat))
+    trace = read_trace(Path(flags.trace or ""), format, dequantize_seed=SPREAD_SEED)
+    trace = fitting(trace, model.max_position, model.name)
+    try:
+        traffic = Traffic.from_trace(
+            Rows(
+                arrival_seconds=trace.arrival_seconds,
+                input_tokens=trace.input_tokens,
+                output_tokens=trace.output_tokens,
+                reused_tokens=reused_tokens(trace),
+            )
+        )
+    except BadInput as error:
+        raise BadInput(f"{flags.trace}: {error}") from None
+    workload = traffic.workload if reuse is None else _with_reuse(traffic.workload, reuse)
+    return AskedTraffic(
+        workload=workload, rate_per_second=traffic.rate_per_second if rate is None else rate, trace=trace
+    )
+
+
+def _with_reuse(workload: Workload, reuse: float) -> Workload:
+    """Return the workload with a stated reuse instead of the one that an unlimited cache would have."""
+    return Workload(
+        input_tokens=workload.input_tokens,
+        output_tokens=workload.output_tokens,
+        prefix_reuse=reuse,
+        arrival_squared_cv=workload.arrival_squared_cv,
+        length_covariance=workload.length_covariance,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stated:
+    """Lengths of prompts or of outputs, and the histogram that they are from: tokens and weights, [rows] each."""
+
+    lengths: Lengths
+    histogram: tuple[Floats, Floats] | None = None
+
+    @property
+    def longest(self) -> float:
+        """Tokens of the longest that are known to occur."""
+        return self.lengths.mean if self.histogram is None else float(self.histogram[0].max())
+
+
+def read_lengths(side: Literal["isl", "osl"], values: Mapping[str, str | None], known: Lengths) -> Stated:
+    """Return the lengths that the flags of one side give; what none of them gives is as ``known``.
+
+    Raises BadInput naming the flag, or file and line of a histogram.
+    """
+    file = values.get(f"{side}_histogram")
+    if file is not None:
+        for field in (side, f"{side}_cv", f"{side}_distribution"):
+            if values.get(field) is not None:
+                raise BadInput(f"{flag_name(field)} and --{side}-histogram both tell lengths; leave one of them out")
+        if not file:
+            raise BadInput(f"--{side}-histogram: give a CSV file with the columns tokens,weight")
+        tokens, weights = read_histogram(Path(file))
+        return Stated(lengths=histogram_lengths(tokens, weights), histogram=(tokens, weights))
+    mean, cv, shape = (values.get(field) for field in (side, f"{side}_cv", f"{side}_distribution"))
+    lengths = Lengths(
+        mean=known.mean if mean is None else read_tokens(mean, f"--{side}", 1),
+        squared_cv=known.squared_cv if cv is None else read_cv(cv, f"--{side}-cv") ** 2,
+        shape=known.shape if shape is None else read_choice(shape, f"--{side}-distribution", get_args(LengthShape)),
+    )
+    if shape is not None and not lengths.squared_cv:
+        raise BadInput(f"--{side}-distribution: lengths without spread have none; add --{side}-cv, such as 0.5")
+    return Stated(lengths=lengths)
+
+
+def read_cv(text: str, flag: str) -> float:
+    """Return a coefficient of variation: standard deviation over mean."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value <= MOST_CV:
+        raise BadInput(f"{flag}: {text[:40]!r} is not a standard deviation over a mean, such as 0.5")
+    return value
+
+
+def read_histogram(path: Path) -> tuple[Floats, Floats]:
+    """Return tokens, rising, and weights of a CSV file with the columns tokens,weight; weights sum to 1.
+
+    Raises BadInput naming file and line: a length that is no count from 1 on or stands twice, a weight below 0, or
+    weights that are all 0.
+    """
+    weights: dict[int, float] = {}
+    for where, length, weight in read_pairs(path, "tokens", "weight"):
+        tokens = parse_count(length, where)
+        if tokens > MOST_TOKENS:
+            raise BadInput(f"{where}: {tokens} tokens are more than can be meant; use at most {MOST_TOKENS}")
+        if tokens in weights:
+            raise BadInput(f"{where}: {tokens} tokens stand twice; give each length one weight")
+        weights[tokens] = _weight(weight, where)
+    total = sum(weights.values())
+    if not 0 < total < math.inf:
+        raise BadInput(f"{path}: the weights must sum to more than 0, and to a finite number")
+    kept = sorted(tokens for tokens, weight in weights.items() if weight / total > 0)
+    return np.array(kept, dtype=np.float64), np.array([weights[tokens] / total for tokens in kept])
+
+
+def _weight(text: str, where: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < math.inf:
+        raise BadInput(f"{where}: {text[:40]!r} is not a weight of 0 or more, such as 12 or 0.25")
+    return value
+
+
+def check_positions(prompt: Stated, answer: Stated, model: ModelSpec) -> None:
+    """Raise BadInput where requests are longer than the model's positions, which hold prompt and answer."""
+    first, second = prompt.lengths.mean, answer.lengths.mean
+    if first + second > model.max_position:
+        raise BadInput(
+            f"--isl plus --osl: {first:.10g} + {second:.10g} tokens exceed the {model.max_position} positions of "
+            f"{model.name}, which hold both"
+        )
+    for side, stated in (("isl", prompt), ("osl", answer)):
+        if stated.longest > model.max_position:
+            raise BadInput(
+                f"--{side}-histogram: its longest of {stated.longest:.10g} tokens exceeds the {model.max_position} "
+                f"positions of {model.name}"
+            )

@@ -1,0 +1,106 @@
+"""The same work on many items: on the cores of this machine, or on a Dask cluster that outgrows it.
+
+An ``Executor`` maps a function over items and gives results in their order. ``spread`` is the default; ``executor_of``
+reads ``--workers``.
+"""
+
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from importlib.util import find_spec
+from typing import Any, Protocol, TypeVar
+
+from ground.aside import alone, cores, helped
+from ground.errors import BadInput
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+MOST_WORKERS = 8
+"""By default; each holds some 100 MB while it searches."""
+MOST_PROCESSES = 256
+DASK = "dask:"
+
+
+class Executor(Protocol):
+    """What maps work over items. Results come in the items' order; what an item raises is raised here."""
+
+    def __call__(self, work: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[Result]:
+        """Return ``work`` of every item."""
+        ...
+
+
+def executor_of(workers: int | str | None) -> Executor:
+    """Return the executor that ``--workers`` names: N processes, or ``dask:ADDRESS`` of a scheduler.
+
+    Raises:
+        BadInput: neither of them, or Dask is not installed.
+    """
+    if workers is None:
+        return spread
+    text = str(workers).strip()
+    if text.startswith(DASK):
+        if find_spec("distributed") is None:
+            raise BadInput("--workers: dask is not installed; install it with pip install 'podplan[dask]'")
+        return partial(_on_dask, text.removeprefix(DASK))
+    if not text.isdecimal() or not 1 <= int(text) <= MOST_PROCESSES:
+        raise BadInput(f"--workers: {text[:40]!r} is neither 1 to {MOST_PROCESSES} processes nor dask:ADDRESS")
+    return partial(spread, processes=int(text))
+
+
+def spread(work: Callable[[Item], Result], items: Sequence[Item], processes: int | None = None) -> Iterator[Result]:
+    """Return ``work`` of every item, in their order.
+
+    Workers are copies of this process: what they need is there already, imports and closures included, and only
+    results travel. They begin at once, before whoever shows progress starts a thread. Where processes cannot be copied
+    safely, or there is one core or one item, this process does all, helped where a core is free.
+    """
+    workers = min(processes or min(cores(), MOST_WORKERS), len(items))
+    if workers < 2 or (cores() == 1 and processes is None):
+        return map(partial(_helped, work), items)
+    from concurrent.futures import ProcessPoolExecutor  # 20 ms that a single question is spared
+    from multiprocessing import get_context
+
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()  # what waits here would be written by every copy
+    pool = ProcessPoolExecutor(workers, mp_context=get_context("fork"), initializer=_begin, initargs=(work, items))
+    found = pool.map(_nth, range(len(items)))
+
+    def results() -> Iterator[Result]:
+        with pool:
+            yield from found
+
+    return results()
+
+
+def _on_dask(address: str, work: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[Result]:
+    """Map over the workers of a Dask cluster, which have podplan installed."""
+    from distributed import Client  # optional
+
+    try:
+        client = Client(address, timeout="10s")
+    except (OSError, ValueError) as error:
+        raise BadInput(f"--workers: no Dask scheduler answers at {address[:60]!r}: {error}") from None
+    with client, client.get_executor(pure=False) as executor:
+        yield from executor.map(work, items)
+
+
+def _helped(work: Callable[[Item], Result], item: Item) -> Result:
+    with helped():
+        return work(item)
+
+
+_job: list[Any] = []
+"""In a worker: the work and the items."""
+
+
+def _begin(*job: Any) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # interrupted, a worker ends without a word; its parent tells
+    alone()
+    _job[:] = job
+
+
+def _nth(number: int) -> Any:
+    work, items = _job
+    return work(items[number])

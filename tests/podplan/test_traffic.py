@@ -1,0 +1,230 @@
+"""Lengths of requests: means, CVs, distributions and histograms, on every question and on manifests."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli import main
+from cli.exit_codes import ExitCode
+from ground.errors import BadInput
+from models.loader import load_model
+from planner.manifest.document import parse_manifest, read_manifest
+from planner.manifest.schema import ManifestWorkload, PromptKinds
+from planner.plans.expectation import expect, workload_of
+from planner.queues.prompts import prompts_of
+from planner.search.nearest import scaled_prompts
+from planner.workload import Workload
+from podplan.options import QuestionFlags
+from podplan.question_files import read_questions
+from podplan.traffic import read_histogram, read_traffic
+from runtime.simulate.workload import open_loop
+from tests.manifests import manifest as built
+
+MODEL = load_model("qwen3-30b-a3b")
+SMALL = ["qwen3-30b-a3b", "--hw", "h800", "--nodes", "1", "--shape", "disaggregated"]
+HISTOGRAM = "tokens,weight\n8000,1\n500,3\n100,0\n"
+
+
+def _workload(**flags: str) -> Workload:
+    return read_traffic(QuestionFlags(**flags), MODEL).workload
+
+
+def _file(folder: Path, text: str) -> str:
+    path = folder / "lengths.csv"
+    path.write_text(text, encoding="utf-8")
+    return str(path)
+
+
+def test_a_histogram_gives_moments_and_kinds(tmp_path: Path) -> None:
+    """500 three times of four and 8000 once: mean 2375, and prompts of both lengths; of outputs the moments."""
+    file = _file(tmp_path, HISTOGRAM)
+    workload = _workload(isl_histogram=file, osl_histogram=file)
+    assert workload.input_tokens == workload.output_tokens
+    assert workload.input_tokens.mean == 2375
+    assert workload.input_tokens.squared_cv == pytest.approx((0.75 * 1875**2 + 0.25 * 5625**2) / 2375**2)
+    assert workload.prompts == ((500, 0, 0.75), (8000, 0, 0.25))
+
+
+def test_reuse_splits_the_prompts_of_a_histogram(tmp_path: Path) -> None:
+    """The mean reuse is met, and of every length as many hit."""
+    found = prompts_of(_workload(isl_histogram=_file(tmp_path, HISTOGRAM), prefix_reuse="0.4"))
+    assert float(found.reused @ found.weights) == pytest.approx(0.4 * 2375)
+    assert found.mean_tokens == pytest.approx(2375)
+
+
+def test_a_long_histogram_is_cut_at_levels(tmp_path: Path) -> None:
+    """A thousand lengths become a few kinds with the same mean, in order."""
+    rows = "".join(f"{tokens},{1 + tokens % 7}\n" for tokens in range(1, 1001))
+    workload = _workload(isl_histogram=_file(tmp_path, f"tokens,weight\n{rows}"))
+    found = prompts_of(workload)
+    assert found.tokens.size < 40
+    assert list(found.tokens) == sorted(found.tokens)
+    assert found.mean_tokens == pytest.approx(workload.input_tokens.mean)
+
+
+def test_prompts_may_be_gamma_distributed() -> None:
+    """Same moments, a lighter tail than log-normal."""
+    gamma = prompts_of(_workload(isl_cv="1", isl_distribution="gamma"))
+    usual = prompts_of(_workload(isl_cv="1"))
+    assert gamma.mean_tokens == pytest.approx(usual.mean_tokens)
+    assert gamma.tokens[-1] < usual.tokens[-1]
+
+
+def test_a_plan_is_made_for_a_histogram(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One length with all the weight plans as that length; a spread of the same mean serves less."""
+
+    def planned(*flags: str) -> dict[str, Any]:
+        assert main.main([*SMALL, "--osl", "256", "--ttft", "1s", *flags, "--json"]) == ExitCode.DONE
+        found: dict[str, Any] = json.loads(capsys.readouterr().out)
+        return found
+
+    rate = planned("--isl", "2375")["best"]["requests_per_second"]
+    single = planned("--isl-histogram", _file(tmp_path, "tokens,weight\n2375,7\n"))
+    assert single["best"]["requests_per_second"] == pytest.approx(rate, rel=0.02)
+    assert "isl" not in single["assumptions"]
+    assert single["assumptions"]["lengths"].startswith("prompts as in ")
+    spread = planned("--isl-histogram", _file(tmp_path, HISTOGRAM))
+    assert spread["best"]["requests_per_second"] < rate
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("length,weight\n5,1\n", "must name the columns: tokens,weight"),
+        ("tokens,weight\n5,1\n5,2\n", "line 3: 5 tokens stand twice"),
+        ("tokens,weight\n0,1\n", "line 2: '0' is zero"),
+        ("tokens,weight\n5.5,1\n", "line 2: '5.5' is not a whole number"),
+        ("tokens,weight\n5,-1\n", "line 2: '-1' is not a weight"),
+        ("tokens,weight\n5,nan\n", "line 2: 'nan' is not a weight"),
+        ("tokens,weight\n5,0\n", "the weights must sum to more than 0"),
+        ("tokens,weight\n5,1e308\n6,1e308\n", "to a finite number"),
+    ],
+)
+def test_a_bad_histogram_is_one_sentence(tmp_path: Path, text: str, told: str) -> None:
+    """It names the file, and the line where there is one."""
+    file = _file(tmp_path, text)
+    with pytest.raises(BadInput, match=told) as caught:
+        read_histogram(Path(file))
+    assert str(caught.value).startswith(file)
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        ({"isl": "5"}, "--isl and --isl-histogram both"),
+        ({"isl_cv": "1"}, "--isl-cv and --isl-histogram both"),
+        ({"isl_distribution": "gamma"}, "--isl-distribution and --isl-histogram both"),
+        ({"trace": "x.csv"}, "--isl-histogram and --trace both"),
+    ],
+)
+def test_lengths_are_given_once(tmp_path: Path, flags: dict[str, str], told: str) -> None:
+    """A histogram stands in place of mean, CV and distribution, and of a trace."""
+    with pytest.raises(BadInput, match=told):
+        _workload(isl_histogram=_file(tmp_path, HISTOGRAM), **flags)
+
+
+def test_no_file_is_no_histogram() -> None:
+    """An empty name is told by the flag, not as the folder that it would be."""
+    with pytest.raises(BadInput, match="--osl-histogram: give a CSV file"):
+        _workload(osl_histogram="")
+
+
+def test_a_manifest_is_weighed_under_a_histogram(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Half the prompts eight times as long make the same deployment later than its own fixed lengths do."""
+    out = tmp_path / "plan"
+    assert main.main([*SMALL, "--isl", "1k", "--osl", "128", "--rate", "20/s", "--out", str(out)]) == ExitCode.DONE
+    asked = ["check", "--manifest", str(out / "manifest.yaml"), "--ttft", "20s", "--rate", "5/s", "--json"]
+    file = _file(tmp_path, "tokens,weight\n8000,1\n1000,1\n")
+    values = []
+    for flags in ([], ["--isl-histogram", file]):
+        capsys.readouterr()
+        assert main.main([*asked, *flags]) == ExitCode.DONE
+        margins = json.loads(capsys.readouterr().out)["questions"][0]["margins"]
+        values += [margin["value_seconds"] for margin in margins if margin["name"] == "ttft"]
+    assert values[1] > 2 * values[0]
+
+
+def test_the_nearest_length_shortens_the_prompts_too(tmp_path: Path) -> None:
+    """Kinds of prompts shrink with their mean, and hold a token at least."""
+    workload = _workload(isl_histogram=_file(tmp_path, "tokens,weight\n1,1\n1000,1\n"))
+    assert scaled_prompts(workload, 0.5) == ((1, 0, 0.5), (500, 0, 0.5))
+    assert (
+        scaled_prompts(Workload(input_tokens=workload.input_tokens, output_tokens=workload.output_tokens), 0.5) is None
+    )
+
+
+def test_lengths_keep_within_the_model(tmp_path: Path) -> None:
+    """The longest of a histogram counts, not its mean alone."""
+    with pytest.raises(BadInput, match="--osl-histogram: its longest of 900000 tokens"):
+        _workload(osl_histogram=_file(tmp_path, "tokens,weight\n10,1000\n900000,1\n"))
+
+
+@pytest.mark.parametrize(("name", "cv"), [("gamma", None), ("normal", "1")])
+def test_a_distribution_needs_a_spread_and_a_name(name: str, cv: str | None) -> None:
+    """Fixed lengths have none, and two are known."""
+    with pytest.raises(BadInput, match="--isl-distribution"):
+        read_traffic(QuestionFlags(isl_cv=cv, isl_distribution=name), MODEL)
+
+
+def test_a_question_of_a_file_replaces_shared_lengths(tmp_path: Path) -> None:
+    """Its histogram stands in place of a shared mean, and the other way round; a file is found beside the questions."""
+    path = tmp_path / "questions.yaml"
+    path.write_text(
+        "isl: 100\nosl_histogram: lengths.csv\nquestions:\n  - {isl_histogram: lengths.csv}\n  - {osl: 5}\n",
+        encoding="utf-8",
+    )
+    first, second = read_questions(path)
+    beside = str(tmp_path / "lengths.csv")
+    assert first.values == {"isl_histogram": beside, "osl_histogram": beside}
+    assert second.values == {"isl": "100", "osl": "5"}
+
+
+def test_a_manifest_carries_the_histograms_that_it_was_planned_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Simulate draws prompts and answers of those lengths only, and sets the plan's own figures beside them."""
+    inputs, outputs = (tmp_path / name for name in ("in.csv", "out.csv"))
+    inputs.write_text(HISTOGRAM, encoding="utf-8")
+    outputs.write_text("tokens,weight\n16,1\n48,1\n", encoding="utf-8")
+    out = tmp_path / "plan"
+    files = ["--isl-histogram", str(inputs), "--osl-histogram", str(outputs)]
+    assert main.main([*SMALL, *files, "--rate", "20/s", "--out", str(out)]) == ExitCode.DONE
+    manifest = read_manifest(out / "manifest.yaml")
+    drawn = open_loop(manifest.workload, 10.0, 4000)
+    assert set(drawn.input_tokens) == {500, 8000}
+    assert set(drawn.output_tokens) == {16, 48}
+    assert (drawn.input_tokens == 8000).mean() == pytest.approx(0.25, abs=0.03)
+    found = expect(manifest, workload_of(manifest.workload), 20.0)
+    assert found.basis == "the plan's own figures"
+    again = expect(manifest, workload_of(manifest.workload), 20.0001).prediction
+    assert again is not None and again.ttft_seconds is not None
+    assert again.ttft_seconds.p99 == pytest.approx(found.prediction.ttft_seconds.p99, rel=0.01)  # type: ignore[union-attr]
+    capsys.readouterr()
+
+
+def test_reused_prompts_of_kinds_are_drawn_together() -> None:
+    """A manifest with kinds of prompts reuses of each what its kind says, at most all but one token."""
+    kinds = PromptKinds(tokens=[100.0, 2000.0], reused=[0.0, 2000.0], weights=[1.0, 3.0])
+    workload = ManifestWorkload(input_tokens=1525, output_tokens=5, prefix_reuse=0.5, prompt_kinds=kinds)
+    drawn = open_loop(workload, 1.0, 1000)
+    assert set(zip(drawn.input_tokens.tolist(), drawn.reused_tokens.tolist(), strict=True)) == {(100, 0), (2000, 1999)}
+
+
+@pytest.mark.parametrize(
+    ("kinds", "told"),
+    [
+        ({"tokens": [5, 6], "reused": [0, 0], "weights": [1]}, "workload.prompt_kinds: its columns"),
+        ({"tokens": [5], "reused": [0], "weights": [0]}, "workload.prompt_kinds.weights: must sum"),
+        ({"tokens": [5], "reused": [6], "weights": [1]}, "workload.prompt_kinds.reused: a prompt has more"),
+        ({"tokens": [], "reused": [], "weights": []}, "workload.prompt_kinds.tokens"),
+        ({"tokens": [0], "reused": [0], "weights": [1]}, "workload.prompt_kinds.tokens"),
+    ],
+)
+def test_kinds_that_cannot_be_are_refused(kinds: dict[str, list[float]], told: str) -> None:
+    """One sentence that names the field."""
+    data = built().model_dump(mode="json")
+    data["workload"]["prompt_kinds"] = kinds
+    with pytest.raises(BadInput, match=told):
+        parse_manifest(data, "manifest.yaml")
