@@ -57,6 +57,8 @@ def host_costs(system: str | None) -> HostCosts:
         return HostCosts()
     if system in SYSTEMS:
         return SYSTEMS[system]
+    if system == "reference":  # most searches: the schema of profiles is not read for it
+        return HostCosts(engine=system)
     from planner.engines.loader import engine_names, load_engine  # the schema of profiles takes time to build
 
     if system.partition("@")[0] not in engine_names():

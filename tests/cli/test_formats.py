@@ -80,7 +80,8 @@ def test_a_sweep_over_formats_has_a_row_for_each(capsys: pytest.CaptureFixture[s
 )
 def test_bad_lists_are_refused(flags: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
     """One sentence that names the flag."""
-    assert main.main([*SMALL, *flags]) == ExitCode.BAD_INPUT
+    asked = SMALL[:-2] if "--shape" in flags else SMALL
+    assert main.main([*asked, *flags]) == ExitCode.BAD_INPUT
     assert told in capsys.readouterr().err
 
 
