@@ -47,20 +47,12 @@ def simulate(
         compared = simulated_policies(planned, flags)
         print_json(compared.to_dict()) if json else show_policies(Screen(), compared)
         return
-<<<<<<< HEAD
-    with observing(flags) as observer:
-        result = run_simulation(planned, offered.requests, offered.options, observer)
-        _check_measured(result, flags.warmup)
-    data = as_json(offered, result)
-    print_json(data) if json else show(planned, offered, result, data)
-=======
     try:
         found = simulated(planned, flags, _progress())
     finally:
         if sys.stderr.isatty():
             sys.stderr.write("\r" + " " * 78 + "\r")
     print_json(found.to_dict()) if json else show_run(Screen(), found)
->>>>>>> 5c5e623 (Add the Python API podplan; the command calls it)
 
 
 def _progress() -> Callable[[float, int, int], None] | None:
@@ -77,22 +69,4 @@ def _progress() -> Callable[[float, int, int], None] | None:
             sys.stderr.write(f"\r{told:<78}")
             sys.stderr.flush()
 
-<<<<<<< HEAD
-def _compare(text: str, manifest: Manifest, offered: Offered, json: bool) -> None:
-    """Run the variants on the same requests; ``a+b`` sets two policies at once."""
-    names = [name.strip() for name in text.split(",") if name.strip()]
-    if len(names) < 2 or len(set(names)) < len(names):
-        raise BadInput("--policies: give at least two different ones, such as round_robin,least_load")
-    variants = {name: with_policies(manifest, name.split("+")) for name in names}
-    results = {name: run_simulation(made, offered.requests, offered.options) for name, made in variants.items()}
-    for result in results.values():
-        _check_measured(result, None)
-    print_json(compared_json(offered, results)) if json else show_compared(offered, results)
-
-
-def _check_measured(result: SimulationResult, warmup: str | None) -> None:
-    if not result.requests:
-        raise BadInput(f"--warmup: no request arrives after {warmup}, so nothing is measured; use a shorter one")
-=======
     return show
->>>>>>> 5c5e623 (Add the Python API podplan; the command calls it)

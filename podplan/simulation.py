@@ -184,7 +184,7 @@ def simulated(manifest: Manifest, flags: SimulateFlags, progress: Progress | Non
     """Return the run that flags ask for; ``progress`` is told how far it is."""
     offered = _offered(manifest, flags)
     with _observing(flags, progress) as observer:
-        measured = run_simulation(manifest, offered.requests(), offered.options, observer)
+        measured = run_simulation(manifest, offered.requests, offered.options, observer)
         _check_measured(measured, flags.warmup)
     return SimulateResult(manifest=manifest, offered=offered, measured=measured)
 
@@ -198,7 +198,7 @@ def simulated_policies(manifest: Manifest, flags: SimulateFlags) -> PoliciesResu
     variants = {name: with_policies(manifest, name.split("+")) for name in names}
     runs = {}
     for name, made in variants.items():
-        measured = run_simulation(made, offered.requests(), offered.options)
+        measured = run_simulation(made, offered.requests, offered.options)
         runs[name] = SimulateResult(manifest=made, offered=offered, measured=measured)
     for run in runs.values():
         _check_measured(run.measured, None)
