@@ -1,7 +1,7 @@
 """`plan deploy`: the files that start a manifest with a serving engine."""
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import get_args
 
@@ -11,6 +11,7 @@ from cli.options import Json, takes
 from cli.output import Screen, check_force, print_json
 from deploy.diff import differences, read_files, read_folder
 from deploy.guide import arithmetic, limits, memories
+from deploy.layout import Layout, laid_out
 from deploy.render import Deployment, render
 from deploy.site import read_site
 from ground.errors import BadInput
@@ -36,6 +37,7 @@ class DeployFlags:
     engine: Text = flag("E", "Engine, such as vllm or vllm@0.33.0 [the plan's].")
     platform: str = flag("P", "bare (hosts), slurm or kubernetes.", default="bare")
     kind: Text = flag("K", "lws, statefulset, volcano, dynamo, llm-d or motor [lws].")
+    layout: str = flag("L", "plain, kustomize or helm, on Kubernetes.", default="plain")
     out: Path | None = flag("DIR", "Folder to write; it must be empty or absent.")
     values: Path | None = flag("FILE", "Images, names, storage, hosts of the site.")
     diff: Path | None = flag("OLD", "Say what changes from the deployment in OLD.")
@@ -70,6 +72,7 @@ def deploy(
     digest = hashlib.sha256(flags.manifest.read_bytes()).hexdigest()
     made = render(read, profile, chosen, read_site(flags.values), digest)
     changes = None if flags.diff is None else _changes(flags.diff, made)
+    made = _laid(made, flags.layout)
     if flags.out is not None and not flags.dry_run:
         _write(made, flags.out, flags.force)
     data = _data(made, changes, None if flags.dry_run else flags.out)
@@ -101,6 +104,17 @@ def _kind(profile: EngineProfile, read: Manifest, platform: str, kind: str | Non
     accelerator = accelerator_of(read.clusters[read.pools[0].hardware].spec)
     possible = [name for name, held in profile.kinds.items() if name in known and accelerator in held.accelerators]
     return possible[0] if possible else "lws"
+
+
+def _laid(made: Deployment, layout: str) -> Deployment:
+    """Return the deployment in a layout. BadInput for one that is not, or files that are no Kubernetes objects."""
+    layouts: tuple[Layout, ...] = get_args(Layout)
+    if layout not in layouts:
+        raise BadInput(f"--layout: {layout[:40]!r} is not one of {', '.join(layouts)}{suggest(layout, layouts)}")
+    if layout != "plain" and (made.target.bare or made.target.kind == "motor"):
+        raise BadInput(f"--layout: {layout} is of Kubernetes objects; {made.target.kind} has none, leave it out")
+    named = next(name for name in layouts if name == layout)
+    return replace(made, files=laid_out(named, made.target, made.files, made.origin))
 
 
 def _changes(old: Path, made: Deployment) -> list[str]:

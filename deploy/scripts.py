@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from deploy.commands.fabric import talks_over_nodes
 from deploy.commands.launch import Launch, Target
 from deploy.header import Provenance, comment
 from deploy.words import Shell, flag_words, quoted
@@ -17,6 +18,7 @@ def script(target: Target, launch: Launch, origin: Provenance) -> str:
         "set -euo pipefail",
         "",
         *place(target, launch),
+        *_fabric(target, launch),
         f"MODEL={quoted(target.weights_path(launch.role))}",
         "",
     ]
@@ -25,6 +27,16 @@ def script(target: Target, launch: Launch, origin: Provenance) -> str:
         lines.append(f'export {launch.visible_devices}="$(seq -s, "$FIRST_DEVICE" "{last}")"')
     lines += [f"export {name}={quoted(value)}" for name, value in launch.environment.items()]
     return "\n".join([*lines, *_command(launch)]) + "\n"
+
+
+def _fabric(target: Target, launch: Launch) -> list[str]:
+    """Return the check that RDMA is there before weights are loaded: an active port and the adapters' devices."""
+    role = launch.role
+    if role.accelerator != "nvidia" or not talks_over_nodes(role) or target.site.rdma_resource is None:
+        return []
+    seen = "grep -qs ACTIVE /sys/class/infiniband/*/ports/*/state && ls /dev/infiniband/uverbs* > /dev/null 2>&1"
+    said = f"no RDMA on this node, which {role.name} needs; WITHOUT_RDMA=1 starts it all the same"
+    return [f'{{ {seen}; }} || [ -n "${{WITHOUT_RDMA:-}}" ] || {{ echo {quoted(said)} >&2; exit 1; }}']
 
 
 def place(target: Target, launch: Launch) -> list[str]:

@@ -1,5 +1,6 @@
 """Reads back which processes run on which nodes, from the files of each kind."""
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -23,7 +24,7 @@ class Node:
 
 def read_documents(text: str) -> list[Object]:
     """Return the YAML documents of a file."""
-    found = [parse_yaml(part, "rendered") for part in text.split("\n---\n")]
+    found = [parse_yaml(part, "rendered") for part in re.split(r"^---\n", text, flags=re.MULTILINE)]
     return [held for held in found if isinstance(held, dict)]
 
 

@@ -12,7 +12,7 @@ PLAIN = re.compile(r"[^\s'\"$]+")
 ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)\Z", re.DOTALL)
 LOOP = re.compile(r"for \(\((\w+) = 0; \1 < (\d+); \1\+\+\)\); do\Z")
 BRANCH = re.compile(r'if \[ "\$(\w+)" -eq 0 \]; then (.*); else (.*); fi\Z', re.DOTALL)
-IGNORED = ("set ", "source ", "trap ", "wait ", "until ")
+IGNORED = ("set ", "source ", "trap ", "wait ", "until ", "{ grep ")
 
 Scope = dict[str, str | list[str]]
 

@@ -116,7 +116,7 @@ def run(script: str, folder: Path, variables: dict[str, str], *arguments: str) -
         old.unlink()
     path = folder / "run.sh"
     path.write_text(script, encoding="utf-8")
-    environment = {"PATH": f"{folder}:{os.environ['PATH']}", "RECORD": str(record), **variables}
+    environment = {"PATH": f"{folder}:{os.environ['PATH']}", "RECORD": str(record), "WITHOUT_RDMA": "1", **variables}
     done = subprocess.run(
         ["bash", str(path), *arguments], env=environment, cwd=folder, capture_output=True, text=True, check=False
     )

@@ -1,0 +1,131 @@
+"""The files of Kubernetes in another layout: a Kustomize base with components and an overlay, or a Helm chart."""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
+
+from deploy.commands.launch import Target
+from deploy.header import Provenance, comment
+from deploy.reading.nodes import read_documents
+from ground.files import to_yaml
+
+Layout = Literal["plain", "kustomize", "helm"]
+Object = dict[str, Any]
+OPTIONAL = ("monitoring", "autoscaler")  # they need operators that not every cluster has
+PROOF = ("smoke", "benchmark")
+TOKEN = re.compile(r"PODPLAN_([a-zA-Z_]+)_NALPDOP")
+
+
+def laid_out(layout: Layout, target: Target, files: Mapping[str, str], origin: Provenance) -> dict[str, str]:
+    """Return the files of a deployment in a layout, README.md at its top."""
+    if layout == "plain":
+        return dict(files)
+    others = {name: text for name, text in files.items() if not name.endswith(".yaml")}
+    sheets = {name.removesuffix(".yaml"): text for name, text in files.items() if name.endswith(".yaml")}
+    made = _kustomize(target, sheets, origin) if layout == "kustomize" else _helm(target, sheets, origin)
+    return others | dict(made)
+
+
+def _kustomize(target: Target, sheets: Mapping[str, str], origin: Provenance) -> Iterator[tuple[str, str]]:
+    """Yield a base of what always runs, a component for each option, an overlay of the site and the proof."""
+
+    def kustomization(folder: str, purpose: str, kind: str = "Kustomization", **fields: Any) -> tuple[str, str]:
+        version = "v1alpha1" if kind == "Component" else "v1beta1"
+        held = {"apiVersion": f"kustomize.config.k8s.io/{version}", "kind": kind, **fields}
+        return f"{folder}/kustomization.yaml", "\n".join(comment(origin, purpose)) + "\n" + to_yaml(held)
+
+    base = [name for name in sheets if name not in (*OPTIONAL, *PROOF)]
+    for name in base:
+        yield f"base/{name}.yaml", sheets[name]
+    yield kustomization("base", "What always runs.", resources=[f"{name}.yaml" for name in base])
+    options = [name for name in OPTIONAL if name in sheets]
+    for name in options:
+        yield f"components/{name}/{name}.yaml", sheets[name]
+        yield kustomization(
+            f"components/{name}", "Take it where its operator is.", "Component", resources=[f"{name}.yaml"]
+        )
+    proof = [name for name in PROOF if name in sheets]
+    for name in proof:
+        yield f"proof/{name}.yaml", sheets[name]
+    yield kustomization("proof", "Apply it once all is up.", resources=[f"{name}.yaml" for name in proof])
+    fields: Object = {"namespace": target.site.namespace, "resources": ["../../base"]}
+    if options:
+        fields["components"] = [f"../../components/{name}" for name in options]
+    names = sorted({image.rpartition(":")[0] for image in _images(sheets)})
+    fields["images"] = [{"name": name} for name in names]
+    yield kustomization("overlays/site", "The site's own: newName, newTag or digest of images, patches.", **fields)
+
+
+def _images(sheets: Mapping[str, str]) -> set[str]:
+    return {
+        held for text in sheets.values() for held in re.findall(r"^\s*(?:- )?image: (\S+:\S+)$", text, re.MULTILINE)
+    }
+
+
+def _helm(target: Target, sheets: Mapping[str, str], origin: Provenance) -> Iterator[tuple[str, str]]:
+    """Yield a chart whose values are images, instances and options; the proof runs by ``helm test``."""
+    values: Object = {"images": {}, "instances": {}, **{name: name in sheets for name in OPTIONAL}}
+    templates = {
+        name: "---\n".join(_template(target, item, name, values) for item in read_documents(text))
+        for name, text in sorted(sheets.items(), key=lambda sheet: sheet[0] == "weights")  # the engines name images
+    }
+    chart = {
+        "apiVersion": "v2",
+        "name": target.name,
+        "description": f"{target.name_of_model} with {origin.title} {origin.version}, planned by podplan",
+        "type": "application",
+        "version": origin.podplan,
+        "appVersion": origin.version,
+    }
+    yield "Chart.yaml", "\n".join(comment(origin, "helm install NAME . --namespace NAMESPACE.")) + "\n" + to_yaml(chart)
+    yield "values.yaml", "\n".join(comment(origin, "Images, instances and options.")) + "\n" + to_yaml(values)
+    for name, text in templates.items():
+        head = "\n".join(comment(origin, f"From {name}.yaml.")) + "\n"
+        if name in OPTIONAL:
+            text = f"{{{{- if .Values.{name} }}}}\n{text}{{{{- end }}}}\n"
+        yield f"templates/{name}.yaml", head + text
+
+
+def _template(target: Target, item: Object, sheet: str, values: Object) -> str:
+    """Return an object's template; what it takes from the values is noted there."""
+    item = _with_images(item, values["images"])
+    metadata = item["metadata"]
+    if "namespace" in metadata:
+        metadata = metadata | {"namespace": "PODPLAN_namespace_NALPDOP"}
+    if sheet in PROOF and item["kind"] == "Job":
+        metadata = metadata | {"annotations": metadata["annotations"] | {"helm.sh/hook": "test"}}
+    item = item | {"metadata": metadata}
+    if item["kind"] == "LeaderWorkerSet":
+        key = _key(sheet)
+        values["instances"][key] = item["spec"]["replicas"]
+        item = item | {"spec": item["spec"] | {"replicas": f"PODPLAN_instances_{key}_NALPDOP"}}
+    text = to_yaml(item).replace("{{", '{{ "{{" }}')
+    return TOKEN.sub(lambda found: "{{ " + _reference(found[1]) + " }}", text)
+
+
+def _reference(path: str) -> str:
+    kind, _, key = path.partition("_")
+    return ".Release.Namespace" if kind == "namespace" else f".Values.{kind}.{key}"
+
+
+def _key(name: str) -> str:
+    """Return a name as a key that templates can write after a dot."""
+    return re.sub(r"[^a-zA-Z]+(.)?", lambda found: (found[1] or "").upper(), name)
+
+
+def _with_images(value: Any, images: Object) -> Any:
+    """Return a value with every image named in the chart's values, by the name of its container."""
+    if isinstance(value, list):
+        return [_with_images(held, images) for held in value]
+    if not isinstance(value, dict):
+        return value
+    found = {name: _with_images(held, images) for name, held in value.items()}
+    image, name = value.get("image"), value.get("name")
+    if isinstance(image, str) and isinstance(name, str):
+        same = next((key for key, held in images.items() if held == image), None)
+        key = same or _key(name)
+        while images.get(key, image) != image:
+            key += "Other"
+        images[key] = image
+        found["image"] = f"PODPLAN_images_{key}_NALPDOP"
+    return found

@@ -1,0 +1,159 @@
+"""Kustomize and Helm hold the same objects as the plain files: rendered by kubectl where it is, and by hand."""
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from deploy.layout import laid_out
+from deploy.render import render
+from deploy.site import Site, read_site
+from planner.engines.loader import load_engine
+from planner.engines.spec import PlatformKind
+from tests.deploy.cases import DIGEST, made, plan
+from tests.deploy.objects import check
+
+PAIRS: list[tuple[str, str, PlatformKind]] = [
+    ("r1-h800", "vllm", "lws"),
+    ("r1-h800", "sglang", "dynamo"),
+    ("qwen-h800", "vllm", "llm-d"),
+    ("r1-cm384", "xllm", "volcano"),
+]
+
+
+def objects(files: dict[str, str]) -> dict[tuple[str, str], Any]:
+    """Return the objects of plain files by kind and name."""
+    found = [item for name, text in files.items() if name.endswith(".yaml") for item in yaml.safe_load_all(text)]
+    return {(item["kind"], item["metadata"]["name"]): item for item in found if item}
+
+
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
+@pytest.mark.parametrize(("name", "engine", "kind"), PAIRS[:2])
+def test_kubectl_builds_the_base_and_the_proof(name: str, engine: str, kind: PlatformKind, tmp_path: Path) -> None:
+    """``kubectl kustomize`` gives every object of the plain files, unchanged."""
+    deployment = made(name, engine, kind)
+    for path, text in laid_out("kustomize", deployment.target, deployment.files, deployment.origin).items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text, encoding="utf-8")
+    built: dict[tuple[str, str], Any] = {}
+    for folder in ("overlays/site", "proof"):
+        done = subprocess.run(
+            ["kubectl", "kustomize", str(tmp_path / folder)], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        built |= {(item["kind"], item["metadata"]["name"]): item for item in yaml.safe_load_all(done.stdout)}
+    assert built == objects(deployment.files)
+
+
+@pytest.mark.parametrize(("name", "engine", "kind"), PAIRS)
+def test_a_chart_with_its_own_values_is_the_plain_files(name: str, engine: str, kind: PlatformKind) -> None:
+    """The few forms of its templates, filled in by hand: values, the release's namespace, conditions, braces."""
+    deployment = made(name, engine, kind)
+    chart = laid_out("helm", deployment.target, deployment.files, deployment.origin)
+    values = yaml.safe_load(chart["values.yaml"])
+    found = {}
+    for path, text in chart.items():
+        if not path.startswith("templates/"):
+            continue
+        text = re.sub(r"\{\{- (if \S+|end) \}\}\n", "", text)
+        text = text.replace("{{ .Release.Namespace }}", "default")
+        text = re.sub(r"\{\{ \.Values\.(\w+)\.(\w+) \}\}", lambda at: str(values[at[1]][at[2]]), text)
+        assert not re.search(r"\{\{(?! \"\{\{\" \}\})", text.replace('{{ "{{" }}', ""))
+        for item in yaml.safe_load_all(text.replace('{{ "{{" }}', "{{")):
+            item["metadata"].get("annotations", {}).pop("helm.sh/hook", None)
+            found[item["kind"], item["metadata"]["name"]] = item
+    assert found == objects(deployment.files)
+    assert values["images"]["engine" if kind != "dynamo" else "main"]
+    assert yaml.safe_load(chart["Chart.yaml"])["apiVersion"] == "v2"
+
+
+SITE = """
+host_network: true
+image_pull_secrets: [registry]
+service_account: serving
+priority_class: gold
+tolerations: [{key: gpu, operator: Exists, effect: NoSchedule}]
+annotations: {k8s.v1.cni.cncf.io/networks: rdma-net}
+environment: {NCCL_DEBUG: "it's on"}
+node_selectors: {all: {pool: inference}}
+spread_key: topology.kubernetes.io/zone
+topology_key: rack
+rdma_resource: nvidia.com/mlnxnics
+rdma_count: 8
+infiniband_device: mlx5_0,mlx5_1
+resources: {hugepages-2Mi: 4Gi}
+cpus_per_device: 12
+storage_class: fast
+token_secret: hf
+prometheus: http://prometheus.monitoring:9090
+patches:
+- target: {kind: LeaderWorkerSet, name: qwen3-235b-a22b-prefill}
+  merge: {spec: {leaderWorkerTemplate: {restartPolicy: None}}}
+- target: {kind: PodDisruptionBudget}
+  merge: {spec: {maxUnavailable: null, minAvailable: 1}}
+"""
+
+
+def test_the_site_s_keys_reach_the_pods(tmp_path: Path) -> None:
+    """Each key is where Kubernetes reads it, and what comes out is still valid."""
+    path = tmp_path / "site.yaml"
+    path.write_text(SITE.replace("restartPolicy: None", 'restartPolicy: "None"'), encoding="utf-8")
+    held = objects(render(plan("qwen-h800"), load_engine("vllm"), "lws", read_site(path), DIGEST).files)
+    for item in held.values():
+        check(item)
+    group = held["LeaderWorkerSet", "qwen3-235b-a22b-prefill"]
+    template = group["spec"]["leaderWorkerTemplate"]
+    assert template["restartPolicy"] == "None"
+    assert group["metadata"]["annotations"]["leaderworkerset.sigs.k8s.io/exclusive-topology"] == "rack"
+    pod = template["workerTemplate"]
+    spec, (container,) = pod["spec"], pod["spec"]["containers"]
+    assert pod["metadata"]["annotations"]["k8s.v1.cni.cncf.io/networks"] == "rdma-net"
+    assert (spec["hostNetwork"], spec["dnsPolicy"]) == (True, "ClusterFirstWithHostNet")
+    assert (spec["serviceAccountName"], spec["priorityClassName"]) == ("serving", "gold")
+    assert spec["imagePullSecrets"] == [{"name": "registry"}]
+    assert spec["tolerations"][0]["key"] == "gpu" and spec["nodeSelector"] == {"pool": "inference"}
+    assert spec["topologySpreadConstraints"][0]["topologyKey"] == "topology.kubernetes.io/zone"
+    limits = container["resources"]["limits"]
+    assert (limits["nvidia.com/mlnxnics"], limits["hugepages-2Mi"], limits["memory"]) == ("8", "4Gi", "128Gi")
+    assert container["resources"]["requests"]["cpu"] == "48"
+    script = held["ConfigMap", "qwen3-235b-a22b-prefill-files"]["data"]["prefill.sh"]
+    assert "export NCCL_IB_HCA=mlx5_0,mlx5_1" in script and "mlx5_0:1,mlx5_1:1" in script
+    done = subprocess.run(
+        ["bash", "-c", f"{_export(script)}; echo $NCCL_DEBUG"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "it's on\n"
+    assert held["PodDisruptionBudget", "qwen3-235b-a22b-prefill"]["spec"]["minAvailable"] == 1
+    scaled = held["ScaledObject", "qwen3-235b-a22b-prefill"]["spec"]
+    assert (scaled["minReplicaCount"], scaled["maxReplicaCount"]) == (1, 2)
+    claim = held["PersistentVolumeClaim", "qwen3-235b-a22b-weights"]["spec"]
+    assert claim["storageClassName"] == "fast"
+    assert not any(kind == "PriorityClass" for kind, _ in held)
+
+
+def _export(script: str) -> str:
+    return next(line for line in script.splitlines() if line.startswith("export NCCL_DEBUG"))
+
+
+def test_a_label_of_the_defaults_can_be_taken_away() -> None:
+    """MindCluster's labels do not stand on every Ascend cluster: null removes one."""
+    kept = objects(made("r1-cm384", "sglang", "lws").files)["LeaderWorkerSet", "deepseek-r1-decode"]
+    selector = kept["spec"]["leaderWorkerTemplate"]["workerTemplate"]["spec"]["nodeSelector"]
+    assert selector == {"accelerator": "huawei-Ascend910", "accelerator-type": "module-a3-16-super-pod"}
+    site = Site.model_validate({"node_selectors": {"all": {"accelerator": None, "accelerator-type": None}}})
+    files = render(plan("r1-cm384"), load_engine("sglang"), "lws", site, DIGEST).files
+    bare = objects(files)["LeaderWorkerSet", "deepseek-r1-decode"]["spec"]["leaderWorkerTemplate"]
+    assert "nodeSelector" not in bare["workerTemplate"]["spec"]
+
+
+def test_a_dashboard_draws_the_plan_s_limits() -> None:
+    """TTFT and TPOT at the plan's percentile, with its limits as lines."""
+    held = objects(made("qwen-h800", "vllm", "lws").files)["ConfigMap", "qwen3-235b-a22b-dashboard"]
+    board = json.loads(held["data"]["qwen3-235b-a22b.json"])
+    first = board["panels"][0]
+    assert "histogram_quantile(0.99" in first["targets"][0]["expr"]
+    assert first["fieldConfig"]["defaults"]["thresholds"]["steps"][1]["value"] == 2.0
