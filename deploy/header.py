@@ -1,5 +1,6 @@
 """Where a file comes from: the lines that every generated file carries."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from planner.engines.spec import EngineProfile
@@ -38,6 +39,12 @@ def provenance(profile: EngineProfile, version: str, podplan: str, manifest_sha2
 def comment(origin: Provenance, purpose: str) -> list[str]:
     """Return comment lines for shell and YAML."""
     return [f"# {origin.sentence}.", f"# {purpose} Never launched on hardware by podplan: check it before use."]
+
+
+def owned(origin: Provenance, files: Mapping[str, str]) -> dict[str, str]:
+    """Return files with their origin above those that take comments."""
+    head = "\n".join(comment(origin, "An engine's own file.")) + "\n"
+    return {name: head + text if name.endswith(".yml") else text for name, text in files.items()}
 
 
 def annotations(origin: Provenance) -> dict[str, str]:

@@ -135,6 +135,8 @@ def memory_of(profile: EngineProfile, role: RolePlan) -> Memory:
     """
     held, engine = role.memory, profile.engine
     buffers = buffers_bytes(engine, role)
+    if engine == "trtllm":
+        return _trtllm(profile, role)
     most = profile.deployment.memory.value if profile.deployment else 1.0
     outside = held.reserve
     if engine in ("sglang", "xllm"):
@@ -145,7 +147,21 @@ def memory_of(profile: EngineProfile, role: RolePlan) -> Memory:
     planned = (held.weights + inside + held.kv_cache) / held.capacity
     fraction = _floor(min(1 - outside / held.capacity, max(most, planned)))
     cache = fraction * held.capacity - held.weights - inside
-    needed = role.longest_cache_bytes
+    return _fitting(profile, role, fraction, buffers, cache)
+
+
+def _trtllm(profile: EngineProfile, role: RolePlan) -> Memory:
+    """Return TensorRT-LLM's share, which is of what loading and a first pass leave."""
+    held = role.memory
+    free = held.capacity - held.reserve - held.weights - held.activations - held.buffers
+    most = profile.deployment.memory.value if profile.deployment else 1.0
+    fraction = _floor(min(most, held.kv_cache / free)) if free > 0 else 0.0
+    return _fitting(profile, role, fraction, held.buffers, fraction * max(free, 0.0))
+
+
+def _fitting(profile: EngineProfile, role: RolePlan, fraction: float, buffers: float, cache: float) -> Memory:
+    """Return the memory with the requests that fit. Infeasible where not one of the longest length does."""
+    held, needed = role.memory, role.longest_cache_bytes
     if cache < needed:
         raise Infeasible(
             f"{profile.title} leaves {format_bytes(max(cache, 0.0))} of a device for keys and values in the "

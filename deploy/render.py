@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from deploy import bare, ranktable, slurm
-from deploy.commands import mindie, sglang, vllm, vllm_ascend, xllm
+from deploy.commands import mindie, sglang, trtllm, vllm, vllm_ascend, xllm
 from deploy.commands.launch import Launch, Target
 from deploy.guide import guide
-from deploy.header import Provenance, comment, provenance
+from deploy.header import Provenance, comment, owned, provenance
 from deploy.inventory import Inventory, read_inventory
 from deploy.kubernetes.files import sheets, written
 from deploy.proof import Load, benchmark, load_of, smoke
@@ -31,6 +31,7 @@ COMMANDS: dict[str, Callable[[Target, RolePlan], Launch]] = {
     "vllm-ascend": vllm_ascend.launch,
     "sglang": sglang.launch,
     "xllm": xllm.launch,
+    "trtllm": trtllm.launch,
     "mindie": mindie.launch,
 }
 
@@ -96,7 +97,7 @@ def check_kind(target: Target) -> None:
         why = entry.reason if entry and entry.reason else f"{profile.title} has no such files"
         instead = f"use {' or '.join(possible)}" if possible else "it runs with plan simulate and plan execute"
         raise BadInput(f"--kind: {kind} is not possible with {profile.title}: {why}; {instead}")
-    _check_rank_tables(target)
+    _check_nodes(target)
     accelerators = {role.accelerator for role in target.roles}
     if len(accelerators) > 1:
         raise BadInput(f"--engine: {profile.title} cannot span {' and '.join(sorted(accelerators))} devices")
@@ -108,9 +109,14 @@ def check_kind(target: Target) -> None:
         )
 
 
-def _check_rank_tables(target: Target) -> None:
-    """Raise Infeasible for xLLM over several nodes where nothing makes the rank tables that it reads."""
+def _check_nodes(target: Target) -> None:
+    """Raise Infeasible over several nodes where nothing makes xLLM's rank tables or starts TensorRT-LLM's ranks."""
     wide = [role.name for role in target.roles if role.nodes > 1]
+    if target.profile.engine == "trtllm" and wide and target.kind != "dynamo":
+        raise Infeasible(
+            f"--kind: TensorRT-LLM starts the ranks of {' and '.join(wide)}, several nodes each, by MPI "
+            "(docs: trtllm-serve, multi-node), which NVIDIA Dynamo's operator sets up; use --kind dynamo"
+        )
     if target.profile.engine == "xllm" and wide and target.kind in ("lws", "statefulset"):
         raise Infeasible(
             f"--kind: xLLM reads a rank table in {' and '.join(wide)}, several nodes each, and the Ascend operator "
@@ -139,7 +145,7 @@ def _files(target: Target, inventory: Inventory | None, load: Load, origin: Prov
         yield "smoke.sh", smoke(target, {}, None, origin)
         yield "benchmark.sh", benchmark(target, load, origin)
         return
-    launches = {role.name: _launch(target, role) for role in target.roles}
+    launches = {role.name: _launch(target, role, origin) for role in target.roles}
     if target.bare:
         yield from _bare(target, launches, inventory, load, origin)
     else:
@@ -147,10 +153,11 @@ def _files(target: Target, inventory: Inventory | None, load: Load, origin: Prov
             yield f"{sheet.name}.yaml", written(target, sheet, origin)
 
 
-def _launch(target: Target, role: RolePlan) -> Launch:
+def _launch(target: Target, role: RolePlan, origin: Provenance) -> Launch:
     """Return what starts a role, with the site's variables over what is generated."""
     launch = COMMANDS[target.profile.engine](target, role)
-    return replace(launch, environment={**launch.environment, **target.site.environment})
+    environment = {**launch.environment, **target.site.environment}
+    return replace(launch, environment=environment, files=owned(origin, launch.files))
 
 
 def _bare(
@@ -165,6 +172,7 @@ def _bare(
     router = router_of(target, launches, address)
     if router:
         yield "router.sh", router_script(router, origin)
+        yield from owned(origin, dict(router.files)).items()
     own_etcd = target.profile.engine == "xllm" and target.site.etcd_address is None
     if target.kind == "slurm":
         yield "job.sbatch", slurm.job(target, inventory, origin, routed=router is not None, etcd=own_etcd)

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
+from deploy.commands import trtllm
 from deploy.commands.launch import Launch, Target
 from deploy.commands.sglang import BOOTSTRAP_PORT
 from deploy.header import Provenance, comment
@@ -19,6 +20,7 @@ class Router:
     table: str | None
     joined: bool = False
     environment: tuple[tuple[str, str], ...] = ()
+    files: tuple[tuple[str, str], ...] = ()
 
 
 Endpoint = tuple[str, int]
@@ -61,6 +63,8 @@ def router_of(target: Target, launches: Mapping[str, Launch], address: Address) 
     if engine == "vllm-ascend" and "decode" in found:
         return _ascend_proxy(target, found)
     urls = {name: [f"http://{host}:{number}" for host, number in held] for name, held in found.items()}
+    if engine == "trtllm":
+        return _trtllm_orchestrator(target, urls) if "decode" in urls else None
     return _sglang_router(target, urls) if engine == "sglang" else _vllm_router(target, urls)
 
 
@@ -95,6 +99,13 @@ def _sglang_router(target: Target, urls: dict[str, list[str]]) -> Router:
     flags += [("--policy", "round_robin"), ("--host", "0.0.0.0"), ("--port", target.site.router_port)]
     programme = ("python3", "-m", "sglang_router.launch_router")
     return Router(programme=programme, flags=tuple(flags), table="sglang-router-0.3.2")
+
+
+def _trtllm_orchestrator(target: Target, urls: dict[str, list[str]]) -> Router:
+    name = "disaggregated.yml"
+    flags: tuple[Flag, ...] = (("-c", f"{target.site.files_path}/{name}"),)
+    files = ((name, trtllm.orchestrator(target, urls)),)
+    return Router(programme=("trtllm-serve", "disaggregated"), flags=flags, table=None, files=files)
 
 
 def _ascend_proxy(target: Target, hosts: dict[str, list[Endpoint]]) -> Router:

@@ -43,11 +43,13 @@ def _lines(
     yield 'RUN="$PWD/run-$SLURM_JOB_ID"'
     yield 'mkdir "$RUN" && cp ./* "$RUN" 2> /dev/null || true'
     yield 'mapfile -t NODES < <(scontrol show hostnames "$SLURM_JOB_NODELIST")'
+    yield 'mapfile -t FILES < <(find "$RUN" -name "*.sh" -o -name "*.env" -o -name "*.y*ml")'
+    yield f'sed -i "s#{target.site.files_path}/#$RUN/#g" "${{FILES[@]}}"'
     if not inventory:
         yield "for K in \"${!NODES[@]}\"; do  # the plan's node K is the job's"
         yield '  ADDRESS="$(getent ahostsv4 "${NODES[K]}" | awk \'NR == 1 {print $1}\')"'
         pattern = f"{PLACEHOLDER}-{first.cluster}-node-"
-        yield f'  sed -i "s/{pattern}$K\\b/$ADDRESS/g" "$RUN"/*.sh "$RUN"/*.env'
+        yield f'  sed -i "s/{pattern}$K\\b/$ADDRESS/g" "${{FILES[@]}}"'
         yield "done"
     yield "run() { # NODE SCRIPT ARGUMENT..."
     yield "  local node=$1; shift"

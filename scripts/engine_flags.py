@@ -294,6 +294,11 @@ READERS: dict[str, tuple[str, str, Callable[[Sources], dict[str, Any]]]] = {
         "1.6.1",
         argparse_files(r"dynamo/sglang/(backend_args|args)\.py", r"dynamo/common/configuration/groups/.*\.py"),
     ),
+    "dynamo-trtllm": (
+        "ai-dynamo",
+        "1.6.1",
+        argparse_files(r"dynamo/trtllm/(backend_args|args)\.py", r"dynamo/common/configuration/groups/.*\.py"),
+    ),
     "dynamo-frontend": ("ai-dynamo", "1.6.1", argparse_files(r"dynamo/frontend/.*args\.py")),
 }
 

@@ -24,7 +24,7 @@ from planner.engines.loader import load_orchestrator
 MODES = {"prefill": "prefill", "decode": "decode", "mixed": "agg"}
 WORKER_TYPES = {"prefill": "prefill", "decode": "decode", "mixed": "worker"}
 # The worker serves Dynamo's own endpoint, not HTTP.
-OWN = frozenset({"--host", "--port", "--disaggregation-mode", "--model-path"})
+OWN = frozenset({"--host", "--port", "--disaggregation-mode", "--model-path", "--backend", "--extra_llm_api_options"})
 
 
 def graph(target: Target, launches: dict[str, Launch], origin: Provenance) -> Object:
@@ -94,10 +94,13 @@ def _component(target: Target, launch: Launch, image: str, dropped: frozenset[st
 
 def arguments(target: Target, launch: Launch, dropped: frozenset[str]) -> list[str]:
     """Return the worker's arguments, without what the operator adds."""
-    model = "--model" if target.profile.engine == "vllm" else "--model-path"
+    model = "--model-path" if target.profile.engine == "sglang" else "--model"
     words = [model, target.weights_path(launch.role), "--disaggregation-mode", MODES[launch.role.role]]
     if target.profile.engine == "sglang" and launch.role.role == "mixed":
         words = words[:2]
+    if target.profile.engine == "trtllm":
+        words += ["--served-model-name", target.name_of_model]
+        words += ["--extra-engine-args", f"{target.site.files_path}/options-{launch.role.name}.yml"]
     for name, value in launch.without(dropped).flags:
         words += [name] if value is None else [name, plain(value)]
     return words

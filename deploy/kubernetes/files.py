@@ -78,6 +78,9 @@ def _engines(
         if target.profile.engine == "xllm" and target.site.etcd_address is None:
             held += objects.etcd_objects(target, origin)
         yield Sheet(name="router", purpose="What spreads requests over instances.", items=held)
+    elif target.profile.engine == "trtllm":
+        held = [objects.front(target, launch, origin) for launch in launches.values()]
+        yield Sheet(name="router", purpose="What spreads requests over instances.", items=held)
 
 
 def _job(target: Target, origin: Provenance, name: str, script: str) -> Sheet:

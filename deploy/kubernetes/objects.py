@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from deploy.commands.launch import Launch, Target
-from deploy.header import Provenance
+from deploy.header import Provenance, owned
 from deploy.images import image, published
 from deploy.kubernetes.pods import LOCKED, Object, files_map, metadata, small
 from deploy.routers import ETCD_PORT, Router, etcd_command, router_script
@@ -75,9 +75,9 @@ def router_objects(target: Target, router: Router, origin: Provenance) -> Iterat
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": metadata(target, f"{name}-files", origin),
-        "data": {"router.sh": router_script(router, origin)},
+        "data": {"router.sh": router_script(router, origin), **owned(origin, dict(router.files))},
     }
-    proxy = router.table is None  # vLLM-Ascend's proxy is a script of the engine's own image
+    proxy = target.profile.engine == "vllm-ascend" and router.table is None
     known = image(target, target.roles[0]) if proxy else published(target.profile, "router")
     path = target.site.files_path
     container = {
@@ -103,6 +103,20 @@ def plain_pod(target: Target) -> Object:
     if target.site.tolerations:
         found["tolerations"] = target.site.tolerations
     return found
+
+
+def front(target: Target, launch: Launch, origin: Provenance) -> Object:
+    """Return a Service over the pods of aggregated instances, where the engine has no router of its own."""
+    chosen = {"app.kubernetes.io/part-of": target.name, "podplan/pool": launch.role.name}
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": metadata(target, f"{target.name}-router", origin),
+        "spec": {
+            "selector": chosen,
+            "ports": [{"name": "http", "port": target.site.router_port, "targetPort": "http"}],
+        },
+    }
 
 
 def _one_behind_a_service(target: Target, pool: str, pod: Object, origin: Provenance) -> Iterator[Object]:

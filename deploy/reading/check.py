@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from deploy.commands.launch import Target
 from deploy.commands.sglang import chunk_tokens
-from deploy.reading.engines import READERS, Counted
+from deploy.reading.engines import READERS, Counted, trtllm
 from deploy.reading.flags import read_flags, table_key, unknown_flags
 from deploy.reading.mindie import configured, motor_roles
 from deploy.reading.nodes import Node, read_documents, read_nodes
@@ -53,6 +53,12 @@ def read_back(
     for role, instances in by_role.items():
         if engine == "mindie":
             held = [_daemon(nodes, role, files) for nodes in instances.values()]
+        elif engine == "trtllm":
+            _known_flags(engine, kind, instances[0])
+            held = [
+                trtllm(nodes, experts[role], all_texts(files) if texts is None else texts)
+                for nodes in instances.values()
+            ]
         else:
             _known_flags(engine, kind, instances[0])
             replicas = replicas_of_map(engine, role, all_texts(files) if texts is None else texts)

@@ -1,12 +1,13 @@
 """What a command line says in each engine's own terms, turned into degrees and limits per attention DP rank."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from deploy.reading.flags import Flags, read_flags
 from deploy.reading.nodes import Node
+from ground.files import parse_yaml
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,6 +198,40 @@ def _unshared(node: Node) -> None:
         held = [read_flags(process.words).get(name) for process in node.processes]
         if held[0] is not None and len(set(held)) < len(held):
             raise ValueError(f"{name} stands twice on one host")
+
+
+def trtllm(instance: Instance, experts: int, texts: Mapping[str, str]) -> Counted:
+    """Count an instance of TensorRT-LLM, whose degrees and limits stand in the file that its command names."""
+    flags = read_flags(instance[0].processes[0].words)
+    path = flags.get("--extra_llm_api_options") or flags.get("--extra-engine-args") or ""
+    held: dict[str, Any] = dict(parse_yaml(texts[path.rpartition("/")[2]], path))  # type: ignore[call-overload]
+    stage, pp = held["tensor_parallel_size"], held["pipeline_parallel_size"]
+    dp = stage if held["enable_attention_dp"] else 1
+    ep, moe_tp = held.get("moe_expert_parallel_size"), held.get("moe_tensor_parallel_size", 1)
+    if ep is not None and ep * moe_tp != stage:
+        raise ValueError(f"moe_tensor_parallel_size * moe_expert_parallel_size is {ep * moe_tp} of {stage}")
+    slots = held.get("moe_config", {}).get("load_balancer", {}).get("num_slots")
+    role = None
+    if "cache_transceiver_config" in held:
+        role = "prefill" if held["cuda_graph_config"] is None else "decode"
+    if "--disaggregation-mode" in flags:
+        _same_mode(flags["--disaggregation-mode"], role)
+    return Counted(
+        devices=sum(node.devices for node in instance),
+        ranks=stage * pp,
+        attention_tp=stage // dp,
+        attention_dp=dp,
+        pp=pp,
+        moe_ep=ep,
+        redundant=slots - experts if slots else 0,
+        drafts=held.get("speculative_config", {}).get("num_nextn_predict_layers", 0),
+        microbatches=1,
+        sequences=held["max_batch_size"],
+        tokens=held["max_num_tokens"],
+        longest=held["max_seq_len"],
+        memory_frac=held["kv_cache_config"]["free_gpu_memory_fraction"],
+        kv_role=role,
+    )
 
 
 READERS: dict[str, Callable[[Instance, int, int | None], Counted]] = {

@@ -14,6 +14,8 @@ TABLES = {
     "sglang": ("sglang-0.5.23",),
     "sglang.ascend": ("sglang-0.5.18",),  # what the newest images for Ascend hold
     "xllm": ("xllm-0.9.0",),
+    "trtllm": ("trtllm-1.2.1",),
+    "dynamo.trtllm": ("dynamo-trtllm-1.6.1",),
     "dynamo.vllm": ("dynamo-vllm-1.6.1", "vllm-0.31.0"),
     "dynamo.sglang": ("dynamo-sglang-1.6.1", "sglang-0.5.21"),
 }

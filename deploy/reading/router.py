@@ -12,6 +12,7 @@ NAMES: dict[str, tuple[str | None, dict[str, str]]] = {
     "sglang_router.launch_router": ("sglang-router-0.3.2", ADDRESSES),
     "load_balance_proxy_server_example.py": (None, {"prefill": "--prefiller-hosts", "decode": "--decoder-hosts"}),
     "xllm_master_serving": ("xllm-service-0.2.0", {}),
+    "disaggregated": (None, {}),
 }
 
 

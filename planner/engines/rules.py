@@ -131,6 +131,17 @@ def _tensor_scope(profile: EngineProfile, setup: Setup) -> Broken | None:
     return None
 
 
+def _attention(profile: EngineProfile, setup: Setup) -> Broken | None:
+    fact, strategy = profile.parallelism.attention, setup.strategy
+    if fact is None or min(strategy.attention_tp, strategy.attention_dp) == 1:
+        return None
+    sentence = (
+        f"{profile.title} cuts attention over all {strategy.devices_per_stage} devices of a stage or runs it whole on "
+        f"each, not TP={strategy.attention_tp} + DP={strategy.attention_dp}"
+    )
+    return Broken("attention-grid", sentence, fact.source)
+
+
 def _nodes(profile: EngineProfile, setup: Setup) -> Broken | None:
     """Instances stand evenly on their nodes, and a DP rank inside one where the engine asks for it."""
     facts, strategy = profile.parallelism, setup.strategy
@@ -263,6 +274,7 @@ CHECKS: tuple[Check, ...] = (
     _staged,
     _pipeline,
     _dedicated,
+    _attention,
     _nodes,
     _tensor_scope,
     _powers,

@@ -63,6 +63,9 @@ class Parallelism(Strict):
     powers_of_two: Fact[list[Degree]]
     whole_nodes: Fact[bool] = Field(description="whether every node of an instance must hold as many of its ranks")
     rank_over_nodes: Fact[bool] = Field(description="whether one of several attention DP ranks may span nodes")
+    attention: Fact[Literal["tensor_or_data"]] | None = Field(
+        default=None, description="tensor_or_data: a stage's ranks are all of one TP group or all DP ranks; null: any"
+    )
     experts: list[ExpertMode] = Field(min_length=1)
 
 

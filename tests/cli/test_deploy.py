@@ -99,7 +99,7 @@ def test_differences_are_told(manifest: Path, tmp_path: Path, capsys: pytest.Cap
         (["--engine", "xllm", "--platform", "kubernetes", "--kind", "dynamo"], ExitCode.BAD_INPUT, "not xLLM"),
         (["--engine", "reference"], ExitCode.BAD_INPUT, "plan simulate"),
         (["--engine", "sglang", "--values", "none.yaml"], ExitCode.BAD_INPUT, "none.yaml: no such file"),
-        ([], ExitCode.BAD_INPUT, "give one of mindie, sglang, vllm, vllm-ascend, xllm"),
+        ([], ExitCode.BAD_INPUT, "give one of mindie, sglang, trtllm, vllm, vllm-ascend, xllm"),
     ],
 )
 def test_bad_input_is_one_sentence(

@@ -93,3 +93,39 @@ def test_the_benchmark_sends_the_plan_s_traffic(name: str, engine: str, programm
     for flag, value in wanted.items():
         assert words[words.index(flag) + 1] == value
     assert ("--request-rate" in words) == (plan(name).workload.requests_per_second is not None)
+
+
+def test_a_slurm_job_fills_in_addresses_and_starts_every_node(tmp_path: Path) -> None:
+    """With srun and scontrol played: the plan's nodes are the job's, decode comes first, paths are the run's."""
+    for name, text in made("qwen-h800", "vllm", "slurm").files.items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    for name, text in {
+        "srun": 'echo "$@" >> "$RECORD"; sleep 2',
+        "scontrol": "printf 'gpu-a\\ngpu-b\\n'",
+        "getent": 'echo "10.0.0.${2: -1} STREAM"',
+    }.items():
+        (tools / name).write_text(f"#!/bin/bash\n{text}\n", encoding="utf-8")
+        (tools / name).chmod(0o755)
+    record = tmp_path / "record"
+    environment = {
+        "PATH": f"{tools}:/usr/bin:/bin",
+        "SLURM_JOB_ID": "7",
+        "SLURM_JOB_NODELIST": "gpu-[a-b]",
+        "RECORD": str(record),
+    }
+    command = ["bash", "job.sbatch"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    lines = record.read_text(encoding="utf-8").splitlines()
+    run = tmp_path / "run-7"
+    assert sorted(line.partition(f"bash {run}/")[2] for line in lines) == [
+        "decode.sh 0 0",
+        "prefill.sh 0 0",
+        "prefill.sh 1 0",
+        "router.sh",
+    ]
+    assert sum("--nodelist=gpu-b" in line for line in lines) == 2  # decode and the router
+    assert "PREFILL_HOSTS=(10.0.0.a 10.0.0.a)" in (run / "site.env").read_text(encoding="utf-8")
+    assert "FILL-IN" not in (run / "router.sh").read_text(encoding="utf-8")

@@ -13,7 +13,7 @@ from planner.engines.spec import EngineProfile
 
 def test_every_engine_of_the_command_line_has_a_profile() -> None:
     """The names are fixed points of the command line."""
-    assert set(engine_names()) == {"reference", "vllm", "vllm-ascend", "sglang", "xllm", "mindie"}
+    assert set(engine_names()) == {"reference", "vllm", "vllm-ascend", "sglang", "trtllm", "xllm", "mindie"}
 
 
 def test_a_version_selects_its_range() -> None:

@@ -1,0 +1,96 @@
+"""TensorRT-LLM (1.2.1): trtllm-serve with a YAML file per role, and its orchestrator in front of prefill and decode.
+
+``tensor_parallel_size`` is the stage; with ``enable_attention_dp`` each of its ranks is an attention DP rank. Ranks of
+several nodes are started by MPI, which NVIDIA Dynamo's operator does and these scripts do not.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from deploy.commands.fabric import gpu_environment
+from deploy.commands.launch import Launch, Target, port
+from deploy.memory import exchanges
+from deploy.roles import RolePlan
+from deploy.words import Shell
+from ground.files import to_yaml
+
+Json = dict[str, Any]
+UPDATED_LAYERS = 1  # of which the balancer moves experts in one iteration
+HEALTH = "/health"
+
+
+def launch(target: Target, role: RolePlan) -> Launch:
+    """Return what starts a role with trtllm-serve."""
+    name = f"options-{role.name}.yml"
+    environment = gpu_environment(target, role)
+    if role.disaggregated:
+        environment["TRTLLM_USE_UCX_KVCACHE"] = 1
+    return Launch(
+        role=role,
+        programme=("trtllm-serve", Shell('"$MODEL"')),
+        flags=(
+            ("--backend", "pytorch"),
+            ("--host", "0.0.0.0"),
+            ("--port", port(target, role, target.http_port(role))),
+            ("--extra_llm_api_options", f"{target.site.files_path}/{name}"),
+        ),
+        environment=environment,
+        files={name: to_yaml(options(target, role))},
+        api="head",
+        port=target.http_port(role),
+        health=HEALTH,
+        visible_devices="CUDA_VISIBLE_DEVICES",
+    )
+
+
+def options(target: Target, role: RolePlan) -> Json:
+    """Return a role's LLM arguments."""
+    strategy = role.strategy
+    found: Json = {
+        "tensor_parallel_size": strategy.devices_per_stage,
+        "pipeline_parallel_size": strategy.pp,
+        "enable_attention_dp": strategy.attention_dp > 1,
+        "max_batch_size": role.sequences,
+        "max_num_tokens": role.tokens,
+        "max_seq_len": role.longest,
+        "kv_cache_config": {
+            "enable_block_reuse": role.prefix_caching,
+            "free_gpu_memory_fraction": target.memory(role).fraction,
+            "dtype": "fp8" if role.setup.kv_dtype == "fp8" else "auto",
+        },
+    }
+    if role.setup.experts:
+        found |= {"moe_expert_parallel_size": strategy.moe_ep, "moe_tensor_parallel_size": strategy.moe_tp}
+    if role.setup.redundant:
+        balancer = {"num_slots": role.setup.experts + role.setup.redundant, "layer_updates_per_iter": UPDATED_LAYERS}
+        found["moe_config"] = {"backend": "WIDEEP", "load_balancer": balancer}
+    if role.role == "prefill":
+        found |= {"cuda_graph_config": None, "disable_overlap_scheduler": True}
+    else:
+        found["cuda_graph_config"] = {"enable_padding": True, "max_batch_size": role.sequences}
+    if role.role == "mixed":
+        found["enable_chunked_prefill"] = True
+    if role.disaggregated:
+        found["cache_transceiver_config"] = {"backend": "UCX", "max_tokens_in_buffer": role.longest}
+    if role.drafts:
+        found["speculative_config"] = {"decoding_type": "MTP", "num_nextn_predict_layers": role.drafts}
+    assert exchanges(role) or not role.setup.redundant, "replicas come with an exchange alone"
+    return found
+
+
+def orchestrator(target: Target, urls: Mapping[str, list[str]]) -> str:
+    """Return the configuration of ``trtllm-serve disaggregated``: every prefill and decode server."""
+
+    def servers(role: str) -> Json:
+        held = [url.removeprefix("http://") for url in urls[role]]
+        return {"num_instances": len(held), "urls": held}
+
+    return to_yaml(
+        {
+            "hostname": "0.0.0.0",
+            "port": target.site.router_port,
+            "backend": "pytorch",
+            "context_servers": servers("prefill"),
+            "generation_servers": servers("decode"),
+        }
+    )
