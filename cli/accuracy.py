@@ -1,6 +1,5 @@
 """`plan accuracy`: predictions beside published measurements."""
 
-import math
 from typing import Annotated
 
 import typer
@@ -10,6 +9,7 @@ from cli.options import Json, Text, option, switch
 from cli.output import Screen, print_json
 from ground.errors import BadInput, Infeasible
 from ground.names import suggest
+from ground.units import number_of
 from planner.accuracy import Comparison, evaluate, group, groups, kind_of, load_excluded
 
 app = typer.Typer(rich_markup_mode=None)
@@ -62,11 +62,8 @@ def _check(results: list[Comparison], limit: float) -> None:
 def _limit(text: str) -> float:
     """Return a share, from ``15%``, ``0.15`` or, above 1, from ``15``."""
     stripped = text.strip()
-    try:
-        value = float(stripped.removesuffix("%"))
-    except ValueError:
-        value = math.nan
-    if not 0 <= value < math.inf:
+    value = number_of(stripped.removesuffix("%"))
+    if not value >= 0:
         raise BadInput(f"--max-mape: {text[:40]!r} is not a share such as 15% or 0.15")
     return value / 100 if stripped.endswith("%") or value > 1 else value
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from ground.errors import BadInput, Fault
 from ground.files import read_text
-from ground.units import parse_count
+from ground.units import number_of, parse_count
 from models.loader import load_model
 from planner.balance.skew import measured_distribution
 from planner.costs.predict import Configuration, expert_layouts
@@ -300,11 +300,8 @@ def read_weight(flags: PlaceFlags, problem: Problem) -> float | None:
     """Return ``--traffic-weight``; BadInput unless it is a number from 0 and there are groups and nodes to leave."""
     if flags.traffic_weight is None:
         return None
-    try:
-        weight = float(flags.traffic_weight)
-    except ValueError:
-        weight = -1.0
-    if not 0 <= weight < float("inf"):
+    weight = number_of(flags.traffic_weight)
+    if not weight >= 0:
         raise BadInput(f"--traffic-weight: {flags.traffic_weight[:20]!r} is not a number from 0, such as 0.5")
     if problem.sliced or problem.nodes < 2 or problem.groups < 2 or problem.groups % problem.nodes:
         raise BadInput(

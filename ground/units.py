@@ -84,6 +84,8 @@ def parse_rate(text: str, what: str, *, allow_zero: bool = False) -> float:
 def parse_power(text: str, what: str) -> float:
     """Return the watts that ``text`` (``900W``, ``1.4kW``) stands for; BadInput naming ``what``, for no unit, too."""
     number, unit = _split(text, what, "900W or 1.4kW")
+    if not unit:
+        raise BadInput(f"{what}: {_quote(text)} has no unit; write for example 900W or 1.4kW")
     return _checked(number * _factor(_POWERS, unit, text, what, "W or kW"), text, what, False)
 
 

@@ -1,5 +1,6 @@
 """`podplan.compare` and `podplan.sweep`: the best plans of several questions, side by side or over a range."""
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from typing import Any
 
 from ground.errors import BadInput
 from ground.names import suggest
-from ground.units import parse_count
+from ground.units import number_of, parse_count
 from planner.ranges import spaced
 from podplan.options import QuestionFlags, flag_name, flags_of, names_of
 from podplan.planning import solved
@@ -22,7 +23,7 @@ MOST_COMPARED = 200
 MOST_POINTS = 1000
 SWEPT = tuple(name for name in names_of(QuestionFlags) if name not in ("model", "trace", "format", "engine"))
 COUNTS = ("isl", "osl", "nodes", "chips", "devices", "mtp", "redundant_experts")
-_RANGE = re.compile(r"\s*([0-9.]+)([^0-9.]*)\.\.([0-9.]+)([^0-9.:]*):([0-9]+)(:log)?\s*")
+_RANGE = re.compile(r"\s*([0-9.]+)([^0-9.]*)\.\.([0-9.]+)([^0-9.:]*):([0-9]{1,9})(:log)?\s*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,10 +205,9 @@ def _axis(text: str) -> Axis:
             raise BadInput(f"--over: {values[:40]!r} is not a range like 20ms..100ms:9, or with :log behind it")
         return Axis(field=field, values=[part.strip() for part in values.split(",") if part.strip()])
     first, unit, last, other, count, logarithmic = match.groups()
-    try:
-        ends = float(first), float(last)
-    except ValueError:
-        raise BadInput(f"--over: {values[:40]!r} has an end that is no number") from None
+    ends = number_of(first), number_of(last)
+    if math.isnan(sum(ends)):
+        raise BadInput(f"--over: {values[:40]!r} has an end that is no number")
     units = [own.strip() for end, own in zip(ends, (unit, other), strict=True) if end or own.strip()]  # 0 has any unit
     if len(set(units)) > 1 and field in COUNTS:  # 512..4k
         ends = parse_count(first + unit, "--over"), parse_count(last + other, "--over")

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ground.errors import BadInput
-from ground.pairs import read_pairs
+from ground.files import read_text
+from ground.tables import csv_table
 from ground.units import DAY_SECONDS, HOUR_SECONDS, MINUTE_SECONDS, parse_rate
 from planner.instances.space import Role
 from planner.plans.day import Seen, Window, mean_rate, peak_rate
@@ -33,7 +34,8 @@ def read_rate_profile(text: str) -> tuple[Window, ...]:
         parts = [part.partition("=") for part in text.split(",")]
         rows = [(FLAG, time.strip(), rate.strip()) for time, _, rate in parts]
     elif isfile(text):
-        rows = read_pairs(Path(text), "time", "rate")
+        table = csv_table(read_text(Path(text)), text, ("time", "rate"))
+        rows = [(where, row["time"], row["rate"]) for where, row in table]
     else:
         raise BadInput(f"{FLAG}: {text[:40]!r} is neither a file nor times with rates, such as {EXAMPLE}")
     if len(rows) > MOST_WINDOWS:

@@ -1,6 +1,5 @@
 """`--hw`, `--nodes`, `--chips`, `--devices`, `--price`, `--power`: which devices each role may use, and their cost."""
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -8,7 +7,7 @@ from typing import Any
 from ground.errors import BadInput
 from ground.names import suggest
 from ground.sourced import Sourced
-from ground.units import parse_count
+from ground.units import number_of, parse_count, parse_power
 from hardware.loader import load_hardware
 from hardware.spec import HardwareSpec
 from models.spec import ModelSpec
@@ -152,29 +151,14 @@ def with_prices(spec: HardwareSpec, price: str | None, power: str | None) -> Har
     """
     changed: dict[str, Any] = {}
     if price is not None:
-        value = read_amount(price, "--price", "USD per chip and hour", {"usd": 1.0, "$": 1.0})
+        value = number_of(price.strip().lower().strip("$").removesuffix("usd").strip())
+        if not 0 < value <= MOST_AMOUNT:
+            raise BadInput(f"--price: {price[:40]!r} is not USD per chip and hour, such as 1.25")
         changed["price_usd_per_chip_hour"] = Sourced(value=value, kind="assumed", source="--price", note="given")
     if power is not None:
-        value = read_amount(power, "--power", "watts per chip", {"kw": 1000.0, "w": 1.0})
+        value = parse_power(power, "--power")
         changed["power_watts_per_chip"] = Sourced(value=value, kind="assumed", source="--power", note="given")
     return replace(spec, **changed) if changed else spec
-
-
-def read_amount(text: str, flag: str, what: str, units: dict[str, float]) -> float:
-    """Return a number above 0, with or without one of the units."""
-    word, factor = text.strip().lower(), 1.0
-    for unit, scale in units.items():
-        if word.endswith(unit):
-            word, factor = word.removesuffix(unit).strip(), scale
-            break
-    try:
-        value = float(word) * factor
-    except ValueError:
-        value = math.nan
-    if 0 < value <= MOST_AMOUNT:
-        return value
-    example = "1.25" if "usd" in units else "1.4kW"
-    raise BadInput(f"{flag}: {text[:40]!r} is not {what}, such as {example}")
 
 
 def figure_texts(machines: Iterable[HardwareSpec], *, notes: bool = True) -> dict[str, str]:

@@ -23,7 +23,7 @@ from ground.traces import (
     window,
     with_arrivals,
 )
-from ground.units import MEBI, counted, format_duration, parse_count, parse_duration, parse_rate
+from ground.units import MEBI, counted, format_duration, number_of, parse_count, parse_duration, parse_rate
 from planner.manifest.schema import Manifest
 from planner.plans.alone import expect_alone
 from planner.plans.expectation import Expectation, expect, mixed_pool, planned_rate, workload_of
@@ -362,10 +362,7 @@ def read_seed(text: str | None) -> int:
 
 def read_factor(text: str | None) -> float:
     """Return how many times as fast a trace is played."""
-    try:
-        value = 1.0 if text is None else float(text.strip().lower().removesuffix("x"))
-    except ValueError:
-        value = math.nan
+    value = 1.0 if text is None else number_of(text.strip().lower().removesuffix("x"))
     if not 1e-6 <= value <= 1e6:
         raise BadInput(
             f"--scale-rate: {(text or '')[:40]!r} is not a factor such as 2, which plays the trace twice as fast"
@@ -391,8 +388,8 @@ def read_bursts(text: str) -> Modulation:
     try:
         if len(parts) == 3:
             return Modulation(
-                burst=float(parts[0].lower().removesuffix("x")),
-                share=float(parts[1]),
+                burst=number_of(parts[0].lower().removesuffix("x")),
+                share=number_of(parts[1]),
                 mean_burst_seconds=parse_duration(parts[2], "--bursts"),
             )
     except ValueError:

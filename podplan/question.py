@@ -1,12 +1,11 @@
 """From the flags of a question to what the planner is asked; every refusal names the flag and what would be right."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, get_args
 
 from ground.errors import BadInput
-from ground.units import parse_duration
+from ground.units import number_of, parse_duration
 from models.loader import load_model
 from models.spec import ModelSpec
 from planner.instances.reachable import REFERENCE
@@ -153,10 +152,7 @@ def _check_prices(machines: tuple[Machines, Machines]) -> None:
 
 def read_percentile(text: str) -> float:
     """Return a percentile within 0 and 100."""
-    try:
-        value = float(text.strip().lower().removeprefix("p"))
-    except ValueError:
-        value = math.nan
+    value = number_of(text.strip().lower().removeprefix("p"))
     if not 0 < value < 100:
         raise BadInput(f"--percentile: {text[:40]!r} is not a percentile between 0 and 100, such as 99")
     return value

@@ -1,6 +1,5 @@
 """Readers of flags: each returns a value, or names the flag and what would be right."""
 
-import math
 import os
 from collections.abc import Container, Sequence
 from dataclasses import replace
@@ -9,7 +8,7 @@ from typing import TypeVar, get_args
 
 from ground.errors import BadInput
 from ground.names import suggest
-from ground.units import parse_count
+from ground.units import number_of, parse_count
 from hardware.formats import KvDtype, storable
 from hardware.spec import Dtype, HardwareSpec
 from models.spec import ModelSpec
@@ -166,10 +165,7 @@ def read_fraction(text: str | None, flag: str, default: float, *, below_one: boo
     if text is None:
         return default
     stripped = text.strip()
-    try:
-        value = float(stripped.removesuffix("%")) / (100 if stripped.endswith("%") else 1)
-    except ValueError:
-        value = math.nan
+    value = number_of(stripped.removesuffix("%")) / (100 if stripped.endswith("%") else 1)
     if 0 <= value < 1 or (value == 1 and not below_one):
         return value
     right = "from 0 up to, not including, 1" if below_one else "from 0 to 1"

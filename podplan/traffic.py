@@ -10,8 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ground.errors import BadInput
-from ground.pairs import read_pairs
-from ground.units import parse_count, parse_rate
+from ground.files import read_text
+from ground.tables import csv_table
+from ground.units import number_of, parse_count, parse_rate
 from models.spec import ModelSpec
 from planner.plans.day import Window, peak_rate
 from planner.queues.prompts import answer_kinds, histogram_kinds
@@ -157,10 +158,7 @@ def read_lengths(side: Literal["isl", "osl"], values: Mapping[str, str | None], 
 
 def read_cv(text: str, flag: str) -> float:
     """Return a coefficient of variation: standard deviation over mean."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
+    value = number_of(text)
     if not 0 <= value <= MOST_CV:
         raise BadInput(f"{flag}: {text[:40]!r} is not a standard deviation over a mean, such as 0.5")
     return value
@@ -173,13 +171,13 @@ def read_histogram(path: Path) -> tuple[Floats, Floats]:
     weights that are all 0.
     """
     weights: dict[int, float] = {}
-    for where, length, weight in read_pairs(path, "tokens", "weight"):
-        tokens = parse_count(length, where)
+    for where, row in csv_table(read_text(path), str(path), ("tokens", "weight")):
+        tokens = parse_count(row["tokens"], where)
         if tokens > MOST_TOKENS:
             raise BadInput(f"{where}: {tokens} tokens are more than can be meant; use at most {MOST_TOKENS}")
         if tokens in weights:
             raise BadInput(f"{where}: {tokens} tokens stand twice; give each length one weight")
-        weights[tokens] = _weight(weight, where)
+        weights[tokens] = _weight(row["weight"], where)
     total = sum(weights.values())
     if not 0 < total < math.inf:
         raise BadInput(f"{path}: the weights must sum to more than 0, and to a finite number")
@@ -188,10 +186,7 @@ def read_histogram(path: Path) -> tuple[Floats, Floats]:
 
 
 def _weight(text: str, where: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
+    value = number_of(text)
     if not 0 <= value < math.inf:
         raise BadInput(f"{where}: {text[:40]!r} is not a weight of 0 or more, such as 12 or 0.25")
     return value

@@ -13,6 +13,7 @@ from typing import Any, Protocol, TypeVar
 
 from ground.aside import alone, cores, helped
 from ground.errors import BadInput
+from ground.units import read_index
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -44,9 +45,10 @@ def executor_of(workers: int | str | None) -> Executor:
         if find_spec("distributed") is None:
             raise BadInput("--workers: dask is not installed; install it with pip install 'podplan[dask]'")
         return partial(_on_dask, text.removeprefix(DASK))
-    if not text.isdecimal() or not 1 <= int(text) <= MOST_PROCESSES:
+    processes = read_index(text)
+    if processes is None or not 1 <= processes <= MOST_PROCESSES:
         raise BadInput(f"--workers: {text[:40]!r} is neither 1 to {MOST_PROCESSES} processes nor dask:ADDRESS")
-    return partial(spread, processes=int(text))
+    return partial(spread, processes=processes)
 
 
 def spread(work: Callable[[Item], Result], items: Sequence[Item], processes: int | None = None) -> Iterator[Result]:

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ground.errors import BadInput
+from ground.units import number_of
 from planner.balance.counts import check_redundancy, replica_counts
 from planner.balance.packing import longest_first
 from planner.balance.skew import MIXED, LoadDistribution, quantile_loads
@@ -159,11 +160,8 @@ def parse_balance(text: str) -> Balance:
     for kind in ("perfect", "measured", "none"):
         if word == kind:
             return Balance(kind=kind)
-    try:
-        factor = float(word)
-    except ValueError:
-        factor = math.nan
-    if not 1.0 <= factor < math.inf:
+    factor = number_of(word)
+    if not factor >= 1.0:
         raise BadInput(
             f"--expert-balance {text!r} must be perfect, measured, none, or a factor of at least 1, the "
             "busiest rank over the mean."

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ground import units
 from ground.errors import BadInput
 from ground.units import (
     format_bytes,
@@ -119,3 +120,18 @@ def test_rendering_keeps_three_digits(shown: str, expected: str) -> None:
 def test_a_rendered_duration_reads_back(seconds: float) -> None:
     """Rendering rounds to three digits, half a percent at most, and its text is valid input."""
     assert parse_duration(format_duration(seconds), "--x") == pytest.approx(seconds, rel=6e-3)
+
+
+def test_a_power_needs_a_unit() -> None:
+    """0.7 was meant as kW by one and taken as W by all."""
+    assert (units.parse_power("1.4 kW", "--power"), units.parse_power("900w", "--power")) == (1400.0, 900.0)
+    for text, told in (("0.7", "has no unit"), ("0W", "zero"), ("-1kW", "negative"), ("5V", "unknown unit")):
+        with pytest.raises(BadInput, match=told):
+            units.parse_power(text, "--power")
+
+
+def test_numbers_of_texts_are_ascii_and_finite() -> None:
+    """Python reads more than a user means."""
+    assert (units.number_of(" 1e3 "), units.read_index("007")) == (1000.0, 7)
+    assert all(math.isnan(units.number_of(text)) for text in ("1_0", "１０", "nan", "inf", "1e999", "", "x"))
+    assert all(units.read_index(text) is None for text in ("²", "٣", "-1", "1_0", "", "9" * 16))
