@@ -6,12 +6,11 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
-from contextlib import suppress
 from importlib.util import find_spec
 from io import TextIOWrapper
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 
@@ -77,14 +76,14 @@ def run() -> None:
     """Entry point of the console script."""
     for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"):
         os.environ.setdefault(name, "1")  # before NumPy is imported: threads only hurt on matrices this small
-    # Only plugins that other distributions bring would want to see podplan's models; looking for them costs 15 ms.
-    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     gc.set_threshold(500_000, 50, 50)  # imports and rows are objects that stay: to look through 100,000 costs 30 ms
     _open_streams()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")  # a table in a terminal without UTF-8 is no reason to fail
-    _end(main(sys.argv[1:]))
+    code = main(sys.argv[1:])
+    gc.freeze()  # at exit Python looks for cycles among all that was made: 0.1 s
+    sys.exit(code)
 
 
 def _open_streams() -> None:
@@ -95,20 +94,6 @@ def _open_streams() -> None:
     for name in ("COLUMNS", "LINES"):
         if not LEAST_WIDTH <= (read_index(os.environ.get(name, "")) or 0) <= MOST_WIDTH:
             os.environ.pop(name, None)
-
-
-def _end(code: int) -> NoReturn:
-    """End the process, all output written, without freeing one by one what it has made: that takes 25 ms.
-
-    But as any program where MPI has to be left in order, or where output cannot be written, which Python tells.
-    """
-    if "mpi4py" not in sys.modules:
-        with suppress(OSError):
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(code)
-    gc.freeze()  # to look for cycles among all that it has made costs 0.1 s
-    sys.exit(code)
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -5,12 +5,11 @@ Service times only: no waiting for arrivals, no KV transfer; those are ``queues.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ground.aside import aside
 from planner.balance.busiest import Layout, static_factors
 from planner.balance.imbalance import Balance, expected_maximum_normal, static_factor
 from planner.balance.skew import LoadDistribution
@@ -50,35 +49,16 @@ def balanced_cost(deployment: Deployment, balance: Balance) -> StepCost:
 _FACTORS: dict[tuple[int, LoadDistribution, bool], dict[Layout, float]] = {}
 """Static factors of layouts known so far: they depend on nothing but their keys."""
 
-_MANY = 32
-"""Layouts whose factors, 0.4 ms each, are worth another process."""
-
 
 def static_balance(experts: int, layouts: Sequence[Layout], balance: Balance) -> NDArray[np.float64]:
     """Return the static factor of every layout, [layouts]; those not known yet are found together."""
     key = experts, balance.distribution, balance.kind == "measured"
     known = _FACTORS.setdefault(key, {})
     missing = sorted({layout for layout in layouts if layout not in known})
-    half = len(missing) // 2 if len(missing) >= _MANY else 0
-    other = aside(partial(_found, key, missing[:half])) if half else None
-    found = _found(key, missing[half:])
-    if other is not None:
-        _keep(key, other.result())
-        aside(partial(_keep, key, found))  # what is costed beside this process needs these, too
+    if missing:
+        factors = static_factors(experts, missing, balance.distribution, balance.kind == "measured").tolist()
+        known.update(zip(missing, factors, strict=True))
     return np.array([known[layout] for layout in layouts])
-
-
-def _found(key: tuple[int, LoadDistribution, bool], layouts: Sequence[Layout]) -> dict[Layout, float]:
-    """Find the factors of layouts, and keep them."""
-    experts, distribution, balanced = key
-    factors = static_factors(experts, layouts, distribution, balanced).tolist()
-    found = dict(zip(layouts, factors, strict=True))
-    _keep(key, found)
-    return found
-
-
-def _keep(key: tuple[int, LoadDistribution, bool], found: dict[Layout, float]) -> None:
-    _FACTORS.setdefault(key, {}).update(found)
 
 
 @lru_cache(maxsize=4096)

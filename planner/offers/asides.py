@@ -6,7 +6,6 @@ from typing import Generic, TypeVar
 
 from ground.aside import Aside, aside
 from planner.instances.decode_candidates import Count
-from planner.question import Question
 
 Result = TypeVar("Result")
 
@@ -22,7 +21,7 @@ class CountedAside(Generic[Result]):
 
     @property
     def elsewhere(self) -> bool:
-        """Whether another process does it."""
+        """Whether another thread may do it."""
         return self._work.elsewhere
 
     def prepare(self) -> None:
@@ -41,9 +40,3 @@ class CountedAside(Generic[Result]):
 def _counted(work: Callable[[Count], Result]) -> tuple[Result, Count]:
     count = Count()
     return work(count), count
-
-
-def parts_of(question: Question) -> list[object]:
-    """Return a question and what of it results refer to."""
-    machines = (question.prefill, question.decode)
-    return [question, question.model, question.workload, *machines, *(part.hardware for part in machines)]

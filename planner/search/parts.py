@@ -9,13 +9,12 @@ from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import TYPE_CHECKING
 
-from ground.aside import in_common
 from planner.costs.latency import static_balance
 from planner.instances.decode_candidates import Count
 from planner.instances.reachable import REFERENCE, most_instances, pairs
 from planner.instances.space import ROLES, Role, RoleSpace, Row, machines_of, role_space
 from planner.mixed.offers import NONE_DROPPED, Dropped, mixed_offers
-from planner.offers.asides import CountedAside, parts_of
+from planner.offers.asides import CountedAside
 from planner.offers.choice import Aim, Choice, likely, settle
 from planner.offers.columns import Side
 from planner.offers.decode_offers import decode_offers
@@ -151,7 +150,6 @@ def gather(
         return Pools(make_side(question, "prefill", none), make_side(question, "decode", none), costing.count, {})
     spaces = {} if rows else {role: costing.space(question, role) for role in ROLES}
     rows = rows or {role: space.rows for role, space in spaces.items()}
-    in_common([*parts_of(question), *rows["prefill"]])
     know_balance(question, [row for role in ROLES for row in rows[role]])
     prefill = costing.prefill(question, rows["prefill"])
     # The slowest transfer of any prefill instance that may feed the pool: the limit holds whichever does.
