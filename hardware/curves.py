@@ -66,10 +66,15 @@ def expert_curves(hardware: HardwareSpec, engine: str | None, dtype: Dtype, shap
     """Return the curves of an engine's kernel on a machine, None where none was measured."""
     if engine is None:
         return None
+    line = _lines(measured_as(hardware)).get((engine, dtype, *map(str, shape)))
+    return None if line is None else _curves(engine, line)
+
+
+def measured_as(hardware: HardwareSpec) -> str:
+    """Return the machine whose measurements stand for this one: itself, what it is an overlay of, or its twin."""
     based = hardware.based_on
     name = based.name if based is not None and based.same_device else hardware.name
-    line = _lines(TWINS.get(name, name)).get((engine, dtype, *map(str, shape)))
-    return None if line is None else _curves(engine, line)
+    return TWINS.get(name, name)
 
 
 @cache

@@ -76,16 +76,18 @@ class Product:
 def matmul_seconds(device: Device, dtype: Dtype, fit: MatmulFit, product: Product) -> Number:
     """Return the seconds of a matrix product.
 
-    compute = 2·G·M·N·K / (peak·f) · (1 + half_rows/M) · (1 + half_depth/K), memory = bytes / (bandwidth·g);
+    compute = 2·G·M·N·K / (peak·f) · (1 + half_rows/M) · (1 + half_depth/K) · (1 + half_columns/N),
+    memory = bytes / (bandwidth·g) · (1 + memory_half_columns/N);
     max(compute, memory) + serial_fraction · min(compute, memory) + floor
 
     Source: roofline with saturation terms of ``hardware.spec.MatmulFit``, derived here.
     """
     peak = device.peak_flops_per_second[dtype].value * fit.peak_fraction
     filling = (1.0 + fit.half_rows / product.rows) * (1.0 + fit.half_depth / product.depth)
+    filling = filling * (1.0 + fit.half_columns / product.columns)
     bandwidth = device.memory_bandwidth_bytes_per_second.value * fit.memory_fraction
     compute = product.flops() / peak * filling
-    memory = product.moved_bytes(dtype) / bandwidth
+    memory = product.moved_bytes(dtype) / bandwidth * (1.0 + fit.memory_half_columns / product.columns)
     exposed = fit.serial_fraction * np.minimum(compute, memory)
     seconds: Number = np.maximum(compute, memory) + exposed + fit.floor_seconds
     return seconds
@@ -107,12 +109,14 @@ def attention_seconds(
 ) -> Number:
     """Return the seconds of an attention kernel.
 
-    max(FLOP / (bf16 peak·f) · (1 + half_length/L), bytes / (bandwidth·g)) + floor, L = ``mean_keys`` per query.
+    compute = FLOP / (bf16 peak·f) · (1 + half_length/L), memory = bytes / (bandwidth·g), L = ``mean_keys`` per query;
+    max(compute, memory) + serial_fraction · min(compute, memory) + floor
     """
     peak = device.peak_flops_per_second["bf16"].value * fit.peak_fraction
     bandwidth = device.memory_bandwidth_bytes_per_second.value * fit.memory_fraction
-    compute = flops / peak * (1.0 + fit.half_length / mean_keys)
-    seconds: Number = np.maximum(compute, moved_bytes / bandwidth) + fit.floor_seconds
+    compute, memory = flops / peak * (1.0 + fit.half_length / mean_keys), moved_bytes / bandwidth
+    exposed = fit.serial_fraction * np.minimum(compute, memory)
+    seconds: Number = np.maximum(compute, memory) + exposed + fit.floor_seconds
     return seconds
 
 

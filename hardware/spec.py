@@ -35,23 +35,28 @@ class Fitted(Stated):
 class MatmulFit(Fitted):
     """Dense or grouped matrix product of M rows, N columns, depth K.
 
-    compute seconds = 2·M·N·K / (peak · peak_fraction) · (1 + half_rows/M) · (1 + half_depth/K)
-    memory seconds  = bytes / (memory bandwidth · memory_fraction)
+    compute seconds = 2·M·N·K / (peak · peak_fraction) · (1 + half_rows/M) · (1 + half_depth/K) · (1 + half_columns/N)
+    memory seconds  = bytes / (memory bandwidth · memory_fraction) · (1 + memory_half_columns/N)
     seconds         = max(compute, memory) + serial_fraction · min(compute, memory) + floor_seconds
 
     For a grouped product M is rows *per group*. ``half_rows`` is the row count at which half of
-    the peak fraction is reached, ``half_depth`` likewise for K; ``serial_fraction`` is how much of
-    the shorter of compute and memory traffic the kernel fails to hide behind the longer.
+    the peak fraction is reached, ``half_depth`` and ``half_columns`` likewise for K and N; ``serial_fraction`` is how
+    much of the shorter of compute and memory traffic the kernel fails to hide behind the longer.
     """
 
     peak_fraction: Fraction
     half_rows: NotNegative
     half_depth: NotNegative = 0
+    half_columns: NotNegative = 0
+    memory_half_columns: NotNegative = 0
     memory_fraction: Fraction
     serial_fraction: Annotated[float, Limits(ge=0, le=1)] = 0
     floor_seconds: NotNegative
     timed_alone: bool = described(
         "times of the kernel alone: in a captured graph each launch adds graph_gap_seconds", default=False
+    )
+    quantises: bool = described(
+        "activations are quantised in these times, or in the kernel before, and cost nothing more", default=False
     )
 
 
@@ -60,12 +65,13 @@ class AttentionFit(Fitted):
     """Attention kernel.
 
     compute seconds = FLOP / (bf16 peak · peak_fraction) · (1 + half_length/L)
-    with L the mean number of keys per query; memory and floor as for matrix products.
+    with L the mean number of keys per query; memory, serial fraction and floor as for matrix products.
     """
 
     peak_fraction: Fraction
     half_length: NotNegative = 0
     memory_fraction: Fraction
+    serial_fraction: Annotated[float, Limits(ge=0, le=1)] = 0
     floor_seconds: NotNegative
 
 
@@ -95,6 +101,13 @@ class Kernels(Stated):
         "attention over keys that an indexer picked; none: mla_decode stands for it", default=None
     )
     sparse_prefill: AttentionFit | None = None
+    gemm_static: dict[Dtype, MatmulFit] = described(
+        "products of checkpoints whose activations have one scale that is known beforehand; none: gemm",
+        default_factory=dict,
+    )
+    gqa_decode_fp8: AttentionFit | None = described("keys and values kept in FP8; none: gqa_decode", default=None)
+    prefill_attention_fp8: AttentionFit | None = described("the same of prompts; none: prefill_attention", default=None)
+    mla_prefill: AttentionFit | None = described("prompts of MLA, unabsorbed; none: prefill_attention", default=None)
     vector: VectorFit
     mla_prologue_floor_seconds: Sourced | None = described(
         "one floor for norm, projections and rotary embedding fused into one kernel", default=None
@@ -123,6 +136,7 @@ class CollectiveFit(Fitted):
     op: CollectiveOp
     scope: ScopeName
     in_graph: bool = described("usable only inside a captured graph (decode)")
+    ranks: int | None = described("holds for groups of so many devices alone; none: for all", default=None)
     protocols: Annotated[list[Protocol], Limits(min_length=1)]
 
 

@@ -1,4 +1,4 @@
-"""Make `hardware/operators/*.csv` from measured operators of serving engines: one curve per kernel and model shape.
+"""Make `hardware/operators/*.csv` from measured operators of serving engines: curves of expert kernels, fits of others.
 
     python scripts/fit_operators.py DATA
 
@@ -13,12 +13,24 @@ rank gets is `planner.balance`'s to say.
 
 import csv
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import polars
+from numpy.typing import NDArray
+from scipy.optimize import least_squares
 
+from hardware.fits import Number, Product, attention_seconds, matmul_seconds
+from hardware.loader import hardware_names, load_hardware
+from hardware.spec import Device, Dtype, HardwareSpec, MatmulFit
+
+Array = NDArray[np.float64]
+Row = dict[str, object]
+Bounds = dict[str, tuple[float, float, float, float]]
+Seconds = Callable[..., Number]
 OUT = Path(__file__).parents[1] / "hardware" / "operators"
 MACHINES = {
     "a100_sxm": "a100",
@@ -50,6 +62,33 @@ DTYPES = {
     "w4a16_mxfp4": "mxfp4",
     "w4a8_mxfp4_mxfp8": "mxfp4",
 }
+GEMMS = {"bfloat16": "gemm bf16", "fp8_block": "gemm fp8", "fp8": "gemm_static fp8", "nvfp4": "gemm nvfp4"}
+UNUSED = {("vllm", "fp8_block"): "timed eagerly", ("trtllm", "nvfp4"): "not autotuned"}
+"""Tables of products that are not what a server runs; ``hardware.engines.LENDERS`` says what stands in."""
+LATENT, VALUE = 576, 512
+"""Elements of a latent with its rotary key, and of what a head takes from it."""
+MATMUL: Bounds = {
+    "peak_fraction": (0.01, 1.0, 0.7, 0.3),
+    "half_rows": (0.0, 2000.0, 30.0, 50.0),
+    "half_depth": (0.0, 8000.0, 200.0, 300.0),
+    "half_columns": (0.0, 8000.0, 200.0, 300.0),
+    "memory_half_columns": (0.0, 8000.0, 500.0, 500.0),
+    "memory_fraction": (0.05, 1.0, 0.8, 0.3),
+    "serial_fraction": (0.0, 1.0, 0.3, 0.3),
+    "floor_seconds": (0.0, 1e-3, 5e-6, 5e-6),
+}
+"""Lowest, highest, start and size of a typical change."""
+ATTENTION: Bounds = {
+    "peak_fraction": (0.01, 1.0, 0.6, 0.3),
+    "half_length": (0.0, 20000.0, 500.0, 500.0),
+    "memory_fraction": (0.05, 1.0, 0.8, 0.3),
+    "serial_fraction": (0.0, 1.0, 0.2, 0.3),
+    "floor_seconds": (0.0, 1e-3, 1e-5, 1e-5),
+}
+MICRO_IN_MS = 1e-3
+CONSTANT = {"window_size": 0, "kv_cache_dtype": "bfloat16", "attn_dtype": "bfloat16", "quant_dtype": "fp8", "step": 0}
+ENGINES = ("trtllm", "sglang", "vllm")
+FIT_COLUMNS = ["machine", "engine", "family", "version", "rows", "median_residual", "parameters"]
 UNLIKE = ("nongated", "situ_as_silu")
 """Kernels of other activations than SwiGLU."""
 SHAPE = ["hidden_size", "inter_size", "topk", "num_experts"]
@@ -77,8 +116,14 @@ def preference(kernel: str, dtype: str) -> tuple[bool, bool, bool]:
 
 
 def main(data: Path) -> None:
-    """Write the curves of every machine."""
+    """Write the curves of every machine, and the fits of all."""
     OUT.mkdir(exist_ok=True)
+    with (OUT / "fits.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, FIT_COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        for system, machine in MACHINES.items():
+            if machine in hardware_names():
+                writer.writerows(fits(data / system, load_hardware(machine)))
     for system, machine in MACHINES.items():
         paths = sorted(data.glob(f"{system}/moe/*/*/moe_perf.parquet"))
         rows = [row for path in paths for row in curves(path, machine)]
@@ -101,7 +146,7 @@ def main(data: Path) -> None:
 def curves(path: Path, machine: str) -> Iterator[dict[str, object]]:
     """Yield one row per kernel and shape of a table: the curves of all measured TP and EP degrees."""
     engine, version = path.parts[-3:-1]
-    table = polars.read_parquet(path).filter(polars.col("distribution").is_in(["power_law_1.01", "balanced"]))
+    table = read(path).filter(polars.col("distribution").is_in(["power_law_1.01", "balanced"]))
     for (kernel, dtype, *shape), group in table.group_by("kernel_source", "moe_dtype", *SHAPE, maintain_order=True):
         if any(word in kernel for word in UNLIKE) or shape[2] == 22 or shape[1] in (1856, 2688):
             continue
@@ -146,6 +191,202 @@ def curve(tokens: np.ndarray, microseconds: np.ndarray) -> tuple[np.ndarray, np.
     found = np.linalg.lstsq(np.concatenate([design, straight]), target, rcond=None)[0]
     return np.exp(found), np.exp(design @ found) / microseconds - 1
 
+
+def fits(folder: Path, hw: HardwareSpec) -> Iterator[dict[str, object]]:
+    """Yield the fits of every engine's other kernels on one machine."""
+    for engine in ENGINES:
+        for family in ("gemm", "attention", "mla", "all_reduce"):
+            yield from (row | {"machine": hw.name, "engine": engine} for row in FAMILIES[family](folder, engine, hw))
+
+
+def fitted(family: str, version: str, fit: object, bounds: Bounds, seconds: Seconds, measured: Array) -> Row:
+    """Return a row with the parameters that minimise the relative errors, outliers cut (soft L1 at a tenth)."""
+    names = list(bounds)
+    low, high, start, size = (np.array(column, dtype=float) for column in zip(*bounds.values(), strict=True))
+
+    def errors(scaled: Array) -> Array:
+        tried = replace(fit, **dict(zip(names, (scaled * size).tolist(), strict=True)))  # type: ignore[type-var]
+        return np.asarray(seconds(tried)) / measured - 1.0
+
+    found = least_squares(errors, start / size, bounds=(low / size, high / size), loss="soft_l1", f_scale=0.1)
+    values = {name: float(f"{value:.3g}") for name, value in zip(names, found.x * size, strict=True)}
+    residual = float(np.median(np.abs(errors(np.array(list(values.values())) / size))))
+    told = " ".join(f"{name}={value:g}" for name, value in values.items())
+    return {"family": family, "version": version, "rows": len(measured), "median_residual": f"{residual:.3f}"} | {
+        "parameters": told
+    }
+
+
+def gemm(folder: Path, engine: str, hw: HardwareSpec) -> Iterator[Row]:
+    """Yield dense products by dtype, with the quantisation of activations that runs before them.
+
+    Where a checkpoint states one scale beforehand, what finds it (`computescale`) is no part of them, and under
+    TensorRT-LLM neither is the quantisation itself (`scale_matrix`): the norm or the activation before writes FP8.
+    """
+    for path in folder.glob(f"gemm/{engine}/*/gemm_perf.parquet"):
+        version = f"{engine} {path.parts[-2]}"
+        table = read(path).filter(polars.col("m") <= 16384)
+        for side in ("n", "k"):
+            table = table.filter(polars.col(side) >= 256)
+        for dtype, family in GEMMS.items():
+            if (engine, dtype) in UNUSED:
+                continue
+            own = table.filter(polars.col("gemm_dtype") == dtype)
+            key: Dtype = DTYPES[dtype]  # type: ignore[assignment]
+            if key not in hw.kernels.gemm or key not in hw.device.peak_flops_per_second or len(own) < 200:
+                continue
+            rows, columns, depth, time = (own[name].to_numpy().astype(float) for name in ("m", "n", "k", "latency"))
+            if dtype == "fp8":
+                for before in ("computescale", "scale_matrix")[: 2 if engine == "trtllm" else 1]:
+                    time = time - quantisation(folder, engine, before, rows, depth)
+            time = np.maximum(time, 2 * MICRO_IN_MS) / 1e3
+            seconds = partial(products, hw.device, key, Product(1.0, rows, columns, depth))
+            yield fitted(family, version, hw.kernels.gemm[key], MATMUL, seconds, time)
+
+
+def products(device: Device, dtype: Dtype, product: Product, fit: MatmulFit) -> Number:
+    """``matmul_seconds`` with the fit last."""
+    return matmul_seconds(device, dtype, fit, product)
+
+
+def read(path: Path) -> polars.DataFrame:
+    """Return a table with the columns that were dropped where they are constant."""
+    table = polars.read_parquet(path)
+    missing = {name: value for name, value in CONSTANT.items() if name not in table.columns}
+    return table.with_columns(**{name: polars.lit(value) for name, value in missing.items()})
+
+
+def quantisation(folder: Path, engine: str, table: str, rows: Array, depth: Array) -> Array:
+    """Milliseconds of a step of quantisation at the shapes of products, linear in elements between measured ones."""
+    paths = list(folder.glob(f"quantize/{engine}/*/{table}_perf.parquet"))
+    if not paths:
+        return np.zeros_like(rows)
+    own = read(paths[0]).filter(polars.col("quant_dtype") == "fp8")
+    own = (
+        own.with_columns(elements=polars.col("m") * polars.col("k"))
+        .group_by("elements")
+        .agg(polars.col("latency").median())
+    )
+    own = own.sort("elements")
+    return np.interp(rows * depth, own["elements"].to_numpy(), own["latency"].to_numpy())
+
+
+def attention(folder: Path, engine: str, hw: HardwareSpec) -> Iterator[Row]:
+    """Yield grouped-query attention of running requests and of prompts, by the type of the cache."""
+    for kind, family in (("generation", "gqa_decode"), ("context", "prefill_attention")):
+        for path in folder.glob(f"attention/{engine}/*/{kind}_attention_perf.parquet"):
+            table = read(path).filter(
+                (polars.col("window_size") == 0)
+                & polars.col("head_dim").is_in([64, 128])
+                & (polars.col("num_heads") <= 16 * polars.col("num_key_value_heads").clip(lower_bound=1))
+                & (polars.col("step" if kind == "generation" else "isl") >= 127)
+            )
+            for cache, suffix in (("bfloat16", ""), ("fp8", "_fp8")):
+                own = table.filter(polars.col("kv_cache_dtype") == cache)
+                if kind == "context" and cache in own["attn_dtype"]:
+                    own = own.filter(polars.col("attn_dtype") == cache)
+                if len(own) < 200:
+                    continue
+                heads, kept, size = columns(own, "num_heads", "num_key_value_heads", "head_dim")
+                queries, pairs, cached = work(own, kind)
+                moved = cached * kept * 2 * size * (1 if suffix else 2) + queries * heads * size * 4
+                yield attended(family + suffix, path, hw, own, (pairs * 4 * heads * size, moved, pairs / queries))
+
+
+def mla(folder: Path, engine: str, hw: HardwareSpec) -> Iterator[Row]:
+    """Yield latent attention, absorbed for running requests and unabsorbed for prompts (DeepSeek-V3's dimensions)."""
+    peaks = hw.device.peak_flops_per_second
+    for path in folder.glob(f"mla/{engine}/*/generation_mla_perf.parquet"):
+        for cache, suffix in (("bfloat16", ""), ("fp8", "_fp8")):
+            own = read(path).filter((polars.col("kv_cache_dtype") == cache) & (polars.col("step") >= 127))
+            if len(own) < 200 or (suffix and "fp8" not in peaks):
+                continue
+            (heads,) = columns(own, "num_heads")
+            queries, pairs, cached = work(own, "generation")
+            moved = cached * LATENT * (1 if suffix else 2) + queries * heads * (LATENT + VALUE) * 2
+            share = peaks["bf16"].value / peaks["fp8"].value if suffix else 1.0
+            flops = pairs * 2 * heads * (LATENT + VALUE) * share
+            yield attended(f"mla_decode{suffix}", path, hw, own, (flops, moved, pairs / queries))
+    for path in folder.glob(f"mla/{engine}/*/context_mla_perf.parquet"):
+        own = read(path).filter((polars.col("kv_cache_dtype") == "bfloat16") & (polars.col("isl") >= 127))
+        own = own.filter(polars.col("kernel_source") != "flash_attention")  # on latents, where SGLang expands them
+        if len(own) >= 200:
+            (heads,) = columns(own, "num_heads")
+            queries, pairs, cached = work(own, "context")
+            moved = (queries + cached) * heads * (192 + 128) * 2
+            yield attended("mla_prefill", path, hw, own, (pairs * 2 * heads * (192 + 128), moved, pairs / queries))
+
+
+def attended(
+    family: str, path: Path, hw: HardwareSpec, table: polars.DataFrame, shape: tuple[Array, Array, Array]
+) -> Row:
+    """Return the fit of an attention kernel whose FLOP, bytes and mean keys per query are these."""
+    flops, moved, keys = shape
+    time = table["latency"].to_numpy().astype(float) / 1e3
+    return fitted(
+        family,
+        " ".join(path.parts[-3:-1]),
+        hw.kernels.gqa_decode,
+        ATTENTION,
+        lambda fit: attention_seconds(hw.device, fit, flops, moved, keys),
+        time,
+    )
+
+
+def work(table: polars.DataFrame, kind: str) -> tuple[Array, Array, Array]:
+    """Queries, query-key pairs and cached tokens read of each row."""
+    batch, new, before = columns(table, "batch_size", "isl", "step")
+    if kind == "generation":
+        return batch, batch * (before + 1), batch * (before + 1)
+    return batch * new, batch * (new * before + new * (new + 1) / 2), batch * (before + new)
+
+
+def columns(table: polars.DataFrame, *names: str) -> list[Array]:
+    """Columns as arrays of floats; keys and values of as many heads as queries are stated as 0."""
+    found = [table[name].to_numpy().astype(float) for name in names]
+    if "num_key_value_heads" in names:
+        place = names.index("num_key_value_heads")
+        found[place] = np.where(found[place] > 0, found[place], table["num_heads"].to_numpy())
+    return found
+
+
+def all_reduce(folder: Path, engine: str, hw: HardwareSpec) -> Iterator[Row]:
+    """Yield the engine's own all-reduce in a captured graph by number of devices: the fastest of four lines."""
+    for path in folder.glob(f"comm/{engine}/*/custom_allreduce_perf.parquet"):
+        table = read(path)
+        table = table.filter(~polars.col("kernel_source").str.contains("eager"))
+        for (ranks,), own in sorted(table.group_by("num_gpus"), key=lambda item: item[0]):
+            own = own.sort("message_size")
+            wire = own["message_size"].to_numpy() * 2.0 * 2 * (ranks - 1) / ranks
+            time = own["latency"].to_numpy().astype(float) / 1e3
+            kept = np.minimum.accumulate(time[::-1])[::-1] * ARTEFACT >= time
+            wire, time = wire[kept], time[kept]
+            lines = []
+            for some in np.array_split(np.arange(len(wire)), 4):
+                rate = max((wire[some[-1]] - wire[some[0]]) / max(time[some[-1]] - time[some[0]], 1e-7), 1e9)
+                lines += [max(float(np.median(time[some] - wire[some] / rate)), 1e-6), rate]
+            size = np.array(lines)
+            off_by = partial(off_lines, wire, time, size)
+            found = least_squares(off_by, np.ones(8), bounds=(0.05, 20), loss="soft_l1", f_scale=0.1)
+            off = float(np.median(np.abs(off_by(found.x))))
+            told = " ".join(f"{latency:.3g}/{rate:.3g}" for latency, rate in (found.x * size).reshape(-1, 2))
+            yield {"family": f"all_reduce {ranks}", "version": " ".join(path.parts[-3:-1]), "rows": len(time)} | {
+                "median_residual": f"{off:.3f}",
+                "parameters": told,
+            }
+
+
+def off_lines(wire: Array, time: Array, size: Array, scaled: Array) -> Array:
+    """Relative errors of the fastest of some lines, [latency, rate] each, scaled."""
+    return np.min([latency + wire / rate for latency, rate in (scaled * size).reshape(-1, 2)], axis=0) / time - 1
+
+
+FAMILIES: dict[str, Callable[[Path, str, HardwareSpec], Iterator[Row]]] = {
+    "gemm": gemm,
+    "attention": attention,
+    "mla": mla,
+    "all_reduce": all_reduce,
+}
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]))

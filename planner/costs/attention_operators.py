@@ -188,7 +188,7 @@ def unabsorbed_terms(deployment: Deployment, mla: MLA, heads: Number) -> list[Te
         roofline.vector("key_join", "attention", joined),
         roofline.attention(
             "prefill_attention",
-            deployment.hardware.kernels.prefill_attention,
+            deployment.hardware.kernels.mla_prefill or deployment.hardware.kernels.prefill_attention,
             {"pairs": 1.0},
             2.0 * heads * (key + value),
             {"chunk": 1.0},
@@ -249,6 +249,9 @@ def gqa_attention(deployment: Deployment, gqa: GQA, *, within: bool, share: floa
     2·heads·(d + d_v) FLOP per pair of query and key; keys that are parameters are seen by every query and read once.
     """
     roofline, kernels, tp = Roofline.of(deployment), deployment.hardware.kernels, deployment.strategy.attention_tp
+    decoding, prompting = kernels.gqa_decode, kernels.prefill_attention
+    if deployment.kv_dtype == "fp8":
+        decoding, prompting = kernels.gqa_decode_fp8 or decoding, kernels.prefill_attention_fp8 or prompting
     heads = gqa.heads / tp
     cached = gqa_cached_elements(gqa, tp) * ELEMENT_BYTES[deployment.kv_dtype]
     per_pair = 2.0 * heads * (gqa.head_dim + gqa.value_dim)
@@ -259,12 +262,10 @@ def gqa_attention(deployment: Deployment, gqa: GQA, *, within: bool, share: floa
     if deployment.phase != "prefill":
         pairs: Form = {f"kv{suffix}": 1.0 + deployment.drafts} | ({"decode": sinks} if sinks else {})
         read = {f"kv{suffix}": cached, "decode": moved} | parameters
-        terms.append(
-            roofline.attention(f"{prefix}attention", kernels.gqa_decode, pairs, per_pair, {"decode": 1.0}, read)
-        )
+        terms.append(roofline.attention(f"{prefix}attention", decoding, pairs, per_pair, {"decode": 1.0}, read))
     if deployment.phase != "decode":
         pairs = {f"pairs{suffix}": 1.0} | ({"chunk": sinks} if sinks else {})
         read = {f"context{suffix}": cached, "chunk": cached + moved} | parameters
         name = f"prefill_{prefix}attention"
-        terms.append(roofline.attention(name, kernels.prefill_attention, pairs, per_pair, {"chunk": 1.0}, read))
+        terms.append(roofline.attention(name, prompting, pairs, per_pair, {"chunk": 1.0}, read))
     return terms if share == 1.0 else in_some_layers(terms, share)

@@ -303,6 +303,6 @@ def _draft_row(step: _Step, seconds: float, drafts: int) -> Operator:
             continue
         work, traffic = float(form(term.flops, step.values)), float(form(term.bytes, step.values))
         flops, moved = flops + work * times, moved + traffic * times
-        memory, busy = memory + traffic / term.bytes_per_second, busy + work / float(term.flops_per_second)
+        memory, busy = memory + traffic / float(term.bytes_per_second), busy + work / float(term.flops_per_second)
     bound: Bound = "memory" if memory >= busy else "compute"
     return Operator("mtp_layer", "0", times, seconds, seconds, flops, moved, message, bound, 0.0)

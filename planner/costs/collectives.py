@@ -58,16 +58,20 @@ def _protocols(
 
 
 def collective_fit(hardware: HardwareSpec, op: CollectiveOp, ranks: int, in_graph: bool) -> CollectiveFit:
-    """Return the fit for the smallest scope that holds the group; in a graph its own where there is one."""
+    """Return the fit for the smallest scope that holds the group; in a graph its own where there is one.
+
+    One that was measured with just as many devices comes before one of all.
+    """
     order = [scope.name for scope in hardware.scopes]
     wanted = order.index(hardware.scope_of(ranks).name)
-    fits = [fit for fit in hardware.collectives if fit.op == op and (in_graph or not fit.in_graph)]
+    stated = (fit for fit in hardware.collectives if fit.op == op and fit.ranks in (None, ranks))
+    fits = [fit for fit in stated if in_graph or not fit.in_graph]
     if not fits:
         raise BadInput(f"hardware {hardware.name}: collectives has no fit of {op}; add one per scope")
 
-    def distance(fit: CollectiveFit) -> tuple[bool, int, bool]:
+    def distance(fit: CollectiveFit) -> tuple[bool, int, bool, bool]:
         gap = order.index(fit.scope) - wanted
-        return gap < 0, abs(gap), not fit.in_graph
+        return gap < 0, abs(gap), not fit.in_graph, fit.ranks is None
 
     return min(fits, key=distance)
 

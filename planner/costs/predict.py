@@ -4,6 +4,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from ground.errors import BadInput
+from hardware.engines import with_engine
 from hardware.formats import KvDtype
 from hardware.spec import Dtype, HardwareSpec
 from models.spec import ModelSpec
@@ -188,7 +189,7 @@ def expert_layouts(configuration: Configuration) -> list[Deployment]:
     check_disaggregation(configuration.strategy, configuration.phase)
     base = Deployment(
         model=configuration.model,
-        hardware=configuration.hardware,
+        hardware=with_engine(configuration.hardware, configuration.host.engine),
         strategy=configuration.strategy,
         phase=configuration.phase,
         weights=configuration.weights,

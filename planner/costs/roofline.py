@@ -32,25 +32,33 @@ def residual(fit: Fitted) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Roofline:
-    """Kernel rates of one device; ``sustained`` is the share of them that lasting matrix work reaches."""
+    """Kernel rates of one device; ``sustained`` is the share of them that lasting matrix work reaches.
+
+    ``static``: activations are quantised by one scale that the checkpoint states.
+    """
 
     hardware: HardwareSpec
     sustained: float = 1.0
+    static: bool = False
 
     @classmethod
     def of(cls, deployment: Deployment) -> "Roofline":
-        """Return the rates in a deployment: prefill keeps the matrix units busy for as long as there are prompts.
+        """Return the rates in a deployment: prompts keep the matrix units busy for as long as there are any.
 
         Kernels were timed alone, at a clock that the power limit does not leave them in a loaded server. Decode is
         bound by memory, and its attention kernel's rate was measured at the lower clock.
         """
         known = deployment.hardware.device.sustained_fraction
-        lasting = deployment.phase == "prefill" and known is not None
-        return cls(deployment.hardware, known.value if known is not None and lasting else 1.0)
+        lasting = deployment.phase != "decode" and known is not None
+        sustained = known.value if known is not None and lasting else 1.0
+        # Checkpoints that are FP8 from the start scale blocks as they go; those made FP8 afterwards state their scales.
+        return cls(deployment.hardware, sustained, deployment.model.native_dtype != "fp8")
 
     def _fit(self, dtype: Dtype, grouped: bool) -> MatmulFit:
-        family = self.hardware.kernels.grouped_gemm if grouped else self.hardware.kernels.gemm
-        return family[dtype]
+        kernels = self.hardware.kernels
+        if grouped:
+            return kernels.grouped_gemm[dtype]
+        return kernels.gemm_static[dtype] if self.static and dtype in kernels.gemm_static else kernels.gemm[dtype]
 
     def peak(self, dtype: Dtype) -> float:
         """Dense peak in FLOP/s."""
@@ -88,6 +96,8 @@ class Roofline:
         fit = self._fit(product_in, groups is not None)
         weights = {"one": 1.0} if groups is None else groups
         product = 2.0 * columns * depth
+        filling = (1.0 + fit.half_depth / depth) * (1.0 + fit.half_columns / columns if fit.half_columns else 1.0)
+        wide = 1.0 + fit.memory_half_columns / columns if fit.memory_half_columns else 1.0
         moved = depth * ACTIVATION_BYTES[product_in] + 2.0 * columns
         read = combine(weights, columns * depth * ELEMENT_BYTES[dtype], rows, moved)
         return ComputeTerm(
@@ -95,12 +105,9 @@ class Roofline:
             stage=stage,
             flops=scale(rows, product),
             idle_flops=scale(weights, product * fit.half_rows) if fit.half_rows else {},
-            flops_per_second=self.sustained
-            * self.peak(product_in)
-            * fit.peak_fraction
-            / (1.0 + fit.half_depth / depth),
+            flops_per_second=self.sustained * self.peak(product_in) * fit.peak_fraction / filling,
             bytes=read,
-            bytes_per_second=self.bandwidth * fit.memory_fraction,
+            bytes_per_second=self.bandwidth * fit.memory_fraction / wide,
             floor_seconds=fit.floor_seconds + (self.gap_seconds if fit.timed_alone else 0.0),
             serial=fit.serial_fraction,
             residual=residual(fit) if product_in == dtype else max(residual(fit), UNMEASURED_RESIDUAL),
@@ -130,6 +137,7 @@ class Roofline:
             bytes=read,
             bytes_per_second=self.bandwidth * fit.memory_fraction,
             floor_seconds=fit.floor_seconds,
+            serial=fit.serial_fraction,
             residual=residual(fit),
             shape=Shape(self._attention_family(fit), pairs, queries),
         )
@@ -161,7 +169,7 @@ class Roofline:
         include it; BF16, and weights that are dequantised to it, need none.
         """
         product_in = product_dtype(self.hardware, dtype)
-        if product_in in ("bf16", "int8"):
+        if product_in in ("bf16", "int8") or self._fit(product_in, grouped=False).quantises:
             return []
         return [self.vector(name, stage, scale(elements, 2.0 + ACTIVATION_BYTES[product_in]))]
 

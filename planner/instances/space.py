@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from ground.errors import BadInput
 from ground.identity import Kept, Same
+from hardware.engines import with_engine
 from planner.costs.deployment import Deployment, StrategyArray
 from planner.costs.hostcosts import host_costs
 from planner.costs.layouts import redundancy_choices, shared_choices
@@ -210,20 +211,20 @@ def structure(row: Row) -> tuple[bool, ...]:
 
 def groups(question: Question, role: Role, rows: Iterable[Row], drafts: int) -> list[Group]:
     """Return rows grouped by structure, in order of first appearance."""
-    machines = machines_of(question, role)
+    machines, engine = machines_of(question, role), host_costs(question.engine).engine
     found: dict[tuple[bool, ...], list[Row]] = {}
     for row in rows:
         found.setdefault(structure(row), []).append(row)
     base = Deployment(
         model=question.model,
-        hardware=machines.hardware,
+        hardware=with_engine(machines.hardware, engine),
         strategy=Strategy(),
         phase=role,
         weights=machines.weights,
         kv_dtype=question.kv_dtype,
         drafts=drafts,
         host_seconds=host_costs(question.engine).step_seconds if _has_gap(question, role) else None,
-        engine=host_costs(question.engine).engine,
+        engine=engine,
     )
     result = []
     for members in found.values():

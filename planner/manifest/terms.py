@@ -71,7 +71,7 @@ class ComputeTerm:
     idle_flops: Form
     flops_per_second: Number
     bytes: Form
-    bytes_per_second: float
+    bytes_per_second: Number
     floor_seconds: float
     serial: float = 0.0
     launches: int = 1

@@ -133,7 +133,7 @@ def _amount(row: Operator, term: Term | None) -> tuple[float | None, float | Non
         return (payload, float(fastest[1])) if fastest and payload else (None, None)
     if row.bound == "compute":
         return row.flops / row.count, float(term.flops_per_second)
-    return (row.bytes / row.count, term.bytes_per_second) if row.bound == "memory" else (None, None)
+    return (row.bytes / row.count, float(term.bytes_per_second)) if row.bound == "memory" else (None, None)
 
 
 def _prefill_lines(pool: PrefillPool) -> tuple[str, ...]:

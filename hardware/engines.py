@@ -1,0 +1,74 @@
+"""A machine as one serving engine uses it: the engine's own kernels over those of the entry (`operators/fits.csv`)."""
+
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+from ground.files import read_text
+from ground.identity import Kept, Same
+from ground.tables import csv_table
+from hardware.curves import OPERATORS, SOURCE, measured_as
+from hardware.spec import AttentionFit, CollectiveFit, HardwareSpec, MatmulFit, Protocol
+
+PRODUCTS = ("gemm", "gemm_static")
+LENDERS = {("vllm", "gemm fp8"): "sglang", ("trtllm", "gemm nvfp4"): "vllm"}
+"""Engines whose kernel was timed eagerly or untuned, and another that runs the same one (DeepGEMM, CUTLASS)."""
+
+
+def with_engine(hardware: HardwareSpec, engine: str | None) -> HardwareSpec:
+    """Return the machine with an engine's kernels where they were measured; the machine itself without an engine."""
+    rows = {} if engine is None else _rows().get((measured_as(hardware), engine), {})
+    if not rows:
+        return hardware
+    return _KNOWN.of((Same(hardware), engine), lambda: _overlaid(hardware, rows))
+
+
+_KNOWN = Kept[HardwareSpec](most=32)
+"""Machines that were asked for: one question has one machine."""
+
+
+@cache
+def _rows() -> dict[tuple[str, str], dict[str, dict[str, str]]]:
+    """Rows by machine and engine, then by family."""
+    found: dict[tuple[str, str], dict[str, dict[str, str]]] = {}
+    for _, row in csv_table(read_text(OPERATORS / "fits.csv"), "fits.csv"):
+        found.setdefault((row["machine"], row["engine"]), {})[row["family"]] = row
+    for (engine, family), lender in LENDERS.items():
+        for (machine, name), rows in found.items():
+            lent = found.get((machine, lender), {}).get(family)
+            if name == engine and lent is not None:
+                rows.setdefault(family, lent)
+    return found
+
+
+def _overlaid(hardware: HardwareSpec, rows: dict[str, dict[str, str]]) -> HardwareSpec:
+    kernels: dict[str, Any] = {name: dict(getattr(hardware.kernels, name)) for name in PRODUCTS}
+    collectives = []
+    for family, row in rows.items():
+        name, _, key = family.partition(" ")
+        told: dict[str, Any] = {
+            "kind": "fitted",
+            "source": SOURCE,
+            "version": row["version"],
+            "median_residual": float(row["median_residual"]),
+        }
+        if name == "all_reduce":
+            protocols = [_protocol(place, text) for place, text in enumerate(row["parameters"].split(), start=1)]
+            scope = hardware.scopes[0].name if len(hardware.scopes) == 1 else hardware.scope_of(int(key)).name
+            collectives.append(
+                CollectiveFit(**told, op="all_reduce", scope=scope, in_graph=True, ranks=int(key), protocols=protocols)
+            )
+            continue
+        told |= {name: float(value) for name, value in (pair.split("=") for pair in row["parameters"].split())}
+        if name in PRODUCTS:
+            kernels[name][key] = MatmulFit(**told, quantises=key != "bf16")
+        else:
+            kernels[name] = AttentionFit(**told)
+    return replace(
+        hardware, kernels=replace(hardware.kernels, **kernels), collectives=[*collectives, *hardware.collectives]
+    )
+
+
+def _protocol(place: int, text: str) -> Protocol:
+    latency, rate = text.split("/")
+    return Protocol(name=f"line {place}", latency_seconds=float(latency), bandwidth_bytes_per_second=float(rate))
