@@ -66,8 +66,9 @@ def expert_curves(hardware: HardwareSpec, engine: str | None, dtype: Dtype, shap
     """Return the curves of an engine's kernel on a machine, None where none was measured."""
     if engine is None:
         return None
-    line = _lines(measured_as(hardware)).get((engine, dtype, *map(str, shape)))
-    return None if line is None else _curves(engine, line)
+    name = engine.partition("@")[0]
+    line = _lines(measured_as(hardware)).get((name, dtype, *map(str, shape)))
+    return None if line is None else _curves(name, line)
 
 
 def measured_as(hardware: HardwareSpec) -> str:

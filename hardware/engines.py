@@ -16,11 +16,12 @@ LENDERS = {("vllm", "gemm fp8"): "sglang", ("trtllm", "gemm nvfp4"): "vllm"}
 
 
 def with_engine(hardware: HardwareSpec, engine: str | None) -> HardwareSpec:
-    """Return the machine with an engine's kernels where they were measured; the machine itself without an engine."""
-    rows = {} if engine is None else _rows().get((measured_as(hardware), engine), {})
+    """Return the machine with the kernels of ``NAME`` or ``NAME@VERSION`` where they were measured."""
+    name = (engine or "").partition("@")[0]
+    rows = _rows().get((measured_as(hardware), name), {}) if name else {}
     if not rows:
         return hardware
-    return _KNOWN.of((Same(hardware), engine), lambda: _overlaid(hardware, rows))
+    return _KNOWN.of((Same(hardware), name), lambda: _overlaid(hardware, rows))
 
 
 _KNOWN = Kept[HardwareSpec](most=32)
@@ -43,6 +44,8 @@ def _rows() -> dict[tuple[str, str], dict[str, dict[str, str]]]:
 
 def _overlaid(hardware: HardwareSpec, rows: dict[str, dict[str, str]]) -> HardwareSpec:
     kernels: dict[str, Any] = {name: dict(getattr(hardware.kernels, name)) for name in PRODUCTS}
+    # An engine's kernel for prompts of grouped queries is not its kernel for MLA's.
+    kernels["mla_prefill"] = hardware.kernels.mla_prefill or hardware.kernels.prefill_attention
     collectives = []
     for family, row in rows.items():
         name, _, key = family.partition(" ")

@@ -8,7 +8,7 @@ DATA is a folder of Parquet files `system/table/engine/version/` as NVIDIA's AIC
 A curve is a power law between points at 1, 2, 4, ... 16,384 tokens, by least squares of its relative error over all
 measured token counts. Experts of a rank were timed with every expert on it under a power-law load (exponent 1.01,
 which is closest to loads that were served), and with experts spread by EP under an even one, for what the busiest
-rank gets is `planner.balance`'s to say.
+rank gets is `planner.balance`'s to say; an even load hits more experts than a random one, which is taken out.
 """
 
 import csv
@@ -162,6 +162,8 @@ def curves(path: Path, machine: str) -> Iterator[dict[str, object]]:
             later = np.minimum.accumulate(milliseconds[::-1])[::-1]
             plausible = milliseconds <= ARTEFACT * later
             points, errors = curve(tokens[plausible], milliseconds[plausible] * 1e3)
+            if ep > 1:
+                points = points * fewer_hit(points, shape[3] / shape[2])
             measured.append(f"{tp} {ep} " + " ".join(f"{point:.3g}" for point in points))
             off.append(errors)
         if any(each.startswith("1 1 ") for each in measured):
@@ -177,6 +179,19 @@ def curves(path: Path, machine: str) -> Iterator[dict[str, object]]:
                 "median_residual": round(residual, 3),
                 "curves": ";".join(measured),
             }
+
+
+def fewer_hit(points: Array, spread: float) -> Array:
+    """Share of an even load's time that a random one takes at 1, 2, 4, ... tokens.
+
+    ``spread`` tokens of an even load hit every expert once. N tokens of a random one hit as many experts as
+    spread·(1 - (1 - 1/spread)^N) of an even one, so in place of the weights that the even load reads those are read.
+    """
+    tokens = 2.0 ** np.arange(POINTS)
+    hit = spread * -np.expm1(tokens * np.log1p(-1 / max(spread, 1.0 + 1e-9)))
+    places = [np.log2(np.maximum(x, 1.0)) for x in (hit, np.minimum(tokens, spread))]
+    taken, even = (np.exp(np.interp(place, np.arange(POINTS), np.log(points))) for place in places)
+    return np.minimum(taken / even, 1.0)
 
 
 def curve(tokens: np.ndarray, microseconds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -39,7 +39,8 @@ class ClosedLoop:
     """``concurrency`` requests on the busiest DP rank, each replaced on completion.
 
     ``filled`` is the mean over the ranks of their requests, in units of the busiest rank's. With
-    ``whole_prompts`` the engine cuts no prompt that fits a step.
+    ``whole_prompts`` the engine cuts no prompt that fits a step; with ``prompts_first`` decode waits while any prompt
+    does. Requests are received every ``receive_steps`` decode steps.
     """
 
     concurrency: float
@@ -50,6 +51,8 @@ class ClosedLoop:
     acceptance_tokens: float = 1.0
     filled: float = 1.0
     whole_prompts: bool = False
+    prompts_first: bool = False
+    receive_steps: int = 1
 
     @property
     def new_tokens(self) -> float:
@@ -180,6 +183,8 @@ class _Run:
     now: float = 0.0
     step: int = 0
     waiting: deque[_Request] = field(default_factory=deque)
+    unseen: int = 0
+    """Decode steps since requests were last received."""
     running: list[tuple[int, int, _Request]] = field(default_factory=list)
     held_tokens: float = 0.0
     ttfts: list[float] = field(default_factory=list)
@@ -217,10 +222,11 @@ def _send(run: _Run, prompts: Iterator[float], answers: Iterator[float]) -> None
 
 def _advance(run: _Run) -> int:
     """Run one step with prompts, or all steps until a request ends; return how many ended."""
-    if run.waiting:
+    hidden = run.loop.receive_steps - run.unseen if run.running and run.unseen else 0
+    if run.waiting and not hidden:
         _mixed_step(run)
     else:
-        _decode_steps(run)
+        _decode_steps(run, hidden if run.waiting else None)
     ended = 0
     while run.running and run.running[0][0] <= run.step:
         _, _, request = heapq.heappop(run.running)
@@ -230,9 +236,11 @@ def _advance(run: _Run) -> int:
     return ended
 
 
-def _decode_steps(run: _Run) -> None:
-    """All steps until the next request ends, at the mean KV tokens of the stretch."""
+def _decode_steps(run: _Run, most: int | None) -> None:
+    """All steps until the next request ends, at most so many, at the mean KV tokens of the stretch."""
     count, steps = len(run.running), run.running[0][0] - run.step
+    steps = steps if most is None else min(steps, most)
+    run.unseen = (run.unseen + steps) % run.loop.receive_steps
     seconds = run.times.decode(count, run.held_tokens + _made(run) + count * steps * run.loop.acceptance_tokens / 2)
     run.now += steps * seconds
     run.step += steps
@@ -246,7 +254,7 @@ def _made(run: _Run) -> float:
 
 
 def _mixed_step(run: _Run) -> None:
-    count, budget = len(run.running), run.loop.batched_tokens
+    count, budget = 0 if run.loop.prompts_first else len(run.running), run.loop.batched_tokens
     room = max(budget - count * run.times.queries, 1.0)
     chunk, done = 0.0, []
     while run.waiting and room > chunk:
@@ -260,7 +268,8 @@ def _mixed_step(run: _Run) -> None:
             break
         done.append(run.waiting.popleft())
     run.now += run.times.mixed(count, chunk)
-    run.step += 1
+    run.step += 0 if run.loop.prompts_first else 1
+    run.unseen = 0
     run.mixed_steps += 1
     run.mixed_requests += count
     run.mixed_tokens += chunk

@@ -62,7 +62,7 @@ class Deployment:
 
     ``redundant`` counts expert slots beyond one per routed expert, in all; ``shared_ranks`` ranks
     hold only the shared expert (0: every rank has a copy); ``drafts`` is the MTP depth; ``engine`` names the serving
-    engine whose kernels run, None the kernels of the hardware entry.
+    engine whose kernels run, with or without ``@VERSION``; None the kernels of the hardware entry.
     """
 
     model: ModelSpec

@@ -6,12 +6,13 @@ group's tokens, and the busiest rank's copies ("routed") decide the transfer.
 
 from typing import Literal
 
-from hardware.curves import ExpertCurves, expert_curves
+from hardware.curves import ExpertCurves, expert_curves, measured_as
 from hardware.formats import ACTIVATION_BYTES, ELEMENT_BYTES, product_dtype
 from planner.costs.collectives import collective, exchange_copies, exchange_fit, exchange_protocol, message_bytes
 from planner.costs.deployment import Deployment, several, shared_split
 from planner.costs.roofline import SIBLING_RESIDUAL as LENT_RESIDUAL
 from planner.costs.roofline import Roofline, combine, residual, scale
+from planner.engines.behaviour import behaviour
 from planner.manifest.terms import CommunicationTerm, CurveTerm, Form, Shape, Stage, Term
 
 
@@ -55,6 +56,14 @@ def measured_experts(deployment: Deployment) -> ExpertCurves | None:
     return None if deployment.expert_parallel and len(curves.expert) == 1 else curves
 
 
+def start_up_seconds(deployment: Deployment) -> float:
+    """What the engine's block of experts takes beyond the kernel that another engine lends it."""
+    own = behaviour(deployment.engine)
+    known = own.expert_start_up_seconds if own is not None else {}
+    stated = known.get(f"{measured_as(deployment.hardware)} {deployment.weights}")
+    return 0.0 if stated is None else stated.value
+
+
 def routed_terms(deployment: Deployment) -> list[Term]:
     """The expert block of a rank: from gathering rows by expert to adding what a token's experts return.
 
@@ -68,13 +77,14 @@ def routed_terms(deployment: Deployment) -> list[Term]:
     curves = measured_experts(deployment)
     if curves is not None:
         ranks = moe.experts / deployment.slots_per_rank
+        started = start_up_seconds(deployment) if curves.lent else 0.0
         product = product_dtype(deployment.hardware, dtype)
         return [
             CurveTerm(
                 "routed_experts",
                 "experts",
                 {"routed": ranks / moe.experts_per_token},
-                curves.seconds(strategy.moe_tp, ranks),
+                tuple(point + started for point in curves.seconds(strategy.moe_tp, ranks)),
                 {"routed": 6.0 * hidden * width},
                 roofline.peak(product),
                 combine(hit, 3.0 * hidden * width * ELEMENT_BYTES[dtype], rows, 4.0 * hidden),

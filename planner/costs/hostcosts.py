@@ -5,9 +5,10 @@ but have no profile stand here, with the source of each figure. None of them dep
 or the machine.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ground.errors import BadInput
+from planner.engines.behaviour import behaviour, behaviour_names
 
 REQUEST_SECONDS = 0.04
 """Client's library, HTTP, tokenisation and streaming of a first token: what vLLM's serving benchmark shows above the
@@ -18,13 +19,14 @@ measured on another accelerator; nothing of it runs on one)."""
 @dataclass(frozen=True, slots=True)
 class HostCosts:
     """``step_seconds`` idle device time per step (None: the hardware's ``host.graph_launch_seconds``),
-    ``request_seconds`` of one request outside all steps, part of its TTFT; ``chunked_prefill`` whether the
-    engine's scheduler cuts prompts to fill a step.
+    ``request_seconds`` of one request outside all steps, part of its TTFT; ``engine`` the engine whose kernels run.
+    ``chunked_prefill`` and ``prompts_first`` are those of ``engines.behaviour``.
     """
 
     step_seconds: float | None = None
     request_seconds: float = REQUEST_SECONDS
     chunked_prefill: bool = True
+    prompts_first: bool = False
     engine: str | None = None
     source: str = "the hardware entry's graph_launch_seconds; requests: tenstorrent/tt-inference-server issue 259"
 
@@ -36,13 +38,6 @@ SYSTEMS = {
     ),
     "xdeepserve": HostCosts(
         step_seconds=2e-3, source="arXiv 2508.02520 section 7.1: 2 ms of scheduling between iterations"
-    ),
-    "trtllm": HostCosts(
-        engine="trtllm",
-        step_seconds=0.0,
-        chunked_prefill=False,
-        source="nvidia.github.io/TensorRT-LLM: features/overlap-scheduler.html, host work overlaps the running step; "
-        "enable_chunked_prefill is off by default",
     ),
 }
 """Measured systems without a profile in ``planner/engines``."""
@@ -61,11 +56,19 @@ def host_costs(system: str | None) -> HostCosts:
         return HostCosts(engine=system)
     from planner.engines.loader import engine_names, load_engine  # the schema of profiles takes time to build
 
-    if system.partition("@")[0] not in engine_names():
-        known = ", ".join(sorted({*engine_names(), *SYSTEMS}))
+    name, own = system.partition("@")[0], behaviour(system)
+    if own is None and name not in engine_names():
+        known = ", ".join(sorted({*engine_names(), *behaviour_names(), *SYSTEMS}))
         raise BadInput(f"system {system!r} has no host costs; known are {known}")
-    gap = load_engine(system).host.decode_gap_seconds
-    engine = system.partition("@")[0]
+    gap = own.step_seconds if own is not None else None
     if gap is None:
-        return HostCosts(engine=engine)
-    return HostCosts(step_seconds=gap.value, engine=engine, source=gap.source)
+        gap = load_engine(name).host.decode_gap_seconds
+    costs = HostCosts(engine=system) if gap is None else HostCosts(gap.value, engine=system, source=gap.source)
+    if own is None:
+        return costs
+    return replace(
+        costs,
+        request_seconds=own.request_seconds.value if own.request_seconds else costs.request_seconds,
+        chunked_prefill=own.chunked_prefill,
+        prompts_first=own.prompts_first,
+    )

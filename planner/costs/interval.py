@@ -33,7 +33,7 @@ EXCHANGE_DEVIATION = 0.15
 """Of the exposed dispatch and combine: fitted on unit tests; xDeepServe (arXiv 2508.02520 section 7.1) sees 185 us at
 least and 234 in the mean in place."""
 
-LOAD_DEVIATION = {"decode": 0.0, "prefill": 0.065, "mixed": 0.06}
+LOAD_DEVIATION = {"decode": 0.0, "prefill": 0.08, "mixed": 0.06}
 """Of a step, for what it carries: prompts are unequal and ranks wait for the fullest (CloudMatrix384 section 4.3.1);
 token budgets and lengths of a closed loop are not stated."""
 

@@ -15,6 +15,7 @@ from planner.costs.deployment import Deployment, several
 from planner.costs.expert_operators import exchange_terms, expert_terms, gate_terms
 from planner.costs.head_operators import draft_terms, head_terms
 from planner.costs.roofline import TOKENS, Roofline, scale
+from planner.engines.behaviour import behaviour
 from planner.manifest.terms import CommunicationTerm, Rule, StepCost, Term
 
 
@@ -60,9 +61,17 @@ def build_step_cost(deployment: Deployment) -> StepCost:
         pipeline_hop=pipeline_hop(deployment) if several(strategy.pp) else None,
         pipeline_bubble=deployment.phase == "prefill",
         host_seconds=host,
+        prompt_seconds=prompt_seconds(deployment),
         launch_seconds=0.0 if deployment.in_graph else hardware.host.eager_launch_seconds.value,
         reach_tokens=model.reach_tokens,
     )
+
+
+def prompt_seconds(deployment: Deployment) -> float:
+    """What the engine's host takes to launch a step with prompts, which no captured graph replays."""
+    own = behaviour(deployment.engine)
+    each = own.prompt_layer_seconds if own is not None else None
+    return 0.0 if each is None or deployment.phase == "decode" else each.value * deployment.model.layers
 
 
 def pipeline_hop(deployment: Deployment) -> CommunicationTerm:

@@ -23,6 +23,7 @@ from planner.costs.latency import (
 from planner.costs.layouts import Shared, redundancy_choices, shared_choices
 from planner.costs.memory import Memory, expert_device_memory, memory
 from planner.costs.prefixes import find_plane, loading_operator
+from planner.engines.behaviour import behaviour
 from planner.manifest.stepcost import StepSeconds
 from planner.manifest.terms import StepCost, StepLoad
 from planner.strategy import Strategy
@@ -360,7 +361,7 @@ def _alone(configuration: Configuration, load: StepLoad) -> StepLoad:
 def _mixed(configuration: Configuration, deployment: Deployment, cost: StepCost) -> _Service:
     from planner.costs.closed_loop import ClosedLoop, measure  # the search predicts roles of their own
 
-    groups = configuration.strategy.attention_dp
+    groups, own = configuration.strategy.attention_dp, behaviour(configuration.host.engine)
     accepted = tokens_per_iteration(int(deployment.drafts), configuration.acceptance)
     busiest = float(-(-configuration.concurrency // groups))
     filled = configuration.concurrency / (groups * busiest)
@@ -373,6 +374,8 @@ def _mixed(configuration: Configuration, deployment: Deployment, cost: StepCost)
         acceptance_tokens=accepted,
         filled=filled,
         whole_prompts=not configuration.host.chunked_prefill,
+        prompts_first=configuration.host.prompts_first,
+        receive_steps=own.steps_between_arrivals(configuration.hardware.name, configuration.concurrency) if own else 1,
     )
     seen = measure(cost, loop, configuration.microbatches, configuration.length_spread)
     steps = _mixed_steps(cost, seen, configuration.microbatches)

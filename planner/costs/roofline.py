@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from hardware.formats import ACTIVATION_BYTES, ELEMENT_BYTES, product_dtype
 from hardware.spec import AttentionFit, Dtype, Fitted, HardwareSpec, MatmulFit
 from planner.costs.deployment import Deployment
+from planner.engines.behaviour import behaviour
 from planner.manifest.terms import ComputeTerm, Form, Number, Shape, Stage
 
 UNMEASURED_RESIDUAL = 0.2
@@ -34,12 +35,14 @@ def residual(fit: Fitted) -> float:
 class Roofline:
     """Kernel rates of one device; ``sustained`` is the share of them that lasting matrix work reaches.
 
-    ``static``: activations are quantised by one scale that the checkpoint states.
+    ``static``: activations are quantised by one scale that the checkpoint states. ``apart``: by a kernel of its own,
+    though the engine can fuse it into the one before.
     """
 
     hardware: HardwareSpec
     sustained: float = 1.0
     static: bool = False
+    apart: bool = False
 
     @classmethod
     def of(cls, deployment: Deployment) -> "Roofline":
@@ -52,7 +55,10 @@ class Roofline:
         lasting = deployment.phase != "decode" and known is not None
         sustained = known.value if known is not None and lasting else 1.0
         # Checkpoints that are FP8 from the start scale blocks as they go; those made FP8 afterwards state their scales.
-        return cls(deployment.hardware, sustained, deployment.model.native_dtype != "fp8")
+        own, model = behaviour(deployment.engine), deployment.model
+        fused = own.quantises_in_norms if own is not None else None
+        apart = fused is not None and model.architecture not in fused
+        return cls(deployment.hardware, sustained, model.native_dtype != "fp8", apart)
 
     def _fit(self, dtype: Dtype, grouped: bool) -> MatmulFit:
         kernels = self.hardware.kernels
@@ -169,7 +175,9 @@ class Roofline:
         include it; BF16, and weights that are dequantised to it, need none.
         """
         product_in = product_dtype(self.hardware, dtype)
-        if product_in in ("bf16", "int8") or self._fit(product_in, grouped=False).quantises:
+        if product_in in ("bf16", "int8"):
+            return []
+        if self._fit(product_in, grouped=False).quantises and not (self.apart and self.static):
             return []
         return [self.vector(name, stage, scale(elements, 2.0 + ACTIVATION_BYTES[product_in]))]
 

@@ -160,6 +160,7 @@ class StepCostModel(Strict):
     pipeline_bubble: bool = False
     host_seconds: Amount = 0.0
     launch_seconds: Amount = 0.0
+    prompt_seconds: Amount = 0.0
     reach_tokens: Natural = 0
 
     @classmethod

@@ -61,7 +61,9 @@ def evaluate(cost: StepCost, load: StepLoad, microbatches: int = 1) -> StepSecon
     dense = cost.dense_layers * microbatches * stage_sum(stages, ("attention", "dense"))
     last = drain(cost, stages, layer, microbatches)
     device = pipeline_seconds(cost, values, dense + cost.moe_layers * layer + last + draft + head)
-    host = launches(cost, microbatches) * cost.launch_seconds
+    host: Number = launches(cost, microbatches) * cost.launch_seconds
+    if cost.prompt_seconds:
+        host = larger(host, either(load.prefill_tokens > 0, cost.prompt_seconds, 0.0))
     return StepSeconds(larger(device, host) + cost.host_seconds, microbatches, share)
 
 

@@ -144,8 +144,9 @@ class StepCost:
     over the mean; ``sampling_deviations`` how many standard deviations of a Poisson count the busiest
     of the ranks lies above its expectation (0: no sampling noise). ``domains`` > 0 with the rule
     ``disaggregated``: attention domains that share the expert ranks in turn; ``attention_ranks`` are
-    then those of one domain, and so is all that the variables count. ``reach_tokens``: the most keys
-    that a query of a windowed or sparse layer attends to (0: there is no such layer).
+    then those of one domain, and so is all that the variables count. ``prompt_seconds``: the least that a
+    step with prompts takes, for the host to launch it. ``reach_tokens``: the most keys that a query of a
+    windowed or sparse layer attends to (0: there is no such layer).
     """
 
     terms: tuple[Term, ...]
@@ -172,6 +173,7 @@ class StepCost:
     pipeline_bubble: bool = False
     host_seconds: float = 0.0
     launch_seconds: float = 0.0
+    prompt_seconds: float = 0.0
     reach_tokens: int = 0
 
     @property

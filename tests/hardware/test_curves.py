@@ -33,7 +33,10 @@ def test_degrees_between_measured_ones():
     assert together == pytest.approx(np.stack([whole, four], axis=1))
 
 
-@pytest.mark.parametrize("path", sorted(OPERATORS.glob("*.csv")), ids=lambda path: path.stem)
+FILES = sorted(path for path in OPERATORS.glob("*.csv") if path.stem != "fits")
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_files_hold_what_they_promise(path):
     """Every row reads, its residual is small, and more tokens never take far less time."""
     lines = _lines(path.stem)

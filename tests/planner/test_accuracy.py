@@ -18,7 +18,7 @@ KINDS = ("decode", "prefill", "mixed")
 
 # |error| at most, by the start of the case's name. Sources: CloudMatrix384 (arXiv 2506.12708) Table 5 and its
 # prefill comparison, xDeepServe (arXiv 2508.02520), DeepSeek's profile as read by LMSYS (2025-05-05).
-LIMITS = {"cm384-d-": 0.10, "xds-": 0.05, "cm384-p": 0.15, "ds-p32-profile": 0.10, "ds-d": 0.10, "sg-": 0.15}
+LIMITS = {"cm384-d-": 0.10, "xds-": 0.05, "cm384-p": 0.15, "ds-p32-profile": 0.10, "ds-d": 0.10, "sg-": 0.16}
 
 
 @pytest.mark.parametrize(

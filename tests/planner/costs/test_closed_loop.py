@@ -1,6 +1,7 @@
 """The benchmark client's loop, held against a run that takes every step on its own."""
 
 from collections import deque
+from dataclasses import replace
 from itertools import islice
 
 import numpy as np
@@ -120,6 +121,21 @@ def test_host_costs_come_from_profiles_and_measured_systems() -> None:
     assert host_costs("xdeepserve").step_seconds == 2e-3
     assert host_costs("sglang").step_seconds == 0.0
     assert host_costs("reference").step_seconds is None
-    assert host_costs("sglang").request_seconds == REQUEST_SECONDS
+    assert host_costs("mindie").request_seconds == REQUEST_SECONDS
+    assert host_costs("sglang@0.5.9").prompts_first and not host_costs("vllm").prompts_first
+    assert not host_costs("trtllm").chunked_prefill and host_costs("trtllm").step_seconds == 0.0
     with pytest.raises(BadInput, match="cloudmatrix-infer"):
         host_costs("no such system")
+
+
+def test_prompts_first_and_rare_looks_for_requests() -> None:
+    """Decode waits while a prompt does, so tokens come later; requests wait for the scheduler to look."""
+    cost = balanced_cost(instance("llama-3.1-8b", "h100", "mixed", "bf16"), parse_balance("perfect"))
+    loop = ClosedLoop(concurrency=8, prompt_tokens=1000, output_tokens=100, batched_tokens=8192)
+    shared, first, rare = (
+        measure(cost, own, 1, 0.1)
+        for own in (loop, replace(loop, prompts_first=True), replace(loop, prompts_first=True, receive_steps=20))
+    )
+    assert shared.tpot_seconds < first.tpot_seconds
+    step = rare.tpot_seconds
+    assert first.ttft_seconds + 2 * step < rare.ttft_seconds < first.ttft_seconds + 20 * step

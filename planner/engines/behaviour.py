@@ -1,0 +1,92 @@
+"""What engines add to the devices' time and how they schedule, by version: `behaviour.yaml`."""
+
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from ground.files import read_yaml
+from ground.formed import formed
+from ground.sourced import Sourced, Stated
+
+FILE = Path(__file__).parent / "behaviour.yaml"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Versions(Stated):
+    """From ``first`` up to, not including, ``before``."""
+
+    first: str
+    before: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Behaviour(Stated):
+    """One engine over a range of versions.
+
+    ``step_seconds`` the device waits for the host in every step (none: what its profile says); ``request_seconds`` a
+    request spends outside all steps; ``prompt_layer_seconds`` the host takes per layer to launch a step that carries
+    prompts, which no captured graph replays: such a step takes no less. ``chunked_prefill``: prompts are cut to fill a
+    step. ``prompts_first``: steps carry prompts alone while any wait. ``receive_steps``: by machine, from how many open
+    requests the scheduler looks for new ones every how many decode steps (else: at each). ``quantises_in_norms``: model
+    types whose norms write quantised activations. ``expert_start_up_seconds``: what a block of routed experts takes
+    beyond the curve of a kernel that another engine lends, by machine and dtype. ``sources`` has an address for each
+    choice that is no number.
+    """
+
+    versions: Versions
+    step_seconds: Sourced | None = None
+    request_seconds: Sourced | None = None
+    prompt_layer_seconds: Sourced | None = None
+    chunked_prefill: bool = True
+    prompts_first: bool = False
+    receive_steps: dict[str, list[list[int]]] = field(default_factory=dict)
+    quantises_in_norms: list[str] | None = None
+    expert_start_up_seconds: dict[str, Sourced] = field(default_factory=dict)
+    sources: dict[str, str] = field(default_factory=dict)
+
+    def steps_between_arrivals(self, machine: str, open_requests: float) -> int:
+        """Return every how many decode steps the scheduler looks for new requests."""
+        rule = [steps for least, steps in self.receive_steps.get(machine, []) if open_requests >= least]
+        return rule[-1] if rule else 1
+
+
+@cache
+def behaviour(engine: str | None) -> Behaviour | None:
+    """Return the behaviour of ``NAME`` (the newest) or ``NAME@VERSION``; None for an engine that none is known of.
+
+    A version that is no number, or outside all ranges, is taken for the newest.
+    """
+    name, _, version = (engine or "").partition("@")
+    known = _known().get(name)
+    if not known:
+        return None
+    asked = _number(version)
+    for own in known:
+        if asked and (_number(own.versions.first) or ()) <= asked < (_number(own.versions.before) or ()):
+            return own
+    return known[-1]
+
+
+def behaviour_names() -> tuple[str, ...]:
+    """Return the engines that a behaviour is known of."""
+    return tuple(_known())
+
+
+@cache
+def _known() -> dict[str, list[Behaviour]]:
+    data: Any = read_yaml(FILE)
+    return {name: [formed(Behaviour, entry) for entry in entries] for name, entries in data.items()}
+
+
+def _number(version: str) -> tuple[int, ...] | None:
+    """Return 1.1.0rc2 as (1, 1, 0); None where it does not begin with a number."""
+    parts = []
+    for part in version.removeprefix("v").split("."):
+        digits = part[: len(part) - len(part.lstrip("0123456789"))]
+        if not digits:
+            break
+        parts.append(int(digits))
+        if digits != part:
+            break
+    return tuple(parts) or None

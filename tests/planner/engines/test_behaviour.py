@@ -1,0 +1,34 @@
+"""What engines add and how they schedule, by version."""
+
+from planner.engines.behaviour import behaviour, behaviour_names
+
+
+def test_versions_and_names():
+    """A version outside all ranges, or that is no number, is the newest; other engines have none."""
+    assert behaviour("vllm") is not None
+    assert behaviour("vllm@0.15.1") == behaviour("vllm@gpt-oss-dev") == behaviour("vllm")
+    assert behaviour(None) is None and behaviour("mindie") is None
+    assert set(behaviour_names()) == {"trtllm", "sglang", "vllm"}
+
+
+def test_rare_looks_for_requests_are_those_of_recipes():
+    """SGLang on Blackwell: every 10 steps below 16 open requests, every 30 from there; elsewhere at each."""
+    own = behaviour("sglang")
+    assert own is not None
+    assert [own.steps_between_arrivals("b200", open_) for open_ in (4, 15, 16, 128)] == [10, 10, 30, 30]
+    assert own.steps_between_arrivals("h200", 64) == 1
+
+
+def test_what_is_fitted_says_on_what():
+    """Constants that no operator gives come from the released runs alone."""
+    for name in behaviour_names():
+        own = behaviour(name)
+        assert own is not None
+        values = [
+            own.step_seconds,
+            own.request_seconds,
+            own.prompt_layer_seconds,
+            *own.expert_start_up_seconds.values(),
+        ]
+        for value in values:
+            assert value is None or value.kind != "fitted" or value.source == "engine_runs.csv"
