@@ -15,6 +15,7 @@ from tests.fuzz.words import ODD, words, wrong
 
 SMALL = ["qwen3-8b", "--hw", "h100", "--nodes", "1", "--isl", "512", "--osl", "64"]
 PREDICTED = ["--hw", "h100", "--phase", "decode", "--strategy", "TP=1", "--batch", "4", "--kv-len", "512"]
+ASCEND = ("vllm-ascend", "xllm", "mindie")
 START: dict[str, list[list[str]]] = {
     "search": [SMALL],
     "check": [[*SMALL, "--rate", "1/s", "--ttft", "5s"], ["QUESTION"]],
@@ -23,7 +24,11 @@ START: dict[str, list[list[str]]] = {
     "compare": [SMALL, ["QUESTION"]],
     "sweep": [[*SMALL, "--over", "osl=32,64"]],
     "predict": [[model, *PREDICTED] for model in ("qwen3-8b", "qwen3-30b-a3b", "config.json")],
-    "deploy": [["MANIFEST", "--engine", "vllm", "--out", "out", "--values", "site.yaml"], ["MANIFEST", "--dry-run"]],
+    "deploy": [
+        *(["GPUS", "--engine", engine, "--out", "out", "--values", "site.yaml"] for engine in ("vllm", "sglang")),
+        *(["NPUS", "--engine", engine, "--out", "out", "--values", "site.yaml"] for engine in ASCEND),
+        ["GPUS", "--engine", "vllm", "--platform", "kubernetes", "--out", "out"],
+    ],
     "simulate": [
         ["MANIFEST", *more] for more in (["--rate", "5/s", "--requests=9"], ["--trace", "trace"], ["--trace=."])
     ],
@@ -95,11 +100,11 @@ def flags(command: str) -> dict[str, str | None]:
 
 
 @st.composite
-def arguments(draw: st.DrawFn, command: str) -> list[str]:
+def arguments(draw: st.DrawFn, command: str, sound: bool) -> list[str]:
     """Draw a command line: a right one with flags added, and sometimes words replaced, dropped or doubled."""
     line = list(draw(st.sampled_from(START[command])))
     known = flags(command)
-    bad = draw(st.sampled_from([-1, -1, 0, 0, 1]))  # which flag has a wrong value
+    bad = draw(st.sampled_from([-1] if sound else [-1, 0, 0, 1]))  # which flag has a wrong value
     chosen = [draw(st.sampled_from(sorted(known))) for _ in range(draw(st.sampled_from([0, 0, 1, 1, 2, 3])))]
     for number, name in enumerate(chosen if draw(st.sampled_from(range(9))) == 0 else dict.fromkeys(chosen)):
         field = known[name]
@@ -111,7 +116,7 @@ def arguments(draw: st.DrawFn, command: str) -> list[str]:
             line[line.index(name) + 1 : line.index(name) + 2] = [word]
         else:
             line += [name, word] if draw(st.booleans()) else [f"{name}={word}"]
-    if line and draw(st.sampled_from(range(12))) == 0:
+    if line and not sound and draw(st.sampled_from(range(9))) == 0:
         place, how = draw(ANYWHERE) % len(line), draw(st.integers(0, 3))
         change = [[], [line[place]] * 2, [draw(wrong())], [draw(st.sampled_from(ODD)), line[place]]][how]
         line[place : place + 1] = change
@@ -121,17 +126,19 @@ def arguments(draw: st.DrawFn, command: str) -> list[str]:
 @st.composite
 def cases(draw: st.DrawFn, command: str) -> Case:
     """Draw a case of a command."""
-    line = draw(arguments(command))
-    known = files()
+    sound = draw(st.booleans())
+    line = draw(arguments(command, sound))
+    known = files(sound=True)
     needed = [name for name in known if any(word.endswith(name) for word in line)]
     needed += [name for name in known if name.startswith("chunk") and {".", "--trace=."} & {*line}]
     needed += ["inventory.yaml"] * ("site.yaml" in needed)
+    victim = draw(st.sampled_from([*needed, ""])) if needed else ""
     ending = draw(st.sampled_from(range(40)))
     names = draw(st.lists(st.sampled_from(sorted(ENVIRONMENT)), max_size=2, unique=True)) if ending == 0 else []
     return Case(
         command=command,
         arguments=[command, *line],
-        files={name: draw(known[name]) for name in needed},
+        files={name: draw(files(sound=name != victim)[name]) for name in needed},
         environment={name: draw(st.sampled_from(ENVIRONMENT[name])) for name in names},
         closed=draw(st.lists(st.sampled_from([0, 1, 2]), max_size=2, unique=True)) if ending == 1 else [],
         signal=draw(st.sampled_from([signal.SIGTERM, signal.SIGHUP, signal.SIGINT])) if ending == 2 else 0,

@@ -4,7 +4,7 @@ import copy
 import gzip
 import io
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache, reduce
 from operator import getitem
 from typing import Any
@@ -73,8 +73,10 @@ ANYWHERE = st.integers(0, 2**16).map(lambda number: number * 40503 % 2**16)
 CHANGE = st.tuples(ANYWHERE, st.integers(0, CHANGES - 1), st.sampled_from(VALUES))
 
 
-def trees(*bases: Any) -> st.SearchStrategy[Any]:
-    """Return plain data like one of the bases, mostly with a part or two changed."""
+def trees(*bases: Any, sound: bool) -> st.SearchStrategy[Any]:
+    """Return plain data like one of the bases, mostly with a part or two changed unless it is to be sound."""
+    if sound:
+        return st.sampled_from(bases)
     changes = st.sampled_from([0, 0, 1, 1, 1, 1, 2]).flatmap(
         lambda size: st.lists(CHANGE, min_size=size, max_size=size)
     )
@@ -83,8 +85,10 @@ def trees(*bases: Any) -> st.SearchStrategy[Any]:
     )
 
 
-def spoiled(contents: st.SearchStrategy[bytes]) -> st.SearchStrategy[bytes]:
+def spoiled(contents: st.SearchStrategy[bytes], sound: bool) -> st.SearchStrategy[bytes]:
     """Return mostly the contents, else cut short, with bytes overwritten, lines doubled, or other line ends."""
+    if sound:
+        return contents
 
     def spoil(content: bytes, how: int, place: int, byte: int) -> bytes:
         at = place % (len(content) + 1)
@@ -118,10 +122,10 @@ def _json(data: Any) -> bytes:
     return _text(json.dumps(data))
 
 
-def tables(header: str, *rows: str) -> st.SearchStrategy[bytes]:
+def tables(header: str, *rows: str, sound: bool) -> st.SearchStrategy[bytes]:
     """Return CSV like the rows, with cells changed."""
     cells = st.sampled_from([*NUMBERS, *ODD, *PAYLOADS, '"', '"a,b"', '"a\nb"'])
-    changes = st.lists(st.tuples(ANYWHERE, ANYWHERE, cells), max_size=2)
+    changes = st.lists(st.tuples(ANYWHERE, ANYWHERE, cells), max_size=0 if sound else 2)
 
     def made(changes: list[tuple[int, int, str]]) -> bytes:
         table = [line.split(",") for line in (header, *rows) if line]
@@ -130,7 +134,7 @@ def tables(header: str, *rows: str) -> st.SearchStrategy[bytes]:
             line[column % len(line)] = cell
         return _text("\n".join(",".join(line) for line in table) + "\n")
 
-    return spoiled(st.builds(made, changes))
+    return spoiled(st.builds(made, changes), sound)
 
 
 QUESTION = {
@@ -180,6 +184,7 @@ def manifests() -> dict[str, Any]:
         "toy": manifest(prefill=1, decode=1, slots=redundant),
         "dense": deployed("qwen3-8b", "h100", mixed=asked),
         "apart": deployed("qwen3-8b", "h100", prefill=asked, decode=asked),
+        "ascend": deployed("qwen3-8b", "910b", prefill=asked, decode=asked),
     }
     return {name: parse_yaml(dump_manifest(one), name) for name, one in made.items()}
 
@@ -216,19 +221,20 @@ TRACES: list[list[Any]] = [
 SERVEGEN = {"0": {"input_tokens": "{45: 0.25, 46: 0.75}", "output_tokens": "{5: 1}"}}
 
 
-def traces() -> st.SearchStrategy[bytes]:
+def traces(sound: bool) -> st.SearchStrategy[bytes]:
     """Return request traces of several formats."""
     stamps = [f"2023-11-16 18:00:{n:02d}.5,{n + 9},2" for n in range(30)]
+    rows = trees(*TRACES, sound=sound)
     return st.one_of(
-        spoiled(trees(*TRACES).map(lambda data: _lines(data) if isinstance(data, list) else _json(data))),
-        spoiled(trees(*TRACES).map(_json)),
-        tables("TIMESTAMP,ContextTokens,GeneratedTokens", *stamps),
-        tables("timestamp,input_length,output_length", *(f"{n},9,2" for n in range(30))),
-        spoiled(st.just(b"PAR1" + bytes(60) + b"PAR1")),
+        spoiled(rows.map(lambda data: _lines(data) if isinstance(data, list) else _json(data)), sound),
+        spoiled(rows.map(_json), sound),
+        tables("TIMESTAMP,ContextTokens,GeneratedTokens", *stamps, sound=sound),
+        tables("timestamp,input_length,output_length", *(f"{n},9,2" for n in range(30)), sound=sound),
+        *([] if sound else [st.just(b"PAR1" + bytes(60) + b"PAR1")]),
     )
 
 
-def arrays(ending: str) -> st.SearchStrategy[bytes]:
+def arrays(ending: str, sound: bool) -> st.SearchStrategy[bytes]:
     """Return expert loads as NPY or NPZ."""
 
     def made(shape: tuple[int, ...], kind: str, name: str) -> bytes:
@@ -236,52 +242,54 @@ def arrays(ending: str) -> st.SearchStrategy[bytes]:
         np.save(file, values) if ending == ".npy" else np.savez_compressed(file, **{name: values})
         return file.getvalue()
 
-    shapes = st.sampled_from([(3, 16), (3, 16, 2), (16,), (0, 16), (1, 1), ()])
-    kinds = st.sampled_from(["f8", "i8", "f4", "?", "c16", "S3"])
-    return spoiled(st.builds(made, shapes, kinds, st.sampled_from(["loads", "counts", "x", "topk"])))
+    shapes = st.sampled_from([(3, 16), (3, 16, 2), *([] if sound else [(16,), (0, 16), (1, 1), ()])])
+    kinds = st.sampled_from(["f8", "i8", "f4", *([] if sound else ["?", "c16", "S3", "O"])])
+    return spoiled(
+        st.builds(made, shapes, kinds, st.sampled_from(["loads", "counts", *([] if sound else ["topk"])])), sound
+    )
 
 
-def files() -> dict[str, st.SearchStrategy[bytes]]:
-    """Return a strategy for the content of every file that flags name."""
+@cache
+def files(sound: bool) -> dict[str, st.SearchStrategy[bytes]]:
+    """Return a strategy for the content of every file that a command line names."""
+
+    def data(write: Callable[[Any], bytes], *bases: Any) -> st.SearchStrategy[bytes]:
+        return spoiled(trees(*bases, sound=sound).map(write), sound)
+
+    def table(header: str, *rows: str) -> st.SearchStrategy[bytes]:
+        return tables(header, *rows, sound=sound)
+
     layers = [",".join(str(layer + expert + 1) for expert in range(16)) for layer in range(3)]
     keyed = [f"{layer},{part},{row}" for part in "ab" for layer, row in enumerate(layers)]
     head = ",".join(f"e{n}" for n in range(16))
     models = [read_yaml(catalogue_path(name)) for name in ("qwen3-8b", "qwen3-30b-a3b")]
-    found = {
-        "QUESTION": spoiled(trees(QUESTION, {**QUESTION, "questions": [{"name": "a"}, {"isl": 128}]}).map(_yaml)),
-        "FLEET.yaml": spoiled(trees(FLEET, {**QUESTION, "models": FLEET["models"][:1]}).map(_yaml)),
-        "site.yaml": spoiled(trees(SITE).map(_yaml)),
-        "inventory.yaml": spoiled(trees(INVENTORY).map(_yaml)),
-        "hardware.yaml": spoiled(trees(*machines()).map(_yaml)),
-        "model.yaml": spoiled(trees(*models).map(_yaml)),
-        "config.json": spoiled(trees(DENSE, DENSE, deepseek_v3(), kimi_k2()).map(_json)),
-        "MANIFEST": spoiled(trees(*manifests().values()).map(_yaml)),
-        "trace": traces(),
-        "trace.gz": spoiled(traces().map(gzip.compress)),
-        "lengths.csv": tables("tokens,weight", "128,1", "512,3", "1000,0.5"),
-        "day.csv": tables("time,rate", "0:00,1/s", "8:00,3/s"),
-        "loads.csv": st.one_of(tables("", *layers), tables(head, *layers), tables(f"layer,slice,{head}", *keyed)),
-        "loads.json": spoiled(trees({"logical_count": [[[1] * 16] * 3] * 2}, [[1.0] * 16] * 3).map(_json)),
-        "loads.npy": arrays(".npy"),
-        "loads.npz": arrays(".npz"),
-        "map.json": spoiled(
-            trees(json.loads(WRITERS["eplb.json"](MAP)), json.loads(WRITERS["vllm_ascend.json"](MAP))).map(_json)
-        ),
-        "map.yaml": spoiled(
-            trees(
-                {
-                    "expert_ranks": list(range(8)),
-                    "shared_expert_ranks": [],
-                    "placements": [{"layers": [0, 1, 2], "slots": list(range(16))}],
-                }
-            ).map(_yaml)
-        ),
-        "MEASUREMENTS.csv": tables(
+    plans = manifests()
+    return {
+        "QUESTION": data(_yaml, QUESTION, {**QUESTION, "questions": [{"name": "a"}, {"isl": 128}]}),
+        "FLEET.yaml": data(_yaml, FLEET, {**QUESTION, "models": FLEET["models"][:1]}),
+        "site.yaml": data(_yaml, SITE),
+        "inventory.yaml": data(_yaml, INVENTORY),
+        "hardware.yaml": data(_yaml, *machines()),
+        "model.yaml": data(_yaml, *models),
+        "config.json": data(_json, DENSE, DENSE, deepseek_v3(), kimi_k2()),
+        "MANIFEST": data(_yaml, *plans.values()),
+        "GPUS": data(_yaml, plans["dense"], plans["apart"]),
+        "NPUS": data(_yaml, plans["ascend"]),
+        "trace": traces(sound),
+        "trace.gz": spoiled(traces(sound).map(gzip.compress), sound),
+        "lengths.csv": table("tokens,weight", "128,1", "512,3", "1000,0.5"),
+        "day.csv": table("time,rate", "0:00,1/s", "8:00,3/s"),
+        "loads.csv": st.one_of(table("", *layers), table(head, *layers), table(f"layer,slice,{head}", *keyed)),
+        "loads.json": data(_json, {"logical_count": [[[1] * 16] * 3] * 2}, [[1.0] * 16] * 3),
+        "loads.npy": arrays(".npy", sound),
+        "loads.npz": arrays(".npz", sound),
+        "map.json": data(_json, *(json.loads(WRITERS[f"{name}.json"](MAP)) for name in MAPS)),
+        "map.yaml": data(_yaml, parse_yaml(WRITERS["expert_map.yaml"](MAP), "map")),
+        "MEASUREMENTS.csv": table(
             "kernel,seconds,bytes,dtype,groups,rows,columns,depth,version,source",
             *(f"gemm,{n}e-5,0,bf16,1,{2**n},4096,4096,1,own measurement" for n in range(1, 9)),
             "memory_copy,1e-5,1000000,,,,,,1,own measurement",
         ),
-        "chunk-0-trace.csv": tables("", *(f"{600 * n},0.1,1,Gamma,1,1" for n in range(4))),
-        "chunk-0-dataset.json": spoiled(trees(SERVEGEN).map(_json)),
+        "chunk-0-trace.csv": table("", *(f"{600 * n},0.1,1,Gamma,1,1" for n in range(4))),
+        "chunk-0-dataset.json": data(_json, SERVEGEN),
     }
-    return found

@@ -112,6 +112,8 @@ def _child(case: Case, folder: Path, limit_seconds: float) -> NoReturn:
         warnings.simplefilter("default")
         sys.argv = ["plan", *_typed(case)]
         main.run()
+    except KeyboardInterrupt:  # before the command had begun
+        os._exit(130)
     except SystemExit as ended:
         os._exit(ended.code if isinstance(ended.code, int) else 1)
     except BaseException as error:  # noqa: BLE001 - whatever came out is told, and the process ends here
