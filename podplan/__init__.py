@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from podplan.simulation import SimulateResult as SimulateResult
     from podplan.simulation import simulate as simulate
     from podplan.simulation import simulate_policies as simulate_policies
+    from podplan.verification import VerifyResult as VerifyResult
+    from podplan.verification import verify as verify
 
 _HOMES = {
     "ground.errors": ("BadInput", "Infeasible"),
@@ -47,6 +49,7 @@ _HOMES = {
     "podplan.planning": ("PlanResult", "plan"),
     "podplan.prediction": ("PredictResult", "predict"),
     "podplan.simulation": ("PoliciesResult", "SimulateResult", "simulate", "simulate_policies"),
+    "podplan.verification": ("VerifyResult", "verify"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 __all__ = sorted(_HOME_OF)

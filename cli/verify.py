@@ -1,0 +1,123 @@
+"""`plan verify`: measured runs beside their predictions; exit 0 inside the intervals, 3 outside."""
+
+from typing import Annotated
+
+import typer
+
+from cli.exit_codes import ExitCode
+from cli.options import Csv, File, Force, Json, Text, argument, option
+from cli.output import Screen, check_force, print_json
+from ground.errors import BadInput
+from ground.files import write_files
+from ground.units import format_count, format_duration
+from planner.verification.verify import Summary, by_label
+from podplan.verification import LABELS, NAMES, VerifyResult, calibrate, verify
+
+app = typer.Typer(rich_markup_mode=None)
+
+COLUMNS = ["run", "figure", "measured", "predicted", "error", "interval", "inside"]
+MOST_ROWS = 40
+
+
+@app.command(name="verify")
+def verify_command(
+    results: Annotated[list[str], argument("RESULT...", "CSV tables of runs, or what load generators wrote.")],
+    manifest: Annotated[Text, option("--manifest", "FILE", "What ran, for reports of load generators.")] = None,
+    calibration: Annotated[Text, option("--calibration", "FILE", "Learn from runs that were verified before.")] = None,
+    calibrate_to: Annotated[
+        File, option("--calibrate", "OUT.yaml", "Write what these runs teach, for --calibration.")
+    ] = None,
+    level: Annotated[Text, option("--level", "L", "Of the intervals [0.8].")] = None,
+    csv: Csv = None,
+    force: Force = False,
+    json: Json = False,
+) -> int:
+    """Set measured runs beside their predictions, with intervals, and learn from them.
+
+    \b
+    Examples:
+      plan verify runs.csv
+      plan verify result.json --manifest plan/manifest.yaml
+      plan verify first.csv --calibrate ours.yaml && plan verify later.csv --calibration ours.yaml
+
+    A row of a CSV names model, hardware, engine, strategy, isl, osl, concurrency and what was measured: ttft_seconds,
+    tpot_seconds, output_tokens_per_second_per_chip. Exit code 3: a measured value lies outside its interval.
+    """
+    check_force(force, {"--csv FILE": csv, "--calibrate OUT.yaml": calibrate_to})
+    found = verify(*results, manifest=manifest, calibration_file=calibration, level=_level(level))
+    if calibrate_to is not None:
+        if calibration is not None:
+            raise BadInput("--calibrate: errors are taken without --calibration; give all runs at once")
+        calibrate(found, calibrate_to, force=force)
+    if csv is not None:
+        from pathlib import Path
+
+        write_files({Path(csv): found.to_csv()}, force=force)
+    print_json(found.to_dict()) if json else _show(found)
+    return ExitCode.DONE if found.holds else ExitCode.INFEASIBLE
+
+
+def _level(text: str | None) -> float:
+    try:
+        return 0.8 if text is None else float(text)
+    except ValueError:
+        raise BadInput(f"--level: {text[:40]!r} is not a share such as 0.8") from None  # type: ignore[index]
+
+
+def _show(found: VerifyResult) -> None:
+    screen = Screen()
+    screen.text(found.headline + ".")
+    screen.lines("")
+    rows = [
+        [
+            each.run.id,
+            NAMES[name],
+            _told(name, each.run.measured[name]),
+            _told(name, each.predicted[name]),
+            f"{error:+.1%}",
+            f"{_told(name, each.interval[name][0])} to {_told(name, each.interval[name][1])}",
+            "yes" if each.inside[name] else "no",
+        ]
+        for each in found.compared
+        for name, error in each.error.items()
+    ]
+    if len(rows) <= MOST_ROWS:
+        screen.table(COLUMNS, rows, right=["measured", "predicted", "error"])
+    screen.table(
+        ["runs", "of", "figure", "mean |error|", "median", "bias", "in interval", "rank corr."],
+        _summary_rows(found),
+        right=["of", "mean |error|", "median", "bias", "in interval", "rank corr."],
+    )
+    for each in found.runs:
+        if each.reason:
+            screen.text(f"Skipped: {each.reason}.")
+    screen.text(*found.notes[:8])
+
+
+def _summary_rows(found: VerifyResult) -> list[list[str]]:
+    rows = _of("all", found.summary)
+    for label in LABELS:
+        groups = by_label(found.runs, label)
+        for name, own in groups.items() if len(groups) > 1 else ():
+            rows += _of(name, own)
+    return rows
+
+
+def _of(what: str, summary: Summary) -> list[list[str]]:
+    return [
+        [
+            what,
+            str(summary.count),
+            NAMES[name],
+            f"{value:.1%}",
+            f"{summary.median[name]:.1%}",
+            f"{summary.bias[name]:+.1%}",
+            f"{summary.coverage[name]:.0%}",
+            f"{summary.rank_correlation[name]:.2f}" if name in summary.rank_correlation else "",
+        ]
+        for name, value in summary.mape.items()
+    ]
+
+
+def _told(name: str, value: float) -> str:
+    return f"{format_count(round(value))} tokens/s per chip" if name.startswith("output") else format_duration(value)

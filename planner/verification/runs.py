@@ -1,0 +1,145 @@
+"""Measured runs of a serving engine: rows of a table, and the configuration that each was measured with."""
+
+import math
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import cast, get_args
+
+from ground.errors import BadInput
+from ground.files import read_text
+from ground.tables import csv_table
+from ground.units import parse_rate
+from hardware.formats import KvDtype
+from hardware.loader import load_hardware
+from hardware.spec import Dtype, HardwareSpec
+from models.loader import load_model
+from models.spec import ModelSpec
+from planner.balance.imbalance import Balance
+from planner.costs.deployment import default_weights
+from planner.costs.hostcosts import host_costs
+from planner.costs.predict import Configuration
+from planner.strategy import parse_strategy
+
+METRICS = ("ttft_seconds", "tpot_seconds", "output_tokens_per_second_per_chip")
+NEEDED = ("model", "hardware", "strategy", "isl", "osl")
+DEFAULT_TOKENS = 8192.0
+"""Token budget of a step where the row states none: vLLM's and TensorRT-LLM's default."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One measured run: where it stands, what was run, and what was measured."""
+
+    id: str
+    where: str
+    cells: dict[str, str]
+    """Every column of the row."""
+    measured: dict[str, float]
+    """By metric: those of ``METRICS`` that the row states, or that follow from it."""
+    configuration: Configuration | None
+    reason: str | None = None
+    """Why it cannot be predicted; None where it can."""
+    labels: dict[str, str] = field(default_factory=dict)
+    """What residuals are pooled by: engine, hardware, model, weights."""
+
+
+def read_runs(path: Path) -> list[Run]:
+    """Return the rows of a CSV file of measured runs.
+
+    Raises BadInput for a file that is no such table; a row that cannot be predicted is returned with its reason.
+    """
+    rows = csv_table(read_text(path), str(path), NEEDED)
+    if not rows:
+        raise BadInput(f"{path}: holds no run")
+    return [_run(cells, where, number) for number, (where, cells) in enumerate(rows, 1)]
+
+
+def _run(cells: dict[str, str], where: str, number: int) -> Run:
+    known: dict[str, float] = {}
+    configuration, reason = None, None
+    labels = {name: cells.get(name, "").strip().lower() for name in ("engine", "hardware", "model", "weights")}
+    try:
+        known = {name: _positive(cells, name) for name in METRICS if cells.get(name, "").strip()}
+        configuration = _configuration(cells)
+        known = _with_throughput(known, configuration)
+    except BadInput as error:
+        reason = f"{where}: {error}"
+    if configuration is not None and not known:
+        configuration, reason = None, f"{where}: measures none of {', '.join(METRICS)}"
+    name = cells.get("id", "").strip() or str(number)
+    return Run(
+        id=name, where=where, cells=cells, measured=known, configuration=configuration, reason=reason, labels=labels
+    )
+
+
+def _with_throughput(known: dict[str, float], run: Configuration) -> dict[str, float]:
+    """Add the throughput of a closed loop where both latencies are known: Little's law, requests over residence."""
+    if METRICS[2] in known or not {"ttft_seconds", "tpot_seconds"} <= known.keys():
+        return known
+    residence = known["ttft_seconds"] + known["tpot_seconds"] * (run.output_tokens - 1)
+    chips = run.strategy.devices / run.hardware.devices_per_chip.value
+    return known | {METRICS[2]: run.concurrency * run.output_tokens / residence / chips}
+
+
+def _configuration(cells: dict[str, str]) -> Configuration:
+    for name in NEEDED:
+        if not cells.get(name, "").strip():
+            raise BadInput(f"{name} is empty; it is needed")
+    model, hardware = _model(cells["model"]), _machine(cells["hardware"])
+    engine = cells.get("engine", "").strip().lower() or None
+    spread = float(_number(cells, "length_spread", 0.0))
+    if not 0 <= spread < 1:
+        raise BadInput(f"length_spread {spread:g} must be at least 0 and below 1")
+    if cells.get("rate", "").strip() and not cells.get("concurrency", "").strip():
+        parse_rate(cells["rate"], "rate")
+        raise BadInput("a run at a rate is compared with its manifest: give --manifest, or a concurrency")
+    return Configuration(
+        model=model,
+        hardware=hardware,
+        phase="mixed",
+        strategy=parse_strategy(cells["strategy"], moe=model.moe is not None),
+        weights=cast(Dtype, _choice(cells, "weights", get_args(Dtype), default_weights(hardware, model))),
+        kv_dtype=cast(KvDtype, _choice(cells, "kv_dtype", get_args(KvDtype), "bf16")),
+        balance=Balance(kind="measured"),
+        prompt_tokens=_positive(cells, "isl"),
+        output_tokens=_positive(cells, "osl"),
+        length_spread=spread,
+        concurrency=_positive(cells, "concurrency"),
+        batched_tokens=_number(cells, "max_batched_tokens", DEFAULT_TOKENS),
+        host=host_costs(engine),
+    )
+
+
+def _choice(cells: dict[str, str], name: str, known: tuple[str, ...], default: str) -> str:
+    text = cells.get(name, "").strip().lower() or default
+    if text not in known:
+        raise BadInput(f"{name} {text[:40]!r} is not one of {', '.join(known)}")
+    return text
+
+
+def _positive(cells: dict[str, str], name: str) -> float:
+    value = _number(cells, name, math.nan)
+    if not 0 < value < math.inf:
+        raise BadInput(f"{name} {cells.get(name, '')[:40]!r} must be a positive number")
+    return value
+
+
+def _number(cells: dict[str, str], name: str, default: float) -> float:
+    text = cells.get(name, "").strip()
+    if not text:
+        return default
+    try:
+        return float(text)
+    except ValueError:
+        raise BadInput(f"{name} {text[:40]!r} is not a number") from None
+
+
+@cache
+def _model(name: str) -> ModelSpec:
+    return load_model(name.strip())
+
+
+@cache
+def _machine(name: str) -> HardwareSpec:
+    return load_hardware(name.strip())

@@ -1,0 +1,202 @@
+"""Measured runs beside their predictions: errors, intervals, and what a table of them says together."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from statistics import fmean, median
+
+import yaml
+
+from ground.errors import BadInput
+from planner.accuracy import ranks
+from planner.costs.predict import Configuration, predict
+from planner.verification.residuals import Deviations, Expected, Residual, expected
+from planner.verification.runs import METRICS, Run
+
+LEVEL = 0.8
+FITTED = Path(__file__).parent / "deviations.yaml"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verified:
+    """One run beside its prediction, by metric where it was measured."""
+
+    run: Run
+    predicted: dict[str, float]
+    interval: dict[str, tuple[float, float]]
+    reason: str | None = None
+    """Why it was skipped."""
+
+    @property
+    def error(self) -> dict[str, float]:
+        """predicted / measured - 1."""
+        return {name: self.predicted[name] / value - 1 for name, value in self._compared}
+
+    @property
+    def inside(self) -> dict[str, bool]:
+        """Whether the measured value lies in the interval."""
+        return {name: self.interval[name][0] <= value <= self.interval[name][1] for name, value in self._compared}
+
+    @property
+    def _compared(self) -> list[tuple[str, float]]:
+        return [(name, value) for name, value in self.run.measured.items() if name in self.predicted]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """Errors of some runs, by metric."""
+
+    count: int
+    mape: dict[str, float]
+    median: dict[str, float]
+    bias: dict[str, float]
+    coverage: dict[str, float]
+    """Share inside the interval."""
+    rank_correlation: dict[str, float]
+    """Spearman's, of three runs at least."""
+
+
+@cache
+def deviations() -> dict[str, Deviations]:
+    """Return the fitted deviations of every metric."""
+    data = yaml.safe_load(FITTED.read_text(encoding="utf-8"))["metrics"]
+    return {
+        name: Deviations(
+            levels=tuple(each["levels"]), smooth=each["smooth"], scales=tuple(each["scales"]), own=each["own"]
+        )
+        for name, each in data.items()
+    }
+
+
+def point(configuration: Configuration) -> dict[str, float]:
+    """Return the predicted value of every metric."""
+    answer = predict(configuration)
+    assert answer.ttft_seconds is not None and answer.tpot_seconds is not None, "an aggregated instance has both"
+    values = (answer.ttft_seconds, answer.tpot_seconds, answer.tokens_per_second / answer.chips)
+    return dict(zip(METRICS, values, strict=True))
+
+
+def place_of(run: Run, configuration: Configuration) -> Residual:
+    """Return where a run stands among others, its error unknown."""
+    features = (
+        float(configuration.strategy.devices),
+        configuration.concurrency,
+        configuration.prompt_tokens,
+        configuration.output_tokens,
+    )
+    return Residual(labels=run.labels, features=tuple(math.log(each) for each in features))
+
+
+def verify_runs(
+    runs: Sequence[Run],
+    known: Sequence[tuple[str, Residual]] = (),
+    level: float = LEVEL,
+    predicted: Callable[[Configuration], dict[str, float]] = point,
+) -> list[Verified]:
+    """Return every run beside its prediction.
+
+    Args:
+        runs: as ``read_runs`` gives them.
+        known: errors of runs measured before (``calibration``), with their metric: predictions learn from them.
+        level: of the intervals.
+        predicted: tells the metrics of a configuration.
+    """
+    raw: dict[int, dict[str, float]] = {}
+    reasons: dict[int, str] = {}
+    for place, run in enumerate(runs):
+        if run.configuration is None:
+            reasons[place] = run.reason or "cannot be predicted"
+            continue
+        try:
+            raw[place] = predicted(run.configuration)
+        except BadInput as error:
+            reasons[place] = f"{run.where}: {error}"
+    factors = _factors(runs, list(raw), known, level)
+    found = []
+    for place, run in enumerate(runs):
+        own = {name: value * factors[name][place].factor for name, value in raw.get(place, {}).items()}
+        interval = {
+            name: (value * factors[name][place].low, value * factors[name][place].high)
+            for name, value in raw.get(place, {}).items()
+        }
+        found.append(Verified(run=run, predicted=own, interval=interval, reason=reasons.get(place)))
+    return found
+
+
+def _factors(
+    runs: Sequence[Run], places: list[int], known: Sequence[tuple[str, Residual]], level: float
+) -> dict[str, dict[int, Expected]]:
+    asked = [place_of(run, run.configuration) for place in places if (run := runs[place]).configuration is not None]
+    return {
+        metric: dict(
+            zip(
+                places,
+                expected(deviations()[metric], [row for name, row in known if name == metric], asked, level),
+                strict=True,
+            )
+        )
+        for metric in METRICS
+    }
+
+
+def calibration(verified: Sequence[Verified]) -> list[tuple[str, Residual]]:
+    """Return the errors of measured runs, by metric: what later predictions of their like learn from.
+
+    The runs are to be verified without any calibration.
+    """
+    found = []
+    for each in verified:
+        if each.run.configuration is None:
+            continue
+        place = place_of(each.run, each.run.configuration)
+        for name, value in each.run.measured.items():
+            if name in each.predicted:
+                error = math.log(value / each.predicted[name])
+                found.append((name, Residual(labels=place.labels, features=place.features, error=error)))
+    return found
+
+
+def summarise(verified: Sequence[Verified]) -> Summary:
+    """Return the errors of runs together; metrics that none of them has are left out."""
+    rows = [each for each in verified if each.predicted]
+    mape, middle, bias, coverage, correlation = {}, {}, {}, {}, {}
+    for name in METRICS:
+        own = [each for each in rows if name in each.run.measured]
+        if not own:
+            continue
+        errors = [each.error[name] for each in own]
+        mape[name], middle[name], bias[name] = (
+            fmean(abs(error) for error in errors),
+            median(abs(error) for error in errors),
+            fmean(errors),
+        )
+        coverage[name] = fmean(each.inside[name] for each in own)
+        pairs = [(each.predicted[name], each.run.measured[name]) for each in own]
+        found = _rank_correlation(pairs)
+        if found is not None:
+            correlation[name] = found
+    return Summary(
+        count=len(rows), mape=mape, median=middle, bias=bias, coverage=coverage, rank_correlation=correlation
+    )
+
+
+def _rank_correlation(pairs: list[tuple[float, float]]) -> float | None:
+    from statistics import StatisticsError, correlation
+
+    if len(pairs) < 3:
+        return None
+    try:
+        return correlation(ranks([pair[0] for pair in pairs]), ranks([pair[1] for pair in pairs]))
+    except StatisticsError:  # all alike
+        return None
+
+
+def by_label(verified: Sequence[Verified], label: str) -> dict[str, Summary]:
+    """Return the errors of the runs that share an engine, a machine or a model."""
+    groups: dict[str, list[Verified]] = {}
+    for each in verified:
+        if each.predicted:
+            groups.setdefault(each.run.labels.get(label) or "unknown", []).append(each)
+    return {name: summarise(group) for name, group in sorted(groups.items())}

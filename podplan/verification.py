@@ -1,0 +1,265 @@
+"""`podplan.verify`: measured runs beside their predictions, and what later predictions learn from them."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ground.errors import BadInput
+from ground.files import read_yaml, write_files
+from ground.units import format_duration
+from planner.costs.predict import Configuration
+from planner.manifest.document import read_manifest
+from planner.manifest.schema import Manifest
+from planner.verification.reports import Report, read_reports
+from planner.verification.residuals import FEATURES, Residual
+from planner.verification.runs import METRICS, Run, read_runs
+from planner.verification.verify import Summary, Verified, by_label, calibration, summarise, verify_runs
+from podplan.result import Result, Row, as_data
+from runtime.simulate.options import SimulationOptions
+from runtime.simulate.run import simulate
+from runtime.simulate.workload import closed_loop, open_loop
+
+LABELS = ("engine", "hardware", "model")
+LEAST_REQUESTS, REQUESTS_PER_CONCURRENCY = 500, 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifyResult(Result):
+    """Measured runs beside their predictions.
+
+    Attributes:
+        runs: a run each, with its prediction, its intervals and, where it was skipped, why.
+        notes: what would explain a measured value outside its interval.
+    """
+
+    runs: tuple[Verified, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def compared(self) -> list[Verified]:
+        """Runs that could be predicted."""
+        return [each for each in self.runs if each.predicted]
+
+    @property
+    def holds(self) -> bool:
+        """Whether every measured value lies in its interval."""
+        return bool(self.compared) and all(all(each.inside.values()) for each in self.compared)
+
+    @property
+    def summary(self) -> Summary:
+        """Errors of all runs together."""
+        return summarise(self.runs)
+
+    @property
+    def headline(self) -> str:
+        """How many runs were compared, and how far predictions are off."""
+        found = self.summary
+        told = ", ".join(f"{NAMES[name]} {value:.1%}" for name, value in found.mape.items())
+        return f"{found.count} runs compared, {len(self.runs) - found.count} skipped; mean |error| {told or 'of none'}"
+
+    def rows(self) -> list[Row]:
+        """Return a row per run and metric."""
+        return [
+            {
+                "id": each.run.id,
+                "metric": name,
+                "measured": each.run.measured[name],
+                "predicted": each.predicted[name],
+                "error": each.error[name],
+                "low": each.interval[name][0],
+                "high": each.interval[name][1],
+                "inside": each.inside[name],
+            }
+            for each in self.compared
+            for name in each.error
+        ]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the object that ``plan verify --json`` prints."""
+        rows = [
+            {
+                "id": each.run.id,
+                "predicted": each.predicted,
+                "measured": each.run.measured,
+                "error": each.error,
+                "inside": each.inside,
+                "interval": {name: {"low": low, "high": high} for name, (low, high) in each.interval.items()},
+                **({"reason": each.reason} if each.reason else {}),
+            }
+            for each in self.runs
+        ]
+        found = as_data(self.summary)
+        own = {label: as_data(by_label(self.runs, label)) for label in LABELS}
+        skipped = len(self.runs) - len(self.compared)
+        return {"rows": rows, "summary": {**found, "skipped": skipped, "by": own}, "notes": list(self.notes)}
+
+
+NAMES = {"ttft_seconds": "TTFT", "tpot_seconds": "TPOT", "output_tokens_per_second_per_chip": "throughput"}
+
+
+def verify(
+    *results: str | Path,
+    manifest: str | Path | None = None,
+    calibration_file: str | Path | None = None,
+    level: float = 0.8,
+) -> VerifyResult:
+    """Set measured runs beside their predictions.
+
+    Args:
+        results: CSV tables of runs, and with a ``manifest`` reports of load generators.
+        manifest: what ran, where the results are reports of load generators.
+        calibration_file: what ``calibrate`` wrote of earlier runs; predictions learn from it.
+        level: of the intervals.
+
+    Raises:
+        BadInput: a file that is neither, a report without a manifest, a level not within 0 and 1.
+    """
+    if not 0 < level < 1:
+        raise BadInput(f"--level {level:g} must lie between 0 and 1, both excluded")
+    known = read_calibration(Path(calibration_file)) if calibration_file is not None else []
+    planned = None if manifest is None else read_manifest(Path(manifest))
+    runs: list[Run] = []
+    for path in map(Path, results):
+        runs += read_runs(path) if path.suffix.lower() in (".csv", ".tsv") else _reported(path, planned)
+    if not runs:
+        raise BadInput("RESULT: give at least one file of measured runs")
+    found = verify_runs(runs, known, level, manifest_point(planned))
+    return VerifyResult(runs=tuple(found), notes=tuple(_notes(found)))
+
+
+def calibrate(result: VerifyResult, path: str | Path, *, force: bool = False) -> None:
+    """Write the errors of measured runs, verified without a calibration, for later predictions to learn from."""
+    rows = [
+        {"metric": name, "labels": dict(row.labels), "features": list(row.features), "error": row.error}
+        for name, row in calibration(result.runs)
+    ]
+    head = {"podplan_calibration": 1, "features": list(FEATURES), "errors": rows}
+    write_files({Path(path): yaml.safe_dump(head, sort_keys=False, width=120)}, force=force)
+
+
+def read_calibration(path: Path) -> list[tuple[str, Residual]]:
+    """Return what ``calibrate`` wrote; BadInput where a file is none of it."""
+    data = read_yaml(path)
+    if not isinstance(data, dict) or data.get("podplan_calibration") != 1 or not isinstance(data.get("errors"), list):
+        raise BadInput(f"{path}: is no calibration that plan verify --calibrate writes")
+    found = []
+    for number, row in enumerate(data["errors"], 1):
+        try:
+            labels = {str(name): str(value) for name, value in row["labels"].items()}
+            features, error = tuple(map(float, row["features"])), float(row["error"])
+            if (
+                row["metric"] not in METRICS
+                or len(features) != len(FEATURES)
+                or not math.isfinite(sum(features) + error)
+            ):
+                raise ValueError
+        except (KeyError, TypeError, ValueError, AttributeError):
+            raise BadInput(f"{path}: errors[{number - 1}] is not an error of a measured run") from None
+        found.append((row["metric"], Residual(labels=labels, features=features, error=error)))
+    return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Loaded:
+    """A deployment under the load of a report."""
+
+    manifest: Manifest
+    report: Report
+
+
+def _reported(path: Path, manifest: Manifest | None) -> list[Run]:
+    reports = read_reports(path)
+    if manifest is None:
+        raise BadInput(f"{path}: a report of {reports[0].tool} does not say what ran; give --manifest")
+    return [_run(report, manifest, number) for number, report in enumerate(reports, 1)]
+
+
+def _run(report: Report, manifest: Manifest, number: int) -> Run:
+    pool = manifest.pools[-1]
+    chips = sum(len(each.instances) * each.chips_per_instance for each in manifest.pools)
+    measured = dict(report.measured)
+    if report.output_tokens_per_second:
+        measured[METRICS[2]] = report.output_tokens_per_second / chips
+    reason = None if measured else f"{report.where}: states neither TTFT nor TPOT nor tokens per second"
+    if report.concurrency is None and report.requests_per_second is None:
+        reason = f"{report.where}: states neither a concurrency nor a rate"
+    labels = {
+        "engine": manifest.engine.id,
+        "hardware": pool.hardware,
+        "model": manifest.model.spec.name,
+        "weights": pool.weights_dtype,
+    }
+    return Run(
+        id=f"{report.tool} {number}",
+        where=report.where,
+        cells={},
+        measured=measured,
+        configuration=None if reason else _Loaded(manifest=manifest, report=report),  # type: ignore[arg-type]
+        reason=reason,
+        labels=labels,
+    )
+
+
+def manifest_point(manifest: Manifest | None) -> Any:
+    """Return what predicts a configuration, or a manifest under the load of a report by playing it."""
+    from planner.verification.verify import point
+
+    def predicted(asked: Configuration | _Loaded) -> dict[str, float]:
+        return _played(asked) if isinstance(asked, _Loaded) else point(asked)
+
+    return predicted
+
+
+def _played(loaded: _Loaded) -> dict[str, float]:
+    manifest, report = loaded.manifest, loaded.report
+    changes: dict[str, object] = {}
+    if report.prompt_tokens:
+        changes |= {"input_tokens": report.prompt_tokens, "input_cv2": 0.0, "prompt_kinds": None}
+    if report.output_tokens:
+        changes |= {"output_tokens": report.output_tokens, "output_cv2": 0.0, "answer_kinds": None}
+    workload = manifest.workload.model_copy(update=changes)
+    options = SimulationOptions(mtp="expected")
+    if report.concurrency:
+        open_requests = max(round(report.concurrency), 1)
+        count = max(LEAST_REQUESTS, REQUESTS_PER_CONCURRENCY * open_requests)
+        found = simulate(manifest, closed_loop(workload, open_requests, count), options)
+    else:
+        assert report.requests_per_second is not None, "a run has a concurrency or a rate"
+        requests = open_loop(workload, report.requests_per_second, 4000)
+        warm = float(requests.arrival_seconds[400])
+        found = simulate(manifest, requests, replace(options, warmup_seconds=warm))
+    chips = sum(len(each.instances) * each.chips_per_instance for each in manifest.pools)
+    values = {METRICS[2]: found.output_tokens_per_second / chips}
+    if found.ttft_seconds is not None:
+        values["ttft_seconds"] = found.ttft_seconds.mean
+    if found.tpot_seconds is not None:
+        values["tpot_seconds"] = found.tpot_seconds.mean
+    return values
+
+
+def _notes(found: Sequence[Verified]) -> list[str]:
+    """Say what would explain runs outside their intervals, the farthest first."""
+    out = [(each, name) for each in found for name, held in each.inside.items() if not held]
+    out.sort(key=lambda pair: -abs(math.log(pair[0].run.measured[pair[1]] / pair[0].predicted[pair[1]])))
+    return [
+        f"{each.run.id}: {NAMES[name]} is {each.run.measured[name] / each.predicted[name]:.2f} times the prediction, "
+        f"{_told(name, each)}."
+        for each, name in out[:20]
+    ]
+
+
+def _told(name: str, each: Verified) -> str:
+    measured, predicted = each.run.measured, each.predicted
+    if name == "ttft_seconds":
+        step = measured.get("tpot_seconds", 0.0) / predicted.get("tpot_seconds", 1.0)
+        if step and abs(step - 1) > 0.1:
+            return f"and TPOT {step:.2f} times: steps take longer or shorter than predicted, and waiting multiplies it"
+        return "with TPOT as predicted: prompts wait elsewhere (client, scheduler, admission, or a load near the knee)"
+    if name == "tpot_seconds":
+        seconds = format_duration(abs(measured[name] - predicted[name]))
+        return f"{seconds} a step: kernels, host time or expert imbalance differ from what was assumed"
+    return "which follows from TTFT and TPOT in a closed loop"

@@ -1,0 +1,84 @@
+"""`plan verify`: rows skipped with a reason, exit codes, and what five runs teach."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cli.main import main
+from podplan.verification import verify
+
+HEADER = "id,model,hardware,engine,weights,strategy,isl,osl,concurrency,ttft_seconds,tpot_seconds\n"
+ENGINE_RUNS = Path(__file__).parents[2].parent / "shared" / "data" / "published" / "engine_runs.csv"
+
+
+def _table(path: Path, *rows: str) -> Path:
+    path.write_text(HEADER + "".join(f"{row}\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def test_rows_are_compared_or_skipped_with_a_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One good row, one of an unknown model, one without a concurrency: nothing is dropped silently."""
+    path = _table(
+        tmp_path / "runs.csv",
+        "good,qwen3-8b,h100,vllm,bf16,TP=1,1024,128,8,,0.009",
+        "odd,no-such-model,h100,vllm,bf16,TP=1,1024,128,8,,0.009",
+        "none,qwen3-8b,h100,vllm,bf16,TP=1,1024,128,,,0.009",
+    )
+    assert main(["verify", str(path), "--json"]) in (0, 3)
+    data = json.loads(capsys.readouterr().out)
+    assert [row["id"] for row in data["rows"]] == ["good", "odd", "none"]
+    assert data["summary"]["count"] == 1
+    assert data["summary"]["skipped"] == 2
+    assert "no-such-model" in data["rows"][1]["reason"]
+    assert "concurrency" in data["rows"][2]["reason"]
+
+
+def test_exit_code_3_tells_a_value_outside_its_interval(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A step a hundred times as long as predicted."""
+    path = _table(tmp_path / "runs.csv", "slow,qwen3-8b,h100,vllm,bf16,TP=1,1024,128,8,,1.0")
+    assert main(["verify", str(path)]) == 3
+    assert "times the prediction" in " ".join(capsys.readouterr().out.split())
+
+
+def test_runs_of_ones_own_correct_later_predictions(tmp_path: Path) -> None:
+    """Five runs 1.5 times as slow as predicted: the sixth is predicted nearly right, its interval is narrower."""
+    bare = verify(_table(tmp_path / "one.csv", "a,qwen3-8b,h100,vllm,bf16,TP=1,1024,128,8,,0.01"))
+    step = bare.compared[0].predicted["tpot_seconds"]
+    rows = [f"{n},qwen3-8b,h100,vllm,bf16,TP=1,1024,{100 + n},8,,{1.5 * step}" for n in range(5)]
+    calibration = tmp_path / "ours.yaml"
+    code = main(["verify", str(_table(tmp_path / "five.csv", *rows)), "--calibrate", str(calibration)])
+    assert code in (0, 3) and calibration.exists()
+    after = verify(tmp_path / "one.csv", calibration_file=calibration)
+    assert after.compared[0].predicted["tpot_seconds"] == pytest.approx(1.5 * step, rel=0.1)
+    widths = [high / low for each in (bare, after) for low, high in (each.compared[0].interval["tpot_seconds"],)]
+    assert widths[1] < widths[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["nothing.csv"], "nothing.csv"),
+        (["runs.csv", "--level", "2"], "--level"),
+        (["report.json"], "--manifest"),
+    ],
+)
+def test_bad_input_is_one_sentence(
+    arguments: list[str], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Exit code 2, and the flag or the file is named."""
+    monkeypatch.chdir(tmp_path)
+    _table(tmp_path / "runs.csv", "a,qwen3-8b,h100,vllm,bf16,TP=1,1024,128,8,,0.01")
+    (tmp_path / "report.json").write_text('{"mean_ttft_ms": 3.0}', encoding="utf-8")
+    assert main(["verify", *arguments]) == 2
+    assert told in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not ENGINE_RUNS.exists(), reason="the released runs are not here")
+def test_released_runs_are_predicted_within_what_the_documentation_says() -> None:
+    """837 runs under three engines: mean errors, and intervals that hold what they promise."""
+    found = verify(ENGINE_RUNS).summary
+    assert found.count == 837
+    assert found.mape["tpot_seconds"] < 0.11
+    assert found.mape["output_tokens_per_second_per_chip"] < 0.14
+    assert found.coverage["tpot_seconds"] > 0.75

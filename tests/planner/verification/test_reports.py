@@ -1,0 +1,92 @@
+"""Reports of load generators, in their own units and traps."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ground.errors import BadInput
+from planner.verification.reports import read_reports
+
+VLLM = {
+    "mean_ttft_ms": 120.0,
+    "mean_tpot_ms": 25.0,
+    "request_throughput": 4.0,
+    "output_throughput": 800.0,
+    "max_concurrency": 32,
+    "total_input_tokens": 100_000,
+    "total_output_tokens": 20_000,
+    "completed": 100,
+}
+AIPERF = {
+    "time_to_first_token": {"unit": "ms", "avg": 120.0},
+    "inter_token_latency": {"unit": "ms", "avg": 25.0},
+    "request_throughput": {"unit": "requests/sec", "avg": 4.0},
+    "output_token_throughput": {"unit": "tokens/sec", "avg": 800.0},
+    "input_sequence_length": {"unit": "tokens", "avg": 1000.0},
+    "output_sequence_length": {"unit": "tokens", "avg": 200.0},
+    "input_config": {"loadgen": {"concurrency": 32}},
+}
+METRICS = {
+    "time_to_first_token_ms": 120.0,
+    "inter_token_latency_ms": 25.0,
+    "time_per_output_token_ms": 99.0,
+    "requests_per_second": 4.0,
+    "output_tokens_per_second": 800.0,
+    "request_concurrency": 32,
+    "prompt_token_count": 1000,
+    "output_token_count": 200,
+}
+GUIDELLM = {
+    "metadata": {"version": 2},
+    "benchmarks": [{"metrics": {name: {"successful": {"mean": value}} for name, value in METRICS.items()}}],
+}
+LLM_D = {
+    "scenario": {
+        "load": {"standardized": {"concurrency": 32, "input_seq_len": {"value": 1000}, "output_seq_len": 200}}
+    },
+    "results": {
+        "request_performance": {
+            "aggregate": {
+                "latency": {
+                    "time_to_first_token": {"units": "s", "mean": 0.12},
+                    "inter_token_latency": {"units": "ms/token", "mean": 25.0},
+                },
+                "throughput": {"request_rate": {"mean": 4.0}, "output_token_rate": {"mean": 800.0}},
+            }
+        }
+    },
+}
+
+
+@pytest.mark.parametrize("report", [VLLM, AIPERF, GUIDELLM, LLM_D], ids=["vllm", "aiperf", "guidellm", "llm-d"])
+def test_the_same_run_reads_the_same_from_every_tool(report: dict[str, Any], tmp_path: Path) -> None:
+    """Milliseconds, seconds, and guidellm's time per output token, which counts the first one."""
+    path = tmp_path / "result.json"
+    path.write_text(json.dumps(report), encoding="utf-8")
+    (found,) = read_reports(path)
+    assert found.ttft_seconds == pytest.approx(0.12)
+    assert found.tpot_seconds == pytest.approx(0.025)
+    assert (found.concurrency, found.prompt_tokens, found.output_tokens) == (32, 1000, 200)
+    assert found.requests_per_second == 4.0
+
+
+def test_an_inferencex_record_is_in_seconds_and_its_lengths_are_labels(tmp_path: Path) -> None:
+    """Lengths are drawn from 0.8 to 1.0 of the label."""
+    record = {"conc": 64, "isl": 1000, "osl": 1000, "metrics": {"median_ttft": 0.5, "mean_tpot": 0.02}}
+    path = tmp_path / "result.jsonl"
+    path.write_text(json.dumps(record) + "\n" + json.dumps(record) + "\n", encoding="utf-8")
+    found = read_reports(path)
+    assert len(found) == 2
+    assert found[0].prompt_tokens == pytest.approx(900.0)
+    assert found[0].tpot_seconds == 0.02
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "3", '{"a": 1}', '{"benchmarks": 3, "metadata": {}}', "[" * 100_000])
+def test_what_no_tool_writes_is_refused_in_one_sentence(text: str, tmp_path: Path) -> None:
+    """Naming the file."""
+    path = tmp_path / "odd.json"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(BadInput, match=r"odd\.json"):
+        read_reports(path)

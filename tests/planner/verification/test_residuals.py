@@ -1,0 +1,63 @@
+"""Partial pooling of errors: against simulated effects, and what a few runs of one's own teach."""
+
+import math
+
+import numpy as np
+import pytest
+
+from planner.verification.residuals import LEVELS, Deviations, Residual, covariance, expected
+
+DEVIATIONS = Deviations(levels=(0.05, 0.1, 0.05, 0.05, 0.05, 0.0, 0.1), smooth=0.05, scales=(1.0,) * 4, own=0.05)
+
+
+def _run(model: str, error: float = math.nan, engine: str = "vllm", x: float = 0.0) -> Residual:
+    labels = {"engine": engine, "hardware": "h200", "model": model, "weights": "fp8"}
+    return Residual(labels=labels, features=(x, 0.0, 0.0, 0.0), error=error)
+
+
+def test_an_unknown_run_has_the_deviation_of_all_levels_together() -> None:
+    """Nothing is known, so nothing is corrected, and the interval holds every effect."""
+    (found,) = expected(DEVIATIONS, [], [_run("a")])
+    total = math.hypot(*DEVIATIONS.levels, DEVIATIONS.smooth, DEVIATIONS.own)
+    assert found.factor == 1.0
+    assert found.deviation == pytest.approx(total)
+    assert math.log(found.high) == pytest.approx(1.2815515655446004 * total)
+
+
+def test_runs_of_the_same_group_correct_and_narrow() -> None:
+    """Five runs that are 30 % slow move the prediction most of the way, and leave about each run's own deviation."""
+    known = [_run("a", math.log(1.3), x=0.1 * i) for i in range(5)]
+    (before,), (after,) = (expected(DEVIATIONS, rows, [_run("a")]) for rows in ([], known))
+    assert 1.2 < after.factor < 1.3
+    assert DEVIATIONS.own < after.deviation < before.deviation / 2
+
+
+def test_runs_of_another_model_teach_less_than_ones_own() -> None:
+    """The engine is shared, the group is not."""
+    other, own = (expected(DEVIATIONS, [_run(name, 0.3)], [_run("a")])[0] for name in ("b", "a"))
+    assert 1.0 < other.factor < own.factor
+    assert own.deviation < other.deviation
+
+
+def test_intervals_hold_what_they_say() -> None:
+    """Errors drawn from the model itself lie inside the 80 % interval four times in five."""
+    rng = np.random.default_rng(1)
+    runs = [_run(f"m{i % 40}", engine=f"e{i % 3}", x=float(rng.normal())) for i in range(400)]
+    chances = covariance(DEVIATIONS, runs, runs) + DEVIATIONS.own**2 * np.eye(len(runs))
+    errors = np.linalg.cholesky(chances) @ rng.normal(size=(len(runs), 60))
+    known = [
+        Residual(labels=run.labels, features=run.features, error=e) for run, e in zip(runs, errors[:, 0], strict=True)
+    ]
+    found = expected(DEVIATIONS, known[:50], runs[50:], 0.8)
+    plain = expected(DEVIATIONS, [], runs[:1], 0.8)[0]
+    inside = [each.low <= math.exp(error) <= each.high for each, error in zip(found, errors[50:, 0], strict=True)]
+    assert 0.7 < np.mean(inside) < 0.9
+    drawn = np.exp(errors[0])
+    assert 0.65 < np.mean((drawn > plain.low) & (drawn < plain.high)) < 0.95
+
+
+def test_every_level_is_fitted() -> None:
+    """The shipped deviations name as many levels as there are."""
+    from planner.verification.verify import deviations
+
+    assert all(len(each.levels) == len(LEVELS) for each in deviations().values())
