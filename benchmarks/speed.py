@@ -160,8 +160,8 @@ def fleet_seconds() -> tuple[int, float]:
     from dataclasses import replace
 
     from models.loader import load_model
-    from planner.fleets.cluster import plan_cluster
-    from planner.fleets.members import Fleet, Member
+    from planner.search.cluster import plan_cluster
+    from planner.search.fleet import Fleet, Member
 
     question = main_question()
     rates = {"deepseek-r1": 120.0, "kimi-k2": 30.0, "qwen3-235b-a22b": 60.0}

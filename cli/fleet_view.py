@@ -6,8 +6,8 @@ from dataclasses import replace
 from cli.check_view import after_text, bounded_text, spares_text
 from cli.day_view import day_text
 from cli.output import Screen
+from cli.plan_view import bound_text
 from cli.rows_view import SHOWN, basis_lines, show_keys
-from planner.search.proof import Bound
 from podplan.fleets import FleetResult
 from podplan.result import Row
 
@@ -53,12 +53,7 @@ def _lines(found: FleetResult) -> list[str]:
     lines += [f"Not tried: {note}." for note in found.asked.notes]
     lines += [f"{each.name}: {day_text(each.day)}" for each in found.placed if each.day]
     costed = f"{answer.candidates_evaluated:,} candidates costed in {found.seconds:.2g} s."
-    return [*lines, f"{_bound_text(answer.bound)} {costed}" if answer.bound else ""]
-
-
-def _bound_text(bound: Bound) -> str:
-    units = {"throughput": "times every rate", "chips": "chips", "cost": "USD/h", "latency": "s"}
-    return f"Bound: {bound.value:.4g} {units[bound.objective]}, gap {bound.gap:.2%}, over {bound.covers}."
+    return [*lines, f"{bound_text(answer.bound, 'times every rate')} {costed}" if answer.bound else ""]
 
 
 def _sentence(text: str, names: Sequence[str]) -> str:

@@ -16,6 +16,7 @@ from planner.plans.pools import DecodePool, PlannedPool, PrefillPool
 from planner.plans.quantised import Tried
 from planner.plans.worked import expert_devices_lines, short_form
 from planner.question import Queueing
+from planner.search.objective import OBJECTIVES
 from planner.search.papers import Beside
 from planner.search.proof import Bound
 from podplan.assumptions import assumptions
@@ -250,15 +251,11 @@ def sample_text(error: float, what: str = "passes") -> str:
     return f"Waiting is read off a sample of {what}: mean TTFT ± {error:.1%} (standard error)."
 
 
-def bound_text(bound: Bound) -> str:
-    """Say how good a plan could be at best, and over what that is proven."""
-    shown = {
-        "throughput": requests_text(bound.value),
-        "chips": f"{bound.value:g} devices",
-        "cost": f"{bound.value:.4g} USD/h",
-        "latency": f"{format_duration(bound.value)} on average",
-    }
-    return f"Bound: {shown[bound.objective]}, gap {bound.gap:.2%}, over {bound.covers}."
+def bound_text(bound: Bound, growth: str = "") -> str:
+    """Say how good a plan could be at best, and over what that is proven; ``growth`` is the unit of a fleet's rate."""
+    goal = OBJECTIVES[bound.objective]
+    unit = growth if growth and goal.maximised else goal.unit
+    return f"Bound: {bound.value:.4g} {unit}, gap {bound.gap:.2%}, over {bound.covers}."
 
 
 def show_front(screen: Screen, title: str, plans: Sequence[Plan]) -> None:

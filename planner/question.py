@@ -84,3 +84,8 @@ class Question:
     """``mixserve``: the queues of ``queues.memoryless``."""
     survive: Loss | None = None
     shape: Shape = "auto"
+
+    @property
+    def sized_for(self) -> float | None:
+        """The rate that a plan must carry; None where the largest is sought."""
+        return None if self.objective == "throughput" else self.rate_per_second

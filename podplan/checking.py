@@ -22,7 +22,8 @@ from planner.checks.check import (
 from planner.checks.deployed_trace import plan_on
 from planner.plans.day import Window, mean_rate, peak_rate
 from planner.question import Question
-from planner.search.search import Answer, search
+from planner.search.answer import Answer
+from planner.search.search import search
 from podplan.day import window_head
 from podplan.on_trace import playable
 from podplan.plan_data import plan_json, question_json

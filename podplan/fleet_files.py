@@ -7,8 +7,8 @@ from typing import get_args
 
 from ground.errors import BadInput
 from ground.names import suggest
-from planner.fleets.members import Fleet, Member
 from planner.question import Machines, Objective
+from planner.search.fleet import Fleet, Member
 from podplan.checking import read_confidence
 from podplan.machines import by_role, read_machines
 from podplan.options import SIZES, QuestionFlags, flag_name, flags_of

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 from ground.names import file_names
 from planner.checks.check import Limits, Verdict, check_deployed
 from planner.checks.deployed import from_plan
-from planner.fleets.answer import FleetAnswer
-from planner.fleets.cluster import plan_cluster
-from planner.fleets.floor import Floor, fleet_floor
 from planner.plans.day import Seen, over_the_day
 from planner.plans.plan import Plan
+from planner.search.answer import Answer
+from planner.search.cluster import plan_cluster
+from planner.search.floor import Floor, fleet_floor
 from podplan.checking import loss_json, margin_json
 from podplan.day import day_json
 from podplan.fleet_files import FleetInput, read_fleet
@@ -56,7 +56,7 @@ class FleetResult(Result):
     """
 
     asked: FleetInput
-    answer: FleetAnswer
+    answer: Answer
     placed: tuple[Placed, ...]
     floor: Floor | None
     seconds: float

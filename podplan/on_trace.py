@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from planner.question import Question
-from planner.search.search import Answer, search
+from planner.search.answer import Answer
+from planner.search.search import search
 from podplan.question import Asked
 
 if TYPE_CHECKING:

@@ -14,7 +14,8 @@ from ground.files import check_folder, write_files
 from ground.units import format_rate
 from planner.plans.day import over_the_day
 from planner.plans.plan import Plan
-from planner.search.search import Answer, search
+from planner.search.answer import Answer
+from planner.search.search import search
 from podplan.assumptions import assumptions
 from podplan.day import day_json
 from podplan.options import QuestionFlags, flags_of

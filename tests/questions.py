@@ -6,8 +6,13 @@ from typing import Any
 from hardware.loader import load_hardware
 from models.loader import load_model
 from planner.costs.deployment import default_weights
+from planner.plans.plan import Plan
 from planner.question import Machines, Question
-from planner.search.search import Answer, search
+from planner.search.answer import Answer
+from planner.search.fleet import Fleet
+from planner.search.search import search
+from planner.search.solve import Choice, choose, plan_of
+from planner.search.ways import Rows, gather_fleet
 from planner.workload import Lengths, Workload
 
 
@@ -54,3 +59,9 @@ def rate_of(**asked: Any) -> float:
     """Requests per second of the best plan, 0 where there is none."""
     best = small_answer(**asked).best
     return best.requests_per_second if best else 0.0
+
+
+def plan_over(question: Question, rows: Rows) -> Plan | None:
+    """Return the plan with the largest rate over given rows; None where none keeps the limits."""
+    choice = choose(gather_fleet(Fleet.of(question), rows=rows), rows=rows)
+    return plan_of(*choice.chosen[0], choice.carried) if isinstance(choice, Choice) else None

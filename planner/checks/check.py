@@ -7,14 +7,17 @@ from functools import partial
 from statistics import NormalDist
 from typing import Literal
 
-from planner.checks.deployed import Deployed, Lost, Standing, from_plan, standing
+from planner.checks.deployed import Deployed, Lost, Standing, standing
 from planner.checks.deployed_trace import plan_on
 from planner.checks.on_trace import held_at, loads
 from planner.checks.traced import search_on_trace
 from planner.plans.day import Window
+from planner.plans.deviation import PREDICTED, deviation_of
 from planner.plans.plan import Plan
 from planner.question import Question
-from planner.search.search import Answer, search
+from planner.search.answer import Answer
+from planner.search.fleet import slowed_times
+from planner.search.search import search
 from planner.search.shortage import too_few
 from planner.search.variations import has_plan
 from planner.survival import Loss
@@ -23,8 +26,6 @@ from planner.workload import Trace
 Name = Literal["ttft", "tpot", "rate"]
 Search = Callable[[Question], Answer]
 
-PREDICTED = 0.5
-"""Confidence in figures as predicted: the service times may as well be longer as shorter."""
 _ROUNDS = 7
 _MOST_SCORE = 3.0
 
@@ -259,7 +260,7 @@ class _Finder:
         factor = 1.0 if first.plan is None else self._factor(first.plan)
         if factor == 1.0:
             return first
-        slowed = self._most(_tighter(question, factor))
+        slowed = self._most(slowed_times(question, factor))
         if slowed.plan is None:
             answer = slowed.answer
             told = f"with times {factor:.2f} times as long, which is the confidence {self.confidence:g}: "
@@ -280,7 +281,7 @@ class _Finder:
         """How many times as long service times are at the asked confidence."""
         if self.confidence is None or self.confidence <= PREDICTED:
             return 1.0
-        return 1 + NormalDist().inv_cdf(self.confidence) * from_plan(plan).deviation
+        return 1 + NormalDist().inv_cdf(self.confidence) * deviation_of(plan)
 
     def _most(self, question: Question) -> _Most:
         if self.trace is None:
@@ -298,19 +299,8 @@ class _Finder:
         return _Most(answer=traced.answer, plan=best, rate_per_second=best.requests_per_second, played=played)
 
 
-def _tighter(question: Question, factor: float) -> Question:
-    """Return what a question asks of times as predicted where they are so many times as long."""
-    rate = question.rate_per_second
-    return replace(
-        question,
-        ttft_seconds=question.ttft_seconds / factor,
-        tpot_seconds=question.tpot_seconds / factor,
-        rate_per_second=None if rate is None else rate * factor,
-    )
-
-
 def _carries(finder: _Finder, factor: float, question: Question) -> bool:
-    return finder.carries(_tighter(question, factor))
+    return finder.carries(slowed_times(question, factor))
 
 
 def _none(answer: Answer, confidence: float | None) -> Verdict:

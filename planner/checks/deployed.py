@@ -8,12 +8,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import NormalDist
 
-from planner.costs.predict import Prediction
 from planner.instances.operating import DecodeServer, PrefillServer
 from planner.instances.space import Role
 from planner.mixed.queue import MixedState
 from planner.mixed.server import MixedServer
 from planner.plans.aggregated import AggregatedPlan
+from planner.plans.deviation import deviation, deviation_of
 from planner.plans.plan import DisaggregatedPlan, Plan
 from planner.plans.pools import DecodePool, PrefillPool
 from planner.serving.latency import Latency
@@ -122,7 +122,7 @@ def _aggregated(plan: AggregatedPlan) -> Deployed:
                 role="mixed",
                 instances=pool.instances,
                 at=lambda rate, count: standing_of(server.state(rate, count)),
-                deviation=max(_deviation(pool.prediction, pool.prediction.tpot_seconds), 0.0),
+                deviation=deviation_of(plan),
             ),
         ),
         losses={loss: (Lost(mixed=lost_instances(loss, devices, per_node)),) for loss in kinds},
@@ -139,7 +139,7 @@ def _prefill_pool(pool: PrefillPool, server: PrefillServer) -> DeployedPool:
         role="prefill",
         instances=pool.instances,
         at=lambda rate, count: Standing(ttft=server.ttft(rate, count)),
-        deviation=_deviation(pool.prediction, pool.prediction.ttft_seconds),
+        deviation=deviation(pool.prediction, pool.prediction.ttft_seconds),
     )
 
 
@@ -152,12 +152,5 @@ def _decode_pool(pool: DecodePool, server: DecodeServer) -> DeployedPool:
         role="decode",
         instances=pool.instances,
         at=at,
-        deviation=_deviation(pool.prediction, pool.prediction.tpot_seconds),
+        deviation=deviation(pool.prediction),
     )
-
-
-def _deviation(prediction: Prediction, seconds: float | None) -> float:
-    """Relative standard deviation behind a central interval."""
-    known = prediction.interval
-    score = NormalDist().inv_cdf(0.5 + known.level / 2)
-    return (known.high / (seconds or prediction.iteration_seconds) - 1) / score

@@ -16,9 +16,9 @@ from planner.checks.grown import grown
 from planner.checks.on_trace import OnTrace, held_at, loads, on_trace
 from planner.plans.plan import Plan
 from planner.question import Question
+from planner.search.answer import Answer
 from planner.search.front import front_of
 from planner.search.proof import Bound
-from planner.search.search import Answer
 from planner.workload import Trace
 
 ROUNDS = 4
@@ -236,7 +236,7 @@ def _answered(answer: Answer, plan: Plan) -> Answer:
     assert first is not None, "an answer that was played has a plan"
     return replace(
         answer,
-        best=plan,
+        plans=(plan,),
         pareto=tuple(front_of(plan, [each for each in answer.pareto if each is not first])),
         bound=answer.bound and _wider(answer.bound, first, plan),
         binding_limit=f"trace, {plan.binding_limit}",

@@ -69,7 +69,7 @@ class AggregatedPlan(Plan):
     def binding_limit(self) -> str:
         """The latency limit with least room, behind it the devices; or the rate."""
         question = self.question
-        if question.rate_per_second is not None and question.objective != "throughput":
+        if question.sized_for is not None:
             return "rate"
         return f"devices, {limit_of(self)}"
 

@@ -262,7 +262,7 @@ def _links(
 
 def binding_limit(question: Question, prefill: PrefillPool, decode: DecodePool, links: LinkState) -> str:
     """Name what stops the plan from doing more: the tighter pool's limit, behind it the devices."""
-    if question.rate_per_second is not None and question.objective != "throughput":
+    if question.sized_for is not None:
         return "rate"
     tighter_decode = decode.capacity_per_second <= prefill.capacity_per_second
     limit = decode.candidate.limited_by if tighter_decode else "ttft"

@@ -78,22 +78,3 @@ def usual_weights(hardware: HardwareSpec, native: Dtype) -> list[Dtype]:
     """Return the formats that a device multiplies, and the one that the model ships where it can be stored."""
     found = list(multiplied(hardware))
     return found if native in found or native not in storable(hardware) else [*found, native]
-
-
-def preferred(plans: Sequence[Plan | None], question: Question) -> int | None:
-    """Return the place of the plan that serves the question best; of equal ones the first; None where there is none."""
-    keys = [(_key(plan, question), place) for place, plan in enumerate(plans) if plan is not None]
-    return min(keys)[1] if keys else None
-
-
-def _key(plan: Plan, question: Question) -> tuple[float, float]:
-    """Values to be made small, in the order in which they count."""
-    used = float(plan.devices)
-    if question.objective == "throughput":
-        return -plan.requests_per_second, used
-    if question.objective == "latency":
-        return plan.e2e_mean_seconds, used
-    if question.objective == "cost":
-        price = plan.cost_per_million_tokens
-        return (used if price is None else price), used
-    return used, -plan.requests_per_second

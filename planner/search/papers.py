@@ -1,18 +1,17 @@
 """Published deployments beside a plan: evaluated like any candidate, on the same devices, for the same question."""
 
 import csv
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 from planner.instances.decode_candidates import Count
 from planner.instances.space import Row, possible
-from planner.offers.choice import Aim, carried_by, likely
-from planner.offers.columns import Side
 from planner.offers.decode_offers import decode_offers
 from planner.offers.prefill_offers import prefill_offers
 from planner.plans.plan import Plan
 from planner.question import Question
+from planner.search.gather import Option, make_side
 from planner.strategy import parse_strategy
 
 TABLE = Path(__file__).parents[1] / "published" / "deployments.csv"
@@ -77,25 +76,9 @@ def matching(question: Question) -> list[Published]:
     ]
 
 
-def published_sides(question: Question, published: Published, transfer_seconds: float) -> tuple[Side, Side]:
+def published_option(question: Question, published: Published, transfer_seconds: float) -> Option:
     """Return the columns of the published instances at their best batch and budgets."""
     count = Count()
     prefill = prefill_offers(question, [published.prefill], count)
     decode = decode_offers(question, [published.decode], count, transfer_seconds)
-    return (
-        Side("prefill", question.prefill, prefill, question.survive),
-        Side("decode", question.decode, decode, question.survive),
-    )
-
-
-def best_counts(sides: tuple[Side, ...], aim: Aim) -> tuple[int, ...] | None:
-    """Return the columns that serve an aim best, or what the devices carry at most where they miss its rate."""
-    choice = likely(sides, aim)
-    return choice if choice is not None else likely(sides, replace(aim, objective="throughput", rate=None))
-
-
-def rate_of(sides: tuple[Side, ...], choice: tuple[int, ...], question: Question) -> float:
-    """Return the rate at which chosen columns are shown: the asked one where they carry it."""
-    carried = carried_by(sides, choice)
-    asked = question.rate_per_second
-    return min(carried, asked) if asked is not None and question.objective != "throughput" else carried
+    return Option(question, (make_side(question, "prefill", prefill), make_side(question, "decode", decode)))

@@ -2,25 +2,31 @@
 
 A cell is a TTFT limit, a TPOT limit and a part of the devices, or of the rate where one is asked for least chips. A
 prefill instance meets the TTFT limit alone and a decode instance the TPOT limit, so levels of either are costed once
-and every pair of them shares the queues that are solved; aggregated instances meet both (``search.pareto_mixed``).
-Columns are chosen by guesses and their queues solved then: every figure of a plan is the plan's own, but that no other
-is better is proven of the question's best plan only.
+and every pair of them shares the queues that are solved. Aggregated instances meet both: every pair of levels has rows
+of its own, costed once for all its cells, and queued for where guesses put them ahead of separate pools. Columns are
+chosen by guesses and their queues solved then: every figure of a plan is the plan's own, but that no other is better is
+proven of the question's best plan only.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+import numpy as np
+
 from planner.instances.decode_candidates import Count
-from planner.offers.choice import Aim, Choice, best_choice, carried_by, solve_open
-from planner.offers.columns import Side
+from planner.instances.space import Row, role_space
+from planner.mixed.offers import mixed_offers
 from planner.plans.plan import Plan
 from planner.question import Question
+from planner.search.columns import BELOW
+from planner.search.fleet import Fleet, aim_of
 from planner.search.front import figures, front_of
-from planner.search.pareto_mixed import Cell, ahead, mixed_rows
-from planner.search.parts import Pools, aim_of, compatible, gather
-from planner.search.search import plan_of
-from planner.search.shapes import Known, better, known_of
+from planner.search.gather import Costing, Option, Pools, gather, know_balance, make_side
+from planner.search.objective import Aim, Known
+from planner.search.programme import Picks, Programme, solve_open
+from planner.search.shapes import TINY, Floats, Ints, limited, needed_rates, not_aggregated, on_each_pool, on_machines
+from planner.search.solve import plan_at
 
 TIGHTEST = 0.3
 """Of either limit, the last level."""
@@ -33,9 +39,11 @@ ROUNDS = 2
 """Guesses of a cell that are solved; three rounds change few plans and take half as long again."""
 
 
-Row = tuple[list[Cell], list[Plan]]
+Cell = tuple[Aim, Known | None]
+"""What is asked, and what separate pools do there."""
+Cells = tuple[list[Cell], list[Plan]]
 """The cells of two levels of the limits, and the plans of separate pools in them."""
-Spread = Callable[[Callable[[Pools], list[Row]], Sequence[Pools]], Iterable[list[Row]]]
+Spread = Callable[[Callable[[Pools], list[Cells]], Sequence[Pools]], Iterable[list[Cells]]]
 """How work is done on many items."""
 
 
@@ -54,27 +62,24 @@ def wide_front(question: Question, best: Plan, levels: int, over: Spread = map) 
     Separate pools of one level of TTFT share no queue with those of another, so ``over`` may work on them side by side.
     """
     parts = [TIGHTEST ** (step / max(levels - 1, 1)) for step in range(levels)]
-    gathered = [gather(tightened(question, part, part)) for part in parts]
-    count, mixed = Count(), mixed_rows(question)
+    count = Count()
+    gathered = [gather(tightened(question, part, part), costing=Costing(count)) for part in parts]
+    mixed = mixed_rows(question)
     plans: list[Plan] = []
     single: list[tuple[Aim, Plan]] = []
     cells = 0
-    rows = over(partial(_row, question, gathered, levels), gathered)
-    for first, ttft, row in zip(gathered, parts, rows, strict=True):
+    for ttft, row in zip(parts, over(partial(_row, question, gathered, levels), gathered), strict=True):
         for (tried, found), tpot in zip(row, parts, strict=True):
             cells += len(tried)
             plans += found
             for own, aggregated in mixed:
                 tighter = tightened(own, ttft, tpot)
-                chosen = ahead(tighter, aggregated, first, _unsettled(tried, single, tighter), count)
-                made = ((aim, _plan(question, part, aim, choice)) for aim, part, choice in chosen)
-                single += [(aim, plan) for aim, plan in made if plan is not None]
-    evaluated = sum(pools.count.total for pools in gathered) + count.total
+                single += _ahead(question, tighter, aggregated, _unsettled(tried, single, tighter), count)
     plans += [plan for _, plan in single]
-    return Front(plans=unlike(front_of(best, plans), best), cells=cells, candidates_evaluated=evaluated)
+    return Front(plans=unlike(front_of(best, plans), best), cells=cells, candidates_evaluated=count.total)
 
 
-def _row(question: Question, gathered: Sequence[Pools], levels: int, first: Pools) -> list[Row]:
+def _row(question: Question, gathered: Sequence[Pools], levels: int, first: Pools) -> list[Cells]:
     """Return what separate pools do at one level of TTFT, by level of TPOT."""
     return [_separate(question, replace(first, decode=second.decode), levels) for second in gathered]
 
@@ -85,26 +90,23 @@ def _unsettled(cells: Sequence[Cell], found: Sequence[tuple[Aim, Plan]], questio
     return [(aim, known) for aim, known in cells if aim not in settled]
 
 
-def _separate(question: Question, pools: Pools, levels: int) -> tuple[list[Cell], list[Plan]]:
+def _separate(question: Question, pools: Pools, levels: int) -> Cells:
     """Return the cells of two levels of the limits with what separate pools do in each, and their plans."""
-    apart = [
-        part
-        for part in (compatible(question, pools) if pools.prefill.offers and pools.decode.offers else [])
-        if all(side.offers for side in part.sides)
-    ]
+    options = pools.options(question)
     cells: list[Cell] = []
     plans: list[Plan] = []
     for aim in _aims(question, levels):
         known: Known | None = None
         # Where there is no plan, there is none on fewer devices or at a higher rate either.
-        for part in apart if not cells or cells[-1][1] is not None else ():
-            choice = _near(part.sides, aim)
-            plan = None if choice is None else _plan(question, part, aim, choice)
-            if plan is None or choice is None:
+        for option in options if not cells or cells[-1][1] is not None else ():
+            programme = Programme(((option.sides,),), aim)
+            picks = _near(programme)
+            plan = None if picks is None else _plan(question, option, programme, picks)
+            if plan is None or picks is None:
                 continue
             plans.append(plan)
-            does = known_of(part.sides, choice)
-            known = does if known is None or better(aim, does, known) else known
+            does = programme.known(picks)
+            known = does if known is None or aim.goal.better(does, known) else known
         cells.append((aim, known))
     return cells, plans
 
@@ -116,18 +118,24 @@ def tightened(question: Question, ttft: float, tpot: float) -> Question:
 
 def _aims(question: Question, levels: int) -> Iterator[Aim]:
     """Yield the question's aim on fewer and fewer devices, or of least chips at higher and higher rates."""
-    aim = aim_of(question)
+    aim = aim_of(Fleet.of(question))
+    if aim.goal.timed:
+        aim = replace(aim, objective="throughput")
     for step in range(levels):
         part = FEWEST ** (step / max(levels - 1, 1))
-        if aim.objective == "throughput":
+        if aim.goal.maximised:
             yield replace(aim, devices={budget: int(count * part) for budget, count in aim.devices.items()})
         else:
             yield replace(aim, rate=(aim.rate or 0.0) / part)
 
 
-def _plan(question: Question, pools: Pools, aim: Aim, choice: Choice) -> Plan | None:
+def _plan(question: Question, option: Option, programme: Programme, picks: Picks) -> Plan | None:
     """Return the plan of chosen columns within an aim; None where it does not keep the question's own limits."""
-    plan = plan_of(replace(question, rate_per_second=aim.rate), pools, choice)
+    asked = programme.aim.rate
+    rate = (asked or programme.carried(picks)) * (question.rate_per_second or 1.0)
+    own = on_machines(question, option.decode.machines) if option.aggregated else question
+    own = replace(own, rate_per_second=None if asked is None else rate)
+    plan = plan_at(replace(option, question=own), picks[0].columns, rate)
     return plan if plan is not None and _keeps(plan, question) else None
 
 
@@ -138,27 +146,69 @@ def _keeps(plan: Plan, question: Question) -> bool:
     ) <= question.tpot_seconds * (1 + 1e-6)
 
 
-def _near(sides: Sequence[Side], aim: Aim) -> Choice | None:
+def _near(programme: Programme) -> Picks | None:
     """Return the best of the columns whose queues were solved in a few rounds of guesses.
 
     No more are solved where what is known comes as near the best guess as plans of a front are told apart.
     """
     for _ in range(ROUNDS):
-        choice = best_choice(sides, aim, by="guess")
-        known = best_choice(sides, aim, by="exact")
-        if choice is None or (known is not None and _alike(sides, aim, known, choice)):
+        picks, known = programme.best(by="guess"), programme.best(by="exact")
+        if picks is None or (known is not None and _alike(programme, known, picks)):
             return known
-        solve_open(zip(sides, choice, strict=True), 0.0)
-    return best_choice(sides, aim, by="exact")
+        solve_open(programme.picked(picks), 0.0)
+    return programme.best(by="exact")
 
 
-def _alike(sides: Sequence[Side], aim: Aim, known: Choice, guess: Choice) -> bool:
+def _alike(programme: Programme, known: Picks, guess: Picks) -> bool:
     """Whether a known choice is as good as one that is guessed, within half of what tells plans apart."""
-    if aim.objective == "throughput":
-        guessed = min(float(side.guess[column]) for side, column in zip(sides, guess, strict=True))
-        return carried_by(sides, known) * (1 + ALIKE / 2) >= guessed
-    taken = [sum(int(side.room[column]) for side, column in zip(sides, each, strict=True)) for each in (known, guess)]
-    return taken[0] <= taken[1]
+    if programme.aim.goal.maximised:
+        return programme.carried(known) * (1 + ALIKE / 2) >= programme.carried(guess, "guess")
+    return programme.known(known).spent[0] <= programme.known(guess).spent[0]
+
+
+def mixed_rows(question: Question) -> list[tuple[Question, list[Row]]]:
+    """Return the aggregated rows of each pool that they may stand on; none where they are not searched."""
+    if not_aggregated(question) is not None:
+        return []
+    found = [(own, role_space(own, "mixed").rows) for own in on_each_pool(question)]
+    for own, rows in found:
+        know_balance(own, rows)
+    return found
+
+
+def _ahead(
+    asked: Question, question: Question, rows: list[Row], cells: Sequence[Cell], count: Count
+) -> list[tuple[Aim, Plan]]:
+    """Return the plans of aggregated columns that are better than separate pools, by cell.
+
+    Args: ``question`` with the limits of the cells; ``asked`` with its own.
+    """
+    each = [needed_rates(question, aim, known) for aim, known in cells]
+
+    def needed(sizes: Ints) -> Floats:
+        return np.asarray(np.minimum.reduce([own(sizes) for own in each]))
+
+    offers = mixed_offers(question, rows, count, needed)[0] if cells else None
+    if not offers:
+        return []
+    option = Option(question, (make_side(question, "mixed", offers),))
+    found = []
+    for aim, known in cells:
+        programme = Programme(((option.sides,),), limited(question, aim, known))
+        picks = _guessed(programme, known)
+        if picks is not None and (known is None or aim.goal.better(programme.known(picks), known)):
+            found.append((aim, _plan(asked, option, programme, picks)))
+    return [(aim, plan) for aim, plan in found if plan is not None]
+
+
+def _guessed(programme: Programme, known: Known | None) -> Picks | None:
+    """Return the best column by guesses, if its queue carries what is needed."""
+    least = known.rate * (1 - BELOW) if known is not None and programme.aim.rate is None else 0.0
+    picks = programme.best(least, by="guess")
+    if picks is None:
+        return None
+    solve_open(programme.picked(picks), programme.aim.rate or least or TINY)
+    return programme.best(least, by="exact")
 
 
 def unlike(plans: Sequence[Plan], best: Plan) -> tuple[Plan, ...]:

@@ -1,16 +1,20 @@
-"""What is proven of a plan: the integer programme's bound over all columns, and what was left out under which bound."""
+"""What is proven of a choice: a bound over all columns of all ways, and what was left out under which bound."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from ground.aside import Aside, aside
-from ground.units import counted
-from planner.offers.choice import Aim, carried_by
-from planner.offers.columns import Side
-from planner.offers.programme import FleetSolution, solve_fleet
+import numpy as np
 
-AGGREGATED = "aggregated instances, by strategy, layout and MTP depth"
+from ground.aside import aside
+from ground.errors import Fault
+from ground.units import counted
+from planner.question import Objective as Name
+from planner.search.certificate import Problem, solve
+from planner.search.columns import Side
+from planner.search.objective import OBJECTIVES, Objective
+from planner.search.programme import Picks, Programme
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,30 +32,60 @@ class Pruned:
 class Bound:
     """The best value that the covered space can reach, and how far the plan is from it."""
 
-    objective: str
+    objective: Name
     value: float
     gap: float
     covers: str
     queues_solved: int = 0
     pruned: tuple[Pruned, ...] = ()
 
+    def of_plan(self, value: float) -> "Bound":
+        """Return the bound of a plan that reaches another value, or a better one than was proven of its columns."""
+        best = OBJECTIVES[self.objective].best_bound([self.value, value])
+        return replace(self, value=best, gap=abs(best - value) / abs(value) if value else abs(best - value))
 
-def certify(sides: Sequence[Side], aim: Aim, least_rate: float = 0.0) -> FleetSolution:
-    """Solve the integer programme over every column that no other matches, bounds standing for unsolved queues."""
-    return begin_certificate(sides, aim, least_rate).result()
 
+def begin_proof(
+    programme: Programme, picks: Picks, models: Sequence[str], left_out: Sequence[Pruned]
+) -> Callable[[], Bound]:
+    """Begin to prove a choice over all columns of all routes; return what waits for the bound.
 
-def begin_certificate(sides: Sequence[Side], aim: Aim, least_rate: float = 0.0) -> Aside[FleetSolution]:
-    """Begin to ``certify`` the columns as they are now; another core, where one is free, solves the programme."""
-    least = max(least_rate, (aim.rate or 0.0)) * (1 - 1e-9)
-    columns = [
-        side.column(int(number))
-        for side in sides
-        for number in side.staircase(aim.devices[side.machines.budget], least)
-    ]
-    roles = [side.role for side in sides]
-    devices = dict(aim.devices)
-    return aside(partial(solve_fleet, columns, devices=devices, objective=aim.objective, rate=aim.rate, roles=roles))
+    Columns are taken as they are now, bounds standing for queues that were not solved: what is solved later is none of
+    the proof's. The programme is solved by another process where a core is free for it. Where time is made small the
+    choice is the bound: it is the best of all routes by what their columns take at least.
+    """
+    goal, sides = programme.aim.goal, programme.sides
+    told, queues = covers(programme, models), sum(side.queues_solved for side in sides)
+    if goal.timed:
+        reached = programme.seconds(picks)
+        pruned = [each for side in sides for each in _slow_columns(side)]
+        certificate = None
+    else:
+        known = programme.known(picks)
+        reached = known.rate if goal.maximised else known.spent[0]
+        pruned = [each for side in sides for each in _small_columns(side, known.rate)]
+        # Whatever holds a column slower than the choice carries less: the programme's optimum stays.
+        least = known.rate if goal.maximised else programme.aim.rate or 0.0
+        certificate = aside(partial(solve, Problem.of(programme, least)))
+    found = Bound(
+        objective=programme.aim.objective,
+        value=reached,
+        gap=0.0,
+        covers=told,
+        queues_solved=queues,
+        pruned=(*pruned, *left_out),
+    )
+
+    def bound() -> Bound:
+        value = reached if certificate is None else certificate.result()
+        if value is None:
+            raise Fault("the fleet programme has no solution, and one was found")
+        gap = abs(value - reached) / abs(reached)
+        if gap > 1e-6:
+            raise Fault(f"the fleet programme's bound {value:g} is not what the chosen columns reach")
+        return replace(found, value=value, gap=gap)
+
+    return bound
 
 
 def over_parts(best: Bound | None, parts: Sequence[Bound], queues_solved: int) -> Bound | None:
@@ -61,8 +95,7 @@ def over_parts(best: Bound | None, parts: Sequence[Bound], queues_solved: int) -
     """
     if best is None or len(parts) < 2:
         return best
-    values = [part.value for part in parts]
-    value = max(values) if best.objective == "throughput" else min(values)
+    value = OBJECTIVES[best.objective].best_bound([part.value for part in parts])
     return replace(
         best,
         value=value,
@@ -72,130 +105,133 @@ def over_parts(best: Bound | None, parts: Sequence[Bound], queues_solved: int) -
     )
 
 
-def begin_proof(
-    parts: Sequence[Sequence[Side]], chosen: Sequence[Side], aim: Aim, choice: Sequence[int]
-) -> Callable[[], Bound]:
-    """Begin to prove a choice of one part of the space over all of them; return what waits for the bound.
-
-    Parts are the shapes of a deployment, and the sets of instances that an engine lets share KV. Columns are taken
-    as they are now: queues that are solved later are none of the proof's.
-    """
-    reached = carried_by(chosen, tuple(choice))
-    others = [sides for sides in parts if tuple(sides) != tuple(chosen) and all(side.size for side in sides)]
-    covered = [chosen, *others]
-    # Whatever holds a column slower than the choice carries less: the programme's optimum stays.
-    least = reached if aim.objective == "throughput" else 0.0
-    certificates = [begin_certificate(sides, aim, least) for sides in covered]
-    told = "; and ".join(covers(sides) for sides in covered)
-    left_out = tuple(pruned(list(dict.fromkeys(side for sides in covered for side in sides)), reached))
-    queues = sum({id(side): side.queues_solved for sides in parts for side in sides}.values())
-
-    def bound() -> Bound:
-        own, *rest = (certificate.result() for certificate in certificates)
-        values = [own.bound, *(solution.bound for solution in rest if solution.status == "optimal")]
-        value = max(values) if aim.objective == "throughput" else min(values)
-        return Bound(
-            objective=aim.objective,
-            value=value,
-            gap=own.gap + abs(value - own.bound) / abs(own.bound or 1.0),
-            covers=told,
-            queues_solved=queues,
-            pruned=left_out,
-        )
-
-    return bound
-
-
-def covers(sides: Sequence[Side]) -> str:
+def covers(programme: Programme, models: Sequence[str]) -> str:
     """Say what the bound is a bound of."""
-    if [side.role for side in sides] == ["mixed"]:
+    sides, goal = programme.sides, programme.aim.goal
+    single = [side for own in programme.ways for way in own if len(way) == 1 for side in way]
+    routes = math.prod(len({len(way) > 1 or id(way) for way in own}) for own in programme.ways)
+    named = [model for model in models if model]
+    parts = []
+    if len(single) < len(sides):
+        separate = [side for side in sides if not any(side is own for own in single)]
+        parts.append(_covers_separate(separate, timed=goal.timed))
+    if single:
+        parts.append(_covers_aggregated(single, timed=goal.timed))
+    start = f"of {', '.join(named)}, " if named else ""
+    spread = f", in every one of {routes} ways to spread the roles over the pools" if named and routes > 1 else ""
+    both = "; not both shapes side by side for one model" if single else ""
+    time = "the mean time from arrival to the last token over all requests, in " if goal.timed else ""
+    return f"{time}{start}{'; and '.join(parts)}{spread}{both}"
+
+
+def _covers_separate(sides: Sequence[Side], *, timed: bool) -> str:
+    rows = {role: sum(len(side.offers) for side in sides if side.role == role) for role in ("prefill", "decode")}
+    kinds = " and ".join(f"{number} {role}" for role, number in rows.items())
+    start = f"separate prefill and decode pools: {counted(sum(side.size for side in sides), 'column')}, each so many"
+    if timed:
         return (
-            f"{counted(sides[0].size, 'column')} of aggregated instances (so many of one kind), of "
-            f"{counted(len(sides[0].offers), 'kind')} whose bounds could beat the other shape, with every listed token "
-            "budget, in those solved in full with nearby ones between, and all requests that memory holds; not both "
-            "shapes side by side for one model"
+            f"{start} instances of one of {kinds} rows of the grid, with the largest batch that keeps the limits at "
+            "the asked rate, which is the quickest, and prefill budgets that close in on the least mean, taken to fall "
+            "and then to rise; waits for links that KV crosses are not in it"
         )
-    if any(side.beyond_grid for side in sides):
-        return (
-            f"{sum(len(side.offers) for side in sides if side.beyond_grid)} decode rows beyond the grid, attention and "
-            "experts on whole nodes of their own in every split and with up to 16 domains, whose bounds could beat it"
-        )
-    roles = " and ".join(f"{len(side.offers)} {side.role}" for side in sides)
-    columns = counted(sum(side.size for side in sides), "column")
+    beyond = (
+        "; decode rows beyond the grid, attention and experts on whole nodes of their own in every split and with up "
+        "to 16 domains, whose bounds could beat it"
+        if any(side.beyond_grid for side in sides)
+        else ""
+    )
     return (
-        f"{columns} of separate prefill and decode pools (so many instances of one kind), of {roles} kinds: every "
-        "strategy, redundancy, MTP depth and microbatching of the grid, with every decode batch whose iteration keeps "
-        "the limit and every prefill budget of whole prompts whose pass does (beyond 12 a twelfth apart), to 0.3 % of "
-        "what one carries; where prompts differ, with prefill budgets in steps of a half or a third that close in on "
-        "the least TTFT, and without rows that another of their size matches at every budget"
+        f"{start} node-aligned instances of one of {kinds} kinds: every strategy, redundancy, MTP depth and "
+        "microbatching of the grid, with every decode batch whose iteration keeps the limit and every prefill budget "
+        "of whole prompts whose pass does (beyond 12 a twelfth apart), to 0.3 % of what one carries; where prompts "
+        "differ, with prefill budgets in steps of a half or a third that close in on the least TTFT, and without rows "
+        f"that another of their size matches at every budget{beyond}"
     )
 
 
-def never_costed(rows: int, rate_per_second: float) -> list[Pruned]:
+def _covers_aggregated(sides: Sequence[Side], *, timed: bool) -> str:
+    rows = counted(sum(len(side.offers) for side in sides), "row")
+    which = "in which a request alone is quick enough" if timed else "whose bounds could beat separate pools"
+    budgets = "" if timed else ", in those solved in full with nearby ones between, and all requests that memory holds"
+    return (
+        f"aggregated instances: {counted(sum(side.size for side in sides), 'column')}, each so many of one of {rows} "
+        f"{which}, with every listed token budget{budgets}"
+    )
+
+
+def never_costed(model: str, rows: int, rate_per_second: float) -> list[Pruned]:
     """Say how many decode rows beyond the grid were not costed in full, and the bound under which."""
-    if not rows:
-        return []
+    what = "decode rows beyond the grid, by split into attention and expert nodes, domains, layout and MTP depth"
+    why = "beside prefill for that rate their steps miss the TPOT limit with what they have to run"
+    return _counted(f"{model}: {what}" if model else what, rows, rate_per_second, "requests/s", why)
+
+
+def never_queued(model: str, rows: int, rate_per_second: float, goal: Objective) -> list[Pruned]:
+    """Say how many aggregated instances no queue was solved for, and the rate that they do not reach."""
+    fewer = "" if goal.maximised or goal.timed else ", or not on fewer devices than separate pools take there"
+    why = f"no number of running requests whose mean step keeps the TPOT limit brings a pool to that rate{fewer}"
+    return _counted(_aggregated(model), rows, rate_per_second, "requests/s", why)
+
+
+def late_alone(model: str, rows: int, seconds: float) -> list[Pruned]:
+    """Say how many aggregated instances are too slow with one request to be quickest."""
+    beside = ", all other models at their quickest" if model else ""
+    why = f"a request alone takes as long as in what was found before, or longer{beside}"
+    return _counted(_aggregated(model), rows, seconds, "s", why)
+
+
+def _aggregated(model: str) -> str:
+    return f"aggregated instances{f' of {model}, by pool' if model else ', by'} strategy, layout and MTP depth".replace(
+        "pool strategy", "pool, strategy"
+    )
+
+
+def _counted(what: str, number: int, bound: float | None, unit: str, why: str) -> list[Pruned]:
+    return [Pruned(what=what, number=number, bound=bound, unit=unit, why=why)] if number else []
+
+
+def _small_columns(side: Side, reached: float) -> list[Pruned]:
+    """Say how many columns of a side were never solved, and the bound under which."""
+    left = ~side.exact
+    small = left & (side.rate < reached)
+    large = left & ~small
+    alone = side.role == "mixed"
     return [
-        Pruned(
-            what="decode rows beyond the grid, by split into attention and expert nodes, domains, layout and MTP depth",
-            number=rows,
-            bound=rate_per_second,
-            unit="requests/s",
-            why="beside prefill for the plan's rate their steps miss the TPOT limit with what they have to run",
-        )
+        *_counted(
+            f"{side.label} columns that carry less than the plan",
+            int(small.sum()),
+            float(side.rate[small].max()) * side.unit if small.any() else None,
+            "requests/s",
+            "98 % of saturation, passes in time, or a queue tried at the plan's rate bound what they carry: their own "
+            "or, of prompts that differ, one whose passes are nowhere slower",
+        ),
+        *_counted(
+            f"{side.label} columns that {'take too many devices' if alone else 'leave the other role too few devices'}",
+            int(large.sum()),
+            float(side.devices[large].min()) if large.any() else None,
+            "devices",
+            "a smaller column carries as much, or nothing that fits beside them carries more than the plan",
+        ),
     ]
 
 
-def never_queued(
-    rows: int, rate_per_second: float, *, what: str = AGGREGATED, reach: str = "the plan's rate"
-) -> list[Pruned]:
-    """Say how many aggregated instances no queue was solved for, and the rate that they do not ``reach``."""
-    if not rows:
-        return []
+def _slow_columns(side: Side) -> list[Pruned]:
+    """Say how many columns of a side were never timed, and under which bound."""
+    alone, left = side.role == "mixed", ~side.timed
+    slow, weak = left & np.isfinite(side.seconds), left & ~np.isfinite(side.seconds)
     return [
-        Pruned(
-            what=what,
-            number=rows,
-            bound=rate_per_second,
-            unit="requests/s",
-            why=f"no number of running requests whose mean step keeps the TPOT limit brings a pool to {reach}",
-        )
+        *_counted(
+            f"{side.label} columns that take longer{'' if alone else ' with what fits beside them'}",
+            int(slow.sum()),
+            float(side.seconds[slow].min()) if slow.any() else None,
+            "s",
+            "a request alone, and Little's law at the rate, bound its mean time from below",
+        ),
+        *_counted(
+            f"{side.label} columns that do not carry the rate",
+            int(weak.sum()),
+            side.unit,
+            "requests/s",
+            f"{90 if alone else 98} % of saturation bounds what they carry",
+        ),
     ]
-
-
-def pruned(sides: Sequence[Side], reached: float) -> list[Pruned]:
-    """Say how many columns were never solved, and the bound under which."""
-    found = []
-    for side in sides:
-        open_columns = ~side.exact
-        count = int(open_columns.sum())
-        if not count:
-            continue
-        small = open_columns & (side.rate < reached)
-        unit = "requests/s"
-        found.append(
-            Pruned(
-                what=f"{side.role} columns that carry less than the plan",
-                number=int(small.sum()),
-                bound=float(side.rate[small].max()) * side.unit if small.any() else None,
-                unit=unit,
-                why="98 % of saturation, passes in time, or a queue tried at the plan's rate bound what they "
-                "carry: their own or, of prompts that differ, one whose passes are nowhere slower",
-            )
-        )
-        rest = open_columns & ~small
-        if rest.any():
-            found.append(
-                Pruned(
-                    what=f"{side.role} columns that {_too_large(side)}",
-                    number=int(rest.sum()),
-                    bound=float(side.devices[rest].min()),
-                    unit="devices",
-                    why="a smaller column carries as much, or nothing that fits beside them carries more than the plan",
-                )
-            )
-    return found
-
-
-def _too_large(side: Side) -> str:
-    return "take too many devices" if side.role.endswith("mixed") else "leave the other role too few devices"

@@ -1,191 +1,112 @@
-"""The best columns of several models at once, where a model may stand on one of several pools.
+"""The columns with which requests take least from arrival to last token, on average over all models.
 
-A *way* of a model is one side for each of its roles, each side on one pool: prefill here and decode there, or both
-here; or the one side of aggregated instances, which fill both roles. A *route* is a way of every model. Along a route
-each side's smallest column that carries a rate is best, whatever is made small, for all devices of a pool are alike; so
-a rate needs one look at every side, and all routes are compared as arrays. What fits at a rate fits at every smaller
-one: the largest rate is found by bisection.
+A model weighs as much as its share of all requests. Along a route (a way of every model, ``search.programme``) the
+devices of each pool are divided among the sides that stand on it (``search.divided``), and pools share nothing.
+Columns begin with what a request takes at least (``instances.least``) and only rise as they are timed, and so does what
+a route takes: routes wait in a heap by what they took when last looked at.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import chain
-
-import numpy as np
-from numpy.typing import NDArray
+import heapq
+import math
+from collections.abc import Iterator
+from itertools import product
 
 from ground.errors import BadInput
-from planner.offers.choice import Aim, Contest
-from planner.offers.columns import Rates, Side, device_cost
+from planner.search.divided import NOTHING, Curve
+from planner.search.programme import Pick, Picks, Programme, Way
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
-Way = tuple[Side, ...]
-"""A side of each role of a model, or one of aggregated instances."""
+MOST_ROUTES = 20_000
+"""Routes that are looked at; each takes about a tenth of a millisecond."""
 
-MOST_ROUTES = 2_000_000
-"""Routes that are compared; more models on more pools take longer than anyone waits."""
-_RELATIVE = 1e-9
-
-
-@dataclass(frozen=True, slots=True)
-class Pick:
-    """What a model gets: the number of its way, and a column of each of its sides."""
-
-    way: int
-    columns: tuple[int, ...]
+Group = tuple[int, ...]
+"""Sides of one model on one pool, by their numbers."""
+Route = tuple[int, ...]
+"""The number of the way of each model."""
 
 
-Picks = tuple[Pick, ...]
-"""One of each model."""
+class Routes:
+    """Every route with what it takes at least, by what is known of its columns."""
 
-
-@dataclass(frozen=True, slots=True)
-class Programme:
-    """Every way of every model, [models][ways], and what is to be best within which budgets."""
-
-    ways: tuple[tuple[Way, ...], ...]
-    aim: Aim
-    whole_nodes: bool = False
-    """Whether no two models may share a node: each takes whole ones of every pool."""
-    _sides: tuple[Side, ...] = field(init=False)
-
-    def __post_init__(self) -> None:
-        """Refuse more routes than are compared."""
-        routes = float(np.prod([float(len(own)) for own in self.ways]))
-        if routes > MOST_ROUTES:
+    def __init__(self, programme: Programme) -> None:
+        """Put every route in the heap. Raises BadInput for more than are looked at."""
+        if programme.routes > MOST_ROUTES:
             raise BadInput(
-                f"{routes:.0f} ways to spread these models over the pools are more than the {MOST_ROUTES} that are "
-                "compared; give some models the pools that they stand on, hw: prefill=NAME,decode=NAME"
+                f"{programme.routes:.0f} ways to spread these models over the pools are more than the {MOST_ROUTES} "
+                "that --objective latency looks at; give some models the pools that they stand on, hw: "
+                "prefill=NAME,decode=NAME"
             )
-        found = {id(side): side for own in self.ways for way in own for side in way}
-        object.__setattr__(self, "_sides", tuple(found.values()))
+        self.programme, self._sides = programme, programme.sides
+        self._number = {id(side): number for number, side in enumerate(self._sides)}
+        self._weight = {
+            id(side): share
+            for share, own in zip(programme.shares, programme.ways, strict=True)
+            for way in own
+            for side in way
+        }
+        self._groups = [[self._by_pool(way) for way in own] for own in programme.ways]
+        self._curves: dict[tuple[str, tuple[Group, ...]], tuple[tuple[int, ...], Curve]] = {}
+        every = product(*(range(len(own)) for own in programme.ways))
+        self._waiting = [(self._seconds(route), route) for route in every]
+        heapq.heapify(self._waiting)
 
-    @property
-    def sides(self) -> tuple[Side, ...]:
-        """Every side once."""
-        return self._sides
+    def best(self) -> Picks | None:
+        """Return the columns that are quickest by what is known of them; None where none fit."""
+        while self._waiting:
+            _, route = heapq.heappop(self._waiting)
+            seconds = self._seconds(route)
+            heapq.heappush(self._waiting, (seconds, route))
+            if self._waiting[0][1] == route:
+                return None if math.isinf(seconds) else self._picks(route)
+        return None
 
-    @property
-    def steps(self) -> dict[str, int]:
-        """Devices of each pool in whose multiples a model takes them: those of a node, or single ones."""
-        sizes = {side.machines.budget: side.machines.devices_per_node for side in self.sides}
-        return {pool: sizes.get(pool, 1) if self.whole_nodes else 1 for pool in self.aim.devices}
+    def _by_pool(self, way: Way) -> dict[str, Group]:
+        """Return the sides of a way by the pool on which they stand."""
+        found: dict[str, Group] = {}
+        for side in way:
+            budget = side.machines.budget
+            found[budget] = (*found.get(budget, ()), self._number[id(side)])
+        return found
 
-    def picked(self, picks: Picks) -> list[tuple[Side, int]]:
-        """Return the sides of a choice with their columns."""
-        return list(
-            chain.from_iterable(
-                zip(own[pick.way], pick.columns, strict=True) for own, pick in zip(self.ways, picks, strict=True)
-            )
+    def _on_pools(self, route: Route) -> Iterator[tuple[str, tuple[Group, ...]]]:
+        """Yield the pools of a route, and what stands on each."""
+        ways = [own[way] for own, way in zip(self._groups, route, strict=True)]
+        for pool in sorted({pool for way in ways for pool in way}):
+            yield pool, tuple(way[pool] for way in ways if pool in way)
+
+    def _seconds(self, route: Route) -> float:
+        """Return what a request takes at least on a route; infinite where it does not fit."""
+        return sum(self._curve(pool, groups).least for pool, groups in self._on_pools(route))
+
+    def _picks(self, route: Route) -> Picks:
+        """Return the column of each side with which a route takes least."""
+        columns: dict[int, int] = {}
+        for pool, groups in self._on_pools(route):
+            choice = self._curve(pool, groups).choice[-1].tolist()
+            columns |= zip((number for group in groups for number in group), choice, strict=True)
+        return tuple(
+            Pick(way, tuple(columns[self._number[id(side)]] for side in own[way]))
+            for own, way in zip(self.programme.ways, route, strict=True)
         )
 
-    def carried(self, picks: Picks) -> float:
-        """Share of every asked rate that a choice carries: that of its slowest side."""
-        return min(float(side.rate[column]) for side, column in self.picked(picks))
+    def _curve(self, pool: str, groups: tuple[Group, ...]) -> Curve:
+        """Return what the sides of some models on a pool take together; that of all but the last is shared."""
+        state = tuple(int(self._sides[number].timed.sum()) for group in groups for number in group)
+        known = self._curves.get((pool, groups))
+        if known is None or known[0] != state:
+            step = self.programme.steps[pool]
+            most = self.programme.aim.devices[pool] // step * step
+            if len(groups) > 1:
+                curve = self._curve(pool, groups[:-1]).beside(self._curve(pool, groups[-1:]), most)
+            else:
+                curve = NOTHING
+                for number in groups[0]:
+                    curve = curve.beside(self._alone(number, most), most)
+                curve = curve.in_steps(step)
+            known = self._curves[pool, groups] = state, curve
+        return known[1]
 
-
-def best_picks(programme: Programme, least_rate: float = 0.0, by: Rates = "bound") -> Picks | None:
-    """Return the best columns at their present bounds, guesses or solved rates; None where none fit.
-
-    Most carried and then fewest chips; or fewest chips, then the least cost; or the least cost, then fewest chips.
-    """
-    aim = programme.aim
-    least = max(least_rate, (aim.rate or 0.0) * (1 - _RELATIVE))
-    stairs = {
-        id(side): _Stairs(side, side.staircase(aim.devices[side.machines.budget], least, by), by)
-        for side in programme.sides
-    }
-    found = _smallest(programme, stairs, least)
-    if found is None or aim.objective != "throughput":
-        return found
-    steps = np.unique(np.concatenate([own.rates for own in stairs.values()]))
-    low, high = 0, int(steps.size)
-    while low < high:
-        middle = (low + high) // 2
-        tried = _smallest(programme, stairs, float(steps[middle]))
-        found, low, high = (found, low, middle) if tried is None else (tried, middle + 1, high)
-    return found
-
-
-class _Stairs:
-    """Columns of a side of rising rate and rising devices, and what they take."""
-
-    def __init__(self, side: Side, columns: Ints, by: Rates) -> None:
-        self.columns, self.rates = columns, side.rates(by)[columns]
-        self.room = side.room[columns].astype(np.float64)
-        per_device = (1 / side.machines.devices_per_chip, device_cost(side.machines))
-        self.amounts = self.room[:, None] * np.array(per_device)  # [columns, (chips, cost)], the empty ones too
-
-
-def _smallest(programme: Programme, stairs: Mapping[int, _Stairs], rate: float) -> Picks | None:
-    """Return the cheapest route that carries a rate, each side with its smallest sufficient column."""
-    budgets = sorted(programme.aim.devices)
-    steps = np.array([programme.steps[budget] for budget in budgets])
-    most = np.array([float(programme.aim.devices[budget]) for budget in budgets]) // steps * steps
-    used, spent = np.zeros((1, most.size)), np.zeros((1, 2))  # [routes, pools], [routes, (chips, cost)]
-    routes = np.zeros((1, 0), dtype=np.int64)  # [routes, models]
-    for own in programme.ways:
-        able = [(number, found) for number, way in enumerate(own) if (found := _taken(way, stairs, rate, budgets))]
-        if not able:
-            return None
-        room, amounts = (np.array([found[place] for _, found in able]) for place in (0, 1))
-        used = (used[:, None] + np.ceil(room / steps) * steps).reshape(-1, most.size)
-        spent = (spent[:, None] + amounts).reshape(-1, 2)
-        numbers = np.array([number for number, _ in able])
-        routes = np.column_stack([np.repeat(routes, numbers.size, axis=0), np.tile(numbers, len(routes))])
-        fits = (used <= most + _RELATIVE).all(axis=1)
-        kept = np.flatnonzero(fits)[_least_spent(programme.aim, used[fits], spent[fits])]
-        used, spent, routes = used[kept], spent[kept], routes[kept]
-        if not len(routes):
-            return None
-    best = _cheapest(programme.aim, spent)[0]
-    return tuple(
-        Pick(int(way), tuple(_column(stairs[id(side)], rate) for side in own[way]))
-        for own, way in zip(programme.ways, routes[best], strict=True)
-    )
-
-
-def _cheapest(aim: Aim, spent: Floats) -> Ints:
-    """Return the order of routes by what is made small, then by the other: (chips, cost) of each."""
-    chips, cost = spent.round(9).T
-    return np.lexsort((chips, cost) if aim.objective == "cost" else (cost, chips))
-
-
-def _least_spent(aim: Aim, used: Floats, spent: Floats) -> Ints:
-    """Return of routes that take the same of every pool the cheapest: whatever the other models take, it stays so."""
-    order = _cheapest(aim, spent)
-    _, first = np.unique(used[order], axis=0, return_index=True)
-    return np.asarray(order[np.sort(first)], dtype=np.int64)
-
-
-def _taken(
-    way: Way, stairs: Mapping[int, _Stairs], rate: float, budgets: Sequence[str]
-) -> tuple[list[float], list[float]] | None:
-    """Return what a way takes at a rate: room of each pool, (chips, cost); None where a side does not carry it."""
-    room, amounts = [0.0] * len(budgets), [0.0, 0.0]
-    for side in way:
-        own = stairs[id(side)]
-        place = int(np.searchsorted(own.rates, rate))
-        if place >= own.rates.size:
-            return None
-        room[budgets.index(side.machines.budget)] += float(own.room[place])
-        amounts = [known + float(more) for known, more in zip(amounts, own.amounts[place], strict=True)]
-    return room, amounts
-
-
-def _column(own: _Stairs, rate: float) -> int:
-    return int(own.columns[int(np.searchsorted(own.rates, rate))])
-
-
-def settle_picks(programme: Programme, least_rate: float = 0.0) -> Picks | None:
-    """Return the best choice over all routes and columns, as ``columns.Contest.settle``.
-
-    ``least_rate``: what is known to be carried, or the asked rate; then no likely choice is looked for first.
-    """
-    return Contest(
-        programme.aim,
-        best=lambda least, by: best_picks(programme, least, by),
-        columns=programme.picked,
-        carried=programme.carried,
-    ).settle(least_rate)
+    def _alone(self, number: int, most: int) -> Curve:
+        """Return what one side takes, as much of the mean as its model's requests are of all."""
+        side = self._sides[number]
+        columns = side.quickest(most)
+        return Curve.of(side.room[columns], side.seconds[columns] * self._weight[id(side)], columns[:, None])

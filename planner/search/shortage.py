@@ -1,14 +1,15 @@
 """Why columns do not carry an asked rate: the constraint in the words of its flag, and the nearest changes, solved."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from ground.units import counted, format_rate, rounded_down
-from planner.offers.choice import Aim, carried_by, settle
-from planner.offers.columns import Side
 from planner.question import Machines, Question
-from planner.search.infeasible import most_devices
-from planner.search.parts import Pools
+from planner.search.columns import Side
+from planner.search.gather import Option
+from planner.search.missing import most_devices
+from planner.search.objective import Aim
+from planner.search.programme import Programme
 from planner.search.variations import has_plan
 
 STEP = 1.08
@@ -18,21 +19,22 @@ MOST_TRIED = 16_384
 """Devices beyond which no larger machine is tried: such a search takes long, and such a question is a slip."""
 
 
-def shortage(question: Question, pools: Pools, aim: Aim, most_per_second: float) -> tuple[str, str]:
+def shortage(option: Option, most_per_second: float) -> tuple[str, str]:
     """Return (binding limit, sentence) where the devices carry something, and not the asked rate.
 
     ``survive`` where they carry it as long as nothing is lost; else the pools that carry less, or the devices that
     both roles share. The devices named were solved for the rate; none are named where none were found.
     """
-    asked, most = (format_rate(rate) for rate in (aim.rate or 0.0, rounded_down(most_per_second)))
-    there, both = _there(question, most_per_second), dict.fromkeys(("prefill", "decode"), most_per_second)
-    if question.survive is not None and settle([_unsparing(side) for side in pools.sides], aim) is not None:
+    question, there = option.question, _there(option.question, most_per_second)
+    asked, most = (format_rate(rate) for rate in (question.rate_per_second or 0.0, rounded_down(most_per_second)))
+    if question.survive is not None and _programme(question, [side.without_spares() for side in option.sides]).settle():
         told = f"--survive: after losing the worst {question.survive} {there}"
-        return "survive", f"{told}; nearest changes: --rate {most}, or no --survive{_larger(question, both)}"
+        larger = _larger(question, dict.fromkeys(("prefill", "decode"), most_per_second))
+        return "survive", f"{told}; nearest changes: --rate {most}, or no --survive{larger}"
     if question.prefill.budget == question.decode.budget:
         return "devices", too_few(question, most_per_second)
-    alone = {side.role: _alone(side, aim) for side in pools.sides}
-    short = [side for side in pools.sides if alone[side.role] < (aim.rate or 0.0) * (1 - 1e-9)]
+    alone = {side.role: _alone(question, side) for side in option.sides}
+    short = [side for side in option.sides if alone[side.role] < (question.rate_per_second or 0.0) * (1 - 1e-9)]
     told = " and ".join(
         f"{side.machines.devices} devices of {side.machines.hardware.name} carry the {side.role} of "
         f"{format_rate(rounded_down(alone[side.role]))}"
@@ -43,6 +45,12 @@ def shortage(question: Question, pools: Pools, aim: Aim, most_per_second: float)
         f"devices of {' and '.join(side.role for side in short)}",
         f"{told}, not of the asked {asked}; nearest changes: --rate {most}{larger}",
     )
+
+
+def _programme(question: Question, sides: Sequence[Side], aim: Aim | None = None) -> Programme:
+    """Return the programme of some sides, to carry the asked rate on the fewest chips."""
+    devices = {machines.budget: machines.devices for machines in (question.prefill, question.decode)}
+    return Programme(((tuple(sides),),), aim or Aim(devices=devices, objective="chips", rate=1.0))
 
 
 def too_few(question: Question, most_per_second: float, carries: Callable[[Question], bool] = has_plan) -> str:
@@ -62,15 +70,13 @@ def _there(question: Question, most_per_second: float) -> str:
     return f"{counted(devices, 'device')} {'carries' if devices == 1 else 'carry'} {most}, not the asked {asked}"
 
 
-def _unsparing(side: Side) -> Side:
-    """Return the columns of a side without spare instances."""
-    return Side(side.role, side.machines, side.offers, None, side.unit, side.most_instances)
-
-
-def _alone(side: Side, aim: Aim) -> float:
+def _alone(question: Question, side: Side) -> float:
     """Return what a role carries with all devices of its pool."""
-    choice = settle([side], replace(aim, objective="throughput", rate=None))
-    return carried_by([side], choice) if choice else 0.0
+    alone = _programme(
+        question, [side], Aim(devices={side.machines.budget: side.machines.devices}, objective="throughput")
+    )
+    picks = alone.settle()
+    return alone.carried(picks) * side.unit if picks else 0.0
 
 
 def _devices(question: Question) -> int:

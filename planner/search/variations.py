@@ -6,18 +6,19 @@ questions of the same sizes are solved over the leading ones only.
 
 from dataclasses import replace
 
-from planner.instances.space import ROLES, Role, Row, role_rows
+from planner.instances.space import ROLES, Row, role_rows
 from planner.mixed.kinds import MixedKind
 from planner.mixed.offers import mixed_offers
-from planner.offers.choice import carried_by, likely, sufficient
-from planner.offers.columns import Side
 from planner.offers.kinds import DecodeKind, PrefillKind
+from planner.offers.offer import Offers
 from planner.plans.quantised import in_formats
 from planner.question import Question
-from planner.search.parts import Chosen, Costing, Pools, aim_of, choose, compatible, gather
-from planner.search.shapes import Known, known_of, needed_rates, not_aggregated, on_each_pool
-
-Rows = dict[Role, list[Row]]
+from planner.search.fleet import Fleet, aim_of
+from planner.search.gather import Costing
+from planner.search.objective import Known
+from planner.search.shapes import needed_rates, not_aggregated, on_each_pool
+from planner.search.solve import Choice, choose
+from planner.search.ways import Gathered, Rows, gather_fleet
 
 LEADING = 10
 """Rows of each size of a role, by what they carry at most, that are solved for again."""
@@ -27,56 +28,57 @@ NEAR = 0.8
 
 def rows_that_matter(question: Question) -> Rows:
     """Return the rows of each role and size that carry most."""
-    pools, aim = gather(question), aim_of(question)
-    best = choose(question, pools, aim)
-    known = known_of(best.pools.sides, best.choice) if isinstance(best, Chosen) else None
-    found: Rows = {"mixed": mixed_rows_that_matter(question, pools, known)}
-    for role, side in zip(ROLES, pools.sides, strict=True):
-        found[role] = _leading_rows(side)
-    if isinstance(best, Chosen) and best.pools.decode.beyond_grid:
-        found["decode"] += _leading_rows(best.pools.decode)
-    return found
+    separate = gather_fleet(Fleet.of(question))
+    best = choose(separate)
+    known = best.programme.known(best.picks) if isinstance(best, Choice) else None
+    found: Rows = {role: [] for role in ROLES}
+    options = (best.gathered if isinstance(best, Choice) else separate).options[0]
+    for side in {id(side): side for option in options if not option.aggregated for side in option.sides}.values():
+        found["prefill" if side.role == "prefill" else "decode"] += _leading_rows(side.offers)
+    return {**found, "mixed": mixed_rows_that_matter(question, separate, known)}
 
 
-def _leading_rows(side: Side) -> list[Row]:
+def _leading_rows(offers: Offers) -> list[Row]:
     """Return the rows of each size that carry most."""
-    kinds = (side.server(number) for number in side.offers.leading_of_each_size(LEADING))
-    return list(dict.fromkeys(kind.row for kind in kinds if isinstance(kind, (PrefillKind, DecodeKind))))
+    kinds = (offers.build(number) for number in offers.leading_of_each_size(LEADING))
+    return list(dict.fromkeys(kind.row for kind in kinds if isinstance(kind, (PrefillKind, DecodeKind, MixedKind))))
 
 
-def mixed_rows_that_matter(question: Question, pools: Pools, known: Known | None) -> list[Row]:
+def mixed_rows_that_matter(question: Question, separate: Gathered, known: Known | None) -> list[Row]:
     """Return the aggregated rows that could come near the best of either shape, those that carry most."""
     if not_aggregated(question) is not None:
         return []
-    aim = aim_of(question)
-    near = known and replace(known, rate_per_second=NEAR * known.rate_per_second)
+    aim = aim_of(separate.fleet)
+    near = known and replace(known, rate=NEAR * known.rate)
     found: dict[Row, None] = {}
     for own in on_each_pool(question):
-        offers, _ = mixed_offers(own, role_rows(own, "mixed"), pools.count, needed_rates(own, aim, near))
-        kinds = (offers.build(number) for number in offers.leading_of_each_size(LEADING))
-        found |= dict.fromkeys(kind.row for kind in kinds if isinstance(kind, MixedKind))
+        offers, _ = mixed_offers(own, role_rows(own, "mixed"), separate.count, needed_rates(own, aim, near))
+        found |= dict.fromkeys(_leading_rows(offers))
     return list(found)
 
 
 def most_carried(question: Question, rows: Rows | None = None) -> float:
     """Return the rate that the best choice of columns carries, over given rows or all; 0 where none is feasible."""
     asked, costing = in_formats(question), Costing()
-    return max(_carried(each, gather(each, rows, costing=costing), rows) for each in asked)
+    return max(_carried(gather_fleet(Fleet.of(each), rows=rows, costing=costing), rows) for each in asked)
 
 
-def _carried(question: Question, pools: Pools, rows: Rows | None) -> float:
-    chosen = choose(question, pools, aim_of(question), rows["mixed"] if rows else None)
-    return carried_by(chosen.pools.sides, chosen.choice) if isinstance(chosen, Chosen) else 0.0
+def _carried(separate: Gathered, rows: Rows | None) -> float:
+    chosen = choose(separate, rows=rows)
+    unit = separate.fleet.members[0].question.rate_per_second or 1.0
+    return chosen.carried * unit if isinstance(chosen, Choice) else 0.0
 
 
 def has_plan(question: Question) -> bool:
     """Whether a question has a plan: any will do, so likely ones are tried before all bounds are refuted."""
+    question = replace(question, objective="throughput" if question.rate_per_second is None else "chips")
     asked, costing = in_formats(question), Costing()
-    return any(_has_plan(each, gather(each, costing=costing)) for each in asked)
+    return any(_has_plan(gather_fleet(Fleet.of(each), costing=costing)) for each in asked)
 
 
-def _has_plan(question: Question, pools: Pools) -> bool:
-    aim = aim_of(question)
-    parts = compatible(question, pools) if pools.prefill.offers and pools.decode.offers else []
-    found = sufficient if aim.rate is not None else likely
-    return any(found(part.sides, aim) is not None for part in parts) or isinstance(choose(question, pools, aim), Chosen)
+def _has_plan(separate: Gathered) -> bool:
+    aim = aim_of(separate.fleet)
+    programme = separate.programme(aim)
+    if not separate.closed and (programme.likely() if aim.rate is None else programme.sufficient()) is not None:
+        return True
+    return isinstance(choose(separate), Choice)

@@ -12,11 +12,10 @@ from planner.instances.grid import smallest_redundancy
 from planner.instances.space import Row, layouts, pool_counts, role_rows
 from planner.offers.decode_offers import decode_offers
 from planner.question import Question
-from planner.search.parts import aim_of, best_of, gather
 from planner.search.search import search
-from planner.search.shapes import known_of, why_not_apart
+from planner.search.shapes import why_not_apart
 from planner.strategy import Strategy, model_conflicts
-from tests.questions import small_question
+from tests.questions import plan_over, small_question
 
 APART: dict[str, Any] = {
     "lengths": (1024.0, 1024.0),
@@ -75,11 +74,11 @@ def test_the_search_is_as_good_as_with_every_row_costed() -> None:
     """Kimi-K2 on seven nodes: the grid and all rows beyond it, against the search, which costs few of them."""
     question = small_question("kimi-k2", "cm384", 112, **APART)
     rows = {"prefill": role_rows(question, "prefill"), "decode": [*role_rows(question, "decode"), *every_row(question)]}
-    pools, choice = best_of([gather(question, rows)], aim_of(question))  # type: ignore[arg-type]
+    every = plan_over(question, rows)  # type: ignore[arg-type]
     answer = search(question)
 
-    assert choice is not None and answer.best is not None and answer.bound is not None
-    assert answer.best.requests_per_second == pytest.approx(known_of(pools.sides, choice).rate_per_second, rel=1e-3)
+    assert every is not None and answer.best is not None and answer.bound is not None
+    assert answer.best.requests_per_second == pytest.approx(every.requests_per_second, rel=1e-3)
     assert answer.best.answering.candidate.row not in role_rows(question, "decode")
     assert answer.bound.gap < 1e-6 and any("beyond the grid" in each.what for each in answer.bound.pruned)
 

@@ -9,7 +9,8 @@ from hardware.loader import load_hardware
 from planner.plans.plan import Plan
 from planner.plans.quantised import combinations, format_text, in_formats, own_formats, preferred, usual_weights
 from planner.question import Formats, Objective, Question
-from planner.search.search import Answer, search
+from planner.search.answer import Answer
+from planner.search.search import search
 from tests.questions import small_question
 
 BF16, FP8 = Formats(prefill="bf16", decode="bf16", kv="bf16"), Formats(prefill="fp8", decode="fp8", kv="bf16")

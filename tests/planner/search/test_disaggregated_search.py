@@ -22,13 +22,12 @@ from planner.plans.assemble import assemble
 from planner.plans.expectation import expect, workload_of
 from planner.plans.plan import Plan
 from planner.question import Question
-from planner.search.parts import aim_of, best_of, gather
-from planner.search.search import plan_of, search
+from planner.search.search import search
 from planner.strategy import check_strategy, format_strategy, parse_strategy
 from planner.workload import reserved_kv_tokens, running_kv_tokens
 from runtime.simulate.run import simulate
 from runtime.simulate.workload import closed_loop
-from tests.questions import small_question
+from tests.questions import plan_over, small_question
 
 
 def grid(model: str, role: str = "decode", devices: int = 768, step: int | None = 32) -> Grid:
@@ -107,8 +106,7 @@ def planned() -> Plan:
         "prefill": [Row(parse_strategy("DP=32, EP=32"), 0, 0)],
         "decode": [Row(parse_strategy("DP=32 x 2, EP=32"), 0, 0)],
     }
-    pools, choice = best_of([gather(question, rows)], aim_of(question))  # type: ignore[arg-type]
-    plan = plan_of(question, pools, choice) if choice else None
+    plan = plan_over(question, rows)  # type: ignore[arg-type]
     assert plan is not None
     return plan
 
@@ -160,6 +158,5 @@ def test_a_search_takes_it_where_it_carries_most() -> None:
     assert best is not None and best.decode.candidate.row.strategy.domains
     rows = {role: role_space(question, role).rows for role in ("prefill", "decode")}  # type: ignore[arg-type]
     rows["decode"] = [row for row in rows["decode"] if not row.strategy.domains]
-    pools, choice = best_of([gather(question, rows)], aim_of(question))  # type: ignore[arg-type]
-    other = plan_of(question, pools, choice) if choice else None
+    other = plan_over(question, rows)  # type: ignore[arg-type]
     assert other is not None and other.requests_per_second < best.requests_per_second

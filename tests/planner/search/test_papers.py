@@ -7,8 +7,9 @@ import pytest
 from hardware.loader import load_hardware
 from models.loader import load_model
 from planner.question import Machines, Question
+from planner.search.answer import Answer
 from planner.search.papers import matching, published_deployments
-from planner.search.search import Answer, search
+from planner.search.search import search
 from planner.strategy import check_strategy
 from planner.workload import Lengths, Workload
 from tests.questions import small_answer

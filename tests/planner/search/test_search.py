@@ -8,16 +8,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ground.errors import BadInput
 from planner.instances.candidates import prefill_found
 from planner.instances.decode_candidates import Count
-from planner.offers.columns import Side
-from planner.offers.programme import Column, solve_by_enumeration
-from planner.question import Question
+from planner.search.fleet import Fleet, aim_of
 from planner.search.front import dominates
-from planner.search.infeasible import fastest_ttft
-from planner.search.parts import gather
+from planner.search.missing import fastest_ttft
+from planner.search.programme import Programme
 from planner.search.search import search
 from planner.search.variations import most_carried
+from planner.search.ways import gather_fleet
+from tests.planner.search.test_programme import by_enumeration
 from tests.questions import rate_of, small_answer, small_question
 
 ASKED: list[dict[str, Any]] = [
@@ -27,8 +28,6 @@ ASKED: list[dict[str, Any]] = [
     {"hardware": "cm384", "devices": 16, "decode": ("h100", 8)},
     {"devices": 16, "objective": "chips", "rate_per_second": 150.0},
     {"devices": 16, "objective": "latency", "rate_per_second": 400.0},
-    {"devices": 16, "objective": "latency"},
-    {"devices": 16, "rate_per_second": 400.0},
     {"hardware": "cm384", "devices": 16, "decode": ("h100", 8), "objective": "cost", "rate_per_second": 60.0},
 ]
 
@@ -47,18 +46,6 @@ SMALL: list[dict[str, Any]] = [
 ]
 
 
-def solved(side: Side) -> list[Column]:
-    """Return every column of a role with its queue solved, less those that a larger one of the same rate hides."""
-    for number in range(side.size):
-        side.solve(number, 0.0)
-    return [side.column(int(number)) for number in side.staircase(side.machines.devices, 0.0)]
-
-
-def every_column(question: Question) -> list[Column]:
-    """Return the columns of both roles, all queues solved."""
-    return [column for side in gather(question).sides for column in solved(side)]
-
-
 @pytest.mark.parametrize("asked", ASKED[3:6], ids=str)
 def test_what_stands_beside_a_plan_does_not_change_it(asked: dict[str, Any]) -> None:
     """Commands that ask many questions leave runners-up, certificate and published deployments out."""
@@ -75,25 +62,19 @@ def test_what_stands_beside_a_plan_does_not_change_it(asked: dict[str, Any]) -> 
 def test_the_plan_is_the_best_of_all_choices(asked: dict[str, Any]) -> None:
     """Every (prefill, count) with every (decode, count): none carries more, or the rate on less."""
     question = small_question(**asked)
-    budgets = {each.budget: each.devices for each in (question.prefill, question.decode)}
-    every = solve_by_enumeration(
-        every_column(question),
-        devices=budgets,
-        objective=question.objective,
-        rate=question.rate_per_second,
-    )
+    (ways,) = gather_fleet(Fleet.of(question)).options
+    asked_programme = Programme((tuple(option.sides for option in ways),), aim_of(Fleet.of(question)))
+    every = by_enumeration(asked_programme)
     answer = small_answer(**asked)
 
-    assert answer.best is not None and answer.bound is not None
-    assert answer.bound.value == pytest.approx(every.value, rel=1e-6)
+    assert every is not None and answer.best is not None and answer.bound is not None
+    assert answer.bound.value == pytest.approx(abs(every), rel=1e-6)
     if question.objective == "throughput":
-        assert answer.best.requests_per_second == pytest.approx(every.rate_per_second, rel=1e-6)
-        assert answer.best.devices == every.devices
+        assert answer.best.requests_per_second == pytest.approx(-every, rel=1e-6)
     if question.objective == "chips":
-        assert answer.best.devices == every.devices
+        assert answer.best.chips == every
     if question.objective == "cost":
-        hourly = answer.best.cost_per_million_tokens or 0.0
-        assert hourly * answer.best.output_tokens_per_second * 3600 / 1e6 == pytest.approx(every.value)
+        assert answer.best.cost_per_hour == pytest.approx(every)
 
 
 @pytest.mark.parametrize("asked", ASKED, ids=str)
@@ -111,6 +92,13 @@ def test_every_plan_keeps_limits_budgets_and_rate(asked: dict[str, Any]) -> None
         for machines in (question.prefill, question.decode):
             assert used[machines.budget] <= machines.devices
         assert not any(dominates(other, plan) for other in answer.pareto)
+
+
+@pytest.mark.parametrize("objective", ["chips", "cost", "latency"])
+def test_what_is_made_small_needs_a_rate(objective: str) -> None:
+    """The flag is named."""
+    with pytest.raises(BadInput, match=f"--objective {objective} needs --rate"):
+        small_answer(model="qwen3-8b", devices=2, objective=objective)
 
 
 @pytest.mark.parametrize(("model", "hardware"), [("qwen3-8b", "h100"), ("deepseek-v2-lite", "cm384")])

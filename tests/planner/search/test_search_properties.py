@@ -10,7 +10,8 @@ from models.loader import load_model
 from planner.instances.decode_candidates import Count, decode_candidates
 from planner.instances.space import groups, role_rows
 from planner.question import Machines, Question
-from planner.search.search import Answer, search
+from planner.search.answer import Answer
+from planner.search.search import search
 from planner.workload import Lengths, Workload
 
 

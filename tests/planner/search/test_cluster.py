@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 
 from ground.errors import BadInput
-from planner.fleets.answer import FleetAnswer
-from planner.fleets.cluster import plan_cluster
-from planner.fleets.members import Fleet, Member
 from planner.instances.decode_candidates import Count
 from planner.instances.space import role_rows
 from planner.mixed.kinds import MixedKind
 from planner.mixed.offers import mixed_offers
 from planner.question import Question
-from planner.search.parts import gather
+from planner.search.answer import Answer
+from planner.search.cluster import plan_cluster
+from planner.search.fleet import Fleet, Member
+from planner.search.gather import gather
 from planner.search.search import search
 from tests.questions import small_answer, small_question
 
@@ -62,7 +62,7 @@ def test_growth_is_what_the_devices_stand() -> None:
     grown = plan_cluster(fleet(objective="throughput"))
     assert grown.feasible and grown.growth > 1
 
-    def at(factor: float) -> FleetAnswer:
+    def at(factor: float) -> Answer:
         return plan_cluster(fleet(rates=(30.0 * factor, 80.0 * factor)))
 
     assert at(grown.growth * 0.999).feasible
@@ -151,7 +151,7 @@ def test_each_model_takes_the_shape_with_fewer_devices() -> None:
 def test_both_shapes_never_carry_less_than_one() -> None:
     """The largest common growth of both is that of the better where one suits all, and it fits when asked for."""
 
-    def grown(shape: str, factor: float | None = None) -> FleetAnswer:
+    def grown(shape: str, factor: float | None = None) -> Answer:
         rates = [each * (factor or 1.0) for each in (2.0, 30.0)]
         members = (
             member("small", rates[0], shape=shape),

@@ -9,14 +9,17 @@ from typing import Any
 
 import pytest
 
-from planner.fleets.answer import FleetAnswer
-from planner.fleets.cluster import mean_seconds, plan_cluster
-from planner.fleets.members import Fleet, Member, on_pools
+from planner.instances.decode_candidates import Count
 from planner.mixed.kinds import MixedKind
-from planner.offers.columns import Side
 from planner.offers.kinds import DecodeKind, PrefillKind
-from planner.search.parts import aim_of, gather, with_mixed
+from planner.search.answer import Answer
+from planner.search.cluster import plan_cluster
+from planner.search.columns import Side
+from planner.search.fleet import Fleet, Member, on_pools
+from planner.search.gather import aggregated, gather
+from planner.search.objective import Aim
 from planner.search.search import search
+from planner.search.solve import mean_seconds
 from tests.questions import machines, small_question
 
 POOL = "h100 pool"
@@ -41,7 +44,7 @@ CODE = member("code", 12.0, lengths=(2048.0, 64.0), tpot_seconds=0.02)
 
 
 @cache
-def both(devices: int = 4, **asked: Any) -> FleetAnswer:
+def both(devices: int = 4, **asked: Any) -> Answer:
     """Return the plans of the two models."""
     return plan_cluster(fleet(CHAT, CODE, devices={POOL: devices}, **asked))
 
@@ -75,7 +78,8 @@ def ways_of(own: Member, asked: Fleet) -> Iterator[Taken]:
         yield together(least_of(prefill, rate, pools), least_of(decode, rate, pools))
     for ground in grounds if own.question.shape == "auto" else ():
         question = on_pools(asked, own, (ground, ground))
-        (mixed,) = with_mixed(question, gather(question), aim_of(question), None).sides
+        aim = Aim(devices=asked.devices, objective="latency", rate=1.0)
+        mixed = aggregated(question, aim, None, None, Count()).option(question).decode
         yield least_of(mixed, rate, pools)
 
 

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ground.errors import Fault
-from planner.fleets.members import Fleet
 from planner.instances.alignment import Lot, Places, placed, placed_apart
 from planner.plans.plan import Plan
 from planner.question import Machines
+from planner.search.fleet import Fleet
 
 
 @dataclass(frozen=True, slots=True)

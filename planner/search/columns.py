@@ -1,17 +1,21 @@
 """Columns whose rate is solved only when it matters: a bound first, the queue where the bound is not enough.
 
 A column is so many instances of one kind (an offer) in one role. Until its queue is solved its rate is a bound
-that no queue passes; ``offers.choice`` asks for the queues of what it would choose.
+that no queue passes; ``search.programme`` asks for the queues of what it would choose. So it is with the mean time of a
+request, where that is what is made small: it is bounded by what a request takes at least (``instances.least``).
 """
 
-from typing import Literal
+from dataclasses import replace
+from functools import cache, cached_property
+from typing import Literal, Protocol
 
 import numpy as np
 
 from planner.instances.alignment import occupied_devices
+from planner.instances.space import Role
 from planner.offers.offer import Floats, Ints, Offers, Server
-from planner.offers.programme import Column
 from planner.question import Machines
+from planner.search.objective import device_cost
 from planner.survival import Loss, lost_of_sizes
 
 Rates = Literal["bound", "guess", "tried", "exact"]
@@ -23,20 +27,33 @@ _SOLVED = 1.01
 """To which factor the rates of solved queues are known."""
 
 
+class Timed(Protocol):
+    """A kind of instance that knows how long requests take."""
+
+    def mean_seconds(self, instances: int, rate_per_second: float) -> float:
+        """Mean seconds of a request in so many instances at their rate; infinite where a limit is missed."""
+        ...
+
+
 class Side:
     """All columns of one role as arrays, [columns]: devices, and rates in units of what the role has to carry."""
 
     def __init__(
         self,
-        role: str,
+        role: Role,
         machines: Machines,
         offers: Offers,
         survive: Loss | None = None,
         unit_per_second: float = 1.0,
         most_instances: int | None = None,
+        model: str = "",
     ) -> None:
-        """Make a column of every offer and count that the devices hold; rates are in units of ``unit_per_second``."""
+        """Make a column of every offer and count that the devices hold; rates are in units of ``unit_per_second``.
+
+        ``model`` names the model of a fleet that the instances serve.
+        """
         self.role, self.machines, self.offers, self.unit = role, machines, offers, unit_per_second
+        self.model, self.survive = model, survive
         sizes = offers.devices
         lost = lost_of_sizes(survive, sizes, machines.devices_per_node)
         held = machines.devices // np.maximum(sizes, 1)
@@ -58,6 +75,7 @@ class Side:
         guesses = np.minimum(offers.guess_per_second / unit_per_second, bounds)
         self.guess: Floats = self.left * guesses[self.offer]
         self.exact = np.zeros(self.offer.size, dtype=bool)
+        self.timed = np.zeros(self.offer.size, dtype=bool)
         self._tried = np.zeros(sizes.size, dtype=bool)  # kinds of which a column is solved
         self._quick = False
         self.queues_solved = 0
@@ -71,6 +89,30 @@ class Side:
     def size(self) -> int:
         """Columns."""
         return int(self.offer.size)
+
+    @property
+    def label(self) -> str:
+        """The role, with the model's name before it in a fleet."""
+        return f"{self.model} {self.role}" if self.model else self.role
+
+    def of(self, offers: Offers) -> "Side":
+        """Return the columns of other offers in the same role."""
+        return Side(self.role, self.machines, offers, self.survive, self.unit, self.most_instances, self.model)
+
+    def without_spares(self) -> "Side":
+        """Return the columns as they are where no loss has to be survived."""
+        return Side(self.role, self.machines, self.offers, None, self.unit, self.most_instances, self.model)
+
+    def with_more(self, offers: Offers) -> "Side":
+        """Return the columns with those of further offers behind them; what is solved stays."""
+        joined = Offers.joined([self.offers, offers])
+        wider = self.of(replace(joined, build=cache(joined.build)))
+        for mine, theirs in ((wider.rate, self.rate), (wider.guess, self.guess), (wider.exact, self.exact)):
+            mine[: self.size] = theirs
+        wider._tried[: len(self.offers)] = self._tried
+        wider._quick, wider._servers, wider.queues_solved = self._quick, dict(self._servers), self.queues_solved
+        wider.beyond_grid = True
+        return wider
 
     def server(self, offer: int) -> Server:
         """Return the server of an offer, built once."""
@@ -133,6 +175,30 @@ class Side:
         """Requests per second of one of the column's instances, of those that remain after a loss."""
         return float(self.rate[column]) * self.unit / int(self.left[column])
 
+    @cached_property
+    def seconds(self) -> Floats:
+        """What a request takes at the unit's rate, solved where ``timed``, else at least; infinite without capacity."""
+        assert self.offers.least is not None, "gathered for an objective that times requests"
+        able = np.flatnonzero(self.rate >= 1 - RELATIVE)
+        found = np.full(self.size, np.inf)
+        found[able] = self.offers.least.seconds(self.offer[able], self.unit / self.left[able])
+        return found
+
+    def time(self, column: int) -> float:
+        """Find how long requests take in a column at the unit's rate, and return it."""
+        kind: Timed = self.server(int(self.offer[column]))  # type: ignore[assignment]
+        found = kind.mean_seconds(int(self.left[column]), self.unit)
+        self.queues_solved += 1
+        self.seconds[column], self.timed[column] = max(found, float(self.seconds[column])), True
+        return float(self.seconds[column])
+
+    def quickest(self, most_devices: int) -> Ints:
+        """Return the columns that none with as little room beats: falling seconds with rising room."""
+        order = self._rising[self.room[self._rising] <= most_devices]
+        seconds = self.seconds[order]
+        before = np.minimum.accumulate(np.concatenate([[np.inf], seconds[:-1]]))
+        return np.asarray(order[seconds < before * (1 - RELATIVE)], dtype=np.int64)
+
     @property
     def cost_per_hour(self) -> Floats:
         """Price of each column, devices where the chip has none."""
@@ -165,22 +231,3 @@ class Side:
         order = places[np.lexsort((~self.exact[self._rising[places]], self._size_of[places]))]
         first = np.diff(self._size_of[order], prepend=-1) > 0
         return np.asarray(self._rising[order[first]], dtype=np.int64)
-
-    def column(self, number: int) -> Column:
-        """Return one column for the integer programme."""
-        return Column(
-            role=self.role,
-            candidate=int(self.offer[number]),
-            instances=int(self.instances[number]),
-            devices=int(self.devices[number]),
-            unusable=int(self.room[number] - self.devices[number]),
-            rate_per_second=float(self.rate[number]),
-            pool=self.machines.budget,
-            cost_per_hour=float(self.devices[number]) * device_cost(self.machines),
-        )
-
-
-def device_cost(machines: Machines) -> float:
-    """Price of a device and hour; 1 where the chip has none."""
-    price = machines.hardware.price_usd_per_chip_hour
-    return price.value / machines.devices_per_chip if price else 1.0

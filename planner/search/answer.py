@@ -1,9 +1,13 @@
-"""What the search for a fleet found: a plan for each model, or why there is none and which changes would give one."""
+"""What a search found: a plan for each model, or why there is none and which changes would give one."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from planner.fleets.members import Fleet
 from planner.plans.plan import Plan
+from planner.plans.quantised import Tried
+from planner.question import Question
+from planner.search.fleet import Fleet
+from planner.search.gather import Cut
+from planner.search.papers import Beside
 from planner.search.proof import Bound
 
 
@@ -16,26 +20,41 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FleetAnswer:
-    """A plan per member, in their order; none where the rates do not fit, then with the reason.
-
-    ``growth`` is what every member carries over its asked rate, at least; where nothing fits, the share of all rates
-    that would.
-    """
+class Answer:
+    """A plan per member, in their order; none where the rates do not fit or no limit is kept, then with the reason."""
 
     fleet: Fleet
     plans: tuple[Plan, ...]
-    growth: float
     candidates_evaluated: int
     bound: Bound | None
     binding_limit: str
     explanation: str
+    growth: float = 0.0
+    """What every member carries over its asked rate, at least; where nothing fits, the share of all that would."""
     changes: tuple[Change, ...] = ()
+    pareto: tuple[Plan, ...] = ()
+    """The best plan of a single model and the runners-up."""
+    cut: Cut = field(default_factory=dict)
+    """Strategies and layouts that were not costed, by role and rule."""
+    published: tuple[Beside, ...] = ()
+    """What others deployed for a single model on this machine, on the same devices."""
+    formats: tuple[Tried, ...] = ()
+    """What each number format came to, where there were several; the question is then in the best one."""
 
     @property
     def feasible(self) -> bool:
         """Whether every member has a plan."""
         return bool(self.plans)
+
+    @property
+    def question(self) -> Question:
+        """What was asked of a single model."""
+        return self.fleet.members[0].question
+
+    @property
+    def best(self) -> Plan | None:
+        """The plan of a single model; None where there is none."""
+        return self.plans[0] if self.plans else None
 
     @property
     def devices_used(self) -> dict[str, int]:

@@ -9,15 +9,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from planner.instances.decode_candidates import Count
 from planner.instances.least import Least
 from planner.mixed.kinds import MixedKind
-from planner.offers.choice import Aim
-from planner.offers.columns import Side
 from planner.offers.kinds import DecodeKind, PrefillKind
 from planner.offers.offer import Offers
 from planner.question import Question
-from planner.search.parts import Pools, aim_of, gather, with_mixed
-from planner.search.quickest import TimedSide, quickest
+from planner.search.columns import Side
+from planner.search.gather import Pools, gather
+from planner.search.gather import aggregated as aggregate
+from planner.search.objective import Aim
+from planner.search.programme import Programme
 from tests.questions import machines, small_answer, small_question
 
 SMALL: list[dict[str, Any]] = [
@@ -31,6 +33,11 @@ def gathered(asked: dict[str, Any]) -> tuple[Question, Pools]:
     """Return a question for the lowest latency and its columns."""
     question = small_question(**asked, objective="latency")
     return question, gather(question)
+
+
+def at_rate(side: Side, rate: float) -> Side:
+    """Return the columns, unsolved, for a rate."""
+    return Side(side.role, side.machines, side.offers, unit_per_second=rate)
 
 
 def seconds_of(side: Side, column: int, rate: float) -> float:
@@ -70,7 +77,7 @@ def test_no_column_is_quicker_than_its_bound(asked: dict[str, Any]) -> None:
         for column in random.choice(side.size, min(side.size, 5), replace=False):
             for share in (0.05, 0.6, 0.95):
                 rate = float(side.rate[column]) * share
-                bound = float(TimedSide(side, rate).seconds[column])
+                bound = float(at_rate(side, rate).seconds[column])
                 assert bound <= seconds_of(side, int(column), rate) * (1 + 1e-9)
 
 
@@ -83,9 +90,8 @@ BOTH: list[dict[str, Any]] = [
 def aggregated(asked: dict[str, Any]) -> Side:
     """Return every column of aggregated instances that carries some rate, whatever is known."""
     question = small_question(**{**asked, "rate_per_second": 1e-6, "shape": "auto", "objective": "latency"})
-    mixed = with_mixed(question, gather(question), aim_of(question), None).mixed
-    assert mixed is not None
-    return mixed
+    aim = Aim(devices={question.decode.budget: question.decode.devices}, objective="latency", rate=1.0)
+    return aggregate(question, aim, None, None, Count()).option(question).decode
 
 
 @pytest.mark.parametrize("asked", BOTH, ids=["aggregated", "separate"])
@@ -132,7 +138,7 @@ def test_no_aggregated_column_is_quicker_than_its_bound(asked: dict[str, Any]) -
     for column in random.choice(side.size, min(side.size, few), replace=False):
         for share in (0.02, 0.6):
             rate = float(side.rate[column]) * share
-            bound = float(TimedSide(side, rate).seconds[column])
+            bound = float(at_rate(side, rate).seconds[column])
             assert 0 < bound <= seconds_of(side, int(column), rate)
 
 
@@ -199,8 +205,9 @@ def test_bounds_that_are_solved_lazily_find_the_best_pair(data: st.DataObject) -
     ]
     best = min(pairs, default=(math.inf, 0))
 
-    found = quickest([TimedSide(side, 1.0) for side in sides], Aim(devices={pool.budget: 6}, objective="throughput"))
+    asked = Programme(((tuple(sides),),), Aim(devices={pool.budget: 6}, objective="latency", rate=1.0))
+    found = asked.settle()
 
     assert (found is None) == math.isinf(best[0])
     if found is not None:
-        assert found.seconds == pytest.approx(best[0], rel=1e-6)
+        assert asked.seconds(found) == pytest.approx(best[0], rel=1e-6)

@@ -1,19 +1,28 @@
-"""Why a cluster does not carry a fleet: the constraint that binds, and the nearest changes, each solved."""
+"""Why a question has no plan, or a cluster carries no fleet: what binds, and the nearest changes, each solved."""
 
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from ground.units import rounded_down
-from planner.fleets.answer import Change, FleetAnswer
-from planner.fleets.members import on_pools
-from planner.fleets.ways import Gathered, Option, every_way, gather_fleet
-from planner.offers.choice import Aim
-from planner.offers.columns import Side
-from planner.search.infeasible import unsurvivable
-from planner.search.infeasible_mixed import missing_anyhow, mixed_sizes, unsurvivable_aggregated
-from planner.search.routes import settle_picks
+from planner.question import Question
+from planner.search.answer import Answer, Change
+from planner.search.columns import Side
+from planner.search.gather import Pools
+from planner.search.missing import (
+    fitting_sizes,
+    missing,
+    missing_anyhow,
+    mixed_sizes,
+    unsurvivable,
+    unsurvivable_aggregated,
+)
+from planner.search.objective import Aim
+from planner.search.programme import Programme
 from planner.search.shapes import not_aggregated
+from planner.search.shortage import shortage
+from planner.search.solve import Choice, choose
+from planner.search.ways import Gathered, every_way, gather_fleet
 
 MOST_FACTOR = 16
 """Pools are enlarged by at most this factor."""
@@ -22,24 +31,31 @@ _BEYOND = 1.05
 _MANY_NODES, _MORE_THAN_SHARE = 8, 2.0
 """Pools of so many nodes carry in proportion to their devices, or so many times more: instances fit larger ones better.
 """
+_LATENCY = {"prefill": "ttft", "decode": "tpot"}
 
 
-def refused(separate: Gathered) -> FleetAnswer:
-    """Return the answer of a fleet without a plan, with the constraint that binds and what would help.
+def refused(separate: Gathered, *, explain: bool = True) -> Answer:
+    """Return the answer without a plan, with the constraint that binds and, to ``explain``, what would help.
 
     ``separate`` are the members' separate pools.
     """
     fleet = separate.fleet
-    aim = Aim(devices=fleet.devices, objective="throughput", rate=None)
-    gathered, _ = every_way(separate, aim)
-    for name in gathered.closed:
-        limit, told = missing_anyhow(*separate.without[name])
-        return _answer(gathered, 0.0, f"{limit} of {name}", f"{name}: {told}", ())
-    for number, member in enumerate(fleet.members):
-        if settle_picks(gathered.programme(aim, [number])) is None and member.question.survive is not None:
-            limit = f"survive {member.question.survive} of {member.name}"
-            return _answer(gathered, 0.0, limit, _unsurvivable(gathered, number), ())
-    share = _share(gathered, aim)
+    if not explain:
+        return _answer(separate, 0.0, limit_of(separate), "", ())
+    aim = Aim(devices=fleet.devices, objective="throughput")
+    most = choose(separate, aim)
+    gathered = most.gathered if isinstance(most, Choice) else most
+    share = most.carried if isinstance(most, Choice) else 0.0
+    for number, member in enumerate(fleet.members if not share else ()):
+        limit, told = _lacking(gathered, number, aim)
+        if fleet.single:
+            return _answer(gathered, 0.0, limit, told, ())
+        if limit not in ("", "devices"):
+            loss = f"survive {member.question.survive}" if limit == "survive" else limit
+            return _answer(gathered, 0.0, f"{loss} of {member.name}", f"{member.name}: {told}", ())
+    if fleet.single and isinstance(most, Choice):
+        option = most.chosen[0][0]
+        return _answer(gathered, share, *shortage(option, share * (option.question.rate_per_second or 1.0)), ())
     pool, more = _larger_pools(gathered, share)
     eased = (*_with_shared_nodes(gathered), *_without_loss(gathered), *_without_one(gathered))
     changes = (*_rates(gathered, share), *more, *eased)
@@ -47,23 +63,13 @@ def refused(separate: Gathered) -> FleetAnswer:
     return _answer(gathered, share, limit, _told(gathered, share), changes)
 
 
-def _unsurvivable(gathered: Gathered, number: int) -> str:
-    """Say that a member's instances fit, but not as many as must be left after a loss."""
-    question = on_pools(gathered.fleet, gathered.fleet.members[number])
-    separate = (option for option in gathered.options[number] if option.pools.mixed is None)
-    option = next(separate, None)
-    if option is None or (not_aggregated(question) is None and mixed_sizes(question)):  # of which fewer are needed
-        return unsurvivable_aggregated(question)[1]
-    return unsurvivable(option.question, *(side.offers.devices.tolist() for side in option.sides))[1]
-
-
-def _answer(gathered: Gathered, growth: float, limit: str, told: str, changes: tuple[Change, ...]) -> FleetAnswer:
+def _answer(gathered: Gathered, growth: float, limit: str, told: str, changes: tuple[Change, ...]) -> Answer:
     helps = "; ".join(f"{change.direction}: {change.told}" for change in changes)
-    return FleetAnswer(
+    return Answer(
         fleet=gathered.fleet,
         plans=(),
         growth=growth,
-        candidates_evaluated=gathered.evaluated,
+        candidates_evaluated=gathered.count.total,
         bound=None,
         binding_limit=limit,
         explanation=f"{told}; nearest changes, each solved: {helps}" if helps else told,
@@ -71,11 +77,58 @@ def _answer(gathered: Gathered, growth: float, limit: str, told: str, changes: t
     )
 
 
-def _share(gathered: Gathered, aim: Aim) -> float:
-    """Return the largest factor on all rates that fits; 0 where not even one instance of everything does."""
-    programme = gathered.programme(aim)
-    most = settle_picks(programme)
-    return programme.carried(most) if most else 0.0
+def _lacking(gathered: Gathered, number: int, aim: Aim) -> tuple[str, str]:
+    """Return (binding limit, sentence) where no choice of a member's columns is feasible alone; empty where one is.
+
+    It is what prefill and decode instances lack, or aggregated ones where these alone are asked for or where memory
+    lacks, of which they need least; else a loss, or the devices of both roles together.
+    """
+    question, pools = gathered.roles[number]
+    if gathered.options[number] and gathered.programme(aim, [number]).settle() is not None:
+        return "", ""
+    if question.shape == "aggregated" or not pools.prefill.offers or not pools.decode.offers:
+        return missing_anyhow(question, not pools.prefill.offers)
+    for side in pools.sides:
+        if side.size and Programme((((side,),),), aim).settle() is None:
+            return missing(question, side.role == "prefill")
+    if question.survive is not None and not_aggregated(question) is None and mixed_sizes(question):
+        return unsurvivable_aggregated(question)
+    if question.survive is not None:
+        return unsurvivable(question, *(side.offers.devices.tolist() for side in pools.sides))
+    return "devices", _together(question, pools)
+
+
+def _together(question: Question, pools: Pools) -> str:
+    """Say that the smallest instances of both roles do not stand beside each other."""
+    least = {side.role: int(side.offers.devices.min()) for side in pools.sides}
+    needs = " and ".join(f"{role} at least {count}" for role, count in least.items())
+    wanted: dict[str, int] = {}
+    there: dict[str, int] = {}
+    for side in pools.sides:
+        wanted[side.machines.budget] = wanted.get(side.machines.budget, 0) + least[side.role]
+        there[side.machines.budget] = side.machines.devices
+    available, change = (
+        joint.join(f"{count}{what} of {pool}" for pool, count in sorted(sizes.items()))
+        for joint, what, sizes in ((", ", "", there), (" and ", " devices", wanted))
+    )
+    return (
+        f"the roles together need more devices than there are: {needs}; available are {available}; "
+        f"nearest change: {change}"
+    )
+
+
+def limit_of(separate: Gathered) -> str:
+    """Name what leaves a question without a plan, as ``refused`` does, without what it would take to say more."""
+    (question, pools), aim = separate.roles[0], Aim(devices=separate.fleet.devices, objective="throughput")
+    for side in pools.sides:
+        if not side.offers:
+            return _LATENCY[side.role] if fitting_sizes(question, side.role == "prefill") else "memory"
+    if question.rate_per_second is not None and not separate.closed and separate.programme(aim).likely() is not None:
+        return "devices"
+    for side in pools.sides:
+        if side.size and Programme((((side,),),), aim).settle() is None:
+            return _LATENCY[side.role]
+    return "devices" if question.survive is None else "survive"
 
 
 def _told(gathered: Gathered, share: float) -> str:
@@ -85,7 +138,7 @@ def _told(gathered: Gathered, share: float) -> str:
     needs = []
     for number, member in enumerate(fleet.members):
         programme = gathered.programme(_asked(fleet.devices), [number])
-        picks = settle_picks(programme, 1.0)
+        picks = programme.settle(1.0)
         if picks is None:
             needs.append(f"{member.name} does not fit alone")
             continue
@@ -112,7 +165,7 @@ def _rates(gathered: Gathered, share: float) -> Iterator[Change]:
     for part in (1.0, 0.99, 0.97) if share else ():  # sizing and planning agree within what the queues are solved to
         factor = rounded_down(share * part)
         programme = gathered.programme(replace(_asked(gathered.fleet.devices), rate=factor))
-        if settle_picks(programme) is not None:
+        if programme.settle() is not None:
             yield Change(direction="rate", told=f"{factor:.3g} times every rate")
             return
 
@@ -171,7 +224,7 @@ def _least_size(gathered: Gathered, pools: list[str], share: float) -> float | N
         }
 
     def holds(factor: float) -> bool:
-        return settle_picks(known.programme(_asked(sizes(factor))), 1.0) is not None
+        return known.programme(_asked(sizes(factor))).settle(1.0) is not None
 
     large = all(fleet.devices[pool] >= _MANY_NODES * nodes[pool] for pool in pools)
 
@@ -185,7 +238,7 @@ def _least_size(gathered: Gathered, pools: list[str], share: float) -> float | N
         high = min(max(2 * high, _BEYOND / share if large and share else 0.0), most)
         if not hopeless(high):
             larger = replace(fleet, devices=sizes(high))
-            known, _ = every_way(gather_fleet(larger), _asked(larger.devices))
+            known = every_way(gather_fleet(larger), _asked(larger.devices)).gathered
     low = 1.0
     step = min(nodes[pool] / fleet.devices[pool] for pool in pools)
     while high - low > step * 1.001:
@@ -198,7 +251,7 @@ def _with_shared_nodes(gathered: Gathered) -> Iterator[Change]:
     """Yield that the fleet fits where models share nodes."""
     fleet = gathered.fleet
     sharing = replace(gathered, fleet=replace(fleet, share_nodes=True))
-    if not fleet.share_nodes and settle_picks(sharing.programme(_asked(fleet.devices)), 1.0) is not None:
+    if not fleet.share_nodes and sharing.programme(_asked(fleet.devices)).settle(1.0) is not None:
         yield Change(direction="nodes", told="models that share nodes")
 
 
@@ -207,22 +260,13 @@ def _without_loss(gathered: Gathered) -> Iterator[Change]:
     fleet = gathered.fleet
     if all(member.question.survive is None for member in fleet.members):
         return
-    options = tuple(tuple(_unsparing(option) for option in own) for own in gathered.options)
-    bare = Gathered(fleet, options, gathered.evaluated)
-    if settle_picks(bare.programme(_asked(fleet.devices)), 1.0) is not None:
+    options = tuple(
+        tuple(replace(option, sides=tuple(side.without_spares() for side in option.sides)) for option in own)
+        for own in gathered.options
+    )
+    bare = replace(gathered, options=options)
+    if bare.programme(_asked(fleet.devices)).settle(1.0) is not None:
         yield Change(direction="survive", told="no loss to survive")
-
-
-def _unsparing(option: Option) -> Option:
-    """Return an option whose columns need no spare instance."""
-
-    def without(side: Side) -> Side:
-        return Side(side.role, side.machines, side.offers, None, side.unit, side.most_instances)
-
-    own = option.pools
-    if own.mixed is not None:
-        return replace(option, pools=replace(own, mixed=without(own.mixed)))
-    return replace(option, pools=replace(own, prefill=without(own.prefill), decode=without(own.decode)))
 
 
 def _without_one(gathered: Gathered) -> Iterator[Change]:
@@ -231,7 +275,7 @@ def _without_one(gathered: Gathered) -> Iterator[Change]:
     names = []
     for number, member in enumerate(fleet.members):
         others = [each for each in range(len(fleet.members)) if each != number]
-        if others and settle_picks(gathered.programme(_asked(fleet.devices), others), 1.0) is not None:
+        if others and gathered.programme(_asked(fleet.devices), others).settle(1.0) is not None:
             names.append(member.name)
     if names:
         yield Change(direction="models", told=f"all but {' or all but '.join(names)}")

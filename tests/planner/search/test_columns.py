@@ -4,18 +4,16 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.instances.decode_candidates import Count
 from planner.instances.space import role_rows
-from planner.offers.choice import Aim, carried_by, likely, settle, sufficient
-from planner.offers.columns import Side
 from planner.offers.decode_offers import decode_offers
 from planner.offers.offer import Offer, Offers
 from planner.offers.prefill_offers import prefill_offers
-from planner.offers.programme import solve_by_enumeration
-from planner.search.proof import certify
+from planner.search.columns import Side
+from planner.search.objective import Aim
+from planner.search.programme import Programme
 from tests.questions import machines, small_question
 
 POOL = machines("qwen3-8b", "h100", 6)
@@ -46,44 +44,6 @@ class Queue:
 
 # A loss of nearly all would leave rates of 1e-16, which no solver tells from none.
 OFFER = st.tuples(st.integers(1, 6), st.floats(1, 20), st.floats(0, 0.99), st.floats(1, 1.5))
-OBJECTIVES = [("throughput", None), ("chips", 8.0), ("cost", 8.0), ("throughput", 5.0)]
-
-
-def side(role: str, drawn: list[tuple[int, float, float, float]]) -> Side:
-    """Return columns of (devices, rate, loss of a single one, looseness of the bound)."""
-    offers = [
-        Offer(devices, rate * loose, lambda rate=rate, loss=loss: Queue(rate, loss))
-        for devices, rate, loss, loose in drawn
-    ]
-    return Side(role, POOL, Offers.of(offers))
-
-
-@settings(max_examples=80, deadline=None)
-@given(st.lists(OFFER, min_size=1, max_size=5), st.lists(OFFER, min_size=1, max_size=5), st.sampled_from(OBJECTIVES))
-def test_settled_choices_are_the_best_of_all_columns(prefill, decode, asked):
-    """Against trying every pair of columns with every queue solved; the integer programme's bound agrees."""
-    objective, rate = asked
-    aim = Aim(devices={POOL.budget: POOL.devices}, objective=objective, rate=rate)
-    sides = side("prefill", prefill), side("decode", decode)
-    solved = side("prefill", prefill), side("decode", decode)
-    for own in solved:
-        for number in range(own.size):
-            own.solve(number, 0.0)
-    columns = [own.column(number) for own in solved for number in range(own.size) if own.rate[number] > 0]
-    if len({column.role for column in columns}) < 2:
-        return
-    every = solve_by_enumeration(columns, devices=aim.devices, objective=objective, rate=rate)
-
-    choice = settle(sides, aim)
-
-    assert (choice is None) == (every.status == "infeasible")
-    if choice is not None:
-        used = sum(int(own.devices[number]) for own, number in zip(sides, choice, strict=True))
-        assert used == every.devices or objective == "throughput"
-        if objective == "throughput":
-            assert (carried_by(sides, choice), used) == pytest.approx((every.rate_per_second, every.devices), rel=1e-5)
-        certificate = certify(sides, aim)
-        assert certificate.value == pytest.approx(every.value, rel=1e-5)
 
 
 def test_hopeless_columns_are_never_solved():
@@ -92,7 +52,7 @@ def test_hopeless_columns_are_never_solved():
     offers = [Offer(1, queue.each * 1.02, lambda queue=queue: queue) for queue in queues]
     own = Side("prefill", POOL, Offers.of(offers))
 
-    settle([own], Aim(devices={POOL.budget: 6}, objective="throughput"))
+    Programme((((own,),),), Aim(devices={POOL.budget: 6}, objective="throughput")).settle()
 
     assert queues[0].solved and not queues[1].solved
 
@@ -134,9 +94,10 @@ def test_other_numbers_of_a_solved_kind_come_before_other_kinds():
     prefill = Side("prefill", POOL, Offers.of([Offer(1, 10.0, lambda kind=kind: kind) for kind in kinds]))
     decode = Side("decode", POOL, Offers.of([Offer(1, 5.0, lambda: Queue(5.0, 0.0))]))
 
-    choice = likely([prefill, decode], Aim(devices={POOL.budget: 6}, objective="throughput"))
+    both = Programme((((prefill, decode),),), Aim(devices={POOL.budget: 6}, objective="throughput"))
+    choice = both.likely()
 
-    assert choice is not None and carried_by([prefill, decode], choice) == 15.0
+    assert choice is not None and both.carried(choice) == 15.0
     assert asked and min(asked) >= 15.0
 
 
@@ -146,9 +107,10 @@ def test_what_suffices_is_solved_alone(rate: float) -> None:
     queues = [Queue(4.0, 0.5), Queue(5.0, 0.0)]
     offers = [Offer(1, 2 * queue.each, lambda queue=queue: queue) for queue in queues]
     own = Side("prefill", POOL, Offers.of(offers))
-    found = sufficient([own], Aim(devices={POOL.budget: 6}, objective="chips", rate=rate))
+    picks = Programme((((own,),),), Aim(devices={POOL.budget: 6}, objective="chips", rate=rate)).sufficient()
 
-    assert (found is None) == (rate > 30)
-    if found is not None:
+    assert (picks is None) == (rate > 30)
+    if picks is not None:
+        found = picks[0].columns
         assert own.server(int(own.offer[found[0]])).pool_carries(int(own.left[found[0]]), rate)
         assert own.exact.sum() == 1

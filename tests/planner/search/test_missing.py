@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from ground.units import parse_duration, parse_rate
-from planner.search.infeasible import fastest_tpot, fastest_ttft, fitting_sizes, smallest_devices, with_devices
-from planner.search.search import Answer, search
+from planner.search.answer import Answer
+from planner.search.missing import fastest_tpot, fastest_ttft, fitting_sizes, smallest_devices, with_devices
+from planner.search.search import search
 from tests.questions import small_question
 
 

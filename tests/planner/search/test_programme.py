@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ground.errors import BadInput
-from planner.fleets.proof import prove
-from planner.offers.choice import Aim
-from planner.offers.columns import Side, device_cost
 from planner.offers.offer import Offer, Offers
-from planner.search.routes import Programme, Way, best_picks, settle_picks
-from tests.planner.offers.test_choice import OFFER, Queue
+from planner.search.columns import Side
+from planner.search.objective import Aim, device_cost
+from planner.search.programme import Picks, Programme, Way
+from planner.search.proof import Bound, begin_proof
+from tests.planner.search.test_columns import OFFER, Queue
 from tests.questions import machines
 
 NEAR = replace(machines("qwen3-8b", "h100", 11), budget="near")
@@ -33,13 +33,18 @@ class Shapes(NamedTuple):
     mixed: Drawn = []
 
 
-def side(role: str, pool: int, drawn: Drawn) -> Side:
+def prove(asked: Programme, picks: Picks) -> Bound:
+    """Return the bound over all columns."""
+    return begin_proof(asked, picks, [f"model {number}" for number in range(len(asked.ways))], ())()
+
+
+def side(role: str, pool: int, drawn: Drawn, model: str = "") -> Side:
     """Return columns of (devices, rate, loss of a single one, looseness of the bound); FAR carries half."""
     offers = [
         Offer(devices, rate * loose / (1 + pool), lambda rate=rate, loss=loss: Queue(rate / (1 + pool), loss))
         for devices, rate, loss, loose in drawn
     ]
-    return Side(role, POOLS[pool], Offers.of(offers), unit_per_second=10.0)
+    return Side(role, POOLS[pool], Offers.of(offers), unit_per_second=10.0, model=model)  # type: ignore[arg-type]
 
 
 def programme(members: list[Shapes], aim: Aim, whole_nodes: bool, coupled: bool) -> Programme:
@@ -47,7 +52,7 @@ def programme(members: list[Shapes], aim: Aim, whole_nodes: bool, coupled: bool)
     ways: list[tuple[Way, ...]] = []
     for number, drawn in enumerate(members):
         prefill, decode, mixed = (
-            [side(f"{number} {role}", pool, own) for pool in range(2)] if own else []
+            [side(role, pool, own, str(number)) for pool in range(2)] if own else []
             for role, own in zip(Shapes._fields, drawn, strict=True)
         )
         pairs = product(prefill, decode)
@@ -115,11 +120,11 @@ def test_settled_picks_are_the_best_of_every_route(members, asked, devices, whol
     expected = by_enumeration(programme(members, aim, whole_nodes, coupled))
     own = programme(members, aim, whole_nodes, coupled)
 
-    picks = settle_picks(own)
+    picks = own.settle()
 
     assert (picks is None) == (expected is None)
     if picks is not None and expected is not None:
-        bound = prove(own, picks, [f"model {number}" for number in range(len(members))])
+        bound = prove(own, picks)
         assert bound.gap <= 1e-6
         assert bound.value == pytest.approx(abs(expected), rel=1e-5)
 
@@ -128,7 +133,7 @@ def test_a_model_goes_where_the_others_leave_room():
     """Two models want the fast pool, which holds one: the one that loses least goes to the other."""
     aim = Aim(devices={"near": 2, "far": 2}, objective="throughput")
     small, large = (Shapes([(1, each, 0.0, 1.0)], [(1, each, 0.0, 1.0)]) for each in (10.0, 40.0))
-    picks = settle_picks(asked := programme([small, large], aim, False, False))
+    picks = (asked := programme([small, large], aim, False, False)).settle()
 
     assert picks is not None
     assert [own.machines.budget for own, _ in asked.picked(picks)] == ["near", "near", "far", "far"]
@@ -139,29 +144,27 @@ def test_aggregated_instances_fill_both_roles(each: float, instances: int) -> No
     """One that carries what two roles do on as many devices leaves them; one that needs fewer takes their place."""
     aim = Aim(devices={"near": 4, "far": 0}, objective="chips", rate=1.0)
     own = Shapes([(1, 10.0, 0.0, 1.0)], [(1, 10.0, 0.0, 1.0)], [(instances, each, 0.0, 1.0)])
-    picks = settle_picks(asked := programme([own], aim, False, False))
+    picks = (asked := programme([own], aim, False, False)).settle()
 
     assert picks is not None
-    assert [side.role for side, _ in asked.picked(picks)] == (
-        ["0 mixed"] if instances == 1 else ["0 prefill", "0 decode"]
-    )
+    assert [side.role for side, _ in asked.picked(picks)] == (["mixed"] if instances == 1 else ["prefill", "decode"])
 
 
 def test_what_instances_leave_unusable_counts_as_chips() -> None:
     """Three of three take eleven devices of nodes of eight; five of two take ten, and are fewer chips."""
     aim = Aim(devices={"near": 11, "far": 11}, objective="chips", rate=3.0)
     odd, even = side("odd", 0, [(3, 10.0, 0.0, 1.0)]), side("even", 1, [(2, 12.0, 0.0, 1.0)])
-    picks = settle_picks(asked := Programme((((odd,), (even,)),), aim))
+    picks = (asked := Programme((((odd,), (even,)),), aim)).settle()
 
     assert picks is not None and [own.role for own, _ in asked.picked(picks)] == ["even"]
-    assert prove(asked, picks, ["model"]).gap <= 1e-6
+    assert prove(asked, picks).gap <= 1e-6
 
 
 def test_many_models_on_two_pools_are_compared() -> None:
     """Eight models with six ways each are 1.7 million routes; those that take the same of every pool are one."""
     aim = Aim(devices={"near": 11, "far": 11}, objective="chips", rate=0.1)
     one = [(1, 10.0, 0.0, 1.0)]
-    picks = settle_picks(asked := programme([Shapes(one, one, one)] * 8, aim, False, False))
+    picks = (asked := programme([Shapes(one, one, one)] * 8, aim, False, False)).settle()
 
     assert picks is not None and len(asked.picked(picks)) == 8
 
@@ -176,4 +179,4 @@ def test_more_routes_than_are_compared_are_refused():
 def test_nothing_fits_no_devices():
     """None, whatever is asked."""
     aim = Aim(devices={"near": 0, "far": 0}, objective="throughput")
-    assert best_picks(programme([Shapes([(1, 1.0, 0.0, 1.0)], [(1, 1.0, 0.0, 1.0)])], aim, False, False)) is None
+    assert programme([Shapes([(1, 1.0, 0.0, 1.0)], [(1, 1.0, 0.0, 1.0)])], aim, False, False).best() is None

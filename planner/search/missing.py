@@ -1,4 +1,4 @@
-"""Why a question has no plan, and the nearest change that would give it one."""
+"""What keeps a question from any plan at all: what a role, or an aggregated instance, lacks, and what would help."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -6,20 +6,29 @@ from dataclasses import replace
 
 import numpy as np
 
-from ground.units import counted, format_bytes, format_duration
-from planner.costs.latency import balanced_cost
+from ground.units import counted, format_bytes, format_duration, rounded_up
+from planner.costs.latency import balanced_cost, tokens_per_iteration
 from planner.costs.memory import weight_bytes
 from planner.instances.candidates import decode_all, prefill_found
 from planner.instances.decode_candidates import Count, decode_candidates, rows_with_room
-from planner.instances.operating import DecodeServer, PrefillServer, kv_transfer_seconds
+from planner.instances.operating import DecodeServer, PrefillServer
 from planner.instances.prefill_candidates import budgets, pass_seconds, prefill_fits
-from planner.instances.space import Role, Row, groups, machines_of, role_rows, row_deployment
+from planner.instances.space import Role, groups, machines_of, role_rows
+from planner.mixed.candidates import BUDGETS
+from planner.mixed.kinds import MixedKind, group_screen
+from planner.mixed.offers import holding, mixed_offers
 from planner.question import Machines, Question
-from planner.search.limits import limit_of, tightest, with_limit
+from planner.search.gather import slowest_transfer
+from planner.search.objective import Aim
+from planner.search.shapes import needed_rates, not_aggregated
 from planner.survival import lost_instances
 from planner.workload import reserved_kv_tokens
 
 _RELAXED = 1_000_000.0
+_FACTORS = (1.05, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0)
+"""Of the least time that a limit may be: the tightest of these that helps is told."""
+TRIED = 12
+"""Kinds of aggregated instances, the most likely first, that are solved before a limit is taken to be out of reach."""
 
 
 def missing(question: Question, prefill: bool) -> tuple[str, str]:
@@ -208,19 +217,6 @@ def least_carrying(question: Question, prefill: bool) -> float:
     return next((each.devices for each in able), math.inf)
 
 
-def slowest_transfer(question: Question, rows: Sequence[Row] | None = None) -> float:
-    """Seconds to move a prompt's KV from the prefill instances with the fewest links each."""
-    narrowest = min(
-        role_rows(question, "prefill") if rows is None else rows,
-        key=lambda row: row.strategy.attention_tp,
-        default=None,
-    )
-    if narrowest is None:
-        return 0.0
-    group = groups(question, "prefill", [narrowest], 0)[0]
-    return kv_transfer_seconds(question, row_deployment(group.deployment, narrowest))
-
-
 def unsurvivable(question: Question, prefill_sizes: Sequence[int], decode_sizes: Sequence[int]) -> tuple[str, str]:
     """Return (binding limit, sentence) where instances fit, but not as many as must be left after a loss.
 
@@ -243,3 +239,99 @@ def most_devices(question: Question) -> float:
     if any(spec.sold_by_node for spec in specs.values()):
         return math.inf
     return float(sum(spec.nodes.value * spec.devices_per_node.value for spec in specs.values()))
+
+
+def missing_anyhow(question: Question, prefill: bool) -> tuple[str, str]:
+    """Return (binding limit, sentence) where separate pools lack a role and aggregated instances carry nothing.
+
+    It is about what separate pools lack, but where aggregated instances alone are asked for or where memory lacks, of
+    which they need least.
+    """
+    if question.shape == "aggregated":
+        return missing_aggregated(question)
+    told = missing(question, prefill)
+    return missing_aggregated(question) if told[0] == "memory" and not_aggregated(question) is None else told
+
+
+def missing_aggregated(question: Question) -> tuple[str, str]:
+    """Return (binding limit, sentence) where no aggregated instance carries any rate within the limits."""
+    best = fastest_alone(question)
+    if best is None:
+        return "memory", memory_sentence(question, "mixed", smallest_of(question, question.decode, mixed_sizes))
+    if question.survive is not None and carries(replace(question, survive=None)):
+        return unsurvivable_aggregated(question)
+    ttft, tpot = best
+    late = tpot <= question.tpot_seconds
+    least = ttft if late else tpot
+    flag, limit = limit_of(question, late)
+    nearest = tightest(question, late, least, carries)
+    change = f"nearest change: {flag} {format_duration(nearest)}" if nearest else "several times the limit do not help"
+    return flag.strip("-"), (
+        f"{flag} {format_duration(limit)} cannot be kept at percentile {question.percentile:g}: the fastest aggregated "
+        f"instance on up to {question.decode.devices} devices takes {format_duration(least)} with nothing else to do; "
+        f"{change}"
+    )
+
+
+def unsurvivable_aggregated(question: Question) -> tuple[str, str]:
+    """Return (binding limit, sentence) where instances fit, but not as many as must be left after a loss."""
+    per_node = question.decode.devices_per_node
+    wanted = min((1 + lost_instances(question.survive, size, per_node)) * size for size in mixed_sizes(question))
+    held = counted(question.decode.devices, "device")
+    return "survive", (
+        f"--survive: losing one {question.survive} would leave no instance on {held}; "
+        f"nearest changes: --devices {wanted}, or no --survive"
+    )
+
+
+def mixed_sizes(question: Question) -> list[int]:
+    """Devices of every aggregated row that holds a request."""
+    drafts = min(question.drafts)
+    found = (holding(question, group)[0] for group in groups(question, "mixed", role_rows(question, "mixed"), drafts))
+    return [row.strategy.devices for group in found for row in group.rows]
+
+
+def fastest_alone(question: Question) -> tuple[float, float] | None:
+    """Least seconds of a prompt, and per token of its answer, on any aggregated instance; None where none fits."""
+    ttft = tpot = math.inf
+    for drafts in question.drafts:
+        accepted = tokens_per_iteration(drafts, question.acceptance)
+        for group in groups(question, "mixed", role_rows(question, "mixed"), drafts):
+            held, _ = holding(question, group)
+            if not held.rows:
+                continue
+            screen = group_screen(question, held, BUDGETS[-1], Count())
+            ttft = min(ttft, float(screen.alone().min()))
+            tpot = min(tpot, float(screen.steps(1 / screen.ranks).bare.min()) / accepted)
+    return (ttft, tpot) if math.isfinite(ttft) else None
+
+
+def carries(question: Question) -> bool:
+    """Whether some aggregated instance that the devices hold carries any rate within the limits."""
+    aim = Aim(devices={question.decode.budget: question.decode.devices}, objective="throughput")
+    needed = needed_rates(question, aim, None)
+    offers, _ = mixed_offers(question, role_rows(question, "mixed"), Count(), needed)
+    order = np.argsort(-offers.guess_per_second / offers.devices, kind="stable")
+    kinds = (offers.build(int(number)) for number in order[:TRIED])
+    return any(kind.pool_capacity(1) > 0 for kind in kinds if isinstance(kind, MixedKind))
+
+
+def limit_of(question: Question, ttft: bool) -> tuple[str, float]:
+    """Return (flag, seconds) of the limit on TTFT, or of that on TPOT."""
+    return ("--ttft", question.ttft_seconds) if ttft else ("--tpot", question.tpot_seconds)
+
+
+def with_limit(question: Question, ttft: bool, seconds: float) -> Question:
+    """Return the question with another limit on TTFT, or on TPOT."""
+    return replace(question, ttft_seconds=seconds) if ttft else replace(question, tpot_seconds=seconds)
+
+
+def tightest(question: Question, ttft: bool, least: float, holds: Callable[[Question], bool]) -> float | None:
+    """Return the tightest of a few multiples of ``least`` seconds under which the question holds; None if none is.
+
+    Each is rounded up to what is printed, and tried as printed. Where the asked limit is itself longer, as with lengths
+    that spread far, its multiples are tried.
+    """
+    _, asked = limit_of(question, ttft)
+    limits = (rounded_up(max(least, asked) * factor) for factor in _FACTORS)
+    return next((limit for limit in limits if holds(with_limit(question, ttft, limit))), None)

@@ -1,0 +1,123 @@
+"""Models that share a cluster: what each has to serve, where it may stand, and what is to be best."""
+
+from dataclasses import dataclass, replace
+from typing import Self
+
+from ground.errors import BadInput
+from planner.instances.space import check_layouts
+from planner.question import Machines, Objective, Question
+from planner.search.objective import OBJECTIVES, Aim
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """One model of a fleet; its question's rate is what it has to serve, its machines name the pools.
+
+    With ``pools`` either role may stand on any of them, and the question's machines are the first.
+    """
+
+    name: str
+    question: Question
+    pools: tuple[Machines, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fleet:
+    """Members on shared pools. ``devices`` are what each pool has, whatever the members' machines say."""
+
+    members: tuple[Member, ...]
+    devices: dict[str, int]
+    objective: Objective = "chips"
+    share_nodes: bool = True
+    """Whether two models may stand on one node."""
+    confidence: float | None = None
+    """In the predicted service times, with which every limit must hold; as predicted without."""
+
+    @classmethod
+    def of(cls, question: Question) -> Self:
+        """Return the fleet of one model; its rate is left out where the most that is carried is sought.
+
+        Raises BadInput where a rate is needed and there is none.
+        """
+        if OBJECTIVES[question.objective].maximised:
+            question = replace(question, rate_per_second=None)
+        elif question.rate_per_second is None:
+            raise BadInput(f"--objective {question.objective} needs --rate, the requests per second to carry")
+        return cls(
+            members=(Member(name="", question=question),),
+            devices={machines.budget: machines.devices for machines in (question.prefill, question.decode)},
+            objective=question.objective,
+        )
+
+    @property
+    def single(self) -> bool:
+        """Whether it is one model that was asked for by itself."""
+        return len(self.members) == 1 and not self.members[0].name
+
+
+def check_fleet(fleet: Fleet) -> None:
+    """Raise BadInput for what no cluster could be planned for."""
+    names = [member.name for member in fleet.members]
+    if not names:
+        raise BadInput("a fleet needs at least one model")
+    for name in names:
+        if names.count(name) > 1:
+            raise BadInput(f"{name!r} stands twice in the fleet; give every model of it a name of its own")
+    for member in fleet.members:
+        asked_rate(member)
+        for machines in member.pools or (member.question.prefill, member.question.decode):
+            if machines.budget not in fleet.devices:
+                pools = ", ".join(sorted(fleet.devices))
+                raise BadInput(f"{member.name}: pool {machines.budget!r} is not one of the cluster's: {pools}")
+        check_layouts(on_pools(fleet, member))
+
+
+def asked_rate(member: Member) -> float:
+    """Return the requests per second that a member has to serve; BadInput where it states none."""
+    rate = member.question.rate_per_second
+    if rate is None or not rate > 0:
+        raise BadInput(f"{member.name}: a model of a fleet needs the rate that it has to serve")
+    return rate
+
+
+def on_pools(fleet: Fleet, member: Member, pair: tuple[Machines, Machines] | None = None) -> Question:
+    """Return a member's question with all devices of its pools, or of a pair of others.
+
+    In a fleet the rates of all are asked for, whatever is made small or large; only where time is, columns are timed.
+    """
+    own = member.question
+    if fleet.single and (pair is None or own.prefill.budget == own.decode.budget):
+        return own
+    if not fleet.single:
+        own = replace(own, objective="latency" if OBJECTIVES[fleet.objective].timed else "chips")
+    first, second = pair or (own.prefill, own.decode)
+    prefill = replace(first, devices=fleet.devices[first.budget])
+    decode = prefill if second is first else replace(second, devices=fleet.devices[second.budget])
+    return replace(own, prefill=prefill, decode=decode)
+
+
+def aim_of(fleet: Fleet) -> Aim:
+    """Return what is to be best within the pools; rates are in units of what is asked."""
+    rate = None if OBJECTIVES[fleet.objective].maximised else 1.0
+    return Aim(devices=fleet.devices, objective=fleet.objective, rate=rate)
+
+
+def shares(fleet: Fleet) -> tuple[float, ...]:
+    """Return the share of all requests that each model has."""
+    rates = [member.question.rate_per_second or 1.0 for member in fleet.members]
+    return tuple(rate / sum(rates) for rate in rates)
+
+
+def slowed_times(question: Question, factor: float) -> Question:
+    """Return what a question asks of times as predicted where they are ``factor`` times as long.
+
+    All service times times f at a rate R make the queue of the predicted times at the rate f R, seen through a clock
+    that runs f times as slow: limits are tightened, and the rate is raised, by the factor.
+    """
+    rate = question.rate_per_second
+    return replace(
+        question,
+        ttft_seconds=question.ttft_seconds / factor,
+        tpot_seconds=question.tpot_seconds / factor,
+        rate_per_second=None if rate is None else rate * factor,
+    )

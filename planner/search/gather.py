@@ -1,0 +1,236 @@
+"""The columns of a model on given machines: every instance of each role is costed, and no queue is solved."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
+
+from planner.costs.latency import static_balance
+from planner.instances.decode_candidates import Count
+from planner.instances.operating import kv_transfer_seconds
+from planner.instances.reachable import REFERENCE, most_instances, pairs
+from planner.instances.space import (
+    ROLES,
+    Role,
+    RoleSpace,
+    Row,
+    groups,
+    machines_of,
+    role_rows,
+    role_space,
+    row_deployment,
+)
+from planner.mixed.offers import Dropped, mixed_offers
+from planner.offers.asides import CountedAside
+from planner.offers.decode_offers import decode_offers
+from planner.offers.offer import Offers
+from planner.offers.prefill_offers import prefill_offers
+from planner.question import Question
+from planner.search.columns import Side
+from planner.search.objective import Aim, Known
+from planner.search.shapes import needed_rates
+
+Cut = dict[Role, dict[str, int]]
+"""Strategies and layouts that were not costed, by role and rule."""
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """A way of a model: the question on the machines that it takes, and the columns of its roles in their order.
+
+    They are those of prefill and decode, or the one side of aggregated instances.
+    """
+
+    question: Question
+    sides: tuple[Side, ...]
+    transfer_seconds: float = 0.0
+    """For how long a transfer of a prompt's KV decode was costed."""
+
+    @property
+    def aggregated(self) -> bool:
+        """Whether one side fills both roles."""
+        return len(self.sides) == 1
+
+    @property
+    def decode(self) -> Side:
+        """The columns that answer."""
+        return self.sides[-1]
+
+    @property
+    def budgets(self) -> set[str]:
+        """The pools that it takes devices from."""
+        return {side.machines.budget for side in self.sides}
+
+
+@dataclass(frozen=True, slots=True)
+class Pools:
+    """The columns of prefill and of decode instances, and what was not costed."""
+
+    prefill: Side
+    decode: Side
+    cut: Cut
+    transfer_seconds: float = 0.0
+
+    @property
+    def sides(self) -> tuple[Side, Side]:
+        """Both roles, in the order of a choice."""
+        return self.prefill, self.decode
+
+    def options(self, question: Question) -> list[Option]:
+        """Return the parts in which the engine lets every prefill share KV with every decode instance; none if none."""
+        if not (self.prefill.offers and self.decode.offers):
+            return []
+        layers = [{(tp, pp) for tp, pp in side.offers.layers.tolist()} for side in self.sides]
+        found = pairs(question, layers[0], layers[1])
+        if found == [(layers[0], layers[1])]:
+            return [Option(question, self.sides, self.transfer_seconds)]
+        parts = [
+            tuple(
+                make_side(question, side.role, side.offers.with_layers(own), side.model)
+                for side, own in zip(self.sides, both, strict=True)
+            )
+            for both in found
+        ]
+        return [Option(question, part, self.transfer_seconds) for part in parts if all(side.offers for side in part)]
+
+
+@dataclass(slots=True, eq=False)
+class Costed:
+    """A role that is being costed, maybe beside this process, and its columns."""
+
+    question: Question
+    role: Role
+    model: str
+    offers: CountedAside[Offers]
+    _side: Side | None = None
+
+    @property
+    def side(self) -> Side:
+        """Its columns, which are waited for."""
+        if self._side is None:
+            self._side = make_side(self.question, self.role, self.offers.result(), self.model)
+        return self._side
+
+
+@dataclass(frozen=True, slots=True)
+class Costing:
+    """What is costed of questions that differ in their number formats alone: each role once in each of its formats."""
+
+    count: Count = field(default_factory=Count)
+    model: str = ""
+    """Its name in a fleet."""
+    _spaces: dict[tuple[str, ...], RoleSpace] = field(default_factory=dict)
+    _costed: dict[tuple[object, ...], Costed] = field(default_factory=dict)
+
+    def space(self, question: Question, role: Role) -> RoleSpace:
+        """Return the rows of a role; only an engine's rules depend on formats."""
+        machines = machines_of(question, role).budget
+        key = (role, machines) if question.engine == REFERENCE else (role, machines, *_formats(question, role))
+        if key not in self._spaces:
+            self._spaces[key] = role_space(question, role)
+        return self._spaces[key]
+
+    def prefill(self, question: Question, rows: list[Row]) -> Costed:
+        """Return the prefill instances; another core, where one is free, costs them."""
+        key = ("prefill", question.prefill.budget, *_formats(question, "prefill"))
+        if key not in self._costed:
+            offers = CountedAside(self.count, partial(prefill_offers, question, rows))
+            self._costed[key] = Costed(question, "prefill", self.model, offers)
+        return self._costed[key]
+
+    def decode(self, question: Question, rows: list[Row], transfer_seconds: float) -> Costed:
+        """Return the decode instances for prompts whose KV takes so long; they are costed here once asked for."""
+        key = ("decode", question.decode.budget, *_formats(question, "decode"), transfer_seconds)
+        if key not in self._costed:
+            cost = partial(decode_offers, question, rows, slowest_seconds=transfer_seconds)
+            self._costed[key] = Costed(question, "decode", self.model, CountedAside(self.count, cost, here=True))
+        return self._costed[key]
+
+
+def _formats(question: Question, role: Role) -> tuple[str, str]:
+    """Weights and KV cache of a role."""
+    return machines_of(question, role).weights, question.kv_dtype
+
+
+def gather(
+    question: Question,
+    rows: dict[Role, list[Row]] | None = None,
+    transfer_seconds: float | None = None,
+    costing: Costing | None = None,
+) -> Pools:
+    """Cost every candidate of both roles, or those of given rows; no queue is solved yet.
+
+    ``transfer_seconds`` is how long a prompt's KV takes at most where it may come from other machines than the
+    question's; decode instances are costed then even where these machines' prefill has none. ``costing`` is what is
+    costed already of a question in other formats.
+    """
+    costing = costing or Costing()
+    none = Offers.of([])
+    if question.shape == "aggregated":
+        prefill, decode = (make_side(question, role, none, costing.model) for role in ROLES)
+        return Pools(prefill, decode, {})
+    spaces = {} if rows else {role: costing.space(question, role) for role in ROLES}
+    rows = rows or {role: space.rows for role, space in spaces.items()}
+    know_balance(question, [row for role in ROLES for row in rows[role]])
+    first = costing.prefill(question, rows["prefill"])
+    # The slowest transfer of any prefill instance that may feed the pool: the limit holds whichever does.
+    transfer = slowest_transfer(question, rows["prefill"]) if transfer_seconds is None else transfer_seconds
+    second = costing.decode(question, rows["decode"], transfer)
+    if first.offers.elsewhere:
+        second.offers.prepare()  # meanwhile; else not before there is a prefill instance
+    wanted = first.side.offers or transfer_seconds is not None
+    columns = second.side if wanted else make_side(question, "decode", none, costing.model)
+    return Pools(first.side, columns, {role: space.cut for role, space in spaces.items()}, transfer)
+
+
+def slowest_transfer(question: Question, rows: Sequence[Row] | None = None) -> float:
+    """Seconds to move a prompt's KV from the prefill instances with the fewest links each."""
+    narrowest = min(
+        role_rows(question, "prefill") if rows is None else rows,
+        key=lambda row: row.strategy.attention_tp,
+        default=None,
+    )
+    if narrowest is None:
+        return 0.0
+    group = groups(question, "prefill", [narrowest], 0)[0]
+    return kv_transfer_seconds(question, row_deployment(group.deployment, narrowest))
+
+
+def make_side(question: Question, role: Role, offers: Offers, model: str = "") -> Side:
+    """Return the columns of a role; a kind of instance is built once for all columns that it stands in."""
+    offers = replace(offers, build=cache(offers.build))
+    most = None if role == "mixed" else most_instances(question)  # of a deployment with prefill and decode instances
+    unit = question.rate_per_second or 1.0
+    return Side(role, machines_of(question, role), offers, question.survive, unit, most, model)
+
+
+@dataclass(frozen=True, slots=True)
+class Aggregated:
+    """Aggregated instances on one pool, and what was left out of them: by a bound, and by rules."""
+
+    offers: Offers
+    dropped: Dropped
+    cut: Cut
+
+    def option(self, question: Question, model: str = "") -> Option:
+        """Return the way that they are."""
+        return Option(question, (make_side(question, "mixed", self.offers, model),))
+
+
+def aggregated(question: Question, aim: Aim, known: Known | None, rows: list[Row] | None, count: Count) -> Aggregated:
+    """Cost the aggregated instances, or given ``rows`` of them, that may beat what is known.
+
+    Where a rate is asked their queues are solved for no more than it.
+    """
+    space = RoleSpace(rows, {}) if rows is not None else role_space(question, "mixed")
+    know_balance(question, space.rows)
+    asked = None if aim.rate is None else aim.rate * (question.rate_per_second or 1.0)
+    offers, dropped = mixed_offers(question, space.rows, count, needed_rates(question, aim, known), asked)
+    return Aggregated(offers, dropped, {} if rows is not None else {"mixed": space.cut})
+
+
+def know_balance(question: Question, rows: list[Row]) -> None:
+    """Find the expert balance of all rows at once, which is quicker than group by group."""
+    if question.model.moe is None or question.balance.kind not in ("measured", "none"):
+        return
+    layouts = {(row.strategy.moe_ep - row.dedicated, row.redundant) for row in rows if row.strategy.moe_ep > 1}
+    static_balance(question.model.moe.experts, sorted(layouts), question.balance)

@@ -1,0 +1,197 @@
+"""The best choice of columns for a fleet, which a single model is one of, and the plans that it makes."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from ground.errors import Fault
+from planner.instances.operating import DecodeServer, PrefillServer
+from planner.mixed.kinds import MixedKind
+from planner.mixed.server import MixedServer
+from planner.plans.aggregated import make_aggregated
+from planner.plans.plan import Plan, make_plan, slowed_down
+from planner.search.columns import Side
+from planner.search.fleet import aim_of
+from planner.search.gather import Cut, Option
+from planner.search.objective import OBJECTIVES, Aim
+from planner.search.programme import Picks, Programme
+from planner.search.proof import Bound, begin_proof
+from planner.search.ways import Gathered, Rows, Ways, every_way, gather_fleet
+
+# Transfers that made a plan late are counted so much longer in the next search, which carries a little less.
+LONGER = 1.02
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The best columns of every model over all ways."""
+
+    ways: Ways
+    programme: Programme
+    picks: Picks
+
+    @property
+    def gathered(self) -> Gathered:
+        """Every option."""
+        return self.ways.gathered
+
+    @property
+    def chosen(self) -> list[tuple[Option, tuple[int, ...]]]:
+        """The option of every member, and its columns."""
+        return chosen_of(self.gathered, self.picks)
+
+    @property
+    def carried(self) -> float:
+        """What each member carries, in units of what it is asked for."""
+        return self.programme.carried(self.picks)
+
+
+def chosen_of(gathered: Gathered, picks: Picks) -> list[tuple[Option, tuple[int, ...]]]:
+    """Return the option of every member, and its columns."""
+    return [(own[pick.way], pick.columns) for own, pick in zip(gathered.options, picks, strict=True)]
+
+
+def choose(
+    separate: Gathered, aim: Aim | None = None, rows: Rows | None = None, then: Callable[[], object] | None = None
+) -> Choice | Gathered:
+    """Return the best choice over every way; what was gathered where none fits.
+
+    Separate pools come first, for they are quicker to cost and to queue for; of the others only those are queued for
+    whose bounds may beat them: see ``ways.every_way``.
+    """
+    aim = aim or aim_of(separate.fleet)
+    ways = every_way(separate, aim, rows, then)
+    if ways.gathered.closed:
+        return ways.gathered
+    programme = ways.gathered.programme(aim)
+    picks = programme.settle(ways.least)
+    return ways.gathered if picks is None else Choice(ways, programme, picks)
+
+
+def plan_at(option: Option, columns: Sequence[int], rate_per_second: float) -> Plan | None:
+    """Return the plan of chosen columns at a rate; None where they cannot keep up.
+
+    Where time is made small it has the budgets and caps that are quickest at the rate, else those that carry most.
+    """
+    timed = OBJECTIVES[option.question.objective].timed
+    chosen = list(zip(option.sides, columns, strict=True))
+    if option.aggregated:
+        return _aggregated_at(option, *chosen[0], rate_per_second, timed=timed)
+    first, second = (side.chosen(column, rate_per_second if timed else None) for side, column in chosen)
+    assert isinstance(first, PrefillServer) and isinstance(second, DecodeServer)
+    if timed:
+        left = int(option.sides[0].left[columns[0]])
+        each = first.pool_capacity(left) / left, second.pool_capacity(1)
+    else:
+        each = chosen[0][0].rate_of_each(chosen[0][1]), chosen[1][0].rate_of_each(chosen[1][1])
+    counts = [int(side.instances[column]) for side, column in chosen]
+    return make_plan(option.question, (first, counts[0], each[0]), (second, counts[1], each[1]), rate_per_second)
+
+
+def _aggregated_at(option: Option, side: Side, column: int, rate_per_second: float, *, timed: bool) -> Plan | None:
+    kind, left = side.server(int(side.offer[column])), int(side.left[column])
+    assert isinstance(kind, MixedKind)
+    server = kind.at(left, rate_per_second) if timed else kind.at(left)
+    assert isinstance(server, MixedServer)
+    carried = max(server.pool_capacity(left), rate_per_second) if timed else kind.capacity_at(left)
+    return make_aggregated(option.question, server, int(side.instances[column]), carried / left, rate_per_second)
+
+
+def plan_of(option: Option, columns: Sequence[int], share: float) -> Plan | None:
+    """Return the plan of chosen columns at a share of the rate that is asked for."""
+    return plan_at(option, columns, share * (option.question.rate_per_second or 1.0))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """The best plans of a fleet, none where there are none."""
+
+    separate: Gathered
+    choice: Choice | None
+    refused: Gathered | None = None
+    """What was gathered where nothing fits."""
+    plans: tuple[Plan, ...] = ()
+    growth: float = 0.0
+    gap: float = 0.0
+    """Of plans at a lower rate than that of their columns, for their KV waits for links."""
+
+    @property
+    def best(self) -> Plan | None:
+        """The plan of a single model."""
+        return self.plans[0] if self.plans else None
+
+    @property
+    def cut(self) -> Cut:
+        """What was not costed, by role and rule."""
+        return (self.choice.gathered if self.choice else self.refused or self.separate).cut
+
+    def begin_proof(self) -> Callable[[], Bound | None]:
+        """Begin to prove the best that the covered space reaches; what it returns waits for it."""
+        if self.choice is None:
+            return lambda: None
+        names = [member.name for member in self.separate.fleet.members]
+        wait = begin_proof(self.choice.programme, self.choice.picks, names, self.choice.gathered.left_out)
+        if self.choice.programme.aim.goal.timed:
+            return lambda: wait().of_plan(mean_seconds(self.plans))
+        return lambda: replace(wait(), gap=self.gap) if self.gap else wait()
+
+
+def find(
+    separate: Gathered, transfers: Mapping[str, float] | None = None, then: Callable[[], object] | None = None
+) -> Found:
+    """Return the best plans for service times as predicted, of what is costed.
+
+    Decode was costed for prompts whose KV takes ``transfers`` seconds at least, by member, or as long as the slowest
+    transfer. Where waiting for links makes a plan's transfers longer than that and its TPOT late, all is done again
+    with transfers as long as those; if a single model's first plan at a lower rate carries more, it is that one, with
+    a gap to the bound. Where time is made small what KV waits for links is the gap. ``then`` begins what another
+    process may do once it has all that the choice waits for.
+    """
+    fleet, transfers = separate.fleet, transfers or {}
+    choice = choose(separate, then=then)
+    if not isinstance(choice, Choice):
+        return Found(separate=separate, choice=None, refused=choice)
+    goal, share = choice.programme.aim.goal, choice.carried if choice.programme.aim.goal.maximised else 1.0
+    plans = tuple(_carried(option, columns, share) for option, columns in choice.chosen)
+    growth = share if goal.maximised else _spare(choice.programme.picked(choice.picks), plans)
+    found = Found(separate=separate, choice=choice, plans=plans, growth=growth)
+    longer = {} if goal.timed else _late(separate, plans, transfers)
+    if not longer:
+        return found
+    transfers = {**transfers, **longer}
+    again = find(gather_fleet(fleet, transfers), transfers)
+    slower = slowed_down(plans[0]) if fleet.single else None
+    if slower is None or (again.best and again.best.requests_per_second >= slower.requests_per_second):
+        return again
+    return replace(found, plans=(slower,), gap=1 - slower.requests_per_second / plans[0].requests_per_second)
+
+
+def _carried(option: Option, columns: Sequence[int], share: float) -> Plan:
+    plan = plan_of(option, columns, share)
+    if plan is None:
+        raise Fault(f"the programme chose a rate that the queues of {option.question.model.name} cannot carry")
+    return plan
+
+
+def _late(separate: Gathered, plans: Sequence[Plan], transfers: Mapping[str, float]) -> dict[str, float]:
+    """Return the longer transfers of members whose TPOT is late, for their KV waits longer than was counted."""
+    return {
+        member.name: LONGER * plan.transfer_seconds
+        for member, plan in zip(separate.fleet.members, plans, strict=True)
+        if plan.tpot.at(plan.question.percentile) > plan.question.tpot_seconds
+        and plan.transfer_seconds > transfers.get(member.name, 0.0)
+    }
+
+
+def _spare(picked: Sequence[tuple[Side, int]], plans: Sequence[Plan]) -> float:
+    """Share of the asked rates that the slowest pool carries: of aggregated ones no more was sought than was asked."""
+    pools = [pool for plan in plans for _, pool in plan.pools()]
+    return min(
+        pool.capacity_per_second / pool.instances * int(side.left[column]) / side.unit
+        for pool, (side, column) in zip(pools, picked, strict=True)
+    )
+
+
+def mean_seconds(plans: Sequence[Plan]) -> float:
+    """Return the mean time from arrival to the last token over all requests of all models."""
+    rate = sum(plan.requests_per_second for plan in plans)
+    return sum(plan.requests_per_second / rate * plan.e2e_mean_seconds for plan in plans)

@@ -1,0 +1,314 @@
+"""The ways of every model: prefill and decode instances, each on any pool, and aggregated instances on one.
+
+Separate pools are costed and settled first, for their queues are quick. Decode beyond the grid (attention and experts
+on nodes of their own) and aggregated instances are then left out where their bound shows that they beat no separate
+pools there: in its place these, which take no more devices of the same pool and carry as much, keep every constraint
+and worsen no objective.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+import numpy as np
+
+from planner.instances.decode_candidates import Count
+from planner.instances.space import Role, Row
+from planner.offers.asides import CountedAside
+from planner.offers.decode_offers import decode_offers
+from planner.plans.quantised import in_formats
+from planner.question import Machines, Question
+from planner.search.columns import Side
+from planner.search.fleet import Fleet, Member, on_pools, shares
+from planner.search.gather import Aggregated, Costing, Cut, Option, Pools, aggregated, gather, slowest_transfer
+from planner.search.objective import Aim, Known
+from planner.search.programme import Picks, Programme
+from planner.search.proof import Pruned, late_alone, never_costed, never_queued
+from planner.search.shapes import needed_beside, not_aggregated, why_not_apart
+
+Rows = dict[Role, list[Row]]
+"""Rows of each role that are searched, where not all of them are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """Every option of every member, [members][options], costed once."""
+
+    fleet: Fleet
+    options: tuple[tuple[Option, ...], ...]
+    count: Count
+    roles: tuple[tuple[Question, Pools], ...] = ()
+    """Of every member a question, and its separate pools on the first of its machines."""
+    cut: Cut = field(default_factory=dict)
+    left_out: tuple[Pruned, ...] = ()
+    """Decode instances beyond the grid and aggregated ones that are no columns."""
+
+    @property
+    def closed(self) -> list[int]:
+        """Members without any option."""
+        return [number for number, own in enumerate(self.options) if not own]
+
+    def programme(self, aim: Aim, members: Sequence[int] | None = None) -> Programme:
+        """Return the programme of all members, or of those with the given numbers."""
+        chosen = range(len(self.options)) if members is None else members
+        ways = tuple(tuple(option.sides for option in self.options[number]) for number in chosen)
+        weights = shares(self.fleet)
+        return Programme(ways, aim, not self.fleet.share_nodes, tuple(weights[number] for number in chosen))
+
+    def only(self, keep: Callable[[Option], bool]) -> "Gathered":
+        """Return those options alone."""
+        return replace(self, options=tuple(tuple(filter(keep, own)) for own in self.options))
+
+
+@dataclass(frozen=True, slots=True)
+class Ways:
+    """All ways that may be best, and what is known of separate pools alone."""
+
+    gathered: Gathered
+    separate: Picks | None
+    """The best of separate pools; None where none fit, or where nobody needed to know."""
+    least: float
+    """A rate that is carried at least, in units of what is asked: the aim's, or what separate pools carry."""
+
+
+def gather_fleet(
+    fleet: Fleet,
+    transfers: Mapping[str, float] | None = None,
+    rows: Rows | None = None,
+    costing: Costing | None = None,
+) -> Gathered:
+    """Cost every candidate of separate pools of every member on every pool that it may stand on; no queue is solved.
+
+    ``transfers``: seconds that a prompt's KV takes at least, by member. ``costing``: what is costed already.
+    """
+    count = costing.count if costing else Count()
+    options: list[tuple[Option, ...]] = []
+    roles: list[tuple[Question, Pools]] = []
+    cut: Cut = {}
+    for member in fleet.members:
+        longer = (transfers or {}).get(member.name)
+        known, own = costing or Costing(count, member.name), list[Option]()
+        for formed in formats_of(member):
+            pools = _gather_pools(fleet, formed, longer, rows, known)
+            own += _options(fleet, formed, pools)
+        roles.append(next(iter(pools.values())))
+        cut = _joined(cut, roles[-1][1].cut)
+        options.append(tuple(own))
+    return Gathered(fleet, tuple(options), count, tuple(roles), cut)
+
+
+def formats_of(member: Member) -> Iterator[Member]:
+    """Yield the member in each of its number formats."""
+    return (replace(member, question=question) for question in in_formats(member.question))
+
+
+def _gather_pools(
+    fleet: Fleet, member: Member, longer: float | None, rows: Rows | None, costing: Costing
+) -> dict[str, tuple[Question, Pools]]:
+    """Cost a member on each pool that it may stand on; KV may come from whichever takes longest."""
+    if not member.pools:
+        question = on_pools(fleet, member)
+        return {"": (question, gather(question, rows, longer, costing))}
+    pairs = [on_pools(fleet, member, (first, second)) for first in member.pools for second in member.pools]
+    transfer = max(longer or 0.0, *(slowest_transfer(question) for question in pairs))
+    alone = {machines.budget: on_pools(fleet, member, (machines, machines)) for machines in member.pools}
+    return {name: (question, gather(question, rows, transfer, costing)) for name, question in alone.items()}
+
+
+def _options(fleet: Fleet, member: Member, pools: Mapping[str, tuple[Question, Pools]]) -> Iterator[Option]:
+    """Yield the separate ways of a member: every pair of pools, in the parts that its engine lets share KV.
+
+    Where time is made small, prefill instances are costed for each pair: it ends when the KV is in the other pool.
+    """
+    for own, first in pools.values():
+        for other, second in pools.values():
+            if own is other:
+                yield from first.options(own)
+                continue
+            question = on_pools(fleet, member, (own.prefill, other.decode))
+            fed = replace(first, decode=second.decode)
+            if Aim(devices={}, objective=question.objective).goal.timed:
+                costing = Costing(model=member.name)
+                rows = costing.space(question, "prefill").rows
+                fed = replace(fed, prefill=costing.prefill(question, rows).side)
+            yield from fed.options(question)
+
+
+def every_way(separate: Gathered, aim: Aim, rows: Rows | None = None, then: Callable[[], object] | None = None) -> Ways:
+    """Return the options with all that may beat separate pools of the grid.
+
+    ``rows`` are those that are searched, None for all. ``then`` is called once another process has all that this waits
+    for.
+    """
+    alone = _begin_apart(separate) if rows is None and not aim.goal.timed else {}
+    programme = None if separate.closed else separate.programme(aim)
+    ahead = _Ahead(separate, aim, rows, programme)
+    if then is not None:
+        then()
+    wanted = separate.fleet.single or aim.rate is None or aim.goal.timed
+    picks = programme.settle() if programme is not None and wanted else None
+    least = programme.carried(picks) if programme is not None and picks is not None and aim.rate is None else 0.0
+    least = aim.rate or least
+    wide = _with_apart(separate, aim, least, alone) if alone and least else separate
+    if programme is not None and picks is not None and wide is not separate:
+        programme = wide.programme(aim)
+        picks = programme.settle(least) or picks
+        least = aim.rate or programme.carried(picks)
+    seconds = programme.seconds(picks) if programme is not None and picks is not None and aim.goal.timed else math.inf
+    return Ways(_with_aggregated(wide, aim, least, seconds, ahead), picks, least)
+
+
+def _begin_apart(separate: Gathered) -> dict[int, CountedAside]:  # type: ignore[type-arg]
+    """Begin to bound decode with attention and experts on devices of their own, by what is known of nothing else."""
+    begun = {}
+    for option in (option for own in separate.options for option in own):
+        if id(option.decode) not in begun and why_not_apart(option.question) is None:
+            from planner.instances.apart import most_alone  # only a model with experts needs it
+
+            begun[id(option.decode)] = CountedAside(separate.count, partial(most_alone, option.question))
+    return begun
+
+
+def _with_apart(gathered: Gathered, aim: Aim, least: float, alone: Mapping[int, CountedAside]) -> Gathered:  # type: ignore[type-arg]
+    """Return the options with the decode rows beyond the grid that may beat those of it."""
+    from planner.instances.apart import apart_rows
+
+    wider: dict[int, Side] = {}
+    options: list[tuple[Option, ...]] = []
+    pruned: list[Pruned] = []
+    for member, own in zip(gathered.fleet.members, gathered.options, strict=True):
+        dropped, found = 0, list[Option]()
+        for option in own:
+            side, question = option.decode, option.question
+            if id(side) in alone and id(side) not in wider:
+                known = Known(rate=least, spent=(0.0, 0.0))
+                needed = needed_beside(question, aim, known, (option.sides[0], side))
+                rows = apart_rows(question, needed, gathered.count, alone[id(side)].result())
+                dropped += rows.dropped
+                offers = decode_offers(question, rows.rows, gathered.count, option.transfer_seconds)
+                wider[id(side)] = side.with_more(offers) if offers else side
+            found.append(replace(option, sides=(option.sides[0], wider.get(id(side), side))))
+        options.append(tuple(found))
+        pruned += never_costed(member.name, dropped, least * (member.question.rate_per_second or 1.0))
+    return replace(gathered, options=tuple(options), left_out=tuple(pruned))
+
+
+class _Ahead:
+    """Aggregated instances of a single model, costed by another process while separate pools are settled.
+
+    What is likely best mostly is, so those of the first pool are costed that may beat that.
+    """
+
+    def __init__(self, separate: Gathered, aim: Aim, rows: Rows | None, programme: Programme | None) -> None:
+        self.rows, self.count = None if rows is None else rows.get("mixed", []), separate.count
+        self.known: Known | None = None
+        self.first: Question | None = None
+        asked = separate.fleet.members[0].question
+        shared = asked.prefill.budget == asked.decode.budget
+        if not (separate.fleet.single and shared) or not_aggregated(asked) is not None:
+            return
+        self.first = asked
+        likely = None if programme is None or aim.goal.timed else programme.likely()
+        self.known = None if programme is None or likely is None else programme.known(likely)
+        self.begun = CountedAside(self.count, partial(aggregated, self.first, aim, self.known, self.rows))
+
+    def cost(self, question: Question, aim: Aim, known: Known | None) -> Aggregated:
+        """Return the aggregated instances of a question that may beat what is known."""
+        if question is self.first and known == self.known:
+            return self.begun.result()
+        return aggregated(question, aim, known, self.rows, self.count)
+
+
+def _with_aggregated(gathered: Gathered, aim: Aim, least: float, seconds: float, ahead: _Ahead) -> Gathered:
+    """Return the options with those of aggregated instances that may beat separate pools.
+
+    Where time is made small a row is left out where a request alone in it, with all other models at their very
+    quickest, takes the mean over all requests to the ``seconds`` that are known to be reached, or beyond.
+    """
+    members, weights = gathered.fleet.members, shares(gathered.fleet)
+    costed = [list(_aggregated(gathered, number, aim, least, ahead)) for number in range(len(members))]
+    limits = [math.inf] * len(members)
+    if aim.goal.timed:
+        found = [[*own, *(option for option, _ in more)] for own, more in zip(gathered.options, costed, strict=True)]
+        quickest = [share * min(map(_alone, own), default=math.inf) for share, own in zip(weights, found, strict=True)]
+        others = [sum(quickest[:number]) + sum(quickest[number + 1 :]) for number in range(len(members))]
+        limits = [(seconds - other) / share for other, share in zip(others, weights, strict=True)]
+    options, pruned, cut = [], list(gathered.left_out), gathered.cut
+    for number, member in enumerate(members):
+        kept = [_quick_enough(option, limits[number], aim) for option, _ in costed[number]]
+        options.append((*gathered.options[number], *(option for option in kept if option.decode.size)))
+        slow = sum(each.dropped.slow for _, each in costed[number])
+        pruned += never_queued(member.name, slow, least * (member.question.rate_per_second or 1.0), aim.goal)
+        late = sum(len(option.decode.offers) for option, _ in costed[number])
+        pruned += late_alone(member.name, late - sum(len(option.decode.offers) for option in kept), limits[number])
+        for _, each in costed[number]:
+            cut = _joined(cut, each.cut)
+    question = members[0].question
+    why_not = not_aggregated(question) if gathered.fleet.single else None
+    if why_not is not None and question.shape != "disaggregated":
+        cut = cut | {"mixed": {why_not: 1}}
+    return replace(gathered, options=tuple(options), left_out=tuple(pruned), cut=cut)
+
+
+def _aggregated(
+    gathered: Gathered, number: int, aim: Aim, least: float, ahead: _Ahead
+) -> Iterator[tuple[Option, Aggregated]]:
+    """Yield the aggregated way of a member on each pool, with the columns that may beat separate pools there."""
+    fleet, member = gathered.fleet, gathered.fleet.members[number]
+    beaten: dict[str, Known | None] = {}
+    for formed in formats_of(member):
+        for machines in grounds(formed):
+            question = on_pools(fleet, formed, (machines, machines))
+            if not_aggregated(question) is not None:
+                continue
+            if machines.budget not in beaten:
+                beaten[machines.budget] = _separate(gathered, number, machines.budget, aim, least)
+            found = ahead.cost(question, aim, beaten[machines.budget])
+            yield found.option(question, member.name), found
+
+
+def grounds(member: Member) -> tuple[Machines, ...]:
+    """Return the pools on which both roles of a member may stand."""
+    question = member.question
+    if member.pools:
+        return member.pools
+    if question.prefill.budget == question.decode.budget:
+        return (question.decode,)
+    return (question.decode, question.prefill) if question.shape == "aggregated" else ()
+
+
+def _separate(gathered: Gathered, number: int, pool: str, aim: Aim, least: float) -> Known | None:
+    """Return what separate pools of a member do in one pool alone; None where they do not carry the rate there.
+
+    Of a common growth: what all members carry anyway.
+    """
+    if aim.goal.timed or (aim.rate is None and not least):
+        return None
+    if aim.rate is None and not gathered.fleet.single:
+        return Known(rate=least, spent=(0.0, 0.0))
+    own = gathered.only(lambda option: option.budgets == {pool})
+    programme = own.programme(aim, [number])
+    picks = programme.settle(least) if own.options[number] else None
+    return None if picks is None else programme.known(picks)
+
+
+def _alone(option: Option) -> float:
+    """Return what a request alone takes in the quickest instances of an option."""
+    return sum(float(side.offers.alone_seconds.min(initial=math.inf)) for side in option.sides)
+
+
+def _quick_enough(option: Option, limit_seconds: float, aim: Aim) -> Option:
+    """Return the rows of an option in which a request alone takes less than a limit."""
+    if not aim.goal.timed:
+        return option
+    side = option.decode
+    kept = side.offers.select(np.flatnonzero(side.offers.alone_seconds < limit_seconds))
+    return replace(option, sides=(side.of(kept),))
+
+
+def _joined(one: Cut, other: Cut) -> Cut:
+    """Return what two counts of rules have cut together, by role."""
+    added = {role: Counter(one.get(role, {})) + Counter(cut) for role, cut in other.items()}
+    return one | {role: dict(sorted(cut.items())) for role, cut in added.items()}
