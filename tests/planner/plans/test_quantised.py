@@ -7,9 +7,10 @@ import pytest
 from hardware.formats import multiplied
 from hardware.loader import load_hardware
 from planner.plans.plan import Plan
-from planner.plans.quantised import combinations, format_text, in_formats, own_formats, preferred, usual_weights
+from planner.plans.quantised import combinations, format_text, in_formats, own_formats, usual_weights
 from planner.question import Formats, Objective, Question
 from planner.search.answer import Answer
+from planner.search.objective import preferred
 from planner.search.search import search
 from tests.questions import small_question
 
