@@ -217,7 +217,7 @@ def _row(term: Term, timing: Timing, stream: str, count: int, seconds: tuple[flo
     if isinstance(term, ComputeTerm):
         bound = _bound(float(timing.compute), float(timing.memory), float(timing.fixed))
         return Operator(term.name, stream, count, *seconds, flops, moved, 0.0, bound, term.residual)
-    if isinstance(term, CurveTerm):
+    if isinstance(term, CurveTerm) and term.flops:
         bound = _bound(flops / term.flops_per_second, moved / term.bytes_per_second, 0.0)
         return Operator(term.name, stream, count, *seconds, flops, moved, 0.0, bound, term.residual)
     return Operator(term.name, stream, count, *seconds, 0.0, 0.0, moved, "network", term.residual)

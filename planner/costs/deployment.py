@@ -136,6 +136,11 @@ class Deployment:
         return not (self.strategy.staged or self.strategy.disaggregated or several(self.strategy.attention_dp))
 
     @property
+    def fused_exchange(self) -> bool:
+        """Whether transfers between and inside EP ranks of several devices run at once: the reference runtime's do."""
+        return self.engine in (None, "reference") and not self.strategy.disaggregated
+
+    @property
     def trampolines(self) -> Number:
         """Expert devices that stand between a domain and the others: as many as it has attention devices.
 

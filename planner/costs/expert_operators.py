@@ -6,14 +6,37 @@ group's tokens, and the busiest rank's copies ("routed") decide the transfer.
 
 from typing import Literal
 
+import numpy as np
+
 from hardware.curves import ExpertCurves, expert_curves, measured_as
 from hardware.formats import ACTIVATION_BYTES, ELEMENT_BYTES, product_dtype
-from planner.costs.collectives import collective, exchange_copies, exchange_fit, exchange_protocol, message_bytes
+from planner.costs.collectives import (
+    collective,
+    distinct,
+    exchange_copies,
+    exchange_fit,
+    exchange_protocol,
+    message_bytes,
+)
 from planner.costs.deployment import Deployment, several, shared_split
 from planner.costs.roofline import SIBLING_RESIDUAL as LENT_RESIDUAL
 from planner.costs.roofline import Roofline, combine, residual, scale
 from planner.engines.behaviour import behaviour
-from planner.manifest.terms import CommunicationTerm, CurveTerm, Form, Shape, Stage, Term
+from planner.manifest.terms import (
+    CommunicationTerm,
+    CurveTerm,
+    Form,
+    Number,
+    Shape,
+    Stage,
+    Term,
+    larger,
+    protocol_seconds,
+    smaller,
+)
+
+FUSED_POINTS = 24
+"""Points of a fused exchange, at 1, 2, 4, ... copies on a rank."""
 
 
 def sharded_tokens(deployment: Deployment) -> Form:
@@ -73,7 +96,7 @@ def routed_terms(deployment: Deployment) -> list[Term]:
     roofline, moe, strategy = Roofline.of(deployment), deployment.moe, deployment.strategy
     hidden, dtype = float(deployment.model.hidden_size), deployment.weights
     width = moe.intermediate_size / strategy.moe_tp
-    rows, hit = {"routed": 1.0}, {"hit": 1.0}
+    rows, hit = {"routed": duplicates(deployment)}, {"hit": 1.0}
     curves = measured_experts(deployment)
     if curves is not None:
         ranks = moe.experts / deployment.slots_per_rank
@@ -137,8 +160,13 @@ def exchange_terms(deployment: Deployment) -> list[Term]:
     if deployment.strategy.disaggregated:
         return [*trampoline_terms(deployment), *(hybrid_terms(deployment) if split else [])]
     if deployment.expert_parallel:
-        terms: list[Term] = [exchange_term(deployment, "dispatch"), exchange_term(deployment, "combine")]
-        return [*terms, *hybrid_terms(deployment)] if split else terms
+        terms = [exchange_term(deployment, "dispatch"), exchange_term(deployment, "combine")]
+        if not split:
+            return list(terms)
+        inside = hybrid_terms(deployment)
+        if deployment.fused_exchange:
+            return [fused(deployment, *pair) for pair in zip(terms, inside, strict=True)]
+        return [*terms, *inside]
     return tensor_parallel_terms(deployment) if split else []
 
 
@@ -153,15 +181,67 @@ def replicated_exchange(deployment: Deployment) -> list[Term]:
     ]
 
 
-def exchange_term(deployment: Deployment, direction: Literal["dispatch", "combine"]) -> Term:
+def crossing_share(deployment: Deployment) -> Number:
+    """Copies of a token that reach EP ranks of several devices, over one per chosen expert.
+
+    A token crosses once to each EP rank that holds some of its experts, and what those return is added there before it
+    goes back (MixServe, Algorithms 1 and 2): the expected number of distinct ranks among its experts.
+    """
+    moe, tp, ranks = deployment.moe, deployment.strategy.moe_tp, deployment.expert_ranks
+    if not isinstance(tp, np.ndarray) and not isinstance(ranks, np.ndarray):
+        return distinct(moe, int(ranks)) / moe.experts_per_token if tp > 1 else 1.0
+    counts, where = np.unique(np.asarray(ranks), return_inverse=True)
+    reached = np.array([distinct(moe, int(count)) for count in counts])[where] / moe.experts_per_token
+    return np.where(np.asarray(tp) > 1, reached, 1.0)
+
+
+def duplicates(deployment: Deployment) -> Number:
+    """How often a token is sent and computed: once, or by every device of a DP rank where the engine does not tell.
+
+    vLLM did until its pull requests 24134 and 24982.
+    """
+    own, strategy = behaviour(deployment.engine), deployment.strategy
+    alone = deployment.expert_parallel and not deployment.replicated_tokens
+    return strategy.attention_tp if own is not None and own.sends_duplicates and alone else 1.0
+
+
+def fused(deployment: Deployment, outer: CommunicationTerm, inner: CommunicationTerm) -> Term:
+    """An exchange between EP ranks with the collective inside them, round by round at once (MixServe, Algorithms 1, 2).
+
+    Both take what the longer takes and one round of the other, of as many rounds as there are EP ranks.
+    """
+    (latency, rate), rounds = outer.protocols[0], deployment.expert_ranks
+    seconds = []
+    for copies in (2.0**power for power in range(FUSED_POINTS)):
+        between = latency + outer.bytes["routed"] * copies / rate
+        within = protocol_seconds(inner, inner.bytes["routed"] * copies)
+        seconds.append(larger(between, within) + smaller(between, within) / rounds)
+    return CurveTerm(
+        outer.name,
+        outer.stage,
+        {"routed": 1.0},
+        tuple(seconds),
+        {},
+        1.0,
+        {"routed": outer.bytes["routed"] + inner.bytes["routed"]},
+        1.0,
+        launches=2,
+        residual=max(outer.residual, inner.residual),
+    )
+
+
+def exchange_term(deployment: Deployment, direction: Literal["dispatch", "combine"]) -> CommunicationTerm:
     """Transfer of token copies: payload of the busiest rank, as the catalogue's library moves it."""
     strategy, moe = deployment.strategy, deployment.moe
     span = strategy.moe_ep * strategy.moe_tp
     mode = "low_latency" if deployment.phase == "decode" else "normal"
     fit = exchange_fit(deployment.hardware, direction, mode)
     copies = exchange_copies(fit, moe, deployment.nodes_spanned, deployment.dedicated)
+    if several(strategy.moe_tp):
+        copies = np.where(np.asarray(strategy.moe_tp) > 1, moe.experts_per_token * crossing_share(deployment), copies)
+        copies = copies if copies.ndim else float(copies)
     message = message_bytes(fit, deployment.model.hidden_size, deployment.expert_activations)
-    sent = message * copies / moe.experts_per_token * deployment.expert_ranks
+    sent = message * copies / moe.experts_per_token * deployment.expert_ranks * duplicates(deployment)
     payload: Form = {"routed": sent / span}
     if strategy.disaggregated:
         payload = {"routed": sent / span, "fair": sent * (1.0 / deployment.trampolines - 1.0 / span)}
@@ -200,9 +280,9 @@ def trampoline_terms(deployment: Deployment) -> list[Term]:
     return hops
 
 
-def hybrid_terms(deployment: Deployment) -> list[Term]:
+def hybrid_terms(deployment: Deployment) -> list[CommunicationTerm]:
     """MoE TP inside an EP rank: all-gather what arrives, reduce-scatter partial sums before combine."""
-    tp, hidden = deployment.strategy.moe_tp, deployment.model.hidden_size
+    tp, hidden = deployment.strategy.moe_tp, deployment.model.hidden_size * crossing_share(deployment)
     hardware, graph = deployment.hardware, deployment.in_graph
     arriving, leaving = {"routed": hidden * ACTIVATION_BYTES[deployment.expert_activations]}, {"routed": hidden * 2.0}
     return [
@@ -211,7 +291,7 @@ def hybrid_terms(deployment: Deployment) -> list[Term]:
     ]
 
 
-def experts_reduce_scatter(deployment: Deployment, message: Form) -> Term:
+def experts_reduce_scatter(deployment: Deployment, message: Form) -> CommunicationTerm:
     """Sum of the partial outputs of a MoE TP group, each device keeping its share."""
     hardware, tp, graph = deployment.hardware, deployment.strategy.moe_tp, deployment.in_graph
     name = "experts_reduce_scatter"

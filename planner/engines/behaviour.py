@@ -29,9 +29,9 @@ class Behaviour(Stated):
     prompts, which no captured graph replays: such a step takes no less. ``chunked_prefill``: prompts are cut to fill a
     step. ``prompts_first``: steps carry prompts alone while any wait. ``receive_steps``: by machine, from how many open
     requests the scheduler looks for new ones every how many decode steps (else: at each). ``quantises_in_norms``: model
-    types whose norms write quantised activations. ``expert_start_up_seconds``: what a block of routed experts takes
-    beyond the curve of a kernel that another engine lends, by machine and dtype. ``sources`` has an address for each
-    choice that is no number.
+    types whose norms write quantised activations. ``sends_duplicates``: every device of a DP rank sends all its tokens
+    to the experts. ``expert_start_up_seconds``: what a block of routed experts takes beyond the curve of a kernel that
+    another engine lends, by machine and dtype. ``sources`` has an address for each choice that is no number.
     """
 
     versions: Versions
@@ -42,6 +42,7 @@ class Behaviour(Stated):
     prompts_first: bool = False
     receive_steps: dict[str, list[list[int]]] = field(default_factory=dict)
     quantises_in_norms: list[str] | None = None
+    sends_duplicates: bool = False
     expert_start_up_seconds: dict[str, Sourced] = field(default_factory=dict)
     sources: dict[str, str] = field(default_factory=dict)
 

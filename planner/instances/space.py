@@ -205,7 +205,7 @@ def structure(row: Row) -> tuple[bool, ...]:
     """
     strategy = row.strategy
     overlaps = row.microbatches > 1
-    shape = (strategy.moe_ep > 1, strategy.attention_dp == 1, strategy.staged)
+    shape = (strategy.moe_ep > 1, strategy.moe_tp > 1, strategy.attention_dp == 1, strategy.staged)
     return (*shape, row.dedicated > 0, overlaps, strategy.disaggregated)
 
 

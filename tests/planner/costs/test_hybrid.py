@@ -1,0 +1,59 @@
+"""Experts spread by EP over groups of devices that cut each by TP: what crosses, and what overlaps."""
+
+import numpy as np
+import pytest
+
+from planner.costs.collectives import distinct
+from planner.costs.deployment import Deployment
+from planner.costs.expert_operators import crossing_share, duplicates, exchange_terms
+from planner.manifest.stepcost import evaluate
+from planner.manifest.terms import CommunicationTerm, CurveTerm, StepLoad, protocol_seconds, timing
+from tests.instances import even_cost, instance
+
+HYBRID = {"attention_tp": 8, "attention_dp": 4, "moe_tp": 8, "moe_ep": 4}
+SPREAD = {"attention_tp": 8, "attention_dp": 4, "moe_ep": 32}
+
+
+def hybrid(engine: str | None = None, **changes: int) -> Deployment:
+    """Return DeepSeek-R1's prefill on four nodes of 910B."""
+    return instance("deepseek-r1", "910b", "prefill", "int8", engine=engine, **(HYBRID | changes))
+
+
+def test_a_token_crosses_once_to_each_rank_of_several_devices():
+    """R1 on four nodes: 3.14 of them among its 8 experts; one device per rank gets a copy per expert."""
+    own = hybrid()
+    assert crossing_share(own) * 8 == pytest.approx(distinct(own.moe, 4)) == pytest.approx(22 / 7, rel=1e-3)
+    assert crossing_share(instance("deepseek-r1", "910b", "prefill", "int8", **SPREAD)) == 1.0
+
+
+def test_fused_rounds_take_what_the_longer_takes_and_one_of_the_other():
+    """Reference: max + min / 4 of the two that an engine runs one after the other."""
+    apart = {term.name: term for term in exchange_terms(hybrid("trtllm"))}
+    fused = {term.name: term for term in exchange_terms(hybrid())}
+    assert list(fused) == ["dispatch", "combine"] and len(apart) == 4
+    values = {"one": 1.0, "routed": 4096.0}
+    for name, inner in (("dispatch", "experts_all_gather"), ("combine", "experts_reduce_scatter")):
+        between, within = apart[name], apart[inner]
+        assert isinstance(between, CommunicationTerm) and isinstance(within, CommunicationTerm)
+        times = [protocol_seconds(term, term.bytes["routed"] * 4096.0) for term in (between, within)]
+        assert isinstance(fused[name], CurveTerm)
+        assert timing(fused[name], values).seconds() == pytest.approx(max(times) + min(times) / 4, rel=1e-6)
+
+
+def test_hybrids_beat_pipelines_of_tensor_parallelism_on_slow_networks():
+    """MixServe, Fig. 10: R1 on 910B; 2.67 times published, kernels that are not eager leave 2."""
+    load = StepLoad(prefill_tokens=4096.0, prefill_pairs=4096.0 * 1024, finishing_prompts=2.0, mean_tokens=4096.0)
+    whole = StepLoad(prefill_tokens=16384.0, prefill_pairs=16384.0 * 1024, finishing_prompts=8.0, mean_tokens=16384.0)
+    pipeline = instance("deepseek-r1", "910b", "prefill", "int8", attention_tp=8, moe_tp=8, pp=4)
+    ours = evaluate(even_cost(hybrid()), load).seconds
+    assert evaluate(even_cost(pipeline), whole).seconds > 1.5 * ours
+
+
+def test_engines_sent_every_token_from_every_device():
+    """vLLM until September 2025; since then, and where all devices hold all tokens, each goes once."""
+    old, new = (
+        instance("deepseek-r1", "h800", "prefill", "fp8", engine=name, **SPREAD) for name in ("vllm@0.10", "vllm")
+    )
+    assert (duplicates(old), duplicates(new)) == (8, 1.0)
+    load = StepLoad(prefill_tokens=2048.0, prefill_pairs=2e6, finishing_prompts=1.0, mean_tokens=2048.0)
+    assert np.asarray(evaluate(even_cost(old), load).seconds) > 1.5 * np.asarray(evaluate(even_cost(new), load).seconds)
