@@ -23,6 +23,7 @@ COMMANDS = {
     "sweep": "Find the best plan at every point of one or two ranges; tables, CSV, plots.",
     "predict": "Predict one configuration, with every operator.",
     "deploy": "Write the files that start a manifest with a serving engine.",
+    "import": "Read a running deployment as a manifest, with its headroom and what is wrong with it.",
     "simulate": "Run a manifest in virtual time and compare what it does with what was predicted.",
     "calibrate": "Fit efficiency curves to measured times and write them over a catalogue entry.",
     "measure": "Time kernels on a local accelerator, as the CSV that calibrate reads.",

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from podplan.explaining import explain as explain
     from podplan.fleets import FleetResult as FleetResult
     from podplan.fleets import fleet as fleet
+    from podplan.importing import ImportResult as ImportResult
+    from podplan.importing import import_deployment as import_deployment
     from podplan.planning import PlanResult as PlanResult
     from podplan.planning import plan as plan
     from podplan.prediction import PredictResult as PredictResult
@@ -46,6 +48,7 @@ _HOMES = {
     "podplan.comparison": ("CompareResult", "compare", "sweep"),
     "podplan.explaining": ("ExplainResult", "explain"),
     "podplan.fleets": ("FleetResult", "fleet"),
+    "podplan.importing": ("ImportResult", "import_deployment"),
     "podplan.planning": ("PlanResult", "plan"),
     "podplan.prediction": ("PredictResult", "predict"),
     "podplan.simulation": ("PoliciesResult", "SimulateResult", "simulate", "simulate_policies"),

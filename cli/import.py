@@ -1,0 +1,55 @@
+"""`plan import`: a running deployment as a manifest, with its headroom, what is wrong and what would mend it."""
+
+import typer
+
+from cli.exit_codes import ExitCode
+from cli.options import Json, takes
+from cli.output import Screen, print_json
+from podplan.importing import ImportFlags, ImportResult, imported
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+
+@app.command(name="import")
+@takes(ImportFlags)
+def import_command(
+    flags: ImportFlags,
+    json: Json = False,
+) -> int:
+    """Read what others deployed: its layout, the rate that it carries, what is wrong, and the changes that mend it.
+
+    \b
+    Examples:
+      plan import deploy/ --hw h800
+      plan import lws.yaml --hw h200 --rate 20/s --ttft 2s --tpot 50ms --out plan/
+      plan import "vllm serve Qwen/Qwen3-8B --max-num-seqs 512" --hw h100 --isl 512 --osl 128
+
+    Kubernetes objects (LeaderWorkerSet, DisaggregatedSet, Deployment, StatefulSet, DynamoGraphDeployment), scripts and
+    command lines of vLLM, vLLM-Ascend and SGLang. Exit code 0: it runs and keeps the limits; 3: it does not.
+    """
+    result = imported(flags)
+    print_json(result.to_dict()) if json else _show(Screen(), result, flags)
+    return ExitCode.DONE if result.feasible else ExitCode.INFEASIBLE
+
+
+def _show(screen: Screen, result: ImportResult, flags: ImportFlags) -> None:
+    """Print roles, headroom and findings."""
+    for found, counted in result.roles:
+        experts = f", EP={counted.moe_ep}" if counted.moe_ep else ""
+        screen.lines(
+            f"{found.name} ({found.role}, {found.engine}): {found.instances} instances of {counted.devices} devices, "
+            f"TP={counted.attention_tp}, DP={counted.attention_dp}{experts}, {counted.sequences} requests and "
+            f"{counted.tokens} tokens a step per DP rank"
+        )
+        if found.assumed:
+            screen.lines(f"  assumed: {', '.join(found.assumed)}")
+    screen.lines(result.headline)
+    if result.headroom is not None:
+        screen.lines(f"headroom over {result.asked_per_second:g}/s: {result.headroom:+.0%}")
+    for finding in result.findings:
+        mended = f" [{finding.change}]" if finding.change else ""
+        screen.lines(f"{'must' if finding.blocking else 'could'}  {finding.role}: {finding.what}{mended}")
+    if result.mended_per_second is not None:
+        screen.lines(f"With these changes it carries {result.mended_per_second:.3g}/s.")
+    if flags.out is not None and result.manifest is not None:
+        screen.lines(f"Wrote {flags.out / 'manifest.yaml'}.")

@@ -1,0 +1,229 @@
+"""`podplan.import_deployment`: what others deployed as a manifest, its headroom, and what is wrong with it."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from deploy.reading.engines import Counted
+from deploy.reading.foreign import Found, read_source
+from ground.errors import BadInput
+from ground.files import check_folder, write_files
+from models.loader import load_model
+from models.spec import ModelSpec
+from planner.engines.loader import load_engine
+from planner.engines.spec import EngineProfile
+from planner.manifest.document import dump_manifest
+from planner.manifest.schema import Manifest
+from planner.plans.assemble import assemble
+from planner.question import Question
+from podplan.import_findings import Finding, told_by_batches, told_by_engine, told_by_files
+from podplan.import_sides import mended_rate, most_rate, plan_at, side_of
+from podplan.options import QuestionFlags, Text, argument, flag, switch
+from podplan.question import read_question
+from podplan.question_files import typed_of
+from podplan.result import Result
+from podplan.result import Row as Cells
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImportFlags:
+    """What is imported, the machine that it runs on, and the traffic and limits that it is held against."""
+
+    source: str = argument("SOURCE", "YAML of Kubernetes objects, a script, a folder of them, or a command line.")
+    hw: Text = flag("HW", "Catalogue name or YAML of the machine.", needed=True)
+    model: Text = flag("MODEL", "Catalogue name or config.json [as the command names it].")
+    engine: Text = flag("E", "Engine and version, such as vllm@0.33.0 [as the command looks].")
+    weights: Text = flag("DTYPE", "Format of the weights [as shipped, or as --quantization says].")
+    isl: Text = flag("TOKENS", "Mean prompt tokens [4096].")
+    osl: Text = flag("TOKENS", "Mean output tokens [1024].")
+    isl_cv: Text = flag("CV", "Standard deviation of prompts over their mean [0].")
+    osl_cv: Text = flag("CV", "The same of outputs [0].")
+    prefix_reuse: Text = flag("SHARE", "Cached share of prompts [0].")
+    rate: Text = flag("RATE", "Requests that arrive, such as 10/s [the most within the limits].", unit="/s")
+    ttft: Text = flag("DURATION", "Limit on TTFT [2s].", unit="s")
+    tpot: Text = flag("DURATION", "Limit on TPOT [50ms].", unit="s")
+    percentile: Text = flag("P", "At which the limits hold [99].")
+    out: Path | None = flag("DIR", "Folder for manifest.yaml.")
+    force: bool = switch("Replace a manifest that is there.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImportResult(Result):
+    """A deployment as it was read.
+
+    Attributes:
+        roles: each role of the deployment with what an instance is.
+        manifest: it as a manifest; None where the engine's rules or its memory do not let it run.
+        most_per_second: the largest rate that keeps the limits; None where none does.
+        mended_per_second: the same after the changes of the findings; None where there is nothing to change.
+        asked_per_second: the rate that was given.
+        findings: what is wrong, what must be mended first.
+    """
+
+    roles: tuple[tuple[Found, Counted], ...]
+    question: Question
+    manifest: Manifest | None
+    most_per_second: float | None
+    mended_per_second: float | None
+    asked_per_second: float | None
+    findings: tuple[Finding, ...]
+
+    @property
+    def feasible(self) -> bool:
+        """Whether it runs and keeps the limits at the rate that was asked."""
+        if any(finding.blocking for finding in self.findings) or self.most_per_second is None:
+            return False
+        return self.asked_per_second is None or self.most_per_second >= self.asked_per_second
+
+    @property
+    def headroom(self) -> float | None:
+        """What more of the asked rate it would carry, as a share; None without a rate."""
+        if self.asked_per_second is None or self.most_per_second is None:
+            return None
+        return self.most_per_second / self.asked_per_second - 1
+
+    @property
+    def headline(self) -> str:
+        """The result in one sentence."""
+        must = sum(finding.blocking for finding in self.findings)
+        most = self.most_per_second
+        said = "keeps the limits at no rate" if most is None else f"carries {most:.3g}/s within the limits"
+        return f"{self.roles[0][0].model} {said}; {must} things must be mended, {len(self.findings) - must} could be"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what ``plan import --json`` prints."""
+        return {
+            "feasible": self.feasible,
+            "requests_per_second": self.most_per_second,
+            "requests_per_second_mended": self.mended_per_second,
+            "asked_requests_per_second": self.asked_per_second,
+            "headroom": self.headroom,
+            "roles": self.rows(),
+            "findings": [asdict(finding) for finding in self.findings],
+        }
+
+    def rows(self) -> Sequence[Cells]:
+        """Return a row per role: degrees and limits of an instance."""
+        return [
+            {
+                "name": found.name,
+                "role": found.role,
+                "engine": found.engine,
+                "instances": found.instances,
+                "nodes": found.nodes,
+                **asdict(counted),
+                "assumed": ", ".join(found.assumed),
+            }
+            for found, counted in self.roles
+        ]
+
+
+def import_deployment(
+    source: str, *, hw: str, out: str | Path | None = None, force: bool = False, **given: Any
+) -> ImportResult:
+    """Return a running deployment as a manifest with its headroom, what is wrong, and what would mend it.
+
+    Keywords are the flags of ``plan import``. Raises BadInput where the source or a flag cannot be read.
+    """
+    folder = None if out is None else Path(out)
+    return imported(ImportFlags(source=source, hw=hw, out=folder, force=force, **typed_of(given)))
+
+
+def imported(flags: ImportFlags) -> ImportResult:
+    """Return the same for flags as they were typed; writes the manifest where a folder is given."""
+    found = read_source(_text_of(flags.source))
+    profile = load_engine(flags.engine or found[0].engine)
+    model = load_model(flags.model or _model_of(found[0]))
+    question = _question(flags, found, profile, model)
+    longest = round(question.workload.input_tokens.mean + question.workload.output_tokens.mean)
+    roles = tuple((role, role.counted(model.moe.experts if model.moe else 0, longest)) for role in found)
+    _check_pair(found)
+    question = replace(question, drafts=tuple(sorted({counted.drafts for _, counted in roles if counted})))
+    sides = [side_of(question, role, counted) for role, counted in roles]
+    findings = [
+        finding for role, counted in roles for finding in told_by_files(role, counted, longest, question, profile)
+    ]
+    findings += [finding for side in sides for finding in told_by_batches(question, side)]
+    most, least = most_rate(question, sides)
+    asked = question.rate_per_second
+    manifest = None
+    if least is None:
+        findings.append(Finding(role="all", what="no request fits beside the weights", change=None, blocking=True))
+    else:
+        planned = plan_at(question, sides, min(asked or most, most)) if most else None
+        manifest = assemble(planned or least, {})
+        findings += told_by_engine(manifest, profile, roles)
+    mended = mended_rate(question, sides, most)
+    if manifest is not None and flags.out is not None:
+        check_folder(flags.out, ("manifest.yaml",), force=flags.force, flag="--out")
+        write_files({flags.out / "manifest.yaml": dump_manifest(manifest)}, force=flags.force)
+    return ImportResult(
+        roles=roles,
+        question=question,
+        manifest=manifest,
+        most_per_second=most,
+        mended_per_second=mended,
+        asked_per_second=asked,
+        findings=tuple(sorted(findings, key=lambda finding: not finding.blocking)),
+    )
+
+
+def _text_of(source: str) -> str:
+    """Return a source; of a folder the text of its YAML files, else of its scripts."""
+    folder = Path(source) if len(source) < 1024 else None
+    if folder is None or not folder.is_dir():
+        return source
+    for ending in ("*.y*ml", "*.sh"):
+        paths = sorted(folder.rglob(ending))
+        if paths:
+            return "\n---\n".join(path.read_text(encoding="utf-8") for path in paths)
+    raise BadInput(f"SOURCE: {source} has no YAML file and no script")
+
+
+def _model_of(found: Found) -> str:
+    """Return the catalogue's name of the model that a command names by its path or repository."""
+    names = (found.model, found.model.rpartition("/")[2], found.flags.get("--served-model-name"))
+    for name in filter(None, names):
+        try:
+            return load_model(name.lower()).name
+        except BadInput:
+            continue
+    raise BadInput(f"--model: {found.model[:60]!r} is not of the catalogue; name the model, or its config.json")
+
+
+def _question(flags: ImportFlags, found: Sequence[Found], profile: EngineProfile, model: ModelSpec) -> Question:
+    """Return the question that a deployment answers: its own machine, formats and drafts, the traffic as given."""
+    first = found[-1]
+    said = first.flags.get("--quantization") or ""
+    weights = flags.weights or ({"ascend": "int8", "modelslim": "int8"}.get(said) or said if said in FORMATS else None)
+    cached = (first.flags.get("--kv-cache-dtype") or "auto").lower()
+    devices = sum(role.devices * role.instances for role in found)
+    asked = read_question(
+        QuestionFlags(
+            model=model.name,
+            hw=flags.hw,
+            devices=str(devices),
+            engine=f"{profile.engine}@{profile.versions.pinned}",
+            weights=weights or model.native_dtype,
+            kv_dtype="fp8" if cached.startswith("fp8") else "bf16",
+            shape="aggregated" if len(found) == 1 else "disaggregated",
+            objective="throughput" if flags.rate is None else None,
+            **{name: getattr(flags, name) for name in TRAFFIC},
+        )
+    )
+    return asked.question
+
+
+FORMATS = ("fp8", "int8", "int4", "mxfp4", "nvfp4", "ascend", "modelslim")
+TRAFFIC = ("isl", "osl", "isl_cv", "osl_cv", "prefix_reuse", "rate", "ttft", "tpot", "percentile")
+
+
+def _check_pair(found: Sequence[Found]) -> None:
+    """Raise BadInput unless it is one role of aggregated instances, or prefill and decode."""
+    roles = [role.role for role in found]
+    if roles not in (["mixed"], ["prefill", "decode"]):
+        said = ", ".join(f"{role.name} ({role.role})" for role in found)
+        raise BadInput(f"SOURCE: {said}: what is read here is one aggregated role, or one prefill and one decode role")
+    if len({role.engine for role in found}) > 1:
+        raise BadInput("SOURCE: prefill and decode must be of one engine")

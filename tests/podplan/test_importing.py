@@ -1,0 +1,183 @@
+"""Deployments of others: what they are, the rate that they carry, what is wrong, and what was planned comes back."""
+
+from pathlib import Path
+
+import pytest
+
+import podplan
+from cli.main import main
+from deploy.reading.foreign import read_source
+from ground.errors import BadInput
+from planner.manifest.document import read_manifest
+from podplan.importing import import_deployment
+from tests.deploy.cases import made
+from tests.questions import small_answer
+
+LWS = """
+apiVersion: leaderworkerset.x-k8s.io/v1
+kind: LeaderWorkerSet
+metadata: {name: r1}
+spec:
+  replicas: 2
+  leaderWorkerTemplate:
+    size: 2
+    workerTemplate:
+      spec:
+        containers:
+        - name: vllm
+          env: [{name: DP_LOCAL, value: "8"}]
+          command: ["/bin/bash", "-c"]
+          args:
+          - |
+            START=$(( LWS_WORKER_INDEX * DP_LOCAL ))
+            # vllm serve is below
+            exec vllm serve deepseek-ai/DeepSeek-R1 \\
+              -tp 1 --data_parallel_size $((LWS_GROUP_SIZE * DP_LOCAL)) \\
+              --data-parallel-size-local $DP_LOCAL --data-parallel-start-rank $START \\
+              --enable-expert-parallel --max-model-len 4096 --enforce-eager \\
+              --gpu-memory-utilization 0.98 --max-num-seqs 512 --swap-space 4 &
+          resources: {limits: {nvidia.com/gpu: 8}}
+"""
+GRAPH = """
+apiVersion: nvidia.com/v1alpha1
+kind: DynamoGraphDeployment
+metadata: {name: q}
+spec:
+  services:
+    Frontend: {replicas: 1, extraPodSpec: {mainContainer: {command: [python3, -m, dynamo.frontend]}}}
+    VllmPrefillWorker:
+      replicas: 2
+      resources: {limits: {gpu: "2"}}
+      extraPodSpec:
+        mainContainer:
+          command: [python3, -m, dynamo.vllm]
+          args: [--model, Qwen/Qwen3-32B, --tensor-parallel-size, "2", --is-prefill-worker]
+    VllmDecodeWorker:
+      replicas: 1
+      resources: {limits: {gpu: "4"}}
+      extraPodSpec:
+        mainContainer:
+          command: [python3, -m, dynamo.vllm]
+          args: [--model, Qwen/Qwen3-32B, --tensor-parallel-size, "4", --disaggregation-mode, decode]
+"""
+
+
+def test_a_group_of_pods_is_read_with_its_variables(tmp_path: Path) -> None:
+    """Two instances of two nodes, 16 ranks each; what the command leaves out is told."""
+    path = tmp_path / "lws.yaml"
+    path.write_text(LWS, encoding="utf-8")
+    (found,) = read_source(str(path))
+    counted = found.counted(256, 5120)
+    assert (found.instances, found.nodes, found.devices, found.role) == (2, 2, 16, "mixed")
+    assert (counted.attention_dp, counted.moe_ep, counted.sequences, counted.ranks) == (16, 16, 512, 16)
+    assert found.assumed == ("--max-num-batched-tokens 8192",)
+    assert found.unknown == ("--swap-space",)
+
+
+def test_what_is_wrong_is_told_with_the_change_that_mends_it(tmp_path: Path) -> None:
+    """Unknown flags, a length that refuses the workload, TCP, a batch past TPOT, memory; and what is only wasted."""
+    path = tmp_path / "lws.yaml"
+    path.write_text(LWS, encoding="utf-8")
+    result = podplan.import_deployment(str(path), hw="h200", rate="2/s")
+    changes = [finding.change or "" for finding in result.findings if finding.blocking]
+    assert changes[:3] == ["drop --swap-space", "--max-model-len 4096 -> 5120", "limits: {rdma/ib: 1}"]
+    assert changes[3].startswith("--max-num-seqs 512 -> ") and changes[4].startswith(
+        "--gpu-memory-utilization 0.98 -> 0.9"
+    )
+    assert any(finding.change == "drop --enforce-eager" for finding in result.findings if not finding.blocking)
+    assert result.most_per_second is not None and result.headroom is not None and not result.feasible
+    assert result.to_dict()["roles"][0]["attention_dp"] == 16
+
+
+def test_an_older_graph_of_dynamo_is_prefill_and_decode(tmp_path: Path) -> None:
+    """v1alpha1's services; the front end has no device."""
+    path = tmp_path / "graph.yaml"
+    path.write_text(GRAPH, encoding="utf-8")
+    assert [(role.role, role.instances, role.devices) for role in read_source(str(path))] == [
+        ("prefill", 2, 2),
+        ("decode", 1, 4),
+    ]
+
+
+@pytest.mark.parametrize(("engine", "kind"), [("vllm", "lws"), ("vllm", "dynamo"), ("sglang", "statefulset")])
+def test_what_deploy_writes_is_read_as_it_was_planned(engine: str, kind: str, tmp_path: Path) -> None:
+    """Degrees, instances and batches of every role."""
+    deployment = made("qwen-h800", engine, kind)  # type: ignore[arg-type]
+    for name, text in deployment.files.items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    text = "\n---\n".join(text for name, text in deployment.files.items() if name.endswith(".yaml"))
+    for found in read_source(text):
+        planned = deployment.target.role(found.role)
+        assert planned is not None
+        counted = found.counted(planned.setup.experts, 1)
+        assert (counted.attention_tp, counted.attention_dp) == (
+            planned.strategy.attention_tp,
+            planned.strategy.attention_dp,
+        )
+        assert (counted.sequences, counted.moe_ep) == (planned.sequences, planned.strategy.moe_ep)
+        assert found.unknown == ()
+
+
+def test_a_plan_that_was_deployed_carries_its_rate_again(tmp_path: Path) -> None:
+    """Search, deploy, import: the rate within the limits is the plan's, and nothing is wrong."""
+    from deploy.render import render
+    from deploy.site import Site
+    from planner.engines.loader import load_engine
+    from planner.plans.assemble import assemble
+
+    best = small_answer(hardware="h100", devices=32, engine="vllm@0.33.0").best
+    assert best is not None
+    manifest = assemble(best, {})
+    files = render(manifest, load_engine("vllm"), "lws", Site(), "0" * 64).files
+    for name, text in files.items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    traffic = manifest.workload
+    levels = manifest.service_levels
+    result = import_deployment(
+        str(tmp_path),
+        hw="h100",
+        isl=traffic.input_tokens,
+        osl=traffic.output_tokens,
+        ttft=levels.ttft_seconds,
+        tpot=levels.tpot_seconds,
+        out=tmp_path / "plan",
+    )
+    assert result.most_per_second == pytest.approx(best.requests_per_second, rel=0.05)
+    assert [finding for finding in result.findings if finding.blocking] == []
+    assert {pool.role for pool in read_manifest(tmp_path / "plan" / "manifest.yaml").pools} == {
+        pool.role for pool in manifest.pools
+    }
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("nofile.yaml", "no such file; give a YAML file"),
+        ("ollama run qwen3", "has no command that is read here"),
+        ("vllm serve nobody/knows-this", "--model: 'nobody/knows-this' is not of the catalogue"),
+        ("vllm serve Qwen/Qwen3-8B -tp many", "'many' is not a number of devices"),
+        ("vllm serve 'Qwen/Qwen3-8B", "cannot be split into words"),
+    ],
+)
+def test_what_cannot_be_read_says_why(source: str, said: str) -> None:
+    """One sentence, whatever it is."""
+    with pytest.raises(BadInput) as error:
+        import_deployment(source, hw="h100")
+    assert said in str(error.value) and "\n" not in str(error.value)
+
+
+def test_the_command_prints_headroom_and_findings(capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit code 0 where it runs and keeps the limits."""
+    arguments = [
+        "import",
+        "vllm serve Qwen/Qwen3-8B --max-num-seqs 256",
+        "--hw",
+        "h100",
+        "--isl",
+        "512",
+        "--osl",
+        "128",
+    ]
+    assert main([*arguments, "--rate", "5/s"]) == 0
+    shown = capsys.readouterr().out
+    assert "headroom over 5/s: +" in shown and "within the limits; 0 things must be mended" in shown
