@@ -134,6 +134,22 @@ class HostOverhead(Strict):
     decode_gap_seconds: Sourced | None
 
 
+class Scheduling(Strict):
+    """How an aggregated instance schedules; the words are those of ``planner.serving.rules``."""
+
+    order: Fact[Literal["shared", "prompts_first", "mixed_chunk"]]
+    overlapped: Fact[bool] = Field(description="whether the next step is scheduled while one runs")
+    admission: Fact[Literal["reserve", "need", "estimate"]]
+    block_tokens: Fact[int]
+    kept_blocks: Fact[int] | None = None
+    dealing: Fact[Literal["round_robin", "least_requests", "least_kv"]] = Field(description="requests to DP ranks")
+    initial_share: Fact[float] | None = Field(default=None, description="of what answers may take still; by estimate")
+    least_share: Fact[float] | None = None
+    falling_steps: Fact[int] | None = Field(default=None, description="decode iterations from the first to the least")
+    retract_tokens: Fact[int] | None = None
+    clip_tokens: Fact[int] | None = Field(default=None, description="longer answers are estimated at so many")
+
+
 class Metrics(Strict):
     """Names of the Prometheus series that the engine serves on ``path``; None where it has none."""
 
@@ -175,6 +191,7 @@ class EngineProfile(Strict):
     prefill_decode: PrefillDecode
     kinds: dict[PlatformKind, Kind]
     host: HostOverhead
+    scheduling: Scheduling | None = Field(default=None, description="null: not read; the reference rule is taken")
     deployment: Deployment | None = None
 
 

@@ -7,13 +7,20 @@ for numba takes half a second to import, which questions with closed-form answer
 import os
 import sys
 import tempfile
+import zlib
 from pathlib import Path
 
 
 def _cache_folder() -> Path:
-    """Return a folder of the user's that can be written, or a temporary one where the home folder is read-only."""
+    """Return a folder of the user's that can be written, or a temporary one where the home folder is read-only.
+
+    It is another one for other sources: numba looks at the file of a function alone, not at those of what it calls.
+    """
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    folder = Path(home) / "podplan" / "compiled"
+    sources = 0
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        sources = zlib.crc32(path.read_bytes(), sources)
+    folder = Path(home) / "podplan" / "compiled" / f"{sources:08x}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError:

@@ -73,25 +73,31 @@ def loaded_seconds(
         kv: cached tokens of those.
     """
     tokens, context, pairs, ended = prompts
-    tokens = max(tokens, mean)  # the rank with most pairs may have few tokens: shares end at 1
-    level, part = cell(times.levels, float(running))
-    seconds = _inside(times, level, tokens, context, pairs, mean)
-    if part > 0.0:
-        seconds = seconds * (1.0 - part) + _inside(times, level + 1, tokens, context, pairs, mean) * part
+    part = tokens / mean if tokens < mean else 1.0  # shares end at 1: what has less lies between that and no prompts
+    level, over = cell(times.levels, float(running))
+    seconds = _inside(times, level, tokens / part, context / part, pairs / part, mean)
+    if over > 0.0:
+        above = _inside(times, level + 1, tokens / part, context / part, pairs / part, mean)
+        seconds = seconds * (1.0 - over) + above * over
     i, x = cell(times.running, float(running))
+    if part < 1.0:
+        seconds = seconds * part + _without(times, i, x, mean) * (1.0 - part)
     if ended > 0.0:
-        seconds += (ended - 1.0) * _between(times.row_seconds, i, x)
+        seconds += (ended - part) * _between(times.row_seconds, i, x)
     else:
-        seconds -= _between(times.first_row_seconds, i, x)
+        seconds -= part * _between(times.first_row_seconds, i, x)
     return float(max(seconds + _beyond(times, i, x, running, sequences, kv), LEAST_SECONDS))
 
 
 @njit
 def pass_seconds(times: TableArrays, tokens: float, context: float, pairs: float, ended: float, mean: float) -> float:
     """Seconds of a prefill pass of a rank that carries such prompts, ``mean`` tokens on the mean rank."""
-    tokens = max(tokens, mean)
-    row = times.row_seconds[0] * (ended - 1.0) if ended > 0.0 else -times.first_row_seconds[0]
-    return float(max(_inside(times, 0, tokens, context, pairs, mean) + row, LEAST_SECONDS))
+    part = tokens / mean if tokens < mean else 1.0
+    seconds = _inside(times, 0, tokens / part, context / part, pairs / part, mean)
+    if part < 1.0:
+        seconds = seconds * part + _without(times, 0, 0.0, mean) * (1.0 - part)
+    row = times.row_seconds[0] * (ended - part) if ended > 0.0 else -part * times.first_row_seconds[0]
+    return float(max(seconds + row, LEAST_SECONDS))
 
 
 @njit
@@ -99,6 +105,15 @@ def _beyond(times: TableArrays, i: int, x: float, running: int, sequences: float
     """Seconds that a rank takes because it has not the usual cached tokens and requests."""
     more = (kv - _between(times.usual_kv, i, x)) * _between(times.kv_seconds, i, x)
     return more + (sequences - running / times.ranks) * _between(times.sequence_seconds, i, x)
+
+
+@njit
+def _without(times: TableArrays, i: int, x: float, mean: float) -> float:
+    """Seconds of a rank without prompts."""
+    j, y = cell(times.means, mean)
+    low = times.alone[i, j] * (1.0 - y) + times.alone[i, j + 1] * y
+    high = times.alone[i + 1, j] * (1.0 - y) + times.alone[i + 1, j + 1] * y
+    return float(low * (1.0 - x) + high * x)
 
 
 @njit

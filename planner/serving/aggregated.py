@@ -1,0 +1,173 @@
+"""A pool of aggregated instances under a stream, step by step, by the rule of their engine.
+
+Continuous batching: a step carries one token (with drafts several) of every running request, and prompt chunks up to
+the token budget of each DP rank, first come first served; all ranks leave a step together. ``planner.serving.rules``
+says in which order, and who is let in.
+
+Ref: Sarathi-Serve (arXiv 2403.02310) section 4; the schedulers of vLLM 0.33.0 and SGLang 0.5.23.
+"""
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from planner.serving.prefill import Policy
+from planner.serving.rules import REFERENCE_RULE, SchedulingRule
+from planner.serving.streams import Floats, Ints, Stream
+from planner.serving.tables import TableArrays
+
+if TYPE_CHECKING:
+    from planner.serving.batch_loop import Instances, Records, Rule
+
+_ROUNDING = 1e-9
+_AMPLE = 1 << 50
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class AggregatedPool:
+    """Instances that are alike; limits are of one DP rank."""
+
+    times: TableArrays
+    ranks: int
+    budget_tokens: int
+    """Of a step."""
+    slots: int
+    """Requests at once."""
+    capacity_tokens: float
+    """KV."""
+    rule: SchedulingRule = REFERENCE_RULE
+    queries: int = 1
+    """Tokens of the budget that a running request takes: one and its drafts."""
+    accepted: float = 1.0
+    """Tokens that it gains, above 1 with drafts."""
+    instances: int = 1
+    policy: Policy = "round_robin"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Played:
+    """What became of every request, [requests]."""
+
+    arrival_seconds: Floats
+    """Of a closed loop: when each request was sent."""
+    first_token_seconds: Floats
+    left_seconds: Floats
+    preemptions: Ints
+    busy_seconds: float
+    """Of all instances."""
+    steps: int
+
+
+def play_aggregated(pool: AggregatedPool, stream: Stream, reserved_tokens: Floats | None = None) -> Played:
+    """Return when every request of a stream has its first and its last token; the stream's arrivals must not fall.
+
+    Args: ``reserved_tokens`` are what each request is granted where answers are reserved: its prompt and answer if not
+        given. One that no rank could hold is let in where it is alone.
+    """
+    return _play(pool, stream, reserved_tokens, len(stream))
+
+
+def play_closed(
+    pool: AggregatedPool, stream: Stream, concurrency: int, reserved_tokens: Floats | None = None
+) -> Played:
+    """Return the same of a closed loop: so many requests are sent at 0, and each is replaced at once when it leaves.
+
+    Arrivals of the stream do not count.
+    """
+    sent = replace(stream, arrival_seconds=np.zeros(len(stream)))
+    return _play(pool, sent, reserved_tokens, min(concurrency, len(stream)))
+
+
+def _play(pool: AggregatedPool, stream: Stream, reserved: Floats | None, first: int) -> Played:
+    from planner.serving import aggregated_loop as loop
+
+    rule = rule_of(pool, int(stream.answer_tokens.max(initial=0)))
+    requests = requests_of(pool, stream, reserved)
+    instances = instances_of(pool, rule, first, len(stream))
+    loop.play(requests, instances, loop.IN_TURN if pool.policy == "round_robin" else loop.LEAST_LOAD, rule, pool.times)
+    return Played(
+        arrival_seconds=requests.arrival,
+        first_token_seconds=requests.first,
+        left_seconds=requests.left,
+        preemptions=requests.preempted,
+        busy_seconds=float(instances.heads.busy.sum()),
+        steps=int(instances.heads.steps.sum()),
+    )
+
+
+def rule_of(pool: AggregatedPool, longest_answer: int) -> "Rule":
+    """Return the rule and the limits of a pool as compiled loops take them."""
+    from planner.serving import batch_loop as batch
+
+    rule, estimate = pool.rule, pool.rule.estimate
+    reserve = rule.admission == "reserve"
+    block = 1 if reserve else rule.block_tokens
+    capacity = int(min(pool.capacity_tokens, float(_AMPLE))) // block - (0 if reserve else rule.kept_blocks)
+    return batch.Rule(
+        together=rule.order != "prompts_first",
+        admission={"reserve": batch.RESERVE, "need": batch.NEED, "estimate": batch.ESTIMATE}[rule.admission],
+        overlapped=rule.overlapped,
+        interval=rule.receive_interval,
+        dealing={
+            "round_robin": batch.ROUND_ROBIN,
+            "least_requests": batch.LEAST_REQUESTS,
+            "least_kv": batch.LEAST_KV,
+        }[rule.dealing],
+        budget=int(pool.budget_tokens),
+        queries=pool.queries,
+        slots=pool.slots,
+        capacity=capacity,
+        block=block,
+        whole_blocks=pool.accepted == 1.0 and not reserve,
+        clipped=longest_answer > estimate.clip_tokens,
+        clip=float(estimate.clip_tokens),
+        initial_ratio=estimate.initial_share,
+        least_ratio=estimate.least_share,
+        ratio_step=(estimate.initial_share - estimate.least_share) / estimate.falling_steps,
+        retract_tokens=float(estimate.retract_tokens),
+    )
+
+
+def requests_of(pool: AggregatedPool, stream: Stream, reserved_tokens: Floats | None = None) -> "Records":
+    """Return a record for each of a stream's requests."""
+    from planner.serving import batch_loop as batch
+
+    after = np.maximum(stream.answer_tokens - 1, 0)
+    iterations = np.ceil(after / pool.accepted - _ROUNDING).astype(np.int64)
+    requests = np.zeros(len(stream), batch.REQUEST).view(np.recarray)
+    requests.arrival, requests.answer = stream.arrival_seconds, stream.answer_tokens
+    requests.length = requests.todo = stream.prompt_tokens
+    requests.reused = requests.done = stream.reused_tokens
+    requests.after = iterations
+    requests.growth = np.where(iterations > 0, after / np.maximum(iterations, 1), pool.accepted)
+    requests.need = stream.prompt_tokens + stream.answer_tokens if reserved_tokens is None else reserved_tokens
+    requests.first = requests.left = -1.0
+    requests.behind = requests.chain = batch.NOBODY
+    return requests
+
+
+def instances_of(pool: AggregatedPool, rule: "Rule", arriving: int, requests: int) -> "Instances":
+    """Return idle instances, for requests of which ``arriving`` ones do not wait for others to leave."""
+    from planner.serving import batch_loop as batch
+
+    each, shape = pool.instances, (pool.instances, pool.ranks)
+    heads = np.zeros(each, batch.HEAD).view(np.recarray)
+    heads.received = rule.interval
+    ranks = np.zeros(shape, batch.RANK).view(np.recarray)
+    ranks.ratio, ranks.free = rule.initial_ratio, rule.capacity
+    ranks.oldest = ranks.newest = batch.NOBODY
+    lines = np.zeros((each, pool.ranks + 1), batch.LINE).view(np.recarray)
+    steps = np.zeros((each, 2), batch.STEP).view(np.recarray)
+    lines.head = lines.tail = steps.head = steps.tail = batch.NOBODY
+    return batch.Instances(
+        heads=heads,
+        ranks=ranks,
+        lines=lines,
+        steps=steps,
+        marks=np.zeros((each, 2, pool.ranks), batch.MARK).view(np.recarray),
+        buckets=np.full((*shape, batch.BUCKETS), batch.NOBODY, dtype=np.int64),
+        phases=np.zeros((*shape, rule.block), dtype=np.int64),
+        loads=np.zeros(pool.ranks, batch.LOAD).view(np.recarray),
+        following=np.array([arriving, requests], dtype=np.int64),
+    )

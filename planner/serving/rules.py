@@ -1,0 +1,74 @@
+"""How an engine schedules, as data: what shares a step, who is let in, who gives way, and which rank a request goes to.
+
+The loops of ``planner.serving`` know these rules and no engine; a profile of ``planner.engines`` names the rule of each
+engine and version. The reference runtime reserves the KV of whole answers, so it never preempts; vLLM's V1 scheduler
+lets in what fits now and preempts who came last; SGLang sets aside a share of what answers may still take. A preempted
+request is computed again, with what was answered so far.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from planner.engines.spec import Scheduling
+
+Order = Literal["shared", "prompts_first", "mixed_chunk"]
+Admission = Literal["reserve", "need", "estimate"]
+Dealing = Literal["round_robin", "least_requests", "least_kv"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """What an engine expects running answers to take still: a share of what they may, which falls step by step."""
+
+    initial_share: float = 1.0
+    least_share: float = 1.0
+    falling_steps: int = 1
+    """Decode iterations in which it falls from the first to the least."""
+    retract_tokens: int = 0
+    """Tokens that each running request is expected to take at least after one was preempted."""
+    clip_tokens: int = 1 << 40
+    """Longer answers are expected to take no more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulingRule:
+    """The rule of one engine; the default is the reference runtime's."""
+
+    order: Order = "shared"
+    """``shared``: decode has the token budget first, prompt chunks what is left. ``prompts_first``: a rank with prompts
+    has a step of its own for them, and decode waits. ``mixed_chunk``: as shared, with who ended counted once more."""
+    overlapped: bool = False
+    """Whether the next step is scheduled while one runs: arrivals wait a step longer, and who ends runs once more."""
+    receive_interval: int = 1
+    """Arrivals are received every so many decode iterations, and after every step with prompts."""
+    admission: Admission = "reserve"
+    estimate: Estimate = Estimate()
+    """For admission by estimate."""
+    block_tokens: int = 1
+    """KV is taken in blocks of so many tokens, unless whole answers are reserved."""
+    kept_blocks: int = 0
+    """Blocks that the engine keeps for itself."""
+    dealing: Dealing = "round_robin"
+    """The rank that a request goes to; ranks without room are passed over where answers are reserved."""
+
+
+REFERENCE_RULE = SchedulingRule()
+
+
+def rule_of_engine(scheduling: "Scheduling | None", receive_interval: int = 1) -> SchedulingRule:
+    """Return the rule that an engine's profile states; the reference rule where it states none."""
+    if scheduling is None:
+        return REFERENCE_RULE
+    shares = ("initial_share", "least_share", "falling_steps", "retract_tokens", "clip_tokens")
+    stated = {name: fact.value for name in shares if (fact := getattr(scheduling, name)) is not None}
+    return SchedulingRule(
+        order=scheduling.order.value,
+        overlapped=scheduling.overlapped.value,
+        receive_interval=receive_interval,
+        admission=scheduling.admission.value,
+        estimate=Estimate(**stated),
+        block_tokens=scheduling.block_tokens.value,
+        kept_blocks=scheduling.kept_blocks.value if scheduling.kept_blocks else 0,
+        dealing=scheduling.dealing.value,
+    )

@@ -1,0 +1,168 @@
+"""Aggregated instances: compiled loops against a plain scheduler, and what holds of any stream."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from planner.serving.aggregated import AggregatedPool, play_aggregated, play_closed
+from planner.serving.rules import Estimate, SchedulingRule
+from planner.serving.streams import Stream
+from planner.serving.tables import Loads, step_table
+from tests.planner.serving.costs import linear_cost
+from tests.planner.serving.plain_scheduler import PlainScheduler, Request
+
+SECONDS = (5e-3, 20e-6, 1e-4)
+SGLANG = Estimate(initial_share=0.7, least_share=0.098, falling_steps=600, retract_tokens=20, clip_tokens=4096)
+HASTY = Estimate(initial_share=0.05, least_share=0.02, falling_steps=30, retract_tokens=2, clip_tokens=16)
+RULES = {
+    "reference": SchedulingRule(),
+    "prompts first": SchedulingRule(order="prompts_first"),
+    "vllm": SchedulingRule(admission="need", block_tokens=16, kept_blocks=1),
+    "vllm overlapped": SchedulingRule(admission="need", block_tokens=16, kept_blocks=1, overlapped=True),
+    "sglang": SchedulingRule(order="prompts_first", admission="estimate", estimate=SGLANG),
+    "sglang overlapped": SchedulingRule(order="prompts_first", admission="estimate", estimate=SGLANG, overlapped=True),
+    "sglang mixed": SchedulingRule(order="mixed_chunk", admission="estimate", estimate=SGLANG),
+    "hasty": SchedulingRule(order="prompts_first", admission="estimate", estimate=HASTY),
+    "hasty overlapped": SchedulingRule(order="prompts_first", admission="estimate", estimate=HASTY, overlapped=True),
+    "hasty mixed overlapped": SchedulingRule(
+        order="mixed_chunk", admission="estimate", estimate=HASTY, overlapped=True
+    ),
+    "patient": SchedulingRule(order="prompts_first", admission="estimate", estimate=SGLANG, receive_interval=5),
+}
+
+
+def pool_of(rule: SchedulingRule, ranks: int, budget: int, slots: int, capacity: int, **fields) -> AggregatedPool:
+    """Return an instance with linear seconds."""
+    loads = Loads(
+        ranks=ranks, budget_tokens=budget, longest_prompt=4000, most_running=slots * ranks, kv_tokens_per_request=300
+    )
+    times = step_table(linear_cost(*SECONDS), loads)
+    return AggregatedPool(
+        times=times, ranks=ranks, budget_tokens=budget, slots=slots, capacity_tokens=capacity, rule=rule, **fields
+    )
+
+
+def stream_of(arrival, prompts, answers, reused=None) -> Stream:
+    """Return a stream of such requests."""
+    prompts = np.asarray(prompts, dtype=np.int64)
+    return Stream(
+        arrival_seconds=np.asarray(arrival, dtype=np.float64),
+        prompt_tokens=prompts,
+        reused_tokens=np.zeros_like(prompts) if reused is None else np.asarray(reused, dtype=np.int64),
+        answer_tokens=np.asarray(answers, dtype=np.int64),
+    )
+
+
+def random_stream(seed: int, count: int, gap: float, prompt: float, answer: float) -> Stream:
+    """Return a stream with arrivals at random, sometimes many at once."""
+    random = np.random.default_rng(seed)
+    gaps = random.exponential(gap, count) * (random.random(count) < 0.8)
+    return stream_of(
+        np.cumsum(gaps),
+        np.maximum(random.exponential(prompt, count), 1).astype(int),
+        np.maximum(random.exponential(answer, count), 1).astype(int),
+    )
+
+
+@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("seed", range(8))
+def test_a_plain_scheduler_serves_every_request_alike(name, seed):
+    """Budgets that cut prompts, few slots, KV for a handful of requests, one rank or several, any dealing."""
+    random = np.random.default_rng([seed, 7])
+    rule = RULES[name]
+    dealing = ["round_robin", "least_requests", "least_kv"][seed % 3]
+    rule = SchedulingRule(**{f: getattr(rule, f) for f in rule.__dataclass_fields__} | {"dealing": dealing})
+    ranks, budget = int(random.choice([1, 1, 2, 5])), int(random.choice([64, 200, 1000]))
+    slots, capacity = int(random.choice([3, 8, 40])), int(random.choice([800, 1600, 100_000]))
+    stream = random_stream(seed, 100, 0.06 / ranks, 150.0, 20.0)
+    stream.prompt_tokens[:] = np.minimum(stream.prompt_tokens, 500)
+    stream.answer_tokens[:] = np.minimum(stream.answer_tokens, 120)
+    columns = (stream.arrival_seconds.tolist(), stream.prompt_tokens.tolist(), stream.answer_tokens.tolist())
+    requests = [Request(*row) for row in zip(*columns, strict=True)]
+    PlainScheduler(rule, ranks, budget, slots, capacity, SECONDS).play(requests)
+    played = play_aggregated(pool_of(rule, ranks, budget, slots, capacity), stream)
+    np.testing.assert_allclose(played.first_token_seconds, [q.first for q in requests], rtol=0, atol=1e-7)
+    np.testing.assert_allclose(played.left_seconds, [q.left for q in requests], rtol=0, atol=1e-7)
+    assert played.preemptions.tolist() == [q.retracted for q in requests]
+
+
+small_streams = st.lists(st.tuples(st.floats(0, 0.2), st.integers(1, 400), st.integers(1, 40)), min_size=1, max_size=25)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    rows=small_streams,
+    name=st.sampled_from(sorted(RULES)),
+    ranks=st.integers(1, 3),
+    budget=st.sampled_from([32, 100, 512]),
+    slots=st.integers(1, 6),
+    capacity=st.sampled_from([480, 1000, 50_000]),
+    accepted=st.sampled_from([1.0, 1.6]),
+)
+def test_everyone_is_served_once_and_no_sooner_than_alone(rows, name, ranks, budget, slots, capacity, accepted):
+    """First tokens follow arrivals, last tokens first ones, and busy seconds fit between begin and end."""
+    gaps, prompts, answers = zip(*rows, strict=True)
+    stream = stream_of(np.cumsum(gaps), prompts, answers)
+    rule = RULES[name]
+    played = play_aggregated(pool_of(rule, ranks, budget, slots, capacity, accepted=accepted), stream)
+    steps = np.ceil(stream.prompt_tokens / budget)
+    alone = SECONDS[0] * steps + SECONDS[1] * stream.prompt_tokens
+    iterations = np.ceil((stream.answer_tokens - 1) / accepted - 1e-9)
+    again = np.where(played.preemptions > 0, 1, 0)  # a preempted request has a token from its second prompt
+    assert (played.first_token_seconds - stream.arrival_seconds >= alone - 1e-9).all()
+    least = SECONDS[0] * np.maximum(iterations - again * played.preemptions, 0)
+    assert (played.left_seconds - played.first_token_seconds >= least - 1e-9).all()
+    assert played.busy_seconds <= played.left_seconds.max() - stream.arrival_seconds[0] + SECONDS[0] * 2 + 1e-2
+    if rule.admission == "reserve":
+        assert not played.preemptions.any()
+
+
+@pytest.mark.parametrize("name", ["reference", "vllm", "sglang", "sglang overlapped"])
+def test_a_play_does_not_depend_on_how_often_it_is_looked_at(name):
+    """Instances that are advanced to each arrival of the other ones do what they do alone."""
+    stream = random_stream(5, 300, 0.02, 150.0, 20.0)
+    pool = pool_of(RULES[name], 2, 256, 12, 4000, instances=3)
+    turns = play_aggregated(pool, stream)
+    for instance in range(3):
+        own = stream.select(np.arange(instance, 300, 3))
+        alone = play_aggregated(pool_of(RULES[name], 2, 256, 12, 4000), own)
+        assert alone.left_seconds.tolist() == turns.left_seconds[instance::3].tolist()
+    balanced = play_aggregated(pool_of(RULES[name], 2, 256, 12, 4000, instances=3, policy="least_load"), stream)
+    assert balanced.first_token_seconds.mean() <= turns.first_token_seconds.mean() + 0.05
+
+
+def test_equal_requests_with_a_place_each_are_told_by_hand():
+    """Two arrive at once: one step for both prompts, then nine of decode together."""
+    played = play_aggregated(pool_of(SchedulingRule(), 1, 1000, 4, 10_000), stream_of([0.0, 0.0], [100, 200], [10, 10]))
+    first = 5e-3 + 300 * 20e-6
+    assert played.first_token_seconds == pytest.approx([first, first])
+    assert played.left_seconds == pytest.approx([first + 9 * (5e-3 + 2e-4)] * 2)
+    assert played.steps == 10
+
+
+def test_what_overlap_costs_by_hand():
+    """An arrival during a decode step waits for the step behind it, too, and a lone request's ghost step goes on."""
+    rule = SchedulingRule(order="prompts_first", admission="estimate", estimate=SGLANG, overlapped=True)
+    played = play_aggregated(pool_of(rule, 1, 1000, 4, 10_000), stream_of([0.0, 0.012], [100, 100], [20, 2]))
+    assert played.first_token_seconds[0] == pytest.approx(7e-3)
+    assert played.first_token_seconds[1] == pytest.approx(7e-3 + 2 * 5.1e-3 + 7e-3)
+
+
+def test_closed_loops_replace_who_leaves_at_once():
+    """Two at a time: the third is sent when the first leaves."""
+    count = 40
+    stream = stream_of(np.arange(count), np.full(count, 50), np.full(count, 5))
+    played = play_closed(pool_of(SchedulingRule(), 1, 1000, 100, 10**6), stream, 2)
+    sent, left = np.sort(played.arrival_seconds), np.sort(played.left_seconds)
+    assert sent[:2].tolist() == [0.0, 0.0]
+    assert sent[2:].tolist() == left[:-2].tolist()
+    assert (played.first_token_seconds > played.arrival_seconds).all()
+
+
+def test_drafts_shorten_answers():
+    """Iterations are answers over the tokens that one yields."""
+    one = play_aggregated(pool_of(SchedulingRule(), 1, 100, 4, 10_000), stream_of([0.0], [10], [41]))
+    two = play_aggregated(pool_of(SchedulingRule(), 1, 100, 4, 10_000, accepted=2.0), stream_of([0.0], [10], [41]))
+    lasts = [float(p.left_seconds[0] - p.first_token_seconds[0]) for p in (one, two)]
+    assert lasts == pytest.approx([40 * 5.1e-3, 20 * 5.1e-3])
