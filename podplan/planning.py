@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ground.aside import helped
 from ground.errors import BadInput, Infeasible
 from ground.files import check_folder, write_files
-from ground.units import format_rate
+from ground.units import counted, format_rate
 from planner.plans.day import over_the_day
 from planner.plans.plan import Plan
 from planner.search.answer import Answer
@@ -92,7 +92,8 @@ class PlanResult(Result):
             return f"no plan is feasible (binding limit: {self.binding_limit}): {self.explanation}"
         machines = dict.fromkeys(pool.machines.hardware.name for _, pool in plan.pools())
         return (
-            f"{plan.question.model.name} on {' and '.join(machines)}: {plan.nodes} nodes, {plan.chips:g} chips serve "
+            f"{plan.question.model.name} on {' and '.join(machines)}: {counted(plan.nodes, 'node')}, "
+            f"{counted(plan.chips, 'chip')} serve "
             f"{format_rate(plan.requests_per_second)}; {self.binding_limit} binds."
         )
 

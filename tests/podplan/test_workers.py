@@ -2,11 +2,13 @@
 
 import os
 from collections.abc import Callable
+from importlib.util import find_spec
 
 import pytest
 
+import podplan
 from ground.errors import BadInput
-from podplan.workers import spread
+from podplan.workers import executor_of, spread
 
 
 @pytest.fixture(params=[1, 2], ids=["one core", "two cores"])
@@ -46,3 +48,32 @@ def test_what_is_wrong_is_raised_here(cores: int) -> None:
     assert next(found) == 0
     with pytest.raises(BadInput, match="--isl: 2 is too small"):
         list(found)
+
+
+def test_workers_are_named_by_a_number_or_a_scheduler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So many processes, whatever the machine has; anything else is told in a sentence."""
+    found = list(executor_of(2)(halves_of(3.0), range(4)))
+    assert [half for _, half, _ in found] == [1.5] * 4
+    assert os.getpid() not in {process for _, _, process in found}
+    for wrong in ("many", "0", 1000):
+        with pytest.raises(BadInput, match="is neither 1 to 256 processes nor dask:ADDRESS"):
+            executor_of(wrong)
+    monkeypatch.setattr("podplan.workers.find_spec", lambda name: None)
+    with pytest.raises(BadInput, match=r"pip install 'podplan\[dask\]'"):
+        executor_of("dask:localhost:8786")
+
+
+@pytest.mark.skipif(find_spec("distributed") is None, reason="dask is an extra")
+def test_a_dask_cluster_of_processes_gives_the_same() -> None:
+    """Questions travel to its workers and rows come back; a scheduler that is not there is told."""
+    from distributed import LocalCluster
+
+    asked = {"hw": "h100", "devices": 2, "shape": "disaggregated", "over": {"osl": [64, 128]}}
+    here = podplan.sweep("qwen3-8b", **asked).rows()
+    with LocalCluster(n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None) as cluster:
+        there = podplan.sweep("qwen3-8b", **asked, workers=f"dask:{cluster.scheduler_address}").rows()
+        assert there == here
+        with pytest.raises(BadInput, match="--osl: 'x'"):
+            podplan.sweep("qwen3-8b", **{**asked, "over": "osl=64,x"}, workers=f"dask:{cluster.scheduler_address}")
+    with pytest.raises(BadInput, match="no Dask scheduler answers"):
+        podplan.sweep("qwen3-8b", **asked, workers="dask:tcp://127.0.0.1:1")
