@@ -52,7 +52,7 @@ def compare(
     drawn = Plot(label, "", label, [Curve(label, [], heights)], [str(row["question"]) for row in found.table])
     code = _shown(found, outputs, drawn, ["question"], json=json)
     if not json:
-        Screen().lines(*basis_lines(one.question for one in found.asked))
+        Screen().text(*basis_lines(one.question for one in found.asked))
     return code
 
 

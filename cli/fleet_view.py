@@ -40,7 +40,7 @@ def show_fleet(screen: Screen, found: FleetResult, rows: Sequence[Row]) -> None:
     for keys in (PLACED, told):
         known = {key: name for key, name in keys.items() if any(row.get(key) is not None for row in rows)}
         show_keys(screen, rows, known)
-    screen.lines(*_lines(found))
+    screen.text(*_lines(found))
 
 
 def _lines(found: FleetResult) -> list[str]:

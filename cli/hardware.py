@@ -95,6 +95,7 @@ def _print_all(specs: Sequence[HardwareSpec]) -> None:
         ["name", "title", "devices", "memory", "bandwidth", "bf16 peak", "multiplies", "also called"],
         rows,
         right=["devices", "memory", "bandwidth", "bf16 peak"],
+        spare=["title", "multiplies", "also called"],
     )
 
 

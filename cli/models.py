@@ -53,6 +53,7 @@ def models(
             for spec in found.specs
         ],
         right=["parameters", "active", "layers"],
+        spare=["attention", "checkpoint", "also called"],
     )
     Screen().lines(*(f"Not carried: {architecture}: {why}." for architecture, why in NOT_CARRIED.items()))
 

@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -10,9 +9,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from shutil import get_terminal_size
-from textwrap import wrap
 from typing import TextIO, TypeVar
 
+from cli.tables import Grid, folded
 from ground.errors import BadInput
 from ground.files import check_file, write_files
 from ground.units import MICRO, format_duration
@@ -22,11 +21,7 @@ LINE_WIDTH = 118
 """Of sentences, however wide the terminal is."""
 UNFOLDED_WIDTH = 1000
 """Of tables that go to a file or a pipe, unless COLUMNS says otherwise."""
-GAP = "   "
 PATIENCE_SECONDS = 1.0
-
-_UNIT = re.compile(r"(?<=[0-9]) (?=(?:s|ms|us|min|h|B|KB|MB|GB|TB|%)\b)")
-"""Between a number and its unit."""
 
 Item = TypeVar("Item")
 
@@ -49,7 +44,7 @@ class Screen:
     def text(self, *sentences: str) -> None:
         """Write each text from the margin, folded at words, the lines after its first indented."""
         for each in sentences:
-            self.lines(*_folded(each, min(self.width, LINE_WIDTH), "  "))
+            self.lines(*folded(each, min(self.width, LINE_WIDTH), "  "))
 
     def table(
         self,
@@ -63,102 +58,25 @@ class Screen:
         """Write a table, and an empty line behind it.
 
         Cells fold at words; columns named in ``right`` hold numbers, which never do. What still is too wide loses the
-        ``spare`` columns, the last named first, and says so; then it is
-        turned, a row to a column, or its rows become records, a line per cell.
+        ``spare`` columns, the last named first, and says so; then its rows turn to columns or become records.
         """
-        left_out: list[str] = []
-        kept = list(columns)
-        while (widths := _widths(kept, _of(columns, kept, rows), right, self.width)) is None and len(left_out) < len(
-            spare
-        ):
-            left_out.insert(0, spare[len(spare) - 1 - len(left_out)])
-            kept = [name for name in columns if name not in left_out]
+        grid = Grid(columns=columns, rows=rows, right=right)
+        shown, widths = grid.fitted(self.width, spare)
         if title:
             self._strong(title)
-        if widths is not None:
-            self._grid(kept, _of(columns, kept, rows), right, widths)
+        if widths is None:
+            for name, *cells in grid.records(self.width):
+                self._strong(name)
+                self.lines(*cells)
         else:
-            turned = list(zip(columns, *rows, strict=True))
-            fitting = _widths(turned[0], turned[1:], (), self.width)
-            self._records(columns, rows) if fitting is None else self._grid(turned[0], turned[1:], (), fitting)
-        if left_out and widths is not None:
-            self.text(f"({self.width} columns leave out {', '.join(left_out)}.)")
+            self._strong(*shown.head(widths))
+            self.lines(*shown.body(widths))
+        if shown.left_out:
+            self.text(f"({self.width} columns leave out {', '.join(shown.left_out)}.)")
         self.lines("")
 
-    def _grid(
-        self, columns: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str], widths: Sequence[int]
-    ) -> None:
-        for line in _row(columns, columns, right, widths, bottom=True):
-            self._strong(line)
-        self.lines("─" * (sum(widths) + len(GAP) * (len(widths) - 1)))
-        for row in rows:
-            self.lines(*_row(columns, row, right, widths))
-
-    def _records(self, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-        """Write a block per row: the first cell, then a line for each other one that is not empty."""
-        name_width = max(map(len, columns[1:]), default=0)
-        for row in rows:
-            self._strong(row[0] or columns[0])
-            for name, cell in zip(columns[1:], row[1:], strict=True):
-                if cell:
-                    start = f"  {name:<{name_width}}{GAP}"
-                    self.lines(*_folded(start + cell, self.width, " " * len(start)))
-
-    def _strong(self, line: str) -> None:
-        self.lines(f"\x1b[1m{line.rstrip()}\x1b[0m" if self._bold else line)
-
-
-def _of(columns: Sequence[str], kept: Sequence[str], rows: Sequence[Sequence[str]]) -> list[list[str]]:
-    """Return the cells of the columns that are kept."""
-    places = [place for place, name in enumerate(columns) if name in kept]
-    return [[row[place] for place in places] for row in rows]
-
-
-def _folded(text: str, width: int, indent: str) -> list[str]:
-    """Return a text in lines of whole words, a number and its unit together; a word longer than a line stands alone."""
-    bound = _UNIT.sub("\N{NO-BREAK SPACE}", text)
-    folded = wrap(bound, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
-    return [line.replace("\N{NO-BREAK SPACE}", " ") for line in folded] or [""]
-
-
-def _widths(
-    columns: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str], width: int
-) -> list[int] | None:
-    """Return a width for each column, in all at most ``width``; None where whole words and numbers take more."""
-    cells = [[row[place] for row in rows] for place in range(len(columns))]
-    most = [max([len(name), *map(len, own)]) for name, own in zip(columns, cells, strict=True)]
-    least = [
-        max([_longest(name), *(len(cell) if name in right else _longest(cell) for cell in own)])
-        for name, own in zip(columns, cells, strict=True)
-    ]
-    if least:
-        least[0] = max([_longest(columns[0]), *map(len, cells[0])])  # a row's name stays in one piece
-    room = width - len(GAP) * (len(columns) - 1)
-    if sum(least) > room:
-        return None
-    while sum(most) > room:
-        widest = max((place for place in range(len(most)) if most[place] > least[place]), key=lambda place: most[place])
-        most[widest] -= 1
-    return most
-
-
-def _longest(text: str) -> int:
-    return max(map(len, text.split()), default=0)
-
-
-def _row(
-    columns: Sequence[str], cells: Sequence[str], right: Sequence[str], widths: Sequence[int], *, bottom: bool = False
-) -> Iterator[str]:
-    """Yield the lines of a row, whose cells fold; ``bottom`` aligns short ones with the end of long ones."""
-    folded = [_folded(cell, width, "") for cell, width in zip(cells, widths, strict=True)]
-    height = max(map(len, folded))
-    for number in range(height):
-        parts = []
-        for name, own, width in zip(columns, folded, widths, strict=True):
-            place = number - (height - len(own) if bottom else 0)
-            part = own[place] if 0 <= place < len(own) else ""
-            parts.append(part.rjust(width) if name in right else part.ljust(width))
-        yield GAP.join(parts)
+    def _strong(self, *lines: str) -> None:
+        self.lines(*(f"\x1b[1m{line.rstrip()}\x1b[0m" if self._bold else line for line in lines))
 
 
 def short_duration(seconds: float) -> str:

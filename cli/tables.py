@@ -1,0 +1,118 @@
+"""Tables as lines of text that lose no digit: cells fold at words, columns drop whole, rows turn or become records."""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from textwrap import wrap
+
+GAP = "   "
+MOST_TURNED = 4
+"""Rows that rather become columns than have folded cells."""
+_UNIT = re.compile(r"(?<=[0-9]) (?=(?:s|ms|us|min|h|B|KB|MB|GB|TB)\b|[×%])|(?<=×) ")
+"""Between a number and its unit, or what it counts."""
+
+
+def folded(text: str, width: int, indent: str = "") -> list[str]:
+    """Return a text in lines of whole words, a number and its unit together; a word longer than a line stands alone."""
+    lines = wrap(_bound(text), width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    return [line.replace("\N{NO-BREAK SPACE}", " ") for line in lines] or [""]
+
+
+def _bound(text: str) -> str:
+    return _UNIT.sub("\N{NO-BREAK SPACE}", text)
+
+
+def _longest(text: str) -> int:
+    return max(map(len, _bound(text).split(" ")))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grid:
+    """Columns and rows of cells; the columns named in ``right`` hold numbers, which never fold.
+
+    ``left_out`` names columns that were dropped.
+    """
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    right: Sequence[str] = ()
+    left_out: Sequence[str] = ()
+
+    def fitted(self, width: int, spare: Sequence[str]) -> "tuple[Grid, list[int] | None]":
+        """Return the grid, turned or without some ``spare`` columns, and widths in all at most ``width``.
+
+        Without widths where whole words and numbers take more.
+        """
+        if (widths := self._unfolded(width)) is not None:
+            return self, widths
+        turned = Grid(columns=[self.columns[0], *(row[0] for row in self.rows)], rows=self._cells()[1:])
+        if self.rows and len(self.rows) <= MOST_TURNED and (widths := turned._unfolded(width)) is not None:
+            return turned, widths
+        for dropped in range(len(spare) + 1):
+            grid = self.without(spare[len(spare) - dropped :])
+            if (widths := grid._folding(width)) is not None:
+                return grid, widths
+        return (turned if self.rows else self), turned._folding(width) if self.rows else None
+
+    def without(self, names: Sequence[str]) -> "Grid":
+        """Return the grid without some columns."""
+        places = [place for place, name in enumerate(self.columns) if name not in names]
+        rows = [[row[place] for place in places] for row in self.rows]
+        kept = [self.columns[place] for place in places]
+        return Grid(columns=kept, rows=rows, right=self.right, left_out=names)
+
+    def _cells(self) -> list[list[str]]:
+        """Return each column's name and cells."""
+        return [[name, *(row[place] for row in self.rows)] for place, name in enumerate(self.columns)]
+
+    def _unfolded(self, width: int) -> list[int] | None:
+        """Return the widths that all cells take in one line."""
+        most = [max(1, *map(len, own)) for own in self._cells()]
+        return most if self._all(most) <= width else None
+
+    def _folding(self, width: int) -> list[int] | None:
+        """Return widths at which cells fold at words, the widest columns most."""
+        cells = self._cells()
+        most = [max(1, *map(len, own)) for own in cells]
+        least = []
+        for place, (name, *own) in enumerate(cells):
+            whole = name in self.right or place == 0  # a row's name stays in one piece
+            least.append(max([1, _longest(name), *(len(cell) if whole else _longest(cell) for cell in own)]))
+        if self._all(least) > width:
+            return None
+        while self._all(most) > width:
+            widest = max((at for at in range(len(most)) if most[at] > least[at]), key=lambda at: most[at])
+            most[widest] -= 1
+        return most
+
+    def _all(self, widths: Sequence[int]) -> int:
+        return sum(widths) + len(GAP) * (len(widths) - 1)
+
+    def head(self, widths: Sequence[int]) -> list[str]:
+        """Return the lines of the names, which stand at the foot of theirs."""
+        return list(self._lines(self.columns, widths, bottom=True))
+
+    def body(self, widths: Sequence[int]) -> list[str]:
+        """Return a rule and the lines of the rows."""
+        return ["─" * self._all(widths), *(line for row in self.rows for line in self._lines(row, widths))]
+
+    def _lines(self, cells: Sequence[str], widths: Sequence[int], *, bottom: bool = False) -> Iterator[str]:
+        texts = [folded(cell, width) for cell, width in zip(cells, widths, strict=True)]
+        height = max(map(len, texts))
+        for number in range(height):
+            parts = []
+            for name, own, width in zip(self.columns, texts, widths, strict=True):
+                at = number - (height - len(own) if bottom else 0)
+                part = own[at] if 0 <= at < len(own) else ""
+                parts.append(part.rjust(width) if name in self.right else part.ljust(width))
+            yield GAP.join(parts).rstrip()
+
+    def records(self, width: int) -> Iterator[list[str]]:
+        """Yield a block per row: its first cell, and a line for each other one that is not empty."""
+        name_width = max(map(len, self.columns[1:]), default=0)
+        for first, *others in self.rows:
+            block = folded(first or self.columns[0], width)
+            for name, cell in zip(self.columns[1:], others, strict=True):
+                start = f"  {name:<{name_width}}{GAP}"
+                block += folded(start + cell, width, " " * len(start)) if cell else []
+            yield block
