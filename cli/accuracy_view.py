@@ -6,6 +6,7 @@ from typing import get_args
 from ground.units import format_count, format_duration
 from planner.accuracy import HELD_OUT, Comparison, Excluded, Group, Tier, group, groups, kind_of, load_operators
 from planner.strategy import format_strategy
+from podplan.result import picked
 
 LARGE_MISS = 0.1
 
@@ -43,9 +44,7 @@ def as_json(results: Sequence[Comparison], excluded: Sequence[Excluded]) -> dict
         "groups": [_group_json(row) for row in groups(results)],
         "overall": _whole_json(results, "A"),
         "held_out": _whole_json(results, "H"),
-        "excluded": [
-            {"what": row.what, "rows": row.rows, "reason": row.reason, "source_url": row.url} for row in excluded
-        ],
+        "excluded": [picked(row, "what rows reason source_url=url") for row in excluded],
         "excluded_rows": sum(row.rows for row in excluded),
     }
 
@@ -56,39 +55,20 @@ def _whole_json(results: Sequence[Comparison], tier: Tier) -> dict[str, object] 
 
 
 def _case_json(result: Comparison) -> dict[str, object]:
-    case = result.case
     return {
-        "id": case.id,
-        "kind": kind_of(case),
-        "source": case.source,
-        "tier": case.tier,
-        "model": case.configuration.model.name,
-        "hardware": case.configuration.hardware.name,
+        **picked(result.case, "id source tier metric published source_url=url note"),
+        **picked(result.case.configuration, "model=model.name hardware=hardware.name"),
+        **picked(result, "predicted relative_error=error inside bottleneck"),
+        "kind": kind_of(result.case),
         "strategy": strategy_text(result),
-        "metric": case.metric,
-        "published": case.published,
-        "predicted": result.predicted,
-        "relative_error": result.error,
         "interval": None if result.low is None else {"low": result.low, "high": result.high},
-        "inside": result.inside,
-        "bottleneck": result.bottleneck,
-        "source_url": case.url,
-        "note": case.note,
-        "believed_cause": case.cause or None,
+        "believed_cause": result.case.cause or None,
     }
 
 
 def _group_json(row: Group) -> dict[str, object]:
-    return {
-        "kind": row.kind,
-        "source": row.source,
-        "cases": row.cases,
-        "mape": row.mape,
-        "median_absolute_error": row.median,
-        "bias": row.bias,
-        "rank_correlation": row.rank_correlation,
-        "inside_interval": row.inside,
-    }
+    figures = "kind source cases mape median_absolute_error=median bias rank_correlation inside_interval=inside"
+    return picked(row, figures)
 
 
 def strategy_text(result: Comparison) -> str:

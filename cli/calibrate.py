@@ -16,6 +16,7 @@ from hardware.calibrate import Calibrated, calibrate, overlay
 from hardware.loader import load_hardware
 from hardware.measurements import read_measurements
 from hardware.spec import Fitted, HardwareSpec
+from podplan.result import picked
 
 app = typer.Typer(rich_markup_mode=None)
 
@@ -95,10 +96,8 @@ def as_json(entry: HardwareSpec, families: Sequence[Calibrated], out: Path | Non
         "written": None if out is None else str(out),
         "fits": [
             {
-                "family": family.family,
+                **picked(family, "family median_error_before=median_before median_error_after=median_after"),
                 "rows": len(family.rows),
-                "median_error_before": family.median_before,
-                "median_error_after": family.median_after,
                 "fit": plain(family.fit, mode="json", exclude_none=True),
                 "residuals": [
                     {"shape": row.shape, "measured_seconds": row.seconds, "error": float(error)}

@@ -23,6 +23,7 @@ from planner.engines.spec import EngineProfile, PlatformKind
 from planner.manifest.document import read_manifest
 from planner.manifest.schema import Manifest
 from podplan.options import Text, argument, flag, switch
+from podplan.result import picked
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -138,14 +139,10 @@ def _write(made: Deployment, out: Path, force: bool) -> None:
 def _data(made: Deployment, changes: list[str] | None, out: Path | None) -> dict[str, object]:
     roles = [
         {
-            "role": role.name,
+            **picked(role, "role=name nodes_per_instance=nodes devices_per_node"),
             "instances": len(role.instances),
-            "nodes_per_instance": role.nodes,
-            "devices_per_node": role.devices_per_node,
             "devices": role.devices * len(role.instances),
-            "requests_per_dp_rank": role.sequences,
-            "tokens_per_dp_rank": role.tokens,
-            "longest_request_tokens": role.longest,
+            **picked(role, "requests_per_dp_rank=sequences tokens_per_dp_rank=tokens longest_request_tokens=longest"),
         }
         for role in made.target.roles
     ]

@@ -1,6 +1,6 @@
 """Durations of the virtual clock beside the closed forms of the planner, with the clock's own latency and bandwidth."""
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from cli.output import Screen
@@ -9,6 +9,7 @@ from hardware.spec import CollectiveFit, HardwareSpec, Protocol
 from planner.costs.collectives import collective
 from planner.manifest.schema import Manifest
 from planner.queues import mixserve
+from podplan.result import picked
 from runtime.execute.timeline import Iteration
 from runtime.execute.timing import Line, PoolTimes, Timing
 
@@ -146,21 +147,9 @@ def explanation(row: Beside) -> str:
 
 def clock_json(rows: list[Beside]) -> list[dict[str, Any]]:
     """Return the comparison for `--json`."""
-    return [
-        {
-            "role": row.role,
-            "operation": row.timing.operation,
-            "where": row.timing.where,
-            "ranks": row.timing.ranks,
-            "bytes": row.timing.message_bytes,
-            "clock_seconds": row.timing.seconds,
-            "form": row.form,
-            "form_seconds": row.expected_seconds,
-            "gap": row.gap,
-            "why": explanation(row),
-        }
-        for row in rows
-    ]
+    keys = "role operation=timing.operation where=timing.where ranks=timing.ranks bytes=timing.message_bytes"
+    keys += " clock_seconds=timing.seconds form form_seconds=expected_seconds gap"
+    return [picked(row, keys) | {"why": explanation(row)} for row in rows]
 
 
 def show_clock(rows: list[Beside]) -> None:
@@ -214,11 +203,7 @@ SHOWN_COLLECTIVES = 12
 
 def iteration_json(iteration: Iteration) -> dict[str, Any]:
     """Return one decode iteration on the clock for `--json`."""
-    return {
-        "seconds": iteration.seconds,
-        "layers": iteration.layers,
-        "collectives": [asdict(row) for row in iteration.collectives],
-    }
+    return picked(iteration, "seconds layers collectives")
 
 
 def show_iteration(iteration: Iteration) -> None:

@@ -5,7 +5,8 @@ from typing import Any
 
 from cli.output import Screen
 from ground.units import format_count, format_duration
-from runtime.execute.check import TOLERANCE, Report, SweptInstance, groups_with_four, lengths_of
+from podplan.result import picked
+from runtime.execute.check import TOLERANCE, Report, groups_with_four, lengths_of
 from runtime.execute.faults import Recovered
 from runtime.execute.plan import Setup
 
@@ -31,17 +32,14 @@ def report_json(report: Report) -> dict[str, Any]:
         "decode_groups": len(world.decode.layout.dp_groups()),
         "decode_groups_with_four_lengths": groups_with_four(world),
         "iterations": world.settings.iterations,
-        "tokens": compared.tokens,
-        "drafts": compared.drafts,
-        "accepted_drafts": compared.accepted_drafts,
+        **picked(compared, "tokens drafts accepted_drafts"),
+        **picked(compared, "largest_logit_difference=logit_difference largest_draft_difference=draft_difference"),
         "wrong_tokens": len(compared.wrong),
         "wrong": [[at.request, at.index] for at in compared.wrong[:SHOWN_POSITIONS]],
-        "largest_logit_difference": compared.logit_difference,
-        "largest_draft_difference": compared.draft_difference,
         "too_close_to_call": [[at.request, at.index] for at in compared.close],
         "closest_token_margin": _finite(compared.closest_token),
         "closest_expert_margin": _finite(compared.closest_expert),
-        "exchanges": [_exchange(swept) for swept in report.swept],
+        "exchanges": [picked(swept, EXCHANGE) for swept in report.swept],
         "wall_seconds": report.seconds,
     }
 
@@ -51,21 +49,16 @@ def _finite(value: float) -> float | None:
 
 
 def _instance(setup: Setup) -> dict[str, Any]:
-    pool = setup.layout.pool
-    return {"role": pool.role, "strategy": pool.strategy, "ranks": len(setup.layout.places), "drafts": setup.drafts}
-
-
-def _exchange(swept: SweptInstance) -> dict[str, Any]:
-    return {
-        "role": swept.role,
-        "pairs": swept.plain.all_pairs,
-        "pairs_met_by_the_run": swept.natural,
-        "pairs_met_by_forced_routes": swept.plain.pairs,
-        "forced_tokens": swept.plain.tokens,
-        "largest_difference": swept.plain.difference,
-        "int8_messages_largest_error": swept.quantised.difference,
-        "int8_messages_error_over_bound": swept.quantised.bound_used,
+    return picked(setup, "role=layout.pool.role strategy=layout.pool.strategy drafts") | {
+        "ranks": len(setup.layout.places)
     }
+
+
+EXCHANGE = (
+    "role pairs=plain.all_pairs pairs_met_by_the_run=natural pairs_met_by_forced_routes=plain.pairs "
+    "forced_tokens=plain.tokens largest_difference=plain.difference "
+    "int8_messages_largest_error=quantised.difference int8_messages_error_over_bound=quantised.bound_used"
+)
 
 
 def show_report(report: Report) -> None:
@@ -125,16 +118,11 @@ def recovery_json(recovered: Recovered) -> dict[str, Any]:
     """Return what was lost and what came of it, for `--json`."""
     compared = recovered.compared
     return {
-        "equal": compared.equal,
+        **picked(compared, "equal tokens largest_logit_difference=logit_difference"),
         "tolerance": TOLERANCE,
-        "tokens": compared.tokens,
         "wrong_tokens": len(compared.wrong),
-        "largest_logit_difference": compared.logit_difference,
         "too_close_to_call": [[at.request, at.index] for at in compared.close],
-        "lost_ranks": recovered.lost_ranks,
-        "moved_requests": recovered.moved_requests,
-        "ranks_after": recovered.ranks_after,
-        "noticed": recovered.noticed,
+        **picked(recovered, "lost_ranks moved_requests ranks_after noticed"),
     }
 
 

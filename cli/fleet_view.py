@@ -7,7 +7,7 @@ from cli.check_view import after_text, bounded_text, spares_text
 from cli.day_view import day_text
 from cli.output import Screen
 from cli.plan_view import bound_text
-from cli.rows_view import SHOWN, basis_lines, show_keys
+from cli.rows_view import basis_lines, show_keys
 from podplan.fleets import FleetResult
 from podplan.result import Row
 
@@ -35,11 +35,8 @@ def fleet_rows(found: FleetResult) -> list[Row]:
 
 def show_fleet(screen: Screen, found: FleetResult, rows: Sequence[Row]) -> None:
     """Write where every model stands, what it does there, and what is proven."""
-    does = {key: SHOWN[key] for key in DOES}
-    told = {"name": "model", **does, **CHECKED}
-    for keys in (PLACED, told):
-        known = {key: name for key, name in keys.items() if any(row.get(key) is not None for row in rows)}
-        show_keys(screen, rows, known)
+    for names in (PLACED, {"name": "model", **dict.fromkeys(DOES, ""), **CHECKED}):
+        show_keys(screen, rows, names)
     screen.text(*_lines(found))
 
 

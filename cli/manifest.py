@@ -9,6 +9,7 @@ from cli.options import Json, argument
 from cli.output import Screen, print_json
 from ground.units import format_rate
 from planner.manifest.document import json_schema, read_manifest
+from podplan.result import picked
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=False)
 
@@ -31,16 +32,8 @@ def validate(
 ) -> None:
     """Read a manifest with every check; exit 2 with the path to the first wrong field."""
     read = read_manifest(file)
-    pools = [
-        {
-            "role": pool.role,
-            "hardware": pool.hardware,
-            "strategy": pool.strategy,
-            "instances": len(pool.instances),
-            "devices_per_instance": pool.devices_per_instance,
-        }
-        for pool in read.pools
-    ]
+    keys = "role hardware strategy devices_per_instance"
+    pools = [picked(pool, keys) | {"instances": len(pool.instances)} for pool in read.pools]
     if json:
         print_json({"valid": True, "manifest_version": read.manifest_version, "pools": pools})
         return

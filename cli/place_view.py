@@ -1,7 +1,7 @@
 """What `plan place` shows: tables for people, one object for programs, pictures."""
 
 import io
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from planner.placement.heldout import HeldOut
 from planner.placement.loadfiles import LoadFile
 from planner.placement.methods import Placement, measure, trivial
 from planner.placement.problem import Problem
+from podplan.result import as_data, picked
 
 LOADS, REDUNDANCY = PLOTS = ("device_loads.svg", "redundancy.svg")
 
@@ -176,10 +177,10 @@ def _decision_json(decision: Decision | None) -> dict[str, Any]:
         return {}
     data: dict[str, Any] = {}
     if decision.choices:
-        data["redundancy"] = [asdict(choice) for choice in decision.choices]
+        data["redundancy"] = as_data(decision.choices)
     if decision.verdict is not None:
         found = decision.verdict
-        data["verdict"] = {**asdict(found), "saves": found.saves, "worth_it": found.worth_it}
+        data["verdict"] = as_data(found) | picked(found, "saves worth_it")
     return data
 
 
@@ -188,11 +189,7 @@ def as_json(answer: Answer, moe: MoeMap) -> dict[str, Any]:
     problem, placed = answer.problem, answer.placed
     held = answer.held_out
     return {
-        "layers": problem.layers,
-        "experts": problem.experts,
-        "devices": problem.ranks,
-        "nodes": problem.nodes,
-        "redundant_experts": problem.redundant,
+        **picked(problem, "layers experts devices=ranks nodes redundant_experts=redundant"),
         "slots_per_device": problem.slots_per_rank,
         "method": placed.method,
         "imbalance": _mean_max(placed.imbalance),
@@ -227,7 +224,7 @@ def as_json(answer: Answer, moe: MoeMap) -> dict[str, Any]:
             "eplb_without_duplicates": _mean_max(measure(problem, eplb(problem))),
         },
         "certificates": [
-            {"layer": layer, "target": found.target, "prices": found.prices.tolist()}
+            {"layer": layer, **picked(found, "target prices")}
             for layer, found in sorted(answer.certified.certificates.items())
         ],
         "placement": {

@@ -7,6 +7,7 @@ import numpy as np
 
 from cli.day_view import day_text, show_day
 from cli.output import Screen, short_duration
+from cli.rows_view import SPARE, show_keys
 from ground.units import JOULES_PER_KWH, counted, format_bytes, format_count, format_duration, format_rate
 from planner.instances.kv_links import LinkState
 from planner.plans.aggregated import AggregatedPlan, MixedPool
@@ -22,7 +23,7 @@ from planner.search.proof import Bound
 from podplan.assumptions import assumptions
 from podplan.machines import figure_texts
 from podplan.options import flag_name
-from podplan.plan_data import MEMORY_KINDS, shared_text, spare_pool_instances, strategy_text
+from podplan.plan_data import MEMORY_KINDS, plan_row, shared_text, spare_pool_instances, strategy_text
 from podplan.planning import PlanResult
 from podplan.question import Asked
 from podplan.queueing import other_model
@@ -37,7 +38,9 @@ NOT_PLAYED = (
     "load the plan, or cannot be played (a stated reuse, turns that wait for answers); plan simulate --trace plays it."
 )
 QUEUEING: dict[Queueing, str] = {"bulk": "bulk service", "mixserve": "MixServe's M/M/1 (Eq. 7, 9 to 11)"}
-FIGURES = ("requests", "chips", "mean TTFT", "mean TPOT", "tokens/s per chip", "USD per M", "power", "kWh per M")
+FRONT = dict.fromkeys(
+    ("requests_per_second", "chips", "ttft_mean_seconds", "tpot_mean_seconds", "tokens_per_second_per_chip", *SPARE), ""
+) | {"pools": "pools", "load": "load"}
 
 
 def show_plan(screen: Screen, found: PlanResult, *, runners: bool = True) -> None:
@@ -260,35 +263,12 @@ def bound_text(bound: Bound, growth: str = "") -> str:
 
 def show_front(screen: Screen, title: str, plans: Sequence[Plan]) -> None:
     """Write plans that trade rate, chips, TTFT and TPOT otherwise, most carried first."""
-    rows = [[*_figures(plan), _pools_text(plan), _load(plan.answering)] for plan in plans]
-    spare = ["USD per M", "power", "kWh per M"]
-    screen.table([*FIGURES, "pools", "load"], rows, title=title, right=FIGURES, spare=spare)
-
-
-def _figures(plan: Plan) -> list[str]:
-    """Return the figures of a plan that a front trades, and what follows from them."""
-    cost, joules = plan.cost_per_million_tokens, plan.joules_per_million_tokens
-    return [
-        format_rate(plan.requests_per_second),
-        f"{plan.chips:g}",
-        format_duration(plan.ttft.mean),
-        format_duration(plan.tpot.mean),
-        format_count(plan.output_tokens_per_second / plan.chips),
-        "" if cost is None else f"{cost:.3g}",
-        power_text(plan.power_watts, plan.chip_power_watts),
-        "" if joules is None else f"{joules / JOULES_PER_KWH:.3g}",
-    ]
+    rows = [{**plan_row(plan), "pools": _pools_text(plan), "load": _load(plan.answering)} for plan in plans]
+    show_keys(screen, rows, FRONT, title)
 
 
 def _pools_text(plan: Plan) -> str:
     return " + ".join(f"{pool.instances} × {strategy_text(pool)}" for _, pool in plan.pools())
-
-
-def power_text(watts: float | None, chip_watts: float | None) -> str:
-    """Return the power of machines, or of their chips alone where only that is stated."""
-    if watts is not None:
-        return f"{format_count(watts)}W"
-    return "" if chip_watts is None else f"{format_count(chip_watts)}W chips alone"
 
 
 def trace_text(found: "OnTrace", plan: Plan) -> str:

@@ -10,11 +10,11 @@ from ground.names import suggest
 from planner.question import Machines, Objective
 from planner.search.fleet import Fleet, Member
 from podplan.checking import read_confidence
-from podplan.machines import by_role, read_machines
+from podplan.machines import read_machines
 from podplan.options import SIZES, QuestionFlags, flag_name, flags_of
 from podplan.question import Asked, check_shape, read_question
 from podplan.question_files import Entry, located, read_questions, read_rows
-from podplan.readers import ROLES, is_auto, read_choice
+from podplan.readers import ROLES, by_role, is_auto, read_choice
 
 ANY = "any"
 POOL_KEYS = ("name", "hw", *SIZES, "price", "power")

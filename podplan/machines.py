@@ -5,7 +5,6 @@ from dataclasses import replace
 from typing import Any
 
 from ground.errors import BadInput
-from ground.names import suggest
 from ground.sourced import Sourced
 from ground.units import number_of, parse_count, parse_power
 from hardware.loader import load_hardware
@@ -13,7 +12,7 @@ from hardware.spec import HardwareSpec
 from models.spec import ModelSpec
 from planner.question import Machines, Question
 from podplan.options import QuestionFlags
-from podplan.readers import ROLES, read_weight_choices, weights_of
+from podplan.readers import ROLES, by_role, read_weight_choices, weights_of
 
 FIGURES = ("--price", "--power")
 # Beyond any published serving cluster; the grid of instance sizes grows with it.
@@ -71,23 +70,6 @@ def _priced(specs: dict[str, HardwareSpec], flags: QuestionFlags) -> dict[str, H
 
     prefill = of("prefill")
     return {"prefill": prefill, "decode": prefill if same else of("decode")}
-
-
-def by_role(text: str, flag: str) -> dict[str, str]:
-    """Return what ``prefill=A,decode=B`` gives each role, or the whole text under ``""``."""
-    if "=" not in text:
-        return {"": text}
-    found: dict[str, str] = {}
-    for part in text.split(","):
-        role, equals, value = (piece.strip() for piece in part.partition("="))
-        role = role.lower()
-        if role not in ROLES or not equals or not value:
-            hint = suggest(role, ROLES) if role not in ROLES else ""
-            raise BadInput(f"{flag}: {part.strip()[:40]!r} is not prefill=... or decode=...{hint}")
-        if role in found:
-            raise BadInput(f"{flag}: {role} stands twice in {text[:60]!r}; name it once")
-        found[role] = value
-    return found
 
 
 def _sizes(flags: QuestionFlags, specs: dict[str, HardwareSpec]) -> dict[str, int]:

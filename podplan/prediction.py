@@ -144,6 +144,13 @@ PHASES_OF_FLAG: dict[str, tuple[Phase, ...]] = {
 }
 
 
+NEEDED: dict[Phase, tuple[str, str]] = {
+    "decode": ("batch", "requests per DP rank, for example --batch 48"),
+    "prefill": ("tokens", "prompt tokens per device, for example --tokens 8192"),
+    "mixed": ("concurrency", "requests in the instance, for example --concurrency 64"),
+}
+
+
 def read_configuration(flags: PredictFlags) -> Configuration:
     """Return what the flags ask for, with the defaults of the command line.
 
@@ -212,16 +219,9 @@ def _check_phase(flags: PredictFlags, phase: Phase) -> None:
             raise BadInput(f"{flag_name(field.name)} belongs to --phase {' or '.join(phases)}; leave it out of {phase}")
     if phase == "decode" and flags.batch is not None and flags.requests is not None:
         raise BadInput("--requests counts the whole instance and --batch one DP rank; give one of them")
-    if phase == "decode" and flags.batch is None and flags.requests is None:
-        raise BadInput("--batch is missing; --phase decode needs the requests per DP rank, for example --batch 48")
-    if phase == "prefill" and flags.tokens is None:
-        raise BadInput(
-            "--tokens is missing; --phase prefill needs the prompt tokens per device, for example --tokens 8192"
-        )
-    if phase == "mixed" and flags.concurrency is None:
-        raise BadInput(
-            "--concurrency is missing; --phase mixed needs the requests in the instance, for example --concurrency 64"
-        )
+    needed, meant = NEEDED[phase]
+    if getattr(flags, needed) is None and not (phase == "decode" and flags.requests is not None):
+        raise BadInput(f"{flag_name(needed)} is missing; --phase {phase} needs the {meant}")
 
 
 def _strategy(flags: PredictFlags, model: ModelSpec, hardware: HardwareSpec, phase: Phase) -> Strategy:

@@ -1,7 +1,7 @@
 """Readers of flags: each returns a value, or names the flag and what would be right."""
 
 import os
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar, get_args
@@ -193,34 +193,35 @@ def read_caches(text: str | None) -> list[KvDtype]:
 
 
 def weights_of(text: str | None, role: str) -> str | None:
-    """Return what ``prefill=fp8,bf16,decode=int8`` gives a role; a text without roles gives it to both.
+    """Return what ``prefill=fp8,bf16,decode=int8`` gives a role; a text without roles gives it to both."""
+    given = {"": text} if text is None else by_role(text, "--weights", lists=True)
+    for absent in (each for each in ROLES if "" not in given and each not in given):
+        raise BadInput(f"--weights: {(text or '')[:60]!r} leaves open the format of {absent}; add {absent}=auto")
+    return given.get(role, given.get(""))
+
+
+def by_role(text: str, flag: str, *, lists: bool = False) -> dict[str, str]:
+    """Return what ``prefill=A,decode=B`` gives each role, or the whole text under ``""``; ``lists`` as ``prefill=A,C``.
 
     Raises BadInput where a role has nothing, or stands twice, or is none.
     """
-    if text is None or "=" not in text:
-        return text
-    found: dict[str, list[str]] = {}
-    own: list[str] = []
+    if "=" not in text:
+        return {"": text}
+    found: dict[str, str] = {}
+    role = ""
     for part in text.split(","):
-        name, equals, value = (piece.strip() for piece in part.rpartition("="))
-        if equals:
-            if not value:
-                raise BadInput(f"--weights: {part.strip()[:40]!r} names no format; write for example {name}=bf16")
-            own = found.setdefault(_role(name.lower(), part.strip(), found), [])
-        elif not found:
-            raise BadInput(f"--weights: {part.strip()[:40]!r} is of no role; begin with prefill= or decode=")
-        own.append(value)
-    for absent in (each for each in ROLES if each not in found):
-        raise BadInput(f"--weights: {text[:60]!r} leaves open the format of {absent}; add {absent}=auto")
-    return ",".join(found[role])
-
-
-def _role(name: str, part: str, known: Container[str]) -> str:
-    if name not in ROLES:
-        raise BadInput(f"--weights: {part[:40]!r} is not prefill=... or decode=...{suggest(name, ROLES)}")
-    if name in known:
-        raise BadInput(f"--weights: {name} stands twice; name it once")
-    return name
+        name, equals, value = (piece.strip() for piece in part.partition("="))
+        if lists and found and not equals:
+            found[role] += f",{name}"
+            continue
+        role = name.lower()
+        if role not in ROLES or not equals or not value:
+            hint = suggest(role, ROLES) if role not in ROLES else ""
+            raise BadInput(f"{flag}: {part.strip()[:40]!r} is not prefill=... or decode=...{hint}")
+        if role in found:
+            raise BadInput(f"{flag}: {role} stands twice in {text[:60]!r}; name it once")
+        found[role] = value
+    return found
 
 
 def _words(text: str, flag: str) -> list[str]:
