@@ -115,6 +115,8 @@ def _child(case: Case, folder: Path, limit_seconds: float) -> NoReturn:
     except KeyboardInterrupt:  # before the command had begun
         os._exit(130)
     except SystemExit as ended:
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
         os._exit(ended.code if isinstance(ended.code, int) else 1)
     except BaseException as error:  # noqa: BLE001 - whatever came out is told, and the process ends here
         sys.stderr.write(f"Traceback: {error!r}\n")
