@@ -15,6 +15,7 @@ from ground.tables import csv_cells
 from ground.units import MEBI
 
 MOST_ROWS = 5_000_000
+"""Of a trace that is held whole; one that is read in parts may have twenty times as many."""
 MOST_BYTES = 4096 * MEBI
 MOST_LINE_BYTES = 4 * MEBI
 MOST_DOCUMENT_BYTES = 256 * MEBI
@@ -23,14 +24,14 @@ Record = tuple[str, dict[str, Any] | BadInput]
 """Where a record stands ("FILE, line 3"), and its fields or what is wrong with it."""
 
 
-def records(path: Path) -> tuple[list[str] | None, Iterator[Record]]:
+def records(path: Path, most_rows: int = MOST_ROWS) -> tuple[list[str] | None, Iterator[Record]]:
     """Return the header of a CSV file (None for others) and the records of ``path``, read as they are asked for.
 
     Raises BadInput, here or while reading: no readable file, nothing in it, not UTF-8, broken or too large.
     """
     if _is_parquet(path):
         return None, _parquet_records(path)
-    lines = _numbered_lines(path)
+    lines = _numbered_lines(path, most_rows)
     first = next(lines, None)
     if first is None:
         raise BadInput(f"{path}: has no request; a trace needs at least one row")
@@ -115,16 +116,16 @@ def _json(text: str) -> Any:
         return None
 
 
-def _numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
+def _numbered_lines(path: Path, most_rows: int) -> Iterator[tuple[int, str]]:
     """Yield (line number, text) of lines that are not blank, within the limits on rows and bytes."""
     number = total = 0
     try:
         with path.open("rb") as raw, _unpacked(raw) as file:
             while line := file.readline(MOST_LINE_BYTES):
                 number, total = number + 1, total + len(line)
-                if len(line) == MOST_LINE_BYTES or number > MOST_ROWS + 1 or total > MOST_BYTES:
+                if len(line) == MOST_LINE_BYTES or number > most_rows + 1 or total > MOST_BYTES:
                     raise BadInput(
-                        f"{path}, line {number}: is too large; a trace has at most {MOST_ROWS} rows, "
+                        f"{path}, line {number}: is too large; a trace has at most {most_rows} rows, "
                         f"{MOST_BYTES // MEBI} MiB unpacked and {MOST_LINE_BYTES // MEBI} MiB in a line"
                     )
                 text = line.decode("utf-8-sig" if number == 1 else "utf-8").strip()

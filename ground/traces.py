@@ -17,7 +17,7 @@ from ground.errors import BadInput
 from ground.servegen import is_client_set, read_stream
 from ground.trace_formats import FORMATS, FormatSpec, see_format
 from ground.trace_formats import TraceFormat as TraceFormat
-from ground.trace_lines import Record, records
+from ground.trace_lines import MOST_ROWS, Record, records
 from ground.trace_rows import Row
 
 Floats = NDArray[np.float64]
@@ -96,7 +96,7 @@ def stream_trace(
 
     Raises BadInput as ``read_trace``, and where a row lies further back in time.
     """
-    reader = _Reader(path, format, skip_bad_rows)
+    reader = _Reader(path, format, skip_bad_rows, 20 * MOST_ROWS)
     rows, held, last = reader.rows(), list[Row](), -np.inf
     origin: tuple[int, float] | None = None
     while True:
@@ -125,14 +125,14 @@ def stream_trace(
 class _Reader:
     """Rows of one file, wrong ones counted and left out while they are few enough."""
 
-    def __init__(self, path: Path, format: TraceFormat | None, skip_bad_rows: int) -> None:
+    def __init__(self, path: Path, format: TraceFormat | None, skip_bad_rows: int, most_rows: int = MOST_ROWS) -> None:
         if format is not None and format not in get_args(TraceFormat):
             raise BadInput(
                 f"{path}: trace format {format!r} is not known; use one of {', '.join(get_args(TraceFormat))}"
             )
         self.path, self._most_bad = path, skip_bad_rows
         self.skipped: list[str] = []
-        header, found = records(path)
+        header, found = records(path, most_rows)
         first = next(found, None)
         if first is None:
             raise BadInput(f"{path}: has no request; a trace needs at least one row")

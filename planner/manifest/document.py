@@ -7,12 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from ground.errors import BadInput
-from ground.files import parse_yaml, read_text
+from ground.files import read_yaml
 from ground.validation import validate
 from planner.manifest.checks import check_manifest
 from planner.manifest.schema import MANIFEST_VERSION, Manifest
-
-MOST_CHARACTERS = 16_000_000
 
 _PLAIN = re.compile(r"(?!(?:null|true|false)\Z)[a-z][a-z0-9_-]*\Z")
 _UNPRINTABLE = re.compile("[\x7f-\x9f\ud800-\udfff\u2028\u2029\ufeff\ufffe\uffff]")
@@ -24,10 +22,7 @@ def read_manifest(path: Path) -> Manifest:
     Raises:
         BadInput: not a file, too large, not YAML, of another version, or wrong in a field that is named.
     """
-    text = read_text(path)
-    if len(text) > MOST_CHARACTERS:
-        raise BadInput(f"{path}: has {len(text)} characters, a manifest has at most {MOST_CHARACTERS}")
-    return parse_manifest(parse_yaml(text, str(path)), str(path))
+    return parse_manifest(read_yaml(path), str(path))
 
 
 def parse_manifest(data: object, where: str) -> Manifest:
