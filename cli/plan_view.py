@@ -20,6 +20,8 @@ from planner.question import Queueing
 from planner.search.objective import OBJECTIVES
 from planner.search.papers import Beside
 from planner.search.proof import Bound
+from planner.serving.capacity import LEVEL
+from planner.serving.played import Played
 from podplan.assumptions import assumptions
 from podplan.machines import figure_texts
 from podplan.options import flag_name
@@ -244,14 +246,23 @@ def interval_text(plan: Plan) -> str:
         f"{name} {format_duration(own.low)} to {format_duration(own.high)}" if own.high else f"no {name}"
         for name, own in known
     )
-    drawn_of = "passes" if isinstance(plan, DisaggregatedPlan) else "steps"
-    drawn = f" {sample_text(plan.ttft_error, drawn_of)}" if plan.ttft_error else ""
-    return f"Service times, {known[0][1].level:.0%} interval: {told}.{drawn}"
+    drawn = f" {sample_text(plan.ttft_error)}" if plan.ttft_error else ""
+    played = f" {played_text(plan.played, plan.question.percentile)}" if plan.played else ""
+    return f"Service times, {known[0][1].level:.0%} interval: {told}.{drawn}{played}"
 
 
-def sample_text(error: float, what: str = "passes") -> str:
-    """Say that waiting is known from a sample, of passes or of steps, and how well."""
-    return f"Waiting is read off a sample of {what}: mean TTFT ± {error:.1%} (standard error)."
+def sample_text(error: float) -> str:
+    """Say that waiting is known from a sample of steps, and how well."""
+    return f"Waiting is read off a sample of steps: mean TTFT ± {error:.1%} (standard error)."
+
+
+def played_text(played: Played, percentile: float) -> str:
+    """Say over how many requests TTFT was played, and the interval that leaves."""
+    ttft, rate = played.ttft_seconds, played.requests_per_second
+    return (
+        f"Played over {played.requests:,} requests: TTFT at p{percentile:g} {format_duration(ttft[0])} to "
+        f"{format_duration(ttft[1])}, {rate[0]:.4g} to {rate[1]:.4g} requests/s ({LEVEL:.0%} interval)."
+    )
 
 
 def bound_text(bound: Bound, growth: str = "") -> str:

@@ -114,6 +114,8 @@ def plan_json(plan: Plan, *, compact: bool = False) -> dict[str, object]:
     if isinstance(plan, DisaggregatedPlan):
         keys = "transfer_seconds wait_seconds bytes_per_prompt=sent_bytes utilisation most_requests_per_second="
         data["kv_links"] = picked(plan.links, f"{keys}most_per_second")
+    if plan.played is not None:
+        data["played"] = picked(plan.played, "requests interval=requests_per_second ttft_seconds")
     if plan.ttft_error is not None:
         data["ttft_mean_relative_standard_error"] = plan.ttft_error
     if isinstance(plan, AggregatedPlan) and plan.caution:

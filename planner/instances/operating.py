@@ -11,6 +11,7 @@ from planner.balance.imbalance import expected_maximum_normal
 from planner.costs.cache import model_cache
 from planner.costs.deployment import Deployment
 from planner.costs.latency import balanced_cost, tokens_per_iteration
+from planner.instances.candidates import row_microbatches
 from planner.instances.decode_candidates import DecodeCandidate, kv_of_busiest
 from planner.instances.prefill_candidates import PrefillCandidate, busiest_prompts, pass_seconds
 from planner.manifest.stacks import stacked
@@ -18,26 +19,22 @@ from planner.manifest.stepcost import evaluate
 from planner.manifest.terms import Number, StepCost, StepLoad
 from planner.question import Question
 from planner.queues.decode_queue import DecodeState, decode_capacity, decode_state
-from planner.queues.machine import Machine
 from planner.queues.memoryless import full_batch_state, memoryless_ttft
 from planner.queues.pass_lattice import most_waiting
-from planner.queues.passes import varied_service
 from planner.queues.prefill_queue import latency_of, thinned_squared_cv
 from planner.queues.prefill_service import Service, by_share
-from planner.queues.prompts import prompts_of
-from planner.serving.capacity import largest_rate
+from planner.serving.capacity import Limits, largest_rate
 from planner.serving.latency import Latency
+from planner.serving.played import Played, PlayedPrefill
+from planner.serving.prefill import PrefillPool
+from planner.serving.streams import longest_prompt
+from planner.serving.tables import Loads, TableArrays, step_table
 from planner.workload import Lengths, Workload, running_kv_tokens
 
 Array = NDArray[np.float64]
 
 MOST_UTILISATION = 0.98
 """Of saturation: the queues of ``queues.prefill_queue`` and ``queues.decode_queue`` keep below it too."""
-
-_FAR_LATE = 1.3
-"""Limits beyond which a median of the chain is late, up to 22 % high, and a wait in line, up to 20 % beyond TTFT."""
-_LATE, _TAIL_PERCENTILE = 1.1, 95.0
-"""The same for the chain from this percentile on where prompts are cut: 4 to 60 % low there, else at most 20 % high."""
 
 
 def kv_transfer_seconds(question: Question, deployment: Deployment) -> float:
@@ -79,17 +76,26 @@ def dealt_pass_seconds(dealing: Dealing, prompts: Array, chunks: int) -> Array:
     return np.asarray(np.minimum.reduce([np.broadcast_to(option, prompts.shape) for option in options]))
 
 
-def pass_service(dealing: Dealing, *, budget_tokens: float, most_prompts: int, chunks: int) -> Service:
-    """Return the pass times of an instance for the queue; those of equal prompts need no distribution.
+def pass_service(dealing: Dealing, most_prompts: int, chunks: int) -> Service:
+    """Return the pass times of prompts of mean length, up to ``most_prompts`` in ``chunks`` each."""
+    return by_share(lambda prompts: dealt_pass_seconds(dealing, prompts, chunks), most_prompts, 0.0, 0.0)
 
-    Args: ``budget_tokens`` of one DP group and pass; ``most_prompts`` that a pass holds and ``chunks`` of each where
-    prompts are equal.
-    """
-    workload = dealing.workload
-    if workload.prompts is None and not workload.input_tokens.squared_cv and not workload.prefix_reuse:
-        return by_share(lambda prompts: dealt_pass_seconds(dealing, prompts, chunks), most_prompts, 0.0, 0.0)
-    machine = Machine(dealing.cost, dealing.ranks, budget_tokens, dealing.microbatches)
-    return varied_service(machine, prompts_of(workload))
+
+def pass_times(dealing: Dealing, budget_tokens: float, most_tokens: float) -> TableArrays:
+    """Return the seconds of passes whose DP groups take up to so many tokens, of a model with that context."""
+    loads = Loads(
+        ranks=dealing.ranks,
+        budget_tokens=budget_tokens,
+        longest_prompt=min(longest_prompt(dealing.workload), most_tokens),
+        microbatches=dealing.microbatches,
+    )
+    return step_table(dealing.cost, loads)
+
+
+def has_closed_form(workload: Workload, chunks: int) -> bool:
+    """Whether bulk service is exact: whole prompts, all alike, that come Poisson or are dealt in turn."""
+    varied = workload.prompts is not None or workload.input_tokens.squared_cv or workload.prefix_reuse
+    return not varied and workload.arrival_squared_cv == 1 and chunks == 1
 
 
 def dealt_iteration_seconds(dealing: Dealing, requests: Array) -> Array:
@@ -113,16 +119,16 @@ def iteration_seconds(cost: StepCost, workload: Workload, ranks: Number, microba
 
 @dataclass(frozen=True)
 class PrefillServer:
-    """A prefill instance as its queue sees it: pass time against prompts in the pass."""
+    """A prefill instance: TTFT and capacity, in closed form where prompts are equal, else played."""
 
     question: Question
     candidate: PrefillCandidate
     known_cost: StepCost | None = field(default=None, repr=False, compare=False)
     """The step cost, stacked, where it is known already."""
+    known_times: TableArrays | None = field(default=None, repr=False, compare=False)
+    """The seconds of its passes, up to this budget or a larger one, where they are known already."""
     _solved: dict[tuple[float, int], Latency | None] = field(default_factory=dict, repr=False, compare=False)
     """TTFT by rate of each and instances: budgets are compared at rates that capacities were solved at."""
-    _screens: dict[tuple[float, int], float] = field(default_factory=dict, repr=False, compare=False)
-    """The same of the chain beside a sample, at the percentile."""
 
     @property
     def independent(self) -> bool:
@@ -139,38 +145,59 @@ class PrefillServer:
         """Prompts that one pass (or one run of passes over a chunked prompt per DP group) can take."""
         return self.candidate.prompts * self.candidate.row.strategy.attention_dp
 
-    def pass_seconds(self, prompts: Array) -> Array:
-        """Seconds of a pass with so many prompts."""
+    @property
+    def _dealing(self) -> Dealing:
         candidate = self.candidate
-        dealing = Dealing(
-            self.cost, self.question.workload, candidate.row.strategy.attention_dp, candidate.microbatches
-        )
-        return dealt_pass_seconds(dealing, prompts, candidate.chunks)
+        ranks = candidate.row.strategy.attention_dp
+        return Dealing(self.cost, self.question.workload, ranks, candidate.microbatches)
+
+    def pass_seconds(self, prompts: Array) -> Array:
+        """Seconds of a pass with so many prompts of mean length."""
+        return dealt_pass_seconds(self._dealing, prompts, self.candidate.chunks)
 
     @cached_property
     def service(self) -> Service:
-        """Pass times for the queue, tabulated once for all rates and counts of instances."""
-        machine = self.machine
-        return pass_service(
-            Dealing(self.cost, self.question.workload, machine.ranks, machine.microbatches),
-            budget_tokens=machine.budget_tokens,
-            most_prompts=self.most_prompts,
-            chunks=self.candidate.chunks,
+        """Pass times of prompts of mean length."""
+        return pass_service(self._dealing, self.most_prompts, self.candidate.chunks)
+
+    @cached_property
+    def player(self) -> PlayedPrefill | None:
+        """Plays the instance; None where closed forms tell."""
+        question, candidate = self.question, self.candidate
+        if question.queueing == "mixserve" or has_closed_form(question.workload, candidate.chunks):
+            return None
+        limits = Limits(percentile=question.percentile, ttft_seconds=question.ttft_seconds)
+        pool = PrefillPool(
+            times=self.known_times or self.times,
+            ranks=candidate.row.strategy.attention_dp,
+            budget_tokens=self.budget_tokens,
         )
+        return PlayedPrefill.of(pool, question.workload, limits, float(question.model.max_position))
 
     @property
-    def machine(self) -> Machine:
-        """What forms its passes."""
-        candidate, strategy = self.candidate, self.candidate.row.strategy
-        budget = float(candidate.tokens_per_device * strategy.attention_tp * strategy.pp)
-        return Machine(self.cost, strategy.attention_dp, budget, candidate.microbatches)
+    def times(self) -> TableArrays:
+        """Seconds of its passes."""
+        microbatches = max(row_microbatches(self.question, self.candidate.row))
+        dealing = replace(self._dealing, microbatches=microbatches)
+        return pass_times(dealing, self.budget_tokens, self.question.model.max_position)
+
+    @property
+    def budget_tokens(self) -> int:
+        """Prompt tokens of a DP group and pass."""
+        strategy = self.candidate.row.strategy
+        return self.candidate.tokens_per_device * strategy.attention_tp * strategy.pp
 
     @property
     def saturation_per_second(self) -> float:
         """Prompts per second of passes that are always full."""
         if self.question.queueing == "mixserve":
             return self.candidate.requests_per_second
-        return self.service.saturation_per_second
+        return self.player.saturation_per_second if self.player else self.service.saturation_per_second
+
+    @property
+    def most_per_second(self) -> float:
+        """The largest rate of one instance that is planned with."""
+        return MOST_UTILISATION * self.saturation_per_second
 
     def most_waiting(self, rate_per_second: float, instances: int = 1) -> float:
         """Prompts that all but never wait more of when a pass of one of ``instances`` starts, at its rate.
@@ -191,57 +218,28 @@ class PrefillServer:
         At most 98 % of saturation, beyond which no plan should run. The more instances deal arrivals out, the more
         evenly each gets them: this is no multiple of one instance's rate. ``about`` is where it likely lies.
         """
-        upper, limit = MOST_UTILISATION * self.saturation_per_second, self.question.ttft_seconds
-        each = None if about is None else about / instances
-        if self._screened:
-            each = largest_rate(lambda rate: self._chain_tail(rate, instances), limit, upper, each)
+        upper, each = self.most_per_second, None if about is None else about / instances
+        if self.player:
+            found = self.player.capacity(upper, instances, each)
+            return 0.0 if found is None else found.rate_per_second * instances
+        limit = self.question.ttft_seconds
         rate = largest_rate(lambda rate: self.tail_seconds(rate, instances), limit, upper, each)
         return 0.0 if rate is None else rate * instances
 
     def tail_seconds(self, rate_per_second: float, instances: int = 1) -> float:
-        """TTFT at the percentile, infinite where it cannot keep up; the rate is that of one of ``instances``.
-
-        A queue that is told by a sample takes a quarter of a second: where the chain beside it, which tells less of the
-        tail, or the wait alone is far beyond the limit already, it is theirs.
-        """
-        if self._screened:
-            low = self.question.percentile >= _TAIL_PERCENTILE and self.service.full is None
-            late = _LATE if low else _FAR_LATE
-            screens = ((self._chain_tail, late), (self._least_tail, _FAR_LATE), (self._tail_below, 1.0))
-            for screen, factor in screens:
-                screened = screen(rate_per_second, instances)
-                if screened > factor * self.question.ttft_seconds:
-                    return screened
-        return self._tail(self.ttft(rate_per_second, instances))
-
-    @property
-    def _screened(self) -> bool:
-        return self.question.queueing != "mixserve" and self.service.sample is not None
-
-    @cached_property
-    def _chain(self) -> Service:
-        return replace(self.service, sample=None)
-
-    def _chain_tail(self, rate_per_second: float, instances: int) -> float:
-        key = (rate_per_second, instances)
-        if key not in self._screens:
-            self._screens[key] = self._tail(latency_of(self._chain, rate_per_second, self._squared_cv(instances)))
-        return self._screens[key]
-
-    def _least_tail(self, rate_per_second: float, instances: int) -> float:
-        assert self.service.sample is not None
-        return self._tail(self.service.sample.least_wait(rate_per_second, self._squared_cv(instances)))
-
-    def _tail_below(self, rate_per_second: float, instances: int) -> float:
-        """The same at the node of the sample below: half of what telling it at the rate takes."""
-        assert self.service.sample is not None
-        return self._tail(self.service.sample.least_ttft(rate_per_second, self._squared_cv(instances)))
+        """TTFT at the percentile, infinite where it cannot keep up; the rate is that of one of ``instances``."""
+        latency = self.ttft(rate_per_second, instances)
+        return math.inf if latency is None else latency.at(self.question.percentile)
 
     def pool_carries(self, instances: int, rate_per_second: float) -> bool:
         """Whether so many instances carry a rate within the TTFT limit and 98 % of saturation."""
         each = rate_per_second / instances
-        if each > MOST_UTILISATION * self.saturation_per_second * (1 + 1e-9):
+        if self.player and self.player.surely_late(each, instances):
             return False
+        if each > self.most_per_second * (1 + 1e-9):
+            return False
+        if self.player:
+            return self.player.keeps(each, instances)
         return self.tail_seconds(each, instances) <= self.question.ttft_seconds
 
     def ttft(self, rate_per_second: float, instances: int = 1) -> Latency | None:
@@ -253,21 +251,23 @@ class PrefillServer:
             return memoryless_ttft(rate_per_second, self.most_prompts, self.candidate.pass_seconds)
         key = (rate_per_second, instances)
         if key not in self._solved:
-            self._solved[key] = latency_of(self.service, rate_per_second, self._squared_cv(instances))
+            self._solved[key] = self._ttft(*key)
         return self._solved[key]
 
-    def ttft_error(self, rate_per_second: float, instances: int = 1) -> float | None:
-        """Relative standard error of the mean of ``ttft`` where a sample tells it; None where a chain does."""
-        if not self._screened or self.service.sample is None:
+    def _ttft(self, rate_per_second: float, instances: int) -> Latency | None:
+        if self.player is None:
+            return latency_of(self.service, rate_per_second, self._squared_cv(instances))
+        if rate_per_second >= self.saturation_per_second:
             return None
-        return self.service.sample.error(rate_per_second, self._squared_cv(instances))
+        return self.player.trial(rate_per_second, instances).ttft
+
+    def played(self, rate_per_second: float, instances: int, most_per_second: float) -> Played | None:
+        """Return what is known of ``instances`` at the rate of one by playing; None where a closed form tells."""
+        return self.player.told(rate_per_second, instances, most_per_second) if self.player else None
 
     def _squared_cv(self, instances: int) -> float:
         """Of the gaps between the arrivals at one of so many instances."""
         return thinned_squared_cv(self.question.workload.arrival_squared_cv, instances, "round_robin")
-
-    def _tail(self, latency: Latency | None) -> float:
-        return math.inf if latency is None else latency.at(self.question.percentile)
 
 
 @dataclass(frozen=True)

@@ -72,11 +72,9 @@ def leaving(
 
     Args: ``arrival_squared_cv`` of the gaps at the instance.
     """
-    units = rate_per_second * service.units_per_prompt
-    filled = np.flatnonzero(service.prompts >= units * service.seconds)
+    filled = np.flatnonzero(service.prompts >= rate_per_second * service.seconds)
     place = int(filled[0]) if filled.size else -1
-    size, seconds = float(service.prompts[place]), float(service.seconds[place])
-    prompts = max(size / service.units_per_prompt, 1.0)
+    prompts, seconds = float(service.prompts[place]), float(service.seconds[place])
     spread = workload.input_tokens.squared_cv / prompts
-    found = departures(arrival_squared_cv, spread, min(units * seconds / size, 1.0), groups)
+    found = departures(arrival_squared_cv, spread, min(rate_per_second * seconds / prompts, 1.0), groups)
     return replace(found, together=max(prompts / groups, 1.0))

@@ -1,15 +1,16 @@
 """A kind of instance as a server: what it carries with the budget of a pass, or the cap of a batch, that suits it best.
 
 A row of the search says how an instance is cut over its devices; how much it takes at once is chosen here, out of
-every whole number that keeps the limit and fits, once the row matters (``offers.columns``). Bounds leave out numbers
-that cannot carry what is wanted, and the others are tried, large ones a twelfth apart; of prompts that differ, whose
-queues take long and whose budgets are a list, those that close in on the least tail, taken to fall and then to rise.
+every whole number that keeps the limit and fits, once the row matters (``search.columns``). Bounds leave out numbers
+that cannot carry what is wanted. The others are solved in closed form, large ones a twelfth apart; where instances are
+played, a list of budgets is played on few requests, and those that carry most on many.
 """
 
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,8 +19,14 @@ from planner.balance.imbalance import expected_maximum_normal
 from planner.costs.deployment import Deployment
 from planner.instances.candidates import row_microbatches
 from planner.instances.decode_candidates import DecodeCandidate, iteration, request_rate
-from planner.instances.operating import MOST_UTILISATION, DecodeServer, PrefillServer, kv_transfer_seconds
-from planner.instances.prefill_bounds import few_prompts, saturated, short_enough, timely, varied
+from planner.instances.operating import (
+    MOST_UTILISATION,
+    DecodeServer,
+    PrefillServer,
+    has_closed_form,
+    kv_transfer_seconds,
+)
+from planner.instances.prefill_bounds import saturated, varied
 from planner.instances.prefill_candidates import (
     PROMPTS_PER_PASS,
     PrefillCandidate,
@@ -29,23 +36,22 @@ from planner.instances.prefill_candidates import (
 )
 from planner.instances.space import Row
 from planner.manifest.terms import StepCost
-from planner.offers.known_late import KnownLate
+from planner.offers.slower import Passes, Slower
 from planner.question import Question
 from planner.queues.decode_caps import Batches
-from planner.queues.lattice import any_within, first_within, largest_carried, least_of
-from planner.queues.passes import full_passes_per_second
-from planner.queues.prompts import prompts_of
+from planner.queues.lattice import largest_carried, least_of
+from planner.serving.played import EVENLY, FEW, LOWER, PlayedPrefill
+from planner.serving.tables import TableArrays
 from planner.workload import running_kv_tokens
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-Late = dict[int, list[tuple[float, float]]]
-"""By the place of a budget: rates at which it was late, and how many seconds it took; so it is late at higher ones."""
+Bools = NDArray[np.bool_]
 
 # Prompts of a group up to which every budget is tried, and then those that are one in so many apart.
 _EACH = 12
-# Full passes of a smaller budget carry up to so much more, where queues tell the two in different ways.
-_ROUGH = 1.06
+# Budgets that are played on many requests, at most.
+_CLOSE = 2
 # Caps that are tried for being quickest at a rate: all but always the first keeps the limit.
 _TRIED = 8
 
@@ -59,6 +65,29 @@ class Budgets:
     seconds: Floats
     bound_per_second: Floats
     guess_per_second: Floats
+    places: Ints
+    """Among those that were costed."""
+
+    @classmethod
+    def listed(
+        cls, question: Question, held: tuple[Ints, Bools], passes: tuple[Floats, Ints], saturated: Floats, ranks: int
+    ) -> Self:
+        """Return those of a list whose full pass keeps the limit and fits, and the first.
+
+        Args: prompts of a DP group and whether they fit, seconds of a pass and microbatches, prompts per second that no
+        stream of passes exceeds; [budgets] each.
+        """
+        (prompts, fits), (seconds, microbatches) = held, passes
+        keep = np.flatnonzero(fits & ((seconds <= question.ttft_seconds) | (prompts == prompts[0])))
+        bound = MOST_UTILISATION * saturated[keep]
+        return cls(
+            prompts=prompts[keep],
+            microbatches=microbatches[keep],
+            seconds=seconds[keep],
+            bound_per_second=bound,
+            guess_per_second=np.minimum(bound, likely_rate(question, prompts[keep] * np.float64(ranks), seconds[keep])),
+            places=keep,
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,11 +106,18 @@ class PrefillKind:
     chunks: int
     cost: StepCost = field(repr=False)
     """Step cost of the row, stacked: for many loads at once."""
-    known: KnownLate | None = field(default=None, repr=False)
-    """What other rows have shown, where prompts differ."""
+    costed: Budgets = field(repr=False)
+    """The budgets of the list that all rows are costed at."""
+    passes: Passes = field(repr=False)
+    slower: Slower = field(repr=False)
+    """What is known of all candidates that are played."""
     _servers: dict[int, PrefillServer] = field(default_factory=dict)
     _best: dict[int, tuple[float, int]] = field(default_factory=dict)
     """By instances: the rate of the pool and the place of the budget that carries it."""
+    _late: list[tuple[int, float]] = field(default_factory=list)
+    """Instances and the rate of one at which every budget is late: fewer of them are, too, and at higher rates."""
+    _late_evenly: list[float] = field(default_factory=list)
+    """Rates of an instance at which every budget is late however evenly requests come."""
 
     @property
     def independent(self) -> bool:
@@ -90,58 +126,82 @@ class PrefillKind:
 
     @cached_property
     def budgets(self) -> Budgets:
-        """Every budget whose full pass keeps the limit and fits, and the smallest of all."""
+        """Every budget whose full pass keeps the limit and fits, and the smallest of all; where played, of a list."""
+        if self._played:
+            return self.costed
         question, deployment, ranks = self.question, self.deployment, self.row.strategy.attention_dp
         prompts = np.arange(1, self.most_prompts + 1)
         if varied(question):
             prompts = prompts[np.isin(prompts, PROMPTS_PER_PASS)]
         cost, held = self.cost, prompts.astype(np.float64)
-        # Passes with less than one prompt a group, from one in the whole instance on, and a full one of each budget.
-        few = few_prompts(ranks)
-        fullest = np.append(np.ones_like(few), busiest_prompts(question.workload, held, ranks))
-        mean, alone = np.append(few / ranks, held), np.full(few.shape, np.inf)
+        fullest = busiest_prompts(question.workload, held, ranks)
         seconds, chosen = np.full(held.shape, np.inf), np.ones(held.shape, dtype=np.int64)
         most = np.zeros(held.shape)
         for parts in row_microbatches(question, self.row):
-            single, took = np.split(
-                np.asarray(pass_seconds(cost, question.workload, fullest, mean, self.chunks, parts)), [few.size]
-            )
-            alone = np.minimum(single, alone)
+            took = np.asarray(pass_seconds(cost, question.workload, fullest, held, self.chunks, parts))
             most = np.maximum(most, saturated(question, cost, (held, ranks), took, (self.chunks, parts)))
             chosen, seconds = np.where(took < seconds, parts, chosen), np.minimum(took, seconds)
         fits = np.broadcast_to(prefill_fits(deployment, question.workload, held, self.chunks), held.shape)
-        keep = np.flatnonzero(fits & ((seconds <= question.ttft_seconds) | (prompts == prompts[0])))
-        bound = MOST_UTILISATION * most[keep]
-        if not varied(question):
-            bound = np.minimum(bound, timely(question, alone[0], seconds[keep], held[keep] * ranks))
-            bound = np.minimum(bound, short_enough(question, (few, alone), (held * ranks, seconds)))
-        return Budgets(
-            prompts=prompts[keep],
-            microbatches=chosen[keep],
-            seconds=seconds[keep],
-            bound_per_second=bound,
-            guess_per_second=np.minimum(bound, likely_rate(question, held[keep] * ranks, seconds[keep])),
-        )
+        return Budgets.listed(question, (prompts, fits), (seconds, chosen), most, ranks)
 
     @property
     def bound_per_second(self) -> float:
         """What one of any number of instances can carry at most."""
         return float(self.budgets.bound_per_second.max(initial=0.0))
 
+    @property
+    def _played(self) -> bool:
+        """Whether its instances are played."""
+        question = self.question
+        return question.queueing != "mixserve" and not has_closed_form(question.workload, self.chunks)
+
     def pool_carries(self, instances: int, rate_per_second: float) -> bool:
         """Whether so many instances carry a rate within the TTFT limit at some budget."""
-        if varied(self.question) and rate_per_second > self._most_carried * instances:
+        if not self._played:
+            return self._carrying(instances, rate_per_second) is not None
+        each = rate_per_second / instances
+        if instances in self._best:
+            return rate_per_second <= self._best[instances][0]
+        if self._known_late(each) or any(instances <= more and each >= late for more, late in self._late):
             return False
-        return self._carrying(instances, rate_per_second, told=True) is not None
+        timely = [
+            place for place in self._able_places(instances, rate_per_second) if self._early(place, each, instances)
+        ]
+        timely = sorted(timely, key=lambda place: self._player(place).trial(each, instances, FEW).excess)
+        if any(self.server(place).pool_carries(instances, rate_per_second) for place in timely[:_CLOSE]):
+            return True
+        self._late.append((instances, each))
+        return False
 
-    @cached_property
-    def _most_carried(self) -> float:
-        """What one of any number of instances carries, told by full passes: those of the largest budget serve most."""
-        last = self.budgets.prompts.size - 1
-        if last < 0 or self.question.queueing == "mixserve":
-            return self.bound_per_second
-        full = full_passes_per_second(self._server(last).machine, prompts_of(self.question.workload))
-        return _ROUGH * MOST_UTILISATION * full
+    def _known_late(self, each: float) -> bool:
+        """Whether every budget is late at a rate of an instance, however evenly requests come."""
+        places = self._able_places(1, each)
+        if not places or any(each >= late for late in self._late_evenly):
+            return True
+        budgets = self.budgets.places[places]
+        if self.slower.late(self.passes, each, budgets):
+            self._late_evenly.append(each)
+            return True
+        excess = np.zeros(self.passes.full.size)
+        for place, budget in zip(places, budgets.tolist(), strict=True):
+            excess[budget] = self._player(place).late_by(each, EVENLY)
+            if excess[budget] <= 1:
+                return False
+        self._late_evenly.append(each)
+        self.slower.add(self.passes, LOWER * each, excess)
+        return True
+
+    def _able_places(self, instances: int, rate: float) -> list[int]:
+        """Return the budgets whose bound is not below a rate, the likely best first."""
+        return self._likely_first(np.flatnonzero(self._able(instances, rate)).tolist())
+
+    def _early(self, place: int, each: float, instances: int) -> bool:
+        return not self._player(place).surely_late(each, instances)
+
+    def _player(self, place: int) -> PlayedPrefill:
+        player = self.server(place).player
+        assert player is not None, "asked only where instances are played"
+        return player
 
     def pool_capacity(self, instances: int) -> float:
         """Largest rate of so many instances within the TTFT limit at any budget; 0 where there is none."""
@@ -150,31 +210,43 @@ class PrefillKind:
     def at(self, instances: int, rate_per_second: float | None = None) -> PrefillServer:
         """Return the server with the budget that carries most in so many instances, or is quickest at a rate."""
         if rate_per_second is not None:
-            return self._server(self._quickest(instances, rate_per_second)[0])
-        return self._server(self._settled(instances)[1])
+            return self.server(self._quickest(instances, rate_per_second)[0])
+        return self.server(self._settled(instances)[1])
 
     def mean_seconds(self, instances: int, rate_per_second: float) -> float:
         """Mean time from arrival to the KV's, at the budget that is quickest at a rate; infinite beyond the limit."""
         return self._quickest(instances, rate_per_second)[1]
 
     def _quickest(self, instances: int, rate: float) -> tuple[int, float]:
-        able = np.flatnonzero(self.budgets.bound_per_second * instances >= rate * (1 - 1e-9))
+        able = np.flatnonzero(self._able(instances, rate))
         if not able.size:
             return 0, math.inf
 
         def seconds(place: int) -> float:
-            latency = self._server(place).ttft(rate / instances, instances)
+            latency = self.server(place).ttft(rate / instances, instances)
             if latency is None or latency.at(self.question.percentile) > self.question.ttft_seconds:
                 return math.inf
             return latency.mean
 
-        place, found = least_of(seconds, int(able[0]), int(able[-1]))
+        if self._played:
+            timely = [place for place in able.tolist() if self._early(place, rate / instances, instances)]
+            place = min(timely, key=seconds, default=0)
+            found = seconds(place) if timely else math.inf
+        else:
+            place, found = least_of(seconds, int(able[0]), int(able[-1]))
         return place, found + kv_transfer_seconds(self.question, self.deployment)
 
-    def _server(self, place: int) -> PrefillServer:
+    def server(self, place: int) -> PrefillServer:
+        """Return the server with one of the budgets, by its place."""
         if place not in self._servers:
-            self._servers[place] = PrefillServer(self.question, self._candidate(place), self.cost)
+            self._servers[place] = PrefillServer(self.question, self._candidate(place), self.cost, self._times)
         return self._servers[place]
+
+    @cached_property
+    def _times(self) -> TableArrays | None:
+        """Step times up to the largest budget, where instances are played."""
+        largest = self._candidate(self.budgets.prompts.size - 1)
+        return PrefillServer(self.question, largest, self.cost).times if self._played else None
 
     def _candidate(self, place: int) -> PrefillCandidate:
         budgets, strategy = self.budgets, self.row.strategy
@@ -193,81 +265,65 @@ class PrefillKind:
 
     def _settled(self, instances: int) -> tuple[float, int]:
         """The largest rate and where among the budgets it is carried."""
+        if instances not in self._best and self._played:
+            self._best[instances] = self._best_played(instances)
         if instances not in self._best:
             place = int(np.argmax(self.budgets.guess_per_second))
             about = float(self.budgets.guess_per_second[place]) * instances
-            # What is known of other questions is left out: the answer must not depend on what was asked before.
-            late: Late = {}
             self._best[instances] = largest_carried(
                 (self._capacity(place, instances, about), place),
                 lambda place, rate: self._tail(place, instances, rate) <= self.question.ttft_seconds,
-                lambda rate, last: self._carrying(instances, rate, last, late),
+                lambda rate, last: self._carrying(instances, rate, last),
                 lambda place, rate: self._capacity(place, instances, rate),
                 self.bound_per_second * instances / 1000,
             )
         return self._best[instances]
 
+    def _best_played(self, instances: int) -> tuple[float, int]:
+        """Play the budgets on few requests, and those that carry most on many."""
+        few: dict[int, float] = {}
+        for place in self._likely_first(list(range(self.budgets.prompts.size))):
+            player, best = self._player(place), max(few.values(), default=0.0)
+            if float(self.budgets.bound_per_second[place]) < best:
+                continue
+            if best and player.trial(best, instances, FEW).excess > 1:
+                few[place] = best * player.trial(best, instances, FEW).excess ** -1
+                continue
+            found = player.capacity(self.server(place).most_per_second, instances, best or None, FEW)
+            few[place] = found.rate_per_second if found else 0.0
+        most = 0.0, 0
+        for place in sorted(few, key=lambda place: -few[place])[:_CLOSE]:
+            if few[place] and (not most[0] or self._player(place).keeps(most[0] / instances, instances)):
+                most = max(most, (self._capacity(place, instances, few[place] * instances), place))
+        return most
+
+    def _likely_first(self, places: list[int]) -> list[int]:
+        return sorted(places, key=lambda place: -float(self.budgets.guess_per_second[place]))
+
     def _capacity(self, place: int, instances: int, about: float) -> float:
-        """Largest rate at one budget; the queue of prompts that differ is rough enough to pass the bound."""
+        """Largest rate at one budget; a run over a sample may pass the bound by the sample's error."""
         most = float(self.budgets.bound_per_second[place]) * instances
-        return min(self._server(place).pool_capacity(instances, about), most)
+        return min(self.server(place).pool_capacity(instances, about), most)
 
     def _tail(self, place: int, instances: int, rate: float) -> float:
         """TTFT at the percentile at one budget; infinite past its bound or 98 % of saturation."""
-        server, each = self._server(place), rate / instances
-        if not self._able(instances, rate)[place] or each > MOST_UTILISATION * server.saturation_per_second * (
-            1 + 1e-9
-        ):
+        server, each = self.server(place), rate / instances
+        if not self._able(instances, rate)[place] or each > server.most_per_second * (1 + 1e-9):
             return math.inf
         return server.tail_seconds(each, instances)
-
-    def _told_tail(self, place: int, instances: int, rate: float) -> float:
-        """The same, or about as much where other rows tell that it is late."""
-        server, each, able = self._server(place), rate / instances, self._able(instances, rate)[place]
-        told = self.known.least_tail(server.machine, instances, each) if self.known and able else 0.0
-        if told:
-            return told
-        found = self._tail(place, instances, rate)
-        if self.known and able and found > self.question.ttft_seconds:
-            most = MOST_UTILISATION * server.saturation_per_second
-            self.known.add(server.machine, instances, (each, most), found)
-        return found
 
     def _able(self, instances: int, rate: float) -> NDArray[np.bool_]:
         return np.asarray(self.budgets.bound_per_second * instances >= rate * (1 - 1e-9))
 
-    def _carrying(
-        self, instances: int, rate: float, last: int | None = None, late: Late | None = None, told: bool = False
-    ) -> int | None:
-        """Return the place of a budget that carries a rate; None where none but perhaps the ``last`` one does.
-
-        Of those that differ the ones in ``late`` are not solved for again at higher rates, and others added to it;
-        ``told``, those are not solved for that other rows tell are late.
-        """
-        able, guesses = np.flatnonzero(self._able(instances, rate)), self.budgets.guess_per_second
+    def _carrying(self, instances: int, rate: float, last: int | None = None) -> int | None:
+        """Return the place of a budget that carries a rate; None where none but perhaps the ``last`` one does."""
+        able = np.flatnonzero(self._able(instances, rate))
         if not able.size:
             return None
+        places = self._likely_first(self._told_apart(able, rate / instances, instances).tolist())
+        within = (place for place in places if place != last)
         limit = self.question.ttft_seconds
-
-        def tail(place: int) -> float:
-            return self._told_tail(place, instances, rate) if told else self._tail(place, instances, rate)
-
-        def at_least(place: int) -> float:
-            before = [] if late is None else late.setdefault(place, [])
-            known = [pair for pair in before if pair[0] <= rate]
-            if known:
-                return max(known)[1]
-            found = tail(place)
-            if found > limit:
-                before.append((rate, found))
-            return found
-
-        if varied(self.question):
-            start = int(able[np.argmax(guesses[able])]) if last is None else last
-            return first_within(at_least, int(able[0]), int(able[-1]), start, limit)
-        places = self._told_apart(able, rate / instances, instances)
-        likely = places[np.argsort(-guesses[places], kind="stable")]
-        return any_within(tail, [place for place in likely.tolist() if place != last], limit)
+        return next((place for place in within if self._tail(place, instances, rate) <= limit), None)
 
     def _told_apart(self, able: Ints, rate: float, instances: int) -> Ints:
         """Return the budgets whose queues differ at a rate of each instance.
@@ -276,7 +332,7 @@ class PrefillKind:
         are a twelfth apart.
         """
         prompts, counts = self.budgets.prompts[able], self.budgets.microbatches[able]
-        reach = self._server(int(able[-1])).most_waiting(rate, instances)
+        reach = self.server(int(able[-1])).most_waiting(rate, instances)
         beyond = prompts * self.row.strategy.attention_dp > reach
         steps = np.where(prompts > _EACH, np.floor(np.log(prompts / _EACH) / math.log(1 + 1 / _EACH)), -prompts)
         alike = np.stack([np.where(beyond, np.inf, steps), counts])

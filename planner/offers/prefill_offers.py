@@ -1,6 +1,6 @@
 """Kinds of prefill instances that columns are made of: every row that keeps the TTFT limit, with a bound on its rate.
 
-Everything here is costed on arrays; queues come later, for the rows that a plan could use (``offers.columns``), and
+Everything here is costed on arrays; queues come later, for the rows that a plan could use (``search.columns``), and
 with them the budget that suits a row (``offers.kinds``). None is left out for being like another: what a row carries
 at most decides whether it is looked at.
 """
@@ -18,7 +18,7 @@ from planner.instances.decode_candidates import Count
 from planner.instances.dominance import undominated
 from planner.instances.least import Least
 from planner.instances.operating import MOST_UTILISATION, transfer_seconds
-from planner.instances.prefill_bounds import longest_alone, saturated, timely, varied
+from planner.instances.prefill_bounds import longest_alone, saturated, varied
 from planner.instances.prefill_candidates import (
     PROMPTS_PER_PASS,
     SHORTEST_CHUNK_TOKENS,
@@ -30,19 +30,16 @@ from planner.instances.space import Group, Row, row_deployment
 from planner.instances.transfers import most_linked
 from planner.manifest.stacks import taken
 from planner.manifest.terms import Number, StepCost
-from planner.offers.kinds import PrefillKind, likely_rate
-from planner.offers.known_late import KnownLate
+from planner.offers.kinds import Budgets, PrefillKind, likely_rate
 from planner.offers.offer import Offers
+from planner.offers.slower import Passes, Slower
 from planner.question import Question
-from planner.queues.prompts import prompts_of
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 # Points of one evaluation: fewer cost as much, for the calls, and more leave the cache.
 POINTS_AT_ONCE = 4096
-# Limits are counted so much longer for the longest prompts: percentiles are told between levels of length.
-_TOLD = 1.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +59,8 @@ class _PrefillTable:
     longest: Floats
     saturated: Floats
     """[rows, budgets] prompts per second that no stream of passes exceeds."""
+    microbatches: Ints
+    """[rows, budgets] of the quickest pass."""
     cost: StepCost
 
 
@@ -72,9 +71,8 @@ def prefill_offers(question: Question, rows: list[Row], count: Count) -> Offers:
         for chunks, held in enumerate(_by_parts(question, whole.group), start=1):
             if held.size:
                 tables.append(_prefill_table(question, whole.select(held), chunks, count))
-    longest = float(prompts_of(question.workload).tokens.max())
-    known = KnownLate(question.ttft_seconds, longest) if varied(question) else None
-    return Offers.joined([_prefill_kinds(question, table, known) for table in tables])
+    slower = Slower()
+    return Offers.joined([_prefill_kinds(question, table, slower) for table in tables])
 
 
 def _by_parts(question: Question, group: Group) -> Iterator[Ints]:
@@ -98,13 +96,15 @@ def _prefill_table(question: Question, own: Built, chunks: int, count: Count) ->
     budgets = np.array(PROMPTS_PER_PASS if chunks == 1 else (1,), dtype=np.int64)
     shape = len(group.rows), budgets.size
     seconds, fits, most = np.full(shape, np.inf), np.zeros(shape, dtype=bool), np.zeros(shape)
+    microbatches = np.ones(shape, dtype=np.int64)
     passes = _Passes(question, group, cost, chunks, count)
     single, longest = passes.single(), passes.longest()
     rows, start = np.arange(shape[0]), 0
     while start < budgets.size and rows.size:
         stop = start + max(POINTS_AT_ONCE // rows.size, 1)
         found = passes.full(budgets[start:stop, None].astype(np.float64))
-        seconds[rows, start:stop], fits[rows, start:stop], most[rows, start:stop] = (each.T for each in found)
+        seconds[rows, start:stop], fits[rows, start:stop] = found[0].T, found[1].T
+        most[rows, start:stop], microbatches[rows, start:stop] = found[2].T, found[3].T
         able = np.flatnonzero(found[1][-1] & (found[0][-1] <= question.ttft_seconds))
         passes, rows, start = passes.of(able), rows[able], stop
     return _PrefillTable(
@@ -116,6 +116,7 @@ def _prefill_table(question: Question, own: Built, chunks: int, count: Count) ->
         single=single,
         longest=longest,
         saturated=most,
+        microbatches=microbatches,
         cost=cost,
     )
 
@@ -144,21 +145,22 @@ class _Passes:
         found = [longest_alone(self.question, self.cost, ranks, parts) for parts in self._microbatches]
         return np.asarray(np.minimum.reduce(found))
 
-    def full(self, prompts: Floats) -> tuple[Floats, NDArray[np.bool_], Floats]:
-        """Seconds, whether memory holds it, and prompts per second that no stream of such passes exceeds.
+    def full(self, prompts: Floats) -> tuple[Floats, NDArray[np.bool_], Floats, Ints]:
+        """Seconds, whether memory holds it, prompts per second that no stream of such passes exceeds, microbatches.
 
-        Args: ``prompts`` of a DP group [budgets, 1]. Returns three of [budgets, rows].
+        Args: ``prompts`` of a DP group [budgets, 1]. Returns four of [budgets, rows].
         """
         question, deployment = self.question, self.group.deployment
         ranks, shape = np.asarray(deployment.strategy.attention_dp), (prompts.size, len(self.group.rows))
         fullest = busiest_prompts(question.workload, prompts, ranks)
-        seconds, most = np.full(shape, np.inf), np.zeros(shape)
+        seconds, most, chosen = np.full(shape, np.inf), np.zeros(shape), np.ones(shape, dtype=np.int64)
         for parts in self._microbatches:
             took = np.broadcast_to(self._seconds(fullest, prompts, parts), shape)
             bound = saturated(question, self.cost, (prompts, ranks), took, (self.chunks, parts))
+            chosen = np.where(took < seconds, parts, chosen)
             seconds, most = np.minimum(seconds, took), np.maximum(most, bound)
         fits = np.broadcast_to(prefill_fits(deployment, question.workload, prompts, self.chunks), shape)
-        return seconds, fits, most
+        return seconds, fits, most, chosen
 
     def of(self, rows: Ints) -> "_Passes":
         """Return the passes of some of the rows."""
@@ -176,7 +178,7 @@ class _Passes:
         return took
 
 
-def _prefill_kinds(question: Question, table: _PrefillTable, late: KnownLate | None) -> Offers:
+def _prefill_kinds(question: Question, table: _PrefillTable, slower: Slower) -> Offers:
     """Return the rows of a table that keep the limit with one prompt in the instance, and what bounds each.
 
     Between the last budget that is known to be good, a, and the first that is not, b, a row carries at most what b
@@ -194,7 +196,6 @@ def _prefill_kinds(question: Question, table: _PrefillTable, late: KnownLate | N
     full, prompts = table.seconds[rows, last], table.prompts.astype(np.float64) * ranks[:, None]
     if not varied(question):
         bound = np.minimum(bound, MOST_UTILISATION * np.where(after > last, most * ranks / full, np.inf))
-        bound = np.minimum(bound, timely(question, table.single, full, prompts[rows, last]))
     bound = np.minimum(bound, most_linked(question, table.group.deployment))
     guess = np.where(good, likely_rate(question, prompts, table.seconds), 0.0).max(axis=1)
     guess = np.where(known > 0, guess, likely_rate(question, prompts[:, 0], table.seconds[:, 0]))
@@ -203,7 +204,7 @@ def _prefill_kinds(question: Question, table: _PrefillTable, late: KnownLate | N
         bound_per_second=bound,
         guess_per_second=guess,
         layers=table.group.layers,
-        build=partial(_prefill_kind, question, table, (most, late)),
+        build=partial(_prefill_kind, question, table, (most, slower)),
         least=_prefill_least(question, table, prompts) if question.objective == "latency" else None,
     ).select(_worth_a_queue(question, table, ranks))
 
@@ -215,11 +216,12 @@ def _worth_a_queue(question: Question, table: _PrefillTable, ranks: Floats) -> I
     Their queues take long and their bounds are loose, so of rows of one size and as many groups those are left out
     that another matches at one prompt and at every budget costed.
     """
-    able = np.flatnonzero((table.single <= question.ttft_seconds) & (table.longest <= _TOLD * question.ttft_seconds))
+    able = np.flatnonzero((table.single <= question.ttft_seconds) & (table.longest <= question.ttft_seconds))
     if not varied(question):
         return able
     buckets = (table.group.sizes * 1_000_000 + ranks).astype(np.int64)
-    criteria = np.column_stack([table.single, np.minimum(table.seconds, 1e30)])
+    timely = np.where(table.seconds <= question.ttft_seconds, table.seconds, 1e30)
+    criteria = np.column_stack([table.single, table.longest, timely])
     return able[undominated(buckets[able], criteria[able])]
 
 
@@ -233,9 +235,16 @@ def _prefill_least(question: Question, table: _PrefillTable, prompts: Floats) ->
     return Least.of(held, seconds, fixed)
 
 
-def _prefill_kind(
-    question: Question, table: _PrefillTable, budgets: tuple[Ints, KnownLate | None], row: int
-) -> PrefillKind:
-    own, cost = table.group.rows[row], taken(table.cost, np.array([row]))
-    deployment, most, known = row_deployment(table.group.deployment, own), int(budgets[0][row]), budgets[1]
-    return PrefillKind(question, own, deployment, most, table.chunks, cost, known)
+def _prefill_kind(question: Question, table: _PrefillTable, known: tuple[Ints, Slower], row: int) -> PrefillKind:
+    (most, slower), own = known, table.group.rows[row]
+    cost, deployment = taken(table.cost, np.array([row])), row_deployment(table.group.deployment, own)
+    listed = Budgets.listed(
+        question,
+        (table.prompts, table.fits[row]),
+        (table.seconds[row], table.microbatches[row]),
+        table.saturated[row],
+        own.strategy.attention_dp,
+    )
+    few = np.array([table.single[row], max(table.longest[row], table.single[row])])
+    passes = Passes(own.strategy.attention_dp, table.chunks, few, table.seconds[row])
+    return PrefillKind(question, own, deployment, int(most[row]), table.chunks, cost, listed, passes, slower)

@@ -13,7 +13,13 @@ from numpy.typing import NDArray
 from ground.errors import BadInput
 from planner.costs.latency import tokens_per_iteration
 from planner.instances.kv_links import KvLinks, LinkState, link_state
-from planner.instances.operating import Dealing, dealt_iteration_seconds, pass_service
+from planner.instances.operating import (
+    Dealing,
+    dealt_iteration_seconds,
+    has_closed_form,
+    pass_service,
+    pass_times,
+)
 from planner.instances.transfers import leaving
 from planner.manifest.schema import (
     Manifest,
@@ -32,7 +38,10 @@ from planner.queues.decode_queue import DecodeState, decode_state
 from planner.queues.prefill_queue import Policy, latency_of, thinned_squared_cv
 from planner.queues.prefill_service import Service
 from planner.queues.prompts import prompts_of
+from planner.serving.capacity import Limits
 from planner.serving.latency import Latency
+from planner.serving.played import PlayedPrefill
+from planner.serving.prefill import PrefillPool
 from planner.workload import Lengths, Workload
 
 Floats = NDArray[np.float64]
@@ -244,10 +253,24 @@ def pool_ttft(
 ) -> Latency | None:
     """TTFT of one of so many prefill instances, at its rate; None where it cannot keep up.
 
-    Requests that come in turn come evenly; other policies count as random.
+    In closed form, policies other than in turn count as random; else they are played as that of least load.
     """
-    squared_cv = _gap_squared_cv(manifest, workload, instances)
-    return latency_of(pool_service(pool, workload), rate_per_second, squared_cv)
+    dealing, budget = _prefill_dealing(pool, workload), group_budget(pool)
+    if has_closed_form(workload, _chunks(workload, budget)):
+        squared_cv = _gap_squared_cv(manifest, workload, instances)
+        return latency_of(pool_service(pool, workload), rate_per_second, squared_cv)
+    limits, context = Limits(percentile=99.0), float(manifest.model.spec.max_position)
+    together = 1 if manifest.routing.prefill == "round_robin" else instances
+    played = PrefillPool(
+        times=pass_times(dealing, budget, context),
+        ranks=dealing.ranks,
+        budget_tokens=budget,
+        instances=together,
+        policy="least_load" if together > 1 else "round_robin",
+    )
+    player = PlayedPrefill.of(played, workload, limits, context)
+    rate = rate_per_second * together
+    return player.trial(rate, instances // together).ttft if rate < player.saturation_per_second else None
 
 
 def _gap_squared_cv(manifest: Manifest, workload: Workload, instances: int) -> float:
@@ -256,14 +279,19 @@ def _gap_squared_cv(manifest: Manifest, workload: Workload, instances: int) -> f
 
 
 def pool_service(pool: Pool, workload: Workload) -> Service:
-    """Return the pass times of a prefill pool's instance under a workload."""
+    """Return the pass times of a prefill pool's instance with prompts of mean length."""
     prompt, budget = workload.input_tokens.mean, group_budget(pool)
-    prompts = max(int(budget / prompt * (1 + 1e-9)), 1)
-    chunks = max(math.ceil(prompt / budget * (1 - 1e-9)), 1)
+    most = max(int(budget / prompt * (1 + 1e-9)), 1) * pool.degrees.attention_dp
+    return pass_service(_prefill_dealing(pool, workload), most, _chunks(workload, budget))
+
+
+def _prefill_dealing(pool: Pool, workload: Workload) -> Dealing:
     cost = pool.step_costs["prefill"].to_step_cost()
-    dealing = Dealing(cost, workload, pool.degrees.attention_dp, pool.microbatches)
-    most = prompts * pool.degrees.attention_dp
-    return pass_service(dealing, budget_tokens=float(budget), most_prompts=most, chunks=chunks)
+    return Dealing(cost, workload, pool.degrees.attention_dp, pool.microbatches)
+
+
+def _chunks(workload: Workload, budget_tokens: int) -> int:
+    return max(math.ceil(workload.input_tokens.mean / budget_tokens * (1 - 1e-9)), 1)
 
 
 def pool_links(

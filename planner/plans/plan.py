@@ -19,6 +19,7 @@ from planner.question import Question
 from planner.queues.decode_queue import DecodeState
 from planner.queues.prefill_queue import thinned_squared_cv
 from planner.serving.latency import Latency, independent_sum
+from planner.serving.played import Played
 
 _SMALLER = "and the smaller of them on the devices at hand is the plan's rate"
 _SLOWED_STEPS = 10
@@ -36,7 +37,9 @@ class Plan(ABC):
     transfer_seconds: float = 0.0
     """To bring a prompt's KV from one pool to the other."""
     ttft_error: float | None = None
-    """Relative standard error of the mean of ``ttft`` where a sample of passes or steps tells it."""
+    """Relative standard error of the mean of ``ttft`` where a sample of steps tells it."""
+    played: Played | None = None
+    """What latencies were read off where an instance was played."""
 
     @abstractmethod
     def pools(self) -> tuple[tuple[Role, PlannedPool], ...]:
@@ -241,7 +244,7 @@ def make_plan(
         tpot=state.tpot,
         transfer_seconds=links.seconds,
         links=links,
-        ttft_error=first.ttft_error(rate_per_second / first_count, first_count),
+        played=first.played(rate_per_second / first_count, first_count, second_count * second_rate),
     )
 
 

@@ -18,6 +18,7 @@ from planner.serving.streams import Floats, Stream
 _AIM, _BEYOND = 0.995, 1.02
 """Of a limit, where root finding aims; of the largest rate asked for, where waits are taken to be endless."""
 _EDGE = 0.1
+_BATCHES, _TINY = 10, 1e-12
 LEVEL = 0.9
 """Confidence level of the intervals of what is played."""
 
@@ -54,8 +55,10 @@ class Trial:
 
     rate_per_second: float
     outcomes: tuple[Outcome, ...]
-    excess: tuple[float, ...]
-    """The larger of TTFT and TPOT at the percentile over its limit: of all streams together, then of each."""
+    """Of each stream, those that count."""
+    excess: float
+    """The larger of TTFT and TPOT at the percentile over its limit, over the requests of all streams."""
+    limits: Limits
 
     @property
     def ttft(self) -> Latency:
@@ -72,13 +75,41 @@ class Trial:
         """Requests that were counted."""
         return sum(each.ttft_seconds.size for each in self.outcomes)
 
-    def relative_error(self, level: float = LEVEL) -> float:
-        """Half the width of the excess' confidence interval, relative, from how much streams differ; 0 for one."""
-        each = np.array(self.excess[1:])
-        if each.size < 2 or not np.isfinite(each).all() or not each.mean():
-            return 0.0
-        error = each.std(ddof=1) / math.sqrt(each.size) / each.mean()
-        return float(NormalDist().inv_cdf((1 + level) / 2) * (1 + 1 / (4 * (each.size - 1))) * error)
+    def interval(self, level: float = LEVEL) -> tuple[float, float]:
+        """Return the confidence interval of the excess."""
+        limits = self.limits
+        ttft, tpot = ([getattr(each, name) for each in self.outcomes] for name in ("ttft_seconds", "tpot_seconds"))
+        found = [
+            (low / limit, high / limit)
+            for seconds, limit in ((ttft, limits.ttft_seconds), (tpot, limits.tpot_seconds))
+            if limit
+            for low, high in [percentile_interval(seconds, limits.percentile, level)]
+        ]
+        return max((low for low, _ in found), default=0.0), max((high for _, high in found), default=0.0)
+
+
+def percentile_interval(samples: Sequence[Floats], percentile: float, level: float = LEVEL) -> tuple[float, float]:
+    """Return the confidence interval of a percentile of durations that depend on those before them.
+
+    Batch means: how much the share beyond the percentile differs between long parts of the samples tells the error of
+    that share, and the percentiles at its ends are the interval's.
+
+    Args: ``samples`` [streams] of [requests], NaN where there is none.
+
+    Ref: A. M. Law, Simulation Modeling and Analysis, 5th ed., section 9.5.3; Student's t by Cornish and Fisher.
+    """
+    known = [each[~np.isnan(each)] for each in samples]
+    every = np.concatenate(known)
+    if not every.size:
+        return 0.0, 0.0
+    parts = [part for each in known for part in np.array_split(each, max(_BATCHES // len(known), 1)) if part.size]
+    value = np.percentile(every, percentile)
+    shares = np.array([float((part > value).mean()) for part in parts])
+    z, freedom = NormalDist().inv_cdf((1 + level) / 2), max(shares.size - 1, 1)
+    half = 100 * (z + (z**3 + z) / (4 * freedom)) * float(shares.std(ddof=1) if shares.size > 1 else 0.0)
+    half /= math.sqrt(shares.size)
+    low, high = np.percentile(every, [max(percentile - half, 0.0), min(percentile + half, 100.0)])
+    return float(low), float(high)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -100,8 +131,7 @@ def trial(play: Play, streams: Sequence[Stream], rate_per_second: float, limits:
         ttft_seconds=np.concatenate([each.ttft_seconds for each in outcomes]),
         tpot_seconds=np.concatenate([each.tpot_seconds for each in outcomes]),
     )
-    excess = tuple(excess_of(each, limits) for each in (every, *outcomes))
-    return Trial(rate_per_second=rate_per_second, outcomes=outcomes, excess=excess)
+    return Trial(rate_per_second=rate_per_second, outcomes=outcomes, excess=excess_of(every, limits), limits=limits)
 
 
 def excess_of(outcome: Outcome, limits: Limits) -> float:
@@ -121,7 +151,7 @@ def capacity(
 ) -> Capacity | None:
     """Return the largest rate up to ``upper`` at which all streams together keep the limits; None where none does.
 
-    The interval follows from how much the streams differ, through the slope of the excess over the rates tried.
+    The interval is that of the excess, through its slope over the rates tried.
 
     Args:
         play: serves a stream and tells its latencies.
@@ -134,15 +164,16 @@ def capacity(
 
     def excess(rate: float) -> float:
         trials[rate] = trial(play, streams, rate, limits)
-        return trials[rate].excess[0]
+        return trials[rate].excess
 
     rate = largest_rate(excess, 1.0, upper, about)
     if rate is None:
         return None
-    found = trials[rate]
-    error = found.relative_error() / _slope(trials, rate)
-    low = rate * math.exp(-error)
-    return Capacity(rate_per_second=rate, low=low, high=min(rate * math.exp(error), upper), trial=found)
+    found, slope = trials[rate], _slope(trials, rate)
+    low, high = (rate * (max(end, _TINY) / max(found.excess, _TINY)) ** (-1 / slope) for end in found.interval()[::-1])
+    # Where the limit does not bind below the bound, the rate is the bound as far as the interval keeps the limit.
+    low = rate if rate == upper and found.interval()[1] <= 1 else low
+    return Capacity(rate_per_second=rate, low=low, high=min(high, upper), trial=found)
 
 
 def _slope(trials: dict[float, Trial], rate: float) -> float:
@@ -151,8 +182,8 @@ def _slope(trials: dict[float, Trial], rate: float) -> float:
     place = rates.index(rate)
     beside = rates[place + 1] if place + 1 < len(rates) else rates[max(place - 1, 0)]
     low, high = sorted((rate, beside))
-    first, second = trials[low].excess[0], trials[high].excess[0]
-    if low == high or first <= 0 or second <= first or not math.isfinite(second):
+    first, second = trials[low].excess, trials[high].excess
+    if high <= low * (1 + 1e-9) or first <= 0 or second <= first or not math.isfinite(second):
         return 1.0
     return max(math.log(second / first) / math.log(high / low), 1.0)
 

@@ -44,6 +44,11 @@ class Stream:
         """Return the stream at a rate; gaps of a stationary stream have mean 1 as they are drawn."""
         return replace(self, arrival_seconds=self.arrival_seconds / requests_per_second)
 
+    def counted(self) -> "Stream":
+        """Return the requests between the first and the last tenth, whose latencies count."""
+        edge = len(self) // 10
+        return self.select(slice(edge, len(self) - edge))
+
     def select(self, chosen: NDArray[np.int64] | slice) -> "Stream":
         """Return some of the requests."""
         return Stream(
@@ -94,12 +99,20 @@ def stationary(
     )
 
 
+def longest_prompt(workload: Workload) -> float:
+    """Return the tokens that a prompt in a million passes, or those of the longest kind."""
+    if workload.prompts is not None:
+        return max(tokens for tokens, _, _ in workload.prompts)
+    return float(lengths_at(workload.input_tokens, np.array([1 - 1e-6]))[0])
+
+
 def _levels(seed: int, purpose: int, count: int) -> Floats:
     """Return levels within 0 and 1 in random order, one in each of ``count`` equal parts."""
     rng = np.random.default_rng([seed, purpose])
     return np.asarray((rng.permutation(count) + rng.random(count)) / count, dtype=np.float64)
 
 
+@lru_cache(maxsize=_KEPT_STREAMS)
 def _prompts(workload: Workload, count: int, seed: int) -> tuple[Ints, Ints]:
     levels = _levels(seed, 1, count)
     if workload.prompts is not None:
@@ -114,6 +127,7 @@ def _prompts(workload: Workload, count: int, seed: int) -> tuple[Ints, Ints]:
     return tokens, np.where(hits, tokens * share, 0).astype(np.int64)
 
 
+@lru_cache(maxsize=_KEPT_STREAMS)
 def _answers(workload: Workload, count: int, seed: int) -> Ints:
     levels = _levels(seed, 3, count)
     if workload.answers is not None:

@@ -2,7 +2,6 @@
 
 import csv
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -217,15 +216,18 @@ def test_text_says_what_the_plan_does(capsys: pytest.CaptureFixture[str]) -> Non
     assert shown.count("\n") <= 50
 
 
-def test_the_error_of_a_sampled_queue_is_told() -> None:
-    """Beside the intervals of service times, and as a share in the JSON; nothing where a chain tells the queue."""
+def test_what_was_played_is_told() -> None:
+    """Beside the intervals of service times and in the JSON; nothing where closed forms tell TTFT."""
     plan = small_answer().best
-    assert isinstance(plan, DisaggregatedPlan) and plan.ttft_error is None
-    assert "sample" not in interval_text(plan)
-    assert "ttft_mean_relative_standard_error" not in plan_json(plan)
-    sampled = replace(plan, ttft_error=0.0117)
-    assert interval_text(sampled).endswith("mean TTFT ± 1.2% (standard error).")
-    assert plan_json(sampled)["ttft_mean_relative_standard_error"] == 0.0117
+    assert isinstance(plan, DisaggregatedPlan) and plan.played is None
+    assert "Played" not in interval_text(plan) and "played" not in plan_json(plan)
+    varied = small_answer(model="qwen3-8b", devices=4, squared_cv=1.0).best
+    assert varied is not None and varied.played is not None
+    assert f"Played over {varied.played.requests:,} requests: TTFT at p99" in interval_text(varied)
+    found = plan_json(varied)["played"]
+    assert isinstance(found, dict) and found["requests"] == varied.played.requests
+    low, high = found["interval"]
+    assert low <= varied.requests_per_second <= high
 
 
 def test_no_plan_is_told_with_the_limit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

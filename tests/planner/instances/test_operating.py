@@ -1,5 +1,6 @@
 """Pools at work: service times rise with what is held, full ones are the candidates', capacities keep limits."""
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -16,6 +17,12 @@ from planner.instances.operating import (
     kv_transfer_seconds,
 )
 from planner.instances.prefill_candidates import busiest_prompts, pass_seconds
+from planner.instances.space import role_rows
+from planner.offers.kinds import PrefillKind
+from planner.offers.prefill_offers import prefill_offers
+from planner.serving.capacity import Limits
+from planner.serving.played import PlayedPrefill
+from planner.serving.prefill import PrefillPool
 from tests.questions import small_question
 
 CASES = [("qwen3-8b", "h100", 0.0), ("qwen3-30b-a3b", "cm384", 0.5), ("deepseek-v2-lite", "h100", 1.0)]
@@ -110,12 +117,47 @@ def test_a_chunked_prompt_takes_its_parts_in_turn() -> None:
     assert parts >= whole
 
 
-def test_what_a_sample_tells_comes_with_its_error() -> None:
-    """Where several groups share passes the mean is a sample's; elsewhere it is a chain's."""
-    question = small_question(model="deepseek-v2-lite", hardware="h100", squared_cv=1.0)
-    rows = prefill_found(question, Count())
-    single, whole = (next(each for each in rows if each.row.strategy.attention_dp == groups) for groups in (1, 4))
-    assert PrefillServer(question, single).ttft_error(1.0) is None
-    server = PrefillServer(question, replace(whole, tokens_per_device=512, chunks=1))
-    error = server.ttft_error(0.5 * server.saturation_per_second)
-    assert error is not None and 0.001 < error < 0.05
+@pytest.mark.parametrize("groups", [1, 4])
+@pytest.mark.parametrize("instances", [1, 6])
+@pytest.mark.parametrize("load", [0.6, 0.85])
+def test_equal_prompts_are_served_as_the_core_plays_them(groups: int, instances: int, load: float) -> None:
+    """The closed form of bulk service and the played rule tell one TTFT, mean and p99."""
+    question = small_question(lengths=(1024.0, 128.0))
+    candidate = next(each for each in prefill_found(question, Count()) if each.row.strategy.attention_dp == groups)
+    server = PrefillServer(question, candidate)
+    assert server.player is None
+    pool = PrefillPool(times=server.times, ranks=groups, budget_tokens=server.budget_tokens)
+    player = PlayedPrefill.of(pool, question.workload, Limits(percentile=99.0), math.inf)
+    assert player.saturation_per_second == pytest.approx(server.saturation_per_second, rel=0.02)
+
+    rate = load * server.saturation_per_second
+    told, played = server.ttft(rate, instances), player.trial(rate, instances, 500_000).ttft
+    assert told is not None
+    assert played.mean == pytest.approx(told.mean, rel=0.02)
+    assert played.p99 == pytest.approx(told.p99, rel=0.05)
+
+
+@pytest.mark.parametrize("squared_cv", [0.25, 1.0, 4.0])
+@pytest.mark.parametrize("reuse", [0.0, 0.6])
+def test_no_run_passes_the_bounds(squared_cv: float, reuse: float) -> None:
+    """Neither throughput at saturation nor latency unloaded; capacities keep limits, and more instances carry more."""
+    question = small_question("qwen3-8b", "h100", squared_cv=squared_cv)
+    question = replace(question, workload=replace(question.workload, prefix_reuse=reuse))
+    offers = prefill_offers(question, role_rows(question, "prefill"), Count())
+    for number in offers.leading(3):
+        kind = offers.build(number)
+        assert isinstance(kind, PrefillKind)
+        for place, bound in enumerate(kind.budgets.bound_per_second.tolist()):
+            server = kind.server(place)
+            assert server.player is not None
+            assert server.most_per_second <= bound * 1.01  # of the step table
+        single, several = kind.pool_capacity(1), kind.pool_capacity(5)
+        assert 0 < single <= several / 5 * 1.02
+        assert kind.pool_carries(1, single * (1 - 1e-9))
+        chosen, rate = kind.at(5), several / 5
+        latency, played = chosen.ttft(rate, 5), chosen.played(rate, 5, math.inf)
+        assert latency is not None and latency.at(99) <= question.ttft_seconds * (1 + 1e-9)
+        assert played is not None and played.requests_per_second[0] <= several <= played.requests_per_second[1]
+        assert played.ttft_seconds[0] <= latency.at(99) <= played.ttft_seconds[1]
+    tight = replace(question, ttft_seconds=1e-3)
+    assert not len(prefill_offers(tight, role_rows(tight, "prefill"), Count()))

@@ -1,0 +1,140 @@
+"""One of several instances that requests are dealt to in turn, played on samples of their traffic.
+
+Few requests first: a short stream waits less than a long one, so what is late on it, by more than its interval, counts
+as late. What is left is played on many, whose percentiles are those that are told.
+"""
+
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import numpy as np
+
+from planner.serving.capacity import Capacity, Limits, Outcome, Play, Trial, capacity, trial
+from planner.serving.prefill import PrefillPool, play_prefill
+from planner.serving.streams import Stream, stationary
+from planner.workload import Workload
+
+FEW, SOME, MANY = 2_500, 12_500, 60_000
+"""Requests of a stream: the first two to tell candidates apart, the last to tell their latencies.
+
+At half to 0.9 of saturation and CV up to 1 the means on many are within 1 % of endless ones on average.
+"""
+_STEPS = 25
+"""Full steps that even a short stream takes."""
+LOWER, _SURE = 0.95, 0.99
+"""Who is late on few requests at so much less than the rate, and at that confidence, counts as late."""
+EVENLY = 1_000_000
+"""Instances of so many get arrivals that are evenly spaced: none of fewer waits less."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Played:
+    """What a plan's latencies were read off, and the interval that this leaves."""
+
+    requests: int
+    """Over which percentiles are told."""
+    ttft_seconds: tuple[float, float]
+    """TTFT at the question's percentile."""
+    requests_per_second: tuple[float, float]
+    """The rate that the plan may really carry, as far as the pool that was played bounds it."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Player:
+    """Plays an instance at rates of its own; every rate on the same streams, of which the gaps are scaled."""
+
+    play: Play
+    workload: Workload
+    limits: Limits
+    most_tokens: float
+    """The model's context."""
+    at_once: int = 1
+    """Requests of a full step."""
+    _trials: dict[tuple[float, int, int], Trial] = field(default_factory=dict, repr=False)
+    _capacities: dict[int, Capacity] = field(default_factory=dict, repr=False)
+
+    def stream(self, requests: int, instances: int = 1) -> Stream:
+        """Return a stream of mean rate 1 that one of ``instances`` gets, of at least so many requests."""
+        while requests < _STEPS * self.at_once:
+            requests *= 2
+        return stationary(self.workload, requests, every=instances, most_tokens=self.most_tokens)
+
+    def trial(self, rate_per_second: float, instances: int = 1, requests: int = MANY) -> Trial:
+        """Play one of ``instances`` at its rate."""
+        key = (rate_per_second, instances, requests)
+        if key not in self._trials:
+            self._trials[key] = trial(self.play, [self.stream(requests, instances)], rate_per_second, self.limits)
+        return self._trials[key]
+
+    def surely_late(self, rate_per_second: float, instances: int = 1, requests: int = FEW) -> bool:
+        """Whether so few requests tell that one of ``instances`` misses a limit at its rate."""
+        return self.late_by(rate_per_second, instances, requests) > 1
+
+    def late_by(self, rate_per_second: float, instances: int = 1, requests: int = FEW) -> float:
+        """Latency over limit of one of ``instances`` as so few requests tell it, or less: at a lower rate."""
+        found = self.trial(LOWER * rate_per_second, instances, requests)
+        return found.interval(_SURE)[0] if found.excess > 1 else found.excess
+
+    def keeps(self, rate_per_second: float, instances: int = 1) -> bool:
+        """Whether one of ``instances`` keeps the limits at its rate."""
+        if any(self.surely_late(rate_per_second, instances, requests) for requests in (FEW, SOME)):
+            return False
+        return self.trial(rate_per_second, instances).excess <= 1
+
+    def told(self, rate_per_second: float, instances: int, most_per_second: float) -> Played:
+        """Return what is known of ``instances`` at the rate of one; all of them are to carry no more than ``most``."""
+        found, limit = self.trial(rate_per_second, instances), self.limits.ttft_seconds or 1.0
+        low = high = rate = rate_per_second * instances
+        if instances in self._capacities:
+            capacity = self._capacities[instances]
+            low, high = min(low, capacity.low * instances), max(high, capacity.high * instances)
+        first, last = found.interval()
+        return Played(
+            requests=found.requests,
+            ttft_seconds=(first * limit, last * limit),
+            requests_per_second=(low, max(min(high, most_per_second), rate)),
+        )
+
+    def capacity(
+        self, upper: float, instances: int = 1, about: float | None = None, requests: int = MANY
+    ) -> Capacity | None:
+        """Return the largest rate up to ``upper`` of one of ``instances``; None where none keeps the limits."""
+        found = capacity(self.play, [self.stream(requests, instances)], self.limits, upper, about)
+        if found is not None:
+            self._trials[found.rate_per_second, instances, requests] = found.trial
+            if requests == MANY:
+                self._capacities[instances] = found
+        return found
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PlayedPrefill(Player):
+    """A prefill instance that is played, or a whole pool under the policy by which it deals."""
+
+    pool: PrefillPool
+
+    @classmethod
+    def of(cls, pool: PrefillPool, workload: Workload, limits: Limits, most_tokens: float) -> "PlayedPrefill":
+        """Return the player of a pool."""
+        prompts = pool.ranks * pool.budget_tokens / workload.input_tokens.mean
+        return cls(
+            play=lambda stream: prefill_outcome(pool, stream),
+            workload=workload,
+            limits=limits,
+            most_tokens=most_tokens,
+            at_once=pool.instances * max(int(prompts), 1),
+            pool=pool,
+        )
+
+    @cached_property
+    def saturation_per_second(self) -> float:
+        """Prompts per second where all of few wait from the start."""
+        stream = self.stream(FEW)
+        found = play_prefill(self.pool, replace(stream, arrival_seconds=np.zeros(len(stream))))
+        return self.pool.instances * len(stream) / found.busy_seconds
+
+
+def prefill_outcome(pool: PrefillPool, stream: Stream) -> Outcome:
+    """Return TTFT of a stream; prefill gives no TPOT."""
+    ttft = play_prefill(pool, stream).first_token_seconds - stream.arrival_seconds
+    return Outcome(ttft_seconds=ttft, tpot_seconds=np.full(ttft.size, np.nan))

@@ -1,0 +1,63 @@
+"""Samples of traffic: what they tell, and how sure that is."""
+
+import math
+
+import numpy as np
+import pytest
+
+from planner.serving.capacity import Limits, percentile_interval
+from planner.serving.played import EVENLY, MANY, PlayedPrefill
+from planner.serving.prefill import PrefillPool
+from planner.serving.tables import Loads, step_table
+from planner.workload import Lengths, Workload
+from tests.planner.serving.costs import linear_cost
+
+
+def _player(squared_cv: float, ttft_seconds: float, ranks: int = 1) -> PlayedPrefill:
+    cost = linear_cost(0.01, 1e-5, ranks=ranks)
+    times = step_table(cost, Loads(ranks=ranks, budget_tokens=8000, longest_prompt=40_000.0))
+    workload = Workload(input_tokens=Lengths(mean=1000, squared_cv=squared_cv), output_tokens=Lengths(mean=1))
+    pool = PrefillPool(times=times, ranks=ranks, budget_tokens=8000)
+    return PlayedPrefill.of(pool, workload, Limits(percentile=99.0, ttft_seconds=ttft_seconds), 40_000.0)
+
+
+def test_an_interval_covers_its_level() -> None:
+    """Of independent samples about nine in ten intervals hold the true percentile."""
+    rng = np.random.default_rng(3)
+    true = -math.log(0.05)
+    found = [percentile_interval([rng.exponential(size=4000)], 95.0) for _ in range(200)]
+    assert 0.84 <= np.mean([low <= true <= high for low, high in found]) <= 0.98
+
+
+@pytest.mark.parametrize("squared_cv", [0.25, 1.0])
+@pytest.mark.parametrize("load", [0.5, 0.8])
+def test_many_requests_tell_what_very_many_do(squared_cv: float, load: float) -> None:
+    """The mean within 3 %, the percentile within 8 % or its interval."""
+    player = _player(squared_cv, 1.0)
+    rate = load * player.saturation_per_second
+    found, longer = player.trial(rate), player.trial(rate, 1, 10 * MANY)
+    assert found.ttft.mean == pytest.approx(longer.ttft.mean, rel=0.03)
+    low, high = found.interval()
+    assert min(low, 0.92 * found.excess) <= longer.excess <= max(high, 1.08 * found.excess)
+
+
+def test_even_requests_wait_least() -> None:
+    """What is late however evenly they come is late; so is what few of them tell is."""
+    player = _player(1.0, 0.1, ranks=2)
+    rate = 0.9 * player.saturation_per_second
+    assert player.trial(rate, EVENLY).ttft.mean <= player.trial(rate, 4).ttft.mean <= player.trial(rate).ttft.mean
+    assert player.surely_late(rate) and not player.keeps(rate)
+
+
+def test_a_capacity_keeps_its_limit_and_two_per_cent_more_does_not() -> None:
+    """And lies in its interval, below the bound."""
+    player = _player(1.0, 0.15)
+    found = player.capacity(player.saturation_per_second)
+    assert found is not None and found.trial.excess <= 1
+    assert player.trial(1.02 * found.rate_per_second).excess > 1
+    assert found.low <= found.rate_per_second <= found.high <= player.saturation_per_second
+
+
+def test_saturation_is_the_throughput_of_a_line_that_never_ends() -> None:
+    """Pass after pass of 8 prompts: 0.01 s and 10 us for each of 8,000 tokens."""
+    assert _player(0.0, 1.0).saturation_per_second == pytest.approx(8 / 0.09, rel=0.02)
