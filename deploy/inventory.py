@@ -10,11 +10,11 @@ from pydantic import Field, field_validator
 from ground.errors import BadInput
 from ground.files import read_yaml
 from ground.strict import Strict
-from ground.validation import formed, validate
+from ground.validation import matching, validate
 from planner.manifest.schema import Manifest
 
 HostName = Annotated[
-    str, formed(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?", "a host name of letters, digits and inner . and -")
+    str, matching(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?", "a host name of letters, digits and inner . and -")
 ]
 
 

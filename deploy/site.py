@@ -8,21 +8,21 @@ from pydantic import Field
 from ground.errors import BadInput
 from ground.files import read_yaml
 from ground.strict import Strict
-from ground.validation import formed, validate
+from ground.validation import matching, validate
 
 DnsName = Annotated[
-    str, formed(r"[a-z0-9]([-a-z0-9]{0,28}[a-z0-9])?", "1 to 30 lower-case letters, digits and inner hyphens")
+    str, matching(r"[a-z0-9]([-a-z0-9]{0,28}[a-z0-9])?", "1 to 30 lower-case letters, digits and inner hyphens")
 ]
-Word = Annotated[str, formed(r"[A-Za-z0-9._/@:+-]{1,256}", "1 to 256 letters, digits and . _ / @ : + -")]
-Words = Annotated[str, formed(r"[A-Za-z0-9._/@:+,=^-]{1,256}", "1 to 256 letters, digits and . _ / @ : + , = ^ -")]
+Word = Annotated[str, matching(r"[A-Za-z0-9._/@:+-]{1,256}", "1 to 256 letters, digits and . _ / @ : + -")]
+Words = Annotated[str, matching(r"[A-Za-z0-9._/@:+,=^-]{1,256}", "1 to 256 letters, digits and . _ / @ : + , = ^ -")]
 Absolute = Annotated[
-    str, formed(r"/[A-Za-z0-9._/+-]{0,255}", "a path from / on, of up to 256 letters, digits and . _ / + -")
+    str, matching(r"/[A-Za-z0-9._/+-]{0,255}", "a path from / on, of up to 256 letters, digits and . _ / + -")
 ]
-Quantity = Annotated[str, formed(r"[1-9][0-9]*(Ki|Mi|Gi|Ti)?", "a number or a size such as 64Gi")]
+Quantity = Annotated[str, matching(r"[1-9][0-9]*(Ki|Mi|Gi|Ti)?", "a number or a size such as 64Gi")]
 Port = Annotated[int, Field(strict=True, ge=1024, le=29999)]
-Label = Annotated[str, formed(r"[A-Za-z0-9./_-]{1,253}", "a label of 1 to 253 letters, digits and . / _ -")]
+Label = Annotated[str, matching(r"[A-Za-z0-9./_-]{1,253}", "a label of 1 to 253 letters, digits and . / _ -")]
 Labels = dict[Label, Annotated[str, Field(max_length=63)] | None]
-Variable = Annotated[str, formed(r"[A-Za-z_][A-Za-z0-9_]{0,127}", "a name of letters, digits and _")]
+Variable = Annotated[str, matching(r"[A-Za-z_][A-Za-z0-9_]{0,127}", "a name of letters, digits and _")]
 Text = Annotated[str, Field(max_length=4096)]
 Json = dict[str, Any]
 

@@ -19,7 +19,7 @@ _UNKNOWN = {"extra_forbidden", "unexpected_keyword_argument"}
 _SUBJECT = re.compile(r"^\w+ should\b")  # pydantic's "Input should", "String should", "List should"
 
 
-def formed(pattern: str, told: str) -> AfterValidator:
+def matching(pattern: str, told: str) -> AfterValidator:
     """Return the check that a whole text matches ``pattern``; ``told`` says in words what is right."""
     form = re.compile(pattern)
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from ground.errors import BadInput
 from ground.files import read_yaml
-from ground.formed import formed
+from ground.from_dict import from_dict
 from ground.names import suggest
 from hardware.derive import resolve
 from hardware.spec import HardwareSpec
@@ -83,7 +83,7 @@ def _load(path: Path, above: tuple[Path, ...]) -> HardwareSpec:
     """Return the entry in ``path``; ``above`` are the entries that are based on it."""
     data = _filled(path, read_yaml(path), above)
     if path.parent == CATALOG and isinstance(data, dict):
-        return formed(HardwareSpec, data)
+        return from_dict(HardwareSpec, data)
     from ground.validation import validate  # the catalogue is checked by its tests
 
     return validate(HardwareSpec, data, str(path))

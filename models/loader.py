@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ground.errors import BadInput
 from ground.files import read_yaml
-from ground.formed import formed
+from ground.from_dict import from_dict
 from ground.names import suggest
 from models.spec import ModelSpec
 
@@ -61,7 +61,7 @@ def _aliases() -> dict[str, str]:
 def _read_catalogue(name: str) -> ModelSpec:
     data = read_yaml(catalogue_path(name))
     assert isinstance(data, dict)
-    spec = formed(ModelSpec, data)
+    spec = from_dict(ModelSpec, data)
     if spec.name != name:
         raise BadInput(f"{catalogue_path(name)}: name is {spec.name!r} and must be {name!r}, as its file is called")
     return spec

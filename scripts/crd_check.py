@@ -41,7 +41,7 @@ def validators(folder: Path) -> dict[Key, Draft202012Validator]:
     """Return (apiVersion, kind) -> validator of every version that is served."""
     found = {}
     for path in sorted(folder.rglob("*.yaml")):
-        for crd in yaml.load_all(path.read_text(encoding="utf-8"), Loader=Loader):  # noqa: S506
+        for crd in yaml.load_all(path.read_text(encoding="utf-8"), Loader=Loader):
             if not isinstance(crd, dict) or crd.get("kind") != "CustomResourceDefinition":
                 continue
             spec = crd["spec"]
@@ -55,7 +55,7 @@ def validators(folder: Path) -> dict[Key, Draft202012Validator]:
 def objects(folder: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
     """Yield the objects of a deployment with their files."""
     for path in sorted(folder.rglob("*.yaml")):
-        for item in yaml.load_all(path.read_text(encoding="utf-8"), Loader=Loader):  # noqa: S506
+        for item in yaml.load_all(path.read_text(encoding="utf-8"), Loader=Loader):
             if isinstance(item, dict) and "kind" in item:
                 yield path, item
 

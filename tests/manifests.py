@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from ground.formed import formed
+from ground.from_dict import from_dict
 from hardware.spec import HardwareSpec
 from models.spec import MLA, ModelSpec, MoE
 from planner.manifest.checks import spec_hash
@@ -24,7 +24,7 @@ def machine(devices_per_node: int = 8, nodes: int = 64) -> HardwareSpec:
     matmul = fit | {"peak_fraction": 0.5, "half_rows": 16, "memory_fraction": 0.8, "floor_seconds": 1e-6}
     attention = fit | {"peak_fraction": 0.5, "memory_fraction": 0.8, "floor_seconds": 1e-6}
     link = {"plane": "fabric", "bandwidth_bytes_per_second": sourced(1e11), "latency_seconds": sourced(1e-6)}
-    return formed(
+    return from_dict(
         HardwareSpec,
         {
             "schema_version": 1,

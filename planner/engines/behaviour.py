@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ground.files import read_yaml
-from ground.formed import formed
+from ground.from_dict import from_dict
 from ground.sourced import Sourced, Stated
 
 FILE = Path(__file__).parent / "behaviour.yaml"
@@ -77,7 +77,7 @@ def behaviour_names() -> tuple[str, ...]:
 @cache
 def _known() -> dict[str, list[Behaviour]]:
     data: Any = read_yaml(FILE)
-    return {name: [formed(Behaviour, entry) for entry in entries] for name, entries in data.items()}
+    return {name: [from_dict(Behaviour, entry) for entry in entries] for name, entries in data.items()}
 
 
 def _number(version: str) -> tuple[int, ...] | None:

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import pytest
 
-from ground.formed import formed
+from ground.from_dict import from_dict
 from ground.limits import Limits
 
 
@@ -41,7 +41,7 @@ def test_parts_are_what_their_fields_are() -> None:
         "peaks": {"high": {"litres": 1}},
         "share": 1,
     }
-    machine = formed(_Machine, data)
+    machine = from_dict(_Machine, data)
     assert machine == _Machine(
         name="x",
         parts=[_Fan(blades=3), _Fan(blades=4)],
@@ -57,6 +57,6 @@ def test_parts_are_what_their_fields_are() -> None:
 def test_what_is_not_known_is_no_field() -> None:
     """Data that is not right after all makes nothing."""
     with pytest.raises((TypeError, KeyError)):
-        formed(_Fan, {"blades": 3, "colour": "red"})
+        from_dict(_Fan, {"blades": 3, "colour": "red"})
     with pytest.raises(TypeError):
-        formed(_Fan, {})
+        from_dict(_Fan, {})
