@@ -146,6 +146,8 @@ def needs(target: Target) -> Iterator[str]:
     places = dict.fromkeys((target.weights_path(role), role.weights_dtype) for role in target.roles)
     several = " and ".join(f"{path} (those in {dtype})" for path, dtype in places)
     yield f"The weights, at {several if len(places) > 1 else target.model_path} on every node."
+    if not target.bare and target.kind != "motor" and target.site.model_claim:
+        yield f"The claim {target.site.model_claim} with the folder {target.model_path.rpartition('/')[2]} in it."
     yield from _weights(target)
     yield from _images(target)
     if target.profile.engine == "xllm" and any(role.drafts for role in target.roles):

@@ -56,7 +56,7 @@ def router_url(target: Target) -> str:
     name, port = target.name, target.site.router_port
     names = {
         "llm-d": f"http://{name}",
-        "dynamo": f"http://{name}-frontend:{port}",
+        "dynamo": f"http://{name}-frontend:8000",
         "motor": "http://mindie-service:1025",
     }
     if target.kind in ("bare", "slurm"):

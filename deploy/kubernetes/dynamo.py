@@ -8,19 +8,23 @@ from deploy.commands.launch import Launch, Target
 from deploy.header import Provenance, annotations
 from deploy.kubernetes.pods import (
     GRACE_SECONDS,
+    LOCKED,
     Object,
     address_variable,
     labels,
     metadata,
+    plain_pod,
     pod_settings,
     resources,
     security,
+    small,
     weights_mount,
     weights_volume,
 )
 from deploy.words import Shell, plain
 from planner.engines.loader import load_orchestrator
 
+FRONTEND_PORT = 8000  # of the Service that the operator makes
 MODES = {"prefill": "prefill", "decode": "decode", "mixed": "agg"}
 WORKER_TYPES = {"prefill": "prefill", "decode": "decode", "mixed": "worker"}
 # The worker serves Dynamo's own endpoint, not HTTP.
@@ -36,15 +40,23 @@ def graph(target: Target, launches: dict[str, Launch], origin: Provenance) -> Ob
         "name": "main",
         "image": target.site.router_image or image,
         "command": ["python3", "-m", "dynamo.frontend"],
-        "args": ["--http-port", str(target.site.router_port)],
-        "ports": [{"name": "http", "containerPort": target.site.router_port}],
+        "args": ["--http-port", str(FRONTEND_PORT)],
+        "ports": [{"name": "http", "containerPort": FRONTEND_PORT}],
+        "resources": small("4", "8Gi"),
+        "securityContext": LOCKED,
     }
     components: list[Object] = [
         {
             "name": "Frontend",
             "type": "frontend",
             "replicas": 1,
-            "podTemplate": {"metadata": {"annotations": annotations(origin)}, "spec": {"containers": [frontend]}},
+            "podTemplate": {
+                "metadata": {
+                    "labels": {"app.kubernetes.io/part-of": target.name, "podplan/pool": "router"},
+                    "annotations": annotations(origin),
+                },
+                "spec": {**plain_pod(target), "containers": [frontend]},
+            },
         }
     ]
     components += [_component(target, launch, image, dropped, origin) for launch in launches.values()]

@@ -7,7 +7,7 @@ from deploy.commands.launch import Launch, Target
 from deploy.header import Provenance, comment
 from deploy.images import image
 from deploy.kubernetes import dynamo, llmd, lws, objects, operations, statefulset, volcano, weights
-from deploy.kubernetes.pods import LOCKED, Object, metadata, small, weights_mount, weights_volume
+from deploy.kubernetes.pods import LOCKED, Object, metadata, plain_pod, small, weights_mount, weights_volume
 from deploy.proof import RESULT, Load, benchmark, smoke
 from deploy.routers import Address, router_of
 from deploy.site import patched
@@ -102,7 +102,7 @@ def _job(target: Target, origin: Provenance, name: str, script: str) -> Sheet:
         "volumeMounts": mounts,
     }
     pod = {
-        **objects.plain_pod(target),
+        **plain_pod(target),
         "restartPolicy": "Never",
         "containers": [container],
         "volumes": [

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from deploy.commands.launch import Launch, Target
 from deploy.header import Provenance, owned
 from deploy.images import image, published
-from deploy.kubernetes.pods import LOCKED, Object, files_map, metadata, small
+from deploy.kubernetes.pods import LOCKED, Object, files_map, metadata, plain_pod, small
 from deploy.routers import ETCD_PORT, Router, etcd_command, router_script
 from deploy.scripts import script
 from ground.errors import BadInput
@@ -61,6 +61,7 @@ def etcd_objects(target: Target, origin: Provenance) -> Iterator[Object]:
         "readinessProbe": {"tcpSocket": {"port": "client"}, "periodSeconds": 5},
         "resources": small("1", "2Gi"),
         "securityContext": LOCKED,
+        "workingDir": "/data",
         "volumeMounts": [{"name": "data", "mountPath": "/data"}],
     }
     # What instances register is theirs again within seconds of a restart, so nothing must outlive the pod.
@@ -93,16 +94,6 @@ def router_objects(target: Target, router: Router, origin: Provenance) -> Iterat
     }
     files = {"name": "files", "configMap": {"name": f"{name}-files", "defaultMode": 0o555}}
     yield from _one_behind_a_service(target, "router", {"containers": [container], "volumes": [files]}, origin)
-
-
-def plain_pod(target: Target) -> Object:
-    """Return what pods beside the engines ask of the cluster."""
-    found: Object = {"automountServiceAccountToken": False, "enableServiceLinks": False}
-    if target.site.image_pull_secrets:
-        found["imagePullSecrets"] = [{"name": name} for name in target.site.image_pull_secrets]
-    if target.site.tolerations:
-        found["tolerations"] = target.site.tolerations
-    return found
 
 
 def front(target: Target, launch: Launch, origin: Provenance) -> Object:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 from deploy.commands.launch import Launch, Target
 from deploy.header import Provenance
+from deploy.kubernetes.dynamo import FRONTEND_PORT
 from deploy.kubernetes.pods import Object, metadata
 from deploy.roles import RolePlan
 from planner.engines.spec import Metrics
@@ -21,19 +22,23 @@ def chosen(target: Target, pool: str | None = None) -> dict[str, str]:
 def policies(target: Target, origin: Provenance) -> Iterator[Object]:
     """Yield a budget per role and who reaches what: pods one another, all the router, Prometheus the engines."""
     for role in target.roles:
+        pods = role.nodes * len(role.instances)
+        # A budget of what may go needs a controller that scales: Volcano's jobs and Dynamo's graphs say what stays.
+        scales = target.kind not in ("volcano", "dynamo")
+        most: Object = {"maxUnavailable": 1} if scales else {"minAvailable": max(pods - 1, 1)}
         yield {
             "apiVersion": "policy/v1",
             "kind": "PodDisruptionBudget",
             "metadata": metadata(target, f"{target.name}-{role.name}", origin),
-            "spec": {"maxUnavailable": 1, "selector": {"matchLabels": chosen(target, role.name)}},
+            "spec": {**most, "selector": {"matchLabels": chosen(target, role.name)}},
         }
     monitors = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": target.site.monitoring_namespace}}}
     yield _policy(target, origin, target.name, {}, [{"podSelector": {"matchLabels": chosen(target)}}, monitors])
     if target.kind == "llm-d":  # the gateway's proxies reach pods themselves, from a namespace of theirs
         yield _policy(target, origin, f"{target.name}-gateway", {}, None, (8000, 9002))
     else:
-        pool = {} if target.kind == "dynamo" else {"podplan/pool": "router"}
-        yield _policy(target, origin, f"{target.name}-router", pool, None, (target.site.router_port,))
+        port = FRONTEND_PORT if target.kind == "dynamo" else target.site.router_port
+        yield _policy(target, origin, f"{target.name}-router", {"podplan/pool": "router"}, None, (port,))
 
 
 def _policy(

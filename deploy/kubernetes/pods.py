@@ -214,8 +214,9 @@ def weights_volume(target: Target) -> Object:
 
 
 def weights_mount(target: Target) -> str:
-    """Return where the volume is mounted: a node's folder is the model's, a claim holds the model's folder."""
-    return target.model_path if target.site.model_host_path else target.model_path.rpartition("/")[0] or "/"
+    """Return where the volume is mounted: a node's folder is the model's, a claim holds the model's folder in it."""
+    parent = target.model_path.rpartition("/")[0]
+    return target.model_path if target.site.model_host_path or not parent else parent
 
 
 def claim(target: Target) -> str:
@@ -226,3 +227,13 @@ def claim(target: Target) -> str:
 def files_map(target: Target, launch: Launch) -> str:
     """Return the name of the ConfigMap with a role's script and files."""
     return f"{target.name}-{launch.role.name}-files"
+
+
+def plain_pod(target: Target) -> Object:
+    """Return what pods beside the engines ask of the cluster."""
+    found: Object = {"automountServiceAccountToken": False, "enableServiceLinks": False}
+    if target.site.image_pull_secrets:
+        found["imagePullSecrets"] = [{"name": name} for name in target.site.image_pull_secrets]
+    if target.site.tolerations:
+        found["tolerations"] = target.site.tolerations
+    return found
