@@ -1,7 +1,7 @@
 """Data classes from plain data that is known to be right: a catalogue's own entries, which its tests check.
 
-Files of others are checked with pydantic (``ground.validation``), which gives the same and takes 0.13 s: to import it and
-to build what reads machines and models. A plan of 0.8 s does without.
+Files of others are checked with pydantic (``ground.validation``), which gives the same and takes 0.13 s: to import it
+and to build what reads machines and models. A plan of 0.8 s does without.
 """
 
 import dataclasses

@@ -1,6 +1,7 @@
 """The Python API: what it is given, what it returns, and that the command says the same."""
 
 import json
+import re
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -178,3 +179,12 @@ def test_the_notebook_runs() -> None:
         if cell["cell_type"] == "code":
             exec(compile(cell["source"], cell["id"], "exec"), known)
     assert known["plan"].feasible
+
+
+def test_the_page_runs() -> None:
+    """The blocks of docs/python.md, one after the other."""
+    page = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
+    known: dict[str, Any] = {}
+    for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
+        exec(compile(block, "docs/python.md", "exec"), known)
+    assert known["checked"].feasible
