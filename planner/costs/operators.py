@@ -69,9 +69,12 @@ def build_step_cost(deployment: Deployment) -> StepCost:
 
 def prompt_seconds(deployment: Deployment) -> float:
     """What the engine's host takes to launch a step with prompts, which no captured graph replays."""
-    own = behaviour(deployment.engine)
-    each = own.prompt_layer_seconds if own is not None else None
-    return 0.0 if each is None or deployment.phase == "decode" else each.value * deployment.model.layers
+    own, model = behaviour(deployment.engine), deployment.model
+    if own is None or deployment.phase == "decode":
+        return 0.0
+    each = own.prompt_layer_seconds.value if own.prompt_layer_seconds else 0.0
+    sparse = own.prompt_moe_layer_seconds.value if own.prompt_moe_layer_seconds else each
+    return each * model.dense_layers + sparse * model.moe_layers
 
 
 def pipeline_hop(deployment: Deployment) -> CommunicationTerm:

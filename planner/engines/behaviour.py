@@ -26,8 +26,8 @@ class Behaviour(Stated):
 
     ``step_seconds`` the device waits for the host in every step (none: what its profile says); ``request_seconds`` a
     request spends outside all steps; ``prompt_layer_seconds`` the host takes per layer to launch a step that carries
-    prompts, which no captured graph replays: such a step takes no less. ``chunked_prefill``: prompts are cut to fill a
-    step. ``prompts_first``: steps carry prompts alone while any wait. ``receive_steps``: by machine, from how many open
+    prompts, which no captured graph replays: such a step takes no less; ``prompt_moe_layer_seconds`` where a layer has
+    experts. ``chunked_prefill``: prompts are cut to fill a step. ``prompts_first``: steps carry prompts alone while any wait. ``receive_steps``: by machine, from how many open
     requests the scheduler looks for new ones every how many decode steps (else: at each). ``quantises_in_norms``: model
     types whose norms write quantised activations. ``sends_duplicates``: every device of a DP rank sends all its tokens
     to the experts. ``expert_start_up_seconds``: what a block of routed experts takes beyond the curve of a kernel that
@@ -38,6 +38,7 @@ class Behaviour(Stated):
     step_seconds: Sourced | None = None
     request_seconds: Sourced | None = None
     prompt_layer_seconds: Sourced | None = None
+    prompt_moe_layer_seconds: Sourced | None = None
     chunked_prefill: bool = True
     prompts_first: bool = False
     receive_steps: dict[str, list[list[int]]] = field(default_factory=dict)

@@ -1,0 +1,89 @@
+"""Fit what no table of operators gives about engines, on released runs alone, with one model or machine left out.
+
+    python scripts/fit_engines.py RUNS.csv
+
+For each constant that `planner/engines/behaviour.yaml` calls fitted, prints the value with the smallest mean error and
+the error of each group of runs that the fit did not see, beside its error without the constant. Nothing else in podplan
+is fitted to end-to-end runs but the deviations of intervals (scripts/fit_residuals.py).
+"""
+
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from ground.sourced import Sourced
+from models.loader import load_model
+from planner.costs.hostcosts import host_costs
+from planner.costs.predict import predict
+from planner.engines import behaviour as engines
+from planner.verification.runs import Run, read_runs
+
+
+@dataclass(frozen=True)
+class Constant:
+    """A field of an engine's behaviour: what is tried, in seconds, and which runs and metric it is fitted on."""
+
+    engine: str
+    field: str
+    tried: tuple[float, ...]
+    """The first is what stands without the constant."""
+    metric: str
+    apart: str
+    """Label of the runs that are left out together."""
+    weights: tuple[str, ...] = ()
+
+    def value(self, seconds: float) -> Any:
+        """Return the field's value."""
+        one = Sourced(value=seconds, kind="fitted", source="tried")
+        if self.field != "expert_start_up_seconds":
+            return one
+        return {f"{machine} {dtype}": one for machine in ("h100", "h200") for dtype in self.weights}
+
+
+CONSTANTS = (
+    Constant("trtllm", "prompt_moe_layer_seconds", (0.0, 1e-3, 1.4e-3, 1.8e-3, 2.2e-3, 2.6e-3), "ttft_seconds", "model"),
+    Constant("trtllm", "expert_start_up_seconds", (0.0, 2e-5, 3e-5, 4e-5), "tpot_seconds", "strategy", ("mxfp4",)),
+    Constant("sglang", "request_seconds", (0.04, 0.06, 0.08, 0.1, 0.12), "ttft_seconds", "hardware"),
+)
+
+
+def main(path: Path) -> None:
+    """Fit every constant."""
+    runs = [run for run in read_runs(path) if run.configuration is not None]
+    for constant in CONSTANTS:
+        own = [run for run in runs if run.labels["engine"] == constant.engine and constant.metric in run.measured]
+        own = [run for run in own if load_model(run.labels["model"]).moe is not None]
+        own = [run for run in own if not constant.weights or run.labels["weights"] in constant.weights]
+        off = {seconds: errors(constant, own, seconds) for seconds in constant.tried}
+        best = min(constant.tried, key=lambda seconds: mean(off[seconds]))
+        print(f"{constant.engine} {constant.field}: {best:g} s, {constant.metric} {mean(off[constant.tried[0]]):.1%} -> "
+              f"{mean(off[best]):.1%} of {len(own)} runs")
+        for name in sorted({run.cells[constant.apart] for run in own}):
+            out = [number for number, run in enumerate(own) if run.cells[constant.apart] == name]
+            rest = [number for number in range(len(own)) if number not in out]
+            found = min(constant.tried, key=lambda seconds: mean(off[seconds][number] for number in rest))
+            print(f"  without {name}: {found:g} s; its error {mean(off[constant.tried[0]][n] for n in out):.1%} -> "
+                  f"{mean(off[found][n] for n in out):.1%}")
+
+
+def errors(constant: Constant, own: list[Run], seconds: float) -> list[float]:
+    """Relative errors of the runs with a value of the constant."""
+    known = engines.behaviour(constant.engine)
+    assert known is not None
+    changed, original = replace(known, **{constant.field: constant.value(seconds)}), engines._known
+    engines._known = lambda: {constant.engine: [changed]}  # type: ignore[assignment]
+    engines.behaviour.cache_clear()
+    found = []
+    for run in own:
+        assert run.configuration is not None
+        answer = predict(replace(run.configuration, host=host_costs(constant.engine)))
+        found.append(abs(getattr(answer, constant.metric) / run.measured[constant.metric] - 1))
+    engines._known = original
+    engines.behaviour.cache_clear()
+    return found
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
