@@ -5,6 +5,7 @@ from typing import get_args
 
 from ground.units import format_count, format_duration
 from planner.accuracy import HELD_OUT, Comparison, Excluded, Group, Tier, group, groups, kind_of, load_operators
+from planner.engines.behaviour import behaviour_names, behaviour_values
 from planner.strategy import format_strategy
 from podplan.result import picked
 
@@ -20,7 +21,8 @@ METRICS = {
 
 PREFACE = (
     "Predictions beside published end-to-end measurements, written by `plan accuracy --markdown`. Kernels,",
-    "collectives and exchanges are fitted to measurements of their own; nothing is fitted to the rows below.",
+    "collectives and exchanges are fitted to measurements of their own; nothing is fitted to the rows below but the",
+    "constants of engines at the end of the page.",
     "The error is predicted / published − 1. Tier A: enough is published to predict the row. Tier B: something is",
     "assumed, or the published value is only a bound; those rows are part of no mean. Tier H, held out: as A, but",
     "sought only when the model was finished; its means stand apart. Once they had been seen, three things were",
@@ -136,6 +138,16 @@ def _errors(results: Sequence[Comparison]) -> str:
     return f", mean |error| {whole.mape:.1%}, mean error {whole.bias:+.1%}"
 
 
+def constants() -> list[list[str]]:
+    """Return a table row per constant of an engine that is fitted on runs."""
+    return [
+        [engine, name, format_duration(value.value), value.note or ""]
+        for engine in behaviour_names()
+        for name, value in behaviour_values(engine)
+        if value.kind == "fitted"
+    ]
+
+
 def markdown(results: Sequence[Comparison], excluded: Sequence[Excluded]) -> list[str]:
     """Return the page docs/accuracy.md."""
     ranked = misses_first(results)
@@ -173,6 +185,14 @@ def markdown(results: Sequence[Comparison], excluded: Sequence[Excluded]) -> lis
                 for result, row in zip(ranked, case_rows(ranked), strict=True)
             ],
         ),
+        "",
+        "## Constants of engines that no operator gives",
+        "",
+        "Fitted by `scripts/fit_engines.py` on the 837 measured runs of `engine_runs.csv` (AIConfigurator's samples of",
+        "InferenceX and NVIDIA's sweeps), of which some rows above are a part. What groups of runs that a fit did not",
+        "see gain by it stands beside it.",
+        "",
+        *_table(["engine", "constant", "value", "left out"], constants()),
         "",
         "## What was taken for each case",
         "",

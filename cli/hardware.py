@@ -1,18 +1,22 @@
 """`plan hardware`: the machines that are known, and where every value of one comes from."""
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
 
 from cli.exit_codes import ExitCode
-from cli.options import Json, Text, argument, switch
+from cli.options import Json, Text, argument, option, switch
 from cli.output import Screen, print_json
+from ground.errors import BadInput
 from ground.sourced import Sourced
 from ground.units import format_bytes, format_count, format_duration
+from hardware.curves import SOURCE
+from hardware.engines import engine_kernels
 from hardware.formats import multiplied
 from hardware.gaps import gaps
-from hardware.loader import problems_of
+from hardware.loader import load_hardware, problems_of
 from hardware.spec import Fitted, HardwareSpec
 from podplan.catalogue import hardware as hardware_of
 from podplan.catalogue import sourced_values
@@ -25,6 +29,7 @@ def hardware(
     name: Annotated[Text, argument("HARDWARE", "Catalogue name or path to a hardware YAML.")] = None,
     json: Json = False,
     check: Annotated[bool, switch("--check", "List what is assumed, and what is missing.")] = False,
+    engine: Annotated[Text, option("--engine", "NAME", "Show the kernels measured under an engine.")] = None,
 ) -> int:
     """Show the hardware of the catalogue, or one entry with the source of every value.
 
@@ -34,9 +39,14 @@ def hardware(
       plan hardware cm384
       plan hardware my-cluster.yaml --check
 
+    With --engine (vllm, sglang or trtllm) the kernels that were measured under it are shown, and how far their fits
+    are off: parameters, or the times of a block of experts at some token counts.
+
     With --check alone every entry of the catalogue is checked. Of a file that breaks the schema --check lists every
     field that is missing or wrong, and ends with 2.
     """
+    if engine is not None:
+        return _report_engine(name, engine, json)
     if check and name is not None and (wrong := problems_of(name)):
         return _report_problems(name, wrong, json)
     found = hardware_of(name)
@@ -58,6 +68,22 @@ def _report_problems(name: str, wrong: list[str], json: bool) -> int:
     else:
         Screen().lines(f"{name}: {len(wrong)} to mend before it can be used", *(f"  wrong    {each}" for each in wrong))
     return ExitCode.BAD_INPUT
+
+
+def _report_engine(name: str | None, engine: str, json: bool) -> int:
+    """Write an engine's kernels on a machine: fits, and curves of experts by kernel and shape."""
+    if name is None:
+        raise BadInput("HARDWARE is missing; --engine shows the kernels of an engine on one machine")
+    spec = load_hardware(name)
+    kernels = engine_kernels(spec, engine)
+    if json:
+        told = [asdict(kernel) for kernel in kernels]
+        print_json({"name": spec.name, "engine": engine, "source_url": SOURCE, "kernels": told})
+        return ExitCode.DONE
+    rows = [[k.family, k.kernel, k.version, f"{k.median_residual:.1%}", k.told] for k in kernels]
+    columns = ["family", "kernel", "version", "residual", "parameters, or times at 1, 16, 256 and 4096 tokens"]
+    Screen().table(columns, rows, right=["residual"], title=f"{engine} on {spec.title} ({spec.name})")
+    return ExitCode.DONE
 
 
 def _check(specs: Sequence[HardwareSpec]) -> None:

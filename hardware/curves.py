@@ -71,6 +71,11 @@ def expert_curves(hardware: HardwareSpec, engine: str | None, dtype: Dtype, shap
     return None if line is None else _curves(name, line)
 
 
+def expert_kernels(machine: str) -> list[tuple[tuple[str, ...], ExpertCurves]]:
+    """Return all curves of a machine with engine, dtype and shape."""
+    return [(key, _curves(key[0], line)) for key, line in _lines(machine).items()]
+
+
 def measured_as(hardware: HardwareSpec) -> str:
     """Return the machine whose measurements stand for this one: itself, what it is an overlay of, or its twin."""
     based = hardware.based_on

@@ -1,13 +1,15 @@
 """A machine as one serving engine uses it: the engine's own kernels over those of the entry (`operators/fits.csv`)."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
+from ground.errors import BadInput
 from ground.files import read_text
 from ground.identity import Kept, Same
 from ground.tables import csv_table
-from hardware.curves import OPERATORS, SOURCE, measured_as
+from ground.units import format_duration
+from hardware.curves import OPERATORS, SOURCE, expert_kernels, measured_as
 from hardware.spec import AttentionFit, CollectiveFit, HardwareSpec, MatmulFit, Protocol
 
 PRODUCTS = ("gemm", "gemm_static")
@@ -22,6 +24,40 @@ def with_engine(hardware: HardwareSpec, engine: str | None) -> HardwareSpec:
     if not rows:
         return hardware
     return _KNOWN.of((Same(hardware), name), lambda: _overlaid(hardware, rows))
+
+
+@dataclass(frozen=True, slots=True)
+class EngineKernel:
+    """One measured kernel of an engine: its family or the shape of its experts, and what its fit is."""
+
+    family: str
+    kernel: str
+    version: str
+    median_residual: float
+    told: str
+
+
+def engine_kernels(hardware: HardwareSpec, engine: str) -> list[EngineKernel]:
+    """Return the kernels measured under an engine on a machine, fits before curves.
+
+    Raises BadInput where there are none, naming the engines that were measured.
+    """
+    machine, name = measured_as(hardware), engine.partition("@")[0]
+    found = [
+        EngineKernel(family, family, row["version"], float(row["median_residual"]), row["parameters"])
+        for family, row in _rows().get((machine, name), {}).items()
+    ]
+    for (own, dtype, *shape), curves in expert_kernels(machine):
+        if own == name:
+            times = curves.seconds(1, 1.0)
+            told = ", ".join(format_duration(float(times[power])) for power in (0, 4, 8, 12))
+            family = f"experts {dtype} {'x'.join(shape)}"
+            found.append(EngineKernel(family, curves.kernel, curves.version, curves.median_residual, told))
+    if not found:
+        known = sorted(own for other, own in _rows() if other == machine)
+        measured = f"measured are {', '.join(known)}" if known else "none was measured on it"
+        raise BadInput(f"--engine: no kernel of {engine[:40]!r} was measured on {hardware.name}; {measured}")
+    return found
 
 
 _KNOWN = Kept[HardwareSpec](most=32)

@@ -43,7 +43,9 @@ class Constant:
 
 
 CONSTANTS = (
-    Constant("trtllm", "prompt_moe_layer_seconds", (0.0, 1e-3, 1.4e-3, 1.8e-3, 2.2e-3, 2.6e-3), "ttft_seconds", "model"),
+    Constant(
+        "trtllm", "prompt_moe_layer_seconds", (0.0, 1e-3, 1.4e-3, 1.8e-3, 2.2e-3, 2.6e-3), "ttft_seconds", "model"
+    ),
     Constant("trtllm", "expert_start_up_seconds", (0.0, 2e-5, 3e-5, 4e-5), "tpot_seconds", "strategy", ("mxfp4",)),
     Constant("sglang", "request_seconds", (0.04, 0.06, 0.08, 0.1, 0.12), "ttft_seconds", "hardware"),
 )
@@ -58,14 +60,18 @@ def main(path: Path) -> None:
         own = [run for run in own if not constant.weights or run.labels["weights"] in constant.weights]
         off = {seconds: errors(constant, own, seconds) for seconds in constant.tried}
         best = min(constant.tried, key=lambda seconds: mean(off[seconds]))
-        print(f"{constant.engine} {constant.field}: {best:g} s, {constant.metric} {mean(off[constant.tried[0]]):.1%} -> "
-              f"{mean(off[best]):.1%} of {len(own)} runs")
+        print(
+            f"{constant.engine} {constant.field}: {best:g} s, {constant.metric} {mean(off[constant.tried[0]]):.1%} -> "
+            f"{mean(off[best]):.1%} of {len(own)} runs"
+        )
         for name in sorted({run.cells[constant.apart] for run in own}):
             out = [number for number, run in enumerate(own) if run.cells[constant.apart] == name]
             rest = [number for number in range(len(own)) if number not in out]
             found = min(constant.tried, key=lambda seconds: mean(off[seconds][number] for number in rest))
-            print(f"  without {name}: {found:g} s; its error {mean(off[constant.tried[0]][n] for n in out):.1%} -> "
-                  f"{mean(off[found][n] for n in out):.1%}")
+            print(
+                f"  without {name}: {found:g} s; its error {mean(off[constant.tried[0]][n] for n in out):.1%} -> "
+                f"{mean(off[found][n] for n in out):.1%}"
+            )
 
 
 def errors(constant: Constant, own: list[Run], seconds: float) -> list[float]:

@@ -1,6 +1,6 @@
 """What engines add to the devices' time and how they schedule, by version: `behaviour.yaml`."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -27,11 +27,12 @@ class Behaviour(Stated):
     ``step_seconds`` the device waits for the host in every step (none: what its profile says); ``request_seconds`` a
     request spends outside all steps; ``prompt_layer_seconds`` the host takes per layer to launch a step that carries
     prompts, which no captured graph replays: such a step takes no less; ``prompt_moe_layer_seconds`` where a layer has
-    experts. ``chunked_prefill``: prompts are cut to fill a step. ``prompts_first``: steps carry prompts alone while any wait. ``receive_steps``: by machine, from how many open
-    requests the scheduler looks for new ones every how many decode steps (else: at each). ``quantises_in_norms``: model
-    types whose norms write quantised activations. ``sends_duplicates``: every device of a DP rank sends all its tokens
-    to the experts. ``expert_start_up_seconds``: what a block of routed experts takes beyond the curve of a kernel that
-    another engine lends, by machine and dtype. ``sources`` has an address for each choice that is no number.
+    experts. ``chunked_prefill``: prompts are cut to fill a step. ``prompts_first``: steps carry prompts alone while any
+    wait. ``receive_steps``: by machine, from how many open requests the scheduler looks for new ones every how many
+    decode steps (else: at each). ``quantises_in_norms``: model types whose norms write quantised activations.
+    ``sends_duplicates``: every device of a DP rank sends all its tokens to the experts. ``expert_start_up_seconds``:
+    what a block of routed experts takes beyond the curve of a kernel that another engine lends, by machine and dtype.
+    ``sources`` has an address for each choice that is no number.
     """
 
     versions: Versions
@@ -73,6 +74,15 @@ def behaviour(engine: str | None) -> Behaviour | None:
 def behaviour_names() -> tuple[str, ...]:
     """Return the engines that a behaviour is known of."""
     return tuple(_known())
+
+
+def behaviour_values(engine: str) -> list[tuple[str, Sourced]]:
+    """Return the numbers of an engine's newest behaviour by name, what it does not state left out."""
+    own = behaviour(engine)
+    named: list[tuple[str, object]] = [(each.name, getattr(own, each.name)) for each in fields(Behaviour)]
+    if own is not None:
+        named += [(f"expert_start_up_seconds {key}", value) for key, value in own.expert_start_up_seconds.items()]
+    return [(name, value) for name, value in named if isinstance(value, Sourced)]
 
 
 @cache

@@ -2,7 +2,8 @@
 
 import pytest
 
-from hardware.engines import with_engine
+from ground.errors import BadInput
+from hardware.engines import engine_kernels, with_engine
 from hardware.loader import load_hardware
 
 
@@ -30,3 +31,14 @@ def test_fits_are_close_to_what_they_rest_on(machine, engine):
     measured = [fit.median_residual for fit in fits if "aiconfigurator-core" in fit.source]
     assert len(measured) >= 3
     assert all(residual is not None and residual < 0.26 for residual in measured)
+
+
+def test_kernels_of_an_engine_are_listed():
+    """Fits by family, and a block of experts by shape with its times; an engine that was not measured is refused."""
+    kernels = {kernel.family: kernel for kernel in engine_kernels(load_hardware("h800"), "vllm")}
+    assert "floor_seconds" in kernels["gemm bf16"].told
+    assert "us" in kernels["experts fp8 7168x2048x8x256"].told
+    with pytest.raises(BadInput, match="measured are sglang, trtllm, vllm"):
+        engine_kernels(load_hardware("h100"), "mindie")
+    with pytest.raises(BadInput, match="none was measured"):
+        engine_kernels(load_hardware("cm384"), "vllm")
