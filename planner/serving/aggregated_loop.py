@@ -332,6 +332,6 @@ def _leaving(i: int, s: int, most: int, requests: Records, pool: Instances, rule
 @njit
 def _reached(seconds: float, first: float, more: float, most: int) -> int:
     """Return the least number of steps that take ``seconds``: the first so long, each next one so much longer."""
-    slope = first - more / 2
-    root = (math.sqrt(slope * slope + 2 * more * max(seconds, 0.0)) - slope) / more if more > 0 else seconds / first
+    slope, seconds = first - more / 2, max(seconds, 0.0)
+    root = (math.sqrt(slope * slope + 2 * more * seconds) - slope) / more if more > 0 else seconds / first
     return int(min(max(math.ceil(root * (1 - _ROUNDING)), 1), most))
