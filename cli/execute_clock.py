@@ -8,7 +8,7 @@ from ground.units import format_bytes, format_duration
 from hardware.spec import CollectiveFit, HardwareSpec, Protocol
 from planner.costs.collectives import collective
 from planner.manifest.schema import Manifest
-from planner.queues import mixserve
+from planner.serving.closed_forms import mixserve_equations as mixserve
 from podplan.result import picked
 from runtime.execute.timeline import Iteration
 from runtime.execute.timing import Line, PoolTimes, Timing

@@ -6,7 +6,7 @@ from typing import get_args
 
 from planner.plans.plan import Plan
 from planner.question import Queueing
-from planner.queues.memoryless import stream_tokens_per_second
+from planner.serving.closed_forms.mixserve import stream_tokens_per_second
 from podplan.plan_data import latency_json
 
 

@@ -19,11 +19,11 @@ from planner.manifest.stepcost import evaluate
 from planner.manifest.terms import Number, StepCost, StepLoad
 from planner.question import Question
 from planner.queues.decode_queue import DecodeState, decode_capacity, decode_state
-from planner.queues.memoryless import full_batch_state, memoryless_ttft
-from planner.queues.pass_lattice import most_waiting
-from planner.queues.prefill_queue import latency_of, thinned_squared_cv
-from planner.queues.prefill_service import Service, by_share
 from planner.serving.capacity import Limits, largest_rate
+from planner.serving.closed_forms.bulk_lattice import most_waiting
+from planner.serving.closed_forms.bulk_service import latency_of, thinned_squared_cv
+from planner.serving.closed_forms.mixserve import full_batch_state, memoryless_ttft
+from planner.serving.closed_forms.pass_seconds import Passes
 from planner.serving.latency import Latency
 from planner.serving.played import Played, PlayedPrefill
 from planner.serving.prefill import PrefillPool
@@ -76,9 +76,9 @@ def dealt_pass_seconds(dealing: Dealing, prompts: Array, chunks: int) -> Array:
     return np.asarray(np.minimum.reduce([np.broadcast_to(option, prompts.shape) for option in options]))
 
 
-def pass_service(dealing: Dealing, most_prompts: int, chunks: int) -> Service:
+def mean_passes(dealing: Dealing, most_prompts: int, chunks: int) -> Passes:
     """Return the pass times of prompts of mean length, up to ``most_prompts`` in ``chunks`` each."""
-    return by_share(lambda prompts: dealt_pass_seconds(dealing, prompts, chunks), most_prompts, 0.0, 0.0)
+    return Passes.tabulated(lambda prompts: dealt_pass_seconds(dealing, prompts, chunks), most_prompts)
 
 
 def pass_times(dealing: Dealing, budget_tokens: float, most_tokens: float) -> TableArrays:
@@ -156,9 +156,9 @@ class PrefillServer:
         return dealt_pass_seconds(self._dealing, prompts, self.candidate.chunks)
 
     @cached_property
-    def service(self) -> Service:
+    def passes(self) -> Passes:
         """Pass times of prompts of mean length."""
-        return pass_service(self._dealing, self.most_prompts, self.candidate.chunks)
+        return mean_passes(self._dealing, self.most_prompts, self.candidate.chunks)
 
     @cached_property
     def player(self) -> PlayedPrefill | None:
@@ -192,7 +192,7 @@ class PrefillServer:
         """Prompts per second of passes that are always full."""
         if self.question.queueing == "mixserve":
             return self.candidate.requests_per_second
-        return self.player.saturation_per_second if self.player else self.service.saturation_per_second
+        return self.player.saturation_per_second if self.player else self.passes.saturation_per_second
 
     @property
     def most_per_second(self) -> float:
@@ -206,7 +206,7 @@ class PrefillServer:
         """
         if self.question.queueing == "mixserve":
             return math.inf
-        return most_waiting(self.service, rate_per_second, self._squared_cv(instances))
+        return most_waiting(self.passes, rate_per_second, self._squared_cv(instances))
 
     def capacity(self) -> float:
         """Largest rate of one instance within the TTFT limit; 0 where there is none."""
@@ -256,7 +256,7 @@ class PrefillServer:
 
     def _ttft(self, rate_per_second: float, instances: int) -> Latency | None:
         if self.player is None:
-            return latency_of(self.service, rate_per_second, self._squared_cv(instances))
+            return latency_of(self.passes, rate_per_second, self._squared_cv(instances))
         if rate_per_second >= self.saturation_per_second:
             return None
         return self.player.trial(rate_per_second, instances).ttft

@@ -16,9 +16,9 @@ from planner.instances.kv_links import (
     link_state,
 )
 from planner.question import Question
-from planner.queues.prefill_service import Service
 from planner.queues.prompts import prompts_of
 from planner.queues.queueing import Array
+from planner.serving.closed_forms.pass_seconds import Passes
 from planner.strategy import Strategy
 from planner.workload import Workload
 
@@ -64,7 +64,7 @@ def transfer_state(
 
 
 def leaving(
-    service: Service, workload: Workload, rate_per_second: float, arrival_squared_cv: float, groups: int
+    passes: Passes, workload: Workload, rate_per_second: float, arrival_squared_cv: float, groups: int
 ) -> Departures:
     """How prompts leave the groups of one prefill instance at its rate.
 
@@ -72,9 +72,9 @@ def leaving(
 
     Args: ``arrival_squared_cv`` of the gaps at the instance.
     """
-    filled = np.flatnonzero(service.prompts >= rate_per_second * service.seconds)
+    filled = np.flatnonzero(passes.prompts >= rate_per_second * passes.seconds)
     place = int(filled[0]) if filled.size else -1
-    prompts, seconds = float(service.prompts[place]), float(service.seconds[place])
+    prompts, seconds = float(passes.prompts[place]), float(passes.seconds[place])
     spread = workload.input_tokens.squared_cv / prompts
     found = departures(arrival_squared_cv, spread, min(rate_per_second * seconds / prompts, 1.0), groups)
     return replace(found, together=max(prompts / groups, 1.0))

@@ -38,8 +38,8 @@ from planner.instances.space import Row
 from planner.manifest.terms import StepCost
 from planner.offers.slower import Passes, Slower
 from planner.question import Question
-from planner.queues.decode_caps import Batches
 from planner.queues.lattice import largest_carried, least_of
+from planner.serving.closed_forms.batch_caps import Batches
 from planner.serving.played import EVENLY, FEW, LOWER, PlayedPrefill
 from planner.serving.tables import TableArrays
 from planner.workload import running_kv_tokens

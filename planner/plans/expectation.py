@@ -17,7 +17,7 @@ from planner.instances.operating import (
     Dealing,
     dealt_iteration_seconds,
     has_closed_form,
-    pass_service,
+    mean_passes,
     pass_times,
 )
 from planner.instances.transfers import leaving
@@ -35,10 +35,10 @@ from planner.mixed.queue import MixedQueue, MixedState
 from planner.mixed.steps import Aggregate
 from planner.plans.plan import end_to_end
 from planner.queues.decode_queue import DecodeState, decode_state
-from planner.queues.prefill_queue import Policy, latency_of, thinned_squared_cv
-from planner.queues.prefill_service import Service
 from planner.queues.prompts import prompts_of
 from planner.serving.capacity import Limits
+from planner.serving.closed_forms.bulk_service import Policy, latency_of, thinned_squared_cv
+from planner.serving.closed_forms.pass_seconds import Passes
 from planner.serving.latency import Latency
 from planner.serving.played import PlayedPrefill
 from planner.serving.prefill import PrefillPool
@@ -258,7 +258,7 @@ def pool_ttft(
     dealing, budget = _prefill_dealing(pool, workload), group_budget(pool)
     if has_closed_form(workload, _chunks(workload, budget)):
         squared_cv = _gap_squared_cv(manifest, workload, instances)
-        return latency_of(pool_service(pool, workload), rate_per_second, squared_cv)
+        return latency_of(pool_passes(pool, workload), rate_per_second, squared_cv)
     limits, context = Limits(percentile=99.0), float(manifest.model.spec.max_position)
     together = 1 if manifest.routing.prefill == "round_robin" else instances
     played = PrefillPool(
@@ -278,11 +278,11 @@ def _gap_squared_cv(manifest: Manifest, workload: Workload, instances: int) -> f
     return thinned_squared_cv(workload.arrival_squared_cv, instances, policy)
 
 
-def pool_service(pool: Pool, workload: Workload) -> Service:
+def pool_passes(pool: Pool, workload: Workload) -> Passes:
     """Return the pass times of a prefill pool's instance with prompts of mean length."""
     prompt, budget = workload.input_tokens.mean, group_budget(pool)
     most = max(int(budget / prompt * (1 + 1e-9)), 1) * pool.degrees.attention_dp
-    return pass_service(_prefill_dealing(pool, workload), most, _chunks(workload, budget))
+    return mean_passes(_prefill_dealing(pool, workload), most, _chunks(workload, budget))
 
 
 def _prefill_dealing(pool: Pool, workload: Workload) -> Dealing:
@@ -302,8 +302,8 @@ def pool_links(
     assert manifest.kv_transfer is not None, "a manifest with prefill and decode pools has links"
     count = len(prefill.instances)
     squared_cv = _gap_squared_cv(manifest, workload, count)
-    service, each = pool_service(prefill, workload), requests_per_second / count
-    leave = leaving(service, workload, each, squared_cv, prefill.degrees.attention_dp)
+    passes, each = pool_passes(prefill, workload), requests_per_second / count
+    leave = leaving(passes, workload, each, squared_cv, prefill.degrees.attention_dp)
     links = KvLinks.between(manifest.kv_transfer, prefill, decode)
     return link_state(links, requests_per_second, prompts_of(workload), leave)
 

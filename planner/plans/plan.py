@@ -17,7 +17,7 @@ from planner.instances.transfers import leaving, links_of, transfer_state
 from planner.plans.pools import DecodePool, PlannedPool, PrefillPool
 from planner.question import Question
 from planner.queues.decode_queue import DecodeState
-from planner.queues.prefill_queue import thinned_squared_cv
+from planner.serving.closed_forms.bulk_service import thinned_squared_cv
 from planner.serving.latency import Latency, independent_sum
 from planner.serving.played import Played
 
@@ -259,7 +259,7 @@ def _links(
     )
     squared_cv = thinned_squared_cv(question.workload.arrival_squared_cv, first_count, "round_robin")
     each = rate_per_second / first_count
-    leave = leaving(first.service, question.workload, each, squared_cv, strategies[0].attention_dp)
+    leave = leaving(first.passes, question.workload, each, squared_cv, strategies[0].attention_dp)
     return transfer_state(question, links, leave, rate_per_second)
 
 

@@ -7,7 +7,7 @@ from typing import Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.queues.prefill_queue import Policy
+from planner.serving.closed_forms.bulk_service import Policy
 from planner.workload import Trace
 
 Ints = NDArray[np.int64]

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from ground.errors import BadInput
-from planner.queues.mixserve import eq7_waiting
 from planner.queues.queueing import (
     allen_cunneen_wait,
     erlang_c,
@@ -19,6 +18,7 @@ from planner.queues.queueing import (
     pollaczek_khinchine_wait,
 )
 from planner.serving.capacity import largest_rate
+from planner.serving.closed_forms.mixserve_equations import eq7_waiting
 from planner.serving.latency import Latency, independent_sum
 
 

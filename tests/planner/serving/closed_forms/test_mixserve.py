@@ -5,7 +5,7 @@ import math
 import pytest
 
 from planner.instances.operating import DecodeServer, PrefillServer
-from planner.queues.memoryless import full_batch_state, memoryless_ttft, stream_tokens_per_second
+from planner.serving.closed_forms.mixserve import full_batch_state, memoryless_ttft, stream_tokens_per_second
 from planner.workload import Lengths
 from tests.questions import small_answer
 

@@ -1,11 +1,11 @@
-"""Elastic bulk service with passes that vary: one chain for Poisson, dealt and bursty arrivals.
+"""Elastic bulk service of equal prompts that come Poisson or are dealt to instances in turn: exact TTFT.
 
 A pass takes the prompts that wait, up to a cap, and lasts the longer the more it took. What waits when a pass starts
 is a Markov chain (``queues.pass_chain``), counted on a lattice: fractions of a prompt where arrivals are dealt in turn
 and the phase of the dealing counts, several prompts where passes hold hundreds. A prompt that arrives waits for the
 rest of the running pass, for whole passes when more prompts than the cap stand before it, and for its own pass, which
-it shares with who came before that pass began. These parts are added as distributions on a grid of time, so a tail of
-long passes is kept as it is.
+it shares with who came before that pass began. These parts are added as distributions on a grid of time. Exact but for
+the lattices of waiting prompts and time: 1 % of p99.
 
 Ref: N. T. J. Bailey, On queueing processes with bulk service, J. R. Stat. Soc. B 16:80, 1954; method of phases,
 A. K. Erlang; elastic batching of LLM inference in arXiv 2407.05347, section IV. The sojourn is derived here.
@@ -13,61 +13,62 @@ A. K. Erlang; elastic batching of LLM inference in arXiv 2407.05347, section IV.
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ground.arrays import on_nodes, windows
+from ground.arrays import windows
+from ground.errors import BadInput
 from planner.queues.arrival_counts import Arrivals
-from planner.queues.pass_chain import Chain, settled_chain
-from planner.queues.pass_lattice import RARE
-from planner.queues.prefill_service import Service
-from planner.queues.queueing import Array
+from planner.serving.closed_forms.bulk_chain import Chain, settled_chain
+from planner.serving.closed_forms.bulk_lattice import RARE
+from planner.serving.closed_forms.pass_seconds import Array, Passes
+from planner.serving.latency import Latency
 
-Ints = NDArray[np.intp]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sojourn:
-    """From arrival to the end of the last own pass, as point masses."""
-
-    seconds: Array
-    """Rising; each mass lies between the one before it and here."""
-    masses: Array
-    mean_seconds: float
+Policy = Literal["random", "round_robin", "least_load"]
 
 
-def sojourn(service: Service, rate: float, squared_cv: float) -> Sojourn:
-    """Return the sojourn of prompts at one instance below its saturation.
+def thinned_squared_cv(arrival_squared_cv: float, instances: int, policy: Policy) -> float:
+    """Squared CV of the gaps at one of c instances: c2/c round robin, 1 + (c2 - 1)/c at random.
+
+    Ref: W. Whitt, The Queueing Network Analyzer, Bell Syst. Tech. J. 62:2779, 1983, Eq. (36) for the split at random.
+    """
+    if policy == "random":
+        return 1 + (arrival_squared_cv - 1) / instances
+    return arrival_squared_cv / instances
+
+
+def latency_of(passes: Passes, rate: float, arrival_squared_cv: float = 1.0) -> Latency | None:
+    """TTFT of one instance, from arrival to the end of the prompt's own pass; None if unstable.
 
     Args:
-        service: durations of passes by what they took.
-        rate: prompts (units of the service) per second.
-        squared_cv: of the gaps between arrivals.
+        passes: durations by what passes took.
+        rate: prompts per second at this instance.
+        arrival_squared_cv: of the gaps between its arrivals: 1 alone, 1/c where one of c in turn.
+
+    Raises:
+        BadInput: a rate below 0.
     """
+    if rate < 0:
+        raise BadInput(f"An arrival rate of {rate:g} prompts per second must not be negative.")
+    if rate * passes.full_seconds >= passes.most:
+        return None
+    return Latency.from_masses(*sojourn(passes, max(rate, 1e-12), arrival_squared_cv))
+
+
+def sojourn(passes: Passes, rate: float, squared_cv: float) -> tuple[Array, Array, float]:
+    """Return the sojourn of prompts: rising seconds, masses between each and the one before, and the mean."""
     arrivals = Arrivals.of(rate, squared_cv)
-    chain = settled_chain(service, arrivals, rate, squared_cv)
-    rows, weights, width = chain.lattice.rows, chain.lattice.weights, chain.lattice.width_seconds
-    line = _line(chain, arrivals, _ahead(chain))
-    passes = _Passes(line, chain)
-    idle = _idle_share(chain)
-    taken = np.append(chain.starts.sum(axis=1), chain.left.sum())
-    usual = float(taken @ (rows @ weights))  # seconds of a pass, over passes
-    seconds, masses, mean = [], [], 0.0
-    for own in service.own:
-        mine = rows if own.alone is None else np.concatenate([own.alone[None, :], rows[1:]])
-        mine = np.maximum(mine, own.least_seconds)
-        later = sum(max(usual, each) for each in own.later_seconds)
-        behind = passes.behind(mine)
-        ends = (np.arange(behind.size) + 1.0) * width
-        total = (float(behind.sum()) + idle) / own.share
-        seconds += [ends + later, mine[0] + later]
-        masses += [behind / total, idle * weights / total]
-        middles = (ends - width / 2) @ behind + idle * float(mine[0] @ weights)
-        mean += float(middles) / total + own.share * later
-    found, chances = np.concatenate(seconds), np.concatenate(masses)
+    chain = settled_chain(passes, arrivals, rate, squared_cv)
+    line, idle, width = _line(chain, arrivals, _ahead(chain)), _idle_share(chain), chain.lattice.width_seconds
+    behind, alone = _behind(line, chain.passes), float(chain.lattice.seconds[0])
+    ends = (np.arange(behind.size) + 1.0) * width
+    total = float(behind.sum()) + idle
+    mean = float((ends - width / 2) @ behind + idle * alone) / total
+    found, chances = np.append(ends, alone), np.append(behind, idle) / total
     order = np.argsort(found, kind="stable")
-    return Sojourn(seconds=found[order], masses=chances[order], mean_seconds=mean)
+    return found[order], chances[order], mean
 
 
 def _ahead(chain: Chain) -> Array:
@@ -163,49 +164,18 @@ def _quick_length(least: float) -> int:
     return math.ceil(least / unit) * unit
 
 
-class _Passes:
-    """Adds own passes to what comes before them."""
-
-    def __init__(self, line: _Line, chain: Chain) -> None:
-        """Know what comes before and the usual passes."""
-        self.line, self.lattice, self.usual = line, chain.lattice, chain.passes
-        self.length = _quick_length(2 * chain.passes.shape[1])
-        self.alike = chain.lattice.weights.size == 1
-        if not self.alike:
-            self.rest, self.spectra = (np.fft.rfft(part, self.length) for part in (line.rest.T, chain.passes))
-            self.total = np.einsum("sf,sf->f", self.rest, self.spectra)
-
-    def behind(self, rows: Array) -> Array:
-        """All of it together, [times], with own passes of these durations, [sizes + 1, kinds]."""
-        passes, line = self.usual, self.line
-        changed = np.flatnonzero((rows != self.lattice.rows).any(axis=1))
-        if changed.size:
-            passes = passes.copy()
-            passes[changed] = on_nodes(
-                rows[changed] / self.lattice.width_seconds, self.lattice.weights, passes.shape[1]
-            )
-        found = np.zeros(line.length)
-        if line.own.size:
-            found = np.fft.irfft((line.before * np.fft.rfft(line.own @ passes, line.length)).sum(axis=0), line.length)
-        both = self._of_few(passes) if self.alike else self._of_many(passes, changed)
-        found[: both.size] += both[: found.size]
-        return np.maximum(found, 0.0, out=found)
-
-    def _of_few(self, passes: Array) -> Array:
-        """Rests and passes that last as long together: rows of which each begins one later than the one before."""
-        rests, times = self.line.rest.shape[0], passes.shape[1]
-        padded = np.zeros((rests, rests + times))
-        padded[:, :times] = self.line.rest @ passes
-        found = padded.ravel()[: rests * (rests + times - 1)].reshape(rests, -1).sum(axis=0)
-        return np.asarray(found, dtype=np.float64)
-
-    def _of_many(self, passes: Array, changed: Ints) -> Array:
-        """The same where there are many times: what the usual passes' sum becomes with those that have changed."""
-        total = self.total
-        if changed.size:
-            other = np.fft.rfft(passes[changed], self.length) - self.spectra[changed]
-            total = total + np.einsum("sf,sf->f", self.rest[changed], other)
-        return np.fft.irfft(total, self.length)
+def _behind(line: _Line, passes: Array) -> Array:
+    """Time in line and own pass together, [times]; ``passes`` [sizes + 1, times] by what they took."""
+    found = np.zeros(line.length)
+    if line.own.size:
+        found = np.fft.irfft((line.before * np.fft.rfft(line.own @ passes, line.length)).sum(axis=0), line.length)
+    # Rests and passes that last as long together: rows of which each begins one later than the one before.
+    rests, times = line.rest.shape[0], passes.shape[1]
+    padded = np.zeros((rests, rests + times))
+    padded[:, :times] = line.rest @ passes
+    both = padded.ravel()[: rests * (rests + times - 1)].reshape(rests, -1).sum(axis=0)
+    found[: both.size] += both[: found.size]
+    return np.maximum(found, 0.0, out=found)
 
 
 def _passes_ahead(chain: Chain, masses: Array) -> tuple[Array, Array]:

@@ -17,9 +17,8 @@ import numpy as np
 
 from ground.arrays import on_nodes, windows
 from planner.queues.arrival_counts import Arrivals
-from planner.queues.pass_lattice import Lattice, holds_of, lattice_of
-from planner.queues.prefill_service import Service
-from planner.queues.queueing import Array
+from planner.serving.closed_forms.bulk_lattice import Lattice, holds_of, lattice_of
+from planner.serving.closed_forms.pass_seconds import Array, Passes
 
 _NEGLIGIBLE = 1e-10
 """Share of a chance by which it may be off where a tail is taken as geometric, and mass below the least that waits."""
@@ -35,7 +34,7 @@ class Chain:
     fit: Array
     """[sizes]: chance that so many places fit into a pass."""
     passes: Array
-    """[sizes + 1, times]: durations of passes on the grid of time, the lattice's rows."""
+    """[sizes + 1, times]: durations of passes on the grid of time."""
     reached: Array
     """[times, counts]: chance that so many cells or more arrive within a time, as far as there is any."""
     starts: Array
@@ -44,29 +43,16 @@ class Chain:
     """[cells]: chance that a pass is full and leaves so much behind."""
 
 
-def settled_chain(service: Service, arrivals: Arrivals, rate: float, squared_cv: float) -> Chain:
-    """Return the stationary chain.
-
-    What full passes hold depends on whether they follow a full one, and how often they do on what they hold: solved for
-    the one, then for the other.
-    """
-    lattice = lattice_of(service, rate, squared_cv, arrivals.events_per_prompt)
-    rows, weights, width = lattice.rows, lattice.weights, lattice.width_seconds
-    held = rows[-1:]
-    if service.full:
-        held = service.full.held_kinds[np.clip(np.rint(lattice.prompts).astype(np.intp), 1, service.full.largest) - 1]
-    times = math.ceil(float(max(rows.max(), held.max())) / width) + 2
-    passes = on_nodes(rows / width, weights, times)
+def settled_chain(passes: Passes, arrivals: Arrivals, rate: float, squared_cv: float) -> Chain:
+    """Return the stationary chain."""
+    lattice = lattice_of(passes, rate, squared_cv, arrivals.events_per_prompt)
+    width = lattice.width_seconds
+    times = math.ceil(float(lattice.seconds.max()) / width) + 2
+    lasting = on_nodes(lattice.seconds[:, None] / width, np.ones(1), times)
     reached = arrivals.reached(np.arange(float(times)) * width, lattice.prompts_per_cell, lattice.cells)
-    brought = passes @ reached
-    whole = on_nodes(held / width, weights, times) @ reached if service.full else brought[-1:]
-    holds = holds_of(lattice, service.full, 1.0)
-    walk = _Walk(lattice, holds, brought[:-1], whole)
-    settled = walk.settled(alike=not service.varies)
-    if service.full:
-        holds = holds_of(lattice, service.full, walk.behind_full(settled))
-        walk = _Walk(lattice, holds, brought[:-1], whole)
-        settled = walk.settled(alike=False)
+    brought, holds = lasting @ reached, holds_of(lattice)
+    walk = _Walk(lattice, holds, brought[:-1], brought[-1])
+    settled = walk.settled()
     fine, cells, sizes = lattice.fine, lattice.cells, lattice.sizes
     starts, left = np.zeros(sizes * fine), np.zeros(cells)
     starts[: min(starts.size, cells - fine)] = settled[fine : fine * (sizes + 1)]
@@ -76,7 +62,7 @@ def settled_chain(service: Service, arrivals: Arrivals, rate: float, squared_cv:
         lattice=lattice,
         holds=holds,
         fit=walk.fit,
-        passes=passes,
+        passes=lasting,
         reached=reached,
         starts=starts.reshape(sizes, fine) * walk.fit[:, None],
         left=left,
@@ -89,24 +75,19 @@ class _Walk:
     def __init__(self, lattice: Lattice, holds: Array, brought: Array, whole: Array) -> None:
         """Know what a full pass holds, and the chances that so much or more arrives during passes.
 
-        Args: ``brought`` [sizes, counts] while all of 1.. places are taken, and ``whole`` [sizes or 1, counts] during
-        full passes by what they hold.
+        Args: ``brought`` [sizes, counts] while all of 1.. places are taken, and ``whole`` [counts] during full passes.
         """
         self.lattice, self.brought, self.whole, self.holds = lattice, brought, whole, holds
         self.fit = np.cumsum(holds[::-1])[::-1]
         self.held = np.flatnonzero(holds) + 1
 
-    def settled(self, *, alike: bool) -> Array:
+    def settled(self) -> Array:
         """Stationary distribution of what waits when a pass starts, [cells].
 
-        Where passes last ``alike``, states that all but never occur are left out. Tried, and shown by what is found.
+        States that all but never occur are left out. Tried, and shown by what is found.
         """
-        lattice = self.lattice
-        if alike:
-            known = self._between(lattice.fine * lattice.least, self._tail())
-            if known is not None:
-                return known
-        found = self._between(lattice.fine, None)
+        known = self._between(self.lattice.fine * self.lattice.least, self._tail())
+        found = self._between(self.lattice.fine, None) if known is None else known
         assert found is not None, "the whole lattice has a distribution"
         return found
 
@@ -149,32 +130,20 @@ class _Walk:
 
     def _after_full(self, lowest: int, states: int) -> Array:
         """The part of ``_beyond`` that is through passes that leave somebody behind: they take what they hold."""
-        fine, sizes, counts = self.lattice.fine, self.lattice.sizes, self.whole.shape[1]
+        fine, sizes, counts = self.lattice.fine, self.lattice.sizes, self.whole.size
         found = np.zeros((states, states + 1))
         waiting = np.arange(max(lowest, fine * (int(self.held[0]) + 1)), lowest + states)
         if not waiting.size:
             return found
-        padded = np.zeros((self.whole.shape[0], max(states + counts, fine * sizes + 1 + 2 * states)))
+        padded = np.zeros((1, max(states + counts, fine * sizes + 1 + 2 * states)))
         padded[:, :states] = 1.0
         padded[:, states : states + counts] = self.whole
-        kinds = np.minimum(self.held, self.whole.shape[0]) - 1
-        rises = windows(padded, 2 * states)[kinds, fine * self.held + 1]  # by 1 - states ... states
+        rises = windows(padded, 2 * states)[0, fine * self.held + 1]  # by 1 - states ... states
         places = np.minimum(waiting // fine, sizes + 1)
         smaller = np.arange(places[0], sizes + 2)[:, None] > self.held
         of_places = windows((smaller * self.holds[self.held - 1]) @ rises, states + 1)
         found[-waiting.size :] = of_places[places - places[0], lowest + states - 1 - waiting]
         return found
-
-    def behind_full(self, settled: Array) -> float:
-        """Share of full passes that follow a full one."""
-        fine, sizes = self.lattice.fine, self.lattice.sizes
-        waiting = np.arange(fine, self.lattice.cells)
-        places = waiting // fine
-        late = np.where(places <= sizes, 1 - self.fit[np.minimum(places, sizes) - 1], 1.0)
-        beyond = settled[fine:] @ self._after_full(fine, waiting.size)
-        again = float(beyond[:-1] @ late - beyond[1:-1] @ late[:-1])
-        # Where passes are all but never full, both are rounding.
-        return min(max(again, 0.0) / max(float(settled[fine:] @ late), 1e-300), 1.0)
 
     def _tail(self) -> "_Tail | None":
         """Return where chances fall off by one factor; None where the lattice ends before.
@@ -182,12 +151,11 @@ class _Walk:
         Changes by X, of mean -d and variance v, keep z^n if E[z^-X] = 1: by exp(-s) with s about 2 d / v. The next
         solutions, of which that of n = 1 lasts longest, have s (d - s v / 2) = -2 pi i n.
         """
-        fine, sizes, counts = self.lattice.fine, self.lattice.sizes, self.whole.shape[1]
+        fine, sizes, counts = self.lattice.fine, self.lattice.sizes, self.whole.size
         chances = np.zeros(fine * sizes + counts)
         for number in self.held.tolist():
-            row = self.whole[min(number, self.whole.shape[0]) - 1]
             some = chances[fine * (sizes - number) :][:counts]
-            some[:-1] += self.holds[number - 1] * (row[:-1] - row[1:])
+            some[:-1] += self.holds[number - 1] * (self.whole[:-1] - self.whole[1:])
         chances[chances < 1e-13] = 0.0  # rounding, which the tail would blow up
         steps = np.arange(chances.size) - float(fine * sizes)
         drift = -float(chances @ steps)

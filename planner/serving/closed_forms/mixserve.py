@@ -8,7 +8,7 @@ Ref: MixServe (arXiv 2601.08800), Eq. (7) and (9) to (11), which ``queues.mixser
 import numpy as np
 
 from planner.queues.decode_queue import DecodeState
-from planner.queues.mixserve import eq7_waiting, eq11_throughput
+from planner.serving.closed_forms.mixserve_equations import eq7_waiting, eq11_throughput
 from planner.serving.latency import Latency
 from planner.workload import Lengths
 

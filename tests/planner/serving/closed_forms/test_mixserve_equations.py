@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.queues import mixserve
-from planner.queues.mixserve import Degrees, Line, Links, Shape
+from planner.serving.closed_forms import mixserve_equations as mixserve
+from planner.serving.closed_forms.mixserve_equations import Degrees, Line, Links, Shape
 
 # Section IV-A. H20: NVLink 450 GB/s one way, shared by the 7 pairs of a server; InfiniBand 400 Gbit/s.
 H20 = Links(intra=mixserve.port_line(5e-6, 450e9, 8), inter=mixserve.line(10e-6, 50e9))
