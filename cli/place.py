@@ -1,7 +1,5 @@
 """`plan place`: expert placement from measured loads."""
 
-import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -9,44 +7,13 @@ import typer
 
 from cli.options import File, Force, Json, option, takes
 from cli.output import Screen, check_force, print_json, progress
-from cli.place_view import (
-    CURVE_COLUMNS,
-    PLOTS,
-    Answer,
-    as_json,
-    curve_rows,
-    decision_lines,
-    headline,
-    plot_files,
-    summary_lines,
-    table_rows,
-)
-from cli.placing import (
-    FILES,
-    PlaceFlags,
-    decide,
-    dense_line,
-    migrate,
-    moe_map,
-    placement_files,
-    read_asked,
-    read_current,
-    read_dense_layers,
-    read_holdout,
-    read_weight,
-    time_experts,
-    weigh_traffic,
-)
+from cli.place_view import PLOTS, dense_line, plot_files, show_placement
 from cli.plots import check_matplotlib
 from ground.files import check_folder, write_files
-from planner.placement.certify import Certified, certify
-from planner.placement.heldout import hold_out
-from planner.placement.loadfiles import LoadFile, read_loads
-from planner.placement.methods import place as place_experts
+from podplan.place_input import PlaceFlags
+from podplan.placement import FILES, placed
 
 app = typer.Typer(rich_markup_mode=None)
-
-COLUMNS = ["placement", "mean over layers", "worst layer"]
 
 
 @app.command()
@@ -71,22 +38,19 @@ def place(
     """
     check_force(force, {"--out DIR": out, "--plot DIR": plot})
     _check_folders(out, plot, force)
-    read = read_loads(flags.loads)
-    dense_layers = read_dense_layers(flags, read)
-    answer = _placed(flags, read)
-    moe = moe_map(answer, dense_layers)
-    data = as_json(answer, moe)
-    drawn = {} if plot is None else plot_files(plot, answer)
-    written = {} if out is None else placement_files(out, moe, data)
+    with progress("placing experts ..."):
+        found = placed(flags)
+    drawn = {} if plot is None else plot_files(plot, found)
+    written = {} if out is None else found.files(out)
     write_files({**written, **drawn}, force=force)
     if json:
-        print_json(data)
+        print_json(found.to_dict())
         return
-    _print(answer, read)
+    show_placement(Screen(), found)
     if drawn:
         Screen().lines(f"drew {', '.join(path.name for path in drawn)} in {plot}")
     if out is not None:
-        Screen().lines(f"wrote {', '.join(FILES)} to {out}", dense_line(flags, moe))
+        Screen().lines(f"wrote {', '.join(FILES)} to {out}", dense_line(flags, found))
 
 
 def _check_folders(out: Path | None, plot: Path | None, force: bool) -> None:
@@ -96,45 +60,3 @@ def _check_folders(out: Path | None, plot: Path | None, force: bool) -> None:
     if plot is not None:
         check_folder(plot, PLOTS, force=force, flag="--plot")
         check_matplotlib()
-
-
-def _placed(flags: PlaceFlags, read: LoadFile) -> Answer:
-    """Place the experts as the flags ask; BadInput naming the flag before anything that takes long."""
-    asked = read_asked(flags)
-    problem, decision = decide(flags, read, asked)
-    split = read_holdout(flags, problem)
-    running, weight = read_current(flags, problem), read_weight(flags, problem)
-    start = time.perf_counter()
-    with progress("placing experts ..."):
-        placed = place_experts(problem, flags.method)
-        timed = None if asked is None else time_experts(flags, problem, asked, placed)
-        if timed is not None and flags.by_seconds:
-            placed = timed.placement
-        traffic = migration = None
-        if weight is not None:
-            placed, traffic = weigh_traffic(problem, placed, weight)
-        certified = certify(problem, placed) if flags.certify else Certified(placement=placed, certificates={})
-        if running is not None:
-            placed, migration = migrate(flags, problem, certified.placement, running)
-            certified = replace(certified, placement=placed)
-        seconds = time.perf_counter() - start
-        held_out = hold_out(problem, split, flags.method) if split else None
-    return Answer(
-        problem=problem,
-        certified=certified,
-        seconds=seconds,
-        held_out=held_out,
-        decision=decision,
-        timed=timed,
-        traffic=traffic,
-        migration=migration,
-    )
-
-
-def _print(answer: Answer, read: LoadFile) -> None:
-    Screen().lines(headline(answer.problem, read))
-    Screen().table(COLUMNS, table_rows(answer), right=COLUMNS[1:])
-    Screen().lines(*summary_lines(answer))
-    if answer.decision is not None and answer.decision.choices:
-        Screen().table(CURVE_COLUMNS, curve_rows(answer.decision), title="Redundant experts", right=CURVE_COLUMNS)
-    Screen().lines(*decision_lines(answer))

@@ -1,75 +1,22 @@
-"""What `plan place` shows: tables for people, one object for programs, pictures."""
+"""What `plan place` shows: tables and pictures."""
 
 import io
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from cli.placing import Decision, Migration, TimedPlacement, Traffic
+from cli.output import Screen
 from ground.units import format_bytes, format_duration
 from planner.manifest.loads import rank_loads
-from planner.manifest.mapformats import MoeMap
-from planner.placement.certify import Certified
-from planner.placement.eplb import eplb, eplb_as_published
-from planner.placement.heldout import HeldOut
-from planner.placement.loadfiles import LoadFile
-from planner.placement.methods import Placement, measure, trivial
-from planner.placement.problem import Problem
-from podplan.result import as_data, picked
+from planner.placement.methods import trivial
+from podplan.place_input import PlaceFlags
+from podplan.placement import Decision, PlaceResult
 
+COLUMNS = ["placement", "mean over layers", "worst layer"]
 LOADS, REDUNDANCY = PLOTS = ("device_loads.svg", "redundancy.svg")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """What was asked and what came out."""
-
-    problem: Problem
-    certified: Certified
-    seconds: float
-    held_out: HeldOut | None = None
-    decision: Decision | None = None
-    timed: TimedPlacement | None = None
-    traffic: Traffic | None = None
-    migration: Migration | None = None
-
-    @property
-    def placed(self) -> Placement:
-        """The placement after all efforts."""
-        return self.certified.placement
-
-
-def headline(problem: Problem, read: LoadFile) -> str:
-    """Return one line: what is placed on what."""
-    nodes = f" in {problem.nodes} nodes" if problem.nodes > 1 else ""
-    slices = f", {problem.loads.shape[2]} time slices" if problem.sliced else ""
-    dense = f" ({read.dense_layers} dense layers before them left out)" if read.dense_layers else ""
-    return (
-        f"{problem.layers} layers x {problem.experts} experts{slices}{dense} on {problem.ranks} devices{nodes}: "
-        f"{problem.slots} slots, {problem.slots_per_rank} per device, {problem.redundant} redundant"
-    )
-
-
-def table_rows(answer: Answer) -> list[list[str]]:
-    """Return the imbalance of the layout that engines start from, of EPLB, of the placement, and the bound."""
-    problem, placed = answer.problem, answer.placed
-    bound = "lower bound, groups kept" if problem.keep_groups else "lower bound"
-    rows = [
-        ("as engines start", measure(problem, trivial(problem))),
-        ("EPLB", measure(problem, eplb_as_published(problem))),
-        (f"podplan ({placed.method})", placed.imbalance),
-        (bound, placed.lower_bound),
-    ]
-    if answer.held_out is not None:
-        held = answer.held_out
-        rows += [("EPLB on unseen slices", held.eplb_unseen), ("podplan on unseen slices", held.unseen)]
-    return [[name, f"{values.mean():.4f}", f"{values.max():.4f}"] for name, values in rows]
-
-
-def summary_lines(answer: Answer) -> list[str]:
+def summary_lines(answer: PlaceResult) -> list[str]:
     """Return the gap, what is proven, and what slices that were not seen say."""
     placed = answer.placed
     lines = [
@@ -111,7 +58,7 @@ def curve_rows(decision: Decision) -> list[list[str]]:
     return rows
 
 
-def decision_lines(answer: Answer) -> list[str]:
+def decision_lines(answer: PlaceResult) -> list[str]:
     """Return whether balancing is worth it, with what it saves and what its copies take."""
     lines = _change_lines(answer)
     if answer.timed is not None:
@@ -134,7 +81,7 @@ def decision_lines(answer: Answer) -> list[str]:
     return lines
 
 
-def _change_lines(answer: Answer) -> list[str]:
+def _change_lines(answer: PlaceResult) -> list[str]:
     """Return what traffic between nodes and the way from the current map look like."""
     lines = []
     if answer.traffic is not None:
@@ -153,93 +100,7 @@ def _change_lines(answer: Answer) -> list[str]:
     return lines
 
 
-def _change_json(answer: Answer) -> dict[str, Any]:
-    """Return the keys of traffic and migration."""
-    data: dict[str, Any] = {}
-    if answer.traffic is not None:
-        data["traffic"] = {
-            "weight": answer.traffic.weight,
-            "leaving_share": _mean_max(answer.traffic.leaving),
-            "objective_bound": _mean_max(answer.traffic.bound),
-        }
-    if answer.migration is not None:
-        data["migration"] = {
-            "current_imbalance": _mean_max(answer.migration.current),
-            "experts_to_load": answer.migration.loads.tolist(),
-            "experts_to_load_without_limit": answer.migration.unlimited_loads.tolist(),
-        }
-    return data
-
-
-def _decision_json(decision: Decision | None) -> dict[str, Any]:
-    """Return the choices and the verdict."""
-    if decision is None:
-        return {}
-    data: dict[str, Any] = {}
-    if decision.choices:
-        data["redundancy"] = as_data(decision.choices)
-    if decision.verdict is not None:
-        found = decision.verdict
-        data["verdict"] = as_data(found) | picked(found, "saves worth_it")
-    return data
-
-
-def as_json(answer: Answer, moe: MoeMap) -> dict[str, Any]:
-    """Return the answer with the keys of the command's fixed points."""
-    problem, placed = answer.problem, answer.placed
-    held = answer.held_out
-    return {
-        **picked(problem, "layers experts devices=ranks nodes redundant_experts=redundant"),
-        "slots_per_device": problem.slots_per_rank,
-        "method": placed.method,
-        "imbalance": _mean_max(placed.imbalance),
-        "lower_bound": _mean_max(placed.lower_bound),
-        "gap": placed.gap,
-        "proven_optimal_layers": int(placed.proven.sum()),
-        "seconds": answer.seconds,
-        "objective": placed.method if placed.method == "seconds" else "slices" if problem.sliced else "mean",
-        "held_out": None
-        if held is None
-        else {
-            "split": held.split,
-            "imbalance": _mean_max(held.unseen),
-            "imbalance_seen": _mean_max(held.seen),
-            "eplb": _mean_max(held.eplb_unseen),
-            "gain": held.gain,
-        },
-        **_decision_json(answer.decision),
-        **_change_json(answer),
-        "expert_seconds": None
-        if answer.timed is None
-        else {
-            "placement": _mean_max(answer.timed.timed.seconds),
-            "balanced_tokens": _mean_max(answer.timed.timed.balanced_tokens),
-            "eplb": _mean_max(answer.timed.timed.eplb),
-        },
-        "imbalance_by_layer": placed.imbalance.tolist(),
-        "lower_bound_by_layer": placed.lower_bound.tolist(),
-        "baselines": {
-            "as_engines_start": _mean_max(measure(problem, trivial(problem))),
-            "eplb": _mean_max(measure(problem, eplb_as_published(problem))),
-            "eplb_without_duplicates": _mean_max(measure(problem, eplb(problem))),
-        },
-        "certificates": [
-            {"layer": layer, **picked(found, "target prices")}
-            for layer, found in sorted(answer.certified.certificates.items())
-        ],
-        "placement": {
-            "physical_to_logical": placed.slots.tolist(),
-            "replicas": [np.bincount(row, minlength=problem.experts).tolist() for row in placed.slots],
-            "dense_layers": moe.dense_layers,
-        },
-    }
-
-
-def _mean_max(values: NDArray[np.float64]) -> dict[str, float]:
-    return {"mean": float(values.mean()), "max": float(values.max())}
-
-
-def plot_files(folder: Path, answer: Answer) -> dict[Path, str]:
+def plot_files(folder: Path, answer: PlaceResult) -> dict[Path, str]:
     """Return the picture of the loads and, where the curve was asked for, that of it, as they are to be written."""
     from matplotlib.figure import Figure
 
@@ -270,3 +131,21 @@ def plot_files(folder: Path, answer: Answer) -> dict[Path, str]:
         figure.savefig(buffer, format="svg", metadata={"Date": None})
         texts[folder / name] = buffer.getvalue()
     return texts
+
+
+def show_placement(screen: Screen, answer: PlaceResult) -> None:
+    """Write what is placed, how well, and what is decided."""
+    screen.lines(answer.headline)
+    rows = [[name, f"{values.mean():.4f}", f"{values.max():.4f}"] for name, values in answer.compared().items()]
+    screen.table(COLUMNS, rows, right=COLUMNS[1:])
+    screen.lines(*summary_lines(answer))
+    if answer.decision is not None and answer.decision.choices:
+        screen.table(CURVE_COLUMNS, curve_rows(answer.decision), title="Redundant experts", right=CURVE_COLUMNS)
+    screen.lines(*decision_lines(answer))
+
+
+def dense_line(flags: PlaceFlags, answer: PlaceResult) -> str:
+    """Return how many dense layers the files assume, and where that comes from."""
+    if flags.model is not None or answer.dense_layers:
+        return f"{answer.dense_layers} dense layers come before the MoE layers in sglang.json and tensorrt_llm.yaml"
+    return "sglang.json and tensorrt_llm.yaml assume no dense layers; give --model if the model starts with some"

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from podplan.fleets import fleet as fleet
     from podplan.importing import ImportResult as ImportResult
     from podplan.importing import import_deployment as import_deployment
+    from podplan.placement import PlaceResult as PlaceResult
+    from podplan.placement import place as place
     from podplan.planning import PlanResult as PlanResult
     from podplan.planning import plan as plan
     from podplan.prediction import PredictResult as PredictResult
@@ -49,6 +51,7 @@ _HOMES = {
     "podplan.explaining": ("ExplainResult", "explain"),
     "podplan.fleets": ("FleetResult", "fleet"),
     "podplan.importing": ("ImportResult", "import_deployment"),
+    "podplan.placement": ("PlaceResult", "place"),
     "podplan.planning": ("PlanResult", "plan"),
     "podplan.prediction": ("PredictResult", "predict"),
     "podplan.simulation": ("PoliciesResult", "SimulateResult", "simulate", "simulate_policies"),

@@ -9,7 +9,6 @@ from typer.testing import CliRunner
 from cli.deploy import DeployFlags
 from cli.execute import ExecuteFlags
 from cli.options import Json, parameters_of, takes
-from cli.placing import PlaceFlags
 from podplan.options import (
     PredictFlags,
     QuestionFlags,
@@ -20,6 +19,7 @@ from podplan.options import (
     flag_name,
     switch,
 )  # fmt: skip
+from podplan.place_input import PlaceFlags
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

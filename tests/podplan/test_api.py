@@ -156,6 +156,18 @@ def test_questions_are_compared_by_file_by_lists_and_one_by_one(capsys: pytest.C
     assert swept.feasible and swept.to_csv().startswith("tpot,model,")
 
 
+def test_experts_are_placed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The same map as the command's, and no imbalance below its bound."""
+    path = tmp_path / "loads.csv"
+    path.write_text("8,4,2,2\n1,1,1,5\n", encoding="utf-8")
+    found = podplan.place(path, devices=2, redundant_experts=2)
+    data = printed(capsys, "place", str(path), "--devices", "2", "--redundant-experts", "2")
+    told = found.to_dict()
+    assert told["placement"] == data["placement"] and told["imbalance"] == data["imbalance"]
+    rows = {row["placement"]: row["mean"] for row in found.rows()}
+    assert rows["lower bound"] <= told["imbalance"]["mean"] <= rows["as engines start"]
+
+
 def test_every_flag_of_a_table_is_a_keyword() -> None:
     """The tables are the command's own, so that neither has what the other lacks."""
     for kind in (QuestionFlags, PredictFlags, SimulateFlags):

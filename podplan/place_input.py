@@ -1,34 +1,23 @@
-"""`plan place`: its flags, the problem that they ask, and what is decided of redundancy, seconds, traffic and moves."""
+"""The flags of `plan place`, and the problem that they ask; every refusal names the flag and what would be right."""
 
-import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ground.errors import BadInput, Fault
+from ground.errors import BadInput
 from ground.files import read_text
 from ground.units import number_of, parse_count
 from models.loader import load_model
-from planner.balance.skew import measured_distribution
-from planner.costs.predict import Configuration, expert_layouts
-from planner.manifest.mapformats import WRITERS, MoeMap, read_map
-from planner.placement.decide import Choice, Verdict, best_choice, curve, redundancies, verdict
+from planner.costs.predict import Configuration
+from planner.manifest.mapformats import read_map
 from planner.placement.heldout import Split
 from planner.placement.loadfiles import LoadFile
-from planner.placement.methods import Placement, measure
-from planner.placement.migrate import few_moves, moves, renumbered
 from planner.placement.problem import Problem
-from planner.placement.seconds import Timed, place_for_seconds
-from planner.placement.traffic import leaving_share, pay_for_leaving, trade_off_bound
 from podplan.options import PredictFlags, Text, argument, flag, flag_name, switch
 from podplan.prediction import read_configuration
 from podplan.readers import read_choice
-
-if TYPE_CHECKING:
-    from cli.place_view import Answer
 
 MOST_DEVICES = 4096
 MOST_SLOTS = 65_536
@@ -170,22 +159,6 @@ def _redundant(flags: PlaceFlags, experts: int, ranks: int) -> int:
     return slots * ranks - experts
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Decision:
-    """Choices of redundancy, if they were asked for, and whether balancing is worth it."""
-
-    choices: tuple[Choice, ...] = ()
-    verdict: Verdict | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TimedPlacement:
-    """The placement that was timed, and its experts' seconds beside those of others."""
-
-    placement: Placement
-    timed: Timed
-
-
 def read_asked(flags: PlaceFlags) -> Configuration | None:
     """Return the configuration that experts are timed in: one DP and one EP rank per device; None without --hw."""
     check_objective(flags)
@@ -206,57 +179,6 @@ def read_asked(flags: PlaceFlags) -> Configuration | None:
     )
 
 
-def decide(flags: PlaceFlags, read: LoadFile, asked: Configuration | None) -> tuple[Problem, Decision | None]:
-    """Return the problem, with the redundancy chosen where that was left to podplan, and how it was decided."""
-    problem = read_problem(flags, read)
-    mean = replace(problem, loads=problem.mean_loads)
-    distribution = measured_distribution(mean.loads, "the loads")
-    choices: tuple[Choice, ...] = ()
-    if flags.curve or flags.by_planner:
-        choices = tuple(_curve(mean, asked))
-    if flags.by_planner:
-        problem = replace(problem, redundant=best_choice(choices).redundant)
-    if asked is None:
-        return problem, Decision(choices=choices) if choices else None
-    return problem, Decision(choices=choices, verdict=verdict(asked, mean, problem.redundant, distribution))
-
-
-def _curve(mean: Problem, asked: Configuration | None) -> list[Choice]:
-    distribution = measured_distribution(mean.loads, "the loads")
-    return curve(mean, redundancies(mean.experts, mean.ranks), asked, distribution)
-
-
-def time_experts(flags: PlaceFlags, problem: Problem, asked: Configuration, placed: Placement) -> TimedPlacement:
-    """Return the experts' seconds; with ``--objective seconds`` the map that was placed for them."""
-    deployment = expert_layouts(replace(asked, redundant=problem.redundant, shared="local"))[0]
-    rows = asked.tokens if asked.phase == "prefill" else asked.batch
-    timed = place_for_seconds(problem, deployment, rows * problem.ranks, placed.slots, search=flags.by_seconds)
-    if not flags.by_seconds:
-        return TimedPlacement(placement=placed, timed=timed)
-    reached = measure(problem, timed.slots)
-    bound = placed.lower_bound.clip(max=reached)
-    found = replace(placed, slots=timed.slots, imbalance=reached, lower_bound=bound, method="seconds")
-    return TimedPlacement(placement=found, timed=timed)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Migration:
-    """The current map's imbalance [layers], and experts to be loaded for the new one [layers]."""
-
-    current: NDArray[np.float64]
-    loads: NDArray[np.int64]
-    unlimited_loads: NDArray[np.int64]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Traffic:
-    """Share of tokens served away from their group's node, and the bound on imbalance + weight x share; [layers]."""
-
-    weight: float
-    leaving: NDArray[np.float64]
-    bound: NDArray[np.float64]
-
-
 def read_current(flags: PlaceFlags, problem: Problem) -> NDArray[np.int64] | None:
     """Return the slots [layers, slots] of the map that runs; BadInput where it belongs to another deployment."""
     path = flags.current
@@ -274,28 +196,6 @@ def read_current(flags: PlaceFlags, problem: Problem) -> NDArray[np.int64] | Non
     return slots
 
 
-def migrate(
-    flags: PlaceFlags, problem: Problem, placed: Placement, current: NDArray[np.int64]
-) -> tuple[Placement, Migration]:
-    """Return the placement that keeps experts where they are as far as it can, within ``--max-moves`` per layer."""
-    before = measure(problem, current)
-    slots = renumbered(current, placed.slots, problem)
-    unlimited = moves(current, slots, problem.ranks)
-    if flags.max_moves is not None:
-        most = parse_count(flags.max_moves, "--max-moves", allow_zero=True)
-        rows = []
-        for layer, loads in enumerate(problem.mean_loads):
-            if unlimited[layer] <= most:
-                rows.append(slots[layer])
-                continue
-            trace = few_moves(loads, current[layer], problem.ranks, most)
-            rows.append(trace.slots[trace.within(most)])
-        slots = np.stack(rows)
-    reached = measure(problem, slots)
-    kept = replace(placed, slots=slots, imbalance=reached, lower_bound=placed.lower_bound.clip(max=reached))
-    return kept, Migration(current=before, loads=moves(current, slots, problem.ranks), unlimited_loads=unlimited)
-
-
 def read_weight(flags: PlaceFlags, problem: Problem) -> float | None:
     """Return ``--traffic-weight``; BadInput unless it is a number from 0 and there are groups and nodes to leave."""
     if flags.traffic_weight is None:
@@ -309,45 +209,3 @@ def read_weight(flags: PlaceFlags, problem: Problem) -> float | None:
             "(--objective mean)"
         )
     return weight
-
-
-def weigh_traffic(problem: Problem, placed: Placement, weight: float) -> tuple[Placement, Traffic]:
-    """Return the map with the least imbalance + weight x leaving share, of the one given and those on the way."""
-    kept = replace(problem, keep_groups=True)
-    slots = pay_for_leaving(kept, weight)
-    ours, usual = (measure(problem, rows) + weight * leaving_share(problem, rows) for rows in (slots, placed.slots))
-    slots = np.where((usual < ours)[:, None], placed.slots, slots)
-    reached = measure(problem, slots)
-    found = replace(
-        placed, slots=slots, imbalance=reached, lower_bound=placed.lower_bound.clip(max=reached), method="traffic"
-    )
-    bound = trade_off_bound(problem, weight)
-    return found, Traffic(weight=weight, leaving=leaving_share(problem, slots), bound=bound)
-
-
-ANSWER = "placement.json"
-FILES = (*WRITERS, ANSWER)
-
-
-def moe_map(answer: "Answer", dense_layers: int) -> MoeMap:
-    """Return the placement behind the model's dense layers, which SGLang and TensorRT-LLM count."""
-    problem, slots = answer.problem, answer.certified.placement.slots
-    return MoeMap(slots=slots, experts=problem.experts, ranks=problem.ranks, dense_layers=dense_layers)
-
-
-def dense_line(flags: PlaceFlags, moe: MoeMap) -> str:
-    """Return how many dense layers the files assume, and where that comes from."""
-    if flags.model is not None or moe.dense_layers:
-        return f"{moe.dense_layers} dense layers come before the MoE layers in sglang.json and tensorrt_llm.yaml"
-    return "sglang.json and tensorrt_llm.yaml assume no dense layers; give --model if the model starts with some"
-
-
-def placement_files(folder: Path, moe: MoeMap, data: dict[str, Any]) -> dict[Path, str]:
-    """Return the map in every format and the answer as JSON, as they are to be written."""
-    texts = {name: write(moe) for name, write in WRITERS.items()}
-    for name, text in texts.items():
-        rows = read_map(text, name, experts=moe.experts, ranks=moe.ranks).slots
-        if (rows[-len(moe.slots) :] != moe.slots).any():
-            raise Fault(f"{name} does not read back as it was written")
-    texts[ANSWER] = json.dumps(data, indent=2, allow_nan=False) + "\n"
-    return {folder / name: texts[name] for name in FILES}

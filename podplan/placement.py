@@ -1,0 +1,359 @@
+"""`podplan.place`: experts and their replicas on devices, from measured loads."""
+
+import json
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ground.errors import Fault
+from ground.units import parse_count
+from planner.balance.skew import measured_distribution
+from planner.costs.predict import Configuration, expert_layouts
+from planner.manifest.mapformats import WRITERS, MoeMap, read_map
+from planner.placement.certify import Certified, certify
+from planner.placement.decide import Choice, Verdict, best_choice, curve, redundancies, verdict
+from planner.placement.eplb import eplb, eplb_as_published
+from planner.placement.heldout import HeldOut, hold_out
+from planner.placement.loadfiles import LoadFile, read_loads
+from planner.placement.methods import Placement, measure, trivial
+from planner.placement.methods import place as place_experts
+from planner.placement.migrate import few_moves, moves, renumbered
+from planner.placement.problem import Problem
+from planner.placement.seconds import Timed, place_for_seconds
+from planner.placement.traffic import leaving_share, pay_for_leaving, trade_off_bound
+from podplan.options import flags_of
+from podplan.place_input import (
+    PlaceFlags,
+    read_asked,
+    read_current,
+    read_dense_layers,
+    read_holdout,
+    read_problem,
+    read_weight,
+)
+from podplan.result import Result, Row, as_data, picked
+
+ANSWER = "placement.json"
+FILES = (*WRITERS, ANSWER)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """Choices of redundancy, if they were asked for, and whether balancing is worth it."""
+
+    choices: tuple[Choice, ...] = ()
+    verdict: Verdict | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimedPlacement:
+    """The placement that was timed, and its experts' seconds beside those of others."""
+
+    placement: Placement
+    timed: Timed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Migration:
+    """The current map's imbalance [layers], and experts to be loaded for the new one [layers]."""
+
+    current: NDArray[np.float64]
+    loads: NDArray[np.int64]
+    unlimited_loads: NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traffic:
+    """Share of tokens served away from their group's node, and the bound on imbalance + weight x share; [layers]."""
+
+    weight: float
+    leaving: NDArray[np.float64]
+    bound: NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlaceResult(Result):
+    """Experts and their replicas on devices.
+
+    Attributes:
+        read: the loads that were read.
+        problem: what was to be placed.
+        certified: the placement after all efforts, and what proves how good it is.
+        seconds: how long placing took.
+        dense_layers: layers before those with experts, which some engines' files count.
+        held_out: what slices that were kept back say.
+        decision: the choice of redundancy, and whether balancing is worth it.
+        timed: the experts' seconds.
+        traffic: what leaves its group's node.
+        migration: the way from the map that runs now.
+    """
+
+    read: LoadFile
+    problem: Problem
+    certified: Certified
+    seconds: float
+    dense_layers: int
+    held_out: HeldOut | None = None
+    decision: Decision | None = None
+    timed: TimedPlacement | None = None
+    traffic: Traffic | None = None
+    migration: Migration | None = None
+
+    @property
+    def placed(self) -> Placement:
+        """The placement after all efforts."""
+        return self.certified.placement
+
+    @property
+    def headline(self) -> str:
+        """What is placed on what."""
+        problem, read = self.problem, self.read
+        nodes = f" in {problem.nodes} nodes" if problem.nodes > 1 else ""
+        slices = f", {problem.loads.shape[2]} time slices" if problem.sliced else ""
+        dense = f" ({read.dense_layers} dense layers before them left out)" if read.dense_layers else ""
+        return (
+            f"{problem.layers} layers x {problem.experts} experts{slices}{dense} on {problem.ranks} devices{nodes}: "
+            f"{problem.slots} slots, {problem.slots_per_rank} per device, {problem.redundant} redundant"
+        )
+
+    def compared(self) -> dict[str, NDArray[np.float64]]:
+        """Return the imbalance [layers] that engines start from, of EPLB, of the placement, and the bound."""
+        problem, placed, held = self.problem, self.placed, self.held_out
+        found = {
+            "as engines start": measure(problem, trivial(problem)),
+            "EPLB": measure(problem, eplb_as_published(problem)),
+            f"podplan ({placed.method})": placed.imbalance,
+            "lower bound, groups kept" if problem.keep_groups else "lower bound": placed.lower_bound,
+        }
+        unseen = (
+            {} if held is None else {"EPLB on unseen slices": held.eplb_unseen, "podplan on unseen slices": held.unseen}
+        )
+        return found | unseen
+
+    def rows(self) -> list[Row]:
+        """Return a row per placement that is compared."""
+        return [{"placement": name, **_mean_max(values)} for name, values in self.compared().items()]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the object that ``plan place --json`` prints."""
+        problem, placed = self.problem, self.placed
+        held = self.held_out
+        return {
+            **picked(problem, "layers experts devices=ranks nodes redundant_experts=redundant"),
+            "slots_per_device": problem.slots_per_rank,
+            "method": placed.method,
+            "imbalance": _mean_max(placed.imbalance),
+            "lower_bound": _mean_max(placed.lower_bound),
+            "gap": placed.gap,
+            "proven_optimal_layers": int(placed.proven.sum()),
+            "seconds": self.seconds,
+            "objective": placed.method if placed.method == "seconds" else "slices" if problem.sliced else "mean",
+            "held_out": None
+            if held is None
+            else {
+                "split": held.split,
+                "imbalance": _mean_max(held.unseen),
+                "imbalance_seen": _mean_max(held.seen),
+                "eplb": _mean_max(held.eplb_unseen),
+                "gain": held.gain,
+            },
+            **_decision_json(self.decision),
+            **self._change_json(),
+            "expert_seconds": None
+            if self.timed is None
+            else {
+                "placement": _mean_max(self.timed.timed.seconds),
+                "balanced_tokens": _mean_max(self.timed.timed.balanced_tokens),
+                "eplb": _mean_max(self.timed.timed.eplb),
+            },
+            "imbalance_by_layer": placed.imbalance.tolist(),
+            "lower_bound_by_layer": placed.lower_bound.tolist(),
+            "baselines": {
+                "as_engines_start": _mean_max(measure(problem, trivial(problem))),
+                "eplb": _mean_max(measure(problem, eplb_as_published(problem))),
+                "eplb_without_duplicates": _mean_max(measure(problem, eplb(problem))),
+            },
+            "certificates": [
+                {"layer": layer, **picked(found, "target prices")}
+                for layer, found in sorted(self.certified.certificates.items())
+            ],
+            "placement": {
+                "physical_to_logical": placed.slots.tolist(),
+                "replicas": [np.bincount(row, minlength=problem.experts).tolist() for row in placed.slots],
+                "dense_layers": self.dense_layers,
+            },
+        }
+
+    def _change_json(self) -> dict[str, Any]:
+        """Return the keys of traffic and migration."""
+        data: dict[str, Any] = {}
+        if self.traffic is not None:
+            data["traffic"] = {
+                "weight": self.traffic.weight,
+                "leaving_share": _mean_max(self.traffic.leaving),
+                "objective_bound": _mean_max(self.traffic.bound),
+            }
+        if self.migration is not None:
+            data["migration"] = {
+                "current_imbalance": _mean_max(self.migration.current),
+                "experts_to_load": self.migration.loads.tolist(),
+                "experts_to_load_without_limit": self.migration.unlimited_loads.tolist(),
+            }
+        return data
+
+    def moe_map(self) -> MoeMap:
+        """Return the placement behind the model's dense layers, which SGLang and TensorRT-LLM count."""
+        problem = self.problem
+        return MoeMap(
+            slots=self.placed.slots, experts=problem.experts, ranks=problem.ranks, dense_layers=self.dense_layers
+        )
+
+    def files(self, folder: Path) -> dict[Path, str]:
+        """Return the map in every engine's format, each read back, and the answer as JSON: texts by path."""
+        moe = self.moe_map()
+        texts = {name: write(moe) for name, write in WRITERS.items()}
+        for name, text in texts.items():
+            rows = read_map(text, name, experts=moe.experts, ranks=moe.ranks).slots
+            if (rows[-len(moe.slots) :] != moe.slots).any():
+                raise Fault(f"{name} does not read back as it was written")
+        texts[ANSWER] = json.dumps(self.to_dict(), indent=2, allow_nan=False) + "\n"
+        return {folder / name: texts[name] for name in FILES}
+
+
+def _decision_json(decision: Decision | None) -> dict[str, Any]:
+    """Return the choices and the verdict."""
+    if decision is None:
+        return {}
+    data: dict[str, Any] = {}
+    if decision.choices:
+        data["redundancy"] = as_data(decision.choices)
+    if decision.verdict is not None:
+        found = decision.verdict
+        data["verdict"] = as_data(found) | picked(found, "saves worth_it")
+    return data
+
+
+def _mean_max(values: NDArray[np.float64]) -> dict[str, float]:
+    return {"mean": float(values.mean()), "max": float(values.max())}
+
+
+def place(loads: str | Path, *, devices: int, **flags: object) -> PlaceResult:
+    """Place experts and their replicas on devices from measured loads.
+
+    Args:
+        loads: token counts, layers × experts or layers × experts × slices: CSV, NPY, NPZ, JSON or SGLang .pt.
+        devices: devices that share the experts.
+        flags: the long flags of ``plan place``, such as ``nodes=4, redundant_experts=32``.
+
+    Raises:
+        BadInput: a keyword that is no flag, or a value that it cannot have.
+    """
+    return placed(flags_of(PlaceFlags, {"loads": Path(loads), "devices": devices, **flags}))
+
+
+def placed(flags: PlaceFlags) -> PlaceResult:
+    """Place the experts as the flags ask; BadInput naming the flag before anything that takes long."""
+    read = read_loads(flags.loads)
+    dense_layers, asked = read_dense_layers(flags, read), read_asked(flags)
+    problem, decision = decide(flags, read, asked)
+    split = read_holdout(flags, problem)
+    running, weight = read_current(flags, problem), read_weight(flags, problem)
+    start = time.perf_counter()
+    found = place_experts(problem, flags.method)
+    timed = None if asked is None else time_experts(flags, problem, asked, found)
+    if timed is not None and flags.by_seconds:
+        found = timed.placement
+    traffic = migration = None
+    if weight is not None:
+        found, traffic = weigh_traffic(problem, found, weight)
+    certified = certify(problem, found) if flags.certify else Certified(placement=found, certificates={})
+    if running is not None:
+        found, migration = migrate(flags, problem, certified.placement, running)
+        certified = replace(certified, placement=found)
+    seconds = time.perf_counter() - start
+    held_out = hold_out(problem, split, flags.method) if split else None
+    return PlaceResult(
+        read=read,
+        dense_layers=dense_layers,
+        problem=problem,
+        certified=certified,
+        seconds=seconds,
+        held_out=held_out,
+        decision=decision,
+        timed=timed,
+        traffic=traffic,
+        migration=migration,
+    )
+
+
+def decide(flags: PlaceFlags, read: LoadFile, asked: Configuration | None) -> tuple[Problem, Decision | None]:
+    """Return the problem, with the redundancy chosen where that was left to podplan, and how it was decided."""
+    problem = read_problem(flags, read)
+    mean = replace(problem, loads=problem.mean_loads)
+    distribution = measured_distribution(mean.loads, "the loads")
+    choices: tuple[Choice, ...] = ()
+    if flags.curve or flags.by_planner:
+        choices = tuple(_curve(mean, asked))
+    if flags.by_planner:
+        problem = replace(problem, redundant=best_choice(choices).redundant)
+    if asked is None:
+        return problem, Decision(choices=choices) if choices else None
+    return problem, Decision(choices=choices, verdict=verdict(asked, mean, problem.redundant, distribution))
+
+
+def _curve(mean: Problem, asked: Configuration | None) -> list[Choice]:
+    distribution = measured_distribution(mean.loads, "the loads")
+    return curve(mean, redundancies(mean.experts, mean.ranks), asked, distribution)
+
+
+def time_experts(flags: PlaceFlags, problem: Problem, asked: Configuration, placed: Placement) -> TimedPlacement:
+    """Return the experts' seconds; with ``--objective seconds`` the map that was placed for them."""
+    deployment = expert_layouts(replace(asked, redundant=problem.redundant, shared="local"))[0]
+    rows = asked.tokens if asked.phase == "prefill" else asked.batch
+    timed = place_for_seconds(problem, deployment, rows * problem.ranks, placed.slots, search=flags.by_seconds)
+    if not flags.by_seconds:
+        return TimedPlacement(placement=placed, timed=timed)
+    reached = measure(problem, timed.slots)
+    bound = placed.lower_bound.clip(max=reached)
+    found = replace(placed, slots=timed.slots, imbalance=reached, lower_bound=bound, method="seconds")
+    return TimedPlacement(placement=found, timed=timed)
+
+
+def migrate(
+    flags: PlaceFlags, problem: Problem, placed: Placement, current: NDArray[np.int64]
+) -> tuple[Placement, Migration]:
+    """Return the placement that keeps experts where they are as far as it can, within ``--max-moves`` per layer."""
+    before = measure(problem, current)
+    slots = renumbered(current, placed.slots, problem)
+    unlimited = moves(current, slots, problem.ranks)
+    if flags.max_moves is not None:
+        most = parse_count(flags.max_moves, "--max-moves", allow_zero=True)
+        rows = []
+        for layer, loads in enumerate(problem.mean_loads):
+            if unlimited[layer] <= most:
+                rows.append(slots[layer])
+                continue
+            trace = few_moves(loads, current[layer], problem.ranks, most)
+            rows.append(trace.slots[trace.within(most)])
+        slots = np.stack(rows)
+    reached = measure(problem, slots)
+    kept = replace(placed, slots=slots, imbalance=reached, lower_bound=placed.lower_bound.clip(max=reached))
+    return kept, Migration(current=before, loads=moves(current, slots, problem.ranks), unlimited_loads=unlimited)
+
+
+def weigh_traffic(problem: Problem, placed: Placement, weight: float) -> tuple[Placement, Traffic]:
+    """Return the map with the least imbalance + weight x leaving share, of the one given and those on the way."""
+    kept = replace(problem, keep_groups=True)
+    slots = pay_for_leaving(kept, weight)
+    ours, usual = (measure(problem, rows) + weight * leaving_share(problem, rows) for rows in (slots, placed.slots))
+    slots = np.where((usual < ours)[:, None], placed.slots, slots)
+    reached = measure(problem, slots)
+    found = replace(
+        placed, slots=slots, imbalance=reached, lower_bound=placed.lower_bound.clip(max=reached), method="traffic"
+    )
+    bound = trade_off_bound(problem, weight)
+    return found, Traffic(weight=weight, leaving=leaving_share(problem, slots), bound=bound)
