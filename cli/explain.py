@@ -12,7 +12,7 @@ from cli.plan_view import headline
 from ground.units import format_duration, format_rate
 from planner.plans.day import over_the_day
 from planner.plans.worked import PoolTerms, Worked, worked_plan
-from planner.search.nearest import Change
+from planner.search.changes.nearest import Change
 from podplan.explaining import ExplainResult, explained
 from podplan.workers import executor_of
 

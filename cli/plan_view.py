@@ -17,7 +17,6 @@ from planner.plans.pools import DecodePool, PlannedPool, PrefillPool
 from planner.plans.quantised import Tried
 from planner.plans.worked import expert_devices_lines, short_form
 from planner.question import Queueing
-from planner.search.objective import OBJECTIVES
 from planner.search.papers import Beside
 from planner.search.proof import Bound
 from planner.serving.capacity import LEVEL
@@ -267,7 +266,7 @@ def played_text(played: Played, percentile: float) -> str:
 
 def bound_text(bound: Bound, growth: str = "") -> str:
     """Say how good a plan could be at best, and over what that is proven; ``growth`` is the unit of a fleet's rate."""
-    goal = OBJECTIVES[bound.objective]
+    goal = bound.goal
     unit = growth if growth and goal.maximised else goal.unit
     return f"Bound: {bound.value:.4g} {unit}, gap {bound.gap:.2%}, over {bound.covers}."
 

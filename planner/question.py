@@ -9,10 +9,10 @@ from hardware.spec import Dtype, HardwareSpec
 from models.spec import ModelSpec
 from planner.balance.imbalance import Balance
 from planner.costs.layouts import Shared
+from planner.objective import OBJECTIVES, Objective, ObjectiveName
 from planner.survival import Loss
 from planner.workload import Workload
 
-Objective = Literal["throughput", "chips", "cost", "latency"]
 Queueing = Literal["bulk", "mixserve"]
 Shape = Literal["auto", "aggregated", "disaggregated"]
 """Of a deployment: mixed instances that take prompts and answer them, or prefill and decode apart; auto: the better."""
@@ -36,6 +36,16 @@ class Machines:
     def devices_per_chip(self) -> int:
         """Devices of one chip."""
         return int(self.hardware.devices_per_chip.value)
+
+    @property
+    def device_cost(self) -> float:
+        """Price of a device and hour in USD; 1 where the chip has none."""
+        price = self.hardware.price_usd_per_chip_hour
+        return price.value / self.devices_per_chip if price else 1.0
+
+    def per_device(self, goal: Objective) -> tuple[float, float]:
+        """Return what a device counts in an objective, and in its tie-break."""
+        return goal.per_device(1 / self.devices_per_chip, self.device_cost)
 
     def unit(self, devices: float) -> int:
         """Devices by which a pool of so many is told larger or smaller: a node, and less than one a chip."""
@@ -68,7 +78,7 @@ class Question:
     tpot_seconds: float
     percentile: float = 99.0
     rate_per_second: float | None = None
-    objective: Objective = "throughput"
+    objective: ObjectiveName = "throughput"
     kv_dtype: KvDtype = "bf16"
     formats: tuple[Formats, ...] = ()
     """Alternatives to choose from; none: those of the machines and ``kv_dtype``."""
@@ -86,6 +96,11 @@ class Question:
     shape: Shape = "auto"
 
     @property
+    def goal(self) -> Objective:
+        """What is to be best."""
+        return OBJECTIVES[self.objective]
+
+    @property
     def sized_for(self) -> float | None:
         """The rate that a plan must carry; None where the largest is sought."""
-        return None if self.objective == "throughput" else self.rate_per_second
+        return None if self.goal.maximised else self.rate_per_second

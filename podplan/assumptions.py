@@ -104,7 +104,7 @@ def _implied(asked: Asked) -> dict[str, object]:
             "source": question.balance.distribution.source,
         }
     figures = figure_texts(machines.hardware for machines in (question.prefill, question.decode))
-    if question.objective == "cost":
+    if question.goal.priced:
         figures.setdefault("price", "none stated, so the fewest chips are the cheapest")
     return implied | {name: told for name, told in figures.items() if name in asked.flags.defaulted}
 

@@ -8,8 +8,8 @@ from ground.errors import BadInput
 from planner.plans.day import over_the_day
 from planner.plans.worked import worked_plan
 from planner.search.answer import Answer
-from planner.search.nearest import Change, nearest_changes
-from planner.search.resources import Bought, bought
+from planner.search.changes.nearest import Change, nearest_changes
+from planner.search.changes.resources import Bought, bought
 from podplan.assumptions import assumptions
 from podplan.day import day_json
 from podplan.plan_data import levels_of, plan_json, question_json

@@ -7,7 +7,8 @@ from typing import get_args
 
 from ground.errors import BadInput
 from ground.names import suggest
-from planner.question import Machines, Objective
+from planner.objective import OBJECTIVES, ObjectiveName
+from planner.question import Machines
 from planner.search.fleet import Fleet, Member
 from podplan.checking import read_confidence
 from podplan.machines import read_machines
@@ -52,7 +53,7 @@ def read_fleet(path: Path, overrides: Mapping[str, str]) -> FleetInput:
     ]
     shared = {key: _one(entries, key, path) for key in ("objective", *OWN_KEYS)}
     read = [_on_pools(entry, pools) if pools else _on_machines(entry) for entry in entries]
-    objective: Objective = read_choice(shared["objective"], "objective", get_args(Objective), "chips")
+    objective: ObjectiveName = read_choice(shared["objective"], "objective", get_args(ObjectiveName), "chips")
     fleet = Fleet(
         members=tuple(member for member, _, _ in read),
         devices=_devices(read, entries),
@@ -60,7 +61,7 @@ def read_fleet(path: Path, overrides: Mapping[str, str]) -> FleetInput:
         share_nodes=read_choice(shared["share_nodes"], "share_nodes", ("yes", "no"), "yes") == "yes",
         confidence=read_confidence(shared["confidence"]),
     )
-    if objective == "cost":
+    if OBJECTIVES[objective].priced:
         _check_prices(fleet)
     return FleetInput(
         fleet=fleet, asked=tuple(asked for _, asked, _ in read), notes=tuple(note for _, _, own in read for note in own)

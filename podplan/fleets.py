@@ -163,7 +163,7 @@ def placed_on(asked: FleetInput) -> FleetResult:
     floor = fleet_floor(asked.fleet, answer.plans)
     placed = []
     for number, (member, plan, one) in enumerate(zip(asked.fleet.members, answer.plans, asked.asked, strict=True)):
-        day = tuple(over_the_day(plan, one.day)) if one.day and asked.fleet.objective != "throughput" else ()
+        day = tuple(over_the_day(plan, one.day)) if one.day and not asked.fleet.goal.maximised else ()
         verdict = _verdict(plan, asked.fleet.confidence)
         nodes = floor.nodes(answer.plans, number)
         placed.append(Placed(name=member.name, plan=plan, nodes=nodes, verdict=verdict, day=day))

@@ -9,9 +9,10 @@ from ground.units import number_of, parse_duration
 from models.loader import load_model
 from models.spec import ModelSpec
 from planner.instances.reachable import REFERENCE
+from planner.objective import OBJECTIVES, ObjectiveName
 from planner.plans.day import Window
 from planner.plans.quantised import combinations
-from planner.question import Machines, Objective, Question, Queueing, Shape
+from planner.question import Machines, Question, Queueing, Shape
 from planner.survival import Loss
 from podplan.machines import read_machines
 from podplan.options import QuestionFlags
@@ -74,7 +75,7 @@ def read_question(flags: QuestionFlags) -> Asked:
         ttft_seconds=read_limit(flags.ttft or DEFAULT_TTFT, "--ttft"),
         tpot_seconds=read_limit(flags.tpot or DEFAULT_TPOT, "--tpot"),
         percentile=read_percentile(flags.percentile or DEFAULT_PERCENTILE),
-        rate_per_second=None if objective == "throughput" else asked.rate_per_second,
+        rate_per_second=None if OBJECTIVES[objective].maximised else asked.rate_per_second,
         objective=objective,
         queueing=read_choice(flags.queueing, "--queueing", get_args(Queueing), "bulk"),
         drafts=_drafts(flags.mtp, model),
@@ -116,13 +117,13 @@ def read_limit(text: str, flag: str) -> float:
     return seconds
 
 
-def _objective(flags: QuestionFlags, asked: AskedTraffic, machines: tuple[Machines, Machines]) -> Objective:
+def _objective(flags: QuestionFlags, asked: AskedTraffic, machines: tuple[Machines, Machines]) -> ObjectiveName:
     """Return the objective: chips where a rate was given or measured, else throughput."""
     rated = asked.rate_per_second is not None
     if flags.objective is None:
         return "chips" if rated else "throughput"
-    objective: Objective = read_choice(flags.objective, "--objective", get_args(Objective))
-    if objective == "throughput":
+    objective: ObjectiveName = read_choice(flags.objective, "--objective", get_args(ObjectiveName))
+    if OBJECTIVES[objective].maximised:
         if flags.rate is not None or asked.day:
             given = "--rate-profile" if asked.day else "--rate"
             raise BadInput(
@@ -132,7 +133,7 @@ def _objective(flags: QuestionFlags, asked: AskedTraffic, machines: tuple[Machin
         return objective
     if not rated:
         raise BadInput(f"--objective: {objective} needs the rate to serve; add for example --rate 100/s")
-    if objective == "cost":
+    if OBJECTIVES[objective].priced:
         _check_prices(machines)
     return objective
 

@@ -10,8 +10,16 @@ from planner.balance.imbalance import parse_balance
 from planner.costs.breakdown import Operator, operators
 from planner.costs.deployment import Deployment, Phase
 from planner.costs.latency import balanced_cost
+from planner.instances.decode_candidates import Count, DecodeCandidate
+from planner.instances.operating import PrefillServer
+from planner.instances.prefill_candidates import PrefillCandidate
+from planner.instances.space import role_rows
 from planner.manifest.stepcost import evaluate
 from planner.manifest.terms import StepCost, StepLoad
+from planner.offers.decode_offers import decode_offers
+from planner.offers.kinds import DecodeKind
+from planner.offers.prefill_offers import prefill_offers
+from planner.question import Question
 from planner.strategy import Strategy
 
 CLOUDMATRIX_DECODE: dict[str, Any] = {
@@ -63,3 +71,21 @@ def with_bandwidth(hardware: HardwareSpec, factor: float) -> HardwareSpec:
 def broken_down(cost: StepCost, load: StepLoad, microbatches: int) -> tuple[Operator, ...]:
     """Return the operators of a step with so many microbatches."""
     return operators(cost, load, evaluate(cost, load, microbatches))
+
+
+def decode_all(question: Question) -> list[DecodeCandidate]:
+    """Return the decode instance of each size that carries most, at its largest batch; smallest size first."""
+    offers = decode_offers(question, role_rows(question, "decode"), Count(), 0.0)
+    kinds = (offers.build(number) for number in offers.leading_of_each_size(1))
+    return sorted(
+        (kind.full.candidate for kind in kinds if isinstance(kind, DecodeKind)), key=lambda each: each.devices
+    )
+
+
+def prefill_found(question: Question) -> list[PrefillCandidate]:
+    """Return the prefill instance of each size that carries most, with its best budget; smallest size first."""
+    offers = prefill_offers(question, role_rows(question, "prefill"), Count())
+    servers = (offers.build(number).at(1) for number in offers.leading_of_each_size(1))
+    return sorted(
+        (each.candidate for each in servers if isinstance(each, PrefillServer)), key=lambda each: each.devices
+    )

@@ -16,10 +16,10 @@ from planner.plans.deviation import PREDICTED, deviation_of
 from planner.plans.plan import Plan
 from planner.question import Question
 from planner.search.answer import Answer
+from planner.search.changes.shortage import too_few
+from planner.search.changes.variations import has_plan
 from planner.search.fleet import slowed_times
 from planner.search.search import search
-from planner.search.shortage import too_few
-from planner.search.variations import has_plan
 from planner.survival import Loss
 from planner.workload import Trace
 

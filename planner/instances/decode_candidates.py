@@ -1,8 +1,7 @@
-"""Decode instances: the largest batch of every row that keeps TPOT and fits, found on arrays.
+"""Decode instances: what an iteration takes, which batch memory holds, and what it carries, on arrays.
 
 Iteration time grows with the batch and its intercept is not negative, so time per request falls:
-the largest feasible batch carries the most. Bisection over integers therefore covers every integer
-batch without trying each.
+the largest feasible batch carries the most (``offers.decode_offers``).
 """
 
 from dataclasses import dataclass, field, replace
@@ -10,26 +9,20 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.balance.imbalance import expected_maximum_normal
 from planner.costs.deployment import Deployment
-from planner.costs.latency import accepted_tokens, balanced_cost
+from planner.costs.latency import accepted_tokens
 from planner.costs.memory import expert_device_memory, memory
 from planner.instances.brackets import largest
-from planner.instances.space import Group, Row, row_deployment
-from planner.manifest.stacks import stacked, taken
+from planner.instances.space import Group, Row
+from planner.manifest.stacks import taken
 from planner.manifest.stepcost import evaluate
 from planner.manifest.terms import Number, StepCost, StepLoad, larger
 from planner.question import Question
-from planner.workload import KvLoad, reserved_kv_tokens, running_kv_tokens, total_kv_tokens
+from planner.workload import KvLoad, total_kv_tokens
 
 # Standard deviations by which memory must hold the KV of a full batch: one rank in 740 overflows.
 MEMORY_DEVIATIONS = 3.0
 MOST_BATCH = 4096
-# Selecting rows means building their terms again: done only where it drops this share of them.
-_WORTH_PRUNING = 0.8
-
-# Requests per second already known for an instance size (devices).
-Floor = dict[int, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,26 +101,6 @@ def iteration(cost: StepCost, deviations: Number, batch: Number, kv: KvLoad, mic
     return evaluate(cost, load, microbatches).seconds
 
 
-def decode_candidates(
-    question: Question, group: Group, microbatches: int, count: Count, tpot_seconds: float, floor: Floor
-) -> list[DecodeCandidate]:
-    """Return per instance size the row that carries most, at its largest batch within ``tpot_seconds``.
-
-    Requests per second rise with the batch, so a row carries at most what it carries with its
-    memory full: rows for which that is below ``floor`` (what is already known for their size) are
-    dropped after that one evaluation.
-    """
-    group, room = rows_with_room(group, microbatches, reserved_kv_tokens(question.workload))
-    if not group.rows:
-        return []
-    most = full_batch_rates(question, group, room, microbatches, count)
-    sizes = group.sizes
-    keep = np.flatnonzero(most > np.array([floor.get(int(size), 0.0) for size in sizes]))
-    if keep.size < _WORTH_PRUNING * len(group.rows):
-        group, room = group.select(keep), room[keep]
-    return best_batches(question, group, room, microbatches, count, tpot_seconds) if group.rows else []
-
-
 def rows_with_room(group: Group, microbatches: int, kv: KvLoad) -> tuple[Group, NDArray[np.float64]]:
     """Return the rows that hold their least batch, and the largest batch that memory holds, [rows]."""
     room = largest_room(group, microbatches, kv)
@@ -153,66 +126,11 @@ def least_batch(group: Group, microbatches: int) -> NDArray[np.float64]:
     return np.broadcast_to(least, (len(group.rows),))
 
 
-def full_batch_rates(
-    question: Question, group: Group, room: NDArray[np.float64], microbatches: int, count: Count
-) -> NDArray[np.float64]:
-    """Requests per second of each row with its memory full, whatever the time per token."""
-    count.evaluated += len(group.rows)
-    cost = stacked(balanced_cost(group.deployment, question.balance), decoding=True)
-    deviations = expected_maximum_normal(group.deployment.strategy.attention_groups)
-    seconds = iteration(cost, deviations, room, running_kv_tokens(question.workload), microbatches)
-    return request_rate(question, group.deployment, room, seconds)
-
-
 def request_rate(question: Question, deployment: Deployment, batch: Number, seconds: Number) -> NDArray[np.float64]:
     """Requests per second that leave an instance whose ranks hold ``batch`` each."""
     accepted = accepted_tokens(deployment, question.acceptance)
     answer_tokens = question.workload.decoded_tokens
     return np.asarray(batch * deployment.strategy.attention_groups * accepted / (seconds * answer_tokens))
-
-
-def best_batches(
-    question: Question,
-    group: Group,
-    room: NDArray[np.float64],
-    microbatches: int,
-    count: Count,
-    tpot_seconds: float,
-) -> list[DecodeCandidate]:
-    """Return the leader of each size among rows at their largest batch within the limit and their room."""
-    deployment, kv = group.deployment, running_kv_tokens(question.workload)
-    cost = stacked(balanced_cost(deployment, question.balance), decoding=True)
-    deviations = expected_maximum_normal(deployment.strategy.attention_groups)
-    limit = tpot_seconds * accepted_tokens(deployment, question.acceptance)
-    least = least_batch(group, microbatches)
-
-    def seconds_of(batch: Number) -> Number:
-        count.evaluated += int(np.size(batch))
-        return iteration(cost, deviations, batch, kv, microbatches)
-
-    batch = np.maximum(largest(seconds_of, limit, least, room), least)
-    seconds = np.broadcast_to(iteration(cost, deviations, batch, kv, microbatches), batch.shape)
-    rate = request_rate(question, deployment, batch, seconds)
-    return [
-        DecodeCandidate(
-            row=group.rows[number],
-            deployment=row_deployment(deployment, group.rows[number]),
-            drafts=int(deployment.drafts),
-            microbatches=microbatches,
-            batch=int(batch[number]),
-            iteration_seconds=float(seconds[number]),
-            requests_per_second=float(rate[number]),
-            limited_by="memory" if batch[number] >= room[number] else "tpot",
-        )
-        for number in leaders(group.sizes, np.where(seconds <= limit, rate, 0.0))
-    ]
-
-
-def leaders(sizes: NDArray[np.float64], rate: NDArray[np.float64]) -> list[int]:
-    """Index of the row with the highest positive rate of each instance size."""
-    order = np.lexsort((-rate, sizes))
-    first = np.flatnonzero(np.r_[True, np.diff(sizes[order]) > 0]) if order.size else order
-    return [int(number) for number in order[first] if rate[number] > 0]
 
 
 def decode_memory_used(deployment: Deployment, batch: Number, kv: KvLoad) -> Number:

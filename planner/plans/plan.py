@@ -300,7 +300,7 @@ def slowed_down(late: Plan) -> Plan | None:
     None where the rate is asked for, or none helps.
     """
     question, at = late.question, late.under(late.question)
-    if question.objective != "throughput":
+    if not question.goal.maximised:
         return None
     found, low, high = None, 0.0, late.requests_per_second
     for _ in range(_SLOWED_STEPS):

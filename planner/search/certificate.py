@@ -68,7 +68,7 @@ class Problem:
                     devices=side.devices[chosen].tolist(),
                     room=side.room[chosen].tolist(),
                     rate=side.rate[chosen].tolist(),
-                    per_device=aim.goal.per_device(side.machines)[0],
+                    per_device=side.machines.per_device(aim.goal)[0],
                 )
             )
         ways = tuple(tuple(tuple(number[id(side)] for side in way) for way in own) for own in programme.ways)

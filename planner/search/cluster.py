@@ -16,7 +16,6 @@ from planner.plans.deviation import PREDICTED, deviation_of
 from planner.plans.plan import Plan
 from planner.search.answer import Answer
 from planner.search.fleet import Fleet, Member, asked_rate, check_fleet, slowed_times
-from planner.search.objective import OBJECTIVES
 from planner.search.solve import find, mean_seconds
 from planner.search.ways import gather_fleet
 
@@ -40,11 +39,11 @@ def plan_cluster(fleet: Fleet) -> Answer:
         for member, plan in zip(fleet.members, predicted.plans, strict=True)
     ]
     sure = _plan(replace(fleet, members=tuple(slowed)))
-    share = sure.growth if OBJECTIVES[fleet.objective].maximised else 1.0
+    share = sure.growth if fleet.goal.maximised else 1.0
     plans = tuple(_as_predicted(plan, member, share) for plan, member in zip(sure.plans, fleet.members, strict=False))
     told = explanation(fleet, plans, sure.growth) if plans else sure.explanation
     bound = sure.bound
-    if bound is not None and OBJECTIVES[fleet.objective].timed:
+    if bound is not None and fleet.goal.timed:
         bound = replace(bound, covers=f"{bound.covers}; the bound is of times and rates as with the confidence")
     return replace(
         sure,
@@ -70,11 +69,11 @@ def _plan(fleet: Fleet) -> Answer:
     separate = gather_fleet(fleet)
     found = find(separate)
     if found.choice is None:
-        from planner.search.refusal import refused  # only a refusal needs it
+        from planner.search.changes.refusal import refused  # only a refusal needs it
 
         return refused(separate)
     proof = found.begin_proof()
-    sized = not OBJECTIVES[fleet.objective].maximised and not OBJECTIVES[fleet.objective].timed
+    sized = not fleet.goal.maximised and not fleet.goal.timed
     return Answer(
         fleet=fleet,
         plans=found.plans,
@@ -88,7 +87,7 @@ def _plan(fleet: Fleet) -> Answer:
 
 def explanation(fleet: Fleet, plans: Sequence[Plan], growth: float) -> str:
     """Say in one sentence how the cluster is divided."""
-    goal = OBJECTIVES[fleet.objective]
+    goal = fleet.goal
     told = f"a request takes {mean_seconds(plans):.4g} s on average: " if goal.timed else ""
     parts = told + ", ".join(
         f"{member.name} {counted(plan.devices, 'device')} for {plan.requests_per_second:.4g} requests/s"

@@ -15,7 +15,6 @@ from planner.instances.alignment import occupied_devices
 from planner.instances.space import Role
 from planner.offers.offer import Floats, Ints, Offers, Server
 from planner.question import Machines
-from planner.search.objective import device_cost
 from planner.survival import Loss, lost_of_sizes
 
 Rates = Literal["bound", "guess", "tried", "exact"]
@@ -198,11 +197,6 @@ class Side:
         seconds = self.seconds[order]
         before = np.minimum.accumulate(np.concatenate([[np.inf], seconds[:-1]]))
         return np.asarray(order[seconds < before * (1 - RELATIVE)], dtype=np.int64)
-
-    @property
-    def cost_per_hour(self) -> Floats:
-        """Price of each column, devices where the chip has none."""
-        return np.asarray(self.devices * device_cost(self.machines), dtype=np.float64)
 
     def rates(self, by: Rates) -> Floats:
         """Return bounds, guesses, those of kinds with a solved column, or what is solved; 0 elsewhere; [columns]."""

@@ -5,8 +5,8 @@ from typing import Self
 
 from ground.errors import BadInput
 from planner.instances.space import check_layouts
-from planner.question import Machines, Objective, Question
-from planner.search.objective import OBJECTIVES, Aim
+from planner.objective import OBJECTIVES, Aim, Objective, ObjectiveName
+from planner.question import Machines, Question
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +27,7 @@ class Fleet:
 
     members: tuple[Member, ...]
     devices: dict[str, int]
-    objective: Objective = "chips"
+    objective: ObjectiveName = "chips"
     share_nodes: bool = True
     """Whether two models may stand on one node."""
     confidence: float | None = None
@@ -39,7 +39,7 @@ class Fleet:
 
         Raises BadInput where a rate is needed and there is none.
         """
-        if OBJECTIVES[question.objective].maximised:
+        if question.goal.maximised:
             question = replace(question, rate_per_second=None)
         elif question.rate_per_second is None:
             raise BadInput(f"--objective {question.objective} needs --rate, the requests per second to carry")
@@ -48,6 +48,11 @@ class Fleet:
             devices={machines.budget: machines.devices for machines in (question.prefill, question.decode)},
             objective=question.objective,
         )
+
+    @property
+    def goal(self) -> Objective:
+        """What is to be best."""
+        return OBJECTIVES[self.objective]
 
     @property
     def single(self) -> bool:
@@ -89,7 +94,7 @@ def on_pools(fleet: Fleet, member: Member, pair: tuple[Machines, Machines] | Non
     if fleet.single and (pair is None or own.prefill.budget == own.decode.budget):
         return own
     if not fleet.single:
-        own = replace(own, objective="latency" if OBJECTIVES[fleet.objective].timed else "chips")
+        own = replace(own, objective="latency" if fleet.goal.timed else "chips")
     first, second = pair or (own.prefill, own.decode)
     prefill = replace(first, devices=fleet.devices[first.budget])
     decode = prefill if second is first else replace(second, devices=fleet.devices[second.budget])
@@ -98,7 +103,7 @@ def on_pools(fleet: Fleet, member: Member, pair: tuple[Machines, Machines] | Non
 
 def aim_of(fleet: Fleet) -> Aim:
     """Return what is to be best within the pools; rates are in units of what is asked."""
-    rate = None if OBJECTIVES[fleet.objective].maximised else 1.0
+    rate = None if fleet.goal.maximised else 1.0
     return Aim(devices=fleet.devices, objective=fleet.objective, rate=rate)
 
 

@@ -20,13 +20,13 @@ from planner.instances.space import (
     row_deployment,
 )
 from planner.mixed.offers import Dropped, mixed_offers
+from planner.objective import Aim, Known
 from planner.offers.asides import CountedAside
 from planner.offers.decode_offers import decode_offers
 from planner.offers.offer import Offers
 from planner.offers.prefill_offers import prefill_offers
 from planner.question import Question
 from planner.search.columns import Side
-from planner.search.objective import Aim, Known
 from planner.search.shapes import needed_rates
 
 Cut = dict[Role, dict[str, int]]

@@ -17,13 +17,13 @@ import numpy as np
 from planner.instances.decode_candidates import Count
 from planner.instances.space import Row, role_space
 from planner.mixed.offers import mixed_offers
+from planner.objective import Aim, Known
 from planner.plans.plan import Plan
 from planner.question import Question
 from planner.search.columns import BELOW
 from planner.search.fleet import Fleet, aim_of
 from planner.search.front import figures, front_of
 from planner.search.gather import Costing, Option, Pools, gather, know_balance, make_side
-from planner.search.objective import Aim, Known
 from planner.search.programme import Picks, Programme, solve_open
 from planner.search.shapes import TINY, Floats, Ints, limited, needed_rates, not_aggregated, on_each_pool, on_machines
 from planner.search.solve import plan_at

@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ground.errors import BadInput
+from planner.objective import Aim, Known
 from planner.search.columns import BELOW, RELATIVE, Rates, Side
-from planner.search.objective import Aim, Known
 
 if TYPE_CHECKING:
     from planner.search.routes import Routes
@@ -105,7 +105,7 @@ class Programme:
         """Return what a choice does."""
         spent = np.zeros(2)
         for side, column in self.picked(picks):
-            spent += int(side.room[column]) * np.array(self.aim.goal.per_device(side.machines))
+            spent += int(side.room[column]) * np.array(side.machines.per_device(self.aim.goal))
         return Known(rate=self.carried(picks), spent=(float(spent[0]), float(spent[1])))
 
     def best(self, least_rate: float = 0.0, by: Rates = "bound") -> Picks | None:
@@ -241,7 +241,7 @@ class _Stairs:
 
     def __init__(self, side: Side, columns: Ints, by: Rates, aim: Aim) -> None:
         self.columns, self.rates, self.room = columns, side.rates(by)[columns], side.room[columns]
-        self.pool, self.per_device = side.machines.budget, aim.goal.per_device(side.machines)
+        self.pool, self.per_device = side.machines.budget, side.machines.per_device(aim.goal)
 
     def place(self, rate: float) -> int:
         """Return where the smallest column stands that carries a rate; past the end where none does."""

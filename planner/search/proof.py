@@ -10,10 +10,9 @@ import numpy as np
 from ground.aside import aside
 from ground.errors import Fault
 from ground.units import counted
-from planner.question import Objective as Name
+from planner.objective import OBJECTIVES, Objective, ObjectiveName
 from planner.search.certificate import Problem, solve
 from planner.search.columns import Side
-from planner.search.objective import OBJECTIVES, Objective
 from planner.search.programme import Picks, Programme
 
 
@@ -32,16 +31,21 @@ class Pruned:
 class Bound:
     """The best value that the covered space can reach, and how far the plan is from it."""
 
-    objective: Name
+    objective: ObjectiveName
     value: float
     gap: float
     covers: str
     queues_solved: int = 0
     pruned: tuple[Pruned, ...] = ()
 
+    @property
+    def goal(self) -> Objective:
+        """What it is a bound of."""
+        return OBJECTIVES[self.objective]
+
     def of_plan(self, value: float) -> "Bound":
         """Return the bound of a plan that reaches another value, or a better one than was proven of its columns."""
-        best = OBJECTIVES[self.objective].best_bound([self.value, value])
+        best = self.goal.best_bound([self.value, value])
         return replace(self, value=best, gap=abs(best - value) / abs(value) if value else abs(best - value))
 
 
@@ -95,7 +99,7 @@ def over_parts(best: Bound | None, parts: Sequence[Bound], queues_solved: int) -
     """
     if best is None or len(parts) < 2:
         return best
-    value = OBJECTIVES[best.objective].best_bound([part.value for part in parts])
+    value = best.goal.best_bound([part.value for part in parts])
     return replace(
         best,
         value=value,

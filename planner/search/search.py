@@ -8,6 +8,7 @@ from ground.aside import Aside, aside
 from ground.identity import Same
 from planner.instances.space import check_layouts
 from planner.mixed.kinds import MixedKind
+from planner.objective import Aim, preferred
 from planner.offers.asides import CountedAside
 from planner.offers.decode_offers import decode_offers
 from planner.offers.kinds import DecodeKind
@@ -20,7 +21,6 @@ from planner.search.columns import Side
 from planner.search.fleet import Fleet, aim_of
 from planner.search.front import front_of
 from planner.search.gather import Costing, Option, aggregated, make_side, slowest_transfer
-from planner.search.objective import Aim, preferred
 from planner.search.papers import Beside, Published, matching, published_option
 from planner.search.programme import Programme
 from planner.search.proof import over_parts
@@ -50,7 +50,7 @@ def search(question: Question, *, explain: bool = True, beside: bool = True) -> 
     begin = cache(begin_beside)
     then = partial(begin, Same(asked[0])) if beside and len(asked) == 1 else None
     found = [find(separate, then=then) for separate in gathered]
-    place = preferred([each.best for each in found], question)
+    place = preferred([each.best for each in found], question.goal)
     best = found[place or 0]
     answer = answer_of(best, begin(Same(question_of(best))) if beside else None, explain=explain)
     if len(found) == 1:
@@ -83,7 +83,7 @@ def tried_of(found: Found) -> Tried:
     question, best = question_of(found), found.best
     if best is not None:
         return Tried(formats=own_formats(question), plan=best, binding_limit=best.binding_limit, cut=found.cut)
-    from planner.search.refusal import limit_of  # only a refusal needs it
+    from planner.search.changes.refusal import limit_of  # only a refusal needs it
 
     limit = limit_of(found.separate)
     return Tried(formats=own_formats(question), plan=None, binding_limit=limit, cut=found.cut)
@@ -93,7 +93,7 @@ def answer_of(found: Found, published: Sequence[Aside[Beside]] | None, *, explai
     """Return what is found as an answer, with what stands beside it where published deployments do."""
     best, choice = found.best, found.choice
     if best is None or choice is None:
-        from planner.search.refusal import refused
+        from planner.search.changes.refusal import refused
 
         return replace(refused(found.separate, explain=explain), cut=found.cut)
     answer = Answer(

@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.instances.reachable import REFERENCE
+from planner.objective import SLACK, Aim, Known
 from planner.question import Machines, Question
 from planner.search.columns import Side
-from planner.search.objective import SLACK, Aim, Known
 from planner.search.programme import Programme
 from planner.survival import lost_of_sizes
 
@@ -66,7 +66,7 @@ def limited(question: Question, aim: Aim, known: Known | None) -> Aim:
     if known is None or aim.goal.maximised or aim.goal.timed:
         return aim
     machines = question.decode
-    most = math.ceil(known.spent[0] / aim.goal.per_device(machines)[0] - SLACK) - 1
+    most = math.ceil(known.spent[0] / machines.per_device(aim.goal)[0] - SLACK) - 1
     return replace(aim, devices={**aim.devices, machines.budget: min(most, aim.devices[machines.budget])})
 
 

@@ -7,12 +7,12 @@ from ground.errors import Fault
 from planner.instances.operating import DecodeServer, PrefillServer
 from planner.mixed.kinds import MixedKind
 from planner.mixed.server import MixedServer
+from planner.objective import Aim
 from planner.plans.aggregated import make_aggregated
 from planner.plans.plan import Plan, make_plan, slowed_down
 from planner.search.columns import Side
 from planner.search.fleet import aim_of
 from planner.search.gather import Cut, Option
-from planner.search.objective import OBJECTIVES, Aim
 from planner.search.programme import Picks, Programme
 from planner.search.proof import Bound, begin_proof
 from planner.search.ways import Gathered, Rows, Ways, every_way, gather_fleet
@@ -72,7 +72,7 @@ def plan_at(option: Option, columns: Sequence[int], rate_per_second: float) -> P
 
     Where time is made small it has the budgets and caps that are quickest at the rate, else those that carry most.
     """
-    timed = OBJECTIVES[option.question.objective].timed
+    timed = option.question.goal.timed
     chosen = list(zip(option.sides, columns, strict=True))
     if option.aggregated:
         return _aggregated_at(option, *chosen[0], rate_per_second, timed=timed)

@@ -16,6 +16,7 @@ import numpy as np
 
 from planner.instances.decode_candidates import Count
 from planner.instances.space import Role, Row
+from planner.objective import Aim, Known
 from planner.offers.asides import CountedAside
 from planner.offers.decode_offers import decode_offers
 from planner.plans.quantised import in_formats
@@ -23,7 +24,6 @@ from planner.question import Machines, Question
 from planner.search.columns import Side
 from planner.search.fleet import Fleet, Member, on_pools, shares
 from planner.search.gather import Aggregated, Costing, Cut, Option, Pools, aggregated, gather, slowest_transfer
-from planner.search.objective import Aim, Known
 from planner.search.programme import Picks, Programme
 from planner.search.proof import Pruned, late_alone, never_costed, never_queued
 from planner.search.shapes import needed_beside, not_aggregated, why_not_apart

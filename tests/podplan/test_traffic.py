@@ -14,7 +14,7 @@ from planner.manifest.document import parse_manifest, read_manifest
 from planner.manifest.schema import ManifestWorkload, PromptKinds
 from planner.plans.expectation import expect, workload_of
 from planner.queues.prompts import prompts_of
-from planner.search.nearest import scaled_prompts
+from planner.search.changes.nearest import scaled_prompts
 from planner.workload import Workload
 from podplan.options import QuestionFlags
 from podplan.question_files import read_questions

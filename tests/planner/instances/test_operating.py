@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from planner.costs.latency import balanced_cost
-from planner.instances.candidates import decode_all, prefill_found
 from planner.instances.decode_candidates import Count
 from planner.instances.operating import (
     Dealing,
@@ -23,6 +22,7 @@ from planner.offers.prefill_offers import prefill_offers
 from planner.serving.capacity import Limits
 from planner.serving.played import PlayedPrefill
 from planner.serving.prefill import PrefillPool
+from tests.instances import decode_all, prefill_found
 from tests.questions import small_question
 
 CASES = [("qwen3-8b", "h100", 0.0), ("qwen3-30b-a3b", "cm384", 0.5), ("deepseek-v2-lite", "h100", 1.0)]
@@ -32,7 +32,7 @@ CASES = [("qwen3-8b", "h100", 0.0), ("qwen3-30b-a3b", "cm384", 0.5), ("deepseek-
 def test_a_full_decode_instance_is_its_candidate(model: str, hardware: str, squared_cv: float) -> None:
     """With every rank full an iteration lasts what the search said, or less where one microbatch is quicker."""
     question = small_question(model=model, hardware=hardware, squared_cv=squared_cv)
-    for candidate in decode_all(question, Count()):
+    for candidate in decode_all(question):
         server = DecodeServer(question, candidate, 0.0)
         table = server.iteration_table()
         assert table.size == server.most_requests
@@ -45,7 +45,7 @@ def test_a_full_decode_instance_is_its_candidate(model: str, hardware: str, squa
 def test_a_full_prefill_pass_is_its_candidate(model: str, hardware: str, squared_cv: float) -> None:
     """With every group full a pass lasts what the search said, or less where one microbatch is quicker."""
     question = small_question(model=model, hardware=hardware, squared_cv=squared_cv)
-    for candidate in prefill_found(question, Count()):
+    for candidate in prefill_found(question):
         server = PrefillServer(question, candidate)
         full = float(server.pass_seconds(np.array([float(server.most_prompts)]))[0])
         assert full <= candidate.pass_seconds * (1 + 1e-9)
@@ -57,7 +57,7 @@ def test_a_full_prefill_pass_is_its_candidate(model: str, hardware: str, squared
 def test_capacities_keep_their_limits_and_are_not_far_below(model: str, hardware: str, squared_cv: float) -> None:
     """At the capacity the percentile keeps the limit; 3 % above, it does not or the instance is at its 98 %."""
     question = small_question(model=model, hardware=hardware, squared_cv=squared_cv)
-    for candidate in prefill_found(question, Count())[:2]:
+    for candidate in prefill_found(question)[:2]:
         server = PrefillServer(question, candidate)
         rate = server.capacity()
         if rate:
@@ -68,7 +68,7 @@ def test_capacities_keep_their_limits_and_are_not_far_below(model: str, hardware
             assert several is not None and several.at(99) <= here.at(99) * 1.001
             full = server.most_prompts / float(server.pass_seconds(np.array([float(server.most_prompts)]))[0])
             assert above is None or above.at(99) > question.ttft_seconds * 0.99 or rate >= 0.975 * full
-    for candidate in decode_all(question, Count())[:2]:
+    for candidate in decode_all(question)[:2]:
         decode = DecodeServer(question, candidate, 0.001)
         rate = decode.capacity()
         if rate:
@@ -80,7 +80,7 @@ def test_capacities_keep_their_limits_and_are_not_far_below(model: str, hardware
 def test_requests_dealt_to_groups_cost_their_fullest_group() -> None:
     """One request more never makes an iteration shorter, and one request is held by one group."""
     question = small_question(squared_cv=0.5)
-    candidate = max(decode_all(question, Count()), key=lambda each: each.row.strategy.attention_dp)
+    candidate = max(decode_all(question), key=lambda each: each.row.strategy.attention_dp)
     ranks = candidate.row.strategy.attention_dp
     dealing = Dealing(balanced_cost(candidate.deployment, question.balance), question.workload, ranks, 1)
     seconds = dealt_iteration_seconds(dealing, np.arange(1.0, 40.0 * ranks))
@@ -92,7 +92,7 @@ def test_requests_dealt_to_groups_cost_their_fullest_group() -> None:
 def test_kv_goes_over_the_slower_plane_and_the_links_of_its_group() -> None:
     """Twice the prompt takes twice the bytes; bytes over efficient bandwidth, plus one latency."""
     question, longer = small_question(model="qwen3-8b"), small_question(model="qwen3-8b", lengths=(2048.0, 128.0))
-    candidate = prefill_found(question, Count())[0]
+    candidate = prefill_found(question)[0]
     plane = question.prefill.hardware.plane(question.prefill.hardware.kv_plane)
     # 36 layers, 8 KV heads of 128, K and V in BF16 (Qwen3-8B config.json)
     sent = 1024 * 36 * 2 * 8 * 128 * 2
@@ -109,7 +109,7 @@ def test_kv_goes_over_the_slower_plane_and_the_links_of_its_group() -> None:
 def test_a_chunked_prompt_takes_its_parts_in_turn() -> None:
     """The parts of a prompt see what came before: together they are not shorter than the whole."""
     question = small_question(lengths=(16_384.0, 128.0), ttft_seconds=8.0)
-    candidate = prefill_found(question, Count())[0]
+    candidate = prefill_found(question)[0]
     cost = balanced_cost(candidate.deployment, question.balance)
     one = busiest_prompts(question.workload, 1.0, candidate.row.strategy.attention_dp)
     whole, parts = (pass_seconds(cost, question.workload, one, 1.0, chunks, 1) for chunks in (1, 8))
@@ -123,7 +123,7 @@ def test_a_chunked_prompt_takes_its_parts_in_turn() -> None:
 def test_equal_prompts_are_served_as_the_core_plays_them(groups: int, instances: int, load: float) -> None:
     """The closed form of bulk service and the played rule tell one TTFT, mean and p99."""
     question = small_question(lengths=(1024.0, 128.0))
-    candidate = next(each for each in prefill_found(question, Count()) if each.row.strategy.attention_dp == groups)
+    candidate = next(each for each in prefill_found(question) if each.row.strategy.attention_dp == groups)
     server = PrefillServer(question, candidate)
     assert server.player is None
     pool = PrefillPool(times=server.times, ranks=groups, budget_tokens=server.budget_tokens)

@@ -6,11 +6,11 @@ import pytest
 
 from hardware.formats import multiplied
 from hardware.loader import load_hardware
+from planner.objective import ObjectiveName, preferred
 from planner.plans.plan import Plan
 from planner.plans.quantised import combinations, format_text, in_formats, own_formats, usual_weights
-from planner.question import Formats, Objective, Question
+from planner.question import Formats, Question
 from planner.search.answer import Answer
-from planner.search.objective import preferred
 from planner.search.search import search
 from tests.questions import small_question
 
@@ -94,7 +94,7 @@ def figures(plans: list[Plan | None]) -> list[tuple[float, ...] | None]:
 
 
 @pytest.mark.parametrize("objective", ["throughput", "chips", "latency"])
-def test_one_search_finds_the_best_of_all_pairs_of_formats(objective: Objective) -> None:
+def test_one_search_finds_the_best_of_all_pairs_of_formats(objective: ObjectiveName) -> None:
     """Each pair alone, costed and proven on its own, comes to what the search over all tells of it."""
     rate = None if objective == "throughput" else 5.0
     question = asked(*every_pair(), objective=objective, rate_per_second=rate)
@@ -103,7 +103,7 @@ def test_one_search_finds_the_best_of_all_pairs_of_formats(objective: Objective)
 
     assert len({own_formats(each) for each in each_alone}) == len(alone) == 4
     assert figures([tried.plan for tried in answer.formats]) == figures(alone)
-    best = preferred(alone, question)
+    best = preferred(alone, question.goal)
     assert best is not None and own_formats(answer.question) == question.formats[best]
     assert answer.bound is not None and answer.bound.gap < 1e-3
 

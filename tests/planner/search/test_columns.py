@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 
 from planner.instances.decode_candidates import Count
 from planner.instances.space import role_rows
+from planner.objective import Aim
 from planner.offers.decode_offers import decode_offers
 from planner.offers.offer import Offer, Offers
 from planner.offers.prefill_offers import prefill_offers
 from planner.search.columns import Side
-from planner.search.objective import Aim
 from planner.search.programme import Programme
 from tests.questions import machines, small_question
 

@@ -11,13 +11,13 @@ import pytest
 
 from planner.instances.decode_candidates import Count
 from planner.mixed.kinds import MixedKind
+from planner.objective import Aim
 from planner.offers.kinds import DecodeKind, PrefillKind
 from planner.search.answer import Answer
 from planner.search.cluster import plan_cluster
 from planner.search.columns import Side
 from planner.search.fleet import Fleet, Member, on_pools
 from planner.search.gather import aggregated, gather
-from planner.search.objective import Aim
 from planner.search.search import search
 from planner.search.solve import mean_seconds
 from tests.questions import machines, small_question

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from planner.instances.decode_candidates import Count
 from planner.instances.least import Least
 from planner.mixed.kinds import MixedKind
+from planner.objective import Aim
 from planner.offers.kinds import DecodeKind, PrefillKind
 from planner.offers.offer import Offers
 from planner.question import Question
 from planner.search.columns import Side
 from planner.search.gather import Pools, gather
 from planner.search.gather import aggregated as aggregate
-from planner.search.objective import Aim
 from planner.search.programme import Programme
 from tests.questions import machines, small_answer, small_question
 

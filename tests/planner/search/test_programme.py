@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ground.errors import BadInput
+from planner.objective import Aim
 from planner.offers.offer import Offer, Offers
 from planner.search.columns import Side
-from planner.search.objective import Aim, device_cost
 from planner.search.programme import Picks, Programme, Way
 from planner.search.proof import Bound, begin_proof
 from tests.planner.search.test_columns import OFFER, Queue
@@ -90,7 +90,7 @@ def by_enumeration(asked: Programme) -> float | None:
         spent = {
             "throughput": -rate,
             "chips": sum(float(own.room[column]) for own, column in picked),
-            "cost": sum(float(own.room[column]) * device_cost(own.machines) for own, column in picked),
+            "cost": sum(float(own.room[column]) * own.machines.device_cost for own, column in picked),
         }[asked.aim.objective]
         best = spent if best is None else min(best, spent)
     return best

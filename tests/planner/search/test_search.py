@@ -1,6 +1,5 @@
 """The search against trying everything, and what must hold when a question changes."""
 
-from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -9,14 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ground.errors import BadInput
-from planner.instances.candidates import prefill_found
-from planner.instances.decode_candidates import Count
+from planner.search.changes.variations import most_carried
 from planner.search.fleet import Fleet, aim_of
 from planner.search.front import dominates
-from planner.search.missing import fastest_ttft
 from planner.search.programme import Programme
 from planner.search.search import search
-from planner.search.variations import most_carried
 from planner.search.ways import gather_fleet
 from tests.planner.search.test_programme import by_enumeration
 from tests.questions import rate_of, small_answer, small_question
@@ -162,19 +158,6 @@ def test_roles_on_machines_of_their_own() -> None:
     rates = [rate_of(model="qwen3-8b", hardware="cm384", devices=16, decode=("h100", count)) for count in (1, 2, 4)]
 
     assert rates == sorted(rates) and rates[0] > 0
-
-
-def test_small_instances_stay_where_larger_ones_are_quick() -> None:
-    """A size whose passes all take more than half the limit is still tried, beside sizes that are faster."""
-    asked = small_question(model="qwen3-8b", devices=8, lengths=(8192.0, 128.0))
-    alone = fastest_ttft(small_question(model="qwen3-8b", devices=1, lengths=(8192.0, 128.0)))
-    assert alone is not None
-    limit = alone * 1.5
-
-    sizes = {each.devices: each.pass_seconds for each in prefill_found(replace(asked, ttft_seconds=limit), Count())}
-
-    assert sizes[1] > limit / 2
-    assert min(sizes.values()) <= limit / 2
 
 
 def test_the_same_question_has_the_same_answer() -> None:

@@ -7,8 +7,6 @@ import pytest
 
 from hardware.loader import load_hardware
 from models.loader import load_model
-from planner.instances.decode_candidates import Count, decode_candidates
-from planner.instances.space import groups, role_rows
 from planner.question import Machines, Question
 from planner.search.answer import Answer
 from planner.search.search import search
@@ -64,16 +62,6 @@ def test_sizing_and_planning_agree():
     most = search(replace(question(4), prefill=pool, decode=pool)).best
     assert most is not None
     assert most.requests_per_second >= 20.0 * 0.999
-
-
-def test_pruning_keeps_the_best_of_each_size():
-    """What is already known for a size drops only rows that carry no more."""
-    asked = question(1)
-    for group in groups(asked, "decode", role_rows(asked, "decode"), 0):
-        free = decode_candidates(asked, group, 1, Count(), 0.04, {})
-        floor = {candidate.devices: candidate.requests_per_second * 0.999 for candidate in free}
-        pruned = decode_candidates(asked, group, 1, Count(), 0.04, floor)
-        assert {(c.devices, c.row, c.batch) for c in pruned} == {(c.devices, c.row, c.batch) for c in free}
 
 
 @pytest.mark.parametrize(("ttft", "tpot", "binding"), [(1e-6, 0.04, "ttft"), (1.0, 1e-6, "tpot")])

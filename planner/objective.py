@@ -1,16 +1,14 @@
 """What is to be best: one record for each objective, which everything asks that compares plans, columns or bounds.
 
-A choice is compared by the rate that it carries (``maximised``), by what its devices count (``per_device``), or by how
+A choice is compared by the rate that it carries (``maximised``), by what its devices count, or by how
 long a request takes (``timed``); ties go to what the objective leaves open.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
-from planner.question import Machines, Question
-from planner.question import Objective as Name
-
+ObjectiveName = Literal["throughput", "chips", "cost", "latency"]
 Pair = tuple[float, float]
 SLACK = 1e-6
 """Part by which a bound may lie below what is known and not be told apart from it."""
@@ -29,32 +27,22 @@ class Compared(Protocol):
     def e2e_mean_seconds(self) -> float: ...  # noqa: D102
 
 
-def device_cost(machines: Machines) -> float:
-    """Price of a device and hour in USD; 1 where the chip has none."""
-    price = machines.hardware.price_usd_per_chip_hour
-    return price.value / machines.devices_per_chip if price else 1.0
-
-
-def _chips_first(machines: Machines) -> Pair:
-    return 1 / machines.devices_per_chip, device_cost(machines)
-
-
-def _cost_first(machines: Machines) -> Pair:
-    return device_cost(machines), 1 / machines.devices_per_chip
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Objective:
     """How choices compare: ``key`` gives (objective, tie-break) of one, both to be made small."""
 
     key: Callable[[Compared], Pair]
     unit: str
-    per_device: Callable[[Machines], Pair] = _chips_first
-    """What each device of a pool counts in the objective, and in the tie-break."""
     maximised: bool = False
     """The rate that is carried is made large; otherwise the asked rate is carried, and something made small."""
+    priced: bool = False
+    """Devices count by their price, which every machine must state."""
     timed: bool = False
     """Columns are compared by the mean seconds of a request from arrival to last token."""
+
+    def per_device(self, chips: float, cost_per_hour: float) -> Pair:
+        """Return what a device counts in the objective, and in the tie-break."""
+        return (cost_per_hour, chips) if self.priced else (chips, cost_per_hour)
 
     def value(self, found: Compared) -> float:
         """Return what the objective makes small or large of a choice, in its unit."""
@@ -73,7 +61,7 @@ class Objective:
         return max(values) if self.maximised else min(values)
 
 
-OBJECTIVES: dict[Name, Objective] = {
+OBJECTIVES: dict[ObjectiveName, Objective] = {
     "throughput": Objective(
         key=lambda found: (-found.requests_per_second, float(found.devices)), unit="requests/s", maximised=True
     ),
@@ -81,7 +69,7 @@ OBJECTIVES: dict[Name, Objective] = {
     "cost": Objective(
         key=lambda found: (found.cost_per_hour or float(found.devices), -found.requests_per_second),
         unit="USD/h",
-        per_device=_cost_first,
+        priced=True,
     ),
     "latency": Objective(key=lambda found: (found.e2e_mean_seconds, float(found.devices)), unit="s", timed=True),
 }
@@ -95,7 +83,7 @@ class Aim:
     """
 
     devices: Mapping[str, int]
-    objective: Name
+    objective: ObjectiveName
     rate: float | None = None
 
     @property
@@ -112,8 +100,7 @@ class Known:
     spent: Pair
 
 
-def preferred(plans: Sequence[Compared | None], question: Question) -> int | None:
-    """Return the place of the plan that serves the question best; of equal ones the first; None where there is none."""
-    key = OBJECTIVES[question.objective].key
-    keys = [(key(plan), place) for place, plan in enumerate(plans) if plan is not None]
+def preferred(plans: Sequence[Compared | None], goal: Objective) -> int | None:
+    """Return the place of the best plan; of equal ones the first; None where there is none."""
+    keys = [(goal.key(plan), place) for place, plan in enumerate(plans) if plan is not None]
     return min(keys)[1] if keys else None

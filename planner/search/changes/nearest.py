@@ -9,9 +9,9 @@ from ground.units import format_count, format_duration, format_rate, rounded_dow
 from hardware.formats import ELEMENT_BYTES, KvDtype, multiplied, storable
 from hardware.spec import Dtype
 from planner.question import Machines, Question
-from planner.search.missing import limit_of, with_limit
-from planner.search.resources import Each
-from planner.search.variations import has_plan, most_carried
+from planner.search.changes.missing import limit_of, with_limit
+from planner.search.changes.resources import Each
+from planner.search.changes.variations import has_plan, most_carried
 from planner.workload import Lengths, Workload
 
 Try = Callable[[Question], bool]

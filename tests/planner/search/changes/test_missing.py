@@ -8,7 +8,7 @@ import pytest
 
 from ground.units import parse_duration, parse_rate
 from planner.search.answer import Answer
-from planner.search.missing import fastest_tpot, fastest_ttft, fitting_sizes, smallest_devices, with_devices
+from planner.search.changes.missing import fastest_tpot, fastest_ttft, fitting_sizes, smallest_devices, with_devices
 from planner.search.search import search
 from tests.questions import small_question
 

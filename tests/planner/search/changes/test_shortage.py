@@ -4,9 +4,9 @@ import re
 from dataclasses import replace
 
 from planner.question import Question
+from planner.search.changes.shortage import too_few
+from planner.search.changes.variations import has_plan, most_carried
 from planner.search.search import search
-from planner.search.shortage import too_few
-from planner.search.variations import has_plan, most_carried
 from tests.questions import machines, small_question
 
 

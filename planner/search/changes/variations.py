@@ -9,13 +9,13 @@ from dataclasses import replace
 from planner.instances.space import ROLES, Row, role_rows
 from planner.mixed.kinds import MixedKind
 from planner.mixed.offers import mixed_offers
+from planner.objective import Known
 from planner.offers.kinds import DecodeKind, PrefillKind
 from planner.offers.offer import Offers
 from planner.plans.quantised import in_formats
 from planner.question import Question
 from planner.search.fleet import Fleet, aim_of
 from planner.search.gather import Costing
-from planner.search.objective import Known
 from planner.search.shapes import needed_rates, not_aggregated, on_each_pool
 from planner.search.solve import Choice, choose
 from planner.search.ways import Gathered, Rows, gather_fleet

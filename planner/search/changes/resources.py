@@ -12,7 +12,7 @@ from ground.sourced import Sourced
 from hardware.spec import HardwareSpec, Plane, Scope
 from planner.plans.plan import Plan
 from planner.question import Machines, Question
-from planner.search.variations import most_carried, rows_that_matter
+from planner.search.changes.variations import most_carried, rows_that_matter
 from planner.search.ways import Rows
 
 MORE = 1.1

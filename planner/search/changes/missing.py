@@ -7,26 +7,28 @@ from dataclasses import replace
 import numpy as np
 
 from ground.units import counted, format_bytes, format_duration, rounded_up
-from planner.costs.latency import balanced_cost, tokens_per_iteration
+from planner.balance.imbalance import expected_maximum_normal
+from planner.costs.latency import accepted_tokens, balanced_cost, tokens_per_iteration
 from planner.costs.memory import weight_bytes
-from planner.instances.candidates import decode_all, prefill_found
-from planner.instances.decode_candidates import Count, decode_candidates, rows_with_room
-from planner.instances.operating import DecodeServer, PrefillServer
+from planner.instances.decode_candidates import Count, iteration, least_batch, rows_with_room
 from planner.instances.prefill_candidates import budgets, pass_seconds, prefill_fits
 from planner.instances.space import Role, groups, machines_of, role_rows
 from planner.mixed.candidates import BUDGETS
 from planner.mixed.kinds import MixedKind, group_screen
 from planner.mixed.offers import holding, mixed_offers
+from planner.objective import Aim
+from planner.offers.decode_offers import decode_offers
+from planner.offers.prefill_offers import prefill_offers
 from planner.question import Machines, Question
 from planner.search.gather import slowest_transfer
-from planner.search.objective import Aim
 from planner.search.shapes import needed_rates, not_aggregated
 from planner.survival import lost_instances
-from planner.workload import reserved_kv_tokens
+from planner.workload import reserved_kv_tokens, running_kv_tokens
 
-_RELAXED = 1_000_000.0
 _FACTORS = (1.05, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0)
 """Of the least time that a limit may be: the tightest of these that helps is told."""
+_OF_A_SIZE = 2
+"""Instances of each size, those that carry most at their bounds, that are tried for carrying anything."""
 TRIED = 12
 """Kinds of aggregated instances, the most likely first, that are solved before a limit is taken to be out of reach."""
 
@@ -155,28 +157,17 @@ def with_devices(question: Question, devices: int) -> Question:
 
 
 def fastest_tpot(question: Question) -> float | None:
-    """Least time per token of any decode instance that fits, at its smallest batch; within 2 %."""
-    count, high = Count(), question.tpot_seconds
-    while not any(_decode_found(question, count, high)):
-        high *= 2
-        if high > _RELAXED:
-            return None
-    low = high / 2
-    while any(_decode_found(question, count, low)):
-        low, high = low / 2, low
-    while high > 1.02 * low:
-        middle = math.sqrt(low * high)
-        low, high = (low, middle) if any(_decode_found(question, count, middle)) else (middle, high)
-    return high
-
-
-def _decode_found(question: Question, count: Count, limit: float) -> list[bool]:
-    rows = role_rows(question, "decode")
-    return [
-        bool(decode_candidates(question, group, 1, count, limit, {}))
-        for drafts in question.drafts
-        for group in groups(question, "decode", rows, drafts)
-    ]
+    """Least time per token of any decode instance that fits, at its smallest batch; None where none fits."""
+    best, kv = math.inf, running_kv_tokens(question.workload)
+    for drafts in question.drafts:
+        for group in groups(question, "decode", role_rows(question, "decode"), drafts):
+            held, _ = rows_with_room(group, 1, reserved_kv_tokens(question.workload))
+            if held.rows:
+                ranks = expected_maximum_normal(held.deployment.strategy.attention_groups)
+                cost = balanced_cost(held.deployment, question.balance)
+                seconds = iteration(cost, ranks, least_batch(held, 1), kv, 1)
+                best = min(best, float(np.min(seconds / accepted_tokens(held.deployment, question.acceptance))))
+    return best if math.isfinite(best) else None
 
 
 def fastest_ttft(question: Question) -> float | None:
@@ -204,17 +195,16 @@ def nearest_limit(question: Question, prefill: bool, least: float, taken: float)
 
 
 def least_carrying(question: Question, prefill: bool) -> float:
-    """Devices of the smallest instance of a role, the best of its size, that carries any traffic within its limit."""
-    count = Count()
+    """Devices of the smallest instance of a role, of the best of each size, that carries any rate within its limit."""
+    rows, count = role_rows(question, role_of(prefill)), Count()
     if prefill:
-        for each in prefill_found(question, count):
-            server = PrefillServer(question, each)
-            if server.pool_carries(1, server.saturation_per_second / 1000):
-                return each.devices
-        return math.inf
-    transfer = slowest_transfer(question)
-    able = (each for each in decode_all(question, count) if DecodeServer(question, each, transfer).capacity() > 0)
-    return next((each.devices for each in able), math.inf)
+        offers = prefill_offers(question, rows, count)
+    else:
+        offers = decode_offers(question, rows, count, slowest_transfer(question))
+    for number in sorted(offers.leading_of_each_size(_OF_A_SIZE), key=lambda number: int(offers.devices[number])):
+        if offers.build(number).pool_carries(1, float(offers.bound_per_second[number]) / 1000):
+            return float(offers.devices[number])
+    return math.inf
 
 
 def unsurvivable(question: Question, prefill_sizes: Sequence[int], decode_sizes: Sequence[int]) -> tuple[str, str]:

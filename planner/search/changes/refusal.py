@@ -5,11 +5,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from ground.units import rounded_down
+from planner.objective import Aim
 from planner.question import Question
 from planner.search.answer import Answer, Change
-from planner.search.columns import Side
-from planner.search.gather import Pools
-from planner.search.missing import (
+from planner.search.changes.missing import (
     fitting_sizes,
     missing,
     missing_anyhow,
@@ -17,10 +16,11 @@ from planner.search.missing import (
     unsurvivable,
     unsurvivable_aggregated,
 )
-from planner.search.objective import Aim
+from planner.search.changes.shortage import shortage
+from planner.search.columns import Side
+from planner.search.gather import Pools
 from planner.search.programme import Programme
 from planner.search.shapes import not_aggregated
-from planner.search.shortage import shortage
 from planner.search.solve import Choice, choose
 from planner.search.ways import Gathered, every_way, gather_fleet
 

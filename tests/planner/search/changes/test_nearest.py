@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from planner.question import Formats, Question
-from planner.search.nearest import _least, _quantised, nearest_changes
+from planner.search.changes.nearest import _least, _quantised, nearest_changes
+from planner.search.changes.variations import has_plan
 from planner.search.search import search
-from planner.search.variations import has_plan
 from tests.plans import small_plan
 from tests.questions import small_question
 

@@ -4,13 +4,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from ground.units import counted, format_rate, rounded_down
+from planner.objective import Aim
 from planner.question import Machines, Question
+from planner.search.changes.missing import most_devices
+from planner.search.changes.variations import has_plan
 from planner.search.columns import Side
 from planner.search.gather import Option
-from planner.search.missing import most_devices
-from planner.search.objective import Aim
 from planner.search.programme import Programme
-from planner.search.variations import has_plan
 
 STEP = 1.08
 """From one size that is tried to the next."""

@@ -6,7 +6,7 @@ import pytest
 
 from hardware.loader import load_hardware
 from planner.costs.collectives import collective_fit, exchange_fit
-from planner.search.resources import (
+from planner.search.changes.resources import (
     MORE,
     bought,
     changes_of,
