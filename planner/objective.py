@@ -48,7 +48,7 @@ class Objective:
         """Return what the objective makes small or large of a choice, in its unit."""
         return abs(self.key(found)[0])
 
-    def better(self, one: "Known", other: "Known") -> bool:
+    def better(self, one: "Incumbent", other: "Incumbent") -> bool:
         """Whether one choice is better than another; values that differ in the last digits alone are alike."""
         first, second = (-each.rate if self.maximised else each.spent[0] for each in (one, other))
         if abs(first - second) > SLACK * abs(second):
@@ -93,8 +93,8 @@ class Aim:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Known:
-    """What a choice of columns does: its rate in units of what is asked, and what its devices count."""
+class Incumbent:
+    """The best choice known so far: its rate in units of what is asked, and what its devices count."""
 
     rate: float
     spent: Pair

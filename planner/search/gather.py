@@ -20,7 +20,7 @@ from planner.instances.space import (
     row_deployment,
 )
 from planner.mixed.offers import Dropped, mixed_offers
-from planner.objective import Aim, Known
+from planner.objective import Aim, Incumbent
 from planner.offers.asides import CountedAside
 from planner.offers.decode_offers import decode_offers
 from planner.offers.offer import Offers
@@ -216,7 +216,9 @@ class Aggregated:
         return Option(question, (make_side(question, "mixed", self.offers, model),))
 
 
-def aggregated(question: Question, aim: Aim, known: Known | None, rows: list[Row] | None, count: Count) -> Aggregated:
+def aggregated(
+    question: Question, aim: Aim, known: Incumbent | None, rows: list[Row] | None, count: Count
+) -> Aggregated:
     """Cost the aggregated instances, or given ``rows`` of them, that may beat what is known.
 
     Where a rate is asked their queues are solved for no more than it.

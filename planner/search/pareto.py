@@ -17,7 +17,7 @@ import numpy as np
 from planner.instances.decode_candidates import Count
 from planner.instances.space import Row, role_space
 from planner.mixed.offers import mixed_offers
-from planner.objective import Aim, Known
+from planner.objective import Aim, Incumbent
 from planner.plans.plan import Plan
 from planner.question import Question
 from planner.search.columns import BELOW
@@ -39,7 +39,7 @@ ROUNDS = 2
 """Guesses of a cell that are solved; three rounds change few plans and take half as long again."""
 
 
-Cell = tuple[Aim, Known | None]
+Cell = tuple[Aim, Incumbent | None]
 """What is asked, and what separate pools do there."""
 Cells = tuple[list[Cell], list[Plan]]
 """The cells of two levels of the limits, and the plans of separate pools in them."""
@@ -96,7 +96,7 @@ def _separate(question: Question, pools: Pools, levels: int) -> Cells:
     cells: list[Cell] = []
     plans: list[Plan] = []
     for aim in _aims(question, levels):
-        known: Known | None = None
+        known: Incumbent | None = None
         # Where there is no plan, there is none on fewer devices or at a higher rate either.
         for option in options if not cells or cells[-1][1] is not None else ():
             programme = Programme(((option.sides,),), aim)
@@ -105,7 +105,7 @@ def _separate(question: Question, pools: Pools, levels: int) -> Cells:
             if plan is None or picks is None:
                 continue
             plans.append(plan)
-            does = programme.known(picks)
+            does = programme.incumbent(picks)
             known = does if known is None or aim.goal.better(does, known) else known
         cells.append((aim, known))
     return cells, plans
@@ -163,7 +163,7 @@ def _alike(programme: Programme, known: Picks, guess: Picks) -> bool:
     """Whether a known choice is as good as one that is guessed, within half of what tells plans apart."""
     if programme.aim.goal.maximised:
         return programme.carried(known) * (1 + ALIKE / 2) >= programme.carried(guess, "guess")
-    return programme.known(known).spent[0] <= programme.known(guess).spent[0]
+    return programme.incumbent(known).spent[0] <= programme.incumbent(guess).spent[0]
 
 
 def mixed_rows(question: Question) -> list[tuple[Question, list[Row]]]:
@@ -196,12 +196,12 @@ def _ahead(
     for aim, known in cells:
         programme = Programme(((option.sides,),), limited(question, aim, known))
         picks = _guessed(programme, known)
-        if picks is not None and (known is None or aim.goal.better(programme.known(picks), known)):
+        if picks is not None and (known is None or aim.goal.better(programme.incumbent(picks), known)):
             found.append((aim, _plan(asked, option, programme, picks)))
     return [(aim, plan) for aim, plan in found if plan is not None]
 
 
-def _guessed(programme: Programme, known: Known | None) -> Picks | None:
+def _guessed(programme: Programme, known: Incumbent | None) -> Picks | None:
     """Return the best column by guesses, if its queue carries what is needed."""
     least = known.rate * (1 - BELOW) if known is not None and programme.aim.rate is None else 0.0
     picks = programme.best(least, by="guess")

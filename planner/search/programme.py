@@ -10,6 +10,7 @@ What is chosen in the end is the best over all columns, for those that were neve
 they carry, or at no more than they take.
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -20,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ground.errors import BadInput
-from planner.objective import Aim, Known
+from planner.objective import Aim, Incumbent
 from planner.search.columns import BELOW, RELATIVE, Rates, Side
 
 if TYPE_CHECKING:
@@ -101,12 +102,12 @@ class Programme:
             for share, own, pick in zip(self.shares, self.ways, picks, strict=True)
         )
 
-    def known(self, picks: Picks) -> Known:
+    def incumbent(self, picks: Picks) -> Incumbent:
         """Return what a choice does."""
         spent = np.zeros(2)
         for side, column in self.picked(picks):
             spent += int(side.room[column]) * np.array(side.machines.per_device(self.aim.goal))
-        return Known(rate=self.carried(picks), spent=(float(spent[0]), float(spent[1])))
+        return Incumbent(rate=self.carried(picks), spent=(float(spent[0]), float(spent[1])))
 
     def best(self, least_rate: float = 0.0, by: Rates = "bound") -> Picks | None:
         """Return the best columns at their present bounds, guesses or solved rates; None where none fit.
@@ -145,11 +146,13 @@ class Programme:
     @cached_property
     def _held(self) -> tuple[Floats, Floats]:
         """Devices of each pool in whole steps, and the steps."""
-        steps = np.array([float(self.steps[pool]) for pool in self._pools])
-        return np.array([float(self.aim.devices[pool]) for pool in self._pools]) // steps * steps, steps
+        counts, steps = np.array([self._steps(pool) for pool in self._pools], dtype=np.float64).T
+        return counts * steps, steps
 
     def _smallest(self, stairs: Mapping[int, "_Stairs"], rate: float) -> Picks | None:
         """Return the best route that carries a rate, each side with its smallest sufficient column."""
+        if len(self.ways) == 1:
+            return self._of_one_model(stairs, rate)
         most, steps = self._held
         used, spent = np.zeros((1, most.size)), np.zeros((1, 2))  # [routes, pools], [routes, (objective, tie-break)]
         routes = np.zeros((1, 0), dtype=np.int64)  # [routes, models]
@@ -164,9 +167,7 @@ class Programme:
             spent = (spent[:, None] + np.array([found[:2] for _, found in taken])).reshape(-1, 2)
             routes = np.column_stack([np.repeat(routes, numbers.size, axis=0), np.tile(numbers, len(routes))])
             fits = (used <= most + RELATIVE).all(axis=1)
-            kept = np.flatnonzero(fits)
-            if len(self.ways) > 1:
-                kept = kept[_least_spent(used[fits], spent[fits])]
+            kept = np.flatnonzero(fits)[_least_spent(used[fits], spent[fits])]
             used, spent, routes = used[kept], spent[kept], routes[kept]
             if not len(routes):
                 return None
@@ -175,6 +176,27 @@ class Programme:
             Pick(int(way), tuple(int(at.columns[at.place(rate)]) for at in (stairs[id(side)] for side in own[way])))
             for own, way in zip(self.ways, routes[best], strict=True)
         )
+
+    def _of_one_model(self, stairs: Mapping[int, "_Stairs"], rate: float) -> Picks | None:
+        """Return the same of a single model, whose few ways need no arrays."""
+        held = [self._steps(pool) for pool in self._pools]
+        best: tuple[float, float, int] | None = None
+        for number, way in enumerate(self.ways[0]):
+            found = _taken(way, stairs, rate, self._pools)
+            if found is None or any(
+                math.ceil(room / step - RELATIVE) > nodes for room, (nodes, step) in zip(found[2:], held, strict=True)
+            ):
+                continue
+            key = round(found[0], 9), round(found[1], 9), number
+            best = key if best is None else min(best, key)
+        if best is None:
+            return None
+        chosen = (stairs[id(side)] for side in self.ways[0][best[2]])
+        return (Pick(best[2], tuple(int(own.columns[own.place(rate)]) for own in chosen)),)
+
+    def _steps(self, pool: str) -> tuple[int, int]:
+        """Return how many steps a pool has, and the devices of one."""
+        return self.aim.devices[pool] // self.steps[pool], self.steps[pool]
 
     def likely(self) -> Picks | None:
         """Return the best choice by guesses, its queues solved; None where nothing fits. Good, not proven.

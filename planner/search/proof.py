@@ -65,7 +65,7 @@ def begin_proof(
         pruned = [each for side in sides for each in _slow_columns(side)]
         certificate = None
     else:
-        known = programme.known(picks)
+        known = programme.incumbent(picks)
         reached = known.rate if goal.maximised else known.spent[0]
         pruned = [each for side in sides for each in _small_columns(side, known.rate)]
         # Whatever holds a column slower than the choice carries less: the programme's optimum stays.

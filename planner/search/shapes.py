@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.instances.reachable import REFERENCE
-from planner.objective import SLACK, Aim, Known
+from planner.objective import SLACK, Aim, Incumbent
 from planner.question import Machines, Question
 from planner.search.columns import Side
 from planner.search.programme import Programme
@@ -58,7 +58,7 @@ def why_not_apart(question: Question) -> str | None:
     return None if question.engine == REFERENCE else f"{question.engine}: domains"
 
 
-def limited(question: Question, aim: Aim, known: Known | None) -> Aim:
+def limited(question: Question, aim: Aim, known: Incumbent | None) -> Aim:
     """Return the aim with no more devices than beat what is known; with all where the rate is made large.
 
     Of as many devices, or as dear ones, what is known stays: their queues need not be solved.
@@ -70,13 +70,13 @@ def limited(question: Question, aim: Aim, known: Known | None) -> Aim:
     return replace(aim, devices={**aim.devices, machines.budget: min(most, aim.devices[machines.budget])})
 
 
-def needed_rates(question: Question, aim: Aim, known: Known | None) -> Needed:
+def needed_rates(question: Question, aim: Aim, known: Incumbent | None) -> Needed:
     """Return what aggregated instances of a pool have to carry to beat what is known; any rate where nothing is."""
     devices = limited(question, aim, known).devices[question.decode.budget]
     return _of_each(question, devices, _least(question, aim, known))
 
 
-def needed_beside(question: Question, aim: Aim, known: Known, sides: tuple[Side, Side]) -> Needed:
+def needed_beside(question: Question, aim: Aim, known: Incumbent, sides: tuple[Side, Side]) -> Needed:
     """Return what decode instances beyond the grid have to carry to beat what is known.
 
     Prefill takes its devices first: the fewest that carry as much at their bounds. Where a rate is asked they are of
@@ -94,7 +94,7 @@ def needed_beside(question: Question, aim: Aim, known: Known, sides: tuple[Side,
     return _of_each(question, most, least)
 
 
-def _least(question: Question, aim: Aim, known: Known | None) -> float:
+def _least(question: Question, aim: Aim, known: Incumbent | None) -> float:
     """Return the rate of a whole pool that is worth a queue."""
     rate = aim.rate if aim.rate is not None else known.rate if known is not None else 0.0
     return max(rate * (question.rate_per_second or 1.0) * (1 - SLACK), TINY)

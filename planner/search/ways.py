@@ -16,7 +16,7 @@ import numpy as np
 
 from planner.instances.decode_candidates import Count
 from planner.instances.space import Role, Row
-from planner.objective import Aim, Known
+from planner.objective import Aim, Incumbent
 from planner.offers.asides import CountedAside
 from planner.offers.decode_offers import decode_offers
 from planner.plans.quantised import in_formats
@@ -183,7 +183,7 @@ def _with_apart(gathered: Gathered, aim: Aim, least: float, alone: Mapping[int, 
         for option in own:
             side, question = option.decode, option.question
             if id(side) in alone and id(side) not in wider:
-                known = Known(rate=least, spent=(0.0, 0.0))
+                known = Incumbent(rate=least, spent=(0.0, 0.0))
                 needed = needed_beside(question, aim, known, (option.sides[0], side))
                 rows = apart_rows(question, needed, gathered.count, alone[id(side)].result())
                 dropped += rows.dropped
@@ -203,7 +203,7 @@ class _Ahead:
 
     def __init__(self, separate: Gathered, aim: Aim, rows: Rows | None, programme: Programme | None) -> None:
         self.rows, self.count = None if rows is None else rows.get("mixed", []), separate.count
-        self.known: Known | None = None
+        self.known: Incumbent | None = None
         self.first: Question | None = None
         asked = separate.fleet.members[0].question
         shared = asked.prefill.budget == asked.decode.budget
@@ -211,10 +211,10 @@ class _Ahead:
             return
         self.first = asked
         likely = None if programme is None or aim.goal.timed else programme.likely()
-        self.known = None if programme is None or likely is None else programme.known(likely)
+        self.known = None if programme is None or likely is None else programme.incumbent(likely)
         self.begun = CountedAside(self.count, partial(aggregated, self.first, aim, self.known, self.rows))
 
-    def cost(self, question: Question, aim: Aim, known: Known | None) -> Aggregated:
+    def cost(self, question: Question, aim: Aim, known: Incumbent | None) -> Aggregated:
         """Return the aggregated instances of a question that may beat what is known."""
         if question is self.first and known == self.known:
             return self.begun.result()
@@ -257,7 +257,7 @@ def _aggregated(
 ) -> Iterator[tuple[Option, Aggregated]]:
     """Yield the aggregated way of a member on each pool, with the columns that may beat separate pools there."""
     fleet, member = gathered.fleet, gathered.fleet.members[number]
-    beaten: dict[str, Known | None] = {}
+    beaten: dict[str, Incumbent | None] = {}
     for formed in formats_of(member):
         for machines in grounds(formed):
             question = on_pools(fleet, formed, (machines, machines))
@@ -279,7 +279,7 @@ def grounds(member: Member) -> tuple[Machines, ...]:
     return (question.decode, question.prefill) if question.shape == "aggregated" else ()
 
 
-def _separate(gathered: Gathered, number: int, pool: str, aim: Aim, least: float) -> Known | None:
+def _separate(gathered: Gathered, number: int, pool: str, aim: Aim, least: float) -> Incumbent | None:
     """Return what separate pools of a member do in one pool alone; None where they do not carry the rate there.
 
     Of a common growth: what all members carry anyway.
@@ -287,11 +287,11 @@ def _separate(gathered: Gathered, number: int, pool: str, aim: Aim, least: float
     if aim.goal.timed or (aim.rate is None and not least):
         return None
     if aim.rate is None and not gathered.fleet.single:
-        return Known(rate=least, spent=(0.0, 0.0))
+        return Incumbent(rate=least, spent=(0.0, 0.0))
     own = gathered.only(lambda option: option.budgets == {pool})
     programme = own.programme(aim, [number])
     picks = programme.settle(least) if own.options[number] else None
-    return None if picks is None else programme.known(picks)
+    return None if picks is None else programme.incumbent(picks)
 
 
 def _alone(option: Option) -> float:

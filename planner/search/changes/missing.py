@@ -41,7 +41,7 @@ def missing(question: Question, prefill: bool) -> tuple[str, str]:
     if not sizes:
         return "memory", memory_sentence(question, role_of(prefill), smallest_devices(question, machines, prefill))
     best = _fastest(question, prefill)
-    flag, limit = limit_of(question, prefill)
+    flag, limit = asked_limit(question, prefill)
     if best is None:
         return "memory", memory_sentence(question, role_of(prefill), smallest_devices(question, machines, prefill))
     eased, taken, beside = _eased(question, prefill, min(sizes))
@@ -73,7 +73,7 @@ def _eased(question: Question, prefill: bool, smallest: int) -> tuple[Question, 
     nearest = None if best is None else nearest_limit(question, other, best, smallest)
     if nearest is None:
         return question, 0, ""
-    flag, limit = limit_of(question, other)
+    flag, limit = asked_limit(question, other)
     eased = with_limit(question, other, nearest)
     told = f" with {flag} {format_duration(nearest)}, for {format_duration(limit)} cannot be kept either"
     return eased, least_carrying(eased, other), told
@@ -253,7 +253,7 @@ def missing_aggregated(question: Question) -> tuple[str, str]:
     ttft, tpot = best
     late = tpot <= question.tpot_seconds
     least = ttft if late else tpot
-    flag, limit = limit_of(question, late)
+    flag, limit = asked_limit(question, late)
     nearest = tightest(question, late, least, carries)
     change = f"nearest change: {flag} {format_duration(nearest)}" if nearest else "several times the limit do not help"
     return flag.strip("-"), (
@@ -306,7 +306,7 @@ def carries(question: Question) -> bool:
     return any(kind.pool_capacity(1) > 0 for kind in kinds if isinstance(kind, MixedKind))
 
 
-def limit_of(question: Question, ttft: bool) -> tuple[str, float]:
+def asked_limit(question: Question, ttft: bool) -> tuple[str, float]:
     """Return (flag, seconds) of the limit on TTFT, or of that on TPOT."""
     return ("--ttft", question.ttft_seconds) if ttft else ("--tpot", question.tpot_seconds)
 
@@ -322,6 +322,6 @@ def tightest(question: Question, ttft: bool, least: float, holds: Callable[[Ques
     Each is rounded up to what is printed, and tried as printed. Where the asked limit is itself longer, as with lengths
     that spread far, its multiples are tried.
     """
-    _, asked = limit_of(question, ttft)
+    _, asked = asked_limit(question, ttft)
     limits = (rounded_up(max(least, asked) * factor) for factor in _FACTORS)
     return next((limit for limit in limits if holds(with_limit(question, ttft, limit))), None)

@@ -9,7 +9,7 @@ from ground.units import format_count, format_duration, format_rate, rounded_dow
 from hardware.formats import ELEMENT_BYTES, KvDtype, multiplied, storable
 from hardware.spec import Dtype
 from planner.question import Machines, Question
-from planner.search.changes.missing import limit_of, with_limit
+from planner.search.changes.missing import asked_limit, with_limit
 from planner.search.changes.resources import Each
 from planner.search.changes.variations import has_plan, most_carried
 from planner.workload import Lengths, Workload
@@ -120,7 +120,7 @@ def _unit_share(machines: tuple[Machines, Machines]) -> float:
 
 
 def _limit(question: Question, feasible: Try, name: str, ttft: bool) -> Change:
-    flag, asked = limit_of(question, ttft)
+    flag, asked = asked_limit(question, ttft)
 
     def relaxed(factor: float) -> float:
         return rounded_up(asked * factor)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from planner.instances.space import ROLES, Row, role_rows
 from planner.mixed.kinds import MixedKind
 from planner.mixed.offers import mixed_offers
-from planner.objective import Known
+from planner.objective import Incumbent
 from planner.offers.kinds import DecodeKind, PrefillKind
 from planner.offers.offer import Offers
 from planner.plans.quantised import in_formats
@@ -30,7 +30,7 @@ def rows_that_matter(question: Question) -> Rows:
     """Return the rows of each role and size that carry most."""
     separate = gather_fleet(Fleet.of(question))
     best = choose(separate)
-    known = best.programme.known(best.picks) if isinstance(best, Choice) else None
+    known = best.programme.incumbent(best.picks) if isinstance(best, Choice) else None
     found: Rows = {role: [] for role in ROLES}
     options = (best.gathered if isinstance(best, Choice) else separate).options[0]
     for side in {id(side): side for option in options if not option.aggregated for side in option.sides}.values():
@@ -44,7 +44,7 @@ def _leading_rows(offers: Offers) -> list[Row]:
     return list(dict.fromkeys(kind.row for kind in kinds if isinstance(kind, (PrefillKind, DecodeKind, MixedKind))))
 
 
-def mixed_rows_that_matter(question: Question, separate: Gathered, known: Known | None) -> list[Row]:
+def mixed_rows_that_matter(question: Question, separate: Gathered, known: Incumbent | None) -> list[Row]:
     """Return the aggregated rows that could come near the best of either shape, those that carry most."""
     if not_aggregated(question) is not None:
         return []

@@ -13,7 +13,7 @@ from planner.mixed.least import quickest_server
 
 
 class Server:
-    """Known means, and how often TTFT itself was asked for."""
+    """Incumbent means, and how often TTFT itself was asked for."""
 
     def __init__(self, ttft: float, guess_share: float, span: float) -> None:
         self.seconds, self.asked = ttft + span, 0
