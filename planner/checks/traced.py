@@ -92,7 +92,7 @@ def search_on_trace(question: Question, trace: Trace, first: Search, again: Sear
 
 def _passed(question: Question, last: Round, rounds: Sequence[Round]) -> bool:
     """Whether the last search found a plan that breaks the limits and is no smaller than one that keeps them."""
-    if question.objective == "throughput" or last.plan is None or last.keeps:
+    if question.goal.maximised or last.plan is None or last.keeps:
         return False
     return last.plan.devices >= _fewest(rounds)
 
@@ -105,7 +105,7 @@ def _fewest(rounds: Sequence[Round]) -> float:
 def _grown(question: Question, trace: Trace, rounds: Sequence[Round], others: Sequence[Round]) -> list[Round]:
     """Return the last plan with as many more instances as keep the limits, if that is the smallest that does."""
     last, fewest = rounds[-1], _fewest((*rounds, *others))
-    if question.objective == "throughput" or last.plan is None or last.keeps or last.plan.devices >= fewest:
+    if question.goal.maximised or last.plan is None or last.keeps or last.plan.devices >= fewest:
         return []
     if any(_same(last, each) for each in rounds[:-1]):
         return []
@@ -124,7 +124,7 @@ def _round(question: Question, asked: Question, trace: Trace, best: Plan | None)
 
 def _under(question: Question, best: Plan) -> Plan | None:
     """Return a plan that was searched for other limits under those of the question, at its rate."""
-    rate = best.requests_per_second if question.objective == "throughput" else question.rate_per_second
+    rate = best.requests_per_second if question.goal.maximised else question.rate_per_second
     return best.under(question)(rate or best.requests_per_second)
 
 
@@ -132,7 +132,7 @@ def _tightened(question: Question, rounds: Sequence[Round]) -> Question | None:
     """Return what to search next; None where that is enough."""
     last = rounds[-1]
     known = max((each.most_per_second for each in rounds[:-1]), default=0.0)
-    if question.objective == "throughput" and last.most_per_second <= _MORE * known:
+    if question.goal.maximised and last.most_per_second <= _MORE * known:
         return None
     if last.keeps:
         return _between(question, rounds)
@@ -170,7 +170,7 @@ def _between(question: Question, rounds: Sequence[Round]) -> Question | None:
 
     Only where the first is not the least that could be, and the second was searched just before.
     """
-    if len(rounds) < 2 or question.objective == "throughput":
+    if len(rounds) < 2 or question.goal.maximised:
         return None
     last, before = rounds[-1], rounds[-2]
     if before.plan is None or before.keeps or last.plan is None or last.plan.devices <= before.plan.devices + 1:
@@ -185,7 +185,7 @@ def _between(question: Question, rounds: Sequence[Round]) -> Question | None:
 def _more_rate(question: Question, rounds: Sequence[Round]) -> Question | None:
     """Return the question with its own limits at a larger rate, where nothing keeps tightened ones."""
     rate, held = question.rate_per_second, rounds[0].most_per_second
-    if rate is None or question.objective == "throughput" or not held:
+    if rate is None or question.goal.maximised or not held:
         return None
     wanted = replace(question, rate_per_second=rate * rate / held)
     return None if any(each.asked == wanted for each in rounds) else wanted
@@ -194,13 +194,13 @@ def _more_rate(question: Question, rounds: Sequence[Round]) -> Question | None:
 def _chosen(question: Question, trace: Trace, answer: Answer, rounds: Sequence[Round]) -> Traced:
     played = [each for each in rounds if each.plan is not None]
     kept = [each for each in played if each.keeps]
-    if question.objective == "throughput" or not kept:
+    if question.goal.maximised or not kept:
         best = max(played, key=lambda each: each.most_per_second)
     else:
         best = min(kept, key=lambda each: _cost(question, each))
     plan, found = best.plan, best.on_trace
     assert plan is not None and found is not None, "the first round has a plan"
-    if question.objective == "throughput" and best.most_per_second and (not best.keeps or best is not rounds[0]):
+    if question.goal.maximised and best.most_per_second and (not best.keeps or best is not rounds[0]):
         slower = plan.under(question)(best.most_per_second)
         if slower is not None and (not best.keeps or _stationary(question, slower)):
             plan, found = slower, held_at(slower, trace)
@@ -218,15 +218,13 @@ def _stationary(question: Question, plan: Plan) -> bool:
 def _cost(question: Question, each: Round) -> float:
     """What the objective makes small."""
     assert each.plan is not None and each.on_trace is not None, "only plans that were played are compared"
-    if question.objective == "latency":
-        return float(each.on_trace.recorded.e2e_seconds.mean())
-    return (each.plan.cost_per_hour if question.objective == "cost" else None) or float(each.plan.devices)
+    return float(each.on_trace.recorded.e2e_seconds.mean()) if question.goal.timed else question.goal.value(each.plan)
 
 
 def _answered(answer: Answer, plan: Plan) -> Answer:
     """Return the answer with the plan that does best on the trace, and its distance from what is proven."""
     told = plan.explanation
-    if answer.question.objective == "throughput":
+    if answer.question.goal.maximised:
         carried = " and ".join(f"{format_rate(pool.capacity_per_second)} ({role})" for role, pool in plan.pools())
         told = (
             f"On the trace itself the limits hold up to {format_rate(plan.requests_per_second)}; by stationary queues "
@@ -246,13 +244,7 @@ def _answered(answer: Answer, plan: Plan) -> Answer:
 
 def _wider(bound: Bound, first: Plan, plan: Plan) -> Bound:
     """Return the bound with the gap of the plan that is answered with; the bound is one of the stationary queues."""
-    values = {
-        "throughput": (first.requests_per_second, plan.requests_per_second),
-        "chips": (first.devices, plan.devices),
-        "cost": (first.cost_per_hour or first.devices, plan.cost_per_hour or plan.devices),
-        "latency": (first.e2e_mean_seconds, plan.e2e_mean_seconds),
-    }
-    before, after = values[bound.objective]
+    before, after = (bound.goal.value(each) for each in (first, plan))
     reached = bound.value * after / before
     return replace(
         bound,
