@@ -25,7 +25,7 @@ from planner.search.shapes import needed_rates, not_aggregated
 from planner.survival import lost_instances
 from planner.workload import reserved_kv_tokens, running_kv_tokens
 
-_FACTORS = (1.05, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0)
+_FACTORS = (1.05, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0, 6.0, 8.0)
 """Of the least time that a limit may be: the tightest of these that helps is told."""
 _OF_A_SIZE = 2
 """Instances of each size, those that carry most at their bounds, that are tried for carrying anything."""
