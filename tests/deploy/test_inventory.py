@@ -91,6 +91,7 @@ def test_without_an_inventory_there_is_a_marked_template_and_a_collector() -> No
         ),
         (lambda h: [*h[:7], {k: v for k, v in h[7].items() if k != "super_pod"}], "host 'host-7' must have super_pod"),
         (lambda h: [*h[:7], h[7] | {"address": "node7"}], "hosts[7].address: 'node7' is not an IP address"),
+        (lambda h: [*h[:7], h[7] | {"address": "fe80::1%`id`"}], "is not an IP address"),
         (lambda h: [*h[:7], h[7] | {"cluster": "h800"}], "host 'host-7' is of cluster 'h800'"),
     ],
 )

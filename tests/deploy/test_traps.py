@@ -1,6 +1,7 @@
 """One test per trap of deployment files that users of other tools have fallen into; versions in planner/engines."""
 
 import json
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +14,7 @@ from deploy.reading.nodes import Node, read_nodes
 from deploy.render import render
 from deploy.site import Site
 from ground.errors import Infeasible
+from ground.units import GIBI
 from planner.engines.ascend import exchange_of, mc2_capacity
 from planner.engines.loader import load_engine
 from planner.engines.rules import Setup, broken_rule, expert_mode
@@ -384,3 +386,82 @@ def test_motor_s_reader_finds_every_key_it_asks_for() -> None:
         assert set(items) == {"ca_cert", "tls_cert", "tls_key", "tls_passwd", "tls_crl"}
     environment = json.loads(files["mindie_env.json"])
     assert environment["mindie_server_decode_env"]["HCCL_BUFFSIZE"] > 500
+
+
+def test_a_plan_that_mixes_is_told_to_mix() -> None:
+    """SGLang reads prompts beside decoding requests with --enable-mixed-chunk alone; a chunk is whole pages."""
+    flags = read_flags(first("r1-mixed", "sglang", "bare", "mixed").processes[0].words)
+    assert "--enable-mixed-chunk" in flags
+    assert int(flags["--chunked-prefill-size"] or 0) // 16 % 128 == 0
+    assert "--enable-mixed-chunk" not in made("r1-cm384", "sglang", "bare").files["prefill.sh"]
+
+
+def test_releases_have_their_own_flags_of_attention_dp() -> None:
+    """0.5.23 on GPUs; 0.5.21 inside Dynamo 1.6.1 and 0.5.18 in the images for Ascend know the older pair alone."""
+    assert "--attn-dp-size" in made("qwen-h800", "sglang", "bare").files["decode.sh"]
+    older = (
+        made("qwen-h800", "sglang", "dynamo").files["graph.yaml"],
+        made("r1-cm384", "sglang", "bare").files["decode.sh"],
+    )
+    for text in older:
+        assert "--enable-dp-attention" in text and "--attn-dp-size" not in text
+    assert "# qwen3-235b-a22b with SGLang 0.5.21, dynamo" in made("qwen-h800", "sglang", "dynamo").files["README.md"]
+
+
+def test_buffers_follow_batch_and_layout() -> None:
+    """48 requests of 2 tokens at EP 64 with 5 slots a device; the prefill of SGLang combines 4096 tokens a device."""
+    exported = dict(re.findall(r"export (\w+)=(\S+)", made("r1-cm384", "vllm-ascend", "bare").files["decode.sh"]))
+    assert int(exported["HCCL_BUFFSIZE"]) == pytest.approx(892, abs=2)
+    exported = dict(re.findall(r"export (\w+)=(\S+)", made("r1-cm384", "sglang", "bare").files["prefill.sh"]))
+    assert int(exported["HCCL_BUFFSIZE"]) == 862
+    decode = made("r1-h800", "vllm", "lws").files["decode.yaml"]
+    assert "export NVSHMEM_REMOTE_TRANSPORT=ibgda" in decode and "export NVSHMEM_SYMMETRIC_SIZE=2G" in decode
+    assert "SYS_RAWIO" in decode and "rdma/ib: '1'" in decode
+
+
+def test_memory_shares_leave_room_for_buffers_and_graphs() -> None:
+    """SGLang keeps its floor of 10 GiB and DeepEP's buffers; vLLM takes its default unless the plan needs more."""
+    flags = read_flags(first("qwen-h800", "sglang", "bare", "decode").processes[0].words)
+    capacity = plan("qwen-h800").pools[1].memory_bytes_per_device.capacity
+    assert float(flags["--mem-fraction-static"] or 0) < 1 - 10 * GIBI / capacity
+    flags = read_flags(first("qwen-h800", "vllm", "bare", "decode").processes[0].words)
+    assert flags["--gpu-memory-utilization"] == "0.92"
+    pool = plan("qwen-h800").pools[1]
+    memory = pool.memory_bytes_per_device.model_copy(update={"weights": 76e9})
+    tight = plan("qwen-h800").model_copy(
+        update={"pools": [plan("qwen-h800").pools[0], pool.model_copy(update={"memory_bytes_per_device": memory})]}
+    )
+    with pytest.raises(Infeasible, match=r"vLLM leaves .* for keys and values in the decode pool"):
+        render(tight, load_engine("vllm"), "bare", Site(), DIGEST)
+
+
+def test_a_gang_knows_its_names_before_it_is_ready() -> None:
+    """A head is ready once its workers have joined, who find it by name; and no policy shuts the router out."""
+    for item in yaml.safe_load_all(made("r1-h800", "vllm", "volcano").files["decode.yaml"]):
+        if item["kind"] == "Job":
+            assert item["spec"]["plugins"]["svc"] == [
+                "--publish-not-ready-addresses=true",
+                "--disable-network-policy=true",
+            ]
+
+
+def test_rank_tables_are_asked_for_and_waited_for() -> None:
+    """The Ascend operator fills in a ConfigMap that must be there; it collects none for LeaderWorkerSets."""
+    files = made("r1-cm384", "xllm", "volcano").files
+    held = [item for item in yaml.safe_load_all(files["decode.yaml"]) if item["kind"] == "ConfigMap"]
+    assert {"rings-config-deepseek-r1-decode-0"} <= {item["metadata"]["name"] for item in held}
+    assert "until grep -q" in files["decode.yaml"]
+    with pytest.raises(Infeasible, match="use --kind volcano"):
+        made("r1-cm384", "xllm", "lws")
+
+
+def test_kv_does_not_go_from_a2_to_a3_with_vllm_ascend() -> None:
+    """Refused with the rule; SGLang, whose documents do not forbid it, takes the same plan."""
+    asked = {"strategy": "TP=8 + DP=2, EP=16", "weights": "int8"}
+    prefill, other = (deployed("deepseek-r1", hardware, prefill=asked, decode=asked) for hardware in ("910b", "cm384"))
+    both = prefill.model_copy(
+        update={"pools": [prefill.pools[0], other.pools[1]], "clusters": prefill.clusters | other.clusters}
+    )
+    with pytest.raises(Infeasible, match=r"\(pair-device\).*moves no keys and values from"):
+        render(both, load_engine("vllm-ascend"), "bare", Site(), DIGEST)
+    assert "decode.sh" in render(both, load_engine("sglang"), "bare", Site(), DIGEST).files
