@@ -63,7 +63,8 @@ def pairs() -> list[tuple[str, str, PlatformKind]]:
         for profile in all_engines():
             for kind, entry in profile.kinds.items():
                 motor = profile.engine == "mindie" and (kind == "motor") != (manifest.kv_transfer is not None)
-                if accelerator in entry.accelerators and not motor:
+                again = kind == "slurm" and name not in ("qwen-h800", "r1-mixed")  # its scripts are those of bare
+                if accelerator in entry.accelerators and not motor and not again:
                     found.append((name, profile.engine, kind))
     return found
 
