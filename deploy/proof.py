@@ -108,7 +108,7 @@ def benchmark(target: Target, load: Load, origin: Provenance) -> str:
     programme, flags = {"vllm": _vllm, "vllm-ascend": _vllm, "sglang": _sglang}.get(engine, _aiperf)(target, load)
     lines = [
         "#!/usr/bin/env bash",
-        *comment(origin, f"The traffic of the plan; plan verify reads the {RESULT} that it writes."),
+        *comment(origin, f"The traffic of the plan; plan verify reads its {result_name(target)}."),
         "set -euo pipefail",
         f'ROUTER="${{ROUTER:-{router_url(target)}}}"',
         'OUT="${OUT:-.}"',
@@ -121,6 +121,11 @@ def benchmark(target: Target, load: Load, origin: Provenance) -> str:
     for literal, expanded in urls.items():
         text = text.replace(literal, expanded)
     return "\n".join([*lines, text]) + "\n"
+
+
+def result_name(target: Target) -> str:
+    """Return the file that the benchmark writes."""
+    return RESULT if target.profile.engine in ("vllm", "vllm-ascend", "sglang") else "profile_export_aiperf.json"
 
 
 def _rate(load: Load) -> list[Flag]:

@@ -8,7 +8,7 @@ from deploy.header import Provenance, comment
 from deploy.images import image
 from deploy.kubernetes import dynamo, llmd, lws, objects, operations, statefulset, volcano, weights
 from deploy.kubernetes.pods import LOCKED, Object, metadata, plain_pod, small, weights_mount, weights_volume
-from deploy.proof import RESULT, Load, benchmark, smoke
+from deploy.proof import Load, benchmark, result_name, smoke
 from deploy.routers import Address, router_of
 from deploy.site import patched
 from ground.files import to_yaml
@@ -91,7 +91,7 @@ def _job(target: Target, origin: Provenance, name: str, script: str) -> Sheet:
         {"name": "model", "mountPath": weights_mount(target), "readOnly": True},
         {"name": "out", "mountPath": "/out"},
     ]
-    command = f"bash {path}/{name}.sh" + (f" && cat /out/{RESULT}" if name == "benchmark" else "")
+    command = f"bash {path}/{name}.sh" + (f" && cat /out/{result_name(target)}" if name == "benchmark" else "")
     container = {
         "name": name,
         "image": image(target, target.roles[0]),
