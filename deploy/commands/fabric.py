@@ -1,7 +1,7 @@
 """Environment of collectives and of KV transfer: which interface, which devices, how large their buffers are."""
 
 from deploy.commands.launch import Target
-from deploy.memory import hccl_mebibytes, symmetric_gibibytes
+from deploy.memory import buffers_bytes, hccl_mebibytes, symmetric_gibibytes
 from deploy.roles import RolePlan
 from deploy.words import Shell, Value
 
@@ -23,7 +23,7 @@ def gpu_environment(target: Target, role: RolePlan) -> dict[str, Value]:
     heap = symmetric_gibibytes(target.profile.engine, role)
     if heap:
         found["NVSHMEM_SYMMETRIC_SIZE"] = f"{heap}G"
-    if heap and role.nodes > 1:
+    if role.nodes > 1 and buffers_bytes(target.profile.engine, role):  # DeepEP over nodes, in either of its kernels
         found |= {
             "NVSHMEM_REMOTE_TRANSPORT": "ibgda",
             "NVSHMEM_IB_ENABLE_IBGDA": "true",

@@ -20,8 +20,11 @@ from deploy.kubernetes.pods import (
 )
 from deploy.words import quoted
 from ground.units import GIBI
+from hardware.formats import ELEMENT_BYTES
+from models.parameters import count_parameters
 
 STEP_GIBIBYTES = 100
+SPARE = 1.2
 HUB = "huggingface_hub==0.36.0"
 TOOL = "https://gitcode.com/Ascend/msmodelslim.git"  # ModelSlim, which writes what vLLM-Ascend, SGLang and xLLM read
 HUB_PAGE = re.compile(r"https://huggingface\.co/([A-Za-z0-9._-]+/[A-Za-z0-9._-]+)(/.*)?")
@@ -73,9 +76,11 @@ def weights(target: Target, origin: Provenance) -> Iterator[Object]:
 
 
 def _gibibytes(target: Target) -> int:
-    """Return room for every format and for what is fetched: twice the weights of an instance's devices."""
-    held = max(role.memory.weights * role.devices for role in target.roles)
-    return math.ceil(2 * held / GIBI / STEP_GIBIBYTES) * STEP_GIBIBYTES
+    """Return room for every format and for what is fetched, with a share for draft layers, scales and tables."""
+    model = target.roles[0].model
+    formats = {role.weights_dtype for role in target.roles} | ({model.native_dtype} if quantised(target) else set())
+    held = sum(count_parameters(model).total * ELEMENT_BYTES[name] for name in formats)
+    return math.ceil(SPARE * held / GIBI / STEP_GIBIBYTES) * STEP_GIBIBYTES
 
 
 def _job(target: Target, origin: Provenance, name: str, repository: str) -> Object:
