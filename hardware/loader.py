@@ -40,6 +40,10 @@ ALIASES = {
     "gb200-nvl72": "gb200",
     "nvl72": "gb200",
     "gb300-nvl72": "gb300",
+    "rtx-pro-6000-server": "rtx-pro-6000",
+    "ascend-950dt": "950dt",
+    "ascend-950pr": "950pr",
+    "atlas-350": "950pr",
 }
 
 

@@ -30,9 +30,9 @@ def write(folder: Path, data: dict[str, Any]) -> str:
 
 def test_the_catalogue_holds_every_machine_with_usable_facts() -> None:
     """Every cluster that the documentation names is there."""
-    ascend = ["910b", "910b3", "910b4", "910b4-1", "910c", "cm384"]
+    ascend = ["910b", "910b3", "910b4", "910b4-1", "910c", "950dt", "950pr", "cm384"]
     hopper = ["h100", "h20", "h20-3e", "h200", "h800"]
-    others = ["a100", "b200", "b300", "gb200", "gb300", "l40s", "mi300x", "mi325x", "mi355x"]
+    others = ["a100", "b200", "b300", "gb200", "gb300", "l40s", "mi300x", "mi325x", "mi355x", "rtx-pro-6000"]
     assert hardware_names() == sorted([*ascend, *hopper, *others])
 
 
