@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from ground.errors import BadInput, Infeasible
 from ground.units import format_bytes
-from hardware.spec import HardwareSpec
+from hardware.spec import Dtype, HardwareSpec
 from models.spec import MLA, ModelSpec
 from planner.engines.accelerators import accelerator_of, broken_accelerator
 from planner.engines.rules import Broken, Setup, broken_pair, broken_rule, describe, expert_mode, nearest_reachable
@@ -42,7 +42,7 @@ class RolePlan:
     longest_prompt: int
     memory: MemoryBytes
     longest_cache_bytes: float
-    weights_dtype: str
+    weights_dtype: Dtype
     prefix_caching: bool
     expert_map: ExpertMap | None
 

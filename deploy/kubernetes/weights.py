@@ -21,6 +21,7 @@ from deploy.kubernetes.pods import (
 from deploy.words import quoted
 from ground.units import GIBI
 from hardware.formats import ELEMENT_BYTES
+from hardware.spec import Dtype
 from models.parameters import count_parameters
 
 STEP_GIBIBYTES = 100
@@ -78,7 +79,9 @@ def weights(target: Target, origin: Provenance) -> Iterator[Object]:
 def _gibibytes(target: Target) -> int:
     """Return room for every format and for what is fetched, with a share for draft layers, scales and tables."""
     model = target.roles[0].model
-    formats = {role.weights_dtype for role in target.roles} | ({model.native_dtype} if quantised(target) else set())
+    formats: set[Dtype] = {role.weights_dtype for role in target.roles}
+    if quantised(target):
+        formats.add(model.native_dtype)
     held = sum(count_parameters(model).total * ELEMENT_BYTES[name] for name in formats)
     return math.ceil(SPARE * held / GIBI / STEP_GIBIBYTES) * STEP_GIBIBYTES
 
