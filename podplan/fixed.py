@@ -16,7 +16,7 @@ from planner.manifest.schema import Manifest
 from planner.plans.day import Window
 from planner.plans.expectation import planned_rate, workload_of
 from planner.plans.recorded_manifest import unlike_steps
-from planner.queues.prompts import answer_kinds, histogram_kinds
+from planner.serving.prompts import answer_kinds, histogram_kinds
 from planner.survival import Loss
 from planner.workload import Trace, Workload
 from podplan.on_trace import rows_of

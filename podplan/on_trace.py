@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ground.traces import Trace
     from planner.checks.on_trace import OnTrace
     from planner.checks.traced import Round
-    from planner.queues.queueing import Array
+    from planner.serving.latency import Array
     from planner.workload import Trace as Rows
 
 MOST_REQUESTS = 300_000

@@ -15,7 +15,7 @@ from ground.tables import csv_table
 from ground.units import number_of, parse_count, parse_rate
 from models.spec import ModelSpec
 from planner.plans.day import Window, peak_rate
-from planner.queues.prompts import answer_kinds, histogram_kinds
+from planner.serving.prompts import answer_kinds, histogram_kinds
 from planner.workload import Lengths, LengthShape, Traffic, Workload, histogram_lengths
 from planner.workload import Trace as Rows
 from podplan.day import read_rate_profile

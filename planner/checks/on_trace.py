@@ -24,7 +24,7 @@ from planner.plans.aggregated import AggregatedPlan
 from planner.plans.plan import DisaggregatedPlan, Plan
 from planner.plans.recorded import DecodeSide, MixedPools, Pools, PrefillSide, Recorded, play, separate, within
 from planner.question import Question
-from planner.queues.queueing import Array
+from planner.serving.latency import Array
 from planner.workload import Trace, Traffic
 
 MOST_PLAYED = 600_000

@@ -1,6 +1,6 @@
 """The composition: a decode iteration or a prefill pass of one instance, as loads and as seconds.
 
-Service times only: no waiting for arrivals, no KV transfer; those are ``queues.queueing``.
+Service times only: no waiting for arrivals, no KV transfer; those are ``serving``.
 """
 
 from collections.abc import Sequence

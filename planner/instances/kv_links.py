@@ -24,8 +24,9 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 
 from planner.costs.cache import Cache
-from planner.queues.prompts import Prompts
-from planner.queues.queueing import Array, kingman_wait
+from planner.serving.closed_forms.waits import kingman_wait
+from planner.serving.latency import Array
+from planner.serving.prompts import Prompts
 
 if TYPE_CHECKING:  # a plan needs links and no manifest, whose schema takes time to build
     from planner.manifest.schema import KvTransfer, Pool, Role

@@ -18,8 +18,8 @@ from planner.manifest.stacks import stacked
 from planner.manifest.stepcost import evaluate
 from planner.manifest.terms import Number, StepCost, StepLoad
 from planner.question import Question
-from planner.queues.decode_queue import DecodeState, decode_capacity, decode_state
 from planner.serving.capacity import Limits, largest_rate
+from planner.serving.closed_forms.birth_death import DecodeState, decode_capacity, decode_state
 from planner.serving.closed_forms.bulk_lattice import most_waiting
 from planner.serving.closed_forms.bulk_service import latency_of, thinned_squared_cv
 from planner.serving.closed_forms.mixserve import full_batch_state, memoryless_ttft
@@ -34,7 +34,7 @@ from planner.workload import Lengths, Workload, running_kv_tokens
 Array = NDArray[np.float64]
 
 MOST_UTILISATION = 0.98
-"""Of saturation: the queues of ``queues.prefill_queue`` and ``queues.decode_queue`` keep below it too."""
+"""Of saturation, the most that is planned with: beyond, any error of the service times makes queues grow."""
 
 
 def kv_transfer_seconds(question: Question, deployment: Deployment) -> float:

@@ -16,9 +16,9 @@ from planner.instances.kv_links import (
     link_state,
 )
 from planner.question import Question
-from planner.queues.prompts import prompts_of
-from planner.queues.queueing import Array
 from planner.serving.closed_forms.pass_seconds import Passes
+from planner.serving.latency import Array
+from planner.serving.prompts import prompts_of
 from planner.strategy import Strategy
 from planner.workload import Workload
 

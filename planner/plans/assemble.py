@@ -33,7 +33,7 @@ from planner.plans.expectation import aggregated_prediction, busy_share, open_pr
 from planner.plans.plan import DisaggregatedPlan, Plan
 from planner.plans.pools import PlannedPool
 from planner.question import Question
-from planner.queues.prompts import prompts_of
+from planner.serving.prompts import prompts_of
 from planner.workload import Workload
 
 SEED = 0

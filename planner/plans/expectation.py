@@ -1,7 +1,7 @@
 """What a manifest is expected to do under some traffic, from the manifest alone.
 
-The closed forms are those that plans are made with (``queues.prefill_queue``, ``queues.decode_queue``), fed with the
-step costs that the manifest carries. One request at a time needs no queue (``plans.alone``).
+Prompts that are equal and decode have closed forms (``serving.closed_forms``), all else is played, with the step costs
+that the manifest carries. One request at a time needs no queue (``plans.alone``).
 """
 
 import math
@@ -34,14 +34,14 @@ from planner.manifest.stacks import stacked
 from planner.mixed.queue import MixedQueue, MixedState
 from planner.mixed.steps import Aggregate
 from planner.plans.plan import end_to_end
-from planner.queues.decode_queue import DecodeState, decode_state
-from planner.queues.prompts import prompts_of
 from planner.serving.capacity import Limits
+from planner.serving.closed_forms.birth_death import DecodeState, decode_state
 from planner.serving.closed_forms.bulk_service import Policy, latency_of, thinned_squared_cv
 from planner.serving.closed_forms.pass_seconds import Passes
 from planner.serving.latency import Latency
 from planner.serving.played import PlayedPrefill
 from planner.serving.prefill import PrefillPool
+from planner.serving.prompts import prompts_of
 from planner.workload import Lengths, Workload
 
 Floats = NDArray[np.float64]
@@ -228,7 +228,7 @@ def attainment(latency: Latency, limit_seconds: float | None) -> float:
 
 
 def busy_share(iteration_seconds: Floats, iterations: float, rate_per_second: float) -> float:
-    """Return the share of time in which at least one request runs: 1 - pi(0) of ``queues.decode_queue``.
+    """Return the share of time in which at least one request runs: 1 - pi(0) of ``serving.closed_forms.birth_death``.
 
     Args: ``iteration_seconds`` [requests] with 1.. running; the rate is that of one instance. Beyond the most
     that run, requests wait: a geometric tail.

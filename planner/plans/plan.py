@@ -16,7 +16,7 @@ from planner.instances.space import Role
 from planner.instances.transfers import leaving, links_of, transfer_state
 from planner.plans.pools import DecodePool, PlannedPool, PrefillPool
 from planner.question import Question
-from planner.queues.decode_queue import DecodeState
+from planner.serving.closed_forms.birth_death import DecodeState
 from planner.serving.closed_forms.bulk_service import thinned_squared_cv
 from planner.serving.latency import Latency, independent_sum
 from planner.serving.played import Played

@@ -14,7 +14,7 @@ from planner.instances.decode_candidates import DecodeCandidate
 from planner.instances.prefill_candidates import PrefillCandidate
 from planner.instances.space import Role, Row, machines_of
 from planner.question import Machines, Question
-from planner.queues.decode_queue import DecodeState
+from planner.serving.closed_forms.birth_death import DecodeState
 from planner.workload import running_kv_tokens
 
 

@@ -15,8 +15,8 @@ from planner.instances.kv_links import KvLinks
 from planner.instances.space import Role
 from planner.manifest.terms import StepCost
 from planner.mixed.recorded import MixedMachines, serve_recorded
-from planner.queues.queueing import Array
 from planner.serving.decode import DecodePool, RankPolicy
+from planner.serving.latency import Array
 from planner.serving.prefill import Policy as PrefillPolicy
 from planner.serving.prefill import PrefillPool
 from planner.serving.separate import SeparatePools, play_separate

@@ -16,8 +16,8 @@ from planner.plans.expectation import (
     pool_pair,
 )
 from planner.plans.recorded import MixedPools, Pools, Recorded, play, within
-from planner.queues.queueing import Array
 from planner.serving.deployed import separate_pools
+from planner.serving.latency import Array
 from planner.workload import Trace, Traffic, Workload, running_kv_tokens
 
 

@@ -10,8 +10,9 @@ from functools import lru_cache
 
 import numpy as np
 
-from planner.queues.prompts import Prompts
-from planner.queues.queueing import Array, gamma_quantiles
+from planner.serving.latency import Array
+from planner.serving.prompts import Prompts
+from planner.serving.streams import gamma_quantiles
 
 _RAREST = 5e-5
 """Of the longest prompts: a sample holds too few of what is rarer."""

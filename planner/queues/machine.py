@@ -6,7 +6,7 @@ import numpy as np
 
 from planner.manifest.stepcost import evaluate
 from planner.manifest.terms import Number, StepCost, StepLoad
-from planner.queues.queueing import Array
+from planner.serving.latency import Array
 
 Loads = tuple[Array, Array, Array, Array]
 """Of a DP group: computed tokens, context, pairs, finishing prompts."""

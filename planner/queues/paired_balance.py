@@ -12,7 +12,7 @@ import math
 
 import numpy as np
 
-from planner.queues.queueing import Array
+from planner.serving.latency import Array
 
 _ALIKE = 1e-14
 """Of the squared size of all that is drawn, below which a dimension of it is none."""

@@ -14,7 +14,7 @@ import numpy as np
 
 from ground.arrays import distinct
 from planner.queues.machine import Loads, Machine, pass_durations
-from planner.queues.queueing import Array
+from planner.serving.latency import Array
 
 _TOKENS, _LENGTHS, _CONTEXTS, _SHARES = 24, 6, 5, 4
 """Knots along each axis."""

@@ -15,7 +15,7 @@ from ground.arrays import distinct
 from planner.manifest.stepcost import evaluate
 from planner.manifest.terms import Number, StepCost
 from planner.queues.machine import Loads, Machine, pass_load
-from planner.queues.queueing import Array
+from planner.serving.latency import Array
 
 KNOTS = (6, 24, 10, 9)
 """Of shares, tokens, pairs of a token and context."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ground.arrays import on_nodes
-from planner.queues.queueing import Array
+from planner.serving.latency import Array
 
 _CELLS = 1 << 13
 """Of the lattice, half of them for what waits."""

@@ -13,8 +13,8 @@ from models.loader import load_model
 from planner.manifest.document import parse_manifest, read_manifest
 from planner.manifest.schema import ManifestWorkload, PromptKinds
 from planner.plans.expectation import expect, workload_of
-from planner.queues.prompts import prompts_of
 from planner.search.changes.nearest import scaled_prompts
+from planner.serving.prompts import prompts_of
 from planner.workload import Workload
 from podplan.options import QuestionFlags
 from podplan.question_files import read_questions

@@ -1,8 +1,8 @@
 """Every cap of a decode batch at once: with which of them requests keep a TPOT limit most often.
 
 A cap below the largest batch lets requests wait, and lets those that run be quicker. Which cap serves a rate best is no
-question of searching: the chances of n running requests are the same product for every cap (``queues.decode_queue``),
-cut where the cap stands, so sums up to each cap tell all of them in one go.
+question of searching: the chances of n running requests are the same product for every cap (``birth_death``), cut where
+the cap stands, so sums up to each cap tell all of them in one go.
 """
 
 from dataclasses import dataclass
@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.queues.decode_queue import MOST_UTILISATION, Iterating, length_levels, residence_variance
-from planner.queues.queueing import Array
+from planner.serving.closed_forms.birth_death import MOST_UTILISATION, Iterating, length_levels, residence_variance
+from planner.serving.latency import Array
 
 Ints = NDArray[np.int64]
 
@@ -26,8 +26,7 @@ class Batches(Iterating):
     def kept(self, caps: Ints, rate_per_second: float) -> Array:
         """Return the share of requests that keep the limit with each cap at a rate, [caps]; 0 past 98 % of saturation.
 
-        What ``queues.decode_queue.decode_state`` says of one cap, but that waits are exponential instead of levels of
-        it.
+        What ``birth_death.decode_state`` says of one cap, but that waits are exponential instead of levels of it.
         """
         able = MOST_UTILISATION * self.finished_per_second[caps - 1] >= rate_per_second
         found = np.zeros(caps.shape)

@@ -16,9 +16,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from ground.arrays import on_nodes, windows
-from planner.queues.arrival_counts import Arrivals
+from planner.serving.closed_forms.arrival_counts import Arrivals
 from planner.serving.closed_forms.bulk_lattice import Lattice, holds_of, lattice_of
-from planner.serving.closed_forms.pass_seconds import Array, Passes
+from planner.serving.closed_forms.pass_seconds import Passes
+from planner.serving.latency import Array
 
 _NEGLIGIBLE = 1e-10
 """Share of a chance by which it may be off where a tail is taken as geometric, and mass below the least that waits."""

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.serving.closed_forms.pass_seconds import Array, Passes
+from planner.serving.closed_forms.pass_seconds import Passes
+from planner.serving.latency import Array
 
 _CELLS = 256
 """Of the lattice."""

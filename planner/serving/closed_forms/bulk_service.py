@@ -1,7 +1,7 @@
 """Elastic bulk service of equal prompts that come Poisson or are dealt to instances in turn: exact TTFT.
 
 A pass takes the prompts that wait, up to a cap, and lasts the longer the more it took. What waits when a pass starts
-is a Markov chain (``queues.pass_chain``), counted on a lattice: fractions of a prompt where arrivals are dealt in turn
+is a Markov chain (``bulk_chain``), counted on a lattice: fractions of a prompt where arrivals are dealt in turn
 and the phase of the dealing counts, several prompts where passes hold hundreds. A prompt that arrives waits for the
 rest of the running pass, for whole passes when more prompts than the cap stand before it, and for its own pass, which
 it shares with who came before that pass began. These parts are added as distributions on a grid of time. Exact but for
@@ -20,11 +20,11 @@ from numpy.typing import NDArray
 
 from ground.arrays import windows
 from ground.errors import BadInput
-from planner.queues.arrival_counts import Arrivals
+from planner.serving.closed_forms.arrival_counts import Arrivals
 from planner.serving.closed_forms.bulk_chain import Chain, settled_chain
 from planner.serving.closed_forms.bulk_lattice import RARE
-from planner.serving.closed_forms.pass_seconds import Array, Passes
-from planner.serving.latency import Latency
+from planner.serving.closed_forms.pass_seconds import Passes
+from planner.serving.latency import Array, Latency
 
 Policy = Literal["random", "round_robin", "least_load"]
 

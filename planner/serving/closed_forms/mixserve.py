@@ -1,13 +1,13 @@
 """MixServe's queueing on podplan's service times: M/M/1 passes, and decode at the speed of a full batch.
 
-To plan with (``--queueing mixserve``) and to stand beside ``queues.prefill_queue`` and ``queues.decode_queue``.
+To plan with (``--queueing mixserve``) and to stand beside ``bulk_service`` and ``birth_death``.
 
-Ref: MixServe (arXiv 2601.08800), Eq. (7) and (9) to (11), which ``queues.mixserve`` writes out.
+Ref: MixServe (arXiv 2601.08800), Eq. (7) and (9) to (11), which ``mixserve_equations`` writes out.
 """
 
 import numpy as np
 
-from planner.queues.decode_queue import DecodeState
+from planner.serving.closed_forms.birth_death import DecodeState
 from planner.serving.closed_forms.mixserve_equations import eq7_waiting, eq11_throughput
 from planner.serving.latency import Latency
 from planner.workload import Lengths

@@ -15,7 +15,7 @@ from planner.instances.operating import PrefillServer
 from planner.plans.expectation import workload_of
 from planner.plans.plan import DisaggregatedPlan
 from planner.question import Question
-from planner.queues.queueing import pollaczek_khinchine_wait
+from planner.serving.closed_forms.waits import pollaczek_khinchine_wait
 from planner.survival import lost_instances
 from planner.workload import Trace
 from tests.plans import small_manifest, small_plan

@@ -5,8 +5,8 @@ import pytest
 
 from planner.costs.cache import Cache
 from planner.instances.kv_links import Departures, KvLinks, LinkSide, departures, link_state, pulled
-from planner.queues.prompts import Prompts
-from planner.queues.queueing import pollaczek_khinchine_wait
+from planner.serving.closed_forms.waits import pollaczek_khinchine_wait
+from planner.serving.prompts import Prompts
 
 
 def _links(groups=(4, 8), devices=(1, 1), rate=1e9) -> KvLinks:

@@ -9,7 +9,7 @@ from planner.manifest.layout import Degrees
 from planner.mixed.behind import seconds_behind
 from planner.mixed.even import extra_behind, extra_beside
 from planner.mixed.steps import Aggregate, StepTable
-from planner.queues.queueing import Array
+from planner.serving.latency import Array
 from planner.workload import Lengths, Workload
 from tests.manifests import cost
 

@@ -21,7 +21,7 @@ from planner.mixed.queue import MixedQueue
 from planner.mixed.ranks import ranks_state
 from planner.mixed.server import MOST_UTILISATION, MixedServer
 from planner.mixed.steps import Aggregate, StepTable, step_seconds
-from planner.queues.decode_queue import decode_state
+from planner.serving.closed_forms.birth_death import decode_state
 from planner.strategy import Strategy
 from planner.workload import Lengths, Workload
 from runtime.simulate.options import SimulationOptions
@@ -111,7 +111,7 @@ def test_full_steps_are_the_saturation_of_small_budgets() -> None:
 
 
 def test_without_prompts_it_is_the_decode_queue() -> None:
-    """Prompts of one token leave only decode: occupancy and TPOT of ``queues.decode_queue``."""
+    """Prompts of one token leave only decode: occupancy and TPOT of ``serving.closed_forms.birth_death``."""
     aggregate = _aggregate(prompt=1.0, answer=600.0)
     queue = MixedQueue(aggregate)
     rate = 0.5 * queue.saturation_per_second

@@ -8,7 +8,7 @@ import pytest
 from planner.mixed.rank_line import RankLine
 from planner.mixed.sampled import SampledPrompts
 from planner.mixed.steps import Aggregate
-from planner.queues.queueing import pollaczek_khinchine_wait
+from planner.serving.closed_forms.waits import pollaczek_khinchine_wait
 from tests.planner.mixed.test_sampled import instance
 
 

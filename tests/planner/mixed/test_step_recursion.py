@@ -7,7 +7,7 @@ import pytest
 
 from planner.mixed.step_recursion import Instance, Streams, play
 from planner.queues.machine import Loads
-from planner.queues.queueing import Array
+from planner.serving.latency import Array
 
 _TOKEN, _PAIR, _MEAN, _STEP = 1e-5, 2e-9, 4e-6, 0.01
 _RUNNING, _HELD, _HELD_TOKENS, _ANSWER = 5e-5, 3e-9, 400.0, 30.0

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from planner.queues.even_streams import even_gaps, even_levels, whole_tokens, without_rarest
-from planner.queues.prompts import Prompts
+from planner.serving.prompts import Prompts
 
 
 def test_tokens_are_whole_and_one_is_computed() -> None:

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.queues.arrival_counts import Arrivals
 from planner.queues.paired_balance import paired_balance
-from planner.queues.queueing import Array
+from planner.serving.closed_forms.arrival_counts import Arrivals
+from planner.serving.latency import Array
 
 
 def _chain(size: int, count: int, seed: int, spread: float) -> tuple[Array, Array]:

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from planner.queues.queueing import pollaczek_khinchine_wait
 from planner.queues.waiting_line import stationary_wait, waits_in_line
+from planner.serving.closed_forms.waits import pollaczek_khinchine_wait
 
 WORK, WEIGHTS = np.array([0.5, 1.0, 8.0]), np.array([0.6, 0.35, 0.05])
 MEAN = float(WORK @ WEIGHTS)

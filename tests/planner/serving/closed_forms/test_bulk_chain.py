@@ -5,7 +5,7 @@ from dataclasses import fields
 import numpy as np
 import pytest
 
-from planner.queues.arrival_counts import Arrivals
+from planner.serving.closed_forms.arrival_counts import Arrivals
 from planner.serving.closed_forms.bulk_chain import _Walk, settled_chain
 from planner.serving.closed_forms.bulk_lattice import Lattice, holds_of
 from planner.serving.closed_forms.pass_seconds import Passes

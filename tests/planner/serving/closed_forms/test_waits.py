@@ -9,17 +9,16 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from ground.errors import BadInput
-from planner.queues.queueing import (
+from planner.serving.capacity import largest_rate
+from planner.serving.closed_forms.mixserve_equations import eq7_waiting
+from planner.serving.closed_forms.waits import (
     allen_cunneen_wait,
     erlang_c,
-    gamma_nodes,
-    gamma_quantiles,
     kingman_wait,
     pollaczek_khinchine_wait,
 )
-from planner.serving.capacity import largest_rate
-from planner.serving.closed_forms.mixserve_equations import eq7_waiting
 from planner.serving.latency import Latency, independent_sum
+from planner.serving.streams import gamma_quantiles
 
 
 def test_distserve_prefill_wait():
@@ -48,14 +47,6 @@ def test_unstable_queues_wait_for_ever():
     assert math.isinf(kingman_wait(1.0, 1.0, 1.0, 0.0))
     assert math.isinf(allen_cunneen_wait(2, 2.0, 1.0, 1.0, 1.0))
     assert erlang_c(2, 3.0) == 1.0
-
-
-@pytest.mark.parametrize("squared_cv", [0.01, 0.2, 1.0])
-def test_gamma_nodes_keep_two_moments(squared_cv):
-    """Mean 1 and the variance asked for."""
-    values, weights = gamma_nodes(np.array(squared_cv), 12)
-    assert values @ weights == pytest.approx(1)
-    assert (values - 1) ** 2 @ weights == pytest.approx(squared_cv, rel=0.06)
 
 
 @pytest.mark.parametrize("squared_cv", [0.1, 1.0, 3.0])
@@ -143,14 +134,6 @@ def test_largest_rate_below_one_that_cannot_be_kept_up_with():
     """An endless wait at the largest rate tells only that it is too much."""
     rate = largest_rate(lambda rate: 0.5 + rate if rate < 0.9 else math.inf, 1.0, 0.98)
     assert rate == pytest.approx(0.5, abs=0.01)
-
-
-@pytest.mark.parametrize("squared_cv", [2.0, 36.0, 100.0, 400.0])
-def test_gamma_nodes_of_any_spread(squared_cv):
-    """Nodes stay finite, above zero and of mean 1, however wide lengths spread."""
-    values, weights = gamma_nodes(np.array([squared_cv]), 12)
-    assert np.all(np.isfinite(values)) and values.min() > 0
-    assert float(values[0] @ weights) == pytest.approx(1.0)
 
 
 def test_sum_of_independent_durations():

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ground.errors import BadInput
-from planner.queues.decode_queue import decode_capacity, decode_state, residence_variance
-from planner.queues.queueing import allen_cunneen_wait
+from planner.serving.closed_forms.birth_death import decode_capacity, decode_state, residence_variance
+from planner.serving.closed_forms.waits import allen_cunneen_wait
 from planner.workload import Lengths
 
 ITERATIONS = 500

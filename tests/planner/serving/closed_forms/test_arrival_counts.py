@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from planner.queues.arrival_counts import Arrivals, count_distribution
+from planner.serving.closed_forms.arrival_counts import Arrivals, count_distribution
 
 
 @pytest.mark.parametrize("dispersion", [1.0, 4.0])

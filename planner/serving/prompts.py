@@ -1,0 +1,110 @@
+"""Prompts as a few kinds with weights: lengths and reuse together, for what depends on more than their moments."""
+
+from dataclasses import dataclass
+from statistics import NormalDist
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.serving.streams import SHARE_OF_HITS, gamma_quantiles
+from planner.workload import EDGES, Lengths, Workload
+
+Array = NDArray[np.float64]
+
+_WITHIN = 8
+"""Levels of a gamma distribution between two edges."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompts:
+    """Kinds of prompts, arrays [kinds]; ``weights`` sum to 1."""
+
+    tokens: Array
+    reused: Array
+    weights: Array
+
+    @property
+    def mean_tokens(self) -> float:
+        """Mean length."""
+        return float(self.tokens @ self.weights)
+
+
+def prompts_of(workload: Workload) -> Prompts:
+    """Return the kinds of prompts of a workload: those of its trace, or of its length distribution and mean reuse."""
+    if workload.prompts is not None:
+        tokens, reused, weights = (np.array(column) for column in zip(*workload.prompts, strict=True))
+        return Prompts(tokens, reused, weights / weights.sum())
+    return _with_reuse(*length_kinds(workload.input_tokens), workload.prefix_reuse)
+
+
+def _with_reuse(tokens: Array, weights: Array, reuse: float) -> Prompts:
+    """Return prompts of which some hit the cache, whatever their length, until the mean reuse is met."""
+    if not reuse:
+        return Prompts(tokens, np.zeros_like(tokens), weights)
+    share = max(SHARE_OF_HITS, reuse)
+    hits = reuse / share
+    return Prompts(
+        np.concatenate([tokens, tokens]),
+        np.concatenate([np.zeros_like(tokens), share * tokens]),
+        np.concatenate([(1 - hits) * weights, hits * weights]),
+    )
+
+
+def length_kinds(lengths: Lengths) -> tuple[Array, Array]:
+    """Return lengths and weights between ``EDGES``, each the mean of its part; one kind where lengths are fixed.
+
+    Log-normal: E[X; z < Z < z'] = Phi(z' - sigma) - Phi(z - sigma) for mean 1 (Aitchison and Brown, The Lognormal
+    Distribution, 1957, section 2.4). What lies beyond the last edge is one kind, so little of the variance is lost.
+    """
+    if not lengths.squared_cv:
+        return np.array([lengths.mean]), np.ones(1)
+    weights = np.diff(EDGES)
+    if lengths.shape == "gamma":
+        parts = (np.arange(_WITHIN) + 0.5) / _WITHIN
+        levels = EDGES[:-1, None] + weights[:, None] * parts
+        values = gamma_quantiles(lengths.squared_cv, levels).mean(axis=1)
+    else:
+        normal, sigma = NormalDist(), float(np.sqrt(np.log1p(lengths.squared_cv)))
+        below = [normal.cdf(normal.inv_cdf(float(edge)) - sigma) for edge in EDGES[1:-1]]
+        values = np.diff([0.0, *below, 1.0]) / weights
+    return np.maximum(lengths.mean * values / float(values @ weights), 1.0), weights
+
+
+def histogram_kinds(tokens: Array, weights: Array, reuse: float) -> tuple[tuple[float, float, float], ...]:
+    """Return (tokens, reused, weight) of prompts from a histogram and the mean share that is reused.
+
+    Args:
+        tokens: [rows], rising.
+        weights: [rows], summing to 1.
+        reuse: mean share of prompt tokens whose KV is already there.
+    """
+    kinds = _with_reuse(*_compact(tokens, weights), reuse)
+    return tuple(zip(kinds.tokens.tolist(), kinds.reused.tolist(), kinds.weights.tolist(), strict=True))
+
+
+def answer_kinds(tokens: Array, weights: Array) -> tuple[tuple[float, float], ...]:
+    """Return (tokens, weight) of answers from a histogram, rows as of ``histogram_kinds``."""
+    compact = _compact(tokens, weights)
+    return tuple(zip(*(column.tolist() for column in compact), strict=True))
+
+
+def _compact(tokens: Array, weights: Array) -> tuple[Array, Array]:
+    """Cut a histogram of more rows than there are levels at ``EDGES``, each part one length, so that the mean stays."""
+    if tokens.size < EDGES.size:
+        return tokens, weights
+    below, held = (np.append(0.0, np.cumsum(column)) for column in (weights, tokens * weights))
+    parts = np.diff(EDGES)
+    return np.maximum.accumulate(np.diff(np.interp(EDGES, below / below[-1], held)) / parts), parts
+
+
+def longest_of(workload: Workload, share: float) -> tuple[float, float]:
+    """Return (tokens to compute, reused ones) that the prompts with most to compute have at least, and at most.
+
+    As many of them as ``share`` of all prompts, at least.
+    """
+    prompts = prompts_of(workload)
+    new = np.maximum(prompts.tokens - prompts.reused, 1.0)
+    order = np.argsort(-new, kind="stable")
+    weights = prompts.weights[order] / prompts.weights.sum()
+    last = min(int(np.searchsorted(np.cumsum(weights), share + 1e-9)), new.size - 1)
+    return float(new[order[last]]), float(prompts.reused[order[: last + 1]].min())
