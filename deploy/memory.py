@@ -151,11 +151,10 @@ def memory_of(profile: EngineProfile, role: RolePlan) -> Memory:
 
 
 def _trtllm(profile: EngineProfile, role: RolePlan) -> Memory:
-    """Return TensorRT-LLM's share, which is of what loading and a first pass leave."""
+    """Return TensorRT-LLM's own share, which is of what loading and a first pass leave."""
     held = role.memory
     free = held.capacity - held.reserve - held.weights - held.activations - held.buffers
-    most = profile.deployment.memory.value if profile.deployment else 1.0
-    fraction = _floor(min(most, held.kv_cache / free)) if free > 0 else 0.0
+    fraction = _floor(profile.deployment.memory.value if profile.deployment else 1.0)
     return _fitting(profile, role, fraction, held.buffers, fraction * max(free, 0.0))
 
 
