@@ -4,11 +4,10 @@ from typing import Annotated
 
 import typer
 
-from cli.day_view import day_text, show_day
 from cli.exit_codes import ExitCode
 from cli.options import Given, Json, Text, Workers, option, takes_question
 from cli.output import Screen, note, print_json, progress, with_bar
-from cli.plan_view import headline
+from cli.plan_view import day_text, headline, show_day
 from ground.units import format_duration, format_rate
 from planner.plans.day import over_the_day
 from planner.plans.worked import PoolTerms, Worked, worked_plan

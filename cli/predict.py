@@ -1,14 +1,24 @@
 """`plan predict`: one configuration, every operator."""
 
+from collections.abc import Sequence
+
 import typer
 
 from cli.options import Json, takes
 from cli.output import Screen, print_json
-from cli.predict_view import show_prediction
-from podplan.options import PredictFlags
-from podplan.prediction import predicted
+from ground.units import format_bytes, format_count, format_duration
+from planner.costs.extrapolation import Extrapolated
+from planner.costs.interval import Interval
+from planner.costs.memory import Memory
+from planner.costs.predict import Prediction
+from podplan.options import PredictFlags, flag_name
+from podplan.plan_data import MEMORY_KINDS
+from podplan.prediction import PredictResult, assumptions, predicted, shared_text
 
 app = typer.Typer(rich_markup_mode=None)
+
+KINDS = MEMORY_KINDS[:-1]
+COLUMNS = ["operator", "stream", "count", "busy", "exposed", "share", "work", "memory", "message", "bound"]
 
 
 @app.command()
@@ -29,3 +39,122 @@ def predict(
     """
     found = predicted(flags)
     print_json(found.to_dict()) if json else show_prediction(Screen(), found)
+
+
+def show_prediction(screen: Screen, found: PredictResult) -> None:
+    """Write time, throughput and memory, every operator, and what was assumed."""
+    answer = found.prediction
+    screen.lines(*_headlines(found), "")
+    right = ["count", "busy", "exposed", "share", "work", "memory", "message"]
+    title = "Operators of one iteration on one device"
+    screen.table(
+        COLUMNS, _operator_rows(answer), title=title, right=right, spare=["stream", "message", "memory", "work"]
+    )
+    screen.table(["memory per device", "bytes", "share"], _memory_rows(answer.memory), right=["bytes", "share"])
+    screen.lines("Assumed, for it was not given:")
+    for name, value in assumptions(found.flags, answer).items():
+        flag = flag_name(name) if hasattr(found.flags, name) else name.replace("_", " ")
+        screen.lines(f"  {flag} {f'{value:g}' if isinstance(value, float) else value}")
+
+
+def _headlines(found: PredictResult) -> list[str]:
+    """Return what the answer says before its tables: time, throughput, bottleneck, whether it fits."""
+    answer = found.prediction
+    asked, lines = answer.configuration, [found.headline, ""]
+    about_ttft = answer.interval if answer.tpot_seconds is None else answer.ttft_interval
+    if answer.tpot_seconds is not None:
+        lines.append(_line("TPOT", with_margin(answer.tpot_seconds, answer.interval)))
+    if answer.ttft_seconds is not None:
+        lines.append(_line("TTFT", with_margin(answer.ttft_seconds, about_ttft)))
+    unit = "prompt" if asked.phase == "prefill" else "output"
+    rates = [f"{format_count(answer.tokens_per_second / by)} per {what}" for by, what in _shares(answer)]
+    lines.append(_line("throughput", f"{', '.join(rates)} ({unit} tokens/s)"))
+    if asked.phase == "prefill" and asked.prefix_reuse and answer.computed_tokens_per_second is not None:
+        computed = format_count(answer.computed_tokens_per_second / answer.chips)
+        lines.append(_line("computed", f"{computed} per chip (prompt tokens/s without the reused ones)"))
+    lines.append(_line("iteration", _iteration(answer)))
+    if asked.model.moe is not None:
+        lines.append(_line("experts", f"{int(answer.deployment.redundant)} redundant, shared {shared_text(answer)}"))
+    lines.append(_line("bottleneck", _bottleneck(answer)))
+    if answer.extrapolated:
+        lines.append(_line("extrapolated", "; ".join(_outside(row) for row in answer.extrapolated)))
+    lines.append(_line("memory", _fit(answer.memory)))
+    if answer.expert_memory is not None:
+        lines[-1] += " of attention"
+        lines.append(_line("", f"{_fit(answer.expert_memory)} of experts"))
+    return lines
+
+
+def with_margin(seconds: float, known: Interval | None) -> str:
+    """Return a duration with half the width of its interval, and the level that this holds at."""
+    if known is None or not seconds:
+        return format_duration(seconds)
+    value, margin = format_duration(seconds), format_duration(known.half)
+    number, _, unit = value.rpartition(" ")
+    own, _, same = margin.rpartition(" ")
+    shown = f"{number} \N{PLUS-MINUS SIGN} {own} {unit}" if unit == same else f"{value} \N{PLUS-MINUS SIGN} {margin}"
+    return f"{shown}  ({known.level:.0%} interval)"
+
+
+def _outside(row: Extrapolated) -> str:
+    """Say where an operator runs and where it was measured."""
+    low, high = format_count(row.low), format_count(row.high)
+    return f"{row.operator} at {format_count(row.value)} {row.quantity} (measured {low} to {high})"
+
+
+def _line(name: str, text: str) -> str:
+    return f"{name:<12} {text}" if len(name) >= 12 else f"{name:<12}{text}"
+
+
+def _shares(answer: Prediction) -> Sequence[tuple[float, str]]:
+    chips = ((answer.chips, "chip"),) if answer.chips != answer.devices else ()
+    return (*chips, (answer.devices, "device"), (1, "instance"))
+
+
+def _iteration(answer: Prediction) -> str:
+    parts = [format_duration(answer.iteration_seconds)]
+    if answer.tokens_per_iteration_per_request != 1:
+        parts.append(f"{answer.tokens_per_iteration_per_request:.3g} tokens per request")
+    parts.append(f"{answer.microbatches} microbatch{'es' if answer.microbatches > 1 else ''}")
+    return ", ".join(parts)
+
+
+def _bottleneck(answer: Prediction) -> str:
+    """Return what binds, and the share of the iteration that it takes."""
+    share = sum(row.exposed_seconds for row in answer.operators if row.bound == answer.bottleneck)
+    return f"{answer.bottleneck} ({share / answer.iteration_seconds:.0%} of the iteration)"
+
+
+def _fit(memory: Memory) -> str:
+    used, capacity = float(memory.used), float(memory.capacity)
+    if used <= capacity:
+        return f"fits: {format_bytes(used)} of {format_bytes(capacity)} per device"
+    short = format_bytes(used - capacity)
+    return f"DOES NOT FIT: {format_bytes(used)} per device are {short} more than its {format_bytes(capacity)}"
+
+
+def _memory_rows(memory: Memory) -> list[list[str]]:
+    """Return bytes per device by kind, with their share of the capacity."""
+    rows = [(kind, float(getattr(memory, kind))) for kind in KINDS]
+    rows += [("in all", float(memory.used)), ("capacity", float(memory.capacity))]
+    return [[kind.replace("_", " "), format_bytes(size), f"{size / memory.capacity:.1%}"] for kind, size in rows]
+
+
+def _operator_rows(answer: Prediction) -> list[list[str]]:
+    """Return the operators, what delays the iteration most first."""
+    ranked = sorted(answer.operators, key=lambda row: (-row.exposed_seconds, -row.seconds))
+    return [
+        [
+            row.name,
+            row.stream,
+            str(row.count),
+            format_duration(row.seconds),
+            format_duration(row.exposed_seconds),
+            f"{row.exposed_seconds / answer.iteration_seconds:.1%}",
+            f"{format_count(row.flops)}FLOP" if row.flops else "",
+            format_bytes(row.bytes) if row.bytes else "",
+            format_bytes(row.message_bytes) if row.message_bytes else "",
+            row.bound,
+        ]
+        for row in ranked
+    ]

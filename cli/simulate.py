@@ -3,20 +3,31 @@
 import sys
 import time
 from collections.abc import Callable
+from typing import Any
 
 import typer
 
 from cli.options import Json, takes
 from cli.output import Screen, check_force, print_json
-from cli.simulate_view import show_policies, show_run
-from ground.units import format_count, format_duration
+from ground.units import format_count, format_duration, format_rate
 from planner.manifest.document import read_manifest
 from podplan.options import SimulateFlags
-from podplan.simulation import check_together, simulated, simulated_policies
+from podplan.simulation import (
+    PoliciesResult,
+    SimulateResult,
+    check_together,
+    differences,
+    simulated,
+    simulated_policies,
+)
+from runtime.simulate.metrics import SimulationResult
 
 SHOWN_EVERY_SECONDS = 0.5
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+TIMES = ("ttft", "tpot", "e2e")
+STATISTICS = ("mean", "p50", "p90", "p99")
 
 
 @app.command()
@@ -70,3 +81,117 @@ def _progress() -> Callable[[float, int, int], None] | None:
             sys.stderr.flush()
 
     return show
+
+
+def show_run(screen: Screen, found: SimulateResult) -> None:
+    """Print the comparison and what it rests on."""
+    offered, result, data = found.offered, found.measured, found.to_dict()
+    rows: list[list[Any]] = [
+        ["requests", format_rate, "requests_per_second"],
+        ["output tokens", format_rate, "output_tokens_per_second"],
+        *([f"{name.upper()} {key}", format_duration, f"{name}_seconds", key] for name in TIMES for key in STATISTICS),
+        *([f"queueing {key}", format_duration, "queueing_seconds", key] for key in ("mean", "p99")),
+        ["within the limits", _percent, "slo_attainment"],
+        ["goodput", format_rate, "goodput_requests_per_second"],
+        *([f"{role} busy", _percent, "utilisation", role] for role in result.utilisation),
+        *([["KV link wait mean", format_duration, "mean_transfer_wait_seconds"]] if result.link_utilisation else []),
+        *([f"{role} KV links busy", _percent, "link_utilisation", role] for role in result.link_utilisation),
+        *([f"{name} in use", _percent, "occupancy", key] for name, key in (("KV", "kv"), ("slots", "slots"))),
+        ["prompt tokens reused", _percent, "prefix_hit_share"],
+    ]
+    screen.table(
+        ["", "measured", "predicted", "error"],
+        [[name, *_cells(data, form, path)] for name, form, *path in rows],
+        title=found.headline,
+        right=["measured", "predicted", "error"],
+    )
+    source = offered.expectation.basis
+    screen.lines(
+        f"Measured: {offered.measured}.",
+        f"Predicted: {source}." if offered.expectation.prediction else f"No prediction: {source}.",
+        f"{result.completed} completed, {result.failed} failed, {result.running} running; "
+        f"{format_duration(result.wall_seconds)} for the event loop.",
+        *_extras(result),
+        *(f"Note: {note}." for note in offered.notes),
+    )
+
+
+def _extras(result: SimulationResult) -> list[str]:
+    """Return sentences about what not every run has."""
+    told = []
+    if result.failures:
+        told.append("Failed: " + "; ".join(f"{count} {reason}" for reason, count in result.failures.items()) + ".")
+    if result.faults:
+        hit = ", ".join(f"{count} of a {kind}" for kind, count in result.faults.items())
+        told.append(f"Faults: {hit}; {result.retried_requests} requests were served again or moved.")
+    if result.role_flips:
+        told.append(f"Roles: {result.role_flips} flips.")
+    if result.offline:
+        done, rate = result.offline["completed"], result.offline["output_tokens_per_second"]
+        told.append(
+            f"Offline: {done:g} of {result.offline['requests']:g} completed, {format_rate(rate)} output tokens."
+        )
+    if result.confidence.get("ttft") and result.ttft_seconds:
+        widths = ", ".join(
+            f"{name.upper()} ± {format_duration(result.confidence[name])}"
+            for name in ("ttft", "tpot", "e2e")
+            if name in result.confidence
+        )
+        told.append(f"95 % intervals of the means, from batches of requests: {widths}.")
+    return told
+
+
+def _cells(data: dict[str, Any], form: Any, path: list[str]) -> list[str]:
+    """Return measured, predicted and error of one row."""
+    measured, predicted, error = (_at(part, path) for part in (data, data["predicted"], data["relative_error"]))
+    return [
+        "" if measured is None else form(measured),
+        "" if predicted is None else form(predicted),
+        "" if error is None else f"{error:+.1%}",
+    ]
+
+
+def _at(data: Any, path: list[str]) -> Any:
+    """Return the value at a path of keys, None where it ends early."""
+    for key in path:
+        data = data.get(key) if isinstance(data, dict) else None
+    return data
+
+
+def _percent(share: float) -> str:
+    return f"{share:.1%}"
+
+
+def show_policies(screen: Screen, compared: PoliciesResult) -> None:
+    """Print the variants side by side, with what separates them from the first beyond chance."""
+    results = compared.results
+    found, first = differences(results), next(iter(results))
+    rows = [
+        ["TTFT mean", *(_mean(result.ttft_seconds, "mean") for result in results.values())],
+        ["TTFT p99", *(_mean(result.ttft_seconds, "p99") for result in results.values())],
+        ["TPOT mean", *(_mean(result.tpot_seconds, "mean") for result in results.values())],
+        ["TPOT p99", *(_mean(result.tpot_seconds, "p99") for result in results.values())],
+        ["E2E mean", *(_mean(result.e2e_seconds, "mean") for result in results.values())],
+        ["within the limits", *(_percent(result.slo_attainment) for result in results.values())],
+        ["goodput", *(format_rate(result.goodput_requests_per_second) for result in results.values())],
+        ["output tokens", *(format_rate(result.output_tokens_per_second) for result in results.values())],
+    ]
+    screen.table(["", *results], rows, title="the same requests under each policy", right=list(results))
+    lines = []
+    for name, measures in found.items():
+        parts = [_difference(key, spread) for key, spread in measures.items() if spread is not None]
+        lines.append(f"{name} less {first} (95 %): {'; '.join(parts) or 'too few requests to tell'}.")
+    screen.lines(*lines, f"Measured: {compared.offered.measured}.")
+
+
+def _mean(statistics: Any, key: str) -> str:
+    return "" if statistics is None else format_duration(getattr(statistics, key))
+
+
+def _difference(key: str, spread: dict[str, float]) -> str:
+    mean, width = spread["mean"], spread["half_width"]
+    name = {"slo_attainment": "within the limits"}.get(key, key.removesuffix("_seconds").upper())
+    sign = "-" if mean < 0 else "+"
+    if key == "slo_attainment":
+        return f"{name} {mean:+.1%} ± {width:.1%}"
+    return f"{name} {sign}{format_duration(abs(mean))} ± {format_duration(width)}"

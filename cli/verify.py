@@ -1,5 +1,6 @@
 """`plan verify`: measured runs beside their predictions; exit 0 inside the intervals, 3 outside."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -50,8 +51,6 @@ def verify_command(
             raise BadInput("--calibrate: errors are taken without --calibration; give all runs at once")
         calibrate(found, calibrate_to, force=force)
     if csv is not None:
-        from pathlib import Path
-
         write_files({Path(csv): found.to_csv()}, force=force)
     print_json(found.to_dict()) if json else _show(found)
     return ExitCode.DONE if found.holds else ExitCode.INFEASIBLE

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Protocol
 
 from ground.errors import BadInput
 from ground.files import check_file, staging, writing
@@ -14,7 +14,6 @@ from planner.manifest.schema import Manifest, Prediction
 from podplan.expert_loads import measured_balance
 from podplan.offered import MOST_SIMULATED, Offered, read_offered, read_seed
 from podplan.options import SimulateFlags, flag_name, flags_of
-from podplan.planning import PlanResult
 from podplan.result import Result, Row
 from runtime.simulate.faults import parse_fault
 from runtime.simulate.metrics import SimulationResult
@@ -26,6 +25,15 @@ from runtime.simulate.workload import backlog
 
 Progress = Callable[[float, int, int], None]
 """Is told the simulated seconds, and how many requests came and are done."""
+
+
+class Planned(Protocol):
+    """What has a manifest, as a ``PlanResult``."""
+
+    def manifest(self) -> Manifest:
+        """Return it."""
+        ...
+
 
 OF_A_TRACE = ("format", "scale_rate", "window", "repeat", "skip_bad_rows")
 
@@ -153,7 +161,7 @@ def differences(results: dict[str, SimulationResult]) -> dict[str, dict[str, Any
     return found
 
 
-def simulate(manifest: str | Path | Manifest | PlanResult, **flags: object) -> SimulateResult:
+def simulate(manifest: str | Path | Manifest | Planned, **flags: object) -> SimulateResult:
     """Run a manifest in virtual time and compare what it does with what was predicted.
 
     Args:
@@ -168,16 +176,16 @@ def simulate(manifest: str | Path | Manifest | PlanResult, **flags: object) -> S
 
 
 def simulate_policies(
-    manifest: str | Path | Manifest | PlanResult, policies: str | list[str], **flags: object
+    manifest: str | Path | Manifest | Planned, policies: str | list[str], **flags: object
 ) -> PoliciesResult:
     """Run the same requests under several policies; ``a+b`` sets two at once. The keywords are as for ``simulate``."""
     return simulated_policies(_manifest(manifest), flags_of(SimulateFlags, {**flags, "policies": policies}))
 
 
-def _manifest(given: str | Path | Manifest | PlanResult) -> Manifest:
-    if isinstance(given, PlanResult):
-        return given.manifest()
-    return given if isinstance(given, Manifest) else read_manifest(Path(given))
+def _manifest(given: str | Path | Manifest | Planned) -> Manifest:
+    if isinstance(given, str | Path):
+        return read_manifest(Path(given))
+    return given if isinstance(given, Manifest) else given.manifest()
 
 
 def simulated(manifest: Manifest, flags: SimulateFlags, progress: Progress | None = None) -> SimulateResult:
