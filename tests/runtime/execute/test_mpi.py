@@ -74,8 +74,9 @@ def test_ranks_over_processes_compute_the_same_model(manifest: Path) -> None:
         ("raise ValueError('bad shape')", "rank 11: ValueError: bad shape"),
         ("time.sleep(1000)", "rank 11 is stuck: at work since decode 0"),
         ("os._exit(9)", "waits for"),
+        ("os.kill(os.getpid(), 9)", "waits for"),
     ],
-    ids=["raises", "hangs", "dies"],
+    ids=["raises", "hangs", "dies", "is killed"],
 )
 def test_a_lost_rank_ends_the_run(manifest: Path, tmp_path: Path, fault: str, told: str) -> None:
     """With rank and operation, within the time limit; nothing hangs."""
