@@ -15,9 +15,10 @@ The merge works on plain data, before the schema is checked, so it knows of the 
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Annotated, Any
 
 from ground.errors import BadInput
+from ground.limits import Limits
 from ground.sourced import Stated
 from hardware.spec import HardwareSpec, Scope
 
@@ -36,7 +37,7 @@ KEYS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Scopes(Stated):
-    scopes: list[Scope]
+    scopes: Annotated[list[Scope], Limits(min_length=1)]
 
 
 def resolve(entry: object, where: str, read: Read, *, trusted: bool = False) -> object:
@@ -60,7 +61,7 @@ def resolve(entry: object, where: str, read: Read, *, trusted: bool = False) -> 
     if "scopes" in entry and not trusted:
         from ground.validation import validate  # the catalogue is read without it
 
-        validate(_Scopes, {"scopes": entry["scopes"]}, where)
+        entry |= _without_none(asdict(validate(_Scopes, {"scopes": entry["scopes"]}, where)))
     return taken_over(entry, data, base.name)
 
 
@@ -142,7 +143,7 @@ def _of_own_peaks(kernels: Any, entry: Data) -> Any:
     own = entry.get("kernels", {}) if isinstance(entry.get("kernels"), dict) else {}
     return {
         family: {dtype: fit for dtype, fit in fits.items() if dtype in peaks or dtype in own.get(family, {})}
-        if family in ("gemm", "grouped_gemm") and isinstance(fits, dict)
+        if family in ("gemm", "grouped_gemm") and isinstance(fits, dict) and isinstance(own.get(family, {}), dict)
         else fits
         for family, fits in kernels.items()
     }
