@@ -10,7 +10,7 @@ from cli.options import Csv, File, Force, Json, Text, argument, option
 from cli.output import Screen, check_force, print_json
 from ground.errors import BadInput
 from ground.files import write_files
-from ground.units import format_count, format_duration
+from ground.units import format_count, format_duration, number_of
 from planner.verification.verify import Summary, by_label
 from podplan.verification import LABELS, NAMES, VerifyResult, calibrate, verify
 
@@ -57,10 +57,10 @@ def verify_command(
 
 
 def _level(text: str | None) -> float:
-    try:
-        return 0.8 if text is None else float(text)
-    except ValueError:
-        raise BadInput(f"--level: {text[:40]!r} is not a share such as 0.8") from None  # type: ignore[index]
+    value = 0.8 if text is None else number_of(text)
+    if not 0 < value < 1:
+        raise BadInput(f"--level: {(text or '')[:40]!r} is not a share between 0 and 1, such as 0.8")
+    return value
 
 
 def _show(found: VerifyResult) -> None:

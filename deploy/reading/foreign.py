@@ -15,8 +15,10 @@ from deploy.reading.engines import READERS, Counted
 from deploy.reading.flags import TABLES, Flags, read_flags, table, table_key, unknown_flags
 from deploy.reading.nodes import Node, read_documents
 from deploy.reading.shell import Process
+from ground.archives import unbroken
 from ground.errors import BadInput
 from ground.files import read_text
+from ground.units import read_index
 from planner.engines.spec import RoleName
 
 Object = dict[str, Any]
@@ -39,6 +41,7 @@ DEFAULTS = {
     "sglang": {"--max-running-requests": "256", "--chunked-prefill-size": "8192", "--mem-fraction-static": "0.85"},
 }
 LENGTH = {"vllm": "--max-model-len", "sglang": "--context-length"}
+MOST_DEVICES = 16_384
 PARSED = {"--enable-dp-attention"}  # deprecated, and read all the same
 
 
@@ -83,7 +86,8 @@ def read_source(source: str) -> list[Found]:
     text = read_text(path) if named else source
     if not named and " " not in source.strip():
         raise BadInput(f"SOURCE: {source[:60]}: no such file; give a YAML file, a script, or a command line in quotes")
-    found = list(_of_objects(text)) if re.search(r"^kind:", text, re.MULTILINE) else list(_of_script(text))
+    with unbroken("SOURCE: holds an object or a command that is not as its kind has it, so that it cannot be read"):
+        found = list(_of_objects(text)) if re.search(r"^kind:", text, re.MULTILINE) else list(_of_script(text))
     if not found:
         known = ", ".join(COMMANDS)
         raise BadInput(f"SOURCE: {source[:60]!r} has no command that is read here: {known}")
@@ -117,10 +121,22 @@ def _of_objects(text: str) -> Iterator[Found]:
                 scope = {"LWS_GROUP_SIZE": str(nodes), "LWS_WORKER_INDEX": "0", "NODE_RANK": "0", **stated}
                 for command, environment in _commands(_ran(container, scripts), scope):
                     held = _found(
-                        name, command, stated | environment, instances=instances, nodes=nodes, container=container
+                        str(name),
+                        command,
+                        stated | environment,
+                        instances=_count(instances, "replicas"),
+                        nodes=_count(nodes, "size"),
+                        container=container,
                     )
                     if held is not None:
                         yield held
+
+
+def _count(value: object, what: str) -> int:
+    """Return a number of instances or nodes; BadInput where it is none that a cluster has."""
+    if type(value) is not int or not 1 <= value <= MOST_DEVICES:
+        raise BadInput(f"SOURCE: {what} is {str(value)[:20]!r}; it must be a whole number from 1 to {MOST_DEVICES}")
+    return value
 
 
 def _ran(container: Object, scripts: Mapping[str, str]) -> str:
@@ -307,10 +323,11 @@ def _total(family: str, flags: Flags) -> int:
     total = 1
     for name in names:
         value = flags.get(f"--{name}-size") or "1"
-        if not value.isdigit() or int(value) < 1:
+        degree = read_index(value)
+        if not degree:
             raise BadInput(f"--{name}-size: {value[:20]!r} is not a number of devices")
-        total *= int(value)
-    return total
+        total *= degree
+    return _count(total, "the product of the parallel degrees")
 
 
 def _role(name: str, flags: Flags) -> RoleName:

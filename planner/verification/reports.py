@@ -5,14 +5,14 @@ Formats as of 2026: vLLM ``bench serve`` and SGLang ``bench_serving`` (milliseco
 read), llm-d's benchmark report (units beside each figure) and InferenceX records (seconds; inverse interactivity).
 """
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ground.archives import unbroken
 from ground.errors import BadInput
-from ground.files import read_text
+from ground.files import parse_json, read_text
 
 _SECONDS = {"ms": 1e-3, "s": 1.0, "sec": 1.0, "seconds": 1.0, "us": 1e-6, "ns": 1e-9, "ms/token": 1e-3, "s/token": 1.0}
 MOST_BENCHMARKS = 10_000
@@ -47,12 +47,9 @@ def read_reports(path: Path) -> list[Report]:
     """
     text = read_text(path)
     try:
-        try:
-            data: Any = json.loads(text)
-        except json.JSONDecodeError:
-            data = [json.loads(line) for line in text.splitlines() if line.strip()]
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise BadInput(f"{path}: is neither a table of runs nor JSON ({error})") from None
+        data: Any = parse_json(text, str(path))
+    except BadInput:
+        data = [parse_json(line, f"{path}: no table of runs") for line in text.splitlines() if line.strip()]
     rows = data if isinstance(data, list) else [data]
     found = [report for number, row in enumerate(rows, 1) for report in _read(row, f"{path}, record {number}")]
     if not found or len(found) > MOST_BENCHMARKS:
@@ -64,7 +61,8 @@ def _read(row: Any, where: str) -> list[Report]:
     if isinstance(row, Mapping):
         for known, read in _READERS:
             if known(row):
-                return read(row, where)
+                with unbroken(f"{where}: is a broken report of a load generator"):
+                    return read(row, where)
     raise BadInput(
         f"{where}: is no report of vLLM, SGLang, AIPerf, GenAI-Perf, guidellm, llm-d or InferenceX that podplan reads"
     )

@@ -9,7 +9,7 @@ from typing import cast, get_args
 from ground.errors import BadInput
 from ground.files import read_text
 from ground.tables import csv_table
-from ground.units import parse_rate
+from ground.units import number_of, parse_rate
 from hardware.formats import KvDtype
 from hardware.loader import load_hardware
 from hardware.spec import Dtype, HardwareSpec
@@ -50,8 +50,6 @@ def read_runs(path: Path) -> list[Run]:
     Raises BadInput for a file that is no such table; a row that cannot be predicted is returned with its reason.
     """
     rows = csv_table(read_text(path), str(path), NEEDED)
-    if not rows:
-        raise BadInput(f"{path}: holds no run")
     return [_run(cells, where, number) for number, (where, cells) in enumerate(rows, 1)]
 
 
@@ -129,10 +127,10 @@ def _number(cells: dict[str, str], name: str, default: float) -> float:
     text = cells.get(name, "").strip()
     if not text:
         return default
-    try:
-        return float(text)
-    except ValueError:
-        raise BadInput(f"{name} {text[:40]!r} is not a number") from None
+    value = number_of(text)
+    if math.isnan(value):
+        raise BadInput(f"{name} {text[:40]!r} is not a number")
+    return value
 
 
 @cache

@@ -32,6 +32,8 @@ START: dict[str, list[list[str]]] = {
     "simulate": [
         ["MANIFEST", *more] for more in (["--rate", "5/s", "--requests=9"], ["--trace", "trace"], ["--trace=."])
     ],
+    "import": [[name, "--hw", "h100"] for name in ("objects.yaml", "start.sh", "vllm serve Qwen/Qwen3-8B -tp 2")],
+    "verify": [["runs.csv"], ["runs.csv", "--calibrate", "out.yaml"], ["report.json", "--manifest", "GPUS"]],
     "calibrate": [["MEASUREMENTS.csv", "--hw", "h100", "--out", "out.yaml"]],
     "measure": [["--quick", "--out", "out.csv"]],
     "place": [[f"loads.{kind}", "--devices", "8"] for kind in ("csv", "json", "npy", "npz")],
@@ -41,10 +43,8 @@ START: dict[str, list[list[str]]] = {
     "hardware": [["hardware.yaml"], ["hardware.yaml", "--check"], ["h100"]],
     "manifest": [["validate", "MANIFEST"], ["schema"]],
 }
-WEIGHTS = dict.fromkeys(COMMANDS, 2) | dict.fromkeys(
-    ("deploy", "simulate", "place", "models", "hardware", "manifest"), 8
-)
-WEIGHTS |= {"predict": 5, "calibrate": 5, "measure": 1, "accuracy": 1}
+READERS = ("deploy", "simulate", "place", "models", "hardware", "manifest", "import")
+WEIGHTS = dict.fromkeys(COMMANDS, 2) | dict.fromkeys(READERS, 8) | dict.fromkeys(("predict", "calibrate", "verify"), 5)
 """Shares of the commands among cases: readers of files have most, searches take seconds."""
 SKIPPED = {"--install-completion", "--show-completion", "--help", "--timeout"}
 ENVIRONMENT = {

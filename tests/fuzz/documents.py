@@ -175,6 +175,21 @@ DENSE = {
 }
 
 
+SERVE = "export SEQS=64\nexec vllm serve Qwen/Qwen3-8B -tp 1 --max-num-seqs $SEQS --max-model-len $((2 * 2048))\n"
+CONTAINER = {"name": "vllm", "command": ["vllm", "serve", "Qwen/Qwen3-8B"], "args": ["--max-num-seqs", "64"]}
+POD = {"spec": {"containers": [{**CONTAINER, "resources": {"limits": {"nvidia.com/gpu": 1}}}]}}
+KINDS = {
+    "LeaderWorkerSet": {"leaderWorkerTemplate": {"size": 1, "workerTemplate": POD}},
+    "Deployment": {"template": POD},
+}
+OBJECTS = [{"kind": kind, "metadata": {"name": "a"}, "spec": {"replicas": 2, **own}} for kind, own in KINDS.items()]
+REPORT = {
+    **{"mean_ttft_ms": 30.0, "mean_tpot_ms": 9.0, "request_throughput": 2.0, "output_throughput": 128.0},
+    **{"max_concurrency": 4, "total_input_tokens": 51200, "total_output_tokens": 6400, "completed": 100},
+}
+RUNS = "id,model,hardware,engine,weights,strategy,isl,osl,concurrency,ttft_seconds,tpot_seconds"
+
+
 @cache
 def manifests() -> dict[str, Any]:
     """Return small manifests as plain data: made by hand, with faults to shrink by, and for engines."""
@@ -290,6 +305,10 @@ def files(sound: bool) -> dict[str, st.SearchStrategy[bytes]]:
             *(f"gemm,{n}e-5,0,bf16,1,{2**n},4096,4096,1,own measurement" for n in range(1, 9)),
             "memory_copy,1e-5,1000000,,,,,,1,own measurement",
         ),
+        "start.sh": spoiled(st.just(_text(SERVE)), sound),
+        "objects.yaml": data(_yaml, *OBJECTS),
+        "report.json": data(_json, REPORT),
+        "runs.csv": table(RUNS, *(f"{n},qwen3-8b,h100,vllm,bf16,TP=1,1024,{n + 9},8,,0.009" for n in range(6))),
         "chunk-0-trace.csv": table("", *(f"{600 * n},0.1,1,Gamma,1,1" for n in range(4))),
         "chunk-0-dataset.json": data(_json, SERVEGEN),
     }

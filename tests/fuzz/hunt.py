@@ -46,7 +46,7 @@ def faults(case: Case, limit_seconds: float = 30.0) -> list[str]:
         if code in (-signal.SIGXCPU, -signal.SIGKILL):
             found = [f"hangs: over {limit_seconds:g} s of processor time, or four times as long ({seconds:.0f} s)"]
         left = sorted(_tree(folder) - before)
-        if left and (code != 0 or any(".podplan-" in each for each in left)):
+        if left and (code == 2 or any(".podplan-" in each for each in left)):
             found.append(f"ended with {code} and left {', '.join(left)[:200]}")
         if code == 0:
             _start(folder)

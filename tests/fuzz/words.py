@@ -113,6 +113,12 @@ RIGHT |= {
     "compare.model": ["qwen3-8b,qwen3-30b-a3b"],
     "simulate.format": ["mooncake", "azure", "guidellm"],
     "predict.tokens": ["512"],
+    "verify.level": ["0.8"],
+    "verify.calibrate": ["out.yaml"],
+    "verify.calibration": ["runs.csv"],
+    "manifest": ["GPUS"],
+    "layout": ["kustomize", "helm"],
+    "workers": ["1", "2"],
 }
 
 
