@@ -193,8 +193,13 @@ def _run(report: Report, manifest: Manifest, number: int) -> Run:
         "model": manifest.model.spec.name,
         "weights": pool.weights_dtype,
     }
+    workload = manifest.workload
+    prompt, answer = report.prompt_tokens or workload.input_tokens, report.output_tokens or workload.output_tokens
+    residence = measured.get("ttft_seconds", 0.0) + measured.get("tpot_seconds", 0.0) * answer
+    running = report.concurrency or (report.requests_per_second or 0.0) * residence
     return Run(
         id=f"{report.tool} {number}",
+        features=(float(pool.devices_per_instance), max(running, 1.0), max(prompt, 1.0), max(answer, 1.0)),
         where=report.where,
         cells={},
         measured=measured,

@@ -97,6 +97,8 @@ def expected(
     deviations: Deviations, known: Sequence[Residual], asked: Sequence[Residual], level: float = 0.8
 ) -> list[Expected]:
     """Return what to expect of runs beside those whose errors are known, at a confidence level each."""
+    if not asked:
+        return []
     prior = np.diag(covariance(deviations, asked, asked)) if len(asked) < 64 else _variance(deviations, len(asked))
     mean, variance = np.zeros(len(asked)), prior + deviations.own**2
     if known:

@@ -42,6 +42,8 @@ class Run:
     """Why it cannot be predicted; None where it can."""
     labels: dict[str, str] = field(default_factory=dict)
     """What residuals are pooled by: engine, hardware, model, weights."""
+    features: tuple[float, ...] = ()
+    """``residuals.FEATURES`` where no configuration says them."""
 
 
 def read_runs(path: Path) -> list[Run]:

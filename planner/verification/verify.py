@@ -80,7 +80,7 @@ def point(configuration: Configuration) -> dict[str, float]:
 
 def place_of(run: Run, configuration: Configuration) -> Residual:
     """Return where a run stands among others, its error unknown."""
-    features = (
+    features = run.features or (
         float(configuration.strategy.devices),
         configuration.concurrency,
         configuration.prompt_tokens,

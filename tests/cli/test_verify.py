@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 
 from cli.main import main
+from planner.manifest.document import dump_manifest
 from podplan.verification import verify
+from tests.manifests import manifest
 
 HEADER = "id,model,hardware,engine,weights,strategy,isl,osl,concurrency,ttft_seconds,tpot_seconds\n"
 ENGINE_RUNS = Path(__file__).parents[2].parent / "shared" / "data" / "published" / "engine_runs.csv"
@@ -82,3 +84,27 @@ def test_released_runs_are_predicted_within_what_the_documentation_says() -> Non
     assert found.mape["tpot_seconds"] < 0.11
     assert found.mape["output_tokens_per_second_per_chip"] < 0.14
     assert found.coverage["tpot_seconds"] > 0.75
+
+
+def test_a_report_is_set_beside_its_manifest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With a concurrency or a rate; a table of which no row can be predicted is told as that."""
+    plan = tmp_path / "manifest.yaml"
+    plan.write_text(dump_manifest(manifest()), encoding="utf-8")
+    for load in ({"max_concurrency": 4}, {"request_throughput": 2.0}):
+        report = {"mean_ttft_ms": 30.0, "mean_tpot_ms": 9.0, "completed": 100, "total_input_tokens": 51200, **load}
+        (tmp_path / "report.json").write_text(json.dumps(report), encoding="utf-8")
+        assert main(["verify", str(tmp_path / "report.json"), "--manifest", str(plan), "--json"]) in (0, 3)
+        assert json.loads(capsys.readouterr().out)["summary"]["count"] == 1
+    assert main(["verify", str(_table(tmp_path / "none.csv", "a,none,h100,vllm,bf16,TP=1,1,1,8,,1")), "--json"]) in (
+        0,
+        3,
+    )
+    assert json.loads(capsys.readouterr().out)["summary"]["count"] == 0
+
+
+@pytest.mark.parametrize("figure", ["[]", '"x"', "1e999", "{}"])
+def test_a_broken_report_is_one_sentence(figure: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Texts and lists for figures."""
+    (tmp_path / "report.json").write_text(f'{{"mean_ttft_ms": {figure}, "benchmarks": {figure}}}', encoding="utf-8")
+    assert main(["verify", str(tmp_path / "report.json")]) == 2
+    assert capsys.readouterr().err.count("\n") == 1

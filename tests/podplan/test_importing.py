@@ -181,3 +181,21 @@ def test_the_command_prints_headroom_and_findings(capsys: pytest.CaptureFixture[
     assert main([*arguments, "--rate", "5/s"]) == 0
     shown = capsys.readouterr().out
     assert "headroom over 5/s: +" in shown and "within the limits; 0 things must be mended" in shown
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (("replicas: 2", "replicas: many"), "replicas is 'many'"),
+        (("size: 2", "size: 0"), "size is '0'"),
+        (("containers:", "containers: x\n        others:"), "not as its kind has it"),
+        (("env: [{name: DP_LOCAL", "env: [{nme: DP_LOCAL"), "not as its kind has it"),
+        (("-tp 1", "-tp 99999999"), "must be a whole number from 1 to"),
+        (("-tp 1", "-tp ²"), "is not a number of devices"),
+    ],
+)
+def test_objects_that_are_not_as_their_kind_are_refused(change: tuple[str, str], told: str) -> None:
+    """One sentence, whatever stands where Kubernetes would refuse it."""
+    with pytest.raises(BadInput, match=told):
+        for role in read_source(LWS.replace(*change)):
+            role.counted(256, 4096)
