@@ -96,6 +96,16 @@ class Question:
     shape: Shape = "auto"
 
     @property
+    def one_pool(self) -> bool:
+        """Whether both roles take devices from one budget."""
+        return self.prefill.budget == self.decode.budget
+
+    @property
+    def devices(self) -> int:
+        """Devices of both roles together."""
+        return self.prefill.devices + (0 if self.one_pool else self.decode.devices)
+
+    @property
     def goal(self) -> Objective:
         """What is to be best."""
         return OBJECTIVES[self.objective]

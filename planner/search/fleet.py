@@ -91,7 +91,7 @@ def on_pools(fleet: Fleet, member: Member, pair: tuple[Machines, Machines] | Non
     In a fleet the rates of all are asked for, whatever is made small or large; only where time is, columns are timed.
     """
     own = member.question
-    if fleet.single and (pair is None or own.prefill.budget == own.decode.budget):
+    if fleet.single and (pair is None or own.one_pool):
         return own
     if not fleet.single:
         own = replace(own, objective="latency" if fleet.goal.timed else "chips")

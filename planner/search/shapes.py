@@ -27,7 +27,7 @@ def not_aggregated(question: Question) -> str | None:
     """Return why no aggregated instance is searched, None where they are."""
     if question.shape == "disaggregated":
         return "--shape disaggregated: prefill and decode instances alone were asked for"
-    one_pool = question.prefill.budget == question.decode.budget
+    one_pool = question.one_pool
     if not one_pool and question.shape != "aggregated":
         return "each role is asked for on devices of its own; --shape aggregated searches either pool alone"
     if one_pool and question.prefill.weights != question.decode.weights:
@@ -39,14 +39,14 @@ def not_aggregated(question: Question) -> str | None:
 
 def on_machines(question: Question, machines: Machines) -> Question:
     """Return the question with both roles on the machines of one pool."""
-    if question.prefill.budget == question.decode.budget:
+    if question.one_pool:
         return question
     return replace(question, prefill=machines, decode=machines)
 
 
 def on_each_pool(question: Question) -> list[Question]:
     """Return the question of every pool that aggregated instances may stand on: both roles on its machines alone."""
-    if question.prefill.budget == question.decode.budget:
+    if question.one_pool:
         return [question]
     return [on_machines(question, machines) for machines in (question.decode, question.prefill)]
 

@@ -206,7 +206,7 @@ class _Ahead:
         self.known: Incumbent | None = None
         self.first: Question | None = None
         asked = separate.fleet.members[0].question
-        shared = asked.prefill.budget == asked.decode.budget
+        shared = asked.one_pool
         if not (separate.fleet.single and shared) or not_aggregated(asked) is not None:
             return
         self.first = asked
@@ -274,7 +274,7 @@ def grounds(member: Member) -> tuple[Machines, ...]:
     question = member.question
     if member.pools:
         return member.pools
-    if question.prefill.budget == question.decode.budget:
+    if question.one_pool:
         return (question.decode,)
     return (question.decode, question.prefill) if question.shape == "aggregated" else ()
 

@@ -217,7 +217,7 @@ def unsurvivable(question: Question, prefill_sizes: Sequence[int], decode_sizes:
         lost = {size: lost_instances(question.survive, size, machines.devices_per_node) for size in sizes}
         wanted.append(min((1 + lost[size]) * size for size in sizes))
     start = f"--survive: losing one {question.survive or 'instance'} would leave no instance of a role"
-    if question.prefill.budget != question.decode.budget:
+    if not question.one_pool:
         return "survive", f"{start}; nearest change: --devices prefill={wanted[0]},decode={wanted[1]}, or no --survive"
     held = counted(question.prefill.devices, "device")
     return "survive", f"{start} on {held}; nearest changes: --devices {sum(wanted)}, or no --survive"

@@ -86,7 +86,7 @@ def _rate(question: Question, feasible: Try) -> Change:
 def _chips(question: Question, feasible: Try) -> Change:
     """Whole nodes, or chips of one, of both roles alike where each has its own."""
     machines = (question.prefill, question.decode)
-    own = question.prefill.budget != question.decode.budget
+    own = not question.one_pool
 
     def with_nodes(factor: float) -> Question:
         prefill, decode = (replace(part, devices=part.grown(factor)) for part in machines)
@@ -99,18 +99,13 @@ def _chips(question: Question, feasible: Try) -> Change:
     changed = with_nodes(factor)
     sizes = [changed.prefill.devices, changed.decode.devices]
     value = f"prefill={sizes[0]},decode={sizes[1]}" if own else str(sizes[0])
-    told = f"{sum(sizes) if own else sizes[0]} devices instead of {_devices(question)}"
+    told = f"{sum(sizes) if own else sizes[0]} devices instead of {question.devices}"
     for part, size in zip(machines, sizes, strict=True):
         most = part.hardware.nodes.value * part.hardware.devices_per_node.value
         if not part.hardware.sold_by_node and size > most:
             told += f", more than the {most:.0f} that {part.hardware.name} has"
             break
     return _found("chips", "--devices", value, told, changed)
-
-
-def _devices(question: Question) -> int:
-    own = question.prefill.budget != question.decode.budget
-    return question.prefill.devices + (question.decode.devices if own else 0)
 
 
 def _unit_share(machines: tuple[Machines, Machines]) -> float:

@@ -78,7 +78,7 @@ def on_plan_devices(plan: Plan) -> Question:
     used = {"prefill": 0, "decode": 0}
     for role, pool in plan.pools():
         used[role] = pool.instances * pool.candidate.devices
-    if question.prefill.budget == question.decode.budget:
+    if question.one_pool:
         used = dict.fromkeys(used, sum(used.values()))
     return replace(
         question,
@@ -94,7 +94,7 @@ def resources_of(question: Question) -> list[Resource]:
     alike = (
         question.prefill.hardware is question.decode.hardware or question.prefill.hardware == question.decode.hardware
     )
-    shared = question.prefill.budget == question.decode.budget
+    shared = question.one_pool
     found = []
     for roles in [("prefill", "decode")] if alike else [("prefill",), ("decode",)]:
         spec = (question.prefill if roles[0] == "prefill" else question.decode).hardware

@@ -31,7 +31,7 @@ def shortage(option: Option, most_per_second: float) -> tuple[str, str]:
         told = f"--survive: after losing the worst {question.survive} {there}"
         larger = _larger(question, dict.fromkeys(("prefill", "decode"), most_per_second))
         return "survive", f"{told}; nearest changes: --rate {most}, or no --survive{larger}"
-    if question.prefill.budget == question.decode.budget:
+    if question.one_pool:
         return "devices", too_few(question, most_per_second)
     alone = {side.role: _alone(question, side) for side in option.sides}
     short = [side for side in option.sides if alone[side.role] < (question.rate_per_second or 0.0) * (1 - 1e-9)]
@@ -66,7 +66,7 @@ def too_few(question: Question, most_per_second: float, carries: Callable[[Quest
 
 def _there(question: Question, most_per_second: float) -> str:
     most, asked = format_rate(rounded_down(most_per_second)), format_rate(question.rate_per_second or 0.0)
-    devices = _devices(question)
+    devices = question.devices
     return f"{counted(devices, 'device')} {'carries' if devices == 1 else 'carry'} {most}, not the asked {asked}"
 
 
@@ -77,11 +77,6 @@ def _alone(question: Question, side: Side) -> float:
     )
     picks = alone.settle()
     return alone.carried(picks) * side.unit if picks else 0.0
-
-
-def _devices(question: Question) -> int:
-    own = question.prefill.budget != question.decode.budget
-    return question.prefill.devices + (question.decode.devices if own else 0)
 
 
 def _larger(
@@ -102,9 +97,9 @@ def _larger(
             for machines, size in zip((question.prefill, question.decode), sizes, strict=True)
         )
         changed = replace(question, prefill=prefill, decode=decode)
-        if _devices(changed) > most_devices(question):
-            return f"; about {_devices(changed)} devices are more than there can be"
-        if _devices(changed) > max(MOST_TRIED, 2 * _devices(question)):
+        if changed.devices > most_devices(question):
+            return f"; about {changed.devices} devices are more than there can be"
+        if changed.devices > max(MOST_TRIED, 2 * question.devices):
             return f"; the asked rate is {max(factors.values()):.3g} times what they carry"
         if carries(changed):
             shared = prefill.budget == decode.budget
