@@ -43,7 +43,9 @@ def count_parameters(spec: ModelSpec) -> ParameterCount:
     expert = feed_forward_parameters(hidden, moe.intermediate_size if moe else 0)
     shared = feed_forward_parameters(hidden, moe.shared_intermediate_size if moe else 0)
     gate = hidden * moe.experts if moe else 0
+    without_indexer = spec.layers - round(spec.index_share * spec.layers) if spec.index_share else 0
     mixers = spec.kv_layers * attention + (spec.layers - spec.kv_layers) * linear
+    mixers -= without_indexer * indexer_parameters(spec.attention, hidden)
     every_token = mixers + spec.dense_layers * dense + spec.moe_layers * (gate + shared)
     experts, experts_per_token = (moe.experts, moe.experts_per_token) if moe else (0, 0)
     ffn_of_last_layer = gate + shared + experts * expert if moe else dense
@@ -83,11 +85,16 @@ def attention_parameters(attention: MLA | GQA, hidden_size: int) -> int:
         query = attention.q_lora_rank * (hidden_size + query_width)
     down = hidden_size * (attention.kv_lora_rank + attention.qk_rope_head_dim)
     up = attention.kv_lora_rank * attention.heads * (attention.qk_nope_head_dim + attention.v_head_dim)
-    index = 0
-    if attention.indexer is not None:
-        heads, key = attention.indexer.heads, attention.indexer.head_dim
-        index = (attention.q_lora_rank or hidden_size) * heads * key + hidden_size * (key + heads)
+    index = indexer_parameters(attention, hidden_size)
     return query + down + up + attention.heads * attention.v_head_dim * hidden_size + index
+
+
+def indexer_parameters(attention: MLA | GQA, hidden_size: int) -> int:
+    """Return the parameters of the indexer of one layer that has one, 0 without sparse attention."""
+    if isinstance(attention, GQA) or attention.indexer is None:
+        return 0
+    heads, key = attention.indexer.heads, attention.indexer.head_dim
+    return (attention.q_lora_rank or hidden_size) * heads * key + hidden_size * (key + heads)
 
 
 def linear_attention_parameters(linear: GatedDeltaNet, hidden_size: int) -> int:

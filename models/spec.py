@@ -37,6 +37,10 @@ class Indexer(Stated):
     heads: Dimension
     head_dim: Dimension = described("elements of the index key that is cached per token and layer")
     top_k: Dimension = described("keys that attention proper reads per query")
+    layers: Annotated[int, Limits(gt=0, le=MOST_LAYERS, strict=True)] | None = described(
+        "layers that score keys; the others take the choice of the last that did. None: every layer scores",
+        default=None,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,6 +218,14 @@ class ModelSpec(Stated):
         return window.layers if window else 0
 
     @property
+    def index_share(self) -> float:
+        """Share of the layers that score keys with an indexer of their own; 0 without one."""
+        indexer = self.attention.indexer if isinstance(self.attention, MLA) else None
+        if indexer is None:
+            return 0.0
+        return 1.0 if indexer.layers is None else indexer.layers / self.layers
+
+    @property
     def reach_tokens(self) -> int:
         """Most keys that a query of a windowed or sparse layer attends to; 0 where there is no such layer."""
         if isinstance(self.attention, GQA):
@@ -236,5 +248,7 @@ class ModelSpec(Stated):
             raise ValueError(f"linear_attention.layers must leave one of the {self.layers} layers to attention")
         if self.windowed_layers > self.kv_layers:
             raise ValueError(f"attention.window.layers must be at most the {self.kv_layers} layers with attention")
+        if self.index_share > 1.0:
+            raise ValueError(f"attention.indexer.layers must be at most the {self.layers} layers")
         if self.dense_layers and self.dense_intermediate_size is None:
             raise ValueError(f"{self.dense_layers} dense layers need a dense_intermediate_size")

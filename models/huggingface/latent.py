@@ -1,7 +1,9 @@
 """Families with latent attention (MLA), dense or sparse: DeepSeek, Kimi, GLM-5, openPangu Ultra."""
 
+import math
+
 from models.huggingface.config import Config
-from models.huggingface.parts import Fields, deepseek_experts, draft_layers, mla, routed_experts
+from models.huggingface.parts import LAYERS, Fields, deepseek_experts, draft_layers, mla, routed_experts
 from models.spec import MOST_EXPERTS, MOST_LAYERS
 
 
@@ -18,12 +20,19 @@ def deepseek_v3(config: Config) -> Fields:
 
 
 def deepseek_v32(config: Config) -> Fields:
-    """DeepSeek-V3.2 and GLM-5: as V3, with an indexer that picks the keys of each query (DSA)."""
-    indexer = {
+    """DeepSeek-V3.2 and GLM-5: as V3, with an indexer that picks the keys of each query (DSA).
+
+    GLM-5.2's layers share one: the first of every ``index_topk_freq`` picks for the others.
+    """
+    indexer: Fields = {
         "heads": config.integer("index_n_heads"),
         "head_dim": config.integer("index_head_dim"),
         "top_k": config.integer("index_topk"),
     }
+    layers, every = config.integer(*LAYERS, most=MOST_LAYERS), config.integer_or(1, "index_topk_freq")
+    config.require("index_topk_pattern", (None,), "only an indexer in every n-th layer (index_topk_freq) is carried")
+    if every > 1:
+        indexer["layers"] = math.ceil(layers / every)
     attention = mla(config) | {"indexer": indexer}
     return {"attention": attention, "mtp_layers": draft_layers(config), **deepseek_experts(config)}
 

@@ -92,7 +92,7 @@ def dense_attention(deployment: Deployment, mla: MLA, heads: Number) -> list[Ter
 
 def sparse_terms(deployment: Deployment, mla: MLA, indexer: Indexer, heads: Number) -> list[Term]:
     """Attention over the keys that an indexer picks, on latents in every phase."""
-    terms = indexer_terms(deployment, mla, indexer)
+    terms: list[Term] = [*indexer_terms(deployment, mla, indexer)]
     if deployment.phase != "prefill":
         terms.append(sparse_decode(deployment, mla, heads))
     if deployment.phase != "decode":

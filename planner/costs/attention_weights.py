@@ -32,6 +32,7 @@ def mla_weight_bytes(deployment: Deployment, mla: MLA) -> Number:
         queries = mla.indexer.heads * mla.indexer.head_dim
         index = (mla.q_lora_rank or hidden) * queries * element
         index += hidden * (mla.indexer.head_dim + mla.indexer.heads) * 2.0
+        index *= deployment.model.index_share
     return (replicated + up + output) * element + latent_up * latent_element_bytes(deployment, mla) + index
 
 

@@ -86,7 +86,7 @@ def layer_token_bytes(deployment: Deployment, tp: Number) -> Number:
     attention, element = deployment.model.attention, ELEMENT_BYTES[deployment.kv_dtype]
     if isinstance(attention, MLA):
         index = attention.indexer.head_dim + INDEX_SCALE_BYTES if attention.indexer else 0.0
-        return float(attention.kv_elements_per_token) * element + index
+        return float(attention.kv_elements_per_token) * element + index * deployment.model.index_share
     return gqa_cached_elements(attention, tp) * element
 
 

@@ -2,7 +2,8 @@
 
 DeepSeek-V3.2 report, section 2.1: I(t, s) = Σ_j w_tj · ReLU(q_tj · k_s) over the indexer's heads, then the top-k keys.
 The indexer is whole on every TP device (its cost does not fall with TP), and its keys are read in FP8; scores are
-written in FP32 and read twice by the selection (one pass for the histogram, one to gather). Attention proper runs on
+written in FP32 and read twice by the selection (one pass for the histogram, one to gather). Where layers take over the
+choice of an earlier one (GLM-5.2), those have neither indexer nor index keys. Attention proper runs on
 latents (MQA form) for prompts too, as the report says and the kernels do; a prompt within top-k tokens would run
 faster unabsorbed, which is left out: an upper estimate there.
 """
@@ -12,13 +13,13 @@ from hardware.spec import AttentionFit, Dtype
 from models.spec import MLA, Indexer
 from planner.costs.cache import INDEX_SCALE_BYTES
 from planner.costs.deployment import Deployment
-from planner.costs.roofline import TOKENS, Roofline, combine, scale
-from planner.manifest.terms import Form, Number, Term
+from planner.costs.roofline import TOKENS, Roofline, combine, in_some_layers, scale
+from planner.manifest.terms import ComputeTerm, Form, Number, Term
 
 SCORE_BYTES = 4.0
 
 
-def indexer_terms(deployment: Deployment, mla: MLA, indexer: Indexer) -> list[Term]:
+def indexer_terms(deployment: Deployment, mla: MLA, indexer: Indexer) -> list[ComputeTerm]:
     """Projections of the indexer, its scores and the selection, for running requests and prompts.
 
     Weights: q_lora x n·d for its queries (from the compressed query), h x (d + n) for its key and head weights.
@@ -29,7 +30,7 @@ def indexer_terms(deployment: Deployment, mla: MLA, indexer: Indexer) -> list[Te
     key_bytes = key + INDEX_SCALE_BYTES
     # Rotation and quantisation: BF16 in, FP8 and a scale out; the key goes to its cache.
     prepared = queries * (2.0 + 1.0) + key * 2.0 + key_bytes
-    terms: list[Term] = [
+    terms: list[ComputeTerm] = [
         roofline.matmul("index_query", "attention", TOKENS, queries, depth, dtype),
         roofline.matmul("index_key", "attention", TOKENS, key + indexer.heads, hidden, "bf16"),
         roofline.vector("index_quantise", "attention", scale(TOKENS, prepared), kernels=2),
@@ -51,7 +52,8 @@ def indexer_terms(deployment: Deployment, mla: MLA, indexer: Indexer) -> list[Te
         terms.append(roofline.attention(name, fit, pairs, per_pair, rows, read, dtype=score_dtype))
         selection = name.replace("scores", "top_k")
         terms.append(roofline.vector(selection, "attention", scale(pairs, 2 * SCORE_BYTES)))
-    return terms
+    share = deployment.model.index_share
+    return terms if share == 1.0 else in_some_layers(terms, share)
 
 
 def sparse_decode(deployment: Deployment, mla: MLA, heads: Number) -> Term:

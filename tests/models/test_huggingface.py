@@ -88,6 +88,7 @@ def compressed(kind: str, bits: int) -> Keys:
         (openpangu_r(), "openpangu-r-72b"),
         (deepseek_v32(), "deepseek-v3.2"),
         (glm_5(), "glm-5"),
+        (glm_5() | {"index_topk_freq": 4, "max_position_embeddings": 1048576}, "glm-5.2"),
         (gpt_oss_120b(), "gpt-oss-120b"),
         (kimi_k25(), "kimi-k2.5"),
         (llama_4_maverick(), "llama-4-maverick"),

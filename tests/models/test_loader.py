@@ -60,6 +60,12 @@ KV_ELEMENTS_PER_TOKEN = {
     "llama-4-maverick": 98304,
     "qwen3-next-80b-a3b": 12288,
     "qwen3.5-397b-a17b": 15360,
+    "qwen3.6-35b-a3b": 10240,
+    "kimi-k2.6": 35136,
+    "glm-5.1": 44928,
+    "glm-5.2": 44928,
+    "minimax-m2.7": 126976,
+    "mimo-v2-flash": 61440,
 }
 TRAINED_IN_FP8 = {
     "deepseek-r1",
@@ -68,9 +74,11 @@ TRAINED_IN_FP8 = {
     "kimi-k2",
     "minimax-m2",
     "minimax-m2.5",
+    "minimax-m2.7",
+    "mimo-v2-flash",
     "deepseek-v3.2",
 }
-IN_FOUR_BITS = {"gpt-oss-120b": "mxfp4", "gpt-oss-20b": "mxfp4", "kimi-k2.5": "int4"}
+IN_FOUR_BITS = {"gpt-oss-120b": "mxfp4", "gpt-oss-20b": "mxfp4", "kimi-k2.5": "int4", "kimi-k2.6": "int4"}
 # Described by their reports; no configuration of theirs stands on the hub under one certain name.
 FROM_REPORTS = {"pangu-pro-moe", "pangu-ultra-moe"}
 

@@ -5,13 +5,19 @@ from dataclasses import replace
 import pytest
 
 from models.loader import load_model, model_names
-from models.parameters import attention_parameters, count_parameters, feed_forward_parameters
+from models.parameters import (
+    attention_parameters,
+    count_parameters,
+    feed_forward_parameters,
+    indexer_parameters,
+)
 from models.spec import GQA, MLA
 
 # Kimi-K2's card says 1T of what its dimensions count as 1026e9.
-TOTAL_TOLERANCE = {"kimi-k2": 0.03, "kimi-k2.5": 0.03}
+TOTAL_TOLERANCE = {"kimi-k2": 0.03, "kimi-k2.5": 0.03, "kimi-k2.6": 0.03}
 # Cards that round active parameters to fewer digits than 2.5 % needs: MiniMax-M2 10 of 10.4, GLM-4.5 32 of 32.9.
 ACTIVE_TOLERANCE = {"minimax-m2": 0.05, "minimax-m2.5": 0.05, "glm-4.5": 0.03, "glm-4.6": 0.03, "glm-4.7": 0.03}
+ACTIVE_TOLERANCE |= {"minimax-m2.7": 0.05, "mimo-v2-flash": 0.03}
 # Qwen3-Next's card says 3B of what its dimensions, the head included, count as 3.6.
 ACTIVE_TOLERANCE |= {"qwen3-next-80b-a3b": 0.2}
 # Known by their names alone: the distillations keep the dimensions of Qwen2.5 of that size.
@@ -91,6 +97,9 @@ def test_parts_add_up(name: str) -> None:
     moe_layer += count.routed_expert * (spec.moe.experts if spec.moe else 0)
     layers = spec.kv_layers * count.attention_per_layer + spec.dense_layers * count.dense_ffn_per_layer
     layers += (spec.layers - spec.kv_layers) * count.linear_attention_per_layer
+    if spec.index_share:
+        without = spec.layers - round(spec.layers * spec.index_share)
+        layers -= without * indexer_parameters(spec.attention, spec.hidden_size)
     tables = count.embedding + (0 if spec.tied_embeddings else count.lm_head)
     assert count.total == tables + layers + spec.moe_layers * moe_layer
     assert count.active <= count.total

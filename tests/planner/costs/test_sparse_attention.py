@@ -59,6 +59,16 @@ def test_index_keys_are_cached_beside_the_latents() -> None:
     assert model_cache(eight).bytes(1000.0, 1.0) == 1000 * 61 * 1284
 
 
+def test_layers_that_share_a_choice_neither_score_nor_cache_keys() -> None:
+    """GLM-5.2: 20 of 78 layers score, all attend to 2,048 keys; the parameters that remain give the projections."""
+    work, count = flops("glm-5.2", decode(1.0, KEYS)), count_parameters(load_model("glm-5.2"))
+    assert work["index_scores"] == pytest.approx(20 * KEYS * 2 * 32 * 128)
+    assert work["attention"] == 78 * 2048 * 2 * 64 * 1088
+    assert sum(work.values()) == pytest.approx(2 * count.active + work["index_scores"] + work["attention"], rel=1e-9)
+    cached = device_cache(instance("glm-5.2", "h200", "decode", "fp8", attention_tp=8, moe_tp=8)).token_bytes
+    assert cached == pytest.approx(78 * 1152 + 20 * 132)
+
+
 def test_the_longer_the_context_the_more_it_saves() -> None:
     """Time per token grows much less with the context than under dense attention."""
     spent = {}
