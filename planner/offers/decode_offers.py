@@ -166,7 +166,7 @@ def decode_offers(question: Question, rows: list[Row], count: Count, slowest_sec
     """Return the decode instances that keep the TPOT limit with one request per stage or more."""
     tables = [_bounded(question, each, count) for each in built(question, "decode", rows)]
     found = [table for table in tables if table is not None]
-    _settle_leading(found, question.objective == "latency")
+    _settle_leading(found, question.goal.timed)
     return Offers.joined([_offers(question, table, slowest_seconds, count) for table in found])
 
 
@@ -258,7 +258,7 @@ def _offers(question: Question, table: _Table, slowest_seconds: float, count: Co
         return Offers.of([])
     group = table.group.select(keep) if keep.size < table.room.size else table.group
     most = np.minimum(MOST_UTILISATION * table.most[keep], most_linked(question, group.deployment))
-    quickest = question.objective == "latency"
+    quickest = question.goal.timed
     return Offers(
         devices=group.sizes.astype(np.int64),
         bound_per_second=most,

@@ -205,7 +205,7 @@ def _prefill_kinds(question: Question, table: _PrefillTable, slower: Slower) -> 
         guess_per_second=guess,
         layers=table.group.layers,
         build=partial(_prefill_kind, question, table, (most, slower)),
-        least=_prefill_least(question, table, prompts) if question.objective == "latency" else None,
+        least=_prefill_least(question, table, prompts) if question.goal.timed else None,
     ).select(_worth_a_queue(question, table, ranks))
 
 
