@@ -157,7 +157,7 @@ def compared(name: str, utilisation: float, pairs: list[tuple[dict[str, Any], di
 
 def best_saturation(plan: DisaggregatedPlan) -> float:
     """Prompts per second of a prefill instance whose passes are always full."""
-    return PrefillServer(plan.question, plan.prefill.candidate).service.saturation_per_second
+    return PrefillServer(plan.question, plan.prefill.candidate).saturation_per_second
 
 
 SHOWN = ("ttft mean", "ttft p50", "ttft p90", "ttft p99", "tpot mean", "tpot p99", "e2e mean", "e2e p99")

@@ -179,16 +179,14 @@ class PrefillKind:
         if not places or any(each >= late for late in self._late_evenly):
             return True
         budgets = self.budgets.places[places]
-        if self.slower.late(self.passes, each, budgets):
-            self._late_evenly.append(each)
-            return True
-        excess = np.zeros(self.passes.full.size)
-        for place, budget in zip(places, budgets.tolist(), strict=True):
+        late, excess = self.slower.late(self.passes, each)[budgets], np.zeros(self.passes.full.size)
+        for place, budget in zip(np.array(places)[~late].tolist(), budgets[~late].tolist(), strict=True):
             excess[budget] = self._player(place).late_by(each, EVENLY)
             if excess[budget] <= 1:
                 return False
         self._late_evenly.append(each)
-        self.slower.add(self.passes, LOWER * each, excess)
+        if not late.all():
+            self.slower.add(self.passes, LOWER * each, excess)
         return True
 
     def _able_places(self, instances: int, rate: float) -> list[int]:

@@ -41,10 +41,10 @@ class Slower:
         """Remember by how much an instance is late at its rate: latency over limit, [budgets]; 0 where not known."""
         self._found.setdefault((passes.ranks, passes.chunks), []).append((passes, rate_per_second, excess))
 
-    def late(self, passes: Passes, rate_per_second: float, budgets: NDArray[np.int64]) -> bool:
-        """Whether an instance must be late at its rate with each of some budgets, by their places."""
+    def late(self, passes: Passes, rate_per_second: float) -> NDArray[np.bool_]:
+        """Return with which budgets an instance must be late at its rate, [budgets]."""
+        found = np.zeros(passes.full.size, dtype=np.bool_)
         for other, rate, excess in self._found.get((passes.ranks, passes.chunks), []):
-            times = passes.times(other)[budgets]
-            if ((times * excess[budgets] > 1) & (times * rate_per_second >= rate)).all():
-                return True
-        return False
+            times = passes.times(other)
+            found |= (times * excess > 1) & (times * rate_per_second >= rate)
+        return found
