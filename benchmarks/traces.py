@@ -23,8 +23,8 @@ import numpy as np
 
 from ground.trace_lengths import fitting
 from ground.traces import read_trace, reused_tokens, window
+from planner.instances.aggregated import AggregatedServer
 from planner.manifest.schema import Manifest, Prediction
-from planner.mixed.server import MixedServer
 from planner.plans.aggregated import AggregatedPlan
 from planner.plans.assemble import assemble
 from planner.plans.expectation import expect
@@ -84,7 +84,7 @@ def windows(path: Path, shape: str, model: str, hardware: str, devices: str) -> 
         sys.exit(f"{path.name} has no plan")
     manifest = assemble(best, {})
     if isinstance(best, AggregatedPlan):
-        each = MixedServer(best.question, best.mixed.candidate).queue.most_per_second
+        each = AggregatedServer(best.question, best.mixed.candidate).player.saturation_per_second
         for start in STARTS_MINUTES:
             most = each * best.mixed.instances
             yield Window(path=path, start_minutes=start, manifest=manifest, saturation_per_second=most)

@@ -9,7 +9,7 @@ from cli.output import Screen, short_duration
 from cli.rows_view import SPARE, show_keys
 from ground.units import JOULES_PER_KWH, counted, format_bytes, format_count, format_duration, format_rate
 from planner.instances.kv_links import LinkState
-from planner.plans.aggregated import AggregatedPlan, MixedPool
+from planner.plans.aggregated import AggregatedPlan, AggregatedPool
 from planner.plans.day import Seen, mean_rate, over_the_day, peak_rate
 from planner.plans.plan import DisaggregatedPlan, Plan
 from planner.plans.pools import DecodePool, PlannedPool, PrefillPool
@@ -57,8 +57,6 @@ def show_plan(screen: Screen, found: PlanResult, *, runners: bool = True) -> Non
         show_day(screen, seen, best.question.percentile)
         screen.text(day_text(seen))
     told = [interval_text(best), f"Binding: {answer.binding_limit}. {answer.explanation}", *short_form(best)]
-    if isinstance(best, AggregatedPlan) and best.caution:
-        told.insert(0, f"Caution: {best.caution}.")
     if found.on_trace is not None:
         told.insert(0, trace_text(found.on_trace, best))
         if len(found.rounds) > 1:
@@ -197,7 +195,7 @@ def work_cells(plan: Plan) -> dict[str, list[str]]:
 def _load(pool: PlannedPool) -> str:
     if isinstance(pool, PrefillPool):
         return f"{pool.candidate.tokens_per_device} tokens/device"
-    if isinstance(pool, MixedPool):
+    if isinstance(pool, AggregatedPool):
         return f"{pool.candidate.batch} requests, {pool.candidate.batched_tokens} tokens a step/DP rank"
     assert isinstance(pool, DecodePool)
     return f"{pool.candidate.batch} requests/DP rank"
@@ -245,14 +243,8 @@ def interval_text(plan: Plan) -> str:
         f"{name} {format_duration(own.low)} to {format_duration(own.high)}" if own.high else f"no {name}"
         for name, own in known
     )
-    drawn = f" {sample_text(plan.ttft_error)}" if plan.ttft_error else ""
     played = f" {played_text(plan.played, plan.question.percentile)}" if plan.played else ""
-    return f"Service times, {known[0][1].level:.0%} interval: {told}.{drawn}{played}"
-
-
-def sample_text(error: float) -> str:
-    """Say that waiting is known from a sample of steps, and how well."""
-    return f"Waiting is read off a sample of steps: mean TTFT ± {error:.1%} (standard error)."
+    return f"Service times, {known[0][1].level:.0%} interval: {told}.{played}"
 
 
 def played_text(played: Played, percentile: float) -> str:
@@ -325,7 +317,7 @@ def rounds_text(rounds: "Sequence[Round]") -> str:
 def queueing_text(plan: Plan) -> str:
     """Say what the other model makes of the plan's pools at its rate."""
     if isinstance(plan, AggregatedPlan):
-        return "Queueing: prompts and running requests on two clocks; MixServe's M/M/1 is of instances of either role."
+        return "Queueing: played step by step; MixServe's M/M/1 is of instances of either role."
     percentile = plan.question.percentile
     other, found = other_model(plan)
     start = f"Queueing: {QUEUEING[plan.question.queueing]}; {QUEUEING[other]}"

@@ -9,12 +9,12 @@ import numpy as np
 
 from deploy.reading.engines import Counted
 from deploy.reading.foreign import Found
+from planner.instances.aggregated import AggregatedServer
+from planner.instances.aggregated_candidates import AggregatedCandidate, aggregated_room
 from planner.instances.decode_candidates import DecodeCandidate, largest_room
 from planner.instances.operating import DecodeServer, PrefillServer
 from planner.instances.prefill_candidates import PrefillCandidate
 from planner.instances.space import Role, Row, groups, row_deployment
-from planner.mixed.candidates import MixedCandidate, mixed_room
-from planner.mixed.server import MixedServer
 from planner.plans.aggregated import make_aggregated
 from planner.plans.plan import Plan, make_plan
 from planner.plans.pools import decode_prediction, prefill_prediction
@@ -72,7 +72,9 @@ def _room(question: Question, side: Side) -> int:
     group, kv = _group(question, side), reserved_kv_tokens(question.workload)
     if side.found.role == "mixed":
         budget = np.array([float(side.counted.tokens or 1)])
-        return int(mixed_room(row_deployment(group.deployment, side.row), budget, kv, np.array([MOST_REQUESTS]))[0])
+        return int(
+            aggregated_room(row_deployment(group.deployment, side.row), budget, kv, np.array([MOST_REQUESTS]))[0]
+        )
     if side.found.role == "decode":
         return int(largest_room(group, side.row.microbatches, kv)[0])
     return side.counted.sequences
@@ -148,16 +150,15 @@ def plan_at(question: Question, sides: Sequence[Side], rate: float) -> Plan | No
     if len(sides) == 1:
         (side,) = sides
         carried = _carried(question, side)
-        candidate = MixedCandidate(
+        candidate = AggregatedCandidate(
             row=side.row,
             deployment=row_deployment(_group(question, side).deployment, side.row),
             drafts=side.counted.drafts,
             microbatches=side.row.microbatches,
             batch=side.batch,
             batched_tokens=side.counted.tokens or 1,
-            requests_per_second=carried,
         )
-        return make_aggregated(question, MixedServer(question, candidate), side.found.instances, carried, rate)
+        return make_aggregated(question, AggregatedServer(question, candidate), side.found.instances, carried, rate)
     first, second = prefill_candidate(question, sides[0]), decode_candidate(question, sides[1])
     return make_plan(
         question,

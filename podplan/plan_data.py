@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from planner.costs.memory import Memory
-from planner.plans.aggregated import AggregatedPlan, MixedPool
+from planner.plans.aggregated import AggregatedPool
 from planner.plans.plan import DisaggregatedPlan, Plan
 from planner.plans.pools import DecodePool, PlannedPool, PrefillPool
 from planner.plans.quantised import Tried
@@ -116,10 +116,6 @@ def plan_json(plan: Plan, *, compact: bool = False) -> dict[str, object]:
         data["kv_links"] = picked(plan.links, f"{keys}most_per_second")
     if plan.played is not None:
         data["played"] = picked(plan.played, "requests interval=requests_per_second ttft_seconds")
-    if plan.ttft_error is not None:
-        data["ttft_mean_relative_standard_error"] = plan.ttft_error
-    if isinstance(plan, AggregatedPlan) and plan.caution:
-        data["caution"] = plan.caution
     figures = picked(plan, FIGURES)
     return data | {name: value for name, value in figures.items() if value is not None}
 
@@ -180,7 +176,7 @@ def _load(pool: PlannedPool) -> dict[str, Any]:
     """Return what a pass of prefill or a DP rank of the others takes."""
     if isinstance(pool, PrefillPool):
         return picked(pool.candidate, "tokens_per_device prompts_per_pass=prompts passes_per_prompt=chunks")
-    mixed = isinstance(pool, MixedPool)
+    mixed = isinstance(pool, AggregatedPool)
     return picked(pool.candidate, "batch_per_dp_rank=batch" + " max_batched_tokens=batched_tokens" * mixed)
 
 
@@ -188,7 +184,7 @@ def _step(pool: PlannedPool) -> dict[str, Any]:
     """Return how long a step takes, and what runs meanwhile."""
     if isinstance(pool, PrefillPool):
         return picked(pool.candidate, "iteration_seconds=pass_seconds")
-    if isinstance(pool, MixedPool):
+    if isinstance(pool, AggregatedPool):
         keys = "iteration_seconds=mean_step_seconds prompt_iterations_share=prompt_steps"
         return picked(pool.state, f"{keys} mean_running_requests=mean_requests")
     assert isinstance(pool, DecodePool)

@@ -8,10 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import NormalDist
 
+from planner.instances.aggregated import AggregatedServer, AggregatedState
 from planner.instances.operating import DecodeServer, PrefillServer
 from planner.instances.space import Role
-from planner.mixed.queue import MixedState
-from planner.mixed.server import MixedServer
 from planner.plans.aggregated import AggregatedPlan
 from planner.plans.deviation import deviation, deviation_of
 from planner.plans.plan import DisaggregatedPlan, Plan
@@ -113,7 +112,7 @@ def from_plan(plan: Plan) -> Deployed:
 
 
 def _aggregated(plan: AggregatedPlan) -> Deployed:
-    pool, server = plan.mixed, MixedServer(plan.question, plan.mixed.candidate)
+    pool, server = plan.mixed, AggregatedServer(plan.question, plan.mixed.candidate)
     per_node, devices = pool.machines.devices_per_node, pool.candidate.devices
     kinds: tuple[Loss, ...] = ("instance", "node")
     return Deployed(
@@ -129,7 +128,7 @@ def _aggregated(plan: AggregatedPlan) -> Deployed:
     )
 
 
-def standing_of(state: MixedState | None) -> Standing:
+def standing_of(state: AggregatedState | None) -> Standing:
     """Return what aggregated instances do in a state."""
     return Standing() if state is None else Standing(ttft=state.ttft, tpot=state.tpot)
 

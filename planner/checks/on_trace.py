@@ -14,11 +14,12 @@ import numpy as np
 from planner.costs.cache import device_cache, model_cache
 from planner.costs.latency import tokens_per_iteration
 from planner.costs.memory import BLOCK_TOKENS, kv_capacity_tokens
+from planner.instances.aggregated import AggregatedServer
 from planner.instances.operating import DecodeServer, PrefillServer
 from planner.instances.space import Role
 from planner.instances.transfers import links_of
+from planner.mixed import steps
 from planner.mixed.recorded import MixedMachines
-from planner.mixed.server import MixedServer
 from planner.mixed.step_times import StepTimes
 from planner.plans.aggregated import AggregatedPlan
 from planner.plans.plan import DisaggregatedPlan, Plan
@@ -150,7 +151,7 @@ def pools_of(plan: Plan, instances: Mapping[Role, int] | None = None) -> Pools |
 
 def _mixed_of(plan: AggregatedPlan, instances: Mapping[Role, int] | None) -> MixedPools:
     pool, cache = plan.mixed, device_cache(plan.mixed.candidate.deployment)
-    aggregate = MixedServer(plan.question, pool.candidate).queue.aggregate
+    aggregate = steps.recorded(AggregatedServer(plan.question, pool.candidate).aggregate)
     return MixedPools(
         machines=MixedMachines(
             aggregate=aggregate,

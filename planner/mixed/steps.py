@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.costs.latency import deviations
+from planner.instances.aggregated import Aggregate as PlayedAggregate
 from planner.instances.decode_candidates import kv_of_busiest
 from planner.manifest.stepcost import evaluate
 from planner.manifest.terms import StepCost, StepLoad
@@ -77,6 +78,19 @@ class Aggregate:
     def room(self, running: Array) -> Array:
         """Prompt tokens that a step takes on one rank beside ``running`` requests in all; at least one."""
         return np.maximum(self.budget_tokens - running / self.ranks * self.cost.queries_per_sequence, 1.0)
+
+
+def recorded(played: PlayedAggregate) -> Aggregate:
+    """Return an instance as the recursion over a trace sees it."""
+    return Aggregate(
+        cost=played.cost,
+        workload=played.workload,
+        ranks=played.ranks,
+        budget_tokens=float(played.budget_tokens),
+        most_requests=played.most_requests,
+        microbatches=played.microbatches,
+        accepted=played.accepted,
+    )
 
 
 def step_seconds(aggregate: Aggregate, running: Array, busiest: Array, total: Array) -> Array:

@@ -6,25 +6,23 @@ from functools import cached_property
 
 from ground.units import format_duration
 from planner.costs.interval import scaled
-from planner.costs.memory import Memory, memory
+from planner.costs.memory import Memory
 from planner.costs.predict import Prediction, predict
+from planner.instances.aggregated import AggregatedServer, AggregatedState
+from planner.instances.aggregated_candidates import AggregatedCandidate
 from planner.instances.space import Role, machines_of
-from planner.mixed.candidates import MixedCandidate
-from planner.mixed.queue import MixedState
-from planner.mixed.server import MixedServer
 from planner.plans.plan import Plan
 from planner.plans.pools import PlannedPool, answering
 from planner.question import Question
 from planner.serving.latency import Latency
-from planner.workload import running_kv_tokens
 
 
 @dataclass(frozen=True, kw_only=True)
-class MixedPool(PlannedPool):
+class AggregatedPool(PlannedPool):
     """Aggregated instances at the planned rate; ``prediction`` is of their mean step there."""
 
-    candidate: MixedCandidate
-    state: MixedState
+    candidate: AggregatedCandidate
+    state: AggregatedState
 
     @property
     def role(self) -> Role:
@@ -39,22 +37,19 @@ class MixedPool(PlannedPool):
     @cached_property
     def prediction(self) -> Prediction:
         """Every operator of the mean step, with and without prompts by their share."""
-        return mixed_prediction(self.question, self.candidate, self.state)
+        return aggregated_prediction(self.question, self.candidate, self.state)
 
     @cached_property
     def memory(self) -> Memory:
         """Bytes per device with a full step and the mean KV of a full batch."""
-        candidate = self.candidate
-        kv_tokens = candidate.batch * running_kv_tokens(self.question.workload).mean_tokens
-        tokens = candidate.batched_tokens / candidate.row.strategy.pp
-        return memory(candidate.deployment, kv_tokens=kv_tokens, sequences=float(candidate.batch), tokens=float(tokens))
+        return self.candidate.memory(self.question.workload)
 
 
 @dataclass(frozen=True, kw_only=True)
 class AggregatedPlan(Plan):
     """One pool of aggregated instances."""
 
-    mixed: MixedPool
+    mixed: AggregatedPool
 
     def pools(self) -> tuple[tuple[Role, PlannedPool], ...]:
         """Return the pool with its role."""
@@ -72,35 +67,6 @@ class AggregatedPlan(Plan):
         if question.sized_for is not None:
             return "rate"
         return f"devices, {limit_of(self)}"
-
-    @property
-    def caution(self) -> str | None:
-        """What is known less well than else of this plan."""
-        told = [text for text in (self._short_answers, self._rare_prompts) if text is not None]
-        return ". ".join(told) or None
-
-    @property
-    def _rare_prompts(self) -> str | None:
-        """How well a sample knows TTFT, where the longest prompts decide about it."""
-        if self.ttft_error is None or self.ttft_error < LARGE_ERROR:
-            return None
-        return (
-            f"the longest prompts decide about TTFT: its mean is known to ± {self.ttft_error:.1%} (standard error of a "
-            "sample of steps), p99 less well; those rarer than 1 in 10,000 count as one length, and runs of some "
-            "thousand requests differ by several times as much"
-        )
-
-    @property
-    def _short_answers(self) -> str | None:
-        """What the queue leaves out of TTFT, where answers end before the prompts that they begin among."""
-        span, ttft = self.mixed.state.span.mean, self.ttft.mean
-        if self.mixed.instances == 1 or not 0 < span < SHORT_ANSWER * self.mixed.utilisation * ttft:
-            return None
-        return (
-            f"answers take {format_duration(span)} on average, {span / ttft:.2g} times the mean TTFT: where such "
-            "short ones are dealt over instances in turn their TTFT is told too low, the more the busier: at 85 % busy "
-            "on eight instances by a seventh in the mean and up to two fifths at p99; play the plan with plan simulate"
-        )
 
     @property
     def explanation(self) -> str:
@@ -122,7 +88,7 @@ class AggregatedPlan(Plan):
         if question.queueing == "mixserve":
             return lambda _: None
         pool = self.mixed
-        server = MixedServer(question, pool.candidate)
+        server = AggregatedServer(question, pool.candidate)
         each = pool.capacity_per_second / pool.instances
         return lambda rate_per_second: make_aggregated(question, server, pool.instances, each, rate_per_second)
 
@@ -138,13 +104,6 @@ def limit_of(plan: AggregatedPlan) -> str:
     return nearest if used[nearest] > NEAR else "saturation"
 
 
-SHORT_ANSWER = 20
-"""Mean TTFTs that an answer has to last at full load for TTFT to be told well behind a router that deals in turn: p99
-is two fifths longer in the runtime where one lasts 9 of them, a fifth at 16 (Qwen3-8B on 8 H100, 85 % busy)."""
-LARGE_ERROR = 0.03
-"""Relative standard error of the mean TTFT from which the plan cautions: a run of 4,000 requests has ten times as much
-(docs/queueing.md).
-"""
 NEAR = 0.95
 """Share of a limit from which it is said to bind; below, the instances are saturated within both."""
 
@@ -159,14 +118,13 @@ def told_limits(plan: AggregatedPlan) -> str:
 
 
 def make_aggregated(
-    question: Question, server: MixedServer, instances: int, capacity_of_each: float, rate_per_second: float
+    question: Question, server: AggregatedServer, instances: int, capacity_of_each: float, rate_per_second: float
 ) -> AggregatedPlan | None:
     """Return the plan of so many instances at a rate; None where they cannot keep up."""
     state = server.state(rate_per_second / instances, instances)
     if state is None:
         return None
-    assert isinstance(server.candidate, MixedCandidate)
-    pool = MixedPool(
+    pool = AggregatedPool(
         question=question,
         candidate=server.candidate,
         machines=machines_of(question, "mixed"),
@@ -181,11 +139,11 @@ def make_aggregated(
         requests_per_second=rate_per_second,
         ttft=state.ttft,
         tpot=state.tpot,
-        ttft_error=state.ttft_error,
+        played=server.told(rate_per_second / instances, instances),
     )
 
 
-def mixed_prediction(question: Question, candidate: MixedCandidate, state: MixedState) -> Prediction:
+def aggregated_prediction(question: Question, candidate: AggregatedCandidate, state: AggregatedState) -> Prediction:
     """Every operator of a mean step with as many requests open as there are at the planned rate.
 
     TPOT and its interval are the plan's own: in a closed loop ranks compute prompts together, in an open stream one

@@ -24,7 +24,7 @@ from planner.manifest.schema import (
     Pool,
     PoolPrediction,
 )
-from planner.plans.aggregated import MixedPool
+from planner.plans.aggregated import AggregatedPool
 from planner.plans.pools import DecodePool, PlannedPool, PrefillPool
 from planner.strategy import Strategy, format_strategy
 from planner.workload import running_kv_tokens
@@ -126,7 +126,7 @@ def _limits(pool: PlannedPool, capacity_tokens: int) -> BatchLimits:
         held = device_cache(pool.candidate.deployment).charged(running_kv_tokens(workload).mean_tokens, 1.0)
         requests = int(capacity_tokens // held)
         return BatchLimits(requests_per_dp_rank=max(requests, 1), tokens_per_device=pool.candidate.tokens_per_device)
-    if isinstance(pool, MixedPool):
+    if isinstance(pool, AggregatedPool):
         share = pool.candidate.batched_tokens // (strategy.attention_tp * strategy.pp)
         return BatchLimits(requests_per_dp_rank=pool.candidate.batch, tokens_per_device=share)
     assert isinstance(pool, DecodePool)

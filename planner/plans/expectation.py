@@ -6,12 +6,14 @@ that the manifest carries. One request at a time needs no queue (``plans.alone``
 
 import math
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ground.errors import BadInput
 from planner.costs.latency import tokens_per_iteration
+from planner.instances.aggregated import Aggregate, AggregatedState, in_blocks
 from planner.instances.kv_links import KvLinks, LinkState, link_state
 from planner.instances.operating import (
     Dealing,
@@ -21,6 +23,7 @@ from planner.instances.operating import (
     pass_times,
 )
 from planner.instances.transfers import leaving
+from planner.manifest.reach import charged_tokens
 from planner.manifest.schema import (
     Manifest,
     ManifestWorkload,
@@ -31,8 +34,6 @@ from planner.manifest.schema import (
     Statistics,
 )
 from planner.manifest.stacks import stacked
-from planner.mixed.queue import MixedQueue, MixedState
-from planner.mixed.steps import Aggregate
 from planner.plans.plan import end_to_end
 from planner.serving.capacity import Limits
 from planner.serving.closed_forms.birth_death import DecodeState, decode_state
@@ -114,7 +115,7 @@ def _expect_mixed(manifest: Manifest, pool: Pool, workload: Workload, requests_p
 
 
 def aggregated_prediction(
-    state: MixedState, requests_per_second: float, output_tokens: float, limits: ServiceLevels
+    state: AggregatedState, requests_per_second: float, output_tokens: float, limits: ServiceLevels
 ) -> Prediction:
     """Return the figures of aggregated instances in the keys of a simulation's result."""
     return open_prediction(
@@ -148,21 +149,29 @@ def mixed_pool(manifest: Manifest) -> Pool | None:
 
 def pool_mixed(
     manifest: Manifest, pool: Pool, workload: Workload, rate_per_second: float, instances: int
-) -> MixedState | None:
+) -> AggregatedState | None:
     """State of one of so many aggregated instances, at its rate; None where it cannot keep up."""
-    policy: Policy = "round_robin" if manifest.routing.prefill == "round_robin" else "random"
-    queue = MixedQueue(pool_aggregate(pool, workload))
-    return queue.state(rate_per_second, thinned_squared_cv(workload.arrival_squared_cv, instances, policy))
+    limits = Limits(percentile=99.0)
+    every = instances if manifest.routing.prefill == "round_robin" else 1
+    return pool_aggregate(manifest, pool, workload).player(limits).state(rate_per_second, every)
 
 
-def pool_aggregate(pool: Pool, workload: Workload) -> Aggregate:
+def pool_aggregate(manifest: Manifest, pool: Pool, workload: Workload) -> Aggregate:
     """Return one of a pool's aggregated instances under a workload."""
+    kv = pool.kv
+    charged = partial(
+        charged_tokens, reach=kv.reach_tokens, reach_share=kv.reach_share, sequence_tokens=kv.sequence_tokens
+    )
     return Aggregate(
         cost=stacked(pool.step_costs["mixed"].to_step_cost()),
         workload=workload,
         ranks=pool.degrees.attention_groups,
-        budget_tokens=float(group_budget(pool)),
+        budget_tokens=group_budget(pool),
         most_requests=pool.limits.requests_per_dp_rank,
+        context_tokens=manifest.model.spec.max_position,
+        capacity_tokens=float(pool.kv.capacity_tokens_per_rank),
+        charged=partial(in_blocks, charged, pool.kv.block_tokens),
+        queries=1 + pool.mtp.drafts,
         microbatches=pool.microbatches,
         accepted=tokens_per_iteration(pool.mtp.drafts, pool.mtp.acceptance),
     )

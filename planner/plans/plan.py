@@ -36,8 +36,6 @@ class Plan(ABC):
     tpot: Latency
     transfer_seconds: float = 0.0
     """To bring a prompt's KV from one pool to the other."""
-    ttft_error: float | None = None
-    """Relative standard error of the mean of ``ttft`` where a sample of steps tells it."""
     played: Played | None = None
     """What latencies were read off where an instance was played."""
 

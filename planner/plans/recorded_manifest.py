@@ -7,6 +7,7 @@ import numpy as np
 from ground.errors import BadInput
 from planner.instances.kv_links import KvLinks
 from planner.manifest.schema import Manifest, Pool, Prediction, ServiceLevels, Statistics
+from planner.mixed import steps
 from planner.mixed.recorded import MixedMachines
 from planner.mixed.step_times import StepTimes
 from planner.plans.expectation import (
@@ -70,7 +71,7 @@ def unlike_steps(manifest: Manifest) -> str | None:
 def mixed_of_manifest(manifest: Manifest, pool: Pool, workload: Workload) -> MixedPools:
     """Return the aggregated instances of a manifest; the ``workload`` holds the moments of what is played."""
     routing, block = manifest.routing, pool.kv.block_tokens
-    aggregate = pool_aggregate(pool, workload)
+    aggregate = steps.recorded(pool_aggregate(manifest, pool, workload))
     return MixedPools(
         machines=MixedMachines(
             aggregate=aggregate,

@@ -12,7 +12,7 @@ from planner.costs.latency import balanced_cost, tokens_per_iteration
 from planner.costs.memory import kv_bytes_per_token
 from planner.instances.kv_links import LinkState
 from planner.manifest.terms import CommunicationTerm, StepCost, Term
-from planner.plans.aggregated import MixedPool
+from planner.plans.aggregated import AggregatedPool
 from planner.plans.plan import DisaggregatedPlan, Plan
 from planner.plans.pools import DecodePool, PlannedPool, PrefillPool
 from planner.workload import reserved_kv_tokens
@@ -77,7 +77,7 @@ def worked_plan(plan: Plan) -> tuple[PoolTerms, ...]:
 def _lines(plan: Plan, pool: PlannedPool) -> tuple[str, ...]:
     if isinstance(pool, PrefillPool):
         return _prefill_lines(pool)
-    if isinstance(pool, MixedPool):
+    if isinstance(pool, AggregatedPool):
         return _mixed_lines(plan, pool)
     assert isinstance(pool, DecodePool)
     return _decode_lines(plan, pool)
@@ -177,7 +177,7 @@ def link_line(links: LinkState) -> str:
     )
 
 
-def _mixed_lines(plan: Plan, pool: MixedPool) -> tuple[str, ...]:
+def _mixed_lines(plan: Plan, pool: AggregatedPool) -> tuple[str, ...]:
     """Little's law of a rank: what runs, over how long it runs."""
     candidate, state, question = pool.candidate, pool.state, plan.question
     ranks = candidate.row.strategy.attention_groups

@@ -19,8 +19,8 @@ from planner.instances.space import (
     role_space,
     row_deployment,
 )
-from planner.mixed.offers import Dropped, mixed_offers
 from planner.objective import Aim, Incumbent
+from planner.offers.aggregated_offers import Dropped, aggregated_offers
 from planner.offers.asides import CountedAside
 from planner.offers.decode_offers import decode_offers
 from planner.offers.offer import Offers
@@ -226,7 +226,7 @@ def aggregated(
     space = RoleSpace(rows, {}) if rows is not None else role_space(question, "mixed")
     know_balance(question, space.rows)
     asked = None if aim.rate is None else aim.rate * (question.rate_per_second or 1.0)
-    offers, dropped = mixed_offers(question, space.rows, count, needed_rates(question, aim, known), asked)
+    offers, dropped = aggregated_offers(question, space.rows, count, needed_rates(question, aim, known), asked)
     return Aggregated(offers, dropped, {} if rows is not None else {"mixed": space.cut})
 
 

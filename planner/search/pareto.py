@@ -16,8 +16,8 @@ import numpy as np
 
 from planner.instances.decode_candidates import Count
 from planner.instances.space import Row, role_space
-from planner.mixed.offers import mixed_offers
 from planner.objective import Aim, Incumbent
+from planner.offers.aggregated_offers import aggregated_offers
 from planner.plans.plan import Plan
 from planner.question import Question
 from planner.search.columns import BELOW
@@ -188,7 +188,7 @@ def _ahead(
     def needed(sizes: Ints) -> Floats:
         return np.asarray(np.minimum.reduce([own(sizes) for own in each]))
 
-    offers = mixed_offers(question, rows, count, needed)[0] if cells else None
+    offers = aggregated_offers(question, rows, count, needed)[0] if cells else None
     if not offers:
         return []
     option = Option(question, (make_side(question, "mixed", offers),))

@@ -7,8 +7,8 @@ from functools import cache, partial
 from ground.aside import Aside, aside
 from ground.identity import Same
 from planner.instances.space import check_layouts
-from planner.mixed.kinds import MixedKind
 from planner.objective import Aim, preferred
+from planner.offers.aggregated_kinds import AggregatedKind
 from planner.offers.asides import CountedAside
 from planner.offers.decode_offers import decode_offers
 from planner.offers.kinds import DecodeKind
@@ -185,7 +185,7 @@ def begin_tighter(choice: Choice, part: float) -> Callable[[], Option]:
     side = option.decode
     if option.aggregated:
         kind = side.server(int(side.offer[columns[0]]))
-        assert isinstance(kind, MixedKind)
+        assert isinstance(kind, AggregatedKind)
         return lambda: aggregated(asked, aim, None, [kind.row], count).option(asked)
     kinds = [kind for kind in _leading(side) if isinstance(kind, DecodeKind)]
     drafts = tuple(sorted({kind.full.candidate.drafts for kind in kinds}))

@@ -4,10 +4,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ground.errors import Fault
+from planner.instances.aggregated import AggregatedServer
 from planner.instances.operating import DecodeServer, PrefillServer
-from planner.mixed.kinds import MixedKind
-from planner.mixed.server import MixedServer
 from planner.objective import Aim
+from planner.offers.aggregated_kinds import AggregatedKind
 from planner.plans.aggregated import make_aggregated
 from planner.plans.plan import Plan, make_plan, slowed_down
 from planner.search.columns import Side
@@ -89,10 +89,10 @@ def plan_at(option: Option, columns: Sequence[int], rate_per_second: float) -> P
 
 def _aggregated_at(option: Option, side: Side, column: int, rate_per_second: float, *, timed: bool) -> Plan | None:
     kind, left = side.server(int(side.offer[column])), int(side.left[column])
-    assert isinstance(kind, MixedKind)
+    assert isinstance(kind, AggregatedKind)
     server = kind.at(left, rate_per_second) if timed else kind.at(left)
-    assert isinstance(server, MixedServer)
-    carried = max(server.pool_capacity(left), rate_per_second) if timed else kind.capacity_at(left)
+    assert isinstance(server, AggregatedServer)
+    carried = max(server.pool_capacity(left), rate_per_second)
     return make_aggregated(option.question, server, int(side.instances[column]), carried / left, rate_per_second)
 
 

@@ -57,6 +57,8 @@ class Played:
     busy_seconds: float
     """Of all instances."""
     steps: int
+    prompt_steps: int
+    """Of those, with prompts."""
 
 
 def play_aggregated(pool: AggregatedPool, stream: Stream, reserved_tokens: Floats | None = None) -> Played:
@@ -93,6 +95,7 @@ def _play(pool: AggregatedPool, stream: Stream, reserved: Floats | None, first: 
         preemptions=requests.preempted,
         busy_seconds=float(instances.heads.busy.sum()),
         steps=int(instances.heads.steps.sum()),
+        prompt_steps=int(instances.heads.prompt_steps.sum()),
     )
 
 

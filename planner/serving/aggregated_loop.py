@@ -164,6 +164,7 @@ def _schedule(
     steps = 1
     if prompts > 0.0:
         seconds = last = _loaded(i, s, decoding, prompts, pool, times)
+        head.prompt_steps += 1
         head.received = rule.interval
     elif decoding > 0:
         now = -np.inf if opened else until  # one step where the next may take others

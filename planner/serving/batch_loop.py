@@ -109,6 +109,7 @@ HEAD = np.dtype(
         ("prompt_tokens", "i8"),  # that wait or run
         ("busy", "f8"),
         ("steps", "i8"),
+        ("prompt_steps", "i8"),  # of those, with prompts
     ]
 )
 LOAD = np.dtype([("tokens", "f8"), ("context", "f8"), ("pairs", "f8"), ("ended", "f8")])

@@ -41,9 +41,14 @@ class Outcome:
 
     def counted(self) -> "Outcome":
         """Return those between the first and the last tenth."""
-        edge = int(self.ttft_seconds.size * _EDGE)
-        inner = slice(edge, self.ttft_seconds.size - edge)
+        inner = counted(self.ttft_seconds.size)
         return Outcome(ttft_seconds=self.ttft_seconds[inner], tpot_seconds=self.tpot_seconds[inner])
+
+
+def counted(requests: int) -> slice:
+    """Return those of so many requests whose latencies count: from the first tenth to the last."""
+    edge = int(requests * _EDGE)
+    return slice(edge, requests - edge)
 
 
 Play = Callable[[Stream], Outcome]

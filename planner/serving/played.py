@@ -9,7 +9,7 @@ from functools import cached_property
 
 import numpy as np
 
-from planner.serving.capacity import Capacity, Limits, Outcome, Play, Trial, capacity, trial
+from planner.serving.capacity import Capacity, Limits, Outcome, Play, Trial, capacity, percentile_interval, trial
 from planner.serving.prefill import PrefillPool, play_prefill
 from planner.serving.streams import Stream, stationary
 from planner.workload import Workload
@@ -83,15 +83,14 @@ class Player:
 
     def told(self, rate_per_second: float, instances: int, most_per_second: float) -> Played:
         """Return what is known of ``instances`` at the rate of one; all of them are to carry no more than ``most``."""
-        found, limit = self.trial(rate_per_second, instances), self.limits.ttft_seconds or 1.0
+        found = self.trial(rate_per_second, instances)
         low = high = rate = rate_per_second * instances
         if instances in self._capacities:
             capacity = self._capacities[instances]
             low, high = min(low, capacity.low * instances), max(high, capacity.high * instances)
-        first, last = found.interval()
         return Played(
             requests=found.requests,
-            ttft_seconds=(first * limit, last * limit),
+            ttft_seconds=percentile_interval([each.ttft_seconds for each in found.outcomes], self.limits.percentile),
             requests_per_second=(low, max(min(high, most_per_second), rate)),
         )
 

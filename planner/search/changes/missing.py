@@ -8,15 +8,15 @@ import numpy as np
 
 from ground.units import counted, format_bytes, format_duration, rounded_up
 from planner.balance.imbalance import expected_maximum_normal
-from planner.costs.latency import accepted_tokens, balanced_cost, tokens_per_iteration
+from planner.costs.latency import accepted_tokens, balanced_cost
 from planner.costs.memory import weight_bytes
+from planner.instances.built import built
 from planner.instances.decode_candidates import Count, iteration, least_batch, rows_with_room
 from planner.instances.prefill_candidates import budgets, pass_seconds, prefill_fits
 from planner.instances.space import Role, groups, machines_of, role_rows
-from planner.mixed.candidates import BUDGETS
-from planner.mixed.kinds import MixedKind, group_screen
-from planner.mixed.offers import holding, mixed_offers
 from planner.objective import Aim
+from planner.offers.aggregated_kinds import AggregatedKind
+from planner.offers.aggregated_offers import aggregated_offers, bounds_of, holding
 from planner.offers.decode_offers import decode_offers
 from planner.offers.prefill_offers import prefill_offers
 from planner.question import Machines, Question
@@ -277,22 +277,22 @@ def unsurvivable_aggregated(question: Question) -> tuple[str, str]:
 def mixed_sizes(question: Question) -> list[int]:
     """Devices of every aggregated row that holds a request."""
     drafts = min(question.drafts)
-    found = (holding(question, group)[0] for group in groups(question, "mixed", role_rows(question, "mixed"), drafts))
+    found = (
+        group.select(holding(question, group))
+        for group in groups(question, "mixed", role_rows(question, "mixed"), drafts)
+    )
     return [row.strategy.devices for group in found for row in group.rows]
 
 
 def fastest_alone(question: Question) -> tuple[float, float] | None:
     """Least seconds of a prompt, and per token of its answer, on any aggregated instance; None where none fits."""
     ttft = tpot = math.inf
-    for drafts in question.drafts:
-        accepted = tokens_per_iteration(drafts, question.acceptance)
-        for group in groups(question, "mixed", role_rows(question, "mixed"), drafts):
-            held, _ = holding(question, group)
-            if not held.rows:
-                continue
-            screen = group_screen(question, held, BUDGETS[-1], Count())
-            ttft = min(ttft, float(screen.alone().min()))
-            tpot = min(tpot, float(screen.steps(1 / screen.ranks).bare.min()) / accepted)
+    for whole in built(question, "mixed", role_rows(question, "mixed")):
+        held = whole.select(holding(question, whole.group))
+        if held.group.rows:
+            bounds = bounds_of(question, held, Count())
+            ttft = min(ttft, float(bounds.alone_seconds(bounds.means.longest).min()))
+            tpot = min(tpot, float((bounds.bare(1 / bounds.ranks) / bounds.accepted).min()))
     return (ttft, tpot) if math.isfinite(ttft) else None
 
 
@@ -300,10 +300,10 @@ def carries(question: Question) -> bool:
     """Whether some aggregated instance that the devices hold carries any rate within the limits."""
     aim = Aim(devices={question.decode.budget: question.decode.devices}, objective="throughput")
     needed = needed_rates(question, aim, None)
-    offers, _ = mixed_offers(question, role_rows(question, "mixed"), Count(), needed)
-    order = np.argsort(-offers.guess_per_second / offers.devices, kind="stable")
+    offers, _ = aggregated_offers(question, role_rows(question, "mixed"), Count(), needed)
+    order = np.argsort(-offers.bound_per_second / offers.devices, kind="stable")
     kinds = (offers.build(int(number)) for number in order[:TRIED])
-    return any(kind.pool_capacity(1) > 0 for kind in kinds if isinstance(kind, MixedKind))
+    return any(kind.pool_capacity(1) > 0 for kind in kinds if isinstance(kind, AggregatedKind))
 
 
 def asked_limit(question: Question, ttft: bool) -> tuple[str, float]:

@@ -7,9 +7,9 @@ questions of the same sizes are solved over the leading ones only.
 from dataclasses import replace
 
 from planner.instances.space import ROLES, Row, role_rows
-from planner.mixed.kinds import MixedKind
-from planner.mixed.offers import mixed_offers
 from planner.objective import Incumbent
+from planner.offers.aggregated_kinds import AggregatedKind
+from planner.offers.aggregated_offers import aggregated_offers
 from planner.offers.kinds import DecodeKind, PrefillKind
 from planner.offers.offer import Offers
 from planner.plans.quantised import in_formats
@@ -41,7 +41,9 @@ def rows_that_matter(question: Question) -> Rows:
 def _leading_rows(offers: Offers) -> list[Row]:
     """Return the rows of each size that carry most."""
     kinds = (offers.build(number) for number in offers.leading_of_each_size(LEADING))
-    return list(dict.fromkeys(kind.row for kind in kinds if isinstance(kind, (PrefillKind, DecodeKind, MixedKind))))
+    return list(
+        dict.fromkeys(kind.row for kind in kinds if isinstance(kind, (PrefillKind, DecodeKind, AggregatedKind)))
+    )
 
 
 def mixed_rows_that_matter(question: Question, separate: Gathered, known: Incumbent | None) -> list[Row]:
@@ -52,7 +54,7 @@ def mixed_rows_that_matter(question: Question, separate: Gathered, known: Incumb
     near = known and replace(known, rate=NEAR * known.rate)
     found: dict[Row, None] = {}
     for own in on_each_pool(question):
-        offers, _ = mixed_offers(own, role_rows(own, "mixed"), separate.count, needed_rates(own, aim, near))
+        offers, _ = aggregated_offers(own, role_rows(own, "mixed"), separate.count, needed_rates(own, aim, near))
         found |= dict.fromkeys(_leading_rows(offers))
     return list(found)
 

@@ -8,24 +8,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cli.plan_view import interval_text
 from planner.checks.check import Limits, check_deployed
 from planner.checks.deployed import from_plan
+from planner.instances.aggregated import AggregatedServer
+from planner.instances.aggregated_candidates import BUDGETS, AggregatedCandidate, aggregated_room
 from planner.instances.decode_candidates import Count
 from planner.instances.space import groups, machines_of, role_rows, role_space, row_deployment
 from planner.manifest.checks import check_manifest
-from planner.mixed import screen as mixed_screen
-from planner.mixed.candidates import BUDGETS, MixedCandidate, mixed_room
-from planner.mixed.kinds import MixedKind, group_screen, step_limit
-from planner.mixed.offers import holding
-from planner.mixed.server import MixedServer
+from planner.offers.aggregated_kinds import AggregatedKind
+from planner.offers.aggregated_offers import aggregated_offers
 from planner.plans.aggregated import AggregatedPlan
 from planner.plans.assemble import assemble
 from planner.plans.expectation import expect, workload_of
 from planner.plans.plan import DisaggregatedPlan
 from planner.search.search import search
+from planner.serving.played import FEW
 from planner.workload import reserved_kv_tokens
-from podplan.plan_data import plan_json
 from tests.questions import small_question
 
 DENSE: dict[str, Any] = {"model": "qwen3-8b", "devices": 2, "lengths": (512.0, 64.0), "shape": "auto"}
@@ -58,17 +56,6 @@ def test_the_interval_is_about_the_plans_own_tpot() -> None:
     )
 
 
-def test_it_is_told_how_well_a_sample_knows_ttft() -> None:
-    """Nothing where a chain tells it; in the JSON and beside the intervals else, and a caution where it is much."""
-    found = answer(devices=1).best
-    assert isinstance(found, AggregatedPlan) and found.ttft_error is None and found.caution is None
-    little, much = replace(found, ttft_error=0.012), replace(found, ttft_error=0.045)
-    assert interval_text(little).endswith("a sample of steps: mean TTFT ± 1.2% (standard error).")
-    assert plan_json(little)["ttft_mean_relative_standard_error"] == 0.012
-    assert little.caution is None
-    assert much.caution is not None and "± 4.5%" in much.caution
-
-
 @pytest.mark.parametrize("ttft_seconds", [1.0, 0.04])
 def test_all_kinds_by_hand_are_no_better(ttft_seconds: float) -> None:
     """Brute force over every row and token budget on few devices reaches the search's rate and no more."""
@@ -80,7 +67,7 @@ def test_all_kinds_by_hand_are_no_better(ttft_seconds: float) -> None:
         for row in group.rows:
             deployment = row_deployment(group.deployment, row)
             for budget in BUDGETS:
-                room = mixed_room(
+                room = aggregated_room(
                     deployment,
                     np.array([float(budget)]),
                     reserved_kv_tokens(question.workload),
@@ -88,74 +75,105 @@ def test_all_kinds_by_hand_are_no_better(ttft_seconds: float) -> None:
                 )
                 if room[0] < 1:
                     continue
-                candidate = MixedCandidate(
+                candidate = AggregatedCandidate(
                     row=row,
                     deployment=deployment,
                     drafts=0,
                     microbatches=1,
                     batch=int(room[0]),
                     batched_tokens=budget,
-                    requests_per_second=np.inf,
                 )
-                count, server = 2 // row.strategy.devices, MixedServer(question, candidate)
+                count, server = 2 // row.strategy.devices, AggregatedServer(question, candidate)
                 assert not server.pool_carries(count, 1.012 * rate)
                 reached = reached or server.pool_carries(count, 0.988 * rate)
     assert reached
 
 
 def test_a_budget_between_those_listed_carries_more() -> None:
-    """A prompt of 2,048 tokens in one step beside those that run: not in 2,048 tokens, and half of 4,096 stay empty."""
+    """Prompts that are all alike take a step less where the budget leaves a part of one beside those that run."""
     question = small_question("gpt-oss-120b", "h100", 4, lengths=(2048.0, 512.0), ttft_seconds=2.0, shape="aggregated")
-    group = next(each for each in groups(question, "mixed", role_rows(question, "mixed"), 0) if each.rows)
-    row = next(
-        row for row in role_rows(question, "mixed") if (row.strategy.attention_dp, row.strategy.moe_ep) == (4, 4)
+    kind = next(
+        each for each in kinds(question) if (each.row.strategy.attention_dp, each.row.strategy.moe_ep) == (4, 4)
     )
-    kind = MixedKind(question, row, row_deployment(group.deployment, row), Count())
-    chosen = kind.at(1).candidate
-    rate = kind.pool_capacity(1)
-    assert isinstance(chosen, MixedCandidate)
+    rate, chosen = kind.pool_capacity(1), kind.at(1).candidate
 
-    assert 2048 < chosen.batched_tokens < 4096 and chosen.batched_tokens not in BUDGETS
-    assert not any(server.pool_carries(1, rate / 1.015) for server in kind.servers)
-    for budget in (2176, 2304, 2432, 2560, 3072, 3584):
-        assert not MixedServer(question, replace(chosen, batched_tokens=budget)).pool_carries(1, rate / 0.985)
+    assert chosen.batched_tokens not in BUDGETS
+    assert not any(server.pool_carries(1, 1.003 * rate) for server in kind.servers)
 
 
-def test_bounds_are_above_what_queues_carry() -> None:
-    """No budget of any row carries more than the row's bound from the largest budget."""
-    question = small_question(**{**DENSE, "shape": "aggregated"})
-    for group in groups(question, "mixed", role_rows(question, "mixed"), 0):
-        screen = group_screen(question, group, BUDGETS[-1], Count())
-        room = mixed_room(
-            group.deployment,
-            np.full(len(group.rows), float(BUDGETS[0])),
-            reserved_kv_tokens(question.workload),
-            np.full(len(group.rows), 4096.0),
-        )
-        limit = float(step_limit(question, group.deployment))
-        bound, _ = screen.bound(limit, room)
-        assert screen.may_carry(bound * 0.98, limit, room).all()
-        assert not screen.may_carry(bound * 1.4, limit, room).any()
-        for row, most in zip(group.rows[:2], bound, strict=False):
-            kind = MixedKind(question, row, row_deployment(group.deployment, row), Count())
-            assert 0 < kind.pool_capacity(1) <= most
+def kinds(question: Any) -> list[AggregatedKind]:
+    """Return all kinds of aggregated instances of a question."""
+    offers, _ = aggregated_offers(
+        question, role_rows(question, "mixed"), Count(), lambda sizes: np.full(sizes.shape, 1e-9)
+    )
+    found = [offers.build(number) for number in range(len(offers))]
+    return [kind for kind in found if isinstance(kind, AggregatedKind)]
 
 
-@pytest.mark.parametrize("share", [0.5, 0.9, 1.1])
-def test_many_rows_are_screened_as_few_are(share: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Part by part, and those left out whose steps without prompts say enough."""
-    question = small_question("qwen3-30b-a3b", "h100", 16, shape="aggregated", lengths=(512.0, 128.0))
-    group = max(groups(question, "mixed", role_rows(question, "mixed"), 0), key=lambda each: len(each.rows))
-    held, room = holding(question, group)
-    limit = np.broadcast_to(step_limit(question, held.deployment), room.shape)
-    screen = group_screen(question, held, BUDGETS[-1], Count())
-    rate = share * np.resize(screen.bound(limit, room)[0][::3], room.shape)  # of other rows: some more, some less
-    at_once = screen.may_carry(rate, limit, room)
-    assert at_once.any() and not at_once.all()
+LIGHT = {"lengths": (512.0, 64.0), "ttft_seconds": 30.0, "tpot_seconds": 1.0}
 
-    monkeypatch.setattr(mixed_screen, "ROWS_AT_ONCE", 3)
 
-    assert screen.may_carry(rate, limit, room).tolist() == at_once.tolist()
+@pytest.mark.parametrize(
+    ("model", "devices", "squared_cv", "asked"),
+    [
+        ("qwen3-8b", 2, 0.0, {}),
+        ("qwen3-8b", 2, 1.0, {"ttft_seconds": 1.0}),
+        ("qwen3-30b-a3b", 8, 0.0, {"tpot_seconds": 0.02}),
+        ("qwen3-30b-a3b", 8, 1.0, LIGHT),
+        ("qwen3-30b-a3b", 8, 2.0, {"lengths": (4096.0, 128.0), "percentile": 50.0}),
+    ],
+)
+def test_nothing_played_is_above_its_bound(model: str, devices: int, squared_cv: float, asked: dict[str, Any]) -> None:
+    """No instance with any budget carries more than its bound, up to how steps are tabulated (within 1 %)."""
+    fields = {"lengths": (1024.0, 128.0), **asked}
+    question = small_question(model, "h100", devices, squared_cv=squared_cv, shape="aggregated", **fields)
+    found = kinds(question)
+    for kind in found[:: max(len(found) // 6, 1)]:
+        for server, bound in zip(kind.servers, sorted(kind.bound_per_second, reverse=True), strict=False):
+            capacity = server.pool_capacity(1, FEW)
+            assert capacity <= 1.01 * bound, (kind.row, server.candidate.batched_tokens)
+
+
+@pytest.mark.parametrize(
+    ("tight", "loose"),
+    [
+        ({"tpot_seconds": 0.015}, {"tpot_seconds": 0.03}),
+        ({"ttft_seconds": 0.1}, {"ttft_seconds": 1.0}),
+        ({"percentile": 99.9}, {"percentile": 99.0}),
+    ],
+)
+def test_looser_limits_never_serve_less(tight: dict[str, Any], loose: dict[str, Any]) -> None:
+    """Up to what rates are told apart to."""
+    most = [answer(shape="aggregated", **limits).best for limits in (tight, loose)]
+    rates = [plan.requests_per_second if plan else 0.0 for plan in most]
+    assert 0 < rates[0] <= 1.003 * rates[1]
+
+
+def test_what_is_served_at_most_is_served_when_asked_for() -> None:
+    """Sizing does not refuse a rate below the largest, nor find one above it."""
+    most = answer(shape="aggregated").best
+    assert most is not None
+    for share, served in ((0.9, True), (0.97, True), (0.998, True), (1.02, False)):
+        asked = answer(shape="aggregated", rate_per_second=share * most.requests_per_second, objective="chips").best
+        assert (asked is not None) == served, share
+
+
+def test_reuse_of_nearly_all_is_served() -> None:
+    """Prompts of which a few tokens are left to compute, on a model with experts."""
+    question = small_question("qwen3-30b-a3b", "h100", 8, shape="aggregated")
+    workload = replace(question.workload, prefix_reuse=0.95)
+    assert search(replace(question, workload=workload)).best is not None
+
+
+def test_few_places_wait_as_they_are_played() -> None:
+    """96 places, 512 + 128 tokens, a budget of 1,024 and 85 % load: p99 TTFT lies where independent plays have it."""
+    question = small_question("qwen3-8b", "h100", 1, lengths=(512.0, 128.0), shape="aggregated")
+    kind = kinds(question)[0]
+    listed = next(server for server in kind.servers if server.candidate.batched_tokens == 1024)
+    server = AggregatedServer(question, replace(listed.candidate, batch=96))
+    state = server.state(0.85 * server.player.saturation_per_second)
+    assert state is not None
+    assert 0.126 <= state.ttft.p99 <= 0.3
 
 
 def test_the_better_shape_wins() -> None:
@@ -196,8 +214,8 @@ def test_the_manifest_expects_what_the_plan_says() -> None:
     other = replace(workload_of(manifest.workload), arrival_squared_cv=1.0 + 1e-12)  # not the planned traffic: solved
     found = expect(manifest, other, plan.requests_per_second).prediction
     assert found is not None
-    assert found.ttft_seconds.mean == pytest.approx(plan.ttft.mean, rel=1e-6)
-    assert found.tpot_seconds.p99 == pytest.approx(plan.tpot.p99, rel=1e-6)
+    assert found.ttft_seconds.mean == pytest.approx(plan.ttft.mean, rel=1e-4)
+    assert found.tpot_seconds.p99 == pytest.approx(plan.tpot.p99, rel=1e-4)
 
 
 def test_pools_of_their_own_have_no_aggregated_instances() -> None:
@@ -236,10 +254,10 @@ def test_answers_of_one_token_have_no_tpot() -> None:
 
 
 def test_a_plan_travels_to_another_process() -> None:
-    """What finds TTFT when it is asked for cannot, so TTFT is found before."""
+    """With all that was played."""
     plan = answer(devices=1).best
     assert isinstance(plan, AggregatedPlan)
-    fresh = MixedServer(plan.question, plan.mixed.candidate).state(plan.requests_per_second)
+    fresh = AggregatedServer(plan.question, plan.mixed.candidate).state(plan.requests_per_second)
     assert fresh is not None
     there = pickle.loads(pickle.dumps(fresh))
     assert there.ttft == fresh.ttft and there.e2e == fresh.e2e

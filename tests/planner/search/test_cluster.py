@@ -10,8 +10,8 @@ import pytest
 from ground.errors import BadInput
 from planner.instances.decode_candidates import Count
 from planner.instances.space import role_rows
-from planner.mixed.kinds import MixedKind
-from planner.mixed.offers import mixed_offers
+from planner.offers.aggregated_kinds import AggregatedKind
+from planner.offers.aggregated_offers import aggregated_offers
 from planner.question import Question
 from planner.search.answer import Answer
 from planner.search.cluster import plan_cluster
@@ -114,11 +114,11 @@ def fewest_of_each(question: Question, devices: int) -> dict[str, float]:
     machines = replace(question.prefill, devices=devices)
     asked = replace(question, prefill=machines, decode=machines)
     rows = role_rows(asked, "mixed")
-    offers, _ = mixed_offers(asked, rows, Count(), lambda sizes: np.full(sizes.shape, 1e-9))
+    offers, _ = aggregated_offers(asked, rows, Count(), lambda sizes: np.full(sizes.shape, 1e-9))
     found = {"separate": math.inf, "aggregated": math.inf}
     for number, size in enumerate(offers.devices.tolist()):
         kind = offers.build(number)
-        assert isinstance(kind, MixedKind)
+        assert isinstance(kind, AggregatedKind)
         able = (count for count in range(1, devices // size + 1) if kind.pool_carries(count, rate))
         found["aggregated"] = min(found["aggregated"], size * next(able, math.inf))
     prefill, decode = gather(asked).sides

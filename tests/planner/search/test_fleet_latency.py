@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from planner.instances.decode_candidates import Count
-from planner.mixed.kinds import MixedKind
 from planner.objective import Aim
+from planner.offers.aggregated_kinds import AggregatedKind
 from planner.offers.kinds import DecodeKind, PrefillKind
 from planner.search.answer import Answer
 from planner.search.cluster import plan_cluster
@@ -54,7 +54,7 @@ def least_of(side: Side, rate: float, pools: list[str]) -> Taken:
     found: Taken = {}
     for column in range(side.size):
         kind = side.server(int(side.offer[column]))
-        assert isinstance(kind, PrefillKind | DecodeKind | MixedKind)
+        assert isinstance(kind, PrefillKind | DecodeKind | AggregatedKind)
         taken = tuple(int(side.room[column]) * (side.machines.budget == pool) for pool in pools)
         found[taken] = min(found.get(taken, math.inf), kind.mean_seconds(int(side.left[column]), rate))
     return found

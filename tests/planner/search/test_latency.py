@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from planner.instances.decode_candidates import Count
 from planner.instances.least import Least
-from planner.mixed.kinds import MixedKind
 from planner.objective import Aim
+from planner.offers.aggregated_kinds import AggregatedKind
 from planner.offers.kinds import DecodeKind, PrefillKind
 from planner.offers.offer import Offers
 from planner.question import Question
@@ -43,7 +43,7 @@ def at_rate(side: Side, rate: float) -> Side:
 def seconds_of(side: Side, column: int, rate: float) -> float:
     """Return what a request takes in a column, solved."""
     kind = side.server(int(side.offer[column]))
-    assert isinstance(kind, PrefillKind | DecodeKind | MixedKind)
+    assert isinstance(kind, PrefillKind | DecodeKind | AggregatedKind)
     return kind.mean_seconds(int(side.left[column]), rate)
 
 

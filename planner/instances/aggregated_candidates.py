@@ -6,12 +6,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.costs.deployment import Deployment
-from planner.costs.memory import memory
+from planner.costs.memory import Memory, memory
 from planner.instances.brackets import largest
-from planner.instances.decode_candidates import MEMORY_DEVIATIONS
+from planner.instances.decode_candidates import MEMORY_DEVIATIONS, MOST_BATCH
 from planner.instances.space import Row
 from planner.manifest.terms import Number
-from planner.workload import KvLoad, total_kv_tokens
+from planner.workload import KvLoad, Workload, running_kv_tokens, total_kv_tokens
 
 # Tokens of a step on one DP rank. Sarathi-Serve (arXiv 2403.02310, section 5) runs 512 to 2,048; the defaults of vLLM
 # and SGLang are 2,048 to 16,384.
@@ -19,7 +19,7 @@ BUDGETS = (256, 512, 1024, 2048, 4096, 8192, 16384)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MixedCandidate:
+class AggregatedCandidate:
     """One aggregated instance with one token budget."""
 
     row: Row
@@ -30,16 +30,20 @@ class MixedCandidate:
     """Requests that a DP rank runs at most, prompts in progress included."""
     batched_tokens: int
     """Of a step on one DP rank: a token for each running request and its drafts, and parts of prompts."""
-    requests_per_second: float
-    """That no stream of steps exceeds."""
 
     @property
     def devices(self) -> int:
         """Devices of the instance."""
         return self.row.strategy.devices
 
+    def memory(self, workload: Workload) -> Memory:
+        """Bytes per device with a full step and the mean KV of a full batch."""
+        kv_tokens = self.batch * running_kv_tokens(workload).mean_tokens
+        tokens = self.batched_tokens / self.row.strategy.pp
+        return memory(self.deployment, kv_tokens=kv_tokens, sequences=float(self.batch), tokens=float(tokens))
 
-def mixed_memory_used(deployment: Deployment, batch: Number, budget_tokens: Number, kv: KvLoad) -> Number:
+
+def aggregated_memory_used(deployment: Deployment, batch: Number, budget_tokens: Number, kv: KvLoad) -> Number:
     """Bytes per device with weights, buffers of a full step and the KV reserved for ``batch`` requests per DP rank.
 
     KV is three deviations above its mean, as in decode; ``kv`` is what admission reserves for a request.
@@ -48,7 +52,7 @@ def mixed_memory_used(deployment: Deployment, batch: Number, budget_tokens: Numb
     return memory(deployment, kv_tokens=held, sequences=batch, tokens=budget_tokens / deployment.strategy.pp).used
 
 
-def mixed_room(
+def aggregated_room(
     deployment: Deployment, budget_tokens: NDArray[np.float64], kv: KvLoad, most: NDArray[np.float64]
 ) -> NDArray[np.float64]:
     """Return the requests, at most ``most``, that a DP rank holds beside steps of the budget; 0 where there is none.
@@ -58,6 +62,11 @@ def mixed_room(
     capacity = deployment.hardware.device.memory_bytes.value
 
     def used(batch: Number) -> Number:
-        return mixed_memory_used(deployment, batch, budget_tokens, kv)
+        return aggregated_memory_used(deployment, batch, budget_tokens, kv)
 
     return largest(used, capacity, np.ones_like(most), most)
+
+
+def most_held(budget_tokens: NDArray[np.float64], drafts: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return the requests of a rank whose tokens fill a step: more would leave no room for prompts."""
+    return np.minimum(budget_tokens // (1 + drafts), float(MOST_BATCH))

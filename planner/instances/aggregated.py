@@ -1,0 +1,290 @@
+"""Aggregated instances as they are played: latencies at a rate, and the largest rate within the limits."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import cache, cached_property, partial
+
+import numpy as np
+
+from planner.costs.cache import device_cache
+from planner.costs.latency import balanced_cost, tokens_per_iteration
+from planner.costs.memory import BLOCK_TOKENS, kv_capacity_tokens
+from planner.engines.loader import load_engine
+from planner.instances.aggregated_candidates import BUDGETS, AggregatedCandidate
+from planner.instances.decode_candidates import MOST_BATCH
+from planner.instances.operating import MOST_UTILISATION
+from planner.instances.reachable import REFERENCE
+from planner.manifest.stacks import stacked
+from planner.manifest.terms import Number, StepCost
+from planner.question import Question
+from planner.serving.aggregated import AggregatedPool, Played, play_aggregated
+from planner.serving.capacity import Capacity, Limits, Outcome, Trial, counted, excess_of
+from planner.serving.latency import Latency
+from planner.serving.played import FEW, MANY, Player
+from planner.serving.played import Played as Sample
+from planner.serving.rules import REFERENCE_RULE, SchedulingRule, rule_of_engine
+from planner.serving.streams import Floats, Stream, longest_prompt
+from planner.serving.tables import Loads, TableArrays, step_table
+from planner.workload import Workload, running_kv_tokens
+
+_LIKELY = 0.8
+"""Of saturation: where the search for a capacity begins."""
+_LONGER = 0.97
+"""Of what few requests tell: where that of many begins, which wait a little more."""
+_REQUESTS, _REFILLS, _LONGEST = 40_000, 3, 400_000
+"""Requests of a stream where many are played; and how many times those that an instance holds, for it begins empty."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AggregatedState:
+    """An aggregated instance at one rate of arrivals, over the requests that were played."""
+
+    rate_per_second: float
+    ttft: Latency
+    """From arrival to the first token."""
+    tpot: Latency
+    e2e: Latency
+    """From arrival to the last token."""
+    span_seconds: float
+    """From the first token to the last, on average."""
+    mean_requests: float
+    """In decode, on average over time."""
+    mean_step_seconds: float
+    """As requests in decode see it."""
+    prompt_steps: float
+    """Share of steps that compute prompts."""
+    utilisation: float
+    """Rate over the largest that the instance keeps up with."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PlayedAggregated(Player):
+    """One of several aggregated instances that requests are dealt to in turn."""
+
+    pool: AggregatedPool
+    charged: Callable[[Floats], Floats]
+    """KV tokens that requests of so many take, [requests]."""
+    _states: dict[tuple[float, int, int], AggregatedState] = field(default_factory=dict, repr=False)
+
+    def stream(self, requests: int, instances: int = 1) -> Stream:
+        """Return a stream of mean rate 1 that one of ``instances`` gets, long enough for an instance to fill."""
+        refills = _REFILLS if requests == FEW else 2 * _REFILLS
+        least, requests = min(refills * self.pool.ranks * self.pool.slots, _LONGEST), min(requests, _REQUESTS)
+        while requests < least:
+            requests *= 2
+        return super().stream(requests, instances)
+
+    @cached_property
+    def saturation_per_second(self) -> float:
+        """Requests per second that leave while all of a stream wait: what the instance keeps up with."""
+        stream = self.stream(FEW)
+        left = np.sort(
+            played_of(self.pool, self.charged, replace(stream, arrival_seconds=np.zeros(len(stream)))).left_seconds
+        )
+        first, last = int(0.2 * left.size), int(0.8 * left.size)
+        return float((last - first) / (left[last] - left[first]))
+
+    def state(self, rate_per_second: float, instances: int = 1, requests: int = MANY) -> AggregatedState | None:
+        """Return what one of ``instances`` does at its rate; None where it cannot keep up."""
+        if not 0 < rate_per_second <= self.saturation_per_second * (1 + 1e-9):
+            return None
+        key = rate_per_second, instances, requests
+        if key not in self._states:
+            stream = self.stream(requests, instances).at_rate(rate_per_second)
+            played = played_of(self.pool, self.charged, stream)
+            outcome = outcome_of(played, stream).counted()
+            self._states[key] = self._state(rate_per_second, played, stream, outcome)
+            self._trials[rate_per_second, instances, requests] = Trial(
+                rate_per_second=rate_per_second,
+                outcomes=(outcome,),
+                excess=excess_of(outcome, self.limits),
+                limits=self.limits,
+            )
+        return self._states[key]
+
+    def _state(self, rate_per_second: float, played: Played, stream: Stream, outcome: Outcome) -> AggregatedState:
+        inner = counted(len(stream))
+        span = (played.left_seconds - played.first_token_seconds)[inner]
+        later = (stream.answer_tokens - 1)[inner]
+        return AggregatedState(
+            rate_per_second=rate_per_second,
+            ttft=Latency.from_samples(outcome.ttft_seconds),
+            tpot=Latency.from_samples(outcome.tpot_seconds),
+            e2e=Latency.from_samples(outcome.ttft_seconds + span),
+            span_seconds=float(span.mean()),
+            mean_requests=rate_per_second * float(span.mean()),
+            mean_step_seconds=float(span.sum() / max(later.sum(), 1)) * self.pool.accepted,
+            prompt_steps=played.prompt_steps / max(played.steps, 1),
+            utilisation=rate_per_second / self.saturation_per_second,
+        )
+
+
+def _per_token(span: np.ndarray, later: np.ndarray) -> np.ndarray:
+    """Seconds per token after the first, [requests]; NaN where there is none."""
+    return np.where(later > 0, span / np.maximum(later, 1), np.nan)
+
+
+def in_blocks(charged: Callable[[Floats, float], Number], block_tokens: int, tokens: Floats) -> Floats:
+    """Return the KV tokens that requests of so many tokens take of a rank, in whole blocks, [requests]."""
+    return np.asarray(np.ceil(np.asarray(charged(tokens, 1.0)) / block_tokens) * block_tokens)
+
+
+def played_of(pool: AggregatedPool, charged: Callable[[Floats], Floats], stream: Stream) -> Played:
+    """Play a stream; answers are reserved as the cache charges them."""
+    return play_aggregated(pool, stream, charged((stream.prompt_tokens + stream.answer_tokens).astype(np.float64)))
+
+
+def outcome_of(played: Played, stream: Stream) -> Outcome:
+    """Return the latencies of a stream's requests."""
+    return Outcome(
+        ttft_seconds=played.first_token_seconds - stream.arrival_seconds,
+        tpot_seconds=_per_token(played.left_seconds - played.first_token_seconds, stream.answer_tokens - 1),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Aggregate:
+    """One aggregated instance and its traffic; ``budget_tokens`` and ``most_requests`` are of one DP rank."""
+
+    cost: StepCost
+    """Stacked."""
+    workload: Workload
+    ranks: int
+    budget_tokens: int
+    most_requests: int
+    context_tokens: int
+    """Of the model: requests end there."""
+    capacity_tokens: float
+    """KV of one DP rank."""
+    charged: Callable[[Floats], Floats]
+    """KV tokens that a request of so many takes, [requests], within windows and in whole blocks."""
+    rule: SchedulingRule = REFERENCE_RULE
+    queries: int = 1
+    """Tokens of a running request in a step: one and its drafts."""
+    microbatches: int = 1
+    accepted: float = 1.0
+    """Tokens per running request and step, above 1 with MTP."""
+
+    @cached_property
+    def times(self) -> TableArrays:
+        """What steps take: one table for all token budgets up to the largest of the list, and all slots."""
+        loads = Loads(
+            ranks=self.ranks,
+            budget_tokens=float(max(self.budget_tokens, BUDGETS[-1])),
+            longest_prompt=min(longest_prompt(self.workload), float(self.context_tokens)),
+            most_running=self.ranks * MOST_BATCH,
+            kv_tokens_per_request=running_kv_tokens(self.workload).mean_tokens,
+            microbatches=self.microbatches,
+        )
+        return step_table(self.cost, loads)
+
+    def player(self, limits: Limits) -> PlayedAggregated:
+        """Return what plays it."""
+        pool = AggregatedPool(
+            times=self.times,
+            ranks=self.ranks,
+            budget_tokens=self.budget_tokens,
+            slots=self.most_requests,
+            capacity_tokens=self.capacity_tokens,
+            rule=self.rule,
+            queries=self.queries,
+            accepted=self.accepted,
+        )
+        return PlayedAggregated(
+            play=lambda stream: outcome_of(played_of(pool, self.charged, stream), stream),
+            workload=self.workload,
+            limits=limits,
+            most_tokens=self.context_tokens,
+            pool=pool,
+            charged=self.charged,
+        )
+
+
+@cache
+def engine_rule(engine: str) -> SchedulingRule:
+    """Return how ``reference`` or NAME@VERSION schedules."""
+    return REFERENCE_RULE if engine == REFERENCE else rule_of_engine(load_engine(engine).scheduling)
+
+
+@dataclass(frozen=True)
+class AggregatedServer:
+    """An aggregated instance with its token budget, as columns see it; satisfies ``offers.offer.Server``."""
+
+    question: Question
+    candidate: AggregatedCandidate
+    like: "AggregatedServer | None" = None
+    """The same instance with another budget."""
+
+    @property
+    def independent(self) -> bool:
+        """No: arrivals that are dealt out in turn are the more even the more instances take them."""
+        return False
+
+    @cached_property
+    def aggregate(self) -> Aggregate:
+        """The instance and its traffic."""
+        question, candidate = self.question, self.candidate
+        deployment, like = candidate.deployment, self.like.aggregate if self.like else None
+        found = Aggregate(
+            cost=like.cost if like else stacked(balanced_cost(deployment, question.balance)),
+            workload=question.workload,
+            ranks=int(deployment.strategy.attention_groups),
+            budget_tokens=candidate.batched_tokens,
+            most_requests=candidate.batch,
+            context_tokens=question.model.max_position,
+            capacity_tokens=float(kv_capacity_tokens(deployment, candidate.memory(question.workload))),
+            charged=partial(in_blocks, device_cache(deployment).charged, BLOCK_TOKENS),
+            rule=engine_rule(question.engine),
+            queries=1 + int(deployment.drafts),
+            microbatches=candidate.microbatches,
+            accepted=tokens_per_iteration(int(deployment.drafts), question.acceptance),
+        )
+        if like:
+            found.__dict__["times"] = like.times
+        return found
+
+    @cached_property
+    def player(self) -> PlayedAggregated:
+        """Plays one of several such instances."""
+        question = self.question
+        limits = Limits(
+            percentile=question.percentile, ttft_seconds=question.ttft_seconds, tpot_seconds=question.tpot_seconds
+        )
+        return self.aggregate.player(limits)
+
+    @property
+    def most_per_second(self) -> float:
+        """The largest rate of one instance that is planned with."""
+        return MOST_UTILISATION * self.player.saturation_per_second
+
+    @cached_property
+    def _capacities(self) -> dict[tuple[int, int], Capacity | None]:
+        """By instances and requests."""
+        return {}
+
+    def capacity(self, instances: int, requests: int = MANY) -> Capacity | None:
+        """Return the largest rate of one of ``instances`` within both limits; None where there is none."""
+        key = instances, requests
+        if key not in self._capacities:
+            few, most = self._capacities.get((instances, FEW)), self.most_per_second
+            about = _LIKELY * most if few is None else _LONGER * few.rate_per_second
+            self._capacities[key] = self.player.capacity(most, instances, about, requests)
+        return self._capacities[key]
+
+    def pool_capacity(self, instances: int, requests: int = MANY) -> float:
+        """Largest rate of so many instances within both limits; 0 where there is none."""
+        found = self.capacity(instances, requests)
+        return found.rate_per_second * instances if found is not None else 0.0
+
+    def pool_carries(self, instances: int, rate_per_second: float) -> bool:
+        """Whether so many instances carry a rate within both limits."""
+        each = rate_per_second / instances
+        return each <= self.most_per_second * (1 + 1e-9) and self.player.keeps(each, instances)
+
+    def told(self, rate_per_second: float, instances: int) -> Sample:
+        """Return over how many requests a plan of so many instances, at the rate of one, is told, and how surely."""
+        return self.player.told(rate_per_second, instances, self.most_per_second * instances)
+
+    def state(self, rate_per_second: float, instances: int = 1) -> AggregatedState | None:
+        """State of one of ``instances`` that requests go to in turn, at its rate; None where it cannot keep up."""
+        return self.player.state(rate_per_second, instances)

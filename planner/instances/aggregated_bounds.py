@@ -1,0 +1,302 @@
+"""Bounds on the rate of aggregated instances, on arrays of many: throughput at saturation and a request alone.
+
+Of one DP rank: a request takes part in I steps and brings P prompt tokens. With n running on average a step computes
+n P / I prompt tokens on average, or requests would pile up or run out; however they are spread over steps, the mean
+step is no shorter than the lower convex hull of the step time over the prompt tokens (Jensen). So
+
+    rate <= ranks n / (I T(n)),   n <= what memory holds
+
+and n / T(n) rises with n. Of a limit that a share p of the requests keeps, the others have steps of the full budget at
+worst: T(n) <= p limit + (1 - p) T_full(n). Waiting, and ranks that wait for each other, only take from the rate. Steps
+of a smaller budget have a hull no lower, so that the bound of the largest budget is one of all.
+
+Yet a prompt stands on one rank, and all ranks wait for it. At a rate r of prompts, with steps of b seconds at least,
+the chance that none came in the k-th step before that has a k-th part of x tokens or more is exp(-r b P(x, k)) at most,
+P(x, k) the share of prompts that have one. Over all k a step's largest part is below x with a chance of exp(-r b N(x))
+at most, N(x) the mean number of such parts of a prompt. With f(x) seconds of a step whose busiest rank computes x
+tokens alone, rising,
+
+    E T >= b + sum over rising x of (f(x) - f(x before)) (1 - exp(-r b N(x)))
+
+Where arrivals are dealt out in turn, no gap is less likely to exceed t than with Poisson arrivals (they are HNBUE, R.
+E. Barlow and F. Proschan, Statistical Theory of Reliability, 1975, section 6.4); bursts have d times the variance, and
+nothing comes with the chance of a negative binomial number. Derived here.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.instances.decode_candidates import Count
+from planner.instances.least import BATCHES, Least
+from planner.manifest.stacks import taken
+from planner.manifest.stepcost import evaluate
+from planner.manifest.terms import Number, StepCost, StepLoad
+from planner.serving.streams import stationary
+from planner.workload import Workload
+
+Floats = NDArray[np.float64]
+
+_ROUNDS = 6
+"""Of false position for the requests that run where steps are at the limit; the upper end is the answer."""
+_CHUNKS = (0.0, 0.25, 0.5, 0.75, 1.0)
+"""Powers of what is left of the budget at which steps with prompts are costed, from the mean share of them on."""
+_RANGE, _TURNS = 256.0, 2
+_FEWEST, _SHORTEST = 1e-3, 1e-3
+"""Requests that run on a rank on average, and steps of an answer, at least."""
+_QUANTILES = np.arange(2.5, 100.0, 5.0)
+_LEVELS = (3, 9, 14, 17, 19)
+"""Of these quantiles, those at which parts are told apart."""
+_TRIED = 5
+"""Rates that single prompts are tried at, a factor of the eighth root of ``_RANGE`` apart at last."""
+_SAMPLE = 4000
+"""Requests of the stream that means are taken of."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Means:
+    """Of a stream of requests, which end at the model's context."""
+
+    new_tokens: float
+    """Prompt tokens that are computed."""
+    context: float
+    """Reused tokens per computed one, as often as the kernel of a step reads them."""
+    pairs: float
+    """Query-key pairs per computed token."""
+    decoded_tokens: float
+    """Of an answer after its first."""
+    kv_tokens: float
+    """Of a running request."""
+    longest: float
+    """Tokens to compute that all prompts but those that may be late have at most."""
+    lengths: tuple[float, ...]
+    """Quantiles of the tokens to compute, as many prompts between any two."""
+    thinned: float
+    """Rate of Poisson arrivals that are as often none, over the rate."""
+
+
+@lru_cache(maxsize=8)
+def means_of(workload: Workload, percentile: float, most_tokens: float) -> Means:
+    """Return the means of a workload as it is played, and the longest prompt that has to be in time."""
+    stream = stationary(workload, _SAMPLE, most_tokens=most_tokens)
+    new = (stream.prompt_tokens - stream.reused_tokens).astype(np.float64)
+    pairs = new * stream.reused_tokens + new * (new + 1) / 2
+    later = np.maximum(stream.answer_tokens - 1.0, 0.0)
+    held = (stream.prompt_tokens + (later + 1) / 2) @ later / later.sum() if later.any() else 0.0
+    return Means(
+        new_tokens=float(new.mean()),
+        context=float(stream.reused_tokens.mean() / new.mean()),
+        pairs=float(pairs.mean() / new.mean()),
+        decoded_tokens=float(later.mean()),
+        kv_tokens=float(held),
+        longest=float(np.percentile(new, percentile)),
+        lengths=tuple(np.percentile(new, _QUANTILES).tolist()),
+        thinned=math.log(workload.arrival_squared_cv) / (workload.arrival_squared_cv - 1)
+        if workload.arrival_squared_cv > 1
+        else 1.0,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Steps:
+    """Seconds of steps, [rows]: the least mean, and with the full budget."""
+
+    mean: Floats
+    full: Floats
+
+    def seen(self, share: float) -> Floats:
+        """Least step of the ``share`` of requests with the shortest ones, where the others see full ones."""
+        return (self.mean - (1 - share) * self.full) / share
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bounds:
+    """Many instances with a token budget per DP rank, and the traffic that they are to carry."""
+
+    cost: StepCost
+    """Stacked, of all rows."""
+    means: Means
+    ranks: Floats
+    """[rows]."""
+    budget_tokens: Number
+    microbatches: Sequence[int]
+    accepted: Number
+    """Tokens per running request and step."""
+    count: Count
+
+    def of(self, rows: NDArray[np.int64]) -> "Bounds":
+        """Return some of the instances, in their order; a row may be named several times."""
+        budget, accepted = (
+            each[rows] if isinstance(each, np.ndarray) else each for each in (self.budget_tokens, self.accepted)
+        )
+        return replace(
+            self, cost=taken(self.cost, rows), ranks=self.ranks[rows], budget_tokens=budget, accepted=accepted
+        )
+
+    def with_budgets(self, budgets: Sequence[int]) -> "Bounds":
+        """Return every instance with each of the budgets, [budgets · rows]."""
+        rows = np.tile(np.arange(self.ranks.size), len(budgets))
+        return replace(self.of(rows), budget_tokens=np.repeat(np.array(budgets, dtype=np.float64), self.ranks.size))
+
+    @property
+    def iterations(self) -> Number:
+        """Steps of a request after its first token."""
+        return np.maximum(self.means.decoded_tokens / self.accepted, _SHORTEST)
+
+    def rate(self, running: Floats, step: Floats) -> Floats:
+        """Requests per second of an instance with so many running on each rank, [rows]."""
+        return np.asarray(self.ranks * running / (self.iterations * step))
+
+    def most_running(self, room: Floats) -> Floats:
+        """Requests that run on a rank at most, [rows]: those that fit, or that full steps feed with prompts."""
+        fed = self.budget_tokens / (self.means.new_tokens / self.iterations + self.cost.queries_per_sequence)
+        return np.asarray(np.maximum(np.minimum(room, fed * (1 - 1e-9)), 0.0))
+
+    def quick_bound(self, room: Floats) -> Floats:
+        """Return a bound of each row without prompts in its steps and without limits, [rows]."""
+        running = self.most_running(room)
+        return self.rate(running, self.bare(running))
+
+    def bound(self, limit: Number, share: float, room: Floats) -> Floats:
+        """Return the bound of each row, [rows]; 0 where none keeps the limit.
+
+        Args:
+            limit: of a step, which a ``share`` of the requests keeps.
+            share: of requests, above 0.
+            room: requests that a rank holds.
+        """
+        high = self.most_running(room)
+        low = np.minimum(np.full(high.shape, _FEWEST), 0.5 * high)
+        least, most = self._steps(low), self._steps(high)
+        bottom, top, mean = least.seen(share), most.seen(share), most.mean
+        able, whole = (bottom <= limit) & (room > 0), top <= limit
+        for _ in range(_ROUNDS if (able & ~whole).any() else 0):
+            part = (limit - bottom) / np.maximum(top - bottom, 1e-12)
+            part = np.clip(part + 0.01, 0.05, 0.98)  # the upper end has to come down, for it is the answer
+            middle = low + (high - low) * part
+            found = self._steps(middle)
+            step = found.seen(share)
+            fine, late = (step <= limit) & ~whole, (step > limit) & ~whole
+            low, bottom = np.where(fine, middle, low), np.where(fine, step, bottom)
+            high, top, mean = np.where(late, middle, high), np.where(late, step, top), np.where(late, found.mean, mean)
+        return np.where(able, self.rate(high, mean), 0.0)
+
+    def single_bound(self, limit: Number, share: float, most: Floats, least: Floats, room: Floats) -> Floats:
+        """Return a bound up to ``most`` that single prompts leave time for, [rows]; 0 where they leave none for least.
+
+        Args: ``limit``, ``share`` and ``room`` as of ``bound``.
+        """
+        found = np.where((most > 0) & (most >= least), most, 0.0)
+        left = np.flatnonzero(found > 0)
+        low = np.maximum(least, most / _RANGE)
+
+        def leave(rows: NDArray[np.int64], rate: Floats) -> NDArray[np.bool_]:
+            return self.of(rows)._leaves(rate, np.broadcast_to(limit, most.shape)[rows], share, room[rows])
+
+        late = ~leave(left, low[left])
+        found[left[late]] = np.where(low[left[late]] > least[left[late]], low[left[late]], 0.0)
+        left = left[~late]
+        left = left[~leave(left, most[left])] if left.size else left
+        low, high = low[left], most[left]
+        for _ in range(_TRIED if left.size else 0):
+            middle = np.sqrt(low * high)
+            kept = leave(left, middle)
+            low, high = np.where(kept, middle, low), np.where(kept, high, middle)
+        found[left] = high
+        return found
+
+    def _leaves(self, rate: Floats, limit: Floats, share: float, room: Floats) -> NDArray[np.bool_]:
+        """Whether single prompts leave time for a rate, [rows].
+
+        As many run as come while steps are as short as they can be, and steps are as long as with so many, in turn.
+        """
+        most = np.maximum(self.most_running(room), _FEWEST)
+        running = np.full(rate.shape, _FEWEST)
+        for _ in range(_TURNS):
+            step, full = self._with_singles(rate, running)
+            needed = rate * self.iterations * step / self.ranks
+            running = np.clip(needed, _FEWEST, most)
+        seen = (step - (1 - share) * full) / share
+        return np.asarray((seen <= limit) & (needed <= np.maximum(most, _FEWEST) * (1 + 1e-9)))
+
+    def _with_singles(self, rate: Floats, running: Floats) -> tuple[Floats, Floats]:
+        """Seconds of the mean step at least, and of a full one, at a rate with so many running, [rows]."""
+        chunk = np.asarray(np.maximum(self.budget_tokens - running * self.cost.queries_per_sequence, 1.0))
+        lengths, levels = np.array(self.means.lengths)[:, None, None], np.array(self.means.lengths)[list(_LEVELS)]
+        tokens = np.minimum(np.append(levels, np.inf)[:, None], chunk)  # [levels, rows], the last one full
+        pairs = tokens * np.minimum(self.means.pairs, tokens / 2)
+        none = np.zeros((1, chunk.size))
+        tokens = np.concatenate([none, tokens])
+        load = self._load(running, tokens, tokens / self.ranks)
+        load = replace(load, prefill_context_tokens=0.0, prefill_pairs=np.concatenate([none, pairs]))
+        least, *seconds, full = np.maximum.accumulate(self._seconds(load, (levels.size + 2, chunk.size)), axis=0)
+        parts = np.maximum(np.floor(lengths / chunk), 1.0) * (lengths >= tokens[1:-1])
+        come = 1 - np.exp(-self.means.thinned * rate * least * parts.mean(axis=0))
+        return least + (np.diff([least, *seconds], axis=0) * come).sum(axis=0), full
+
+    def alone_seconds(self, tokens: float) -> Floats:
+        """Seconds of a prompt with so many tokens to compute, in steps with nothing else, [rows]."""
+        chunk = np.broadcast_to(np.minimum(tokens, self.budget_tokens), self.ranks.shape)
+        pairs = chunk * np.minimum(self.means.pairs, tokens / 2)
+        load = replace(self._load(np.zeros_like(chunk), chunk, chunk / self.ranks), prefill_pairs=pairs)
+        return np.asarray(self._seconds(load, chunk.shape) * tokens / chunk)
+
+    def bare(self, running: Floats) -> Floats:
+        """Seconds of steps without prompts and with so many running on each rank, [..., rows]."""
+        none = np.zeros_like(running)
+        return self._seconds(self._load(running, none, none), running.shape)
+
+    def least_step(self, running: Floats) -> Floats:
+        """Seconds of the mean step with so many running on each rank, at least; [..., rows]."""
+        return self._steps(running).mean
+
+    def _steps(self, running: Floats) -> _Steps:
+        room = np.asarray(np.maximum(self.budget_tokens - running * self.cost.queries_per_sequence, 1.0))
+        chunk = running * self.means.new_tokens / self.iterations
+        even = np.minimum(chunk, room)
+        chunks = np.stack([np.zeros_like(room), *(even ** (1 - power) * room**power for power in _CHUNKS)])
+        bare, *found = self._seconds(self._load(running, chunks, chunks), chunks.shape)
+        chords = [
+            bare + even / np.maximum(part, 1e-12) * (seconds - bare)
+            for part, seconds in zip(chunks[1:], found, strict=True)
+        ]
+        mean = np.where(chunk <= room, np.maximum(bare, np.minimum.reduce(chords)), np.inf)
+        return _Steps(mean, found[-1])
+
+    def _load(self, running: Floats, chunks: Floats, mean_chunks: Floats) -> StepLoad:
+        """Load of steps in which prompts are whole, which is the least that they take."""
+        means = self.means
+        return StepLoad(
+            decode_sequences=running,
+            decode_kv_tokens=running * means.kv_tokens,
+            prefill_tokens=chunks,
+            prefill_context_tokens=chunks * means.context,
+            prefill_pairs=chunks * means.pairs,
+            finishing_prompts=chunks / means.new_tokens,
+            mean_tokens=running * self.cost.queries_per_sequence + mean_chunks,
+        )
+
+    def _seconds(self, load: StepLoad, shape: tuple[int, ...]) -> Floats:
+        """Seconds with the microbatches that are quicker, [..., rows]."""
+        found = [np.broadcast_to(np.asarray(evaluate(self.cost, load, n).seconds), shape) for n in self.microbatches]
+        self.count.evaluated += len(found) * int(np.prod(shape))
+        return np.asarray(np.minimum.reduce(found), dtype=np.float64)
+
+
+def aggregated_least(bounds: Bounds, most_running: float) -> Least:
+    """Return how long requests take at least in instances, [rows], that run up to so many on each rank.
+
+    Requests in decode and the rate are tied by Little's law, as in ``instances.least``. Before that a prompt is
+    computed, in steps that are as large as they can be and hold nothing else at best.
+    """
+    ranks = bounds.ranks
+    batches = np.array(BATCHES[: 1 + int(np.searchsorted(BATCHES, most_running))], dtype=np.float64)
+    crowded = bounds.least_step(np.repeat(batches[:, None], ranks.size, axis=1))  # [points, rows]
+    seconds = bounds.iterations * np.concatenate([bounds.bare(1 / ranks)[None], crowded])
+    requests = np.concatenate([np.ones((1, ranks.size)), batches[:, None] * ranks])
+    alone = bounds.alone_seconds(bounds.means.new_tokens)
+    return Least.of(requests.T, np.maximum.accumulate(seconds).T, alone)

@@ -1,0 +1,188 @@
+"""A kind of aggregated instance as a server: the token budget per step that carries most, found when it matters.
+
+Small budgets make prompts late, large ones the steps of all that are answered long. Budgets of the list are played
+with few requests first, and those near the best with many. Where prompts are all alike they take k steps from the
+budget on that leaves a k-th of one beside the tokens of those that run: what is carried leaps up there, so that budgets
+beside the best one are played, too.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+
+from planner.costs.deployment import Deployment
+from planner.instances.aggregated import AggregatedServer
+from planner.instances.aggregated_bounds import Floats
+from planner.instances.aggregated_candidates import BUDGETS, AggregatedCandidate, aggregated_room, most_held
+from planner.instances.space import Row
+from planner.question import Question
+from planner.serving.capacity import Capacity
+from planner.serving.played import FEW, LOWER
+from planner.workload import reserved_kv_tokens
+
+_MORE = 0.003
+"""Capacities are told apart to so much."""
+_LIKELY = 0.7
+"""Of the bound: where budgets are compared first."""
+_OCTAVES = tuple(step / 4 for step in range(-3, 4))
+_NEAREST = 3
+"""Budgets beside the best of the list that are tried, and how far off they lie."""
+
+
+@dataclass(frozen=True, eq=False)
+class AggregatedKind:
+    """An aggregated row with a number of drafts; it takes the token budget that carries most."""
+
+    question: Question
+    row: Row
+    deployment: Deployment
+    microbatches: int
+    room: Floats
+    """Requests that a rank holds with each budget of the list."""
+    bound_per_second: Floats
+    """What an instance carries at most with each."""
+    asked_per_second: float | None = None
+    """The pool's rate where one is asked: no more than it is sought."""
+    _servers: dict[int, AggregatedServer] = field(default_factory=dict)
+    """By budget."""
+    _best: dict[int, tuple[float, AggregatedServer | None]] = field(default_factory=dict)
+    """By instances: the rate of the pool, and what carries it."""
+    _tried: dict[int, float] = field(default_factory=dict)
+    """By instances: a rate of one that budgets were compared at."""
+
+    @property
+    def independent(self) -> bool:
+        """No: arrivals that are dealt out in turn are the more even the more instances take them."""
+        return False
+
+    @cached_property
+    def servers(self) -> tuple[AggregatedServer, ...]:
+        """A server of every budget of the list whose bound is above 0, the highest bound first."""
+        able = np.flatnonzero(self.bound_per_second > 0)
+        order = able[np.argsort(-self.bound_per_second[able], kind="stable")]
+        return tuple(self._server(BUDGETS[place], self.room[place]) for place in order)
+
+    def _server(self, budget: int, room: float) -> AggregatedServer:
+        if budget not in self._servers:
+            candidate = AggregatedCandidate(
+                row=self.row,
+                deployment=self.deployment,
+                drafts=int(self.deployment.drafts),
+                microbatches=self.microbatches,
+                batch=int(room),
+                batched_tokens=budget,
+            )
+            self._servers[budget] = AggregatedServer(self.question, candidate, next(iter(self._servers.values()), None))
+        return self._servers[budget]
+
+    def _bound(self, server: AggregatedServer) -> float:
+        """What an instance carries at most with its budget, or with any where that is not listed."""
+        budget = server.candidate.batched_tokens
+        return float(self.bound_per_second[BUDGETS.index(budget)] if budget in BUDGETS else self.bound_per_second.max())
+
+    def pool_carries(self, instances: int, rate_per_second: float) -> bool:
+        """Whether so many instances carry a rate within the limits with some budget."""
+        return self._carrying(instances, rate_per_second) is not None
+
+    def _carrying(self, instances: int, rate_per_second: float) -> AggregatedServer | None:
+        each = rate_per_second / instances
+        near = self._near(self.servers, instances, each)
+        if near:
+            self._tried[instances] = LOWER * each
+        for server in near:
+            if server.pool_carries(instances, rate_per_second):
+                return server
+        beside = self._near(self._beside(near[0], each), instances, each) if near else []
+        return next((server for server in beside if server.pool_carries(instances, rate_per_second)), None)
+
+    def _near(self, servers: Sequence[AggregatedServer], instances: int, rate: float) -> list[AggregatedServer]:
+        """Return the servers that few requests do not tell to be late at a rate, the least so first."""
+        able = [server for server in servers if self._bound(server) >= rate]
+        found = [(server.player.late_by(rate, instances), server) for server in able]
+        return [server for late, server in sorted(found, key=lambda each: each[0]) if late <= 1]
+
+    def pool_capacity(self, instances: int) -> float:
+        """Largest rate of so many instances within the limits with any budget; 0 where there is none.
+
+        Where a rate is asked, that rate, if they carry it.
+        """
+        return self._settled(instances)[0]
+
+    def at(self, instances: int, rate_per_second: float | None = None) -> AggregatedServer:
+        """Return the server with the budget that carries most in so many instances, or is quickest at a rate."""
+        if rate_per_second is not None:
+            return self._quickest(instances, rate_per_second)[1]
+        return self._settled(instances)[1] or self.servers[0]
+
+    def capacity_at(self, instances: int) -> Capacity | None:
+        """Return what one of so many instances carries with the budget of ``at``, whatever is asked."""
+        return self.at(instances).capacity(instances)
+
+    def mean_seconds(self, instances: int, rate_per_second: float) -> float:
+        """Mean time from arrival to the last token, at the budget that is quickest; infinite beyond the limits."""
+        return self._quickest(instances, rate_per_second)[0]
+
+    def _quickest(self, instances: int, rate_per_second: float) -> tuple[float, AggregatedServer]:
+        each, best = rate_per_second / instances, (math.inf, self.servers[0])
+        for server in self.servers:
+            state = server.state(each, instances) if server.pool_carries(instances, rate_per_second) else None
+            if state is not None and state.e2e.mean < best[0]:
+                best = state.e2e.mean, server
+        return best
+
+    def _settled(self, instances: int) -> tuple[float, AggregatedServer | None]:
+        if instances not in self._best and self.asked_per_second is not None:
+            found = self._carrying(instances, self.asked_per_second)
+            self._best[instances] = (0.0 if found is None else self.asked_per_second, found)
+        if instances not in self._best:
+            best: tuple[float, AggregatedServer | None] = (0.0, None)
+            for server in self._likely(instances):
+                if best[1] is None or server.pool_carries(instances, (1 + _MORE) * best[0]):
+                    best = max(best, (server.pool_capacity(instances), server), key=lambda found: found[0])
+            self._best[instances] = best
+        return self._best[instances]
+
+    def _likely(self, instances: int) -> list[AggregatedServer]:
+        """Return the servers that carry about most of few requests, the best first."""
+        servers = list(self.servers)
+        rate, best = 0.0, None
+        start = self._tried.get(instances, _LIKELY * float(self.bound_per_second.max()))
+        for server in self._quickest_first(servers, instances, start):
+            if best is None or rate == 0.0:
+                rate, best = server.pool_capacity(instances, FEW) / instances, server
+        if best is None or not rate:
+            return []
+        servers += self._beside(best, rate)
+        while True:
+            first = next(iter(self._quickest_first(servers, instances, (1 + _MORE) * rate)), best)
+            if first is best or first.player.trial((1 + _MORE) * rate, instances, FEW).excess > 1:
+                return [best, *(each for each in self._near(servers, instances, rate) if each is not best)]
+            rate, best = max(first.pool_capacity(instances, FEW) / instances, (1 + _MORE) * rate), first
+
+    def _quickest_first(
+        self, servers: Sequence[AggregatedServer], instances: int, rate: float
+    ) -> list[AggregatedServer]:
+        """Return the servers whose bound reaches a rate by their latency over the limit of few requests at it."""
+        able = [server for server in servers if self._bound(server) >= rate]
+        return sorted(able, key=lambda server: server.player.trial(rate, instances, FEW).excess)
+
+    def _beside(self, server: AggregatedServer, rate: float) -> list[AggregatedServer]:
+        """Return servers with budgets near another's; of prompts that are alike, at which they take a step less."""
+        listed, state = server.candidate.batched_tokens, server.player.state(rate, 1, FEW)
+        workload, drafts = self.question.workload, int(self.deployment.drafts)
+        tried = [round(listed * 2**octaves) for octaves in _OCTAVES]
+        if state is not None and not workload.input_tokens.squared_cv and workload.prompts is None:
+            running = state.mean_requests / server.aggregate.ranks
+            taken = math.ceil(running + math.sqrt(running)) * (1 + drafts)
+            new = workload.input_tokens.mean * (1 - workload.prefix_reuse)
+            steps = [max(round(new / max(budget - taken, 1)), 1) for budget in tried]
+            tried = [math.ceil(new / each) + taken for each in steps]
+        able = {budget for budget in tried if BUDGETS[0] <= budget <= BUDGETS[-1]} - set(BUDGETS)
+        budgets = np.array(sorted(able, key=lambda budget: abs(math.log(budget / listed)))[:_NEAREST], dtype=float)
+        room = aggregated_room(
+            self.deployment, budgets, reserved_kv_tokens(workload), most_held(budgets, np.array(drafts))
+        )
+        return [self._server(int(budget), own) for budget, own in zip(budgets, room, strict=True) if own >= 1]

@@ -1,0 +1,162 @@
+"""Kinds of aggregated instances that columns are made of: every row whose bound may beat what is known.
+
+Costed on arrays like those of the other roles (``offers.decode_offers``); those that a plan could use are played later.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.costs.latency import accepted_tokens
+from planner.instances.aggregated_bounds import Bounds, Floats, aggregated_least, means_of
+from planner.instances.aggregated_candidates import BUDGETS, aggregated_room, most_held
+from planner.instances.built import Built, built
+from planner.instances.candidates import row_microbatches
+from planner.instances.decode_candidates import MOST_BATCH, Count
+from planner.instances.space import Group, Row, row_deployment
+from planner.manifest.terms import Number
+from planner.offers.aggregated_kinds import AggregatedKind
+from planner.offers.offer import Offers
+from planner.question import Question
+from planner.workload import reserved_kv_tokens
+
+Ints = NDArray[np.int64]
+Needed = Callable[[Ints], Floats]
+"""The rate that an instance of so many devices, [instances], must carry to be played; infinite where none is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dropped:
+    """Rows, with each number of drafts, that were not played."""
+
+    slow: int = 0
+    """Even their bounds do not reach what is known."""
+    unfit: int = 0
+    """They hold no request, or keep no limit with one."""
+
+
+NONE_DROPPED = Dropped()
+
+
+def aggregated_offers(
+    question: Question, rows: list[Row], count: Count, needed: Needed, asked_per_second: float | None = None
+) -> tuple[Offers, Dropped]:
+    """Return the aggregated rows, with each number of drafts that is asked, whose bound reaches what is needed.
+
+    Where a rate is asked they are played for no more than it.
+    """
+    offers: list[Offers] = []
+    slow = unfit = 0
+    for whole in built(question, "mixed", rows):
+        held = holding(question, whole.group)
+        unfit += len(whole.group.rows) - held.size
+        if not held.size:
+            continue
+        found = _group_offers(question, whole.select(held), (count, asked_per_second), needed)
+        slow += held.size - len(found)
+        offers += [found] if found else []
+    return Offers.joined(offers), Dropped(slow=slow, unfit=unfit)
+
+
+def holding(question: Question, group: Group) -> Ints:
+    """Return the places of the rows that hold a request."""
+    return np.flatnonzero(largest_room(question, group) > 0)
+
+
+def largest_room(question: Question, group: Group) -> Floats:
+    """Return how many requests a rank holds, [rows]: the smallest budget leaves most room."""
+    budget, most = (np.full(len(group.rows), float(each)) for each in (BUDGETS[0], MOST_BATCH))
+    return aggregated_room(group.deployment, budget, reserved_kv_tokens(question.workload), most)
+
+
+def _room(question: Question, group: Group, budget: Floats) -> Floats:
+    held = most_held(budget, group.drafts)
+    return aggregated_room(group.deployment, budget, reserved_kv_tokens(question.workload), held)
+
+
+def bounds_of(question: Question, own: Built, count: Count, budget_tokens: float = BUDGETS[-1]) -> Bounds:
+    """Return what bounds the rows of a group with a budget."""
+    deployment = own.group.deployment
+    ranks = np.asarray(deployment.strategy.attention_groups, dtype=np.float64)
+    return Bounds(
+        cost=own.cost,
+        means=means_of(question.workload, question.percentile, question.model.max_position),
+        ranks=np.broadcast_to(np.atleast_1d(ranks), (len(own.group.rows),)),
+        budget_tokens=np.full(len(own.group.rows), float(budget_tokens)),
+        microbatches=row_microbatches(question, own.group.rows[0]),
+        accepted=np.broadcast_to(accepted_tokens(deployment, question.acceptance), (len(own.group.rows),)),
+        count=count,
+    )
+
+
+def step_limit(question: Question, accepted: Number) -> Number:
+    """Return the longest step that keeps both limits: TTFT holds one step at least."""
+    tpot = question.tpot_seconds * accepted if question.workload.output_tokens.mean > 1 else np.inf
+    return np.minimum(tpot, question.ttft_seconds)
+
+
+def _group_offers(question: Question, own: Built, solved: tuple[Count, float | None], needed: Needed) -> Offers:
+    """Return the offers of a group; steps of the largest budget are the least held up, so that theirs bounds all."""
+    count, asked = solved
+    least = needed(own.group.sizes.astype(np.int64)) * (1 - 1e-9)
+    left = np.flatnonzero(np.isfinite(least))
+    for sieve in (_without_prompts, _with_largest, _with_each):
+        if not left.size:
+            return Offers.of([])
+        part = own.select(left)
+        most = sieve(question, part, bounds_of(question, part, count), least[left])
+        kept = most.max(axis=0) >= least[left]
+        left, most = left[kept], most[:, kept]
+    if not left.size:
+        return Offers.of([])
+    group = own.group.select(left)
+    return Offers(
+        devices=group.sizes.astype(np.int64),
+        bound_per_second=most.max(axis=0),
+        guess_per_second=most.max(axis=0),
+        layers=group.layers,
+        build=partial(_kind, question, group, most, asked),
+        least=aggregated_least(bounds_of(question, own.select(left), count), float(largest_room(question, group).max()))
+        if question.objective == "latency"
+        else None,
+    )
+
+
+def _without_prompts(question: Question, own: Built, bounds: Bounds, least: Floats) -> Floats:
+    return bounds.quick_bound(largest_room(question, own.group))[None]
+
+
+def _with_largest(question: Question, own: Built, bounds: Bounds, least: Floats) -> Floats:
+    timely = bounds.alone_seconds(bounds.means.longest) <= question.ttft_seconds
+    limit = step_limit(question, bounds.accepted)
+    found = bounds.bound(limit, question.percentile / 100, largest_room(question, own.group))
+    return np.where(timely, found, 0.0)[None]
+
+
+def _with_each(question: Question, own: Built, bounds: Bounds, least: Floats) -> Floats:
+    """Bounds of rows with every budget of the list, [budgets, rows]."""
+    each, shape, share = bounds.with_budgets(BUDGETS), (len(BUDGETS), len(own.group.rows)), question.percentile / 100
+    room = np.concatenate([_room(question, own.group, np.full(shape[1], float(budget))) for budget in BUDGETS])
+    limit = step_limit(question, each.accepted)
+    found = each.bound(limit, share, room)
+    found = np.where(each.alone_seconds(each.means.longest) <= question.ttft_seconds, found, 0.0)
+    return each.single_bound(limit, share, found, np.tile(least, len(BUDGETS)), room).reshape(shape)
+
+
+def _kind(question: Question, group: Group, most: Floats, asked: float | None, number: int) -> AggregatedKind:
+    row = group.rows[number]
+    deployment = replace(row_deployment(group.deployment, row), drafts=int(group.drafts[number]))
+    budgets = np.array(BUDGETS, dtype=np.float64)
+    held = most_held(budgets, np.array(int(group.drafts[number])))
+    return AggregatedKind(
+        question=question,
+        row=row,
+        deployment=deployment,
+        microbatches=max(row_microbatches(question, row)),
+        room=aggregated_room(deployment, budgets, reserved_kv_tokens(question.workload), held),
+        bound_per_second=most[:, number],
+        asked_per_second=asked,
+    )
