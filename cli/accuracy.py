@@ -5,12 +5,14 @@ from typing import Annotated
 import typer
 
 from cli.accuracy_view import as_json, case_rows, excluded_rows, group_rows, markdown, misses_first, summary
+from cli.components_view import COLUMNS, component_rows, component_summary, components_as_json
 from cli.options import Json, Text, option, switch
 from cli.output import Screen, print_json
 from ground.errors import BadInput, Infeasible
 from ground.names import suggest
 from ground.units import number_of
 from planner.accuracy import Comparison, evaluate, group, groups, kind_of, load_excluded
+from planner.components import compare_components
 
 app = typer.Typer(rich_markup_mode=None)
 
@@ -23,6 +25,7 @@ def accuracy(
     max_mape: Annotated[Text, option("--max-mape", "P", "Exit 3 past this mean |error|, such as 15% or 0.15.")] = None,
     kind: Annotated[Text, option("--kind", "K", 'Only one kind: decode, prefill, mixed or "mixed ttft".')] = None,
     json: Json = False,
+    components: Annotated[bool, switch("--components", "Operators within a step beside published breakdowns.")] = False,
     as_markdown: Annotated[bool, switch("--markdown", "Print the page docs/accuracy.md.")] = False,
 ) -> None:
     """Compare predictions with published measurements, the largest misses first.
@@ -31,11 +34,15 @@ def accuracy(
     Examples:
       plan accuracy
       plan accuracy --kind decode --max-mape 15%
+      plan accuracy --components
 
     Nothing in podplan is fitted to these rows. Tier A: enough is published. H: held out until the model was finished.
     B: part of no mean. --max-mape is about tier A.
     """
     limit = None if max_mape is None else _limit(max_mape)
+    if components:
+        _print_components(json)
+        return
     results = _selected(evaluate(), kind)
     if json:
         print_json(as_json(results, load_excluded()))
@@ -45,6 +52,16 @@ def accuracy(
         _print(results)
     if limit is not None:
         _check(results, limit)
+
+
+def _print_components(json: bool) -> None:
+    """Print parts of steps, which have tables of their own."""
+    results = compare_components()
+    if json:
+        print_json(components_as_json(results))
+        return
+    Screen().table(COLUMNS, component_rows(results), right=COLUMNS[3:])
+    Screen().lines(component_summary(results))
 
 
 def _check(results: list[Comparison], limit: float) -> None:

@@ -3,8 +3,10 @@
 from collections.abc import Iterable, Sequence
 from typing import get_args
 
+from cli.components_view import COLUMNS, component_rows, component_summary
 from ground.units import format_count, format_duration
 from planner.accuracy import HELD_OUT, Comparison, Excluded, Group, Tier, group, groups, kind_of, load_operators
+from planner.components import compare_components
 from planner.engines.behaviour import behaviour_names, behaviour_values
 from planner.strategy import format_strategy
 from podplan.result import picked
@@ -150,7 +152,7 @@ def constants() -> list[list[str]]:
 
 def markdown(results: Sequence[Comparison], excluded: Sequence[Excluded]) -> list[str]:
     """Return the page docs/accuracy.md."""
-    ranked = misses_first(results)
+    ranked, parts = misses_first(results), compare_components()
     return [
         "# Accuracy",
         "",
@@ -185,6 +187,18 @@ def markdown(results: Sequence[Comparison], excluded: Sequence[Excluded]) -> lis
                 for result, row in zip(ranked, case_rows(ranked), strict=True)
             ],
         ),
+        "",
+        "## Operators within a step",
+        "",
+        "`plan accuracy --components`: what was published of the parts of a step, since a total may be right because",
+        "errors cancel. Seconds are busy time, without waiting unless said. DeepSeek's decode profile is taken with",
+        "its draft layer on, which its step of 96 ms and the time of its attention kernel ask for; the row above is",
+        "CloudMatrix384's reading of it. What stands out: EP288's attention is too slow and its exchange too fast, by",
+        "waiting that the spread of the published times tells; small kernels (the gate) are too fast by launches.",
+        "",
+        f"{component_summary(parts)}.",
+        "",
+        *_table(COLUMNS, component_rows(parts)),
         "",
         "## Constants of engines that no operator gives",
         "",

@@ -43,3 +43,13 @@ def test_the_page_in_docs_is_what_the_command_prints(capsys: pytest.CaptureFixtu
     if not page.exists():
         pytest.skip("docs are not beside the tests")
     assert page.read_text(encoding="utf-8") == capsys.readouterr().out
+
+
+def test_components_have_a_table_and_json_of_their_own(capsys: pytest.CaptureFixture[str]) -> None:
+    """Parts of a step beside what was published of them."""
+    assert main(["accuracy", "--components"]) == 0
+    assert "stream of attention" in capsys.readouterr().out
+    assert main(["accuracy", "--components", "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert {"xds-d288", "cm384-d-50-4k", "ds-d128-profile"} == {part["case"] for part in data["components"]}
+    assert 0 < data["median_absolute_relative_error"] < 0.15
