@@ -74,10 +74,11 @@ def limits(target: Target) -> Iterator[str]:
 
 def memories(target: Target) -> Iterator[str]:
     """Yield what each role's engine is told of memory, and the planned requests that fit what it leaves."""
+    share = "memory that loading leaves" if target.profile.engine == "trtllm" else "memory"
     for role in target.roles if target.profile.engine != "mindie" else ():
         held = target.memory(role)
         line = (
-            f"{role.name}: {held.fraction:g} of the memory, {format_bytes(held.buffers_bytes)} of exchange buffers, "
+            f"{role.name}: {held.fraction:g} of the {share}, {format_bytes(held.buffers_bytes)} of exchange buffers, "
             f"{format_bytes(held.cache_bytes)} for keys and values (planned {format_bytes(held.planned_cache_bytes)})"
         )
         fewer = f"; about {held.requests} of {role.sequences} requests per DP rank fit, the others wait"

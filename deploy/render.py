@@ -13,6 +13,7 @@ from deploy.guide import guide
 from deploy.header import Provenance, comment, owned, provenance
 from deploy.inventory import Inventory, read_inventory
 from deploy.kubernetes.files import sheets, written
+from deploy.memory import exchanges
 from deploy.proof import Load, benchmark, load_of, smoke
 from deploy.reading.check import check_round_trip
 from deploy.roles import RolePlan, read_roles
@@ -98,6 +99,7 @@ def check_kind(target: Target) -> None:
         instead = f"use {' or '.join(possible)}" if possible else "it runs with plan simulate and plan execute"
         raise BadInput(f"--kind: {kind} is not possible with {profile.title}: {why}; {instead}")
     _check_nodes(target)
+    _check_machines(target)
     accelerators = {role.accelerator for role in target.roles}
     if len(accelerators) > 1:
         raise BadInput(f"--engine: {profile.title} cannot span {' and '.join(sorted(accelerators))} devices")
@@ -123,6 +125,24 @@ def _check_nodes(target: Target) -> None:
             f"collects them for Volcano jobs, not for {target.kind} (MindCluster: hccl.json File Description); "
             "use --kind volcano, or --platform bare with an inventory"
         )
+
+
+def _check_machines(target: Target) -> None:
+    """Raise Infeasible for devices whose images and labels are not known, and for DeepEP without NVLink."""
+    for role in target.roles:
+        title = role.hardware.device.title
+        if role.accelerator == "ascend" and "910" not in title:
+            raise Infeasible(
+                f"--engine: images, resources, labels and rank tables are known here for Ascend 910 (A2 and A3), "
+                f"not for {title} (machine); plan, execute and simulate take it, deploy does not"
+            )
+        gathers = target.profile.engine == "vllm" and (role.role == "mixed" or role.strategy.attention_dp == 1)
+        deepep = target.profile.engine in ("vllm", "sglang") and exchanges(role) and not gathers
+        if deepep and role.hardware.scopes[0].plane == "pcie":
+            raise Infeasible(
+                f"--engine: the {role.name} pool exchanges experts by DeepEP, whose kernels take NVLink inside a node "
+                f"(DeepEP README: Requirements), and {title} is on PCIe (machine); plan its experts with EP 1"
+            )
 
 
 def _check_pools(target: Target) -> None:

@@ -7,7 +7,7 @@ command leaves out are the engine's own defaults, and are told as assumed.
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ COMMANDS = {
 }
 DEVICES = re.compile(r"(nvidia\.com/gpu|huawei\.com/[A-Za-z0-9_-]+)\Z")
 PLACES = re.compile(
-    r"(data-parallel-(address|rpc-port|start-rank|rank|size-local|hybrid-lb|external-lb)|node-rank|nnodes)"
+    r"(data-parallel-(address|rpc-port|start-rank|rank|size-local|hybrid-lb|external-lb)|node-rank|nnodes|dist-init-addr)"
 )
 SHORT = {"-tp": "--tensor-parallel-size", "-dp": "--data-parallel-size", "-pp": "--pipeline-parallel-size"}
 SHORT |= {"--tp": "--tp-size", "--dp": "--dp-size", "--ep": "--ep-size", "--pp": "--pp-size"}
@@ -91,7 +91,23 @@ def read_source(source: str) -> list[Found]:
     if not found:
         known = ", ".join(COMMANDS)
         raise BadInput(f"SOURCE: {source[:60]!r} has no command that is read here: {known}")
-    return sorted(found, key=lambda role: role.role != "prefill")
+    return sorted(_merged(found), key=lambda role: role.role != "prefill")
+
+
+def _merged(found: Sequence[Found]) -> list[Found]:
+    """Return roles of which every instance is an object of its own as one role: name-0, name-1 and so on."""
+    held: dict[str, Found] = {}
+    for role in found:
+        name = re.sub(r"-\d+$", "", role.name) if role.kubernetes else role.name
+        plain = {key: value.replace(role.name, name) for key, value in role.environment.items()}  # its address
+        role = replace(role, name=name, environment=plain)
+        first = held.get(name)
+        if first is not None and replace(first, instances=role.instances) == role:
+            role = replace(role, instances=first.instances + role.instances)
+        elif first is not None:
+            name = f"{name} ({len(held) + 1})"
+        held[name] = replace(role, name=name)
+    return list(held.values())
 
 
 def _of_script(text: str) -> Iterator[Found]:
@@ -161,6 +177,8 @@ def _templates(item: Object) -> Iterator[tuple[str, Object, int, int]]:
         for role in spec.get("roles") or []:
             inner = {"kind": "LeaderWorkerSet", "metadata": {"name": role["name"]}, "spec": role.get("spec") or {}}
             yield from _templates(inner)
+    elif kind == "Job" and spec.get("tasks"):  # batch.volcano.sh: an instance is a job, its head the first task
+        yield name, spec["tasks"][0]["template"], 1, sum(task.get("replicas", 1) for task in spec["tasks"])
     elif kind in ("Deployment", "StatefulSet"):
         yield name, spec["template"], spec.get("replicas", 1), 1
     elif kind == "DynamoGraphDeployment":
@@ -273,6 +291,7 @@ def _found(
     nodes = nodes or int(given.get("--nnodes") or 1)
     if granted is not None and granted * nodes < total:
         nodes = -(-total // granted)
+        instances = max(instances // nodes, 1)  # the replicas of a StatefulSet are then an instance's nodes
     own = {key: value for key, value in given.items() if not PLACES.search(key)}
     kind = "dynamo" if words[0].startswith("dynamo") else "bare"
     defaults = {key: value for key, value in DEFAULTS[family].items() if key not in own}

@@ -465,3 +465,14 @@ def test_kv_does_not_go_from_a2_to_a3_with_vllm_ascend() -> None:
     with pytest.raises(Infeasible, match=r"\(pair-device\).*moves no keys and values from"):
         render(both, load_engine("vllm-ascend"), "bare", Site(), DIGEST)
     assert "decode.sh" in render(both, load_engine("sglang"), "bare", Site(), DIGEST).files
+
+
+def test_devices_whose_files_are_not_known_are_refused() -> None:
+    """Ascend 950 is no A2 of another name; DeepEP has no kernels for PCIe, vLLM's gathers have."""
+    asked = {"strategy": "TP=1 + DP=8, EP=8"}
+    with pytest.raises(Infeasible, match=r"not for Ascend 950DT \(machine\)"):
+        render(deployed("qwen3-235b-a22b", "950dt", mixed=asked), load_engine("vllm-ascend"), "bare", Site(), DIGEST)
+    cards = deployed("qwen3-235b-a22b", "rtx-pro-6000", mixed=asked)
+    with pytest.raises(Infeasible, match=r"take NVLink inside a node .* is on PCIe \(machine\)"):
+        render(cards, load_engine("sglang"), "bare", Site(), DIGEST)
+    assert "mixed.sh" in render(cards, load_engine("vllm"), "bare", Site(), DIGEST).files

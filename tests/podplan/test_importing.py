@@ -8,6 +8,7 @@ import podplan
 from cli.main import main
 from deploy.reading.foreign import read_source
 from ground.errors import BadInput
+from planner.engines.spec import PlatformKind
 from planner.manifest.document import read_manifest
 from podplan.importing import import_deployment
 from tests.deploy.cases import made
@@ -99,16 +100,20 @@ def test_an_older_graph_of_dynamo_is_prefill_and_decode(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize(("engine", "kind"), [("vllm", "lws"), ("vllm", "dynamo"), ("sglang", "statefulset")])
-def test_what_deploy_writes_is_read_as_it_was_planned(engine: str, kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["lws", "statefulset", "volcano", "dynamo", "llm-d"])
+@pytest.mark.parametrize(
+    ("name", "engine"), [("qwen-h800", "vllm"), ("qwen-h800", "sglang"), ("r1-h800", "vllm"), ("r1-h800", "sglang")]
+)
+def test_what_deploy_writes_is_read_as_it_was_planned(name: str, engine: str, kind: PlatformKind) -> None:
     """Degrees, instances and batches of every role."""
-    deployment = made("qwen-h800", engine, kind)  # type: ignore[arg-type]
-    for name, text in deployment.files.items():
-        (tmp_path / name).write_text(text, encoding="utf-8")
+    deployment = made(name, engine, kind)
     text = "\n---\n".join(text for name, text in deployment.files.items() if name.endswith(".yaml"))
-    for found in read_source(text):
+    held = read_source(text)
+    assert [role.instances for role in held] == [len(role.instances) for role in deployment.target.roles]
+    for found in held:
         planned = deployment.target.role(found.role)
         assert planned is not None
+        assert found.devices == planned.devices
         counted = found.counted(planned.setup.experts, 1)
         assert (counted.attention_tp, counted.attention_dp) == (
             planned.strategy.attention_tp,
