@@ -2,6 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
+from threading import Lock
 from typing import Generic, TypeVar
 
 Value = TypeVar("Value")
@@ -31,7 +32,7 @@ class Same(Generic[Value]):
 
 
 class Kept(Generic[Value]):
-    """The last results that were asked for, by key.
+    """The last results that were asked for, by key; threads may ask at once, and may then make one twice.
 
     >>> kept = Kept[str](most=1)
     >>> kept.of("a", lambda: "made"), kept.of("a", lambda: "made again")
@@ -40,13 +41,17 @@ class Kept(Generic[Value]):
 
     def __init__(self, most: int) -> None:
         """Keep so many."""
-        self._most, self._known = most, OrderedDict[Hashable, Value]()
+        self._most, self._known, self._lock = most, OrderedDict[Hashable, Value](), Lock()
 
     def of(self, key: Hashable, make: Callable[[], Value]) -> Value:
         """Return the result of a key, made now unless it is kept."""
-        if key not in self._known:
-            self._known[key] = make()
-        self._known.move_to_end(key)
-        if len(self._known) > self._most:
-            self._known.popitem(last=False)
-        return self._known[key]
+        with self._lock:
+            if key in self._known:
+                self._known.move_to_end(key)
+                return self._known[key]
+        made = make()
+        with self._lock:
+            self._known[key] = made
+            if len(self._known) > self._most:
+                self._known.popitem(last=False)
+        return made

@@ -18,7 +18,7 @@ from models.huggingface.grouped import (
     olmoe,
     pangu_pro_moe,
 )
-from models.huggingface.latent import deepseek_v2, deepseek_v3, deepseek_v32, pangu_ultra_moe
+from models.huggingface.latent import deepseek_v2, deepseek_v3, deepseek_v32, longcat_flash, pangu_ultra_moe
 from models.huggingface.parts import LAYERS, Fields
 from models.huggingface.quantisation import native_dtype
 from models.huggingface.qwen import qwen2, qwen3, qwen3_5_moe, qwen3_moe, qwen3_next
@@ -41,6 +41,7 @@ ADAPTERS: dict[str, Callable[[Config], Fields]] = {
     "hunyuan_v1_moe": hunyuan,
     "kimi_k2": deepseek_v3,
     "llama": llama,
+    "longcat_flash": longcat_flash,
     "llama4_text": llama4,
     "minimax_m2": minimax_m2,
     "mistral": mistral,
@@ -75,13 +76,14 @@ def model_from_config(config: Config, name: str) -> ModelSpec:
         config.refuse("model_type", f"not supported: {NOT_CARRIED[model_type]}")
     if model_type not in ADAPTERS:
         config.refuse("model_type", f"unknown; accepted are {', '.join(sorted([*ADAPTERS, *WRAPPED]))}")
+    own = ADAPTERS[model_type](config)
     fields: Fields = {
         "schema_version": 1,
         "name": name,
         "title": name,
         "architecture": model_type,
         "source": config.where,
-        "layers": config.integer(*LAYERS, most=MOST_LAYERS),
+        "layers": own["layers"] if "layers" in own else config.integer(*LAYERS, most=MOST_LAYERS),
         "hidden_size": config.integer("hidden_size", "d_model"),
         "vocab_size": config.integer("vocab_size"),
         # False is the default of every configuration class below.
@@ -89,7 +91,7 @@ def model_from_config(config: Config, name: str) -> ModelSpec:
         "max_position": config.integer("max_position_embeddings", "max_seq_len"),
         "native_dtype": native_dtype(config),
     }
-    return validate(ModelSpec, fields | ADAPTERS[model_type](config), config.where)
+    return validate(ModelSpec, fields | own, config.where)
 
 
 def unwrapped(config: Config) -> Config:

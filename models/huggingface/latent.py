@@ -1,4 +1,4 @@
-"""Families with latent attention (MLA), dense or sparse: DeepSeek, Kimi, GLM-5, openPangu Ultra."""
+"""Families with latent attention (MLA), dense or sparse: DeepSeek, Kimi, GLM-5, LongCat-Flash, openPangu Ultra."""
 
 import math
 
@@ -35,6 +35,32 @@ def deepseek_v32(config: Config) -> Fields:
         indexer["layers"] = math.ceil(layers / every)
     attention = mla(config) | {"indexer": indexer}
     return {"attention": attention, "mtp_layers": draft_layers(config), **deepseek_experts(config)}
+
+
+def longcat_flash(config: Config) -> Fields:
+    """LongCat-Flash: two attentions and dense feed-forwards a layer, experts beside the second (shortcut-connected).
+
+    A layer is two here, of which the second has experts, with its dense feed-forward as their shared expert. Of the
+    ``moe_topk`` that a token takes, some are among ``zero_expert_num`` that do nothing: the mean of the others counts.
+    """
+    layers = config.integer("num_layers", most=MOST_LAYERS // 2)
+    experts, idle = config.integer("n_routed_experts"), config.integer_or(0, "zero_expert_num", least=0)
+    width = config.integer("ffn_hidden_size")
+    return {
+        "attention": mla(config),
+        "layers": 2 * layers,
+        "dense_layers": layers,
+        "interleaved": True,
+        "dense_intermediate_size": width,
+        "moe": {
+            "experts": experts,
+            "experts_per_token": max(1, round(config.integer("moe_topk") * experts / (experts + idle))),
+            "intermediate_size": config.integer("expert_ffn_hidden_size"),
+            "shared_experts": 1,
+            "shared_intermediate_size": width,
+        },
+        "mtp_layers": 0,
+    }
 
 
 def pangu_ultra_moe(config: Config) -> Fields:

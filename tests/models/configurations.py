@@ -332,6 +332,29 @@ def deepseek_v32() -> Keys:
     return deepseek_v3() | {"model_type": "deepseek_v32"} | indexer
 
 
+def longcat_flash() -> Keys:
+    """Return LongCat-Flash-Chat's dimensions (huggingface.co/meituan-longcat/LongCat-Flash-Chat)."""
+    return {
+        "model_type": "longcat_flash",
+        "num_layers": 28,
+        "hidden_size": 6144,
+        "ffn_hidden_size": 12288,
+        "expert_ffn_hidden_size": 2048,
+        "n_routed_experts": 512,
+        "zero_expert_num": 256,
+        "moe_topk": 12,
+        "num_attention_heads": 64,
+        "q_lora_rank": 1536,
+        "kv_lora_rank": 512,
+        "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64,
+        "v_head_dim": 128,
+        "vocab_size": 131072,
+        "max_position_embeddings": 131072,
+        "torch_dtype": "bfloat16",
+    }
+
+
 def glm_5() -> Keys:
     """Return GLM-5's dimensions (huggingface.co/zai-org/GLM-5); its head_dim means nothing under latent attention."""
     return without(deepseek_v32(), "quantization_config") | {

@@ -66,6 +66,7 @@ KV_ELEMENTS_PER_TOKEN = {
     "glm-5.2": 44928,
     "minimax-m2.7": 126976,
     "mimo-v2-flash": 61440,
+    "longcat-flash": 32256,
 }
 TRAINED_IN_FP8 = {
     "deepseek-r1",
