@@ -16,8 +16,8 @@ from planner.instances.prefill_candidates import PrefillCandidate
 from planner.instances.space import role_rows
 from planner.manifest.stepcost import evaluate
 from planner.manifest.terms import StepCost, StepLoad
+from planner.offers.decode_kinds import DecodeKind
 from planner.offers.decode_offers import decode_offers
-from planner.offers.kinds import DecodeKind
 from planner.offers.prefill_offers import prefill_offers
 from planner.question import Question
 from planner.strategy import Strategy

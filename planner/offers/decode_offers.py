@@ -31,7 +31,7 @@ from planner.instances.operating import MOST_UTILISATION, DecodeServer
 from planner.instances.space import Group, Row, row_deployment
 from planner.instances.transfers import most_linked
 from planner.manifest.stacks import taken
-from planner.offers.kinds import DecodeKind
+from planner.offers.decode_kinds import DecodeKind
 from planner.offers.offer import Offers
 from planner.question import Question
 from planner.workload import reserved_kv_tokens, running_kv_tokens

@@ -10,8 +10,8 @@ from planner.instances.space import check_layouts
 from planner.objective import Aim, preferred
 from planner.offers.aggregated_kinds import AggregatedKind
 from planner.offers.asides import CountedAside
+from planner.offers.decode_kinds import DecodeKind
 from planner.offers.decode_offers import decode_offers
-from planner.offers.kinds import DecodeKind
 from planner.plans.plan import Plan
 from planner.plans.quantised import Tried, in_formats, own_formats
 from planner.question import Question

@@ -10,7 +10,8 @@ from planner.instances.space import ROLES, Row, role_rows
 from planner.objective import Incumbent
 from planner.offers.aggregated_kinds import AggregatedKind
 from planner.offers.aggregated_offers import aggregated_offers
-from planner.offers.kinds import DecodeKind, PrefillKind
+from planner.offers.decode_kinds import DecodeKind
+from planner.offers.kinds import PrefillKind
 from planner.offers.offer import Offers
 from planner.plans.quantised import in_formats
 from planner.question import Question

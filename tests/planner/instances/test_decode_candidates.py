@@ -7,8 +7,8 @@ from planner.balance.imbalance import expected_maximum_normal
 from planner.costs.latency import balanced_cost, tokens_per_iteration
 from planner.instances.decode_candidates import Count, decode_memory_used, iteration
 from planner.instances.space import Group, groups, role_rows, row_deployment
+from planner.offers.decode_kinds import DecodeKind
 from planner.offers.decode_offers import decode_offers
-from planner.offers.kinds import DecodeKind
 from planner.plans.pools import decode_prediction
 from planner.question import Question
 from planner.workload import reserved_kv_tokens, running_kv_tokens

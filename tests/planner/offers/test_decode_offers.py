@@ -6,7 +6,7 @@ import pytest
 from planner.instances.decode_candidates import Count
 from planner.instances.space import role_rows
 from planner.offers import decode_offers as rooms
-from planner.offers.kinds import DecodeKind
+from planner.offers.decode_kinds import DecodeKind
 from planner.offers.offer import Offers
 from planner.question import Question
 from tests.questions import small_question

@@ -12,8 +12,9 @@ from planner.instances.decode_candidates import Count
 from planner.instances.operating import MOST_UTILISATION, PrefillServer
 from planner.instances.prefill_candidates import prefill_fits
 from planner.instances.space import role_rows
+from planner.offers.decode_kinds import DecodeKind
 from planner.offers.decode_offers import decode_offers
-from planner.offers.kinds import DecodeKind, PrefillKind
+from planner.offers.kinds import PrefillKind
 from planner.offers.prefill_offers import prefill_offers
 from planner.question import Question
 from tests.questions import small_question

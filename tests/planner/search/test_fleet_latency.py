@@ -12,7 +12,8 @@ import pytest
 from planner.instances.decode_candidates import Count
 from planner.objective import Aim
 from planner.offers.aggregated_kinds import AggregatedKind
-from planner.offers.kinds import DecodeKind, PrefillKind
+from planner.offers.decode_kinds import DecodeKind
+from planner.offers.kinds import PrefillKind
 from planner.search.answer import Answer
 from planner.search.cluster import plan_cluster
 from planner.search.columns import Side

@@ -13,7 +13,8 @@ from planner.instances.decode_candidates import Count
 from planner.instances.least import Least
 from planner.objective import Aim
 from planner.offers.aggregated_kinds import AggregatedKind
-from planner.offers.kinds import DecodeKind, PrefillKind
+from planner.offers.decode_kinds import DecodeKind
+from planner.offers.kinds import PrefillKind
 from planner.offers.offer import Offers
 from planner.question import Question
 from planner.search.columns import Side
