@@ -15,7 +15,7 @@ from planner.instances.operating import (
     DecodeServer,
 )
 from planner.instances.space import Row
-from planner.queues.lattice import largest_carried
+from planner.offers.integers import largest_carried
 from planner.serving.closed_forms.batch_caps import Batches
 from planner.workload import running_kv_tokens
 

@@ -32,9 +32,9 @@ from planner.instances.prefill_candidates import (
 )
 from planner.instances.space import Row
 from planner.manifest.terms import StepCost
+from planner.offers.integers import largest_carried, least_of
 from planner.offers.slower import Passes, Slower
 from planner.question import Question
-from planner.queues.lattice import largest_carried, least_of
 from planner.serving.played import EVENLY, FEW, LOWER, PlayedPrefill
 from planner.serving.tables import TableArrays
 

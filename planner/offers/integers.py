@@ -1,12 +1,11 @@
-"""The whole number that serves best: budgets of a prefill pass or a step, requests of a decode batch.
+"""The whole number that serves best: budgets of a prefill pass, requests of a decode batch.
 
-Where nothing tells how a measure runs, each number is measured that could keep the limit (``any_within``). Service
-levels mostly fall and then rise: a small pass or batch leaves requests waiting, a large one makes those beside them
+Latency mostly falls and then rises: a small pass or batch leaves requests waiting, a large one makes those beside them
 wait. Where that may be taken for granted only as many are measured as close in on the least.
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 Measure = Callable[[int], float]
 
@@ -52,45 +51,6 @@ def largest_carried(
         if found is None:
             return rate, number
         rate, number = max(capacity(found, wanted), wanted), found
-
-
-def any_within(measure: Measure, numbers: Iterable[int], limit: float) -> int | None:
-    """Return the first of some numbers whose measure keeps the limit; None where that of none does.
-
-    >>> any_within(lambda n: abs(n - 40), [1, 90, 41, 40], 1.0)
-    41
-    """
-    return next((number for number in numbers if measure(number) <= limit), None)
-
-
-def first_within(measure: Measure, low: int, high: int, start: int, limit: float) -> int | None:
-    """Return a number from ``low`` to ``high`` whose measure keeps the limit; None where the least one does not.
-
-    ``start`` is tried first. The measure falls and then rises, and may be infinite before it falls; each number is
-    measured once.
-
-    >>> first_within(lambda n: (n - 40) ** 2, 1, 1000, 900, 1.0)
-    39
-    """
-    known: dict[int, float] = {}
-
-    def value(number: int) -> float:
-        if number not in known:
-            known[number] = measure(number)
-        return known[number]
-
-    if low > high:
-        return None
-    start = min(max(start, low), high)
-    if value(start) <= limit:
-        return start
-    while high > low:
-        one, other = _inner(low, high, start)
-        start = other if value(one) > value(other) or math.isinf(value(one)) else one
-        if value(start) <= limit:
-            return start
-        low, high = (one + 1, high) if start == other else (low, other - 1)
-    return low if low == high and value(low) <= limit else None
 
 
 def least_of(measure: Measure, low: int, high: int) -> tuple[int, float]:

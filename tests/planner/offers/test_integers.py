@@ -1,0 +1,39 @@
+"""The least of a falling and then rising measure, against measuring every number."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from planner.offers.integers import largest_carried, least_of
+
+
+@given(low=st.integers(1, 40), span=st.integers(0, 60), least=st.floats(-5, 110), slope=st.floats(0.1, 3))
+def test_the_least_is_found_with_few_measures(low: int, span: int, least: float, slope: float) -> None:
+    """Every number is measured at most once, a dozen of them."""
+    tried: list[int] = []
+
+    def measure(number: int) -> float:
+        tried.append(number)
+        return 1 + slope * abs(number - least)
+
+    number, found = least_of(measure, low, low + span)
+    assert found == min(1 + slope * abs(each - least) for each in range(low, low + span + 1))
+    assert low <= number <= low + span
+    assert len(tried) == len(set(tried)) <= 14
+
+
+@given(best=st.integers(0, 30), most=st.floats(1.0, 50.0))
+def test_no_number_carries_more_than_what_is_answered(best: int, most: float) -> None:
+    """To the share that is asked for."""
+
+    def capacity(number: int) -> float:
+        return most - abs(number - best) / 10
+
+    rate, number = largest_carried(
+        (capacity(0), 0),
+        lambda number, rate: capacity(number) >= rate,
+        lambda rate, last: best if capacity(best) >= rate and last != best else None,
+        lambda number, rate: capacity(number),
+        0.0,
+    )
+    assert most / 1.0031 <= rate <= most
+    assert capacity(number) >= rate
