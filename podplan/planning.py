@@ -8,7 +8,6 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from ground.aside import helped
 from ground.errors import BadInput, Infeasible
 from ground.files import check_folder, write_files
 from ground.units import counted, format_rate
@@ -198,13 +197,12 @@ def solved(asked: Asked, *, explain: bool = True, beside: bool = True, play: boo
     ``explain`` says what binds by solving changed questions, ``beside`` sets published deployments beside the plan.
     """
     begin = perf_counter()
-    with helped():
-        if asked.trace is not None and play:
-            from podplan.on_trace import traced  # only a trace needs it
+    if asked.trace is not None and play:
+        from podplan.on_trace import traced  # only a trace needs it
 
-            answer, on_trace, rounds = traced(asked, partial(search, beside=beside))
-        else:
-            answer, on_trace, rounds = search(asked.question, explain=explain, beside=beside), None, ()
+        answer, on_trace, rounds = traced(asked, partial(search, beside=beside))
+    else:
+        answer, on_trace, rounds = search(asked.question, explain=explain, beside=beside), None, ()
     asked = replace(asked, question=answer.question)  # in the number format that was chosen
     return PlanResult(asked=asked, answer=answer, seconds=perf_counter() - begin, on_trace=on_trace, rounds=rounds)
 

@@ -4,6 +4,7 @@ An ``Executor`` maps a function over items and gives results in their order. ``s
 reads ``--workers``.
 """
 
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -11,7 +12,6 @@ from functools import partial
 from importlib.util import find_spec
 from typing import Any, Protocol, TypeVar
 
-from ground.aside import alone, cores, helped
 from ground.errors import BadInput
 from ground.units import read_index
 
@@ -30,6 +30,11 @@ class Executor(Protocol):
     def __call__(self, work: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[Result]:
         """Return ``work`` of every item."""
         ...
+
+
+def cores() -> int:
+    """Cores that this process may use; one where it should not be copied."""
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else 1
 
 
 def executor_of(workers: int | str | None) -> Executor:
@@ -56,11 +61,11 @@ def spread(work: Callable[[Item], Result], items: Sequence[Item], processes: int
 
     Workers are copies of this process: what they need is there already, imports and closures included, and only
     results travel. They begin at once, before whoever shows progress starts a thread. Where processes cannot be copied
-    safely, or there is one core or one item, this process does all, helped where a core is free.
+    safely (macOS keeps threads of its own), or there is one core or one item, this process does all.
     """
     workers = min(processes or min(cores(), MOST_WORKERS), len(items))
     if workers < 2 or (cores() == 1 and processes is None):
-        return map(partial(_helped, work), items)
+        return map(work, items)
     from concurrent.futures import ProcessPoolExecutor  # 20 ms that a single question is spared
     from multiprocessing import get_context
 
@@ -88,18 +93,12 @@ def _on_dask(address: str, work: Callable[[Item], Result], items: Sequence[Item]
         yield from executor.map(work, items)
 
 
-def _helped(work: Callable[[Item], Result], item: Item) -> Result:
-    with helped():
-        return work(item)
-
-
 _job: list[Any] = []
 """In a worker: the work and the items."""
 
 
 def _begin(*job: Any) -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # interrupted, a worker ends without a word; its parent tells
-    alone()
     _job[:] = job
 
 

@@ -9,7 +9,6 @@ import numpy as np
 from planner.costs.cache import device_cache
 from planner.costs.latency import balanced_cost, tokens_per_iteration
 from planner.costs.memory import BLOCK_TOKENS, kv_capacity_tokens
-from planner.engines.loader import load_engine
 from planner.instances.aggregated_candidates import BUDGETS, AggregatedCandidate
 from planner.instances.decode_candidates import MOST_BATCH
 from planner.instances.operating import MOST_UTILISATION
@@ -203,7 +202,11 @@ class Aggregate:
 @cache
 def engine_rule(engine: str) -> SchedulingRule:
     """Return how ``reference`` or NAME@VERSION schedules."""
-    return REFERENCE_RULE if engine == REFERENCE else rule_of_engine(load_engine(engine).scheduling)
+    if engine == REFERENCE:
+        return REFERENCE_RULE
+    from planner.engines.loader import load_engine  # the schema of profiles takes a tenth of a second
+
+    return rule_of_engine(load_engine(engine).scheduling)
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,9 @@
-"""Work of a search that goes on beside it, and what it costs is counted."""
+"""Work of a search that is done when it is asked for, and what it costs is counted then."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import Generic, TypeVar
 
-from ground.aside import Aside, aside
+from ground.later import Later
 from planner.instances.decode_candidates import Count
 
 Result = TypeVar("Result")
@@ -13,30 +12,17 @@ Result = TypeVar("Result")
 class CountedAside(Generic[Result]):
     """Work that counts the candidates that it costs; they count for the search once the result is asked for."""
 
-    def __init__(self, count: Count, work: Callable[[Count], Result], *, here: bool = False) -> None:
-        """Begin it on another core where one is free (``ground.aside``), unless it is to be done ``here``."""
-        counted = partial(_counted, work)
-        self._count, self._counted = count, False
-        self._work: Aside[tuple[Result, Count]] = Aside(counted) if here else aside(counted)
-
-    @property
-    def elsewhere(self) -> bool:
-        """Whether another thread may do it."""
-        return self._work.elsewhere
-
-    def prepare(self) -> None:
-        """Have it done, or wait for it, and count nothing yet: maybe nobody will ask."""
-        self._work.result()
+    def __init__(self, count: Count, work: Callable[[Count], Result]) -> None:
+        """Keep it for later."""
+        self._later: Later[Result] = Later(lambda: self._counted(count, work))
 
     def result(self) -> Result:
-        """Return the result, which is waited for. Raises what the work raises."""
-        found, own = self._work.result()
-        if not self._counted:
-            self._count.add(own)
-            self._counted = True
+        """Return the result. Raises what the work raises."""
+        return self._later.result()
+
+    @staticmethod
+    def _counted(count: Count, work: Callable[[Count], Result]) -> Result:
+        own = Count()
+        found = work(own)
+        count.add(own)
         return found
-
-
-def _counted(work: Callable[[Count], Result]) -> tuple[Result, Count]:
-    count = Count()
-    return work(count), count

@@ -142,7 +142,7 @@ class Costing:
         key = ("decode", question.decode.budget, *_formats(question, "decode"), transfer_seconds)
         if key not in self._costed:
             cost = partial(decode_offers, question, rows, slowest_seconds=transfer_seconds)
-            self._costed[key] = Costed(question, "decode", self.model, CountedAside(self.count, cost, here=True))
+            self._costed[key] = Costed(question, "decode", self.model, CountedAside(self.count, cost))
         return self._costed[key]
 
 
@@ -175,8 +175,6 @@ def gather(
     # The slowest transfer of any prefill instance that may feed the pool: the limit holds whichever does.
     transfer = slowest_transfer(question, rows["prefill"]) if transfer_seconds is None else transfer_seconds
     second = costing.decode(question, rows["decode"], transfer)
-    if first.offers.elsewhere:
-        second.offers.prepare()  # meanwhile; else not before there is a prefill instance
     wanted = first.side.offers or transfer_seconds is not None
     columns = second.side if wanted else make_side(question, "decode", none, costing.model)
     return Pools(first.side, columns, {role: space.cut for role, space in spaces.items()}, transfer)

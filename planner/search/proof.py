@@ -7,8 +7,8 @@ from functools import partial
 
 import numpy as np
 
-from ground.aside import aside
 from ground.errors import Fault
+from ground.later import Later
 from ground.units import counted
 from planner.objective import OBJECTIVES, Objective, ObjectiveName
 from planner.search.certificate import Problem, solve
@@ -70,7 +70,7 @@ def begin_proof(
         pruned = [each for side in sides for each in _small_columns(side, known.rate)]
         # Whatever holds a column slower than the choice carries less: the programme's optimum stays.
         least = known.rate if goal.maximised else programme.aim.rate or 0.0
-        certificate = aside(partial(solve, Problem.of(programme, least)))
+        certificate = Later(partial(solve, Problem.of(programme, least)))
     found = Bound(
         objective=programme.aim.objective,
         value=reached,

@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache, partial
 
-from ground.aside import Aside, aside
 from ground.identity import Same
+from ground.later import Later
 from planner.instances.space import check_layouts
 from planner.objective import Aim, preferred
 from planner.offers.aggregated_kinds import AggregatedKind
@@ -16,7 +16,6 @@ from planner.plans.plan import Plan
 from planner.plans.quantised import Tried, in_formats, own_formats
 from planner.question import Question
 from planner.search.answer import Answer
-from planner.search.certificate import ready
 from planner.search.columns import Side
 from planner.search.fleet import Fleet, aim_of
 from planner.search.front import front_of
@@ -89,7 +88,7 @@ def tried_of(found: Found) -> Tried:
     return Tried(formats=own_formats(question), plan=None, binding_limit=limit, cut=found.cut)
 
 
-def answer_of(found: Found, published: Sequence[Aside[Beside]] | None, *, explain: bool) -> Answer:
+def answer_of(found: Found, published: Sequence[Later[Beside]] | None, *, explain: bool) -> Answer:
     """Return what is found as an answer, with what stands beside it where published deployments do."""
     best, choice = found.best, found.choice
     if best is None or choice is None:
@@ -114,10 +113,9 @@ def answer_of(found: Found, published: Sequence[Aside[Beside]] | None, *, explai
     return replace(answer, candidates_evaluated=choice.gathered.count.total)
 
 
-def begin_beside(same: Same[Question]) -> list[Aside[Beside]]:
-    """Begin what no choice waits for: to import the solver of the certificate, and each published deployment."""
-    aside(ready)
-    return [aside(partial(published_plan, same.value, each)) for each in matching(same.value)]
+def begin_beside(same: Same[Question]) -> list[Later[Beside]]:
+    """Return what no choice waits for: each published deployment, solved when it is asked for."""
+    return [Later(partial(published_plan, same.value, each)) for each in matching(same.value)]
 
 
 def published_plan(question: Question, published: Published) -> Beside:

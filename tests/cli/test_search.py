@@ -12,7 +12,6 @@ from cli import main
 from cli import search as search_command
 from cli.exit_codes import ExitCode
 from cli.plan_view import interval_text
-from ground import aside
 from ground.files import write_files
 from planner.manifest.document import read_manifest
 from planner.plans.plan import DisaggregatedPlan
@@ -355,17 +354,3 @@ def test_prices_and_power_of_the_user_replace_the_catalogues(capsys: pytest.Capt
     assert given["energy_joules_per_million_tokens"] == pytest.approx(2 * stated["energy_joules_per_million_tokens"])
     assert {"price", "power"} <= answers[0]["assumptions"].keys()
     assert not {"price", "power"} & answers[1]["assumptions"].keys()
-
-
-@pytest.mark.parametrize("asked", [["--isl", "1k", "--osl", "64"], ["--ttft", "1ms"]], ids=["plan", "refused"])
-def test_a_second_core_changes_nothing(
-    asked: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """What another thread costs is what this one would have, to the last digit."""
-    told = []
-    for count in (2, 1):
-        monkeypatch.setattr(aside, "cores", lambda count=count: count)
-        code = main.main(["deepseek-v3", "--hw", "h800", "--nodes", "4", *asked, "--json"])
-        found = json.loads(capsys.readouterr().out)
-        told.append((code, {key: value for key, value in found.items() if key != "search_seconds"}))
-    assert told[0] == told[1]
