@@ -10,11 +10,13 @@ import sys
 import time
 import warnings
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NoReturn
 
 from cli import main
+from ground.files import to_yaml
 from ground.units import GIBI
 from tests.fuzz.cases import Case
 
@@ -26,6 +28,19 @@ USUAL = {0, 2, 3}
 _NOISE = re.compile(r"Traceback|fault in podplan|^\S*Warning: |: \w*Warning: ", re.MULTILINE)
 
 
+@cache
+def warm() -> None:
+    """Let programmes of their own compile the serving core, which cases then find on disk."""
+    from tests.fuzz.documents import manifests  # what takes a second, once
+
+    with TemporaryDirectory(prefix="podplan-fuzz-") as name:
+        for plan in ("toy", "dense"):
+            (Path(name) / plan).write_text(to_yaml(manifests()[plan]), encoding="utf-8")
+            command = [sys.executable, "-m", "cli.main", "simulate", plan, "--rate", "5/s", "--requests", "9"]
+            environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+            subprocess.run(command, cwd=name, env=environment, capture_output=True, check=True)
+
+
 def judged(case: Case) -> tuple[Case, list[str]]:
     """Return a case and its faults."""
     return case, faults(case)
@@ -33,6 +48,7 @@ def judged(case: Case) -> tuple[Case, list[str]]:
 
 def faults(case: Case, limit_seconds: float = 30.0) -> list[str]:
     """Run a case in a folder of its own; return what is wrong with how it ended, nothing where nothing is."""
+    warm()
     with TemporaryDirectory(prefix="podplan-fuzz-") as name:
         folder = Path(name) / "here"
         folder.mkdir()

@@ -6,13 +6,13 @@ from tests.fuzz.__main__ import drawn
 from tests.fuzz.cases import WEIGHTS, Case, read_case
 from tests.fuzz.hunt import faults
 
-QUICK = [name for name, share in WEIGHTS.items() if share > 2]
+QUICK = [name for name, share in WEIGHTS.items() if share > 2 and name != "import"]  # which plans, in seconds
 
 
 @pytest.mark.parametrize("command", QUICK)
 def test_nothing_breaks_a_command(command: str) -> None:
     """Whatever is typed or stands in a file: done, bad input in one line, or infeasible, and nothing left behind."""
-    for case in drawn(5, 1, [command]):
+    for case in drawn(4, 1, [command]):
         assert faults(case) == [], case.arguments
 
 
