@@ -109,7 +109,7 @@ def expected(
         mean = between @ solved[:, 0]
         variance = variance - np.einsum("ij,ji->i", between, solved[:, 1:])
     score = NormalDist().inv_cdf((1 + level) / 2)
-    spread = np.sqrt(np.maximum(variance, deviations.own**2 * 1e-3))
+    spread = np.sqrt(np.maximum(variance, deviations.own**2 / 1000))
     return [
         Expected(math.exp(m), math.exp(m - score * s), math.exp(m + score * s), s)
         for m, s in zip(mean.tolist(), spread.tolist(), strict=True)
