@@ -11,12 +11,12 @@ from hardware.loader import load_hardware
 from hardware.spec import HardwareSpec
 from models.loader import load_model
 from models.spec import ModelSpec
-from planner.costs.closed_loop import WAVES
 from planner.costs.deployment import Phase, check_disaggregation
 from planner.costs.hostcosts import host_costs
 from planner.costs.predict import Configuration, Prediction
 from planner.costs.predict import predict as predict_configuration
 from planner.costs.prefixes import POOL_BYTES, find_plane, prefixes_held
+from planner.serving.benchmark import WAVES
 from planner.strategy import Strategy, check_strategy, format_strategy, parse_strategy
 from podplan.options import PredictFlags, flag_name, flags_of, left_open
 from podplan.plan_data import INTERVAL, memory_json
@@ -34,7 +34,7 @@ from podplan.readers import (
 from podplan.result import Result, Row, picked, whole
 
 MOST_PASSES = 1000  # of one prompt: each is costed on its own
-MOST_OPEN = 50_000  # requests on a DP rank of a closed loop, which is run request by request
+MOST_OPEN = 100_000  # requests of a closed loop, which is played request by request
 
 OPERATOR = "name stream count seconds exposed_seconds flops bytes message_bytes bound"
 
@@ -270,11 +270,10 @@ def _check_lengths(configuration: Configuration) -> None:
         raise BadInput(
             f"{flag}: {tokens:.0f} tokens are past the {longest} positions of {model.name}; use at most that"
         )
-    ranks = configuration.strategy.attention_dp
-    if configuration.phase == "mixed" and configuration.concurrency > MOST_OPEN * ranks:
+    if configuration.phase == "mixed" and configuration.concurrency > MOST_OPEN:
         raise BadInput(
-            f"--concurrency: {configuration.concurrency:.0f} open requests are more than the {MOST_OPEN} a DP rank "
-            f"that are run one by one; use at most {MOST_OPEN * ranks}"
+            f"--concurrency: {configuration.concurrency:.0f} open requests are more than the {MOST_OPEN} that are "
+            f"played one by one; use at most {MOST_OPEN}"
         )
     share = configuration.tokens * configuration.strategy.devices / configuration.strategy.attention_dp
     if configuration.phase == "prefill" and configuration.prompt_tokens > MOST_PASSES * share:

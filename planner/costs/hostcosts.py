@@ -20,13 +20,10 @@ measured on another accelerator; nothing of it runs on one)."""
 class HostCosts:
     """``step_seconds`` idle device time per step (None: the hardware's ``host.graph_launch_seconds``),
     ``request_seconds`` of one request outside all steps, part of its TTFT; ``engine`` the engine whose kernels run.
-    ``chunked_prefill`` and ``prompts_first`` are those of ``engines.behaviour``.
     """
 
     step_seconds: float | None = None
     request_seconds: float = REQUEST_SECONDS
-    chunked_prefill: bool = True
-    prompts_first: bool = False
     engine: str | None = None
     source: str = "the hardware entry's graph_launch_seconds; requests: tenstorrent/tt-inference-server issue 259"
 
@@ -69,6 +66,4 @@ def host_costs(system: str | None) -> HostCosts:
     return replace(
         costs,
         request_seconds=own.request_seconds.value if own.request_seconds else costs.request_seconds,
-        chunked_prefill=own.chunked_prefill,
-        prompts_first=own.prompts_first,
     )

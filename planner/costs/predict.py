@@ -1,5 +1,6 @@
 """One configuration, every operator: what ``plan predict`` answers."""
 
+import math
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -21,16 +22,15 @@ from planner.costs.latency import (
     tokens_per_iteration,
 )
 from planner.costs.layouts import Shared, redundancy_choices, shared_choices
-from planner.costs.memory import Memory, expert_device_memory, memory
+from planner.costs.memory import Memory, expert_device_memory, kv_capacity_tokens, memory
 from planner.costs.prefixes import find_plane, loading_operator
-from planner.engines.behaviour import behaviour
 from planner.manifest.stepcost import StepSeconds
 from planner.manifest.terms import StepCost, StepLoad
 from planner.strategy import Strategy
 
 if TYPE_CHECKING:
-    from planner.costs.closed_loop import Measured
     from planner.costs.extrapolation import Extrapolated
+    from planner.serving.benchmark import Benchmark, Measured
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -359,41 +359,56 @@ def _alone(configuration: Configuration, load: StepLoad) -> StepLoad:
 
 
 def _mixed(configuration: Configuration, deployment: Deployment, cost: StepCost) -> _Service:
-    from planner.costs.closed_loop import ClosedLoop, measure  # the search predicts roles of their own
+    from planner.serving.benchmark import measure  # the search predicts roles of their own
 
-    groups, own = configuration.strategy.attention_dp, behaviour(configuration.host.engine)
-    accepted = tokens_per_iteration(int(deployment.drafts), configuration.acceptance)
-    busiest = float(-(-configuration.concurrency // groups))
-    filled = configuration.concurrency / (groups * busiest)
-    loop = ClosedLoop(
-        concurrency=busiest,
-        prompt_tokens=configuration.prompt_tokens,
-        output_tokens=configuration.output_tokens,
-        batched_tokens=configuration.batched_tokens,
-        reuse=configuration.prefix_reuse,
-        acceptance_tokens=accepted,
-        filled=filled,
-        whole_prompts=not configuration.host.chunked_prefill,
-        prompts_first=configuration.host.prompts_first,
-        receive_steps=own.steps_between_arrivals(configuration.hardware.name, configuration.concurrency) if own else 1,
-    )
-    seen = measure(cost, loop, configuration.microbatches, configuration.length_spread)
+    run = _benchmark(configuration, deployment)
+    seen = measure(cost, run)
     steps = _mixed_steps(cost, seen, configuration.microbatches)
-    kv_tokens = busiest * (configuration.prompt_tokens + configuration.output_tokens / 2)
-    request = configuration.host.request_seconds
-    rate = seen.requests_per_second * groups * filled
+    ttft = seen.ttft_seconds + configuration.host.request_seconds
+    residence = ttft + seen.tpot_seconds * max(configuration.output_tokens - 1, 1.0)
     return _Service(
         deployment=deployment,
         cost=cost,
         steps=steps,
-        memory=memory(deployment, kv_tokens=kv_tokens, sequences=busiest, tokens=configuration.batched_tokens),
+        memory=_mixed_memory(configuration, deployment),
         about_seconds=seen.tpot_seconds,
         tpot_seconds=seen.tpot_seconds,
-        ttft_seconds=seen.ttft_seconds + request,
-        tokens_per_second=rate * configuration.output_tokens,
-        accepted=accepted,
+        ttft_seconds=ttft,
+        tokens_per_second=configuration.concurrency * configuration.output_tokens / residence,
+        accepted=run.accepted,
         microbatches=max(steps, key=lambda step: step.weight).timed.microbatches,
     )
+
+
+def _benchmark(configuration: Configuration, deployment: Deployment) -> "Benchmark":
+    """The closed loop under the engine's rule; KV that holds no lone request counts as ample, and does not fit."""
+    from planner.engines.loader import engine_names, load_engine
+    from planner.serving.benchmark import Benchmark
+    from planner.serving.rules import rule_of_engine
+
+    engine = (configuration.host.engine or "").partition("@")[0]
+    scheduling = load_engine(engine).scheduling if engine in engine_names() else None
+    capacity = float(kv_capacity_tokens(deployment, _mixed_memory(configuration, deployment)))
+    longest = (configuration.prompt_tokens + configuration.output_tokens) * (1 + configuration.length_spread)
+    return Benchmark(
+        concurrency=math.ceil(configuration.concurrency),
+        prompt_tokens=configuration.prompt_tokens,
+        output_tokens=configuration.output_tokens,
+        spread=configuration.length_spread,
+        reuse=configuration.prefix_reuse,
+        accepted=tokens_per_iteration(int(deployment.drafts), configuration.acceptance),
+        ranks=configuration.strategy.attention_dp,
+        budget_tokens=configuration.batched_tokens,
+        capacity_tokens=capacity if capacity >= longest else math.inf,
+        rule=rule_of_engine(scheduling, configuration.hardware.name, configuration.concurrency),
+        microbatches=configuration.microbatches,
+    )
+
+
+def _mixed_memory(configuration: Configuration, deployment: Deployment) -> Memory:
+    busiest = float(-(-configuration.concurrency // configuration.strategy.attention_dp))
+    kv_tokens = busiest * (configuration.prompt_tokens + configuration.output_tokens / 2)
+    return memory(deployment, kv_tokens=kv_tokens, sequences=busiest, tokens=configuration.batched_tokens)
 
 
 def _mixed_steps(cost: StepCost, seen: "Measured", microbatches: int | None) -> tuple[Step, ...]:

@@ -1,4 +1,4 @@
-"""What engines add to the devices' time and how they schedule, by version: `behaviour.yaml`."""
+"""What engines add to the devices' time, by version: `behaviour.yaml`; how they schedule stands in their profiles."""
 
 from dataclasses import dataclass, field, fields
 from functools import cache
@@ -27,9 +27,7 @@ class Behaviour(Stated):
     ``step_seconds`` the device waits for the host in every step (none: what its profile says); ``request_seconds`` a
     request spends outside all steps; ``prompt_layer_seconds`` the host takes per layer to launch a step that carries
     prompts, which no captured graph replays: such a step takes no less; ``prompt_moe_layer_seconds`` where a layer has
-    experts. ``chunked_prefill``: prompts are cut to fill a step. ``prompts_first``: steps carry prompts alone while any
-    wait. ``receive_steps``: by machine, from how many open requests the scheduler looks for new ones every how many
-    decode steps (else: at each). ``quantises_in_norms``: model types whose norms write quantised activations.
+    experts. ``quantises_in_norms``: model types whose norms write quantised activations.
     ``sends_duplicates``: every device of a DP rank sends all its tokens to the experts. ``expert_start_up_seconds``:
     what a block of routed experts takes beyond the curve of a kernel that another engine lends, by machine and dtype.
     ``sources`` has an address for each choice that is no number.
@@ -40,18 +38,10 @@ class Behaviour(Stated):
     request_seconds: Sourced | None = None
     prompt_layer_seconds: Sourced | None = None
     prompt_moe_layer_seconds: Sourced | None = None
-    chunked_prefill: bool = True
-    prompts_first: bool = False
-    receive_steps: dict[str, list[list[int]]] = field(default_factory=dict)
     quantises_in_norms: list[str] | None = None
     sends_duplicates: bool = False
     expert_start_up_seconds: dict[str, Sourced] = field(default_factory=dict)
     sources: dict[str, str] = field(default_factory=dict)
-
-    def steps_between_arrivals(self, machine: str, open_requests: float) -> int:
-        """Return every how many decode steps the scheduler looks for new requests."""
-        rule = [steps for least, steps in self.receive_steps.get(machine, []) if open_requests >= least]
-        return rule[-1] if rule else 1
 
 
 @cache

@@ -138,7 +138,13 @@ class Scheduling(Strict):
     """How an aggregated instance schedules; the words are those of ``planner.serving.rules``."""
 
     order: Fact[Literal["shared", "prompts_first", "mixed_chunk"]]
+    whole_prompts: Fact[bool] | None = Field(default=None, description="whether prompts are not cut to fill a step")
     overlapped: Fact[bool] = Field(description="whether the next step is scheduled while one runs")
+    receive_intervals: Fact[dict[str, list[tuple[int, int]]]] | None = Field(
+        default=None,
+        description="by machine, from how many open requests the scheduler looks for new ones every how many decode "
+        "steps, as recipes set it; else at each",
+    )
     admission: Fact[Literal["reserve", "need", "estimate"]]
     block_tokens: Fact[int]
     kept_blocks: Fact[int] | None = None

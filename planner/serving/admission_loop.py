@@ -75,9 +75,16 @@ def fill(i: int, s: int, r: int, requests: Records, pool: Instances, rule: Rule)
         return _by_need(i, s, r, room, requests, pool, rule)
     decodes = rule.together or pool.lines[i, r].head < 0
     room = max(room, 1)  # a rank full of drafts would never take a prompt
-    while pool.lines[i, r].head >= 0 and room > 0:
+    while pool.lines[i, r].head >= 0 and room > 0 and not _uncut(i, r, room, requests, pool, rule):
         room -= _take(i, s, r, room, requests, pool, rule)
     return decodes and pool.ranks[i, r].running > 0, False
+
+
+@njit
+def _uncut(i: int, r: int, room: int, requests: Records, pool: Instances, rule: Rule) -> bool:
+    """Whether the first prompt in line waits for a step that it need not be cut for."""
+    q = requests[pool.lines[i, r].head]
+    return bool(rule.whole_prompts and pool.loads[r].tokens > 0.0 and q.todo - q.done > room)
 
 
 @njit
@@ -140,7 +147,7 @@ def _take(i: int, s: int, r: int, room: int, requests: Records, pool: Instances,
 def _need(i: int, s: int, r: int, room: int, requests: Records, pool: Instances, rule: Rule) -> None:
     """Take prompts whose blocks are free now: whole prompts must fit, though parts take theirs one by one."""
     running = pool.ranks[i, r].running + pool.ranks[i, r].under
-    while pool.lines[i, r].head >= 0 and room > 0:
+    while pool.lines[i, r].head >= 0 and room > 0 and not _uncut(i, r, room, requests, pool, rule):
         p = pool.lines[i, r].head
         alone = running == pool.ranks[i, r].under  # who lies alone may have more than there is
         if pool.ranks[i, r].under:
@@ -245,7 +252,7 @@ def _estimate(i: int, s: int, r: int, requests: Records, pool: Instances, rule: 
     now = float(decode)
     ever = now + pool.ranks[i, r].ratio * _set_aside(i, r, requests, pool, rule)
     taken, single = 0, False
-    while line.head >= 0 and room > 0:
+    while line.head >= 0 and room > 0 and not _uncut(i, r, room, requests, pool, rule):
         p = line.head
         left = requests[p].todo - requests[p].done
         if not under:

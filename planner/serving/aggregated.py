@@ -59,6 +59,10 @@ class Played:
     steps: int
     prompt_steps: int
     """Of those, with prompts."""
+    running_beside_prompts: int
+    """Running requests of all ranks in these, added up."""
+    longest_chunks: float
+    """Prompt tokens in these of the rank that has most, added up."""
 
 
 def play_aggregated(pool: AggregatedPool, stream: Stream, reserved_tokens: Floats | None = None) -> Played:
@@ -96,6 +100,8 @@ def _play(pool: AggregatedPool, stream: Stream, reserved: Floats | None, first: 
         busy_seconds=float(instances.heads.busy.sum()),
         steps=int(instances.heads.steps.sum()),
         prompt_steps=int(instances.heads.prompt_steps.sum()),
+        running_beside_prompts=int(instances.heads.beside.sum()),
+        longest_chunks=float(instances.heads.chunks.sum()),
     )
 
 
@@ -109,6 +115,7 @@ def rule_of(pool: AggregatedPool, longest_answer: int) -> "Rule":
     capacity = int(min(pool.capacity_tokens, float(_AMPLE))) // block - (0 if reserve else rule.kept_blocks)
     return batch.Rule(
         together=rule.order != "prompts_first",
+        whole_prompts=rule.whole_prompts,
         admission={"reserve": batch.RESERVE, "need": batch.NEED, "estimate": batch.ESTIMATE}[rule.admission],
         overlapped=rule.overlapped,
         interval=rule.receive_interval,

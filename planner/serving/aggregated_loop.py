@@ -164,7 +164,6 @@ def _schedule(
     steps = 1
     if prompts > 0.0:
         seconds = last = _loaded(i, s, decoding, prompts, pool, times)
-        head.prompt_steps += 1
         head.received = rule.interval
     elif decoding > 0:
         now = -np.inf if opened else until  # one step where the next may take others
@@ -246,6 +245,10 @@ def _loaded(i: int, s: int, decoding: int, prompts: float, pool: Instances, time
             if pool.marks[i, s, r].counted >= 0:
                 sequences, kv = float(rank.running), rank.cached
             seconds = max(seconds, loaded_seconds(times, decoding, prompt, mean, sequences, kv))
+    head = pool.heads[i]
+    head.prompt_steps += 1
+    head.beside += decoding
+    head.chunks += pool.loads[most].tokens
     if ranks > 1 and decoding:
         seconds = max(seconds, _alone(i, s, decoding, mean, pool, times)[0])
     return seconds

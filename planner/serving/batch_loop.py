@@ -28,6 +28,8 @@ class Rule(NamedTuple):
 
     together: bool
     """Whether prompts and decode share a step."""
+    whole_prompts: bool
+    """Whether a prompt is cut only where it has a step's budget to itself."""
     admission: int
     overlapped: bool
     interval: int
@@ -110,6 +112,8 @@ HEAD = np.dtype(
         ("busy", "f8"),
         ("steps", "i8"),
         ("prompt_steps", "i8"),  # of those, with prompts
+        ("beside", "i8"),  # running requests in these, and prompt tokens of the rank that has most, added up
+        ("chunks", "f8"),
     ]
 )
 LOAD = np.dtype([("tokens", "f8"), ("context", "f8"), ("pairs", "f8"), ("ended", "f8")])

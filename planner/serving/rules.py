@@ -38,6 +38,8 @@ class SchedulingRule:
     order: Order = "shared"
     """``shared``: decode has the token budget first, prompt chunks what is left. ``prompts_first``: a rank with prompts
     has a step of its own for them, and decode waits. ``mixed_chunk``: as shared, with who ended counted once more."""
+    whole_prompts: bool = False
+    """A prompt waits for a step whose budget holds the rest of it; only one longer than that is cut."""
     overlapped: bool = False
     """Whether the next step is scheduled while one runs: arrivals wait a step longer, and who ends runs once more."""
     receive_interval: int = 1
@@ -56,16 +58,23 @@ class SchedulingRule:
 REFERENCE_RULE = SchedulingRule()
 
 
-def rule_of_engine(scheduling: "Scheduling | None", receive_interval: int = 1) -> SchedulingRule:
-    """Return the rule that an engine's profile states; the reference rule where it states none."""
+def rule_of_engine(
+    scheduling: "Scheduling | None", machine: str | None = None, open_requests: float = 0.0
+) -> SchedulingRule:
+    """Return the rule that an engine's profile states, as it is set up on a machine for so many open requests.
+
+    The reference rule where it states none.
+    """
     if scheduling is None:
         return REFERENCE_RULE
     shares = ("initial_share", "least_share", "falling_steps", "retract_tokens", "clip_tokens")
     stated = {name: fact.value for name in shares if (fact := getattr(scheduling, name)) is not None}
+    intervals = scheduling.receive_intervals.value.get(machine or "", []) if scheduling.receive_intervals else []
     return SchedulingRule(
         order=scheduling.order.value,
+        whole_prompts=scheduling.whole_prompts is not None and scheduling.whole_prompts.value,
         overlapped=scheduling.overlapped.value,
-        receive_interval=receive_interval,
+        receive_interval=([1] + [steps for least, steps in intervals if open_requests >= least])[-1],
         admission=scheduling.admission.value,
         estimate=Estimate(**stated),
         block_tokens=scheduling.block_tokens.value,

@@ -79,6 +79,7 @@ class Loads:
     """Cached tokens of a running request, on average."""
     microbatches: int = 1
     """At most; a step takes the better number."""
+    fewest_microbatches: int = 1
 
 
 def step_table(cost: StepCost, loads: Loads) -> TableArrays:
@@ -168,8 +169,9 @@ class _Seconds:
 
     def _fastest(self, load: StepLoad) -> Floats:
         """Take the better number of microbatches, which all ranks have: two need two tokens or requests on any."""
-        single: Number = evaluate(self.cost, load, 1).seconds
-        if self.loads.microbatches < 2 or not self.cost.moe_layers:
+        fewest = self.loads.fewest_microbatches
+        single: Number = evaluate(self.cost, load, fewest).seconds
+        if self.loads.microbatches <= fewest or not self.cost.moe_layers:
             return np.asarray(single)
         double = evaluate(self.cost, load, 2).seconds
         splittable = np.maximum(np.maximum(load.prefill_tokens, load.decode_sequences), load.mean_tokens) >= 2

@@ -13,7 +13,6 @@ from typing import Any
 from ground.archives import unbroken
 from ground.errors import BadInput
 from ground.files import parse_json, read_text
-from ground.units import MILLI
 
 _SECONDS = {"ms": 1e-3, "s": 1.0, "sec": 1.0, "seconds": 1.0, "us": 1e-6, "ns": 1e-9, "ms/token": 1e-3, "s/token": 1.0}
 MOST_BENCHMARKS = 10_000
@@ -157,8 +156,8 @@ def _guidellm(row: Mapping[str, Any], where: str) -> list[Report]:
             Report(
                 where=f"{where}, benchmark {number}",
                 tool="guidellm",
-                ttft_seconds=ttft and ttft * MILLI,
-                tpot_seconds=tpot and tpot * MILLI,
+                ttft_seconds=ttft and ttft * 1e-3,
+                tpot_seconds=tpot and tpot * 1e-3,
                 requests_per_second=value["requests_per_second"],
                 output_tokens_per_second=value["output_tokens_per_second"],
                 concurrency=value["request_concurrency"],

@@ -58,7 +58,7 @@ def test_help_imports_no_command() -> None:
 
 
 NEVER = ["scipy", "matplotlib", "runtime", "deploy", "ground.traces", "models.huggingface"]
-NEVER += ["hardware.measurements", "planner.costs.closed_loop"]  # compiled loops, of what is played, look for scipy
+NEVER += ["hardware.measurements", "planner.serving.benchmark"]  # compiled loops, of what is played, look for scipy
 FOR_A_MANIFEST = ["planner.manifest.schema", "pydantic"]
 FOR_A_CERTIFICATE = ["pulp", "highspy"]
 SMALL = ["qwen3-8b", "--hw", "h100", "--devices", "2", "--shape", "disaggregated"]

@@ -153,7 +153,7 @@ BAD: list[tuple[list[str], list[str]]] = [
     ([*MIXED, "--microbatches", "2"], ["--microbatches", "qwen3-32b"]),
     ([*DECODE[:-1], "1", "--microbatches", "2"], ["--microbatches", "--batch"]),
     ([*DECODE, "--engine", "vllm@0.1"], ["--engine", "0.1"]),
-    ([*MIXED[:9], "1M", *MIXED[10:]], ["--concurrency", "at most 50000"]),
+    ([*MIXED[:9], "1M", *MIXED[10:]], ["--concurrency", "at most 100000"]),
     ([*MIXED, "--length-spread", "1"], ["--length-spread", "1"]),
     ([*DECODE, "--length-spread", "0.1"], ["--length-spread", "mixed"]),
     ([*DECODE, "--engine", "vlm"], ["--engine", "vllm"]),

@@ -11,14 +11,6 @@ def test_versions_and_names():
     assert set(behaviour_names()) == {"trtllm", "sglang", "vllm"}
 
 
-def test_rare_looks_for_requests_are_those_of_recipes():
-    """SGLang on Blackwell: every 10 steps below 16 open requests, every 30 from there; elsewhere at each."""
-    own = behaviour("sglang")
-    assert own is not None
-    assert [own.steps_between_arrivals("b200", open_) for open_ in (4, 15, 16, 128)] == [10, 10, 30, 30]
-    assert own.steps_between_arrivals("h200", 64) == 1
-
-
 def test_what_is_fitted_says_on_what():
     """Constants that no operator gives come from the released runs alone."""
     values = [value for name in behaviour_names() for _, value in behaviour_values(name)]
