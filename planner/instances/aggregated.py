@@ -30,6 +30,8 @@ _LIKELY = 0.8
 """Of saturation: where the search for a capacity begins."""
 _LONGER = 0.97
 """Of what few requests tell: where that of many begins, which wait a little more."""
+FEWEST = 600
+"""Requests, with which an instance seldom fills: who is late even so is far off."""
 _REQUESTS, _REFILLS, _LONGEST = 40_000, 3, 400_000
 """Requests of a stream where many are played; and how many times those that an instance holds, for it begins empty."""
 
@@ -63,13 +65,15 @@ class PlayedAggregated(Player):
     pool: AggregatedPool
     charged: Callable[[Floats], Floats]
     """KV tokens that requests of so many take, [requests]."""
+    most_open: int
+    """Requests that it has open at most."""
     _states: dict[tuple[float, int, int], AggregatedState] = field(default_factory=dict, repr=False)
 
     def stream(self, requests: int, instances: int = 1) -> Stream:
         """Return a stream of mean rate 1 that one of ``instances`` gets, long enough for an instance to fill."""
         refills = _REFILLS if requests == FEW else 2 * _REFILLS
-        least, requests = min(refills * self.pool.ranks * self.pool.slots, _LONGEST), min(requests, _REQUESTS)
-        while requests < least:
+        least, requests = min(refills * self.most_open, _LONGEST), min(requests, _REQUESTS)
+        while FEW <= requests < least:
             requests *= 2
         return super().stream(requests, instances)
 
@@ -163,6 +167,13 @@ class Aggregate:
     microbatches: int = 1
     accepted: float = 1.0
     """Tokens per running request and step, above 1 with MTP."""
+    most_open: int | None = None
+    """Requests that are open within the limits at most, where that is known."""
+
+    @property
+    def most(self) -> int:
+        """Requests that the instance holds at most."""
+        return self.ranks * self.most_requests
 
     @cached_property
     def times(self) -> TableArrays:
@@ -196,6 +207,7 @@ class Aggregate:
             most_tokens=self.context_tokens,
             pool=pool,
             charged=self.charged,
+            most_open=min(self.most_open or self.most, self.most),
         )
 
 
@@ -240,6 +252,7 @@ class AggregatedServer:
             rule=engine_rule(question.engine),
             queries=1 + int(deployment.drafts),
             microbatches=candidate.microbatches,
+            most_open=candidate.most_open,
             accepted=tokens_per_iteration(int(deployment.drafts), question.acceptance),
         )
         if like:

@@ -45,6 +45,8 @@ _ROUNDS = 6
 """Of false position for the requests that run where steps are at the limit; the upper end is the answer."""
 _CHUNKS = (0.0, 0.25, 0.5, 0.75, 1.0)
 """Powers of what is left of the budget at which steps with prompts are costed, from the mean share of them on."""
+_SURE = 1.5
+"""Times the share that may be late: so many of the longest prompts are looked at, for some meet fewer that run."""
 _RANGE, _TURNS = 256.0, 2
 _FEWEST, _SHORTEST = 1e-3, 1e-3
 """Requests that run on a rank on average, and steps of an answer, at least."""
@@ -93,7 +95,7 @@ def means_of(workload: Workload, percentile: float, most_tokens: float) -> Means
         pairs=float(pairs.mean() / new.mean()),
         decoded_tokens=float(later.mean()),
         kv_tokens=float(held),
-        longest=float(np.percentile(new, percentile)),
+        longest=float(np.percentile(new, max(100 - _SURE * (100 - percentile), 0.0))),
         lengths=tuple(np.percentile(new, _QUANTILES).tolist()),
         thinned=math.log(workload.arrival_squared_cv) / (workload.arrival_squared_cv - 1)
         if workload.arrival_squared_cv > 1
@@ -185,7 +187,9 @@ class Bounds:
             high, top, mean = np.where(late, middle, high), np.where(late, step, top), np.where(late, found.mean, mean)
         return np.where(able, self.rate(high, mean), 0.0)
 
-    def single_bound(self, limit: Number, share: float, most: Floats, least: Floats, room: Floats) -> Floats:
+    def single_bound(
+        self, limit: Number, share: float, most: Floats, least: Floats, room: Floats, ttft_seconds: float
+    ) -> Floats:
         """Return a bound up to ``most`` that single prompts leave time for, [rows]; 0 where they leave none for least.
 
         Args: ``limit``, ``share`` and ``room`` as of ``bound``.
@@ -195,7 +199,8 @@ class Bounds:
         low = np.maximum(least, most / _RANGE)
 
         def leave(rows: NDArray[np.int64], rate: Floats) -> NDArray[np.bool_]:
-            return self.of(rows)._leaves(rate, np.broadcast_to(limit, most.shape)[rows], share, room[rows])
+            limits = np.broadcast_to(limit, most.shape)[rows]
+            return self.of(rows)._leaves(rate, limits, share, room[rows], ttft_seconds)
 
         late = ~leave(left, low[left])
         found[left[late]] = np.where(low[left[late]] > least[left[late]], low[left[late]], 0.0)
@@ -209,7 +214,9 @@ class Bounds:
         found[left] = high
         return found
 
-    def _leaves(self, rate: Floats, limit: Floats, share: float, room: Floats) -> NDArray[np.bool_]:
+    def _leaves(
+        self, rate: Floats, limit: Floats, share: float, room: Floats, ttft_seconds: float
+    ) -> NDArray[np.bool_]:
         """Whether single prompts leave time for a rate, [rows].
 
         As many run as come while steps are as short as they can be, and steps are as long as with so many, in turn.
@@ -217,26 +224,31 @@ class Bounds:
         most = np.maximum(self.most_running(room), _FEWEST)
         running = np.full(rate.shape, _FEWEST)
         for _ in range(_TURNS):
-            step, full = self._with_singles(rate, running)
+            step, full, part = self._with_singles(rate, running)
             needed = rate * self.iterations * step / self.ranks
             running = np.clip(needed, _FEWEST, most)
         seen = (step - (1 - share) * full) / share
-        return np.asarray((seen <= limit) & (needed <= np.maximum(most, _FEWEST) * (1 + 1e-9)))
+        timely = part <= ttft_seconds
+        return np.asarray((seen <= limit) & timely & (needed <= np.maximum(most, _FEWEST) * (1 + 1e-9)))
 
-    def _with_singles(self, rate: Floats, running: Floats) -> tuple[Floats, Floats]:
-        """Seconds of the mean step at least, and of a full one, at a rate with so many running, [rows]."""
+    def _with_singles(self, rate: Floats, running: Floats) -> tuple[Floats, Floats, Floats]:
+        """Seconds at least of the mean step, of a full one and of the longest prompt, with so many running, [rows]."""
         chunk = np.asarray(np.maximum(self.budget_tokens - running * self.cost.queries_per_sequence, 1.0))
         lengths, levels = np.array(self.means.lengths)[:, None, None], np.array(self.means.lengths)[list(_LEVELS)]
-        tokens = np.minimum(np.append(levels, np.inf)[:, None], chunk)  # [levels, rows], the last one full
+        longest = self.means.longest
+        tokens = np.minimum(np.concatenate([levels, [np.inf, longest]])[:, None], chunk)  # [levels, rows]
         pairs = tokens * np.minimum(self.means.pairs, tokens / 2)
+        pairs[-1] = tokens[-1] * longest / 2
         none = np.zeros((1, chunk.size))
         tokens = np.concatenate([none, tokens])
         load = self._load(running, tokens, tokens / self.ranks)
         load = replace(load, prefill_context_tokens=0.0, prefill_pairs=np.concatenate([none, pairs]))
-        least, *seconds, full = np.maximum.accumulate(self._seconds(load, (levels.size + 2, chunk.size)), axis=0)
-        parts = np.maximum(np.floor(lengths / chunk), 1.0) * (lengths >= tokens[1:-1])
+        seconds = self._seconds(load, (levels.size + 3, chunk.size))
+        least, *larger, full = np.maximum.accumulate(seconds[:-1], axis=0)
+        parts = np.maximum(np.floor(lengths / chunk), 1.0) * (lengths >= tokens[1:-2])
         come = 1 - np.exp(-self.means.thinned * rate * least * parts.mean(axis=0))
-        return least + (np.diff([least, *seconds], axis=0) * come).sum(axis=0), full
+        step = least + (np.diff([least, *larger], axis=0) * come).sum(axis=0)
+        return step, full, np.maximum(longest / chunk, 1.0) * seconds[-1]
 
     def alone_seconds(self, tokens: float) -> Floats:
         """Seconds of a prompt with so many tokens to compute, in steps with nothing else, [rows]."""

@@ -30,6 +30,8 @@ class AggregatedCandidate:
     """Requests that a DP rank runs at most, prompts in progress included."""
     batched_tokens: int
     """Of a step on one DP rank: a token for each running request and its drafts, and parts of prompts."""
+    most_open: int | None = None
+    """Requests that an instance has open within the limits at most, where that is known."""
 
     @property
     def devices(self) -> int:

@@ -14,7 +14,7 @@ from functools import cached_property
 import numpy as np
 
 from planner.costs.deployment import Deployment
-from planner.instances.aggregated import AggregatedServer
+from planner.instances.aggregated import FEWEST, AggregatedServer
 from planner.instances.aggregated_bounds import Floats
 from planner.instances.aggregated_candidates import BUDGETS, AggregatedCandidate, aggregated_room, most_held
 from planner.instances.space import Row
@@ -74,9 +74,17 @@ class AggregatedKind:
                 microbatches=self.microbatches,
                 batch=int(room),
                 batched_tokens=budget,
+                most_open=self._most_open,
             )
             self._servers[budget] = AggregatedServer(self.question, candidate, next(iter(self._servers.values()), None))
         return self._servers[budget]
+
+    @cached_property
+    def _most_open(self) -> int:
+        """Requests that are open at most by Little's law: those at the bound, for as long as the limits let them."""
+        question = self.question
+        seconds = question.ttft_seconds + question.workload.decoded_tokens * question.tpot_seconds
+        return math.ceil(float(self.bound_per_second.max()) * seconds)
 
     def _bound(self, server: AggregatedServer) -> float:
         """What an instance carries at most with its budget, or with any where that is not listed."""
@@ -101,6 +109,7 @@ class AggregatedKind:
     def _near(self, servers: Sequence[AggregatedServer], instances: int, rate: float) -> list[AggregatedServer]:
         """Return the servers that few requests do not tell to be late at a rate, the least so first."""
         able = [server for server in servers if self._bound(server) >= rate]
+        able = [server for server in able if not server.player.surely_late(rate, instances, FEWEST)]
         found = [(server.player.late_by(rate, instances), server) for server in able]
         return [server for late, server in sorted(found, key=lambda each: each[0]) if late <= 1]
 

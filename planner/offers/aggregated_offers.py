@@ -143,7 +143,9 @@ def _with_each(question: Question, own: Built, bounds: Bounds, least: Floats) ->
     limit = step_limit(question, each.accepted)
     found = each.bound(limit, share, room)
     found = np.where(each.alone_seconds(each.means.longest) <= question.ttft_seconds, found, 0.0)
-    return each.single_bound(limit, share, found, np.tile(least, len(BUDGETS)), room).reshape(shape)
+    return each.single_bound(limit, share, found, np.tile(least, len(BUDGETS)), room, question.ttft_seconds).reshape(
+        shape
+    )
 
 
 def _kind(question: Question, group: Group, most: Floats, asked: float | None, number: int) -> AggregatedKind:
