@@ -14,7 +14,7 @@ import yaml
 from scipy.linalg import cholesky, solve_triangular
 from scipy.optimize import minimize
 
-from planner.verification.residuals import FEATURES, LEVELS, Deviations, Residual, expected, shared
+from planner.verification.residuals import FEATURES, LEVELS, Deviations, Residual, covariance, expected, shared, weights
 from planner.verification.runs import METRICS, read_runs
 from planner.verification.verify import FITTED, place_of, point
 
@@ -37,10 +37,11 @@ def rows_of(path: Path) -> dict[str, list[Residual]]:
     return found
 
 
-def fit(rows: list[Residual], rng: np.random.Generator, most: int = 220) -> Deviations:
+def fit(rows: list[Residual], rng: np.random.Generator, most: int = 320) -> Deviations:
     """Return the deviations that make the runs most likely, a random part of many.
 
-    A weak prior keeps levels of few keys, of which the runs tell little, from vanishing.
+    Three rounds, in each of which runs far off count less (``weights``). A weak prior keeps levels of few keys, of
+    which the runs tell little, from vanishing.
     """
     chosen = [rows[i] for i in rng.permutation(len(rows))[:most]]
     count, errors = len(LEVELS), np.array([each.error for each in chosen])
@@ -57,13 +58,16 @@ def fit(rows: list[Residual], rng: np.random.Generator, most: int = 220) -> Devi
         variances = np.exp(2 * x)
         inner = sum(variance * each for variance, each in zip(variances, same, strict=False))
         inner = inner + variances[count] * same[-1] * np.exp(-(squares / variances[count + 1 : -1]).sum(axis=2) / 2)
-        factor = cholesky(inner + variances[-1] * np.eye(len(chosen)), lower=True)
+        factor = cholesky(inner + variances[-1] * np.diag(1 / counts), lower=True)
         whitened = solve_triangular(factor, errors, lower=True)
         prior = ((x[: count + 1] + 2.5) ** 2).sum() / 8 + ((x[count + 1 : -1] - 0.5) ** 2).sum() / 2
         return float(0.5 * whitened @ whitened + np.log(np.diag(factor)).sum() + prior)
 
-    start = np.array([-2.5] * (count + 1) + [0.5] * len(FEATURES) + [-2.5])
-    return made(minimize(loss, start, method="L-BFGS-B", options={"maxiter": 30}).x)
+    x, counts = np.array([-2.5] * (count + 1) + [0.5] * len(FEATURES) + [-2.5]), np.ones(len(chosen))
+    for _ in range(3):
+        x = minimize(loss, x, method="L-BFGS-B", options={"maxiter": 15}).x
+        counts = weights(made(x), covariance(made(x), chosen, chosen), errors)
+    return made(x)
 
 
 def report(name: str, rows: list[Residual], rng: np.random.Generator) -> None:

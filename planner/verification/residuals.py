@@ -1,18 +1,21 @@
 """How far measured runs lie from predictions: errors that runs of one engine, machine or model have in common.
 
-The logarithm of measured over predicted is a sum of independent normal effects, one per level (all runs, engine,
-machine, engine on machine, model, and the group of one model, engine, machine and number format), of an effect that
-changes smoothly with the configuration within a group, and of what is each run's own:
+The logarithm of measured over predicted is a sum of independent effects, normal but for the last: one per level (all
+runs, engine, machine, engine on machine, model, and the group of one model, engine, machine and number format), one that
+changes smoothly with the configuration within a group, and what is each run's own. That has a heavy tail (Student's t
+with 4 degrees of freedom: some servers compiled kernels while they were measured), so a run far off teaches little:
 
     y_i = sum over levels u_level[key of i] + f_group(x_i) + e_i,   cov f(x, x') = s^2 exp(-|x - x'|^2 / 2)
 
 x are the logarithms of devices, open requests, prompt and answer tokens, each over its length scale. Partial pooling
 follows: a run of a group nobody measured has the deviation of all levels together; a few runs of its own narrow it
-to what they leave (kriging). The deviations are fitted by maximum likelihood on released runs
-(``scripts/fit_residuals.py``), for which families of models are left out in turn when they are tested.
+to what they leave (kriging, each run's own variance weighted anew until nothing moves). The deviations are fitted by
+maximum likelihood on released runs (``scripts/fit_residuals.py``), for which families of models are left out in turn
+when they are tested.
 
 Ref: A. Gelman and J. Hill, Data Analysis Using Regression and Multilevel/Hierarchical Models, 2007, chapter 12; C. E.
-Rasmussen and C. K. I. Williams, Gaussian Processes for Machine Learning, 2006, Eq. (2.25) to (2.26) and (5.8).
+Rasmussen and C. K. I. Williams, Gaussian Processes for Machine Learning, 2006, Eq. (2.25) to (2.26) and (5.8); K. L.
+Lange, R. J. A. Little and J. M. G. Taylor, Robust Statistical Modeling Using the t Distribution, JASA 84, 1989.
 """
 
 import math
@@ -35,6 +38,9 @@ LEVELS: tuple[tuple[str, ...], ...] = (
     ("engine", "hardware", "model", "weights"),
 )
 """Labels that runs share at each level; none: all runs."""
+FREEDOM = 4
+"""Degrees of freedom of what is each run's own; the quantile below is of 4."""
+_ROUNDS = 15
 FEATURES = ("devices", "concurrency", "prompt_tokens", "output_tokens")
 
 
@@ -49,7 +55,7 @@ class Deviations:
     scales: tuple[float, ...]
     """Of the logarithm of each of ``FEATURES``, over which it changes."""
     own: float
-    """Of each run."""
+    """Scale of what is each run's own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +99,25 @@ def shared(labels: tuple[str, ...], one: Sequence[Residual], other: Sequence[Res
     return np.asarray(codes[0][:, None] == codes[1][None], dtype=np.float64)
 
 
+def weights(deviations: Deviations, inner: Array, errors: Array) -> Array:
+    """Return what each known error counts for: the less, the farther it lies from what the others make of it.
+
+    Args: ``inner`` is the covariance of the runs without what is each one's own.
+    """
+    found = np.ones(errors.size)
+    for _ in range(_ROUNDS):
+        own = deviations.own**2 * np.diag(1 / found)
+        left = errors - inner @ np.linalg.solve(inner + own, errors)
+        found = (FREEDOM + 1) / (FREEDOM + (left / deviations.own) ** 2)
+    return found
+
+
+def quantile(level: float) -> float:
+    """Return the quantile of Student's t with 4 degrees of freedom (W. T. Shaw, J. Computational Finance 9, 2006)."""
+    root = math.sqrt(4 * level * (1 - level))
+    return math.copysign(2 * math.sqrt(max(math.cos(math.acos(min(root, 1.0)) / 3) / root - 1, 0.0)), level - 0.5)
+
+
 def expected(
     deviations: Deviations, known: Sequence[Residual], asked: Sequence[Residual], level: float = 0.8
 ) -> list[Expected]:
@@ -100,19 +125,22 @@ def expected(
     if not asked:
         return []
     prior = np.diag(covariance(deviations, asked, asked)) if len(asked) < 64 else _variance(deviations, len(asked))
-    mean, variance = np.zeros(len(asked)), prior + deviations.own**2
+    mean, variance = np.zeros(len(asked)), prior
     if known:
         errors = np.array([each.error for each in known])
         between = covariance(deviations, asked, known)
-        inner = covariance(deviations, known, known) + deviations.own**2 * np.eye(len(known))
+        inner = covariance(deviations, known, known)
+        inner = inner + deviations.own**2 * np.diag(1 / weights(deviations, inner, errors))
         solved = np.linalg.solve(inner, np.column_stack([errors[:, None], between.T]))
         mean = between @ solved[:, 0]
         variance = variance - np.einsum("ij,ji->i", between, solved[:, 1:])
-    score = NormalDist().inv_cdf((1 + level) / 2)
-    spread = np.sqrt(np.maximum(variance, deviations.own**2 / 1000))
+    variance, tail = np.maximum(variance, 0.0), FREEDOM / (FREEDOM - 2)
+    scores = NormalDist().inv_cdf((1 + level) / 2), quantile((1 + level) / 2)
+    reach = np.hypot(scores[0] * np.sqrt(variance), scores[1] * deviations.own)
+    spread = np.sqrt(variance + tail * deviations.own**2)
     return [
-        Expected(math.exp(m), math.exp(m - score * s), math.exp(m + score * s), s)
-        for m, s in zip(mean.tolist(), spread.tolist(), strict=True)
+        Expected(math.exp(m), math.exp(m - r), math.exp(m + r), s)
+        for m, r, s in zip(mean.tolist(), reach.tolist(), spread.tolist(), strict=True)
     ]
 
 

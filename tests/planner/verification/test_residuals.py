@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from planner.verification.residuals import LEVELS, Deviations, Residual, covariance, expected
+from planner.verification.residuals import LEVELS, Deviations, Residual, covariance, expected, quantile
 
 DEVIATIONS = Deviations(levels=(0.05, 0.1, 0.05, 0.05, 0.05, 0.0, 0.1), smooth=0.05, scales=(1.0,) * 4, own=0.05)
 
@@ -18,7 +18,7 @@ def _run(model: str, error: float = math.nan, engine: str = "vllm", x: float = 0
 def test_an_unknown_run_has_the_deviation_of_all_levels_together() -> None:
     """Nothing is known, so nothing is corrected, and the interval holds every effect."""
     (found,) = expected(DEVIATIONS, [], [_run("a")])
-    total = math.hypot(*DEVIATIONS.levels, DEVIATIONS.smooth, DEVIATIONS.own)
+    total = math.hypot(*DEVIATIONS.levels, DEVIATIONS.smooth, math.sqrt(2) * DEVIATIONS.own)
     assert found.factor == 1.0
     assert found.deviation == pytest.approx(total)
     assert math.log(found.high) == pytest.approx(1.2815515655446004 * total)
@@ -61,3 +61,18 @@ def test_every_level_is_fitted() -> None:
     from planner.verification.verify import deviations
 
     assert all(len(each.levels) == len(LEVELS) for each in deviations().values())
+
+
+def test_a_run_far_off_teaches_little() -> None:
+    """Four runs 10 % slow and one 20 times: the sixth is expected a little slow, not twice."""
+    made = Deviations(levels=(0.1,) * len(LEVELS), smooth=0.1, scales=(1.0,) * 4, own=0.1)
+    known = [Residual(labels={}, features=(0.0, float(i), 0.0, 0.0), error=0.1) for i in range(4)]
+    odd = Residual(labels={}, features=(0.0, 4.0, 0.0, 0.0), error=3.0)
+    asked = [Residual(labels={}, features=(0.0, 5.0, 0.0, 0.0))]
+    assert 1.0 < expected(made, [*known, odd], asked)[0].factor < 1.2
+
+
+@pytest.mark.parametrize(("level", "value"), [(0.5, 0.0), (0.9, 1.5332), (0.975, 2.7764), (0.1, -1.5332)])
+def test_quantiles_of_students_t(level: float, value: float) -> None:
+    """Tables of 4 degrees of freedom."""
+    assert quantile(level) == pytest.approx(value, abs=1e-4)
