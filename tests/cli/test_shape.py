@@ -34,19 +34,6 @@ def test_an_aggregated_plan_is_written_simulated_and_deployed(
     assert any("--max-num-batched-tokens" in path.read_text() for path in out.rglob("*") if path.is_file())
 
 
-def test_short_answers_of_a_busy_instance_are_cautioned_about(capsys: pytest.CaptureFixture[str]) -> None:
-    """Dealt in turn their TTFT is told too low; not that of long ones, of instances with little to do, or of one."""
-    asked = ["qwen3-8b", "--hw", "h100", "--isl", "4096", "--shape", "aggregated", "--json"]
-    for flags, told in (
-        (["--devices", "4", "--osl", "16"], True),
-        (["--devices", "1", "--osl", "16"], False),
-        (["--devices", "4", "--osl", "1024"], False),
-        (["--devices", "4", "--osl", "16", "--rate", "0.1/s"], False),
-    ):
-        assert main.main([*asked, *flags]) == ExitCode.DONE
-        assert ("caution" in json.loads(capsys.readouterr().out)["best"]) is told
-
-
 def test_aggregated_instances_take_the_better_of_two_pools(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """Machines of each role: as good as the better one alone; left out, and said so, where no shape is named."""
     alone, shape = {}, ["--shape", "aggregated"]
