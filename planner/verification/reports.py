@@ -156,8 +156,8 @@ def _guidellm(row: Mapping[str, Any], where: str) -> list[Report]:
             Report(
                 where=f"{where}, benchmark {number}",
                 tool="guidellm",
-                ttft_seconds=ttft and ttft * 1e-3,
-                tpot_seconds=tpot and tpot * 1e-3,
+                ttft_seconds=ttft and ttft * _SECONDS["ms"],
+                tpot_seconds=tpot and tpot * _SECONDS["ms"],
                 requests_per_second=value["requests_per_second"],
                 output_tokens_per_second=value["output_tokens_per_second"],
                 concurrency=value["request_concurrency"],

@@ -2,8 +2,8 @@
 
 The logarithm of measured over predicted is a sum of independent effects, normal but for the last: one per level (all
 runs, engine, machine, engine on machine, model, and the group of one model, engine, machine and number format), one
-that changes smoothly with the configuration within a group, and what is each run's own. That has a heavy tail (Student's t
-with 4 degrees of freedom: some servers compiled kernels while they were measured), so a run far off teaches little:
+that changes smoothly with the configuration within a group, and what is each run's own. That has a heavy tail, of a
+Student's t with 4 degrees of freedom (some servers compiled kernels while measured), so a run far off teaches little:
 
     y_i = sum over levels u_level[key of i] + f_group(x_i) + e_i,   cov f(x, x') = s^2 exp(-|x - x'|^2 / 2)
 
