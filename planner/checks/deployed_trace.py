@@ -16,11 +16,11 @@ from planner.checks.deployed import Deployed, DeployedPool, Standing, from_plan
 from planner.checks.on_trace import MOST_PLAYED, at_rate, pools_of
 from planner.instances.space import Role
 from planner.plans.plan import Plan
-from planner.plans.recorded import MixedPools, Pools, Recorded, play
+from planner.plans.recorded import AggregatedPools, Pools, Recorded, play
 from planner.serving.latency import Latency
 from planner.workload import Trace
 
-Left = Callable[[Mapping[Role, int]], Pools | MixedPools]
+Left = Callable[[Mapping[Role, int]], Pools | AggregatedPools]
 """The pools with so many instances left of each role."""
 
 

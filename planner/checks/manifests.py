@@ -21,7 +21,7 @@ from planner.plans.expectation import (
     pool_pair,
     pool_ttft,
 )
-from planner.plans.recorded import MixedPools, Pools
+from planner.plans.recorded import AggregatedPools, Pools
 from planner.plans.recorded_manifest import pools_on
 from planner.workload import Trace, Workload, running_kv_tokens
 
@@ -35,7 +35,7 @@ def manifest_on(manifest: Manifest, workload: Workload, trace: Trace | None) -> 
     if trace is None or isinstance(pools_on(manifest, workload), str):
         return deployed
 
-    def left(counts: Mapping[Role, int]) -> Pools | MixedPools:
+    def left(counts: Mapping[Role, int]) -> Pools | AggregatedPools:
         kept = [pool.model_copy(update={"instances": pool.instances[: counts[pool.role]]}) for pool in manifest.pools]
         pools = pools_on(manifest.model_copy(update={"pools": kept}), workload)
         assert not isinstance(pools, str), "fewer instances follow the same rules"

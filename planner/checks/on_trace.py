@@ -5,7 +5,6 @@ proven. A trace is not stationary. Here the chosen plan takes the requests as th
 so fast that their mean rate is the plan's, and the limits are checked on them.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -18,13 +17,11 @@ from planner.instances.aggregated import AggregatedServer
 from planner.instances.operating import DecodeServer, PrefillServer
 from planner.instances.space import Role
 from planner.instances.transfers import links_of
-from planner.mixed import steps
-from planner.mixed.recorded import MixedMachines
-from planner.mixed.step_times import StepTimes
 from planner.plans.aggregated import AggregatedPlan
 from planner.plans.plan import DisaggregatedPlan, Plan
-from planner.plans.recorded import DecodeSide, MixedPools, Pools, PrefillSide, Recorded, play, separate, within
+from planner.plans.recorded import AggregatedPools, DecodeSide, Pools, PrefillSide, Recorded, play, separate, within
 from planner.question import Question
+from planner.serving.capacity import Limits
 from planner.serving.latency import Array
 from planner.workload import Trace, Traffic
 
@@ -111,10 +108,10 @@ def _told(question: Question, trace: Trace, rate: float, recorded: Recorded, mos
     )
 
 
-def pools_of(plan: Plan, instances: Mapping[Role, int] | None = None) -> Pools | MixedPools:
-    """Return the pools of a plan as the recursions see them, or with so many instances of its roles instead."""
+def pools_of(plan: Plan, instances: Mapping[Role, int] | None = None) -> Pools | AggregatedPools:
+    """Return the pools of a plan as they are played, or with so many instances of its roles instead."""
     if isinstance(plan, AggregatedPlan):
-        return _mixed_of(plan, instances)
+        return _aggregated_of(plan, instances)
     assert isinstance(plan, DisaggregatedPlan), "a plan has one of two shapes"
     question, prefill, decode = plan.question, plan.prefill, plan.decode
     left = instances or {}
@@ -149,19 +146,11 @@ def pools_of(plan: Plan, instances: Mapping[Role, int] | None = None) -> Pools |
     )
 
 
-def _mixed_of(plan: AggregatedPlan, instances: Mapping[Role, int] | None) -> MixedPools:
-    pool, cache = plan.mixed, device_cache(plan.mixed.candidate.deployment)
-    aggregate = steps.recorded(AggregatedServer(plan.question, pool.candidate).aggregate)
-    return MixedPools(
-        machines=MixedMachines(
-            aggregate=aggregate,
-            times=StepTimes(aggregate),
-            instances=(instances or {}).get("mixed", pool.instances),
-            policy="round_robin",
-            rank_policy="round_robin",
-            capacity_tokens=float(kv_capacity_tokens(pool.candidate.deployment, pool.memory)),
-        ),
-        charged=lambda tokens: math.ceil(float(cache.charged(tokens, 1.0)) / BLOCK_TOKENS) * BLOCK_TOKENS,
+def _aggregated_of(plan: AggregatedPlan, instances: Mapping[Role, int] | None) -> AggregatedPools:
+    pool, aggregate = plan.mixed, AggregatedServer(plan.question, plan.mixed.candidate).aggregate
+    played = aggregate.player(Limits(percentile=plan.question.percentile)).pool
+    return AggregatedPools(
+        pool=replace(played, instances=(instances or {}).get("mixed", pool.instances)), charged=aggregate.charged
     )
 
 

@@ -11,15 +11,16 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.instances.aggregated import played_of
 from planner.instances.kv_links import KvLinks
 from planner.instances.space import Role
 from planner.manifest.terms import StepCost
-from planner.mixed.recorded import MixedMachines, serve_recorded
+from planner.serving.aggregated import AggregatedPool
 from planner.serving.decode import DecodePool, RankPolicy
 from planner.serving.latency import Array
 from planner.serving.prefill import Policy as PrefillPolicy
 from planner.serving.prefill import PrefillPool
-from planner.serving.separate import SeparatePools, play_separate
+from planner.serving.separate import SeparatePools, play_separate, served
 from planner.serving.streams import Stream
 from planner.serving.tables import Loads, step_table
 from planner.workload import Trace, Workload, running_kv_tokens
@@ -62,12 +63,12 @@ class Pools:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MixedPools:
-    """A pool of aggregated instances as the recursion sees it."""
+class AggregatedPools:
+    """A pool of aggregated instances as it is played."""
 
-    machines: MixedMachines
-    charged: Callable[[float], float]
-    """KV tokens that a request of so many tokens is granted."""
+    pool: AggregatedPool
+    charged: Callable[[Array], Array]
+    """KV tokens that requests of so many tokens are granted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,25 +152,22 @@ def separate(
     )
 
 
-def play(pools: Pools | MixedPools, trace: Trace) -> Recorded:
+def play(pools: Pools | AggregatedPools, trace: Trace) -> Recorded:
     """Return what happens to every request."""
-    return _play_mixed(pools, trace) if isinstance(pools, MixedPools) else _play_pair(pools, trace)
+    return _play_aggregated(pools, trace) if isinstance(pools, AggregatedPools) else _play_pair(pools, trace)
 
 
-def _play_mixed(pools: MixedPools, trace: Trace) -> Recorded:
-    arrival, prompts, output = (
-        np.asarray(each, dtype=np.float64) for each in (trace.arrival_seconds, trace.input_tokens, trace.output_tokens)
-    )
-    needs = np.array([pools.charged(tokens) for tokens in (prompts + output).tolist()])
-    served = serve_recorded(pools.machines, trace, needs)
-    end = float(served.left_seconds.max())
+def _play_aggregated(pools: AggregatedPools, trace: Trace) -> Recorded:
+    stream = Stream.from_trace(trace)
+    played = played_of(pools.pool, pools.charged, stream)
+    found = served(stream, played.first_token_seconds, played.left_seconds, busy_seconds={"mixed": played.busy_seconds})
     return Recorded(
-        ttft_seconds=served.first_token_seconds - arrival,
-        tpot_seconds=(served.left_seconds - served.first_token_seconds) / np.where(output > 1, output - 1, np.nan),
-        e2e_seconds=served.left_seconds - arrival,
-        output_tokens=output,
-        end_seconds=end,
-        busy={"mixed": served.busy_seconds / (pools.machines.instances * end)},
+        ttft_seconds=found.ttft_seconds,
+        tpot_seconds=found.tpot_seconds,
+        e2e_seconds=found.e2e_seconds,
+        output_tokens=found.answer_tokens,
+        end_seconds=found.end_seconds,
+        busy={"mixed": played.busy_seconds / (pools.pool.instances * found.end_seconds)},
     )
 
 

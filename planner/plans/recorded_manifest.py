@@ -1,24 +1,23 @@
 """What a manifest is expected to do with a recorded stream: its pools as ``plans.recorded`` plays them."""
 
-import math
+from dataclasses import replace
 
 import numpy as np
 
 from ground.errors import BadInput
 from planner.instances.kv_links import KvLinks
 from planner.manifest.schema import Manifest, Pool, Prediction, ServiceLevels, Statistics
-from planner.mixed import steps
-from planner.mixed.recorded import MixedMachines
-from planner.mixed.step_times import StepTimes
 from planner.plans.expectation import (
     Expectation,
     mixed_pool,
     pool_aggregate,
     pool_pair,
 )
-from planner.plans.recorded import MixedPools, Pools, Recorded, play, within
+from planner.plans.recorded import AggregatedPools, Pools, Recorded, play, within
+from planner.serving.capacity import Limits
 from planner.serving.deployed import separate_pools
 from planner.serving.latency import Array
+from planner.serving.prefill import Policy
 from planner.workload import Trace, Traffic, Workload, running_kv_tokens
 
 
@@ -41,47 +40,42 @@ def expect_recorded(manifest: Manifest, trace: Trace, warmup_seconds: float = 0.
     if arrival[-1] < warmup_seconds:
         raise BadInput(f"--warmup: {warmup_seconds:g} s is past the last arrival at {arrival[-1]:g} s")
     recorded = play(pools, trace)
-    made_of = "steps" if isinstance(pools, MixedPools) else "passes and iterations"
+    made_of = "steps" if isinstance(pools, AggregatedPools) else "passes and iterations"
     return Expectation(
         prediction=_prediction(recorded, arrival, manifest.service_levels, warmup_seconds),
-        basis=f"a recursion over the requests' own {made_of} with the manifest's step costs",
+        basis=f"the requests' own {made_of}, played with the manifest's step costs",
     )
 
 
-def pools_on(manifest: Manifest, workload: Workload) -> Pools | MixedPools | str:
-    """Return the pools of a manifest as the recursions see them, or why they cannot be played."""
+def pools_on(manifest: Manifest, workload: Workload) -> Pools | AggregatedPools | str:
+    """Return the pools of a manifest as they are played, or why they cannot be played."""
     aggregated = mixed_pool(manifest)
     if aggregated is not None:
         unlike = unlike_steps(manifest)
-        return unlike or mixed_of_manifest(manifest, aggregated, workload)
+        return unlike or aggregated_of_manifest(manifest, aggregated, workload)
     pools = pool_pair(manifest)
     return pools if isinstance(pools, str) else of_manifest(manifest, pools, workload)
 
 
 def unlike_steps(manifest: Manifest) -> str | None:
-    """Return why the recursion over steps does not have the rules of a manifest's routing; None where it has."""
-    routing = manifest.routing
-    if routing.chunks != "decode_first":
-        return f"a trace is played with prompts beside running requests, not with routing.chunks {routing.chunks}"
-    if routing.decode_reservation != "whole":
+    """Return why a trace is not played with a manifest's routing; None where it is."""
+    if manifest.routing.decode_reservation != "whole":
         return "a trace is played with KV reserved for whole answers"
     return None
 
 
-def mixed_of_manifest(manifest: Manifest, pool: Pool, workload: Workload) -> MixedPools:
-    """Return the aggregated instances of a manifest; the ``workload`` holds the moments of what is played."""
-    routing, block = manifest.routing, pool.kv.block_tokens
-    aggregate = steps.recorded(pool_aggregate(manifest, pool, workload))
-    return MixedPools(
-        machines=MixedMachines(
-            aggregate=aggregate,
-            times=StepTimes(aggregate),
-            instances=len(pool.instances),
-            policy="round_robin" if routing.prefill == "round_robin" else "least_load",
-            rank_policy=routing.decode,
-            capacity_tokens=float(pool.kv.capacity_tokens_per_rank),
-        ),
-        charged=lambda tokens: math.ceil(pool.kv.charged(tokens) / block) * block,
+def aggregated_of_manifest(manifest: Manifest, pool: Pool, workload: Workload) -> AggregatedPools:
+    """Return the aggregated instances of a manifest; the ``workload`` holds the lengths of what is played."""
+    routing, aggregate = manifest.routing, pool_aggregate(manifest, pool, workload)
+    played = aggregate.player(Limits(percentile=99.0)).pool
+    rule = replace(
+        played.rule,
+        order="shared" if routing.chunks == "decode_first" else "prompts_first",
+        dealing=routing.decode,
+    )
+    policy: Policy = "round_robin" if routing.prefill == "round_robin" else "least_load"
+    return AggregatedPools(
+        pool=replace(played, rule=rule, instances=len(pool.instances), policy=policy), charged=aggregate.charged
     )
 
 
