@@ -30,6 +30,8 @@ _LIKELY = 0.8
 """Of saturation: where the search for a capacity begins."""
 _LONGER = 0.97
 """Of what few requests tell: where that of many begins, which wait a little more."""
+_SURE, _EASY = 0.99, 0.5
+"""What few requests tell at that confidence to take no more of its limits than so much is in time."""
 FEWEST = 600
 """Requests, with which an instance seldom fills: who is late even so is far off."""
 _REQUESTS, _REFILLS, _LONGEST = 40_000, 3, 400_000
@@ -295,7 +297,10 @@ class AggregatedServer:
     def pool_carries(self, instances: int, rate_per_second: float) -> bool:
         """Whether so many instances carry a rate within both limits."""
         each = rate_per_second / instances
-        return each <= self.most_per_second * (1 + 1e-9) and self.player.keeps(each, instances)
+        if each > self.most_per_second * (1 + 1e-9):
+            return False
+        far = self.player.trial(each, instances, FEW).interval(_SURE)[1] <= _EASY
+        return far or self.player.keeps(each, instances)
 
     def told(self, rate_per_second: float, instances: int) -> Sample:
         """Return over how many requests a plan of so many instances, at the rate of one, is told, and how surely."""
