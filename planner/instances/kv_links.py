@@ -2,37 +2,38 @@
 
 A transfer takes as many links as the narrower of the two attention groups has devices, all of them together; so a
 group of n devices sends or pulls n // links prompts at once over its channels (CloudMatrix384 section 4.3.3 maps decode
-ranks to them). Each side works off its transfers first come, first served, and KV is there when both have:
+ranks to them). Each side works off its transfers first come, first served, and KV is there when both have.
 
-    wait of a side = rho/(1 - rho) (ca² + c²)/2 s,   and (n - 1)/2 · s/channels behind prompts of the same pass
-
-with s the transfer of one prompt, c² its squared CV, rho the load of a channel, n the group's prompts of a pass.
-Prompts come out of a busy prefill instance more evenly than they went in, which a link with little load sees (ca² of
-departures), and no more evenly over long times, which a loaded one sees (ca² of arrivals): ca² is mixed by rho². The
-decode side is served about in turn, which divides ca² = 1 by its channels. The waits of both sides are added.
-
-Ref: J. F. C. Kingman 1961; departures: W. Whitt, The Queueing Network Analyzer, Bell Syst. Tech. J. 62:2779, 1983,
-Eq. (38); what a loaded server sees: S. Suresh and W. Whitt, The heavy-traffic bottleneck phenomenon in open queueing
-networks, Oper. Res. Letters 9:355, 1990; a batch's own part: M. L. Chaudhry and J. G. C. Templeton, A First Course in
-Bulk Queues, 1983, section 3.2. The mix and the sum are ours; docs/queueing.md has their error.
+What a prompt waits is played: prompts of one pass end together, and decode has room where requests left with the last
+iteration, so transfers come in bursts that no stationary queue tells. Passes last as those of mean prompts, iterations
+as with the mean number of running requests; the play is plain Python, for it is short and needs no compiled loop.
 """
 
 import heapq
+import math
+from bisect import bisect_right
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 import numpy as np
 
 from planner.costs.cache import Cache
-from planner.serving.closed_forms.waits import kingman_wait
+from planner.serving.closed_forms.pass_seconds import Passes
 from planner.serving.latency import Array
-from planner.serving.prompts import Prompts
+from planner.serving.prompts import prompts_of
+from planner.serving.streams import Ints, stationary
+from planner.workload import Workload
 
 if TYPE_CHECKING:  # a plan needs links and no manifest, whose schema takes time to build
     from planner.manifest.schema import KvTransfer, Pool, Role
 
 MOST_LINK_UTILISATION = 0.8
 """Of a side's links that a plan may count on: twice a transfer is waited for there, and soon much more."""
+_PLAYED = 3000
+"""Prompts, of which the last two thirds count."""
+_ROUNDS = 12
+"""In which running requests and iteration time, that depend on each other, come to rest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,50 +128,38 @@ class LinkState:
         return self.transfer_seconds + self.wait_seconds
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Departures:
-    """How prompts leave prefill at one attention group; 1 counts gaps as Poisson."""
+class Source(NamedTuple):
+    """Prefill instances that prompts are dealt to in turn."""
 
-    arrival_squared_cv: float = 1.0
-    """Of the gaps between the group's prompts as they come."""
-    gap_squared_cv: float = 1.0
-    """Of the gaps as they leave."""
-    together: float = 1.0
-    """Prompts that end in the same pass, as a prompt sees it."""
+    passes: Passes
+    """Of mean prompts."""
+    instances: int
 
 
-def departures(arrival_squared_cv: float, service_squared_cv: float, utilisation: float, groups: int) -> Departures:
-    """How prompts leave each of the groups of an instance that deals them out, one by one.
+class Sink(NamedTuple):
+    """Decode instances, whose ranks are taken by least KV."""
 
-    1 + (1 - u²)(ca² - 1) + u²(cs² - 1) of the instance, over its groups.
+    iteration_seconds: Callable[[Array], Array]
+    """By running requests of an instance."""
+    iterations_per_token: float
+    most_requests: int
+    """Of an instance."""
+    instances: int
 
-    Ref: Whitt 1983, Eq. (38) for one server; P. J. Burke 1956 for M/M/1, where it is exact.
-    """
-    share = utilisation**2
-    squared_cv = 1 + (1 - share) * (arrival_squared_cv - 1) + share * (service_squared_cv - 1)
-    return Departures(arrival_squared_cv=arrival_squared_cv / groups, gap_squared_cv=squared_cv / groups)
 
-
-def link_state(links: KvLinks, rate_per_second: float, prompts: Prompts, leave: Departures) -> LinkState | None:
+def link_state(
+    links: KvLinks, rate_per_second: float, workload: Workload, source: Source, sink: Sink
+) -> LinkState | None:
     """Return transfer and wait at a rate of requests; None where a side's links cannot keep up."""
-    held = links.held_seconds(prompts.tokens)
-    mean = float(held @ prompts.weights)
-    squared_cv = float((held - mean) ** 2 @ prompts.weights) / mean**2 if mean else 0.0
+    prompts = prompts_of(workload)
+    mean = float(links.held_seconds(prompts.tokens) @ prompts.weights)
     servers = {role: links.servers(side) for role, side in links.sides}
     loads = {role: rate_per_second * mean / count for role, count in servers.items()}
     if max(loads.values()) >= 1:
         return None
-    loaded = loads["prefill"] ** 2
-    gaps = {
-        "prefill": (1 - loaded) * leave.gap_squared_cv + loaded * leave.arrival_squared_cv,
-        "decode": 1 / servers["decode"],
-    }
-    wait = max(leave.together - 1, 0.0) / 2 * mean / links.channels(links.prefill)
-    for role, count in servers.items():
-        wait += kingman_wait(rate_per_second / count, mean, gaps[role], squared_cv)
     return LinkState(
         transfer_seconds=mean + links.latency_seconds,
-        wait_seconds=wait,
+        wait_seconds=float(_waits(links, rate_per_second, workload, source, sink).mean()),
         utilisation=loads,
         most_per_second={role: MOST_LINK_UTILISATION * count / mean for role, count in servers.items()},
         sent_bytes=mean * links.width * links.link_bytes_per_second,
@@ -179,46 +168,97 @@ def link_state(links: KvLinks, rate_per_second: float, prompts: Prompts, leave: 
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pulled:
-    """Transfers of a recorded stream, [requests]."""
-
-    there_seconds: Array
-    """When the KV is there."""
-    wait_seconds: Array
-    """Until its links were free on both sides."""
-    utilisation: "dict[Role, float]"
-    """Share of the time up to the last transfer in which a link of each role carries KV."""
-
-
-def pulled(links: KvLinks, ready_seconds: Array, origin: Array, prompt_tokens: Array) -> Pulled:
-    """Return when the KV of every request of a recorded stream is there; there may be none.
-
-    Each side works off its transfers first come, first served.
-
-    Args:
-        ready_seconds: [requests], when each prompt's KV is complete.
-        origin: [requests], the attention group of the prefill pool that holds it.
-        prompt_tokens: [requests], lengths, reused tokens included.
-    """
-    held = links.held_seconds(prompt_tokens)
-    sources = [[0.0] * links.channels(links.prefill) for _ in range(links.prefill.groups)]
-    targets = [0.0] * (links.decode.groups * links.channels(links.decode))
-    begun = np.zeros(held.size)
-    order = np.argsort(ready_seconds, kind="stable")
-    rows = zip(order.tolist(), ready_seconds[order].tolist(), held[order].tolist(), origin[order].tolist(), strict=True)
-    for request, ready, seconds, group in rows:
-        source = sources[group]
-        # Placement goes to the rank with least KV, which is about the one whose turn is longest ago.
-        sends, gets = max(ready, source[0]), max(ready, targets[0])
-        heapq.heapreplace(source, sends + seconds)
-        heapq.heapreplace(targets, gets + seconds)
-        begun[request] = max(sends, gets)
-    end = float((begun + held).max(initial=0.0))
-    return Pulled(
-        there_seconds=begun + held + links.latency_seconds,
-        wait_seconds=begun - ready_seconds,
-        utilisation={
-            role: float(held.sum()) / (links.servers(side) * end) if end else 0.0 for role, side in links.sides
-        },
+def _waits(links: KvLinks, rate_per_second: float, workload: Workload, source: Source, sink: Sink) -> Array:
+    """Return what prompts that count wait for links, in the order in which they end."""
+    stream = stationary(workload, _PLAYED).at_rate(rate_per_second)
+    ready, group = _ended(stream.arrival_seconds, stream.prompt_tokens, source, links.prefill.groups)
+    order = np.argsort(ready, kind="stable")
+    tokens = stream.answer_tokens[order]
+    columns = (
+        ready[order],
+        group[order],
+        links.held_seconds(stream.prompt_tokens[order].astype(np.float64)),
+        stream.prompt_tokens[order] + tokens,
+        np.maximum((tokens - 1) * sink.iterations_per_token, 1.0),
     )
+    means = [float(column.mean()) for column in columns]
+    room = _Room(links.decode.groups, sink, rate_per_second, means[4], means[3], float(columns[0][-1]))
+    sources = [[0.0] * links.channels(links.prefill) for _ in range(links.prefill.groups)]
+    targets = [[0.0] * links.channels(links.decode) for _ in range(links.decode.groups)]
+    waits = np.zeros(order.size)
+    for request, row in enumerate(zip(*(column.tolist() for column in columns), strict=True)):
+        now, origin, held, need, iterations = row
+        now, rank = room.take(now, need)
+        sends, gets = max(now, sources[origin][0]), max(now, targets[rank][0])
+        heapq.heapreplace(sources[origin], sends + held)
+        heapq.heapreplace(targets[rank], gets + held)
+        waits[request] = max(sends, gets) - now
+        room.leaves(rank, need, max(sends, gets) + held, iterations)
+    return waits[order.size // 3 :]
+
+
+def _ended(arrivals: Array, prompt_tokens: Ints, source: Source, groups: int) -> tuple[Array, Ints]:
+    """Return when prompts end and the group that holds each: a pass takes who waits, its groups in turn."""
+    passes, ranks = source.passes, groups // source.instances
+    ready, group = np.empty(arrivals.size), np.empty(arrivals.size, dtype=np.int64)
+    mean = float(prompt_tokens.mean())
+    for instance in range(source.instances):
+        own = slice(instance, None, source.instances)
+        come: list[float] = arrivals[own].tolist()
+        total: list[float] = np.append(0.0, np.cumsum(prompt_tokens[own]) / mean).tolist()
+        ends: list[float] = []
+        free, first = 0.0, 0
+        while first < len(come):
+            begin = max(free, come[first])
+            here = bisect_right(come, begin, first)
+            fit = bisect_right(total, total[first] + passes.most * (1 + 1e-9), first) - 1
+            last = max(min(here, fit), first + 1)
+            free = begin + float(np.interp(total[last] - total[first], passes.prompts, passes.seconds))
+            ends += [free] * (last - first)
+            first = last
+        ready[own], group[own] = ends, instance * ranks + np.arange(len(come)) % ranks
+    return ready, group
+
+
+class _Room:
+    """The decode ranks as requests leave them: iterations of an instance end together, one after the other."""
+
+    def __init__(self, ranks: int, sink: Sink, rate: float, iterations: float, need: float, horizon: float) -> None:
+        """Begin with as many requests as run at the rate, each at a random one of its iterations."""
+        running, most = 1.0, float(sink.most_requests)
+        for _ in range(_ROUNDS):
+            self.seconds = float(sink.iteration_seconds(np.array([running]))[0])
+            running = min(max(rate / sink.instances * iterations * self.seconds, 1.0), most)
+        random = np.random.default_rng(0)
+        self._each = ranks // sink.instances
+        self._phase = (random.random(sink.instances) * self.seconds).tolist()
+        self._running, self._most = round(running * sink.instances), sink.most_requests * sink.instances
+        # In turn over the ranks, so that they begin about equally full.
+        ranks_of = np.arange(self._running) % ranks
+        self._held = np.bincount(ranks_of, minlength=ranks) * need
+        left = np.floor(random.random(self._running) * iterations)
+        chosen = np.flatnonzero(left * self.seconds < horizon)
+        self._leaving = [
+            (self._phase[rank // self._each] + iteration * self.seconds, rank, need)
+            for rank, iteration in zip(ranks_of[chosen].tolist(), left[chosen].tolist(), strict=True)
+        ]
+        heapq.heapify(self._leaving)
+
+    def take(self, now: float, need: float) -> tuple[float, int]:
+        """Give a request room where least KV is set aside; return when, and the rank."""
+        leaving = self._leaving
+        while leaving and (leaving[0][0] <= now or self._running >= self._most):
+            seconds, rank, freed = heapq.heappop(leaving)
+            now = max(now, seconds)
+            self._held[rank] -= freed
+            self._running -= 1
+        rank = int(self._held.argmin())
+        self._held[rank] += need
+        self._running += 1
+        return now, rank
+
+    def leaves(self, rank: int, need: float, there: float, iterations: float) -> None:
+        """Let a request go as many iterations after its KV is there."""
+        phase = self._phase[rank // self._each]
+        begun = math.ceil((there - phase) / self.seconds)
+        heapq.heappush(self._leaving, (phase + (begun + math.ceil(iterations)) * self.seconds, rank, need))

@@ -1,26 +1,14 @@
 """KV transfers of a question's pools: which links they have, what those carry, and what a prompt waits for them."""
 
-from dataclasses import replace
-
 import numpy as np
 
 from planner.costs.cache import Cache, model_cache
 from planner.costs.deployment import Deployment
-from planner.instances.kv_links import (
-    MOST_LINK_UTILISATION,
-    Departures,
-    KvLinks,
-    LinkSide,
-    LinkState,
-    departures,
-    link_state,
-)
+from planner.instances.kv_links import MOST_LINK_UTILISATION, KvLinks, LinkSide
 from planner.question import Question
-from planner.serving.closed_forms.pass_seconds import Passes
 from planner.serving.latency import Array
 from planner.serving.prompts import prompts_of
 from planner.strategy import Strategy
-from planner.workload import Workload
 
 
 def link_bytes_per_second(question: Question) -> float:
@@ -54,27 +42,3 @@ def most_linked(question: Question, deployment: Deployment) -> Array:
     sent = float(np.asarray(model_cache(deployment).bytes(prompts.tokens, 1.0)) @ prompts.weights)
     links = np.asarray(strategy.attention_groups * strategy.attention_tp * strategy.pp, dtype=np.float64)
     return links * (MOST_LINK_UTILISATION * link_bytes_per_second(question) / sent)
-
-
-def transfer_state(
-    question: Question, links: KvLinks, leave: Departures, requests_per_second: float
-) -> LinkState | None:
-    """Return what prompts' KV takes at a rate of requests of all instances; None where the links cannot keep up."""
-    return link_state(links, requests_per_second, prompts_of(question.workload), leave)
-
-
-def leaving(
-    passes: Passes, workload: Workload, rate_per_second: float, arrival_squared_cv: float, groups: int
-) -> Departures:
-    """How prompts leave the groups of one prefill instance at its rate.
-
-    Passes have the size whose arrivals fill the next one; prompts of a pass are spread over the groups.
-
-    Args: ``arrival_squared_cv`` of the gaps at the instance.
-    """
-    filled = np.flatnonzero(passes.prompts >= rate_per_second * passes.seconds)
-    place = int(filled[0]) if filled.size else -1
-    prompts, seconds = float(passes.prompts[place]), float(passes.seconds[place])
-    spread = workload.input_tokens.squared_cv / prompts
-    found = departures(arrival_squared_cv, spread, min(rate_per_second * seconds / prompts, 1.0), groups)
-    return replace(found, together=max(prompts / groups, 1.0))

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from ground.errors import BadInput
 from planner.costs.latency import tokens_per_iteration
 from planner.instances.aggregated import Aggregate, AggregatedState, in_blocks
-from planner.instances.kv_links import KvLinks, LinkState, link_state
+from planner.instances.kv_links import KvLinks, LinkState, Sink, Source, link_state
 from planner.instances.operating import (
     Dealing,
     dealt_iteration_seconds,
@@ -22,7 +22,6 @@ from planner.instances.operating import (
     mean_passes,
     pass_times,
 )
-from planner.instances.transfers import leaving
 from planner.manifest.reach import charged_tokens
 from planner.manifest.schema import (
     Manifest,
@@ -42,7 +41,6 @@ from planner.serving.closed_forms.pass_seconds import Passes
 from planner.serving.latency import Latency
 from planner.serving.played import PlayedPrefill
 from planner.serving.prefill import PrefillPool
-from planner.serving.prompts import prompts_of
 from planner.workload import Lengths, Workload
 
 Floats = NDArray[np.float64]
@@ -309,12 +307,16 @@ def pool_links(
     """Return what KV takes from the prefill to the decode pool; None where the links cannot keep up."""
     prefill, decode = pools
     assert manifest.kv_transfer is not None, "a manifest with prefill and decode pools has links"
-    count = len(prefill.instances)
-    squared_cv = _gap_squared_cv(manifest, workload, count)
-    passes, each = pool_passes(prefill, workload), requests_per_second / count
-    leave = leaving(passes, workload, each, squared_cv, prefill.degrees.attention_dp)
+    dealing, drafts = iteration_dealing(decode, workload), decode.mtp
+    sink = Sink(
+        iteration_seconds=partial(dealt_iteration_seconds, dealing),
+        iterations_per_token=1 / tokens_per_iteration(drafts.drafts, drafts.acceptance),
+        most_requests=decode.limits.requests_per_dp_rank * decode.degrees.attention_groups,
+        instances=len(decode.instances),
+    )
+    source = Source(pool_passes(prefill, workload), len(prefill.instances))
     links = KvLinks.between(manifest.kv_transfer, prefill, decode)
-    return link_state(links, requests_per_second, prompts_of(workload), leave)
+    return link_state(links, requests_per_second, workload, source, sink)
 
 
 def iteration_dealing(pool: Pool, workload: Workload) -> Dealing:

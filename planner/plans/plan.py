@@ -10,14 +10,13 @@ from ground.sourced import Sourced
 from ground.units import format_duration
 from hardware.spec import HardwareSpec
 from planner.costs.cache import model_cache
-from planner.instances.kv_links import MOST_LINK_UTILISATION, LinkState
+from planner.instances.kv_links import MOST_LINK_UTILISATION, LinkState, Sink, Source, link_state
 from planner.instances.operating import DecodeServer, PrefillServer
 from planner.instances.space import Role
-from planner.instances.transfers import leaving, links_of, transfer_state
+from planner.instances.transfers import links_of
 from planner.plans.pools import DecodePool, PlannedPool, PrefillPool
 from planner.question import Question
 from planner.serving.closed_forms.birth_death import DecodeState
-from planner.serving.closed_forms.bulk_service import thinned_squared_cv
 from planner.serving.latency import Latency, independent_sum
 from planner.serving.played import Played
 
@@ -210,8 +209,10 @@ def make_plan(
     """Return the plan of (server, instances, rate of one instance) per role at a rate; None where it cannot keep up."""
     (first, first_count, first_rate), (second, second_count, second_rate) = prefill, decode
     ttft = first.ttft(rate_per_second / first_count, first_count)
+    if ttft is None:
+        return None
     links = _links(question, (first, first_count), (second, second_count), rate_per_second)
-    if ttft is None or links is None:
+    if links is None:
         return None
     state = replace(second, transfer_seconds=links.seconds).state(rate_per_second / second_count, second_count)
     if state is None:
@@ -255,10 +256,8 @@ def _links(
     links = links_of(
         question, model_cache(first.candidate.deployment), (strategies[0], first_count), (strategies[1], second_count)
     )
-    squared_cv = thinned_squared_cv(question.workload.arrival_squared_cv, first_count, "round_robin")
-    each = rate_per_second / first_count
-    leave = leaving(first.passes, question.workload, each, squared_cv, strategies[0].attention_dp)
-    return transfer_state(question, links, leave, rate_per_second)
+    sink = Sink(second.iteration_seconds, 1 / second.accepted, second.most_requests, second_count)
+    return link_state(links, rate_per_second, question.workload, Source(first.passes, first_count), sink)
 
 
 def binding_limit(question: Question, prefill: PrefillPool, decode: DecodePool, links: LinkState) -> str:
