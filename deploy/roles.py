@@ -8,10 +8,12 @@ from ground.units import format_bytes
 from hardware.spec import Dtype, HardwareSpec
 from models.spec import MLA, ModelSpec
 from planner.engines.accelerators import accelerator_of, broken_accelerator
+from planner.engines.memory import prefill_prompts
 from planner.engines.rules import Broken, Setup, broken_pair, broken_rule, describe, expert_mode, nearest_reachable
 from planner.engines.spec import Accelerator, EngineProfile, ExpertMode
 from planner.manifest.layout import ExpertMap, Instance
 from planner.manifest.schema import AnswerKinds, Manifest, MemoryBytes, Pool, PromptKinds, Role
+from planner.manifest.terms import smaller
 from planner.strategy import Strategy
 
 ROOM_TOKENS = 256  # BOS and the chat template of a prompt, and SGLang's own last tokens
@@ -190,6 +192,11 @@ def _role(
     own_drafts = setup.drafts if pool.role != "prefill" else prefill_drafts
     _check_draft_layer(manifest, pool, own_drafts, lengths[0])
     sequences = pool.limits.requests_per_dp_rank
+    if profile.engine == "vllm-ascend" and pool.role == "prefill":
+        workload = manifest.workload
+        computed = max(workload.input_tokens * (1 - workload.prefix_reuse), 1.0)
+        prompts = math.ceil(pool.limits.tokens_per_device * per_rank / computed)
+        sequences = int(smaller(sequences, prefill_prompts(prompts)))
     tokens = sequences * (1 + own_drafts) if decodes else pool.limits.tokens_per_device * per_rank
     return RolePlan(
         name=name,

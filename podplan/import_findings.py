@@ -3,11 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from deploy.memory import dispatch_tokens, hccl_mebibytes, memory_of
+from deploy.memory import holding, memory_of
 from deploy.reading.engines import Counted
 from deploy.reading.foreign import Found
 from deploy.roles import RolePlan, read_roles
 from ground.errors import Infeasible
+from planner.engines.memory import dispatch_tokens, hccl_mebibytes
 from planner.engines.spec import EngineProfile
 from planner.manifest.schema import Manifest
 from planner.question import Question
@@ -122,10 +123,10 @@ def _buffers(planned: RolePlan, role: Found) -> list[Finding]:
 
 def _needed(planned: RolePlan, role: Found) -> list[tuple[str, int, int]]:
     """Return (variable, least value, default) of the buffers of a role."""
-    found = []
+    found, held = [], holding(role.engine, planned)
     low_latency = role.engine == "sglang" and role.flags.get("--moe-a2a-backend") == "deepep" and role.role != "prefill"
     if low_latency:
-        found.append(("SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK", dispatch_tokens(planned), 128))
+        found.append(("SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK", int(dispatch_tokens(held)), 128))
     if planned.accelerator == "ascend":
-        found.append(("HCCL_BUFFSIZE", hccl_mebibytes(role.engine, planned), 200))
+        found.append(("HCCL_BUFFSIZE", int(hccl_mebibytes(held)), 200))
     return found

@@ -1,9 +1,10 @@
 """Environment of collectives and of KV transfer: which interface, which devices, how large their buffers are."""
 
 from deploy.commands.launch import Target
-from deploy.memory import buffers_bytes, hccl_mebibytes, symmetric_gibibytes
+from deploy.memory import holding, symmetric_gibibytes
 from deploy.roles import RolePlan
 from deploy.words import Shell, Value
+from planner.engines.memory import exchange_bytes, hccl_mebibytes
 
 
 def talks_over_nodes(role: RolePlan) -> bool:
@@ -23,7 +24,9 @@ def gpu_environment(target: Target, role: RolePlan) -> dict[str, Value]:
     heap = symmetric_gibibytes(target.profile.engine, role)
     if heap:
         found["NVSHMEM_SYMMETRIC_SIZE"] = f"{heap}G"
-    if role.nodes > 1 and buffers_bytes(target.profile.engine, role):  # DeepEP over nodes, in either of its kernels
+    if role.nodes > 1 and exchange_bytes(
+        holding(target.profile.engine, role)
+    ):  # DeepEP over nodes, in either of its kernels
         found |= {
             "NVSHMEM_REMOTE_TRANSPORT": "ibgda",
             "NVSHMEM_IB_ENABLE_IBGDA": "true",
@@ -41,7 +44,7 @@ def ascend_environment(target: Target, role: RolePlan) -> dict[str, Value]:
         "HCCL_IF_IP": Shell('"$ADDRESS"'),
         "HCCL_SOCKET_IFNAME": interface,
         "GLOO_SOCKET_IFNAME": interface,
-        "HCCL_BUFFSIZE": hccl_mebibytes(target.profile.engine, role),
+        "HCCL_BUFFSIZE": int(hccl_mebibytes(holding(target.profile.engine, role))),
         "HCCL_OP_EXPANSION_MODE": "AIV",
         "TASK_QUEUE_ENABLE": 1,
         "PYTORCH_NPU_ALLOC_CONF": "expandable_segments:True",

@@ -10,9 +10,10 @@ from typing import Any
 from deploy.commands.launch import Launch, Target
 from deploy.experts import ascend_map, needs_map
 from deploy.images import published
-from deploy.memory import exchanges, hccl_mebibytes
+from deploy.memory import exchanges, holding
 from deploy.roles import RolePlan
 from deploy.words import Shell
+from planner.engines.memory import hccl_mebibytes
 
 Json = dict[str, Any]
 
@@ -84,6 +85,10 @@ def configuration(target: Target, role: RolePlan) -> Json:
     }
 
 
+def _buffer(role: RolePlan) -> int:
+    return int(hccl_mebibytes(holding("mindie", role)))
+
+
 def _model(target: Target, role: RolePlan) -> Json:
     strategy = role.strategy
     found: Json = {
@@ -124,7 +129,7 @@ def _deepseek(target: Target, role: RolePlan) -> Json:
         path = f"{target.site.files_path}/expert-map-{role.name}.json"
         found["eplb"] = {"level": 1, "expert_map_file": path}
     if exchanges(role):
-        found["parallel_options"] = {"hccl_moe_ep_buffer": max(hccl_mebibytes("mindie", role), LEAST_BUFFER_MEBIBYTES)}
+        found["parallel_options"] = {"hccl_moe_ep_buffer": max(_buffer(role), LEAST_BUFFER_MEBIBYTES)}
     return found
 
 
@@ -181,7 +186,7 @@ def motor_environment(target: Target) -> Json:
         return {
             "PYTORCH_NPU_ALLOC_CONF": "expandable_segments:True",
             "OMP_NUM_THREADS": 8,
-            "HCCL_BUFFSIZE": hccl_mebibytes("mindie", role),
+            "HCCL_BUFFSIZE": _buffer(role),
             "HCCL_OP_EXPANSION_MODE": "AIV",
             "NPU_MEMORY_FRACTION": MEMORY_SHARE,
             "TASK_QUEUE_ENABLE": 1,

@@ -6,9 +6,10 @@ Requests and prefill tokens are of the instance: SGLang divides both by attentio
 from deploy.commands.fabric import ascend_environment, gpu_environment
 from deploy.commands.launch import NODE_RANK, Launch, Target, port
 from deploy.experts import needs_map, sglang_map
-from deploy.memory import dispatch_tokens, exchanges
+from deploy.memory import exchanges, holding
 from deploy.roles import RolePlan
 from deploy.words import Flag, Shell, Value
+from planner.engines.memory import dispatch_tokens
 
 BOOTSTRAP_PORT = 8998
 DIST_PORT = 5000
@@ -154,5 +155,5 @@ def _environment(target: Target, role: RolePlan) -> dict[str, Value]:
             if role.hardware.devices_per_chip.value == 1:  # A2 has no fabric of its own between servers
                 found["ASCEND_MF_TRANSFER_PROTOCOL"] = "device_rdma"
     if exchanges(role) and role.role != "prefill":
-        found["SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK"] = dispatch_tokens(role)
+        found["SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK"] = int(dispatch_tokens(holding("sglang", role)))
     return found

@@ -9,7 +9,6 @@ from typing import Any
 
 from deploy.commands.fabric import gpu_environment
 from deploy.commands.launch import Launch, Target, port
-from deploy.memory import exchanges
 from deploy.roles import RolePlan
 from deploy.words import Shell
 from ground.files import to_yaml
@@ -74,7 +73,7 @@ def options(target: Target, role: RolePlan) -> Json:
         found["cache_transceiver_config"] = {"backend": "UCX", "max_tokens_in_buffer": role.longest}
     if role.drafts:
         found["speculative_config"] = {"decoding_type": "MTP", "num_nextn_predict_layers": role.drafts}
-    assert exchanges(role) or not role.setup.redundant, "replicas come with an exchange alone"
+    assert role.mode is not None or not role.setup.redundant, "replicas come with an exchange alone"
     return found
 
 

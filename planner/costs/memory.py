@@ -6,6 +6,7 @@ weights, activations, exchange buffers and the runtime's reserve.
 """
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,6 +18,10 @@ from planner.costs.cache import device_cache, model_cache
 from planner.costs.collectives import exchange_fit, message_bytes
 from planner.costs.deployment import Deployment, shared_split
 from planner.manifest.terms import Number
+
+if TYPE_CHECKING:
+    from planner.engines.memory import Holding
+    from planner.engines.spec import EngineProfile
 
 BLOCK_TOKENS = 128
 """KV is paged in blocks of so many tokens (CloudMatrix384 section 4.4.2)."""
@@ -56,13 +61,68 @@ def memory(deployment: Deployment, *, kv_tokens: Number, sequences: Number, toke
     DP group that are in flight, all microbatches together. Numbers or arrays; so are the results.
     """
     device = deployment.hardware.device
+    weights, activations = weight_bytes(deployment), activation_bytes(deployment, tokens)
+    reserve, capacity = device.reserve_bytes.value, device.memory_bytes.value
+    if (profile := engine_of(deployment)) is None:
+        buffers = buffer_bytes(deployment, tokens)
+    else:
+        from planner.engines.memory import kept_bytes
+
+        held = _holding(deployment, profile, sequences, tokens)
+        buffers = kept_bytes(
+            profile, held, weights=weights, activations=activations, reserve=reserve, capacity=capacity
+        )
     return Memory(
-        weights=weight_bytes(deployment),
+        weights=weights,
         kv_cache=device_cache(deployment).bytes(kv_tokens, sequences),
-        activations=activation_bytes(deployment, tokens),
-        buffers=buffer_bytes(deployment, tokens),
-        reserve=device.reserve_bytes.value,
-        capacity=device.memory_bytes.value,
+        activations=activations,
+        buffers=buffers,
+        reserve=reserve,
+        capacity=capacity,
+    )
+
+
+def engine_of(deployment: Deployment) -> "EngineProfile | None":
+    """Return the profile of the engine whose rules of memory hold, None for the reference runtime and unknown ones."""
+    name = (deployment.engine or "reference").partition("@")[0]
+    if name == "reference":  # most searches: the schema of profiles is not read for it
+        return None
+    from planner.engines.loader import engine_names, load_engine
+
+    return load_engine(name) if name in engine_names() else None
+
+
+def _holding(deployment: Deployment, profile: "EngineProfile", sequences: Number, tokens: Number) -> "Holding":
+    """Return an instance as the engines' rules of memory read it: those of deployment files."""
+    from planner.engines.accelerators import accelerator_of
+    from planner.engines.memory import Holding, prefill_prompts
+
+    strategy, moe, model = deployment.strategy, deployment.model.moe, deployment.model
+    ascend = accelerator_of(deployment.hardware) == "ascend"
+    spread = moe is not None and any(
+        mode.exchange == "all_to_all" and (mode.architectures is None or model.architecture in mode.architectures)
+        for mode in profile.parallelism.experts
+    )
+    whole = np.equal(strategy.moe_tp, 1) & np.greater(strategy.moe_ep, 1)
+    apart = ascend or np.greater(strategy.attention_dp, 1)
+    prompts = profile.engine == "vllm-ascend" and deployment.phase == "prefill"
+    return Holding(
+        engine=profile.engine,
+        role=deployment.phase,
+        ascend=ascend,
+        exchanges=spread and whole & apart,
+        hidden=model.hidden_size,
+        experts_per_token=moe.experts_per_token if moe else 0,
+        latent=isinstance(model.attention, MLA),
+        slots=moe.experts + deployment.redundant if moe else 0,
+        attention_tp=strategy.attention_tp,
+        attention_dp=strategy.attention_dp,
+        moe_ep=strategy.moe_ep,
+        devices=strategy.devices,
+        nodes=np.greater(strategy.devices, deployment.hardware.devices_per_node.value),
+        sequences=prefill_prompts(sequences / 2) if prompts else sequences,
+        window=1 + deployment.drafts,
+        tokens=tokens * strategy.pp,
     )
 
 

@@ -3,8 +3,9 @@
 Ref: vllm_ascend/ascend_forward_context.py of the 0.23.0 wheel, select_moe_comm_method; without fused MC2.
 """
 
-import math
 from typing import Literal
+
+from planner.manifest.terms import Number, smaller
 
 Generation = Literal["a2", "a3", "a5"]
 Exchange = Literal["mc2", "all_to_all", "allgather"]
@@ -14,13 +15,13 @@ A2_LEAST_EP = 16
 A2_MOST_EXPERTS_PER_DEVICE = 24
 
 
-def mc2_capacity(tokens: int, tensor: int) -> int:
+def mc2_capacity(tokens: Number, tensor: Number) -> Number:
     """Return the tokens of a DP rank that MC2 takes: min(ceil(tokens / TP), 512) · TP.
 
     >>> mc2_capacity(1500, 2)
     1024
     """
-    return min(math.ceil(tokens / tensor), GRAPH_TOKENS) * tensor
+    return smaller(-(-tokens // tensor), GRAPH_TOKENS) * tensor
 
 
 def exchange_of(
@@ -29,7 +30,7 @@ def exchange_of(
     ep: int,
     experts: int,
     tokens: int,
-    capacity: int,
+    capacity: Number,
     world: int,
     experts_per_token: int,
 ) -> Exchange:

@@ -3,15 +3,18 @@
 References: DeepEP csrc/config.hpp and deep_ep/buffer.py (030cdf0); CANN tiling of MoeDistributeDispatchV2 and
 MoeDistributeCombineV2 on A3, shared experts on every rank. The HCCL sizes were held against two published ones: a log's
 294 MiB, and the 600 that vLLM-Ascend's guide sets for 80 tokens, EP 32 and 8 experts a device (598 here).
+Functions take numbers or arrays.
 """
 
-import math
+import numpy as np
 
 from ground.units import MEBI
+from planner.manifest.terms import Number, larger
 
 BF16_BYTES = 2
 ALIGNMENT_BYTES = 128  # of DeepEP's buffers
 NVL_PEERS = 8  # DeepEP: ranks of one node
+CHUNK_RANKS, CHUNK_TOKENS = np.array([8, 64, 96, 128]), np.array([256, 288, 480, 560, 720])  # up to so many, and past
 CHANNELS = 10  # DeepEP: 20 SMs of its default, two a channel
 RDMA_TOKENS = 128  # DeepEP: num_max_rdma_chunked_recv_tokens of every default
 META_BYTES = 8 + 128 * (8 + 4) + 128 * 4  # DeepEP: source, room for 128 experts' indices and weights, 128 scales
@@ -20,11 +23,11 @@ HCCL_BUFFERS = 2  # a communicator holds one HCCL_BUFFSIZE to send and one to re
 COMBINE_FIXED_MIB = 3 + 204  # CANN: status and synchronisation of the normal combine
 
 
-def _up(value: int, unit: int) -> int:
+def _up(value: Number, unit: int) -> Number:
     return -(-value // unit) * unit
 
 
-def deepep_low_latency_bytes(tokens: int, hidden: int, slots: int) -> int:
+def deepep_low_latency_bytes(tokens: Number, hidden: int, slots: Number) -> Number:
     """Return DeepEP's low-latency buffer for ``tokens`` per rank and ``slots`` experts, replicas included.
 
     >>> round(deepep_low_latency_bytes(220, 7168, 256) / 1e9, 2)
@@ -33,23 +36,24 @@ def deepep_low_latency_bytes(tokens: int, hidden: int, slots: int) -> int:
     scales = hidden // 128
     dispatch = 16 + max(hidden * BF16_BYTES, hidden + scales * 4)
     combine = scales * 4 + hidden * BF16_BYTES
-    send = max(tokens * dispatch, slots * tokens * combine)
+    send = larger(tokens * dispatch, slots * tokens * combine)
     receive = slots * tokens * max(dispatch, combine)
     total = 2 * (send + receive + _up(slots * 12, ALIGNMENT_BYTES))
     return _up(total + 1, ALIGNMENT_BYTES)
 
 
-def deepep_normal_bytes(ranks: int, hidden: int) -> int:
+def deepep_normal_bytes(ranks: Number, hidden: int) -> Number:
     """Return DeepEP's buffers of its normal kernels: NVLink's chunks of a node, and RDMA's of the other nodes."""
-    chunk = next(tokens for most, tokens in ((8, 256), (64, 288), (96, 480), (128, 560), (10**9, 720)) if ranks <= most)
+    chunk = CHUNK_TOKENS[np.searchsorted(CHUNK_RANKS, ranks)]
     token = hidden * BF16_BYTES + META_BYTES
-    found = CHANNELS * min(ranks, NVL_PEERS) * chunk * token
-    if ranks > NVL_PEERS:
-        found += CHANNELS * math.ceil(ranks / NVL_PEERS) * RDMA_TOKENS * (token + 16) * 2 + MEBI
-    return _up(found, ALIGNMENT_BYTES)
+    nvlink = CHANNELS * np.minimum(ranks, NVL_PEERS) * chunk * token
+    rdma = CHANNELS * -(-ranks // NVL_PEERS) * RDMA_TOKENS * (token + 16) * 2 + MEBI
+    return _up(nvlink + rdma * np.greater(ranks, NVL_PEERS), ALIGNMENT_BYTES)
 
 
-def hccl_low_latency_mebibytes(tokens: int, hidden: int, *, ranks: int, local: int, experts_per_token: int) -> int:
+def hccl_low_latency_mebibytes(
+    tokens: Number, hidden: int, *, ranks: Number, local: Number, experts_per_token: int
+) -> Number:
     """Return the HCCL_BUFFSIZE that the fused dispatch and combine need for ``tokens`` per rank.
 
     ``local`` expert slots stand on each of ``ranks`` EP ranks. The operator asks for more than twice what it holds.
@@ -63,7 +67,7 @@ def hccl_low_latency_mebibytes(tokens: int, hidden: int, *, ranks: int, local: i
     return 2 * held // MEBI + 1
 
 
-def hccl_normal_mebibytes(tokens: int, hidden: int, *, experts_per_token: int) -> int:
+def hccl_normal_mebibytes(tokens: Number, hidden: int, *, experts_per_token: int) -> Number:
     """Return the HCCL_BUFFSIZE that the normal combine needs for ``tokens`` of a rank in one step."""
     answers = tokens * experts_per_token * _up(2 * hidden, BLOCK_BYTES)
-    return math.ceil(2 * (answers / MEBI + COMBINE_FIXED_MIB))
+    return -(-2 * (answers + COMBINE_FIXED_MIB * MEBI) // MEBI)

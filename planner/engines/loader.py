@@ -13,6 +13,7 @@ CATALOGUE = Path(__file__).parent / "catalog"
 ORCHESTRATORS = Path(__file__).parent / "orchestrators"
 
 
+@cache
 def engine_names() -> tuple[str, ...]:
     """Return the engines that have a profile, sorted, ``reference`` first; reads file names alone."""
     names = {path.stem.rpartition("@")[0] for path in CATALOGUE.glob("*.yaml")}

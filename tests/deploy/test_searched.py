@@ -2,22 +2,45 @@
 
 import pytest
 
+from deploy.memory import holding, memory_of
 from deploy.render import render
+from deploy.roles import read_roles
 from deploy.site import Site
 from planner.engines.loader import load_engine
+from planner.engines.memory import kept_bytes
 from planner.plans.assemble import assemble
 from tests.deploy.cases import DIGEST
 from tests.questions import small_answer
 
 
 @pytest.mark.parametrize(
-    ("engine", "hardware"), [("vllm@0.33.0", "h100"), ("sglang@0.5.23", "h100"), ("xllm@0.9.0", "cm384")]
+    ("engine", "hardware"),
+    [
+        ("vllm@0.33.0", "h100"),
+        ("sglang@0.5.23", "h100"),
+        ("trtllm@1.2.1", "h100"),
+        ("xllm@0.9.0", "cm384"),
+        ("vllm-ascend@0.23.0", "cm384"),
+    ],
 )
 def test_what_was_planned_for_an_engine_deploys(engine: str, hardware: str) -> None:
-    """Search, assemble, render and read back."""
+    """Search, assemble, render and read back; the buffers planned are those told, and every planned request fits."""
     best = small_answer(hardware=hardware, devices=32, engine=engine).best
     assert best is not None
     manifest = assemble(best, {})
-    made = render(manifest, load_engine(engine), "bare", Site(), DIGEST)
+    profile = load_engine(engine)
+    for role in read_roles(manifest, profile, None):
+        given, held = role.memory, memory_of(profile, role)
+        kept = kept_bytes(
+            profile,
+            holding(profile.engine, role),
+            weights=given.weights,
+            activations=given.activations,
+            reserve=given.reserve,
+            capacity=given.capacity,
+        )
+        assert kept == pytest.approx(given.buffers, rel=1e-3)
+        assert held.requests == role.sequences
+    made = render(manifest, profile, "bare", Site(), DIGEST)
     planned = sum(pool.devices_per_instance * len(pool.instances) for pool in manifest.pools)
     assert f"together: {planned} devices" in made.files["README.md"]

@@ -138,3 +138,32 @@ def test_many_instances_at_once():
         alone = instance("qwen3-32b", "h200", "decode", "bf16", attention_tp=degree, moe_tp=degree, pp=int(pp[number]))
         expected = memory(alone, kv_tokens=1e5, sequences=1.0, tokens=tokens)
         assert np.asarray(together.used)[number] == pytest.approx(float(expected.used))
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm"])
+@pytest.mark.parametrize("phase", ["prefill", "decode", "mixed"])
+def test_engines_keep_what_their_rules_say(engine: str, phase: str):
+    """R1 on H800 in FP8, EP 8 to 64: arrays equal the loop; SGLang keeps its 10 GiB, vLLM DeepEP's GiB at least."""
+    ranks, one = np.array([8, 16, 64]), np.ones(3, dtype=int)
+    array = StrategyArray(attention_tp=one, attention_dp=ranks, moe_tp=one, moe_ep=ranks, staged=False, pp=one)
+    load = {"kv_tokens": 1e5, "sequences": 64.0, "tokens": 128.0}
+    together = memory(instance("deepseek-r1", "h800", phase, "fp8", strategy=array, engine=engine), **load)
+    for number, degree in enumerate(map(int, ranks)):
+        alone = instance("deepseek-r1", "h800", phase, "fp8", attention_dp=degree, moe_ep=degree, engine=engine)
+        held = memory(alone, **load)
+        assert np.broadcast_to(together.buffers, 3)[number] == pytest.approx(float(held.buffers))
+        least = {"sglang": 10 * 2**30 - held.reserve - held.activations, "vllm": 2**30, "trtllm": 2 * 2**30}[engine]
+        assert held.buffers >= (0 if (engine, phase) == ("vllm", "mixed") else least)
+
+
+def test_ranks_of_one_attention_group_exchange_nothing():
+    """TP 8 with EP 8: all hold the same tokens, and vLLM gives nothing to DeepEP."""
+    assert (
+        memory(
+            instance("deepseek-r1", "h800", "decode", "fp8", attention_tp=8, moe_ep=8, engine="vllm"),
+            kv_tokens=1e5,
+            sequences=64.0,
+            tokens=128.0,
+        ).buffers
+        == 0.0
+    )
