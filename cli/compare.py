@@ -1,7 +1,7 @@
 """`plan compare` and `plan sweep`: the best plans of several questions, side by side or over a range."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Annotated
 
 import typer
@@ -12,7 +12,10 @@ from cli.output import Outputs, Screen, check_force, print_json, read_outputs, w
 from cli.plots import Curve, Plot, plotted
 from cli.rows_view import MEASURES, basis_lines, number, show_rows
 from ground.errors import BadInput
+from ground.units import format_duration, format_rate
+from planner.question import Question
 from podplan.comparison import CompareResult, compared, compared_entries, swept
+from podplan.question import Asked
 from podplan.workers import executor_of
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -49,7 +52,10 @@ def compare(
     entries = compared_entries(given)
     found = compared(entries, front, with_bar("comparing", executor_of(workers)))
     heights = [number(row.get(key)) for row in found.table]
-    drawn = Plot(label, "", label, [Curve(label, [], heights)], [str(row["question"]) for row in found.table])
+    names = [str(row["question"]) for row in found.table]
+    drawn = Plot(
+        title=label, question=limits_text(found.asked), y_label=label, curves=[Curve(label, [], heights)], names=names
+    )
     code = _shown(found, outputs, drawn, ["question"], json=json)
     if not json:
         Screen().text(*basis_lines(one.question for one in found.asked))
@@ -116,4 +122,31 @@ def _curves(found: CompareResult, key: str, label: str) -> Plot:
         curves.append(Curve(f"{others[0].field} {other}" if others else label, x, y))
     unit = re.sub(r"^[0-9.eE+-]*", "", first.values[0])
     x_label = f"{first.field.replace('_', '-')} in {unit}" if unit else first.field.replace("_", "-")
-    return Plot(str(found.table[0]["model"]), x_label, label, curves, None, first.logarithmic)
+    asked = found.asked[0].question
+    limit = {"ttft_seconds": asked.ttft_seconds, "tpot_seconds": asked.tpot_seconds}.get(key)
+    swept = {axis.field for axis in found.axes}
+    return Plot(
+        title=f"{found.table[0]['model']} on {found.table[0]['hardware']}",
+        question=limits_text(found.asked, swept),
+        x_label=x_label,
+        y_label=label,
+        curves=curves,
+        logarithmic=first.logarithmic,
+        y_limits=[]
+        if limit is None or key.removesuffix("_seconds") in swept
+        else [(limit, f"limit {format_duration(limit)}")],
+    )
+
+
+def limits_text(asked: Sequence[Asked], swept: Collection[str] = ()) -> str:
+    """Say which load and limits a picture holds for: what all questions have alike."""
+    alike = [one.question for one in asked]
+    told: dict[str, Callable[[Question], str]] = {
+        "isl": lambda one: f"prompts {one.workload.input_tokens.mean:g}",
+        "osl": lambda one: f"answers {one.workload.output_tokens.mean:g} tokens",
+        "rate": lambda one: format_rate(one.rate_per_second) if one.rate_per_second else "",
+        "ttft": lambda one: f"TTFT {format_duration(one.ttft_seconds)}",
+        "tpot": lambda one: f"TPOT {format_duration(one.tpot_seconds)} at p{one.percentile:g}",
+    }
+    said = [{tell(one) for one in alike} for name, tell in told.items() if name not in swept]
+    return ", ".join(text for each in said if len(each) == 1 for text in each if text)

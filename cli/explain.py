@@ -7,7 +7,7 @@ import typer
 from cli.exit_codes import ExitCode
 from cli.options import Given, Json, Text, Workers, option, takes_question
 from cli.output import Screen, note, print_json, progress, with_bar
-from cli.plan_view import day_text, headline, show_day
+from cli.plan_view import show_day, show_first
 from ground.units import format_duration, format_rate
 from planner.plans.day import over_the_day
 from planner.plans.worked import PoolTerms, Worked, worked_plan
@@ -52,17 +52,15 @@ def _show(screen: Screen, found: ExplainResult) -> None:
     if best is None:
         _refused(screen, found)
         return
-    screen.text(headline(best))
+    show_first(screen, best, found.answer)
     for pool in worked_plan(best):
         screen.lines("")
         _pool(screen, pool)
     screen.lines("")
     screen.text(found.headline)
     if found.asked.day:
-        seen = over_the_day(best, found.asked.day)
         screen.lines("")
-        show_day(screen, seen, best.question.percentile)
-        screen.text(day_text(seen))
+        show_day(screen, over_the_day(best, found.asked.day), best.question.percentile)
     screen.lines("")
     screen.text("What a little more of each resource would buy on the plan's devices, each solved again:")
     rows = [

@@ -11,7 +11,7 @@ from cli.options import Json, Text, argument, option, switch
 from cli.output import Screen, print_json
 from ground.errors import BadInput
 from ground.sourced import Sourced
-from ground.units import format_bytes, format_count, format_duration
+from ground.units import format_bytes, format_duration, format_si
 from hardware.curves import SOURCE
 from hardware.engines import engine_kernels
 from hardware.formats import multiplied
@@ -111,7 +111,7 @@ def _print_all(specs: Sequence[HardwareSpec]) -> None:
             f"{spec.nodes.value * spec.devices_per_node.value:.0f}",
             format_bytes(spec.device.memory_bytes.value),
             f"{format_bytes(spec.device.memory_bandwidth_bytes_per_second.value)}/s",
-            f"{format_count(spec.device.peak_flops_per_second['bf16'].value)}FLOP/s",
+            format_si(spec.device.peak_flops_per_second["bf16"].value, "FLOP/s"),
             " ".join(multiplied(spec)),
             ", ".join(spec.aliases),
         ]
@@ -131,7 +131,7 @@ def _value(path: str, held: Sourced | Fitted) -> str:
         off = f", median residual {held.median_residual:.1%}" if held.median_residual is not None else ""
         return f"fit ({held.version}{off})"
     if "flops_per_second" in path:
-        return f"{format_count(held.value)}FLOP/s"
+        return format_si(held.value, "FLOP/s")
     if path.endswith("bytes_per_second"):
         return f"{format_bytes(held.value)}/s"
     if path.endswith("_seconds"):

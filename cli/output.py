@@ -11,7 +11,7 @@ from pathlib import Path
 from shutil import get_terminal_size
 from typing import TextIO, TypeVar
 
-from cli.tables import Grid, folded
+from cli.tables import GAP, Grid, folded
 from ground.errors import BadInput
 from ground.files import check_file, write_files
 from ground.units import MICRO, format_duration
@@ -19,6 +19,8 @@ from podplan.workers import Executor
 
 LINE_WIDTH = 118
 """Of sentences, however wide the terminal is."""
+PAIRS_WIDTH = 200
+"""Of the few lines that each begin with a name."""
 UNFOLDED_WIDTH = 1000
 """Of tables that go to a file or a pipe, unless COLUMNS says otherwise."""
 PATIENCE_SECONDS = 1.0
@@ -45,6 +47,13 @@ class Screen:
         """Write each text from the margin, folded at words, the lines after its first indented."""
         for each in sentences:
             self.lines(*folded(each, min(self.width, LINE_WIDTH), "  "))
+
+    def pairs(self, *rows: tuple[str, str]) -> None:
+        """Write what each name stands for, the texts in one column."""
+        indent = " " * (max(len(name) for name, _ in rows) + len(GAP))
+        for name, told in rows:
+            first, *rest = folded(f"{name:<{len(indent)}}{told}", min(self.width, PAIRS_WIDTH), indent)
+            self.lines(first, *rest)
 
     def table(
         self,

@@ -7,7 +7,7 @@ import numpy as np
 
 from cli.output import Screen, short_duration
 from cli.rows_view import SPARE, show_keys
-from ground.units import JOULES_PER_KWH, counted, format_bytes, format_count, format_duration, format_rate
+from ground.units import JOULES_PER_KWH, counted, format_bytes, format_count, format_duration, format_rate, format_si
 from planner.instances.kv_links import LinkState
 from planner.plans.aggregated import AggregatedPlan, AggregatedPool
 from planner.plans.day import Seen, mean_rate, over_the_day, peak_rate
@@ -16,6 +16,7 @@ from planner.plans.pools import DecodePool, PlannedPool, PrefillPool
 from planner.plans.quantised import Tried
 from planner.plans.worked import expert_devices_lines, short_form
 from planner.question import Queueing
+from planner.search.answer import Answer
 from planner.search.papers import Beside
 from planner.search.proof import Bound
 from planner.serving.capacity import LEVEL
@@ -41,41 +42,98 @@ NOT_PLAYED = (
 QUEUEING: dict[Queueing, str] = {"bulk": "bulk service", "mixserve": "MixServe's M/M/1 (Eq. 7, 9 to 11)"}
 FRONT = dict.fromkeys(
     ("requests_per_second", "chips", "ttft_mean_seconds", "tpot_mean_seconds", "tokens_per_second_per_chip", *SPARE), ""
-) | {"pools": "pools", "load": "load"}
+) | {"pools": "pools", "batch": "batch"}
 
 
-def show_plan(screen: Screen, found: PlanResult, *, runners: bool = True) -> None:
-    """Write an answer that has a plan, with the first ``runners`` of its front."""
+def show_plan(screen: Screen, found: PlanResult, *, runners: bool = True, verbose: bool = False) -> None:
+    """Write an answer that has a plan, with the first ``runners`` of its front; ``verbose`` with what it rests on."""
     asked, answer, best = found.asked, found.answer, found.best
     assert best is not None, "only a plan is shown"
-    screen.text(headline(best))
-    screen.lines("")
+    show_first(screen, best, answer)
     show_pools(screen, best)
     _show_latencies(screen, best)
     if asked.day:
-        seen = over_the_day(best, asked.day)
-        show_day(screen, seen, best.question.percentile)
-        screen.text(day_text(seen))
-    told = [interval_text(best), f"Binding: {answer.binding_limit}. {answer.explanation}", *short_form(best)]
-    if found.on_trace is not None:
-        told.insert(0, trace_text(found.on_trace, best))
-        if len(found.rounds) > 1:
-            told.insert(1, rounds_text(found.rounds))
-    elif asked.trace is not None:
-        told.insert(0, NOT_PLAYED)
-    told.append(queueing_text(best))
-    told += [f"Decode: {line}." for line in expert_devices_lines(best.answering)]
+        show_day(screen, over_the_day(best, asked.day), best.question.percentile)
+    screen.text(*_trace_texts(found, best), f"Why: {answer.explanation}", *(short_form(best) if verbose else ()))
+    screen.text(*(_details(found, best) if verbose else ()))
     if answer.formats:
-        told.append(formats_text(answer.formats))
-    told.append(f"Assumed: {'; '.join(assumption_texts(asked, best))}.")
-    costed = f"{answer.candidates_evaluated:,} candidates costed in {format_duration(found.seconds)}."
-    told.append(f"{bound_text(answer.bound)} {costed}" if answer.bound else costed)
-    told += [published_text(beside, best) for beside in answer.published]
-    screen.text(*told)
+        screen.text(formats_text(answer.formats))
+    screen.text(f"Assumed: {'; '.join(assumption_texts(asked, best))}.", _proof(found, verbose))
+    screen.text(*(published_text(beside, best) for beside in answer.published))
     others = [plan for plan in answer.pareto if plan is not best][:RUNNERS_UP]
     if others and runners:
         screen.lines("")
         show_front(screen, "Runners-up", others)
+
+
+def show_first(screen: Screen, plan: Plan, answer: Answer) -> None:
+    """Write the five lines that matter: what to deploy, on what, what it does, how sure that is, and what limits it."""
+    question = plan.question
+    built = (
+        f"{pool.instances} × {pool.candidate.devices} {role} ({strategy_text(pool)})" for role, pool in plan.pools()
+    )
+    names = dict.fromkeys(pool.machines.hardware.name for _, pool in plan.pools())
+    counts = {"node": plan.nodes, "chip": plan.chips, "device": plan.devices}
+    if plan.devices == plan.chips:
+        del counts["device"]
+    size = ", ".join(counted(count, thing) for thing, count in counts.items())
+    limits = f"TTFT {format_duration(question.ttft_seconds)} and TPOT {format_duration(question.tpot_seconds)}"
+    does = [
+        f"{requests_text(plan.requests_per_second)} within {limits} at p{question.percentile:g}",
+        f"{format_count(plan.output_tokens_per_second)} output tokens/s, "
+        f"{format_count(plan.output_tokens_per_second / plan.chips)} per chip",
+        *_per_million(plan),
+    ]
+    survives = f", also after losing any one {question.survive}" if question.survive else ""
+    screen.pairs(
+        ("Deploy", f"{question.model.name} as {' and '.join(built)}"),
+        ("On", f"{' and '.join(names)}: {size}{''.join(f', {each}' for each in _per_hour(plan))}"),
+        ("Does", f"{'; '.join(does)}{survives}"),
+        ("Sure", interval_text(plan)),
+        ("Limits", str(answer.binding_limit)),
+    )
+    screen.lines("")
+
+
+def _per_hour(plan: Plan) -> list[str]:
+    """Return what the machines draw and cost, where they state it."""
+    watts, alone, price = plan.power_watts, plan.chip_power_watts, plan.cost_per_hour
+    told = [] if watts is None else [format_si(watts, "W")]
+    if watts is None and alone is not None:
+        told = [f"{format_si(alone, 'W')} in the chips alone"]
+    return [*told, *([] if price is None else [f"{price:.3g} USD an hour"])]
+
+
+def _per_million(plan: Plan) -> list[str]:
+    """Return what a million output tokens cost and take, where the machines state it."""
+    cost, joules = plan.cost_per_million_tokens, plan.joules_per_million_tokens
+    told = [] if cost is None else [f"{cost:.3g} USD"]
+    told += [] if joules is None else [f"{joules / JOULES_PER_KWH:.3g} kWh"]
+    return [f"{' and '.join(told)} per million"] if told else []
+
+
+def _trace_texts(found: PlanResult, best: Plan) -> list[str]:
+    """Say what the trace's own requests meet, where one was given."""
+    if found.on_trace is None:
+        return [NOT_PLAYED] if found.asked.trace is not None else []
+    return [trace_text(found.on_trace, best), *([rounds_text(found.rounds)] if len(found.rounds) > 1 else [])]
+
+
+def _details(found: PlanResult, best: Plan) -> list[str]:
+    """Return what only who checks the plan reads."""
+    return [queueing_text(best), *(f"Decode: {line}." for line in expert_devices_lines(best.answering))]
+
+
+def _proof(found: PlanResult, verbose: bool) -> str:
+    """Say how good a plan could be at best; ``verbose`` over what that is proven, and in which time."""
+    bound, costed = found.answer.bound, f"{found.answer.candidates_evaluated:,} candidates costed"
+    if bound is None:
+        return f"{costed}."
+    if verbose:
+        return f"{bound_text(bound)} {costed} in {format_duration(found.seconds)}."
+    return (
+        f"Bound: {bound.value:.4g} {bound.goal.unit}, gap {bound.gap:.2%}; {costed} (-v tells over what it is proven)."
+    )
 
 
 def formats_text(formats: Sequence[Tried]) -> str:
@@ -105,39 +163,6 @@ def published_text(beside: Beside, best: Plan) -> str:
     )
 
 
-def headline(plan: Plan) -> str:
-    """Say what the plan does."""
-    question = plan.question
-    names = {"prefill": question.prefill.hardware.name, "decode": question.decode.hardware.name}
-    alike = len(set(names.values())) == 1
-    on = f" on {names['prefill']}" if alike else "".join(f", {role} on {name}" for role, name in names.items())
-    counts = {"node": plan.nodes, "chip": plan.chips, "device": plan.devices}
-    if plan.devices == plan.chips:
-        del counts["device"]
-    size = ", ".join(counted(count, thing) for thing, count in counts.items())
-    per = [f"{format_count(plan.output_tokens_per_second / plan.chips)} per chip"]
-    if plan.devices != plan.chips:
-        per.append(f"{format_count(plan.output_tokens_per_second / plan.devices)} per device")
-    cost = plan.cost_per_million_tokens
-    price = f", {cost:.3g} USD per million" if cost is not None else ""
-    price += energy_text(plan)
-    limits = f"TTFT {format_duration(question.ttft_seconds)} and TPOT {format_duration(question.tpot_seconds)}"
-    return (
-        f"{question.model.name}{on}: {size} serve {requests_text(plan.requests_per_second)}, "
-        f"{format_count(plan.output_tokens_per_second)} output tokens/s ({', '.join(per)}{price}) "
-        f"within {limits} at p{question.percentile:g}"
-        f"{f', also after losing any one {question.survive}' if question.survive else ''}."
-    )
-
-
-def energy_text(plan: Plan) -> str:
-    """Return the power of a plan's machines and the energy of a million tokens; of its chips alone where only that."""
-    watts, joules = plan.power_watts, plan.joules_per_million_tokens
-    if watts is not None and joules is not None:
-        return f", {format_count(watts)}W, {joules / JOULES_PER_KWH:.3g} kWh per million"
-    return f", {format_count(plan.chip_power_watts)}W in the chips alone" if plan.chip_power_watts is not None else ""
-
-
 def requests_text(per_second: float) -> str:
     """Return a rate of requests, such as ``12.5 requests/s``."""
     count, period = format_rate(per_second).split("/")
@@ -159,7 +184,7 @@ def shape_cells(plan: Plan) -> dict[str, list[str]]:
         "instances": [f"{pool.instances} × {pool.candidate.devices} {pool.machines.hardware.name}" for pool in pools],
         **({"spare": [str(spare_pool_instances(plan, pool)) for pool in pools]} if plan.question.survive else {}),
         "strategy": [strategy_text(pool) for pool in pools],
-        "load": [_load(pool) for pool in pools],
+        "batch": [_load(pool) for pool in pools],
         "microbatches": [str(pool.candidate.microbatches) for pool in pools],
     }
     if plan.question.model.mtp_layers:
@@ -184,7 +209,7 @@ def work_cells(plan: Plan) -> dict[str, list[str]]:
     if any(pool.machines.devices_per_chip > 1 for pool in pools):
         each = zip(rates, pools, strict=True)
         cells["per device"] = [format_count(rate / pool.devices) for (_, rate), pool in each]
-    cells["busy"] = [f"{pool.utilisation:.0%}" for pool in pools]
+    cells["load"] = [f"{pool.utilisation:.0%}" for pool in pools]
     cells["bound by"] = [pool.prediction.bottleneck for pool in pools]
     for kind in MEMORY_KINDS:
         name = kind.replace("kv_cache", "KV cache")
@@ -244,7 +269,7 @@ def interval_text(plan: Plan) -> str:
         for name, own in known
     )
     played = f" {played_text(plan.played, plan.question.percentile)}" if plan.played else ""
-    return f"Service times, {known[0][1].level:.0%} interval: {told}.{played}"
+    return f"{told} ({known[0][1].level:.0%} interval of service times).{played}"
 
 
 def played_text(played: Played, percentile: float) -> str:
@@ -265,7 +290,7 @@ def bound_text(bound: Bound, growth: str = "") -> str:
 
 def show_front(screen: Screen, title: str, plans: Sequence[Plan]) -> None:
     """Write plans that trade rate, chips, TTFT and TPOT otherwise, most carried first."""
-    rows = [{**plan_row(plan), "pools": _pools_text(plan), "load": _load(plan.answering)} for plan in plans]
+    rows = [{**plan_row(plan), "pools": _pools_text(plan), "batch": _load(plan.answering)} for plan in plans]
     show_keys(screen, rows, FRONT, title)
 
 
@@ -288,7 +313,7 @@ def trace_text(found: "OnTrace", plan: Plan) -> str:
     return (
         f"The trace itself, played {speed}: mean TTFT "
         f"{format_duration(float(recorded.ttft_seconds.mean()))}, p{level:g} {' and '.join(tails)}, "
-        f"{found.attainment:.1%} of requests within both limits; {verdict}."
+        f"{found.attainment:.1%} of requests within the limits; {verdict}."
     )
 
 
@@ -381,5 +406,6 @@ def show_day(screen: Screen, seen: Sequence[Seen], percentile: float) -> None:
             for latency in (plan.ttft, plan.tpot):
                 cells += [format_duration(latency.mean), format_duration(latency.at(percentile))]
         rows.append(cells)
-    names = ["rate", "of peak", *(f"{role} busy" for role in busy), "TTFT", f"TTFT {tail}", "TPOT", f"TPOT {tail}"]
+    names = ["rate", "of peak", *(f"{role} load" for role in busy), "TTFT", f"TTFT {tail}", "TPOT", f"TPOT {tail}"]
     screen.table(["window", *names], rows, right=names)
+    screen.text(day_text(seen))

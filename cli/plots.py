@@ -1,38 +1,52 @@
 """Curves as PNG or SVG, with matplotlib where it is installed; it is imported only when a plot is asked for."""
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from io import BytesIO
 from pathlib import Path
+from textwrap import wrap
 
 from ground.errors import BadInput
+from ground.units import format_count
 
 FORMATS = (".png", ".svg")
 
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """Points of one line or, without numbers on x, of one group of bars."""
+    """Points, with or without a line through them; without numbers on x, one group of bars."""
 
     name: str
     x: list[float]
     y: list[float | None]
+    line: bool = True
 
 
 @dataclass(frozen=True, slots=True)
+class Mark:
+    """A point that is ringed and named, such as the chosen plan."""
+
+    x: float
+    y: float
+    told: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Plot:
-    """What is drawn: curves over numbers, or bars over names."""
+    """What is drawn: curves over numbers, or bars over names; limits are lines at a value, with their words."""
 
     title: str
-    x_label: str
+    question: str = ""
+    x_label: str = ""
     y_label: str
     curves: list[Curve]
     names: list[str] | None = None
     """Of the bars; None for lines."""
     logarithmic: bool = False
-    points: bool = False
-    """Whether points stand alone, without a line through them."""
+    x_limits: list[tuple[float, str]] = field(default_factory=list)
+    y_limits: list[tuple[float, str]] = field(default_factory=list)
+    marks: list[Mark] = field(default_factory=list)
 
 
 def check_plot(path: Path) -> None:
@@ -57,22 +71,32 @@ def plotted(plot: Plot, path: Path) -> bytes:
     matplotlib.rcParams["svg.hashsalt"] = "podplan"
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(8, 5), layout="constrained")
+    figure = Figure(figsize=(9, 6), layout="constrained")
     axes = figure.add_subplot()
     if plot.names is not None:
-        axes.bar(plot.names, [value or 0.0 for value in plot.curves[0].y])
+        bars = axes.bar(plot.names, [value or 0.0 for value in plot.curves[0].y])
+        axes.bar_label(bars, ["no plan" if value is None else format_count(value) for value in plot.curves[0].y])
         axes.tick_params(axis="x", rotation=30)
     else:
-        line = "none" if plot.points else "solid"
         for curve in plot.curves:
             points = [(x, y) for x, y in zip(curve.x, curve.y, strict=True) if y is not None]
+            line = "solid" if curve.line else "none"
             axes.plot([x for x, _ in points], [y for _, y in points], marker="o", linestyle=line, label=curve.name)
-        if len(plot.curves) > 1:
-            axes.legend()
         if plot.logarithmic:
             axes.set_xscale("log")
-    axes.set(title=plot.title, xlabel=plot.x_label, ylabel=plot.y_label)
+    for at, told in plot.x_limits:
+        axes.axvline(at, color="firebrick", linestyle="dashed", label=told)
+    for at, told in plot.y_limits:
+        axes.axhline(at, color="firebrick", linestyle="dashed", label=told)
+    for mark in plot.marks:
+        axes.plot([mark.x], [mark.y], "o", markersize=12, markerfacecolor="none", markeredgecolor="black")
+        axes.annotate(mark.told, (mark.x, mark.y), xytext=(10, -14), textcoords="offset points", fontsize=8)
+    if len(plot.curves) + len(plot.x_limits) + len(plot.y_limits) > 1:
+        axes.legend(fontsize=8)
+    axes.set(xlabel=plot.x_label, ylabel=plot.y_label)
+    axes.set_title("\n".join([plot.title, *wrap(plot.question, 100)]), fontsize=9)
     axes.set_ylim(bottom=0)
+    axes.margins(x=0.12)
     axes.grid(visible=True, alpha=0.3)
     held = BytesIO()
     figure.savefig(held, format=path.suffix.lower().removeprefix("."), dpi=120)

@@ -6,7 +6,7 @@ import typer
 
 from cli.options import Json, takes
 from cli.output import Screen, print_json
-from ground.units import format_bytes, format_count, format_duration
+from ground.units import format_bytes, format_count, format_duration, format_si
 from planner.costs.extrapolation import Extrapolated
 from planner.costs.interval import Interval
 from planner.costs.memory import Memory
@@ -151,7 +151,7 @@ def _operator_rows(answer: Prediction) -> list[list[str]]:
             format_duration(row.seconds),
             format_duration(row.exposed_seconds),
             f"{row.exposed_seconds / answer.iteration_seconds:.1%}",
-            f"{format_count(row.flops)}FLOP" if row.flops else "",
+            format_si(row.flops, "FLOP") if row.flops else "",
             format_bytes(row.bytes) if row.bytes else "",
             format_bytes(row.message_bytes) if row.message_bytes else "",
             row.bound,

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from cli.output import Screen
-from ground.units import JOULES_PER_KWH, format_count, format_duration, format_rate
+from ground.units import JOULES_PER_KWH, format_count, format_duration, format_rate, format_si
 from planner.question import Question
 from podplan.machines import figure_texts
 from podplan.result import Cell, Row
@@ -13,7 +13,7 @@ FIGURES: dict[str, tuple[str, Callable[[float], str]]] = {
     "requests_per_second": ("requests", format_rate),
     "tokens_per_second_per_chip": ("tokens/s per chip", format_count),
     "cost_per_million_tokens": ("USD per M tokens", "{:.3g}".format),
-    "power_watts": ("power", lambda watts: f"{format_count(watts)}W"),
+    "power_watts": ("power", lambda watts: format_si(watts, "W")),
     "energy_joules_per_million_tokens": ("kWh per M tokens", lambda joules: f"{joules / JOULES_PER_KWH:.3g}"),
     "ttft_seconds": ("TTFT", format_duration),
     "tpot_seconds": ("TPOT", format_duration),
@@ -54,7 +54,7 @@ def show_keys(screen: Screen, rows: Sequence[Row], names: Mapping[str, str], tit
 def _shown(key: str, row: Row) -> str:
     value = row.get(key)
     if key == "power_watts" and value is None and (alone := number(row.get("chip_power_watts"))) is not None:
-        return f"{format_count(alone)}W chips alone"
+        return f"{format_si(alone, 'W')} chips alone"
     if value is None or isinstance(value, str | bool):
         return "" if value is None else str(value)
     return FIGURES[key][1](float(value)) if key in FIGURES else format_count(float(value))

@@ -1,8 +1,7 @@
 """`plan search`, and `plan MODEL` for short: the best deployment for a load on a machine."""
 
-from io import StringIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -11,26 +10,20 @@ from cli.output import Screen, check_force, note, print_json, progress, read_out
 from cli.plan_view import show_front, show_plan
 from ground.errors import Infeasible
 from ground.files import check_folder
-from planner.plans.plan import Plan
 from podplan.options import QuestionFlags
 from podplan.planning import FILES as SAVED
 from podplan.planning import PlanResult, read_levels, solved, widened
 from podplan.question import read_question
 from podplan.workers import executor_of
 
-if TYPE_CHECKING:
-    from cli.plots import Plot
-
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
-REPORT = "report.txt"
-FILES = (*SAVED, REPORT)
-REPORT_WIDTH = 140
+FILES = (*SAVED, "report.txt", "report.html")
 
 
 @app.command()
 @takes(QuestionFlags)
-def search(
+def search(  # noqa: PLR0913 - typer makes a flag of each
     flags: QuestionFlags,
     pareto: Annotated[
         Text, option("--pareto", "LEVELS", "A wide front over so many levels of TTFT, TPOT and devices, 2 to 8.")
@@ -39,8 +32,13 @@ def search(
     plot: Annotated[
         Text, option("--plot", "FILE", "Draw the front: tokens/s of a user and per chip; .png, .svg.")
     ] = None,
-    out: Annotated[File, option("--out", "DIR", "Write manifest.yaml, plan.json and report.txt there.")] = None,
+    out: Annotated[
+        File, option("--out", "DIR", "Write manifest.yaml, plan.json, report.txt and report.html there.")
+    ] = None,
     workers: Workers = None,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Tell the arithmetic, the queueing and what the bound covers, too.")
+    ] = False,
     force: Annotated[bool, switch("--force", "Replace these files where they exist.")] = False,
     json: Json = False,
 ) -> None:
@@ -70,39 +68,23 @@ def search(
         raise Infeasible(found.headline)
     outputs.write(found.to_csv, lambda path: _drawn(found, path))
     if out is not None:
+        from cli.report import reports  # only files need it
+
         # Before anything is printed: a reader that closes the pipe early must not cost the files.
-        found.save(out, force=force, flag="--out", more={REPORT: _report(found)})
+        found.save(out, force=force, flag="--out", more=reports(found))
         note(f"wrote {', '.join(FILES)} to {out}")
     if json:
         print_json(found.to_dict())
         return
-    show_plan(Screen(), found, runners=levels is None)
+    show_plan(Screen(), found, runners=levels is None, verbose=verbose)
     if levels is not None:
         screen = Screen()
         screen.lines("")
         show_front(screen, "Pareto front", found.pareto)
 
 
-def _report(found: PlanResult) -> str:
-    """Return the printed answer as plain text."""
-    text = StringIO()
-    show_plan(Screen(text, REPORT_WIDTH), found)
-    return text.getvalue()
-
-
 def _drawn(found: PlanResult, path: Path) -> bytes:
-    from cli.plots import plotted  # only a picture needs it
+    from cli.plots import plotted  # only a picture needs them
+    from cli.report import front_plot
 
-    return plotted(_front_plot(found.asked.question.model.name, found.pareto), path)
-
-
-def _front_plot(title: str, plans: tuple[Plan, ...]) -> "Plot":
-    """Return each plan as a point: what a user gets against what a chip gives, a colour for each number of chips."""
-    from cli.plots import Curve, Plot
-
-    curves = []
-    for size in sorted({plan.chips for plan in plans}):
-        own = sorted((plan for plan in plans if plan.chips == size), key=lambda plan: plan.tpot.mean)
-        per_chip: list[float | None] = [plan.output_tokens_per_second / plan.chips for plan in own]
-        curves.append(Curve(f"{size:g} chips", [1 / plan.tpot.mean for plan in own], per_chip))
-    return Plot(title, "output tokens/s of a user", "output tokens/s per chip", curves, points=True)
+    return plotted(front_plot(found), path)

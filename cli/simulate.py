@@ -8,8 +8,8 @@ from typing import Any
 import typer
 
 from cli.options import Json, takes
-from cli.output import Screen, check_force, print_json
-from ground.units import format_count, format_duration, format_rate
+from cli.output import Screen, check_force, print_json, short_duration
+from ground.units import format_count, format_rate
 from planner.manifest.document import read_manifest
 from podplan.options import SimulateFlags
 from podplan.simulation import (
@@ -76,7 +76,7 @@ def _progress() -> Callable[[float, int, int], None] | None:
         nonlocal last
         if time.monotonic() - last >= SHOWN_EVERY_SECONDS:
             last = time.monotonic()
-            told = f"{format_duration(seconds)} simulated: {format_count(arrived)} came, {format_count(completed)} done"
+            told = f"{short_duration(seconds)} simulated: {format_count(arrived)} came, {format_count(completed)} done"
             sys.stderr.write(f"\r{told:<78}")
             sys.stderr.flush()
 
@@ -89,12 +89,12 @@ def show_run(screen: Screen, found: SimulateResult) -> None:
     rows: list[list[Any]] = [
         ["requests", format_rate, "requests_per_second"],
         ["output tokens", format_rate, "output_tokens_per_second"],
-        *([f"{name.upper()} {key}", format_duration, f"{name}_seconds", key] for name in TIMES for key in STATISTICS),
-        *([f"queueing {key}", format_duration, "queueing_seconds", key] for key in ("mean", "p99")),
+        *([f"{name.upper()} {key}", short_duration, f"{name}_seconds", key] for name in TIMES for key in STATISTICS),
+        *([f"queueing {key}", short_duration, "queueing_seconds", key] for key in ("mean", "p99")),
         ["within the limits", _percent, "slo_attainment"],
         ["goodput", format_rate, "goodput_requests_per_second"],
         *([f"{role} busy", _percent, "utilisation", role] for role in result.utilisation),
-        *([["KV link wait mean", format_duration, "mean_transfer_wait_seconds"]] if result.link_utilisation else []),
+        *([["KV link wait mean", short_duration, "mean_transfer_wait_seconds"]] if result.link_utilisation else []),
         *([f"{role} KV links busy", _percent, "link_utilisation", role] for role in result.link_utilisation),
         *([f"{name} in use", _percent, "occupancy", key] for name, key in (("KV", "kv"), ("slots", "slots"))),
         ["prompt tokens reused", _percent, "prefix_hit_share"],
@@ -110,7 +110,7 @@ def show_run(screen: Screen, found: SimulateResult) -> None:
         f"Measured: {offered.measured}.",
         f"Predicted: {source}." if offered.expectation.prediction else f"No prediction: {source}.",
         f"{result.completed} completed, {result.failed} failed, {result.running} running; "
-        f"{format_duration(result.wall_seconds)} for the event loop.",
+        f"{short_duration(result.wall_seconds)} for the event loop.",
         *_extras(result),
         *(f"Note: {note}." for note in offered.notes),
     )
@@ -133,7 +133,7 @@ def _extras(result: SimulationResult) -> list[str]:
         )
     if result.confidence.get("ttft") and result.ttft_seconds:
         widths = ", ".join(
-            f"{name.upper()} ± {format_duration(result.confidence[name])}"
+            f"{name.upper()} ± {short_duration(result.confidence[name])}"
             for name in ("ttft", "tpot", "e2e")
             if name in result.confidence
         )
@@ -185,7 +185,7 @@ def show_policies(screen: Screen, compared: PoliciesResult) -> None:
 
 
 def _mean(statistics: Any, key: str) -> str:
-    return "" if statistics is None else format_duration(getattr(statistics, key))
+    return "" if statistics is None else short_duration(getattr(statistics, key))
 
 
 def _difference(key: str, spread: dict[str, float]) -> str:
@@ -194,4 +194,4 @@ def _difference(key: str, spread: dict[str, float]) -> str:
     sign = "-" if mean < 0 else "+"
     if key == "slo_attainment":
         return f"{name} {mean:+.1%} ± {width:.1%}"
-    return f"{name} {sign}{format_duration(abs(mean))} ± {format_duration(width)}"
+    return f"{name} {sign}{short_duration(abs(mean))} ± {short_duration(width)}"

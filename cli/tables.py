@@ -8,6 +8,8 @@ from textwrap import wrap
 GAP = "   "
 MOST_TURNED = 4
 """Rows that rather become columns than have folded cells."""
+MOST_FOLDED = 3
+"""Lines of a cell, where dropping a spare column makes room."""
 _UNIT = re.compile(r"(?<=[0-9]) (?=(?:s|ms|us|min|h|B|KB|MB|GB|TB)\b|[×%])|(?<=×) ")
 """Between a number and its unit, or what it counts."""
 
@@ -50,9 +52,13 @@ class Grid:
             return turned, widths
         for dropped in range(len(spare) + 1):
             grid = self.without(spare[len(spare) - dropped :])
-            if (widths := grid._folding(width)) is not None:
+            widths = grid._folding(width)
+            if widths is not None and max(grid._heights(widths), default=1) <= MOST_FOLDED:
                 return grid, widths
-        return (turned if self.rows else self), turned._folding(width) if self.rows else None
+        other = turned._folding(width) if self.rows else None
+        if widths is None or (other is not None and sum(turned._heights(other)) < sum(grid._heights(widths))):
+            return (turned if self.rows else self), other
+        return grid, widths
 
     def without(self, names: Sequence[str]) -> "Grid":
         """Return the grid without some columns."""
@@ -84,6 +90,10 @@ class Grid:
             widest = max((at for at in range(len(most)) if most[at] > least[at]), key=lambda at: most[at])
             most[widest] -= 1
         return most
+
+    def _heights(self, widths: Sequence[int]) -> list[int]:
+        """Return the lines that each row takes."""
+        return [max(len(folded(cell, width)) for cell, width in zip(row, widths, strict=True)) for row in self.rows]
 
     def _all(self, widths: Sequence[int]) -> int:
         return sum(widths) + len(GAP) * (len(widths) - 1)

@@ -144,6 +144,12 @@ def format_count(value: float) -> str:
     return _scaled(value, [(PETA, "P"), (TERA, "T"), (GIGA, "G"), (MEGA, "M"), (KILO, "k"), (1.0, "")], between="")
 
 
+def format_si(value: float, unit: str) -> str:
+    """Render an amount with three significant digits and a decimal prefix to its unit: ``376 TFLOP/s``."""
+    steps = [(PETA, "P"), (TERA, "T"), (GIGA, "G"), (MEGA, "M"), (KILO, "k"), (1.0, "")]
+    return f"{_scaled(value, steps)}{unit}"
+
+
 def rounded_up(value: float) -> float:
     """Return the next value of three significant digits, as it is printed."""
     step = 10.0 ** (math.floor(math.log10(value)) - 2)

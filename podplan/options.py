@@ -4,6 +4,7 @@ Values are texts as they would be typed, None where nothing was given. ``cli`` m
 """
 
 import dataclasses
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -187,6 +188,13 @@ class SimulateFlags:
 def names_of(kind: type[Any]) -> tuple[str, ...]:
     """Return the fields of a table of flags, in the order of the help."""
     return tuple(each.name for each in dataclasses.fields(kind))
+
+
+def command_line(flags: QuestionFlags) -> str:
+    """Return the command that asks the same question."""
+    given = ((each.name, getattr(flags, each.name)) for each in dataclasses.fields(QuestionFlags))
+    told = [word for name, text in given if text is not None and name != "model" for word in (flag_name(name), text)]
+    return shlex.join(["plan", flags.model or "", *told])
 
 
 def left_open(given: object) -> bool:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from json import dumps
 from pathlib import Path
 from time import perf_counter
@@ -138,6 +138,10 @@ class PlanResult(Result):
 
     def manifest(self) -> "Manifest":
         """Return the plan as a manifest, complete enough to run; Infeasible without a plan."""
+        return self._manifest
+
+    @cached_property
+    def _manifest(self) -> "Manifest":
         from planner.plans.assemble import assemble  # takes 0.1 s to import
 
         if self.best is None:
@@ -157,7 +161,7 @@ class PlanResult(Result):
 
         texts = {
             "manifest.yaml": dump_manifest(self.manifest()),
-            "plan.json": dumps(self.to_dict(), indent=2, allow_nan=False) + "\n",
+            "plan.json": dumps(_untimed(self.to_dict()), indent=2, allow_nan=False) + "\n",
             **(more or {}),
         }
         check_folder(Path(out), tuple(texts), force=force, flag=flag)
@@ -168,6 +172,11 @@ class PlanResult(Result):
         from podplan.simulation import simulate
 
         return simulate(self.manifest(), **flags)
+
+
+def _untimed(data: dict[str, Any]) -> dict[str, Any]:
+    """Return an answer without the time that it took, so that the same question gives the same bytes."""
+    return {key: value for key, value in data.items() if key != "search_seconds"}
 
 
 def plan(model: str, *, hw: object, pareto: int | str | None = None, **flags: object) -> PlanResult:

@@ -33,7 +33,7 @@ def test_either_model_plans_and_stands_beside_the_other(capsys: pytest.CaptureFi
 
 def test_the_text_names_both(capsys: pytest.CaptureFixture[str]) -> None:
     """One line: the used model, and what the other would have."""
-    assert main.main(SMALL) == ExitCode.DONE
+    assert main.main([*SMALL, "-v"]) == ExitCode.DONE
     shown = " ".join(capsys.readouterr().out.split())
     assert "Queueing: bulk service; MixServe's M/M/1 (Eq. 7, 9 to 11), same pools: TTFT " in shown
 
