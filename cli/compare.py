@@ -42,6 +42,7 @@ def compare(
     Examples:
       plan compare deepseek-r1 --hw cm384,h800,h200 --devices 64
       plan compare qwen3-32b,llama-3.3-70b --hw h100 --nodes 1 --csv compared.csv
+      plan compare deepseek-r1 --hw cm384 --strategy "decode=DP=320, EP=320 | decode=DP=160 x 3, EP=288"
       plan compare examples/questions/capacity.yaml --plot compared.svg --measure cost
 
     Exit code 3 where no question has a plan.

@@ -51,6 +51,7 @@ def search(  # noqa: PLR0913 - typer makes a flag of each
       plan deepseek-r1 --hw prefill=910b,decode=cm384 --trace conversation.jsonl --out plan-r1
       plan search ./config.json --hw h100 --nodes 2 --json
       plan deepseek-r1 --hw cm384 --rate 200/s --survive node
+      plan deepseek-r1 --hw cm384 --strategy prefill="SP=2 + DP=16, EP=32",decode="DP=320, EP=320" --instances decode=1
       plan deepseek-r1 --hw cm384 --pareto 4 --csv front.csv --plot front.svg
 
     Counts take k and M. Exit code 3: no plan keeps the limits; what binds and the nearest change are told.

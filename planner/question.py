@@ -1,7 +1,7 @@
 """What is asked: model, machines, traffic, service levels, objective."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Literal
 
 from hardware.formats import KvDtype
@@ -10,8 +10,12 @@ from models.spec import ModelSpec
 from planner.balance.imbalance import Balance
 from planner.costs.layouts import Shared
 from planner.objective import OBJECTIVES, Objective, ObjectiveName
+from planner.strategy import Strategy, format_strategy
 from planner.survival import Loss
 from planner.workload import Workload
+
+Role = Literal["prefill", "decode", "mixed"]
+"""Of instances: prefill and decode of a disaggregated deployment, mixed of an aggregated one."""
 
 Queueing = Literal["bulk", "mixserve"]
 Shape = Literal["auto", "aggregated", "disaggregated"]
@@ -67,6 +71,23 @@ class Formats:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Pin:
+    """What is fixed of a role's instances; None leaves it to the search."""
+
+    strategy: Strategy | None = None
+    instances: int | None = None
+    batch: int | None = None
+    """Requests of a DP rank, all microbatches together."""
+    tokens: int | None = None
+    """Of a prefill pass per device, reused ones included; of an aggregated step per DP rank."""
+    redundant: int | None = None
+    shared: Shared | None = None
+
+
+FREE = Pin()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
     """A capacity question. None leaves a choice to podplan; limits hold each on its own at ``percentile``."""
 
@@ -94,6 +115,32 @@ class Question:
     """``mixserve``: the queues of ``queues.memoryless``."""
     survive: Loss | None = None
     shape: Shape = "auto"
+    pins: tuple[tuple[Role, Pin], ...] = ()
+
+    def pin(self, role: Role) -> Pin:
+        """What is fixed of a role; the redundancy and the shared ranks of all roles where it has none of its own."""
+        own = dict(self.pins).get(role, FREE)
+        return replace(
+            own,
+            redundant=self.redundant if own.redundant is None else own.redundant,
+            shared=self.shared if own.shared is None else own.shared,
+        )
+
+    @property
+    def given(self) -> dict[str, str]:
+        """What is fixed of roles, by flag, as it would be typed."""
+        moe = self.model.moe is not None
+        found: dict[str, str] = {}
+        for role, pin in self.pins:
+            for field in fields(pin):
+                value = getattr(pin, field.name)
+                if value is not None:
+                    text = f'"{format_strategy(value, moe=moe)}"' if isinstance(value, Strategy) else f"{value}"
+                    shared = field.name == "shared" and not isinstance(value, str)
+                    flag = f"{field.name}_experts" if field.name in ("redundant", "shared") else field.name
+                    found[flag] = f"{found[flag]}," if flag in found else ""
+                    found[flag] += f"{role}={'dedicated=' if shared else ''}{text}"
+        return found
 
     @property
     def one_pool(self) -> bool:

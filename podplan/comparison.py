@@ -23,6 +23,7 @@ MOST_COMPARED = 200
 MOST_POINTS = 1000
 SWEPT = tuple(name for name in names_of(QuestionFlags) if name not in ("model", "trace", "format", "engine"))
 COUNTS = ("isl", "osl", "nodes", "chips", "devices", "mtp", "redundant_experts")
+_OF_ROLES = ("strategy", "instances")
 _RANGE = re.compile(r"\s*([0-9.]+)([^0-9.]*)\.\.([0-9.]+)([^0-9.:]*):([0-9]{1,9})(:log)?\s*")
 
 
@@ -114,18 +115,24 @@ def _compared(front: bool, asked: tuple[str, Asked]) -> list[Row]:
 
 
 def compared_entries(typed: Mapping[str, str]) -> list[Entry]:
-    """Return the questions of a file, or of every model on every machine that flags name."""
+    """Return the questions of a file, or of every model on every machine with every layout that flags name."""
     entries = questions_in_place(typed, "compare", "--hw h800,h200")
     if entries is not None:
         return entries
     hw = typed["hw"]
     models, machines = _listed(typed["model"]), [hw] if "=" in hw else _listed(hw)
-    if len(models) * len(machines) > MOST_COMPARED:
-        raise BadInput(f"--hw: {len(models) * len(machines)} pairs are more than the {MOST_COMPARED} that are compared")
+    layouts = [{"strategy": own.strip()} for own in typed["strategy"].split("|")] if "strategy" in typed else [{}]
+    if (count := len(models) * len(machines) * len(layouts)) > MOST_COMPARED:
+        raise BadInput(f"--hw: {count} questions are more than the {MOST_COMPARED} that are compared")
     return [
-        Entry(name=f"{one} on {machine}", where="", values={**typed, "model": one, "hw": machine})
+        Entry(
+            name=" ".join([f"{one} on {machine}", *(own.values() if len(layouts) > 1 else ())]),
+            where="",
+            values={**typed, "model": one, "hw": machine, **own},
+        )
         for one in models
         for machine in machines
+        for own in layouts
     ]
 
 
@@ -203,7 +210,8 @@ def _axis(text: str) -> Axis:
     if match is None:
         if ".." in values:
             raise BadInput(f"--over: {values[:40]!r} is not a range like 20ms..100ms:9, or with :log behind it")
-        return Axis(field=field, values=[part.strip() for part in values.split(",") if part.strip()])
+        between = "|" if "|" in values or field in _OF_ROLES else ","  # values for roles hold commas of their own
+        return Axis(field=field, values=[part.strip() for part in values.split(between) if part.strip()])
     first, unit, last, other, count, logarithmic = match.groups()
     ends = number_of(first), number_of(last)
     if math.isnan(sum(ends)):

@@ -102,6 +102,12 @@ class QuestionFlags:
     expert_skew: Text = flag("D", SKEW)
     redundant_experts: Text = flag("N", REDUNDANT)
     shared_experts: Text = flag("WHERE", "local, dedicated=N or auto [auto].")
+    strategy: Text = flag(
+        "S", 'Fix how instances are cut: prefill="SP=2 + DP=16, EP=32",decode="DP=320, EP=320", or mixed="TP=8" [best].'
+    )
+    instances: Text = flag("N", "Fix their numbers: prefill=6,decode=1 [best].")
+    batch: Text = flag("REQUESTS", "Fix the requests of a DP rank: decode=96, mixed=64 [best].")
+    tokens: Text = flag("TOKENS", "Fix those of a prefill pass per device, of a mixed step per DP rank [best].")
     engine: Text = flag("E", "Engine to plan for, such as vllm: what it runs, its host gap [reference].")
 
     @property

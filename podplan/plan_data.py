@@ -77,6 +77,7 @@ def question_json(asked: Asked) -> "dict[str, ManifestAnswer]":
         "redundant_experts": "auto" if question.redundant is None else question.redundant,
         "shared_experts": f"dedicated={question.shared}" if isinstance(question.shared, int) else question.shared,
         "engine": question.engine,
+        **question.given,
     }
     for key in ("isl_distribution", "isl_histogram", "osl_histogram"):
         if key not in asked.flags.defaulted:

@@ -16,6 +16,7 @@ from planner.question import Machines, Question, Queueing, Shape
 from planner.survival import Loss
 from podplan.machines import read_machines
 from podplan.options import QuestionFlags
+from podplan.pins import check_pins, pinned_shape, read_pins, shared_flag
 from podplan.readers import (
     Word,
     is_auto,
@@ -65,7 +66,7 @@ def read_question(flags: QuestionFlags) -> Asked:
     model = load_model(flags.model or "")
     prefill, decode = read_machines(flags, flags.weights, model)
     asked = read_traffic(flags, model)
-    objective = _objective(flags, asked, (prefill, decode))
+    objective, pins = _objective(flags, asked, (prefill, decode)), read_pins(flags, model)
     question = Question(
         model=model,
         prefill=prefill,
@@ -82,13 +83,15 @@ def read_question(flags: QuestionFlags) -> Asked:
         acceptance=read_fraction(flags.mtp_acceptance, "--mtp-acceptance", DEFAULT_ACCEPTANCE),
         balance=read_balance(flags.expert_balance, flags.expert_skew, model),
         microbatches=_microbatches(flags.microbatches, model),
-        redundant=read_redundant(flags.redundant_experts, model),
-        shared=read_shared(flags.shared_experts, model),
+        redundant=read_redundant(shared_flag(flags.redundant_experts), model),
+        shared=read_shared(shared_flag(flags.shared_experts), model),
         survive=read_survive(flags.survive),
-        shape=read_choice(flags.shape, "--shape", get_args(Shape), "auto"),
+        shape=pinned_shape(flags, read_choice(flags.shape, "--shape", get_args(Shape), "auto")),
+        pins=pins,
     )
     question = with_formats(question, flags.weights, flags.kv_dtype)
     check_shape(question)
+    check_pins(question)
     return Asked(flags=flags, question=question, trace=asked.trace, day=asked.day)
 
 

@@ -174,6 +174,8 @@ def _text(value: object) -> str | None:
     """Return what would be typed; None for what cannot be."""
     if isinstance(value, bool):
         return "yes" if value else "no"
+    if isinstance(value, dict) and value and all(_text(own) is not None for own in value.values()):
+        return text_of(value)  # one for each role
     return text_of(value) if isinstance(value, str | int | float) else None
 
 

@@ -11,11 +11,24 @@ from planner.instances.brackets import largest
 from planner.instances.decode_candidates import MEMORY_DEVIATIONS, MOST_BATCH
 from planner.instances.space import Row
 from planner.manifest.terms import Number
+from planner.question import Question
 from planner.workload import KvLoad, Workload, running_kv_tokens, total_kv_tokens
 
 # Tokens of a step on one DP rank. Sarathi-Serve (arXiv 2403.02310, section 5) runs 512 to 2,048; the defaults of vLLM
 # and SGLang are 2,048 to 16,384.
 BUDGETS = (256, 512, 1024, 2048, 4096, 8192, 16384)
+
+
+def budgets_of(question: Question) -> tuple[int, ...]:
+    """Return the budgets that are tried: those of the list, or the one that is given."""
+    given = question.pin("mixed").tokens
+    return BUDGETS if given is None else (given,)
+
+
+def with_given_batch(question: Question, room: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the requests that ranks hold: where a batch is given that many, or none where they hold fewer."""
+    batch = question.pin("mixed").batch
+    return room if batch is None else np.where(room >= batch, float(batch), 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,13 +5,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from ground.identity import Same
 from models.spec import ModelSpec
+from planner.question import Role
 from planner.strategy import Strategy, model_conflicts
-
-Role = Literal["prefill", "decode", "mixed"]
 
 LARGEST_TENSOR = 16
 LARGEST_PIPELINE = 8

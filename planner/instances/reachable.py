@@ -2,16 +2,14 @@
 
 from collections import Counter
 from functools import cache
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from models.spec import MLA
-from planner.question import Question
+from planner.question import Question, Role
 from planner.strategy import Strategy
 
-RoleName = Literal["prefill", "decode", "mixed"]
-
 if TYPE_CHECKING:  # the schema of profiles takes time to build, and the reference engine needs none
-    from planner.engines.rules import Setup
+    from planner.engines.rules import Broken, Setup
     from planner.engines.spec import EngineProfile
 
 REFERENCE = "reference"
@@ -19,7 +17,7 @@ Layers = tuple[int, int]
 """Attention TP and pipeline stages."""
 
 
-def most_microbatches(question: Question, role: RoleName, strategy: Strategy, redundant: int, dedicated: int) -> int:
+def most_microbatches(question: Question, role: Role, strategy: Strategy, redundant: int, dedicated: int) -> int:
     """Return the most microbatches, 1 or 2, with which the engine runs a layout at every depth of drafts asked.
 
     0 where it cannot run the layout, or not with the microbatches that were asked. The reference engine runs all.
@@ -34,22 +32,23 @@ def most_microbatches(question: Question, role: RoleName, strategy: Strategy, re
     return max(possible, default=0)
 
 
-def cut_reason(question: Question, role: RoleName, strategy: Strategy, redundant: int, dedicated: int) -> str | None:
+def cut_by(question: Question, role: Role, strategy: Strategy, redundant: int, dedicated: int) -> "Broken | None":
     """Return the rule that keeps the engine from a layout at its fewest microbatches, None where nothing does."""
     if question.engine == REFERENCE:
         return None
     return _broken(question, role, strategy, (redundant, dedicated, min(question.microbatches)))
 
 
-def _broken(question: Question, role: RoleName, strategy: Strategy, layout: tuple[int, int, int]) -> str | None:
+def _broken(question: Question, role: Role, strategy: Strategy, layout: tuple[int, int, int]) -> "Broken | None":
     """Return the rule that a layout of (redundant, dedicated, microbatches) breaks with any of the drafts asked."""
-    from planner.engines.rules import Setup, broken_rule
+    from planner.engines.rules import Broken, Setup, broken_rule
 
     profile, model = _profile(question.engine), question.model
     machines = question.prefill if role == "prefill" else question.decode
     redundant, dedicated, microbatches = layout
-    if strategy.pp > 1 and role != "mixed" and not profile.prefill_decode.pipeline.value:
-        return "pair-pipeline"
+    staged = profile.prefill_decode.pipeline
+    if strategy.pp > 1 and role != "mixed" and not staged.value:
+        return Broken("pair-pipeline", "prefill and decode instances take no pipeline stages", staged.source)
     for drafts in (0,) if role == "prefill" else question.drafts:
         setup = Setup(
             strategy=strategy,
@@ -67,7 +66,7 @@ def _broken(question: Question, role: RoleName, strategy: Strategy, layout: tupl
         )
         broken = broken_rule(profile, setup)
         if broken is not None:
-            return broken.rule
+            return broken
     return None
 
 
@@ -104,7 +103,7 @@ def pairs(question: Question, prefill: set[Layers], decode: set[Layers]) -> list
     return [(set(ours), theirs) for ours, theirs in sorted(found.items(), key=lambda pair: -len(pair[0]))]
 
 
-def _bare(question: Question, role: RoleName, layers: Layers) -> "Setup":
+def _bare(question: Question, role: Role, layers: Layers) -> "Setup":
     """Return what a pair's rules read of an instance."""
     from planner.engines.rules import Setup
 

@@ -6,7 +6,7 @@ Rows of one structure (the same operators exist) form a group, which is costed a
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,16 +17,16 @@ from hardware.engines import with_engine
 from planner.costs.deployment import Deployment, StrategyArray
 from planner.costs.hostcosts import host_costs
 from planner.costs.layouts import redundancy_choices, shared_choices
-from planner.instances.grid import device_counts, strategy_grid
-from planner.instances.reachable import REFERENCE, cut_reason, most_microbatches, summary
+from planner.instances.grid import Grid, device_counts, strategy_grid
+from planner.instances.reachable import REFERENCE, cut_by, most_microbatches, summary
 from planner.question import Machines, Question
+from planner.question import Role as Role
 from planner.strategy import Strategy
 
 # CloudMatrix384 deploys in multiples of 32 devices (sections 4.1, 4.3); other machines in nodes.
 SUPERNODE_STEP = 32
 
 
-Role = Literal["prefill", "decode", "mixed"]
 ROLES: tuple[Role, ...] = ("prefill", "decode")
 """Roles of a disaggregated deployment; aggregated instances are mixed."""
 
@@ -111,16 +111,14 @@ def role_space(question: Question, role: Role) -> RoleSpace:
     machines = machines_of(question, role)
     engines = () if question.engine == REFERENCE else (machines.weights, question.kv_dtype, question.drafts)
     key = (
-        (Same(question.model), Same(machines.hardware), machines.devices, role, question.redundant, question.shared),
+        (Same(question.model), Same(machines.hardware), machines.devices, role, question.pin(role)),
         (question.engine, question.microbatches, *engines),
     )
     return _SPACES.of(key, lambda: _role_space(question, role))
 
 
 def _role_space(question: Question, role: Role) -> RoleSpace:
-    machines, moe = machines_of(question, role), question.model.moe
-    counts, step = pool_counts(machines), supernode_step(machines)
-    grid = strategy_grid(question.model, counts, machines.devices_per_node, role=role, apart_step=step)
+    moe, grid = question.model.moe, _strategies(question, role)
     rows, cut = [], Counter(grid.cut)
     known: dict[tuple[int, int], list[tuple[int, int]]] = {}  # layouts depend on the degrees of the experts alone
     for strategy in grid.strategies:
@@ -134,18 +132,27 @@ def _role_space(question: Question, role: Role) -> RoleSpace:
             parts = most_microbatches(question, role, strategy, redundant, dedicated)
             if parts:
                 rows.append(Row(strategy, redundant, dedicated, parts))
-            else:
-                cut[f"{question.engine}: {cut_reason(question, role, strategy, redundant, dedicated)}"] += 1
+            elif (broken := cut_by(question, role, strategy, redundant, dedicated)) is not None:
+                cut[f"{question.engine}: {broken.rule}"] += 1
     return RoleSpace(rows, dict(sorted(cut.items())))
+
+
+def _strategies(question: Question, role: Role) -> Grid:
+    """Return the default grid of a role, or the one strategy that is given where it fits the devices."""
+    machines, given = machines_of(question, role), question.pin(role).strategy
+    if given is not None:
+        return Grid((given,) if given.devices <= machines.devices else (), {})
+    counts, step = pool_counts(machines), supernode_step(machines)
+    return strategy_grid(question.model, counts, machines.devices_per_node, role=role, apart_step=step)
 
 
 def layouts(question: Question, strategy: Strategy, role: Role) -> list[tuple[int, int]]:
     """Return the expert layouts of one strategy as (redundant slots, dedicated shared ranks)."""
-    moe = question.model.moe
+    moe, pin = question.model.moe, question.pin(role)
     return [
         (redundant, dedicated)
-        for dedicated in shared_choices(moe, strategy, question.shared, role != "prefill")
-        for redundant in redundancy_choices(moe, strategy, dedicated, question.redundant)
+        for dedicated in shared_choices(moe, strategy, pin.shared or "auto", role != "prefill")
+        for redundant in redundancy_choices(moe, strategy, dedicated, pin.redundant)
         if possible(question, strategy, dedicated, redundant)
     ]
 

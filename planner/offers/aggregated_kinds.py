@@ -16,7 +16,14 @@ import numpy as np
 from planner.costs.deployment import Deployment
 from planner.instances.aggregated import FEWEST, AggregatedServer
 from planner.instances.aggregated_bounds import Floats
-from planner.instances.aggregated_candidates import BUDGETS, AggregatedCandidate, aggregated_room, most_held
+from planner.instances.aggregated_candidates import (
+    BUDGETS,
+    AggregatedCandidate,
+    aggregated_room,
+    budgets_of,
+    most_held,
+    with_given_batch,
+)
 from planner.instances.space import Row
 from planner.question import Question
 from planner.serving.capacity import Capacity
@@ -63,7 +70,8 @@ class AggregatedKind:
         """A server of every budget of the list whose bound is above 0, the highest bound first."""
         able = np.flatnonzero(self.bound_per_second > 0)
         order = able[np.argsort(-self.bound_per_second[able], kind="stable")]
-        return tuple(self._server(BUDGETS[place], self.room[place]) for place in order)
+        budgets = budgets_of(self.question)
+        return tuple(self._server(budgets[place], self.room[place]) for place in order)
 
     def _server(self, budget: int, room: float) -> AggregatedServer:
         if budget not in self._servers:
@@ -88,8 +96,8 @@ class AggregatedKind:
 
     def _bound(self, server: AggregatedServer) -> float:
         """What an instance carries at most with its budget, or with any where that is not listed."""
-        budget = server.candidate.batched_tokens
-        return float(self.bound_per_second[BUDGETS.index(budget)] if budget in BUDGETS else self.bound_per_second.max())
+        budget, listed, bounds = server.candidate.batched_tokens, budgets_of(self.question), self.bound_per_second
+        return float(bounds[listed.index(budget)] if budget in listed else bounds.max())
 
     def pool_carries(self, instances: int, rate_per_second: float) -> bool:
         """Whether so many instances carry a rate within the limits with some budget."""
@@ -180,6 +188,8 @@ class AggregatedKind:
 
     def _beside(self, server: AggregatedServer, rate: float) -> list[AggregatedServer]:
         """Return servers with budgets near another's; of prompts that are alike, at which they take a step less."""
+        if self.question.pin("mixed").tokens is not None:
+            return []
         listed, state = server.candidate.batched_tokens, server.player.state(rate, 1, FEW)
         workload, drafts = self.question.workload, int(self.deployment.drafts)
         tried = [round(listed * 2**octaves) for octaves in _OCTAVES]
@@ -191,7 +201,7 @@ class AggregatedKind:
             tried = [math.ceil(new / each) + taken for each in steps]
         able = {budget for budget in tried if BUDGETS[0] <= budget <= BUDGETS[-1]} - set(BUDGETS)
         budgets = np.array(sorted(able, key=lambda budget: abs(math.log(budget / listed)))[:_NEAREST], dtype=float)
-        room = aggregated_room(
-            self.deployment, budgets, reserved_kv_tokens(workload), most_held(budgets, np.array(drafts))
-        )
+        held = most_held(budgets, np.array(drafts))
+        room = aggregated_room(self.deployment, budgets, reserved_kv_tokens(workload), held)
+        room = with_given_batch(self.question, room)
         return [self._server(int(budget), own) for budget, own in zip(budgets, room, strict=True) if own >= 1]

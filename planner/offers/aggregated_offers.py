@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from planner.costs.latency import accepted_tokens
 from planner.instances.aggregated_bounds import Bounds, Floats, aggregated_least, means_of
-from planner.instances.aggregated_candidates import BUDGETS, aggregated_room, most_held
+from planner.instances.aggregated_candidates import aggregated_room, budgets_of, most_held, with_given_batch
 from planner.instances.built import Built, built
 from planner.instances.candidates import row_microbatches
 from planner.instances.decode_candidates import MOST_BATCH, Count
@@ -68,24 +68,26 @@ def holding(question: Question, group: Group) -> Ints:
 
 def largest_room(question: Question, group: Group) -> Floats:
     """Return how many requests a rank holds, [rows]: the smallest budget leaves most room."""
-    budget, most = (np.full(len(group.rows), float(each)) for each in (BUDGETS[0], MOST_BATCH))
-    return aggregated_room(group.deployment, budget, reserved_kv_tokens(question.workload), most)
+    budget, most = (np.full(len(group.rows), float(each)) for each in (budgets_of(question)[0], MOST_BATCH))
+    room = aggregated_room(group.deployment, budget, reserved_kv_tokens(question.workload), most)
+    return with_given_batch(question, room)
 
 
 def _room(question: Question, group: Group, budget: Floats) -> Floats:
     held = most_held(budget, group.drafts)
-    return aggregated_room(group.deployment, budget, reserved_kv_tokens(question.workload), held)
+    room = aggregated_room(group.deployment, budget, reserved_kv_tokens(question.workload), held)
+    return with_given_batch(question, room)
 
 
-def bounds_of(question: Question, own: Built, count: Count, budget_tokens: float = BUDGETS[-1]) -> Bounds:
-    """Return what bounds the rows of a group with a budget."""
+def bounds_of(question: Question, own: Built, count: Count) -> Bounds:
+    """Return what bounds the rows of a group with the largest budget."""
     deployment = own.group.deployment
     ranks = np.asarray(deployment.strategy.attention_groups, dtype=np.float64)
     return Bounds(
         cost=own.cost,
         means=means_of(question.workload, question.percentile, question.model.max_position),
         ranks=np.broadcast_to(np.atleast_1d(ranks), (len(own.group.rows),)),
-        budget_tokens=np.full(len(own.group.rows), float(budget_tokens)),
+        budget_tokens=np.full(len(own.group.rows), float(budgets_of(question)[-1])),
         microbatches=row_microbatches(question, own.group.rows[0]),
         accepted=np.broadcast_to(accepted_tokens(deployment, question.acceptance), (len(own.group.rows),)),
         count=count,
@@ -138,12 +140,13 @@ def _with_largest(question: Question, own: Built, bounds: Bounds, least: Floats)
 
 def _with_each(question: Question, own: Built, bounds: Bounds, least: Floats) -> Floats:
     """Bounds of rows with every budget of the list, [budgets, rows]."""
-    each, shape, share = bounds.with_budgets(BUDGETS), (len(BUDGETS), len(own.group.rows)), question.percentile / 100
-    room = np.concatenate([_room(question, own.group, np.full(shape[1], float(budget))) for budget in BUDGETS])
+    budgets, share = budgets_of(question), question.percentile / 100
+    each, shape = bounds.with_budgets(budgets), (len(budgets), len(own.group.rows))
+    room = np.concatenate([_room(question, own.group, np.full(shape[1], float(budget))) for budget in budgets])
     limit = step_limit(question, each.accepted)
     found = each.bound(limit, share, room)
     found = np.where(each.alone_seconds(each.means.longest) <= question.ttft_seconds, found, 0.0)
-    return each.single_bound(limit, share, found, np.tile(least, len(BUDGETS)), room, question.ttft_seconds).reshape(
+    return each.single_bound(limit, share, found, np.tile(least, len(budgets)), room, question.ttft_seconds).reshape(
         shape
     )
 
@@ -151,14 +154,16 @@ def _with_each(question: Question, own: Built, bounds: Bounds, least: Floats) ->
 def _kind(question: Question, group: Group, most: Floats, asked: float | None, number: int) -> AggregatedKind:
     row = group.rows[number]
     deployment = replace(row_deployment(group.deployment, row), drafts=int(group.drafts[number]))
-    budgets = np.array(BUDGETS, dtype=np.float64)
+    budgets = np.array(budgets_of(question), dtype=np.float64)
     held = most_held(budgets, np.array(int(group.drafts[number])))
     return AggregatedKind(
         question=question,
         row=row,
         deployment=deployment,
         microbatches=max(row_microbatches(question, row)),
-        room=aggregated_room(deployment, budgets, reserved_kv_tokens(question.workload), held),
+        room=with_given_batch(
+            question, aggregated_room(deployment, budgets, reserved_kv_tokens(question.workload), held)
+        ),
         bound_per_second=most[:, number],
         asked_per_second=asked,
     )

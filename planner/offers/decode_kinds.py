@@ -143,7 +143,8 @@ class DecodeKind:
         """Caps up to the largest, [caps], and what bounds the rate at each."""
         candidate, question = self.full.candidate, self.full.question
         strategy = candidate.row.strategy
-        batches = np.arange(strategy.pp * candidate.microbatches, candidate.batch + 1)
+        given = question.pin("decode").batch is not None
+        batches = np.arange(candidate.batch if given else strategy.pp * candidate.microbatches, candidate.batch + 1)
         seconds = self._seconds(batches.astype(np.float64))
         rates = request_rate(question, candidate.deployment, batches.astype(np.float64), seconds)
         return batches, MOST_UTILISATION * rates

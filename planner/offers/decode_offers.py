@@ -172,13 +172,16 @@ def decode_offers(question: Question, rows: list[Row], count: Count, slowest_sec
 
 def _bounded(question: Question, whole: Built, count: Count) -> _Table | None:
     """Return the rows that hold a request, with what they carry at most; those that fill their memory are known."""
-    room = largest_room(whole.group, 1, reserved_kv_tokens(question.workload))
+    room, batch = largest_room(whole.group, 1, reserved_kv_tokens(question.workload)), question.pin("decode").batch
+    if batch is not None:
+        room = np.where(room >= batch, float(batch), 0.0)
     held = np.flatnonzero(room >= least_batch(whole.group, 1))
     if not held.size:
         return None
     rows, room, kv = whole.select(held), room[held], running_kv_tokens(question.workload)
     group, cost, spread = rows.group, rows.cost, rows.deviations
-    limit = np.broadcast_to(question.tpot_seconds * accepted_tokens(group.deployment, question.acceptance), room.shape)
+    longest = question.tpot_seconds if batch is None else np.inf  # a given batch need not be full to keep the limit
+    limit = np.broadcast_to(longest * accepted_tokens(group.deployment, question.acceptance), room.shape)
     usable = sorted(usable_microbatches(question, group))
     times = {parts: IterationTime(cost, spread, kv, parts, count) for parts in usable}
     first = least_batch(group, usable[0])
@@ -276,6 +279,7 @@ def _decode_kind(table: _Table, slowest_seconds: float, keep: Ints, number: int)
     question, group = table.question, table.group
     batch, seconds, drafts = float(table.batch[row]), float(table.seconds[row]), int(group.drafts[row])
     deployment = replace(row_deployment(group.deployment, group.rows[row]), drafts=drafts)
+    full = "memory" if question.pin("decode").batch is None else "batch"
     candidate = DecodeCandidate(
         row=group.rows[row],
         deployment=deployment,
@@ -284,7 +288,7 @@ def _decode_kind(table: _Table, slowest_seconds: float, keep: Ints, number: int)
         batch=int(batch),
         iteration_seconds=seconds,
         requests_per_second=float(request_rate(question, deployment, batch, seconds)),
-        limited_by="memory" if batch >= table.room[row] else "tpot",
+        limited_by=full if batch >= table.room[row] else "tpot",
     )
     cost = taken(next(iter(table.times.values())).cost, np.array([row]))
     return DecodeKind(DecodeServer(question, candidate, slowest_seconds, cost))

@@ -122,8 +122,9 @@ class PrefillKind:
         if self._played:
             return self.costed
         question, deployment, ranks = self.question, self.deployment, self.row.strategy.attention_dp
-        prompts = np.arange(1, self.most_prompts + 1)
-        if varied(question):
+        given = question.pin("prefill").tokens
+        prompts = np.arange(1 if given is None else self.most_prompts, self.most_prompts + 1)
+        if varied(question) and given is None:
             prompts = prompts[np.isin(prompts, PROMPTS_PER_PASS)]
         cost, held = self.cost, prompts.astype(np.float64)
         fullest = busiest_prompts(question.workload, held, ranks)
@@ -241,14 +242,14 @@ class PrefillKind:
     def _candidate(self, place: int) -> PrefillCandidate:
         budgets, strategy = self.budgets, self.row.strategy
         prompts, seconds = int(budgets.prompts[place]), float(budgets.seconds[place])
-        tokens = prompts * self.question.workload.input_tokens.mean / self.chunks
+        tokens, given = prompts * self.question.workload.input_tokens.mean / self.chunks, self.question.pin("prefill")
         return PrefillCandidate(
             row=self.row,
             deployment=self.deployment,
             microbatches=int(budgets.microbatches[place]),
             prompts=prompts,
             chunks=self.chunks,
-            tokens_per_device=int(np.ceil(tokens * strategy.attention_dp / strategy.devices)),
+            tokens_per_device=given.tokens or int(np.ceil(tokens * strategy.attention_dp / strategy.devices)),
             pass_seconds=seconds,
             requests_per_second=prompts * strategy.attention_dp / seconds,
         )

@@ -68,18 +68,40 @@ def prefill_offers(question: Question, rows: list[Row], count: Count) -> Offers:
     """Return the prefill instances that keep the TTFT limit with one prompt; rows that hold none whole take parts."""
     tables: list[_PrefillTable] = []
     for whole in built(question, "prefill", rows):
-        for chunks, held in enumerate(_by_parts(question, whole.group), start=1):
+        for passes, held in _by_passes(question, whole.group):
             if held.size:
-                tables.append(_prefill_table(question, whole.select(held), chunks, count))
+                tables.append(_prefill_table(question, whole.select(held), passes, count))
     slower = Slower()
     return Offers.joined([_prefill_kinds(question, table, slower) for table in tables])
 
 
-def _by_parts(question: Question, group: Group) -> Iterator[Ints]:
+Passed = tuple[tuple[int, ...], int]
+"""Whole prompts of a DP group that a pass may take, and the parts that one is cut into."""
+
+
+def _by_passes(question: Question, group: Group) -> Iterator[tuple[Passed, Ints]]:
     """Yield the rows that hold a whole prompt, those that need it in two parts, in three, and so on.
 
-    More parts than needed never shorten its passes: each reads weights and the earlier parts' KV anew.
+    More parts than needed never shorten its passes: each reads weights and the earlier parts' KV anew. Where the
+    tokens of a pass are given, they say how many prompts a group takes, or in how many parts.
     """
+    given, prompt = question.pin("prefill").tokens, question.workload.input_tokens.mean
+    if given is not None:
+        strategy = group.deployment.strategy
+        held = given * np.asarray(strategy.attention_tp) * np.asarray(strategy.pp) / prompt + np.zeros(len(group.rows))
+        whole = np.where(held >= 1 - 1e-9, np.floor(held + 1e-9), -np.ceil(1 / np.maximum(held, 1e-9)))
+        for each in np.unique(whole).astype(np.int64).tolist():
+            passes: Passed = ((each,), 1) if each > 0 else ((1,), -each)
+            rows = np.flatnonzero(whole == each)
+            fits = prefill_fits(group.select(rows).deployment, question.workload, max(each, 1), passes[1])
+            yield passes, rows[np.broadcast_to(fits, rows.shape)]
+        return
+    for chunks, rows in enumerate(_by_parts(question, group), start=1):
+        yield (PROMPTS_PER_PASS if chunks == 1 else (1,), chunks), rows
+
+
+def _by_parts(question: Question, group: Group) -> Iterator[Ints]:
+    """Yield the rows that hold a whole prompt, in two parts, in three, and so on."""
     finest, left = max(int(question.workload.input_tokens.mean / SHORTEST_CHUNK_TOKENS), 1), np.arange(len(group.rows))
     for chunks in range(1, finest + 1):
         if not left.size:
@@ -90,10 +112,10 @@ def _by_parts(question: Question, group: Group) -> Iterator[Ints]:
         left = left[~fits]
 
 
-def _prefill_table(question: Question, own: Built, chunks: int, count: Count) -> _PrefillTable:
+def _prefill_table(question: Question, own: Built, passed: Passed, count: Count) -> _PrefillTable:
     """Cost every row at every budget, until it does not keep the limit with as many prompts."""
-    group, cost = own.group, own.cost
-    budgets = np.array(PROMPTS_PER_PASS if chunks == 1 else (1,), dtype=np.int64)
+    (prompts, chunks), group, cost = passed, own.group, own.cost
+    budgets = np.array(prompts, dtype=np.int64)
     shape = len(group.rows), budgets.size
     seconds, fits, most = np.full(shape, np.inf), np.zeros(shape, dtype=bool), np.zeros(shape)
     microbatches = np.ones(shape, dtype=np.int64)

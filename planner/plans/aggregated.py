@@ -66,7 +66,7 @@ class AggregatedPlan(Plan):
         question = self.question
         if question.sized_for is not None:
             return "rate"
-        return f"devices, {limit_of(self)}"
+        return f"{'devices' if question.pin('mixed').instances is None else 'instances'}, {limit_of(self)}"
 
     @property
     def explanation(self) -> str:

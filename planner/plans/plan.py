@@ -269,7 +269,8 @@ def binding_limit(question: Question, prefill: PrefillPool, decode: DecodePool, 
     tighter = decode if tighter_decode else prefill
     if tighter.capacity_per_second >= links.most_per_second[tighter.role] * (1 - 1e-6):
         limit = "kv_links"
-    return f"devices, {tighter.role} {limit}"
+    held = "devices" if question.pin(tighter.role).instances is None else "instances"
+    return f"{held}, {tighter.role} {limit}"
 
 
 def explain_binding(prefill: PrefillPool, decode: DecodePool, links: LinkState, binding: str) -> str:
@@ -282,9 +283,10 @@ def explain_binding(prefill: PrefillPool, decode: DecodePool, links: LinkState, 
             f"{MOST_LINK_UTILISATION:.0%} they carry {carried['prefill']:.1f} (prefill) and {carried['decode']:.1f} "
             f"(decode) requests/s ({binding})."
         )
-    batch, limit = decode.candidate.batch, "TPOT" if decode.candidate.limited_by == "tpot" else "memory"
+    batch, limit = decode.candidate.batch, decode.candidate.limited_by
+    why = "as is given" if limit == "batch" else f"because {'TPOT' if limit == 'tpot' else limit} allows no more"
     return (
-        f"Decode runs {batch} requests per DP rank because {limit} allows no more, and is bound by "
+        f"Decode runs {batch} requests per DP rank {why}, and is bound by "
         f"{decode.prediction.bottleneck}; a prefill pass is bound by {prefill.prediction.bottleneck}; the pools carry "
         f"{prefill.capacity_per_second:.1f} (prefill) and {decode.capacity_per_second:.1f} (decode) requests/s, "
         f"{'no less than the rate that is asked for' if binding == 'rate' else _SMALLER} ({binding})."

@@ -44,24 +44,26 @@ class Side:
         offers: Offers,
         survive: Loss | None = None,
         unit_per_second: float = 1.0,
-        most_instances: int | None = None,
+        allowed: range | None = None,
         model: str = "",
     ) -> None:
         """Make a column of every offer and count that the devices hold; rates are in units of ``unit_per_second``.
 
-        ``model`` names the model of a fleet that the instances serve.
+        ``allowed`` are the numbers of instances that there may be; ``model`` names the model of a fleet that they
+        serve.
         """
         self.role, self.machines, self.offers, self.unit = role, machines, offers, unit_per_second
         self.model, self.survive = model, survive
         sizes = offers.devices
         lost = lost_of_sizes(survive, sizes, machines.devices_per_node)
         held = machines.devices // np.maximum(sizes, 1)
-        if most_instances is not None:
-            held = np.minimum(held, most_instances)
-        counts = np.maximum(held - lost, 0)
+        fewest = np.ones_like(held)
+        if allowed is not None:
+            held, fewest = np.minimum(held, allowed.stop - 1), np.maximum(allowed.start - lost, 1)
+        counts = np.maximum(held - lost - fewest + 1, 0)
         self.offer: Ints = np.repeat(np.arange(sizes.size), counts)
         within = np.arange(self.offer.size) - np.repeat(np.cumsum(counts) - counts, counts)
-        self.left: Ints = within + 1  # instances that remain after the loss
+        self.left: Ints = within + fewest[self.offer]  # instances that remain after the loss
         self.instances: Ints = self.left + lost[self.offer]
         self.devices: Ints = self.instances * sizes[self.offer]
         self.room: Ints = occupied_devices(machines, sizes[self.offer], self.instances)
@@ -78,7 +80,7 @@ class Side:
         self._tried = np.zeros(sizes.size, dtype=bool)  # kinds of which a column is solved
         self._quick = False
         self.queues_solved = 0
-        self.most_instances = most_instances
+        self.allowed = allowed
         self.beyond_grid = False
         self._servers: dict[int, Server] = {}
         self._stairs: dict[tuple[int, float, Rates], Ints] = {}
@@ -96,11 +98,11 @@ class Side:
 
     def of(self, offers: Offers) -> "Side":
         """Return the columns of other offers in the same role."""
-        return Side(self.role, self.machines, offers, self.survive, self.unit, self.most_instances, self.model)
+        return Side(self.role, self.machines, offers, self.survive, self.unit, self.allowed, self.model)
 
     def without_spares(self) -> "Side":
         """Return the columns as they are where no loss has to be survived."""
-        return Side(self.role, self.machines, self.offers, None, self.unit, self.most_instances, self.model)
+        return Side(self.role, self.machines, self.offers, None, self.unit, self.allowed, self.model)
 
     def with_more(self, offers: Offers) -> "Side":
         """Return the columns with those of further offers behind them; what is solved stays."""

@@ -197,8 +197,11 @@ def make_side(question: Question, role: Role, offers: Offers, model: str = "") -
     """Return the columns of a role; a kind of instance is built once for all columns that it stands in."""
     offers = replace(offers, build=cache(offers.build))
     most = None if role == "mixed" else most_instances(question)  # of a deployment with prefill and decode instances
+    given = question.pin(role).instances
+    allowed = None if most is None else range(1, most + 1)
+    allowed = allowed if given is None else range(given, given + 1)
     unit = question.rate_per_second or 1.0
-    return Side(role, machines_of(question, role), offers, question.survive, unit, most, model)
+    return Side(role, machines_of(question, role), offers, question.survive, unit, allowed, model)
 
 
 @dataclass(frozen=True, slots=True)

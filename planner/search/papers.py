@@ -1,17 +1,14 @@
-"""Published deployments beside a plan: evaluated like any candidate, on the same devices, for the same question."""
+"""Published deployments beside a plan: pinned as they were cut, searched on the same devices for the same question."""
 
 import csv
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
-from planner.instances.decode_candidates import Count
-from planner.instances.space import Row, possible
-from planner.offers.decode_offers import decode_offers
-from planner.offers.prefill_offers import prefill_offers
+from planner.costs.layouts import Shared
+from planner.instances.space import ROLES, role_rows
 from planner.plans.plan import Plan
-from planner.question import Question
-from planner.search.gather import Option, make_side
+from planner.question import Pin, Question, Role
 from planner.strategy import parse_strategy
 
 TABLE = Path(__file__).parents[1] / "published" / "deployments.csv"
@@ -24,8 +21,8 @@ class Published:
     name: str
     models: tuple[str, ...]
     hardware: str
-    prefill: Row
-    decode: Row
+    pins: tuple[tuple[Role, Pin], ...]
+    """How it cut the instances of each role."""
     instances: tuple[int | None, int | None]
     source: str
     where: str
@@ -52,12 +49,16 @@ def published_deployments() -> tuple[Published, ...]:
 
 def _published(line: dict[str, str]) -> Published:
     first, second = (int(text) if text else None for text in (line["prefill_instances"], line["decode_instances"]))
+    shared: dict[Role, Shared] = {"prefill": "local", "decode": int(line["decode_dedicated"]) or "local"}
+    pins = (
+        (role, Pin(strategy=parse_strategy(line[role]), redundant=int(line[f"{role}_redundant"]), shared=own))
+        for role, own in shared.items()
+    )
     return Published(
         name=line["name"],
         models=tuple(line["models"].split()),
         hardware=line["hardware"],
-        prefill=Row(parse_strategy(line["prefill"]), int(line["prefill_redundant"]), 0),
-        decode=Row(parse_strategy(line["decode"]), int(line["decode_redundant"]), int(line["decode_dedicated"])),
+        pins=tuple(pins),
         instances=(first, second),
         source=line["source"],
         where=line["where"],
@@ -65,20 +66,16 @@ def _published(line: dict[str, str]) -> Published:
 
 
 def matching(question: Question) -> list[Published]:
-    """Return the published deployments of the question's model on its machine, where both roles run on it."""
+    """Return the published deployments of the question's model on its machine, which its engine runs."""
     return [
         each
         for each in published_deployments()
         if question.model.name in each.models
         and question.prefill.hardware.name == question.decode.hardware.name == each.hardware
-        and possible(question, each.prefill.strategy, 0, each.prefill.redundant)
-        and possible(question, each.decode.strategy, each.decode.dedicated, each.decode.redundant)
+        and all(role_rows(as_deployed(question, each), role) for role in ROLES)
     ]
 
 
-def published_option(question: Question, published: Published, transfer_seconds: float) -> Option:
-    """Return the columns of the published instances at their best batch and budgets."""
-    count = Count()
-    prefill = prefill_offers(question, [published.prefill], count)
-    decode = decode_offers(question, [published.decode], count, transfer_seconds)
-    return Option(question, (make_side(question, "prefill", prefill), make_side(question, "decode", decode)))
+def as_deployed(question: Question, published: Published) -> Question:
+    """Return the question with instances cut as published, in the numbers that serve it best on its own devices."""
+    return replace(question, pins=published.pins, formats=(), shape="disaggregated")

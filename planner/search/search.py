@@ -17,10 +17,10 @@ from planner.plans.quantised import Tried, in_formats, own_formats
 from planner.question import Question
 from planner.search.answer import Answer
 from planner.search.columns import Side
-from planner.search.fleet import Fleet, aim_of
+from planner.search.fleet import Fleet
 from planner.search.front import front_of
-from planner.search.gather import Costing, Option, aggregated, make_side, slowest_transfer
-from planner.search.papers import Beside, Published, matching, published_option
+from planner.search.gather import Costing, Option, aggregated, make_side
+from planner.search.papers import Beside, Published, as_deployed, matching
 from planner.search.programme import Programme
 from planner.search.proof import over_parts
 from planner.search.solve import Choice, Found, chosen_of, find, plan_of
@@ -109,7 +109,11 @@ def answer_of(found: Found, published: Sequence[Later[Beside]] | None, *, explai
     if published is not None:
         others, proof = begin_others(choice), found.begin_proof()
         front = tuple(front_of(best, others()))
-        answer = replace(answer, pareto=front, published=tuple(each.result() for each in published), bound=proof())
+        bound, given = proof(), answer.question.given
+        if bound is not None and given:
+            named = ", ".join(f"--{flag.replace('_', '-')} {text}" for flag, text in given.items())
+            bound = replace(bound, covers=f"{bound.covers}, with {named}")
+        answer = replace(answer, pareto=front, published=tuple(each.result() for each in published), bound=bound)
     return replace(answer, candidates_evaluated=choice.gathered.count.total)
 
 
@@ -119,17 +123,14 @@ def begin_beside(same: Same[Question]) -> list[Later[Beside]]:
 
 
 def published_plan(question: Question, published: Published) -> Beside:
-    """Return a published deployment of this model and machine, as it would serve the question."""
-    option, plan = published_option(question, published, slowest_transfer(question, [published.prefill])), None
-    own = Programme(((option.sides,),), aim_of(Fleet.of(question)))
-    picks = own.likely()
-    if picks is None and not own.aim.goal.maximised:  # what the devices carry at most where they miss the rate
-        own = replace(own, aim=replace(own.aim, objective="throughput", rate=None))
-        picks = own.likely()
-    if picks is not None:
-        carried = own.carried(picks)
-        share = carried if question.sized_for is None else min(carried, 1.0)
-        plan = plan_of(option, picks[0].columns, share)
+    """Return a published deployment of this model and machine, as it would serve the question.
+
+    Where it misses the asked rate: what it carries at most.
+    """
+    asked = as_deployed(question, published)
+    plan = search(asked, explain=False, beside=False).best
+    if plan is None and not asked.goal.maximised:
+        plan = search(replace(asked, objective="throughput", rate_per_second=None), explain=False, beside=False).best
     return Beside(published=published, plan=plan)
 
 

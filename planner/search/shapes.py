@@ -53,6 +53,8 @@ def on_each_pool(question: Question) -> list[Question]:
 
 def why_not_apart(question: Question) -> str | None:
     """Return why attention and experts are not set apart beyond the grid; None where they are."""
+    if question.pin("decode").strategy is not None:
+        return "--strategy: the one of decode is given"
     if question.model.moe is None:
         return "a dense model has no experts to set apart"
     return None if question.engine == REFERENCE else f"{question.engine}: domains"

@@ -37,11 +37,26 @@ _LATENCY = {"prefill": "ttft", "decode": "tpot"}
 def refused(separate: Gathered, *, explain: bool = True) -> Answer:
     """Return the answer without a plan, with the constraint that binds and, to ``explain``, what would help.
 
-    ``separate`` are the members' separate pools.
+    ``separate`` are the members' separate pools. Where something of the instances is given, what a plan would have in
+    its place is told, too.
     """
-    fleet = separate.fleet
+    fleet, question = separate.fleet, separate.fleet.members[0].question
     if not explain:
         return _answer(separate, 0.0, limit_of(separate), "", ())
+    if not (fleet.single and question.pins):
+        return _refused(separate)
+    from planner.search.changes.given import eased, unheld  # they search again
+
+    wrong = unheld(question)
+    answer = _refused(separate) if wrong is None else _answer(separate, 0.0, *wrong, ())
+    changes = tuple(eased(question))
+    helps = " or ".join(change.told for change in changes)
+    told = f"{answer.explanation}; with the rest as given it would be {helps}" if helps else answer.explanation
+    return replace(answer, explanation=told, changes=(*answer.changes, *changes))
+
+
+def _refused(separate: Gathered) -> Answer:
+    fleet = separate.fleet
     aim = Aim(devices=fleet.devices, objective="throughput")
     most = choose(separate, aim)
     gathered = most.gathered if isinstance(most, Choice) else most
@@ -100,7 +115,7 @@ def _lacking(gathered: Gathered, number: int, aim: Aim) -> tuple[str, str]:
 
 def _together(question: Question, pools: Pools) -> str:
     """Say that the smallest instances of both roles do not stand beside each other."""
-    least = {side.role: int(side.offers.devices.min()) for side in pools.sides}
+    least = {side.role: int(side.room.min()) for side in pools.sides}
     needs = " and ".join(f"{role} at least {count}" for role, count in least.items())
     wanted: dict[str, int] = {}
     there: dict[str, int] = {}
