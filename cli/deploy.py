@@ -1,6 +1,7 @@
 """`plan deploy`: the files that start a manifest with a serving engine."""
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import get_args
@@ -14,6 +15,7 @@ from deploy.guide import arithmetic, limits, memories
 from deploy.layout import Layout, laid_out
 from deploy.render import Deployment, render
 from deploy.site import read_site
+from deploy.staged import staged_files
 from ground.errors import BadInput
 from ground.files import check_folder, write_files
 from ground.names import suggest
@@ -21,6 +23,7 @@ from planner.engines.accelerators import accelerator_of
 from planner.engines.loader import all_engines, engine_names, load_engine
 from planner.engines.spec import EngineProfile, PlatformKind
 from planner.manifest.document import read_manifest
+from planner.manifest.migration import read_migration
 from planner.manifest.schema import Manifest
 from podplan.options import Text, argument, flag, switch
 from podplan.result import picked
@@ -41,6 +44,7 @@ class DeployFlags:
     layout: str = flag("L", "plain, kustomize or helm, on Kubernetes.", default="plain")
     out: Path | None = flag("DIR", "Folder to write; it must be empty or absent.")
     values: Path | None = flag("FILE", "Images, names, storage, hosts of the site.")
+    migration: Path | None = flag("FILE", "Write every stage of a migration.yaml of plan migrate, and the rollout.")
     diff: Path | None = flag("OLD", "Say what changes from the deployment in OLD.")
     dry_run: bool = switch("Print the tree and the devices, write nothing.")
     force: bool = switch("Write into a folder that has files.")
@@ -61,6 +65,7 @@ def deploy(
       plan deploy out/manifest.yaml --engine sglang --values site.yaml --out deploy/
       plan deploy out/manifest.yaml --engine sglang --diff deploy/
       plan deploy out/manifest.yaml --engine xllm --dry-run
+      plan deploy now.yaml --migration change/migration.yaml --engine vllm --platform kubernetes --out files/
 
     Nothing here was launched on hardware; docs/deploy.md says what is validated and what is not.
     """
@@ -71,13 +76,39 @@ def deploy(
         raise BadInput("--out: give the folder to write, or --dry-run to see what it would hold")
     check_force(flags.force, {"--out DIR": flags.out})
     digest = hashlib.sha256(flags.manifest.read_bytes()).hexdigest()
+    if flags.migration is not None:
+        _staged(flags, read, profile, chosen, json)
+        return
     made = render(read, profile, chosen, read_site(flags.values), digest)
     changes = None if flags.diff is None else _changes(flags.diff, made)
     made = _laid(made, flags.layout)
     if flags.out is not None and not flags.dry_run:
-        _write(made, flags.out, flags.force)
+        _write(made.files, flags.out, flags.force)
     data = _data(made, changes, None if flags.dry_run else flags.out)
     print_json(data) if json else _show(made, changes, flags.out, flags.dry_run)
+
+
+def _staged(flags: DeployFlags, read: Manifest, profile: EngineProfile, kind: PlatformKind, json: bool) -> None:
+    """Write the files of every stage of a migration, and what rolls it out and back."""
+    if flags.diff is not None or flags.layout != "plain" or flags.dry_run:
+        raise BadInput("--migration: writes Kustomize folders, one a stage; leave --diff, --layout and --dry-run out")
+    assert flags.migration is not None and flags.out is not None, "both are given"
+    staged = read_migration(flags.migration)
+    if staged.stages[0].pools != read.pools:
+        raise BadInput(
+            f"--migration: its steps begin at another manifest than {flags.manifest}; plan them from this one"
+        )
+    files = staged_files(staged, profile, kind, read_site(flags.values))
+    _write(files, flags.out, flags.force)
+    if json:
+        print_json(
+            {"stages": len(staged.stages), "files_bytes": {name: len(text.encode()) for name, text in files.items()}}
+        )
+        return
+    Screen().lines(
+        f"Wrote {len(files)} files of {len(staged.stages)} stages to {flags.out}/: rollout.sh goes through them,",
+        "rollback.sh back to the first. Never launched on hardware by podplan: check before use.",
+    )
 
 
 def planned_engine(read: Manifest) -> str:
@@ -126,14 +157,14 @@ def _changes(old: Path, made: Deployment) -> list[str]:
     return differences(before, after)
 
 
-def _write(made: Deployment, out: Path, force: bool) -> None:
+def _write(files: Mapping[str, str], out: Path, force: bool) -> None:
     """Write all files or none, only into a folder without files unless forced."""
     check_folder(out, (), force=force, flag="--out")
     if out.is_dir() and not force:
         held = sorted(path.name for path in out.iterdir())
         if held:
             raise BadInput(f"--out: {out} has files in it, such as {held[0]}; give an empty folder or --force")
-    write_files({out / name: text for name, text in made.files.items()}, force=force)
+    write_files({out / name: text for name, text in files.items()}, force=force)
 
 
 def _data(made: Deployment, changes: list[str] | None, out: Path | None) -> dict[str, object]:

@@ -9,7 +9,7 @@ import typer
 
 from cli.options import Json, takes
 from cli.output import Screen, check_force, print_json, short_duration
-from ground.units import format_count, format_rate
+from ground.units import HOUR_SECONDS, format_count, format_rate
 from planner.manifest.document import read_manifest
 from podplan.options import SimulateFlags
 from podplan.simulation import (
@@ -112,6 +112,7 @@ def show_run(screen: Screen, found: SimulateResult) -> None:
         f"{result.completed} completed, {result.failed} failed, {result.running} running; "
         f"{short_duration(result.wall_seconds)} for the event loop.",
         *_extras(result),
+        *_changes(found),
         *(f"Note: {note}." for note in offered.notes),
     )
 
@@ -138,6 +139,34 @@ def _extras(result: SimulationResult) -> list[str]:
             if name in result.confidence
         )
         told.append(f"95 % intervals of the means, from batches of requests: {widths}.")
+    return told
+
+
+def _changes(found: SimulateResult) -> list[str]:
+    """Return what came of a migration or an autoscaler."""
+    result, change = found.measured, found.change
+    told = []
+    if "started" in result.changes:
+        told.append(
+            f"Autoscaler: {result.changes['started']:g} instances started, {result.changes['stopped']:g} stopped; "
+            f"{format_count(result.changes['device_seconds'] / HOUR_SECONDS)} device-hours held."
+        )
+    if change is None:
+        return told
+    data, seconds = change.to_dict(result), change.seconds(result)
+    ended = "had not ended with the last request" if seconds is None else f"took {short_duration(seconds)}"
+    cost = [
+        f"{name.upper()} p99 {'+' if part['p99'] >= 0 else '-'}{short_duration(abs(part['p99']))}"
+        for name in TIMES
+        if (part := data["cost"][f"{name}_seconds"]) is not None
+    ]
+    goodput = data["cost"]["goodput_requests_per_second"]
+    told.append(
+        f"Migration: {data['steps_ended']:g} steps {ended} ({short_duration(data['planned_seconds'])} planned); "
+        f"promised {data['promised_attainment']:.1%} within the limits, measured {result.slo_attainment:.1%}, without "
+        f"it {data['attainment_without']:.1%}."
+    )
+    told.append(f"It costs, beside the same requests without it: {', '.join(cost)}, goodput {goodput:+.3g}/s.")
     return told
 
 

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -47,9 +47,16 @@ class Deployment:
 
 
 def render(
-    manifest: Manifest, profile: EngineProfile, kind: PlatformKind, site: Site, manifest_sha256: str
+    manifest: Manifest,
+    profile: EngineProfile,
+    kind: PlatformKind,
+    site: Site,
+    manifest_sha256: str,
+    names: Sequence[str] | None = None,
 ) -> Deployment:
     """Return the files of a deployment after they were read back and held against the manifest.
+
+    Its roles have ``names``, pool by pool, where what runs already has them.
 
     Raises:
         BadInput: the kind is not possible for the engine, or site values do not fit the plan.
@@ -57,7 +64,7 @@ def render(
         Fault: what was rendered does not add up to the manifest.
     """
     named = deployment_name(manifest)
-    roles = read_roles(manifest, profile, site.longest_request_tokens)
+    roles = read_roles(manifest, profile, site.longest_request_tokens, names)
     inventory = read_inventory(Path(site.inventory), manifest) if site.inventory else None
     target = Target(
         profile=profile,

@@ -1,6 +1,7 @@
 """From a manifest's pools to what each role asks of an engine, in one unit: per attention DP rank."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ground.errors import BadInput, Infeasible
@@ -79,8 +80,10 @@ class RolePlan:
         return self.role != "mixed"
 
 
-def read_roles(manifest: Manifest, profile: EngineProfile, longest: int | None) -> list[RolePlan]:
-    """Return the roles of a manifest for an engine, prefill first.
+def read_roles(
+    manifest: Manifest, profile: EngineProfile, longest: int | None, names: Sequence[str] | None = None
+) -> list[RolePlan]:
+    """Return the roles of a manifest for an engine, prefill first, under ``names`` where its pools have some.
 
     Raises:
         Infeasible: the engine cannot run a pool; the rule and the nearest strategy that it can run.
@@ -100,9 +103,10 @@ def read_roles(manifest: Manifest, profile: EngineProfile, longest: int | None) 
     lengths = _longest(manifest, longest)
     counts: dict[str, int] = {}
     roles = []
-    for pool, setup in zip(manifest.pools, setups, strict=True):
+    for place, (pool, setup) in enumerate(zip(manifest.pools, setups, strict=True)):
         number = counts[pool.role] = counts.get(pool.role, 0) + 1
         name = pool.role if sum(other.role == pool.role for other in manifest.pools) == 1 else f"{pool.role}-{number}"
+        name = name if names is None else names[place]
         roles.append(_role(manifest, profile, pool, setup, name, drafts, lengths))
     return sorted(roles, key=lambda role: role.role != "prefill")
 

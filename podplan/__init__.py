@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from podplan.fleets import fleet as fleet
     from podplan.importing import ImportResult as ImportResult
     from podplan.importing import import_deployment as import_deployment
+    from podplan.migrating import MigrateResult as MigrateResult
+    from podplan.migrating import migrate as migrate
     from podplan.placement import PlaceResult as PlaceResult
     from podplan.placement import place as place
     from podplan.planning import PlanResult as PlanResult
@@ -51,6 +53,7 @@ _HOMES = {
     "podplan.explaining": ("ExplainResult", "explain"),
     "podplan.fleets": ("FleetResult", "fleet"),
     "podplan.importing": ("ImportResult", "import_deployment"),
+    "podplan.migrating": ("MigrateResult", "migrate"),
     "podplan.placement": ("PlaceResult", "place"),
     "podplan.planning": ("PlanResult", "plan"),
     "podplan.prediction": ("PredictResult", "predict"),

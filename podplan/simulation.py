@@ -10,7 +10,9 @@ from ground.errors import BadInput
 from ground.files import check_file, staging, writing
 from ground.units import counted, parse_count, parse_duration
 from planner.manifest.document import read_manifest
+from planner.manifest.migration import union
 from planner.manifest.schema import Manifest, Prediction
+from podplan.changing import Played, read_autoscale, read_change
 from podplan.expert_loads import measured_balance
 from podplan.offered import MOST_SIMULATED, Offered, read_offered, read_seed
 from podplan.options import SimulateFlags, flag_name, flags_of
@@ -51,6 +53,8 @@ class SimulateResult(Result):
     manifest: Manifest
     offered: Offered
     measured: SimulationResult
+    change: "Played | None" = None
+    """Of a migration: beside the run without it."""
 
     @property
     def headline(self) -> str:
@@ -76,6 +80,7 @@ class SimulateResult(Result):
             "measured_window": offered.measured,
             "notes": list(offered.notes),
             "seed": offered.options.seed,
+            **({} if self.change is None else {"migration": self.change.to_dict(result)}),
         }
 
 
@@ -190,11 +195,19 @@ def _manifest(given: str | Path | Manifest | Planned) -> Manifest:
 
 def simulated(manifest: Manifest, flags: SimulateFlags, progress: Progress | None = None) -> SimulateResult:
     """Return the run that flags ask for; ``progress`` is told how far it is."""
+    change = None if flags.migration is None else read_change(flags, manifest)
+    flags = flags if change is None else change.long_enough(flags)
     offered = _offered(manifest, flags)
+    played = manifest if change is None else union(change.staged.stages)
+    options = offered.options if change is None else change.begun(offered.options)
     with _observing(flags, progress) as observer:
-        measured = run_simulation(manifest, offered.requests, offered.options, observer)
+        measured = run_simulation(played, offered.requests, options, observer)
         _check_measured(measured, flags.warmup)
-    return SimulateResult(manifest=manifest, offered=offered, measured=measured)
+    if change is None:
+        return SimulateResult(manifest=manifest, offered=offered, measured=measured)
+    without = run_simulation(manifest, offered.requests, replace(offered.options, faults=()))
+    done = Played(staged=change.staged, begin_seconds=change.at(offered.options), without=without)
+    return SimulateResult(manifest=manifest, offered=offered, measured=measured, change=done)
 
 
 def simulated_policies(manifest: Manifest, flags: SimulateFlags) -> PoliciesResult:
@@ -233,6 +246,10 @@ def check_together(flags: SimulateFlags) -> None:
         raise BadInput(f"--cold: a run with --{given[0]} always starts empty; leave the flag out")
     if flags.timeseries_step is not None and flags.timeseries is None:
         raise BadInput("--timeseries-step: belongs to --timeseries FILE; give it or leave the step out")
+    if flags.migrate_at is not None and flags.migration is None:
+        raise BadInput("--migrate-at: belongs to --migration FILE; give it or leave the time out")
+    if flags.migration is not None and (flags.policies is not None or flags.autoscale is not None):
+        raise BadInput("--migration: is played by itself; leave --policies and --autoscale out")
     if flags.policies is not None and (flags.requests_csv or flags.timeseries or flags.timeline):
         raise BadInput("--policies: compares several runs; files are written for one run, so leave them out")
 
@@ -247,7 +264,9 @@ def _with_scenario(flags: SimulateFlags, manifest: Manifest, offered: Offered) -
         options = replace(options, offline=backlog(manifest.workload, count, options.seed))
     balance = {} if flags.expert_loads is None else measured_balance(manifest, flags.expert_loads, options.seed)
     faults = tuple(parse_fault(text) for text in flags.fail or ())
-    return replace(offered, options=replace(options, balance=balance, faults=faults, stepping=flags.each_iteration))
+    scale = None if flags.autoscale is None else read_autoscale(flags.autoscale)
+    made = replace(options, balance=balance, faults=faults, stepping=flags.each_iteration, autoscale=scale)
+    return replace(offered, options=made)
 
 
 def _check_measured(result: SimulationResult, warmup: str | None) -> None:

@@ -47,7 +47,7 @@ def plain(manifest: Manifest, options: SimulationOptions, first: Requests, watch
     return (
         not watched
         and sorted(roles) == ["decode", "prefill"]
-        and not (options.faults or options.offline or options.stepping)
+        and not (options.faults or options.offline or options.stepping or options.migrating or options.autoscale)
         and options.until_seconds == NEVER
         and (routing.roles, routing.decode_reservation) == ("fixed", "whole")
         and routing.prefill in ("least_load", "round_robin")

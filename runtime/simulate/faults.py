@@ -69,6 +69,10 @@ class Faults:
         self.begun: Counter[str] = Counter()
         self._dead: dict[str, Counter[int]] = {}
         self._lost_until: dict[str, float] = {}
+        self.absent: set[str] = set()
+        """Instances that are not there, whose devices may be lost all the same."""
+        self.closed: set[str] = set()
+        """Instances that take nothing new: absent ones, and those that are about to leave."""
         self._places = {
             instance.name: (pool, instance) for pool in self._shared.manifest.pools for instance in pool.instances
         }
@@ -131,6 +135,10 @@ class Faults:
     def _fail_over(self, name: str, ranks: set[int], fault: Fault) -> None:
         """Decode and mixed instances shrink where they can; others are down until they are repaired and loaded."""
         pool = self._places[name][0]
+        if name in self.absent:
+            until = self._shared.engine.now_seconds + fault.for_seconds + self._recovery.restart_seconds
+            self._lost_until[name] = max(until, self.lost_until(name))
+            return
         self._dead.setdefault(name, Counter()).update(ranks)
         decodes = [part for part in self._parts(name) if isinstance(part, DecodeInstance)]
         gone = set(+self._dead[name])
@@ -171,7 +179,7 @@ class Faults:
         self._dead[name].subtract(ranks)
         gone = set(+self._dead[name])
         for part in self._parts(name):
-            if isinstance(part, DecodeInstance) and part.up:
+            if isinstance(part, DecodeInstance) and part.up and name not in self.closed:
                 part.stop(pause_seconds=self._recovery.reconfigure_seconds)
                 part.reshape(shrunk_cost(part.pool.step_costs["decode"].to_step_cost(), part.pool, gone))
                 lost = _dp_ranks(part.pool, gone)
@@ -182,7 +190,16 @@ class Faults:
     def _take_down(self, name: str, seconds: float, alive: bool, dead: set[int] | None = None) -> None:
         """Stop an instance for a time; KV on devices that are not ``dead`` outlives it if ``alive``."""
         until = self._shared.engine.now_seconds + seconds
-        self._lost_until[name] = max(until, self._lost_until.get(name, 0.0))
+        self._lost_until[name] = max(until, self.lost_until(name))
+        self.withdraw(name, alive, dead)
+        self._shared.engine.at(self._lost_until[name], COMPLETION, self._bring_up, name)
+
+    def lost_until(self, name: str) -> float:
+        """Return when an instance's devices are back and loaded, 0 where they were never lost."""
+        return self._lost_until.get(name, 0.0)
+
+    def withdraw(self, name: str, alive: bool = True, dead: set[int] | None = None) -> None:
+        """Stop an instance; its requests go elsewhere."""
         for part in self._parts(name):
             if isinstance(part, PrefillInstance):
                 self._stop_prefill(part)
@@ -190,7 +207,6 @@ class Faults:
                 self._stop_mixed(part)
             else:
                 self._stop_decode(part, alive, dead or set())
-        self._shared.engine.at(self._lost_until[name], COMPLETION, self._bring_up, name)
 
     def _stop_prefill(self, part: PrefillInstance) -> None:
         if not part.up:
@@ -224,7 +240,7 @@ class Faults:
         self._system.drop_transfers_to(part, set(range(part.ranks)))
 
     def _bring_up(self, name: str) -> None:
-        if self._shared.engine.now_seconds < self._lost_until[name]:
+        if self._shared.engine.now_seconds < self._lost_until[name] or name in self.closed:
             return
         parts = self._parts(name)
         for part in parts:

@@ -54,6 +54,8 @@ class SimulationResult:
     events: int
     wall_seconds: float
     batches: BatchMeans
+    changes: dict[str, float] = field(default_factory=dict)
+    """Of a migration or an autoscaler: device-seconds held, steps and when they ended, instances that came and went."""
 
     def to_dict(self) -> dict[str, object]:
         """Return the result as plain data."""
@@ -81,6 +83,7 @@ class Ran:
     ssd_hit_share: float = 0.0
     faults: Mapping[str, int] = field(default_factory=dict)
     role_flips: int = 0
+    changes: dict[str, float] = field(default_factory=dict)
 
 
 def summarise(
@@ -91,6 +94,7 @@ def summarise(
     busy: list[dict[str, float]],
     warm: bool,
     faults: Mapping[str, int],
+    changes: dict[str, float],
     wall_seconds: float,
 ) -> SimulationResult:
     """Return the result of a run of the event engine, as ``result_of``."""
@@ -107,6 +111,7 @@ def summarise(
         events=system.shared.engine.events,
         ssd_hit_share=cache.ssd_hit_tokens / cache.asked_tokens if cache.asked_tokens else 0.0,
         faults=faults,
+        changes=changes,
         role_flips=system.roles.flips if system.roles is not None else 0,
     )
     return result_of(system.shared.ledger, ran, window=window, warm=warm, wall_seconds=wall_seconds)
@@ -150,6 +155,7 @@ def result_of(ledger: Ledger, ran: Ran, *, window: Window, warm: bool, wall_seco
         faults=dict(sorted(ran.faults.items())),
         retried_requests=ledger.retried,
         role_flips=ran.role_flips,
+        changes=ran.changes,
         transfer_wait_seconds=ran.waited_seconds,
         mean_transfer_wait_seconds=ran.waited_seconds / ran.transfers if ran.transfers else 0.0,
         link_utilisation=ran.link_utilisation,

@@ -3,8 +3,10 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
+from runtime.simulate.autoscale import Autoscale
 from runtime.simulate.engine import NEVER
 from runtime.simulate.faults import Fault
+from runtime.simulate.migration import Migrating
 from runtime.simulate.workload import Requests
 
 
@@ -16,7 +18,8 @@ class SimulationOptions:
     counted; the run ends when all are served, or at ``until_seconds``. ``stepping`` ends every decode iteration by an
     event of its own instead of summing those between which nothing changes: slower, and the same result.
     ``balance`` replaces the expert imbalance of a role's step costs. ``offline`` requests stand behind the online ones
-    as ``routing.offline`` says.
+    as ``routing.offline`` says. With ``migrating`` the manifest is the union of its stages; ``autoscale`` lets its
+    instances come and go.
     """
 
     seed: int = 0
@@ -28,3 +31,5 @@ class SimulationOptions:
     balance: dict[str, float] = field(default_factory=dict)
     offline: Requests | None = None
     faults: tuple[Fault, ...] = ()
+    migrating: Migrating | None = None
+    autoscale: Autoscale | None = None

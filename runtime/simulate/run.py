@@ -8,6 +8,7 @@ from functools import partial
 
 from ground.errors import BadInput
 from planner.manifest.schema import Manifest
+from runtime.simulate.autoscale import Autoscaler
 from runtime.simulate.cache import PrefixCache
 from runtime.simulate.device import Shared
 from runtime.simulate.direct import Blocked, plain, run_direct
@@ -16,10 +17,12 @@ from runtime.simulate.faults import Faults
 from runtime.simulate.feed import ArrivalFeed
 from runtime.simulate.ledger import Ledger, Window
 from runtime.simulate.metrics import SimulationResult, summarise
+from runtime.simulate.migration import Migration
 from runtime.simulate.observe import Observer, Watcher
 from runtime.simulate.options import SimulationOptions
 from runtime.simulate.placement import Placement
 from runtime.simulate.request import Request
+from runtime.simulate.standby import Standby
 from runtime.simulate.system import System
 from runtime.simulate.workload import Requests
 
@@ -80,6 +83,10 @@ class _Run:
         self._feed = ArrivalFeed(engine, self._with_cache(parts), self._system.arrive)
         self._watcher = Watcher(self._system, self._feed, observer)
         self._faults = Faults(self._system, options.faults)
+        self._standby = Standby(self._system, self._faults)
+        migrating, rule = options.migrating, options.autoscale
+        self._migration = None if migrating is None else Migration(migrating, self._standby, engine)
+        self._scaler = None if rule is None else Autoscaler(rule, self._system, self._standby)
         ledger.on_leave = self._feed.left
         if observer is not None:
             ledger.on_outcomes = observer.outcomes
@@ -124,8 +131,21 @@ class _Run:
             busy=marks,
             warm=options.warmup_seconds > 0,
             faults=self._faults.begun,
+            changes=self._changes(end),
             wall_seconds=wall,
         )
+
+    def _changes(self, end: float) -> dict[str, float]:
+        """Return what came of a migration or an autoscaler; nothing without one."""
+        if self._migration is None and self._scaler is None:
+            return {}
+        found = {"device_seconds": self._standby.device_seconds(end)}
+        if self._migration is not None:
+            ended = self._migration.ended_seconds
+            found |= {"steps_ended": self._migration.steps_ended} | ({} if ended is None else {"ended_seconds": ended})
+        if self._scaler is not None:
+            found |= {"started": self._scaler.started, "stopped": self._scaler.stopped}
+        return found
 
     def _begin(self) -> None:
         for request in self._feed.begin():
@@ -134,6 +154,10 @@ class _Run:
         for request in _offline(self._options.offline):
             self._shared.engine.at(request.arrival, ARRIVAL, self._system.arrive, request)
         self._faults.begin()
+        if self._migration is not None:
+            self._migration.begin()
+        if self._scaler is not None:
+            self._scaler.begin()
         self._watcher.begin()
         if self._system.roles is not None and self._manifest.routing.roles == "dynamic":
             self._system.roles.watch()

@@ -93,6 +93,10 @@ class System:
             for instance in self.prefill:
                 instance.wake()
 
+    def choose_by(self, choose: Choose) -> None:
+        """Choose instances for prompts otherwise from now on."""
+        self._choose = choose
+
     def revive(self) -> None:
         """Route what waited while nothing was up."""
         stranded, self._stranded = self._stranded, deque()

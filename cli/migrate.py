@@ -1,0 +1,98 @@
+"""`plan migrate`: the cheapest safe steps from one manifest to another."""
+
+from typing import Annotated
+
+import typer
+
+from cli.options import File, Force, Json, option, takes
+from cli.output import Screen, check_force, note, print_json, progress
+from ground.units import format_bytes, format_duration, format_rate
+from planner.manifest.migration import Step
+from podplan.migrating import MIGRATION, MigrateFlags, MigrateResult, migrated
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+MOST_NAMES = 4
+
+
+@app.command()
+@takes(MigrateFlags)
+def migrate(
+    flags: MigrateFlags,
+    out: Annotated[File, option("--out", "DIR", "Write migration.yaml and the manifest of every stage there.")] = None,
+    force: Force = False,
+    json: Json = False,
+) -> None:
+    """Find the cheapest safe steps from a manifest that runs to another one, or to the plan of a question.
+
+    \b
+    Examples:
+      plan migrate now/manifest.yaml next/manifest.yaml
+      plan migrate now/manifest.yaml question.yaml --rate 200/s --confidence 0.9 --out change/
+      plan simulate now/manifest.yaml --migration change/migration.yaml
+      plan deploy now/manifest.yaml --migration change/migration.yaml --engine vllm --platform kubernetes --out files/
+
+    A step drains instances and starts others on the devices that are free; instances that both manifests have stay.
+    The order has the least time in which the limits of OLD are not promised, then the least time; docs/changes.md.
+    """
+    check_force(force, {"--out DIR": out})
+    with progress("looking for the cheapest steps ..."):
+        found = migrated(flags)
+    if out is not None:
+        names = found.save(out, force=force, flag="--out")
+        note(f"wrote {MIGRATION} and {len(names) - 1} manifests to {out}")
+    print_json(found.to_dict()) if json else _show(Screen(), found)
+
+
+def _show(screen: Screen, found: MigrateResult) -> None:
+    screen.text(f"{found.headline}.")
+    screen.lines("")
+    rows = []
+    for row, step in zip(found.rows(), found.change.migration.steps, strict=True):
+        rows.append(
+            [
+                str(row["step"]),
+                _names(step.drain),
+                _names([each.name for each in step.start]),
+                _how(step),
+                format_duration(step.seconds),
+                format_rate(step.carries_per_second),
+                format_duration(step.below_seconds) if step.below_seconds else "",
+            ]
+        )
+    columns = ["step", "drain", "start", "how", "takes", "carries", "limits not promised"]
+    if rows:
+        screen.table(columns, rows, right=["step", "takes", "carries", "limits not promised"])
+    change, promise, asked = found.change, found.change.migration.promise, found.asked
+    ends = f"OLD carries {format_rate(change.carries_before)}, NEW {format_rate(change.carries_after)}"
+    screen.text(
+        f"Promised: at least {promise.attainment_within:.0%} of requests within both limits at "
+        f"{format_rate(promise.requests_per_second)}, if predicted times hold, which they do with a confidence of "
+        f"{promise.confidence:g}; {ends}; {change.kept} instances stay.",
+        f"Bound: {found.bound}.",
+        f"Assumed: {format_duration(asked.terms.startup_seconds)} from weights to the first request; a step's "
+        "instances start when all that it drains is empty.",
+    )
+    wanted = asked.rate_per_second or 0.0
+    if promise.requests_per_second < wanted * (1 - 1e-9):
+        screen.text(f"Note: {format_rate(wanted)} is more than one end of the change carries, so no order can hold it.")
+
+
+def _names(names: list[str]) -> str:
+    """Return instances by name, the first and the last of many."""
+    if len(names) <= MOST_NAMES:
+        return ", ".join(names)
+    return f"{len(names)}: {names[0]}, {names[1]} .. {names[-1]}"
+
+
+def _how(step: Step) -> str:
+    """Return what starting takes: how, the bytes, and the plane that carries them."""
+    told = []
+    for how in ("flip", "experts", "load"):
+        own = [each for each in step.start if each.how == how]
+        if own and how == "flip":
+            told.append(f"{len(own)} flip")
+        elif own:
+            size, plane = format_bytes(sum(each.bytes for each in own)), f" over {own[0].plane}" if own[0].plane else ""
+            told.append(f"{len(own)} {how}: {size} from {own[0].source}{plane}")
+    return "; ".join(told)

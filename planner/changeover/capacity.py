@@ -1,0 +1,82 @@
+"""What each instance of a manifest carries within limits, under some traffic and with some confidence."""
+
+from collections.abc import Callable
+from statistics import NormalDist
+
+from ground.errors import BadInput
+from planner.checks.check import Limits
+from planner.checks.deployed import DeployedPool
+from planner.checks.manifests import from_manifest
+from planner.manifest.schema import Manifest
+from planner.plans.expectation import workload_of
+from planner.workload import Workload
+
+_CLOSE = 4e-3
+PREDICTED = 0.5
+
+
+def carried(manifest: Manifest, workload: Workload, limits: Limits, confidence: float = PREDICTED) -> list[float]:
+    """Return the requests per second of one instance of each pool, in the order of the manifest.
+
+    Service times are those that are not exceeded with the confidence. What the plan itself states stands where the
+    traffic and the limits are its own and times are taken as predicted, and where a role has several pools.
+
+    Raises:
+        BadInput: a role has several pools and one of them states no rate.
+    """
+    stated = [pool.predicted.requests_per_second if pool.predicted else None for pool in manifest.pools]
+    roles = [pool.role for pool in manifest.pools]
+    own = confidence == PREDICTED and workload == workload_of(manifest.workload) and _own_limits(manifest, limits)
+    several = len(set(roles)) < len(roles) or {*roles} not in ({"mixed"}, {"prefill", "decode"})
+    if several or (own and None not in stated):
+        for number, rate in enumerate(stated):
+            if rate is None:
+                raise BadInput(
+                    f"pools[{number}].predicted.requests_per_second: is missing, and a role has several pools"
+                )
+        return [rate or 0.0 for rate in stated]
+    pools = {pool.role: pool for pool in from_manifest(manifest, workload).pools}
+    return [_most(pools[role], limits, confidence, rate or 1.0) for role, rate in zip(roles, stated, strict=True)]
+
+
+def _own_limits(manifest: Manifest, limits: Limits) -> bool:
+    levels = manifest.service_levels
+    return (levels.ttft_seconds, levels.tpot_seconds, levels.percentile) == (
+        limits.ttft_seconds,
+        limits.tpot_seconds,
+        limits.percentile,
+    )
+
+
+def _most(pool: DeployedPool, limits: Limits, confidence: float, near: float) -> float:
+    """Return the largest rate of an instance that keeps the limits of its role, to 0.4 %."""
+    slow = max(1 + NormalDist().inv_cdf(confidence) * pool.deviation, 0.05)
+
+    def holds(rate: float) -> bool:
+        found = pool.at(slow * rate, pool.instances)
+        asked = []
+        if pool.role != "decode":
+            asked.append((found.ttft, limits.ttft_seconds))
+        if pool.role != "prefill":
+            asked.append((found.tpot, limits.tpot_seconds))
+        return all(
+            latency is not None and (limit is None or latency.scaled(slow).at(limits.percentile) <= limit)
+            for latency, limit in asked
+        )
+
+    return largest(holds, near)
+
+
+def largest(holds: Callable[[float], bool], near: float) -> float:
+    """Return the largest rate that holds, to 0.4 %, 0 where none within a millionth of ``near`` does."""
+    low, high = (near, 2 * near) if holds(near) else (near / 2, near)
+    while low == near and holds(high) and high < 1e6 * near:
+        low, high, near = high, 2 * high, high
+    while not holds(low):
+        low, high = low / 2, low
+        if low < 1e-6 * near:
+            return 0.0
+    while high - low > _CLOSE * high:
+        middle = (low + high) / 2
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return low

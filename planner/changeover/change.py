@@ -1,0 +1,275 @@
+"""The change from one manifest to another: what must stop and start, the cheapest order, and its stages."""
+
+from dataclasses import dataclass, field
+
+from ground.errors import BadInput, Infeasible
+from planner.changeover.capacity import PREDICTED, carried
+from planner.changeover.lots import Lot, Signature, kinds_of, lots_of
+from planner.changeover.moving import Terms, Turn, check_together, drain_seconds, slowest_plane, turn, weight_plane
+from planner.changeover.order import ROLES, InPlace, Order, Side, Task, cheapest
+from planner.changeover.stages import Sides, stages_of
+from planner.checks.check import Limits
+from planner.manifest.migration import Migration, Promise
+from planner.manifest.schema import Cluster, Manifest, Pool
+from planner.plans.expectation import planned_rate, workload_of
+from planner.workload import Workload
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """Limits of a change: the traffic that goes on meanwhile, and what may be used."""
+
+    workload: Workload | None = None
+    """None: the old manifest's."""
+    rate_per_second: float | None = None
+    confidence: float = PREDICTED
+    spare_nodes: int = 0
+    most_at_once: int | None = None
+    terms: Terms = field(default_factory=Terms)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """A change that was found.
+
+    ``stages`` are the manifests before the first step and after each; ``kept`` counts instances that are not touched.
+    """
+
+    order: Order
+    migration: Migration
+    stages: tuple[Manifest, ...]
+    kept: int
+    carries_before: float
+    carries_after: float
+
+    @property
+    def bytes(self) -> float:
+        """Weights that are brought to devices."""
+        return sum(move.bytes for move in self.order.moves)
+
+
+def change(old: Manifest, new: Manifest, asked: Asked | None = None) -> Change:
+    """Return the cheapest safe steps from one manifest to another.
+
+    Raises:
+        BadInput: the manifests are of different models or machines, or state too little.
+        Infeasible: instances of both cannot serve beside each other, or nothing leads from one to the other.
+    """
+    asked = asked or Asked()
+    check_together(old, new)
+    rate = planned_rate(old) if asked.rate_per_second is None else asked.rate_per_second
+    carries = _carries(old, new, asked, rate)
+    ends = _total(old, carries[0]), _total(new, carries[1])
+    rate = min(rate, *ends)  # what one of the ends does not carry no order of steps can
+    clusters = _clusters(old, new, asked.spare_nodes)
+    sides, task = _task(old, new, asked, carries, clusters, rate)
+    order = cheapest(task)
+    if order is None:
+        raise Infeasible(
+            "no order of steps leads from OLD to NEW within --max-concurrent and the nodes; give --spare-nodes"
+        )
+    levels = old.service_levels
+    limits = sum(each is not None for each in (levels.ttft_seconds, levels.tpot_seconds))
+    promise = Promise(
+        requests_per_second=rate,
+        confidence=asked.confidence,
+        seconds=order.seconds,
+        below_seconds=order.below_seconds,
+        attainment_within=max(1 - limits * (1 - levels.percentile / 100), 0.0),
+    )
+    migration, stages = stages_of(old, new, sides, task, order, clusters, promise)
+    return Change(
+        order=order,
+        migration=migration,
+        stages=tuple(stages),
+        kept=sum(len(lot.names) for lot in sides.kept),
+        carries_before=ends[0],
+        carries_after=ends[1],
+    )
+
+
+def _carries(old: Manifest, new: Manifest, asked: Asked, rate: float) -> tuple[list[float], list[float]]:
+    """Return what an instance of each pool carries, under the same traffic and the old limits."""
+    levels = old.service_levels
+    limits = Limits(
+        ttft_seconds=levels.ttft_seconds,
+        tpot_seconds=levels.tpot_seconds,
+        percentile=levels.percentile,
+        rate_per_second=rate,
+    )
+    workload = asked.workload or workload_of(old.workload)
+    found = [carried(manifest, workload, limits, asked.confidence) for manifest in (old, new)]
+    return found[0], found[1]
+
+
+def _total(manifest: Manifest, each: list[float]) -> float:
+    """Return what a whole manifest carries."""
+    by_role = dict.fromkeys(ROLES, 0.0)
+    for pool, rate in zip(manifest.pools, each, strict=True):
+        by_role[pool.role] += rate * len(pool.instances)
+    return min(by_role["prefill"], by_role["decode"]) + by_role["mixed"]
+
+
+def _clusters(old: Manifest, new: Manifest, spare: int) -> dict[str, Cluster]:
+    """Return the clusters of both with the nodes at hand, spare ones included."""
+    found: dict[str, Cluster] = {}
+    for cluster_name in dict.fromkeys((*old.clusters, *new.clusters)):
+        both = [each.clusters[cluster_name] for each in (old, new) if cluster_name in each.clusters]
+        nodes = max(each.nodes for each in both) + spare
+        found[cluster_name] = both[0].model_copy(update={"nodes": nodes})
+    return found
+
+
+def _task(
+    old: Manifest,
+    new: Manifest,
+    asked: Asked,
+    carries: tuple[list[float], list[float]],
+    clusters: dict[str, Cluster],
+    rate: float,
+) -> tuple[Sides, Task]:
+    """Return the lots that stop, start and stay, and the task that counts them."""
+    kinds, numbers = kinds_of(old, new)
+    rates: dict[int, float] = {}
+    for own, known in zip(carries, numbers, strict=True):
+        for kind, each in zip(known, own, strict=True):
+            rates.setdefault(kind, each)
+    lots = [_by_signature(lots_of(each, known)) for each, known in zip((old, new), numbers, strict=True)]
+    kept: list[Lot] = []
+    for signature in lots[0].keys() & lots[1].keys():
+        count = min(len(lots[0][signature]), len(lots[1][signature]))
+        kept += lots[0][signature][:count]
+        lots[0][signature], lots[1][signature] = lots[0][signature][count:], lots[1][signature][count:]
+    stop = [(signature, own) for signature, own in lots[0].items() if own]
+    start = [(signature, own) for signature, own in lots[1].items() if own]
+    sides = Sides(
+        kinds=kinds,
+        stop=[own for _, own in stop],
+        start=[signature for signature, _ in start],
+        wanted=[own for _, own in start],
+        kept=kept,
+    )
+    maker = _Sides(old, new, kinds, rates, clusters, asked.terms)
+    taken = {name: sum(lot.signature.nodes for lot in kept if lot.signature.cluster == name) for name in clusters}
+    return sides, Task(
+        old=tuple(maker.side(signature, len(own)) for signature, own in stop),
+        new=tuple(maker.side(signature, len(own)) for signature, own in start),
+        in_place=tuple(
+            found
+            for i, (before, _) in enumerate(stop)
+            for j, (after, _) in enumerate(start)
+            if (found := maker.in_place(i, j, before, after)) is not None
+        ),
+        nodes=tuple(cluster.nodes - taken[name] for name, cluster in clusters.items()),
+        kept=maker.carries([lot.signature for lot in kept]),
+        kept_roles=maker.roles([lot.signature for lot in kept]),
+        kept_devices=sum(maker.devices(lot.signature) for lot in kept),
+        rate_per_second=rate,
+        startup_seconds=asked.terms.startup_seconds,
+        storage_bytes_per_second=asked.terms.storage_bytes_per_second,
+        host_bytes_per_second=asked.terms.host_bytes_per_second,
+        peers=asked.terms.peers,
+        most_at_once=asked.most_at_once,
+    )
+
+
+def _by_signature(lots: list[Lot]) -> dict[Signature, list[Lot]]:
+    found: dict[Signature, list[Lot]] = {}
+    for lot in lots:
+        found.setdefault(lot.signature, []).append(lot)
+    return found
+
+
+class _Sides:
+    """Makes sides of a task of signatures."""
+
+    def __init__(
+        self,
+        old: Manifest,
+        new: Manifest,
+        kinds: list[Pool],
+        rates: dict[int, float],
+        clusters: dict[str, Cluster],
+        terms: Terms,
+    ) -> None:
+        self._old, self._new, self._kinds, self._rates, self._clusters, self._terms = (
+            old,
+            new,
+            kinds,
+            rates,
+            clusters,
+            terms,
+        )
+        busy = (old.predicted.link_utilisation or {}).values()
+        self._planes = {
+            name: weight_plane(each.spec, max(busy, default=0.0), old.kv_transfer.plane if old.kv_transfer else None)[1]
+            for name, each in clusters.items()
+        }
+
+    def _pools(self, signature: Signature) -> list[Pool]:
+        return [self._kinds[part.kind] for part in signature.parts]
+
+    def carries(self, signatures: list[Signature]) -> tuple[float, float, float]:
+        """Return what lots carry together, by role."""
+        total = dict.fromkeys(ROLES, 0.0)
+        for signature in signatures:
+            for part in signature.parts:
+                total[self._kinds[part.kind].role] += self._rates[part.kind]
+        return total["prefill"], total["decode"], total["mixed"]
+
+    def roles(self, signatures: list[Signature]) -> tuple[bool, bool, bool]:
+        """Return which roles lots have."""
+        held = {pool.role for signature in signatures for pool in self._pools(signature)}
+        return "prefill" in held, "decode" in held, "mixed" in held
+
+    def devices(self, signature: Signature) -> int:
+        """Return the devices of a lot's instances."""
+        return sum(pool.devices_per_instance for pool in self._pools(signature))
+
+    def side(self, signature: Signature, count: int) -> Side:
+        """Return lots of a signature as a side."""
+        pools, spec = self._pools(signature), self._clusters[signature.cluster].spec
+        return Side(
+            count=count,
+            instances=len(pools),
+            nodes=tuple(signature.nodes if name == signature.cluster else 0 for name in self._clusters),
+            devices=self.devices(signature),
+            carries=self.carries([signature]),
+            roles=self.roles([signature]),
+            drain_seconds=max(drain_seconds(self._old, pool) for pool in pools),
+            bytes_per_device=max(pool.memory_bytes_per_device.weights for pool in pools),
+            plane_bytes_per_second=self._planes[signature.cluster],
+            storage_bytes_per_second=slowest_plane(spec)[1],
+        )
+
+    def in_place(self, i: int, j: int, before: Signature, after: Signature) -> InPlace | None:
+        """Return how a lot becomes another where it stands; None where it is as good as a new one."""
+        if (before.cluster, before.nodes) != (after.cluster, after.nodes):
+            return None
+        places = [[(part.nodes, part.first_device) for part in each.parts] for each in (before, after)]
+        if places[0] != places[1]:
+            return None
+        pairs = [
+            (part, turn(self._old, self._kinds[part.kind], self._kinds[other.kind]))
+            for part, other in zip(before.parts, after.parts, strict=True)
+        ]
+        turns: list[tuple[Pool, Turn]] = [(self._kinds[part.kind], each) for part, each in pairs if each is not None]
+        if any(each.how == "load" for _, each in turns):
+            return None
+        worst = max((each.bytes_per_device for _, each in turns), default=0.0)
+        how = "experts" if worst else "flip"
+        still = Signature(before.cluster, before.nodes, tuple(part for part, each in pairs if each is None))
+        return InPlace(
+            old=i,
+            new=j,
+            how=how,  # type: ignore[arg-type]
+            seconds=self._old.recovery.reconfigure_seconds + worst / self._planes[before.cluster],
+            bytes=sum(each.bytes_per_device * pool.devices_per_instance for pool, each in turns),
+            carries=self.carries([still]),
+        )
+
+
+def check_terms(terms: Terms) -> None:
+    """Raise BadInput where weights come from nowhere."""
+    if not (terms.peers or terms.storage_bytes_per_second or terms.host_bytes_per_second):
+        raise BadInput("--load-from: names no source of weights; give peers, storage=2.5GB/s or host=20GB/s")

@@ -1,0 +1,143 @@
+"""What it takes to turn one instance into another: bytes of weights, seconds, and where the bytes come from."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ground.errors import BadInput, Infeasible
+from hardware.formats import ELEMENT_BYTES
+from hardware.spec import HardwareSpec
+from models.parameters import count_parameters
+from planner.manifest.migration import How, same_content
+from planner.manifest.schema import Manifest, Pool
+from planner.placement.migrate import moves
+
+STARTUP_SECONDS = 60.0
+"""From weights in place to the first request: processes, captured graphs, warm-up. Assumed: operators tell of cold
+starts of 2 to 8 minutes, most of which is the load that is counted apart."""
+STORAGE_BYTES_PER_SECOND = 2.5e9
+"""Of an object store, all readers together: CloudMatrix384 (arXiv 2506.12708) Table 2."""
+SHORTEST_DRAIN_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """What moving rests on beside the manifests.
+
+    ``storage`` and ``host`` are bytes per second: of the whole store, and of each device from its own host's memory
+    where the weights lie there; None: no weights there. ``peers``: weights may be read off running instances.
+    """
+
+    startup_seconds: float = STARTUP_SECONDS
+    storage_bytes_per_second: float | None = STORAGE_BYTES_PER_SECOND
+    host_bytes_per_second: float | None = None
+    peers: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """From one pool's instance to another's on the same devices; ``bytes_per_device`` are weights that it lacks."""
+
+    how: How
+    bytes_per_device: float
+
+
+def turn(model: Manifest, before: Pool, after: Pool) -> Turn | None:
+    """Return what an instance lacks to become another one in place; None where it is one already."""
+    if same_content(before, after):
+        return None
+    whole = after.memory_bytes_per_device.weights
+    keys = ("hardware", "degrees", "rank_table", "weights_dtype", "layers_per_stage", "weight_shards")
+    if any(getattr(before, key) != getattr(after, key) for key in keys):
+        return Turn(how="load", bytes_per_device=whole)
+    if before.expert_map != after.expert_map:
+        return Turn(how="experts", bytes_per_device=_moved_bytes(model, before, after))
+    if before.role == after.role or before.memory_bytes_per_device.weights != whole:
+        return Turn(how="load", bytes_per_device=whole)  # other limits are another process, which loads anew
+    return Turn(how="flip", bytes_per_device=0.0)
+
+
+def _moved_bytes(model: Manifest, before: Pool, after: Pool) -> float:
+    """Return the bytes of expert weights that a device loads on average where maps differ; all where ranks do."""
+    old, new, moe = before.expert_map, after.expert_map, model.model.spec.moe
+    whole = after.memory_bytes_per_device.weights
+    if old is None or new is None or moe is None or len(old.expert_ranks) != len(new.expert_ranks):
+        return whole
+    expert = count_parameters(model.model.spec).routed_expert * ELEMENT_BYTES[after.weights_dtype]
+    held = {layer: entry.slots for entry in old.placements for layer in entry.layers}
+    ranks, loaded = len(new.expert_ranks), 0
+    for entry in new.placements:
+        for layer in entry.layers:
+            slots = held.get(layer)
+            if slots is None or len(slots) % ranks:
+                return whole
+            loaded += _moves(np.array(slots), np.array(entry.slots), ranks)
+    return min(loaded * expert / after.devices_per_instance, whole)
+
+
+def _moves(
+    old: "np.ndarray[tuple[int], np.dtype[np.int64]]", new: "np.ndarray[tuple[int], np.dtype[np.int64]]", ranks: int
+) -> int:
+    """Return the experts of a layer that some rank has to load; more slots than before hold loads too."""
+    if old.size == new.size:
+        return int(moves(old[None], new[None], ranks)[0])
+    pairs = zip(old.reshape(ranks, -1), new.reshape(ranks, -1), strict=True)
+    return sum(len(set(after.tolist()) - set(before.tolist())) for before, after in pairs)
+
+
+def weight_plane(spec: HardwareSpec, links_busy: float, kv_plane: str | None) -> tuple[str, float]:
+    """Return the quickest plane between nodes and its bytes per second and device, less what KV takes of it."""
+    beyond = {scope.plane for scope in spec.scopes if scope.name in ("supernode", "cluster")} | {spec.kv_plane}
+    rates = {}
+    for plane in spec.planes:
+        if plane.name in beyond:
+            free = 1 - links_busy if plane.name == kv_plane else 1.0
+            rates[plane.name] = plane.bandwidth_bytes_per_second.value * plane.efficiency.value * max(free, 0.05)
+    name = max(rates, key=lambda each: rates[each])
+    return name, rates[name]
+
+
+def slowest_plane(spec: HardwareSpec) -> tuple[str, float]:
+    """Return the plane that storage is taken to be behind, and its bytes per second and device."""
+    plane = min(spec.planes, key=lambda each: each.bandwidth_bytes_per_second.value * each.efficiency.value)
+    return plane.name, plane.bandwidth_bytes_per_second.value * plane.efficiency.value
+
+
+def drain_seconds(manifest: Manifest, pool: Pool) -> float:
+    """Return how long an instance of a pool takes to finish what it has: the 99th percentile of it, and a tenth."""
+    predicted, workload, levels = manifest.predicted, manifest.workload, manifest.service_levels
+    if pool.role == "prefill":
+        known = predicted.ttft_seconds.p99 if predicted.ttft_seconds else levels.ttft_seconds
+    elif predicted.e2e_seconds:
+        known = predicted.e2e_seconds.p99
+    else:
+        known = levels.tpot_seconds and levels.tpot_seconds * workload.output_tokens
+    if known is None:
+        raise BadInput(
+            f"predicted: the manifest tells no latency of its {pool.role} pool, nor service levels; plan it anew"
+        )
+    return max(1.1 * known, SHORTEST_DRAIN_SECONDS)
+
+
+def check_together(old: Manifest, new: Manifest) -> None:
+    """Raise BadInput or Infeasible where instances of both cannot serve beside each other."""
+    first, second = old.model, new.model
+    if first.sha256 != second.sha256:
+        raise BadInput(f"NEW: serves {second.spec.name}, and OLD {first.spec.name}; a change keeps the model's spec")
+    for name in old.clusters.keys() & new.clusters.keys():
+        if old.clusters[name].sha256 != new.clusters[name].sha256:
+            raise BadInput(f"NEW: clusters.{name} is another machine than OLD's of that name; plan both on one spec")
+    if {pool.role for pool in (*old.pools, *new.pools)} == {"mixed"}:
+        return
+    reads = [(each.engine, each.kv_transfer and each.kv_transfer.bytes_per_token) for each in (old, new)]
+    formats = [{(pool.kv_dtype, pool.kv.block_tokens) for pool in each.pools} for each in (old, new)]
+    if (
+        reads[0][0] != reads[1][0]
+        or formats[0] != formats[1]
+        or (reads[0][1] and reads[1][1] and reads[0][1] != reads[1][1])
+    ):
+        raise Infeasible(
+            "instances of NEW cannot read the KV of OLD's (engine, version or KV format differ), so they never serve "
+            "beside each other; start NEW on devices of its own and move the traffic, or plan NEW with OLD's engine "
+            "and --kv-dtype"
+        )

@@ -1,0 +1,236 @@
+"""From an order of steps to manifests: which instance stands on which nodes after each step, and how steps are told."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ground.errors import Infeasible
+from planner.changeover.lots import Lot, Signature
+from planner.changeover.order import Move, Order, Task
+from planner.manifest.layout import Instance
+from planner.manifest.migration import How, Migration, Promise, Start, Step, manifest_hash
+from planner.manifest.schema import Cluster, KvTransfer, Manifest, Pool, Prediction
+
+BEGIN = "stage-00.yaml"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sides:
+    """The lots behind a task's numbers: those that stop, signatures that start with the names they want, and kept."""
+
+    kinds: Sequence[Pool]
+    stop: Sequence[Sequence[Lot]]
+    start: Sequence[Signature]
+    wanted: Sequence[Sequence[Lot]]
+    kept: Sequence[Lot]
+
+
+@dataclass(slots=True)
+class _Floor:
+    """What stands where while the steps are walked."""
+
+    sides: Sides
+    clusters: Mapping[str, Cluster]
+    free: dict[str, set[int]]
+    running: dict[str, tuple[int, Instance]]
+    taken: set[str]
+    left: list[list[Lot]]
+    wanted: list[list[Lot]]
+    standing: list[list[Lot]] = field(default_factory=list)
+
+    def stop(self, side: int) -> Lot:
+        """Take the last lot of a side away, its nodes are free."""
+        lot = self.left[side].pop()
+        for name in lot.names:
+            del self.running[name]
+        self.free[lot.signature.cluster] |= set(lot.nodes)
+        return lot
+
+    def start(self, side: int, nodes: tuple[int, ...] | None) -> list[str]:
+        """Put a lot of a side on nodes, those given or free ones; return the names of its instances."""
+        signature, lot = self.sides.start[side], self.wanted[side].pop()
+        nodes = nodes or self._nodes(signature)
+        self.free[signature.cluster] -= set(nodes)
+        names = [self._name(wanted) for wanted in lot.names]
+        for name, part in zip(names, signature.parts, strict=True):
+            where = [nodes[node] for node in part.nodes]
+            self.running[name] = (part.kind, Instance(name=name, nodes=where, first_device=part.first_device))
+        return names
+
+    def _nodes(self, signature: Signature) -> tuple[int, ...]:
+        """Return free nodes, of one scope where an instance is priced inside one: the fullest that has enough."""
+        free, spec = sorted(self.free[signature.cluster]), self.clusters[signature.cluster].spec
+        per_node = int(spec.devices_per_node.value)
+        sizes = [int(scope.devices.value) // per_node for scope in spec.scopes if scope.name == "supernode"]
+        block = next((size for size in sizes if signature.nodes <= size), None) if sizes and sizes[0] else None
+        if block is None:
+            return tuple(free[: signature.nodes])
+        groups: dict[int, list[int]] = {}
+        for node in free:
+            groups.setdefault(node // block, []).append(node)
+        enough = [own for own in groups.values() if len(own) >= signature.nodes]
+        if not enough:
+            raise Infeasible(
+                f"no scope of {block} nodes of {signature.cluster} has {signature.nodes} free ones for an instance on "
+                "the way, though that many are free in all; give --spare-nodes"
+            )
+        return tuple(min(enough, key=len)[: signature.nodes])
+
+    def _name(self, wanted: str) -> str:
+        """Return a name that no instance of the change has had."""
+        stem, number, name = wanted.rstrip("0123456789"), 0, wanted
+        while name in self.taken:
+            name, number = f"{stem}{number}", number + 1
+        self.taken.add(name)
+        return name
+
+
+def stages_of(
+    old: Manifest,
+    new: Manifest,
+    sides: Sides,
+    task: Task,
+    order: Order,
+    clusters: Mapping[str, Cluster],
+    promise: Promise,
+) -> tuple[Migration, list[Manifest]]:
+    """Return the steps, and the manifest before the first one and after each.
+
+    Instances that are not touched keep names and nodes. Between the first and the last stage prompts go to the least
+    load, since instances differ.
+    """
+    floor = _floor(old, sides, clusters)
+    begin = old.model_copy(update={"clusters": {name: clusters[name] for name in old.clusters}})
+    manifests, steps = [begin], []
+    for number, move in enumerate(order.moves, start=1):
+        drained, started = _walk(floor, task, move)
+        last = number == len(order.moves)
+        manifests.append(_stage(new if last else old, (old, new), floor, clusters, last))
+        steps.append(_step(move, drained, started, floor, f"stage-{number:02d}.yaml", task))
+    names = [BEGIN, *(step.stage for step in steps)]
+    migration = Migration(
+        migration_version=1,
+        begin=BEGIN,
+        begin_sha256=manifest_hash(begin),
+        steps=steps,
+        promise=promise,
+        rollback=names[-2::-1],
+    )
+    return migration, manifests
+
+
+def _floor(old: Manifest, sides: Sides, clusters: Mapping[str, Cluster]) -> _Floor:
+    kept, free = (
+        {name for lot in sides.kept for name in lot.names},
+        {name: set(range(each.nodes)) for name, each in clusters.items()},
+    )
+    running: dict[str, tuple[int, Instance]] = {}
+    kind_of = {
+        name: part.kind
+        for lot in (*sides.kept, *(lot for lots in sides.stop for lot in lots))
+        for name, part in zip(lot.names, lot.signature.parts, strict=True)
+    }
+    for pool in old.pools:
+        for instance in pool.instances:
+            running[instance.name] = (kind_of[instance.name], instance)
+            free[pool.hardware] -= set(instance.nodes)
+    return _Floor(
+        sides=sides,
+        clusters=clusters,
+        free=free,
+        running=running,
+        taken=set(running) | kept,
+        left=[list(lots) for lots in sides.stop],
+        wanted=[list(lots)[::-1] for lots in sides.wanted],
+    )
+
+
+Started = list[tuple[str, How]]
+
+
+def _walk(floor: _Floor, task: Task, move: Move) -> tuple[list[str], Started]:
+    """Carry a step out; return the names that stop, and those that start with how."""
+    drained: list[str] = []
+    started: Started = []
+    stop, start = list(move.stop), list(move.start)
+    for each, count in zip(task.in_place, move.turned, strict=True):
+        for _ in range(count):
+            lot = floor.stop(each.old)
+            drained += lot.names
+            started += [(name, each.how) for name in floor.start(each.new, lot.nodes)]
+        stop[each.old] -= count
+        start[each.new] -= count
+    for side, count in enumerate(stop):
+        for _ in range(count):
+            drained += floor.stop(side).names
+    # The largest first, as long as scopes have room for them.
+    for side in sorted(range(len(start)), key=lambda each: -floor.sides.start[each].nodes):
+        for _ in range(start[side]):
+            started += [(name, "load") for name in floor.start(side, None)]
+    return drained, started
+
+
+def _step(move: Move, drained: Sequence[str], started: Started, floor: _Floor, stage: str, task: Task) -> Step:
+    seconds = {each.how: each.seconds for each in task.in_place}
+    return Step(
+        drain=sorted(drained, key=_natural),
+        drain_seconds=move.drain_seconds,
+        start=[
+            _start(floor, name, how, seconds.get(how, 0.0), move)
+            for name, how in sorted(started, key=lambda each: _natural(each[0]))
+        ],
+        carries_per_second=move.carries_per_second,
+        below_seconds=move.below_seconds,
+        stage=stage,
+    )
+
+
+def _natural(name: str) -> tuple[str, int, str]:
+    stem = name.rstrip("0123456789")
+    return stem, int(name[len(stem) :] or 0), name
+
+
+def _start(floor: _Floor, name: str, how: How, in_place_seconds: float, move: Move) -> Start:
+    from planner.changeover.moving import slowest_plane, weight_plane
+
+    pool = floor.sides.kinds[floor.running[name][0]]
+    if how == "flip":
+        return Start(name=name, how=how, seconds=in_place_seconds, bytes=0.0)
+    spec, source = floor.clusters[pool.hardware].spec, move.source if how == "load" else "peers"
+    plane = {"peers": weight_plane(spec, 0.0, None)[0], "storage": slowest_plane(spec)[0]}.get(source or "")
+    seconds = move.start_seconds if how == "load" else in_place_seconds
+    return Start(
+        name=name,
+        how=how,
+        seconds=seconds,
+        bytes=pool.memory_bytes_per_device.weights * pool.devices_per_instance,
+        source=source,
+        plane=plane,
+    )
+
+
+def _stage(
+    head: Manifest, both: tuple[Manifest, Manifest], floor: _Floor, clusters: Mapping[str, Cluster], last: bool
+) -> Manifest:
+    """Return the manifest of what runs now, under the head of the old one or, in the end, of the new one."""
+    pools = []
+    for kind, pool in enumerate(floor.sides.kinds):
+        own = [instance for number, instance in floor.running.values() if number == kind]
+        if own:
+            pools.append(pool.model_copy(update={"instances": sorted(own, key=lambda each: _natural(each.name))}))
+    used = {pool.hardware for pool in pools}
+    update: dict[str, object] = {
+        "pools": sorted(pools, key=lambda pool: pool.role != "prefill"),
+        "clusters": {name: cluster for name, cluster in clusters.items() if name in used},
+    }
+    if not last:
+        update |= {"predicted": Prediction(), "kv_transfer": _transfer(both, {pool.role for pool in pools})}
+        update["routing"] = head.routing.model_copy(update={"prefill": "least_load"})
+    return head.model_copy(update=update)
+
+
+def _transfer(both: Iterable[Manifest], roles: set[str]) -> KvTransfer | None:
+    """Return the slower of the links of both."""
+    if "prefill" not in roles:
+        return None
+    known = [manifest.kv_transfer for manifest in both if manifest.kv_transfer is not None]
+    return min(known, key=lambda each: each.bandwidth_bytes_per_second)

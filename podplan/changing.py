@@ -1,0 +1,119 @@
+"""What `plan simulate` plays beside requests: a migration, or an autoscaler."""
+
+import math
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ground.errors import BadInput
+from ground.units import number_of, parse_count, parse_duration, parse_rate
+from planner.manifest.migration import Staged, read_migration
+from planner.manifest.schema import Manifest
+from planner.plans.expectation import planned_rate
+from podplan.options import SimulateFlags
+from runtime.simulate.autoscale import Autoscale
+from runtime.simulate.metrics import SimulationResult
+from runtime.simulate.migration import Migrating
+from runtime.simulate.options import SimulationOptions
+
+LEAD_SECONDS = 5.0
+"""Measured before the first step."""
+LATENCIES = ("ttft_seconds", "tpot_seconds", "e2e_seconds")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskedChange:
+    """A migration that is to be played, from ``at_seconds`` on; None: soon after measuring begins."""
+
+    staged: Staged
+    rate_per_second: float
+    at_seconds: float | None
+
+    def at(self, options: SimulationOptions) -> float:
+        """Return when it begins."""
+        return options.warmup_seconds + LEAD_SECONDS if self.at_seconds is None else self.at_seconds
+
+    def begun(self, options: SimulationOptions) -> SimulationOptions:
+        """Return the options of the run with it."""
+        return replace(options, migrating=Migrating(staged=self.staged, at_seconds=self.at(options)))
+
+    def long_enough(self, flags: SimulateFlags) -> SimulateFlags:
+        """Return flags that measure a stream for as long as the steps take and a third, unless they say how long."""
+        if flags.requests is not None or flags.trace is not None or flags.concurrency is not None:
+            return flags
+        seconds = 4 / 3 * self.staged.migration.promise.seconds + 2 * LEAD_SECONDS + (self.at_seconds or 0.0)
+        return replace(flags, requests=str(math.ceil(seconds * self.rate_per_second)))
+
+
+def read_change(flags: SimulateFlags, manifest: Manifest) -> AskedChange:
+    """Return the migration that flags name; BadInput where it does not begin at the manifest."""
+    staged = read_migration(Path(flags.migration or ""))
+    if staged.stages[0].pools != manifest.pools:
+        raise BadInput(
+            f"--migration: its steps begin at another manifest than {flags.manifest}; plan them from this one"
+        )
+    return AskedChange(
+        staged=staged,
+        rate_per_second=planned_rate(manifest) if flags.rate is None else parse_rate(flags.rate, "--rate"),
+        at_seconds=None
+        if flags.migrate_at is None
+        else parse_duration(flags.migrate_at, "--migrate-at", allow_zero=True),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Played:
+    """A migration that was played, and the same requests ``without`` it and without faults."""
+
+    staged: Staged
+    begin_seconds: float
+    without: SimulationResult
+
+    def promised(self, found: SimulationResult) -> float:
+        """Share of the measured requests that was promised to keep both limits at least."""
+        return self.staged.migration.promise.attainment(found.duration_seconds)
+
+    def seconds(self, found: SimulationResult) -> float | None:
+        """Return how long the steps took; None where they had not ended with the last request."""
+        ended = found.changes.get("ended_seconds")
+        return None if ended is None else ended - self.begin_seconds
+
+    def to_dict(self, found: SimulationResult) -> dict[str, Any]:
+        """Return what was promised and what it cost."""
+        promise = self.staged.migration.promise
+        cost = {}
+        for name in LATENCIES:
+            now, before = getattr(found, name), getattr(self.without, name)
+            both = now is not None and before is not None
+            cost[name] = {key: getattr(now, key) - getattr(before, key) for key in ("mean", "p99")} if both else None
+        goodput = found.goodput_requests_per_second - self.without.goodput_requests_per_second
+        return {
+            "begin_seconds": self.begin_seconds,
+            "seconds": self.seconds(found),
+            "planned_seconds": promise.seconds,
+            "steps_ended": found.changes.get("steps_ended"),
+            "promised_attainment": self.promised(found),
+            "kept_promise": found.slo_attainment >= self.promised(found),
+            "attainment_without": self.without.slo_attainment,
+            "cost": {**cost, "goodput_requests_per_second": goodput},
+        }
+
+
+def read_autoscale(text: str) -> Autoscale:
+    """Return the rule of ``--autoscale``; BadInput naming the part that is wrong."""
+    given: dict[str, Any] = {}
+    for word in () if text.strip().lower() == "keda" else text.split(","):
+        name, _, value = (part.strip() for part in word.partition("="))
+        what = f"--autoscale: {name[:20]}"
+        if name in ("least", "begin"):
+            given[name] = parse_count(value, what)
+        elif name in ("startup", "period", "stabilisation"):
+            given[f"{name}_seconds"] = parse_duration(value, what, allow_zero=name != "period")
+        elif name in ("fill", "tolerance"):
+            given[name] = number_of(value)
+            if not 0 < given[name] <= 1:
+                raise BadInput(f"{what}: {value[:20]!r} is not a share above 0, such as 0.85")
+        else:
+            known = "least, begin, fill, tolerance, startup, period and stabilisation"
+            raise BadInput(f"--autoscale: {word[:40]!r} is not keda nor NAME=VALUE of {known}")
+    return Autoscale(**given)

@@ -1,0 +1,240 @@
+"""`podplan.migrate`: the cheapest safe steps from one manifest to another, or to the plan of a question."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from ground.errors import BadInput
+from ground.files import check_folder, read_yaml, to_yaml, write_files
+from ground.units import (
+    counted,
+    format_bytes,
+    format_duration,
+    format_rate,
+    number_of,
+    parse_count,
+    parse_duration,
+    parse_rate,
+)
+from planner.changeover.change import Asked, Change, change, check_terms
+from planner.changeover.moving import Terms
+from planner.changeover.order import Order
+from planner.manifest.document import dump_manifest, parse_manifest, read_manifest
+from planner.manifest.schema import Manifest
+from planner.plans.expectation import planned_rate, workload_of
+from podplan.checking import read_confidence
+from podplan.options import Text, argument, flag, flags_of
+from podplan.planning import solved
+from podplan.question_files import asked_of, read_questions
+from podplan.result import Result, Row, picked
+
+MIGRATION = "migration.yaml"
+SIZES = {"TB/s": 1e12, "GB/s": 1e9, "MB/s": 1e6}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MigrateFlags:
+    """From where to where, under which traffic, and what may be used on the way."""
+
+    old: Path = argument("OLD", "The manifest that runs.")
+    new: Path = argument("NEW", "The manifest to come, or a question file whose plan it is.")
+    rate: Text = flag("RATE", "Requests that arrive meanwhile [the rate planned for that traffic].", unit="/s")
+    traffic: Text = flag("WHOSE", "old or new: whose lengths and reuse requests have meanwhile [old].")
+    confidence: Text = flag("C", "Probability that predicted times hold, from 0.5, as predicted, to 0.999 [0.5].")
+    spare_nodes: Text = flag("N", "Nodes beside those of the manifests, of each cluster [0].")
+    max_concurrent: Text = flag("N", "Instances that stop, or start, in one step at most [all].")
+    load_from: Text = flag(
+        "SOURCES",
+        "Where weights come from: peers, storage=RATE of the store, host=RATE a device [peers,storage=2.5GB/s].",
+    )
+    startup: Text = flag("DURATION", "From loaded weights to the first request [60s].", unit="s")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MigrateResult(Result):
+    """A change that was found.
+
+    Attributes:
+        change: its steps, their manifests and what is promised while they run.
+        asked: the limits that it keeps.
+        seconds: how long the search took.
+    """
+
+    change: Change
+    asked: Asked
+    seconds: float
+
+    @property
+    def order(self) -> Order:
+        """The steps with their bound."""
+        return self.change.order
+
+    @property
+    def headline(self) -> str:
+        """How long it takes, and what holds meanwhile."""
+        promise, order = self.change.migration.promise, self.order
+        if not order.moves:
+            return "nothing has to stop or start"
+        holds = (
+            "limits hold throughout"
+            if not order.below_seconds
+            else (f"limits are not promised for {format_duration(order.below_seconds)} of it")
+        )
+        return (
+            f"{counted(len(order.moves), 'step')}, {format_duration(order.seconds)}, "
+            f"{format_bytes(self.change.bytes)} of weights: {holds} at {format_rate(promise.requests_per_second)}"
+        )
+
+    @property
+    def bound(self) -> str:
+        """What is proven."""
+        order = self.order
+        if order.proven:
+            return "proven: no order of steps has less time below the limits, nor takes less with as little"
+        return (
+            f"lots were bundled to keep the search short; no order has less than "
+            f"{format_duration(order.below_bound_seconds)} below the limits or takes less than "
+            f"{format_duration(order.seconds_bound)}"
+        )
+
+    def rows(self) -> list[Row]:
+        """Return a row per step."""
+        return [
+            {
+                "step": number,
+                "drain": len(step.drain),
+                "start": len(step.start),
+                "seconds": step.seconds,
+                "bytes": move.bytes,
+                "source": move.source,
+                "carries_requests_per_second": step.carries_per_second,
+                "below_seconds": step.below_seconds,
+            }
+            for number, (step, move) in enumerate(
+                zip(self.change.migration.steps, self.order.moves, strict=True), start=1
+            )
+        ]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the object that ``plan migrate --json`` prints."""
+        found = self.change
+        return {
+            "steps": [step.model_dump(mode="json") | {"seconds": step.seconds} for step in found.migration.steps],
+            "promise": found.migration.promise.model_dump(mode="json"),
+            "kept_instances": found.kept,
+            "weight_bytes": found.bytes,
+            **picked(found, "carries_before_per_second=carries_before carries_after_per_second=carries_after"),
+            "bound": picked(self.order, "proven below_seconds=below_bound_seconds seconds=seconds_bound"),
+            "assumptions": picked(self.asked, "confidence spare_nodes most_at_once")
+            | picked(
+                self.asked.terms,
+                "startup_seconds storage_bytes_per_second host_bytes_per_second peers",
+            ),
+            "search_seconds": self.seconds,
+        }
+
+    def files(self) -> Mapping[str, str]:
+        """Return the steps and the manifest of every stage, by file name."""
+        found = self.change
+        names = [found.migration.begin, *(step.stage for step in found.migration.steps)]
+        stages = {name: dump_manifest(stage) for name, stage in zip(names, found.stages, strict=True)}
+        return {MIGRATION: to_yaml(found.migration.model_dump(mode="json")), **stages}
+
+    def save(self, out: str | Path, *, force: bool = False, flag: str = "out") -> list[str]:
+        """Write migration.yaml and the stages to a folder, all or none; return their names."""
+        texts = self.files()
+        check_folder(Path(out), tuple(texts), force=force, flag=flag)
+        write_files({Path(out) / name: text for name, text in texts.items()}, force=force)
+        return list(texts)
+
+
+def migrate(old: str | Path | Manifest, new: str | Path | Manifest, **flags: object) -> MigrateResult:
+    """Find the cheapest safe steps from one manifest to another.
+
+    Args:
+        old: the manifest that runs, or its path.
+        new: the one to come, or the path of it or of a question file.
+        flags: the long flags of ``plan migrate``, such as ``rate="100/s"`` or ``spare_nodes=2``.
+
+    Raises:
+        BadInput: a keyword that is no flag, or a value that it cannot have.
+        Infeasible: instances of both cannot serve beside each other.
+    """
+    return migrated(flags_of(MigrateFlags, flags), _manifest(old), _manifest(new))
+
+
+def migrated(flags: MigrateFlags, old: Manifest | None = None, new: Manifest | None = None) -> MigrateResult:
+    """Return the change that flags ask for, between the manifests that they name or that are given."""
+    old, new = old or read_manifest(flags.old), new or _manifest(flags.new)
+    asked = _asked(flags, old, new)
+    begin = perf_counter()
+    found = change(old, new, asked)
+    return MigrateResult(change=found, asked=asked, seconds=perf_counter() - begin)
+
+
+def _manifest(given: str | Path | Manifest) -> Manifest:
+    """Return a manifest, that of a file, or that of the plan of the one question of a file."""
+    if isinstance(given, Manifest):
+        return given
+    path = Path(given)
+    data = read_yaml(path)
+    if isinstance(data, dict) and "manifest_version" in data:
+        return parse_manifest(data, str(path))
+    entries = read_questions(path)
+    if len(entries) != 1:
+        raise BadInput(f"{path}: holds {len(entries)} questions; a change leads to the plan of one")
+    return solved(asked_of(entries[0]), explain=False, beside=False).manifest()
+
+
+def _asked(flags: MigrateFlags, old: Manifest, new: Manifest) -> Asked:
+    whose = (flags.traffic or "old").strip().lower()
+    if whose not in ("old", "new"):
+        raise BadInput(f"--traffic: {whose[:40]!r} is not old or new, whose lengths requests have meanwhile")
+    traffic = old if whose == "old" else new
+    terms = _terms(flags)
+    check_terms(terms)
+    return Asked(
+        workload=workload_of(traffic.workload),
+        rate_per_second=planned_rate(traffic) if flags.rate is None else parse_rate(flags.rate, "--rate"),
+        confidence=read_confidence(flags.confidence) or 0.5,
+        spare_nodes=0
+        if flags.spare_nodes is None
+        else parse_count(flags.spare_nodes, "--spare-nodes", allow_zero=True),
+        most_at_once=None if flags.max_concurrent is None else parse_count(flags.max_concurrent, "--max-concurrent"),
+        terms=terms,
+    )
+
+
+def _terms(flags: MigrateFlags) -> Terms:
+    """Return where weights come from, and how long an instance takes from there to its first request."""
+    known = Terms()
+    startup = (
+        known.startup_seconds if flags.startup is None else parse_duration(flags.startup, "--startup", allow_zero=True)
+    )
+    if flags.load_from is None:
+        return Terms(startup_seconds=startup)
+    rates: dict[str, float | None] = {}
+    for word in flags.load_from.split(","):
+        name, given, rate = word.strip().partition("=")
+        if name not in ("peers", "storage", "host") or bool(given) == (name == "peers"):
+            raise BadInput(
+                f"--load-from: {word[:40]!r} is not peers, storage=RATE or host=RATE, such as storage=2.5GB/s"
+            )
+        rates[name] = _bytes_per_second(rate) if given else None
+    return Terms(
+        startup_seconds=startup,
+        storage_bytes_per_second=rates.get("storage"),
+        host_bytes_per_second=rates.get("host"),
+        peers="peers" in rates,
+    )
+
+
+def _bytes_per_second(text: str) -> float:
+    for unit, factor in SIZES.items():
+        if text.strip().endswith(unit):
+            value = number_of(text.strip().removesuffix(unit)) * factor
+            if 0 < value < 1e18:
+                return value
+    raise BadInput(f"--load-from: {text[:40]!r} is not a rate such as 2.5GB/s")

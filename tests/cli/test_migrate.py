@@ -1,0 +1,148 @@
+"""`plan migrate`, and what plays and writes its steps."""
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli.main import main
+from planner.manifest.document import dump_manifest, read_manifest
+from planner.manifest.migration import read_migration
+from tests.changes import tight
+from tests.deploy.plans import deployed
+
+
+@pytest.fixture
+def both(tmp_path: Path) -> tuple[str, str]:
+    """Two manifests as files."""
+    for name, made in (("old", tight(4, 2)), ("new", tight(2, 4))):
+        (tmp_path / f"{name}.yaml").write_text(dump_manifest(made))
+    return str(tmp_path / "old.yaml"), str(tmp_path / "new.yaml")
+
+
+def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    """Return what a command prints with --json."""
+    assert main([*arguments, "--json"]) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def test_steps_are_found_written_and_played(
+    both: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The JSON says steps and bound, the folder holds every stage, and the simulator keeps what was promised."""
+    out = tmp_path / "change"
+    found = told(capsys, "migrate", *both, "--rate", "15/s", "--startup", "1s", "--out", str(out))
+    assert found["bound"]["proven"]
+    assert found["kept_instances"] == 4
+    assert found["promise"]["below_seconds"] == 0
+    stages = [step["stage"] for step in found["steps"]]
+    assert sorted(path.name for path in out.iterdir()) == ["migration.yaml", "stage-00.yaml", *stages]
+    assert len(read_manifest(out / stages[-1]).pools) == 2
+    change = str(out / "migration.yaml")
+    run = told(capsys, "simulate", both[0], "--migration", change, "--rate", "15/s", "--requests", "400")
+    assert run["migration"]["kept_promise"]
+    assert run["migration"]["steps_ended"] == len(stages)
+    assert run["completed"] == run["requests"]
+    assert set(run["migration"]["cost"]) == {
+        "ttft_seconds",
+        "tpot_seconds",
+        "e2e_seconds",
+        "goodput_requests_per_second",
+    }
+
+
+def test_the_table_says_what_is_promised(both: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Steps, the promise and the bound."""
+    assert main(["migrate", *both, "--rate", "15/s"]) == 0
+    shown = capsys.readouterr().out
+    assert "2 flip" in shown
+    assert "limits hold throughout at 15/s" in shown
+    assert "Bound: proven" in shown
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (["--max-concurrent", "none"], "--max-concurrent"),
+        (["--load-from", "air"], "--load-from: 'air' is not peers"),
+        (["--load-from", "storage=fast"], "--load-from: 'fast' is not a rate"),
+        (["--confidence", "2"], "--confidence"),
+        (["--traffic", "theirs"], "--traffic: 'theirs' is not old or new"),
+        (["--spare-nodes", "-1"], "--spare-nodes"),
+        (["--startup", "soon"], "--startup"),
+    ],
+)
+def test_bad_flags_are_named(
+    both: tuple[str, str], flags: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Exit code 2 and one sentence."""
+    assert main(["migrate", *both, *flags]) == 2
+    assert sentence in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (["--migration", "nowhere.yaml"], "nowhere.yaml"),
+        (["--migrate-at", "3s"], "--migrate-at: belongs to --migration"),
+        (["--autoscale", "most=3"], "--autoscale: 'most=3' is not keda"),
+        (["--autoscale", "fill=2"], "--autoscale: fill"),
+    ],
+)
+def test_bad_runs_are_named(
+    both: tuple[str, str], flags: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Exit code 2 and one sentence."""
+    assert main(["simulate", both[0], *flags]) == 2
+    assert sentence in capsys.readouterr().err
+
+
+def test_steps_of_another_manifest_are_refused(
+    both: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A migration begins at its own manifest."""
+    assert main(["migrate", *both, "--rate", "15/s", "--out", str(tmp_path / "out")]) == 0
+    assert main(["simulate", both[1], "--migration", str(tmp_path / "out" / "migration.yaml")]) == 2
+    assert "begin at another manifest" in capsys.readouterr().err
+
+
+def test_an_autoscaler_is_told(both: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Its starts, stops and device-hours stand under the table."""
+    rule = "begin=1,startup=1s,period=1s"
+    assert main(["simulate", both[0], "--autoscale", rule, "--rate", "15/s", "--requests", "200"]) == 0
+    assert "Autoscaler: " in capsys.readouterr().out
+
+
+def test_every_stage_is_deployed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A Kustomize folder a stage, scripts that bash can read, and a pool that stays keeps its name."""
+    plans = {
+        name: deployed(
+            "qwen3-235b-a22b",
+            "h200",
+            workload={"requests_per_second": 1.0},
+            prefill={"strategy": "DP=8, EP=8", "instances": count, "tokens": 4096},
+            decode={"strategy": decode, "instances": 1},
+        )
+        for name, count, decode in (("old", 1, "DP=8, EP=8"), ("new", 2, "DP=16, EP=16"))
+    }
+    for name, made in plans.items():
+        stated = tight(1, 1).pools[0].predicted
+        pools = [pool.model_copy(update={"predicted": stated}) for pool in made.pools]
+        (tmp_path / f"{name}.yaml").write_text(dump_manifest(made.model_copy(update={"pools": pools})))
+    old, new, change, files = (str(tmp_path / name) for name in ("old.yaml", "new.yaml", "change", "files"))
+    assert main(["migrate", old, new, "--spare-nodes", "2", "--out", change]) == 0
+    asked = ["deploy", old, "--migration", f"{change}/migration.yaml", "--engine", "vllm", "--out", files]
+    assert main(asked) == 2
+    assert "none of; deploy each stage" in capsys.readouterr().err
+    assert main([*asked, "--platform", "kubernetes"]) == 0
+    steps = read_migration(Path(change) / "migration.yaml").migration.steps
+    for number in range(len(steps) + 1):
+        assert (Path(files) / f"stage-{number:02d}" / "base" / "prefill.yaml").is_file()
+    assert (Path(files) / f"stage-{len(steps):02d}" / "base" / "decode-2.yaml").is_file()
+    for script in ("rollout.sh", "rollback.sh"):
+        text = (Path(files) / script).read_text()
+        assert subprocess.run(["bash", "-n", "-c", text], check=False).returncode == 0
+        assert text.count("kubectl wait") == len(steps)

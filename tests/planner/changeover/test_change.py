@@ -1,0 +1,137 @@
+"""Changes between small manifests: what is kept, flipped and loaded, and that every stage is a manifest."""
+
+from pathlib import Path
+
+import pytest
+
+from ground.errors import BadInput, Infeasible
+from ground.yamldata import parse_yaml
+from planner.changeover.change import Asked, Change, change
+from planner.changeover.moving import Terms
+from planner.manifest.document import dump_manifest, parse_manifest
+from planner.manifest.layout import Degrees
+from planner.manifest.migration import instance_names, read_migration, same_content, union
+from planner.manifest.schema import Manifest
+from podplan.migrating import MigrateResult
+from tests.changes import tight
+
+
+def counts(manifest: Manifest) -> dict[str, int]:
+    """Return the instances of each role."""
+    return {pool.role: len(pool.instances) for pool in manifest.pools}
+
+
+def test_same_weights_flip_without_a_load() -> None:
+    """Two prefill instances become decode ones where they stand: nothing is loaded, four stay."""
+    found = change(tight(4, 2), tight(2, 4), Asked(rate_per_second=10.0))
+    assert {start.how for step in found.migration.steps for start in step.start} == {"flip"}
+    assert found.bytes == 0
+    assert found.kept == 4
+    assert counts(found.stages[-1]) == {"prefill": 2, "decode": 4}
+
+
+def test_other_degrees_are_loaded_off_peers() -> None:
+    """Decode of another degree is loaded whole from the instances that serve; what both have stays by name."""
+    wide = tight(2, 2, nodes=6, decode_degrees=Degrees(attention_tp=2, attention_dp=8, moe_tp=2, moe_ep=8))
+    found = change(tight(4, 2), wide, Asked(rate_per_second=5.0))
+    starts = [start for step in found.migration.steps for start in step.start]
+    assert {start.how for start in starts} == {"load"}
+    assert {start.source for start in starts} == {"peers"}
+    assert sum(start.bytes for start in starts) == pytest.approx(2 * 16 * 1e9)
+    assert found.migration.promise.below_seconds == found.order.below_seconds
+    assert {"prefill-0", "prefill-1"} <= instance_names(found.stages[-1])
+
+
+def test_other_maps_load_only_what_moves() -> None:
+    """Two experts change places: two ranks load one expert in each layer."""
+    swapped = [8, 9, *range(2, 8), 0, 1, *range(10, 16)]
+    found = change(tight(2, 2), tight(2, 2, decode_slots=swapped), Asked(rate_per_second=5.0))
+    assert {start.how for step in found.migration.steps for start in step.start} == {"experts"}
+    expert = 3 * 64 * 32 * 2
+    assert sum(move.bytes for move in found.order.moves) == pytest.approx(2 * 3 * 4 * expert)
+
+
+@pytest.mark.parametrize("spare", [0, 1, 3])
+def test_every_stage_is_a_manifest(spare: int) -> None:
+    """Stages pass the reader, share no device, and the last one is NEW but for names and node numbers."""
+    new = tight(1, 2, nodes=5, decode_degrees=Degrees(attention_tp=2, attention_dp=8, moe_tp=2, moe_ep=8))
+    found = change(tight(3, 2), new, Asked(rate_per_second=5.0, spare_nodes=spare))
+    for stage in found.stages:
+        assert parse_manifest(parse_yaml(dump_manifest(stage), "stage"), "stage") == stage
+    last = found.stages[-1]
+    for mine, theirs in zip(last.pools, new.pools, strict=True):
+        assert same_content(mine, theirs)
+        assert len(mine.instances) == len(theirs.instances)
+    assert last.workload == new.workload
+
+
+def test_more_room_is_never_worse() -> None:
+    """Spare nodes shorten the time below the limits or leave it; a lower rate does too."""
+    old, new = (
+        tight(3, 2),
+        tight(2, 1, nodes=5, decode_degrees=Degrees(attention_tp=2, attention_dp=8, moe_tp=2, moe_ep=8)),
+    )
+    below = [change(old, new, Asked(rate_per_second=1e4, spare_nodes=spare)).order.below_seconds for spare in (0, 2, 4)]
+    assert below == sorted(below, reverse=True)
+
+
+def test_fewer_at_once_take_more_steps() -> None:
+    """With one instance at a time every step touches one, and the change takes longer."""
+    every = change(tight(4, 2), tight(2, 4), Asked(rate_per_second=1.0))
+    single = change(tight(4, 2), tight(2, 4), Asked(rate_per_second=1.0, most_at_once=1))
+    assert all(max(len(step.drain), len(step.start)) == 1 for step in single.migration.steps)
+    assert single.order.seconds > every.order.seconds
+
+
+def test_equal_manifests_need_nothing() -> None:
+    """From a manifest to itself there is no step."""
+    found = change(tight(2, 2), tight(2, 2))
+    assert found.order.moves == ()
+    assert found.kept == 4
+
+
+def test_kv_that_cannot_be_read_is_refused() -> None:
+    """Another KV format never serves beside the old one."""
+    with pytest.raises(Infeasible, match="cannot read the KV"):
+        change(tight(2, 2), tight(2, 2, kv_dtype="fp8"))
+
+
+def test_another_model_is_refused() -> None:
+    """A change keeps the model."""
+    new = tight(2, 2)
+    other = new.model.model_copy(update={"sha256": "0" * 64})
+    with pytest.raises(BadInput, match="NEW: serves"):
+        change(tight(2, 2), new.model_copy(update={"model": other}))
+
+
+def _written(found: Change, folder: Path) -> Path:
+    MigrateResult(change=found, asked=Asked(terms=Terms()), seconds=0.0).save(folder)
+    return folder / "migration.yaml"
+
+
+def test_what_is_written_is_read_back(tmp_path: Path) -> None:
+    """migration.yaml and its stages come back as they were, and their union has every instance once."""
+    found = change(tight(4, 2), tight(2, 4), Asked(rate_per_second=10.0))
+    staged = read_migration(_written(found, tmp_path))
+    assert staged.migration == found.migration
+    assert staged.stages == found.stages
+    assert len(instance_names(union(staged.stages))) == 8
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ("- prefill-3", "- nobody", "drain and start do not lead"),
+        ("begin: stage-00.yaml", "begin: ../etc/passwd.yaml", "begin"),
+        ("migration_version: 1", "migration_version: 2", "migration_version"),
+        ("begin_sha256: ", "begin_sha256: 0", "begin_sha256"),
+    ],
+)
+def test_a_stranger_crashes_nothing(old: str, new: str, told: str, tmp_path: Path) -> None:
+    """A changed file is refused with its field."""
+    path = _written(change(tight(4, 2), tight(2, 4), Asked(rate_per_second=10.0)), tmp_path)
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new, 1))
+    with pytest.raises(BadInput, match=told):
+        read_migration(path)
