@@ -7,7 +7,8 @@ import typer
 
 from cli.check_view import junit, show_checks
 from cli.exit_codes import ExitCode
-from cli.options import Given, Json, Text, Workers, option, switch, takes_question
+from cli.github import tell_github
+from cli.options import File, Given, Json, Text, Workers, option, switch, takes_question
 from cli.output import Screen, check_force, print_json, with_bar
 from ground.files import check_file, write_files
 from podplan.checking import checked
@@ -18,13 +19,17 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 @app.command()
 @takes_question("QUESTION.yaml | MODEL", "A question file, or with --hw a model as for plan search.")
-def check(
+def check(  # noqa: PLR0913 - typer makes a flag of each
     given: Given,
     manifest: Annotated[Text, option("--manifest", "FILE", "Weigh this deployment instead of searching one.")] = None,
     confidence: Annotated[
         Text, option("--confidence", "C", "Hold with this confidence in the predicted times, such as 0.9 [0.5].")
     ] = None,
     junit_file: Annotated[Text, option("--junit", "FILE", "Write the verdicts as JUnit XML, too.")] = None,
+    summary: Annotated[
+        File, option("--summary", "FILE", "Append the verdicts as Markdown [GITHUB_STEP_SUMMARY, where that is set].")
+    ] = None,
+    schema: Annotated[bool, switch("--schema", "Print the JSON Schema of question files.")] = False,
     workers: Workers = None,
     force: Annotated[bool, switch("--force", "Replace the JUnit file where it exists.")] = False,
     json: Json = False,
@@ -36,10 +41,17 @@ def check(
       plan check questions.yaml --junit report.xml
       plan check deepseek-r1 --hw cm384 --rate 200/s --ttft 2s --tpot 50ms --confidence 0.9 --survive node
       plan check --manifest out/manifest.yaml --rate 120/s
+      plan check --schema > question-file.json
 
     The keys of a question file are the long flags; `questions:` holds several, and what stands beside it holds for
-    all of them. Exit code 0: every limit of every question holds; 3: one does not.
+    all of them. In GitHub Actions what fails is annotated, and the table stands in the step's summary. Exit code 0:
+    every limit of every question holds; 3: one does not.
     """
+    if schema:
+        from podplan.question_schema import question_schema  # for editors and CI alone
+
+        print_json(question_schema())
+        return ExitCode.DONE
     own = {"manifest": manifest, "confidence": confidence}
     typed = {**given, **{name: text for name, text in own.items() if text is not None}}
     check_force(force, {"--junit FILE": junit_file})
@@ -49,5 +61,6 @@ def check(
     found = checked(typed, with_bar("checking", executor_of(workers)))
     if report is not None:
         write_files({report: junit(found.questions)}, force=force)
+    tell_github(found.questions, summary)
     print_json(found.to_dict()) if json else show_checks(Screen(), found.questions)
     return ExitCode.DONE if found.feasible else ExitCode.INFEASIBLE

@@ -24,6 +24,17 @@ from ground.version import VERSION
 PACKAGES = ["ground", "hardware", "models", "planner", "runtime", "deploy", "podplan", "cli"]
 MOST_SHOWN = 2000
 LEAST_WIDTH, MOST_WIDTH = 10, 10_000
+MEANT = {
+    **dict.fromkeys(("--hardware", "--machine", "--gpu", "--system"), "--hw"),
+    **dict.fromkeys(("--qps", "--request-rate", "--rps"), "--rate"),
+    **dict.fromkeys(("--input-len", "--input-tokens", "--prompt-tokens"), "--isl"),
+    **dict.fromkeys(("--output-len", "--output-tokens"), "--osl"),
+    **dict.fromkeys(("--gpus", "--num-gpus", "--world-size"), "--devices"),
+    **dict.fromkeys(("--backend", "--framework"), "--engine"),
+    **dict.fromkeys(("--output", "--save-dir", "-o"), "--out"),
+    **dict.fromkeys(("--quantization", "--dtype"), "--weights"),
+}
+"""What other tools call a flag of ours."""
 TOP_OPTIONS = {"--help", "-h", "--version", "--install-completion", "--show-completion"}
 
 
@@ -176,6 +187,10 @@ def _check_installation() -> None:
 def _usage_sentence(error: typer.TyperException) -> str:
     context = getattr(error, "ctx", None)
     command = context.command_path if context else "plan"
+    mistyped = getattr(error, "option_name", None)
+    meant = MEANT.get(mistyped or "")
+    if mistyped and meant and context and any(meant in each.opts for each in context.command.params):
+        return f"no such option: {mistyped}; did you mean {meant}?"
     told = " ".join(error.format_message().split()).rstrip(".")
     return f"{told[:1].lower()}{told[1:]}; see {command} --help"
 

@@ -4,7 +4,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -174,18 +174,18 @@ def progress(what: str) -> Iterator[None]:
 
 
 def with_bar(what: str, executor: Executor) -> Executor:
-    """Return an executor that shows on stderr how far it is, where that is a terminal."""
+    """Return an executor that shows on stderr how far it is and how long it may take, where that is a terminal."""
     if not sys.stderr.isatty():
         return executor
 
-    def shown(work: Callable[[Item], object], items: Sequence[Item]) -> Iterator[object]:
-        return _barred(executor(work, items), what, len(items))
+    def shown(work: Callable[[Item], object], items: Sequence[Item], **given: object) -> Iterator[object]:
+        from rich.console import Console
+        from rich.progress import Progress
+
+        bar = Progress(console=Console(stderr=True), transient=True)
+        task = bar.add_task(what, total=len(items))
+        found = executor(work, items, done=lambda: bar.advance(task))  # begins before the bar starts a thread
+        with bar:
+            yield from found
 
     return shown  # type: ignore[return-value]  # results are passed on as they are
-
-
-def _barred(found: Iterable[Item], what: str, total: int) -> Iterator[Item]:
-    from rich.console import Console
-    from rich.progress import track
-
-    yield from track(found, what, total=total, console=Console(stderr=True), transient=True)

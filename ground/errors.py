@@ -9,6 +9,9 @@ A message is one sentence that names the flag, the field or the file and says wh
 Only ``cli`` turns these into exit codes; no other room exits or prints.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class PodplanError(Exception):
     """Base of every error that podplan raises on purpose."""
@@ -24,3 +27,13 @@ class Infeasible(PodplanError):
 
 class Fault(PodplanError):
     """Two parts of podplan disagree: a defect here, never the user's, exit code 1."""
+
+
+@contextmanager
+def naming(where: str) -> Iterator[None]:
+    """Begin what is told of bad input with the flag, the file or the place in it that it came from."""
+    try:
+        yield
+    except BadInput as error:
+        text = str(error)
+        raise BadInput(text if text.startswith(where) else f"{where}: {text}") from None

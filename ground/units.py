@@ -45,6 +45,8 @@ _PERIODS = {
 _COUNTS = {"": 1.0, "k": KILO, "m": MEGA, "g": GIGA, "b": GIGA}
 _POWERS = {"w": 1.0, "kw": KILO, "mw": MEGA}
 _MOST = 1e18
+FEW_SECONDS = 20
+"""From here on a bare number of a latency is rather meant in milliseconds."""
 _NUMBER = re.compile(r"\s*([+-]?(?:[0-9][0-9,]*\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)\s*(.*?)\s*", re.DOTALL)
 
 _INDEX = re.compile(r"[0-9]{1,15}")
@@ -60,7 +62,8 @@ def parse_duration(text: str, what: str, *, allow_zero: bool = False) -> float:
     if not unit:
         if number == 0 and allow_zero:
             return 0.0
-        raise BadInput(f"{what}: {_quote(text)} has no unit; write for example {_plain(number)}s or 500ms")
+        likely = f"{_plain(number)}ms" if abs(number) >= FEW_SECONDS else f"{_plain(number)}s or 500ms"
+        raise BadInput(f"{what}: {_quote(text)} has no unit; write for example {likely}")
     factor = _factor(_DURATIONS, unit, text, what, "ns, us, ms, s, min, h or d")
     # 100us is 1e-4 exactly as written: dividing by 10⁶ rounds once, multiplying by 1e-6 twice.
     seconds = number * factor if factor >= 1 else number / round(1 / factor)

@@ -7,7 +7,7 @@ from itertools import chain
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from ground.errors import BadInput
+from ground.errors import BadInput, naming
 from ground.names import suggest
 from planner.checks.check import (
     AfterLoss,
@@ -28,7 +28,7 @@ from podplan.day import window_head
 from podplan.on_trace import playable
 from podplan.plan_data import plan_json, question_json
 from podplan.question import Asked
-from podplan.question_files import CHECK_KEYS, QUESTION_KEYS, Entry, asked_of, located, questions_in_place, typed_of
+from podplan.question_files import CHECK_KEYS, QUESTION_KEYS, Entry, asked_of, questions_in_place, typed_of
 from podplan.readers import read_fraction
 from podplan.result import Result, Row, picked
 from podplan.workers import Executor, executor_of
@@ -49,6 +49,8 @@ class AskedCheck:
     searched: Asked | None
     fixed: "ManifestQuestion | None"
     confidence: float | None
+    where: str = ""
+    """File and place in it, of a question file."""
 
     def verdict(self, search_plan: Search) -> Verdict:
         """Return the verdict; ``search_plan`` is called where a plan must be found."""
@@ -254,16 +256,18 @@ class Searches:
 
 def read_entry(entry: Entry) -> AskedCheck:
     """Return what a question asks; BadInput names the place in the file, and the key or flag."""
-    with located(entry):
+    with naming(entry.where):
         confidence = read_confidence(entry.get("confidence"))
         if entry.get("manifest") is not None:
             from podplan.fixed import read_manifest_question  # the schema of manifests takes a tenth of a second
 
             fixed = read_manifest_question(entry.values)
-            return AskedCheck(name=entry.name, searched=None, fixed=fixed, confidence=confidence)
+            return AskedCheck(name=entry.name, searched=None, fixed=fixed, confidence=confidence, where=entry.where)
         if entry.get("objective") is not None:
             raise BadInput("--objective: a check asks whether limits hold, whatever is best; leave it out")
-        return AskedCheck(name=entry.name, searched=asked_of(entry), fixed=None, confidence=confidence)
+        return AskedCheck(
+            name=entry.name, searched=asked_of(entry), fixed=None, confidence=confidence, where=entry.where
+        )
 
 
 def read_confidence(text: str | None) -> float | None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import get_args
 
-from ground.errors import BadInput
+from ground.errors import BadInput, naming
 from ground.names import suggest
 from planner.objective import OBJECTIVES, ObjectiveName
 from planner.question import Machines
@@ -14,7 +14,7 @@ from podplan.checking import read_confidence
 from podplan.machines import read_machines
 from podplan.options import SIZES, QuestionFlags, flag_name, flags_of
 from podplan.question import Asked, check_shape, read_question
-from podplan.question_files import Entry, located, read_questions, read_rows
+from podplan.question_files import Entry, read_questions, read_rows
 from podplan.readers import ROLES, by_role, is_auto, read_choice
 
 ANY = "any"
@@ -105,7 +105,7 @@ Read = tuple[Member, Asked, list[str]]
 
 def _on_machines(entry: Entry) -> Read:
     """Return a model that names its machines itself: pools are machines of one name and role."""
-    with located(entry):
+    with naming(entry.where):
         values = _values(entry)
         if "hw" not in values:
             raise BadInput("hw is missing; every model of a fleet needs model, hw and rate")
@@ -125,7 +125,7 @@ def _on_machines(entry: Entry) -> Read:
 
 def _on_pools(entry: Entry, pools: list[_Pool]) -> Read:
     """Return a model on the pools that its hw names, or on any of them."""
-    with located(entry):
+    with naming(entry.where):
         values = _values(entry)
         for key in (*SIZES, "price", "power"):
             if key in values:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from os.path import isfile  # unlike pathlib's, no error for a name that no file can have
 from typing import Any
 
 from ground.errors import BadInput
@@ -47,6 +48,10 @@ def read_hardware(text: str) -> dict[str, HardwareSpec]:
     """Return the hardware of each role; the same object where both run on the same entry."""
     names = by_role(text, "--hw")
     if "" in names:
+        if "," in text and not isfile(text):
+            raise BadInput(
+                f"--hw: {text[:60]!r} lists machines; plan compare MODEL --hw {text[:60]} sets them side by side"
+            )
         spec = load_hardware(names[""])
         return dict.fromkeys(ROLES, spec)
     for role in ROLES:

@@ -9,7 +9,7 @@ from typing import get_args
 
 import numpy as np
 
-from ground.errors import BadInput
+from ground.errors import BadInput, naming
 from ground.trace_lengths import fitting, fitting_parts
 from ground.traces import (
     Trace,
@@ -94,7 +94,9 @@ def _traced(flags: SimulateFlags, manifest: Manifest, count: int | None, warmup:
     skip = 0 if flags.skip_bad_rows is None else parse_count(flags.skip_bad_rows, "--skip-bad-rows", allow_zero=True)
     if _is_long(path):
         return _streamed(flags, manifest, format, skip, warmup, seed)
-    trace = _fitting(read_trace(path, format, dequantize_seed=seed, skip_bad_rows=skip, seed=seed), manifest)
+    with naming("--trace"):
+        trace = read_trace(path, format, dequantize_seed=seed, skip_bad_rows=skip, seed=seed)
+    trace = _fitting(trace, manifest)
     if not trace.timed:
         if flags.rate is None:
             raise BadInput(f"--rate: {trace.name} has lengths only; say how many requests arrive, such as 10/s")

@@ -2,11 +2,10 @@
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from ground.errors import BadInput
+from ground.errors import BadInput, naming
 from ground.files import read_yaml
 from ground.names import suggest
 from podplan.options import SIZES, UNITS, QuestionFlags, flag_name, names_of, text_of
@@ -43,18 +42,8 @@ def names_questions(text: str) -> bool:
 
 def asked_of(entry: Entry) -> Asked:
     """Return the question of an entry; BadInput names where it stands, and the key or flag."""
-    with located(entry):
+    with naming(entry.where):
         return read_question(QuestionFlags(**{name: entry.get(name) for name in QUESTION_KEYS}))
-
-
-@contextmanager
-def located(entry: Entry) -> Iterator[None]:
-    """Begin what is told of an entry with the place where it stands."""
-    try:
-        yield
-    except BadInput as error:
-        text = str(error)
-        raise BadInput(text if text.startswith(entry.where) else f"{entry.where}: {text}") from None
 
 
 def typed_of(given: Mapping[str, object]) -> dict[str, str]:

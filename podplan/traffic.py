@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from ground.errors import BadInput
+from ground.errors import BadInput, naming
 from ground.files import read_text
 from ground.tables import csv_table
 from ground.units import number_of, parse_count, parse_rate
@@ -88,7 +88,8 @@ def _from_trace(flags: QuestionFlags, model: ModelSpec, rate: float | None, reus
         if getattr(flags, field) is not None:
             raise BadInput(f"{flag_name(field)} and --trace both give lengths; leave one of them out")
     format = None if flags.format is None else read_choice(flags.format, "--format", get_args(TraceFormat))
-    trace = read_trace(Path(flags.trace or ""), format, dequantize_seed=SPREAD_SEED)
+    with naming("--trace"):
+        trace = read_trace(Path(flags.trace or ""), format, dequantize_seed=SPREAD_SEED)
     trace = fitting(trace, model.max_position, model.name)
     try:
         traffic = Traffic.from_trace(
@@ -143,7 +144,8 @@ def read_lengths(side: Literal["isl", "osl"], values: Mapping[str, str | None], 
                 raise BadInput(f"{flag_name(field)} and --{side}-histogram both tell lengths; leave one of them out")
         if not file:
             raise BadInput(f"--{side}-histogram: give a CSV file with the columns tokens,weight")
-        tokens, weights = read_histogram(Path(file))
+        with naming(f"--{side}-histogram"):
+            tokens, weights = read_histogram(Path(file))
         return Stated(lengths=histogram_lengths(tokens, weights), histogram=(tokens, weights))
     mean, cv, shape = (values.get(field) for field in (side, f"{side}_cv", f"{side}_distribution"))
     lengths = Lengths(

@@ -7,7 +7,7 @@ reads ``--workers``.
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from importlib.util import find_spec
 from typing import Any, Protocol, TypeVar
@@ -27,9 +27,14 @@ DASK = "dask:"
 class Executor(Protocol):
     """What maps work over items. Results come in the items' order; what an item raises is raised here."""
 
-    def __call__(self, work: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[Result]:
-        """Return ``work`` of every item."""
+    def __call__(
+        self, work: Callable[[Item], Result], items: Sequence[Item], *, done: "Done" = lambda: None
+    ) -> Iterator[Result]:
+        """Return ``work`` of every item; ``done`` is called whenever one is finished, whatever its place."""
         ...
+
+
+Done = Callable[[], object]
 
 
 def cores() -> int:
@@ -56,7 +61,13 @@ def executor_of(workers: int | str | None) -> Executor:
     return partial(spread, processes=processes)
 
 
-def spread(work: Callable[[Item], Result], items: Sequence[Item], processes: int | None = None) -> Iterator[Result]:
+def spread(
+    work: Callable[[Item], Result],
+    items: Sequence[Item],
+    processes: int | None = None,
+    *,
+    done: Done = lambda: None,
+) -> Iterator[Result]:
     """Return ``work`` of every item, in their order.
 
     Workers are copies of this process: what they need is there already, imports and closures included, and only
@@ -65,23 +76,37 @@ def spread(work: Callable[[Item], Result], items: Sequence[Item], processes: int
     """
     workers = min(processes or min(cores(), MOST_WORKERS), len(items))
     if workers < 2 or (cores() == 1 and processes is None):
-        return map(work, items)
+        return _told(map(work, items), done)
     from concurrent.futures import ProcessPoolExecutor  # 20 ms that a single question is spared
     from multiprocessing import get_context
 
     for stream in (sys.stdout, sys.stderr):
         stream.flush()  # what waits here would be written by every copy
     pool = ProcessPoolExecutor(workers, mp_context=get_context("fork"), initializer=_begin, initargs=(work, items))
-    found = pool.map(_nth, range(len(items)))
+    futures = [pool.submit(_nth, number) for number in range(len(items))]
+    for future in futures:
+        future.add_done_callback(lambda _: done())
 
     def results() -> Iterator[Result]:
         with pool:
-            yield from found
+            try:
+                yield from (future.result() for future in futures)
+            finally:
+                for future in futures:
+                    future.cancel()
 
     return results()
 
 
-def _on_dask(address: str, work: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[Result]:
+def _told(found: Iterable[Result], done: Done) -> Iterator[Result]:
+    for one in found:
+        done()
+        yield one
+
+
+def _on_dask(
+    address: str, work: Callable[[Item], Result], items: Sequence[Item], *, done: Done = lambda: None
+) -> Iterator[Result]:
     """Map over the workers of a Dask cluster, which have podplan installed."""
     from distributed import Client  # optional
 
@@ -90,7 +115,7 @@ def _on_dask(address: str, work: Callable[[Item], Result], items: Sequence[Item]
     except (OSError, ValueError) as error:
         raise BadInput(f"--workers: no Dask scheduler answers at {address[:60]!r}: {error}") from None
     with client, client.get_executor(pure=False) as executor:
-        yield from executor.map(work, items)
+        yield from _told(executor.map(work, items), done)
 
 
 _job: list[Any] = []

@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+import jsonschema
 import pytest
 
 from cli.check_view import spares_text
 from cli.exit_codes import ExitCode
 from cli.main import main
+from ground.files import read_yaml
 from planner.checks.check import Limits, check_deployed
 from planner.checks.deployed import from_plan
 from planner.manifest.document import dump_manifest
@@ -51,6 +53,9 @@ def test_a_file_asks_several(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     path, report = tmp_path / "q.yaml", tmp_path / "report.xml"
     path.write_text(FILE, encoding="utf-8")
     assert main(["check", str(path), "--junit", str(report)]) == ExitCode.INFEASIBLE
+    written = report.read_bytes()
+    assert main(["check", str(path), "--junit", str(report), "--force"]) == ExitCode.INFEASIBLE
+    assert report.read_bytes() == written  # no times: two runs give the same bytes
     shown = capsys.readouterr().out
     assert "much: no (devices): 8 devices carry" in shown
     root = ElementTree.parse(report).getroot()
@@ -196,3 +201,34 @@ def test_spares_are_of_stationary_queues() -> None:
     verdict = replace(check_deployed(from_plan(plan), limits, loss="instance"), plan=plan)
     assert "prefill" in spares_text(verdict)
     assert not spares_text(replace(verdict, played=True))
+
+
+def test_github_is_told_what_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An annotation at the file for each question that fails, on stderr, and the table in the step's summary."""
+    path, summary = tmp_path / "q.yaml", tmp_path / "summary.md"
+    path.write_text(FILE.replace("much", "'much, 100%'"), encoding="utf-8")
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
+    assert main(["check", str(path), "--json"]) == ExitCode.INFEASIBLE
+    shown = capsys.readouterr()
+    (told,) = shown.err.splitlines()
+    assert told.startswith(f"::error title=plan check%3A much%2C 100%25,file={path}::devices: 8 devices carry")
+    assert json.loads(shown.out)["feasible"] is False
+    assert "| little | yes |" in summary.read_text() and r"| much, 100% | no |" in summary.read_text()
+    monkeypatch.delenv("GITHUB_STEP_SUMMARY")
+    assert main(["check", str(path), "--summary", str(tmp_path)]) == ExitCode.BAD_INPUT
+    assert "--summary" in capsys.readouterr().err
+
+
+def test_the_schema_knows_every_key(capsys: pytest.CaptureFixture[str]) -> None:
+    """The examples keep it; a mistyped key, a bare number for a time and a strange word do not."""
+    assert main(["check", "--schema"]) == ExitCode.DONE
+    schema = json.loads(capsys.readouterr().out)
+    check_schema = jsonschema.Draft202012Validator(schema)
+    for example in sorted((Path(__file__).parents[2] / "examples" / "questions").glob("*.yaml")):
+        check_schema.validate(read_yaml(example))
+    assert check_schema.is_valid({"model": "qwen3-8b", "hw": "h100", "prefix_reuse": 0.5, "rate": "5/s"})
+    for wrong in ({"modl": "x"}, {"tpot": 50}, {"tpot": "50"}, {"objective": "speed"}, {"questions": []}):
+        assert not check_schema.is_valid(wrong), wrong
