@@ -1,11 +1,13 @@
 """`plan predict`: one configuration, every operator."""
 
 from collections.abc import Sequence
+from typing import Annotated
 
 import typer
 
-from cli.options import Json, takes
-from cli.output import Screen, print_json
+from cli.options import File, Force, Json, option, takes
+from cli.output import Screen, note, print_json
+from ground.files import check_folder
 from ground.units import format_bytes, format_count, format_duration, format_si
 from planner.costs.extrapolation import Extrapolated
 from planner.costs.interval import Interval
@@ -13,6 +15,7 @@ from planner.costs.memory import Memory
 from planner.costs.predict import Prediction
 from podplan.options import PredictFlags, flag_name
 from podplan.plan_data import MEMORY_KINDS
+from podplan.planning import FILES
 from podplan.prediction import PredictResult, assumptions, predicted, shared_text
 
 app = typer.Typer(rich_markup_mode=None)
@@ -25,6 +28,10 @@ COLUMNS = ["operator", "stream", "count", "busy", "exposed", "share", "work", "m
 @takes(PredictFlags)
 def predict(
     flags: PredictFlags,
+    out: Annotated[
+        File, option("--out", "DIR", "Write manifest.yaml and plan.json there: this instance, what it needs searched.")
+    ] = None,
+    force: Force = False,
     json: Json = False,
 ) -> None:
     """Predict one configuration, with every operator.
@@ -33,11 +40,16 @@ def predict(
     Examples:
       plan predict deepseek-r1 --hw cm384 --phase decode --strategy "DP=320, EP=320" --batch 48 --mtp 1
       plan predict deepseek-r1 --hw h800 --phase prefill --strategy "DP=32, EP=32" --tokens 16k
+      plan predict deepseek-r1 --hw cm384 --phase decode --strategy "DP=320, EP=320" --batch 48 --out plan-published
       plan predict qwen3-32b --hw h100 --phase mixed --strategy TP=4 --concurrency 64 --isl 2048 --osl 512
 
     Decode and prefill are service times: no waiting for arrivals, no KV transfer. Counts take k and M.
     """
     found = predicted(flags)
+    if out is not None:
+        check_folder(out, FILES, force=force, flag="--out")
+        found.plan().save(out, force=force, flag="--out")
+        note(f"wrote {' and '.join(FILES)} to {out}")
     print_json(found.to_dict()) if json else show_prediction(Screen(), found)
 
 

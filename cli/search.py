@@ -5,15 +5,14 @@ from typing import Annotated
 
 import typer
 
-from cli.options import File, Json, Text, Workers, option, switch, takes
+from cli.options import File, Given, Json, Text, Workers, option, switch, takes_question
 from cli.output import Screen, check_force, note, print_json, progress, read_outputs
 from cli.plan_view import show_front, show_plan
 from ground.errors import Infeasible
 from ground.files import check_folder
-from podplan.options import QuestionFlags
 from podplan.planning import FILES as SAVED
 from podplan.planning import PlanResult, read_levels, solved, widened
-from podplan.question import read_question
+from podplan.question_files import asked_of, single_question
 from podplan.workers import executor_of
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -22,9 +21,10 @@ FILES = (*SAVED, "report.txt", "report.html")
 
 
 @app.command()
-@takes(QuestionFlags)
+@takes_question("MODEL | QUESTION.yaml", "Catalogue name, config.json or model YAML, with --hw; or a question file.")
 def search(  # noqa: PLR0913 - typer makes a flag of each
-    flags: QuestionFlags,
+    given: Given,
+    name: Annotated[Text, option("--name", "NAME", "Which question of the file.")] = None,
     pareto: Annotated[
         Text, option("--pareto", "LEVELS", "A wide front over so many levels of TTFT, TPOT and devices, 2 to 8.")
     ] = None,
@@ -52,6 +52,7 @@ def search(  # noqa: PLR0913 - typer makes a flag of each
       plan search ./config.json --hw h100 --nodes 2 --json
       plan deepseek-r1 --hw cm384 --rate 200/s --survive node
       plan deepseek-r1 --hw cm384 --strategy prefill="SP=2 + DP=16, EP=32",decode="DP=320, EP=320" --instances decode=1
+      plan examples/published/cloudmatrix384.yaml --out plan-published
       plan deepseek-r1 --hw cm384 --pareto 4 --csv front.csv --plot front.svg
 
     Counts take k and M. Exit code 3: no plan keeps the limits; what binds and the nearest change are told.
@@ -60,7 +61,10 @@ def search(  # noqa: PLR0913 - typer makes a flag of each
     levels, outputs, executor = read_levels(pareto), read_outputs(csv, plot, force), executor_of(workers)
     if out is not None:
         check_folder(out, FILES, force=force, flag="--out")
-    asked = read_question(flags)
+    entry = single_question(given if name is None else {**given, "name": name}, "search")
+    asked = asked_of(entry)
+    if entry.ignored:
+        note(entry.ignored)
     with progress(f"searching deployments of {asked.question.model.name} ..."):
         found = widened(solved(asked), levels, executor)
     if found.best is None:

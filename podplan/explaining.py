@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ground.errors import BadInput
 from planner.plans.day import over_the_day
 from planner.plans.worked import worked_plan
 from planner.search.answer import Answer
@@ -15,7 +14,7 @@ from podplan.day import day_json
 from podplan.plan_data import levels_of, plan_json, question_json
 from podplan.planning import solved
 from podplan.question import Asked
-from podplan.question_files import CHECK_KEYS, Entry, asked_of, questions_in_place, typed_of
+from podplan.question_files import asked_of, single_question, typed_of
 from podplan.result import Result, Row, as_data, picked
 from podplan.workers import Executor, executor_of
 
@@ -90,29 +89,11 @@ def explain(question: str, *, workers: int | str | None = None, **flags: object)
 
 def explained(typed: Mapping[str, str], executor: Executor) -> ExplainResult:
     """Return what is to be told of a question; one search for each resource or direction, and more for the latter."""
-    entry = _entry(dict(typed))
-    asked = asked_of(entry)
-    keys = [key for key in CHECK_KEYS if entry.get(key) is not None]
-    ignored = f"{entry.where}: {', '.join(keys)} is for plan check and is not used" if keys else None
+    entry = single_question(typed, "explain")
+    asked, ignored = asked_of(entry), entry.ignored
     answer = solved(asked, beside=False, play=False).answer
     if answer.best is None:
         changes = tuple(nearest_changes(asked.question, each=executor))
         return ExplainResult(asked=asked, answer=answer, changes=changes, ignored=ignored)
     resources = tuple(bought(answer.best, each=executor))
     return ExplainResult(asked=asked, answer=answer, resources=resources, ignored=ignored)
-
-
-def _entry(typed: dict[str, str]) -> Entry:
-    """Return the one question that flags or a file ask."""
-    name = typed.pop("name", None)
-    entries = questions_in_place(typed, "explain", "--hw h800")
-    if entries is None:
-        if name is not None:
-            raise BadInput("--name picks a question of a file; leave it out where flags ask the question")
-        return Entry(name=typed["model"], where="", values=typed)
-    chosen = [entry for entry in entries if name in (None, entry.name)]
-    if len(chosen) != 1:
-        what = "holds several questions" if name is None else f"holds {len(chosen)} questions named {name[:40]!r}"
-        listed = ", ".join(entry.name for entry in entries[:12])
-        raise BadInput(f"--name: {typed['model']} {what}; pick one of {listed}")
-    return chosen[0]

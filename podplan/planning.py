@@ -20,6 +20,7 @@ from podplan.day import day_json
 from podplan.options import QuestionFlags, flags_of
 from podplan.plan_data import bound_json, format_json, levels_of, plan_json, plan_row, published_json, question_json
 from podplan.question import Asked, read_question
+from podplan.question_files import asked_of, single_question, typed_of
 from podplan.queueing import queueing_json
 from podplan.readers import read_tokens
 from podplan.result import Result, Row
@@ -179,11 +180,12 @@ def _untimed(data: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in data.items() if key != "search_seconds"}
 
 
-def plan(model: str, *, hw: object, pareto: int | str | None = None, **flags: object) -> PlanResult:
+def plan(model: str, *, hw: object = None, pareto: int | str | None = None, **flags: object) -> PlanResult:
     """Find the deployment that serves a load best on a machine: pools, strategies, batches, and why.
 
     Args:
-        model: a catalogue name, or the path of a config.json or of a model YAML.
+        model: a catalogue name, or the path of a config.json or of a model YAML; without ``hw`` a question file, of
+            several questions the one that ``name`` names.
         hw: a catalogue name or YAML, or one for each role: ``{"prefill": "910b", "decode": "cm384"}``.
         pareto: levels of TTFT, TPOT and devices that a wide Pareto front is searched over, 2 to 8.
         flags: the long flags of ``plan search``, such as ``nodes=4, rate="100/s", ttft="2s", tpot=0.05``; numbers are
@@ -195,7 +197,10 @@ def plan(model: str, *, hw: object, pareto: int | str | None = None, **flags: ob
     Raises:
         BadInput: a keyword that is no flag, or a value that it cannot have.
     """
-    asked = read_question(flags_of(QuestionFlags, {"model": model, "hw": hw, **flags}))
+    if hw is None:
+        asked = asked_of(single_question(typed_of({"model": model, **flags}), "search"))
+    else:
+        asked = read_question(flags_of(QuestionFlags, {"model": model, "hw": hw, **flags}))
     levels = read_levels(None if pareto is None else str(pareto))
     return widened(solved(asked), levels)
 

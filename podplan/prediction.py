@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass, fields
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from ground.errors import BadInput
 from ground.units import counted, format_bytes, format_count, format_duration, parse_count
@@ -33,6 +33,9 @@ from podplan.readers import (
 )
 from podplan.result import Result, Row, picked, whole
 
+if TYPE_CHECKING:
+    from podplan.planning import PlanResult
+
 MOST_PASSES = 1000  # of one prompt: each is costed on its own
 MOST_OPEN = 100_000  # requests of a closed loop, which is played request by request
 
@@ -62,6 +65,12 @@ class PredictResult(Result):
         answer = self.prediction
         asked, size = answer.configuration, f"{counted(answer.devices, 'device')} = {counted(answer.chips, 'chip')}"
         return f"{asked.model.name} on {asked.hardware.name}, {asked.phase}, {strategy_text(answer)} ({size})"
+
+    def plan(self) -> "PlanResult":
+        """Return the best plan with one instance as predicted, and of the other role what it needs to work."""
+        from podplan.predicted_plan import planned  # only a plan needs a search
+
+        return planned(self)
 
     def rows(self) -> list[Row]:
         """Return a row per operator, what delays the iteration most first."""

@@ -30,6 +30,12 @@ class Entry:
     where: str
     values: Mapping[str, str]
 
+    @property
+    def ignored(self) -> str | None:
+        """Say which keys are for ``plan check`` alone; None where there are none."""
+        keys = [key for key in CHECK_KEYS if self.get(key) is not None]
+        return f"{self.where}: {', '.join(keys)} is for plan check and is not used" if keys else None
+
     def get(self, field: str) -> str | None:
         """Return what the question gives for a flag."""
         return self.values.get(field)
@@ -69,6 +75,23 @@ def questions_in_place(typed: Mapping[str, str], command: str, machines: str) ->
     if others:
         raise BadInput(f"{flag_name(others[0])}: a question file states its own flags; write it there")
     return read_questions(Path(model), CHECK_KEYS)
+
+
+def single_question(given: Mapping[str, str], command: str) -> Entry:
+    """Return the one question that flags or a file ask; of several in a file the one that ``name`` names."""
+    typed = dict(given)
+    name = typed.pop("name", None)
+    entries = questions_in_place(typed, command, "--hw h800")
+    if entries is None:
+        if name is not None:
+            raise BadInput("--name picks a question of a file; leave it out where flags ask the question")
+        return Entry(name=typed["model"], where="", values=typed)
+    chosen = [entry for entry in entries if name in (None, entry.name)]
+    if len(chosen) != 1:
+        what = "holds several questions" if name is None else f"holds {len(chosen)} questions named {name[:40]!r}"
+        listed = ", ".join(entry.name for entry in entries[:12])
+        raise BadInput(f"--name: {typed['model']} {what}; pick one of {listed}")
+    return chosen[0]
 
 
 def read_questions(

@@ -7,8 +7,10 @@ import pytest
 from cli.exit_codes import ExitCode
 from cli.main import main
 from ground.files import read_yaml
+from planner.search.papers import published_deployments
 from podplan.fleet_files import read_fleet
-from podplan.question_files import read_questions
+from podplan.planning import solved
+from podplan.question_files import Entry, asked_of, read_questions
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
@@ -29,6 +31,33 @@ def test_the_workflow_checks_a_question_file() -> None:
     assert "plan check capacity/questions.yaml --confidence 0.9 --junit report.xml" in [
         each.get("run") for each in steps
     ]
+
+
+PUBLISHED = {path.stem: read_questions(path) for path in sorted((EXAMPLES / "published").glob("*.yaml"))}
+APART = [(name, entry) for name, own in PUBLISHED.items() for entry in own if "mixed" not in str(entry.get("strategy"))]
+
+
+@pytest.mark.parametrize(("name", "entry"), APART, ids=lambda value: value if isinstance(value, str) else "")
+def test_each_published_deployment_has_a_plan_as_it_was_cut(name: str, entry: Entry) -> None:
+    """In the strategies, numbers and batches that the paper states, which the table of published ones has, too."""
+    found = solved(asked_of(entry), beside=False)
+    assert found.best is not None, found.explanation
+    for role, pool in found.best.pools():
+        pin, candidate = found.asked.question.pin(role), pool.candidate
+        assert pin.strategy == candidate.row.strategy and pin.redundant in (None, candidate.row.redundant)
+        assert pin.instances in (None, pool.instances)
+        assert pin.batch in (None, getattr(candidate, "batch", None))
+    listed = [[pin.strategy for _, pin in each.pins] for each in published_deployments()]
+    known = [pool.candidate.row.strategy for _, pool in found.best.pools()]
+    assert known in listed or name == "xdeepserve"
+
+
+def test_published_aggregated_deployments_are_such_questions() -> None:
+    """They are played, so that two of them are: MixServe's of Qwen3 on H20, xLLM's of Qwen2-7B."""
+    asked = {entry.name: asked_of(entry) for name in ("mixserve", "xllm") for entry in PUBLISHED[name]}
+    assert all(one.question.shape == "aggregated" for one in asked.values()) and len(asked) == 7
+    for name in ("H20, Qwen3: MixServe", "Qwen2-7B on one 910B"):
+        assert solved(asked[name], beside=False).best is not None
 
 
 def test_the_fleet_is_carried(capsys: pytest.CaptureFixture[str]) -> None:

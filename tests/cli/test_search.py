@@ -250,11 +250,11 @@ def test_no_plan_is_told_with_the_limit(tmp_path: Path, capsys: pytest.CaptureFi
     [
         (["deepsek-r1", "--hw", "cm384"], "did you mean deepseek-r1"),
         (["deepseek-r1", "--hw", "cm348"], "did you mean cm384?"),
-        (["deepseek-r1"], "missing option '--hw'"),
         (["deepseek-r1", "--hardware", "cm384"], "no such option: --hardware; did you mean --hw?"),
         (["deepseek-r1", "--hw", "cm384,h800"], "plan compare MODEL --hw cm384,h800 sets them side by side"),
         ([*SMALL, "--trace", "nofile"], "--trace: nofile: no such file"),
         ([*SMALL, "--tpot", "50"], "--tpot: '50' has no unit; write for example 50ms"),
+        (["deepseek-r1"], "a model needs a machine; add for example --hw h800"),
         ([*SMALL, "--ttft", "2"], "--ttft: '2' has no unit"),
         ([*SMALL, "--tpot", "-5ms"], "--tpot: '-5ms' is negative"),
         ([*SMALL, "--tpot", "1e-300s"], "--tpot: '1e-300s' is shorter than any machine can keep"),

@@ -108,3 +108,13 @@ def test_what_gives_no_plan_tells_what_would() -> None:
     assert found.explanation.startswith("--batch decode=4000: no decode instance that may be holds as many")
     nearest = found.explanation.rpartition("--batch ")[2]
     assert planned(strategy="decode=DP=8, EP=8", batch=nearest).requests_per_second > 0
+
+
+def test_what_is_predicted_is_planned() -> None:
+    """The instance is the predicted one, its step too, and of the other role there is what it needs."""
+    text = "DP=8, EP=8"
+    step = podplan.predict(SMALL["model"], hw="h100", phase="decode", strategy=text, batch=32, kv_len=1088)
+    best = step.plan().best
+    assert isinstance(best, DisaggregatedPlan) and (best.decode.instances, best.decode.candidate.batch) == (1, 32)
+    assert strategy_text(best.decode) == text
+    assert best.decode.prediction.iteration_seconds == pytest.approx(step.prediction.iteration_seconds, rel=1e-9)
