@@ -9,7 +9,6 @@ from cli.output import Screen, print_json
 from ground.sourced import Sourced
 from ground.units import format_count
 from ground.validation import plain
-from models.huggingface.families import NOT_CARRIED
 from models.parameters import count_parameters
 from models.spec import ModelSpec
 from podplan.catalogue import models as models_of
@@ -55,13 +54,14 @@ def models(
         right=["parameters", "active", "layers"],
         spare=["attention", "checkpoint", "also called"],
     )
-    Screen().lines(*(f"Not carried: {architecture}: {why}." for architecture, why in NOT_CARRIED.items()))
 
 
 def _attention(spec: ModelSpec) -> str:
     """Name the kinds of attention of a model, with how many layers have each where they differ."""
     attention = spec.attention
     if attention.kind == "mla":
+        if attention.compression:
+            return f"blocks of keys, sparse over {attention.indexer.top_k if attention.indexer else 0}"
         return f"MLA, sparse over {attention.indexer.top_k}" if attention.indexer else "MLA"
     if spec.linear_attention:
         return f"{spec.kv_layers} GQA, {spec.linear_attention.layers} delta-net"

@@ -61,14 +61,14 @@ def product_dtype(hardware: HardwareSpec, weights: Dtype) -> Dtype:
     raise BadInput(f"hardware {hardware.name} does not multiply {weights}; use {' or '.join(storable(hardware))}")
 
 
-def attention_dtype(weights: Dtype, has_experts: bool) -> Dtype:
-    """Return the format of attention's weights: four-bit checkpoints of MoE models leave them in BF16.
+def attention_dtype(weights: Dtype, has_experts: bool, beside: Dtype = "bf16") -> Dtype:
+    """Return the format of attention's weights: four-bit checkpoints of MoE models leave them in BF16, or ``beside``.
 
     So do gpt-oss (mxfp4), Kimi-K2.5 (int4) and NVIDIA's NVFP4 release of DeepSeek-V3.1.
     """
-    return "bf16" if weights in WEIGHT_ONLY and has_experts else weights
+    return beside if weights in WEIGHT_ONLY and has_experts else weights
 
 
-def feed_forward_dtype(weights: Dtype, has_experts: bool) -> Dtype:
+def feed_forward_dtype(weights: Dtype, has_experts: bool, beside: Dtype = "bf16") -> Dtype:
     """Return the format of dense and shared feed-forwards: NVFP4 releases quantise them too, INT4 and MXFP4 do not."""
-    return "bf16" if weights in ("int4", "mxfp4") and has_experts else weights
+    return beside if weights in ("int4", "mxfp4") and has_experts else weights

@@ -46,6 +46,7 @@ def count_parameters(spec: ModelSpec) -> ParameterCount:
     without_indexer = spec.layers - round(spec.index_share * spec.layers) if spec.index_share else 0
     mixers = spec.kv_layers * attention + (spec.layers - spec.kv_layers) * linear
     mixers -= without_indexer * indexer_parameters(spec.attention, hidden)
+    mixers += compressor_parameters(spec)
     every_token = mixers + spec.dense_layers * dense + spec.moe_layers * (gate + shared)
     experts, experts_per_token = (moe.experts, moe.experts_per_token) if moe else (0, 0)
     ffn_of_last_layer = gate + shared + experts * expert if moe else dense
@@ -70,7 +71,8 @@ def attention_parameters(attention: MLA | GQA, hidden_size: int) -> int:
     MLA: q_a h·r_q, q_b r_q·n·(d_nope + d_rope) (one matrix h·n·(d_nope + d_rope) where queries are not
     compressed), kv_a h·(r_kv + d_rope), kv_b r_kv·n·(d_nope + d_v), o n·d_v·h; DeepSeek-V2
     (arXiv 2405.04434) section 2.1 and appendix C. An indexer adds r_q·n_i·d_i, h·d_i and h·n_i (DeepSeek-V3.2
-    report, section 2.1). GQA: q h·n·d, o h·n·d_v, k and v h·n_kv·d and h·n_kv·d_v; an output gate as much as q;
+    report, section 2.1); blocks as keys have one key projection and an output of two matrices. GQA: q h·n·d, o h·n·d_v,
+    k and v h·n_kv·d and h·n_kv·d_v; an output gate as much as q;
     Ainslie et al. (arXiv 2305.13245) section 2.2.
     """
     if isinstance(attention, GQA):
@@ -78,6 +80,11 @@ def attention_parameters(attention: MLA | GQA, hidden_size: int) -> int:
         value = attention.heads * attention.value_dim
         gate = value if attention.output_gate else 0
         return hidden_size * (attention.heads * attention.head_dim + gate + cached + value)
+    if (blocks := attention.compression) is not None:
+        rank, key = attention.q_lora_rank or 0, attention.kv_elements_per_token
+        output = blocks.output_rank * (attention.heads * attention.v_head_dim + blocks.output_groups * hidden_size)
+        query = rank * (hidden_size + attention.heads * key)
+        return query + hidden_size * key + output + indexer_parameters(attention, hidden_size)
     query_width = attention.heads * (attention.qk_nope_head_dim + attention.qk_rope_head_dim)
     if attention.q_lora_rank is None:
         query = hidden_size * query_width
@@ -94,7 +101,17 @@ def indexer_parameters(attention: MLA | GQA, hidden_size: int) -> int:
     if isinstance(attention, GQA) or attention.indexer is None:
         return 0
     heads, key = attention.indexer.heads, attention.indexer.head_dim
-    return (attention.q_lora_rank or hidden_size) * heads * key + hidden_size * (key + heads)
+    made = 4 * key if attention.compression else key  # a compressor of its own: keys and gates, overlapping blocks
+    return (attention.q_lora_rank or hidden_size) * heads * key + hidden_size * (made + heads)
+
+
+def compressor_parameters(spec: ModelSpec) -> int:
+    """Return what makes keys of blocks in all layers: keys and gates, h·2·d each, twice where blocks overlap."""
+    attention = spec.attention
+    if isinstance(attention, GQA) or attention.compression is None or attention.indexer is None:
+        return 0
+    fine, coarse = attention.indexer.layers or 0, attention.compression.coarse_layers
+    return spec.hidden_size * attention.kv_elements_per_token * (4 * fine + 2 * coarse)
 
 
 def linear_attention_parameters(linear: GatedDeltaNet, hidden_size: int) -> int:

@@ -44,6 +44,23 @@ class Indexer(Stated):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Compression(Stated):
+    """Keys that are blocks of tokens (DeepSeek-V4: CSA and HCA), one head of keys that are their own values.
+
+    Every layer sees the last ``window`` tokens. The indexer's layers pick among blocks of ``fine_tokens`` as well (each
+    made from two blocks' tokens), ``coarse_layers`` see all blocks of ``coarse_tokens``. Outputs are projected in
+    ``output_groups`` of heads to ``output_rank`` elements each, then together.
+    """
+
+    window: Dimension
+    fine_tokens: Dimension
+    coarse_tokens: Dimension
+    coarse_layers: Annotated[int, Limits(ge=0, le=MOST_LAYERS, strict=True)]
+    output_groups: Dimension
+    output_rank: Dimension
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GatedDeltaNet(Stated):
     """Linear attention with a recurrent state (Gated DeltaNet, arXiv 2412.06464), in ``layers`` of the layers."""
 
@@ -97,10 +114,22 @@ class MLA(Stated):
     qk_rope_head_dim: Dimension
     v_head_dim: Dimension
     indexer: Indexer | None = None
+    compression: Compression | None = described("keys are blocks of tokens, and no latent is expanded", default=None)
+
+    @property
+    def value_width(self) -> int:
+        """Elements of a key that serve as its value: the latent, or all of it where keys are blocks."""
+        return self.v_head_dim if self.compression else self.kv_lora_rank
+
+    def __post_init__(self) -> None:
+        if self.compression and (self.indexer is None or self.indexer.layers is None or self.q_lora_rank is None):
+            raise ValueError("compression needs an indexer, its number of layers and a q_lora_rank")
+        if self.compression and self.heads % self.compression.output_groups:
+            raise ValueError(f"{self.heads} heads must be a multiple of the output_groups")
 
     @property
     def kv_elements_per_token(self) -> int:
-        """Cached elements per token and layer: one latent and one rotary key, whatever the heads.
+        """Elements of one key: one latent and one rotary key, whatever the heads; cached per token and layer, or block.
 
         The index keys of sparse attention come on top (``costs.cache``): they have a type of their own.
         """
@@ -186,6 +215,11 @@ class ModelSpec(Stated):
     )
     dense_intermediate_size: Dimension | None
     moe: MoE | None
+    hyper_connections: Annotated[int, Limits(gt=0, le=64, strict=True)] = described(
+        "residual streams that are mixed before and after attention and experts (arXiv 2409.19606); 1: a plain one",
+        default=1,
+    )
+    beside_experts: Literal["bf16", "fp8"] = described("other weights where the experts have four bits", default="bf16")
     mtp_layers: Annotated[int, Limits(ge=0, le=MOST_LAYERS, strict=True)] = described(
         "draft layers that the checkpoint ships"
     )
@@ -226,16 +260,25 @@ class ModelSpec(Stated):
         return 1.0 if indexer.layers is None else indexer.layers / self.layers
 
     @property
+    def keys_per_token(self) -> float:
+        """Keys that a layer caches per token, in the mean: less than one where keys are blocks."""
+        blocks = self.attention.compression if isinstance(self.attention, MLA) else None
+        if blocks is None:
+            return 1.0
+        return self.index_share / blocks.fine_tokens + blocks.coarse_layers / self.layers / blocks.coarse_tokens
+
+    @property
     def reach_tokens(self) -> int:
         """Most keys that a query of a windowed or sparse layer attends to; 0 where there is no such layer."""
         if isinstance(self.attention, GQA):
             return self.attention.window.tokens if self.attention.window else 0
-        return self.attention.indexer.top_k if self.attention.indexer else 0
+        blocks = self.attention.compression.fine_tokens if self.attention.compression else 1
+        return self.attention.indexer.top_k * blocks if self.attention.indexer else 0
 
     @property
     def kv_elements_per_token(self) -> int:
         """Cached elements of one token over all layers, inside their windows."""
-        return self.kv_layers * self.attention.kv_elements_per_token
+        return round(self.kv_layers * self.keys_per_token * self.attention.kv_elements_per_token)
 
     def __post_init__(self) -> None:
         if self.dense_layers > self.layers:

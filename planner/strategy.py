@@ -322,6 +322,9 @@ def model_conflicts(strategy: Strategy, spec: ModelSpec) -> Iterator[str]:
     elif attention.kind == "gqa" and attention.kv_heads % tp and tp % attention.kv_heads:
         use = _near(attention.heads, tp, lambda n: not (attention.kv_heads % n and n % attention.kv_heads))
         yield f"its {attention.kv_heads} KV heads neither divide nor are divided by {name}={tp}; use {use}"
+    groups = attention.compression.output_groups if attention.kind == "mla" and attention.compression else tp
+    if groups % tp:
+        yield f"its {groups} groups of attention outputs do not divide by {name}={tp}; use {_near(groups, tp)}"
     width = spec.dense_intermediate_size if spec.dense_layers and not strategy.staged else None
     if width and width % tp:
         yield f"its dense feed-forward width {width} does not divide by {name}={tp}; use {_near(width, tp)}"

@@ -10,7 +10,6 @@ from hardware.formats import multiplied, storable
 from hardware.gaps import gaps
 from hardware.loader import hardware_names, load_hardware
 from hardware.spec import Fitted, HardwareSpec
-from models.huggingface.families import NOT_CARRIED
 from models.loader import load_model, model_names
 from models.parameters import count_parameters
 from models.spec import ModelSpec
@@ -42,7 +41,7 @@ class ModelsResult(Result):
         """Return the object that ``plan models --json`` prints."""
         if self.one:
             return _model(self.specs[0]) | {"spec": plain(self.specs[0], mode="json")}
-        return {"models": [_model(spec) for spec in self.specs], "not_carried": NOT_CARRIED}
+        return {"models": [_model(spec) for spec in self.specs]}
 
 
 def _model(spec: ModelSpec) -> dict[str, Any]:

@@ -3,10 +3,7 @@
 import re
 from pathlib import Path
 
-import pytest
-
 from hardware.loader import load_hardware
-from models.huggingface.families import NOT_CARRIED
 from models.loader import load_model
 from models.parameters import count_parameters
 
@@ -30,9 +27,3 @@ def test_the_machine_takes_over_what_it_does_not_state(tmp_path: Path) -> None:
     machine, base = load_hardware(example(tmp_path, 1)), load_hardware("h100")
     assert (machine.device.memory_bytes.value, machine.price_usd_per_chip_hour is not None) == (9.6e10, True)
     assert machine.kernels.gemm["fp8"].peak_fraction == base.kernels.gemm["fp8"].peak_fraction
-
-
-@pytest.mark.parametrize("architecture", sorted(NOT_CARRIED))
-def test_what_is_refused_is_listed(architecture: str) -> None:
-    """Whoever reads the page learns which architectures are not carried."""
-    assert f"`{architecture}`" in TEXT

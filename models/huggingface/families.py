@@ -1,4 +1,4 @@
-"""Which adapter reads which Hugging Face ``model_type``, and which types are refused and why."""
+"""Which adapter reads which Hugging Face ``model_type``, and what all of them have in common."""
 
 from collections.abc import Callable
 
@@ -18,7 +18,14 @@ from models.huggingface.grouped import (
     olmoe,
     pangu_pro_moe,
 )
-from models.huggingface.latent import deepseek_v2, deepseek_v3, deepseek_v32, longcat_flash, pangu_ultra_moe
+from models.huggingface.latent import (
+    deepseek_v2,
+    deepseek_v3,
+    deepseek_v4,
+    deepseek_v32,
+    longcat_flash,
+    pangu_ultra_moe,
+)
 from models.huggingface.parts import LAYERS, Fields
 from models.huggingface.quantisation import native_dtype
 from models.huggingface.qwen import qwen2, qwen3, qwen3_5_moe, qwen3_moe, qwen3_next
@@ -33,6 +40,7 @@ ADAPTERS: dict[str, Callable[[Config], Fields]] = {
     "deepseek_v2": deepseek_v2,
     "deepseek_v3": deepseek_v3,
     "deepseek_v32": deepseek_v32,
+    "deepseek_v4": deepseek_v4,
     "ernie4_5_moe": ernie4_5_moe,
     "glm4_moe": glm4_moe,
     "glm_moe_dsa": deepseek_v32,
@@ -55,13 +63,6 @@ ADAPTERS: dict[str, Callable[[Config], Fields]] = {
     "qwen3_next": qwen3_next,
 }
 
-NOT_CARRIED = {
-    "deepseek_v4": (
-        "its attention over compressed keys of two rates, its hash-routed layers and its widened residual stream "
-        "(hyper-connections) are not among podplan's operators"
-    ),
-}
-
 
 def model_from_config(config: Config, name: str) -> ModelSpec:
     """Return the spec of the model that ``config`` describes, called ``name``.
@@ -72,8 +73,6 @@ def model_from_config(config: Config, name: str) -> ModelSpec:
     model_type = str(config.find("model_type")[1])
     if model_type in WRAPPED:
         return model_from_config(unwrapped(config), name)
-    if model_type in NOT_CARRIED:
-        config.refuse("model_type", f"not supported: {NOT_CARRIED[model_type]}")
     if model_type not in ADAPTERS:
         config.refuse("model_type", f"unknown; accepted are {', '.join(sorted([*ADAPTERS, *WRAPPED]))}")
     own = ADAPTERS[model_type](config)

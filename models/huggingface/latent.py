@@ -37,6 +37,53 @@ def deepseek_v32(config: Config) -> Fields:
     return {"attention": attention, "mtp_layers": draft_layers(config), **deepseek_experts(config)}
 
 
+def deepseek_v4(config: Config) -> Fields:
+    """DeepSeek-V4: keys of blocks (CSA picks among fine ones, HCA sees all coarse ones), hyper-connections.
+
+    ``compress_ratios`` states every layer's, draft layers after the others; 0: the window alone. The gate of the
+    first layers, whose experts are chosen by hash, is counted with the others'.
+    """
+    layers = config.integer("num_hidden_layers", most=MOST_LAYERS)
+    ratios = config.find("compress_ratios")[1]
+    if not isinstance(ratios, list) or len(ratios) < layers or set(map(str, ratios)) - {"0", "4", "128"}:
+        config.refuse("compress_ratios", f"must state 0, 4 or 128 for each of the {layers} layers")
+    head, rotary = config.integer("head_dim"), config.integer("qk_rope_head_dim")
+    config.require("num_key_value_heads", (1,), "must be 1: one head of keys serves all queries")
+    attention: Fields = {
+        "kind": "mla",
+        "heads": config.integer("num_attention_heads"),
+        "q_lora_rank": config.integer("q_lora_rank"),
+        "kv_lora_rank": head - rotary,
+        "qk_nope_head_dim": head - rotary,
+        "qk_rope_head_dim": rotary,
+        "v_head_dim": head,
+        "indexer": {
+            "heads": config.integer("index_n_heads"),
+            "head_dim": config.integer("index_head_dim"),
+            "top_k": config.integer("index_topk"),
+            "layers": ratios[:layers].count(4),
+        },
+        "compression": {
+            "window": config.integer("sliding_window"),
+            "fine_tokens": 4,
+            "coarse_tokens": 128,
+            "coarse_layers": ratios[:layers].count(128),
+            "output_groups": config.integer("o_groups"),
+            "output_rank": config.integer("o_lora_rank"),
+        },
+    }
+    shared = config.integer("n_shared_experts")
+    return {
+        "attention": attention,
+        "dense_layers": 0,
+        "dense_intermediate_size": None,
+        "moe": routed_experts(config)
+        | {"shared_experts": shared, "shared_intermediate_size": shared * config.integer("moe_intermediate_size")},
+        "hyper_connections": config.integer_or(1, "hc_mult"),
+        "mtp_layers": draft_layers(config),
+    } | ({"native_dtype": "mxfp4", "beside_experts": "fp8"} if config.get("expert_dtype") == "fp4" else {})
+
+
 def longcat_flash(config: Config) -> Fields:
     """LongCat-Flash: two attentions and dense feed-forwards a layer, experts beside the second (shortcut-connected).
 

@@ -3,6 +3,7 @@
 import numpy as np
 
 from hardware.formats import ELEMENT_BYTES
+from models.parameters import compressor_parameters
 from models.spec import GQA, MLA, GatedDeltaNet
 from planner.costs.deployment import Deployment
 from planner.manifest.terms import Number
@@ -22,6 +23,15 @@ def mla_weight_bytes(deployment: Deployment, mla: MLA) -> Number:
     """Latent attention: down projections, latents and the indexer are whole on every TP device."""
     tp, element = deployment.strategy.attention_tp, ELEMENT_BYTES[deployment.attention_weights]
     hidden = deployment.model.hidden_size
+    if (blocks := mla.compression) is not None and mla.indexer is not None:
+        key, rank = mla.kv_elements_per_token, mla.q_lora_rank or 0
+        whole = hidden * (key + rank) + deployment.model.index_share * rank * mla.indexer.heads * mla.indexer.head_dim
+        split = rank * mla.heads * key + blocks.output_rank * (
+            mla.heads * mla.v_head_dim + blocks.output_groups * hidden
+        )
+        scored = deployment.model.index_share * hidden * (4 * mla.indexer.head_dim + mla.indexer.heads)
+        made = compressor_parameters(deployment.model) / deployment.model.layers
+        return (whole + split / tp) * element + (made + scored) * 2.0
     query = mla.heads * (mla.qk_nope_head_dim + mla.qk_rope_head_dim)
     replicated = hidden * (mla.kv_elements_per_token + (mla.q_lora_rank or 0))
     up = (mla.q_lora_rank or hidden) * query / tp

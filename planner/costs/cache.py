@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hardware.formats import ELEMENT_BYTES
-from models.spec import GQA, MLA
+from models.spec import GQA, MLA, Compression
 from planner.costs.deployment import Deployment
 from planner.manifest.reach import charged_tokens
 from planner.manifest.terms import Number
@@ -62,6 +62,8 @@ def device_cache(deployment: Deployment) -> Cache:
     if model.linear_attention is not None:
         state = np.ceil(model.linear_attention.layers / stages) * model.linear_attention.state_bytes
         state = state / strategy.attention_tp
+    if isinstance(model.attention, MLA) and model.attention.compression is not None:
+        state = pending_bytes(deployment, model.attention, model.attention.compression) / stages
     return Cache(
         token_bytes=layers * element,
         reach_tokens=model.reach_tokens if model.windowed_layers else 0,
@@ -73,11 +75,14 @@ def device_cache(deployment: Deployment) -> Cache:
 def model_cache(deployment: Deployment) -> Cache:
     """Cache of the whole model, each layer once: what crosses from prefill to decode."""
     model, linear = deployment.model, deployment.model.linear_attention
+    state = float(linear.layers * linear.state_bytes) if linear else 0.0
+    if isinstance(model.attention, MLA) and model.attention.compression is not None:
+        state = pending_bytes(deployment, model.attention, model.attention.compression)
     return Cache(
         token_bytes=model.kv_layers * float(layer_token_bytes(deployment, 1)),
         reach_tokens=model.reach_tokens if model.windowed_layers else 0,
         reach_share=model.windowed_layers / model.kv_layers,
-        sequence_bytes=linear.layers * linear.state_bytes if linear else 0.0,
+        sequence_bytes=state,
     )
 
 
@@ -86,8 +91,21 @@ def layer_token_bytes(deployment: Deployment, tp: Number) -> Number:
     attention, element = deployment.model.attention, ELEMENT_BYTES[deployment.kv_dtype]
     if isinstance(attention, MLA):
         index = attention.indexer.head_dim + INDEX_SCALE_BYTES if attention.indexer else 0.0
-        return float(attention.kv_elements_per_token) * element + index * deployment.model.index_share
+        index /= attention.compression.fine_tokens if attention.compression else 1
+        latents = float(attention.kv_elements_per_token) * deployment.model.keys_per_token
+        return latents * element + index * deployment.model.index_share
     return gqa_cached_elements(attention, tp) * element
+
+
+def pending_bytes(deployment: Deployment, mla: MLA, blocks: Compression) -> float:
+    """Bytes of a request in all layers, however long it is: its window, and keys and gates of blocks not yet made.
+
+    Those are FP32, of two blocks where blocks overlap (DeepSeek-V4's inference code).
+    """
+    fine, key = float(mla.indexer.layers or 0) if mla.indexer else 0.0, float(mla.kv_elements_per_token)
+    pending = fine * 2 * blocks.fine_tokens + blocks.coarse_layers * blocks.coarse_tokens
+    window = deployment.model.layers * blocks.window * ELEMENT_BYTES[deployment.kv_dtype]
+    return key * (window + pending * 2 * 4.0)
 
 
 def gqa_cached_elements(gqa: GQA, tp: Number) -> Number:

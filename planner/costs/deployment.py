@@ -85,12 +85,17 @@ class Deployment:
     @property
     def attention_weights(self) -> Dtype:
         """Type of attention's weights; ``weights`` is that of the routed experts, or of all without experts."""
-        return attention_dtype(self.weights, self.model.moe is not None)
+        return attention_dtype(self.weights, self.model.moe is not None, self._beside)
 
     @property
     def feed_forward_weights(self) -> Dtype:
         """Type of the weights of dense feed-forwards and shared experts."""
-        return feed_forward_dtype(self.weights, self.model.moe is not None)
+        return feed_forward_dtype(self.weights, self.model.moe is not None, self._beside)
+
+    @property
+    def _beside(self) -> Dtype:
+        """What the model ships beside four-bit experts, where the machine multiplies that."""
+        return self.model.beside_experts if self.model.beside_experts in multiplied(self.hardware) else "bf16"
 
     @property
     def expert_activations(self) -> Dtype:

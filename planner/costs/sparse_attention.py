@@ -27,12 +27,14 @@ def indexer_terms(deployment: Deployment, mla: MLA, indexer: Indexer) -> list[Co
     roofline, hidden = Roofline.of(deployment), float(deployment.model.hidden_size)
     queries, key = float(indexer.heads * indexer.head_dim), float(indexer.head_dim)
     depth, dtype = float(mla.q_lora_rank or hidden), deployment.attention_weights
-    key_bytes = key + INDEX_SCALE_BYTES
+    blocks = mla.compression
+    each, made = (1.0 / blocks.fine_tokens, 4.0 * key) if blocks else (1.0, key)
+    key_bytes = (key + INDEX_SCALE_BYTES) * each
     # Rotation and quantisation: BF16 in, FP8 and a scale out; the key goes to its cache.
     prepared = queries * (2.0 + 1.0) + key * 2.0 + key_bytes
     terms: list[ComputeTerm] = [
         roofline.matmul("index_query", "attention", TOKENS, queries, depth, dtype),
-        roofline.matmul("index_key", "attention", TOKENS, key + indexer.heads, hidden, "bf16"),
+        roofline.matmul("index_key", "attention", TOKENS, made + indexer.heads, hidden, "bf16"),
         roofline.vector("index_quantise", "attention", scale(TOKENS, prepared), kernels=2),
     ]
     per_pair = 2.0 * queries
@@ -42,11 +44,11 @@ def indexer_terms(deployment: Deployment, mla: MLA, indexer: Indexer) -> list[Co
     kernels = deployment.hardware.kernels
     scored: list[tuple[str, AttentionFit, Form, Form, Form]] = []
     if deployment.phase != "prefill":
-        pairs: Form = {"kv": 1.0 + deployment.drafts}
+        pairs: Form = {"kv": (1.0 + deployment.drafts) * each}
         scored.append(("index_scores", kernels.mla_decode, pairs, {"decode": 1.0}, {"kv": key_bytes}))
     if deployment.phase != "decode":
         every = {"chunk": key_bytes, "context": key_bytes}
-        scored.append(("prefill_index_scores", kernels.prefill_attention, {"pairs": 1.0}, {"chunk": 1.0}, every))
+        scored.append(("prefill_index_scores", kernels.prefill_attention, {"pairs": each}, {"chunk": 1.0}, every))
     for name, fit, pairs, rows, read in scored:
         read = combine(read, 1.0, pairs, SCORE_BYTES)
         terms.append(roofline.attention(name, fit, pairs, per_pair, rows, read, dtype=score_dtype))
@@ -58,21 +60,35 @@ def indexer_terms(deployment: Deployment, mla: MLA, indexer: Indexer) -> list[Co
 
 def sparse_decode(deployment: Deployment, mla: MLA, heads: Number) -> Term:
     """Attention of running requests over the keys that were picked: each query gathers its own."""
-    queries = 1.0 + deployment.drafts
-    return _sparse(deployment, mla, heads, "attention", scale({"kv_within": 1.0}, queries), {"decode": 1.0})
+    pairs = scale(seen_keys(deployment, mla, "kv", "decode"), 1.0 + deployment.drafts)
+    return _sparse(deployment, mla, heads, "attention", pairs, {"decode": 1.0})
 
 
 def sparse_prefill(deployment: Deployment, mla: MLA, heads: Number) -> Term:
     """Attention of prompts over the keys that were picked: each query gathers its own."""
-    return _sparse(deployment, mla, heads, "prefill_attention", {"pairs_within": 1.0}, {"chunk": 1.0})
+    return _sparse(
+        deployment, mla, heads, "prefill_attention", seen_keys(deployment, mla, "pairs", "chunk"), {"chunk": 1.0}
+    )
+
+
+def seen_keys(deployment: Deployment, mla: MLA, all_keys: str, queries: str) -> Form:
+    """Pairs of query and key in the mean layer: those picked, or blocks picked, all coarse blocks and the window."""
+    if (blocks := mla.compression) is None:
+        return {f"{all_keys}_within": 1.0}
+    coarse = blocks.coarse_layers / deployment.model.layers
+    return {
+        f"{all_keys}_within": deployment.model.index_share / blocks.fine_tokens,
+        all_keys: coarse / blocks.coarse_tokens,
+        queries: float(blocks.window),
+    }
 
 
 def _sparse(deployment: Deployment, mla: MLA, heads: Number, name: str, pairs: Form, rows: Form) -> Term:
-    """2·heads·(2·kv_lora + rope) FLOP per pair; a gathered latent is read once for all heads of a device."""
+    """2·heads·(key + value) FLOP per pair; a gathered latent is read once for all heads of a device."""
     kernels, latent = deployment.hardware.kernels, float(mla.kv_elements_per_token)
     measured = kernels.sparse_prefill if name.startswith("prefill") else kernels.sparse_decode
     gathered = scale(pairs, latent * ELEMENT_BYTES[deployment.kv_dtype])
-    read = combine(gathered, 1.0, rows, heads * (latent + mla.kv_lora_rank) * 2.0)
-    per_pair = 2.0 * heads * (latent + mla.kv_lora_rank)
+    read = combine(gathered, 1.0, rows, heads * (latent + mla.value_width) * 2.0)
+    per_pair = 2.0 * heads * (latent + mla.value_width)
     fit = measured or kernels.mla_decode
     return Roofline.of(deployment).attention(name, fit, pairs, per_pair, rows, read)

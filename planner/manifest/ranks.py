@@ -77,8 +77,8 @@ def shard_rules(model: ModelSpec, degrees: Degrees, weights: Dtype, role: str) -
     """
     tp = degrees.attention_tp
     row_tp = 1 if degrees.staged else tp
-    experts, weights = weights, attention_dtype(weights, model.moe is not None)
-    feed_forward = feed_forward_dtype(experts, model.moe is not None)
+    experts, weights = weights, attention_dtype(weights, model.moe is not None, model.beside_experts)
+    feed_forward = feed_forward_dtype(experts, model.moe is not None, model.beside_experts)
     tables = [
         _rule("*.layers.*.embed_tokens.weight", "bf16", 0, tp, "last_stage"),
         _rule("*.layers.*.shared_head.head.weight", "bf16", 0, tp, "last_stage"),
@@ -125,6 +125,8 @@ def _mla_rules(tp: int, weights: Dtype, latent_up: Dtype) -> list[ShardRule]:
         _rule("*.self_attn.q_b_proj.weight*", weights, 0, tp),
         _rule("*.self_attn.q_proj.weight*", weights, 0, tp),
         _rule("*.self_attn.kv_b_proj.weight*", latent_up, 0, tp),
+        _rule("*.self_attn.wo_a.weight*", weights, 0, tp),
+        _rule("*.self_attn.wo_b.weight*", weights, 1, tp),
     ]
 
 

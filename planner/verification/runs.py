@@ -23,6 +23,8 @@ from planner.strategy import parse_strategy
 
 METRICS = ("ttft_seconds", "tpot_seconds", "output_tokens_per_second_per_chip")
 NEEDED = ("model", "hardware", "strategy", "isl", "osl")
+SYNONYMS = {"auto": "", "fp4": "nvfp4", "fp8_block": "fp8", "fp8_e4m3": "fp8", "bfloat16": "bf16", "w8a8": "int8"}
+"""What engines' own flags call number formats; ``auto`` is the default."""
 DEFAULT_TOKENS = 8192.0
 """Token budget of a step where the row states none: vLLM's and TensorRT-LLM's default."""
 
@@ -87,7 +89,7 @@ def _configuration(cells: dict[str, str]) -> Configuration:
         if not cells.get(name, "").strip():
             raise BadInput(f"{name} is empty; it is needed")
     model, hardware = _model(cells["model"]), _machine(cells["hardware"])
-    engine = cells.get("engine", "").strip().lower() or None
+    engine = _engine(cells)
     spread = float(_number(cells, "length_spread", 0.0))
     if not 0 <= spread < 1:
         raise BadInput(f"length_spread {spread:g} must be at least 0 and below 1")
@@ -111,8 +113,15 @@ def _configuration(cells: dict[str, str]) -> Configuration:
     )
 
 
+def _engine(cells: dict[str, str]) -> str | None:
+    """The engine with its version where the row states one, ``NAME@VERSION``."""
+    name, version = (cells.get(key, "").strip().lower() for key in ("engine", "engine_version"))
+    return f"{name}@{version}" if name and version else name or None
+
+
 def _choice(cells: dict[str, str], name: str, known: tuple[str, ...], default: str) -> str:
-    text = cells.get(name, "").strip().lower() or default
+    text = cells.get(name, "").strip().lower()
+    text = SYNONYMS.get(text, text) or default
     if text not in known:
         raise BadInput(f"{name} {text[:40]!r} is not one of {', '.join(known)}")
     return text

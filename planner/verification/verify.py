@@ -71,11 +71,11 @@ def deviations() -> dict[str, Deviations]:
 
 
 def point(configuration: Configuration) -> dict[str, float]:
-    """Return the predicted value of every metric."""
+    """Return the predicted value of every metric; answers of one token have no TPOT."""
     answer = predict(configuration)
     assert answer.ttft_seconds is not None and answer.tpot_seconds is not None, "an aggregated instance has both"
     values = (answer.ttft_seconds, answer.tpot_seconds, answer.tokens_per_second / answer.chips)
-    return dict(zip(METRICS, values, strict=True))
+    return {name: value for name, value in zip(METRICS, values, strict=True) if value > 0}
 
 
 def place_of(run: Run, configuration: Configuration) -> Residual:
@@ -163,7 +163,7 @@ def summarise(verified: Sequence[Verified]) -> Summary:
     rows = [each for each in verified if each.predicted]
     mape, middle, bias, coverage, correlation = {}, {}, {}, {}, {}
     for name in METRICS:
-        own = [each for each in rows if name in each.run.measured]
+        own = [each for each in rows if name in each.error]
         if not own:
             continue
         errors = [each.error[name] for each in own]

@@ -37,6 +37,8 @@ class SmallModel:
         found = parts if source.linear_attention else []
         if source.reach_tokens:
             found.append(f"some layers reach {source.reach_tokens} tokens only, more than a prompt here has")
+        if isinstance(attention, MLA) and attention.compression:
+            found.append("keys of blocks and hyper-connections: plain latent attention stands in")
         if isinstance(attention, GQA) and (attention.sinks or attention.sink_tokens or attention.output_gate):
             found.append("sinks and the gate of attention's output")
         return found

@@ -17,12 +17,11 @@ def test_the_table_lists_every_model(capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_the_table_names_the_kinds_of_attention(capsys: pytest.CaptureFixture[str]) -> None:
-    """Windows, sparse attention and hybrids are told apart, and what is not carried is listed with the reason."""
+    """Windows, sparse attention, blocks of keys and hybrids are told apart."""
     assert main(["models"]) == 0
     shown = capsys.readouterr().out
-    for told in ("GQA, 18 within 128", "MLA, sparse over 2048", "12 GQA, 36 delta-net"):
+    for told in ("GQA, 18 within 128", "MLA, sparse over 2048", "12 GQA, 36 delta-net", "blocks of keys"):
         assert told in shown
-    assert "Not carried: deepseek_v4: its attention over compressed keys" in shown
     assert main(["models", "gpt-oss-20b"]) == 0
     assert "attention.window.tokens" in capsys.readouterr().out
 

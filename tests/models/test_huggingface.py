@@ -166,7 +166,7 @@ def test_a_dimension_must_be_a_whole_number(tmp_path: Path, value: object) -> No
     [
         ({"model_type": "deepseek_v9"}, 'model_type is "deepseek_v9": unknown; accepted are PanguProMoE, dbrx'),
         ({"model_type": ["deepseek_v3"]}, "model_type"),
-        ({"model_type": "deepseek_v4"}, "compressed keys of two rates"),
+        ({"model_type": "deepseek_v4"}, "compress_ratios is missing"),
         ({"model_type": "deepseek_v32"}, "index_n_heads is missing"),
         ({"index_topk": 2048}, "index_topk is 2048: this model_type attends to all keys"),
         ({"moe_layer_freq": 2}, "moe_layer_freq is 2: must be 1"),

@@ -52,6 +52,8 @@ KV_ELEMENTS_PER_TOKEN = {
     "pangu-ultra-moe": 35136,
     "openpangu-r-72b": 64000,
     "deepseek-v3.2": 35136,
+    "deepseek-v4-flash": 2768,  # 21 layers of 512 / 4 and 20 of 512 / 128
+    "deepseek-v4-pro": 3964,
     "glm-5": 44928,
     "gpt-oss-120b": 36864,
     "gpt-oss-20b": 24576,
@@ -80,6 +82,7 @@ TRAINED_IN_FP8 = {
     "deepseek-v3.2",
 }
 IN_FOUR_BITS = {"gpt-oss-120b": "mxfp4", "gpt-oss-20b": "mxfp4", "kimi-k2.5": "int4", "kimi-k2.6": "int4"}
+IN_FOUR_BITS |= {"deepseek-v4-flash": "mxfp4", "deepseek-v4-pro": "mxfp4"}
 # Described by their reports; no configuration of theirs stands on the hub under one certain name.
 FROM_REPORTS = {"pangu-pro-moe", "pangu-ultra-moe"}
 

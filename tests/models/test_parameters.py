@@ -7,6 +7,7 @@ import pytest
 from models.loader import load_model, model_names
 from models.parameters import (
     attention_parameters,
+    compressor_parameters,
     count_parameters,
     feed_forward_parameters,
     indexer_parameters,
@@ -100,6 +101,7 @@ def test_parts_add_up(name: str) -> None:
     if spec.index_share:
         without = spec.layers - round(spec.layers * spec.index_share)
         layers -= without * indexer_parameters(spec.attention, spec.hidden_size)
+        layers += compressor_parameters(spec)
     tables = count.embedding + (0 if spec.tied_embeddings else count.lm_head)
     assert count.total == tables + layers + spec.moe_layers * moe_layer
     assert count.active <= count.total

@@ -1,9 +1,13 @@
 """DeepSeek sparse attention: an indexer over all keys, attention over the best of them."""
 
+from dataclasses import replace
+
 import pytest
 
+from hardware.engines import with_engine
 from models.loader import load_model
 from models.parameters import count_parameters
+from planner.costs.attention_operators import attention_terms
 from planner.costs.cache import device_cache, model_cache
 from planner.instances.grid import enumerate_strategies
 from planner.manifest.terms import StepLoad
@@ -84,3 +88,38 @@ def test_staged_prefill_is_for_dense_attention() -> None:
     model = load_model("deepseek-v3.2")
     assert any("SP" in said for said in model_conflicts(Strategy(attention_tp=8, staged=True, moe_ep=8), model))
     assert not any(strategy.staged for strategy in enumerate_strategies(model, [16], 8, role="prefill"))
+
+
+def test_block_attention_flops_by_hand() -> None:
+    """DeepSeek-V4-Pro at 65,536 keys: 30 layers score 16,384 blocks and read 1,024; 31 read 512; all read 128 more."""
+    deployment = instance("deepseek-v4-pro", "b200", "decode", "mxfp4")
+    work = {row.name: row.flops for row in broken_down(even_cost(deployment), decode(1.0, KEYS), 1)}
+    assert work["index_scores"] == pytest.approx(30 * KEYS / 4 * 2 * 64 * 128)
+    assert work["attention"] == pytest.approx((30 * 1024 + 31 * KEYS / 128 + 61 * 128) * 2 * 128 * 1024)
+    assert deployment.attention_weights == "fp8"
+    count = count_parameters(load_model("deepseek-v4-pro"))
+    assert sum(work.values()) == pytest.approx(2 * count.active + work["index_scores"] + work["attention"], rel=1e-6)
+
+
+def test_blocks_are_cached_in_place_of_tokens() -> None:
+    """A token keeps a quarter of a key in 30 layers and 1/128 in 31; a request its window and unfinished blocks."""
+    cache = model_cache(instance("deepseek-v4-pro", "b200", "decode", "mxfp4"))
+    assert cache.token_bytes == pytest.approx(30 * (1024 + 132) / 4 + 31 * 1024 / 128)
+    assert cache.sequence_bytes == pytest.approx(512 * (61 * 128 * 2 + (30 * 8 + 31 * 128) * 8))
+
+
+@pytest.mark.parametrize(
+    ("machine", "tp", "requests", "keys", "microseconds"),
+    [("b200", 8, 1, 8192, 70), ("b200", 8, 32, 8192, 86), ("b200", 1, 128, 1024, 171), ("h200", 1, 32, 8192, 177)],
+)
+def test_block_attention_takes_about_what_was_measured(
+    machine: str, tp: int, requests: float, keys: float, microseconds: float
+) -> None:
+    """vLLM 0.24's modules, the mean of both kinds by their layers (aiconfigurator-core 0.12.0): within a fifth."""
+    degrees = {"attention_tp": tp, "moe_tp": tp}
+    deployment = instance("deepseek-v4-pro", machine, "decode", "mxfp4", kv_dtype="fp8", engine="vllm", **degrees)
+    deployment = replace(deployment, hardware=with_engine(deployment.hardware, "vllm"))
+    terms = [term.name for term in attention_terms(deployment) if not term.name.startswith(("attention_", "hyper_"))]
+    rows = broken_down(even_cost(deployment), decode(requests, keys), 1)
+    found = sum(row.seconds for row in rows if row.name in [*terms, "attention_quantise"])
+    assert found / 61 == pytest.approx(microseconds * 1e-6, rel=0.2)
