@@ -1,5 +1,6 @@
 """Decode instances: continuous batching per DP rank, all ranks leaving each iteration together."""
 
+import math
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import replace
@@ -44,6 +45,7 @@ class DecodeInstance:
         self.cost = self._cost_of(pool)
         self.batch = RunningBatch(self.ranks, StepTimer(self.cost, pool.microbatches), counts)
         self.devices = Devices()
+        self.freed: Callable[[], None] = lambda: None
         self.first_rank = self._register(opened)
         self._joining: list[tuple[Request, int]] = []
         self._evicting: list[Request] = []
@@ -164,6 +166,7 @@ class DecodeInstance:
             self._release(request)
             shared.ledger.complete(request, now)
         self._admit()
+        self.freed()
 
     def _release(self, request: Request) -> None:
         self._placement.release(request)
@@ -236,14 +239,42 @@ class DecodeInstance:
         """Return the requests that run or are about to."""
         return [request for request, _ in (*self.batch.requests(), *self._joining)]
 
+    def _seconds(self, share: float = 1.0) -> float:
+        """Return the duration of an iteration with a multiple of what runs now; 0 with nothing."""
+        batch = self.batch
+        if not batch.total:
+            return 0.0
+        kv = int(batch.kv_tokens().max() * share) << FIXED_POINT_BITS
+        return batch.timer.decode_seconds(math.ceil(int(batch.sequences.max()) * share), kv, round(batch.total * share))
+
     def over_limit(self, guard: float) -> bool:
         """Whether an iteration with what runs now takes more than a share of the TPOT limit's."""
-        batch = self.batch
-        if self._most_seconds is None or not batch.total:
+        return self._most_seconds is not None and self._seconds() > guard * self._most_seconds
+
+    def could_take(self, more: float, guard: float) -> bool:
+        """Whether so many more requests find slots, and iterations keep a share of the TPOT limit."""
+        total = self.batch.total + more
+        if total > guard * self.ranks * self.pool.limits.requests_per_dp_rank:
             return False
-        kv = int(batch.kv_tokens().max()) << FIXED_POINT_BITS
-        seconds = batch.timer.decode_seconds(int(batch.sequences.max()), kv, batch.total)
-        return seconds > guard * self._most_seconds
+        if self._most_seconds is None or not self.batch.total:
+            return True
+        return self._seconds(total / self.batch.total) <= guard * self._most_seconds
+
+    def spare(self, guard: float) -> float:
+        """Return the share of time that iterations leave to prompts while they keep a share of the TPOT limit."""
+        if self._most_seconds is None:
+            return 0.5
+        return max(1.0 - self._seconds() / (guard * self._most_seconds), 0.0)
+
+    @property
+    def reserved_tokens(self) -> int:
+        """KV that is set aside on all ranks."""
+        return sum(self._placement.reserved[self.first_rank : self.first_rank + self.ranks])
+
+    @property
+    def stall_seconds(self) -> float:
+        """Longest pass that running requests may wait for: an iteration at the TPOT limit, for short answers."""
+        return math.inf if self._most_seconds is None else self._most_seconds
 
     def stop(self, pause_seconds: float = 0.0) -> list[tuple[Request, int]]:
         """Give up the iteration that runs, for ``pause_seconds`` or, if 0, until ``up`` again; return all requests

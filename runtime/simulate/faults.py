@@ -156,7 +156,7 @@ class Faults:
         self._dead[name].subtract(ranks)
         self._take_down(name, fault.for_seconds + self._recovery.restart_seconds, alive=True, dead=gone)
         if self._recovery.kill_prefill and pool.role == "decode" and self._system.roles is not None:
-            self._system.roles.to_decode()
+            self._system.roles.to_decode(forced=True)
 
     def _shrink(self, part: DecodeInstance, gone: set[int]) -> None:
         """Go on without the DP groups of dead devices; their requests are computed anew or moved."""

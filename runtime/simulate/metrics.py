@@ -100,7 +100,7 @@ def summarise(
     """Return the result of a run of the event engine, as ``result_of``."""
     groups, means, cache, links = watcher.groups(), watcher.means(), system.shared.cache, system.links
     ran = Ran(
-        instances={role: len(parts) for role, parts in groups.items()},
+        instances={role: len({part.name for part in parts}) for role, parts in groups.items()},
         busy=busy,
         steps={role: sum(part.steps for part in parts) for role, parts in groups.items()},
         occupancy=None if means is None else means | {"peak_kv": watcher.peak_kv_occupancy},

@@ -153,13 +153,10 @@ class Watcher:
         self._system.shared.engine.every(lambda: self._period, self._sample)
 
     def groups(self) -> dict[str, list[Part]]:
-        """Instances by role, for those that have a part in it."""
+        """Parts of instances by the role that these were planned with."""
         system = self._system
-        found: dict[str, list[Part]] = {
-            "prefill": [*system.prefill],
-            "decode": [*system.decode],
-            "mixed": [*system.mixed],
-        }
+        parts: list[Part] = [*system.prefill, *system.decode, *system.mixed]
+        found = {role: [part for part in parts if part.pool.role == role] for role in ("prefill", "decode", "mixed")}
         return {role: parts for role, parts in found.items() if parts}
 
     def busy_seconds(self) -> dict[str, float]:
@@ -209,7 +206,7 @@ class Watcher:
             self._observer.progress(now, shared.ledger.arrived, shared.ledger.completed)
 
     def _share(self, role: str, busy: dict[str, float], seconds: float) -> float:
-        parts = len(self.groups().get(role, []))
+        parts = len({part.name for part in self.groups().get(role, [])})
         return (busy[role] - self._busy.get(role, 0.0)) / (seconds * parts) if parts and seconds > 0 else 0.0
 
     def means(self) -> dict[str, float] | None:

@@ -4,6 +4,7 @@ import heapq
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from planner.manifest.schema import Pool
 from runtime.simulate.cache import Found
@@ -11,6 +12,14 @@ from runtime.simulate.device import Devices, Shared
 from runtime.simulate.engine import COMPLETION
 from runtime.simulate.request import PREFILL, Request
 from runtime.simulate.steps import RankLoad, StepTimer
+
+if TYPE_CHECKING:
+    from runtime.simulate.decode import DecodeInstance
+
+_LEAST_SHARE, _LEAST_CHUNK = 0.05, 256
+"""Of time and of tokens that prompts have at least beside running requests."""
+_SPARE_GUARD = 0.8
+"""Share of the TPOT limit that running requests may come to with prompts beside them."""
 
 Finished = Callable[["PrefillInstance", int, Request], None]
 """Called with the instance, the DP rank and the request when a prompt's last pass ends."""
@@ -71,6 +80,9 @@ class PrefillInstance:
         self._most_held = pool.kv.capacity_tokens_per_rank * self.ranks
         self.queue, self.offline = queue, offline
         self.devices = Devices()
+        self.beside: DecodeInstance | None = None
+        self.queued_tokens = 0
+        self._rests_until = 0.0
         self._carried: list[tuple[Request, int, int]] = []  # request, rank, prompt tokens done
         self._turn = 0  # the rank that is first among equals
         self._pass: _Pass | None = None
@@ -92,6 +104,7 @@ class PrefillInstance:
         request.state = PREFILL
         self.queue.append(request)
         self.waiting_tokens += request.prompt
+        self.queued_tokens += request.prompt
         self.wake()
         if self._interrupts and self._pass is not None and self._pass.only_offline:
             self._interrupt()
@@ -119,6 +132,10 @@ class PrefillInstance:
         self._starting = False
         if self._pass is not None or not self.up or not self._has_work:
             return
+        if self._beside_others and self._engine.now_seconds < self._rests_until:
+            self._starting = True
+            self._engine.at(self._rests_until, COMPLETION, self._start)
+            return
         if not self.devices.take(self):
             return
         making = self._fill()
@@ -132,6 +149,9 @@ class PrefillInstance:
         seconds += max(making.loading)
         self._pass = making
         now = self._engine.now_seconds
+        if self._beside_others:
+            share = max(self.share_beside(), _LEAST_SHARE)
+            self._rests_until = now + seconds / share
         self.busy_seconds += seconds
         self.busy_until_seconds = now + seconds
         self.steps += 1
@@ -144,7 +164,7 @@ class PrefillInstance:
 
         Where offline passes are interrupted, they have passes of their own: an online pass is as short as without them.
         """
-        making = _Pass.empty(self.ranks, self.budget)
+        making = _Pass.empty(self.ranks, self._most_tokens)
         making.before, self._carried = self._carried, []
         for request, rank, done in making.before:
             if not request.offline:
@@ -168,6 +188,7 @@ class PrefillInstance:
 
         In turn, or the first rank's link would carry the KV of every pass that does not fill all ranks.
         """
+        most = self._most_tokens
         rooms = [(-room, (rank - self._turn) % self.ranks, rank) for rank, room in enumerate(making.room)]
         heapq.heapify(rooms)
         while queue:
@@ -176,7 +197,7 @@ class PrefillInstance:
             start = request.reused // self.budget * self.budget
             length = request.prompt - start
             room, turn, rank = rooms[0]
-            if -room < (length if length <= self.budget else 1) or not self._holds(request):
+            if -room < (length if length <= most else 1) or not self._holds(request):
                 break
             queue.popleft()
             self._take(making, request, rank, start, found)
@@ -222,7 +243,8 @@ class PrefillInstance:
 
     def _holds(self, request: Request) -> bool:
         """Whether there is KV room for one more prompt; finished ones keep theirs until they are pulled."""
-        self._blocked = bool(self.held_tokens) and self.held_tokens + request.prompt > self._most_held
+        free = self.free_tokens()
+        self._blocked = free < request.prompt and (bool(self.held_tokens) or free < self._most_held)
         return not self._blocked
 
     def _take(self, making: _Pass, request: Request, rank: int, start: int, found: Found | None) -> None:
@@ -231,6 +253,8 @@ class PrefillInstance:
         request.state = PREFILL
         request.hold = request.prompt
         self.held_tokens += request.prompt
+        if not request.offline or self._counts_offline:
+            self.queued_tokens -= request.prompt
         if found:
             self._shared.cache.count(found, request.prompt)
             making.loading[rank] += self._shared.cache.load_seconds(found, self.rank_devices)
@@ -278,6 +302,10 @@ class PrefillInstance:
         """Free the KV that a request held here."""
         self.held_tokens -= request.hold
         request.hold = 0
+        self.unblock()
+
+    def unblock(self) -> None:
+        """Look again for KV room, of which there is more."""
         if self._blocked:
             self.wake()
 
@@ -303,6 +331,53 @@ class PrefillInstance:
             self.devices.free(self)
         return making
 
+    @property
+    def _beside_others(self) -> bool:
+        """Whether requests decode on these devices, which passes must not keep waiting for long."""
+        return self.beside is not None and not self.beside.idle
+
+    @property
+    def _most_tokens(self) -> int:
+        """Tokens of a rank and pass: fewer where others wait for its end, or may come."""
+        if self.beside is None or (self.accepts and self.beside.idle):
+            return self.budget
+        full = self.budget * self.ranks * self.token_seconds(self.budget)
+        share = min(self.beside.stall_seconds / full, 1.0)
+        return min(max(int(self.budget * share), _LEAST_CHUNK), self.budget)
+
+    def share_beside(self) -> float:
+        """Return the share of time that prompts have beside running requests; at least half on a prefill instance."""
+        spare = self.beside.spare(_SPARE_GUARD) if self.beside is not None else 1.0
+        return max(spare, 0.5) if self.accepts else spare
+
+    def free_tokens(self) -> int:
+        """KV room for prompts, beside those that wait to be pulled and those that decode here."""
+        beside = self.beside.reserved_tokens if self.beside is not None else 0
+        return self._most_held - self.held_tokens - beside
+
+    def token_seconds(self, prompt_tokens: float) -> float:
+        """Return the seconds of a full pass of prompts of one length, per token of the instance."""
+        finishing = float(max(round(self.budget / prompt_tokens), 1))
+        load = RankLoad(0.0, 0.0, float(self.budget), 0.0, self.budget * prompt_tokens / 2, finishing)
+        return self.timer.step_seconds([load], self.ranks) / (self.budget * self.ranks)
+
+    def prompt_seconds(self, tokens: int) -> float:
+        """Return the seconds of passes of a prompt alone on one rank."""
+        chunks = -(-tokens // self.budget)
+        part = tokens / chunks
+        load = RankLoad(0.0, 0.0, part, tokens / 2, tokens * (tokens + 1) / 2 / chunks, 1.0)
+        return chunks * self.timer.step_seconds([load], self.ranks)
+
+    def give_back(self) -> list[Request]:
+        """Return the prompts that wait for a pass, which are to wait elsewhere."""
+        waiting = [] if self._collaborative else list(self.queue)
+        for request in waiting:
+            self._uncount(request)
+            self.queued_tokens -= request.prompt
+        if waiting:
+            self.queue.clear()
+        return waiting
+
     def holding(self) -> list[Request]:
         """Return the prompts in the pass that runs and those under way between passes."""
         running = self._pass
@@ -319,12 +394,10 @@ class PrefillInstance:
         if making is not None:
             here |= {item[0]: None for item in making.ended} | {item[0]: None for item in making.carried}
         self._carried = []
-        if not self._collaborative:
-            here |= dict.fromkeys(self.queue)
-            self.queue.clear()
         for request in here:
             self.held_tokens -= request.hold
             request.hold = 0
             self._uncount(request)
+        here |= dict.fromkeys(self.give_back())
         self.up = False
         return sorted(here, key=lambda request: request.number)

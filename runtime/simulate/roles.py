@@ -1,5 +1,12 @@
-"""Instances that flip between prefill and decode: four pools and a rule for each direction (xLLM section 3.2)."""
+"""Instances whose role is a property of the request: prompts go to decode with time to spare, instances flip.
 
+xLLM section 3.2. A prompt goes where its first token is due first among prefill instances; where all would miss the
+limit, to a decode instance, whose steps leave prompts what the TPOT limit does not need (``DecodeInstance.spare``). An
+instance flips only where those that keep its old role can carry what there is, within the limits of both: a flip moves
+it between pools at once, and what it has of the old kind is finished step by step beside the new.
+"""
+
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -8,13 +15,15 @@ from runtime.simulate.decode import DecodeInstance
 from runtime.simulate.device import Shared
 from runtime.simulate.prefill import PrefillInstance
 from runtime.simulate.request import Request
-from runtime.simulate.steps import RankLoad
 
-RoleState = Literal["prefill", "decode", "prefill_to_decode", "decode_to_prefill"]
+RoleState = Literal["prefill", "decode"]
 MONITOR_SECONDS = 0.5
-_KEPT = 2
 _GUARD = 0.8
-"""Share of a limit at which the monitor acts: what is under way still adds to it."""
+"""Share of a limit, or of what instances can do, at which a rule acts: what is under way still adds to it."""
+_MEMORY_SECONDS = 10.0
+"""Over which the work of prompts is averaged."""
+_WAITING_GUARD = 0.25
+"""Share of the TTFT limit that prompts may wait for where an instance is spared."""
 
 
 @dataclass(slots=True)
@@ -25,6 +34,8 @@ class Unit:
     prefill: PrefillInstance | None
     decode: DecodeInstance | None
     role: RoleState | str
+    home: RoleState | str
+    """The role that it was planned with."""
 
     @property
     def takes_prefill(self) -> bool:
@@ -33,140 +44,129 @@ class Unit:
 
 
 class Roles:
-    """Chooses the prefill instance of each request and flips instances where the limits ask for it.
+    """Chooses the instance of each prompt and flips instances where the limits ask for it and allow it."""
 
-    A flip only moves an instance between pools: it takes the other kind of request at once, and what it has of the old
-    kind is finished step by step beside it.
-    """
-
-    def __init__(self, shared: Shared, units: list[Unit], prompt_seconds: Callable[[int], float]) -> None:
-        self._shared, self._units, self._prompt_seconds = shared, units, prompt_seconds
+    def __init__(self, shared: Shared, units: list[Unit], route: Callable[[Request], None]) -> None:
+        self._shared, self._route = shared, route
+        self._units = [unit for unit in units if unit.prefill is not None and unit.decode is not None]
         levels = shared.manifest.service_levels
-        self._ttft, self._tpot = levels.ttft_seconds, levels.tpot_seconds
-        self._token_seconds = {unit.name: self._seconds_per_token(unit) for unit in units}
+        self._ttft = math.inf if levels.ttft_seconds is None else levels.ttft_seconds
+        prompt = max(shared.manifest.workload.input_tokens, 1.0)
+        self._token_seconds = {unit.name: _prefill(unit).token_seconds(prompt) for unit in self._units}
+        self._work, self._since = 0.0, 0.0
         self.flips = 0
 
-    def _seconds_per_token(self, unit: Unit) -> float:
-        """Return the seconds of a full pass per prompt token."""
-        part = unit.prefill
-        if part is None:
-            return float("inf")
-        prompt = max(self._shared.manifest.workload.input_tokens, 1.0)
-        count = max(part.budget / prompt, 1e-9)
-        load = RankLoad(0.0, 0.0, float(part.budget), 0.0, part.budget * prompt / 2, float(max(round(count), 1)))
-        return part.timer.step_seconds([load] * part.ranks, part.ranks) / (part.budget * part.ranks)
-
     def _delay(self, unit: Unit, request: Request) -> float:
-        """Return the predicted TTFT at a unit: the pass that runs, what waits, and the prompt itself."""
-        part = unit.prefill
-        assert part is not None, "only units with a prefill part are asked"
+        """Return the predicted TTFT at a unit: the pass that runs, what waits, and the prompt itself.
+
+        Beside running requests prompts have only what these spare, of time and of KV.
+        """
+        part, decode = _prefill(unit), _decode(unit)
         rest = max(part.busy_until_seconds - self._shared.engine.now_seconds, 0.0)
-        waiting = sum(waiting.prompt for waiting in part.queue) * self._token_seconds[unit.name]
-        return rest + waiting + self._prompt_seconds(request.prompt)
+        work = part.queued_tokens * self._token_seconds[unit.name] + part.prompt_seconds(request.prompt)
+        if decode.idle:
+            return rest + work
+        share = part.share_beside()
+        full = not part.accepts and (bool(self._shared.placement.waiting) or not decode.could_take(1, _GUARD))
+        if share <= 0 or full or part.queued_tokens + request.prompt > part.free_tokens():
+            return math.inf
+        return rest + work / share
 
     def choose(self, request: Request) -> PrefillInstance | None:
-        """Return the least predicted delay among prefill instances; if it misses the limit, flip one to prefill."""
-        able = [unit for unit in self._units if unit.takes_prefill]
-        whole = [unit for unit in able if unit.role == "prefill"]
-        best = min(whole or able, key=lambda unit: self._delay(unit, request), default=None)
-        limit = float("inf") if self._ttft is None else self._ttft * _GUARD
-        if best is not None and self._delay(best, request) <= limit:
-            return best.prefill
-        turning = [unit for unit in able if unit.role != "prefill"]
-        other = min(turning, key=lambda unit: self._delay(unit, request), default=None)
-        if other is not None and self._delay(other, request) <= limit:
-            return other.prefill
-        flipped = self.to_prefill()
-        if flipped is not None:
-            return flipped.prefill
-        return best.prefill if best is not None else None
+        """Return where the first token is due first: of prefill if that keeps the limit, else of all instances."""
+        self._note(request)
+        due = {unit.name: self._delay(unit, request) for unit in self._units if unit.takes_prefill}
+        limit = _GUARD * self._ttft
+        if not due or min(due.values()) > limit:
+            due |= {unit.name: self._delay(unit, request) for unit in self._units if unit.name not in due and _up(unit)}
+            if due and min(due.values()) > limit and (flipped := self.to_prefill()) is not None:
+                due[flipped.name] = self._delay(flipped, request)
+        able = [unit for unit in self._units if unit.name in due]
+        # Where nobody is in time, a decode instance would be late for both.
+        if able and min(due.values()) > self._ttft:
+            able = [unit for unit in able if unit.takes_prefill] or able
+        best = min(able, key=lambda unit: due[unit.name], default=None)
+        return None if best is None else best.prefill
+
+    def _note(self, request: Request | None) -> None:
+        """Forget old work of prompts, and add that of a new one, in tokens."""
+        now = self._shared.engine.now_seconds
+        self._work *= math.exp((self._since - now) / _MEMORY_SECONDS)
+        self._work += 0 if request is None else request.prompt - request.reused
+        self._since = now
+
+    def _carries(self, units: list[Unit]) -> bool:
+        """Whether units can prefill what came lately, and what waits in time."""
+        rate = sum(1 / self._token_seconds[unit.name] for unit in units)
+        known = -math.expm1(-max(self._since, MONITOR_SECONDS) / _MEMORY_SECONDS)
+        lately = self._work / (_MEMORY_SECONDS * known)
+        waiting = sum(_prefill(unit).queued_tokens for unit in self._units)
+        return lately <= _GUARD * rate and waiting <= _WAITING_GUARD * self._ttft * rate
+
+    def _decodes(self, units: list[Unit], leaving: Unit) -> bool:
+        """Whether units could take what one of them runs, in slots and within the TPOT limit."""
+        if not units or self._shared.placement.waiting:
+            return False
+        more = _decode(leaving).batch.total / len(units)
+        return all(_decode(unit).could_take(more, _GUARD) for unit in units)
 
     def to_prefill(self) -> Unit | None:
-        """Move the lightest decode instance to prefill, one that comes from there first; None if too few would stay."""
-        able = [unit for unit in self._units if unit.decode is not None and unit.decode.up and unit.prefill is not None]
-        candidates = [unit for unit in able if unit.role in ("prefill_to_decode", "decode")]
-        if len(candidates) <= max(min(_KEPT, len(able) - 1), 1) or self._decode_full(candidates):
-            return None
-        unit = min(candidates, key=lambda unit: (unit.role == "decode", self._load(unit), unit.name))
-        self._turn(unit, to_prefill=True)
-        return unit
+        """Flip the decode instance that was planned for prefill, or runs least, if the others can take what it runs."""
+        able = [unit for unit in self._units if unit.role == "decode" and _up(unit)]
+        for unit in sorted(able, key=lambda unit: (unit.home != "prefill", _decode(unit).batch.total, unit.name)):
+            if self._decodes([other for other in able if other is not unit], unit):
+                self._turn(unit, to_prefill=True)
+                return unit
+        return None
 
-    def _decode_full(self, candidates: list[Unit]) -> bool:
-        """Whether the others could not take what one more instance carries."""
-        if self._shared.placement.waiting:
-            return True
-        running = sum(self._load(unit) for unit in candidates)
-        slots = sum(
-            unit.decode.ranks * unit.decode.pool.limits.requests_per_dp_rank for unit in candidates if unit.decode
-        )
-        return running > _GUARD * slots * (len(candidates) - 1) / len(candidates)
+    def to_decode(self, forced: bool = False) -> Unit | None:
+        """Flip an idle prefill instance, one that was planned for decode first, if the others carry prefill.
 
-    @staticmethod
-    def _load(unit: Unit) -> int:
-        return unit.decode.batch.total if unit.decode is not None else 0
-
-    @staticmethod
-    def _waiting(unit: Unit) -> int:
-        return unit.prefill.waiting_tokens if unit.prefill is not None else 0
-
-    def to_decode(self) -> Unit | None:
-        """Move a prefill instance to decode, one that comes from there first; None if none would stay."""
-        able = [unit for unit in self._units if unit.takes_prefill and unit.decode is not None]
-        if len(able) <= 1:
-            return None
-        unit = min(
-            able,
-            key=lambda unit: (
-                unit.role != "decode_to_prefill",
-                unit.prefill.waiting_tokens if unit.prefill else 0,
-                unit.name,
-            ),
-        )
-        self._turn(unit, to_prefill=False)
-        return unit
+        ``forced``: one that is busy and that they miss, too, as long as there is another one.
+        """
+        able = [unit for unit in self._units if unit.takes_prefill]
+        # A pass under way would keep new requests waiting.
+        ready = [unit for unit in able if forced or _prefill(unit).idle]
+        for unit in sorted(ready, key=lambda unit: (unit.home != "decode", _prefill(unit).waiting_tokens, unit.name)):
+            if len(able) > 1 and (forced or self._carries([other for other in able if other is not unit])):
+                self._turn(unit, to_prefill=False)
+                return unit
+        return None
 
     def _turn(self, unit: Unit, to_prefill: bool) -> None:
-        prefill, decode = unit.prefill, unit.decode
-        assert prefill is not None and decode is not None, "only units with both parts turn"
+        prefill, decode = _prefill(unit), _decode(unit)
         prefill.accepts = to_prefill
         self._shared.placement.set_open(decode.first_rank, decode.ranks, not to_prefill)
-        unit.role = "decode_to_prefill" if to_prefill else "prefill_to_decode"
+        unit.role = "prefill" if to_prefill else "decode"
         self.flips += 1
-        self._settle(unit)
         if to_prefill:
             prefill.wake()
-        else:
-            self._shared.placement.admit()
-
-    def _settle(self, unit: Unit) -> None:
-        """Let a unit that has nothing of its old kind left belong to its new pool."""
-        assert unit.prefill is not None and unit.decode is not None, "only units with both parts turn"
-        if unit.role == "decode_to_prefill" and unit.decode.idle:
-            unit.role = "prefill"
-        elif unit.role == "prefill_to_decode" and unit.prefill.idle:
-            unit.role = "decode"
+            return
+        for request in prefill.give_back():
+            self._route(request)
+        self._shared.placement.admit()
 
     def watch(self) -> None:
         """Begin to look at TPOT and at requests that wait for decode, every half second."""
         self._shared.engine.every(lambda: MONITOR_SECONDS, self._look)
 
     def _look(self) -> bool:
-        """Turn an instance to decode where that is needed; False where nothing turns until something else happens."""
-        for unit in self._units:
-            if unit.prefill is not None and unit.decode is not None:
-                self._settle(unit)
-        if self._shared.placement.waiting or self._tpot_missed():
-            return self.to_decode() is not None
-        return False
+        """Turn an instance to decode where that is needed, or back where nothing speaks against it; whether one did."""
+        self._note(None)
+        late = any(unit.role == "decode" and _decode(unit).over_limit(_GUARD) for unit in self._units)
+        away = any(unit.takes_prefill and unit.home == "decode" for unit in self._units)
+        return bool(self._shared.placement.waiting or late or away) and self.to_decode() is not None
 
-    def _tpot_missed(self) -> bool:
-        """Whether an instance's next iteration, predicted, takes longer than the limit."""
-        if self._tpot is None:
-            return False
-        return any(
-            unit.decode is not None
-            and unit.role in ("decode", "prefill_to_decode")
-            and unit.decode.batch.total > 0
-            and unit.decode.over_limit(1.0)
-            for unit in self._units
-        )
+
+def _prefill(unit: Unit) -> PrefillInstance:
+    assert unit.prefill is not None, "units that change roles have both parts"
+    return unit.prefill
+
+
+def _decode(unit: Unit) -> DecodeInstance:
+    assert unit.decode is not None, "units that change roles have both parts"
+    return unit.decode
+
+
+def _up(unit: Unit) -> bool:
+    return _prefill(unit).up and _decode(unit).up

@@ -13,7 +13,6 @@ from runtime.simulate.prefill import PrefillInstance
 from runtime.simulate.request import TRANSFER, Request
 from runtime.simulate.roles import Roles, Unit
 from runtime.simulate.router import Choose, Head, chooser
-from runtime.simulate.steps import RankLoad
 from runtime.simulate.transfer import KvLinks
 
 
@@ -49,7 +48,7 @@ class System:
         self._choose: Choose = chooser(shared.manifest.routing, heads)
         self.roles: Roles | None = None
         if both and self.units:
-            self.roles = Roles(shared, self.units, self._estimate_seconds)
+            self.roles = Roles(shared, self.units, self.route)
             if shared.manifest.routing.roles == "dynamic":
                 self._choose = self.roles.choose
 
@@ -69,7 +68,8 @@ class System:
             self.decode.append(decode)
         if prefill is not None and decode is not None:
             prefill.devices = decode.devices = Devices()
-        self.units.append(Unit(name, prefill, decode, pool.role))
+            prefill.beside, decode.freed = decode, prefill.unblock
+        self.units.append(Unit(name, prefill, decode, pool.role, pool.role))
 
     def arrive(self, request: Request) -> None:
         """Let a request into the system."""
@@ -201,7 +201,7 @@ class System:
         if alive and policy == "cheaper" and self.links is not None:
             tokens = request.prompt + generated
             moved = self.links.seconds(tokens, instance.rank_devices, instance.rank_devices)
-            policy = "migrate" if moved <= self._estimate_seconds(tokens) else "recompute"
+            policy = "migrate" if not self.prefill or moved <= self.prefill[0].prompt_seconds(tokens) else "recompute"
         if not alive or policy == "recompute" or self.links is None:
             self.recompute_of(instance, request, generated)
             return
@@ -231,13 +231,3 @@ class System:
                 request.epoch += 1
                 request.retries += 1
                 self._hand_over(request, origin)
-
-    def _estimate_seconds(self, tokens: int) -> float:
-        """Return the seconds of passes of a prompt alone on one rank of the first prefill instance."""
-        if not self.prefill:
-            return float("inf")
-        instance = self.prefill[0]
-        chunks = -(-tokens // instance.budget)
-        part = tokens / chunks
-        load = RankLoad(0.0, 0.0, part, tokens / 2, tokens * (tokens + 1) / 2 / chunks, 1.0)
-        return chunks * instance.timer.step_seconds([load], instance.ranks)

@@ -74,6 +74,26 @@ def test_prefill_routing_matters_in_bursts() -> None:
     assert dynamic.role_flips > 0
 
 
+@pytest.mark.parametrize(("rate", "seed"), [(30.0, 2), (30.0, 4), (45.0, 3), (60.0, 4)])
+def test_dynamic_roles_cost_nothing_where_they_are_not_needed(rate: float, seed: int) -> None:
+    """At loads that fixed roles carry, whatever flips or helps loses less than one request in a hundred."""
+    made = bursty()
+    offered = modulated(made.workload, rate, 600, BURSTS, seed)
+    fixed, dynamic = (simulate(with_policies(made, ["least_load", name]), offered) for name in ("fixed", "dynamic"))
+    assert dynamic.slo_attainment >= fixed.slo_attainment - 0.01
+
+
+def test_a_single_decode_instance_helps_with_prompts() -> None:
+    """Nothing can flip beside one decode instance: past the rate of prefill it spares prompts some of its time."""
+    workload = {"input_tokens": 4096, "output_tokens": 30}
+    made = manifest(prefill=2, decode=1, workload=workload)
+    made = made.model_copy(update={"service_levels": ServiceLevels(ttft_seconds=0.5, tpot_seconds=0.004)})
+    offered = open_loop(made.workload, 80.0, 400, 1)
+    fixed, dynamic = (simulate(with_policies(made, ["least_load", name]), offered) for name in ("fixed", "dynamic"))
+    assert dynamic.slo_attainment > fixed.slo_attainment + 0.05
+    assert dynamic.role_flips == 0
+
+
 def test_instances_turn_to_decode_when_requests_wait_for_it() -> None:
     """One decode instance of few slots beside four of prefill: fixed roles starve, dynamic ones move over."""
     limits = {"requests_per_dp_rank": 2, "tokens_per_device": 2048}
