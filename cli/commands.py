@@ -26,6 +26,7 @@ COMMANDS = {
     "import": "Read a running deployment as a manifest, with its headroom and what is wrong with it.",
     "simulate": "Run a manifest in virtual time and compare what it does with what was predicted.",
     "migrate": "Find the cheapest safe steps from a manifest that runs to another one.",
+    "watch": "Set what a running system tells beside its plan; exit 3 when a change pays.",
     "calibrate": "Fit efficiency curves to measured times and write them over a catalogue entry.",
     "measure": "Time kernels on a local accelerator, as the CSV that calibrate reads.",
     "place": "Place experts and their replicas on devices from measured loads.",

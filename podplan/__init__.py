@@ -44,6 +44,8 @@ if TYPE_CHECKING:
     from podplan.simulation import simulate_policies as simulate_policies
     from podplan.verification import VerifyResult as VerifyResult
     from podplan.verification import verify as verify
+    from podplan.watching import WatchResult as WatchResult
+    from podplan.watching import watch as watch
 
 _HOMES = {
     "ground.errors": ("BadInput", "Infeasible"),
@@ -59,6 +61,7 @@ _HOMES = {
     "podplan.prediction": ("PredictResult", "predict"),
     "podplan.simulation": ("PoliciesResult", "SimulateResult", "simulate", "simulate_policies"),
     "podplan.verification": ("VerifyResult", "verify"),
+    "podplan.watching": ("WatchResult", "watch"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 __all__ = sorted(_HOME_OF)

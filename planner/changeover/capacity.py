@@ -12,6 +12,8 @@ from planner.plans.expectation import workload_of
 from planner.workload import Workload
 
 _CLOSE = 4e-3
+_LEAST = 0.000_001
+"""Of the rate that is looked near, where the search for a larger or smaller one ends."""
 PREDICTED = 0.5
 
 
@@ -70,11 +72,11 @@ def _most(pool: DeployedPool, limits: Limits, confidence: float, near: float) ->
 def largest(holds: Callable[[float], bool], near: float) -> float:
     """Return the largest rate that holds, to 0.4 %, 0 where none within a millionth of ``near`` does."""
     low, high = (near, 2 * near) if holds(near) else (near / 2, near)
-    while low == near and holds(high) and high < 1e6 * near:
+    while low == near and holds(high) and high < near / _LEAST:
         low, high, near = high, 2 * high, high
     while not holds(low):
         low, high = low / 2, low
-        if low < 1e-6 * near:
+        if low < _LEAST * near:
             return 0.0
     while high - low > _CLOSE * high:
         middle = (low + high) / 2

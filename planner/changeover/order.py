@@ -24,6 +24,7 @@ BYTES_WEIGHT = 1e-15
 MOST_STATES = 6_000
 _SLOWEST_CATCH_UP = 0.01
 """Share of the rate at which what waited is worked off at least: no plan leaves it for ever."""
+_ROUNDING = 0.000_000_001
 ROLES = ("prefill", "decode", "mixed")
 
 
@@ -264,7 +265,7 @@ class _Graph:
         before, after = self._carried(state, others, turned)
         seconds, missed = drain + begin, np.maximum(task.rate_per_second - before, 0.0)
         spare = np.maximum(after - task.rate_per_second, _SLOWEST_CATCH_UP * task.rate_per_second)
-        low = missed > 1e-9 * task.rate_per_second
+        low = missed > _ROUNDING * task.rate_per_second
         below = np.where(low, seconds * (1 + missed / spare), 0.0)
         return _Steps(turned, before, drain, begin, below, loaded, source)
 

@@ -167,6 +167,10 @@ class Metrics(Strict):
     cache: str = Field(description="share of the KV cache in use")
     prompt_tokens: str
     output_tokens: str
+    requests: str | None = Field(default=None, description="requests that ended")
+    prompt_lengths: str | None = Field(default=None, description="histogram of prompt tokens a request")
+    output_lengths: str | None = Field(default=None, description="histogram of output tokens a request")
+    cached_tokens: str | None = Field(default=None, description="prompt tokens found in the cache")
 
 
 class Deployment(Strict):
@@ -216,3 +220,4 @@ class Orchestrator(Strict):
     injected_flags: Fact[list[str]] = Field(
         description="flags that it adds to the engine's command, never to be emitted"
     )
+    metrics: Fact[Metrics] | None = Field(default=None, description="of its front end")

@@ -1,0 +1,120 @@
+"""What a Prometheus endpoint serves: the text exposition format, version 0.0.4."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import inf, isnan
+
+from ground.errors import BadInput
+
+MOST_LINES = 2_000_000
+_SAMPLE = re.compile(r"([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{(.*)\})?\s+(\S+)(?:\s+-?\d+)?\s*")
+_LE = re.compile(r'(?:^|,)\s*le="([^"]*)"')
+
+
+@dataclass(frozen=True, slots=True)
+class Histogram:
+    """Observations of all instances together: how many, their sum, and (upper edge, how many up to it)."""
+
+    count: float
+    total: float
+    buckets: tuple[tuple[float, float], ...]
+
+    @property
+    def mean(self) -> float:
+        """Mean of the observations; 0 without any."""
+        return self.total / self.count if self.count else 0.0
+
+    def at(self, percentile: float) -> float | None:
+        """Return a percentile, linear inside its bucket; None without observations or beyond the last edge."""
+        wanted, below, edge = self.count * percentile / 100, 0.0, 0.0
+        for upper, held in self.buckets:
+            if held >= wanted and self.count:
+                share = (wanted - below) / (held - below) if held > below else 1.0
+                return None if upper == inf else edge + share * (upper - edge)
+            below, edge = held, upper
+        return None
+
+    @property
+    def squared_cv(self) -> float:
+        """Squared coefficient of variation, every observation in the middle of its bucket; 0 without buckets."""
+        if not self.buckets or self.count < 2 or not self.mean:
+            return 0.0
+        below, edge, moment, first = 0.0, 0.0, 0.0, 0.0
+        for upper, held in self.buckets:
+            middle = edge if upper == inf else (edge + upper) / 2
+            moment, first = moment + (held - below) * middle**2, first + (held - below) * middle
+            below, edge = held, upper
+        mean = first / self.count
+        return max(moment / self.count / mean**2 - 1, 0.0) if mean else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Scrape:
+    """Sums over all labels but ``le``, by series; bucket counts by series and upper edge."""
+
+    values: Mapping[str, float]
+    edges: Mapping[str, Mapping[float, float]]
+
+    def __sub__(self, other: "Scrape") -> "Scrape":
+        """Return what was counted since an earlier scrape; a counter that fell was started anew."""
+        values = {name: _since(value, other.values.get(name, 0.0)) for name, value in self.values.items()}
+        edges = {
+            name: {edge: _since(value, other.edges.get(name, {}).get(edge, 0.0)) for edge, value in own.items()}
+            for name, own in self.edges.items()
+        }
+        return Scrape(values, edges)
+
+    def __add__(self, other: "Scrape") -> "Scrape":
+        """Return the sums of two endpoints."""
+        values = {
+            name: self.values.get(name, 0.0) + other.values.get(name, 0.0) for name in {*self.values, *other.values}
+        }
+        edges: dict[str, dict[float, float]] = {}
+        for one in (self, other):
+            for name, own in one.edges.items():
+                held = edges.setdefault(name, {})
+                for edge, value in own.items():
+                    held[edge] = held.get(edge, 0.0) + value
+        return Scrape(values, edges)
+
+    def histogram(self, name: str) -> Histogram | None:
+        """Return a histogram; None where there is none of that name."""
+        if f"{name}_count" not in self.values:
+            return None
+        buckets = tuple(sorted(self.edges.get(f"{name}_bucket", {}).items()))
+        return Histogram(self.values[f"{name}_count"], self.values.get(f"{name}_sum", 0.0), buckets)
+
+
+def _since(now: float, before: float) -> float:
+    return now - before if now >= before else now
+
+
+def parse_scrape(text: str, where: str) -> Scrape:
+    """Return the samples of an endpoint; BadInput naming the line that is none."""
+    values: dict[str, float] = {}
+    edges: dict[str, dict[float, float]] = {}
+    for number, line in enumerate(text.splitlines()[:MOST_LINES], start=1):
+        if not line.strip() or line.startswith("#"):
+            continue
+        found = _SAMPLE.fullmatch(line)
+        value = _number(found[3]) if found else None
+        if found is None or value is None:
+            raise BadInput(f"{where}:{number}: {line[:40]!r} is no sample of Prometheus' text format, such as name 1.5")
+        if isnan(value):
+            continue
+        name, edge = found[1], _LE.search(found[2] or "")
+        upper = None if edge is None else _number(edge[1])
+        if upper is not None:
+            own = edges.setdefault(name, {})
+            own[upper] = own.get(upper, 0.0) + value
+        else:
+            values[name] = values.get(name, 0.0) + value
+    return Scrape(values, edges)
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text.replace("Inf", "inf"))
+    except ValueError:
+        return None
