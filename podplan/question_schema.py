@@ -38,7 +38,7 @@ def question_schema() -> dict[str, Any]:
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "podplan question file",
-        "description": "The keys are the long flags of plan; see docs/reference/question-files.md.",
+        "description": "The keys are the long flags of plan, whose help tells more.",
         "type": "object",
         "properties": spelt | {"questions": listed},
         "additionalProperties": False,
