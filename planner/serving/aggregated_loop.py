@@ -28,7 +28,7 @@ from planner.serving.batch_loop import (
     leave,
     part,
 )
-from planner.serving.compiled import njit
+from planner.serving.compiled import called, njit
 from planner.serving.tables_loop import TableArrays, alone_seconds, kv_slope, loaded_seconds
 
 IN_TURN, LEAST_LOAD = 0, 1
@@ -37,7 +37,7 @@ _NEVER = 1 << 60
 _STEP, _NO_STEP = 1, 2
 
 
-@njit
+@called
 def play(requests: Records, pool: Instances, policy: int, rule: Rule, times: TableArrays) -> None:
     """Deal all requests to the instances, in turn or to the one that holds fewest prompt tokens, and play them out.
 
@@ -69,7 +69,7 @@ def add(i: int, p: int, now: float, requests: Records, pool: Instances, rule: Ru
         deal(i, requests, pool, rule)
 
 
-@njit
+@called
 def advance(i: int, until: float, requests: Records, pool: Instances, rule: Rule, times: TableArrays) -> None:
     """Schedule every step of instance ``i`` that is due before ``until``, and resolve those that end by then."""
     head = pool.heads[i]
@@ -144,7 +144,7 @@ def _first_token(i: int, p: int, now: float, requests: Records, pool: Instances,
     leave(i, p, now, requests, pool, rule)
 
 
-@njit
+@called
 def _schedule(
     i: int, s: int, until: float, requests: Records, pool: Instances, rule: Rule, times: TableArrays
 ) -> tuple[float, float]:
