@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from podplan.simulation import SimulateResult as SimulateResult
     from podplan.simulation import simulate as simulate
     from podplan.simulation import simulate_policies as simulate_policies
+    from podplan.supernode import SupernodeResult as SupernodeResult
+    from podplan.supernode import supernode as supernode
     from podplan.verification import VerifyResult as VerifyResult
     from podplan.verification import verify as verify
     from podplan.watching import WatchResult as WatchResult
@@ -60,6 +62,7 @@ _HOMES = {
     "podplan.planning": ("PlanResult", "plan"),
     "podplan.prediction": ("PredictResult", "predict"),
     "podplan.simulation": ("PoliciesResult", "SimulateResult", "simulate", "simulate_policies"),
+    "podplan.supernode": ("SupernodeResult", "supernode"),
     "podplan.verification": ("VerifyResult", "verify"),
     "podplan.watching": ("WatchResult", "watch"),
 }
