@@ -10,7 +10,7 @@ FOLDER = Path(__file__).parents[1] / "flags"
 # What a Dynamo worker does not know itself goes to the engine's own parser.
 TABLES = {
     "vllm": ("vllm-0.33.0",),
-    "vllm-ascend": ("vllm-0.33.0", "vllm-ascend-0.23.0"),
+    "vllm-ascend": ("vllm-0.23.0", "vllm-ascend-0.23.0"),
     "sglang": ("sglang-0.5.23",),
     "sglang.ascend": ("sglang-0.5.18",),  # what the newest images for Ascend hold
     "xllm": ("xllm-0.9.0",),

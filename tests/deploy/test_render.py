@@ -14,7 +14,6 @@ from jsonschema import ValidationError
 
 from deploy.reading.check import all_texts
 from deploy.reading.flags import TABLES, table, table_key
-from deploy.reading.nodes import read_nodes
 from deploy.render import render
 from deploy.site import Site
 from ground.errors import BadInput, Infeasible
@@ -22,21 +21,10 @@ from ground.version import VERSION
 from planner.engines.loader import load_engine, load_orchestrator
 from planner.engines.spec import PlatformKind
 from tests.deploy.cases import DIGEST, PLANS, made, pairs, plan
+from tests.deploy.emitted import commands, possible
 from tests.deploy.objects import check
 
 PAIRS = pairs()
-
-
-def possible() -> list[tuple[str, str, PlatformKind]]:
-    """Return the pairs that render; the others are held in test_what_an_engine_cannot_run_is_refused."""
-    found = []
-    for name, engine, kind in PAIRS:
-        try:
-            made(name, engine, kind)
-        except Infeasible:
-            continue
-        found.append((name, engine, kind))
-    return found
 
 
 POSSIBLE = possible()
@@ -118,15 +106,6 @@ def parser(tables: tuple[str, ...]) -> argparse.ArgumentParser:
                 keywords["nargs"] = facts["nargs"]
             found.add_argument(flag, *aliases, **keywords)
     return found
-
-
-def commands(name: str, engine: str, kind: PlatformKind) -> Iterator[list[str]]:
-    """Yield the arguments of every engine process of a deployment."""
-    for node in read_nodes(kind, made(name, engine, kind).files):
-        for process in node.processes:
-            words = list(process.words)
-            first = next((n for n, word in enumerate(words) if word.startswith("--")), len(words))
-            yield words[first:]
 
 
 @pytest.mark.parametrize(("name", "engine", "kind"), [p for p in POSSIBLE if p[1] != "mindie"])
