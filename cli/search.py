@@ -1,5 +1,6 @@
 """`plan search`, and `plan MODEL` for short: the best deployment for a load on a machine."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -8,7 +9,7 @@ import typer
 from cli.options import File, Given, Json, Text, Workers, option, switch, takes_question
 from cli.output import Screen, check_force, note, print_json, progress, read_outputs
 from cli.plan_view import show_front, show_plan
-from ground.errors import Infeasible
+from ground.errors import BadInput, Infeasible
 from ground.files import check_folder
 from podplan.planning import FILES as SAVED
 from podplan.planning import PlanResult, read_levels, solved, widened
@@ -35,6 +36,7 @@ def search(  # noqa: PLR0913 - typer makes a flag of each
     out: Annotated[
         File, option("--out", "DIR", "Write manifest.yaml, plan.json, report.txt and report.html there.")
     ] = None,
+    scenarios: Annotated[File, option("--scenarios", "FILE", "One plan for its scenarios; a policy over time.")] = None,
     workers: Workers = None,
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="Tell the arithmetic, the queueing and what the bound covers, too.")
@@ -53,6 +55,7 @@ def search(  # noqa: PLR0913 - typer makes a flag of each
       plan deepseek-r1 --hw cm384 --rate 200/s --survive node
       plan deepseek-r1 --hw cm384 --strategy prefill="SP=2 + DP=16, EP=32",decode="DP=320, EP=320" --instances decode=1
       plan examples/published/cloudmatrix384.yaml --out plan-published
+      plan deepseek-r1 --hw cm384 --scenarios day.yaml
       plan deepseek-r1 --hw cm384 --pareto 4 --csv front.csv --plot front.svg
 
     Counts take k and M. Exit code 3: no plan keeps the limits; what binds and the nearest change are told.
@@ -61,6 +64,9 @@ def search(  # noqa: PLR0913 - typer makes a flag of each
     levels, outputs, executor = read_levels(pareto), read_outputs(csv, plot, force), executor_of(workers)
     if out is not None:
         check_folder(out, FILES, force=force, flag="--out")
+    if scenarios is not None:
+        _scenarios(given, scenarios, json, [pareto, csv, plot, out, name])
+        return
     entry = single_question(given if name is None else {**given, "name": name}, "search")
     asked = asked_of(entry)
     if entry.ignored:
@@ -86,6 +92,20 @@ def search(  # noqa: PLR0913 - typer makes a flag of each
         screen = Screen()
         screen.lines("")
         show_front(screen, "Pareto front", found.pareto)
+
+
+def _scenarios(given: Given, path: Path, json: bool, others: Sequence[object]) -> None:
+    """Answer a file of scenarios under the flags of a question."""
+    from cli.scenarios_view import show_scenarios
+    from podplan.scenarios import solved_scenarios
+
+    if any(each is not None for each in others) or "hw" not in given:
+        raise BadInput("--scenarios: goes with MODEL and --hw HW; leave --name, --pareto, --csv, --plot and --out out")
+    with progress("searching every scenario ..."):
+        found = solved_scenarios(given, path)
+    print_json(found.to_dict()) if json else show_scenarios(Screen(), found)
+    if found.robust is None:
+        raise Infeasible(f"{found.headline}; a lower share, or more devices, would have one")
 
 
 def _drawn(found: PlanResult, path: Path) -> bytes:

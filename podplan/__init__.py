@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from podplan.planning import plan as plan
     from podplan.prediction import PredictResult as PredictResult
     from podplan.prediction import predict as predict
+    from podplan.scenarios import ScenariosResult as ScenariosResult
+    from podplan.scenarios import robust as robust
     from podplan.simulation import PoliciesResult as PoliciesResult
     from podplan.simulation import SimulateResult as SimulateResult
     from podplan.simulation import simulate as simulate
@@ -61,6 +63,7 @@ _HOMES = {
     "podplan.placement": ("PlaceResult", "place"),
     "podplan.planning": ("PlanResult", "plan"),
     "podplan.prediction": ("PredictResult", "predict"),
+    "podplan.scenarios": ("ScenariosResult", "robust"),
     "podplan.simulation": ("PoliciesResult", "SimulateResult", "simulate", "simulate_policies"),
     "podplan.supernode": ("SupernodeResult", "supernode"),
     "podplan.verification": ("VerifyResult", "verify"),

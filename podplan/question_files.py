@@ -119,7 +119,7 @@ def read_questions(
         return [_entry(shared, str(path), path.stem)]
     rows = _rows(data[list_key], f"{path}: {list_key}", MOST_QUESTIONS, "rate: 100/s")
     return [
-        _entry(_merged(shared, _flags(row, known, where, path.parent)), where, f"{path.stem}-{number}")
+        _entry(merged_flags(shared, _flags(row, known, where, path.parent)), where, f"{path.stem}-{number}")
         for number, (where, row) in enumerate(rows, start=1)
     ]
 
@@ -146,7 +146,7 @@ def _rows(rows: object, where: str, most: int, example: str) -> Iterator[tuple[s
         yield f"{where}[{number}]", row
 
 
-def _merged(shared: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:
+def merged_flags(shared: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:
     """Return shared flags with a question's own over them; its size replaces the shared one, however each is given."""
     sizes, lengths = set(SIZES), set(LENGTH_FIELDS)
     dropped = set(sizes) if sizes & own.keys() else set()
