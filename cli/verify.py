@@ -21,14 +21,19 @@ MOST_ROWS = 40
 
 
 @app.command(name="verify")
-def verify_command(
-    results: Annotated[list[str], argument("RESULT...", "CSV tables of runs, or what load generators wrote.")],
+def verify_command(  # noqa: PLR0913 - typer makes a flag of each
+    results: Annotated[
+        list[str] | None, argument("RESULT...", "CSV tables of runs, or what load generators wrote.")
+    ] = None,
     manifest: Annotated[Text, option("--manifest", "FILE", "What ran, for reports of load generators.")] = None,
     calibration: Annotated[Text, option("--calibration", "FILE", "Learn from runs that were verified before.")] = None,
     calibrate_to: Annotated[
         File, option("--calibrate", "OUT.yaml", "Write what these runs teach, for --calibration.")
     ] = None,
     level: Annotated[Text, option("--level", "L", "Of the intervals [0.8].")] = None,
+    next_runs: Annotated[
+        Text, option("--next", "K", "Name the K runs most likely to change the pick of --manifest's plan.")
+    ] = None,
     csv: Csv = None,
     force: Force = False,
     json: Json = False,
@@ -45,7 +50,9 @@ def verify_command(
     tpot_seconds, output_tokens_per_second_per_chip. Exit code 3: a measured value lies outside its interval.
     """
     check_force(force, {"--csv FILE": csv, "--calibrate OUT.yaml": calibrate_to})
-    found = verify(*results, manifest=manifest, calibration_file=calibration, level=_level(level))
+    found = verify(
+        *(results or ()), manifest=manifest, calibration_file=calibration, level=_level(level), next=_count(next_runs)
+    )
     if calibrate_to is not None:
         if calibration is not None:
             raise BadInput("--calibrate: errors are taken without --calibration; give all runs at once")
@@ -63,8 +70,24 @@ def _level(text: str | None) -> float:
     return value
 
 
+def _count(text: str | None) -> int:
+    if text is not None and not (text.isascii() and text.isdigit() and 1 <= int(text) <= 100):
+        raise BadInput(f"--next: {text[:40]!r} is not a number of runs from 1 to 100")
+    return int(text or 0)
+
+
 def _show(found: VerifyResult) -> None:
     screen = Screen()
+    if found.runs:
+        _show_runs(screen, found)
+    for each in found.next:
+        what = "the pick" if each.picked else "a runner-up"
+        gain = f"; better by {each.gain:.1%} then in the mean" if each.gain > 0 else ""
+        screen.text(f"Next: {each.layout} ({what}); {each.chance:.0%} to change the pick{gain}.")
+        screen.lines(*(f"  {command}" for command in each.commands))
+
+
+def _show_runs(screen: Screen, found: VerifyResult) -> None:
     screen.text(found.headline + ".")
     screen.lines("")
     rows = [

@@ -18,12 +18,15 @@ from planner.verification.reports import Report, read_reports
 from planner.verification.residuals import FEATURES, Residual
 from planner.verification.runs import METRICS, Run, read_runs
 from planner.verification.verify import Summary, Verified, by_label, calibration, summarise, verify_runs
+from podplan.next_runs import NextRun, next_runs
 from podplan.result import Result, Row, as_data
+from runtime.simulate.metrics import SimulationResult
 from runtime.simulate.options import SimulationOptions
 from runtime.simulate.run import simulate
-from runtime.simulate.workload import closed_loop, open_loop
+from runtime.simulate.workload import Requests, closed_loop, open_loop
 
 LABELS = ("engine", "hardware", "model")
+SLOWER = 1.05
 LEAST_REQUESTS, REQUESTS_PER_CONCURRENCY = 500, 10
 
 
@@ -33,11 +36,13 @@ class VerifyResult(Result):
 
     Attributes:
         runs: a run each, with its prediction, its intervals and, where it was skipped, why.
-        notes: what would explain a measured value outside its interval.
+        notes: what would explain a measured value outside its interval, and how near the knee a load is.
+        next: runs most likely to change the pick.
     """
 
     runs: tuple[Verified, ...]
     notes: tuple[str, ...] = ()
+    next: tuple[NextRun, ...] = ()
 
     @property
     def compared(self) -> list[Verified]:
@@ -46,8 +51,10 @@ class VerifyResult(Result):
 
     @property
     def holds(self) -> bool:
-        """Whether every measured value lies in its interval."""
-        return bool(self.compared) and all(all(each.inside.values()) for each in self.compared)
+        """Whether every measured value lies in its interval; so it does where only the next runs are asked."""
+        return bool(self.compared or (self.next and not self.runs)) and all(
+            all(each.inside.values()) for each in self.compared
+        )
 
     @property
     def summary(self) -> Summary:
@@ -95,7 +102,12 @@ class VerifyResult(Result):
         found = as_data(self.summary)
         own = {label: as_data(by_label(self.runs, label)) for label in LABELS}
         skipped = len(self.runs) - len(self.compared)
-        return {"rows": rows, "summary": {**found, "skipped": skipped, "by": own}, "notes": list(self.notes)}
+        return {
+            "rows": rows,
+            "summary": {**found, "skipped": skipped, "by": own},
+            "notes": list(self.notes),
+            "next": as_data(self.next),
+        }
 
 
 NAMES = {"ttft_seconds": "TTFT", "tpot_seconds": "TPOT", "output_tokens_per_second_per_chip": "throughput"}
@@ -106,6 +118,7 @@ def verify(
     manifest: str | Path | None = None,
     calibration_file: str | Path | None = None,
     level: float = 0.8,
+    next: int = 0,
 ) -> VerifyResult:
     """Set measured runs beside their predictions.
 
@@ -114,6 +127,7 @@ def verify(
         manifest: what ran, where the results are reports of load generators.
         calibration_file: what ``calibrate`` wrote of earlier runs; predictions learn from it.
         level: of the intervals.
+        next: runs to name that would most likely change the pick of the plan whose manifest is given.
 
     Raises:
         BadInput: a file that is neither, a report without a manifest, a level not within 0 and 1.
@@ -125,10 +139,14 @@ def verify(
     runs: list[Run] = []
     for path in map(Path, results):
         runs += read_runs(path) if path.suffix.lower() in (".csv", ".tsv") else _reported(path, planned)
-    if not runs:
+    if next and manifest is None:
+        raise BadInput("--next: give --manifest, of a plan that was written with --out")
+    if not runs and not next:
         raise BadInput("RESULT: give at least one file of measured runs")
-    found = verify_runs(runs, known, level, manifest_point(planned))
-    return VerifyResult(runs=tuple(found), notes=tuple(_notes(found)))
+    knees: list[str] = []
+    found = verify_runs(runs, known, level, manifest_point(planned, knees))
+    asked = next_runs(Path(manifest).parent, next, [*known, *calibration(found)]) if next and manifest else []
+    return VerifyResult(runs=tuple(found), notes=(*knees, *_notes(found)), next=tuple(asked))
 
 
 def calibrate(result: VerifyResult, path: str | Path, *, force: bool = False) -> None:
@@ -209,17 +227,17 @@ def _run(report: Report, manifest: Manifest, number: int) -> Run:
     )
 
 
-def manifest_point(manifest: Manifest | None) -> Any:
+def manifest_point(manifest: Manifest | None, knees: list[str] | None = None) -> Any:
     """Return what predicts a configuration, or a manifest under the load of a report by playing it."""
     from planner.verification.verify import point
 
     def predicted(asked: Configuration | _Loaded) -> dict[str, float]:
-        return _played(asked) if isinstance(asked, _Loaded) else point(asked)
+        return _played(asked, knees) if isinstance(asked, _Loaded) else point(asked)
 
     return predicted
 
 
-def _played(loaded: _Loaded) -> dict[str, float]:
+def _played(loaded: _Loaded, knees: list[str] | None = None) -> dict[str, float]:
     manifest, report = loaded.manifest, loaded.report
     changes: dict[str, object] = {}
     if report.prompt_tokens:
@@ -236,7 +254,10 @@ def _played(loaded: _Loaded) -> dict[str, float]:
         assert report.requests_per_second is not None, "a run has a concurrency or a rate"
         requests = open_loop(workload, report.requests_per_second, 4000)
         warm = float(requests.arrival_seconds[400])
-        found = simulate(manifest, requests, replace(options, warmup_seconds=warm))
+        options = replace(options, warmup_seconds=warm)
+        found = simulate(manifest, requests, options)
+        if knees is not None:
+            knees.append(_knee(report, manifest, requests, options, found))
     chips = sum(len(each.instances) * each.chips_per_instance for each in manifest.pools)
     values = {METRICS[2]: found.output_tokens_per_second / chips}
     if found.ttft_seconds is not None:
@@ -244,6 +265,23 @@ def _played(loaded: _Loaded) -> dict[str, float]:
     if found.tpot_seconds is not None:
         values["tpot_seconds"] = found.tpot_seconds.mean
     return values
+
+
+def _knee(
+    report: Report, manifest: Manifest, requests: Requests, options: SimulationOptions, found: SimulationResult
+) -> str:
+    """Say how near the knee a rate is: how busy instances are, and what steps 5 % longer would make of TTFT.
+
+    A system whose every step takes 1.05 times as long is the same one with time stretched, under arrivals 1.05 times
+    as dense: TTFT is 1.05 times what it is there.
+    """
+    dense = replace(requests, arrival_seconds=requests.arrival_seconds / SLOWER)
+    slow = simulate(manifest, dense, replace(options, warmup_seconds=options.warmup_seconds / SLOWER))
+    busy = " and ".join(f"{role} {share:.0%}" for role, share in found.utilisation.items())
+    told = f"{report.where}: at {report.requests_per_second:.3g} requests/s {busy} busy"
+    if found.ttft_seconds is None or slow.ttft_seconds is None or found.ttft_seconds.mean <= 0:
+        return f"{told}."
+    return f"{told}; steps 5 % longer make TTFT {SLOWER * slow.ttft_seconds.mean / found.ttft_seconds.mean:.2f} times."
 
 
 def _notes(found: Sequence[Verified]) -> list[str]:

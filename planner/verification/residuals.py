@@ -127,11 +127,7 @@ def expected(
     prior = np.diag(covariance(deviations, asked, asked)) if len(asked) < 64 else _variance(deviations, len(asked))
     mean, variance = np.zeros(len(asked)), prior
     if known:
-        errors = np.array([each.error for each in known])
-        between = covariance(deviations, asked, known)
-        inner = covariance(deviations, known, known)
-        inner = inner + deviations.own**2 * np.diag(1 / weights(deviations, inner, errors))
-        solved = np.linalg.solve(inner, np.column_stack([errors[:, None], between.T]))
+        between, solved = _learnt(deviations, known, asked)
         mean = between @ solved[:, 0]
         variance = variance - np.einsum("ij,ji->i", between, solved[:, 1:])
     variance, tail = np.maximum(variance, 0.0), FREEDOM / (FREEDOM - 2)
@@ -142,6 +138,23 @@ def expected(
         Expected(math.exp(m), math.exp(m - r), math.exp(m + r), s)
         for m, r, s in zip(mean.tolist(), reach.tolist(), spread.tolist(), strict=True)
     ]
+
+
+def posterior(deviations: Deviations, known: Sequence[Residual], asked: Sequence[Residual]) -> tuple[Array, Array]:
+    """Return mean [asked] and covariance [asked, asked] of the errors of runs, without what is each one's own."""
+    shared = covariance(deviations, asked, asked)
+    if not known:
+        return np.zeros(len(asked)), shared
+    between, solved = _learnt(deviations, known, asked)
+    return between @ solved[:, 0], shared - between @ solved[:, 1:]
+
+
+def _learnt(deviations: Deviations, known: Sequence[Residual], asked: Sequence[Residual]) -> tuple[Array, Array]:
+    """Return the covariance of asked with known runs, and what solves the known ones for their errors and for it."""
+    errors = np.array([each.error for each in known])
+    between, inner = covariance(deviations, asked, known), covariance(deviations, known, known)
+    inner = inner + deviations.own**2 * np.diag(1 / weights(deviations, inner, errors))
+    return between, np.asarray(np.linalg.solve(inner, np.column_stack([errors[:, None], between.T])))
 
 
 def _variance(deviations: Deviations, count: int) -> Array:

@@ -114,6 +114,7 @@ RIGHT |= {
     "simulate.format": ["mooncake", "azure", "guidellm"],
     "predict.tokens": ["512"],
     "verify.level": ["0.8"],
+    "verify.next": ["2"],
     "verify.calibrate": ["out.yaml"],
     "verify.calibration": ["runs.csv"],
     "manifest": ["GPUS"],

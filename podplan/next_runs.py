@@ -1,0 +1,154 @@
+"""`plan verify --next K`: the runs most likely to change the pick among a plan and its runners-up, with their commands.
+
+What a contender would be measured at is ln(value) + N(0, C), C the errors that runs have in common given those known
+(``planner.verification.residuals``). Measuring one moves the estimates of all that are like it; the pick changes where
+another's then lies above. Its chance and the gain that it brings are taken over the measured value's distribution.
+
+Ref: P. Frazier, W. Powell, S. Dayanik, The Knowledge-Gradient Policy for Correlated Normal Beliefs, INFORMS Journal on
+Computing 21, 2009, Eq. (8) to (13).
+"""
+
+import json
+import math
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+
+from ground.errors import BadInput
+from planner.verification.residuals import FREEDOM, Residual, posterior
+from planner.verification.runs import METRICS
+from planner.verification.verify import deviations
+
+POINTS = 400  # of the measured value's distribution
+VALUES: dict[
+    str, Callable[[Mapping[str, Any]], float]
+] = {  # objective -> what is the better the larger, of a plan as plan.json has it
+    "throughput": lambda plan: plan["requests_per_second"],
+    "chips": lambda plan: plan["tokens_per_second_per_chip"],
+    "cost": lambda plan: 1 / plan["cost_per_million_tokens"],
+    "latency": lambda plan: 1 / plan["e2e_seconds"]["mean"],
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NextRun:
+    """A run worth measuring: ``chance`` that it changes the pick, ``gain`` of the objective that it then brings."""
+
+    layout: str
+    picked: bool
+    chance: float
+    gain: float
+    commands: tuple[str, ...]
+
+
+def next_runs(folder: Path, count: int, known: Sequence[tuple[str, Residual]]) -> list[NextRun]:
+    """Return the ``count`` runs most likely to change the pick, the likeliest first.
+
+    Args:
+        folder: with the plan.json and the manifest.yaml of ``plan search --out``.
+        known: errors of measured runs, with their metric.
+
+    Raises:
+        BadInput: there is no plan.json, or it has no plan.
+    """
+    question, contenders = _read(folder / "plan.json")
+    value = VALUES[str(question["objective"])]
+    means = np.log([value(plan) for plan in contenders])
+    metric = METRICS[1] if question["objective"] == "latency" else METRICS[2]
+    spread = deviations()[metric]
+    places = [_place(question, plan) for plan in contenders]
+    shift, shared = posterior(spread, [row for name, row in known if name == metric], places)
+    means = means + (-shift if question["objective"] == "latency" else shift)
+    scores = np.array([NormalDist().inv_cdf((n + 0.5) / POINTS) for n in range(POINTS)])
+    own = spread.own**2 * FREEDOM / (FREEDOM - 2)
+    found = []
+    for number, plan in enumerate(contenders):
+        slopes = shared[:, number] / math.sqrt(shared[number, number] + own)
+        after = means[:, None] + slopes[:, None] * scores
+        best = after.max(axis=0)
+        found.append(
+            NextRun(
+                layout=_layout(plan),
+                picked=number == 0,
+                chance=float(np.mean(after[0] < best)),
+                gain=float(np.mean(np.expm1(best - after[0]))),
+                commands=tuple(_commands(question, plan, folder, number)),
+            )
+        )
+    return sorted(found, key=lambda run: (-run.chance, -run.gain))[:count]
+
+
+def _read(path: Path) -> tuple[Mapping[str, Any], list[dict[str, Any]]]:
+    """Return the question, and the pick with each other layout of the front at its best."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        question, best = data["question"], data["best"]
+        value = VALUES[str(question["objective"])]
+        chosen: dict[str, dict[str, Any]] = {}
+        for plan in (best, *sorted(data["pareto"], key=value, reverse=True)):
+            chosen.setdefault(_layout(plan), plan)
+    except OSError:
+        raise BadInput(f"--next: {path} is not there; plan with --out, and give its manifest as --manifest") from None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise BadInput(f"--next: {path} is no plan.json of a plan") from None
+    return question, list(chosen.values())
+
+
+def _layout(plan: Mapping[str, Any]) -> str:
+    return ", ".join(f"{pool['role']} {pool['instances']} x {pool['strategy']}" for pool in plan["pools"])
+
+
+def _place(question: Mapping[str, Any], plan: Mapping[str, Any]) -> Residual:
+    """Return where a plan's answering pool stands among measured runs."""
+    pool, osl = plan["pools"][-1], float(question["output_tokens"]["mean"])
+    residence = plan["ttft_seconds"]["mean"] + plan["tpot_seconds"]["mean"] * osl
+    running = plan["requests_per_second"] * residence / pool["instances"]
+    features = (pool["devices_per_instance"], running, question["input_tokens"]["mean"], osl)
+    engine = str(question["engine"]).partition("@")[0]
+    labels = {"engine": engine, "hardware": pool["hardware"], "model": question["model"], "weights": pool["weights"]}
+    return Residual(labels=labels, features=tuple(math.log(max(float(each), 1.0)) for each in features))
+
+
+def _commands(question: Mapping[str, Any], plan: Mapping[str, Any], folder: Path, number: int) -> list[str]:
+    """Return what plans the layout (the pick is planned), writes its files, sends its traffic and compares."""
+    where = folder if number == 0 else folder / f"next-{number}"
+    engine = str(question["engine"])
+    lines = [] if number == 0 else [[*_search(question, plan), "--out", str(where)]]
+    lines += [
+        ["plan", "deploy", str(where / "manifest.yaml"), "--out", str(where / "deploy"), "--engine", engine],
+        ["bash", str(where / "deploy" / "benchmark.sh")],
+        ["plan", "verify", "benchmark.json", "--manifest", str(where / "manifest.yaml")],
+    ]
+    return [shlex.join(words) for words in lines]
+
+
+def _search(question: Mapping[str, Any], plan: Mapping[str, Any]) -> list[str]:
+    def of_pools(key: str) -> str:
+        return ",".join(f"{pool['role']}={pool[key]}" for pool in plan["pools"])
+
+    def one(name: str) -> str:
+        held = question[name]
+        return str(held["shared"]) if "shared" in held else ",".join(f"{role}={held[role]}" for role in held)
+
+    machines = question["hardware"]
+    same = len(set(machines.values())) == 1
+    words = ["plan", "search", str(question["model"]), "--engine", str(question["engine"])]
+    words += ["--hw", machines["decode"] if same else ",".join(f"{role}={name}" for role, name in machines.items())]
+    words += ["--devices", one("devices"), "--kv-dtype", str(question["kv_dtype"])]
+    words += ["--weights", ",".join(f"{role}={name}" for role, name in question["weights"].items())]
+    for flag, key in (("isl", "input_tokens"), ("osl", "output_tokens")):
+        words += [f"--{flag}", f"{question[key]['mean']:g}"]
+        if question[key]["squared_cv"]:
+            words += [f"--{flag}-cv", f"{math.sqrt(question[key]['squared_cv']):.4g}"]
+    if question["prefix_reuse"]:
+        words += ["--prefix-reuse", f"{question['prefix_reuse']:g}"]
+    if question["rate_per_second"]:
+        words += ["--rate", f"{question['rate_per_second']:g}/s"]
+    words += ["--ttft", f"{question['ttft_seconds']:g}s", "--tpot", f"{question['tpot_seconds']:g}s"]
+    words += ["--percentile", f"{question['percentile']:g}", "--objective", str(question["objective"])]
+    return [*words, "--strategy", of_pools("strategy"), "--instances", of_pools("instances")]
