@@ -210,6 +210,7 @@ def _run(report: Report, manifest: Manifest, number: int) -> Run:
         "hardware": pool.hardware,
         "model": manifest.model.spec.name,
         "weights": pool.weights_dtype,
+        "version": manifest.engine.version,
     }
     workload = manifest.workload
     prompt, answer = report.prompt_tokens or workload.input_tokens, report.output_tokens or workload.output_tokens

@@ -1,11 +1,12 @@
 """How far measured runs lie from predictions: errors that runs of one engine, machine or model have in common.
 
 The logarithm of measured over predicted is a sum of independent effects, normal but for the last: one per level (all
-runs, engine, machine, engine on machine, model, and the group of one model, engine, machine and number format), one
-that changes smoothly with the configuration within a group, and what is each run's own. That has a heavy tail, of a
-Student's t with 4 degrees of freedom (some servers compiled kernels while measured), so a run far off teaches little:
+runs, engine, machine, engine on machine, model, the group of one model, engine, machine and number format, and its
+version), one that changes smoothly with the configuration within a version, and what is each run's own. That has a
+heavy tail, of a Student's t with 4 degrees of freedom (some servers compiled kernels while measured), so a run far
+off teaches little:
 
-    y_i = sum over levels u_level[key of i] + f_group(x_i) + e_i,   cov f(x, x') = s^2 exp(-|x - x'|^2 / 2)
+    y_i = sum over levels u_level[key of i] + f_version(x_i) + e_i,   cov f(x, x') = s^2 exp(-|x - x'|^2 / 2)
 
 x are the logarithms of devices, open requests, prompt and answer tokens, each over its length scale. Partial pooling
 follows: a run of a group nobody measured has the deviation of all levels together; a few runs of its own narrow it
@@ -36,6 +37,7 @@ LEVELS: tuple[tuple[str, ...], ...] = (
     ("model",),
     ("engine", "model"),
     ("engine", "hardware", "model", "weights"),
+    ("engine", "hardware", "model", "weights", "version"),
 )
 """Labels that runs share at each level; none: all runs."""
 FREEDOM = 4

@@ -43,7 +43,7 @@ class Run:
     reason: str | None = None
     """Why it cannot be predicted; None where it can."""
     labels: dict[str, str] = field(default_factory=dict)
-    """What residuals are pooled by: engine, hardware, model, weights."""
+    """What residuals are pooled by: engine, hardware, model, weights, and the engine's version or when it ran."""
     features: tuple[float, ...] = ()
     """``residuals.FEATURES`` where no configuration says them."""
 
@@ -61,6 +61,7 @@ def _run(cells: dict[str, str], where: str, number: int) -> Run:
     known: dict[str, float] = {}
     configuration, reason = None, None
     labels = {name: cells.get(name, "").strip().lower() for name in ("engine", "hardware", "model", "weights")}
+    labels["version"] = (cells.get("engine_version", "").strip() or cells.get("measured", "").strip()).lower()
     try:
         known = {name: _positive(cells, name) for name in METRICS if cells.get(name, "").strip()}
         configuration = _configuration(cells)

@@ -7,7 +7,7 @@ import pytest
 
 from planner.verification.residuals import LEVELS, Deviations, Residual, covariance, expected, quantile
 
-DEVIATIONS = Deviations(levels=(0.05, 0.1, 0.05, 0.05, 0.05, 0.0, 0.1), smooth=0.05, scales=(1.0,) * 4, own=0.05)
+DEVIATIONS = Deviations(levels=(0.05, 0.1, 0.05, 0.05, 0.05, 0.0, 0.1, 0.0), smooth=0.05, scales=(1.0,) * 4, own=0.05)
 
 
 def _run(model: str, error: float = math.nan, engine: str = "vllm", x: float = 0.0) -> Residual:
