@@ -5,6 +5,7 @@
 Eight windows of six hours a model, each a piece of a recorded trace at a rate of its own; a second model comes with the
 second day, and a node is lost from its second window on. Every window's layout plays its own requests, and every
 migration is played under the lesser traffic of its windows, once as planned and once with a node lost in its middle.
+Mooncake's window is left out: of prompts of up to 126,000 tokens no layout tried here keeps 99 % within 5 s.
 """
 
 import sys
@@ -36,7 +37,7 @@ from runtime.simulate.workload import Requests, from_trace
 
 HOURS = 6.0
 NODES, LOST_FROM = 8, 6
-HEADROOMS = (1.0, 1.1, 1.25, 1.4, 1.6, 1.9)
+HEADROOMS = (1.0, 1.05, 1.1, 1.15, 1.2, 1.3, 1.5)
 """Over a window's rate, the first with which its own plan keeps its own requests; the bound is without."""
 KEPT = 0.98
 """Of requests within both limits, each of which 99 % keep."""
@@ -44,13 +45,12 @@ TRACES = {
     "r1": ("servegen_deepseek-r1_00h-06h.tar.gz", 7200.0),
     "azure": ("azure_llm_2023_conv_first20min.csv.gz", 0.0),
     "large": ("servegen_m-large_day0_12h-18h.tar.gz", 3600.0),
-    "mooncake": ("mooncake_conversation_first20min.jsonl.gz", 0.0),
 }
 PIECE_REQUESTS = 3_000
 DAYS: dict[str, list[tuple[str, float] | None]] = {
     "qwen3-235b-a22b": [
-        ("r1", 12), ("azure", 60), ("large", 90), ("mooncake", 3),
-        ("r1", 15), ("azure", 68), ("large", 100), ("mooncake", 2),
+        ("r1", 12), ("azure", 60), ("large", 90), ("azure", 30),
+        ("r1", 15), ("azure", 68), ("large", 100), ("azure", 25),
     ],
     "qwen3-32b": [None, None, None, None, ("large", 10), ("azure", 14), ("azure", 20), ("large", 8)],
 }  # fmt: skip
@@ -181,7 +181,7 @@ def main() -> None:
                 continue
             move = played_move(before, after, windows[number : number + 2], own[number : number + 2])
             print(f"  {number + first} -> {number + first + 1}: " + ", ".join(f"{k} {v:.3g}" for k, v in move.items()))
-        hours, kept = reactive(found, windows, own, 900.0)
+        hours, kept = reactive(found, windows, own, 600.0)
         print(f"  reactive autoscaler: {hours:.0f} chip-hours, {kept:.1%} kept", flush=True)
         for name, value in (
             ("policy", found.chip_hours),

@@ -60,7 +60,8 @@ def change(old: Manifest, new: Manifest, asked: Asked | None = None) -> Change:
     rate = planned_rate(old) if asked.rate_per_second is None else asked.rate_per_second
     carries = _carries(old, new, asked, rate)
     ends = _total(old, carries[0]), _total(new, carries[1])
-    rate = min(rate, *ends)  # what one of the ends does not carry no order of steps can
+    # What one of the ends does not carry no order of steps can; an end that carries nothing leaves all of it below.
+    rate = min([rate, *(each for each in ends if each > 0)])
     clusters = _clusters(old, new, asked.spare_nodes)
     sides, task = _task(old, new, asked, carries, clusters, rate)
     order = cheapest(task)

@@ -90,6 +90,17 @@ def test_equal_manifests_need_nothing() -> None:
     assert found.kept == 4
 
 
+def test_an_end_that_carries_nothing_promises_nothing() -> None:
+    """Where NEW carries none of the traffic, every second of its steps is below the limits, and the order is found."""
+    new = tight(3, 2, nodes=6)
+    idle = [pool.model_copy(update={"predicted": None}) for pool in new.pools]
+    stated = [pool.predicted.model_copy(update={"requests_per_second": 0.0}) for pool in new.pools if pool.predicted]
+    pools = [pool.model_copy(update={"predicted": none}) for pool, none in zip(idle, stated, strict=True)]
+    found = change(tight(4, 2), new.model_copy(update={"pools": pools}), Asked(rate_per_second=10.0))
+    assert found.carries_after == 0
+    assert found.migration.promise.requests_per_second == 10.0
+
+
 def test_kv_that_cannot_be_read_is_refused() -> None:
     """Another KV format never serves beside the old one."""
     with pytest.raises(Infeasible, match="cannot read the KV"):
