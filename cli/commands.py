@@ -34,6 +34,7 @@ COMMANDS = {
     "accuracy": "Compare predictions with published measurements, the largest misses first.",
     "verify": "Set measured runs beside their predictions, and learn from them.",
     "supernode": "Compare sizes of a supernode: switches, and how full jobs leave it.",
+    "ui": "Ask what-if questions in a browser on this machine.",
     "models": "Show the models of the catalogue, or one of them with its parameters.",
     "hardware": "Show the hardware of the catalogue, or one entry with the source of every value.",
     "manifest": "Check a manifest, or print the JSON Schema of manifests.",

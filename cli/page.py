@@ -95,6 +95,10 @@ class Page(Screen):
         figure.append(picture)
         drawn(figure, "figcaption", told)
 
+    def fragment(self) -> str:
+        """Return what stands on the page, for another page to show."""
+        return "".join(tostring(each, encoding="unicode", method="html") for each in self.body)
+
     def html(self) -> str:
         """Return the page."""
         return "<!DOCTYPE html>\n" + tostring(self._root, encoding="unicode", method="html") + "\n"

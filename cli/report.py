@@ -37,15 +37,7 @@ def html_report(found: PlanResult) -> str:
     page = Page(f"{best.question.model.name} on {found.answer.question.prefill.hardware.title}")
     page.command("The command that gives this answer", command_line(found.asked.flags))
     show_plan(page, found)
-    page.heading("Where memory and time go")
-    memory = {f"{role}, a device": _memory(pool) for role, pool in best.pools()}
-    page.figure(stacked("Memory of a device", memory), "Bytes of one device by what holds them, and what is left free.")
-    steps = {f"{role}, a step of {_step(pool)}": _operators(pool) for role, pool in best.pools()}
-    page.figure(
-        stacked("Time of a step", steps),
-        "Time of one step at the plan's batch, by operator; what runs behind another operator counts only where it "
-        "makes the step longer.",
-    )
+    breakdown(page, best)
     page.heading("Which device holds which rank")
     for name, cluster in manifest.clusters.items():
         per_node = round(cluster.spec.devices_per_node.value)
@@ -58,6 +50,19 @@ def html_report(found: PlanResult) -> str:
     for plot, told in (*_load_curves(best), (front_plot(found), FRONT_TOLD)):
         page.figure(curves(plot), told)
     return page.html()
+
+
+def breakdown(page: Page, best: Plan) -> None:
+    """Write what holds the memory of a device, and what takes the time of a step."""
+    page.heading("Where memory and time go")
+    memory = {f"{role}, a device": _memory(pool) for role, pool in best.pools()}
+    page.figure(stacked("Memory of a device", memory), "Bytes of one device by what holds them, and what is left free.")
+    steps = {f"{role}, a step of {_step(pool)}": _operators(pool) for role, pool in best.pools()}
+    page.figure(
+        stacked("Time of a step", steps),
+        "Time of one step at the plan's batch, by operator; what runs behind another operator counts only where it "
+        "makes the step longer.",
+    )
 
 
 FRONT_TOLD = (

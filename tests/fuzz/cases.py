@@ -9,7 +9,6 @@ from typing import Any
 import typer
 from hypothesis import strategies as st
 
-from cli.commands import COMMANDS
 from tests.fuzz.documents import ANYWHERE, files
 from tests.fuzz.words import ODD, words, wrong
 
@@ -44,7 +43,7 @@ START: dict[str, list[list[str]]] = {
     "manifest": [["validate", "MANIFEST"], ["schema"]],
 }
 READERS = ("deploy", "simulate", "place", "models", "hardware", "manifest", "import")
-WEIGHTS = dict.fromkeys(COMMANDS, 2) | dict.fromkeys(READERS, 8) | dict.fromkeys(("predict", "calibrate", "verify"), 5)
+WEIGHTS = dict.fromkeys(START, 2) | dict.fromkeys(READERS, 8) | dict.fromkeys(("predict", "calibrate", "verify"), 5)
 """Shares of the commands among cases: readers of files have most, searches take seconds."""
 SKIPPED = {"--install-completion", "--show-completion", "--help", "--timeout"}
 ENVIRONMENT = {
