@@ -61,6 +61,8 @@ class Workload:
     """Kinds of prompts as (tokens, reused tokens, weight), as a trace has them; None: by the moments."""
     answers: tuple[tuple[float, float], ...] | None = None
     """Kinds of answers as (tokens, weight), as a histogram has them; queues take their moments."""
+    beams: int = 1
+    """Of a request (beam search): each takes a token of every iteration, and room for its own answer."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.prefix_reuse < 1:
@@ -140,8 +142,9 @@ def reserved_kv_tokens(workload: Workload) -> KvLoad:
     derived here.
     """
     prompt, answer = workload.input_tokens, workload.output_tokens
-    mean = prompt.mean + workload.length_covariance / answer.mean + answer.second_moment / answer.mean
-    own = answer.squared_cv * answer.mean**2 * (1 + answer.squared_cv)
+    beams = workload.beams
+    mean = prompt.mean + workload.length_covariance / answer.mean + beams * answer.second_moment / answer.mean
+    own = beams**2 * answer.squared_cv * answer.mean**2 * (1 + answer.squared_cv)
     return KvLoad(mean_tokens=mean, variance_squared_tokens=prompt.squared_cv * prompt.mean**2 + own)
 
 

@@ -73,6 +73,7 @@ class QuestionFlags:
     isl_histogram: Text = flag("FILE", "CSV tokens,weight of prompts, in place of --isl and --isl-cv.")
     osl_histogram: Text = flag("FILE", "The same of outputs.")
     prefix_reuse: Text = flag("SHARE", "Cached share of prompts [0].")
+    beams: Text = flag("W", "Beams of a request, as in generative recommendation [1].")
     rate: Text = flag("RATE", "Requests to serve, such as 100/s.", unit="/s")
     rate_profile: Text = flag(
         "DAY", "Rates over the day, 0:00=40/s,8:00=120/s or a CSV time,rate: sized for the worst."
@@ -147,6 +148,7 @@ class PredictFlags:
     max_batched_tokens: Text = flag("TOKENS", "mixed: tokens of one step per DP rank [8192].")
     length_spread: Text = flag("SHARE", "mixed: lengths vary evenly by this share [0].")
     requests: Text = flag("N", "decode, prefill: requests in the instance, spread over DP ranks.")
+    beams: Text = flag("W", "decode: beams of a request [1].")
     mtp: Text = flag("K", f"{DRAFTED} [0].")
     mtp_acceptance: Text = flag("A", "Acceptance per draft [0.7].")
     microbatches: Text = flag("M", "1, 2 or auto [auto].")

@@ -67,7 +67,7 @@ def question_json(asked: Asked) -> "dict[str, ManifestAnswer]":
         "kv_dtype": question.kv_dtype,
         "input_tokens": picked(workload.input_tokens, "mean squared_cv"),
         "output_tokens": picked(workload.output_tokens, "mean squared_cv"),
-        **picked(workload, "length_covariance prefix_reuse arrival_squared_cv"),
+        **picked(workload, "length_covariance prefix_reuse arrival_squared_cv beams"),
         **picked(question, "rate_per_second ttft_seconds tpot_seconds percentile objective queueing survive shape"),
         "mtp": list(question.drafts),
         "mtp_acceptance": question.acceptance,

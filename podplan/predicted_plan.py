@@ -9,7 +9,9 @@ ROOM = 1.25
 """Limits over what was predicted, so that a queue fits between."""
 PASSES = 3.0
 """The same of TTFT, in passes of a prompt: it waits for one that runs."""
-SHARED = "model hw nodes engine weights kv_dtype mtp mtp_acceptance expert_balance expert_skew prefix_reuse isl osl"
+SHARED = (
+    "model hw nodes engine weights kv_dtype mtp mtp_acceptance expert_balance expert_skew prefix_reuse isl osl beams"
+)
 ANSWER_TOKENS = 1024
 
 

@@ -22,6 +22,7 @@ from podplan.options import PredictFlags, flag_name, flags_of, left_open
 from podplan.plan_data import INTERVAL, memory_json
 from podplan.readers import (
     read_balance,
+    read_beams,
     read_choice,
     read_drafts,
     read_fraction,
@@ -30,6 +31,7 @@ from podplan.readers import (
     read_shared,
     read_tokens,
     read_weights,
+    undrafted,
 )
 from podplan.result import Result, Row, picked, whole
 
@@ -149,6 +151,7 @@ PHASES_OF_FLAG: dict[str, tuple[Phase, ...]] = {
     "max_batched_tokens": ("mixed",),
     "length_spread": ("mixed",),
     "requests": ("decode", "prefill"),
+    "beams": ("decode",),
     "mtp_acceptance": ("decode", "mixed"),
 }
 
@@ -172,7 +175,7 @@ def read_configuration(flags: PredictFlags) -> Configuration:
     phase: Phase = read_choice(flags.phase, "--phase", get_args(Phase))
     _check_phase(flags, phase)
     strategy = _strategy(flags, model, hardware, phase)
-    host = host_costs(_engine(flags.engine))
+    host, beams = host_costs(_engine(flags.engine)), read_beams(flags.beams)
     reuse = read_fraction(flags.prefix_reuse, "--prefix-reuse", 0.0, below_one=True)
     configuration = Configuration(
         model=model,
@@ -184,7 +187,8 @@ def read_configuration(flags: PredictFlags) -> Configuration:
         balance=read_balance(flags.expert_balance, flags.expert_skew, model),
         redundant=read_redundant(flags.redundant_experts, model),
         shared=read_shared(flags.shared_experts, model),
-        drafts=read_drafts(flags.mtp, model),
+        drafts=read_drafts(flags.mtp, model) if beams == 1 else undrafted(flags.mtp),
+        beams=beams,
         acceptance=read_fraction(flags.mtp_acceptance, "--mtp-acceptance", 0.7),
         microbatches=read_microbatches(flags.microbatches, model),
         batch=read_tokens(flags.batch, "--batch", 1),

@@ -21,6 +21,7 @@ from podplan.readers import (
     Word,
     is_auto,
     read_balance,
+    read_beams,
     read_caches,
     read_choice,
     read_drafts,
@@ -30,6 +31,7 @@ from podplan.readers import (
     read_redundant,
     read_shared,
     read_weight_choices,
+    undrafted,
     weights_of,
 )
 from podplan.traffic import AskedTraffic, read_traffic
@@ -66,20 +68,21 @@ def read_question(flags: QuestionFlags) -> Asked:
     model = load_model(flags.model or "")
     prefill, decode = read_machines(flags, flags.weights, model)
     asked = read_traffic(flags, model)
+    beams = read_beams(flags.beams)
     objective, pins = _objective(flags, asked, (prefill, decode)), read_pins(flags, model)
     question = Question(
         model=model,
         prefill=prefill,
         decode=decode,
         engine=read_engine(flags.engine, (prefill.hardware, decode.hardware)),
-        workload=asked.workload,
+        workload=replace(asked.workload, beams=beams),
         ttft_seconds=read_limit(flags.ttft or DEFAULT_TTFT, "--ttft"),
         tpot_seconds=read_limit(flags.tpot or DEFAULT_TPOT, "--tpot"),
         percentile=read_percentile(flags.percentile or DEFAULT_PERCENTILE),
         rate_per_second=None if OBJECTIVES[objective].maximised else asked.rate_per_second,
         objective=objective,
         queueing=read_choice(flags.queueing, "--queueing", get_args(Queueing), "bulk"),
-        drafts=_drafts(flags.mtp, model),
+        drafts=_drafts(flags.mtp, model) if beams == 1 else (undrafted(flags.mtp),),
         acceptance=read_fraction(flags.mtp_acceptance, "--mtp-acceptance", DEFAULT_ACCEPTANCE),
         balance=read_balance(flags.expert_balance, flags.expert_skew, model),
         microbatches=_microbatches(flags.microbatches, model),

@@ -24,6 +24,7 @@ Word = TypeVar("Word", bound=str)
 AUTO = "auto"
 ROLES = ("prefill", "decode")
 MOST_DRAFTS = 8
+MOST_BEAMS = 1024
 MOST_TOKENS = 1_000_000_000
 
 
@@ -158,6 +159,21 @@ def read_tokens(text: str | None, flag: str, default: int) -> int:
     if value > MOST_TOKENS:
         raise BadInput(f"{flag}: {value} is more than can be meant; use at most {MOST_TOKENS}")
     return value
+
+
+def read_beams(text: str | None) -> int:
+    """Return the beams of a request, at least 1."""
+    count = 1 if text is None else parse_count(text, "--beams")
+    if count > MOST_BEAMS:
+        raise BadInput(f"--beams: {count} are more than the {MOST_BEAMS} that are costed; use fewer")
+    return count
+
+
+def undrafted(text: str | None) -> int:
+    """Return no drafts; BadInput where some are asked for beside beams."""
+    if text is not None and text.strip() not in ("0", "0..0"):
+        raise BadInput("--mtp: drafts of one answer do not go with --beams; leave one of them out")
+    return 0
 
 
 def read_fraction(text: str | None, flag: str, default: float, *, below_one: bool = False) -> float:

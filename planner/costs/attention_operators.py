@@ -160,7 +160,7 @@ def sparse_terms(deployment: Deployment, mla: MLA, indexer: Indexer, heads: Numb
 def absorbed_terms(deployment: Deployment, mla: MLA, heads: Number) -> list[Term]:
     """Running requests attend in latent space: 2·heads·(2·kv_lora + rope) FLOP per pair of query and key."""
     roofline = Roofline.of(deployment)
-    queries = 1.0 + deployment.drafts
+    queries = 1.0 * deployment.queries
     latent = float(mla.kv_lora_rank)
     per_pair = 2.0 * heads * (mla.kv_elements_per_token + latent)
     read = {
@@ -317,7 +317,7 @@ def gqa_attention(deployment: Deployment, gqa: GQA, *, within: bool, share: floa
     parameters = {"one": sinks * cached} if sinks else {}
     terms: list[ComputeTerm] = []
     if deployment.phase != "prefill":
-        pairs: Form = {f"kv{suffix}": 1.0 + deployment.drafts} | ({"decode": sinks} if sinks else {})
+        pairs: Form = {f"kv{suffix}": 1.0 * deployment.queries} | ({"decode": sinks} if sinks else {})
         read = {f"kv{suffix}": cached, "decode": moved} | parameters
         terms.append(roofline.attention(f"{prefix}attention", decoding, pairs, per_pair, {"decode": 1.0}, read))
     if deployment.phase != "decode":

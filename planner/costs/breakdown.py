@@ -253,7 +253,7 @@ def _composition_rows(
     last = float(drain(cost, busy, layer, count))
     if last:
         rows.append(_plain("expert_drain", "1", 1, last, "network"))
-    drafts = int(cost.queries_per_sequence) - 1
+    drafts = int(cost.queries_per_sequence) - 1 if cost.draft_terms else 0
     draft = 0.0
     if drafts:
         draft = float(draft_seconds(cost, busy, timings(cost.draft_terms, step.whole), layer, count))

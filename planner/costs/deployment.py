@@ -74,8 +74,15 @@ class Deployment:
     redundant: Number = 0
     shared_ranks: Number = 0
     drafts: Number = 0
+    beams: int = 1
+    """Beams of a request, which read its prompt's KV together."""
     host_seconds: float | None = None
     engine: str | None = None
+
+    @property
+    def queries(self) -> Number:
+        """Tokens of a request in an iteration: of every beam one, and its drafts."""
+        return self.beams * (1 + self.drafts)
 
     @property
     def draft_layers(self) -> Number:

@@ -17,7 +17,7 @@ def head_terms(deployment: Deployment, stage: Literal["head", "draft"]) -> list[
     roofline, model, tp = Roofline.of(deployment), deployment.model, deployment.strategy.attention_tp
     hidden, vocabulary = float(model.hidden_size), model.vocab_size / tp
     if stage == "draft":
-        rows: Form = {"decode": 1.0 / (1 + deployment.drafts)}
+        rows: Form = {"decode": 1.0 / deployment.queries}
         return [
             roofline.matmul("draft_head", "draft", rows, vocabulary, hidden, "bf16"),
             roofline.vector("draft_sampling", "draft", scale(rows, vocabulary * 4.0 * 3), kernels=3),
@@ -29,6 +29,21 @@ def head_terms(deployment: Deployment, stage: Literal["head", "draft"]) -> list[
         roofline.matmul("lm_head", "head", rows, vocabulary, hidden, "bf16"),
         *vocabulary_exchanges(deployment),
         roofline.vector("sampling", "head", scale(rows, model.vocab_size * 4.0 * 3), kernels=3),
+        *_beam_terms(deployment, roofline, rows),
+    ]
+
+
+def _beam_terms(deployment: Deployment, roofline: Roofline, rows: Form) -> list[Term]:
+    """Beam search of items: the mask of valid ones over the logits, then the best beams of all beams' best candidates.
+
+    xLLM section 4.5: a mask of the vocabulary for each beam (a byte and the logit, read and written), and a heap as
+    wide as the beams, over as many candidates of each, a token and a sum of logarithms; the host works beside it.
+    """
+    if deployment.beams == 1 or deployment.phase == "prefill":
+        return []
+    return [
+        roofline.vector("item_mask", "head", scale(rows, deployment.model.vocab_size * (2 * 4.0 + 1.0))),
+        roofline.vector("beam_select", "head", scale(rows, deployment.beams * 8.0 * 2), kernels=2),
     ]
 
 

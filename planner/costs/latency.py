@@ -86,7 +86,7 @@ def decode_load(deployment: Deployment, batch: Number, kv_tokens: Number, mean_b
     ``mean_batch`` requests are on the mean rank; all ranks alike where it is not given. With PP the
     batch is spread over the stages.
     """
-    queries = 1 + deployment.drafts
+    queries = deployment.queries
     mean = batch if mean_batch is None else mean_batch
     return StepLoad(decode_sequences=batch, decode_kv_tokens=batch * kv_tokens, mean_tokens=mean * queries)
 

@@ -64,7 +64,7 @@ def linear_attention_terms(deployment: Deployment, linear: GatedDeltaNet) -> lis
 
 def queries(deployment: Deployment) -> Number:
     """Query tokens of a running request in one step."""
-    return 1.0 + deployment.drafts
+    return 1.0 * deployment.queries
 
 
 def recurrence(deployment: Deployment, linear: GatedDeltaNet, tp: Number) -> ComputeTerm:

@@ -121,7 +121,7 @@ def _holding(deployment: Deployment, profile: "EngineProfile", sequences: Number
         devices=strategy.devices,
         nodes=np.greater(strategy.devices, deployment.hardware.devices_per_node.value),
         sequences=prefill_prompts(sequences / 2) if prompts else sequences,
-        window=1 + deployment.drafts,
+        window=deployment.queries,
         tokens=tokens * strategy.pp,
     )
 

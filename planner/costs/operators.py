@@ -45,7 +45,7 @@ def build_step_cost(deployment: Deployment) -> StepCost:
         draft_terms=tuple(draft_terms(deployment)) if np.any(deployment.draft_layers) else (),
         dense_layers=model.dense_layers,
         moe_layers=model.moe_layers,
-        queries_per_sequence=1 + deployment.drafts,
+        queries_per_sequence=deployment.queries,
         attention_ranks=strategy.attention_dp,
         expert_ranks=deployment.expert_ranks if model.moe else 1,
         shared_ranks=deployment.shared_ranks,

@@ -54,6 +54,7 @@ class Configuration:
     redundant: int | None = None
     shared: Shared = "auto"
     drafts: int = 0
+    beams: int = 1
     acceptance: float = 0.7
     microbatches: int | None = None
     batch: float = 1.0
@@ -196,6 +197,7 @@ def expert_layouts(configuration: Configuration) -> list[Deployment]:
         weights=configuration.weights,
         kv_dtype=configuration.kv_dtype,
         drafts=configuration.drafts,
+        beams=configuration.beams if configuration.phase == "decode" else 1,
         host_seconds=configuration.host.step_seconds,
         engine=configuration.host.engine,
     )

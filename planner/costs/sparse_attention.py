@@ -44,7 +44,7 @@ def indexer_terms(deployment: Deployment, mla: MLA, indexer: Indexer) -> list[Co
     kernels = deployment.hardware.kernels
     scored: list[tuple[str, AttentionFit, Form, Form, Form]] = []
     if deployment.phase != "prefill":
-        pairs: Form = {"kv": (1.0 + deployment.drafts) * each}
+        pairs: Form = {"kv": 1.0 * deployment.queries * each}
         scored.append(("index_scores", kernels.mla_decode, pairs, {"decode": 1.0}, {"kv": key_bytes}))
     if deployment.phase != "decode":
         every = {"chunk": key_bytes, "context": key_bytes}
@@ -60,7 +60,7 @@ def indexer_terms(deployment: Deployment, mla: MLA, indexer: Indexer) -> list[Co
 
 def sparse_decode(deployment: Deployment, mla: MLA, heads: Number) -> Term:
     """Attention of running requests over the keys that were picked: each query gathers its own."""
-    pairs = scale(seen_keys(deployment, mla, "kv", "decode"), 1.0 + deployment.drafts)
+    pairs = scale(seen_keys(deployment, mla, "kv", "decode"), 1.0 * deployment.queries)
     return _sparse(deployment, mla, heads, "attention", pairs, {"decode": 1.0})
 
 

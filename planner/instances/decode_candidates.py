@@ -140,7 +140,7 @@ def decode_memory_used(deployment: Deployment, batch: Number, kv: KvLoad) -> Num
     request (``workload.reserved_kv_tokens``).
     """
     held = total_kv_tokens(kv, batch, MEMORY_DEVIATIONS)
-    tokens = batch * (1 + deployment.drafts) / deployment.strategy.pp
+    tokens = batch * deployment.queries / deployment.strategy.pp
     used = memory(deployment, kv_tokens=held, sequences=batch, tokens=tokens).used
     experts = expert_device_memory(deployment, tokens)
     return used if experts is None else larger(used, experts.used)

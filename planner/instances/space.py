@@ -230,6 +230,7 @@ def groups(question: Question, role: Role, rows: Iterable[Row], drafts: int) -> 
         weights=machines.weights,
         kv_dtype=question.kv_dtype,
         drafts=drafts,
+        beams=1 if role == "prefill" else question.workload.beams,
         host_seconds=host_costs(question.engine).step_seconds if _has_gap(question, role) else None,
         engine=engine,
     )

@@ -264,10 +264,9 @@ def _check_costs(manifest: Manifest, pool: Pool, path: str) -> None:
         if phase not in pool.step_costs:
             raise BadInput(f"{path}: {phase} is missing; a {pool.role} pool needs it")
     for phase, cost in pool.step_costs.items():
-        if phase != "prefill" and cost.queries_per_sequence != 1 + pool.mtp.drafts:
-            raise BadInput(
-                f"{path}.{phase}.queries_per_sequence: must be {1 + pool.mtp.drafts}, one more than mtp.drafts"
-            )
+        queries = pool.mtp.beams * (1 + pool.mtp.drafts)
+        if phase != "prefill" and cost.queries_per_sequence != queries:
+            raise BadInput(f"{path}.{phase}.queries_per_sequence: must be {queries}, one more than mtp.drafts, a beam")
         _check_variables(cost, f"{path}.{phase}")
         if cost.rule == "attention_experts" and cost.moe_layers and pool.microbatches == 2 and cost.cores < 2:
             raise BadInput(f"{path}.{phase}.cores: two streams need at least 2 partitions to split")

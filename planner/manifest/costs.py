@@ -141,7 +141,7 @@ class StepCostModel(Strict):
     draft_terms: list[TermModel] = Field(default=[], max_length=64)
     dense_layers: Natural
     moe_layers: Natural
-    queries_per_sequence: int = Field(strict=True, ge=1, le=64)
+    queries_per_sequence: int = Field(strict=True, ge=1, le=4096)
     attention_ranks: Positive
     expert_ranks: Positive
     shared_ranks: Natural

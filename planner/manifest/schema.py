@@ -72,6 +72,7 @@ class Drafts(Strict):
 
     drafts: int = Field(strict=True, ge=0, le=16)
     acceptance: Share = 0.7
+    beams: int = Field(strict=True, default=1, ge=1, le=1024, description="of a request, each with a token a step")
 
 
 class MemoryBytes(Strict):

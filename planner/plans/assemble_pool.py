@@ -52,7 +52,7 @@ def pool_content(pool: PlannedPool, cluster: str, instances: list[Instance], see
         expert_map=expert_map(deployment, seed, pool.question.balance.distribution),
         limits=_limits(pool, capacity),
         microbatches=2 if candidate.microbatches == 2 else 1,
-        mtp=Drafts(drafts=pool.drafts, acceptance=question.acceptance),
+        mtp=Drafts(drafts=pool.drafts, acceptance=question.acceptance, beams=pool.candidate.deployment.beams),
         weights_dtype=machines.weights,
         kv_dtype=question.kv_dtype,
         memory_bytes_per_device=_memory_bytes(memory),

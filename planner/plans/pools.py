@@ -161,6 +161,7 @@ def answering(question: Question, role: Role, row: Row, drafts: int) -> Configur
     return replace(
         asked_of(question, role, row),
         drafts=drafts,
+        beams=question.workload.beams,
         acceptance=question.acceptance,
         host=host_costs(None if question.engine == "reference" else question.engine),
     )
@@ -189,7 +190,7 @@ def prefill_prediction(question: Question, candidate: PrefillCandidate) -> Predi
 def decode_memory(question: Question, candidate: DecodeCandidate) -> Memory:
     """Bytes per device with the mean KV of a full batch."""
     load = decode_load(candidate.deployment, candidate.batch, running_kv_tokens(question.workload).mean_tokens)
-    tokens = candidate.batch * (1 + candidate.drafts) / candidate.row.strategy.pp
+    tokens = candidate.batch * candidate.deployment.queries / candidate.row.strategy.pp
     return memory(
         candidate.deployment, kv_tokens=load.decode_kv_tokens, sequences=float(candidate.batch), tokens=tokens
     )

@@ -32,6 +32,8 @@ def not_aggregated(question: Question) -> str | None:
         return "each role is asked for on devices of its own; --shape aggregated searches either pool alone"
     if one_pool and question.prefill.weights != question.decode.weights:
         return "aggregated instances load one checkpoint, and each role has a format of its own"
+    if question.workload.beams > 1:
+        return "--beams: requests with beams are answered by decode instances of their own"
     if question.queueing == "mixserve":
         return "--queueing mixserve knows prefill and decode instances alone"
     return None
