@@ -6,7 +6,7 @@ import typer
 
 from cli.options import Json, Text, argument, option
 from cli.output import Screen, print_json
-from podplan.supernode import supernode as compared
+from podplan.supernodes import supernode as compared
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 

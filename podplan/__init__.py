@@ -44,8 +44,8 @@ if TYPE_CHECKING:
     from podplan.simulation import SimulateResult as SimulateResult
     from podplan.simulation import simulate as simulate
     from podplan.simulation import simulate_policies as simulate_policies
-    from podplan.supernode import SupernodeResult as SupernodeResult
-    from podplan.supernode import supernode as supernode
+    from podplan.supernodes import SupernodeResult as SupernodeResult
+    from podplan.supernodes import supernode as supernode
     from podplan.verification import VerifyResult as VerifyResult
     from podplan.verification import verify as verify
     from podplan.watching import WatchResult as WatchResult
@@ -65,7 +65,7 @@ _HOMES = {
     "podplan.prediction": ("PredictResult", "predict"),
     "podplan.scenarios": ("ScenariosResult", "robust"),
     "podplan.simulation": ("PoliciesResult", "SimulateResult", "simulate", "simulate_policies"),
-    "podplan.supernode": ("SupernodeResult", "supernode"),
+    "podplan.supernodes": ("SupernodeResult", "supernode"),
     "podplan.verification": ("VerifyResult", "verify"),
     "podplan.watching": ("WatchResult", "watch"),
 }

@@ -18,6 +18,7 @@ import shlex
 import sys
 import tempfile
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +101,7 @@ def _block(block: str) -> str:
     return "```console\n" + "\n".join(parts) + "```"
 
 
+@cache
 def generated() -> dict[str, str]:
     """Return the pages that are made from the code, by their place in docs/."""
     return {

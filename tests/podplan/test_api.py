@@ -200,3 +200,9 @@ def test_the_page_runs() -> None:
     for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
         exec(compile(block, "docs/python.md", "exec"), known)
     assert known["checked"].feasible
+
+
+def test_no_module_stands_in_front_of_a_function() -> None:
+    """A module of the same name would take the function's place when something else imports it."""
+    homes = set(podplan._HOMES)
+    assert not {f"podplan.{name}" for name in podplan.__all__} & homes
