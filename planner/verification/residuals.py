@@ -21,7 +21,7 @@ Lange, R. J. A. Little and J. M. G. Taylor, Robust Statistical Modeling Using th
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import NormalDist
 
 import numpy as np
@@ -42,6 +42,8 @@ LEVELS: tuple[tuple[str, ...], ...] = (
 """Labels that runs share at each level; none: all runs."""
 FREEDOM = 4
 """Degrees of freedom of what is each run's own; the quantile below is of 4."""
+SCALES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
+"""Times that the deviations of levels may be larger than fitted; a scale's odds fall with its fourth power."""
 _ROUNDS = 15
 FEATURES = ("devices", "concurrency", "prompt_tokens", "output_tokens")
 
@@ -114,6 +116,26 @@ def weights(deviations: Deviations, inner: Array, errors: Array) -> Array:
     return found
 
 
+def widened(deviations: Deviations, known: Sequence[Residual]) -> Deviations:
+    """Return the deviations with those of the levels as many times larger as make the known errors likeliest.
+
+    What runs have in common has a heavy tail, too: a mixture of normals of several scales, the wider the rarer. So runs
+    that agree far from zero (an engine that none was fitted on) are believed, where one alone is taken for an accident.
+    """
+    errors = np.array([each.error for each in known])
+
+    def likelihood(one: Deviations) -> float:
+        """Logarithm, with the gamma law of the weights of a Student's t as a scale mixture."""
+        inner = covariance(one, known, known)
+        counts = weights(one, inner, errors)
+        whole = inner + one.own**2 * np.diag(1 / counts)
+        normal = -(errors @ np.linalg.solve(whole, errors) + np.linalg.slogdet(whole)[1]) / 2
+        return float(normal + ((FREEDOM / 2 - 1) * np.log(counts) - FREEDOM / 2 * counts).sum())
+
+    choices = [replace(deviations, levels=tuple(scale * each for each in deviations.levels)) for scale in SCALES]
+    return max(zip(choices, SCALES, strict=True), key=lambda pair: likelihood(pair[0]) - 4 * math.log(pair[1]))[0]
+
+
 def quantile(level: float) -> float:
     """Return the quantile of Student's t with 4 degrees of freedom (W. T. Shaw, J. Computational Finance 9, 2006)."""
     root = math.sqrt(4 * level * (1 - level))
@@ -126,6 +148,8 @@ def expected(
     """Return what to expect of runs beside those whose errors are known, at a confidence level each."""
     if not asked:
         return []
+    if known:
+        deviations = widened(deviations, known)
     prior = np.diag(covariance(deviations, asked, asked)) if len(asked) < 64 else _variance(deviations, len(asked))
     mean, variance = np.zeros(len(asked)), prior
     if known:

@@ -77,3 +77,11 @@ def test_a_run_far_off_teaches_little() -> None:
 def test_quantiles_of_students_t(level: float, value: float) -> None:
     """Tables of 4 degrees of freedom."""
     assert quantile(level) == pytest.approx(value, abs=1e-4)
+
+
+def test_runs_that_agree_far_off_are_believed_and_one_alone_is_not() -> None:
+    """Three runs of an engine that none was fitted on, all 2.7 times the prediction, bring a fourth there."""
+    known = [_run("qwen", 1.0, engine="new", x=float(place)) for place in range(3)]
+    assert expected(DEVIATIONS, known, [_run("qwen", engine="new", x=4.0)])[0].factor == pytest.approx(2.7, rel=0.1)
+    tame = [_run("qwen", 0.0, engine="new", x=float(place)) for place in range(1, 6)]
+    assert expected(DEVIATIONS, [known[0], *tame], [_run("qwen", engine="new", x=4.0)])[0].factor < 1.1
