@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 
 from ground.errors import Infeasible
 from planner.changeover.lots import Lot, Signature
-from planner.changeover.order import Move, Order, Task
+from planner.changeover.moving import slowest_plane, weight_plane
+from planner.changeover.order import InPlace, Move, Order, Task
 from planner.manifest.layout import Instance
 from planner.manifest.migration import How, Migration, Promise, Start, Step, manifest_hash
 from planner.manifest.schema import Cluster, KvTransfer, Manifest, Pool, Prediction
@@ -144,7 +145,8 @@ def _floor(old: Manifest, sides: Sides, clusters: Mapping[str, Cluster]) -> _Flo
     )
 
 
-Started = list[tuple[str, How]]
+Started = list[tuple[str, InPlace | None]]
+"""Names that start, with how they change where they stand; None: as new ones."""
 
 
 def _walk(floor: _Floor, task: Task, move: Move) -> tuple[list[str], Started]:
@@ -156,7 +158,7 @@ def _walk(floor: _Floor, task: Task, move: Move) -> tuple[list[str], Started]:
         for _ in range(count):
             lot = floor.stop(each.old)
             drained += lot.names
-            started += [(name, each.how) for name in floor.start(each.new, lot.nodes)]
+            started += [(name, each) for name in floor.start(each.new, lot.nodes)]
         stop[each.old] -= count
         start[each.new] -= count
     for side, count in enumerate(stop):
@@ -165,19 +167,16 @@ def _walk(floor: _Floor, task: Task, move: Move) -> tuple[list[str], Started]:
     # The largest first, as long as scopes have room for them.
     for side in sorted(range(len(start)), key=lambda each: -floor.sides.start[each].nodes):
         for _ in range(start[side]):
-            started += [(name, "load") for name in floor.start(side, None)]
+            started += [(name, None) for name in floor.start(side, None)]
     return drained, started
 
 
 def _step(move: Move, drained: Sequence[str], started: Started, floor: _Floor, stage: str, task: Task) -> Step:
-    seconds = {each.how: each.seconds for each in task.in_place}
+    ordered = sorted(started, key=lambda each: _natural(each[0]))
     return Step(
         drain=sorted(drained, key=_natural),
         drain_seconds=move.drain_seconds,
-        start=[
-            _start(floor, name, how, seconds.get(how, 0.0), move)
-            for name, how in sorted(started, key=lambda each: _natural(each[0]))
-        ],
+        start=[_start(floor, name, turned, move, task) for name, turned in ordered],
         carries_per_second=move.carries_per_second,
         below_seconds=move.below_seconds,
         stage=stage,
@@ -189,23 +188,18 @@ def _natural(name: str) -> tuple[str, int, str]:
     return stem, int(name[len(stem) :] or 0), name
 
 
-def _start(floor: _Floor, name: str, how: How, in_place_seconds: float, move: Move) -> Start:
-    from planner.changeover.moving import slowest_plane, weight_plane
-
+def _start(floor: _Floor, name: str, turned: InPlace | None, move: Move, task: Task) -> Start:
     pool = floor.sides.kinds[floor.running[name][0]]
-    if how == "flip":
-        return Start(name=name, how=how, seconds=in_place_seconds, bytes=0.0)
-    spec, source = floor.clusters[pool.hardware].spec, move.source if how == "load" else "peers"
-    plane = {"peers": weight_plane(spec, 0.0, None)[0], "storage": slowest_plane(spec)[0]}.get(source or "")
-    seconds = move.start_seconds if how == "load" else in_place_seconds
-    return Start(
-        name=name,
-        how=how,
-        seconds=seconds,
-        bytes=pool.memory_bytes_per_device.weights * pool.devices_per_instance,
-        source=source,
-        plane=plane,
-    )
+    spec = floor.clusters[pool.hardware].spec
+    planes = {"peers": weight_plane(spec, 0.0, None)[0], "storage": slowest_plane(spec)[0]}
+    how: How
+    if turned is None:
+        size = pool.memory_bytes_per_device.weights * pool.devices_per_instance
+        how, seconds, source = "load", move.start_seconds, move.source
+    else:
+        size = turned.bytes / task.new[turned.new].instances
+        how, seconds, source = turned.how, turned.seconds, "peers" if size else None
+    return Start(name=name, how=how, seconds=seconds, bytes=size, source=source, plane=planes.get(source or ""))
 
 
 def _stage(

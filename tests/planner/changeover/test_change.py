@@ -49,6 +49,7 @@ def test_other_maps_load_only_what_moves() -> None:
     assert {start.how for step in found.migration.steps for start in step.start} == {"experts"}
     expert = 3 * 64 * 32 * 2
     assert sum(move.bytes for move in found.order.moves) == pytest.approx(2 * 3 * 4 * expert)
+    assert sum(start.bytes for step in found.migration.steps for start in step.start) == pytest.approx(found.bytes)
 
 
 @pytest.mark.parametrize("spare", [0, 1, 3])
