@@ -50,6 +50,14 @@ def test_every_command_line_is_one(page: Path) -> None:
         parsed(command)
 
 
+def test_the_examples_of_every_help_are_commands() -> None:
+    """They stand in the reference, too."""
+    lines = list(others(generated()["reference/commands.md"]))
+    assert len(lines) > 60
+    for command in lines:
+        parsed(command)
+
+
 @pytest.mark.parametrize("page", [page for page in PAGES if any(shown(page.read_text("utf-8")))], ids=_named)
 def test_commands_print_what_is_shown(page: Path) -> None:
     """`python -m scripts.refresh_docs` brings the pages up to date."""

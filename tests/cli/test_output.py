@@ -83,6 +83,17 @@ def found() -> PlanResult:
 
 
 @pytest.mark.parametrize("width", WIDTHS)
+def test_a_plan_has_the_same_words(width: int, found: PlanResult) -> None:
+    """Apart from layout: rules, and the head that a table repeats where it turns."""
+
+    def words(at: int) -> dict[str, int]:
+        text = shown(at, lambda screen: show_plan(screen, found, runners=False))
+        return {word: text.split().count(word) for word in text.split() if not set(word) <= {"─"}}
+
+    assert words(width) == words(1000)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
 def test_a_plan_loses_no_digit_and_no_pool(width: int, found: PlanResult) -> None:
     """Every cell of every pool stands on the screen, whatever its shape; the words are those of the widest."""
     best = found.best
