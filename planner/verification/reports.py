@@ -120,6 +120,10 @@ def _aiperf(row: Mapping[str, Any], where: str) -> list[Report]:
     concurrency = at(row, "input_config.loadgen.concurrency") or at(
         row, "input_config.perf_analyzer.stimulus.concurrency"
     )
+    phases = at(row, "input_config.phases")  # since 1.4 of its schema; other types send at a rate
+    for phase in phases if isinstance(phases, list) else ():
+        if at(phase, "kind") == "profiling" and at(phase, "type") == "concurrency":
+            concurrency = at(phase, "concurrency")
     return [
         Report(
             where=where,

@@ -90,3 +90,20 @@ def test_what_no_tool_writes_is_refused_in_one_sentence(text: str, tmp_path: Pat
     path.write_text(text, encoding="utf-8")
     with pytest.raises(BadInput, match=r"odd\.json"):
         read_reports(path)
+
+
+def test_aiperf_says_its_concurrency_by_phase(tmp_path: Path) -> None:
+    """Schema 1.4, of AIPerf 0.13: requests kept open in a phase of that type, none where it sends at a rate."""
+    for kind, wanted in (("concurrency", 4.0), ("poisson", None)):
+        phases = [{"name": "profiling", "kind": "profiling", "type": kind, "requests": 32, "concurrency": 4}]
+        row = {
+            "schema_version": "1.4",
+            "input_config": {"phases": phases},
+            "time_to_first_token": {"unit": "ms", "avg": 76.5},
+            "inter_token_latency": {"unit": "ms", "avg": 17.9},
+            "request_throughput": {"unit": "requests/sec", "avg": 7.95},
+        }
+        path = tmp_path / f"{kind}.json"
+        path.write_text(json.dumps(row), encoding="utf-8")
+        (report,) = read_reports(path)
+        assert (report.tool, report.concurrency) == ("AIPerf", wanted)
