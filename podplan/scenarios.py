@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ground.errors import BadInput, Infeasible
+from ground.errors import BadInput, Infeasible, naming
 from ground.files import read_yaml
 from ground.units import HOUR_SECONDS, format_count, number_of, parse_duration
 from planner.changeover.robust import (
@@ -152,7 +152,8 @@ def robust(model: str, *, hw: object, scenarios: str | Path, **flags: object) ->
 
 def solved_scenarios(base: Mapping[str, str], path: Path) -> ScenariosResult:
     """Return the answer to the scenarios of a file under the flags of a question."""
-    data = read_yaml(path)
+    with naming("--scenarios"):
+        data = read_yaml(path)
     rows = read_rows(path, "scenarios", SCENARIO_KEYS, MOST_SCENARIOS)
     if not isinstance(data, dict) or not rows:
         raise BadInput(f"{path}: must be a mapping with a list of scenarios, such as - rate: 40/s")
