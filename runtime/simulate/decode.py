@@ -13,7 +13,7 @@ from runtime.simulate.batch import LONGEST_STRETCH, RunningBatch
 from runtime.simulate.device import Devices, Shared
 from runtime.simulate.drafts import IterationCounts, mean_tokens_per_iteration
 from runtime.simulate.engine import COMPLETION, generator
-from runtime.simulate.request import DECODE, Request
+from runtime.simulate.request import DECODE, TRANSFER, Request
 from runtime.simulate.steps import FIXED_POINT_BITS, StepTimer
 
 
@@ -135,13 +135,16 @@ class DecodeInstance:
         """Between iterations: let those go that must, then those in that have come."""
         evicting, self._evicting = self._evicting, []
         for request in evicting:
+            if request.state == TRANSFER and request.place >= 0:  # its KV is on its way
+                self._evicting.append(request)
+                continue
             self._placement.evicted(request, request.state == DECODE)
             if request.state == DECODE:
                 self.lose(request)
         for request, rank in self._joining:
             self.batch.add(request, rank)
         self._joining.clear()
-        if evicting:
+        if len(evicting) > len(self._evicting):
             self._placement.admit()
 
     def _end(self, epoch: int) -> None:

@@ -66,5 +66,7 @@ class Shared:
     expected_drafts: bool = False
     balance: dict[str, float] = field(default_factory=dict)
     """Busiest expert rank over the mean by pool role, where it is not the manifest's."""
+    offline: bool = False
+    """Whether offline requests stand behind the online ones."""
     span: Span | None = None
     tokens_out: int = 0

@@ -66,11 +66,10 @@ class Ledger:
     def arrive(self, request: Request) -> None:
         """Note a request that enters the system."""
         self.arrived += 1
-        if self._window.start_seconds <= request.arrival <= self._window.end_seconds:
-            if request.offline:
-                self.offline_offered += 1
-            else:
-                self.offered += 1
+        if request.offline:
+            self.offline_offered += 1
+        elif self._window.start_seconds <= request.arrival <= self._window.end_seconds:
+            self.offered += 1
 
     def arrive_all(self, arrivals: Floats) -> None:
         """Note requests that enter the system, by their arrivals."""
@@ -162,7 +161,7 @@ class Ledger:
         measured = offered & done.completed & online
         self.offered_completed += int(measured.sum())
         self.offered_failed += int((offered & ~done.completed & online).sum())
-        self.offline_completed += int((offered & done.completed & done.offline).sum())
+        self.offline_completed += int((done.completed & done.offline).sum())
         self.attained += int((good & offered & online).sum())
         self.finished += int((finished & online).sum())
         self.finished_tokens += int(done.outputs[finished & online].sum())

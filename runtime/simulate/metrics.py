@@ -195,7 +195,7 @@ def _expert_imbalance(system: System) -> dict[str, float]:
     found: dict[str, float] = {}
     parts: list[Part] = [*system.prefill, *system.decode, *system.mixed]
     for part in parts:
-        if part.cost.experts:
+        if part.cost.experts and part.phase == part.pool.role:
             found.setdefault(part.phase, float(part.cost.balance))
     return found
 

@@ -1,9 +1,11 @@
 """Prefill instances: elastic passes that take what waits, up to the token budget of each DP rank."""
 
 import heapq
+import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from planner.manifest.schema import Pool
@@ -16,10 +18,13 @@ from runtime.simulate.steps import RankLoad, StepTimer
 if TYPE_CHECKING:
     from runtime.simulate.decode import DecodeInstance
 
-_LEAST_SHARE, _LEAST_CHUNK = 0.05, 256
+_LEAST_SHARE, _LEAST_CHUNK = 0.05, 16
 """Of time and of tokens that prompts have at least beside running requests."""
 _SPARE_GUARD = 0.8
 """Share of the TPOT limit that running requests may come to with prompts beside them."""
+
+_OFFLINE_GUARD = 0.4
+"""Share of the TTFT limit that an online prompt may come to behind offline ones."""
 
 Finished = Callable[["PrefillInstance", int, Request], None]
 """Called with the instance, the DP rank and the request when a prompt's last pass ends."""
@@ -74,6 +79,8 @@ class PrefillInstance:
         self._collaborative = shared.manifest.routing.prefill == "collaborative"
         self._interrupts = shared.manifest.routing.offline == "slo"
         self._counts_offline = shared.manifest.routing.offline == "equal"
+        limit = shared.manifest.service_levels.ttft_seconds
+        self._offline_seconds = math.inf if limit is None else _OFFLINE_GUARD * limit
         self.ranks = pool.degrees.attention_dp
         self.rank_devices = pool.degrees.attention_tp * pool.degrees.pp
         self.budget = pool.limits.tokens_per_device * self.rank_devices
@@ -106,8 +113,11 @@ class PrefillInstance:
         self.waiting_tokens += request.prompt
         self.queued_tokens += request.prompt
         self.wake()
-        if self._interrupts and self._pass is not None and self._pass.only_offline:
-            self._interrupt()
+        running = self._pass
+        if self._interrupts and running is not None and running.only_offline:
+            rest = self.busy_until_seconds - self._engine.now_seconds
+            if rest + self.queued_tokens * self._rank_token_seconds / self.ranks > self._offline_seconds:
+                self._interrupt()
 
     def _uncount(self, request: Request) -> None:
         if not request.offline or self._counts_offline:
@@ -117,7 +127,21 @@ class PrefillInstance:
     def _has_work(self) -> bool:
         """Whether anything waits that this instance may take: what others share with it only while it takes prompts."""
         own = bool(self._carried) or (bool(self.queue) and not self._collaborative)
-        return own or (self.accepts and bool(self.queue or self.offline))
+        return own or (self.accepts and bool(self.queue)) or (bool(self.offline) and self._helps)
+
+    @property
+    def _helps(self) -> bool:
+        """Whether offline prompts may come: to prefill instances, and to decode that spares them time."""
+        if self.accepts or not self._interrupts or self.beside is None:
+            return self.accepts
+        placement = self._shared.placement
+        queued = placement.waiting or placement.offline_waiting
+        return not queued and self.beside.could_take(1, _SPARE_GUARD) and self.share_beside() > _LEAST_SHARE
+
+    @cached_property
+    def _rank_token_seconds(self) -> float:
+        """Seconds of a full pass per token of each rank."""
+        return self.token_seconds(max(self._shared.manifest.workload.input_tokens, 1.0)) * self.ranks
 
     def wake(self) -> None:
         """Start a pass at the end of this instant unless one runs."""
@@ -162,7 +186,7 @@ class PrefillInstance:
     def _fill(self) -> _Pass:
         """Put chunks into a pass: prompts under way, then online ones in order, then offline ones into what is left.
 
-        Where offline passes are interrupted, they have passes of their own: an online pass is as short as without them.
+        Where online prompts come first by their limit, offline ones lengthen a pass no further than this allows.
         """
         making = _Pass.empty(self.ranks, self._most_tokens)
         making.before, self._carried = self._carried, []
@@ -173,24 +197,43 @@ class PrefillInstance:
             self._fill_in_order(making, self.queue)
         elif self.accepts:
             self._fill_evenly(making, self.queue)
-        alone = self._interrupts and bool(making.ended or making.carried)
+        most = self._most_with_offline(making)
         for request, rank, done in making.before:
-            if request.offline and alone:
+            if request.offline and making.tokens[rank] >= most:
                 making.carried.append((request, rank, done))
             elif request.offline:
                 self._chunk(making, request, rank, done)
-        if self.offline and self.accepts and not self.queue and not alone:
-            self._fill_in_order(making, self.offline)
+        if self.offline and self._helps and not self.queue:
+            self._fill_in_order(making, self.offline, most)
         return making
 
-    def _fill_in_order(self, making: _Pass, queue: deque[Request]) -> None:
+    def _most_with_offline(self, making: _Pass) -> float:
+        """Return the tokens up to which offline prompts fill a rank: half the time that an online prompt has.
+
+        One that comes just after the begin of a pass waits for it and takes one more; those in it have waited already.
+        Ranks are filled up to the fullest one, which the others wait for.
+        """
+        if not self._interrupts or not self.accepts:
+            return math.inf
+        prompts = [request for request, _ in making.ended] + [request for request, _, _ in making.carried]
+        here = [request.arrival for request in prompts if not request.offline]
+        if not here:  # one prompt is the shortest pass
+            return max(self._offline_seconds / 2 / self._rank_token_seconds, 1.0)
+        waited = self._engine.now_seconds - min(here)
+        seconds = min(self._offline_seconds / 2, self._offline_seconds - waited)
+        return max(seconds / self._rank_token_seconds, float(max(making.tokens)))
+
+    def _fill_in_order(self, making: _Pass, queue: deque[Request], most_tokens: float = math.inf) -> None:
         """Give each prompt to the rank with most room, until one fits nowhere; ranks with as much go in turn.
+
+        A prompt that brings its rank beyond ``most_tokens`` is taken by an empty pass only.
 
         In turn, or the first rank's link would carry the KV of every pass that does not fill all ranks.
         """
         most = self._most_tokens
         rooms = [(-room, (rank - self._turn) % self.ranks, rank) for rank, room in enumerate(making.room)]
         heapq.heapify(rooms)
+        alone = not any(making.tokens)
         while queue:
             request = queue[0]
             found = self._look_up(request)
@@ -198,6 +241,8 @@ class PrefillInstance:
             length = request.prompt - start
             room, turn, rank = rooms[0]
             if -room < (length if length <= most else 1) or not self._holds(request):
+                break
+            if making.tokens[rank] + length > most_tokens and (making.tokens[rank] or not alone):
                 break
             queue.popleft()
             self._take(making, request, rank, start, found)

@@ -77,6 +77,7 @@ class _Run:
             stepping=options.stepping,
             expected_drafts=options.mtp == "expected",
             balance=options.balance,
+            offline=options.offline is not None,
             span=observer.span if observer is not None and observer.wants_spans else None,
         )
         self._system = System(self._shared)

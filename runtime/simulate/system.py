@@ -40,14 +40,16 @@ class System:
         self._origins: dict[Request, Origin] = {}
         self.links = KvLinks(shared.manifest.kv_transfer) if shared.manifest.kv_transfer else None
         shared.placement.placed = self._placed
-        both = shared.manifest.routing.roles == "dynamic" or shared.manifest.recovery.kill_prefill
+        routing = shared.manifest.routing
+        flips = routing.roles == "dynamic" or shared.manifest.recovery.kill_prefill
+        both = flips or (shared.offline and routing.offline == "slo")
         for pool in shared.manifest.pools:
             for instance in pool.instances:
                 self._add(pool, instance.name, both)
         heads: list[Head] = [*self.prefill, *self.mixed]
         self._choose: Choose = chooser(shared.manifest.routing, heads)
         self.roles: Roles | None = None
-        if both and self.units:
+        if flips and self.units:
             self.roles = Roles(shared, self.units, self.route)
             if shared.manifest.routing.roles == "dynamic":
                 self._choose = self.roles.choose
@@ -81,8 +83,7 @@ class System:
         if request.offline and self.prefill and self.shared.manifest.routing.offline != "equal":
             self.offline.append(request)
             for instance in self.prefill:
-                if instance.accepts:
-                    instance.wake()
+                instance.wake()
             return
         head = self._choose(request)
         if head is None:

@@ -282,6 +282,20 @@ def test_co_location_uses_what_online_requests_leave() -> None:
     assert first.slo_attainment < 0.5
 
 
+def test_offline_tokens_are_few_less_than_with_priority_and_late_first_tokens_earlier() -> None:
+    """With everything full the limit decides how long passes are, and offline work loses little; all of it counts."""
+    workload = {"input_tokens": 1024, "output_tokens": 100, "input_cv2": 1.0}
+    made = manifest(prefill=2, decode=2, workload=workload)
+    made = made.model_copy(update={"service_levels": ServiceLevels(ttft_seconds=1.0, tpot_seconds=0.01)})
+    offered = open_loop(made.workload, 60.0, 480, 1)
+    options = SimulationOptions(until_seconds=8.0, warmup_seconds=2.0, offline=backlog(made.workload, 6000, 2))
+    kept, first = (simulate(with_policies(made, [name]), offered, options) for name in ("slo", "priority"))
+    assert kept.offline is not None and first.offline is not None
+    assert kept.offline["requests"] == first.offline["requests"] == 6000
+    assert kept.offline["output_tokens_per_second"] > 0.9 * first.offline["output_tokens_per_second"]
+    assert some(kept.ttft_seconds).p99 < some(first.ttft_seconds).p99
+
+
 def test_recovery_stages_lose_less_and_less() -> None:
     """xDeepServe section 6: restarting all is worst, failing over apart better, a rolled-back iteration hardly felt."""
     slots = [*range(16), *((expert + 5) % 16 for expert in range(16))]
