@@ -9,6 +9,7 @@ from ground.units import format_bytes
 from hardware.spec import Dtype, HardwareSpec
 from models.spec import MLA, ModelSpec
 from planner.engines.accelerators import accelerator_of, broken_accelerator
+from planner.engines.loader import engine_names, load_engine
 from planner.engines.memory import prefill_prompts
 from planner.engines.rules import Broken, Setup, broken_pair, broken_rule, describe, expert_mode, nearest_reachable
 from planner.engines.spec import Accelerator, EngineProfile, ExpertMode
@@ -24,7 +25,10 @@ SPREAD = 3.0  # standard deviations above the mean that the longest request is t
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolePlan:
-    """One role as every exporter reads it. Batch limits count one attention DP rank; lengths are tokens."""
+    """One role as every exporter reads it. Batch limits count one attention DP rank; lengths are tokens.
+
+    ``mixes`` says whether the plan has prompts and running requests in one step, by the rule that it was played by.
+    """
 
     name: str
     role: Role
@@ -47,6 +51,7 @@ class RolePlan:
     longest_cache_bytes: float
     weights_dtype: Dtype
     prefix_caching: bool
+    mixes: bool
     expert_map: ExpertMap | None
 
     @property
@@ -224,8 +229,16 @@ def _role(
         longest_cache_bytes=float(pool.kv.bytes_per_token_per_device * pool.kv.charged(lengths[0])),
         weights_dtype=pool.weights_dtype,
         prefix_caching=manifest.workload.prefix_reuse > 0,
+        mixes=pool.role == "mixed" and _mixes(manifest),
         expert_map=pool.expert_map,
     )
+
+
+def _mixes(manifest: Manifest) -> bool:
+    """Whether the engine that the manifest was planned for takes prompts beside running requests."""
+    held = manifest.engine.id
+    scheduling = load_engine(held).scheduling if held in engine_names() else None
+    return scheduling is None or scheduling.order.value != "prompts_first"
 
 
 def _check_draft_layer(manifest: Manifest, pool: Pool, drafts: int, longest: int) -> None:

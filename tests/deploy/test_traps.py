@@ -19,6 +19,7 @@ from planner.engines.ascend import exchange_of, mc2_capacity
 from planner.engines.loader import load_engine
 from planner.engines.rules import Setup, broken_rule, expert_mode
 from planner.engines.spec import PlatformKind
+from planner.manifest.schema import Engine
 from planner.strategy import parse_strategy
 from tests.deploy.cases import DIGEST, made, plan
 from tests.deploy.plans import deployed
@@ -389,9 +390,15 @@ def test_motor_s_reader_finds_every_key_it_asks_for() -> None:
 
 
 def test_a_plan_that_mixes_is_told_to_mix() -> None:
-    """SGLang reads prompts beside decoding requests with --enable-mixed-chunk alone; a chunk is whole pages."""
+    """SGLang reads prompts beside decoding requests with --enable-mixed-chunk alone, and never where it drafts; a plan
+    for SGLang was played by its default order, prompts first. A chunk is whole pages.
+    """
+    assert "--enable-mixed-chunk" in made("dense-mixed", "sglang", "bare").files["mixed.sh"]
+    own = plan("dense-mixed").model_copy(update={"engine": Engine(id="sglang", version="0.5.23")})
+    text = render(own, load_engine("sglang"), "bare", Site(), DIGEST).files["mixed.sh"]
+    assert "--chunked-prefill-size" in text and "--enable-mixed-chunk" not in text
     flags = read_flags(first("r1-mixed", "sglang", "bare", "mixed").processes[0].words)
-    assert "--enable-mixed-chunk" in flags
+    assert "--enable-mixed-chunk" not in flags
     assert int(flags["--chunked-prefill-size"] or 0) // 16 % 128 == 0
     assert "--enable-mixed-chunk" not in made("r1-cm384", "sglang", "bare").files["prefill.sh"]
 
