@@ -16,7 +16,7 @@ SMALL = ["qwen3-8b", "--hw", "h100", "--nodes", "1", "--isl", "512", "--osl", "6
 PREDICTED = ["--hw", "h100", "--phase", "decode", "--strategy", "TP=1", "--batch", "4", "--kv-len", "512"]
 ASCEND = ("vllm-ascend", "xllm", "mindie")
 START: dict[str, list[list[str]]] = {
-    "search": [SMALL],
+    "search": [SMALL, [*SMALL, "--scenarios", "scenarios.yaml"]],
     "check": [[*SMALL, "--rate", "1/s", "--ttft", "5s"], ["QUESTION"]],
     "explain": [SMALL, ["QUESTION"]],
     "fleet": [["FLEET.yaml"]],
@@ -30,7 +30,11 @@ START: dict[str, list[list[str]]] = {
     ],
     "simulate": [
         ["MANIFEST", *more] for more in (["--rate", "5/s", "--requests=9"], ["--trace", "trace"], ["--trace=."])
-    ],
+    ]
+    + [["RUNS", "--rate", "1/s", "--requests=9", "--migration", "migration.yaml"]],
+    "migrate": [["RUNS", "MOVED", "--rate", "1/s", "--startup", "1s"], ["RUNS", "QUESTION"]],
+    "watch": [[source, "--manifest", "GPUS", "--once"] for source in ("run.prom", "trace", "runs.csv")],
+    "supernode": [["cm384", "--sizes", "192,384"], ["hardware.yaml"]],
     "import": [[name, "--hw", "h100"] for name in ("objects.yaml", "start.sh", "vllm serve Qwen/Qwen3-8B -tp 2")],
     "verify": [["runs.csv"], ["runs.csv", "--calibrate", "out.yaml"], ["report.json", "--manifest", "GPUS"]],
     "calibrate": [["MEASUREMENTS.csv", "--hw", "h100", "--out", "out.yaml"]],
@@ -43,7 +47,8 @@ START: dict[str, list[list[str]]] = {
     "manifest": [["validate", "MANIFEST"], ["schema"]],
 }
 READERS = ("deploy", "simulate", "place", "models", "hardware", "manifest", "import")
-WEIGHTS = dict.fromkeys(START, 2) | dict.fromkeys(READERS, 8) | dict.fromkeys(("predict", "calibrate", "verify"), 5)
+OTHERS = ("predict", "calibrate", "verify", "migrate", "watch", "supernode")
+WEIGHTS = dict.fromkeys(START, 2) | dict.fromkeys(READERS, 8) | dict.fromkeys(OTHERS, 5)
 """Shares of the commands among cases: readers of files have most, searches take seconds."""
 SKIPPED = {"--install-completion", "--show-completion", "--help", "--timeout"}
 ENVIRONMENT = {
@@ -131,6 +136,7 @@ def cases(draw: st.DrawFn, command: str) -> Case:
     needed = [name for name in known if any(word.endswith(name) for word in line)]
     needed += [name for name in known if name.startswith("chunk") and {".", "--trace=."} & {*line}]
     needed += ["inventory.yaml"] * ("site.yaml" in needed)
+    needed += [name for name in known if name.startswith("stage-")] * ("migration.yaml" in needed)
     victim = draw(st.sampled_from([*needed, ""])) if needed else ""
     ending = draw(st.sampled_from(range(40)))
     names = draw(st.lists(st.sampled_from(sorted(ENVIRONMENT)), max_size=2, unique=True)) if ending == 0 else []

@@ -17,6 +17,8 @@ from hardware.loader import CATALOG
 from models.loader import catalogue_path
 from planner.manifest.document import dump_manifest
 from planner.manifest.mapformats import WRITERS, MoeMap
+from podplan.migrating import MIGRATION, migrate
+from tests.changes import tight
 from tests.deploy.plans import deployed
 from tests.fuzz.words import NUMBERS, ODD, PAYLOADS
 from tests.manifests import manifest
@@ -155,6 +157,21 @@ FLEET = {
         {"name": "b", "model": "qwen3-8b", "hw": "new", "rate": "1/s", "isl": 512, "osl": 64},
     ],
 }
+SCENARIOS = {
+    "scenarios": [{"name": "night", "rate": "1/s", "lasts": "6h"}, {"name": "day", "rate": "4/s", "lasts": "9h"}]
+}
+PROMETHEUS = """# TYPE vllm:request_success_total counter
+process_start_time_seconds 1000
+vllm:request_success_total{model="m"} 600
+vllm:request_prompt_tokens_sum 307200
+vllm:request_prompt_tokens_count 600
+vllm:request_generation_tokens_sum 38400
+vllm:request_generation_tokens_count 600
+vllm:request_time_per_output_token_seconds_bucket{le="0.02"} 300
+vllm:request_time_per_output_token_seconds_bucket{le="+Inf"} 600
+vllm:request_time_per_output_token_seconds_sum 12
+vllm:request_time_per_output_token_seconds_count 600
+"""
 SITE = {
     "name": "chat",
     "namespace": "default",
@@ -202,6 +219,13 @@ def manifests() -> dict[str, Any]:
         "ascend": deployed("qwen3-8b", "910b", prefill=asked, decode=asked),
     }
     return {name: parse_yaml(dump_manifest(one), name) for name, one in made.items()}
+
+
+@cache
+def changes() -> dict[str, Any]:
+    """Return the files of `plan migrate` between two manifests, the first of which runs."""
+    found = migrate(tight(2, 1), tight(1, 2), rate="5/s", startup="1s")
+    return {name: parse_yaml(text, name) for name, text in found.files().items()}
 
 
 @cache
@@ -278,7 +302,7 @@ def files(sound: bool) -> dict[str, st.SearchStrategy[bytes]]:
     keyed = [f"{layer},{part},{row}" for part in "ab" for layer, row in enumerate(layers)]
     head = ",".join(f"e{n}" for n in range(16))
     models = [read_yaml(catalogue_path(name)) for name in ("qwen3-8b", "qwen3-30b-a3b")]
-    plans = manifests()
+    plans, stages = manifests(), changes()
     return {
         "QUESTION": data(_yaml, QUESTION, {**QUESTION, "questions": [{"name": "a"}, {"isl": 128}]}),
         "FLEET.yaml": data(_yaml, FLEET, {**QUESTION, "models": FLEET["models"][:1]}),
@@ -288,6 +312,12 @@ def files(sound: bool) -> dict[str, st.SearchStrategy[bytes]]:
         "model.yaml": data(_yaml, *models),
         "config.json": data(_json, DENSE, DENSE, deepseek_v3(), kimi_k2()),
         "MANIFEST": data(_yaml, *plans.values()),
+        "MOVED": data(_yaml, stages[max(stages)]),
+        "RUNS": data(_yaml, stages[min(set(stages) - {MIGRATION})]),
+        "migration.yaml": data(_yaml, stages[MIGRATION]),
+        **{name: st.just(_yaml(stage)) for name, stage in stages.items() if name != MIGRATION},
+        "scenarios.yaml": data(_yaml, SCENARIOS),
+        "run.prom": spoiled(st.just(_text(PROMETHEUS)), sound),
         "GPUS": data(_yaml, plans["dense"], plans["apart"]),
         "NPUS": data(_yaml, plans["ascend"]),
         "trace": traces(sound),
