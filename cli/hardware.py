@@ -2,18 +2,19 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from cli.exit_codes import ExitCode
-from cli.options import Json, Text, argument, option, switch
-from cli.output import Screen, print_json
+from cli.options import Force, Json, Text, argument, option, switch
+from cli.output import Outputs, Screen, check_force, print_json, read_outputs
 from ground.errors import BadInput
 from ground.sourced import Sourced
-from ground.units import format_bytes, format_duration, format_si
+from ground.units import MICRO, format_bytes, format_duration, format_si
 from hardware.curves import SOURCE
-from hardware.engines import engine_kernels
+from hardware.engines import EngineKernel, engine_kernels
 from hardware.formats import multiplied
 from hardware.gaps import gaps
 from hardware.loader import load_hardware, problems_of
@@ -30,6 +31,8 @@ def hardware(
     json: Json = False,
     check: Annotated[bool, switch("--check", "List what is assumed, and what is missing.")] = False,
     engine: Annotated[Text, option("--engine", "NAME", "Show the kernels measured under an engine.")] = None,
+    plot: Annotated[Text, option("--plot", "FILE", "With --engine: draw its experts' times, .png or .svg.")] = None,
+    force: Force = False,
 ) -> int:
     """Show the hardware of the catalogue, or one entry with the source of every value.
 
@@ -38,6 +41,7 @@ def hardware(
       plan hardware
       plan hardware cm384
       plan hardware my-cluster.yaml --check
+      plan hardware h200 --engine vllm --plot experts.svg
 
     With --engine (vllm, sglang or trtllm) the kernels that were measured under it are shown, and how far their fits
     are off: parameters, or the times of a block of experts at some token counts.
@@ -45,8 +49,11 @@ def hardware(
     With --check alone every entry of the catalogue is checked. Of a file that breaks the schema --check lists every
     field that is missing or wrong, and ends with 2.
     """
+    check_force(force, {"--plot FILE": plot})
     if engine is not None:
-        return _report_engine(name, engine, json)
+        return _report_engine(name, engine, json, read_outputs(None, plot, force))
+    if plot is not None:
+        raise BadInput("--plot draws the kernels of an engine; give --engine with it")
     if check and name is not None and (wrong := problems_of(name)):
         return _report_problems(name, wrong, json)
     found = hardware_of(name)
@@ -70,12 +77,13 @@ def _report_problems(name: str, wrong: list[str], json: bool) -> int:
     return ExitCode.BAD_INPUT
 
 
-def _report_engine(name: str | None, engine: str, json: bool) -> int:
+def _report_engine(name: str | None, engine: str, json: bool, outputs: Outputs) -> int:
     """Write an engine's kernels on a machine: fits, and curves of experts by kernel and shape."""
     if name is None:
         raise BadInput("HARDWARE is missing; --engine shows the kernels of an engine on one machine")
     spec = load_hardware(name)
     kernels = engine_kernels(spec, engine)
+    outputs.write(str, lambda path: _drawn(spec, engine, kernels, path))
     if json:
         told = [asdict(kernel) for kernel in kernels]
         print_json({"name": spec.name, "engine": engine, "source_url": SOURCE, "kernels": told})
@@ -84,6 +92,31 @@ def _report_engine(name: str | None, engine: str, json: bool) -> int:
     columns = ["family", "kernel", "version", "residual", "parameters, or times at 1, 16, 256 and 4096 tokens"]
     Screen().table(columns, rows, right=["residual"], title=f"{engine} on {spec.title} ({spec.name})")
     return ExitCode.DONE
+
+
+def _drawn(spec: HardwareSpec, engine: str, kernels: Sequence[EngineKernel], path: Path) -> bytes:
+    """Return a picture of the measured blocks of experts, a line per shape and format."""
+    from cli.plots import Curve, Plot, plotted  # matplotlib, if at all
+
+    curves = [
+        Curve(
+            k.family.removeprefix("experts "), [2.0**n for n in range(len(k.seconds))], [t / MICRO for t in k.seconds]
+        )
+        for k in kernels
+        if k.seconds
+    ]
+    if not curves:
+        raise BadInput(f"--plot: no block of experts was measured under {engine} on {spec.name}")
+    plot = Plot(
+        title=f"Experts of one rank under {engine} on {spec.title}",
+        question="format, hidden size x width x experts per token x experts",
+        x_label="tokens",
+        y_label="us",
+        curves=curves,
+        logarithmic=True,
+        logarithmic_y=True,
+    )
+    return plotted(plot, path)
 
 
 def _check(specs: Sequence[HardwareSpec]) -> None:

@@ -11,6 +11,8 @@ from ground.errors import BadInput
 from ground.units import format_count
 
 FORMATS = (".png", ".svg")
+MOST_INSIDE = 12
+"""Curves whose names stand inside the axes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,7 @@ class Plot:
     names: list[str] | None = None
     """Of the bars; None for lines."""
     logarithmic: bool = False
+    logarithmic_y: bool = False
     x_limits: list[tuple[float, str]] = field(default_factory=list)
     y_limits: list[tuple[float, str]] = field(default_factory=list)
     marks: list[Mark] = field(default_factory=list)
@@ -92,10 +95,14 @@ def plotted(plot: Plot, path: Path) -> bytes:
         axes.plot([mark.x], [mark.y], "o", markersize=12, markerfacecolor="none", markeredgecolor="black")
         axes.annotate(mark.told, (mark.x, mark.y), xytext=(10, -14), textcoords="offset points", fontsize=8)
     if len(plot.curves) + len(plot.x_limits) + len(plot.y_limits) > 1:
-        axes.legend(fontsize=8)
+        many = len(plot.curves) > MOST_INSIDE
+        axes.legend(**({"fontsize": 6, "loc": "center left", "bbox_to_anchor": (1, 0.5)} if many else {"fontsize": 8}))
     axes.set(xlabel=plot.x_label, ylabel=plot.y_label)
     axes.set_title("\n".join([plot.title, *wrap(plot.question, 100)]), fontsize=9)
-    axes.set_ylim(bottom=0)
+    if plot.logarithmic_y:
+        axes.set_yscale("log")
+    else:
+        axes.set_ylim(bottom=0)
     axes.margins(x=0.12)
     axes.grid(visible=True, alpha=0.3)
     held = BytesIO()

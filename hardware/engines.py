@@ -4,6 +4,8 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
+import numpy as np
+
 from ground.errors import BadInput
 from ground.files import read_text
 from ground.identity import Kept, Same
@@ -35,6 +37,8 @@ class EngineKernel:
     version: str
     median_residual: float
     told: str
+    seconds: tuple[float, ...] = ()
+    """Measured times of a whole block of experts on one rank, at 1, 2, 4, ... tokens."""
 
 
 def engine_kernels(hardware: HardwareSpec, engine: str) -> list[EngineKernel]:
@@ -49,10 +53,10 @@ def engine_kernels(hardware: HardwareSpec, engine: str) -> list[EngineKernel]:
     ]
     for (own, dtype, *shape), curves in expert_kernels(machine):
         if own == name:
-            times = curves.seconds(1, 1.0)
-            told = ", ".join(format_duration(float(times[power])) for power in (0, 4, 8, 12))
+            times = tuple(np.exp(curves.tensor[1]).tolist())
+            told = ", ".join(format_duration(times[power]) for power in (0, 4, 8, 12))
             family = f"experts {dtype} {'x'.join(shape)}"
-            found.append(EngineKernel(family, curves.kernel, curves.version, curves.median_residual, told))
+            found.append(EngineKernel(family, curves.kernel, curves.version, curves.median_residual, told, times))
     if not found:
         known = sorted(own for other, own in _rows() if other == machine)
         measured = f"measured are {', '.join(known)}" if known else "none was measured on it"

@@ -19,7 +19,7 @@ from planner.balance.imbalance import Balance
 from planner.costs.deployment import default_weights
 from planner.costs.hostcosts import host_costs
 from planner.costs.predict import Configuration
-from planner.strategy import parse_strategy
+from planner.strategy import Strategy, parse_strategy
 
 METRICS = ("ttft_seconds", "tpot_seconds", "output_tokens_per_second_per_chip")
 NEEDED = ("model", "hardware", "strategy", "isl", "osl")
@@ -101,7 +101,7 @@ def _configuration(cells: dict[str, str]) -> Configuration:
         model=model,
         hardware=hardware,
         phase="mixed",
-        strategy=parse_strategy(cells["strategy"], moe=model.moe is not None),
+        strategy=_strategy(cells["strategy"], model),
         weights=cast(Dtype, _choice(cells, "weights", get_args(Dtype), default_weights(hardware, model))),
         kv_dtype=cast(KvDtype, _choice(cells, "kv_dtype", get_args(KvDtype), "bf16")),
         balance=Balance(kind="measured"),
@@ -112,6 +112,11 @@ def _configuration(cells: dict[str, str]) -> Configuration:
         batched_tokens=_number(cells, "max_batched_tokens", DEFAULT_TOKENS),
         host=host_costs(engine),
     )
+
+
+def _strategy(text: str, model: ModelSpec) -> Strategy:
+    """The row's strategy; of a dense model what is said about experts means nothing."""
+    return parse_strategy(text if model.moe is not None else text.partition(",")[0], moe=model.moe is not None)
 
 
 def _engine(cells: dict[str, str]) -> str | None:

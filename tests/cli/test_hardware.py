@@ -84,3 +84,13 @@ def test_an_unknown_entry_is_bad_input(capsys: pytest.CaptureFixture[str]) -> No
     """Exit code 2 and the name that was meant."""
     assert main(["hardware", "cm386"]) == 2
     assert "did you mean cm384" in capsys.readouterr().err
+
+
+def test_an_engines_experts_are_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One line per measured shape; without an engine there is nothing to draw."""
+    pytest.importorskip("matplotlib")
+    picture = tmp_path / "experts.svg"
+    assert main(["hardware", "h200", "--engine", "vllm", "--plot", str(picture)]) == 0
+    assert picture.read_text(encoding="utf-8").startswith("<?xml")
+    assert main(["hardware", "h200", "--plot", str(picture), "--force"]) == 2
+    assert "give --engine with it" in capsys.readouterr().err
