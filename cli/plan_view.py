@@ -1,5 +1,6 @@
 """An answer of the search as text: what the plan does, its pools, its latencies, why, and what it rests on."""
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -9,6 +10,7 @@ from cli.output import Screen, short_duration
 from cli.rows_view import SPARE, show_keys
 from ground.units import JOULES_PER_KWH, counted, format_bytes, format_count, format_duration, format_rate, format_si
 from planner.instances.kv_links import LinkState
+from planner.instances.reachable import REFERENCE
 from planner.plans.aggregated import AggregatedPlan, AggregatedPool
 from planner.plans.day import Seen, mean_rate, over_the_day, peak_rate
 from planner.plans.plan import DisaggregatedPlan, Plan
@@ -25,7 +27,7 @@ from podplan.assumptions import assumptions
 from podplan.day import roles_of, span_text
 from podplan.machines import figure_texts
 from podplan.options import flag_name
-from podplan.plan_data import MEMORY_KINDS, plan_row, shared_text, spare_pool_instances, strategy_text
+from podplan.plan_data import MEMORY_KINDS, own_cuts, plan_row, shared_text, spare_pool_instances, strategy_text
 from podplan.planning import PlanResult
 from podplan.question import Asked
 from podplan.queueing import other_model
@@ -52,6 +54,8 @@ def show_plan(screen: Screen, found: PlanResult, *, runners: bool = True, verbos
     show_first(screen, best, answer)
     show_pools(screen, best)
     _show_latencies(screen, best)
+    if answer.engines:
+        show_engines(screen, answer)
     if asked.day:
         show_day(screen, over_the_day(best, asked.day), best.question.percentile)
     screen.text(*_trace_texts(found, best), f"Why: {answer.explanation}", *(short_form(best) if verbose else ()))
@@ -86,7 +90,7 @@ def show_first(screen: Screen, plan: Plan, answer: Answer) -> None:
     ]
     survives = f", also after losing any one {question.survive}" if question.survive else ""
     screen.pairs(
-        ("Deploy", f"{question.model.name} as {' and '.join(built)}"),
+        ("Deploy", f"{question.model.name} with {engine_text(question.engine)}, {' and '.join(built)}"),
         ("On", f"{' and '.join(names)}: {size}{''.join(f', {each}' for each in _per_hour(plan))}"),
         ("Does", f"{'; '.join(does)}{survives}"),
         ("Sure", interval_text(plan)),
@@ -161,6 +165,31 @@ def published_text(beside: Beside, best: Plan) -> str:
         f"{start}: {pools} would serve {requests_text(plan.requests_per_second)} on {plan.devices} devices, "
         f"{format_count(each)} output tokens/s per chip; the plan has {gain:+.1%}."
     )
+
+
+def engine_text(engine: str) -> str:
+    """Return an engine and its version as they are read: ``sglang 0.5.23``."""
+    return "the reference runtime" if engine == REFERENCE else engine.replace("@", " ")
+
+
+def show_engines(screen: Screen, answer: Answer) -> None:
+    """Write what each engine reaches and which layouts it cannot run; last what the reference engine would."""
+    rows = []
+    for tried in answer.engines:
+        cuts: Counter[str] = sum((Counter(rules) for rules in own_cuts(tried).values()), Counter())
+        cannot = ", ".join(rule for rule, _ in cuts.most_common()) or "nothing of these"
+        rows.append([engine_text(tried.engine), *_reached(tried.plan, tried.binding_limit), cannot])
+    best, most = answer.best, answer.unrestricted
+    if best is not None and most is not None:
+        goal = best.question.goal
+        gap = goal.value(most) / goal.value(best) - 1
+        told = f"every layout: {gap:+.1%} {goal.unit}" if abs(gap) > 5e-4 else "every layout, and none is better"
+        rows.append([engine_text(REFERENCE), *_reached(most, ""), told])
+    screen.table(["engine", "requests/s", "chips", "cannot run"], rows, right=["requests/s", "chips"])
+
+
+def _reached(plan: Plan | None, limit: str) -> tuple[str, str]:
+    return ("no plan", limit) if plan is None else (f"{plan.requests_per_second:.3g}", f"{plan.chips:g}")
 
 
 def requests_text(per_second: float) -> str:

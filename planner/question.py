@@ -111,6 +111,8 @@ class Question:
     shared: Shared = "auto"
     engine: str = "reference"
     """``reference`` or NAME@VERSION of a profile in ``planner/engines``."""
+    engines: tuple[str, ...] = ()
+    """Alternatives to choose from; none: ``engine`` alone."""
     queueing: Queueing = "bulk"
     """``mixserve``: the queues of ``queues.memoryless``."""
     survive: Loss | None = None

@@ -9,7 +9,7 @@ from planner.plans.quantised import format_text, own_formats
 from planner.question import Machines, Question
 from podplan.machines import figure_texts
 from podplan.question import Asked
-from podplan.readers import is_auto
+from podplan.readers import is_any, is_auto
 
 
 def assumptions(asked: Asked, best: Plan | None) -> dict[str, object]:
@@ -60,7 +60,7 @@ def weights_reason(question: Question, machines: Machines) -> str:
 
 
 def _model(question: Question, best: Plan | None) -> dict[str, object]:
-    taken: dict[str, object] = {"kv_dtype": question.kv_dtype, "engine": question.engine}
+    taken: dict[str, object] = {"kv_dtype": question.kv_dtype, "engine": f"{question.engine}, the best that runs here"}
     if len(question.drafts) > 1:
         chosen = f"{best.answering.drafts}, " if best else ""
         taken["mtp"] = f"{chosen}best of {' and '.join(str(depth) for depth in question.drafts)}"
@@ -92,7 +92,7 @@ def _implied(asked: Asked) -> dict[str, object]:
     chosen = [text for text in (asked.flags.weights, asked.flags.kv_dtype) if text and ("," in text or is_auto(text))]
     if chosen:
         implied["formats"] = f"{format_text(own_formats(question))}, best of {' and '.join(chosen)}"
-    if question.engine != REFERENCE:
+    if question.engine != REFERENCE and not is_any(asked.flags.engine):
         implied["engine_layouts"] = {role: engine_cut(question, role) for role in ("prefill", "decode")}
     if asked.flags.size is None:
         implied["size"] = _sizes(question)

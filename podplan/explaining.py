@@ -1,7 +1,7 @@
 """`podplan.explain`: what binds as arithmetic, what more of each resource buys, and what would be feasible."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from planner.plans.day import over_the_day
@@ -96,4 +96,5 @@ def explained(typed: Mapping[str, str], executor: Executor) -> ExplainResult:
         changes = tuple(nearest_changes(asked.question, each=executor))
         return ExplainResult(asked=asked, answer=answer, changes=changes, ignored=ignored)
     resources = tuple(bought(answer.best, each=executor))
+    asked = replace(asked, question=answer.question)  # for the engine that was chosen
     return ExplainResult(asked=asked, answer=answer, resources=resources, ignored=ignored)

@@ -11,7 +11,6 @@ from planner.objective import OBJECTIVES, ObjectiveName
 from planner.question import Machines
 from planner.search.fleet import Fleet, Member
 from podplan.checking import read_confidence
-from podplan.machines import read_machines
 from podplan.options import SIZES, QuestionFlags, flag_name, flags_of
 from podplan.question import Asked, check_shape, read_question
 from podplan.question_files import Entry, read_questions, read_rows
@@ -166,16 +165,13 @@ def _anywhere(entry: Entry, values: dict[str, str], pools: list[_Pool]) -> Read:
     """Return a model whose roles may stand on any pool that takes its weights and its engine."""
     usable: list[Machines] = []
     notes: list[str] = []
+    engines: dict[str, None] = {}
     asked: Asked | None = None
     for pool in pools:
         try:
-            if asked is None or "engine" in values:
-                tried = read_question(flags_of(QuestionFlags, {**values, **pool.values}))
-                asked, machines = asked or tried, tried.question.prefill
-            else:
-                machines, _ = read_machines(
-                    flags_of(QuestionFlags, pool.values), values.get("weights"), asked.question.model
-                )
+            tried = read_question(flags_of(QuestionFlags, {**values, **pool.values}))
+            asked, machines = asked or tried, tried.question.prefill
+            engines |= dict.fromkeys(tried.question.engines)
         except BadInput as error:
             if not {"weights", "engine"} & values.keys():
                 raise
@@ -184,7 +180,7 @@ def _anywhere(entry: Entry, values: dict[str, str], pools: list[_Pool]) -> Read:
         usable.append(replace(machines, budget=pool.name))
     if asked is None:
         raise BadInput(f"none of the pools takes it: {'; '.join(notes)}")
-    question = replace(asked.question, prefill=usable[0], decode=usable[0])
+    question = replace(asked.question, prefill=usable[0], decode=usable[0], engines=tuple(engines))
     return Member(name=entry.name, question=question, pools=tuple(usable)), replace(asked, question=question), notes
 
 

@@ -109,7 +109,7 @@ class QuestionFlags:
     instances: Text = flag("N", "Fix their numbers: prefill=6,decode=1 [best].")
     batch: Text = flag("REQUESTS", "Fix the requests of a DP rank: decode=96, mixed=64 [best].")
     tokens: Text = flag("TOKENS", "Fix those of a prefill pass per device, of a mixed step per DP rank [best].")
-    engine: Text = flag("E", "Engine to plan for, such as vllm: what it runs, its host gap [reference].")
+    engine: Text = flag("E", "vllm, sglang, ...; any: the best that runs here; reference: every layout [any].")
 
     @property
     def size(self) -> tuple[str, str] | None:

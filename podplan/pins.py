@@ -13,7 +13,7 @@ from ground.errors import BadInput
 from ground.units import counted, parse_count
 from models.spec import ModelSpec
 from planner.instances.alignment import occupied_devices
-from planner.instances.reachable import cut_by, most_microbatches
+from planner.instances.reachable import Reach
 from planner.instances.space import layouts, machines_of, role_rows
 from planner.question import Pin, Question, Role, Shape
 from planner.strategy import Strategy, check_strategy, format_strategy, parse_strategy
@@ -143,8 +143,10 @@ def check_pins(question: Question) -> None:
             raise BadInput(f"{start} takes {pin.strategy.devices} devices and there are {held}; use at most as many")
         choices = layouts(question, pin.strategy, role)
         for redundant, dedicated in choices:
-            if not most_microbatches(question, role, pin.strategy, redundant, dedicated):
-                broken = cut_by(question, role, pin.strategy, redundant, dedicated)
+            reach = Reach(question, role)
+            parts, broken = reach.most_microbatches(pin.strategy, redundant, dedicated)
+            broken = reach.cut(pin.strategy) or broken
+            if broken is not None or not parts:
                 raise BadInput(f"{start}: {broken.sentence if broken else question.engine}")
         _refuse_slots(question, role, pin.strategy, start)
     _check_sizes(question)

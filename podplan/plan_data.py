@@ -3,11 +3,13 @@
 from typing import TYPE_CHECKING, Any
 
 from planner.costs.memory import Memory
+from planner.instances.reachable import REFERENCE
 from planner.plans.aggregated import AggregatedPool
 from planner.plans.plan import DisaggregatedPlan, Plan
 from planner.plans.pools import DecodePool, PlannedPool, PrefillPool
 from planner.plans.quantised import Tried
 from planner.question import Question
+from planner.search.answer import Answer
 from planner.search.papers import Beside
 from planner.search.proof import Bound
 from planner.serving.latency import Latency
@@ -52,6 +54,32 @@ def format_json(tried: Tried) -> dict[str, object]:
         "devices": plan.devices if plan else None,
         "binding_limit": tried.binding_limit,
         "cut": {role: dict(rules) for role, rules in tried.cut.items()},
+    }
+
+
+def engines_json(answer: Answer) -> list[dict[str, object]]:
+    """Return what each engine came to, the best first, and what its rules cut; last the reference, which runs all."""
+    found = [(tried.engine, tried.plan, tried.binding_limit, own_cuts(tried)) for tried in answer.engines]
+    if answer.unrestricted is not None:
+        found.append((REFERENCE, answer.unrestricted, answer.unrestricted.binding_limit, {}))
+    return [
+        {
+            "engine": engine,
+            "requests_per_second": plan.requests_per_second if plan else None,
+            "chips": whole(plan.chips) if plan else None,
+            "binding_limit": limit,
+            "cuts": cuts,
+        }
+        for engine, plan, limit, cuts in found
+    ]
+
+
+def own_cuts(tried: Tried) -> dict[str, dict[str, int]]:
+    """Return the layouts that each rule of the engine itself cut, by role."""
+    start = f"{tried.engine}: "
+    return {
+        role: {rule.removeprefix(start): count for rule, count in rules.items() if rule.startswith(start)}
+        for role, rules in tried.cut.items()
     }
 
 
@@ -102,6 +130,7 @@ def plan_json(plan: Plan, *, compact: bool = False) -> dict[str, object]:
     per = {f"tokens_per_second_per_{what}": plan.output_tokens_per_second / count for what, count in _counts(plan)}
     e2e = {"mean": plan.e2e_mean_seconds, **{f"p{level:g}": plan.e2e_at(level) for level in levels}}
     data: dict[str, object] = {
+        "engine": plan.question.engine,
         "pools": [pool_json(plan, pool, compact=compact) for _, pool in plan.pools()],
         "nodes": plan.nodes,
         "chips": whole(plan.chips),
@@ -236,6 +265,7 @@ def plan_row(plan: Plan) -> Row:
     """Return what a plan is and does as a row; latencies at the asked percentile beside their means."""
     percentile = plan.question.percentile
     return {
+        "engine": plan.question.engine,
         **picked(plan, "nodes chips devices requests_per_second output_tokens_per_second"),
         "tokens_per_second_per_chip": plan.output_tokens_per_second / plan.chips,
         **picked(plan, FIGURES.replace(" cost_per_hour", "")),

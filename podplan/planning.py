@@ -18,7 +18,16 @@ from planner.search.search import search
 from podplan.assumptions import assumptions
 from podplan.day import day_json
 from podplan.options import QuestionFlags, flags_of
-from podplan.plan_data import bound_json, format_json, levels_of, plan_json, plan_row, published_json, question_json
+from podplan.plan_data import (
+    bound_json,
+    engines_json,
+    format_json,
+    levels_of,
+    plan_json,
+    plan_row,
+    published_json,
+    question_json,
+)
 from podplan.question import Asked, read_question
 from podplan.question_files import asked_of, single_question, typed_of
 from podplan.queueing import queueing_json
@@ -92,8 +101,8 @@ class PlanResult(Result):
             return f"no plan is feasible (binding limit: {self.binding_limit}): {self.explanation}"
         machines = dict.fromkeys(pool.machines.hardware.name for _, pool in plan.pools())
         return (
-            f"{plan.question.model.name} on {' and '.join(machines)}: {counted(plan.nodes, 'node')}, "
-            f"{counted(plan.chips, 'chip')} serve "
+            f"{plan.question.model.name} on {' and '.join(machines)} with {plan.question.engine}: "
+            f"{counted(plan.nodes, 'node')}, {counted(plan.chips, 'chip')} serve "
             f"{format_rate(plan.requests_per_second)}; {self.binding_limit} binds."
         )
 
@@ -125,6 +134,7 @@ class PlanResult(Result):
             "on_trace": self._on_trace_json(best) if best and self.on_trace else None,
             "queueing": queueing_json(best, levels_of(best)) if best else None,
             "published": [published_json(beside) for beside in answer.published],
+            "engines": engines_json(answer),
             "formats": [format_json(tried) for tried in answer.formats],
             "cut": {role: dict(rules) for role, rules in answer.cut.items()},
             "binding_limit": answer.binding_limit,

@@ -1,6 +1,6 @@
 """From the flags of a question to what the planner is asked; every refusal names the flag and what would be right."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, get_args
 
@@ -11,7 +11,7 @@ from models.spec import ModelSpec
 from planner.instances.reachable import REFERENCE
 from planner.objective import OBJECTIVES, ObjectiveName
 from planner.plans.day import Window
-from planner.plans.quantised import combinations
+from planner.plans.quantised import check_some, combinations
 from planner.question import Machines, Question, Queueing, Shape
 from planner.survival import Loss
 from podplan.machines import read_machines
@@ -19,13 +19,14 @@ from podplan.options import QuestionFlags
 from podplan.pins import check_pins, pinned_shape, read_pins, shared_flag
 from podplan.readers import (
     Word,
+    is_any,
     is_auto,
     read_balance,
     read_beams,
     read_caches,
     read_choice,
     read_drafts,
-    read_engine,
+    read_engines,
     read_fraction,
     read_microbatches,
     read_redundant,
@@ -70,11 +71,13 @@ def read_question(flags: QuestionFlags) -> Asked:
     asked = read_traffic(flags, model)
     beams = read_beams(flags.beams)
     objective, pins = _objective(flags, asked, (prefill, decode)), read_pins(flags, model)
+    engines = read_engines(flags.engine, (prefill.hardware, decode.hardware))
     question = Question(
         model=model,
         prefill=prefill,
         decode=decode,
-        engine=read_engine(flags.engine, (prefill.hardware, decode.hardware)),
+        engine=engines[0],
+        engines=engines if is_any(flags.engine) and engines != (REFERENCE,) else (),
         workload=replace(asked.workload, beams=beams),
         ttft_seconds=read_limit(flags.ttft or DEFAULT_TTFT, "--ttft"),
         tpot_seconds=read_limit(flags.tpot or DEFAULT_TPOT, "--tpot"),
@@ -94,7 +97,7 @@ def read_question(flags: QuestionFlags) -> Asked:
     )
     question = with_formats(question, flags.weights, flags.kv_dtype)
     check_shape(question)
-    check_pins(question)
+    check_some(question, check_pins)
     return Asked(flags=flags, question=question, trace=asked.trace, day=asked.day)
 
 
@@ -107,10 +110,10 @@ def check_shape(question: Question) -> None:
     """Raise BadInput where aggregated instances alone are asked for and cannot be had."""
     if question.shape != "aggregated":
         return
-    from planner.plans.quantised import in_formats  # few ask for it, and it takes time to import
+    from planner.plans.quantised import alternatives  # few ask for it, and it takes time to import
     from planner.search.shapes import not_aggregated
 
-    why = not_aggregated(in_formats(question)[0])
+    why = not_aggregated(alternatives(question)[0])
     if why is not None:
         raise BadInput(f"--shape aggregated: {why}; leave --shape out, or use disaggregated")
 
@@ -186,18 +189,19 @@ def _microbatches(text: str | None, model: ModelSpec) -> tuple[int, ...]:
 def with_formats(question: Question, weights: str | None, kv_dtype: str | None) -> Question:
     """Return the question in the formats of the flags: the only ones, or as alternatives of which one is chosen.
 
-    Of ``auto`` the engine's profile leaves what it runs; formats that are named are searched whatever it says, and
+    Of ``auto`` the engines' profiles leave what they run; formats that are named are searched whatever it says, and
     then cut by its rules.
     """
-    runs = _engine_types(question.engine)
+    runs = [types for engine in question.engines or (question.engine,) for types in _engine_types(engine)]
     caches = read_caches(kv_dtype)
-    if runs is not None and is_auto(kv_dtype):
-        caches = _left(caches, runs.kv.value)
+    if runs and is_auto(kv_dtype):
+        caches = _left(caches, {word for types in runs for word in types.kv.value})
     own = []
     for role, machines in (("prefill", question.prefill), ("decode", question.decode)):
         text = weights_of(weights, role)
         words = read_weight_choices(text, question.model, machines.hardware)
-        own.append(_left(words, runs.weights.value) if runs is not None and is_auto(text) else words)
+        known = {word for types in runs for word in types.weights.value}
+        own.append(_left(words, known) if runs and is_auto(text) else words)
     prefill, decode = (
         replace(machines, weights=words[0])
         for machines, words in zip((question.prefill, question.decode), own, strict=True)
@@ -210,15 +214,15 @@ def with_formats(question: Question, weights: str | None, kv_dtype: str | None) 
     return replace(question, formats=found) if len(found) > 1 else question
 
 
-def _left(words: Sequence[Word], known: Sequence[str]) -> list[Word]:
+def _left(words: Sequence[Word], known: Collection[str]) -> list[Word]:
     """Return the words that are known, all where none is."""
     return [word for word in words if word in known] or list(words)
 
 
-def _engine_types(engine: str) -> "CacheTypes | None":
-    """Return the formats that an engine runs; None for the reference engine, which runs all."""
+def _engine_types(engine: str) -> "list[CacheTypes]":
+    """Return the formats that an engine runs; none for the reference engine, which runs all."""
     if engine == REFERENCE:
-        return None
+        return []
     from planner.engines.loader import load_engine
 
-    return load_engine(engine).cache
+    return [load_engine(engine).cache]

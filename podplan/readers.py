@@ -16,31 +16,47 @@ from planner.balance.imbalance import Balance, parse_balance
 from planner.balance.skew import LoadDistribution, measured_distribution, parse_skew
 from planner.costs.deployment import default_weights
 from planner.costs.layouts import Shared
+from planner.instances.reachable import REFERENCE
 from planner.plans.quantised import usual_weights
 from podplan.options import left_open
 
 Word = TypeVar("Word", bound=str)
 
 AUTO = "auto"
+ANY = "any"
 ROLES = ("prefill", "decode")
 MOST_DRAFTS = 8
 MOST_BEAMS = 1024
 MOST_TOKENS = 1_000_000_000
 
 
-def read_engine(text: str | None, machines: Sequence[HardwareSpec]) -> str:
-    """Return ``reference`` or NAME@VERSION; BadInput for an engine that is not known or not for these devices."""
-    if text is None:
-        return "reference"
-    from planner.engines.accelerators import broken_accelerator  # the schema of profiles takes time to build
-    from planner.engines.loader import load_engine
+def read_engines(text: str | None, machines: Sequence[HardwareSpec]) -> tuple[str, ...]:
+    """Return the engines to choose from, NAME@VERSION: of ``any`` all that run on these devices; or ``reference``.
 
-    profile = load_engine(text)
+    ``reference`` too where none of the catalogue runs on them. BadInput for an engine that is not known or not for
+    these devices.
+    """
+    from planner.engines.accelerators import broken_accelerator  # the schema of profiles takes time to build
+    from planner.engines.loader import engine_names, load_engine
+
+    word = ANY if text is None else text.strip().lower()
+    if word == REFERENCE:
+        return (REFERENCE,)
+    if word == ANY:
+        profiles = [load_engine(name) for name in engine_names() if name != REFERENCE]
+        runs = [each for each in profiles if not any(broken_accelerator(each, machine) for machine in machines)]
+        return tuple(f"{each.engine}@{each.versions.pinned}" for each in runs) or (REFERENCE,)
+    profile = load_engine(text or "")
     for hardware in machines:
         broken = broken_accelerator(profile, hardware)
         if broken is not None:
             raise BadInput(f"--engine: {broken.sentence}")
-    return profile.engine if profile.engine == "reference" else f"{profile.engine}@{profile.versions.pinned}"
+    return (profile.engine if profile.engine == REFERENCE else f"{profile.engine}@{profile.versions.pinned}",)
+
+
+def is_any(text: str | None) -> bool:
+    """Whether podplan is to choose the engine."""
+    return text is None or text.strip().lower() == ANY
 
 
 def is_auto(text: str | None) -> bool:

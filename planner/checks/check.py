@@ -14,6 +14,7 @@ from planner.checks.traced import search_on_trace
 from planner.plans.day import Window
 from planner.plans.deviation import PREDICTED, deviation_of
 from planner.plans.plan import Plan
+from planner.plans.quantised import as_planned
 from planner.question import Question
 from planner.search.answer import Answer
 from planner.search.changes.shortage import too_few
@@ -266,7 +267,11 @@ class _Finder:
             told = f"with times {factor:.2f} times as long, which is the confidence {self.confidence:g}: "
             return _Most(answer=replace(answer, explanation=told + answer.explanation), plan=None, rate_per_second=0.0)
         # The same pools under the limits that were asked for.
-        return replace(slowed, plan=slowed.plan.asked(question), rate_per_second=slowed.rate_per_second / factor)
+        return replace(
+            slowed,
+            plan=slowed.plan.asked(as_planned(question, slowed.plan)),
+            rate_per_second=slowed.rate_per_second / factor,
+        )
 
     def carries(self, question: Question) -> bool:
         """Whether a question's devices carry its rate; with a trace, whether the first plan does that is found."""
@@ -274,7 +279,7 @@ class _Finder:
             return has_plan(replace(question, objective="chips"))
         rate = question.rate_per_second or 0.0
         plan = self.search_plan(replace(question, objective="throughput", rate_per_second=None)).best
-        asked = None if plan is None else plan.under(question)(rate)
+        asked = None if plan is None else plan.under(as_planned(question, plan))(rate)
         return asked is not None and held_at(asked, self.trace).keeps
 
     def _factor(self, plan: Plan) -> float:

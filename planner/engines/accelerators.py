@@ -1,6 +1,7 @@
 """Whose devices a machine has, and whether an engine runs on them."""
 
 from hardware.spec import HardwareSpec
+from planner.engines.loader import load_engine
 from planner.engines.rules import Broken
 from planner.engines.spec import Accelerator, EngineProfile
 
@@ -12,6 +13,11 @@ def accelerator_of(hardware: HardwareSpec) -> Accelerator | None:
     """Return the kind of a machine's devices by the words of its title, None where no engine here knows them."""
     titles = f"{hardware.device.title} {hardware.title}".lower()
     return next((kind for word, kind in WORDS.items() if word in titles), None)
+
+
+def runs_on(engine: str, hardware: HardwareSpec) -> bool:
+    """Whether ``reference`` or NAME@VERSION runs on a machine's devices."""
+    return engine == "reference" or broken_accelerator(load_engine(engine), hardware) is None
 
 
 def broken_accelerator(profile: EngineProfile, hardware: HardwareSpec) -> Broken | None:

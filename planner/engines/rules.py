@@ -3,7 +3,7 @@
 Rules read a profile and plain degrees, no model and no cost. Their names are stable: searches count by them.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from planner.engines.spec import EngineProfile, ExpertMode, RoleName
@@ -47,9 +47,9 @@ class Broken:
 Check = Callable[[EngineProfile, Setup], Broken | None]
 
 
-def broken_rule(profile: EngineProfile, setup: Setup) -> Broken | None:
-    """Return the first rule of ``profile`` that ``setup`` breaks, None where the engine can run it."""
-    for check in CHECKS:
+def broken_rule(profile: EngineProfile, setup: Setup, checks: Sequence[Check] = ()) -> Broken | None:
+    """Return the first rule of ``profile``, or of some of them, that ``setup`` breaks, None where there is none."""
+    for check in checks or CHECKS:
         broken = check(profile, setup)
         if broken is not None:
             return broken
@@ -284,6 +284,9 @@ CHECKS: tuple[Check, ...] = (
     _drafts,
     _cache,
 )
+LAYOUT_CHECKS: tuple[Check, ...] = (_dedicated, _redundancy, _microbatches, _drafts, _cache)
+STRATEGY_CHECKS = tuple(check for check in CHECKS if check not in LAYOUT_CHECKS)
+"""Those that read the degrees alone: what they cut is cut with every layout of its experts."""
 
 
 def broken_pair(profile: EngineProfile, prefill: Setup, decode: Setup) -> Broken | None:

@@ -36,7 +36,7 @@ class Built:
         return Built(self.group.select(rows), taken(self.cost, rows), spread)
 
 
-_BUILT = Kept[tuple[Built, ...]](most=8)  # three roles of a model in two formats, and some
+_BUILT = Kept[tuple[Built, ...]](most=24)  # three roles of a model under each engine, and some
 
 
 def built(question: Question, role: Role, rows: list[Row]) -> tuple[Built, ...]:

@@ -1,6 +1,7 @@
 """The layouts that the asked engine can run: what a search keeps, and what it cuts by which rule."""
 
 from collections import Counter
+from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -17,57 +18,68 @@ Layers = tuple[int, int]
 """Attention TP and pipeline stages."""
 
 
-def most_microbatches(question: Question, role: Role, strategy: Strategy, redundant: int, dedicated: int) -> int:
-    """Return the most microbatches, 1 or 2, with which the engine runs a layout at every depth of drafts asked.
+@dataclass(frozen=True)
+class Reach:
+    """What an engine runs of one role of a question; the reference engine runs all."""
 
-    0 where it cannot run the layout, or not with the microbatches that were asked. The reference engine runs all.
-    """
-    if question.engine == REFERENCE:
-        return 2
-    possible = [
-        parts
-        for parts in question.microbatches
-        if _broken(question, role, strategy, (redundant, dedicated, parts)) is None
-    ]
-    return max(possible, default=0)
+    question: Question
+    role: Role
 
+    def cut(self, strategy: Strategy) -> "Broken | None":
+        """Return the rule by which no layout of a strategy runs, None where some may."""
+        if self.question.engine == REFERENCE:
+            return None
+        from planner.engines.rules import Broken
 
-def cut_by(question: Question, role: Role, strategy: Strategy, redundant: int, dedicated: int) -> "Broken | None":
-    """Return the rule that keeps the engine from a layout at its fewest microbatches, None where nothing does."""
-    if question.engine == REFERENCE:
+        staged = _profile(self.question.engine).prefill_decode.pipeline
+        if strategy.pp > 1 and self.role != "mixed" and not staged.value:
+            return Broken("pair-pipeline", "prefill and decode instances take no pipeline stages", staged.source)
+        return self._broken(strategy, (0, 0, 1), layout=False)
+
+    def most_microbatches(self, strategy: Strategy, redundant: int, dedicated: int) -> "tuple[int, Broken | None]":
+        """Return the most microbatches, 1 or 2, with which a layout runs at every depth of drafts asked.
+
+        0 and the rule at the fewest of those asked where it runs with none. The strategy is one that is not cut.
+        """
+        if self.question.engine == REFERENCE:
+            return 2, None
+        first = None
+        for parts in sorted(self.question.microbatches, reverse=True):
+            first = self._broken(strategy, (redundant, dedicated, parts), layout=True)
+            if first is None:
+                return parts, None
+        return 0, first
+
+    def _broken(self, strategy: Strategy, experts: tuple[int, int, int], *, layout: bool) -> "Broken | None":
+        """Return the rule that (redundant, dedicated, microbatches) breaks with any of the drafts asked."""
+        from planner.engines.rules import LAYOUT_CHECKS, STRATEGY_CHECKS, broken_rule
+
+        profile, checks = _profile(self.question.engine), LAYOUT_CHECKS if layout else STRATEGY_CHECKS
+        for drafts in (0,) if self.role == "prefill" else self.question.drafts:
+            broken = broken_rule(profile, self._setup(strategy, experts, drafts), checks)
+            if broken is not None:
+                return broken
         return None
-    return _broken(question, role, strategy, (redundant, dedicated, min(question.microbatches)))
 
+    def _setup(self, strategy: Strategy, experts: tuple[int, int, int], drafts: int) -> "Setup":
+        from planner.engines.rules import Setup
 
-def _broken(question: Question, role: Role, strategy: Strategy, layout: tuple[int, int, int]) -> "Broken | None":
-    """Return the rule that a layout of (redundant, dedicated, microbatches) breaks with any of the drafts asked."""
-    from planner.engines.rules import Broken, Setup, broken_rule
-
-    profile, model = _profile(question.engine), question.model
-    machines = question.prefill if role == "prefill" else question.decode
-    redundant, dedicated, microbatches = layout
-    staged = profile.prefill_decode.pipeline
-    if strategy.pp > 1 and role != "mixed" and not staged.value:
-        return Broken("pair-pipeline", "prefill and decode instances take no pipeline stages", staged.source)
-    for drafts in (0,) if role == "prefill" else question.drafts:
-        setup = Setup(
+        model = self.question.model
+        machines = self.question.prefill if self.role == "prefill" else self.question.decode
+        return Setup(
             strategy=strategy,
-            role=role,
+            role=self.role,
             devices_per_node=machines.devices_per_node,
             experts=model.moe.experts if model.moe else 0,
             architecture=model.architecture,
             latent=isinstance(model.attention, MLA),
-            redundant=redundant,
-            dedicated=dedicated,
+            redundant=experts[0],
+            dedicated=experts[1],
             drafts=drafts,
-            microbatches=microbatches,
-            kv_dtype=question.kv_dtype,
+            microbatches=experts[2],
+            kv_dtype=self.question.kv_dtype,
             weights=machines.weights,
         )
-        broken = broken_rule(profile, setup)
-        if broken is not None:
-            return broken
-    return None
 
 
 @cache

@@ -18,7 +18,7 @@ from planner.costs.deployment import Deployment, StrategyArray
 from planner.costs.hostcosts import host_costs
 from planner.costs.layouts import redundancy_choices, shared_choices
 from planner.instances.grid import Grid, device_counts, strategy_grid
-from planner.instances.reachable import REFERENCE, cut_by, most_microbatches, summary
+from planner.instances.reachable import REFERENCE, Reach, summary
 from planner.question import Machines, Question
 from planner.question import Role as Role
 from planner.strategy import Strategy
@@ -100,7 +100,7 @@ def role_rows(question: Question, role: Role) -> list[Row]:
     return role_space(question, role).rows
 
 
-_SPACES = Kept[RoleSpace](most=8)  # three roles of a model under two settings, and some
+_SPACES = Kept[RoleSpace](most=24)  # three roles of a model under each engine, and some
 
 
 def role_space(question: Question, role: Role) -> RoleSpace:
@@ -118,7 +118,7 @@ def role_space(question: Question, role: Role) -> RoleSpace:
 
 
 def _role_space(question: Question, role: Role) -> RoleSpace:
-    moe, grid = question.model.moe, _strategies(question, role)
+    moe, grid, reach = question.model.moe, _strategies(question, role), Reach(question, role)
     rows, cut = [], Counter(grid.cut)
     known: dict[tuple[int, int], list[tuple[int, int]]] = {}  # layouts depend on the degrees of the experts alone
     for strategy in grid.strategies:
@@ -128,11 +128,15 @@ def _role_space(question: Question, role: Role) -> RoleSpace:
         degrees = strategy.moe_tp, strategy.moe_ep
         if degrees not in known:
             known[degrees] = layouts(question, strategy, role)
+        broken = reach.cut(strategy)
+        if broken is not None:
+            cut[f"{question.engine}: {broken.rule}"] += len(known[degrees])
+            continue
         for redundant, dedicated in known[degrees]:
-            parts = most_microbatches(question, role, strategy, redundant, dedicated)
+            parts, broken = reach.most_microbatches(strategy, redundant, dedicated)
             if parts:
                 rows.append(Row(strategy, redundant, dedicated, parts))
-            elif (broken := cut_by(question, role, strategy, redundant, dedicated)) is not None:
+            elif broken is not None:
                 cut[f"{question.engine}: {broken.rule}"] += 1
     return RoleSpace(rows, dict(sorted(cut.items())))
 

@@ -1,13 +1,14 @@
-"""Number formats as a choice: each alternative is a part of the space, searched like any other and compared.
+"""Engines and number formats as a choice: each alternative is a part of the space, searched and compared.
 
 Roles share a KV cache, so they share its format; weights are each role's own, for prefill and decode instances are
 launched apart. Aggregated instances are both roles and load one checkpoint.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
+from ground.errors import BadInput
 from hardware.formats import KvDtype, multiplied, storable
 from hardware.spec import Dtype, HardwareSpec
 from planner.instances.space import Role
@@ -17,8 +18,9 @@ from planner.question import Formats, Question
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tried:
-    """What a format came to: its plan, or which limit binds; and how many layouts each rule cut, by role."""
+    """What an engine in a format came to: its plan, or which limit binds; and what each rule cut, by role."""
 
+    engine: str
     formats: Formats
     plan: Plan | None
     binding_limit: str
@@ -54,15 +56,33 @@ def in_format(question: Question, formats: Formats) -> Question:
     return replace(question, prefill=prefill, decode=decode, kv_dtype=formats.kv, formats=())
 
 
-def in_formats(question: Question) -> list[Question]:
-    """Return the question in each of its formats; itself where there is nothing to choose.
+def as_planned(question: Question, plan: Plan) -> Question:
+    """Return the question with the engine and in the formats of a plan for it, and nothing to choose from."""
+    return replace(in_format(question, own_formats(plan.question)), engine=plan.question.engine, engines=())
+
+
+def alternatives(question: Question) -> list[Question]:
+    """Return the question with each of its engines in each of its formats; itself where there is nothing to choose.
 
     Aggregated instances alone leave the formats that both roles share.
     """
     asked = question.formats
     if question.shape == "aggregated" and question.prefill.budget == question.decode.budget:
         asked = tuple(formats for formats in asked if formats.prefill == formats.decode) or asked
-    return [in_format(question, formats) for formats in asked] or [question]
+    in_each = [in_format(question, formats) for formats in asked] or [question]
+    engines = question.engines or (question.engine,)
+    return [replace(each, engine=engine, engines=()) for engine in engines for each in in_each]
+
+
+def check_some(question: Question, check: Callable[[Question], None]) -> None:
+    """Raise BadInput where the check of every alternative does: what the first one says."""
+    refused = []
+    for each in alternatives(question):
+        try:
+            return check(each)
+        except BadInput as error:
+            refused.append(error)
+    raise refused[0]
 
 
 def combinations(weights: tuple[Sequence[Dtype], Sequence[Dtype]], caches: Sequence[KvDtype]) -> tuple[Formats, ...]:

@@ -40,6 +40,10 @@ class Answer:
     """What others deployed for a single model on this machine, on the same devices."""
     formats: tuple[Tried, ...] = ()
     """What each number format came to, where there were several; the question is then in the best one."""
+    engines: tuple[Tried, ...] = ()
+    """What each engine came to, where one was to be chosen, the best first; the question is then for it."""
+    unrestricted: Plan | None = None
+    """What the reference engine, which runs every layout, would reach where an engine was chosen."""
 
     @property
     def feasible(self) -> bool:

@@ -6,18 +6,21 @@ f: the objective ``throughput`` finds the largest common growth that the cluster
 ``latency`` takes all devices for the least mean time of a request.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from statistics import NormalDist
 
 from ground.errors import Fault
 from ground.units import counted
+from planner.engines.accelerators import accelerator_of
 from planner.plans.deviation import PREDICTED, deviation_of
 from planner.plans.plan import Plan
+from planner.plans.quantised import as_planned
 from planner.search.answer import Answer
 from planner.search.fleet import Fleet, Member, asked_rate, check_fleet, slowed_times
 from planner.search.solve import find, mean_seconds
-from planner.search.ways import gather_fleet
+from planner.search.ways import formats_of, gather_fleet
 
 
 def plan_cluster(fleet: Fleet) -> Answer:
@@ -30,6 +33,7 @@ def plan_cluster(fleet: Fleet) -> Answer:
     whose expert layouts fit no strategy.
     """
     check_fleet(fleet)
+    fleet = replace(fleet, members=tuple(_with_engines(fleet, member) for member in fleet.members))
     predicted = _plan(fleet)
     if fleet.confidence is None or fleet.confidence <= PREDICTED or not predicted.feasible:
         return predicted
@@ -55,10 +59,27 @@ def plan_cluster(fleet: Fleet) -> Answer:
     )
 
 
+def _with_engines(fleet: Fleet, member: Member) -> Member:
+    """Return a member with the engine of each kind of devices that is best for it alone, where one is to be chosen.
+
+    To have every engine of every member in one programme would take their number to the power of the members.
+    """
+    if not member.question.engines:
+        return member
+    best: dict[str | None, tuple[tuple[float, float], str]] = {}
+    for each in formats_of(member):
+        plan = find(gather_fleet(replace(fleet, members=(each,)))).best
+        kind = accelerator_of((each.pools or (each.question.decode,))[0].hardware)
+        found = (fleet.goal.key(plan) if plan else (math.inf, 0.0)), each.question.engine
+        best[kind] = min(best.get(kind, found), found)
+    engines = tuple(engine for _, engine in best.values())
+    return replace(member, question=replace(member.question, engine=engines[0], engines=engines))
+
+
 def _as_predicted(plan: Plan, member: Member, growth: float) -> Plan:
     """Return the pools of a plan under the limits and at the rate that were asked for."""
     asked = replace(member.question, prefill=plan.question.prefill, decode=plan.question.decode, objective="chips")
-    found = plan.under(asked)(asked_rate(member) * growth)
+    found = plan.under(as_planned(asked, plan))(asked_rate(member) * growth)
     if found is None:
         raise Fault(f"the pools of {member.name} carry a rate with confidence, and not as predicted")
     return found

@@ -113,7 +113,7 @@ class Costed:
 
 @dataclass(frozen=True, slots=True)
 class Costing:
-    """What is costed of questions that differ in their number formats alone: each role once in each of its formats."""
+    """What is costed of questions that differ in engine and number formats alone: each role once in each of its own."""
 
     count: Count = field(default_factory=Count)
     model: str = ""
@@ -123,15 +123,15 @@ class Costing:
 
     def space(self, question: Question, role: Role) -> RoleSpace:
         """Return the rows of a role; only an engine's rules depend on formats."""
-        machines = machines_of(question, role).budget
-        key = (role, machines) if question.engine == REFERENCE else (role, machines, *_formats(question, role))
+        key: tuple[str, ...] = (role, machines_of(question, role).budget)
+        key += () if question.engine == REFERENCE else _made_for(question, role)
         if key not in self._spaces:
             self._spaces[key] = role_space(question, role)
         return self._spaces[key]
 
     def prefill(self, question: Question, rows: list[Row]) -> Costed:
         """Return the prefill instances; another core, where one is free, costs them."""
-        key = ("prefill", question.prefill.budget, *_formats(question, "prefill"))
+        key = ("prefill", question.prefill.budget, *_made_for(question, "prefill"))
         if key not in self._costed:
             offers = CountedAside(self.count, partial(prefill_offers, question, rows))
             self._costed[key] = Costed(question, "prefill", self.model, offers)
@@ -139,16 +139,16 @@ class Costing:
 
     def decode(self, question: Question, rows: list[Row], transfer_seconds: float) -> Costed:
         """Return the decode instances for prompts whose KV takes so long; they are costed here once asked for."""
-        key = ("decode", question.decode.budget, *_formats(question, "decode"), transfer_seconds)
+        key = ("decode", question.decode.budget, *_made_for(question, "decode"), transfer_seconds)
         if key not in self._costed:
             cost = partial(decode_offers, question, rows, slowest_seconds=transfer_seconds)
             self._costed[key] = Costed(question, "decode", self.model, CountedAside(self.count, cost))
         return self._costed[key]
 
 
-def _formats(question: Question, role: Role) -> tuple[str, str]:
-    """Weights and KV cache of a role."""
-    return machines_of(question, role).weights, question.kv_dtype
+def _made_for(question: Question, role: Role) -> tuple[str, str, str]:
+    """Engine, weights and KV cache of a role."""
+    return question.engine, machines_of(question, role).weights, question.kv_dtype
 
 
 def gather(

@@ -93,7 +93,7 @@ def begin_proof(
 
 
 def over_parts(best: Bound | None, parts: Sequence[Bound], queues_solved: int) -> Bound | None:
-    """Return the bound of the best of several number formats that were each proven.
+    """Return the bound of the best of several engines or number formats that were each proven.
 
     They share columns, and so the queues that were solved; the others' pruned are none of its own.
     """
@@ -104,7 +104,7 @@ def over_parts(best: Bound | None, parts: Sequence[Bound], queues_solved: int) -
         best,
         value=value,
         gap=abs(value - best.value) / abs(best.value) if best.value else abs(value - best.value),
-        covers=f"each of {len(parts)} combinations of number formats: of the chosen one {best.covers}",
+        covers=f"each of {len(parts)} engines and number formats: of the chosen one {best.covers}",
         queues_solved=queues_solved,
     )
 

@@ -1,11 +1,12 @@
-"""The best plan of one model: a fleet of one in each number format, with runners-up, proof and others' plans."""
+"""The best plan of one model with any engine in any number format, with runners-up, proof and others' plans."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 
-from ground.identity import Same
 from ground.later import Later
+from planner.instances.reachable import REFERENCE
 from planner.instances.space import check_layouts
 from planner.objective import Aim, preferred
 from planner.offers.aggregated_kinds import AggregatedKind
@@ -13,7 +14,7 @@ from planner.offers.asides import CountedAside
 from planner.offers.decode_kinds import DecodeKind
 from planner.offers.decode_offers import decode_offers
 from planner.plans.plan import Plan
-from planner.plans.quantised import Tried, in_formats, own_formats
+from planner.plans.quantised import Tried, alternatives, check_some, own_formats
 from planner.question import Question
 from planner.search.answer import Answer
 from planner.search.columns import Side
@@ -36,25 +37,27 @@ def search(question: Question, *, explain: bool = True, beside: bool = True) -> 
     """Return the best plan for a question, the runners-up, and what is proven.
 
     A refusal says why and what would help, which takes searches of its own; without ``explain`` it does not. The best
-    plan is the same without what stands ``beside`` it: the runners-up, the certificate and published deployments. Of
-    several number formats each role is costed once in each, every combination is a part of the space, and the best is
-    taken; runners-up are its own and the best of the others.
+    plan is the same without what stands ``beside`` it: the runners-up, the certificate, published deployments and what
+    the reference engine reaches where one is to be chosen. Of several engines and number formats each role is costed
+    once in each, every combination is a part of the space, and the best is taken; runners-up are its own and the best
+    of the others.
 
     Raises BadInput where the asked expert layout fits no strategy.
     """
-    asked, costing = in_formats(question), Costing()
-    for each in asked:
-        check_layouts(each)
-    gathered = [gather_fleet(Fleet.of(each), costing=costing) for each in asked]
-    begin = cache(begin_beside)
-    then = partial(begin, Same(asked[0])) if beside and len(asked) == 1 else None
-    found = [find(separate, then=then) for separate in gathered]
+    asked, costing = alternatives(question), Costing()
+    check_some(question, check_layouts)
+    found = [find(gather_fleet(Fleet.of(each), costing=costing)) for each in asked]
     place = preferred([each.best for each in found], question.goal)
-    best = found[place or 0]
-    answer = answer_of(best, begin(Same(question_of(best))) if beside else None, explain=explain)
+    best = found[place if place is not None else _likeliest(found, explain=explain)]
+    published = begin_beside(replace(question_of(best), engine=REFERENCE)) if beside else None
+    answer = answer_of(best, published, explain=explain)
+    if question.engines:
+        answer = replace(answer, engines=_of_engines(found, question))
+        if beside and best.best is not None:
+            answer = replace(answer, unrestricted=_unrestricted(question_of(best), costing))
     if len(found) == 1:
         return answer
-    others = [each for number, each in enumerate(found) if number != place and each.plans and beside]
+    others = [each for each in found if each is not best and each.plans and beside]
     bounds = [answer.bound, *(each.begin_proof()() for each in others)]
     queues = {
         id(side): side.queues_solved
@@ -64,12 +67,35 @@ def search(question: Question, *, explain: bool = True, beside: bool = True) -> 
         for side in option.sides
     }
     plans = [each.best for each in found if each.best is not None]
+    own = [each for each in found if question_of(each).engine == question_of(best).engine]
     return replace(
         answer,
         pareto=tuple(front_of(answer.best, [*answer.pareto, *plans])) if answer.best else (),
         bound=over_parts(answer.bound, [bound for bound in bounds if bound is not None], sum(queues.values())),
-        formats=tuple(tried_of(each) for each in found),
+        formats=tuple(tried_of(each) for each in own) if len(own) > 1 else (),
     )
+
+
+def _likeliest(found: Sequence[Found], *, explain: bool) -> int:
+    """Return of parts of the space without a plan the one that carries most, of which a refusal is told."""
+    if len(found) == 1 or not explain:
+        return 0
+    carried = [each.most_carried for each in found]
+    return carried.index(max(carried))
+
+
+def _of_engines(found: Sequence[Found], question: Question) -> tuple[Tried, ...]:
+    """Return what each engine came to in its best format, the best first."""
+    every = []
+    for engine in question.engines:
+        own = [each for each in found if question_of(each).engine == engine]
+        every.append(tried_of(own[preferred([each.best for each in own], question.goal) or 0]))
+    return tuple(sorted(every, key=lambda tried: question.goal.key(tried.plan) if tried.plan else (math.inf, 0.0)))
+
+
+def _unrestricted(question: Question, costing: Costing) -> Plan | None:
+    """Return the plan of the reference engine, which runs every layout, in the formats of a question."""
+    return find(gather_fleet(Fleet.of(replace(question, engine=REFERENCE)), costing=costing)).best
 
 
 def question_of(found: Found) -> Question:
@@ -80,12 +106,13 @@ def question_of(found: Found) -> Question:
 def tried_of(found: Found) -> Tried:
     """Return what a number format came to, beside others."""
     question, best = question_of(found), found.best
-    if best is not None:
-        return Tried(formats=own_formats(question), plan=best, binding_limit=best.binding_limit, cut=found.cut)
-    from planner.search.changes.refusal import limit_of  # only a refusal needs it
+    if best is None:
+        from planner.search.changes.refusal import limit_of  # only a refusal needs it
 
-    limit = limit_of(found.separate)
-    return Tried(formats=own_formats(question), plan=None, binding_limit=limit, cut=found.cut)
+        limit = limit_of(found.separate)
+    else:
+        limit = best.binding_limit
+    return Tried(engine=question.engine, formats=own_formats(question), plan=best, binding_limit=limit, cut=found.cut)
 
 
 def answer_of(found: Found, published: Sequence[Later[Beside]] | None, *, explain: bool) -> Answer:
@@ -117,9 +144,9 @@ def answer_of(found: Found, published: Sequence[Later[Beside]] | None, *, explai
     return replace(answer, candidates_evaluated=choice.gathered.count.total)
 
 
-def begin_beside(same: Same[Question]) -> list[Later[Beside]]:
+def begin_beside(question: Question) -> list[Later[Beside]]:
     """Return what no choice waits for: each published deployment, solved when it is asked for."""
-    return [Later(partial(published_plan, same.value, each)) for each in matching(same.value)]
+    return [Later(partial(published_plan, question, each)) for each in matching(question)]
 
 
 def published_plan(question: Question, published: Published) -> Beside:

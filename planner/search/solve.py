@@ -50,16 +50,14 @@ def chosen_of(gathered: Gathered, picks: Picks) -> list[tuple[Option, tuple[int,
     return [(own[pick.way], pick.columns) for own, pick in zip(gathered.options, picks, strict=True)]
 
 
-def choose(
-    separate: Gathered, aim: Aim | None = None, rows: Rows | None = None, then: Callable[[], object] | None = None
-) -> Choice | Gathered:
+def choose(separate: Gathered, aim: Aim | None = None, rows: Rows | None = None) -> Choice | Gathered:
     """Return the best choice over every way; what was gathered where none fits.
 
     Separate pools come first, for they are quicker to cost and to queue for; of the others only those are queued for
     whose bounds may beat them: see ``ways.every_way``.
     """
     aim = aim or aim_of(separate.fleet)
-    ways = every_way(separate, aim, rows, then)
+    ways = every_way(separate, aim, rows)
     if ways.gathered.closed:
         return ways.gathered
     programme = ways.gathered.programme(aim)
@@ -120,6 +118,13 @@ class Found:
         return self.plans[0] if self.plans else None
 
     @property
+    def most_carried(self) -> float:
+        """Requests per second that the devices of a single model carry within its limits, whatever is asked."""
+        chosen = choose(self.separate, Aim(devices=self.separate.fleet.devices, objective="throughput"))
+        unit = self.separate.fleet.members[0].question.rate_per_second or 1.0
+        return chosen.carried * unit if isinstance(chosen, Choice) else 0.0
+
+    @property
     def cut(self) -> Cut:
         """What was not costed, by role and rule."""
         return (self.choice.gathered if self.choice else self.refused or self.separate).cut
@@ -135,19 +140,16 @@ class Found:
         return lambda: replace(wait(), gap=self.gap) if self.gap else wait()
 
 
-def find(
-    separate: Gathered, transfers: Mapping[str, float] | None = None, then: Callable[[], object] | None = None
-) -> Found:
+def find(separate: Gathered, transfers: Mapping[str, float] | None = None) -> Found:
     """Return the best plans for service times as predicted, of what is costed.
 
     Decode was costed for prompts whose KV takes ``transfers`` seconds at least, by member, or as long as the slowest
     transfer. Where waiting for links makes a plan's transfers longer than that and its TPOT late, all is done again
     with transfers as long as those; if a single model's first plan at a lower rate carries more, it is that one, with
-    a gap to the bound. Where time is made small what KV waits for links is the gap. ``then`` begins what another
-    process may do once it has all that the choice waits for.
+    a gap to the bound. Where time is made small what KV waits for links is the gap.
     """
     fleet, transfers = separate.fleet, transfers or {}
-    choice = choose(separate, then=then)
+    choice = choose(separate)
     if not isinstance(choice, Choice):
         return Found(separate=separate, choice=None, refused=choice)
     goal, share = choice.programme.aim.goal, choice.carried if choice.programme.aim.goal.maximised else 1.0

@@ -19,7 +19,7 @@ from planner.instances.space import Role, Row
 from planner.objective import Aim, Incumbent
 from planner.offers.asides import CountedAside
 from planner.offers.decode_offers import decode_offers
-from planner.plans.quantised import in_formats
+from planner.plans.quantised import alternatives
 from planner.question import Machines, Question
 from planner.search.columns import Side
 from planner.search.fleet import Fleet, Member, on_pools, shares
@@ -100,8 +100,16 @@ def gather_fleet(
 
 
 def formats_of(member: Member) -> Iterator[Member]:
-    """Yield the member in each of its number formats."""
-    return (replace(member, question=question) for question in in_formats(member.question))
+    """Yield the member with each of its engines in each of its number formats, on the pools where the engine runs."""
+    if not member.question.engines:
+        yield from (replace(member, question=question) for question in alternatives(member.question))
+        return
+    from planner.engines.accelerators import runs_on  # the schema of profiles takes time to build
+
+    for question in alternatives(member.question):
+        pools = tuple(machines for machines in member.pools if runs_on(question.engine, machines.hardware))
+        if pools or not member.pools:
+            yield replace(member, question=question, pools=pools)
 
 
 def _gather_pools(
@@ -136,17 +144,14 @@ def _options(fleet: Fleet, member: Member, pools: Mapping[str, tuple[Question, P
             yield from fed.options(question)
 
 
-def every_way(separate: Gathered, aim: Aim, rows: Rows | None = None, then: Callable[[], object] | None = None) -> Ways:
+def every_way(separate: Gathered, aim: Aim, rows: Rows | None = None) -> Ways:
     """Return the options with all that may beat separate pools of the grid.
 
-    ``rows`` are those that are searched, None for all. ``then`` is called once another process has all that this waits
-    for.
+    ``rows`` are those that are searched, None for all.
     """
     alone = _begin_apart(separate) if rows is None and not aim.goal.timed else {}
     programme = None if separate.closed else separate.programme(aim)
     ahead = _Ahead(separate, aim, rows, programme)
-    if then is not None:
-        then()
     wanted = separate.fleet.single or aim.rate is None or aim.goal.timed
     picks = programme.settle() if programme is not None and wanted else None
     least = programme.carried(picks) if programme is not None and picks is not None and aim.rate is None else 0.0

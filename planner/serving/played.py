@@ -4,11 +4,14 @@ Few requests first: a short stream waits less than a long one, so what is late o
 as late. What is left is played on many, whose percentiles are those that are told.
 """
 
+from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from weakref import WeakValueDictionary
 
 import numpy as np
 
+from ground.identity import Same
 from planner.serving.capacity import Capacity, Limits, Outcome, Play, Trial, capacity, percentile_interval, trial
 from planner.serving.prefill import PrefillPool, play_prefill
 from planner.serving.streams import Stream, stationary
@@ -52,6 +55,7 @@ class Player:
     """Requests of a full step."""
     _trials: dict[tuple[float, int, int], Trial] = field(default_factory=dict, repr=False)
     _capacities: dict[int, Capacity] = field(default_factory=dict, repr=False)
+    _found: dict[tuple[float, int, float | None, int], Capacity | None] = field(default_factory=dict, repr=False)
 
     def stream(self, requests: int, instances: int = 1) -> Stream:
         """Return a stream of mean rate 1 that one of ``instances`` gets, of at least so many requests."""
@@ -98,12 +102,19 @@ class Player:
         self, upper: float, instances: int = 1, about: float | None = None, requests: int = MANY
     ) -> Capacity | None:
         """Return the largest rate up to ``upper`` of one of ``instances``; None where none keeps the limits."""
-        found = capacity(self.play, [self.stream(requests, instances)], self.limits, upper, about)
+        key = (upper, instances, about, requests)
+        if key not in self._found:
+            self._found[key] = capacity(self.play, [self.stream(requests, instances)], self.limits, upper, about)
+        found = self._found[key]
         if found is not None:
             self._trials[found.rate_per_second, instances, requests] = found.trial
             if requests == MANY:
                 self._capacities[instances] = found
         return found
+
+
+_IN_USE: WeakValueDictionary[Hashable, "PlayedPrefill"] = WeakValueDictionary()
+"""Players by what decides their plays: engines whose steps take as long are played once."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -114,7 +125,18 @@ class PlayedPrefill(Player):
 
     @classmethod
     def of(cls, pool: PrefillPool, workload: Workload, limits: Limits, most_tokens: float) -> "PlayedPrefill":
-        """Return the player of a pool."""
+        """Return the player of a pool: the one that is in use already where another pool takes as long."""
+        key = (
+            (pool.times.content, pool.ranks, pool.budget_tokens, pool.instances, pool.policy),
+            (Same(workload), limits, most_tokens),
+        )
+        known = _IN_USE.get(key)
+        if known is None:
+            known = _IN_USE[key] = cls._new(pool, workload, limits, most_tokens)
+        return known
+
+    @classmethod
+    def _new(cls, pool: PrefillPool, workload: Workload, limits: Limits, most_tokens: float) -> "PlayedPrefill":
         prompts = pool.ranks * pool.budget_tokens / workload.input_tokens.mean
         return cls(
             play=lambda stream: prefill_outcome(pool, stream),

@@ -13,7 +13,7 @@ from planner.offers.aggregated_offers import aggregated_offers
 from planner.offers.decode_kinds import DecodeKind
 from planner.offers.kinds import PrefillKind
 from planner.offers.offer import Offers
-from planner.plans.quantised import in_formats
+from planner.plans.quantised import alternatives
 from planner.question import Question
 from planner.search.fleet import Fleet, aim_of
 from planner.search.gather import Costing
@@ -62,7 +62,7 @@ def mixed_rows_that_matter(question: Question, separate: Gathered, known: Incumb
 
 def most_carried(question: Question, rows: Rows | None = None) -> float:
     """Return the rate that the best choice of columns carries, over given rows or all; 0 where none is feasible."""
-    asked, costing = in_formats(question), Costing()
+    asked, costing = alternatives(question), Costing()
     return max(_carried(gather_fleet(Fleet.of(each), rows=rows, costing=costing), rows) for each in asked)
 
 
@@ -75,7 +75,7 @@ def _carried(separate: Gathered, rows: Rows | None) -> float:
 def has_plan(question: Question) -> bool:
     """Whether a question has a plan: any will do, so likely ones are tried before all bounds are refuted."""
     question = replace(question, objective="throughput" if question.rate_per_second is None else "chips")
-    asked, costing = in_formats(question), Costing()
+    asked, costing = alternatives(question), Costing()
     return any(_has_plan(gather_fleet(Fleet.of(each), costing=costing)) for each in asked)
 
 

@@ -8,7 +8,7 @@ from hardware.formats import multiplied
 from hardware.loader import load_hardware
 from planner.objective import ObjectiveName, preferred
 from planner.plans.plan import Plan
-from planner.plans.quantised import combinations, format_text, in_formats, own_formats, usual_weights
+from planner.plans.quantised import combinations, format_text, alternatives, own_formats, usual_weights
 from planner.question import Formats, Question
 from planner.search.answer import Answer
 from planner.search.search import search
@@ -33,7 +33,7 @@ def test_the_best_format_is_chosen_and_every_other_told() -> None:
     """Each alone carries what it is told to; the best of them is the answer, the bound that of all."""
     formats = (BF16, SMALL_CACHE)
     answer = search(asked(*formats))
-    alone = [rate(search(each)) for each in in_formats(asked(*formats))]
+    alone = [rate(search(each)) for each in alternatives(asked(*formats))]
 
     assert rate(answer) == max(alone) and alone.index(max(alone)) != 0
     assert [tried.plan.requests_per_second if tried.plan else 0.0 for tried in answer.formats] == alone
@@ -98,7 +98,7 @@ def test_one_search_finds_the_best_of_all_pairs_of_formats(objective: ObjectiveN
     """Each pair alone, costed and proven on its own, comes to what the search over all tells of it."""
     rate = None if objective == "throughput" else 5.0
     question = asked(*every_pair(), objective=objective, rate_per_second=rate)
-    answer, each_alone = search(question), in_formats(question)
+    answer, each_alone = search(question), alternatives(question)
     alone = [search(each, explain=False, beside=False).best for each in each_alone]
 
     assert len({own_formats(each) for each in each_alone}) == len(alone) == 4
