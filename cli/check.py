@@ -19,12 +19,9 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 @app.command()
 @takes_question("QUESTION.yaml | MODEL", "A question file, or with --hw a model as for plan search.")
-def check(  # noqa: PLR0913 - typer makes a flag of each
+def check(
     given: Given,
     manifest: Annotated[Text, option("--manifest", "FILE", "Weigh this deployment instead of searching one.")] = None,
-    confidence: Annotated[
-        Text, option("--confidence", "C", "Hold with this confidence in the predicted times, such as 0.9 [0.5].")
-    ] = None,
     junit_file: Annotated[Text, option("--junit", "FILE", "Write the verdicts as JUnit XML, too.")] = None,
     summary: Annotated[
         File, option("--summary", "FILE", "Append the verdicts as Markdown [GITHUB_STEP_SUMMARY, where that is set].")
@@ -52,8 +49,7 @@ def check(  # noqa: PLR0913 - typer makes a flag of each
 
         print_json(question_schema())
         return ExitCode.DONE
-    own = {"manifest": manifest, "confidence": confidence}
-    typed = {**given, **{name: text for name, text in own.items() if text is not None}}
+    typed = given if manifest is None else {**given, "manifest": manifest}
     check_force(force, {"--junit FILE": junit_file})
     report = Path(junit_file) if junit_file is not None else None
     if report is not None:

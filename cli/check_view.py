@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from xml.etree import ElementTree
 
-from cli.output import Screen
+from cli.output import Screen, bounded_text
 from ground.units import format_duration, format_rate, rounded_down
 from planner.checks.check import AfterLoss, Margin, Verdict
+from planner.plans.servers import spare_instances
 from podplan.checking import STATIONARY, Checked
 from podplan.day import span_text
-from podplan.plan_data import spare_pool_instances
 
 _COLUMNS = ["question", "holds", "requests", "TTFT", "TPOT", "confidence"]
 
@@ -66,13 +66,6 @@ def _confidence(verdict: Verdict) -> str:
     return "" if verdict.held_confidence is None else f"{bounded_text(verdict.held_confidence)}{asked}"
 
 
-def bounded_text(confidence: float) -> str:
-    """Return a confidence in words where it lies beyond what is told apart."""
-    if confidence >= 1:
-        return "> 0.998"
-    return "< 0.002" if confidence <= 0 else f"{confidence:.2g}"
-
-
 def after_text(after: AfterLoss | None) -> str:
     """Say what is gone and how much room is left then."""
     if after is None:
@@ -93,7 +86,7 @@ def spares_text(verdict: Verdict) -> str:
     plan = verdict.plan
     if plan is None or verdict.after_loss is None or verdict.played:
         return ""
-    return ", ".join(f"{spare_pool_instances(plan, pool)} {role}" for role, pool in plan.pools())
+    return ", ".join(f"{spare_instances(plan, pool)} {role}" for role, pool in plan.pools())
 
 
 def junit(checked: Sequence[Checked]) -> str:

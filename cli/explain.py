@@ -8,7 +8,7 @@ from cli.exit_codes import ExitCode
 from cli.options import Given, Json, Text, Workers, option, takes_question
 from cli.output import Screen, note, print_json, progress, with_bar
 from cli.plan_view import show_day, show_first
-from ground.units import format_duration, format_rate
+from ground.units import carried_rate, format_duration
 from planner.plans.day import over_the_day
 from planner.plans.worked import PoolTerms, Worked, worked_plan
 from planner.search.changes.nearest import Change
@@ -64,7 +64,7 @@ def _show(screen: Screen, found: ExplainResult) -> None:
     screen.lines("")
     screen.text("What a little more of each resource would buy on the plan's devices, each solved again:")
     rows = [
-        [one.resource, one.unit, format_rate(one.requests_per_second), f"{one.gain:+.1%}"] for one in found.resources
+        [one.resource, one.unit, carried_rate(one.requests_per_second), f"{one.gain:+.1%}"] for one in found.resources
     ]
     screen.table(["resource", "more", "requests", "gain"], rows, right=["requests", "gain"])
 

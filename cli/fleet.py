@@ -1,22 +1,23 @@
 """`plan fleet`: several models and rates on one cluster."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from json import dumps
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from cli.check_view import after_text, bounded_text, spares_text
-from cli.options import Csv, File, Force, Json, Text, argument, option
-from cli.output import Screen, check_force, note, print_json, progress, read_outputs
+from cli.check_view import after_text, spares_text
+from cli.options import Csv, File, Force, Json, argument, option, takes
+from cli.output import Screen, bounded_text, check_force, note, print_json, progress, read_outputs
 from cli.plan_view import bound_text, day_text
 from cli.rows_view import basis_lines, show_keys
 from ground.errors import Infeasible
 from ground.files import check_folder, write_files
 from podplan.fleet_files import read_fleet
 from podplan.fleets import SUMMARY, FleetResult, manifest_names, placed_on
+from podplan.options import FleetFlags
 from podplan.result import Row, as_csv
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -31,17 +32,10 @@ CHECKED = {"confidence": "confidence", "spare": "spare", "after_loss": "after th
 
 
 @app.command()
+@takes(FleetFlags)
 def fleet(
+    flags: FleetFlags,
     file: Annotated[Path, argument("FLEET.yaml", "Models, rates and the cluster that they share.")],
-    objective: Annotated[
-        Text, option("--objective", "WORD", "chips, cost, throughput or latency [the file's, or chips].")
-    ] = None,
-    survive: Annotated[
-        Text, option("--survive", "LOSS", "node or instance: every model outlives its worst [the file's].")
-    ] = None,
-    confidence: Annotated[
-        Text, option("--confidence", "C", "Hold with this confidence in the predicted times [the file's, or 0.5].")
-    ] = None,
     out: Annotated[File, option("--out", "DIR", "Write a manifest per model, fleet.json and fleet.csv there.")] = None,
     csv: Csv = None,
     force: Force = False,
@@ -63,8 +57,7 @@ def fleet(
     """
     check_force(force, {"--out DIR": out, "--csv FILE": csv})
     outputs = read_outputs(csv, None, force)
-    given = {"objective": objective, "survive": survive, "confidence": confidence}
-    asked = read_fleet(file, {key: value for key, value in given.items() if value is not None})
+    asked = read_fleet(file, {key: value for key, value in asdict(flags).items() if value is not None})
     if out is not None:
         check_folder(out, (*manifest_names(asked), *SUMMARY), force=force, flag="--out")
     with progress(f"placing {len(asked.fleet.members)} models ..."):
@@ -93,7 +86,7 @@ def fleet_rows(found: FleetResult) -> list[Row]:
         if verdict is not None and verdict.after_loss is not None:
             spare = spares_text(replace(verdict, plan=each.plan))
             row |= {"spare": spare, "after_loss": after_text(verdict.after_loss)}
-        if verdict is not None and found.asked.fleet.confidence is not None:
+        if verdict is not None and each.plan.question.confidence is not None:
             row["confidence"] = bounded_text(verdict.held_confidence or 0.0)
     return rows
 

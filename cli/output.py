@@ -189,3 +189,10 @@ def with_bar(what: str, executor: Executor) -> Executor:
             yield from found
 
     return shown  # type: ignore[return-value]  # results are passed on as they are
+
+
+def bounded_text(confidence: float) -> str:
+    """Return a confidence in words where it lies beyond what is told apart."""
+    if confidence >= 1:
+        return "> 0.998"
+    return "< 0.002" if confidence <= 0 else f"{confidence:.2g}"

@@ -6,9 +6,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cli.output import Screen, short_duration
+from cli.output import Screen, bounded_text, short_duration
 from cli.rows_view import SPARE, show_keys
-from ground.units import JOULES_PER_KWH, counted, format_bytes, format_count, format_duration, format_rate, format_si
+from ground.units import (
+    JOULES_PER_KWH,
+    carried_rate,
+    counted,
+    format_bytes,
+    format_count,
+    format_duration,
+    format_rate,
+    format_si,
+)
 from planner.instances.kv_links import LinkState
 from planner.instances.reachable import REFERENCE
 from planner.plans.aggregated import AggregatedPlan, AggregatedPool
@@ -16,6 +25,7 @@ from planner.plans.day import Seen, mean_rate, over_the_day, peak_rate
 from planner.plans.plan import DisaggregatedPlan, Plan
 from planner.plans.pools import DecodePool, PlannedPool, PrefillPool
 from planner.plans.quantised import Tried
+from planner.plans.servers import spare_instances
 from planner.plans.worked import expert_devices_lines, short_form
 from planner.question import Queueing
 from planner.search.answer import Answer
@@ -27,12 +37,13 @@ from podplan.assumptions import assumptions
 from podplan.day import roles_of, span_text
 from podplan.machines import figure_texts
 from podplan.options import flag_name
-from podplan.plan_data import MEMORY_KINDS, own_cuts, plan_row, shared_text, spare_pool_instances, strategy_text
+from podplan.plan_data import MEMORY_KINDS, own_cuts, plan_row, shared_text, strategy_text
 from podplan.planning import PlanResult
 from podplan.question import Asked
 from podplan.queueing import other_model
 
 if TYPE_CHECKING:
+    from planner.checks.check import Sureness
     from planner.checks.on_trace import OnTrace
     from planner.checks.traced import Round
 
@@ -51,7 +62,7 @@ def show_plan(screen: Screen, found: PlanResult, *, runners: bool = True, verbos
     """Write an answer that has a plan, with the first ``runners`` of its front; ``verbose`` with what it rests on."""
     asked, answer, best = found.asked, found.answer, found.best
     assert best is not None, "only a plan is shown"
-    show_first(screen, best, answer)
+    show_first(screen, best, answer, found.sureness)
     show_pools(screen, best)
     _show_latencies(screen, best)
     if answer.engines:
@@ -70,7 +81,7 @@ def show_plan(screen: Screen, found: PlanResult, *, runners: bool = True, verbos
         show_front(screen, "Runners-up", others)
 
 
-def show_first(screen: Screen, plan: Plan, answer: Answer) -> None:
+def show_first(screen: Screen, plan: Plan, answer: Answer, sure: "Sureness | None" = None) -> None:
     """Write the five lines that matter: what to deploy, on what, what it does, how sure that is, and what limits it."""
     question = plan.question
     built = (
@@ -93,10 +104,20 @@ def show_first(screen: Screen, plan: Plan, answer: Answer) -> None:
         ("Deploy", f"{question.model.name} with {engine_text(question.engine)}, {' and '.join(built)}"),
         ("On", f"{' and '.join(names)}: {size}{''.join(f', {each}' for each in _per_hour(plan))}"),
         ("Does", f"{'; '.join(does)}{survives}"),
-        ("Sure", interval_text(plan)),
+        ("Sure", sure_text(plan, sure)),
         ("Limits", str(answer.binding_limit)),
     )
     screen.lines("")
+
+
+def sure_text(plan: Plan, sure: "Sureness | None") -> str:
+    """Say with which confidence a plan keeps its limits, what it carries with more, and how far off times may be."""
+    if sure is None:
+        return interval_text(plan)
+    held = "less than told apart" if sure.held is None else bounded_text(sure.held)
+    more = requests_text(sure.rate_per_second) if sure.rate_per_second else "no rate"
+    beside = f"{more} with confidence {sure.level:g}"
+    return f"limits hold with confidence {held}; {beside}. {interval_text(plan)}"
 
 
 def _per_hour(plan: Plan) -> list[str]:
@@ -194,7 +215,7 @@ def _reached(plan: Plan | None, limit: str) -> tuple[str, str]:
 
 def requests_text(per_second: float) -> str:
     """Return a rate of requests, such as ``12.5 requests/s``."""
-    count, period = format_rate(per_second).split("/")
+    count, period = carried_rate(per_second).split("/")
     return f"{count} requests/{period}"
 
 
@@ -211,7 +232,7 @@ def shape_cells(plan: Plan) -> dict[str, list[str]]:
     pools = [pool for _, pool in plan.pools()]
     cells = {
         "instances": [f"{pool.instances} × {pool.candidate.devices} {pool.machines.hardware.name}" for pool in pools],
-        **({"spare": [str(spare_pool_instances(plan, pool)) for pool in pools]} if plan.question.survive else {}),
+        **({"spare": [str(spare_instances(plan, pool)) for pool in pools]} if plan.question.survive else {}),
         "strategy": [strategy_text(pool) for pool in pools],
         "batch": [_load(pool) for pool in pools],
         "microbatches": [str(pool.candidate.microbatches) for pool in pools],

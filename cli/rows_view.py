@@ -3,14 +3,14 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from cli.output import Screen
-from ground.units import JOULES_PER_KWH, format_count, format_duration, format_rate, format_si
+from ground.units import JOULES_PER_KWH, carried_rate, format_count, format_duration, format_si
 from planner.question import Question
 from podplan.machines import figure_texts
 from podplan.result import Cell, Row
 
 FIGURES: dict[str, tuple[str, Callable[[float], str]]] = {
     "chips": ("chips", "{:g}".format),
-    "requests_per_second": ("requests", format_rate),
+    "requests_per_second": ("requests", carried_rate),
     "tokens_per_second_per_chip": ("tokens/s per chip", format_count),
     "cost_per_million_tokens": ("USD per M tokens", "{:.3g}".format),
     "power_watts": ("power", lambda watts: format_si(watts, "W")),

@@ -142,6 +142,17 @@ def format_rate(per_second: float) -> str:
     return f"{format_count(per_second)}/s"
 
 
+def carried_rate(per_second: float) -> str:
+    """Render a rate that is carried like ``format_rate``, never rounded up: asked for as it is printed, it is carried.
+
+    >>> carried_rate(283.99), carried_rate(25.0), carried_rate(0.0836)
+    ('283/s', '25/s', '5.01/min')
+    """
+    if not 0 < per_second < 0.1:
+        return format_rate(rounded_down(per_second) if per_second > 0 else per_second)
+    return f"{_three(rounded_down(per_second * MINUTE_SECONDS))}/min"
+
+
 def format_count(value: float) -> str:
     """Render a count with three significant digits and a decimal suffix: ``4.1k``, ``671G``; below 1000 as it is."""
     return _scaled(value, [(PETA, "P"), (TERA, "T"), (GIGA, "G"), (MEGA, "M"), (KILO, "k"), (1.0, "")], between="")

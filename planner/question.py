@@ -116,6 +116,12 @@ class Question:
     queueing: Queueing = "bulk"
     """``mixserve``: the queues of ``queues.memoryless``."""
     survive: Loss | None = None
+    most_utilisation: float = 0.98
+    """Of saturation, the most that is planned with: beyond, any error of the service times makes queues grow."""
+    confidence: float | None = None
+    """In the predicted service times, with which every limit must hold; as predicted without."""
+    headroom: float = 0.0
+    """By how much the rate may rise and all limits still hold."""
     shape: Shape = "auto"
     pins: tuple[tuple[Role, Pin], ...] = ()
 

@@ -1,6 +1,5 @@
-"""Losing a node or an instance: how many instances of a pool go with it, and how many are spare."""
+"""Losing a node or an instance: how many instances of a pool go with it."""
 
-import math
 from typing import Literal
 
 import numpy as np
@@ -29,9 +28,3 @@ def lost_of_sizes(
     sizes, which = np.unique(devices_per_instance, return_inverse=True)
     each = [lost_instances(loss, int(size), devices_per_node) for size in sizes]
     return np.array(each, dtype=np.int64)[which]
-
-
-def spare_instances(instances: int, capacity_per_second: float, rate_per_second: float) -> int:
-    """Return the instances beyond those that carry a rate, of a pool whose instances carry ``capacity`` together."""
-    needed = math.ceil(rate_per_second / (capacity_per_second / instances) * (1 - 1e-9))
-    return max(instances - max(needed, 1), 0)

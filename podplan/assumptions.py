@@ -26,6 +26,8 @@ def _limits(question: Question) -> dict[str, object]:
         "tpot": question.tpot_seconds,
         "percentile": question.percentile,
         "objective": question.objective,
+        "confidence": "0.5, times as predicted",
+        "max_utilisation": question.most_utilisation,
     }
 
 

@@ -1,6 +1,5 @@
 """`podplan.check`: do the limits hold, by how much, with which confidence, and after a loss?"""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -27,9 +26,16 @@ from planner.search.search import search
 from podplan.day import window_head
 from podplan.on_trace import playable
 from podplan.plan_data import plan_json, question_json
-from podplan.question import Asked
-from podplan.question_files import CHECK_KEYS, QUESTION_KEYS, Entry, asked_of, questions_in_place, typed_of
-from podplan.readers import read_fraction
+from podplan.question import Asked, read_confidence, read_headroom
+from podplan.question_files import (
+    CHECK_KEYS,
+    CHECKED,
+    QUESTION_KEYS,
+    Entry,
+    asked_of,
+    questions_in_place,
+    typed_of,
+)
 from podplan.result import Result, Row, picked
 from podplan.workers import Executor, executor_of
 
@@ -49,6 +55,7 @@ class AskedCheck:
     searched: Asked | None
     fixed: "ManifestQuestion | None"
     confidence: float | None
+    headroom: float = 0.0
     where: str = ""
     """File and place in it, of a question file."""
 
@@ -56,11 +63,12 @@ class AskedCheck:
         """Return the verdict; ``search_plan`` is called where a plan must be found."""
         if self.fixed is not None:
             fixed, played = self.fixed, self.fixed.rows is not None and self.fixed.unlike is None
-            found = check_deployed(fixed.deployed, fixed.limits, confidence=self.confidence, loss=fixed.survive)
+            limits = replace(fixed.limits, rate_per_second=fixed.limits.rate_per_second * (1 + self.headroom))
+            found = check_deployed(fixed.deployed, limits, confidence=self.confidence, loss=fixed.survive)
             return replace(found, played=played)
         assert self.searched is not None, "a check has a question or a manifest"
         question, rows = self.searched.question, playable(self.searched)
-        return check_question(question, confidence=self.confidence, search_plan=search_plan, trace=rows)
+        return check_question(question, search_plan=search_plan, trace=rows)
 
     def basis(self, verdict: Verdict) -> str:
         """Say what the figures are of."""
@@ -206,7 +214,7 @@ def _entries(typed: Mapping[str, str]) -> list[Entry]:
     entries = questions_in_place(typed, "check", "--hw cm384")
     if entries is None:
         return [Entry(name=typed["model"], where="", values=typed)]
-    shared = {key: typed[key] for key in CHECK_KEYS if key in typed}
+    shared = {key: typed[key] for key in (*CHECK_KEYS, *CHECKED) if key in typed}
     return [replace(one, values={**one.values, **shared}) for one in entries]
 
 
@@ -262,25 +270,19 @@ def read_entry(entry: Entry) -> AskedCheck:
             from podplan.fixed import read_manifest_question  # the schema of manifests takes a tenth of a second
 
             fixed = read_manifest_question(entry.values)
-            return AskedCheck(name=entry.name, searched=None, fixed=fixed, confidence=confidence, where=entry.where)
+            return AskedCheck(
+                name=entry.name,
+                searched=None,
+                fixed=fixed,
+                confidence=confidence,
+                headroom=read_headroom(entry.get("headroom")),
+                where=entry.where,
+            )
         if entry.get("objective") is not None:
             raise BadInput("--objective: a check asks whether limits hold, whatever is best; leave it out")
         return AskedCheck(
             name=entry.name, searched=asked_of(entry), fixed=None, confidence=confidence, where=entry.where
         )
-
-
-def read_confidence(text: str | None) -> float | None:
-    """Return the confidence that is asked for; BadInput naming the flag."""
-    if text is None:
-        return None
-    try:
-        value = read_fraction(text, "--confidence", 0.5)
-    except BadInput:
-        value = math.nan  # a share at all is not enough: what is right is told once
-    if not 0.5 <= value <= 0.999:
-        raise BadInput(f"--confidence: {text[:40]!r} must be from 0.5, the figures as predicted, to 0.999")
-    return value
 
 
 def margin_json(margin: Margin) -> dict[str, object]:

@@ -22,7 +22,7 @@ from planner.workload import Trace, Workload
 from podplan.on_trace import rows_of
 from podplan.options import QuestionFlags, flag_name
 from podplan.question import read_limit, read_percentile, read_survive
-from podplan.question_files import CHECK_KEYS
+from podplan.question_files import CHECK_KEYS, CHECKED
 from podplan.readers import read_fraction
 from podplan.traffic import LENGTH_FIELDS, AskedTraffic, Stated, check_positions, read_lengths, read_rate, read_traffic
 
@@ -63,7 +63,7 @@ class ManifestQuestion:
 def read_manifest_question(values: Mapping[str, str]) -> ManifestQuestion:
     """Return the question about a manifest; its own traffic and limits hold where none are given."""
     for key in values:
-        if key not in (*_OF_A_MANIFEST, *_LIMITS, *CHECK_KEYS):
+        if key not in (*_OF_A_MANIFEST, *_LIMITS, *CHECK_KEYS, *CHECKED):
             raise BadInput(f"{flag_name(key)}: a manifest fixes the deployment; leave one of the two out")
     path = values["manifest"]
     manifest = read_manifest(Path(path))

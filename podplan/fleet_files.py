@@ -10,7 +10,6 @@ from ground.names import suggest
 from planner.objective import OBJECTIVES, ObjectiveName
 from planner.question import Machines
 from planner.search.fleet import Fleet, Member
-from podplan.checking import read_confidence
 from podplan.options import SIZES, QuestionFlags, flag_name, flags_of
 from podplan.question import Asked, check_shape, read_question
 from podplan.question_files import Entry, read_questions, read_rows
@@ -18,7 +17,7 @@ from podplan.readers import ROLES, by_role, is_auto, read_choice
 
 ANY = "any"
 POOL_KEYS = ("name", "hw", *SIZES, "price", "power")
-OWN_KEYS = ("confidence", "share_nodes")
+OWN_KEYS = ("share_nodes",)
 MOST_POOLS = 8
 
 
@@ -58,7 +57,6 @@ def read_fleet(path: Path, overrides: Mapping[str, str]) -> FleetInput:
         devices=_devices(read, entries),
         objective=objective,
         share_nodes=read_choice(shared["share_nodes"], "share_nodes", ("yes", "no"), "yes") == "yes",
-        confidence=read_confidence(shared["confidence"]),
     )
     if OBJECTIVES[objective].priced:
         _check_prices(fleet)

@@ -97,7 +97,7 @@ class FleetResult(Result):
         feasible = answer.feasible
         return {
             "feasible": feasible,
-            **picked(fleet, "objective confidence share_nodes devices"),
+            **picked(fleet, "objective share_nodes devices"),
             "devices_used": answer.devices_used,
             "growth": answer.growth if feasible else None,
             "carried_share": None if feasible else answer.growth,
@@ -130,6 +130,7 @@ def _placed_json(each: Placed) -> dict[str, object]:
     return {
         "name": each.name,
         "model": plan.question.model.name,
+        **picked(plan.question, "confidence headroom"),
         "pools": {role: pool.machines.budget for role, pool in plan.pools()},
         "nodes": each.nodes,
         "margins": [margin_json(margin) for margin in verdict.margins] if verdict else None,
@@ -164,19 +165,19 @@ def placed_on(asked: FleetInput) -> FleetResult:
     placed = []
     for number, (member, plan, one) in enumerate(zip(asked.fleet.members, answer.plans, asked.asked, strict=True)):
         day = tuple(over_the_day(plan, one.day)) if one.day and not asked.fleet.goal.maximised else ()
-        verdict = _verdict(plan, asked.fleet.confidence)
+        verdict = _verdict(plan)
         nodes = floor.nodes(answer.plans, number)
         placed.append(Placed(name=member.name, plan=plan, nodes=nodes, verdict=verdict, day=day))
     return FleetResult(asked=asked, answer=answer, placed=tuple(placed), floor=floor, seconds=seconds)
 
 
-def _verdict(plan: Plan, confidence: float | None) -> Verdict | None:
+def _verdict(plan: Plan) -> Verdict | None:
     """Return what a plan does with the asked confidence and after the loss; None where neither was asked."""
     question = plan.question
-    if question.survive is None and confidence is None:
+    if question.survive is None and question.confidence is None:
         return None
-    limits = Limits.of(question, plan.requests_per_second)
-    return check_deployed(from_plan(plan), limits, confidence=confidence, loss=question.survive)
+    limits = Limits.of(question, plan.requests_per_second * (1 + question.headroom))
+    return check_deployed(from_plan(plan), limits, confidence=question.confidence, loss=question.survive)
 
 
 def manifest_names(asked: FleetInput) -> list[str]:

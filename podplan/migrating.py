@@ -24,9 +24,9 @@ from planner.changeover.order import Order
 from planner.manifest.document import dump_manifest, parse_manifest, read_manifest
 from planner.manifest.schema import Manifest
 from planner.plans.expectation import planned_rate, workload_of
-from podplan.checking import read_confidence
 from podplan.options import Text, argument, flag, flags_of
 from podplan.planning import solved
+from podplan.question import read_confidence
 from podplan.question_files import asked_of, read_questions
 from podplan.result import Result, Row, picked
 

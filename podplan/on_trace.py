@@ -55,9 +55,9 @@ def traced(asked: Asked, first: Callable[[Question], Answer]) -> "tuple[Answer, 
     rows = playable(asked)
     if rows is None:
         return first(asked.question), None, ()
-    from planner.checks.traced import search_on_trace
+    from planner.checks.traced import surely_on_trace
 
-    found = search_on_trace(asked.question, rows, first, partial(search, explain=False, beside=False))
+    found = surely_on_trace(asked.question, rows, first, partial(search, explain=False, beside=False))
     return found.answer, found.on_trace, found.rounds
 
 

@@ -85,6 +85,11 @@ class QuestionFlags:
     percentile: Text = flag("P", "Percentile of requests that keep each limit [99].")
     objective: Text = flag("WORD", "throughput, chips, cost or latency [throughput; with a rate chips].")
     queueing: Text = flag("MODEL", "bulk, or mixserve for the M/M/1 of that paper [bulk].")
+    confidence: Text = flag(
+        "C", "With which every limit holds, over the interval of the predicted times: 0.9 [0.5, as predicted]."
+    )
+    headroom: Text = flag("SHARE", "By how much the rate may rise and every limit still hold: 10% [0].")
+    max_utilisation: Text = flag("SHARE", "Of saturation, the most that a pool is planned with [98%].")
     survive: Text = flag("LOSS", "node or instance: the limits hold after losing the worst one.")
     shape: Text = flag(
         "WORD", "aggregated (on either pool where each role has one), disaggregated, or auto, the better [auto]."
@@ -123,6 +128,16 @@ class QuestionFlags:
     def defaulted(self) -> frozenset[str]:
         """Fields that were not given or left open."""
         return frozenset(name for name in names_of(QuestionFlags) if left_open(getattr(self, name)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetFlags:
+    """What holds for all models of a fleet, whatever its file says."""
+
+    objective: Text = flag("WORD", "chips, cost, throughput or latency [the file's, or chips].")
+    survive: Text = flag("LOSS", "node or instance: every model outlives its worst [the file's].")
+    confidence: Text = flag("C", "Hold with this confidence in the predicted times [the file's, or 0.5].")
+    headroom: Text = flag("SHARE", "By how much every rate may rise, such as 10% [the file's, or 0].")
 
 
 UNITS = {each.name: each.metadata["unit"] for each in dataclasses.fields(QuestionFlags) if each.metadata.get("unit")}

@@ -8,13 +8,13 @@ from planner.plans.aggregated import AggregatedPool
 from planner.plans.plan import DisaggregatedPlan, Plan
 from planner.plans.pools import DecodePool, PlannedPool, PrefillPool
 from planner.plans.quantised import Tried
+from planner.plans.servers import spare_instances
 from planner.question import Question
 from planner.search.answer import Answer
 from planner.search.papers import Beside
 from planner.search.proof import Bound
 from planner.serving.latency import Latency
 from planner.strategy import format_strategy
-from planner.survival import spare_instances
 from podplan.day import profile_json
 from podplan.question import Asked
 from podplan.result import Row, picked, whole
@@ -97,6 +97,7 @@ def question_json(asked: Asked) -> "dict[str, ManifestAnswer]":
         "output_tokens": picked(workload.output_tokens, "mean squared_cv"),
         **picked(workload, "length_covariance prefix_reuse arrival_squared_cv beams"),
         **picked(question, "rate_per_second ttft_seconds tpot_seconds percentile objective queueing survive shape"),
+        **picked(question, "confidence headroom max_utilisation=most_utilisation"),
         "mtp": list(question.drafts),
         "mtp_acceptance": question.acceptance,
         "microbatches": list(question.microbatches),
@@ -182,7 +183,7 @@ def pool_json(plan: Plan, pool: PlannedPool, *, compact: bool) -> dict[str, obje
     per_second = plan.requests_per_second * tokens
     data: dict[str, object] = {
         **picked(pool, "role hardware=machines.hardware.name instances"),
-        "spare_instances": spare_pool_instances(plan, pool),
+        "spare_instances": spare_instances(plan, pool),
         "devices_per_instance": candidate.devices,
         "strategy": strategy_text(pool),
         "weights": pool.machines.weights,
@@ -239,11 +240,6 @@ def _predicted(pool: PlannedPool) -> dict[str, object]:
     elif prediction.ttft_interval is not None:
         data["ttft_interval"] = picked(prediction.ttft_interval, INTERVAL)
     return data
-
-
-def spare_pool_instances(plan: Plan, pool: PlannedPool) -> int:
-    """Return the instances of a pool beyond those that carry the plan's rate within the limits."""
-    return spare_instances(pool.instances, pool.capacity_per_second, plan.requests_per_second)
 
 
 def strategy_text(pool: PlannedPool) -> str:

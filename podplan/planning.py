@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ground.errors import BadInput, Infeasible
 from ground.files import check_folder, write_files
-from ground.units import counted, format_rate
+from ground.units import carried_rate, counted
 from planner.plans.day import over_the_day
 from planner.plans.plan import Plan
 from planner.search.answer import Answer
@@ -35,6 +35,7 @@ from podplan.readers import read_tokens
 from podplan.result import Result, Row
 
 if TYPE_CHECKING:
+    from planner.checks.check import Sureness
     from planner.checks.on_trace import OnTrace
     from planner.checks.traced import Round
     from planner.manifest.schema import Manifest
@@ -67,6 +68,13 @@ class PlanResult(Result):
     def best(self) -> Plan | None:
         """The best plan; None where none keeps the limits."""
         return self.answer.best
+
+    @cached_property
+    def sureness(self) -> "Sureness | None":
+        """With which confidence the plan keeps its limits; None without one."""
+        from planner.checks.check import sureness  # only what is told of a plan needs it
+
+        return None if self.answer.best is None else sureness(self.answer.best)
 
     @property
     def feasible(self) -> bool:
@@ -103,7 +111,7 @@ class PlanResult(Result):
         return (
             f"{plan.question.model.name} on {' and '.join(machines)} with {plan.question.engine}: "
             f"{counted(plan.nodes, 'node')}, {counted(plan.chips, 'chip')} serve "
-            f"{format_rate(plan.requests_per_second)}; {self.binding_limit} binds."
+            f"{carried_rate(plan.requests_per_second)}; {self.binding_limit} binds."
         )
 
     def rows(self) -> list[Row]:
@@ -125,7 +133,7 @@ class PlanResult(Result):
             "assumptions": assumptions(asked, best),
             "feasible": self.feasible,
             "percentile": answer.question.percentile,
-            "best": plan_json(best) if best else None,
+            "best": plan_json(best) | self._sureness_json() if best else None,
             "pareto": [plan_json(plan, compact=True) for plan in answer.pareto],
             "candidates_evaluated": answer.candidates_evaluated,
             "search_seconds": self.seconds,
@@ -139,6 +147,13 @@ class PlanResult(Result):
             "cut": {role: dict(rules) for role, rules in answer.cut.items()},
             "binding_limit": answer.binding_limit,
             "explanation": answer.explanation,
+        }
+
+    def _sureness_json(self) -> dict[str, object]:
+        assert self.sureness is not None, "only a plan is sure"
+        return {
+            "confidence": self.sureness.held,
+            "requests_per_second_with_confidence": {f"{self.sureness.level:g}": self.sureness.rate_per_second},
         }
 
     def _on_trace_json(self, best: Plan) -> dict[str, object]:

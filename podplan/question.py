@@ -46,6 +46,8 @@ DEFAULT_TTFT = "2s"
 DEFAULT_TPOT = "50ms"
 DEFAULT_PERCENTILE = "99"
 DEFAULT_ACCEPTANCE = 0.7
+DEFAULT_UTILISATION = 0.98
+MOST_HEADROOM = 4.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +94,9 @@ def read_question(flags: QuestionFlags) -> Asked:
         redundant=read_redundant(shared_flag(flags.redundant_experts), model),
         shared=read_shared(shared_flag(flags.shared_experts), model),
         survive=read_survive(flags.survive),
+        confidence=read_confidence(flags.confidence),
+        headroom=read_headroom(flags.headroom),
+        most_utilisation=read_utilisation(flags.max_utilisation),
         shape=pinned_shape(flags, read_choice(flags.shape, "--shape", get_args(Shape), "auto")),
         pins=pins,
     )
@@ -104,6 +109,38 @@ def read_question(flags: QuestionFlags) -> Asked:
 def read_survive(text: str | None) -> Loss | None:
     """Return what the limits must outlive."""
     return None if text is None else read_choice(text, "--survive", get_args(Loss))
+
+
+def read_confidence(text: str | None) -> float | None:
+    """Return the confidence that is asked for; BadInput naming the flag."""
+    if text is None:
+        return None
+    value = _share(text)
+    if not 0.5 <= value <= 0.999:
+        raise BadInput(f"--confidence: {text[:40]!r} must be from 0.5, the figures as predicted, to 0.999")
+    return value
+
+
+def read_headroom(text: str | None) -> float:
+    """Return the headroom that is asked for as a share of the rate; BadInput naming the flag."""
+    value = 0.0 if text is None else _share(text)
+    if not 0 <= value <= MOST_HEADROOM:
+        raise BadInput(f"--headroom: {(text or '')[:40]!r} must be a share of the rate such as 10%, at most 400%")
+    return value
+
+
+def read_utilisation(text: str | None) -> float:
+    """Return the most utilisation that is planned with; BadInput naming the flag."""
+    value = DEFAULT_UTILISATION if text is None else _share(text)
+    if not 0.01 <= value <= 0.999:
+        raise BadInput(f"--max-utilisation: {(text or '')[:40]!r} must be a share of saturation from 1% to 99.9%")
+    return value
+
+
+def _share(text: str) -> float:
+    """Return ``10%`` or ``0.1`` as a number, NaN for anything else."""
+    word = text.strip()
+    return number_of(word.removesuffix("%")) / (100 if word.endswith("%") else 1)
 
 
 def check_shape(question: Question) -> None:

@@ -13,7 +13,9 @@ from podplan.question import Asked, read_question
 from podplan.traffic import LENGTH_FIELDS
 
 QUESTION_KEYS = names_of(QuestionFlags)
-CHECK_KEYS = ("manifest", "confidence")
+CHECK_KEYS = ("manifest",)
+CHECKED = ("confidence", "headroom")
+"""Flags that may stand beside a file of questions and hold for all of them."""
 """Keys of a question beside its flags, for ``plan check``."""
 # Keys that name files or may do so: a path in a question file is read from the file's own folder.
 PATHS = ("model", "hw", "isl_histogram", "osl_histogram", "rate_profile", "trace", "manifest")
@@ -71,7 +73,7 @@ def questions_in_place(typed: Mapping[str, str], command: str, machines: str) ->
     if not names_questions(model):
         needs = f"a model needs a machine; add for example {machines}"
         raise BadInput(f"--hw: {model[:60]!r} is no question file, and {needs}")
-    others = sorted(typed.keys() - {"model", *CHECK_KEYS})
+    others = sorted(typed.keys() - {"model", *CHECK_KEYS, *CHECKED})
     if others:
         raise BadInput(f"{flag_name(others[0])}: a question file states its own flags; write it there")
     return read_questions(Path(model), CHECK_KEYS)

@@ -16,8 +16,8 @@ from planner.plans.assemble import assemble
 from planner.plans.expectation import expect, workload_of
 from planner.plans.plan import Plan
 from planner.question import Machines, Question
-from planner.search.fleet import slowed_times
 from planner.search.search import search
+from planner.search.sure import restated, stressed
 from planner.workload import Workload
 from podplan.expert_loads import measured_balance
 from podplan.options import Text, flag, flags_of
@@ -166,12 +166,13 @@ def watched(sources: Sequence[str], flags: WatchFlags) -> WatchResult:
     )
     wanted = upper * (1 + room)
     question = _question(manifest, seen.workload, wanted)
-    best = search(slowed_times(question, slow), explain=False, beside=False).best
+    best = search(stressed(question, slow), explain=False, beside=False).best
+    best = None if best is None else restated(best, question, slow)
     startup = None if flags.startup is None else parse_duration(flags.startup, "--startup", allow_zero=True)
     if best is None:
         told = "no plan on these machines carries it, with the room asked for: plan MODEL --rate says what binds"
         return replace(base, why=told)
-    return _weighed(base, best.asked(question), hold, startup)
+    return _weighed(base, best, hold, startup)
 
 
 def _weighed(base: WatchResult, best: Plan, hold: float, startup: float | None) -> WatchResult:

@@ -3,30 +3,31 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from statistics import NormalDist
 from typing import Literal
 
-from planner.checks.deployed import Deployed, Lost, Standing, standing
+from planner.checks.deployed import Deployed, Lost, Standing, from_plan, standing
 from planner.checks.deployed_trace import plan_on
 from planner.checks.on_trace import held_at, loads
-from planner.checks.traced import search_on_trace
+from planner.checks.traced import surely_on_trace
 from planner.plans.day import Window
-from planner.plans.deviation import PREDICTED, deviation_of
+from planner.plans.deviation import PREDICTED
 from planner.plans.plan import Plan
 from planner.plans.quantised import as_planned
 from planner.question import Question
 from planner.search.answer import Answer
 from planner.search.changes.shortage import too_few
 from planner.search.changes.variations import has_plan
-from planner.search.fleet import slowed_times
 from planner.search.search import search
+from planner.search.sure import rate_with, told_of
 from planner.survival import Loss
 from planner.workload import Trace
 
 Name = Literal["ttft", "tpot", "rate"]
 Search = Callable[[Question], Answer]
 
+_SIZED = 0.97
+"""Of a rate, where the most that was found falls so little short of it that it is asked for once more."""
 _ROUNDS = 7
 _MOST_SCORE = 3.0
 
@@ -120,6 +121,26 @@ def margins_of(limits: Limits, found: Standing) -> tuple[Margin, ...]:
     )
 
 
+SURE = 0.9
+"""A confidence that the rate of a plan is told with beside the one that it was made for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sureness:
+    """With which confidence a plan keeps its limits at its rate, and what its pools carry with ``SURE``."""
+
+    held: float | None
+    rate_per_second: float
+    level: float = SURE
+
+
+def sureness(plan: Plan) -> Sureness:
+    """Return how sure a plan is, by the intervals of its predicted service times."""
+    question = plan.question
+    limits = Limits.of(question, plan.requests_per_second * (1 + question.headroom))
+    return Sureness(held=held_confidence(from_plan(plan), limits), rate_per_second=rate_with(plan, SURE))
+
+
 def held_confidence(deployed: Deployed, limits: Limits) -> float | None:
     """Return the confidence up to which every latency limit holds, to about 1 %; 0 and 1 beyond 3 deviations.
 
@@ -205,9 +226,7 @@ def over_windows(
     return [(window, known[window.rate_per_second]) for window in day]
 
 
-def check_question(
-    question: Question, *, confidence: float | None = None, search_plan: Search = search, trace: Trace | None = None
-) -> Verdict:
+def check_question(question: Question, *, search_plan: Search = search, trace: Trace | None = None) -> Verdict:
     """Return whether the devices of a question keep its limits at its rate, or at any rate where none is asked.
 
     The plan that carries most on these devices is weighed, whatever the objective; with a confidence the one that
@@ -216,13 +235,17 @@ def check_question(
     that carries the rate, the plan without that demand shows by how much it fails.
     """
     asked = question.rate_per_second
-    finder = _Finder(search_plan, trace, confidence, asked)
+    finder = _Finder(search_plan, trace, asked)
     found = finder.most(replace(question, objective="throughput", rate_per_second=None))
+    if found.plan and trace is None and asked and not found.carries(asked) and found.carries(_SIZED * asked):
+        sized = replace(question, objective="chips")  # smaller plans may carry a little more than was found
+        if has_plan(sized) and (plan := search_plan(sized).best) is not None:
+            found = replace(found, plan=plan, rate_per_second=asked)
     if question.survive is not None and not (found.plan and found.carries(asked)):
         other = finder.most(replace(question, objective="throughput", rate_per_second=None, survive=None))
         found = other if other.plan is not None else found
     if found.plan is None:
-        return _none(found.answer, confidence)
+        return _none(found.answer, question.confidence)
     return _weigh(question, found, finder)
 
 
@@ -235,8 +258,6 @@ class _Most:
     rate_per_second: float
     played: bool = False
     """Whether the rate is one at which the limits hold on the trace's own requests."""
-    factor: float = 1.0
-    """How many times as long service times are at the asked confidence."""
 
     def carries(self, asked: float | None) -> bool:
         return asked is None or self.rate_per_second >= asked * (1 - 1e-9)
@@ -248,30 +269,7 @@ class _Finder:
 
     search_plan: Search
     trace: Trace | None
-    confidence: float | None
     asked_per_second: float | None = None
-
-    def most(self, question: Question) -> _Most:
-        """Return the plan that carries most; with a confidence when all service times are f times as long.
-
-        That is the plan for limits f times as tight, whose rate counts 1/f: see ``checks.deployed``. The deviation is
-        that of the plan for times as predicted, and of the pool that has the larger one.
-        """
-        first = self._most(question)
-        factor = 1.0 if first.plan is None else self._factor(first.plan)
-        if factor == 1.0:
-            return first
-        slowed = self._most(slowed_times(question, factor))
-        if slowed.plan is None:
-            answer = slowed.answer
-            told = f"with times {factor:.2f} times as long, which is the confidence {self.confidence:g}: "
-            return _Most(answer=replace(answer, explanation=told + answer.explanation), plan=None, rate_per_second=0.0)
-        # The same pools under the limits that were asked for.
-        return replace(
-            slowed,
-            plan=slowed.plan.asked(as_planned(question, slowed.plan)),
-            rate_per_second=slowed.rate_per_second / factor,
-        )
 
     def carries(self, question: Question) -> bool:
         """Whether a question's devices carry its rate; with a trace, whether the first plan does that is found."""
@@ -282,30 +280,19 @@ class _Finder:
         asked = None if plan is None else plan.under(as_planned(question, plan))(rate)
         return asked is not None and held_at(asked, self.trace).keeps
 
-    def _factor(self, plan: Plan) -> float:
-        """How many times as long service times are at the asked confidence."""
-        if self.confidence is None or self.confidence <= PREDICTED:
-            return 1.0
-        return 1 + NormalDist().inv_cdf(self.confidence) * deviation_of(plan)
-
-    def _most(self, question: Question) -> _Most:
+    def most(self, question: Question) -> _Most:
+        """Return the plan that carries most; with a trace the one that does on the trace's own requests."""
         if self.trace is None:
             answer = self.search_plan(question)
             best = answer.best
             return _Most(answer=answer, plan=best, rate_per_second=best.requests_per_second if best else 0.0)
-        traced = search_on_trace(question, self.trace, self.search_plan, self.search_plan)
-        best, found = traced.answer.best, traced.on_trace
-        if found is not None:
-            return _Most(answer=traced.answer, plan=best, rate_per_second=found.most_per_second or 0.0, played=True)
-        if best is None:
-            return _Most(answer=traced.answer, plan=None, rate_per_second=0.0)
+        traced = surely_on_trace(question, self.trace, self.search_plan, self.search_plan)
+        best, most = traced.answer.best, traced.most_per_second
+        if best is None or traced.on_trace is not None:
+            return _Most(answer=traced.answer, plan=best, rate_per_second=most, played=best is not None)
         # Too short for the most that the plan carries, a trace may still tell of the asked rate.
         played = self.asked_per_second is not None and loads(best, self.trace, self.asked_per_second)
         return _Most(answer=traced.answer, plan=best, rate_per_second=best.requests_per_second, played=played)
-
-
-def _carries(finder: _Finder, factor: float, question: Question) -> bool:
-    return finder.carries(slowed_times(question, factor))
 
 
 def _none(answer: Answer, confidence: float | None) -> Verdict:
@@ -324,11 +311,11 @@ def _none(answer: Answer, confidence: float | None) -> Verdict:
 
 def _weigh(question: Question, most: _Most, finder: _Finder) -> Verdict:
     """Return the verdict on the plan that carries most at the asked rate, or at what it carries where none is asked."""
-    plan, carried, confidence = most.plan, most.rate_per_second, finder.confidence
+    plan, carried, confidence = most.plan, most.rate_per_second, question.confidence
     assert plan is not None, "only a plan is weighed"
     deployed = plan_on(plan, finder.trace if most.played else None)
     rate = question.rate_per_second or carried or plan.requests_per_second
-    limits = Limits.of(question, rate)
+    limits = Limits.of(question, rate * (1 + question.headroom))
     found = check_deployed(deployed, limits, confidence=confidence, loss=question.survive)
     found = replace(found, plan=plan, played=most.played)
     if question.rate_per_second is None:
@@ -336,8 +323,8 @@ def _weigh(question: Question, most: _Most, finder: _Finder) -> Verdict:
     margins = (*found.margins, Margin(name="rate", limit=rate, value=carried))
     if margins[-1].holds or (most.played and found.holds):
         return replace(found, margins=margins)
-    # Latencies may hold a little beyond 98 % of saturation, where no plan should run.
-    told = found.explanation if not carried else too_few(question, carried, partial(_carries, finder, most.factor))
-    told = told if confidence is None else f"with the confidence {confidence:g}, {told}"
+    # Latencies may hold a little beyond the utilisation that is planned with.
+    told = found.explanation if not carried else too_few(question, carried, finder.carries)
+    told = ": ".join([", ".join(told_of(question)), told]) if told_of(question) else told
     # That latencies would hold past what the pools should run at is no confidence in the rate.
     return replace(found, holds=False, margins=margins, binding="devices", explanation=told, held_confidence=None)

@@ -19,6 +19,7 @@ from planner.question import Question
 from planner.search.answer import Answer
 from planner.search.front import front_of
 from planner.search.proof import Bound
+from planner.search.sure import in_own_terms, is_plain, share_of, surely
 from planner.workload import Trace
 
 ROUNDS = 4
@@ -63,6 +64,26 @@ class Traced:
     answer: Answer
     on_trace: OnTrace | None = None
     rounds: tuple[Round, ...] = ()
+    most_per_second: float = 0.0
+    """Up to which its limits hold on the trace, with the confidence and the headroom that were asked for."""
+
+
+def surely_on_trace(question: Question, trace: Trace, first: Search, again: Search) -> Traced:
+    """Return ``search_on_trace`` of a question with a confidence or headroom: of the stressed one, in its own terms."""
+    found: list[Traced] = []
+
+    def solve(asked: list[Question]) -> Answer:
+        found.append(search_on_trace(asked[0], trace, first, again))
+        return found[-1].answer
+
+    answer, (times,) = surely([question], solve)
+    last = found[-1]
+    most = (last.on_trace.most_per_second or 0.0) / share_of(question, times) if last.on_trace else 0.0
+    if is_plain(question):
+        return replace(last, most_per_second=most)
+    answer = in_own_terms(answer, question, times)
+    played = on_trace(answer.best, trace) if answer.best is not None and last.on_trace is not None else None
+    return Traced(answer=answer, on_trace=played, rounds=last.rounds, most_per_second=most)
 
 
 def search_on_trace(question: Question, trace: Trace, first: Search, again: Search) -> Traced:

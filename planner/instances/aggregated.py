@@ -11,7 +11,6 @@ from planner.costs.latency import balanced_cost, tokens_per_iteration
 from planner.costs.memory import BLOCK_TOKENS, kv_capacity_tokens
 from planner.instances.aggregated_candidates import BUDGETS, AggregatedCandidate
 from planner.instances.decode_candidates import MOST_BATCH
-from planner.instances.operating import MOST_UTILISATION
 from planner.instances.reachable import REFERENCE
 from planner.manifest.stacks import stacked
 from planner.manifest.terms import Number, StepCost
@@ -273,7 +272,7 @@ class AggregatedServer:
     @property
     def most_per_second(self) -> float:
         """The largest rate of one instance that is planned with."""
-        return MOST_UTILISATION * self.player.saturation_per_second
+        return self.question.most_utilisation * self.player.saturation_per_second
 
     @cached_property
     def _capacities(self) -> dict[tuple[int, int], Capacity | None]:

@@ -24,7 +24,6 @@ from planner.costs.latency import accepted_tokens, balanced_cost
 from planner.instances.brackets import largest
 from planner.instances.decode_candidates import MOST_BATCH, Count, iteration, kv_of_busiest
 from planner.instances.grid import LARGEST_TENSOR, smallest_redundancy
-from planner.instances.operating import MOST_UTILISATION
 from planner.instances.space import COLUMNS, Row, groups, layouts, pool_counts, table_deployment
 from planner.manifest.stacks import stacked, stage_timings
 from planner.manifest.stepcost import draft_seconds, passage, stage_sum
@@ -251,7 +250,7 @@ class _Bounds:
 
     def _running(self, sizes: Floats) -> Floats:
         """Return the requests that an instance of so many devices has to run, [instances]."""
-        rate = np.minimum(self.needed(np.round(sizes).astype(np.int64)), _MOST_RATE) / MOST_UTILISATION
+        rate = np.minimum(self.needed(np.round(sizes).astype(np.int64)), _MOST_RATE) / self.question.most_utilisation
         return np.asarray(rate * self.question.tpot_seconds * self.question.workload.decoded_tokens)
 
     def _running_of(self, table: Floats) -> Floats:

@@ -33,9 +33,6 @@ from planner.workload import Lengths, Workload, running_kv_tokens
 
 Array = NDArray[np.float64]
 
-MOST_UTILISATION = 0.98
-"""Of saturation, the most that is planned with: beyond, any error of the service times makes queues grow."""
-
 
 def kv_transfer_seconds(question: Question, deployment: Deployment) -> float:
     """Return ``transfer_seconds`` of one deployment."""
@@ -197,7 +194,7 @@ class PrefillServer:
     @property
     def most_per_second(self) -> float:
         """The largest rate of one instance that is planned with."""
-        return MOST_UTILISATION * self.saturation_per_second
+        return self.question.most_utilisation * self.saturation_per_second
 
     def most_waiting(self, rate_per_second: float, instances: int = 1) -> float:
         """Prompts that all but never wait more of when a pass of one of ``instances`` starts, at its rate.
@@ -215,8 +212,8 @@ class PrefillServer:
     def pool_capacity(self, instances: int, about: float | None = None) -> float:
         """Largest rate of so many instances that take requests in turn, within the TTFT limit; 0 where there is none.
 
-        At most 98 % of saturation, beyond which no plan should run. The more instances deal arrivals out, the more
-        evenly each gets them: this is no multiple of one instance's rate. ``about`` is where it likely lies.
+        At most the question's share of saturation, beyond which no plan should run. The more instances deal arrivals
+        out, the more evenly each gets them: this is no multiple of one's rate. ``about``: where it likely lies.
         """
         upper, each = self.most_per_second, None if about is None else about / instances
         if self.player:
@@ -232,7 +229,7 @@ class PrefillServer:
         return math.inf if latency is None else latency.at(self.question.percentile)
 
     def pool_carries(self, instances: int, rate_per_second: float) -> bool:
-        """Whether so many instances carry a rate within the TTFT limit and 98 % of saturation."""
+        """Whether so many instances carry a rate within the TTFT limit and the most utilisation."""
         each = rate_per_second / instances
         if self.player and self.player.surely_late(each, instances):
             return False
@@ -335,12 +332,13 @@ class DecodeServer:
         """The capacity, solved once."""
         if self.question.queueing == "mixserve":
             keeps = self.candidate.iteration_seconds <= self.question.tpot_seconds * self.accepted
-            return MOST_UTILISATION * self.candidate.requests_per_second if keeps else 0.0
+            return self.question.most_utilisation * self.candidate.requests_per_second if keeps else 0.0
         found = decode_capacity(
             iterations_per_request=self.iterations,
             iteration_seconds=self.iteration_seconds,
             most_requests=self.most_requests,
             limit_seconds=self.question.tpot_seconds,
+            most_utilisation=self.question.most_utilisation,
             percentile=self.question.percentile,
             transfer_seconds=self.transfer_seconds,
             tokens_per_iteration=self.accepted,

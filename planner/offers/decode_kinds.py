@@ -10,10 +10,7 @@ from numpy.typing import NDArray
 
 from planner.balance.imbalance import expected_maximum_normal
 from planner.instances.decode_candidates import DecodeCandidate, iteration, request_rate
-from planner.instances.operating import (
-    MOST_UTILISATION,
-    DecodeServer,
-)
+from planner.instances.operating import DecodeServer
 from planner.instances.space import Row
 from planner.offers.integers import largest_carried
 from planner.serving.closed_forms.batch_caps import Batches
@@ -49,7 +46,7 @@ class DecodeKind:
     @property
     def bound_per_second(self) -> float:
         """What one instance can carry at most."""
-        return MOST_UTILISATION * self.full.candidate.requests_per_second
+        return self.full.question.most_utilisation * self.full.candidate.requests_per_second
 
     def pool_capacity(self, instances: int) -> float:
         """Largest rate of so many instances within the TPOT limit at any cap."""
@@ -118,7 +115,7 @@ class DecodeKind:
 
     def _keeps(self, cap: int, rate: float) -> bool:
         server, question = self._server(cap), self.full.question
-        if rate > MOST_UTILISATION * server.candidate.requests_per_second:
+        if rate > question.most_utilisation * server.candidate.requests_per_second:
             return False
         state = server.state(rate)
         return state is not None and state.tpot.at(question.percentile) <= question.tpot_seconds
@@ -136,6 +133,7 @@ class DecodeKind:
             transfer_seconds=full.transfer_seconds,
             tokens_per_iteration=full.accepted,
             limit_seconds=full.question.tpot_seconds,
+            most_utilisation=full.question.most_utilisation,
         )
 
     @cached_property
@@ -147,7 +145,7 @@ class DecodeKind:
         batches = np.arange(candidate.batch if given else strategy.pp * candidate.microbatches, candidate.batch + 1)
         seconds = self._seconds(batches.astype(np.float64))
         rates = request_rate(question, candidate.deployment, batches.astype(np.float64), seconds)
-        return batches, MOST_UTILISATION * rates
+        return batches, question.most_utilisation * rates
 
     def _seconds(self, batches: Floats) -> Floats:
         candidate, question = self.full.candidate, self.full.question

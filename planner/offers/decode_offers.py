@@ -27,7 +27,7 @@ from planner.instances.decode_candidates import (
     request_rate,
 )
 from planner.instances.least import decode_least
-from planner.instances.operating import MOST_UTILISATION, DecodeServer
+from planner.instances.operating import DecodeServer
 from planner.instances.space import Group, Row, row_deployment
 from planner.instances.transfers import most_linked
 from planner.manifest.stacks import taken
@@ -260,7 +260,7 @@ def _offers(question: Question, table: _Table, slowest_seconds: float, count: Co
     if not keep.size:
         return Offers.of([])
     group = table.group.select(keep) if keep.size < table.room.size else table.group
-    most = np.minimum(MOST_UTILISATION * table.most[keep], most_linked(question, group.deployment))
+    most = np.minimum(question.most_utilisation * table.most[keep], most_linked(question, group.deployment))
     quickest = question.goal.timed
     return Offers(
         devices=group.sizes.astype(np.int64),

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from planner.costs.deployment import Deployment
 from planner.instances.candidates import row_microbatches
 from planner.instances.operating import (
-    MOST_UTILISATION,
     PrefillServer,
     has_closed_form,
     kv_transfer_seconds,
@@ -71,7 +70,7 @@ class Budgets:
         """
         (prompts, fits), (seconds, microbatches) = held, passes
         keep = np.flatnonzero(fits & ((seconds <= question.ttft_seconds) | (prompts == prompts[0])))
-        bound = MOST_UTILISATION * saturated[keep]
+        bound = question.most_utilisation * saturated[keep]
         return cls(
             prompts=prompts[keep],
             microbatches=microbatches[keep],
@@ -297,7 +296,7 @@ class PrefillKind:
         return min(self.server(place).pool_capacity(instances, about), most)
 
     def _tail(self, place: int, instances: int, rate: float) -> float:
-        """TTFT at the percentile at one budget; infinite past its bound or 98 % of saturation."""
+        """TTFT at the percentile at one budget; infinite past its bound or the most utilisation."""
         server, each = self.server(place), rate / instances
         if not self._able(instances, rate)[place] or each > server.most_per_second * (1 + 1e-9):
             return math.inf
@@ -336,4 +335,4 @@ def likely_rate(question: Question, prompts: Floats, seconds: Floats) -> Floats:
     A prompt waits for the rest of one pass and then for its own: longer passes than half the limit are late.
     """
     share = np.minimum(1.0, question.ttft_seconds / (2 * seconds))
-    return np.asarray(MOST_UTILISATION * prompts / seconds * share, dtype=np.float64)
+    return np.asarray(question.most_utilisation * prompts / seconds * share, dtype=np.float64)

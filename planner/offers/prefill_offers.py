@@ -17,7 +17,7 @@ from planner.instances.candidates import usable_microbatches
 from planner.instances.decode_candidates import Count
 from planner.instances.dominance import undominated
 from planner.instances.least import Least
-from planner.instances.operating import MOST_UTILISATION, transfer_seconds
+from planner.instances.operating import transfer_seconds
 from planner.instances.prefill_bounds import longest_alone, saturated, varied
 from planner.instances.prefill_candidates import (
     PROMPTS_PER_PASS,
@@ -214,10 +214,10 @@ def _prefill_kinds(question: Question, table: _PrefillTable, slower: Slower) -> 
     last = np.maximum(known - 1, 0)
     after = np.where(known > 0, np.minimum(known, table.prompts.size - 1), 0)
     most = np.maximum(table.prompts[after] - 1, table.prompts[last])
-    bound = MOST_UTILISATION * table.saturated[rows, last if varied(question) else after]
+    bound = question.most_utilisation * table.saturated[rows, last if varied(question) else after]
     full, prompts = table.seconds[rows, last], table.prompts.astype(np.float64) * ranks[:, None]
     if not varied(question):
-        bound = np.minimum(bound, MOST_UTILISATION * np.where(after > last, most * ranks / full, np.inf))
+        bound = np.minimum(bound, question.most_utilisation * np.where(after > last, most * ranks / full, np.inf))
     bound = np.minimum(bound, most_linked(question, table.group.deployment))
     guess = np.where(good, likely_rate(question, prompts, table.seconds), 0.0).max(axis=1)
     guess = np.where(known > 0, guess, likely_rate(question, prompts[:, 0], table.seconds[:, 0]))

@@ -79,29 +79,25 @@ class AggregatedPlan(Plan):
             f"requests/s ({self.binding_limit})."
         )
 
-    def asked(self, question: Question) -> "AggregatedPlan":
-        """Return the same pool and figures under another question."""
-        return replace(self, question=question, mixed=replace(self.mixed, question=question))
-
-    def under(self, question: Question) -> Callable[[float], "AggregatedPlan | None"]:
+    def under(self, question: Question, share: float = 1.0) -> Callable[[float], "AggregatedPlan | None"]:
         """Return what the pool does under a question, by the rate; None where it cannot keep up, or by M/M/1."""
         if question.queueing == "mixserve":
             return lambda _: None
         pool = self.mixed
         server = AggregatedServer(question, pool.candidate)
-        each = pool.capacity_per_second / pool.instances
+        each = pool.capacity_per_second / pool.instances / share
         return lambda rate_per_second: make_aggregated(question, server, pool.instances, each, rate_per_second)
 
 
 def limit_of(plan: AggregatedPlan) -> str:
-    """Name the limit with least room at the plan's rate: ttft, tpot, or memory where neither is near."""
+    """Name the limit with least room at the plan's rate: ttft, tpot, or utilisation where neither is near."""
     question, level = plan.question, plan.question.percentile
     used = {
         "ttft": plan.ttft.at(level) / question.ttft_seconds,
         "tpot": plan.tpot.at(level) / question.tpot_seconds,
     }
     nearest = max(used, key=lambda name: used[name])
-    return nearest if used[nearest] > NEAR else "saturation"
+    return nearest if used[nearest] > NEAR else "utilisation"
 
 
 NEAR = 0.95

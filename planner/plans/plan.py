@@ -58,12 +58,11 @@ class Plan(ABC):
         """The binding limit in one sentence, with its numbers."""
 
     @abstractmethod
-    def asked(self, question: Question) -> "Plan":
-        """Return the same pools and figures under another question."""
+    def under(self, question: Question, share: float = 1.0) -> Callable[[float], "Plan | None"]:
+        """Return what the pools do under a question, by the rate; None where they cannot keep up.
 
-    @abstractmethod
-    def under(self, question: Question) -> Callable[[float], "Plan | None"]:
-        """Return what the pools do under a question, by the rate; None where they cannot keep up."""
+        What they carry was found at ``share`` times the rates of the question.
+        """
 
     @property
     def answering(self) -> PlannedPool:
@@ -169,27 +168,22 @@ class DisaggregatedPlan(Plan):
         """TTFT and what decode takes."""
         return end_to_end(self.ttft, self.decode.state, self.question.workload.output_tokens.mean - 1)
 
-    def asked(self, question: Question) -> "DisaggregatedPlan":
-        """Return the same pools and figures under another question."""
-        prefill, decode = replace(self.prefill, question=question), replace(self.decode, question=question)
-        return replace(self, question=question, prefill=prefill, decode=decode)
-
-    def under(self, question: Question) -> Callable[[float], "DisaggregatedPlan | None"]:
+    def under(self, question: Question, share: float = 1.0) -> Callable[[float], "DisaggregatedPlan | None"]:
         """Return what the pools do under a question, by the rate; None where they cannot keep up."""
         prefill, decode = self.prefill, self.decode
         pools = (
             (
                 PrefillServer(question, prefill.candidate),
                 prefill.instances,
-                prefill.capacity_per_second / prefill.instances,
+                prefill.capacity_per_second / prefill.instances / share,
             ),
             (
                 DecodeServer(question, decode.candidate, self.transfer_seconds),
                 decode.instances,
-                decode.capacity_per_second / decode.instances,
+                decode.capacity_per_second / decode.instances / share,
             ),
         )
-        return lambda rate_per_second: make_plan(question, *pools, rate_per_second)
+        return lambda rate_per_second: make_plan(question, *pools, rate_per_second, saturated=prefill.saturated)
 
 
 def end_to_end(ttft: Latency, decode: DecodeState, tokens_after_first: float) -> Latency:
@@ -205,8 +199,13 @@ def make_plan(
     prefill: tuple[PrefillServer, int, float],
     decode: tuple[DecodeServer, int, float],
     rate_per_second: float,
+    *,
+    saturated: bool | None = None,
 ) -> DisaggregatedPlan | None:
-    """Return the plan of (server, instances, rate of one instance) per role at a rate; None where it cannot keep up."""
+    """Return the plan of (server, instances, rate of one instance) per role at a rate; None where it cannot keep up.
+
+    ``saturated`` where it is known whether prefill carries the most of saturation that is planned with.
+    """
     (first, first_count, first_rate), (second, second_count, second_rate) = prefill, decode
     ttft = first.ttft(rate_per_second / first_count, first_count)
     if ttft is None:
@@ -224,6 +223,7 @@ def make_plan(
         instances=first_count,
         capacity_per_second=first_count * first_rate,
         utilisation=rate_per_second / (first_count * first.candidate.requests_per_second),
+        saturated=first_rate >= first.most_per_second * (1 - 1e-6) if saturated is None else saturated,
     )
     decode_pool = DecodePool(
         question=question,
@@ -265,7 +265,7 @@ def binding_limit(question: Question, prefill: PrefillPool, decode: DecodePool, 
     if question.sized_for is not None:
         return "rate"
     tighter_decode = decode.capacity_per_second <= prefill.capacity_per_second
-    limit = decode.candidate.limited_by if tighter_decode else "ttft"
+    limit = decode.candidate.limited_by if tighter_decode else "utilisation" if prefill.saturated else "ttft"
     tighter = decode if tighter_decode else prefill
     if tighter.capacity_per_second >= links.most_per_second[tighter.role] * (1 - 1e-6):
         limit = "kv_links"
@@ -283,10 +283,14 @@ def explain_binding(prefill: PrefillPool, decode: DecodePool, links: LinkState, 
             f"{MOST_LINK_UTILISATION:.0%} they carry {carried['prefill']:.1f} (prefill) and {carried['decode']:.1f} "
             f"(decode) requests/s ({binding})."
         )
+    saturated = ""
+    if binding.endswith("utilisation"):
+        most = prefill.question.most_utilisation
+        saturated = f"Prefill runs at {most:.3g} of saturation, the most that is planned with (--max-utilisation). "
     batch, limit = decode.candidate.batch, decode.candidate.limited_by
     why = "as is given" if limit == "batch" else f"because {'TPOT' if limit == 'tpot' else limit} allows no more"
     return (
-        f"Decode runs {batch} requests per DP rank {why}, and is bound by "
+        f"{saturated}Decode runs {batch} requests per DP rank {why}, and is bound by "
         f"{decode.prediction.bottleneck}; a prefill pass is bound by {prefill.prediction.bottleneck}; the pools carry "
         f"{prefill.capacity_per_second:.1f} (prefill) and {decode.capacity_per_second:.1f} (decode) requests/s, "
         f"{'no less than the rate that is asked for' if binding == 'rate' else _SMALLER} ({binding})."

@@ -89,6 +89,8 @@ class PrefillPool(PlannedPool):
     """Prefill instances at the planned rate; ``prediction`` is of a full pass."""
 
     candidate: PrefillCandidate
+    saturated: bool = False
+    """Whether it carries the most of saturation that is planned with: TTFT would allow more."""
 
     @property
     def role(self) -> Role:

@@ -9,54 +9,48 @@ f: the objective ``throughput`` finds the largest common growth that the cluster
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from statistics import NormalDist
 
 from ground.errors import Fault
 from ground.units import counted
 from planner.engines.accelerators import accelerator_of
-from planner.plans.deviation import PREDICTED, deviation_of
 from planner.plans.plan import Plan
-from planner.plans.quantised import as_planned
+from planner.question import Question
 from planner.search.answer import Answer
-from planner.search.fleet import Fleet, Member, asked_rate, check_fleet, slowed_times
+from planner.search.fleet import Fleet, Member, check_fleet
 from planner.search.solve import find, mean_seconds
+from planner.search.sure import STRESSED, is_plain, restated, surely, told_of
 from planner.search.ways import formats_of, gather_fleet
 
 
 def plan_cluster(fleet: Fleet) -> Answer:
     """Return the best plan of every member together, proven over all columns of all of them.
 
-    With a confidence all service times are taken as long as they are with it: those of each member's plan for times as
-    predicted, whose limits are tightened and whose rate is raised by the same factor.
+    With a confidence, or headroom, of a member's question: see ``search.sure``.
 
     Raises BadInput for no members, one name twice, a member without a rate or of an unknown pool, and members
     whose expert layouts fit no strategy.
     """
     check_fleet(fleet)
     fleet = replace(fleet, members=tuple(_with_engines(fleet, member) for member in fleet.members))
-    predicted = _plan(fleet)
-    if fleet.confidence is None or fleet.confidence <= PREDICTED or not predicted.feasible:
-        return predicted
-    score = NormalDist().inv_cdf(fleet.confidence)
-    slowed = [
-        replace(member, question=slowed_times(member.question, 1 + score * deviation_of(plan)))
-        for member, plan in zip(fleet.members, predicted.plans, strict=True)
-    ]
-    sure = _plan(replace(fleet, members=tuple(slowed)))
-    share = sure.growth if fleet.goal.maximised else 1.0
-    plans = tuple(_as_predicted(plan, member, share) for plan, member in zip(sure.plans, fleet.members, strict=False))
-    told = explanation(fleet, plans, sure.growth) if plans else sure.explanation
-    bound = sure.bound
+    asked = [member.question for member in fleet.members]
+    if all(map(is_plain, asked)):
+        return _plan(fleet)
+
+    def solve(stressed: list[Question]) -> Answer:
+        pairs = zip(fleet.members, stressed, strict=True)
+        return _plan(replace(fleet, members=tuple(replace(member, question=own) for member, own in pairs)))
+
+    answer, times = surely(asked, solve)
+    own = [restated(*each) for each in zip(answer.plans, asked, times, strict=False)]
+    plans = tuple(plan for plan in own if plan is not None)
+    if len(plans) < len(own):
+        raise Fault("pools carry a rate with confidence, and not as predicted")
+    bound = answer.bound
     if bound is not None and fleet.goal.timed:
-        bound = replace(bound, covers=f"{bound.covers}; the bound is of times and rates as with the confidence")
-    return replace(
-        sure,
-        fleet=fleet,
-        bound=bound,
-        candidates_evaluated=predicted.candidates_evaluated + sure.candidates_evaluated,
-        plans=plans,
-        explanation=f"with the confidence {fleet.confidence:g}, {told}",
-    )
+        bound = replace(bound, covers=f"{bound.covers}; {STRESSED}")
+    told = explanation(fleet, plans, answer.growth) if plans else answer.explanation
+    with_ = ", ".join(dict.fromkeys(text for question in asked for text in told_of(question)))
+    return replace(answer, fleet=fleet, bound=bound, plans=plans, explanation=f"{with_}: {told}")
 
 
 def _with_engines(fleet: Fleet, member: Member) -> Member:
@@ -74,15 +68,6 @@ def _with_engines(fleet: Fleet, member: Member) -> Member:
         best[kind] = min(best.get(kind, found), found)
     engines = tuple(engine for _, engine in best.values())
     return replace(member, question=replace(member.question, engine=engines[0], engines=engines))
-
-
-def _as_predicted(plan: Plan, member: Member, growth: float) -> Plan:
-    """Return the pools of a plan under the limits and at the rate that were asked for."""
-    asked = replace(member.question, prefill=plan.question.prefill, decode=plan.question.decode, objective="chips")
-    found = plan.under(as_planned(asked, plan))(asked_rate(member) * growth)
-    if found is None:
-        raise Fault(f"the pools of {member.name} carry a rate with confidence, and not as predicted")
-    return found
 
 
 def _plan(fleet: Fleet) -> Answer:

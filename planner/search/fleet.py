@@ -30,8 +30,6 @@ class Fleet:
     objective: ObjectiveName = "chips"
     share_nodes: bool = True
     """Whether two models may stand on one node."""
-    confidence: float | None = None
-    """In the predicted service times, with which every limit must hold; as predicted without."""
 
     @classmethod
     def of(cls, question: Question) -> Self:
@@ -111,18 +109,3 @@ def shares(fleet: Fleet) -> tuple[float, ...]:
     """Return the share of all requests that each model has."""
     rates = [member.question.rate_per_second or 1.0 for member in fleet.members]
     return tuple(rate / sum(rates) for rate in rates)
-
-
-def slowed_times(question: Question, factor: float) -> Question:
-    """Return what a question asks of times as predicted where they are ``factor`` times as long.
-
-    All service times times f at a rate R make the queue of the predicted times at the rate f R, seen through a clock
-    that runs f times as slow: limits are tightened, and the rate is raised, by the factor.
-    """
-    rate = question.rate_per_second
-    return replace(
-        question,
-        ttft_seconds=question.ttft_seconds / factor,
-        tpot_seconds=question.tpot_seconds / factor,
-        rate_per_second=None if rate is None else rate * factor,
-    )

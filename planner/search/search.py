@@ -25,6 +25,7 @@ from planner.search.papers import Beside, Published, as_deployed, matching
 from planner.search.programme import Programme
 from planner.search.proof import over_parts
 from planner.search.solve import Choice, Found, chosen_of, find, plan_of
+from planner.search.sure import in_own_terms, is_plain, surely
 from planner.search.ways import gather_fleet
 
 # For the front: parts of the devices, and of the TPOT limit, with so many of the best decode instances.
@@ -40,10 +41,21 @@ def search(question: Question, *, explain: bool = True, beside: bool = True) -> 
     plan is the same without what stands ``beside`` it: the runners-up, the certificate, published deployments and what
     the reference engine reaches where one is to be chosen. Of several engines and number formats each role is costed
     once in each, every combination is a part of the space, and the best is taken; runners-up are its own and the best
-    of the others.
+    of the others. With a confidence or headroom: see ``search.sure``.
 
     Raises BadInput where the asked expert layout fits no strategy.
     """
+    if is_plain(question):
+        return _search(question, explain=explain, beside=beside)
+    answer, (times,) = surely([question], lambda asked: _search(asked[0], explain=False, beside=beside))
+    if explain and answer.best is None:
+        from planner.search.changes.shortage import short  # only a refusal needs it
+
+        answer = replace(answer, explanation=short(question, answer.binding_limit))
+    return in_own_terms(answer, question, times)
+
+
+def _search(question: Question, *, explain: bool, beside: bool) -> Answer:
     asked, costing = alternatives(question), Costing()
     check_some(question, check_layouts)
     found = [find(gather_fleet(Fleet.of(each), costing=costing)) for each in asked]

@@ -7,7 +7,7 @@ from ground.units import counted, format_rate, rounded_down
 from planner.objective import Aim
 from planner.question import Machines, Question
 from planner.search.changes.missing import most_devices
-from planner.search.changes.variations import has_plan
+from planner.search.changes.variations import has_plan, most_carried
 from planner.search.columns import Side
 from planner.search.gather import Option
 from planner.search.programme import Programme
@@ -51,6 +51,14 @@ def _programme(question: Question, sides: Sequence[Side], aim: Aim | None = None
     """Return the programme of some sides, to carry the asked rate on the fewest chips."""
     devices = {machines.budget: machines.devices for machines in (question.prefill, question.decode)}
     return Programme(((tuple(sides),),), aim or Aim(devices=devices, objective="chips", rate=1.0))
+
+
+def short(question: Question, limit: str) -> str:
+    """Say what the devices of a question with a confidence or headroom carry, and the nearest changes, solved."""
+    most = most_carried(replace(question, objective="throughput", rate_per_second=None))
+    if most > 0 and question.rate_per_second is not None:
+        return too_few(question, most)
+    return f"no rate at all is carried within the limits ({limit})"
 
 
 def too_few(question: Question, most_per_second: float, carries: Callable[[Question], bool] = has_plan) -> str:

@@ -17,8 +17,10 @@ from planner.plans.quantised import alternatives
 from planner.question import Question
 from planner.search.fleet import Fleet, aim_of
 from planner.search.gather import Costing
+from planner.search.search import search
 from planner.search.shapes import needed_rates, not_aggregated, on_each_pool
 from planner.search.solve import Choice, choose
+from planner.search.sure import is_plain
 from planner.search.ways import Gathered, Rows, gather_fleet
 
 LEADING = 10
@@ -62,6 +64,9 @@ def mixed_rows_that_matter(question: Question, separate: Gathered, known: Incumb
 
 def most_carried(question: Question, rows: Rows | None = None) -> float:
     """Return the rate that the best choice of columns carries, over given rows or all; 0 where none is feasible."""
+    if not is_plain(question):
+        best = search(replace(question, objective="throughput", rate_per_second=None), explain=False, beside=False).best
+        return 0.0 if best is None else best.requests_per_second
     asked, costing = alternatives(question), Costing()
     return max(_carried(gather_fleet(Fleet.of(each), rows=rows, costing=costing), rows) for each in asked)
 
@@ -75,6 +80,8 @@ def _carried(separate: Gathered, rows: Rows | None) -> float:
 def has_plan(question: Question) -> bool:
     """Whether a question has a plan: any will do, so likely ones are tried before all bounds are refuted."""
     question = replace(question, objective="throughput" if question.rate_per_second is None else "chips")
+    if not is_plain(question):
+        return search(question, explain=False, beside=False).feasible
     asked, costing = alternatives(question), Costing()
     return any(_has_plan(gather_fleet(Fleet.of(each), costing=costing)) for each in asked)
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.serving.closed_forms.birth_death import MOST_UTILISATION, Iterating, length_levels, residence_variance
+from planner.serving.closed_forms.birth_death import Iterating, length_levels, residence_variance
 from planner.serving.latency import Array
 
 Ints = NDArray[np.int64]
@@ -22,13 +22,15 @@ class Batches(Iterating):
 
     limit_seconds: float
     """Of TPOT."""
+    most_utilisation: float
+    """Of what a full instance finishes, the most that is planned with."""
 
     def kept(self, caps: Ints, rate_per_second: float) -> Array:
-        """Return the share of requests that keep the limit with each cap at a rate, [caps]; 0 past 98 % of saturation.
+        """Return the share of requests that keep the limit with each cap at a rate, [caps]; 0 past most utilisation.
 
         What ``birth_death.decode_state`` says of one cap, but that waits are exponential instead of levels of it.
         """
-        able = MOST_UTILISATION * self.finished_per_second[caps - 1] >= rate_per_second
+        able = self.most_utilisation * self.finished_per_second[caps - 1] >= rate_per_second
         found = np.zeros(caps.shape)
         if able.any():
             found[able] = _Occupancies.of(self, caps[able], rate_per_second).kept()

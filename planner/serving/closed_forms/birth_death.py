@@ -31,7 +31,6 @@ long one, which is the tail of the answer's whole time."""
 _WAIT_NODES = 32
 _MOST_TOGETHER = 50_000
 """Requests of instances that are followed together; more of them hardly vary."""
-MOST_UTILISATION = 0.98
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,10 +138,11 @@ def decode_capacity(
     percentile: float,
     transfer_seconds: float = 0.0,
     tokens_per_iteration: float = 1.0,
+    most_utilisation: float = 0.98,
 ) -> DecodeCapacity | None:
     """Largest Poisson rate at which TPOT at ``percentile`` keeps the limit and the instance is stable; None if none.
 
-    At most 98 % of what a full instance finishes. Within 1 % of the limit, see ``largest_rate``.
+    At most ``most_utilisation`` of what a full instance finishes. Within 1 % of the limit, see ``largest_rate``.
 
     Raises:
         BadInput: as ``decode_state``.
@@ -158,7 +158,7 @@ def decode_capacity(
             found[rate] = state
         return found[rate].tpot.at(percentile)
 
-    upper = MOST_UTILISATION * float(server.finished_per_second[-1])
+    upper = most_utilisation * float(server.finished_per_second[-1])
     rate = largest_rate(seconds, limit_seconds, upper)
     return None if rate is None else DecodeCapacity(rate_per_second=rate, state=found[rate])
 

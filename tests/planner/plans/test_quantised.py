@@ -8,7 +8,7 @@ from hardware.formats import multiplied
 from hardware.loader import load_hardware
 from planner.objective import ObjectiveName, preferred
 from planner.plans.plan import Plan
-from planner.plans.quantised import combinations, format_text, alternatives, own_formats, usual_weights
+from planner.plans.quantised import alternatives, combinations, format_text, own_formats, usual_weights
 from planner.question import Formats, Question
 from planner.search.answer import Answer
 from planner.search.search import search

@@ -1,0 +1,35 @@
+"""The queues of a plan's pools: what other numbers of its instances carry, and under other limits."""
+
+import math
+
+from planner.instances.aggregated import AggregatedServer
+from planner.instances.operating import DecodeServer, PrefillServer
+from planner.plans.aggregated import AggregatedPool
+from planner.plans.plan import Plan
+from planner.plans.pools import DecodePool, PlannedPool, PrefillPool
+from planner.question import Question
+
+
+def server_of(plan: Plan, pool: PlannedPool, question: Question) -> PrefillServer | DecodeServer | AggregatedServer:
+    """Return one of a pool's instances with its queue under a question."""
+    if isinstance(pool, PrefillPool):
+        return PrefillServer(question, pool.candidate)
+    if isinstance(pool, DecodePool):
+        return DecodeServer(question, pool.candidate, plan.transfer_seconds)
+    assert isinstance(pool, AggregatedPool), "pools are of three roles"
+    return AggregatedServer(question, pool.candidate)
+
+
+def spare_instances(plan: Plan, pool: PlannedPool) -> int:
+    """Return the instances of a pool beyond those that carry the plan's rate within the limits.
+
+    Of fewer instances each carries no more, for arrivals that are dealt to fewer are less even: so what a proportion
+    leaves is a bound, and the queue of the others decides.
+    """
+    rate = plan.requests_per_second
+    needed = math.ceil(rate / (pool.capacity_per_second / pool.instances) * (1 - 1e-9))
+    server = server_of(plan, pool, plan.question)
+    for spare in range(pool.instances - max(needed, 1), 0, -1):
+        if server.pool_carries(pool.instances - spare, rate):
+            return spare
+    return 0
