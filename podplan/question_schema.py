@@ -17,7 +17,6 @@ _PATTERNS = {
 _OWN = {
     "name": "What the question is called in tables, JUnit and annotations.",
     "manifest": "Weigh this deployment instead of searching one.",
-    "confidence": "Hold with this confidence in the predicted times, 0.5 to 0.999.",
 }
 
 

@@ -8,7 +8,19 @@ import pytest
 from cli.exit_codes import ExitCode
 from cli.main import main
 
-SMALL = ["qwen3-30b-a3b", "--hw", "h800", "--devices", "2", "--microbatches", "1", "--shape", "disaggregated"]
+SMALL = [
+    "qwen3-30b-a3b",
+    "--hw",
+    "h800",
+    "--devices",
+    "2",
+    "--microbatches",
+    "1",
+    "--shape",
+    "disaggregated",
+    "--engine",
+    "reference",
+]
 
 
 def test_a_plan_is_explained(capsys: pytest.CaptureFixture[str]) -> None:

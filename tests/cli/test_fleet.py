@@ -20,7 +20,7 @@ models:
 
 def _written(tmp_path: Path, text: str) -> str:
     path = tmp_path / "fleet.yaml"
-    path.write_text(text, encoding="utf-8")
+    path.write_text(text if "engine" in text else f"engine: reference\n{text}", encoding="utf-8")
     return str(path)
 
 

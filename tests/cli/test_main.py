@@ -61,7 +61,7 @@ NEVER = ["scipy", "matplotlib", "runtime", "deploy", "ground.traces", "models.hu
 NEVER += ["hardware.measurements", "planner.serving.benchmark"]  # compiled loops, of what is played, look for scipy
 FOR_A_MANIFEST = ["planner.manifest.schema", "pydantic"]
 FOR_A_CERTIFICATE = ["pulp", "highspy"]
-SMALL = ["qwen3-8b", "--hw", "h100", "--devices", "2", "--shape", "disaggregated"]
+SMALL = ["qwen3-8b", "--hw", "h100", "--devices", "2", "--shape", "disaggregated", "--engine", "reference"]
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,19 @@ import pytest
 from cli import main
 from cli.exit_codes import ExitCode
 
-SMALL = ["qwen3-30b-a3b", "--hw", "h800", "--nodes", "2", "--rate", "30/s", "--shape", "disaggregated"]
+SMALL = [
+    "qwen3-30b-a3b",
+    "--hw",
+    "h800",
+    "--nodes",
+    "2",
+    "--rate",
+    "30/s",
+    "--shape",
+    "disaggregated",
+    "--engine",
+    "reference",
+]
 
 
 def _json(capsys: pytest.CaptureFixture[str], *flags: str) -> dict[str, Any]:

@@ -13,7 +13,15 @@ from podplan.plan_data import strategy_text
 from podplan.planning import PlanResult, solved
 from podplan.question import read_question
 
-SMALL = {"model": "qwen3-30b-a3b", "hw": "h100", "devices": "16", "isl": "1024", "osl": "128", "ttft": "1s"}
+SMALL = {
+    "model": "qwen3-30b-a3b",
+    "hw": "h100",
+    "devices": "16",
+    "isl": "1024",
+    "osl": "128",
+    "ttft": "1s",
+    "engine": "reference",
+}
 
 
 @cache

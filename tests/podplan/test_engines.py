@@ -1,0 +1,60 @@
+"""Which engine runs a plan where none is named, how sure a plan is, and that it passes its own check."""
+
+import pytest
+
+import podplan
+from podplan.planning import PlanResult
+
+SMALL = {"hw": "h100", "devices": 2, "shape": "disaggregated", "isl": 1024, "osl": 64}
+
+
+@pytest.fixture(scope="module")
+def found() -> PlanResult:
+    """Return the answer where the engine is left open."""
+    return podplan.plan("qwen3-8b", **SMALL)
+
+
+def test_the_best_engine_is_taken_and_every_one_is_told(found: PlanResult) -> None:
+    """The plan is that of the engine that carries most; each is as good as where it is asked for by name."""
+    data = found.to_dict()
+    table = data["engines"]
+    engines = [row for row in table if row["engine"] != "reference"]
+    assert {row["engine"].partition("@")[0] for row in engines} == {"vllm", "sglang", "trtllm"}
+    assert table[-1]["engine"] == "reference" and not table[-1]["cuts"]
+    rates = [row["requests_per_second"] for row in engines]
+    assert rates == sorted(rates, reverse=True) and rates[0] == data["best"]["requests_per_second"]
+    assert data["best"]["engine"] == engines[0]["engine"] == data["question"]["engine"]
+    assert f"{found.manifest().engine.id}@{found.manifest().engine.version}" == data["best"]["engine"]
+    last = podplan.plan("qwen3-8b", **SMALL, engine=engines[-1]["engine"].partition("@")[0])
+    assert last.best is not None and last.best.requests_per_second == rates[-1]
+
+
+def test_a_plan_passes_its_own_check_at_the_rate_it_prints(found: PlanResult) -> None:
+    """As a number and as it is printed; a little more is refused."""
+    assert found.best is not None
+    rate, printed = found.best.requests_per_second, found.headline.partition(" serve ")[2].partition(";")[0]
+    assert podplan.check("qwen3-8b", **SMALL, rate=rate).feasible
+    assert podplan.check("qwen3-8b", **SMALL, rate=printed).feasible
+    assert not podplan.check("qwen3-8b", **SMALL, rate=1.05 * rate).feasible
+
+
+@pytest.mark.parametrize("more", [{"confidence": 0.9}, {"headroom": "10%"}])
+def test_what_is_asked_of_a_plan_holds(found: PlanResult, more: dict[str, object]) -> None:
+    """A surer plan carries less, its own pools hold with the confidence, and check comes to the same."""
+    surer = podplan.plan("qwen3-8b", **SMALL, **more)
+    assert surer.best is not None and found.best is not None and surer.sureness is not None
+    assert surer.best.requests_per_second < found.best.requests_per_second
+    if "confidence" in more:
+        assert (surer.sureness.held or 0.0) >= 0.89
+        assert surer.sureness.rate_per_second == pytest.approx(surer.best.requests_per_second, rel=0.02)
+    assert podplan.check("qwen3-8b", **SMALL, **more, rate=surer.best.requests_per_second).feasible
+
+
+def test_a_utilisation_that_binds_is_named() -> None:
+    """Where TTFT leaves room the most utilisation binds, and more of it carries as much more."""
+    loose = {**SMALL, "ttft": "20s", "engine": "reference"}
+    one, more = (podplan.plan("qwen3-8b", **loose, max_utilisation=share).best for share in (0.5, 0.6))
+    assert one is not None and more is not None
+    assert more.requests_per_second == pytest.approx(1.2 * one.requests_per_second, rel=0.02)
+    assert one.binding_limit in ("devices, prefill utilisation", "devices, decode tpot", "devices, decode memory")
+    assert podplan.plan("qwen3-8b", **loose).to_dict()["assumptions"]["max_utilisation"] == 0.98
