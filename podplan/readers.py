@@ -36,12 +36,12 @@ def read_engines(text: str | None, machines: Sequence[HardwareSpec]) -> tuple[st
     ``reference`` too where none of the catalogue runs on them. BadInput for an engine that is not known or not for
     these devices.
     """
-    from planner.engines.accelerators import broken_accelerator  # the schema of profiles takes time to build
-    from planner.engines.loader import engine_names, load_engine
-
     word = ANY if text is None else text.strip().lower()
     if word == REFERENCE:
         return (REFERENCE,)
+    from planner.engines.accelerators import broken_accelerator  # the schema of profiles takes time to build
+    from planner.engines.loader import engine_names, load_engine
+
     if word == ANY:
         profiles = [load_engine(name) for name in engine_names() if name != REFERENCE]
         runs = [each for each in profiles if not any(broken_accelerator(each, machine) for machine in machines)]

@@ -18,7 +18,7 @@ from planner.checks.deployed import from_plan
 from planner.manifest.document import dump_manifest
 from tests.plans import small_manifest, small_plan
 
-SMALL = ["qwen3-30b-a3b", "--hw", "h800", "--nodes", "1", "--shape", "disaggregated", "--engine", "reference"]
+SMALL = ["qwen3-30b-a3b", "--engine", "reference", "--hw", "h800", "--nodes", "1", "--shape", "disaggregated"]
 FILE = """
 model: qwen3-30b-a3b
 hw: h800

@@ -10,7 +10,7 @@ import pytest
 from cli.exit_codes import ExitCode
 from cli.main import main
 
-SMALL = ["qwen3-8b", "--hw", "h100", "--devices", "2", "--shape", "disaggregated", "--engine", "reference"]
+SMALL = ["qwen3-8b", "--engine", "reference", "--hw", "h100", "--devices", "2", "--shape", "disaggregated"]
 
 
 def test_models_and_machines_are_crossed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

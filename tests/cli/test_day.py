@@ -12,7 +12,7 @@ from planner.plans.day import mean_rate, over_the_day, peak_rate
 from podplan.day import read_rate_profile
 from tests.plans import small_plan
 
-SMALL = ["qwen3-30b-a3b", "--hw", "h800", "--nodes", "2", "--shape", "disaggregated", "--engine", "reference"]
+SMALL = ["qwen3-30b-a3b", "--engine", "reference", "--hw", "h800", "--nodes", "2", "--shape", "disaggregated"]
 DAY = "0:00=5/s,08:30=40/s,18:00=0"
 
 

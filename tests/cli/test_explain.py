@@ -10,6 +10,8 @@ from cli.main import main
 
 SMALL = [
     "qwen3-30b-a3b",
+    "--engine",
+    "reference",
     "--hw",
     "h800",
     "--devices",
@@ -18,8 +20,6 @@ SMALL = [
     "1",
     "--shape",
     "disaggregated",
-    "--engine",
-    "reference",
 ]
 
 

@@ -8,7 +8,7 @@ import pytest
 from cli import main
 from cli.exit_codes import ExitCode
 
-SMALL = ["qwen3-8b", "--hw", "h200", "--devices", "2", "--shape", "disaggregated", "--engine", "reference"]
+SMALL = ["qwen3-8b", "--engine", "reference", "--hw", "h200", "--devices", "2", "--shape", "disaggregated"]
 
 
 def test_a_list_of_formats_is_searched_and_told(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -10,6 +10,8 @@ from cli.exit_codes import ExitCode
 
 SMALL = [
     "qwen3-30b-a3b",
+    "--engine",
+    "reference",
     "--hw",
     "h800",
     "--nodes",
@@ -18,8 +20,6 @@ SMALL = [
     "30/s",
     "--shape",
     "disaggregated",
-    "--engine",
-    "reference",
 ]
 
 

@@ -18,7 +18,7 @@ from planner.plans.plan import DisaggregatedPlan
 from podplan.plan_data import plan_json
 from tests.questions import small_answer
 
-SMALL = ["qwen3-30b-a3b", "--hw", "h800", "--nodes", "1", "--shape", "disaggregated", "--engine", "reference"]
+SMALL = ["qwen3-30b-a3b", "--engine", "reference", "--hw", "h800", "--nodes", "1", "--shape", "disaggregated"]
 MIXED = ["qwen3-30b-a3b", "--hw", "prefill=910b,decode=h800", "--nodes", "prefill=1,decode=1"]
 AZURE = (
     "TIMESTAMP,ContextTokens,GeneratedTokens\n"

@@ -9,7 +9,7 @@ import pytest
 from cli import main
 from cli.exit_codes import ExitCode
 
-SMALL = ["qwen3-8b", "--hw", "h100", "--devices", "1", "--isl", "512", "--osl", "64", "--engine", "reference"]
+SMALL = ["qwen3-8b", "--engine", "reference", "--hw", "h100", "--devices", "1", "--isl", "512", "--osl", "64"]
 
 
 def test_an_aggregated_plan_is_written_simulated_and_deployed(

@@ -17,7 +17,20 @@ from tests.plans import small_manifest
 
 ROOT = Path(__file__).parents[2]
 SMALL = {"hw": "h100", "devices": 2, "shape": "disaggregated", "isl": 1024, "osl": 64, "engine": "reference"}
-TYPED = ["--hw", "h100", "--devices", "2", "--shape", "disaggregated", "--isl", "1024", "--osl", "64"]
+TYPED = [
+    "--hw",
+    "h100",
+    "--devices",
+    "2",
+    "--shape",
+    "disaggregated",
+    "--isl",
+    "1024",
+    "--osl",
+    "64",
+    "--engine",
+    "reference",
+]
 CLOCKED = ("search_seconds", "wall_seconds")
 
 

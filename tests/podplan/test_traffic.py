@@ -23,7 +23,7 @@ from runtime.simulate.workload import open_loop
 from tests.manifests import manifest as built
 
 MODEL = load_model("qwen3-30b-a3b")
-SMALL = ["qwen3-30b-a3b", "--hw", "h800", "--nodes", "1", "--shape", "disaggregated", "--engine", "reference"]
+SMALL = ["qwen3-30b-a3b", "--engine", "reference", "--hw", "h800", "--nodes", "1", "--shape", "disaggregated"]
 HISTOGRAM = "tokens,weight\n8000,1\n500,3\n100,0\n"
 
 
