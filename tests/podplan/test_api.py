@@ -64,7 +64,7 @@ def test_a_plan_is_what_the_command_prints(capsys: pytest.CaptureFixture[str]) -
     assert timeless(json.loads(json.dumps(found.to_dict()))) == printed(capsys, "qwen3-8b", *TYPED)
     assert found.feasible and found.best is not None and found.bound is not None
     assert found.rows()[0]["requests_per_second"] == found.best.requests_per_second
-    assert found.headline.startswith("qwen3-8b on h100: 1 node, 2 chips serve ")
+    assert found.headline.startswith("qwen3-8b on h100 with reference: 1 node, 2 chips serve ")
     shown = found._repr_html_()
     assert shown.count("<tr>") == len(found.rows()) + 1 and "<th>requests_per_second</th>" in shown
 
