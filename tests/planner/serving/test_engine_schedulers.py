@@ -47,8 +47,20 @@ def test_latencies_are_those_of_the_engines_own_scheduler(case, name):
     """TTFT and TPOT: means within 1 %, p99 within 3 %; 5 and 10 % are asked for where KV binds."""
     with gzip.open(DATA / f"{case}_{name}.csv.gz", "rt") as file:
         rows = np.array([[float(cell) for cell in row] for row in list(csv.reader(file))[1:]])
+    assert (_errors(rows, CASES[case], name) <= np.array([0.01, 0.03, 0.01, 0.03])).all()
+
+
+def test_latencies_are_those_of_a_run_of_our_own():
+    """400 requests by vLLM 0.33.0's unmodified scheduler where KV binds (scripts/engine_schedulers.py)."""
+    rows = np.loadtxt(Path(__file__).parent / "vllm_scheduler.csv", delimiter=",", skiprows=1)
+    assert len(rows) == 400
+    assert (_errors(rows, (2048, 60_000, 96), "vllm") <= np.array([0.02, 0.03, 0.01, 0.03])).all()
+
+
+def _errors(rows, case, name):
+    """Return by how much the core is off, of each figure of ``_told``."""
     arrival, prompts, answers, first, left = rows.T
-    budget, capacity, slots = CASES[case]
+    budget, capacity, slots = case
     engine, changes = RULES[name]
     rule = rule_of_engine(load_engine(engine).scheduling)
     rule = SchedulingRule(**{field: getattr(rule, field) for field in rule.__dataclass_fields__} | changes)
@@ -70,4 +82,4 @@ def test_latencies_are_those_of_the_engines_own_scheduler(case, name):
     played = play_aggregated(pool, stream)
     found = _told(arrival, answers, played.first_token_seconds, played.left_seconds)
     errors = np.abs(found / _told(arrival, answers, first, left) - 1)
-    assert (errors <= np.array([0.01, 0.03, 0.01, 0.03])).all(), errors
+    return errors
