@@ -145,9 +145,9 @@ def _stage_rows(step: _Step, stage: Stage) -> list[Operator]:
 
 
 def _head_rows(step: _Step) -> list[Operator]:
-    """Embedding, head and sampling run once on the whole batch."""
-    heads = timings(step.cost.head_terms, step.whole)["head"].terms
-    return [_row(t, timing, "0", 1, (float(timing.seconds()),) * 2) for t, timing in heads]
+    """Embedding, head and sampling run once on the whole batch; the manifest of a stranger may have none."""
+    stages = timings(step.cost.head_terms, step.whole).values()
+    return [_row(t, own, "0", 1, (float(own.seconds()),) * 2) for stage in stages for t, own in stage.terms]
 
 
 def _exposed_share(step: _Step, stage: Stage) -> float:
