@@ -4,10 +4,11 @@ from typing import Annotated
 
 import typer
 
+from cli.day_view import show_day
 from cli.exit_codes import ExitCode
 from cli.options import Given, Json, Text, Workers, option, takes_question
 from cli.output import Screen, note, print_json, progress, with_bar
-from cli.plan_view import show_day, show_first
+from cli.plan_view import show_first
 from ground.units import carried_rate, format_duration
 from planner.plans.day import over_the_day
 from planner.plans.worked import PoolTerms, Worked, worked_plan

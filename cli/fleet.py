@@ -9,9 +9,10 @@ from typing import Annotated
 import typer
 
 from cli.check_view import after_text, spares_text
+from cli.day_view import day_text
 from cli.options import Csv, File, Force, Json, argument, option, takes
 from cli.output import Screen, bounded_text, check_force, note, print_json, progress, read_outputs
-from cli.plan_view import bound_text, day_text
+from cli.plan_view import bound_text
 from cli.rows_view import basis_lines, show_keys
 from ground.errors import Infeasible
 from ground.files import check_folder, write_files

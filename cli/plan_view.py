@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from cli.day_view import show_day
 from cli.output import Screen, bounded_text, short_duration
 from cli.rows_view import SPARE, show_keys
 from ground.units import (
@@ -21,7 +22,7 @@ from ground.units import (
 from planner.instances.kv_links import LinkState
 from planner.instances.reachable import REFERENCE
 from planner.plans.aggregated import AggregatedPlan, AggregatedPool
-from planner.plans.day import Seen, mean_rate, over_the_day, peak_rate
+from planner.plans.day import over_the_day
 from planner.plans.plan import DisaggregatedPlan, Plan
 from planner.plans.pools import DecodePool, PlannedPool, PrefillPool
 from planner.plans.quantised import Tried
@@ -34,7 +35,6 @@ from planner.search.proof import Bound
 from planner.serving.capacity import LEVEL
 from planner.serving.played import Played
 from podplan.assumptions import assumptions
-from podplan.day import roles_of, span_text
 from podplan.machines import figure_texts
 from podplan.options import flag_name
 from podplan.plan_data import MEMORY_KINDS, own_cuts, plan_row, shared_text, strategy_text
@@ -428,34 +428,3 @@ def _shown(name: str, value: object) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{key} {held}" for key, held in value.items())
     return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def day_text(seen: Sequence[Seen]) -> str:
-    """Say which window the plan is sized for."""
-    windows = [each.window for each in seen]
-    peak = max(windows, key=lambda window: window.rate_per_second)
-    mean = mean_rate(windows)
-    return (
-        f"Sized for the worst window, {span_text(peak)} with {format_rate(peak.rate_per_second)}; the mean over the "
-        f"day is {format_rate(mean)}, {mean / peak.rate_per_second:.0%} of it."
-    )
-
-
-def show_day(screen: Screen, seen: Sequence[Seen], percentile: float) -> None:
-    """Write rate, load and latencies of every window."""
-    peak, busy = peak_rate([each.window for each in seen]), roles_of(seen)
-    tail = f"p{percentile:g}"
-    rows = []
-    for each in seen:
-        rate, plan = each.window.rate_per_second, each.plan
-        cells = [span_text(each.window), format_rate(rate), f"{rate / peak:.0%}"]
-        if plan is None:
-            cells += [*("0%" for _ in busy), "", "", "", ""]
-        else:
-            cells += [f"{pool.utilisation:.0%}" for _, pool in plan.pools()]
-            for latency in (plan.ttft, plan.tpot):
-                cells += [format_duration(latency.mean), format_duration(latency.at(percentile))]
-        rows.append(cells)
-    names = ["rate", "of peak", *(f"{role} load" for role in busy), "TTFT", f"TTFT {tail}", "TPOT", f"TPOT {tail}"]
-    screen.table(["window", *names], rows, right=names)
-    screen.text(day_text(seen))

@@ -1,5 +1,6 @@
 """A configuration that was predicted as a plan: it is given, what it works with is searched."""
 
+from planner.instances.reachable import REFERENCE
 from podplan.options import QuestionFlags
 from podplan.planning import PlanResult, solved
 from podplan.prediction import PredictResult, strategy_text
@@ -25,6 +26,7 @@ def planned(found: PredictResult) -> PlanResult:
     asked, role = answer.configuration, answer.configuration.phase
     redundant, shared = int(answer.deployment.redundant), int(answer.deployment.shared_ranks)
     given = {name: getattr(flags, name) for name in SHARED.split()}
+    given["engine"] = given["engine"] or REFERENCE  # whose host costs a prediction takes
     if role == "decode":
         output = min(ANSWER_TOKENS, round(asked.kv_tokens))
         given |= {"isl": f"{max(round(asked.kv_tokens - output / 2), 1)}", "osl": f"{output}"}

@@ -9,6 +9,7 @@ from cli import main
 from cli.exit_codes import ExitCode
 
 SMALL = ["qwen3-8b", "--engine", "reference", "--hw", "h200", "--devices", "2", "--shape", "disaggregated"]
+VLLM = [word.replace("reference", "vllm") for word in SMALL]
 
 
 def test_a_list_of_formats_is_searched_and_told(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -28,8 +29,8 @@ def test_a_list_of_formats_is_searched_and_told(capsys: pytest.CaptureFixture[st
 def test_roles_have_formats_of_their_own(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """As named, or the better of a role's list; in the JSON, in the manifest, and in each role's deployment file."""
     out, files = tmp_path / "plan", tmp_path / "files"
-    flags = ["--weights", "prefill=fp8,decode=bf16,int4", "--engine", "vllm", "--mtp", "0"]
-    assert main.main([*SMALL, *flags, "--json", "--out", str(out)]) == ExitCode.DONE
+    flags = ["--weights", "prefill=fp8,decode=bf16,int4", "--mtp", "0"]
+    assert main.main([*VLLM, *flags, "--json", "--out", str(out)]) == ExitCode.DONE
     data = json.loads(capsys.readouterr().out)
 
     assert [each["weights"] for each in data["formats"]] == [
@@ -47,7 +48,7 @@ def test_roles_have_formats_of_their_own(capsys: pytest.CaptureFixture[str], tmp
 
 def test_auto_is_what_machine_and_engine_run(capsys: pytest.CaptureFixture[str]) -> None:
     """All caches that vLLM keeps; the text names each format's outcome."""
-    arguments = [*SMALL, "--weights", "auto", "--kv-dtype", "auto", "--engine", "vllm"]
+    arguments = [*VLLM, "--weights", "auto", "--kv-dtype", "auto"]
     assert main.main(arguments) == ExitCode.DONE
     printed = " ".join(capsys.readouterr().out.split())
 

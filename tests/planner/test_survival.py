@@ -4,9 +4,10 @@ from dataclasses import replace
 
 import pytest
 
+from planner.plans.servers import server_of, spare_instances
 from planner.question import Question
 from planner.search.search import search
-from planner.survival import lost_instances, spare_instances
+from planner.survival import lost_instances
 from tests.plans import small_plan
 
 
@@ -26,12 +27,16 @@ def test_a_node_takes_what_stands_on_it(loss: str | None, devices: int, per_node
     assert lost_instances(loss, devices, per_node) == lost  # type: ignore[arg-type]
 
 
-def test_spares_are_what_the_rate_does_not_need() -> None:
-    """Four instances that carry 100/s together: 60/s need three of them, nothing at all still needs one."""
-    assert spare_instances(4, 100.0, 60.0) == 1
-    assert spare_instances(4, 100.0, 75.0) == 1
-    assert spare_instances(4, 100.0, 100.0) == 0
-    assert spare_instances(4, 100.0, 1e-6) == 3
+def test_spares_are_what_the_others_carry_without() -> None:
+    """The instances of a pool less the spare ones carry the plan's rate, and one fewer would not."""
+    plan = small_plan(devices=96)
+    plan = replace(plan, requests_per_second=0.6 * plan.requests_per_second)
+    spare = {role: spare_instances(plan, pool) for role, pool in plan.pools()}
+    assert max(spare.values()) > 0
+    for role, pool in plan.pools():
+        server, left = server_of(plan, pool, plan.question), pool.instances - spare[role]
+        assert server.pool_carries(left, plan.requests_per_second)
+        assert left == 1 or not server.pool_carries(left - 1, plan.requests_per_second)
 
 
 @pytest.mark.parametrize("loss", ["node", "instance"])

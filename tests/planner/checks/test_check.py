@@ -111,7 +111,7 @@ def test_a_question_holds_up_to_what_the_devices_carry() -> None:
 def test_confidence_costs_rate() -> None:
     """With 0.9 less is carried than as predicted, by about the deviation's 1.28, and what is told then holds."""
     question = _asked()
-    plain, sure = check_question(question), check_question(question, confidence=0.9)
+    plain, sure = check_question(question), check_question(replace(question, confidence=0.9))
     assert plain.rate_per_second is not None
     assert sure.rate_per_second is not None
     deviation = from_plan(small_plan(devices=96)).pools[1].deviation
