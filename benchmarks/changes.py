@@ -2,58 +2,60 @@
 
     python benchmarks/changes.py [FOLDER of traces]
 
-Eight windows of six hours a model, each a piece of a recorded trace at a rate of its own; a second model comes with the
-second day, and a node is lost from its second window on. Every window's layout plays its own requests, and every
-migration is played under the lesser traffic of its windows, once as planned and once with a node lost in its middle.
-Mooncake's window is left out: of prompts of up to 126,000 tokens no layout tried here keeps 99 % within 5 s.
+Eight windows of six hours, each a piece of a recorded trace at a rate of its own; a second model comes with the second
+day, and in its second window a node is lost with the instances on it. Both models share eight nodes, then seven. Every
+window's layouts play their own requests; migrations lead from what really stands to what is wanted, and each is played
+under the lesser traffic of its windows, as planned and with another node lost in its middle.
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 
 from ground.traces import Trace, first_requests, read_trace, repeat, requests_per_second, scale_rate, window
-from planner.changeover.change import Asked, change
-from planner.changeover.robust import Layout, Policy, Scenario, layouts_of, options_of, policy
+from planner.changeover.change import Asked, Change, change
+from planner.changeover.policy import Joint, Policy, Space, policy, space_of
+from planner.changeover.robust import Scenario, stood
 from planner.manifest.migration import Staged, union
 from planner.manifest.schema import Manifest
-from planner.plans.assemble import assemble
-from planner.question import Question
-from planner.search.search import search
 from planner.workload import Traffic
 from podplan.on_trace import rows_of
 from podplan.options import QuestionFlags
 from podplan.question import read_question
+from podplan.scenarios import policy_on_traces, solved_scenario
 from runtime.simulate.autoscale import Autoscale
 from runtime.simulate.faults import Fault
+from runtime.simulate.metrics import SimulationResult
 from runtime.simulate.migration import Migrating
 from runtime.simulate.options import SimulationOptions
 from runtime.simulate.run import simulate
 from runtime.simulate.workload import Requests, from_trace
 
-HOURS = 6.0
-NODES, LOST_FROM = 8, 6
-HEADROOMS = (1.0, 1.05, 1.1, 1.15, 1.2, 1.3, 1.5)
-"""Over a window's rate, the first with which its own plan keeps its own requests; the bound is without."""
+HOURS, HOUR_SECONDS = 6.0, 3600.0
+CLUSTER, NODES, LOST_IN = "h200", 8, 5
 KEPT = 0.98
-"""Of requests within both limits, each of which 99 % keep."""
+"""Of requests within both limits, where each limit holds at p99."""
 TRACES = {
     "r1": ("servegen_deepseek-r1_00h-06h.tar.gz", 7200.0),
     "azure": ("azure_llm_2023_conv_first20min.csv.gz", 0.0),
     "large": ("servegen_m-large_day0_12h-18h.tar.gz", 3600.0),
+    "mooncake": ("mooncake_conversation_first20min.jsonl.gz", 0.0),
 }
 PIECE_REQUESTS = 3_000
 DAYS: dict[str, list[tuple[str, float] | None]] = {
     "qwen3-235b-a22b": [
-        ("r1", 12), ("azure", 60), ("large", 90), ("azure", 30),
+        ("r1", 12), ("azure", 60), ("large", 90), ("mooncake", 3),
         ("r1", 15), ("azure", 68), ("large", 100), ("azure", 25),
     ],
     "qwen3-32b": [None, None, None, None, ("large", 10), ("azure", 14), ("azure", 20), ("large", 8)],
 }  # fmt: skip
+LEAD_SECONDS = 30.0
+FILLS = (1.0, 0.8, 0.6)
+REACTIVE_SECONDS = (400.0, 800.0)
+"""Of each window that the autoscaler plays: the shorter has its reaction, the difference is what it settles to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,138 +65,240 @@ class Piece:
     trace: Trace
     rate: float
 
-    def requests(self, manifest: Manifest, rate: float | None = None, seconds: float = 0.0) -> Requests:
-        """Return them, as many as come in so many seconds at least, at their own rate or another one."""
-        played = self.rate if rate is None else rate
-        times = max(int(seconds * played / len(self.trace)) + 1, 1)
-        trace = repeat(self.trace, times)
-        return from_trace(scale_rate(trace, played / requests_per_second(trace)), manifest.workload)
+    def requests(self, manifest: Manifest, seconds: float = 0.0) -> Requests:
+        """Return them, as many as come in so many seconds at least."""
+        trace = repeat(self.trace, max(int(seconds * self.rate / len(self.trace)) + 1, 1))
+        return from_trace(scale_rate(trace, self.rate / requests_per_second(trace)), manifest.workload)
 
 
-def pieces(folder: Path) -> dict[str, Trace]:
-    """Return a few thousand requests of each trace."""
-    found = {}
+Pieces = Mapping[tuple[str, str], Piece]
+"""By window and model."""
+
+
+def pieces_of(folder: Path) -> dict[tuple[str, str], Piece]:
+    """Return every window's piece of a few thousand requests."""
+    recorded = {}
     for name, (file, begin) in TRACES.items():
-        trace = read_trace(folder / file, dequantize_seed=0)
-        trace = window(trace, begin, float("inf"))
-        found[name] = first_requests(trace, PIECE_REQUESTS)
-    return found
+        trace = window(read_trace(folder / file, dequantize_seed=0), begin, float("inf"))
+        recorded[name] = first_requests(trace, PIECE_REQUESTS)
+    return {
+        (f"window {number}", model): Piece(trace=recorded[each[0]], rate=each[1])
+        for model, day in DAYS.items()
+        for number, each in enumerate(day)
+        if each is not None
+    }
 
 
-def scenario(question: Question, name: str, piece: Piece) -> Scenario:
-    """Return a window as a question, with the bound at its rate and the plan with headroom."""
+def scenario(name: str, model: str, piece: Piece) -> Scenario:
+    """Return a window's question to a model with its own plan, played on the piece."""
+    nodes = str(NODES - (int(name.split()[1]) > LOST_IN))
+    flags = QuestionFlags(
+        model=model, hw=CLUSTER, nodes=nodes, ttft="5s", tpot="50ms", rate="1/s", shape="disaggregated",
+        objective="chips",
+    )  # fmt: skip
+    asked = read_question(flags)
     rows = rows_of(piece.trace, reuse_stated=False)
     assert rows is not None, "recorded windows have arrivals of their own"
-    workload = Traffic.from_trace(rows).workload
-    asked = replace(question, workload=workload, rate_per_second=piece.rate)
-    bound = search(asked, explain=False)
-    assert bound.bound is not None, f"{name} has no plan"
-    for headroom in HEADROOMS:
-        roomy = replace(asked, rate_per_second=piece.rate * headroom)
-        best = search(roomy, explain=False, beside=False).best
-        assert best is not None, f"{name} has no plan with {headroom:g} times its rate"
-        if simulated(assemble(best, {}), piece) >= KEPT:
+    question = replace(asked.question, workload=Traffic.from_trace(rows).workload, rate_per_second=piece.rate)
+    return solved_scenario(name, replace(asked, question=question, trace=piece.trace), hours=HOURS)
+
+
+def found_policy(pieces: Pieces, scenarios: list[Scenario]) -> tuple[Space, Policy]:
+    """Return the policy over the two days, every layout of which keeps its requests' limits where one does."""
+    space = space_of(scenarios)
+    assert space is not None, "every model has a plan"
+    made = [(each, pieces[each.name, each.question.model.name].trace) for each in scenarios]
+    return space, policy_on_traces(space, made)
+
+
+def in_window(space: Space, number: int, joint: Joint) -> dict[str, tuple[Manifest, Scenario]]:
+    """Return the manifests of a window's models with what is asked of each."""
+    asked = space.windows[number].asked
+    both = [(layout, each) for layout, each in zip(joint, asked, strict=True) if each is not None]
+    made = stood([(layout, each.question) for layout, each in both])
+    return {each.question.model.name: (one, each) for one, (_, each) in zip(made, both, strict=True)}
+
+
+def nodes_of(manifest: Manifest) -> set[int]:
+    """Return the nodes that its instances stand on."""
+    return {node for pool in manifest.pools for each in pool.instances for node in each.nodes}
+
+
+def stands_on(manifest: Manifest, free: list[int]) -> Manifest:
+    """Return a manifest whose instances stand on other nodes, in their order."""
+    to = dict(zip(sorted(nodes_of(manifest)), free, strict=False))
+    pools = [
+        pool.model_copy(
+            update={"instances": [i.model_copy(update={"nodes": [to[n] for n in i.nodes]}) for i in pool.instances]}
+        )
+        for pool in manifest.pools
+    ]
+    cluster = manifest.clusters[CLUSTER].model_copy(update={"nodes": NODES})
+    return manifest.model_copy(update={"pools": pools, "clusters": {CLUSTER: cluster}})
+
+
+@dataclass(slots=True)
+class Floor:
+    """What really stands, by model, and the nodes that are lost."""
+
+    stands: dict[str, Manifest]
+    lost: set[int]
+
+    def steps(self, model: str, new: Manifest, *, both: bool) -> Change:
+        """Return the steps of a model to another manifest on nodes that are neither lost nor another model's."""
+        old = self.stands[model]
+        others = {node for name, each in self.stands.items() if name != model for node in nodes_of(each)}
+        asked = Asked(
+            both=both,
+            spare_nodes=NODES - max(old.clusters[CLUSTER].nodes, new.clusters[CLUSTER].nodes),
+            without=frozenset((CLUSTER, node) for node in self.lost | others),
+        )
+        found = change(old, new, asked)
+        stated = {name: getattr(new, name) for name in ("workload", "service_levels", "predicted")}
+        self.stands[model] = found.stages[-1].model_copy(update=stated)
+        return found
+
+
+def played(found: Change, before: Piece, after: Piece, *faults: Fault, seconds: float = 0.0) -> SimulationResult:
+    """Return what the steps do from ``LEAD_SECONDS`` on: the next window's requests come once all has started."""
+    staged, whole = Staged(found.migration, found.stages), union(found.stages)
+    steps = found.migration.steps
+    started = 1 + max(number for number, step in enumerate(steps) if step.start or not number)
+    turn = LEAD_SECONDS + sum(step.seconds for step in steps[:started]) + 5.0
+    rest = max(found.migration.promise.seconds, 60.0) + 2 * LEAD_SECONDS
+    parts = [(before, turn), (after, rest)] if before is not after else [(before, max(seconds, turn + rest))]
+    requests = _joined([(piece.requests(found.stages[0], length), length) for piece, length in parts])
+    options = SimulationOptions(migrating=Migrating(staged=staged, at_seconds=LEAD_SECONDS), faults=faults)
+    return simulate(whole, requests, options)
+
+
+def told(name: str, found: Change, plain: SimulationResult, broken: SimulationResult | None) -> str:
+    """Return a line about a change that was played."""
+    promise = found.migration.promise
+    text = (
+        f"  {name}: {len(found.order.moves)} steps, {promise.seconds:.0f} s, below {promise.below_seconds:.0f} s, "
+        f"promised {promise.attainment(plain.duration_seconds):.1%}, measured {plain.slo_attainment:.1%} in "
+        f"{plain.duration_seconds:.0f} s, lost {plain.failed + plain.running}"
+    )
+    if broken is None:
+        return text
+    return f"{text}; with a node lost in its middle {broken.slo_attainment:.1%}, lost {broken.failed + broken.running}"
+
+
+def over_the_days(space: Space, found: Policy, pieces: Pieces) -> None:
+    """Play every window, every change between two, and the loss of a node with what recovers from it."""
+    floor = Floor({}, set())
+    for number, (own, joint) in enumerate(zip(space.windows, found.layouts, strict=True)):
+        assert joint is not None, "every window has a plan, of the nearest limits at least"
+        wanted = in_window(space, number, joint)
+        print(f"{own.name}: {sum(each.chips for each in joint):g} chips, bound {own.least_chips:g}")
+        for model, (manifest, each) in sorted(wanted.items(), key=lambda item: -(item[0] in floor.stands)):
+            if model not in floor.stands:
+                taken = {node for other in floor.stands.values() for node in nodes_of(other)} | floor.lost
+                floor.stands[model] = stands_on(manifest, sorted(set(range(NODES)) - taken))
+            else:
+                found_ = floor.steps(model, manifest, both=True)
+                if found_.order.moves:
+                    middle = LEAD_SECONDS + found_.migration.promise.seconds / 2
+                    node = str(min(nodes_of(found_.stages[0])))
+                    fault = Fault(kind="node", target=node, at_seconds=middle, for_seconds=60.0)
+                    both = pieces[f"window {number - 1}", model], pieces[own.name, model]
+                    print(told(f"to it, {model}", found_, played(found_, *both), played(found_, *both, fault)))
+            kept = simulate(manifest, pieces[own.name, model].requests(manifest))
+            limits = f"; {each.relaxed}" if each.relaxed else ""
+            print(f"  {model}: {each.question.rate_per_second:g}/s, {kept.slo_attainment:.1%} kept{limits}", flush=True)
+        if number == LOST_IN:
+            lose(floor, space, number, pieces)
+
+
+def lose(floor: Floor, space: Space, number: int, pieces: Pieces) -> None:
+    """Lose the node of a decode instance of the first model for good, and play what recovers from it."""
+    model = next(iter(floor.stands))
+    decode = next(pool for pool in floor.stands[model].pools if pool.role == "decode")
+    node = decode.instances[0].nodes[0]
+    floor.lost.add(node)
+    found = floor.steps(model, floor.stands[model], both=False)
+    piece = pieces[space.windows[number].name, model]
+    fault = Fault(kind="node", target=str(node), at_seconds=LEAD_SECONDS, for_seconds=1e6)
+    result = played(found, piece, piece, fault, seconds=900.0)
+    print(told(f"node {node} lost, {model}", found, result, None))
+    missed = (1 - result.slo_attainment) * result.requests / (piece.rate * HOURS * HOUR_SECONDS)
+    print(f"  that is {missed:.2%} of the window's requests", flush=True)
+
+
+def reactive(space: Space, found: Policy, pieces: Pieces, model: int) -> tuple[float, float]:
+    """Return chip-hours and attainment of KEDA's rule on the instances of the one plan for the peak.
+
+    Instances take as long to start as the policy's, the threshold is what the plan holds, and it begins with all.
+    """
+    assert found.peak is not None, "one plan serves every window"
+    asked = [each for own in space.windows if (each := own.asked[model]) is not None]
+    busiest = max(asked, key=lambda each: each.least_chips)
+    (manifest,) = stood([(found.peak[model], busiest.question)])
+    for each in asked:
+        kept = simulate(manifest, pieces[each.name, each.question.model.name].requests(manifest)).slo_attainment
+        if kept < KEPT:
+            print(f"  the peak's instances keep {kept:.1%} in {each.name}")
+    needs = [need for need in found.peak[model].option.needs if need is not None]
+    start = change(manifest, manifest, Asked(without=frozenset({(CLUSTER, 0)}), spare_nodes=NODES)).order.seconds
+    rule = Autoscale(by="plan", least=min(min(need) for need in needs), startup_seconds=start)
+    best = (np.inf, 0.0)
+    for fill in FILLS:
+        options = SimulationOptions(autoscale=replace(rule, fill=fill))
+        runs = []
+        for seconds in REACTIVE_SECONDS:
+            parts = [pieces[each.name, each.question.model.name].requests(manifest, seconds) for each in asked]
+            runs.append(simulate(manifest, _joined([(part, seconds) for part in parts]), options))
+        short, long = runs
+        times = (HOURS * HOUR_SECONDS - REACTIVE_SECONDS[0]) / (REACTIVE_SECONDS[1] - REACTIVE_SECONDS[0])
+        held, kept, count = (
+            a + times * (b - a)
+            for a, b in [
+                (short.changes["device_seconds"], long.changes["device_seconds"]),
+                (short.slo_attainment * short.requests, long.slo_attainment * long.requests),
+                (short.requests, long.requests),
+            ]
+        )
+        per_chip = manifest.pools[0].devices_per_instance / manifest.pools[0].chips_per_instance
+        best = (held / per_chip / HOUR_SECONDS, min(kept / count, 1.0))
+        print(
+            f"  autoscaler, fill {fill:g}: {best[0]:.0f} chip-hours, {best[1]:.1%} kept "
+            f"({short.slo_attainment:.1%} in each window's first {REACTIVE_SECONDS[0]:.0f} s)",
+            flush=True,
+        )
+        if best[1] >= KEPT:
             break
-    return Scenario(name=name, question=roomy, weight=1.0, hours=HOURS, best=best, least_chips=bound.bound.value)
+    return best
 
 
-def simulated(manifest: Manifest, piece: Piece) -> float:
-    """Return the share of a window's requests within both limits."""
-    return simulate(manifest, piece.requests(manifest)).slo_attainment
-
-
-def played_move(first: Layout, second: Layout, ends: Sequence[Scenario], own: Sequence[Piece]) -> dict[str, float]:
-    """Return what a migration promises and does, as planned and with a node lost in its middle."""
-    low = min(range(2), key=lambda each: own[each].rate)
-    old, new = first.manifest(ends[0].question), second.manifest(ends[1].question)
-    old = old.model_copy(update={"predicted": first.option.manifest.predicted})
-    spare = max(NODES - max(sum(c.nodes for c in m.clusters.values()) for m in (old, new)), 0)
-    asked = Asked(workload=ends[low].question.workload, rate_per_second=own[low].rate, spare_nodes=spare)
-    found = change(old, new, asked)
-    staged, seconds = Staged(found.migration, found.stages), found.migration.promise.seconds
-    requests = own[low].requests(old, seconds=1.5 * seconds + 120)
-    options = SimulationOptions(migrating=Migrating(staged=staged, at_seconds=30.0))
-    whole = union(found.stages)
-    plain = simulate(whole, requests, options)
-    lost = Fault(kind="node", target="0", at_seconds=30.0 + seconds / 2, for_seconds=60.0)
-    broken = simulate(whole, requests, replace(options, faults=(lost,)))
-    return {
-        "seconds": seconds,
-        "below": found.migration.promise.below_seconds,
-        "promised": found.migration.promise.attainment(plain.duration_seconds),
-        "measured": plain.slo_attainment,
-        "lost": float(plain.failed + plain.running + broken.failed + broken.running),
-        "faulty": broken.slo_attainment,
-    }
-
-
-def reactive(found: Policy, windows: Sequence[Scenario], own: Sequence[Piece], seconds: float) -> tuple[float, float]:
-    """Return chip-hours and attainment of KEDA's rule on the peak's instances, each window so long, hours scaled."""
-    assert found.peak is not None, "some layout serves every window"
-    manifest = found.peak.manifest(windows[0].question)
-    parts = [piece.requests(manifest, seconds=seconds) for piece in own]
-    columns: dict[str, list[object]] = {
-        "arrival_seconds": [],
-        "input_tokens": [],
-        "output_tokens": [],
-        "reused_tokens": [],
-    }
-    for number, part in enumerate(parts):
-        inside = part.arrival_seconds < seconds
-        for name, column in columns.items():
-            values = getattr(part, name)[inside]
-            column.append(values + number * seconds if name == "arrival_seconds" else values)
-    joined = Requests(**{name: np.concatenate(column) for name, column in columns.items()})  # type: ignore[arg-type]
-    result = simulate(manifest, joined, SimulationOptions(autoscale=Autoscale(begin=1)))
-    per_chip = manifest.pools[0].devices_per_instance / manifest.pools[0].chips_per_instance
-    scale = HOURS * len(own) / (seconds * len(own) / 3600)
-    return result.changes["device_seconds"] / per_chip / 3600 * scale, result.slo_attainment
+def _joined(parts: list[tuple[Requests, float]]) -> Requests:
+    """Return requests one after the other, each for so many seconds."""
+    columns: dict[str, list[np.ndarray]] = {}
+    begin = 0.0
+    for part, seconds in parts:
+        for name in ("arrival_seconds", "input_tokens", "output_tokens", "reused_tokens"):
+            values = getattr(part, name)[part.arrival_seconds < seconds]
+            columns.setdefault(name, []).append(values + begin if name == "arrival_seconds" else values)
+        begin += seconds
+    return Requests(**{name: np.concatenate(own) for name, own in columns.items()})
 
 
 def main() -> None:
-    """Make the two days, solve and play them, print the tables."""
+    """Make the two days, solve and play them, print the figures."""
     folder = Path(sys.argv[1] if len(sys.argv) > 1 else Path(__file__).parents[2] / "shared/data/traces")
-    recorded, totals = pieces(folder), dict.fromkeys(("policy", "bound", "peak", "reactive"), 0.0)
-    fits = [0.0] * 8
-    for model, day in DAYS.items():
-        flags = QuestionFlags(
-            model=model, hw="h200", nodes=str(NODES), ttft="5s", tpot="50ms", rate="1/s", shape="disaggregated"
-        )
-        question = read_question(flags).question
-        own = [Piece(trace=recorded[each[0]], rate=each[1]) for each in day if each is not None]
-        first = len(day) - len(own)
-        windows = [scenario(question, f"window {first + number}", piece) for number, piece in enumerate(own)]
-        layouts = layouts_of(options_of(windows), NODES * 8)
-        found = policy(windows, layouts)
-        print(f"{model}: policy {found.chip_hours:.0f} chip-hours ({found.moving_chip_hours:.1f} moving), ", end="")
-        print(f"bound {found.bound_chip_hours:.0f}, gap {found.gap:.1%}, peak {found.peak_chip_hours:.0f}")
-        for number, (layout, each, piece) in enumerate(zip(found.layouts, windows, own, strict=True)):
-            assert layout is not None, "every window has a plan"
-            fits[first + number] += layout.chips
-            kept = simulated(layout.manifest(each.question), piece)
-            told = f"{layout.chips:g} chips {layout.counts}, bound {each.least_chips:g}"
-            room = (each.question.rate_per_second or 0.0) / piece.rate
-            print(f"  {each.name}: {piece.rate:g}/s x {room:g}, {told}, {kept:.1%} kept")
-        for (number, before), (_, after) in pairwise(enumerate(found.layouts)):
-            assert before is not None and after is not None, "every window has a plan"
-            if before.option is after.option and before.counts == after.counts:
-                continue
-            move = played_move(before, after, windows[number : number + 2], own[number : number + 2])
-            print(f"  {number + first} -> {number + first + 1}: " + ", ".join(f"{k} {v:.3g}" for k, v in move.items()))
-        hours, kept = reactive(found, windows, own, 600.0)
-        print(f"  reactive autoscaler: {hours:.0f} chip-hours, {kept:.1%} kept", flush=True)
-        for name, value in (
-            ("policy", found.chip_hours),
-            ("bound", found.bound_chip_hours),
-            ("peak", found.peak_chip_hours),
-            ("reactive", hours),
-        ):
-            totals[name] += value
-    for number, chips in enumerate(fits):
-        nodes = NODES - (number >= LOST_FROM)
-        print(f"window {number}: {chips:g} chips of {nodes * 8} on {nodes} nodes")
-    gap = totals["policy"] / totals["bound"] - 1
-    print(", ".join(f"{name} {value:.0f}" for name, value in totals.items()) + f"; gap {gap:.1%}")
+    pieces = pieces_of(folder)
+    scenarios = [scenario(name, model, piece) for (name, model), piece in pieces.items()]
+    space, found = found_policy(pieces, scenarios)
+    over_the_days(space, found, pieces)
+    hours, peak = 0.0, policy(space)
+    for number, model in enumerate(DAYS):
+        print(model)
+        hours += reactive(space, peak, pieces, number)[0]
+    print(f"policy {found.chip_hours:.0f} chip-hours, {found.moving_chip_hours:.1f} of them to move")
+    print(f"bound {found.bound_chip_hours:.0f}, gap {found.gap:.1%}")
+    free = found.replanned_chip_hours - found.replanned_moving_chip_hours
+    print(f"re-planning at every window {found.replanned_chip_hours:.0f}, with free moves {free:.0f}")
+    print(f"one plan for the peak, as queues judge it, {peak.peak_chip_hours:.0f}, reactive {hours:.0f}")
 
 
 if __name__ == "__main__":

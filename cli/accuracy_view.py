@@ -22,18 +22,17 @@ METRICS = {
 
 
 RELEASED = (
-    "All 837 runs, by `plan verify` of November 2026: mean error of TPOT 7.6 %, of throughput 8.8 %, of TTFT 27.3 %;",
-    "with the constants of a model's family fitted without it (DeepSeek-R1's SGLang then has the 40 ms of all",
-    "engines) 7.9, 9.3 and 28.7 %. With families left out of the deviations, too (`scripts/fit_residuals.py`), 80 %",
-    "intervals hold 82, 83 and 83 %; five random runs of one's own model, machine and engine make the errors 6.8, 7.5",
-    "and 25.1 %, and the intervals hold 72, 78 and 79 %; that levels may be many times wider than fitted where runs",
-    "agree, added since, leaves TPOT as it was and costs TTFT 1.4 points, all at the SGLang version told of next. In",
-    "return three runs of Qwen3-32B on four 910B3 under vLLM-Ascend, 2.8 times slower than predicted, bring three",
-    "others to within 4 %. TTFT stays that far off because 22 of 35 runs of one SGLang version took 5 to 9 s at any",
-    "load (kernels compiled while measured, it seems), and because of one sweep neither the token budget nor the KV",
-    "format is stated. `scripts/engine_order.py`: of two engines at one load on one machine the better one is",
-    "predicted to be in 97 % of 685 pairs; the layout that predictions pick is 3.5 % below the best measured, within",
-    "3 % in 86 % of 175 loads.",
+    "All 837 runs, by `plan verify` of November 2026: mean error of TPOT 7.3 %, of throughput 8.7 %, of TTFT 21.5 %;",
+    "with the host's constants fitted without a model's family TTFT is 22.9 %. With families left out of the",
+    "deviations, too (`scripts/fit_residuals.py`), 80 % intervals hold 83, 83 and 84 %; five random runs of one's own",
+    "model, machine and engine make the errors 6.3, 7.5 and 24.4 %, and the intervals hold 76, 78 and 79 %. Three runs",
+    "of Qwen3-32B on four 910B3 under vLLM-Ascend 0.13.0rc1, 1.6 times slower than predicted (2.8 times if no version",
+    "is named), bring three others to within 4 %, those of the other data set to within 9 %.",
+    "TTFT learns nothing from a few runs because 22 of 35 runs of one SGLang version took 5 to 9 s at any",
+    "load (kernels compiled while measured, it seems), and TensorRT-LLM's of Llama-3.1-70B with prompts and answers of",
+    "1K 20 decode steps more than those of longer answers (tokens streamed by twenties, it seems).",
+    "`scripts/engine_order.py`: of two engines at one load on one machine the better one is predicted to be in 97 % of",
+    "685 pairs; the layout that predictions pick is 3.4 % below the best measured, within 3 % in 86 % of 175 loads.",
 )
 """What the scripts print of measured runs that are not part of the project."""
 

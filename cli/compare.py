@@ -10,11 +10,12 @@ from cli.exit_codes import ExitCode
 from cli.options import Csv, Force, Given, Json, Text, Workers, option, switch, takes_question
 from cli.output import Outputs, Screen, check_force, print_json, read_outputs, with_bar
 from cli.plots import Curve, Plot, plotted
-from cli.rows_view import MEASURES, basis_lines, number, show_rows
+from cli.rows_view import MEASURES, number, show_rows
 from ground.errors import BadInput
 from ground.units import format_duration, format_rate
 from planner.question import Question
 from podplan.comparison import CompareResult, compared, compared_entries, swept
+from podplan.machines import basis_lines, unlike_prices
 from podplan.question import Asked
 from podplan.workers import executor_of
 
@@ -52,6 +53,9 @@ def compare(
     key, label = _measure(measure or "tokens-per-chip")
     entries = compared_entries(given)
     found = compared(entries, front, with_bar("comparing", executor_of(workers)))
+    unlike = unlike_prices([one.question for one in found.asked]) if key == "cost_per_million_tokens" else None
+    if unlike and outputs.plot is not None:
+        raise BadInput(f"--measure cost: {unlike}")
     heights = [number(row.get(key)) for row in found.table]
     names = [str(row["question"]) for row in found.table]
     drawn = Plot(
@@ -59,7 +63,7 @@ def compare(
     )
     code = _shown(found, outputs, drawn, ["question"], json=json)
     if not json:
-        Screen().text(*basis_lines(one.question for one in found.asked))
+        Screen().text(*basis_lines([one.question for one in found.asked]))
     return code
 
 

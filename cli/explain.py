@@ -1,5 +1,6 @@
 """`plan explain`: what binds as arithmetic, what more of each resource buys, and what would be feasible."""
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
@@ -12,7 +13,8 @@ from cli.plan_view import show_first
 from ground.units import carried_rate, format_duration
 from planner.plans.day import over_the_day
 from planner.plans.worked import PoolTerms, Worked, worked_plan
-from planner.search.changes.nearest import Change
+from planner.search.answer import Change
+from planner.search.changes.near import Near
 from podplan.explaining import ExplainResult, explained
 from podplan.workers import executor_of
 
@@ -63,11 +65,29 @@ def _show(screen: Screen, found: ExplainResult) -> None:
         screen.lines("")
         show_day(screen, over_the_day(best, found.asked.day), best.question.percentile)
     screen.lines("")
+    show_near(screen, found.near)
     screen.text("What a little more of each resource would buy on the plan's devices, each solved again:")
     rows = [
         [one.resource, one.unit, carried_rate(one.requests_per_second), f"{one.gain:+.1%}"] for one in found.resources
     ]
     screen.table(["resource", "more", "requests", "gain"], rows, right=["requests", "gain"])
+
+
+def show_near(screen: Screen, near: Sequence[Near]) -> None:
+    """Write what lies near the plan, each a search of its own."""
+    rows = [
+        [
+            one.name,
+            one.flag,
+            carried_rate(one.requests_per_second) if one.plan else "no plan",
+            f"{one.plan.chips:g}" if one.plan else "",
+            " + ".join(f"{pool.instances} × {pool.candidate.devices} {role}" for role, pool in one.plan.pools())
+            if one.plan
+            else "",
+        ]
+        for one in near
+    ]
+    screen.table(["near it", "ask instead", "requests", "chips", "pools"], rows, right=["requests", "chips"])
 
 
 def _refused(screen: Screen, found: ExplainResult) -> None:
@@ -79,7 +99,7 @@ def _refused(screen: Screen, found: ExplainResult) -> None:
 
 
 def _flag(change: Change) -> str:
-    return f"{change.flag} {change.value}" if change.value is not None else "no"
+    return f"{change.flag} {change.value}".strip() if change.value is not None else "no"
 
 
 def _pool(screen: Screen, pool: PoolTerms) -> None:

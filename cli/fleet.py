@@ -13,11 +13,12 @@ from cli.day_view import day_text
 from cli.options import Csv, File, Force, Json, argument, option, takes
 from cli.output import Screen, bounded_text, check_force, note, print_json, progress, read_outputs
 from cli.plan_view import bound_text
-from cli.rows_view import basis_lines, show_keys
+from cli.rows_view import show_keys
 from ground.errors import Infeasible
 from ground.files import check_folder, write_files
 from podplan.fleet_files import read_fleet
 from podplan.fleets import SUMMARY, FleetResult, manifest_names, placed_on
+from podplan.machines import basis_lines
 from podplan.options import FleetFlags
 from podplan.result import Row, as_csv
 
@@ -105,7 +106,7 @@ def _lines(found: FleetResult) -> list[str]:
     lines = [f"{found.headline}. {_sentence(answer.explanation, [member.name for member in fleet.members])}"]
     if found.floor and found.floor.shared:
         lines.append(f"Models share nodes of {', '.join(found.floor.shared)}: give each other ports (site.yaml).")
-    lines += basis_lines(plan.question for plan in answer.plans)
+    lines += basis_lines([plan.question for plan in answer.plans])
     lines += [f"Not tried: {note}." for note in found.asked.notes]
     lines += [f"{each.name}: {day_text(each.day)}" for each in found.placed if each.day]
     costed = f"{answer.candidates_evaluated:,} candidates costed in {found.seconds:.2g} s."

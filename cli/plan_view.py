@@ -1,12 +1,12 @@
 """An answer of the search as text: what the plan does, its pools, its latencies, why, and what it rests on."""
 
-from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from cli.day_view import show_day
+from cli.engines_view import engine_text, show_engines
 from cli.output import Screen, bounded_text, short_duration
 from cli.rows_view import SPARE, show_keys
 from ground.units import (
@@ -20,7 +20,6 @@ from ground.units import (
     format_si,
 )
 from planner.instances.kv_links import LinkState
-from planner.instances.reachable import REFERENCE
 from planner.plans.aggregated import AggregatedPlan, AggregatedPool
 from planner.plans.day import over_the_day
 from planner.plans.plan import DisaggregatedPlan, Plan
@@ -37,7 +36,7 @@ from planner.serving.played import Played
 from podplan.assumptions import assumptions
 from podplan.machines import figure_texts
 from podplan.options import flag_name
-from podplan.plan_data import MEMORY_KINDS, own_cuts, plan_row, shared_text, strategy_text
+from podplan.plan_data import MEMORY_KINDS, loading_json, plan_row, shared_text, strategy_text
 from podplan.planning import PlanResult
 from podplan.question import Asked
 from podplan.queueing import other_model
@@ -45,9 +44,10 @@ from podplan.queueing import other_model
 if TYPE_CHECKING:
     from planner.checks.check import Sureness
     from planner.checks.on_trace import OnTrace
-    from planner.checks.traced import Round
 
 RUNNERS_UP = 3
+MONTH_HOURS = 730.0
+"""A twelfth of a year."""
 NOT_PLAYED = (
     "Latencies are of a stationary stream with the trace's moments: the trace itself has fewer requests than would "
     "load the plan, or cannot be played (a stated reuse, turns that wait for answers); plan simulate --trace plays it."
@@ -101,7 +101,7 @@ def show_first(screen: Screen, plan: Plan, answer: Answer, sure: "Sureness | Non
     ]
     survives = f", also after losing any one {question.survive}" if question.survive else ""
     screen.pairs(
-        ("Deploy", f"{question.model.name} with {engine_text(question.engine)}, {' and '.join(built)}"),
+        ("Deploy", f"{question.model.name} with {engine_text(question)}, {' and '.join(built)}"),
         ("On", f"{' and '.join(names)}: {size}{''.join(f', {each}' for each in _per_hour(plan))}"),
         ("Does", f"{'; '.join(does)}{survives}"),
         ("Sure", sure_text(plan, sure)),
@@ -126,7 +126,10 @@ def _per_hour(plan: Plan) -> list[str]:
     told = [] if watts is None else [format_si(watts, "W")]
     if watts is None and alone is not None:
         told = [f"{format_si(alone, 'W')} in the chips alone"]
-    return [*told, *([] if price is None else [f"{price:.3g} USD an hour"])]
+    return [
+        *told,
+        *([] if price is None else [f"{price:.3g} USD an hour ({format_count(price * MONTH_HOURS)} a month)"]),
+    ]
 
 
 def _per_million(plan: Plan) -> list[str]:
@@ -141,7 +144,7 @@ def _trace_texts(found: PlanResult, best: Plan) -> list[str]:
     """Say what the trace's own requests meet, where one was given."""
     if found.on_trace is None:
         return [NOT_PLAYED] if found.asked.trace is not None else []
-    return [trace_text(found.on_trace, best), *([rounds_text(found.rounds)] if len(found.rounds) > 1 else [])]
+    return [trace_text(found.on_trace, best)]
 
 
 def _details(found: PlanResult, best: Plan) -> list[str]:
@@ -188,31 +191,6 @@ def published_text(beside: Beside, best: Plan) -> str:
     )
 
 
-def engine_text(engine: str) -> str:
-    """Return an engine and its version as they are read: ``sglang 0.5.23``."""
-    return "the reference runtime" if engine == REFERENCE else engine.replace("@", " ")
-
-
-def show_engines(screen: Screen, answer: Answer) -> None:
-    """Write what each engine reaches and which layouts it cannot run; last what the reference engine would."""
-    rows = []
-    for tried in answer.engines:
-        cuts: Counter[str] = sum((Counter(rules) for rules in own_cuts(tried).values()), Counter())
-        cannot = ", ".join(rule for rule, _ in cuts.most_common()) or "nothing of these"
-        rows.append([engine_text(tried.engine), *_reached(tried.plan, tried.binding_limit), cannot])
-    best, most = answer.best, answer.unrestricted
-    if best is not None and most is not None:
-        goal = best.question.goal
-        gap = goal.value(most) / goal.value(best) - 1
-        told = f"every layout: {gap:+.1%} {goal.unit}" if abs(gap) > 5e-4 else "every layout, and none is better"
-        rows.append([engine_text(REFERENCE), *_reached(most, ""), told])
-    screen.table(["engine", "requests/s", "chips", "cannot run"], rows, right=["requests/s", "chips"])
-
-
-def _reached(plan: Plan | None, limit: str) -> tuple[str, str]:
-    return ("no plan", limit) if plan is None else (f"{plan.requests_per_second:.3g}", f"{plan.chips:g}")
-
-
 def requests_text(per_second: float) -> str:
     """Return a rate of requests, such as ``12.5 requests/s``."""
     count, period = carried_rate(per_second).split("/")
@@ -236,6 +214,7 @@ def shape_cells(plan: Plan) -> dict[str, list[str]]:
         "strategy": [strategy_text(pool) for pool in pools],
         "batch": [_load(pool) for pool in pools],
         "microbatches": [str(pool.candidate.microbatches) for pool in pools],
+        "loads in": [format_duration(each["pool_warm"] or each["alone"] or 0.0) for each in map(loading_json, pools)],
     }
     if plan.question.model.mtp_layers:
         cells["MTP"] = ["" if pool.role == "prefill" else str(pool.drafts) for pool in pools]
@@ -325,6 +304,8 @@ def interval_text(plan: Plan) -> str:
 def played_text(played: Played, percentile: float) -> str:
     """Say over how many requests TTFT was played, and the interval that leaves."""
     ttft, rate = played.ttft_seconds, played.requests_per_second
+    if ttft[0] == ttft[1]:  # of a trace, whose requests are all there are
+        return f"Played on the {played.requests:,} requests of the trace."
     return (
         f"Played over {played.requests:,} requests: TTFT at p{percentile:g} {format_duration(ttft[0])} to "
         f"{format_duration(ttft[1])}, {rate[0]:.4g} to {rate[1]:.4g} requests/s ({LEVEL:.0%} interval)."
@@ -365,28 +346,6 @@ def trace_text(found: "OnTrace", plan: Plan) -> str:
         f"{format_duration(float(recorded.ttft_seconds.mean()))}, p{level:g} {' and '.join(tails)}, "
         f"{found.attainment:.1%} of requests within the limits; {verdict}."
     )
-
-
-def rounds_text(rounds: "Sequence[Round]") -> str:
-    """Say which searches were made for the trace, and what came of each."""
-    told = []
-    for number, each in enumerate(rounds, start=1):
-        asked, first = each.asked, rounds[0].asked
-        limits = [
-            f"{name.upper()} {format_duration(getattr(asked, field))}"
-            for name, field in (("ttft", "ttft_seconds"), ("tpot", "tpot_seconds"))
-            if getattr(asked, field) != getattr(first, field)
-        ]
-        if asked.rate_per_second is not None and asked.rate_per_second != first.rate_per_second:
-            limits.append(format_rate(asked.rate_per_second))
-        found = "no plan"
-        if each.plan is not None:
-            held = f"limits hold up to {format_rate(each.most_per_second)}" if each.most_per_second else "limits missed"
-            found = f"{counted(each.plan.devices, 'device')}, {held}"
-        wanted = f"for {' '.join(limits)}" if limits else "as asked"
-        told.append(f"({number}) {wanted}{', with more instances' if each.grown else ''}: {found}")
-    searched = counted(sum(not each.grown for each in rounds), "time")
-    return f"Searched {searched}, for stationary queues took the trace for too tame: {'; '.join(told)}."
 
 
 def queueing_text(plan: Plan) -> str:

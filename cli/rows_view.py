@@ -1,11 +1,9 @@
 """Plans as rows of one table, and what their cost and power rest on."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from cli.output import Screen
 from ground.units import JOULES_PER_KWH, carried_rate, format_count, format_duration, format_si
-from planner.question import Question
-from podplan.machines import figure_texts
 from podplan.result import Cell, Row
 
 FIGURES: dict[str, tuple[str, Callable[[float], str]]] = {
@@ -63,9 +61,3 @@ def _shown(key: str, row: Row) -> str:
 def number(value: Cell) -> float | None:
     """Return a cell as a number for a plot."""
     return float(value) if isinstance(value, int | float) else None
-
-
-def basis_lines(questions: Iterable[Question]) -> list[str]:
-    """Return what cost and power of some questions' machines rest on, a line each."""
-    machines = [part.hardware for question in questions for part in (question.prefill, question.decode)]
-    return [f"{name.capitalize()}: {told}." for name, told in figure_texts(machines).items()]

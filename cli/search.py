@@ -65,7 +65,7 @@ def search(  # noqa: PLR0913 - typer makes a flag of each
     if out is not None:
         check_folder(out, FILES, force=force, flag="--out")
     if scenarios is not None:
-        _scenarios(given, scenarios, json, [pareto, csv, plot, out, name])
+        _scenarios(given, scenarios, json, [pareto, csv, plot, name], out, force)
         return
     entry = single_question(given if name is None else {**given, "name": name}, "search")
     asked = asked_of(entry)
@@ -94,15 +94,17 @@ def search(  # noqa: PLR0913 - typer makes a flag of each
         show_front(screen, "Pareto front", found.pareto)
 
 
-def _scenarios(given: Given, path: Path, json: bool, others: Sequence[object]) -> None:
+def _scenarios(given: Given, path: Path, json: bool, others: Sequence[object], out: Path | None, force: bool) -> None:
     """Answer a file of scenarios under the flags of a question."""
     from cli.scenarios_view import show_scenarios
     from podplan.scenarios import solved_scenarios
 
     if any(each is not None for each in others) or "hw" not in given:
-        raise BadInput("--scenarios: goes with MODEL and --hw HW; leave --name, --pareto, --csv, --plot and --out out")
+        raise BadInput("--scenarios: goes with MODEL and --hw HW; leave --name, --pareto, --csv and --plot out")
     with progress("searching every scenario ..."):
         found = solved_scenarios(given, path)
+    if out is not None and found.robust is not None:
+        note(f"wrote {', '.join(found.save(out, force=force, flag='--out'))} to {out}")
     print_json(found.to_dict()) if json else show_scenarios(Screen(), found)
     if found.robust is None:
         raise Infeasible(f"{found.headline}; a lower share, or more devices, would have one")

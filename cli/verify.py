@@ -12,7 +12,8 @@ from ground.errors import BadInput
 from ground.files import write_files
 from ground.units import format_count, format_duration, number_of
 from planner.verification.verify import Summary, by_label
-from podplan.verification import LABELS, NAMES, VerifyResult, calibrate, verify
+from podplan.outliers import NAMES
+from podplan.verification import LABELS, VerifyResult, calibrate, verify
 
 app = typer.Typer(rich_markup_mode=None)
 

@@ -70,6 +70,27 @@ def limits(target: Target) -> Iterator[str]:
             f"{role.name}: {role.sequences} requests and {role.tokens} tokens a step per DP rank, requests of up to "
             f"{role.longest} tokens{drafts}"
         )
+        if role.role == "mixed":
+            yield from other_order(target, role)
+
+
+def other_order(target: Target, role: RolePlan) -> Iterator[str]:
+    """Yield that the engine takes prompts in another order than the plan was played by, where it does."""
+    scheduling = target.profile.scheduling
+    if scheduling is None:
+        return
+    pauses = scheduling.order.value == "prompts_first"
+    again = f"plan again with --engine {target.profile.engine}"
+    if role.mixes and pauses and role.drafts:
+        yield (
+            f"{role.name}: planned with prompts beside running requests; this engine, where it drafts, "
+            f"lets those wait, so that TPOT is longer: {again}"
+        )
+    if not role.mixes and not pauses:
+        yield (
+            f"{role.name}: planned with prompts in steps of their own; this engine has them beside running requests: "
+            f"{again}"
+        )
 
 
 def memories(target: Target) -> Iterator[str]:

@@ -53,6 +53,10 @@ class RolePlan:
     prefix_caching: bool
     mixes: bool
     expert_map: ExpertMap | None
+    encodes: bool
+    """Whether prompts have pictures, which the devices of a TP group divide among them."""
+    eager: bool
+    """Whether decode launches every kernel instead of replaying captured graphs."""
 
     @property
     def strategy(self) -> Strategy:
@@ -231,6 +235,8 @@ def _role(
         prefix_caching=manifest.workload.prefix_reuse > 0,
         mixes=pool.role == "mixed" and _mixes(manifest),
         expert_map=pool.expert_map,
+        encodes=manifest.workload.picture_tokens > 0,
+        eager=pool.role != "prefill" and all(cost.launch_seconds > 0 for cost in pool.step_costs.values()),
     )
 
 

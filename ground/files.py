@@ -2,7 +2,9 @@
 
 import json
 import os
+import select
 import signal
+import stat
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -30,6 +32,8 @@ __all__ = [
 ]
 
 SIZE_LIMIT_BYTES = 64 * MEBI
+WRITER_SECONDS = 5.0
+"""That a pipe is waited for."""
 _numbers = count()
 
 
@@ -38,11 +42,27 @@ def read_bytes(path: Path, most_bytes: int = SIZE_LIMIT_BYTES) -> bytes:
 
     Raises BadInput naming the file if it is absent, a directory, unreadable or over ``most_bytes``.
     """
-    with checking(path), path.open("rb") as file:
+    with checking(path), open(path, "rb", opener=_opened) as file:
         raw = file.read(most_bytes + 1)
     if len(raw) > most_bytes:
         raise BadInput(f"{path}: the file is larger than {most_bytes // MEBI} MiB, the most that is read")
     return raw
+
+
+def _opened(path: str, flags: int) -> int:
+    """Open a file; of a pipe that nobody writes to, which would be waited for without end, raise TimeoutError."""
+    handle = os.open(path, flags | os.O_NONBLOCK)
+    try:
+        if stat.S_ISFIFO(os.fstat(handle).st_mode) and not select.select([handle], [], [], WRITER_SECONDS)[0]:
+            os.read(handle, 1)  # of a pipe that somebody has opened to write, BlockingIOError
+            raise TimeoutError(f"nobody wrote to this pipe for {WRITER_SECONDS:g} s")
+    except BlockingIOError:
+        pass
+    except OSError:
+        os.close(handle)
+        raise
+    os.set_blocking(handle, True)
+    return handle
 
 
 def read_text(path: Path, most_bytes: int = SIZE_LIMIT_BYTES) -> str:

@@ -104,8 +104,11 @@ def _parquet_records(path: Path) -> Iterator[Record]:
 
 
 def _is_parquet(path: Path) -> bool:
-    with checking(path), path.open("rb") as file:
-        return file.read(4) == b"PAR1"
+    with checking(path):
+        if path.exists() and not path.is_file() and not path.is_dir():
+            raise BadInput(f"{path}: is a pipe or a device, which cannot be read twice; give a file")
+        with path.open("rb") as file:
+            return file.read(4) == b"PAR1"
 
 
 def _json(text: str) -> Any:

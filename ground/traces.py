@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ground.errors import BadInput
+from ground.prefix_cache import PrefixCache
 from ground.servegen import is_client_set, read_stream
 from ground.trace_formats import FORMATS, FormatSpec, see_format
 from ground.trace_formats import TraceFormat as TraceFormat
@@ -33,9 +34,10 @@ class Trace:
     """Requests in order of arrival; arrays have one element per request.
 
     ``arrival_seconds`` counts from the first request, all 0 where ``timed`` is false (the file has lengths only).
-    ``hash_ids`` are the prompt's block identifiers, None where the format has none. ``session`` numbers the
-    conversation of a request and ``delay_seconds`` says how long after the end of its last turn it is sent (a number
-    from the second turn on); both None where no request belongs to one. ``spread_seconds`` > 0 says that equal stamps
+    ``hash_ids`` are the prompt's block identifiers, None where the format has none; ``reused_tokens`` what it finds of
+    them in a cache that was chosen. ``session`` numbers the conversation of a request and ``delay_seconds`` says how
+    long after the end of its last turn it is sent (a number from the second turn on, below 0 for a request that goes
+    with the one before it); both None where no request belongs to one. ``spread_seconds`` > 0 says that equal stamps
     were spread over so long, ``skipped`` holds what was wrong with rows that were left out, ``left_out`` counts
     requests that a model has no positions for (``ground.trace_lengths``), ``notes`` say what a reader should know.
     """
@@ -47,6 +49,7 @@ class Trace:
     output_tokens: Integers
     hash_ids: tuple[Integers, ...] | None = None
     block_tokens: int = 0
+    reused_tokens: Integers | None = None
     spread_seconds: float = 0.0
     timed: bool = True
     session: Integers | None = None
@@ -321,18 +324,21 @@ def requests_per_second(trace: Trace) -> float:
     return (len(trace) - 1) / span if span > 0 else 0.0
 
 
-def reused_tokens(trace: Trace) -> Integers:
-    """Return the prompt tokens of each request whose blocks stood at the head of an earlier prompt.
+def reused_tokens(trace: Trace, cache: PrefixCache | None = None) -> Integers:
+    """Return the prompt tokens of each request whose blocks stood at the head of earlier ones, at most all but one.
 
-    Unlimited cache; block identifiers are chained, so a known block implies known ones before it.
+    In the cache that is given; else those that the trace states, or those of a cache without limit.
     """
+    if cache is None and trace.reused_tokens is not None:
+        return trace.reused_tokens
+    cache = PrefixCache(trace.block_tokens) if cache is None else cache
     counts = np.zeros(len(trace), dtype=np.int64)
-    seen: set[int] = set()
-    for index, ids in enumerate(trace.hash_ids or ()):
-        values = ids.tolist()
-        hits = next((i for i, value in enumerate(values) if value not in seen), len(values))
-        counts[index] = min(hits * trace.block_tokens, int(trace.input_tokens[index]))
-        seen.update(values)
+    for index, (ids, prompt) in enumerate(zip(trace.hash_ids or (), trace.input_tokens.tolist(), strict=False)):
+        blocks = ids.tolist()
+        found = cache.look_up(blocks, prompt)
+        counts[index] = found.tokens
+        cache.count(found, prompt)
+        cache.insert(blocks)
     return counts
 
 
@@ -352,6 +358,7 @@ def select(trace: Trace, index: Integers) -> Trace:
         input_tokens=trace.input_tokens[index],
         output_tokens=trace.output_tokens[index],
         hash_ids=tuple(trace.hash_ids[i] for i in index) if trace.hash_ids else None,
+        reused_tokens=None if trace.reused_tokens is None else trace.reused_tokens[index],
         session=session,
         delay_seconds=delay,
     )
@@ -379,6 +386,7 @@ def repeat(trace: Trace, times: int) -> Trace:
         input_tokens=np.tile(trace.input_tokens, times),
         output_tokens=np.tile(trace.output_tokens, times),
         hash_ids=trace.hash_ids * times if trace.hash_ids else None,
+        reused_tokens=None,
         session=session,
         delay_seconds=None if trace.delay_seconds is None else np.tile(trace.delay_seconds, times),
     )

@@ -43,6 +43,7 @@ _PERIODS = {
     "day": DAY_SECONDS,
 }
 _COUNTS = {"": 1.0, "k": KILO, "m": MEGA, "g": GIGA, "b": GIGA}
+_SIZES = {"kb": KILO, "mb": MEGA, "gb": GIGA, "tb": 1e12, "pb": 1e15}
 _POWERS = {"w": 1.0, "kw": KILO, "mw": MEGA}
 _MOST = 1e18
 FEW_SECONDS = 20
@@ -90,6 +91,12 @@ def parse_power(text: str, what: str) -> float:
     if not unit:
         raise BadInput(f"{what}: {_quote(text)} has no unit; write for example 900W or 1.4kW")
     return _checked(number * _factor(_POWERS, unit, text, what, "W or kW"), text, what, False)
+
+
+def parse_size(text: str, what: str) -> float:
+    """Return the bytes that ``text`` (``64GB``, ``8TB``; decimal) stands for; BadInput naming ``what``."""
+    number, unit = _split(text, what, "64GB or 8TB")
+    return _checked(number * _factor(_SIZES, unit, text, what, "kB, MB, GB, TB or PB"), text, what, False)
 
 
 def parse_count(text: str, what: str, *, allow_zero: bool = False) -> int:

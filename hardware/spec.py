@@ -235,6 +235,10 @@ class Host(Stated):
 
     graph_launch_seconds: Sourced
     eager_launch_seconds: Sourced = described("host time to launch one operator without a graph")
+    memory_bytes_per_second: Sourced | None = described(
+        "of a node's memory, what each of its devices gets over a plane while all read; none: the plane's own",
+        default=None,
+    )
     graph_gap_seconds: Sourced | None = described(
         "device time between two kernels of a captured graph; none: measured times include it", default=None
     )
@@ -302,6 +306,10 @@ class HardwareSpec(Stated):
         default=None,
     )
     price_usd_per_chip_hour: Sourced | None = None
+    price_basis: str | None = described(
+        "of the price: a rental, or the purchase of the hardware alone over four years, without power or building",
+        default=None,
+    )
 
     def __post_init__(self) -> None:
         known = {plane.name for plane in self.planes}

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 from ground.fields import described
 from ground.limits import Limits, Name
 from ground.sourced import Sourced, Stated
+from models.vision import VisionTower
 
 # Upper limits catch a slipped digit and a number in the wrong field; no model comes near them.
 LARGEST_DIMENSION = 100_000_000
@@ -223,6 +224,7 @@ class ModelSpec(Stated):
     mtp_layers: Annotated[int, Limits(ge=0, le=MOST_LAYERS, strict=True)] = described(
         "draft layers that the checkpoint ships"
     )
+    vision: VisionTower | None = described("encoder of pictures, whose tokens join the prompt", default=None)
     max_position: Dimension
     native_dtype: Literal["bf16", "fp8", "int8", "int4", "mxfp4", "nvfp4"]
     published_parameters: Sourced | None = None

@@ -24,6 +24,7 @@ from planner.costs.deployment import Phase, default_weights
 from planner.costs.hostcosts import host_costs
 from planner.costs.layouts import Shared
 from planner.costs.predict import Configuration, Prediction, predict
+from planner.engines.behaviour import usual_budget
 from planner.strategy import parse_strategy
 
 PUBLISHED = Path(__file__).parent / "published"
@@ -271,6 +272,9 @@ def _configuration(row: dict[str, str]) -> Configuration:
     if row["shared_experts"]:
         kind, _, ranks = row["shared_experts"].partition("=")
         shared = int(ranks) if kind == "dedicated" else "local"
+    prompt, concurrency, spread = (
+        _number(row[name], usual) for name, usual in (("isl", 4096.0), ("concurrency", 1.0), ("length_spread", 0.0))
+    )
     return Configuration(
         model=model,
         hardware=hardware,
@@ -286,12 +290,14 @@ def _configuration(row: dict[str, str]) -> Configuration:
         batch=_number(row["batch"], 1.0),
         kv_tokens=_number(row["kv_len"], 4096.0),
         tokens=_number(row["tokens"], 8192.0),
-        prompt_tokens=_number(row["isl"], 4096.0),
+        prompt_tokens=prompt,
         output_tokens=_number(row["osl"], 1024.0),
-        concurrency=_number(row["concurrency"], 1.0),
-        batched_tokens=_number(row["max_batched_tokens"], 8192.0),
+        concurrency=concurrency,
+        batched_tokens=_number(
+            row["max_batched_tokens"], usual_budget(row["system"], prompt * (1 + spread), concurrency)
+        ),
         prefix_reuse=_number(row["prefix_reuse"], 0.0),
-        length_spread=_number(row["length_spread"], 0.0),
+        length_spread=spread,
         microbatches=int(row["microbatches"]) if row["microbatches"] else None,
         host=host_costs(row["system"] or None),
         acceptance=_number(row["mtp_acceptance"], 0.7),

@@ -8,7 +8,9 @@ from hardware.formats import KvDtype
 from hardware.spec import Dtype, HardwareSpec
 from models.spec import ModelSpec
 from planner.balance.imbalance import Balance
+from planner.costs.deployment import DRIVEN, Host
 from planner.costs.layouts import Shared
+from planner.manifest.drafts import Acceptance
 from planner.objective import OBJECTIVES, Objective, ObjectiveName
 from planner.strategy import Strategy, format_strategy
 from planner.survival import Loss
@@ -71,6 +73,18 @@ class Formats:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PrefixPool:
+    """Pooled host memory that keeps prefixes, and SSD behind it, which keeps all that memory does."""
+
+    plane: str
+    """Of the prefill machines, over which they read it."""
+    capacity_bytes: float
+    ssd_bytes: float = 0.0
+    ssd_share: float = 0.0
+    """Of the tokens that are found, those that memory no longer has."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Pin:
     """What is fixed of a role's instances; None leaves it to the search."""
 
@@ -104,7 +118,9 @@ class Question:
     formats: tuple[Formats, ...] = ()
     """Alternatives to choose from; none: those of the machines and ``kv_dtype``."""
     drafts: tuple[int, ...] = (0,)
-    acceptance: float = 0.7
+    acceptance: Acceptance = 0.7
+    driven: Host = DRIVEN
+    """How hosts drive the devices."""
     balance: Balance = Balance(kind="measured")
     microbatches: tuple[int, ...] = (1, 2)
     redundant: int | None = None
@@ -123,7 +139,13 @@ class Question:
     headroom: float = 0.0
     """By how much the rate may rise and all limits still hold."""
     shape: Shape = "auto"
+    model_cache: str | None = None
+    """Plane over which prefill and decode load weights off pooled host memory; None: they come from an object store."""
+    prefix_pool: PrefixPool | None = None
+    """Where reused prefixes come from; None: they are in device memory."""
     pins: tuple[tuple[Role, Pin], ...] = ()
+    max_instance_devices: int | None = None
+    """Devices of an instance at most, all of which a fault of one takes with it."""
 
     def pin(self, role: Role) -> Pin:
         """What is fixed of a role; the redundancy and the shared ranks of all roles where it has none of its own."""

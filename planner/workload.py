@@ -1,6 +1,6 @@
 """What traffic looks like: lengths, burstiness, reuse; from figures or from the rows of a trace."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Literal, Self
 
@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ground.errors import BadInput
+from models.vision import Pictures, Seen
 from planner.manifest.terms import Number
 
 LengthShape = Literal["lognormal", "gamma"]
@@ -46,6 +47,21 @@ class Lengths:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Sessions:
+    """Requests that follow each other: turns of a conversation, or steps of an agent with tools and joins."""
+
+    turns: int
+    new_tokens: Lengths
+    """What a prompt has behind all that was said before."""
+    think_seconds: float = 0.0
+    """Mean pause between an answer and the next turn."""
+    branches: int = 1
+    """Requests of a turn, sent at once; the next turn waits for all."""
+    keeps_answers: bool = True
+    """Whether the KV of answers goes to the pool of prefixes; of reasoning models it normally does not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
     """Traffic of one model: lengths of prompts and answers, how bursty arrivals are, how much of prompts is reused."""
 
@@ -61,8 +77,14 @@ class Workload:
     """Kinds of prompts as (tokens, reused tokens, weight), as a trace has them; None: by the moments."""
     answers: tuple[tuple[float, float], ...] | None = None
     """Kinds of answers as (tokens, weight), as a histogram has them; queues take their moments."""
+    sessions: Sessions | None = None
+    """What the prompts are of, where they follow each other; their kinds and reuse stand above."""
+    trace: "Trace | None" = field(default=None, repr=False)
+    """The requests themselves, which are played as they came instead of a stationary stream; only gaps are scaled."""
     beams: int = 1
     """Of a request (beam search): each takes a token of every iteration, and room for its own answer."""
+    pictures: Pictures | None = None
+    """Of every request; their tokens are part of the prompt."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.prefix_reuse < 1:
@@ -76,6 +98,11 @@ class Workload:
                 f"A length covariance of {self.length_covariance:g} must not exceed {most:g}, the product of the "
                 "standard deviations of prompt and answer lengths."
             )
+
+    @property
+    def seen(self) -> Seen | None:
+        """The pictures and the prompt that they are part of."""
+        return None if self.pictures is None else Seen(pictures=self.pictures, prompt_tokens=self.input_tokens.mean)
 
     @property
     def decoded_tokens(self) -> float:
@@ -148,9 +175,9 @@ def reserved_kv_tokens(workload: Workload) -> KvLoad:
     return KvLoad(mean_tokens=mean, variance_squared_tokens=prompt.squared_cv * prompt.mean**2 + own)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Trace:
-    """Rows of a trace: one entry per request in every array."""
+    """Rows of a trace: one entry per request in every array; one equals itself alone."""
 
     arrival_seconds: ArrayLike
     """Not falling."""
@@ -158,6 +185,13 @@ class Trace:
     output_tokens: ArrayLike
     reused_tokens: ArrayLike | None = None
     """Prompt tokens whose KV was already there."""
+
+    def scaled(self, prompts: float, answers: float) -> "Trace":
+        """Return the requests with lengths so many times as long, of at least a token."""
+        tokens = np.maximum(np.rint(np.asarray(self.input_tokens) * prompts), 1)
+        reused = None if self.reused_tokens is None else np.minimum(np.asarray(self.reused_tokens) * prompts, tokens)
+        output = np.maximum(np.rint(np.asarray(self.output_tokens) * answers), 1)
+        return replace(self, input_tokens=tokens, output_tokens=output, reused_tokens=reused)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

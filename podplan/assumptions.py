@@ -1,5 +1,6 @@
 """What a search took for granted: every default that moved the answer, by the flag that changes it."""
 
+from ground.units import format_bytes
 from hardware.formats import product_dtype, storable
 from hardware.spec import HardwareSpec
 from planner.instances.reachable import REFERENCE
@@ -36,10 +37,19 @@ def _traffic(asked: Asked) -> dict[str, object]:
     workload = asked.question.workload
     if asked.trace is not None:
         return {} if asked.trace.hash_ids else {"prefix_reuse": workload.prefix_reuse}
-    means = {"isl": workload.input_tokens.mean, "osl": workload.output_tokens.mean}
+    text = workload.input_tokens.mean - (workload.pictures.tokens if workload.pictures else 0)
+    means = {"isl": text, "osl": workload.output_tokens.mean}
     known = {side for side in means if f"{side}_histogram" not in asked.flags.defaulted}
     stated: dict[str, object] = {side: mean for side, mean in means.items() if side not in known}
     return stated | {"prefix_reuse": workload.prefix_reuse}
+
+
+def _held(question: Question) -> str:
+    pool = question.prefix_pool
+    if pool is None:
+        return "of a cache without limit"
+    own = format_bytes(pool.capacity_bytes)
+    return f"of a pool of {own}" + (f", {pool.ssd_share:.0%} of it off SSD" if pool.ssd_bytes else "")
 
 
 def _machines(question: Question) -> dict[str, object]:
@@ -80,7 +90,7 @@ def _implied(asked: Asked) -> dict[str, object]:
     question, trace = asked.question, asked.trace
     implied: dict[str, object] = {}
     if trace is None:
-        implied["lengths"] = _lengths(asked)
+        implied |= _pictures(question) | {"lengths": _lengths(asked)}
         implied["arrivals"] = "Poisson"
     else:
         implied["arrivals"] = f"squared CV {question.workload.arrival_squared_cv:.3g}, measured on {trace.name}"
@@ -90,7 +100,7 @@ def _implied(asked: Asked) -> dict[str, object]:
             implied["requests"] = next(note for note in trace.notes if "left out" in note)
         if question.workload.prefix_reuse and "prefix_reuse" in asked.flags.defaulted:
             reuse = question.workload.prefix_reuse
-            implied["reuse"] = f"{reuse:.3g} of the prompt tokens, of a cache without limit"
+            implied["reuse"] = f"{reuse:.3g} of the prompt tokens, {_held(question)}"
     chosen = [text for text in (asked.flags.weights, asked.flags.kv_dtype) if text and ("," in text or is_auto(text))]
     if chosen:
         implied["formats"] = f"{format_text(own_formats(question))}, best of {' and '.join(chosen)}"
@@ -111,8 +121,18 @@ def _implied(asked: Asked) -> dict[str, object]:
     return implied | {name: told for name, told in figures.items() if name in asked.flags.defaulted}
 
 
+def _pictures(question: Question) -> dict[str, object]:
+    pictures = question.workload.pictures
+    if pictures is None:
+        return {}
+    return {"pictures": f"{pictures.tokens} tokens of every prompt, from {pictures.patches} patches of its pictures"}
+
+
 def _lengths(asked: Asked) -> str:
     """Say how lengths spread; decode takes of outputs their moments only."""
+    if (workload := asked.question.workload).sessions is not None:
+        mean, reuse = workload.input_tokens.mean, workload.prefix_reuse
+        return f"prompts of sessions, {mean:.4g} tokens on average, {reuse:.3g} of them of the turns before"
     workload, traffic = asked.question.workload, asked.flags
     spreads = {}
     for side, lengths, file, shape in (

@@ -22,7 +22,7 @@ from podplan.workers import Executor, executor_of
 MOST_COMPARED = 200
 MOST_POINTS = 1000
 SWEPT = tuple(name for name in names_of(QuestionFlags) if name not in ("model", "trace", "format", "engine"))
-COUNTS = ("isl", "osl", "nodes", "chips", "devices", "mtp", "redundant_experts")
+COUNTS = ("isl", "osl", "nodes", "chips", "devices", "mtp", "redundant_experts", "max_instance_devices")
 _OF_ROLES = ("strategy", "instances")
 _RANGE = re.compile(r"\s*([0-9.]+)([^0-9.]*)\.\.([0-9.]+)([^0-9.:]*):([0-9]{1,9})(:log)?\s*")
 

@@ -1,17 +1,20 @@
 """`podplan.explain`: what binds as arithmetic, what more of each resource buys, and what would be feasible."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ground.units import carried_rate, counted
 from planner.plans.day import over_the_day
+from planner.plans.plan import Plan
 from planner.plans.worked import worked_plan
-from planner.search.answer import Answer
-from planner.search.changes.nearest import Change, nearest_changes
+from planner.search.answer import Answer, Change
+from planner.search.changes.near import Near, headroom_of, near_plans
+from planner.search.changes.nearest import nearest_changes
 from planner.search.changes.resources import Bought, bought
 from podplan.assumptions import assumptions
 from podplan.day import day_json
-from podplan.plan_data import levels_of, plan_json, question_json
+from podplan.plan_data import levels_of, plan_json, plan_row, question_json
 from podplan.planning import solved
 from podplan.question import Asked
 from podplan.question_files import asked_of, single_question, typed_of
@@ -27,6 +30,7 @@ class ExplainResult(Result):
         asked: the flags as they were given, and the question that they stand for.
         answer: the planner's answer.
         resources: what a little more of each resource would buy, where there is a plan.
+        near: what lies near the plan: a size less and more, and other instances.
         changes: the nearest change in each direction that would give a plan, where there is none.
         ignored: keys of the question's file that only ``plan check`` reads.
     """
@@ -34,6 +38,7 @@ class ExplainResult(Result):
     asked: Asked
     answer: Answer
     resources: tuple[Bought, ...] = ()
+    near: tuple[Near, ...] = ()
     changes: tuple[Change, ...] = ()
     ignored: str | None = None
 
@@ -45,7 +50,9 @@ class ExplainResult(Result):
     @property
     def headline(self) -> str:
         """What binds, and why."""
-        return f"Binding: {self.answer.binding_limit}. {self.answer.explanation}"
+        best = self.answer.best
+        told = f"Binding: {self.answer.binding_limit}. {self.answer.explanation}"
+        return told if best is None else f"{told} {room_text(best, self.near)}"
 
     def rows(self) -> list[Row]:
         """Return a row per resource, or without a plan per change."""
@@ -63,6 +70,8 @@ class ExplainResult(Result):
             "day": day_json(over_the_day(best, day), levels_of(best)) if best and day else None,
             "pools": as_data(worked_plan(best)) if best else [],
             "resources": as_data(self.resources),
+            "headroom": headroom_of(best) if best else None,
+            "near": [near_json(one) for one in self.near],
             "nearest_changes": [change_json(change) for change in self.changes],
         }
 
@@ -71,6 +80,32 @@ def change_json(change: Change) -> dict[str, Any]:
     """Return what to ask instead, and whether that has a plan."""
     feasible = {"feasible": change.question is not None}
     return picked(change, "direction flag value") | feasible | {"explanation": change.told}
+
+
+def near_json(near: Near) -> dict[str, Any]:
+    """Return what was asked beside the question, and what its plan takes and carries."""
+    plan = near.plan
+    pools = plan and plan_row(plan)
+    return {"name": near.name, "flag": near.flag, "requests_per_second": near.requests_per_second} | {
+        key: pools[key] if pools and key in pools else None for key in ("chips", "prefill", "decode", "mixed")
+    }
+
+
+def room_text(plan: Plan, near: Sequence[Near]) -> str:
+    """Say by how much the rate of a plan may rise, and by how little the next smaller size misses it."""
+    asked, room = plan.requests_per_second, headroom_of(plan)
+    told = [f"Its pools carry {carried_rate(asked * (1 + room))}, {max(room, 0.0):.1%} more than its rate."]
+    for one in near:
+        if " less" not in one.name:
+            continue
+        if not one.plan:
+            told.append(f"With {one.name} there is no plan.")
+            continue
+        short = 1 - one.requests_per_second / asked
+        missed = f"{short:.1%} too few" if short > 0 else "enough"
+        size = counted(one.plan.question.devices, "device")
+        told.append(f"With {one.name}, {size} carry {carried_rate(one.requests_per_second)}: {missed}.")
+    return " ".join(told)
 
 
 def explain(question: str, *, workers: int | str | None = None, **flags: object) -> ExplainResult:
@@ -93,8 +128,8 @@ def explained(typed: Mapping[str, str], executor: Executor) -> ExplainResult:
     asked, ignored = asked_of(entry), entry.ignored
     answer = solved(asked, beside=False, play=False).answer
     if answer.best is None:
-        changes = tuple(nearest_changes(asked.question, each=executor))
+        changes = tuple(nearest_changes(asked.question, answer.changes, each=executor))
         return ExplainResult(asked=asked, answer=answer, changes=changes, ignored=ignored)
-    resources = tuple(bought(answer.best, each=executor))
+    resources, near = tuple(bought(answer.best, each=executor)), tuple(near_plans(answer.best, each=executor))
     asked = replace(asked, question=answer.question)  # for the engine that was chosen
-    return ExplainResult(asked=asked, answer=answer, resources=resources, ignored=ignored)
+    return ExplainResult(asked=asked, answer=answer, resources=resources, near=near, ignored=ignored)

@@ -11,6 +11,7 @@ from ground.errors import BadInput
 from planner.checks.check import Limits
 from planner.checks.deployed import Deployed
 from planner.checks.manifests import manifest_on
+from planner.manifest.caching import cache_of
 from planner.manifest.document import read_manifest
 from planner.manifest.schema import Manifest
 from planner.plans.day import Window
@@ -21,6 +22,7 @@ from planner.survival import Loss
 from planner.workload import Trace, Workload
 from podplan.on_trace import rows_of
 from podplan.options import QuestionFlags, flag_name
+from podplan.prefixes import with_hits
 from podplan.question import read_limit, read_percentile, read_survive
 from podplan.question_files import CHECK_KEYS, CHECKED
 from podplan.readers import read_fraction
@@ -93,7 +95,7 @@ def _traffic(values: Mapping[str, str], manifest: Manifest) -> AskedTraffic:
     model = manifest.model.spec
     if "trace" in values:
         flags = QuestionFlags(**{key: value for key, value in values.items() if key in _OF_A_MANIFEST})
-        return read_traffic(flags, model)
+        return read_traffic(flags, model, lambda trace: with_hits(trace, cache_of(manifest, trace.block_tokens)))
     if "format" in values:
         raise BadInput("--format tells the format of a trace; give --trace FILE with it or leave it out")
     workload = workload_of(manifest.workload)

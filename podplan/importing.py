@@ -8,7 +8,7 @@ from typing import Any
 from deploy.reading.engines import Counted
 from deploy.reading.foreign import Found, read_source
 from ground.errors import BadInput
-from ground.files import check_folder, write_files
+from ground.files import check_folder, read_text, write_files
 from models.loader import load_model
 from models.spec import ModelSpec
 from planner.engines.loader import load_engine
@@ -177,7 +177,7 @@ def _text_of(source: str) -> str:
     for ending in ("*.y*ml", "*.sh"):
         paths = sorted(folder.rglob(ending))
         if paths:
-            return "\n---\n".join(path.read_text(encoding="utf-8") for path in paths)
+            return "\n---\n".join(map(read_text, paths))
     raise BadInput(f"SOURCE: {source} has no YAML file and no script")
 
 

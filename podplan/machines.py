@@ -1,14 +1,15 @@
 """`--hw`, `--nodes`, `--chips`, `--devices`, `--price`, `--power`: which devices each role may use, and their cost."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from os.path import isfile  # unlike pathlib's, no error for a name that no file can have
 from typing import Any
 
 from ground.errors import BadInput
+from ground.names import suggest
 from ground.sourced import Sourced
 from ground.units import number_of, parse_count, parse_power
-from hardware.loader import load_hardware
+from hardware.loader import hardware_names, load_hardware
 from hardware.spec import HardwareSpec
 from models.spec import ModelSpec
 from planner.question import Machines, Question
@@ -63,18 +64,39 @@ def read_hardware(text: str) -> dict[str, HardwareSpec]:
 
 def _priced(specs: dict[str, HardwareSpec], flags: QuestionFlags) -> dict[str, HardwareSpec]:
     """Return the hardware of each role at the price and power that were given; one object stays one."""
-    given = {flag: by_role(text, flag) for flag, text in (("--price", flags.price), ("--power", flags.power)) if text}
+    given = {
+        flag: _figures(text, flag) for flag, text in ((FIGURES[0], flags.price), (FIGURES[1], flags.power)) if text
+    }
     same = specs["prefill"] is specs["decode"]
     for flag, texts in given.items():
-        if same and "" not in texts:
+        if same and any(role in texts for role in ROLES):
             raise BadInput(f"{flag}: both roles run on {specs['prefill'].name}, whose chips are alike; give one number")
 
     def of(role: str) -> HardwareSpec:
-        price, power = (given[flag].get(role, given[flag].get("")) if flag in given else None for flag in FIGURES)
+        named = [given.get(flag, {}) for flag in FIGURES]
+        price, power = (own.get(role, own.get(specs[role].name.lower(), own.get(""))) for own in named)
         return with_prices(specs[role], price, power)
 
     prefill = of("prefill")
     return {"prefill": prefill, "decode": prefill if same else of("decode")}
+
+
+def _figures(text: str, flag: str) -> dict[str, str]:
+    """Return what ``2.6``, ``prefill=1,decode=2`` or ``cm384=1.2,h200=2`` gives roles or machines; ``""`` is all.
+
+    Machines that a question does not have are passed over, for a comparison has some each.
+    """
+    if "=" not in text:
+        return {"": text}
+    found: dict[str, str] = {}
+    for part in text.split(","):
+        name, _, value = (piece.strip() for piece in part.partition("="))
+        known = (*ROLES, *hardware_names())
+        if name.lower() not in known or not value or name.lower() in found:
+            hint = suggest(name.lower(), known) if name.lower() not in known else ""
+            raise BadInput(f"{flag}: {part.strip()[:40]!r} is not ROLE=NUMBER or MACHINE=NUMBER, each once{hint}")
+        found[name.lower()] = value
+    return found
 
 
 def _sizes(flags: QuestionFlags, specs: dict[str, HardwareSpec]) -> dict[str, int]:
@@ -142,6 +164,7 @@ def with_prices(spec: HardwareSpec, price: str | None, power: str | None) -> Har
         if not 0 < value <= MOST_AMOUNT:
             raise BadInput(f"--price: {price[:40]!r} is not USD per chip and hour, such as 1.25")
         changed["price_usd_per_chip_hour"] = Sourced(value=value, kind="assumed", source="--price", note="given")
+        changed["price_basis"] = "given"
     if power is not None:
         value = parse_power(power, "--power")
         changed["power_watts_per_chip"] = Sourced(value=value, kind="assumed", source="--power", note="given")
@@ -164,10 +187,23 @@ def figure_texts(machines: Iterable[HardwareSpec], *, notes: bool = True) -> dic
     return found
 
 
-def basis_lines(questions: Iterable[Question]) -> list[str]:
+def unlike_prices(questions: Sequence[Question]) -> str | None:
+    """Say that the prices of some questions are no comparison, for they are of different things; None where alike."""
+    machines = [part.hardware for question in questions for part in (question.prefill, question.decode)]
+    bases = {spec.name: spec.price_basis or "unstated" for spec in machines if spec.price_usd_per_chip_hour}
+    if len(set(bases.values())) < 2:
+        return None
+    told = ", ".join(f"{name} {basis}" for name, basis in bases.items())
+    example = ",".join(f"{name}=USD" for name in bases)
+    return f"Prices are of different things ({told}), so costs here rank nothing; give --price {example} of one kind."
+
+
+def basis_lines(questions: Sequence[Question]) -> list[str]:
     """Return what cost and power of some questions' machines rest on, a line each."""
     machines = [part.hardware for question in questions for part in (question.prefill, question.decode)]
-    return [f"{name.capitalize()}: {told}." for name, told in figure_texts(machines).items()]
+    unlike = unlike_prices(questions)
+    lines = [f"{name.capitalize()}: {told}." for name, told in figure_texts(machines).items()]
+    return [unlike, *lines] if unlike else lines
 
 
 def _told(figures: Mapping[str, Sourced | None], unit: str, scale: float, notes: bool) -> str:

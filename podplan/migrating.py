@@ -1,7 +1,7 @@
 """`podplan.migrate`: the cheapest safe steps from one manifest to another, or to the plan of a question."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -17,6 +17,7 @@ from ground.units import (
     parse_count,
     parse_duration,
     parse_rate,
+    read_index,
 )
 from planner.changeover.change import Asked, Change, change, check_terms
 from planner.changeover.moving import Terms
@@ -31,6 +32,7 @@ from podplan.question_files import asked_of, read_questions
 from podplan.result import Result, Row, picked
 
 MIGRATION = "migration.yaml"
+MOST_NODES = 100_000
 SIZES = {"TB/s": 1e12, "GB/s": 1e9, "MB/s": 1e6}
 
 
@@ -41,9 +43,10 @@ class MigrateFlags:
     old: Path = argument("OLD", "The manifest that runs.")
     new: Path = argument("NEW", "The manifest to come, or a question file whose plan it is.")
     rate: Text = flag("RATE", "Requests that arrive meanwhile [the rate planned for that traffic].", unit="/s")
-    traffic: Text = flag("WHOSE", "old or new: whose lengths and reuse requests have meanwhile [old].")
+    traffic: Text = flag("WHOSE", "Whose requests come meanwhile: old, new, or both, NEW's once it is there [old].")
     confidence: Text = flag("C", "Probability that predicted times hold, from 0.5, as predicted, to 0.999 [0.5].")
     spare_nodes: Text = flag("N", "Nodes beside those of the manifests, of each cluster [0].")
+    without_nodes: Text = flag("LIST", "Nodes that are lost, or others': 3 or 0,4-6; what OLD has there is gone.")
     max_concurrent: Text = flag("N", "Instances that stop, or start, in one step at most [all].")
     load_from: Text = flag(
         "SOURCES",
@@ -190,31 +193,57 @@ def _manifest(given: str | Path | Manifest) -> Manifest:
 
 def _asked(flags: MigrateFlags, old: Manifest, new: Manifest) -> Asked:
     whose = (flags.traffic or "old").strip().lower()
-    if whose not in ("old", "new"):
-        raise BadInput(f"--traffic: {whose[:40]!r} is not old or new, whose lengths requests have meanwhile")
-    traffic = old if whose == "old" else new
-    terms = _terms(flags)
+    if whose not in ("old", "new", "both"):
+        raise BadInput(f"--traffic: {whose[:40]!r} is not old, new or both, whose requests come meanwhile")
+    if whose == "both" and flags.rate is not None:
+        raise BadInput("--rate: each manifest's own goes with --traffic both; leave it out")
+    traffic = new if whose == "new" else old
+    terms = _terms(flags, new)
     check_terms(terms)
     return Asked(
         workload=workload_of(traffic.workload),
         rate_per_second=planned_rate(traffic) if flags.rate is None else parse_rate(flags.rate, "--rate"),
+        both=whose == "both",
         confidence=read_confidence(flags.confidence) or 0.5,
         spare_nodes=0
         if flags.spare_nodes is None
         else parse_count(flags.spare_nodes, "--spare-nodes", allow_zero=True),
+        without=_without(flags.without_nodes, old),
         most_at_once=None if flags.max_concurrent is None else parse_count(flags.max_concurrent, "--max-concurrent"),
         terms=terms,
     )
 
 
-def _terms(flags: MigrateFlags) -> Terms:
+def _without(text: str | None, old: Manifest) -> frozenset[tuple[str, int]]:
+    """Return the nodes of a list, such as ``0,4-6``, with CLUSTER/ before a number where there are several."""
+    found: set[tuple[str, int]] = set()
+    for word in () if text is None else text.split(","):
+        cluster, _, numbers = word.strip().rpartition("/")
+        names = [name for name in old.clusters if cluster in ("", name)]
+        ends = [read_index(end) for end in numbers.split("-")]
+        known = [end for end in ends if end is not None and end < MOST_NODES]
+        if len(names) != 1 or len(known) != len(ends) or len(ends) > 2 or known != sorted(known):
+            raise BadInput(
+                f"--without-nodes: {word[:40]!r} is no node of {', '.join(old.clusters)}, such as 3, 4-6 or "
+                f"{next(iter(old.clusters))}/3"
+            )
+        found |= {(names[0], node) for node in range(known[0], known[-1] + 1)}
+    return frozenset(found)
+
+
+def _terms(flags: MigrateFlags, new: Manifest) -> Terms:
     """Return where weights come from, and how long an instance takes from there to its first request."""
-    known = Terms()
+    recovery = new.recovery
+    known = Terms(
+        startup_seconds=recovery.startup_seconds,
+        storage_bytes_per_second=recovery.storage_bytes_per_second,
+        host_bytes_per_second=recovery.pool_bytes_per_second,
+    )
     startup = (
         known.startup_seconds if flags.startup is None else parse_duration(flags.startup, "--startup", allow_zero=True)
     )
     if flags.load_from is None:
-        return Terms(startup_seconds=startup)
+        return replace(known, startup_seconds=startup)
     rates: dict[str, float | None] = {}
     for word in flags.load_from.split(","):
         name, given, rate = word.strip().partition("=")

@@ -10,6 +10,7 @@ from typing import get_args
 import numpy as np
 
 from ground.errors import BadInput, naming
+from ground.sessions import SESSION_BLOCK_TOKENS, with_blocks
 from ground.trace_lengths import fitting, fitting_parts
 from ground.traces import (
     Trace,
@@ -24,13 +25,16 @@ from ground.traces import (
     with_arrivals,
 )
 from ground.units import MEBI, counted, format_duration, number_of, parse_count, parse_duration, parse_rate
+from planner.manifest.caching import cache_of
 from planner.manifest.schema import Manifest
 from planner.plans.alone import expect_alone
 from planner.plans.expectation import Expectation, expect, mixed_pool, planned_rate, workload_of
 from planner.plans.recorded_manifest import expect_recorded
+from planner.serving.sessions import session_trace
 from planner.workload import Trace as Rows
 from planner.workload import Traffic
 from podplan.options import SimulateFlags
+from podplan.prefixes import with_hits
 from podplan.readers import read_choice
 from runtime.simulate.options import SimulationOptions
 from runtime.simulate.workload import (
@@ -83,7 +87,38 @@ def read_offered(flags: SimulateFlags, manifest: Manifest, seed: int) -> Offered
     rate = planned_rate(manifest) if flags.rate is None else parse_rate(flags.rate, "--rate")
     if flags.bursts is not None:
         return _bursty(flags.bursts, manifest, rate, count, warmup or 0.0, seed)
+    if manifest.workload.sessions is not None:
+        return _sessions(manifest, rate, count, warmup, seed)
     return _open(flags, manifest, rate, count, warmup, seed)
+
+
+def _sessions(manifest: Manifest, rate: float, count: int | None, warmup: float | None, seed: int) -> Offered:
+    """Let sessions begin at random, and measure requests once the first of them have come to their last turns."""
+    workload = workload_of(manifest.workload)
+    shape = workload.sessions
+    assert shape is not None, "asked for the sessions of a manifest that has none"
+    expectation = expect(manifest, workload, rate)
+    residence = _residence_seconds(manifest, expectation)
+    ramp = 1.5 * shape.turns * (residence + shape.think_seconds) if warmup is None else warmup
+    measured = count or min(max(FEWEST_MEASURED, math.ceil(MEASURED_RESIDENCES * residence * rate)), MOST_MEASURED)
+    end = ramp + measured / rate
+    total = math.ceil(1.2 * (end + residence) * rate)
+    if total > MOST_AT_ONCE:
+        raise BadInput(
+            f"--warmup: until sessions are measured {total} requests come, more than the {MOST_AT_ONCE} that are drawn "
+            "at once; give a shorter one, fewer --requests or a lower --rate"
+        )
+    trace = _fitting(session_trace(workload, shape, rate, total, seed, residence), manifest)
+    requests = from_trace(trace, manifest.workload, seed)
+    return Offered(
+        requests=lambda: [requests],
+        options=SimulationOptions(seed=seed, warmup_seconds=ramp, measured_until_seconds=end),
+        expectation=expectation,
+        measured=(
+            f"requests that arrive from {format_duration(ramp)} to {format_duration(end)} of {len(requests)}, in "
+            f"sessions of {shape.turns} turns that begin in an empty system"
+        ),
+    )
 
 
 def _traced(flags: SimulateFlags, manifest: Manifest, count: int | None, warmup: float, seed: int) -> Offered:
@@ -96,7 +131,7 @@ def _traced(flags: SimulateFlags, manifest: Manifest, count: int | None, warmup:
         return _streamed(flags, manifest, format, skip, warmup, seed)
     with naming("--trace"):
         trace = read_trace(path, format, dequantize_seed=seed, skip_bad_rows=skip, seed=seed)
-    trace = _fitting(trace, manifest)
+    trace = with_blocks(_fitting(trace, manifest), SESSION_BLOCK_TOKENS)
     if not trace.timed:
         if flags.rate is None:
             raise BadInput(f"--rate: {trace.name} has lengths only; say how many requests arrive, such as 10/s")
@@ -111,7 +146,7 @@ def _traced(flags: SimulateFlags, manifest: Manifest, count: int | None, warmup:
         if times * len(trace) > MOST_SIMULATED:
             raise BadInput(f"--repeat: {times * len(trace)} requests are more than {MOST_SIMULATED}; use fewer")
         trace = repeat(trace, times)
-    trace = scale_rate(trace, read_factor(flags.scale_rate))
+    trace = with_hits(scale_rate(trace, read_factor(flags.scale_rate)), cache_of(manifest, trace.block_tokens))
     requests = from_trace(trace, manifest.workload, seed)
     return Offered(
         requests=lambda: [requests],

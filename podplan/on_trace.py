@@ -1,20 +1,17 @@
 """What the chosen plan does with the trace that it was made for."""
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from planner.question import Question
 from planner.search.answer import Answer
-from planner.search.search import search
 from podplan.question import Asked
 
 if TYPE_CHECKING:
     from ground.traces import Trace
     from planner.checks.on_trace import OnTrace
-    from planner.checks.traced import Round
     from planner.serving.latency import Array
     from planner.workload import Trace as Rows
 
@@ -50,15 +47,15 @@ def rows_of(trace: "Trace | None", *, reuse_stated: bool) -> "Rows | None":
     )
 
 
-def traced(asked: Asked, first: Callable[[Question], Answer]) -> "tuple[Answer, OnTrace | None, tuple[Round, ...]]":
-    """Return the answer to a question with a trace, whose plan is played on it and searched again where it is late."""
+def traced(asked: Asked, first: Callable[[Question], Answer]) -> "tuple[Answer, OnTrace | None]":
+    """Return the answer to a question with a trace, and what its plan does on it where it can be played."""
     rows = playable(asked)
     if rows is None:
-        return first(asked.question), None, ()
-    from planner.checks.traced import surely_on_trace
+        return first(asked.question), None
+    from planner.checks.traced import search_on_trace
 
-    found = surely_on_trace(asked.question, rows, first, partial(search, explain=False, beside=False))
-    return found.answer, found.on_trace, found.rounds
+    found = search_on_trace(asked.question, rows, first)
+    return found.answer, found.on_trace
 
 
 def trace_json(found: "OnTrace", percentiles: tuple[float, ...]) -> dict[str, object]:
@@ -85,22 +82,3 @@ def _latency(seconds: "Array", percentiles: tuple[float, ...]) -> dict[str, floa
         return None
     at = np.percentile(known, percentiles).tolist()
     return {"mean": float(known.mean())} | {f"p{level:g}": value for level, value in zip(percentiles, at, strict=True)}
-
-
-def rounds_json(rounds: "Sequence[Round]") -> list[dict[str, object]]:
-    """Return what was searched for in each round, and what its plan does on the trace; null figures without one.
-
-    What is ``grown`` was not searched for: it is an earlier plan with more instances.
-    """
-    return [
-        {
-            "ttft_limit_seconds": each.asked.ttft_seconds,
-            "tpot_limit_seconds": each.asked.tpot_seconds,
-            "rate_per_second": each.asked.rate_per_second,
-            "grown": each.grown,
-            "devices": each.plan.devices if each.plan else None,
-            "keeps_limits": each.keeps,
-            "most_requests_per_second": each.most_per_second or None,
-        }
-        for each in rounds
-    ]

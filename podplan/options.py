@@ -61,7 +61,9 @@ class QuestionFlags:
     nodes: Text = flag("N", "Nodes, or prefill=N,decode=N [the catalogue entry].")
     chips: Text = flag("N", "Chips instead of nodes.")
     devices: Text = flag("N", "Devices instead of nodes.")
-    price: Text = flag("USD", "Price of a chip and hour, or prefill=P,decode=P [the catalogue's].")
+    price: Text = flag(
+        "USD", "Price of a chip and hour, or of each machine or role: cm384=1.2,h200=2 [the catalogue's]."
+    )
     power: Text = flag(
         "WATTS", "Power of a chip with its share of the machine, 1.4kW, or one per role [the catalogue's]."
     )
@@ -73,7 +75,19 @@ class QuestionFlags:
     isl_histogram: Text = flag("FILE", "CSV tokens,weight of prompts, in place of --isl and --isl-cv.")
     osl_histogram: Text = flag("FILE", "The same of outputs.")
     prefix_reuse: Text = flag("SHARE", "Cached share of prompts [0].")
+    cache: Text = flag(
+        "PLANE=SIZE", "Pool of prefixes, ub=8TB or ub=8TB,ssd=100TB, which prefill reads [device memory, no limit]."
+    )
+    sessions: Text = flag(
+        "SHAPE",
+        "turns=4,think=30s,branches=3,answers=dropped: --isl is what a turn has new [single requests].",
+    )
+    model_cache: Text = flag("PLANE", "Weights stay in pooled host memory and are loaded over it [an object store].")
     beams: Text = flag("W", "Beams of a request, as in generative recommendation [1].")
+    graphs: Text = flag("WORD", "on or off: decode replays captured graphs, or launches every kernel [on].")
+    host_jitter: Text = flag("DURATION", "Mean delay of a host in a step, exponential; EP ranks await the slowest [0].")
+    images: Text = flag("N@WxH", "Pictures of a prompt besides --isl, and their pixels: 2@1280x720 [none].")
+    video: Text = flag("N@WxH", "Frames of a video of a prompt besides --isl, and their pixels: 32@640x360 [none].")
     rate: Text = flag("RATE", "Requests to serve, such as 100/s.", unit="/s")
     rate_profile: Text = flag(
         "DAY", "Rates over the day, 0:00=40/s,8:00=120/s or a CSV time,rate: sized for the worst."
@@ -102,7 +116,7 @@ class QuestionFlags:
     )
     kv_dtype: Text = flag("DTYPES", "bf16, fp8 or int8, a list to choose from, or auto [bf16].")
     mtp: Text = flag("K", f"{DRAFTED}, or a range to search such as 0..3 [0..1].")
-    mtp_acceptance: Text = flag("A", "Acceptance per draft [0.7].")
+    mtp_acceptance: Text = flag("A", "Acceptance of every draft, or of the first/the second/...: 0.9/0.4 [0.7].")
     microbatches: Text = flag("M", "1, 2 or auto [auto].")
     expert_balance: Text = flag("B", BALANCE)
     expert_skew: Text = flag("D", SKEW)
@@ -112,6 +126,7 @@ class QuestionFlags:
         "S", 'Fix how instances are cut: prefill="SP=2 + DP=16, EP=32",decode="DP=320, EP=320", or mixed="TP=8" [best].'
     )
     instances: Text = flag("N", "Fix their numbers: prefill=6,decode=1 [best].")
+    max_instance_devices: Text = flag("N", "Devices of an instance at most: what one fault takes with it [any].")
     batch: Text = flag("REQUESTS", "Fix the requests of a DP rank: decode=96, mixed=64 [best].")
     tokens: Text = flag("TOKENS", "Fix those of a prefill pass per device, of a mixed step per DP rank [best].")
     engine: Text = flag("E", "vllm, sglang, ...; any: the best that runs here; reference: every layout [any].")
@@ -160,12 +175,20 @@ class PredictFlags:
     cache_plane: Text = flag("PLANE", "prefill: plane that brings reused prefixes [none].")
     osl: Text = flag("TOKENS", "mixed: output tokens [1024].")
     concurrency: Text = flag("REQUESTS", "mixed: requests in the instance.")
-    max_batched_tokens: Text = flag("TOKENS", "mixed: tokens of one step per DP rank [8192].")
+    max_batched_tokens: Text = flag("TOKENS", "mixed: tokens of one step per DP rank [the engine's; 8192].")
     length_spread: Text = flag("SHARE", "mixed: lengths vary evenly by this share [0].")
     requests: Text = flag("N", "decode, prefill: requests in the instance, spread over DP ranks.")
     beams: Text = flag("W", "decode: beams of a request [1].")
+    graphs: Text = flag("WORD", "decode, mixed: on or off, captured graphs or a launch of every kernel [on].")
+    host_jitter: Text = flag("DURATION", "Mean delay of a host in a step, exponential; EP ranks await the slowest [0].")
+    images: Text = flag(
+        "N@WxH", "prefill, mixed: pictures of a prompt besides --isl, and their pixels: 2@1280x720 [none]."
+    )
+    video: Text = flag(
+        "N@WxH", "prefill, mixed: frames of a video of a prompt besides --isl, and their pixels: 32@640x360 [none]."
+    )
     mtp: Text = flag("K", f"{DRAFTED} [0].")
-    mtp_acceptance: Text = flag("A", "Acceptance per draft [0.7].")
+    mtp_acceptance: Text = flag("A", "Acceptance of every draft, or of the first/the second/...: 0.9/0.4 [0.7].")
     microbatches: Text = flag("M", "1, 2 or auto [auto].")
     devices: Text = flag("N", "Devices of the instance; the strategy must take as many.")
     nodes: Text = flag("N", "Size of the cluster, which the strategy must not exceed.")

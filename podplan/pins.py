@@ -141,6 +141,9 @@ def check_pins(question: Question) -> None:
         if pin.strategy.devices > machines.devices:
             held = counted(machines.devices, "device")
             raise BadInput(f"{start} takes {pin.strategy.devices} devices and there are {held}; use at most as many")
+        most = question.max_instance_devices
+        if most is not None and pin.strategy.devices > most:
+            raise BadInput(f"{start} takes {pin.strategy.devices} devices and --max-instance-devices allows {most}")
         choices = layouts(question, pin.strategy, role)
         for redundant, dedicated in choices:
             reach = Reach(question, role)

@@ -3,7 +3,9 @@
 from typing import TYPE_CHECKING, Any
 
 from planner.costs.memory import Memory
+from planner.costs.prefixes import pool_rate
 from planner.instances.reachable import REFERENCE
+from planner.manifest.loading import STORAGE_BYTES_PER_SECOND, checkpoint_bytes, slowest_plane, stored_seconds
 from planner.plans.aggregated import AggregatedPool
 from planner.plans.plan import DisaggregatedPlan, Plan
 from planner.plans.pools import DecodePool, PlannedPool, PrefillPool
@@ -96,10 +98,13 @@ def question_json(asked: Asked) -> "dict[str, ManifestAnswer]":
         "input_tokens": picked(workload.input_tokens, "mean squared_cv"),
         "output_tokens": picked(workload.output_tokens, "mean squared_cv"),
         **picked(workload, "length_covariance prefix_reuse arrival_squared_cv beams"),
+        "graphs": question.driven.graphs,
+        "host_jitter_seconds": question.driven.jitter_seconds,
+        "picture_tokens": workload.pictures.tokens if workload.pictures else 0,
         **picked(question, "rate_per_second ttft_seconds tpot_seconds percentile objective queueing survive shape"),
-        **picked(question, "confidence headroom max_utilisation=most_utilisation"),
+        **picked(question, "confidence headroom max_utilisation=most_utilisation max_instance_devices"),
         "mtp": list(question.drafts),
-        "mtp_acceptance": question.acceptance,
+        "mtp_acceptance": list(stated) if isinstance(stated := question.acceptance, tuple) else stated,
         "microbatches": list(question.microbatches),
         "expert_skew": question.balance.distribution.name,
         "expert_balance": question.balance.factor if question.balance.kind == "factor" else question.balance.kind,
@@ -111,6 +116,11 @@ def question_json(asked: Asked) -> "dict[str, ManifestAnswer]":
     for key in ("isl_distribution", "isl_histogram", "osl_histogram"):
         if key not in asked.flags.defaulted:
             data[key] = getattr(asked.flags, key)
+    if workload.sessions is not None:
+        shape = picked(workload.sessions, "turns think_seconds branches keeps_answers")
+        data["sessions"] = shape | {"new_tokens": workload.sessions.new_tokens.mean}
+    if question.prefix_pool is not None:
+        data["cache"] = picked(question.prefix_pool, "plane capacity_bytes ssd_bytes ssd_share")
     if asked.day:
         data["rate_profile"] = profile_json(asked.day)
     if asked.trace is not None:
@@ -199,8 +209,22 @@ def pool_json(plan: Plan, pool: PlannedPool, *, compact: bool) -> dict[str, obje
     }
     if prefill:
         data["computed_tokens_per_second_per_chip"] = (1 - workload.prefix_reuse) * per_second / pool.chips
-    data |= _step(pool)
+    data |= _step(pool) | {"load_seconds": loading_json(pool)}
     return data if compact else data | _predicted(pool)
+
+
+def loading_json(pool: PlannedPool) -> dict[str, float | None]:
+    """Return the seconds in which weights come: off a store for one instance and for all at once, off pooled memory.
+
+    A pool that has not a model yet reads it once off the store for all.
+    """
+    question, spec, held = pool.question, pool.machines.hardware, float(pool.memory.weights)
+    checkpoint, plane = checkpoint_bytes(question.model, pool.machines.weights), slowest_plane(spec)[1]
+    kept = held / pool_rate(spec, spec.plane(question.model_cache)) if question.model_cache else None
+    alone, all_of_them = (
+        stored_seconds(checkpoint, held, STORAGE_BYTES_PER_SECOND, plane, count) for count in (1, pool.instances)
+    )
+    return {"alone": alone, "all_at_once": all_of_them, "pool_cold": kept and alone + kept, "pool_warm": kept}
 
 
 def _load(pool: PlannedPool) -> dict[str, Any]:

@@ -37,7 +37,6 @@ from podplan.result import Result, Row
 if TYPE_CHECKING:
     from planner.checks.check import Sureness
     from planner.checks.on_trace import OnTrace
-    from planner.checks.traced import Round
     from planner.manifest.schema import Manifest
     from planner.search.proof import Bound
     from podplan.simulation import SimulateResult
@@ -55,14 +54,12 @@ class PlanResult(Result):
         answer: the planner's answer, every figure in SI units.
         seconds: how long the search took.
         on_trace: what the plan does on the requests of the trace that was asked about, if they can be played.
-        rounds: the searches that a trace took.
     """
 
     asked: Asked
     answer: Answer
     seconds: float
     on_trace: "OnTrace | None" = None
-    rounds: "tuple[Round, ...]" = ()
 
     @property
     def best(self) -> Plan | None:
@@ -157,10 +154,10 @@ class PlanResult(Result):
         }
 
     def _on_trace_json(self, best: Plan) -> dict[str, object]:
-        from podplan.on_trace import rounds_json, trace_json  # only a trace needs it
+        from podplan.on_trace import trace_json  # only a trace needs it
 
         assert self.on_trace is not None, "only what was played has figures"
-        return trace_json(self.on_trace, levels_of(best)) | {"rounds": rounds_json(self.rounds)}
+        return trace_json(self.on_trace, levels_of(best))
 
     def manifest(self) -> "Manifest":
         """Return the plan as a manifest, complete enough to run; Infeasible without a plan."""
@@ -231,7 +228,7 @@ def plan(model: str, *, hw: object = None, pareto: int | str | None = None, **fl
 
 
 def solved(asked: Asked, *, explain: bool = True, beside: bool = True, play: bool = True) -> PlanResult:
-    """Return the answer to a question; ``play`` a trace on the plan, where it can be, and search again where late.
+    """Return the answer to a question; ``play`` candidates on the requests of a trace, where it can be.
 
     ``explain`` says what binds by solving changed questions, ``beside`` sets published deployments beside the plan.
     """
@@ -239,11 +236,11 @@ def solved(asked: Asked, *, explain: bool = True, beside: bool = True, play: boo
     if asked.trace is not None and play:
         from podplan.on_trace import traced  # only a trace needs it
 
-        answer, on_trace, rounds = traced(asked, partial(search, beside=beside))
+        answer, on_trace = traced(asked, partial(search, beside=beside))
     else:
-        answer, on_trace, rounds = search(asked.question, explain=explain, beside=beside), None, ()
+        answer, on_trace = search(asked.question, explain=explain, beside=beside), None
     asked = replace(asked, question=answer.question)  # in the number format that was chosen
-    return PlanResult(asked=asked, answer=answer, seconds=perf_counter() - begin, on_trace=on_trace, rounds=rounds)
+    return PlanResult(asked=asked, answer=answer, seconds=perf_counter() - begin, on_trace=on_trace)
 
 
 def read_levels(text: str | None) -> int | None:

@@ -11,7 +11,8 @@ ROOM = 1.25
 PASSES = 3.0
 """The same of TTFT, in passes of a prompt: it waits for one that runs."""
 SHARED = (
-    "model hw nodes engine weights kv_dtype mtp mtp_acceptance expert_balance expert_skew prefix_reuse isl osl beams"
+    "model hw nodes engine weights kv_dtype mtp mtp_acceptance expert_balance expert_skew prefix_reuse isl osl beams "
+    "images video graphs host_jitter"
 )
 ANSWER_TOKENS = 1024
 

@@ -11,21 +11,25 @@ from hardware.loader import load_hardware
 from hardware.spec import HardwareSpec
 from models.loader import load_model
 from models.spec import ModelSpec
+from models.vision import Seen, read_pictures
 from planner.costs.deployment import Phase, check_disaggregation
 from planner.costs.hostcosts import host_costs
 from planner.costs.predict import Configuration, Prediction
 from planner.costs.predict import predict as predict_configuration
 from planner.costs.prefixes import POOL_BYTES, find_plane, prefixes_held
+from planner.engines.behaviour import usual_budget
 from planner.serving.benchmark import WAVES
 from planner.strategy import Strategy, check_strategy, format_strategy, parse_strategy
 from podplan.options import PredictFlags, flag_name, flags_of, left_open
 from podplan.plan_data import INTERVAL, memory_json
 from podplan.readers import (
+    read_acceptance,
     read_balance,
     read_beams,
     read_choice,
     read_drafts,
     read_fraction,
+    read_host,
     read_microbatches,
     read_redundant,
     read_shared,
@@ -152,6 +156,9 @@ PHASES_OF_FLAG: dict[str, tuple[Phase, ...]] = {
     "length_spread": ("mixed",),
     "requests": ("decode", "prefill"),
     "beams": ("decode",),
+    "graphs": ("decode", "mixed"),
+    "images": ("prefill", "mixed"),
+    "video": ("prefill", "mixed"),
     "mtp_acceptance": ("decode", "mixed"),
 }
 
@@ -176,7 +183,11 @@ def read_configuration(flags: PredictFlags) -> Configuration:
     _check_phase(flags, phase)
     strategy = _strategy(flags, model, hardware, phase)
     host, beams = host_costs(_engine(flags.engine)), read_beams(flags.beams)
+    pictures = read_pictures(model.vision, model.name, flags.images, flags.video)
+    prompt = read_tokens(flags.isl, "--isl", 4096) + (pictures.tokens if pictures else 0)
     reuse = read_fraction(flags.prefix_reuse, "--prefix-reuse", 0.0, below_one=True)
+    concurrency = read_tokens(flags.concurrency, "--concurrency", 1)
+    spread = read_fraction(flags.length_spread, "--length-spread", 0.0, below_one=True)
     configuration = Configuration(
         model=model,
         hardware=hardware,
@@ -189,18 +200,24 @@ def read_configuration(flags: PredictFlags) -> Configuration:
         shared=read_shared(flags.shared_experts, model),
         drafts=read_drafts(flags.mtp, model) if beams == 1 else undrafted(flags.mtp),
         beams=beams,
-        acceptance=read_fraction(flags.mtp_acceptance, "--mtp-acceptance", 0.7),
+        acceptance=read_acceptance(flags.mtp_acceptance),
+        driven=read_host(flags.graphs, flags.host_jitter),
         microbatches=read_microbatches(flags.microbatches, model),
         batch=read_tokens(flags.batch, "--batch", 1),
         kv_tokens=read_tokens(flags.kv_len, "--kv-len", 4096),
         tokens=read_tokens(flags.tokens, "--tokens", 8192),
-        prompt_tokens=read_tokens(flags.isl, "--isl", 4096),
+        prompt_tokens=prompt,
+        seen=None if pictures is None else Seen(pictures=pictures, prompt_tokens=prompt),
         output_tokens=read_tokens(flags.osl, "--osl", 1024),
         prefix_reuse=reuse,
         cache_plane=None if flags.cache_plane is None else find_plane(hardware, flags.cache_plane).name,
-        concurrency=read_tokens(flags.concurrency, "--concurrency", 1),
-        batched_tokens=read_tokens(flags.max_batched_tokens, "--max-batched-tokens", 8192),
-        length_spread=read_fraction(flags.length_spread, "--length-spread", 0.0, below_one=True),
+        concurrency=concurrency,
+        batched_tokens=read_tokens(
+            flags.max_batched_tokens,
+            "--max-batched-tokens",
+            round(usual_budget(host.engine, prompt * (1 + spread), concurrency)),
+        ),
+        length_spread=spread,
         host=host,
         requests=None if flags.requests is None else read_tokens(flags.requests, "--requests", 1),
     )
@@ -324,7 +341,8 @@ def assumptions(flags: PredictFlags, answer: Prediction) -> dict[str, object]:
     if asked.phase == "decode":
         taken["kv_len"] = asked.kv_tokens
     else:
-        taken |= {"isl": asked.prompt_tokens, "prefix_reuse": asked.prefix_reuse}
+        pictured = asked.seen.pictures.tokens if asked.seen else 0
+        taken |= {"isl": asked.prompt_tokens - pictured, "prefix_reuse": asked.prefix_reuse}
     if asked.phase == "mixed":
         taken |= {
             "osl": asked.output_tokens,
@@ -357,7 +375,11 @@ def unasked(answer: Prediction) -> dict[str, object]:
     asked, taken = answer.configuration, {}
     if asked.phase == "mixed":
         host = format_duration(asked.host.request_seconds)
-        taken["closed_loop"] = f"{WAVES} requests per open one, the first all at once; {host} of host in each TTFT"
+        tokens = format_duration(1000 * asked.host.token_seconds)
+        taken["closed_loop"] = (
+            f"{WAVES} requests per open one, the first all at once; {host} of host in each TTFT and {tokens} per 1,000 "
+            "prompt tokens, one prompt after another"
+        )
     if asked.cache_plane and asked.prefix_reuse:
         held = prefixes_held(answer.deployment, asked.prompt_tokens * asked.prefix_reuse)
         pool = f"{format_bytes(POOL_BYTES)} on plane {asked.cache_plane}"

@@ -5,9 +5,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, get_args
 
 from ground.errors import BadInput
-from ground.units import number_of, parse_duration
+from ground.units import number_of, parse_count, parse_duration
 from models.loader import load_model
 from models.spec import ModelSpec
+from planner.costs.prefixes import find_plane
 from planner.instances.reachable import REFERENCE
 from planner.objective import OBJECTIVES, ObjectiveName
 from planner.plans.day import Window
@@ -17,17 +18,19 @@ from planner.survival import Loss
 from podplan.machines import read_machines
 from podplan.options import QuestionFlags
 from podplan.pins import check_pins, pinned_shape, read_pins, shared_flag
+from podplan.prefixes import AskedPool, cached_bytes_per_token, read_prefix_pool
 from podplan.readers import (
     Word,
     is_any,
     is_auto,
+    read_acceptance,
     read_balance,
     read_beams,
     read_caches,
     read_choice,
     read_drafts,
     read_engines,
-    read_fraction,
+    read_host,
     read_microbatches,
     read_redundant,
     read_shared,
@@ -45,7 +48,6 @@ SHORTEST_LIMIT_SECONDS = 1e-6
 DEFAULT_TTFT = "2s"
 DEFAULT_TPOT = "50ms"
 DEFAULT_PERCENTILE = "99"
-DEFAULT_ACCEPTANCE = 0.7
 DEFAULT_UTILISATION = 0.98
 MOST_HEADROOM = 4.0
 
@@ -70,7 +72,11 @@ def read_question(flags: QuestionFlags) -> Asked:
             raise BadInput(f"{name} is missing; a question needs model and hw")
     model = load_model(flags.model or "")
     prefill, decode = read_machines(flags, flags.weights, model)
-    asked = read_traffic(flags, model)
+    pool = AskedPool(
+        pool=read_prefix_pool(flags.cache, prefill),
+        token_bytes=cached_bytes_per_token(model, prefill, read_caches(flags.kv_dtype)[0]),
+    )
+    asked = read_traffic(flags, model, pool.with_hits)
     beams = read_beams(flags.beams)
     objective, pins = _objective(flags, asked, (prefill, decode)), read_pins(flags, model)
     engines = read_engines(flags.engine, (prefill.hardware, decode.hardware))
@@ -88,7 +94,8 @@ def read_question(flags: QuestionFlags) -> Asked:
         objective=objective,
         queueing=read_choice(flags.queueing, "--queueing", get_args(Queueing), "bulk"),
         drafts=_drafts(flags.mtp, model) if beams == 1 else (undrafted(flags.mtp),),
-        acceptance=read_fraction(flags.mtp_acceptance, "--mtp-acceptance", DEFAULT_ACCEPTANCE),
+        acceptance=read_acceptance(flags.mtp_acceptance),
+        driven=read_host(flags.graphs, flags.host_jitter),
         balance=read_balance(flags.expert_balance, flags.expert_skew, model),
         microbatches=_microbatches(flags.microbatches, model),
         redundant=read_redundant(shared_flag(flags.redundant_experts), model),
@@ -98,12 +105,23 @@ def read_question(flags: QuestionFlags) -> Asked:
         headroom=read_headroom(flags.headroom),
         most_utilisation=read_utilisation(flags.max_utilisation),
         shape=pinned_shape(flags, read_choice(flags.shape, "--shape", get_args(Shape), "auto")),
+        prefix_pool=pool.measured,
+        model_cache=_model_cache(flags.model_cache, prefill, decode),
         pins=pins,
+        max_instance_devices=None
+        if flags.max_instance_devices is None
+        else parse_count(flags.max_instance_devices, "--max-instance-devices"),
     )
     question = with_formats(question, flags.weights, flags.kv_dtype)
     check_shape(question)
     check_some(question, check_pins)
     return Asked(flags=flags, question=question, trace=asked.trace, day=asked.day)
+
+
+def _model_cache(text: str | None, *machines: Machines) -> str | None:
+    """Return the plane that weights come over, which every role's machines must have."""
+    found = [find_plane(each.hardware, text, "--model-cache").name for each in machines] if text is not None else [None]
+    return found[0]
 
 
 def read_survive(text: str | None) -> Loss | None:

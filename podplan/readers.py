@@ -8,15 +8,16 @@ from typing import TypeVar, get_args
 
 from ground.errors import BadInput
 from ground.names import suggest
-from ground.units import number_of, parse_count
+from ground.units import number_of, parse_count, parse_duration
 from hardware.formats import KvDtype, storable
 from hardware.spec import Dtype, HardwareSpec
 from models.spec import ModelSpec
 from planner.balance.imbalance import Balance, parse_balance
 from planner.balance.skew import LoadDistribution, measured_distribution, parse_skew
-from planner.costs.deployment import default_weights
+from planner.costs.deployment import Host, default_weights
 from planner.costs.layouts import Shared
 from planner.instances.reachable import REFERENCE
+from planner.manifest.drafts import Acceptance
 from planner.plans.quantised import usual_weights
 from podplan.options import left_open
 
@@ -26,6 +27,8 @@ AUTO = "auto"
 ANY = "any"
 ROLES = ("prefill", "decode")
 MOST_DRAFTS = 8
+MOST_JITTER_SECONDS = 10.0
+DEFAULT_ACCEPTANCE = "0.7"
 MOST_BEAMS = 1024
 MOST_TOKENS = 1_000_000_000
 
@@ -202,6 +205,22 @@ def read_fraction(text: str | None, flag: str, default: float, *, below_one: boo
         return value
     right = "from 0 up to, not including, 1" if below_one else "from 0 to 1"
     raise BadInput(f"{flag}: {text[:40]!r} is not a share {right}, such as 0.5")
+
+
+def read_acceptance(text: str | None) -> Acceptance:
+    """Return the acceptance of every draft, or of the first, the second, ... separated by slashes."""
+    shares = [read_fraction(part, "--mtp-acceptance", 0) for part in (text or DEFAULT_ACCEPTANCE).split("/")]
+    if len(shares) > MOST_DRAFTS:
+        raise BadInput(f"--mtp-acceptance: {len(shares)} depths are more than the {MOST_DRAFTS} that are drafted")
+    return shares[0] if len(shares) == 1 else tuple(shares)
+
+
+def read_host(graphs: str | None, jitter: str | None) -> Host:
+    """Return how hosts drive the devices."""
+    seconds = 0.0 if jitter is None else parse_duration(jitter, "--host-jitter", allow_zero=True)
+    if seconds > MOST_JITTER_SECONDS:
+        raise BadInput(f"--host-jitter: {jitter} is more than a step takes; use at most {MOST_JITTER_SECONDS:g}s")
+    return Host(read_choice(graphs, "--graphs", ("on", "off"), "on") == "on", seconds)
 
 
 def read_weight_choices(text: str | None, model: ModelSpec, hardware: HardwareSpec) -> list[Dtype]:

@@ -1,33 +1,42 @@
 """`plan MODEL --scenarios FILE`: one plan for several scenarios, and a policy where they are windows of time."""
 
-import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from json import dumps
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ground.errors import BadInput, Infeasible, naming
-from ground.files import read_yaml
-from ground.units import HOUR_SECONDS, format_count, number_of, parse_duration
-from planner.changeover.robust import (
-    Layout,
-    Policy,
-    Robust,
-    Scenario,
-    at_hand,
-    layouts_of,
-    one_plan,
-    options_of,
-    policy,
-)
+from ground.files import check_folder, read_yaml, write_files
+from ground.names import file_names
+from ground.traces import requests_per_second, scale_rate
+from ground.units import HOUR_SECONDS, format_count, format_duration, number_of, parse_duration, rounded_up
+from planner.changeover.moving import Terms
+from planner.changeover.policy import Joint, Policy, Robust, Space, one_plan, policy, space_of
+from planner.changeover.robust import Layout, Scenario, stood
+from planner.manifest.document import dump_manifest
+from planner.manifest.schema import Manifest
+from planner.question import Question
+from planner.search.answer import Answer
+from planner.search.changes.missing import asked_limit, with_limit
+from planner.search.changes.nearest import limit_change
 from planner.search.search import search
+from podplan.on_trace import playable, traced
 from podplan.options import QuestionFlags, flags_of
+from podplan.question import Asked
 from podplan.question_files import Entry, asked_of, merged_flags, read_rows, typed_of
 from podplan.readers import read_fraction
 from podplan.result import Result, Row
+from runtime.simulate.run import simulate
+from runtime.simulate.workload import from_trace
+
+if TYPE_CHECKING:
+    from ground.traces import Trace
 
 OWN_KEYS = ("name", "weight", "lasts")
 SCENARIO_KEYS = (
+    "model",
     "rate",
     "isl",
     "osl",
@@ -54,13 +63,13 @@ class ScenariosResult(Result):
     """One plan for a share of the scenarios and, over windows of time, a policy.
 
     Attributes:
-        scenarios: each with the plan that is best for it alone.
+        space: the scenarios by window, and the layouts that each model may have.
         robust: the one plan; None where none holds in the share.
-        policy: which layout in which window; None where scenarios do not say how long they last.
+        policy: which layouts in which window; None where scenarios do not say how long they last.
     """
 
-    scenarios: tuple[Scenario, ...]
     share: float
+    space: Space
     robust: Robust | None
     policy: Policy | None
 
@@ -70,8 +79,8 @@ class ScenariosResult(Result):
         if self.robust is None:
             return f"no plan holds in {self.share:.0%} of the scenarios"
         told = (
-            f"one plan of {format_count(self.robust.layout.chips)} chips holds in "
-            f"{sum(self.robust.holds)} of {len(self.scenarios)} scenarios, "
+            f"one plan of {format_count(self.robust.chips)} chips holds in "
+            f"{sum(self.robust.holds)} of {len(self.space.windows)} scenarios, "
             f"at least {format_count(self.robust.least_chips)} are needed"
         )
         if self.policy is None:
@@ -85,23 +94,34 @@ class ScenariosResult(Result):
     def rows(self) -> list[Row]:
         """Return a row per scenario: what is best for it alone, whether the one plan holds, and the policy's layout."""
         found = []
-        for number, each in enumerate(self.scenarios):
+        for number, model, each in self.asked():
             row: Row = {
                 "scenario": each.name,
+                "model": each.question.model.name,
                 "requests_per_second": each.question.rate_per_second,
                 "weight": each.weight,
                 "chips_alone": each.best.chips if each.best else None,
-                "least_chips": each.least_chips if math.isfinite(each.least_chips) else None,
+                "least_chips": each.least_chips if each.best else None,
+                "relaxed": each.relaxed,
                 "one_plan_holds": self.robust.holds[number] if self.robust else None,
             }
             if self.policy is not None:
-                layout = self.policy.layouts[number]
+                joint = self.policy.layouts[number]
                 row |= {
-                    "policy_chips": layout.chips if layout else None,
-                    "policy": layout_text(layout) if layout else None,
+                    "policy_chips": joint[model].chips if joint else None,
+                    "policy": layout_text(joint[model]) if joint else None,
                 }
             found.append(row)
         return found
+
+    def asked(self) -> list[tuple[int, int, Scenario]]:
+        """Return the number of its window and of its model with each scenario."""
+        return [
+            (number, model, each)
+            for number, window in enumerate(self.space.windows)
+            for model, each in enumerate(window.asked)
+            if each is not None
+        ]
 
     def to_dict(self) -> dict[str, Any]:
         """Return the object that the command prints with ``--json``."""
@@ -111,9 +131,9 @@ class ScenariosResult(Result):
             "scenarios": self.rows(),
             "one_plan": robust
             and {
-                "chips": robust.layout.chips,
+                "chips": robust.chips,
                 "least_chips": robust.least_chips,
-                "layout": layout_text(robust.layout),
+                "layouts": [layout_text(each) for each in robust.layouts],
             },
             "policy": windows
             and {
@@ -121,10 +141,45 @@ class ScenariosResult(Result):
                 "moving_chip_hours": windows.moving_chip_hours,
                 "bound_chip_hours": windows.bound_chip_hours,
                 "gap": windows.gap,
-                "peak_chips": windows.peak.chips if windows.peak else None,
+                "replanned_chip_hours": windows.replanned_chip_hours,
+                "replanned_moving_chip_hours": windows.replanned_moving_chip_hours,
+                "peak_chips": sum(each.chips for each in windows.peak) if windows.peak else None,
                 "peak_chip_hours": windows.peak_chip_hours if windows.peak else None,
             },
         }
+
+    def manifests(self) -> dict[str, Manifest]:
+        """Return the one plan, under the largest rates that it holds for, and the layouts of every window, by file."""
+        found: dict[str, Manifest] = {}
+        every = range(len(self.space.windows))
+        if self.robust is not None:
+            held = [number for number in every if self.robust.holds[number]]
+            found |= self._named("one-plan", self.robust.layouts, held)
+        for number in every:
+            joint = self.policy.layouts[number] if self.policy else None
+            if joint is not None:
+                found |= self._named(f"{number + 1:02d}-{self.space.windows[number].name}", joint, [number])
+        return found
+
+    def _named(self, name: str, joint: Joint, windows: Sequence[int]) -> dict[str, Manifest]:
+        """Return the manifests of layouts for what windows ask; a model that none asks but that stays has its own."""
+        together = []
+        for model, layout in enumerate(joint):
+            all_asked = [window.asked[model] for window in self.space.windows]
+            asked = [each for each in (all_asked[number] for number in windows) if each] or [e for e in all_asked if e]
+            if any(layout.counts):
+                largest = max(asked, key=lambda each: each.question.rate_per_second or 0.0)
+                together.append((layout, largest.question))
+        names = [name if len(joint) == 1 else f"{name}-{question.model.name}" for _, question in together]
+        return dict(zip((f"{each}.yaml" for each in file_names(names)), stood(together), strict=True))
+
+    def save(self, out: str | Path, *, force: bool = False, flag: str = "out") -> list[str]:
+        """Write scenarios.json and the manifests to a folder, all or none; return their names."""
+        texts = {"scenarios.json": dumps(self.to_dict(), indent=2, allow_nan=False) + "\n"}
+        texts |= {name: dump_manifest(each) for name, each in self.manifests().items()}
+        check_folder(Path(out), tuple(texts), force=force, flag=flag)
+        write_files({Path(out) / name: text for name, text in texts.items()}, force=force)
+        return list(texts)
 
 
 def layout_text(layout: Layout) -> str:
@@ -162,43 +217,126 @@ def solved_scenarios(base: Mapping[str, str], path: Path) -> ScenariosResult:
         raise BadInput(f"{path}: {unknown[0][:40]} is not a known key; accepted are scenarios, share and growth")
     share = read_fraction(str(data.get("share", 1)), f"{path}: share", 1.0)
     growth = _positive(str(data.get("growth", 1)), f"{path}: growth")
-    made = [_scenario(base, where, row, number, growth) for number, (where, row) in enumerate(rows, start=1)]
-    timed = [each.hours is not None for each in made]
-    if any(timed) and not all(timed):
-        raise BadInput(
-            f"{path}: some scenarios say how long they last (lasts) and others do not; give it to all or none"
-        )
-    options = options_of(made)
-    if not options:
-        raise Infeasible(
-            f"{path}: no scenario has a plan that keeps its limits; plan MODEL --rate says what binds each"
-        )
-    layouts = layouts_of(options, max(at_hand(each.question) for each in made))
+    pairs = [_scenario(base, where, row, number, growth) for number, (where, row) in enumerate(rows, start=1)]
+    made = [each for each, _ in pairs]
+    _check_together(made, path)
+    space = space_of(made)
+    if space is None:
+        raise Infeasible(f"{path}: a model has no plan in any scenario; plan MODEL --rate says what binds each")
     return ScenariosResult(
-        scenarios=tuple(made),
         share=share,
-        robust=one_plan(made, layouts, share),
-        policy=policy(made, layouts) if all(timed) else None,
+        space=space,
+        robust=one_plan(space, share),
+        policy=policy_on_traces(space, pairs) if made[0].hours is not None else None,
     )
 
 
-def _scenario(base: Mapping[str, str], where: str, row: Mapping[str, str], number: int, growth: float) -> Scenario:
+def policy_on_traces(
+    space: Space, made: Sequence[tuple[Scenario, "Trace | None"]], terms: Terms | None = None
+) -> Policy:
+    """Return the policy whose layouts keep their windows' limits on their traces, where they have some.
+
+    Queues judge a layout that was planned for other windows; each that the policy takes is played, and struck out where
+    it is late, until all that it takes keep the limits. A window's own plan was played when it was searched.
+    """
+    traces = {id(each): trace for each, trace in made}
+    known: dict[tuple[int, int, int, tuple[int, ...]], bool] = {}
+    while True:
+        found, late = policy(space, terms), []
+        for number, window in enumerate(space.windows):
+            for model, (each, layout) in enumerate(zip(window.asked, found.layouts[number] or (), strict=False)):
+                trace = traces.get(id(each))
+                if each is None or trace is None:
+                    continue
+                key = (number, model, id(layout.option), layout.counts)
+                if key not in known:
+                    known[key] = layout.is_own(each) or _keeps(layout, each, trace)
+                if not known[key]:
+                    late.append((number, model, layout))
+        if not late:
+            return found
+        space = replace(space, late=(*space.late, *late))
+
+
+def _keeps(layout: Layout, scenario: Scenario, trace: "Trace") -> bool:
+    """Whether as many requests of a trace keep both limits as do where each holds at its percentile."""
+    question = scenario.question
+    (manifest,) = stood([(layout, question)])
+    faster = scale_rate(trace, (question.rate_per_second or 0.0) / requests_per_second(trace))
+    return simulate(manifest, from_trace(faster, manifest.workload)).slo_attainment >= 2 * question.percentile / 100 - 1
+
+
+def _check_together(made: Sequence[Scenario], path: Path) -> None:
+    """Raise BadInput where scenarios of one name are no window of several models, or only some say how long it is."""
+    if len({each.hours is None for each in made}) > 1:
+        raise BadInput(
+            f"{path}: some scenarios say how long they last (lasts) and others do not; give it to all or none"
+        )
+    for each in made:
+        alike = [other for other in made if other.name == each.name]
+        models = [other.question.model.name for other in alike]
+        if len(set(models)) < len(models):
+            raise BadInput(
+                f"{path}: {each.name[:40]!r} stands twice for {models[0]}; scenarios of one name happen at once"
+            )
+        if len({(other.hours, other.weight) for other in alike}) > 1:
+            raise BadInput(f"{path}: {each.name[:40]!r} has two weights or lengths; give its models the same")
+
+
+def _scenario(
+    base: Mapping[str, str], where: str, row: Mapping[str, str], number: int, growth: float
+) -> "tuple[Scenario, Trace | None]":
     values = merged_flags(base, {key: value for key, value in row.items() if key not in OWN_KEYS})
     if not {"rate", "trace"} & values.keys():
         raise BadInput(f"{where}: rate is missing; a scenario says how many requests arrive, such as 40/s")
     entry = Entry(name=row.get("name", f"scenario-{number}"), where=where, values={**values, "objective": "chips"})
-    question = asked_of(entry).question
-    question = replace(question, rate_per_second=(question.rate_per_second or 0.0) * growth)
-    answer = search(question, explain=False)
+    asked = asked_of(entry)
+    question = replace(asked.question, rate_per_second=(asked.question.rate_per_second or 0.0) * growth)
+    weight = _positive(row.get("weight", "1"), f"{where}: weight")
+    hours = parse_duration(row["lasts"], f"{where}: lasts") / HOUR_SECONDS if "lasts" in row else None
+    asked = replace(asked, question=question)
+    return solved_scenario(entry.name, asked, weight, hours), asked.trace if playable(asked) is not None else None
+
+
+def solved_scenario(name: str, asked: Asked, weight: float = 1.0, hours: float | None = None) -> Scenario:
+    """Return a scenario with its own best plan and the fewest chips that the search proved."""
+    answer, question, relaxed = served_nearest(asked)
     bound = answer.bound.value if answer.best and answer.bound else None
     return Scenario(
-        name=entry.name,
+        name=name,
         question=question,
-        weight=_positive(row.get("weight", "1"), f"{where}: weight"),
-        hours=parse_duration(row["lasts"], f"{where}: lasts") / HOUR_SECONDS if "lasts" in row else None,
+        weight=weight,
+        hours=hours,
         best=answer.best,
         least_chips=0.0 if answer.best is None else bound if bound is not None else answer.best.chips,
+        relaxed=relaxed,
     )
+
+
+def served_nearest(asked: Asked) -> tuple[Answer, Question, str | None]:
+    """Return the plan with the fewest chips; where none keeps the limits, the one of the nearest, and how near that is.
+
+    Of a trace the plan is played on it; where it does not keep its limits, they are what it does.
+    """
+    question = asked.question
+    answer, on_trace = traced(asked, partial(search, explain=False))
+    if answer.best is None:
+        for ttft in (True, False):
+            change = limit_change(question, ttft)
+            if change.question is not None:
+                answer, nearest, _ = served_nearest(replace(asked, question=change.question))
+                return answer, nearest, f"{change.direction} {change.told}"
+    told = []
+    if on_trace is not None and not on_trace.keeps:
+        for name, ttft in (("TTFT", True), ("TPOT", False)):
+            limit, measured = asked_limit(question, ttft)[1], on_trace.at(name.lower(), question.percentile) or 0.0
+            if measured > limit:
+                question = with_limit(question, ttft, rounded_up(measured))
+                told.append(
+                    f"{name} {format_duration(rounded_up(measured))} on its trace instead of {format_duration(limit)}"
+                )
+    nearest = replace(answer.question, ttft_seconds=question.ttft_seconds, tpot_seconds=question.tpot_seconds)
+    return answer, nearest, " and ".join(told) or None
 
 
 def _positive(text: str, what: str) -> float:

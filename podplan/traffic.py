@@ -1,7 +1,7 @@
 """Lengths, reuse and rate, or `--trace`: what the requests are like and how many come."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
@@ -14,6 +14,7 @@ from ground.files import read_text
 from ground.tables import csv_table
 from ground.units import number_of, parse_count, parse_rate
 from models.spec import ModelSpec
+from models.vision import Pictures, read_pictures
 from planner.plans.day import Window, peak_rate
 from planner.serving.prompts import answer_kinds, histogram_kinds
 from planner.workload import Lengths, LengthShape, Traffic, Workload, histogram_lengths
@@ -32,6 +33,8 @@ SPREAD_SEED = 0
 LENGTH_FIELDS = ("isl", "osl", "isl_cv", "osl_cv", "isl_distribution", "isl_histogram", "osl_histogram")
 MOST_CV = 100.0
 Floats = NDArray[np.float64]
+Known = tuple[ModelSpec, Callable[["Trace"], "Trace"]]
+"""A model, and what makes of a trace one with its hits in the pool of prefixes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,23 +47,29 @@ class AskedTraffic:
     day: tuple[Window, ...] = ()
 
 
-def read_traffic(flags: QuestionFlags, model: ModelSpec) -> AskedTraffic:
-    """Return the traffic that the flags state or that the trace holds.
+def read_traffic(flags: QuestionFlags, model: ModelSpec, hits: Callable[["Trace"], "Trace"]) -> AskedTraffic:
+    """Return the traffic that the flags state or that the trace holds, after ``hits`` in its pool of prefixes.
 
     Raises BadInput naming the flag, or file, line and field of a trace.
     """
     rate, day = read_rate(flags.rate, flags.rate_profile)
     reuse = read_fraction(flags.prefix_reuse, "--prefix-reuse", 0.0, below_one=True)
     if flags.trace is not None:
-        asked = _from_trace(flags, model, rate, None if flags.prefix_reuse is None else reuse)
+        asked = _from_trace(flags, (model, hits), rate, None if flags.prefix_reuse is None else reuse)
         return replace(asked, day=day)
     if flags.format is not None:
         raise BadInput("--format tells the format of a trace; give --trace FILE with it or leave it out")
     values = asdict(flags)
     prompt = read_lengths("isl", values, Lengths(mean=DEFAULT_INPUT_TOKENS))
     answer = read_lengths("osl", values, Lengths(mean=DEFAULT_OUTPUT_TOKENS))
+    pictures = read_pictures(model.vision, model.name, flags.images, flags.video)
+    prompt = prompt if pictures is None else with_pictures(prompt, pictures, model)
     check_positions(prompt, answer, model)
+    if flags.sessions is not None:
+        workload = _of_sessions(flags, (prompt, answer), rate, (model, hits))
+        return AskedTraffic(workload=workload, rate_per_second=rate, day=day)
     workload = Workload(
+        pictures=pictures,
         input_tokens=prompt.lengths,
         output_tokens=answer.lengths,
         prefix_reuse=reuse,
@@ -80,17 +89,24 @@ def read_rate(rate: str | None, profile: str | None) -> tuple[float | None, tupl
     return peak_rate(day), day
 
 
-def _from_trace(flags: QuestionFlags, model: ModelSpec, rate: float | None, reuse: float | None) -> AskedTraffic:
+def _from_trace(
+    flags: QuestionFlags,
+    known: Known,
+    rate: float | None,
+    reuse: float | None,
+) -> AskedTraffic:
+    from ground.sessions import SESSION_BLOCK_TOKENS, with_blocks
     from ground.trace_lengths import fitting  # readers of many formats, for --trace alone
     from ground.traces import TraceFormat, read_trace, reused_tokens
 
-    for field in LENGTH_FIELDS:
+    for field in (*LENGTH_FIELDS, "images", "video", "sessions"):
         if getattr(flags, field) is not None:
             raise BadInput(f"{flag_name(field)} and --trace both give lengths; leave one of them out")
     format = None if flags.format is None else read_choice(flags.format, "--format", get_args(TraceFormat))
     with naming("--trace"):
         trace = read_trace(Path(flags.trace or ""), format, dequantize_seed=SPREAD_SEED)
-    trace = fitting(trace, model.max_position, model.name)
+    model, hits = known
+    trace = hits(with_blocks(fitting(trace, model.max_position, model.name), SESSION_BLOCK_TOKENS))
     try:
         traffic = Traffic.from_trace(
             Rows(
@@ -106,6 +122,25 @@ def _from_trace(flags: QuestionFlags, model: ModelSpec, rate: float | None, reus
     return AskedTraffic(
         workload=workload, rate_per_second=traffic.rate_per_second if rate is None else rate, trace=trace
     )
+
+
+def _of_sessions(flags: QuestionFlags, sides: "tuple[Stated, Stated]", rate: float | None, known: Known) -> Workload:
+    """Return the traffic of sessions, of which the sides tell what is new in a turn and its answer."""
+    from podplan.sessions import longest_tokens, read_sessions, sessions_workload
+
+    (prompt, answer), (model, hits) = sides, known
+    if flags.prefix_reuse is not None or prompt.histogram or answer.histogram or flags.images or flags.video:
+        raise BadInput("--sessions: takes --isl and --osl alone; leave reuse, histograms and pictures out")
+    if flags.cache is not None and rate is None:
+        raise BadInput("--sessions: what --cache still has of a turn depends on the rate; add for example --rate 100/s")
+    shape = read_sessions(flags.sessions or "", prompt.lengths)
+    longest = longest_tokens(shape, answer.lengths)
+    if longest > model.max_position:
+        raise BadInput(
+            f"--sessions: a session grows to {longest:.10g} tokens, more than the {model.max_position} positions of "
+            f"{model.name}; use fewer turns or branches, or less --isl and --osl"
+        )
+    return sessions_workload(shape, answer.lengths, rate, hits)
 
 
 def _with_reuse(workload: Workload, reuse: float) -> Workload:
@@ -130,6 +165,20 @@ class Stated:
     def longest(self) -> float:
         """Tokens of the longest that are known to occur."""
         return self.lengths.mean if self.histogram is None else float(self.histogram[0].max())
+
+
+def with_pictures(prompt: Stated, pictures: Pictures, model: ModelSpec) -> Stated:
+    """Return the lengths of prompts with the tokens of their pictures; their variance stays that of the text."""
+    if pictures.tokens > model.max_position:
+        raise BadInput(
+            f"--images or --video: their {pictures.tokens} tokens exceed the {model.max_position} positions of "
+            f"{model.name}; use fewer or smaller ones"
+        )
+    if prompt.histogram is not None:
+        tokens, weights = prompt.histogram[0] + pictures.tokens, prompt.histogram[1]
+        return Stated(lengths=histogram_lengths(tokens, weights), histogram=(tokens, weights))
+    text, mean = prompt.lengths, prompt.lengths.mean + pictures.tokens
+    return Stated(lengths=replace(text, mean=mean, squared_cv=text.squared_cv * (text.mean / mean) ** 2))
 
 
 def read_lengths(side: Literal["isl", "osl"], values: Mapping[str, str | None], known: Lengths) -> Stated:

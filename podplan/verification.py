@@ -1,7 +1,6 @@
 """`podplan.verify`: measured runs beside their predictions, and what later predictions learn from them."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,6 @@ import yaml
 
 from ground.errors import BadInput
 from ground.files import read_yaml, write_files
-from ground.units import format_duration
 from planner.costs.predict import Configuration
 from planner.manifest.document import read_manifest
 from planner.manifest.schema import Manifest
@@ -19,6 +17,7 @@ from planner.verification.residuals import FEATURES, Residual
 from planner.verification.runs import METRICS, Run, read_runs
 from planner.verification.verify import Summary, Verified, by_label, calibration, summarise, verify_runs
 from podplan.next_runs import NextRun, next_runs
+from podplan.outliers import NAMES, Loaded, outliers
 from podplan.result import Result, Row, as_data
 from runtime.simulate.metrics import SimulationResult
 from runtime.simulate.options import SimulationOptions
@@ -110,9 +109,6 @@ class VerifyResult(Result):
         }
 
 
-NAMES = {"ttft_seconds": "TTFT", "tpot_seconds": "TPOT", "output_tokens_per_second_per_chip": "throughput"}
-
-
 def verify(
     *results: str | Path,
     manifest: str | Path | None = None,
@@ -146,7 +142,7 @@ def verify(
     knees: list[str] = []
     found = verify_runs(runs, known, level, manifest_point(planned, knees))
     asked = next_runs(Path(manifest).parent, next, [*known, *calibration(found)]) if next and manifest else []
-    return VerifyResult(runs=tuple(found), notes=(*knees, *_notes(found)), next=tuple(asked))
+    return VerifyResult(runs=tuple(found), notes=(*knees, *outliers(found)), next=tuple(asked))
 
 
 def calibrate(result: VerifyResult, path: str | Path, *, force: bool = False) -> None:
@@ -179,14 +175,6 @@ def read_calibration(path: Path) -> list[tuple[str, Residual]]:
             raise BadInput(f"{path}: errors[{number - 1}] is not an error of a measured run") from None
         found.append((row["metric"], Residual(labels=labels, features=features, error=error)))
     return found
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Loaded:
-    """A deployment under the load of a report."""
-
-    manifest: Manifest
-    report: Report
 
 
 def _reported(path: Path, manifest: Manifest | None) -> list[Run]:
@@ -222,7 +210,7 @@ def _run(report: Report, manifest: Manifest, number: int) -> Run:
         where=report.where,
         cells={},
         measured=measured,
-        configuration=None if reason else _Loaded(manifest=manifest, report=report),  # type: ignore[arg-type]
+        configuration=None if reason else Loaded(manifest=manifest, report=report),  # type: ignore[arg-type]
         reason=reason,
         labels=labels,
     )
@@ -232,13 +220,13 @@ def manifest_point(manifest: Manifest | None, knees: list[str] | None = None) ->
     """Return what predicts a configuration, or a manifest under the load of a report by playing it."""
     from planner.verification.verify import point
 
-    def predicted(asked: Configuration | _Loaded) -> dict[str, float]:
-        return _played(asked, knees) if isinstance(asked, _Loaded) else point(asked)
+    def predicted(asked: Configuration | Loaded) -> dict[str, float]:
+        return _played(asked, knees) if isinstance(asked, Loaded) else point(asked)
 
     return predicted
 
 
-def _played(loaded: _Loaded, knees: list[str] | None = None) -> dict[str, float]:
+def _played(loaded: Loaded, knees: list[str] | None = None) -> dict[str, float]:
     manifest, report = loaded.manifest, loaded.report
     changes: dict[str, object] = {}
     if report.prompt_tokens:
@@ -283,27 +271,3 @@ def _knee(
     if found.ttft_seconds is None or slow.ttft_seconds is None or found.ttft_seconds.mean <= 0:
         return f"{told}."
     return f"{told}; steps 5 % longer make TTFT {SLOWER * slow.ttft_seconds.mean / found.ttft_seconds.mean:.2f} times."
-
-
-def _notes(found: Sequence[Verified]) -> list[str]:
-    """Say what would explain runs outside their intervals, the farthest first."""
-    out = [(each, name) for each in found for name, held in each.inside.items() if not held]
-    out.sort(key=lambda pair: -abs(math.log(pair[0].run.measured[pair[1]] / pair[0].predicted[pair[1]])))
-    return [
-        f"{each.run.id}: {NAMES[name]} is {each.run.measured[name] / each.predicted[name]:.2f} times the prediction, "
-        f"{_told(name, each)}."
-        for each, name in out[:20]
-    ]
-
-
-def _told(name: str, each: Verified) -> str:
-    measured, predicted = each.run.measured, each.predicted
-    if name == "ttft_seconds":
-        step = measured.get("tpot_seconds", 0.0) / predicted.get("tpot_seconds", 1.0)
-        if step and abs(step - 1) > 0.1:
-            return f"and TPOT {step:.2f} times: steps take longer or shorter than predicted, and waiting multiplies it"
-        return "with TPOT as predicted: prompts wait elsewhere (client, scheduler, admission, or a load near the knee)"
-    if name == "tpot_seconds":
-        seconds = format_duration(abs(measured[name] - predicted[name]))
-        return f"{seconds} a step: kernels, host time or expert imbalance differ from what was assumed"
-    return "which follows from TTFT and TPOT in a closed loop"

@@ -1,11 +1,15 @@
-"""Hold the custom resources of deployments against full CRDs, made strict: an unknown field is an error.
+"""Hold the custom resources that ``plan deploy`` writes against their projects' full CRDs, made strict.
 
-    python scripts/crd_check.py CRDS DEPLOYMENT...
+    python scripts/crd_check.py CHECKOUTS
 
-CRDS is a folder of CustomResourceDefinition files (LeaderWorkerSet, Volcano's Job, InferencePool, Gateway, HTTPRoute,
-ScaledObject, PodMonitor, …); each DEPLOYMENT a folder that plan deploy wrote. CEL rules and webhooks are not run.
+CHECKOUTS has a clone of every project of SOURCES, by its name, from which the commit is read. Every object of every
+(plan, engine, kind) of the tests and of examples/deploy is held against its CRD, where a field that the CRD does not
+name is an error. Writes tests/deploy/crds.json: by kind the commit, how many objects, and the shapes that were
+accepted; tests/deploy/objects.py holds what is emitted against it. CEL rules and webhooks are not run.
 """
 
+import json
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,8 +18,49 @@ from typing import Any
 import yaml
 from jsonschema import Draft202012Validator
 
+ROOT = Path(__file__).parents[1]
+RESULT = ROOT / "tests/deploy/crds.json"
 Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-Key = tuple[str, str]
+Object = dict[str, Any]
+# apiVersion, kind -> project, commit, file
+SOURCES = {
+    ("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet"): (
+        "lws",
+        "060ab4d",
+        "config/crd/bases/leaderworkerset.x-k8s.io_leaderworkersets.yaml",
+    ),
+    ("batch.volcano.sh/v1alpha1", "Job"): (
+        "volcano",
+        "ed72c7c81",
+        "config/crd/volcano/bases/batch.volcano.sh_jobs.yaml",
+    ),
+    ("nvidia.com/v1beta1", "DynamoGraphDeployment"): (
+        "dynamo",
+        "2a6da14c8",
+        "deploy/operator/config/crd/bases/nvidia.com_dynamographdeployments.yaml",
+    ),
+    ("inference.networking.k8s.io/v1", "InferencePool"): (
+        "gateway-api-inference-extension",
+        "84436a96",
+        "config/crd/bases/inference.networking.k8s.io_inferencepools.yaml",
+    ),
+    ("gateway.networking.k8s.io/v1", "Gateway"): (
+        "gateway-api",
+        "4564255ac",
+        "config/crd/standard/gateway.networking.k8s.io_gateways.yaml",
+    ),
+    ("gateway.networking.k8s.io/v1", "HTTPRoute"): (
+        "gateway-api",
+        "4564255ac",
+        "config/crd/standard/gateway.networking.k8s.io_httproutes.yaml",
+    ),
+    ("keda.sh/v1alpha1", "ScaledObject"): ("keda", "8b4f083ca", "config/crd/bases/keda.sh_scaledobjects.yaml"),
+    ("monitoring.coreos.com/v1", "PodMonitor"): (
+        "prometheus-operator",
+        "6adcebc50",
+        "example/prometheus-operator-crd/monitoring.coreos.com_podmonitors.yaml",
+    ),
+}
 
 
 def strict(schema: Any) -> Any:
@@ -37,44 +82,78 @@ def strict(schema: Any) -> Any:
     return found
 
 
-def validators(folder: Path) -> dict[Key, Draft202012Validator]:
-    """Return (apiVersion, kind) -> validator of every version that is served."""
-    found = {}
-    for path in sorted(folder.rglob("*.yaml")):
-        for crd in yaml.load_all(path.read_text(encoding="utf-8"), Loader=Loader):
-            if not isinstance(crd, dict) or crd.get("kind") != "CustomResourceDefinition":
-                continue
-            spec = crd["spec"]
-            for version in spec["versions"]:
-                schema = strict(version["schema"]["openAPIV3Schema"])
-                schema["properties"]["metadata"] = {"type": "object"}
-                found[f"{spec['group']}/{version['name']}", spec["names"]["kind"]] = Draft202012Validator(schema)
-    return found
+def validator(folder: Path, api: str, source: tuple[str, str, str]) -> Draft202012Validator:
+    """Return the validator of one version of a CRD."""
+    project, commit, path = source
+    text = subprocess.run(
+        ["git", "-C", folder / project, "show", f"{commit}:{path}"], check=True, capture_output=True, text=True
+    ).stdout
+    (crd,) = (item for item in yaml.load_all(text, Loader=Loader) if item)
+    (schema,) = (
+        version["schema"]["openAPIV3Schema"]
+        for version in crd["spec"]["versions"]
+        if version["name"] == api.rpartition("/")[2]
+    )
+    schema = strict(schema)
+    schema["properties"]["metadata"] = {"type": "object"}
+    return Draft202012Validator(schema)
 
 
-def objects(folder: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """Yield the objects of a deployment with their files."""
-    for path in sorted(folder.rglob("*.yaml")):
-        for item in yaml.load_all(path.read_text(encoding="utf-8"), Loader=Loader):
-            if isinstance(item, dict) and "kind" in item:
-                yield path, item
+def objects() -> Iterator[Object]:
+    """Yield the objects of every pair of the tests, with and without a site's values, and of the examples."""
+    from deploy.render import render
+    from deploy.site import Site
+    from planner.engines.loader import load_engine
+    from tests.deploy.cases import DIGEST, made, plan
+    from tests.deploy.emitted import possible
+
+    after_start = {"spec": {"leaderWorkerTemplate": {"restartPolicy": "RecreateGroupAfterStart"}}}
+    site = Site.model_validate(
+        {
+            "prometheus": "http://p:9090",
+            "topology_key": "rack",
+            "host_network": True,
+            "patches": [{"target": {"kind": "LeaderWorkerSet"}, "merge": after_start}],
+        }
+    )
+    texts = [path.read_text(encoding="utf-8") for path in (ROOT / "examples/deploy").rglob("*.yaml")]
+    for name, engine, kind in possible():
+        for files in (
+            made(name, engine, kind).files,
+            render(plan(name), load_engine(engine), kind, site, DIGEST).files,
+        ):
+            texts += [text for file, text in files.items() if file.endswith(".yaml")]
+    for text in texts:
+        yield from (item for item in yaml.load_all(text, Loader=Loader) if isinstance(item, dict) and "kind" in item)
 
 
 def main() -> None:
-    """Print every error and how many objects were held against a CRD; exit 1 where there is an error."""
-    known, counts, errors = validators(Path(sys.argv[1])), dict[Key, int](), 0
-    for folder in map(Path, sys.argv[2:]):
-        for path, item in objects(folder):
-            key = (item["apiVersion"], item["kind"])
-            if key not in known:
-                continue
-            counts[key] = counts.get(key, 0) + 1
-            for error in known[key].iter_errors(item):
-                errors += 1
-                print(f"{path}: {'/'.join(map(str, error.absolute_path))}: {error.message[:200]}")
-    for (api, kind), count in sorted(counts.items()):
-        print(f"{count} {kind} ({api})")
-    sys.exit(1 if errors else 0)
+    """Write what was accepted; print every error and exit 1 where there is one."""
+    sys.path.insert(0, str(ROOT))
+    from tests.deploy.objects import shapes
+
+    known = {key: validator(Path(sys.argv[1]), key[0], source) for key, source in SOURCES.items()}
+    counts, accepted, errors = dict.fromkeys(SOURCES, 0), {key: set[str]() for key in SOURCES}, 0
+    for item in objects():
+        if (key := (item["apiVersion"], item["kind"])) not in known:
+            continue
+        counts[key] += 1
+        accepted[key] |= set(shapes(item))
+        for error in known[key].iter_errors(item):
+            errors += 1
+            print(f"{key[1]} {'/'.join(map(str, error.absolute_path))}: {error.message[:200]}")
+    found = {
+        f"{api} {kind}": {
+            "crd": " ".join(SOURCES[api, kind]),
+            "objects": counts[api, kind],
+            "shapes": sorted(accepted[api, kind]),
+        }
+        for api, kind in SOURCES
+    }
+    print(*(f"{held['objects']} {name}" for name, held in found.items()), sep="\n")
+    if errors:
+        sys.exit(1)
+    RESULT.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ is fitted to end-to-end runs but the deviations of intervals (scripts/fit_residu
 
 import sys
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -37,6 +38,8 @@ class Constant:
     def value(self, seconds: float) -> Any:
         """Return the field's value."""
         one = Sourced(value=seconds, kind="fitted", source="tried")
+        if self.field == "prompt_moe_layer_seconds":
+            return {machine: one for machine in ("h100", "h200")}
         if self.field != "expert_start_up_seconds":
             return one
         return {f"{machine} {dtype}": one for machine in ("h100", "h200") for dtype in self.weights}
@@ -44,16 +47,21 @@ class Constant:
 
 CONSTANTS = (
     Constant(
-        "trtllm", "prompt_moe_layer_seconds", (0.0, 1e-3, 1.4e-3, 1.8e-3, 2.2e-3, 2.6e-3), "ttft_seconds", "model"
+        "trtllm", "prompt_moe_layer_seconds", (0.0, 1.4e-3, 1.8e-3, 2.2e-3, 2.6e-3, 3e-3), "ttft_seconds", "model"
     ),
     Constant("trtllm", "expert_start_up_seconds", (0.0, 2e-5, 3e-5, 4e-5), "tpot_seconds", "strategy", ("mxfp4",)),
-    Constant("sglang", "request_seconds", (0.04, 0.06, 0.08, 0.1, 0.12), "ttft_seconds", "hardware"),
+    Constant("sglang", "request_seconds", (0.01, 0.04, 0.06, 0.08, 0.1), "ttft_seconds", "hardware"),
 )
+
+
+HOST = tuple(product((0.005, 0.01, 0.015, 0.02), (3e-6, 5e-6, 7e-6, 9e-6)))
+"""What is tried of a request's and a prompt token's way through the host, in seconds (``planner.costs.hostcosts``)."""
 
 
 def main(path: Path) -> None:
     """Fit every constant."""
     runs = [run for run in read_runs(path) if run.configuration is not None]
+    fit_host(runs)
     for constant in CONSTANTS:
         own = [run for run in runs if run.labels["engine"] == constant.engine and constant.metric in run.measured]
         own = [run for run in own if load_model(run.labels["model"]).moe is not None]
@@ -72,6 +80,28 @@ def main(path: Path) -> None:
                 f"  without {name}: {found:g} s; its error {mean(off[constant.tried[0]][n] for n in out):.1%} -> "
                 f"{mean(off[found][n] for n in out):.1%}"
             )
+
+
+def fit_host(runs: list[Run]) -> None:
+    """Fit what all engines share: a request's way through the host and that of each of its prompt tokens."""
+    own = [run for run in runs if "ttft_seconds" in run.measured and run.labels["engine"] != "sglang"]
+    off = {seconds: [host_error(run, *seconds) for run in own] for seconds in HOST}
+    best = min(HOST, key=lambda seconds: mean(off[seconds]))
+    print(f"host {best}: ttft_seconds {mean(off[best]):.1%} of {len(own)} runs")
+    for name in sorted({run.labels["model"] for run in own}):
+        out = [number for number, run in enumerate(own) if run.labels["model"] == name]
+        rest = [number for number in range(len(own)) if number not in out]
+        found = min(HOST, key=lambda seconds: mean(off[seconds][number] for number in rest))
+        print(f"  without {name}: {found}; its error {mean(off[found][n] for n in out):.1%}")
+
+
+def host_error(run: Run, request_seconds: float, token_seconds: float) -> float:
+    """Relative error of a run's TTFT with a host of these costs."""
+    assert run.configuration is not None
+    host = replace(run.configuration.host, request_seconds=request_seconds, token_seconds=token_seconds)
+    answer = predict(replace(run.configuration, host=host))
+    assert answer.ttft_seconds is not None
+    return abs(answer.ttft_seconds / run.measured["ttft_seconds"] - 1)
 
 
 def errors(constant: Constant, own: list[Run], seconds: float) -> list[float]:

@@ -110,14 +110,20 @@ def _nodes(target: Target, role: RolePlan) -> list[Flag]:
 def _limits(target: Target, role: RolePlan) -> list[Flag]:
     """Return limits in SGLang's unit, the instance; steps that the plan mixes need chunks beside decode."""
     ranks = role.strategy.attention_dp
-    flags: list[Flag] = [("--max-running-requests", role.sequences * ranks)]
+    flags: list[Flag] = [("--mm-enable-dp-encoder", None)] if role.encodes and role.strategy.attention_tp > 1 else []
+    flags += [("--max-running-requests", role.sequences * ranks)]
     if role.role != "decode":
         flags.append(("--chunked-prefill-size", chunk_tokens(role) * ranks))
     if role.mixes and not role.drafts:  # SGLang turns it off where it drafts
         flags.append(("--enable-mixed-chunk", None))
     flags += [("--context-length", role.longest), ("--mem-fraction-static", target.memory(role).fraction)]
     if role.role != "prefill":
-        flags.append(("--cuda-graph-max-bs-decode", role.sequences))
+        graphs: Flag = (
+            ("--cuda-graph-backend-decode", "disabled")
+            if role.eager
+            else ("--cuda-graph-max-bs-decode", role.sequences)
+        )
+        flags.append(graphs)
     return flags
 
 

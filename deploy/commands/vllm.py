@@ -69,8 +69,10 @@ def common_flags(target: Target, role: RolePlan) -> list[Flag]:
     ]
     caches = role.prefix_caching and role.role != "decode"
     flags.append(("--enable-prefix-caching" if caches else "--no-enable-prefix-caching", None))
-    if role.role == "prefill":
+    if role.role == "prefill" or role.eager:
         flags.append(("--enforce-eager", None))
+    if role.encodes and role.strategy.attention_tp > 1:
+        flags.append(("--mm-encoder-tp-mode", "data"))
     if role.drafts:
         drafting = {"method": "mtp", "num_speculative_tokens": role.drafts}
         flags.append(("--speculative-config", compact_json(drafting)))

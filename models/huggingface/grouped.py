@@ -1,4 +1,4 @@
-"""Families with grouped-query attention: Llama, gpt-oss, GLM, DBRX, ERNIE, Hunyuan, MiniMax, OLMoE, Pangu Pro."""
+"""Families with grouped-query attention: Llama, Gemma, gpt-oss, GLM, DBRX, ERNIE, Hunyuan, MiniMax, OLMoE and Pangu."""
 
 from models.huggingface.config import Config
 from models.huggingface.parts import (
@@ -130,6 +130,24 @@ def gpt_oss(config: Config) -> Fields:
     """gpt-oss: every other layer slides, a learned logit per head joins the softmax, experts in every layer."""
     attention = gqa(config, head_dim=config.integer("head_dim")) | {"sinks": True}
     return moe_everywhere(attention, routed_experts(config, width="intermediate_size"))
+
+
+GEMMA3_DEFAULTS: Fields = {
+    "vocab_size": 262208,
+    "max_position_embeddings": 131072,
+    "sliding_window_pattern": 6,
+    "tie_word_embeddings": True,
+}
+"""What Gemma 3's configurations leave to their class."""
+
+
+def gemma3(config: Config) -> Fields:
+    """Gemma 3: of every ``sliding_window_pattern`` layers all but the last slide; queries and keys are normed."""
+    layers = config.integer(*LAYERS, most=MOST_LAYERS)
+    sliding = layers - layers // config.integer("sliding_window_pattern")
+    attention = gqa(config, head_dim=config.integer("head_dim"), qk_norm=True)
+    window = {"kind": "sliding", "tokens": config.integer("sliding_window"), "layers": sliding}
+    return dense_model(config, attention | {"window": window})
 
 
 def llama4(config: Config) -> Fields:

@@ -1,14 +1,15 @@
 """The change from one manifest to another: what must stop and start, the cheapest order, and its stages."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ground.errors import BadInput, Infeasible
 from planner.changeover.capacity import PREDICTED, carried
 from planner.changeover.lots import Lot, Signature, kinds_of, lots_of
-from planner.changeover.moving import Terms, Turn, check_together, drain_seconds, slowest_plane, turn, weight_plane
-from planner.changeover.order import ROLES, InPlace, Order, Side, Task, cheapest
+from planner.changeover.moving import Terms, Turn, check_together, drain_seconds, turn, weight_plane
+from planner.changeover.order import ROLES, InPlace, Order, Side, Task, cheapest, still
 from planner.changeover.stages import Sides, stages_of
 from planner.checks.check import Limits
+from planner.manifest.loading import slowest_plane
 from planner.manifest.migration import Migration, Promise
 from planner.manifest.schema import Cluster, Manifest, Pool
 from planner.plans.expectation import planned_rate, workload_of
@@ -22,10 +23,14 @@ class Asked:
     workload: Workload | None = None
     """None: the old manifest's."""
     rate_per_second: float | None = None
+    both: bool = False
+    """Whether NEW's own traffic and rate follow once all that comes has started; nothing stops before."""
     confidence: float = PREDICTED
     spare_nodes: int = 0
     most_at_once: int | None = None
     terms: Terms = field(default_factory=Terms)
+    without: frozenset[tuple[str, int]] = frozenset()
+    """Nodes by cluster that are lost, or others': nothing is put on them, and what stands on them is gone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,16 +74,21 @@ def change(old: Manifest, new: Manifest, asked: Asked | None = None) -> Change:
         raise Infeasible(
             "no order of steps leads from OLD to NEW within --max-concurrent and the nodes; give --spare-nodes"
         )
+    if sides.lost and not order.moves:
+        order = replace(order, moves=(still(task),))
+    held = {name for lot in sides.lost for name in lot.names}
+    lost = [drain_seconds(old, pool) for pool in old.pools if any(each.name in held for each in pool.instances)]
     levels = old.service_levels
     limits = sum(each is not None for each in (levels.ttft_seconds, levels.tpot_seconds))
     promise = Promise(
         requests_per_second=rate,
         confidence=asked.confidence,
         seconds=order.seconds,
-        below_seconds=order.below_seconds,
+        # What a lost instance held begins again, and nearly all of it came within the time that it takes.
+        below_seconds=order.below_seconds + max(lost, default=0.0),
         attainment_within=max(1 - limits * (1 - levels.percentile / 100), 0.0),
     )
-    migration, stages = stages_of(old, new, sides, task, order, clusters, promise)
+    migration, stages = stages_of((old, new), sides, task, order, clusters, promise, asked.without)
     return Change(
         order=order,
         migration=migration,
@@ -91,16 +101,24 @@ def change(old: Manifest, new: Manifest, asked: Asked | None = None) -> Change:
 
 def _carries(old: Manifest, new: Manifest, asked: Asked, rate: float) -> tuple[list[float], list[float]]:
     """Return what an instance of each pool carries, under the same traffic and the old limits."""
-    levels = old.service_levels
-    limits = Limits(
+    workload, limits = asked.workload or workload_of(old.workload), _limits(old, rate)
+    found = carried(old, workload, limits, asked.confidence)
+    if not asked.both:
+        return found, carried(new, workload, limits, asked.confidence)
+    after = planned_rate(new)
+    each_new = carried(new, workload_of(new.workload), _limits(new, after), asked.confidence)
+    # In requests of OLD's traffic, so that what carries all of NEW's counts as what carries all of OLD's.
+    return found, [each * rate / after for each in each_new]
+
+
+def _limits(manifest: Manifest, rate: float) -> Limits:
+    levels = manifest.service_levels
+    return Limits(
         ttft_seconds=levels.ttft_seconds,
         tpot_seconds=levels.tpot_seconds,
         percentile=levels.percentile,
         rate_per_second=rate,
     )
-    workload = asked.workload or workload_of(old.workload)
-    found = [carried(manifest, workload, limits, asked.confidence) for manifest in (old, new)]
-    return found[0], found[1]
 
 
 def _total(manifest: Manifest, each: list[float]) -> float:
@@ -131,11 +149,10 @@ def _task(
 ) -> tuple[Sides, Task]:
     """Return the lots that stop, start and stay, and the task that counts them."""
     kinds, numbers = kinds_of(old, new)
-    rates: dict[int, float] = {}
-    for own, known in zip(carries, numbers, strict=True):
-        for kind, each in zip(known, own, strict=True):
-            rates.setdefault(kind, each)
+    first, second = (dict(zip(known, own, strict=True)) for known, own in zip(numbers, carries, strict=True))
     lots = [_by_signature(lots_of(each, known)) for each, known in zip((old, new), numbers, strict=True)]
+    lost = [lot for own in lots[0].values() for lot in own if _is_lost(lot, asked)]
+    lots[0] = _by_signature([lot for own in lots[0].values() for lot in own if not _is_lost(lot, asked)])
     kept: list[Lot] = []
     for signature in lots[0].keys() & lots[1].keys():
         count = min(len(lots[0][signature]), len(lots[1][signature]))
@@ -149,20 +166,26 @@ def _task(
         start=[signature for signature, _ in start],
         wanted=[own for _, own in start],
         kept=kept,
+        lost=lost,
     )
-    maker = _Sides(old, new, kinds, rates, clusters, asked.terms)
+    maker = _Sides(old, new, kinds, second | first, clusters, asked.terms)
+    later = _Sides(old, new, kinds, first | second, clusters, asked.terms) if asked.both else maker
     taken = {name: sum(lot.signature.nodes for lot in kept if lot.signature.cluster == name) for name in clusters}
     return sides, Task(
         old=tuple(maker.side(signature, len(own)) for signature, own in stop),
-        new=tuple(maker.side(signature, len(own)) for signature, own in start),
+        new=tuple(later.side(signature, len(own)) for signature, own in start),
         in_place=tuple(
             found
             for i, (before, _) in enumerate(stop)
             for j, (after, _) in enumerate(start)
             if (found := maker.in_place(i, j, before, after)) is not None
         ),
-        nodes=tuple(cluster.nodes - taken[name] for name, cluster in clusters.items()),
+        nodes=tuple(
+            cluster.nodes - taken[name] - sum((name, node) in asked.without for node in range(cluster.nodes))
+            for name, cluster in clusters.items()
+        ),
         kept=maker.carries([lot.signature for lot in kept]),
+        kept_after=later.carries([lot.signature for lot in kept]),
         kept_roles=maker.roles([lot.signature for lot in kept]),
         kept_devices=sum(maker.devices(lot.signature) for lot in kept),
         rate_per_second=rate,
@@ -171,7 +194,12 @@ def _task(
         host_bytes_per_second=asked.terms.host_bytes_per_second,
         peers=asked.terms.peers,
         most_at_once=asked.most_at_once,
+        start_first=asked.both,
     )
+
+
+def _is_lost(lot: Lot, asked: Asked) -> bool:
+    return any((lot.signature.cluster, node) in asked.without for node in lot.nodes)
 
 
 def _by_signature(lots: list[Lot]) -> dict[Signature, list[Lot]]:

@@ -8,15 +8,11 @@ from ground.errors import BadInput, Infeasible
 from hardware.formats import ELEMENT_BYTES
 from hardware.spec import HardwareSpec
 from models.parameters import count_parameters
+from planner.manifest.loading import STARTUP_SECONDS, STORAGE_BYTES_PER_SECOND
 from planner.manifest.migration import How, same_content
 from planner.manifest.schema import Manifest, Pool
 from planner.placement.migrate import moves
 
-STARTUP_SECONDS = 60.0
-"""From weights in place to the first request: processes, captured graphs, warm-up. Assumed: operators tell of cold
-starts of 2 to 8 minutes, most of which is the load that is counted apart."""
-STORAGE_BYTES_PER_SECOND = 2.5e9
-"""Of an object store, all readers together: CloudMatrix384 (arXiv 2506.12708) Table 2."""
 SHORTEST_DRAIN_SECONDS = 1.0
 
 
@@ -95,12 +91,6 @@ def weight_plane(spec: HardwareSpec, links_busy: float, kv_plane: str | None) ->
             rates[plane.name] = plane.bandwidth_bytes_per_second.value * plane.efficiency.value * max(free, 0.05)
     name = max(rates, key=lambda each: rates[each])
     return name, rates[name]
-
-
-def slowest_plane(spec: HardwareSpec) -> tuple[str, float]:
-    """Return the plane that storage is taken to be behind, and its bytes per second and device."""
-    plane = min(spec.planes, key=lambda each: each.bandwidth_bytes_per_second.value * each.efficiency.value)
-    return plane.name, plane.bandwidth_bytes_per_second.value * plane.efficiency.value
 
 
 def drain_seconds(manifest: Manifest, pool: Pool) -> float:

@@ -66,7 +66,9 @@ class Task:
     """A change: what stops, what starts, and within which limits.
 
     ``rate_per_second`` must be carried; ``kept`` is what lots carry that are not touched, with their devices and
-    nodes gone from ``nodes``, those at hand by cluster. ``most_at_once`` instances stop, or start, in one step.
+    nodes gone from ``nodes``, those at hand by cluster. ``most_at_once`` instances stop, or start, in one step. With
+    ``start_first`` nothing old may be gone in a state in which not all that is new is there, and lots that are not
+    touched carry ``kept_after`` of the traffic that comes once it is.
     """
 
     old: tuple[Side, ...]
@@ -74,6 +76,7 @@ class Task:
     in_place: tuple[InPlace, ...]
     nodes: tuple[int, ...]
     kept: tuple[float, float, float]
+    kept_after: tuple[float, float, float]
     kept_roles: tuple[bool, bool, bool]
     kept_devices: int
     rate_per_second: float
@@ -82,6 +85,7 @@ class Task:
     host_bytes_per_second: float | None
     peers: bool
     most_at_once: int | None = None
+    start_first: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,6 +131,8 @@ def cheapest(task: Task) -> Order | None:
     if not task.old and not task.new:
         return Order(moves=(), proven=True, below_bound_seconds=0.0, seconds_bound=0.0)
     old, new, whole = _states(task)
+    if old[-1].any() or (new[-1] != [side.count for side in task.new]).any():
+        return None  # what is wanted does not fit
     graph = _Graph(task, old, new)
     path = graph.path()
     if path is None:
@@ -154,6 +160,9 @@ def _states(task: Task) -> tuple[Ints, Ints, bool]:
     served = (there[:, 0] == there[:, 1]) & there.any(axis=1)
     ends = (old == [side.count for side in task.old]).all(axis=1) & (new == 0).all(axis=1)
     chosen = (fits & served) | ends
+    if task.start_first:
+        whole = (old == [side.count for side in task.old]).all(axis=1)
+        chosen &= whole | (new == [side.count for side in task.new]).all(axis=1)
     order = np.argsort((new.sum(axis=1) - old.sum(axis=1))[chosen], kind="stable")
     return old[chosen][order], new[chosen][order], max(steps) == 1
 
@@ -263,6 +272,8 @@ class _Graph:
             begin = np.maximum(begin, np.where(turned[:, number] > 0, each.seconds, 0.0))
             loaded = loaded + turned[:, number] * each.bytes
         before, after = self._carried(state, others, turned)
+        if task.start_first and (self.new[state] != [side.count for side in task.new]).any():
+            before = np.where(stop.any(axis=1), 0.0, before)  # what is left of either carries the other's requests
         seconds, missed = drain + begin, np.maximum(task.rate_per_second - before, 0.0)
         spare = np.maximum(after - task.rate_per_second, _SLOWEST_CATCH_UP * task.rate_per_second)
         low = missed > _ROUNDING * task.rate_per_second
@@ -304,10 +315,14 @@ class _Graph:
 
     def _carried(self, state: int, others: Ints, turned: Ints) -> tuple[Floats, Floats]:
         """Return the rate within limits while each step lasts, and when it has ended."""
-        still, kept = self.old[others] @ self._carries[0], np.array(self.task.kept)
+        still, task, whole = self.old[others] @ self._carries[0], self.task, self.new[-1]
+        now = (self.new[state] == whole).all() and task.start_first
+        kept = np.array(task.kept_after if now else task.kept)
+        then = (self.new[others] == whole).all(axis=1) & task.start_first
+        left = np.where(then[:, None], np.array(task.kept_after), np.array(task.kept))
         there = np.array([each.carries for each in self.task.in_place]).reshape(-1, 3)
         during = kept + still + self.new[state] @ self._carries[1] + turned @ there
-        return served(during), served(kept + still + self.new[others] @ self._carries[1])
+        return served(during), served(left + still + self.new[others] @ self._carries[1])
 
     def move(self, first: int, second: int) -> Move:
         """Return the step between two states."""
@@ -325,6 +340,12 @@ class _Graph:
             bytes=float(found.bytes[0]),
             source=SOURCES[int(found.source[0])] if loads else None,
         )
+
+
+def still(task: Task) -> Move:
+    """Return the step in which nothing starts and nothing of the task stops."""
+    none = np.zeros((1, len(task.old)), dtype=np.int64), np.zeros((1, len(task.new)), dtype=np.int64)
+    return _Graph(task, *none).move(0, 0)
 
 
 def served(carries: Floats) -> Floats:

@@ -1,7 +1,7 @@
-"""One plan for several scenarios, and a policy over windows of time: which layout when, and whether moving pays.
+"""What may run in several scenarios: layouts, which are counts of instances, and which scenarios each one serves.
 
-A layout is how many instances of each kind run. An option is a manifest whose kinds go together, with what an instance
-of each carries in each scenario; so it is known how many a scenario needs, and layouts are compared by counting.
+An option is a manifest whose kinds go together, with what an instance of each carries in each scenario; so it is known
+how many a scenario needs, and layouts are compared by counting (``changeover.policy``).
 """
 
 import itertools
@@ -9,24 +9,19 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
 from ground.errors import Infeasible
-from ground.units import HOUR_SECONDS
 from planner.changeover.capacity import carried
 from planner.changeover.lots import kinds_of
-from planner.changeover.moving import Terms, drain_seconds, weight_plane
 from planner.checks.check import Limits
-from planner.instances.alignment import Lot, placed
+from planner.instances.alignment import Lot, placed_apart
 from planner.manifest.layout import Instance
 from planner.manifest.schema import Manifest, Pool, Prediction
-from planner.plans.assemble import assemble
+from planner.plans.assemble import assemble, stated_levels, stated_workload
+from planner.plans.expectation import queued
 from planner.plans.plan import Plan
 from planner.question import Question
 from planner.survival import lost_instances
 
-Floats = NDArray[np.float64]
 MOST_LAYOUTS = 4_000
 
 
@@ -34,8 +29,9 @@ MOST_LAYOUTS = 4_000
 class Scenario:
     """A question with a rate, what it weighs, and for how long it lasts where it is a window of time.
 
-    ``best`` is the plan with the fewest chips for it alone, None where none keeps the limits; ``least_chips`` is the
-    bound that the search proved.
+    Scenarios of one name happen at once, each to a model of its own. ``best`` is the plan with the fewest chips for it
+    alone, None where none keeps the limits; ``least_chips`` is the bound that the search proved. ``relaxed`` says where
+    the question has other limits than were asked for, since nothing keeps those.
     """
 
     name: str
@@ -44,14 +40,19 @@ class Scenario:
     hours: float | None
     best: Plan | None
     least_chips: float
+    relaxed: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """Kinds that go together, and of each scenario the instances that it needs, None where it cannot be served."""
+    """Kinds that go together, and of each scenario the instances that it needs, None where it cannot be served.
+
+    ``own`` are the names of scenarios whose own plan has these kinds, and just the instances that are needed.
+    """
 
     manifest: Manifest
     needs: tuple[tuple[int, ...] | None, ...]
+    own: frozenset[str] = frozenset()
 
     @property
     def pools(self) -> list[Pool]:
@@ -61,7 +62,7 @@ class Option:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """Instances of each pool of an option."""
+    """Instances of each pool of an option; none at all where a model is not there."""
 
     option: Option
     counts: tuple[int, ...]
@@ -71,30 +72,100 @@ class Layout:
         """Chips of all instances."""
         return sum(pool.chips_per_instance * count for pool, count in zip(self.option.pools, self.counts, strict=True))
 
-    def manifest(self, question: Question) -> Manifest:
-        """Return it as a manifest on the machines of a question, under what its option was planned for."""
-        made, pools = self.option.manifest, list(self.option.pools)
-        for cluster, spec in made.clusters.items():
-            own = [number for number, pool in enumerate(pools) if pool.hardware == cluster]
-            machines = next(each for each in (question.prefill, question.decode) if each.hardware == spec.spec)
-            lots = [Lot(str(number), pools[number].devices_per_instance, self.counts[number]) for number in own]
-            firsts = placed(lots, machines, machines.devices)
-            if firsts is None:
-                raise Infeasible(f"{cluster}: {machines.devices} devices do not hold the instances of the layout")
-            for number in own:
-                update = {"instances": _standing(pools[number], firsts[str(number)], machines.devices_per_node)}
-                pools[number] = pools[number].model_copy(update=update)
-        nodes = {
-            name: 1 + max(n for p in pools if p.hardware == name for i in p.instances for n in i.nodes)
-            for name in made.clusters
-        }
-        clusters = {name: each.model_copy(update={"nodes": nodes[name]}) for name, each in made.clusters.items()}
-        return made.model_copy(update={"pools": pools, "clusters": clusters, "predicted": Prediction()})
+    @property
+    def devices(self) -> int:
+        """Devices of all instances."""
+        return sum(
+            pool.devices_per_instance * count for pool, count in zip(self.option.pools, self.counts, strict=True)
+        )
+
+    @property
+    def nodes(self) -> int:
+        """Nodes that they take where no other model stands on them."""
+        made, found = self.option.manifest, 0
+        for name, cluster in made.clusters.items():
+            own = zip(self.option.pools, self.counts, strict=True)
+            devices = sum(pool.devices_per_instance * count for pool, count in own if pool.hardware == name)
+            found += -(-devices // int(cluster.spec.devices_per_node.value))
+        return found
+
+    def within(self, other: "Layout") -> bool:
+        """Whether another one of the same option has as many instances of each pool at least."""
+        pairs = zip(self.counts, other.counts, strict=True)
+        return self.option is other.option and all(mine <= theirs for mine, theirs in pairs)
+
+    def is_own(self, scenario: Scenario) -> bool:
+        """Whether it is the plan that was made for a scenario."""
+        best = scenario.best
+        return scenario.name in self.option.own and best is not None and self.chips == best.chips
 
     def holds(self, scenario: int) -> bool:
         """Whether it serves a scenario within its limits."""
         needs = self.option.needs[scenario]
         return needs is not None and all(have >= need for have, need in zip(self.counts, needs, strict=True))
+
+
+def stood(together: Sequence[tuple[Layout, Question]]) -> list[Manifest]:
+    """Return the manifests of layouts that stand on the same machines at once, no two of them on one node.
+
+    Each states the traffic and the limits of its question, and what is expected of it then.
+    """
+    first: dict[str, dict[str, list[int]]] = {}
+    for cluster in dict.fromkeys(name for layout, _ in together for name in layout.option.manifest.clusters):
+        groups, machines = [], None
+        for number, (layout, question) in enumerate(together):
+            spec = layout.option.manifest.clusters.get(cluster)
+            if spec is None:
+                continue
+            machines = next(each for each in (question.prefill, question.decode) if each.hardware == spec.spec)
+            pools = list(enumerate(zip(layout.option.pools, layout.counts, strict=True)))
+            groups.append(
+                [
+                    Lot(f"{number}/{at}", pool.devices_per_instance, count)
+                    for at, (pool, count) in pools
+                    if pool.hardware == cluster
+                ]
+            )
+        assert machines is not None, "some layout has the cluster"
+        places = placed_apart(groups, machines, machines.devices)
+        if places is None:
+            raise Infeasible(f"{cluster}: {machines.devices} devices do not hold the instances of the layout")
+        first[cluster] = places
+    return [
+        _stated(
+            layout, question, [first[pool.hardware][f"{number}/{at}"] for at, pool in enumerate(layout.option.pools)]
+        )
+        for number, (layout, question) in enumerate(together)
+    ]
+
+
+def _stated(layout: Layout, question: Question, firsts: Sequence[Sequence[int]]) -> Manifest:
+    """Return the manifest of a layout whose instances begin at given devices."""
+    made = layout.option.manifest
+    sizes = {name: int(cluster.spec.devices_per_node.value) for name, cluster in made.clusters.items()}
+    rate = question.rate_per_second or 0.0
+    workload = stated_workload(question, rate)
+    own = made.workload == workload and layout.counts == tuple(len(pool.instances) for pool in made.pools)
+    pools = [
+        pool.model_copy(
+            update={
+                "instances": _standing(pool, own_firsts, sizes[pool.hardware]),
+                "predicted": pool.predicted if made.workload == workload else None,
+            }
+        )
+        for pool, own_firsts in zip(made.pools, firsts, strict=True)
+    ]
+    nodes = {
+        name: 1 + max(node for pool in pools if pool.hardware == name for each in pool.instances for node in each.nodes)
+        for name in made.clusters
+    }
+    clusters = {name: each.model_copy(update={"nodes": nodes[name]}) for name, each in made.clusters.items()}
+    update = {"pools": pools, "clusters": clusters, "workload": workload, "service_levels": stated_levels(question)}
+    manifest = made.model_copy(update=update)
+    if own:
+        return manifest
+    expected = queued(manifest, question.workload, rate)
+    return manifest.model_copy(update={"predicted": expected.prediction or Prediction()})
 
 
 def _standing(pool: Pool, firsts: Sequence[int], per_node: int) -> list[Instance]:
@@ -124,7 +195,7 @@ def options_of(scenarios: Sequence[Scenario]) -> list[Option]:
         alike = {own.name: made for own, made, other in zip(owners, manifests, numbers, strict=True) if other == kinds}
         needs = tuple(_needs(manifest, each, alike.get(each.name)) for each in scenarios)
         assert needs[scenarios.index(owner)] is not None, "a plan serves the scenario that it was made for"
-        found.append(Option(manifest=manifest, needs=needs))
+        found.append(Option(manifest=manifest, needs=needs, own=frozenset(alike)))
     return found
 
 
@@ -143,8 +214,7 @@ def _needs(manifest: Manifest, scenario: Scenario, own: Manifest | None) -> tupl
         per_node = int(manifest.clusters[pool.hardware].spec.devices_per_node.value)
         spare = lost_instances(question.survive, pool.devices_per_instance, per_node)
         counts.append(max(math.ceil(rate / each * (1 - 1e-9)), 1) + spare)
-    devices = sum(pool.devices_per_instance * count for pool, count in zip(manifest.pools, counts, strict=True))
-    return tuple(counts) if devices <= at_hand(question) else None
+    return tuple(counts)
 
 
 def at_hand(question: Question) -> int:
@@ -158,112 +228,7 @@ def layouts_of(options: Sequence[Option], most_devices: int) -> list[Layout]:
     for option in options:
         columns = zip(*(need for need in option.needs if need is not None), strict=True)
         for counts in itertools.product(*(sorted(set(column)) for column in columns)):
-            devices = sum(pool.devices_per_instance * count for pool, count in zip(option.pools, counts, strict=True))
-            if devices <= most_devices:
-                found.append(Layout(option=option, counts=counts))
+            layout = Layout(option=option, counts=counts)
+            if layout.devices <= most_devices:
+                found.append(layout)
     return sorted(found, key=lambda layout: layout.chips)[:MOST_LAYOUTS]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Robust:
-    """The layout with fewest chips that holds in a share of the scenarios; no plan for that share has fewer."""
-
-    layout: Layout
-    holds: tuple[bool, ...]
-    least_chips: float
-
-
-def one_plan(scenarios: Sequence[Scenario], layouts: Sequence[Layout], share: float) -> Robust | None:
-    """Return the one plan for a share of the weight; None where no layout holds in so many.
-
-    The bound: a plan that holds in scenarios of that weight has the chips of the dearest of them, so no fewer than the
-    dearest of the cheapest ones that make the share up.
-    """
-    weight = sum(each.weight for each in scenarios)
-    for layout in layouts:
-        holds = tuple(layout.holds(number) for number in range(len(scenarios)))
-        if sum(each.weight for each, held in zip(scenarios, holds, strict=True) if held) >= share * weight * (1 - 1e-9):
-            reached, least = 0.0, 0.0
-            for each in sorted(scenarios, key=lambda one: one.least_chips):
-                if reached >= share * weight * (1 - 1e-9):
-                    break
-                reached, least = reached + each.weight, each.least_chips
-            return Robust(layout=layout, holds=holds, least_chips=least)
-    return None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Policy:
-    """A layout for each window, None where none serves it; chip-hours with what moving holds beside them."""
-
-    layouts: tuple[Layout | None, ...]
-    chip_hours: float
-    moving_chip_hours: float
-    bound_chip_hours: float
-    """Each window's own best plan, with free moves."""
-    peak: Layout | None
-    """The one layout for every window that has one."""
-    peak_chip_hours: float
-
-    @property
-    def gap(self) -> float:
-        """How far the policy is above the bound, as a share of it."""
-        return self.chip_hours / self.bound_chip_hours - 1 if self.bound_chip_hours else 0.0
-
-
-def policy(scenarios: Sequence[Scenario], layouts: Sequence[Layout], terms: Terms | None = None) -> Policy:
-    """Return the cheapest layouts over windows in their order, moves counted.
-
-    Dynamic programme over windows and layouts: chips for the window's hours, and between windows what moving holds:
-    instances that come are loaded before the window begins, those that go are drained after it. A window that nothing
-    serves keeps what the cheapest way has. The bound is clairvoyant: each window's proven fewest chips, moves free.
-    """
-    hours = [each.hours or 0.0 for each in scenarios]
-    chips = np.array([layout.chips for layout in layouts])
-    moves = _moves(layouts, terms or Terms())
-    served = [np.array([layout.holds(number) for layout in layouts]) for number in range(len(scenarios))]
-    least, came = np.zeros(len(layouts)), []
-    for number, holds in enumerate(served):
-        reached = least[:, None] + moves if number else np.tile(least[:, None], (1, len(layouts)))
-        came.append(reached.argmin(axis=0))
-        least = reached.min(axis=0) + chips * hours[number] + (np.where(holds, 0.0, math.inf) if holds.any() else 0.0)
-    at = int(least.argmin())
-    path = [at]
-    for number in range(len(scenarios) - 1, 0, -1):
-        path.append(int(came[number][path[-1]]))
-    path.reverse()
-    moving = sum(float(moves[first, second]) for first, second in itertools.pairwise(path))
-    chosen = tuple(layouts[each] if served[number].any() else None for number, each in enumerate(path))
-    peak = next((each for each in layouts if all(each.holds(n) for n, held in enumerate(served) if held.any())), None)
-    return Policy(
-        layouts=chosen,
-        chip_hours=sum(float(chips[each]) * hours[number] for number, each in enumerate(path)) + moving,
-        moving_chip_hours=moving,
-        bound_chip_hours=sum(each.least_chips * own for each, own in zip(scenarios, hours, strict=True)),
-        peak=peak,
-        peak_chip_hours=peak.chips * sum(hours) if peak else math.inf,
-    )
-
-
-def _moves(layouts: Sequence[Layout], terms: Terms) -> Floats:
-    """Return the chip-hours that moving from each layout to each other one holds, [layouts, layouts]."""
-    options = list({id(layout.option): layout.option for layout in layouts}.values())
-    kinds, numbers = kinds_of(*(option.manifest for option in options))
-    columns = {id(option): own for option, own in zip(options, numbers, strict=True)}
-    counts = np.zeros((len(layouts), len(kinds)))
-    for row, layout in enumerate(layouts):
-        for kind, count in zip(columns[id(layout.option)], layout.counts, strict=True):
-            counts[row, kind] += count
-    source = {kind: option.manifest for option in options for kind in columns[id(option)]}
-    come = np.array([_start_seconds(source[kind], pool, terms) for kind, pool in enumerate(kinds)])
-    go = np.array([drain_seconds(source[kind], pool) for kind, pool in enumerate(kinds)])
-    chips = np.array([pool.chips_per_instance for pool in kinds])
-    change = counts[None, :, :] - counts[:, None, :]
-    held = np.maximum(change, 0.0) @ (come * chips) + np.maximum(-change, 0.0) @ (go * chips)
-    return np.asarray(held / HOUR_SECONDS, dtype=np.float64)
-
-
-def _start_seconds(manifest: Manifest, pool: Pool, terms: Terms) -> float:
-    """Return how long an instance takes until it serves, its weights read off peers."""
-    rate = weight_plane(manifest.clusters[pool.hardware].spec, 0.0, None)[1]
-    return terms.startup_seconds + pool.memory_bytes_per_device.weights / rate

@@ -5,10 +5,11 @@ from dataclasses import dataclass, field
 
 from ground.errors import Infeasible
 from planner.changeover.lots import Lot, Signature
-from planner.changeover.moving import slowest_plane, weight_plane
+from planner.changeover.moving import weight_plane
 from planner.changeover.order import InPlace, Move, Order, Task
 from planner.manifest.layout import Instance
-from planner.manifest.migration import How, Migration, Promise, Start, Step, manifest_hash
+from planner.manifest.loading import slowest_plane
+from planner.manifest.migration import How, Migration, Promise, Start, Step, manifest_hash, same_content
 from planner.manifest.schema import Cluster, KvTransfer, Manifest, Pool, Prediction
 
 BEGIN = "stage-00.yaml"
@@ -16,13 +17,17 @@ BEGIN = "stage-00.yaml"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sides:
-    """The lots behind a task's numbers: those that stop, signatures that start with the names they want, and kept."""
+    """The lots behind a task's numbers: those that stop, signatures that start with the names they want, and kept.
+
+    ``lost`` ones are gone before the first step.
+    """
 
     kinds: Sequence[Pool]
     stop: Sequence[Sequence[Lot]]
     start: Sequence[Signature]
     wanted: Sequence[Sequence[Lot]]
     kept: Sequence[Lot]
+    lost: Sequence[Lot] = ()
 
 
 @dataclass(slots=True)
@@ -86,26 +91,29 @@ class _Floor:
 
 
 def stages_of(
-    old: Manifest,
-    new: Manifest,
+    both: tuple[Manifest, Manifest],
     sides: Sides,
     task: Task,
     order: Order,
     clusters: Mapping[str, Cluster],
     promise: Promise,
+    without: frozenset[tuple[str, int]] = frozenset(),
 ) -> tuple[Migration, list[Manifest]]:
     """Return the steps, and the manifest before the first one and after each.
 
     Instances that are not touched keep names and nodes. Between the first and the last stage prompts go to the least
-    load, since instances differ.
+    load, since instances differ. Nothing is put on nodes that are not there (``without``), and the first step takes
+    away what stands on them.
     """
-    floor = _floor(old, sides, clusters)
+    old, new = both
+    floor = _floor(old, sides, clusters, without)
     begin = old.model_copy(update={"clusters": {name: clusters[name] for name in old.clusters}})
     manifests, steps = [begin], []
     for number, move in enumerate(order.moves, start=1):
         drained, started = _walk(floor, task, move)
+        drained += [name for lot in sides.lost for name in lot.names] if number == 1 else []
         last = number == len(order.moves)
-        manifests.append(_stage(new if last else old, (old, new), floor, clusters, last))
+        manifests.append(_stage(new if last else old, both, floor, clusters, last))
         steps.append(_step(move, drained, started, floor, f"stage-{number:02d}.yaml", task))
     names = [BEGIN, *(step.stage for step in steps)]
     migration = Migration(
@@ -114,32 +122,34 @@ def stages_of(
         begin_sha256=manifest_hash(begin),
         steps=steps,
         promise=promise,
-        rollback=names[-2::-1],
+        rollback=names[-2 : 0 if sides.lost else None : -1],
     )
     return migration, manifests
 
 
-def _floor(old: Manifest, sides: Sides, clusters: Mapping[str, Cluster]) -> _Floor:
-    kept, free = (
-        {name for lot in sides.kept for name in lot.names},
-        {name: set(range(each.nodes)) for name, each in clusters.items()},
-    )
+def _floor(old: Manifest, sides: Sides, clusters: Mapping[str, Cluster], without: frozenset[tuple[str, int]]) -> _Floor:
+    kept = {name for lot in sides.kept for name in lot.names}
+    free = {
+        name: {node for node in range(each.nodes) if (name, node) not in without} for name, each in clusters.items()
+    }
     running: dict[str, tuple[int, Instance]] = {}
     kind_of = {
         name: part.kind
         for lot in (*sides.kept, *(lot for lots in sides.stop for lot in lots))
         for name, part in zip(lot.names, lot.signature.parts, strict=True)
     }
+    taken = {instance.name for pool in old.pools for instance in pool.instances}
     for pool in old.pools:
         for instance in pool.instances:
-            running[instance.name] = (kind_of[instance.name], instance)
-            free[pool.hardware] -= set(instance.nodes)
+            if instance.name in kind_of:  # not lost
+                running[instance.name] = (kind_of[instance.name], instance)
+                free[pool.hardware] -= set(instance.nodes)
     return _Floor(
         sides=sides,
         clusters=clusters,
         free=free,
         running=running,
-        taken=set(running) | kept,
+        taken=taken | kept,
         left=[list(lots) for lots in sides.stop],
         wanted=[list(lots)[::-1] for lots in sides.wanted],
     )
@@ -210,6 +220,7 @@ def _stage(
     for kind, pool in enumerate(floor.sides.kinds):
         own = [instance for number, instance in floor.running.values() if number == kind]
         if own:
+            pool = next((each for each in head.pools if same_content(each, pool)), pool)  # with its own predictions
             pools.append(pool.model_copy(update={"instances": sorted(own, key=lambda each: _natural(each.name))}))
     used = {pool.hardware for pool in pools}
     update: dict[str, object] = {

@@ -9,7 +9,7 @@ from typing import Literal
 from planner.checks.deployed import Deployed, Lost, Standing, from_plan, standing
 from planner.checks.deployed_trace import plan_on
 from planner.checks.on_trace import held_at, loads
-from planner.checks.traced import surely_on_trace
+from planner.checks.traced import search_on_trace
 from planner.plans.day import Window
 from planner.plans.deviation import PREDICTED
 from planner.plans.plan import Plan
@@ -286,9 +286,10 @@ class _Finder:
             answer = self.search_plan(question)
             best = answer.best
             return _Most(answer=answer, plan=best, rate_per_second=best.requests_per_second if best else 0.0)
-        traced = surely_on_trace(question, self.trace, self.search_plan, self.search_plan)
-        best, most = traced.answer.best, traced.most_per_second
+        traced = search_on_trace(question, self.trace, self.search_plan)
+        best = traced.answer.best
         if best is None or traced.on_trace is not None:
+            most = 0.0 if best is None else best.requests_per_second
             return _Most(answer=traced.answer, plan=best, rate_per_second=most, played=best is not None)
         # Too short for the most that the plan carries, a trace may still tell of the asked rate.
         played = self.asked_per_second is not None and loads(best, self.trace, self.asked_per_second)

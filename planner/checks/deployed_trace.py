@@ -16,7 +16,8 @@ from planner.checks.deployed import Deployed, DeployedPool, Standing, from_plan
 from planner.checks.on_trace import MOST_PLAYED, at_rate, pools_of
 from planner.instances.space import Role
 from planner.plans.plan import Plan
-from planner.plans.recorded import AggregatedPools, Pools, Recorded, play
+from planner.plans.recorded import Pools, Recorded, play
+from planner.serving.deployed import AggregatedPools
 from planner.serving.latency import Latency
 from planner.workload import Trace
 

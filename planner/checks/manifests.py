@@ -21,8 +21,9 @@ from planner.plans.expectation import (
     pool_pair,
     pool_ttft,
 )
-from planner.plans.recorded import AggregatedPools, Pools
+from planner.plans.recorded import Pools
 from planner.plans.recorded_manifest import pools_on
+from planner.serving.deployed import AggregatedPools
 from planner.workload import Trace, Workload, running_kv_tokens
 
 

@@ -7,22 +7,25 @@ so fast that their mean rate is the plan's, and the limits are checked on them.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
-from planner.costs.cache import device_cache, model_cache
-from planner.costs.latency import tokens_per_iteration
-from planner.costs.memory import BLOCK_TOKENS, kv_capacity_tokens
+from planner.costs.cache import model_cache
+from planner.costs.memory import granted_tokens, kv_capacity_tokens
 from planner.instances.aggregated import AggregatedServer
 from planner.instances.operating import DecodeServer, PrefillServer
 from planner.instances.space import Role
 from planner.instances.transfers import links_of
+from planner.manifest.drafts import tokens_per_iteration
 from planner.plans.aggregated import AggregatedPlan
 from planner.plans.plan import DisaggregatedPlan, Plan
-from planner.plans.recorded import AggregatedPools, DecodeSide, Pools, PrefillSide, Recorded, play, separate, within
+from planner.plans.recorded import Pools, Recorded, play, separate, within
 from planner.question import Question
 from planner.serving.capacity import Limits
+from planner.serving.deployed import AggregatedPools
 from planner.serving.latency import Array
+from planner.serving.separate import DecodeSide, PrefillSide
 from planner.workload import Trace, Traffic
 
 MOST_PLAYED = 600_000
@@ -118,11 +121,6 @@ def pools_of(plan: Plan, instances: Mapping[Role, int] | None = None) -> Pools |
     counts = (left.get("prefill", prefill.instances), left.get("decode", decode.instances))
     first, second = prefill.candidate, decode.candidate
     source, target = first.row.strategy, second.row.strategy
-    cache = device_cache(second.deployment)
-
-    def reserved(tokens: Array) -> Array:
-        return np.ceil(np.asarray(cache.charged(tokens, 1.0)) / BLOCK_TOKENS) * BLOCK_TOKENS
-
     return separate(
         PrefillSide(
             cost=PrefillServer(question, first).cost,
@@ -141,7 +139,7 @@ def pools_of(plan: Plan, instances: Mapping[Role, int] | None = None) -> Pools |
             tokens_per_iteration=tokens_per_iteration(second.drafts, question.acceptance),
         ),
         links_of(question, model_cache(first.deployment), (source, counts[0]), (target, counts[1])),
-        reserved,
+        partial(granted_tokens, second.deployment),
         question.workload,
     )
 

@@ -83,7 +83,8 @@ def operators(cost: StepCost, load: StepLoad, timed: StepSeconds) -> tuple[Opera
 
     ``timed`` is what ``evaluate`` returned for the same cost and load.
     """
-    microbatches, seconds, share = timed.microbatches, float(timed.seconds), float(timed.stream_share)
+    loading = float(load.loaded_tokens * cost.loading_seconds)
+    microbatches, seconds, share = timed.microbatches, float(timed.seconds) - loading, float(timed.stream_share)
     even = replace(cost, balance=1.0, sampling_deviations=0.0)
     values = variables(even, load, microbatches)
     busy_values = variables(cost, load, microbatches)
@@ -95,7 +96,8 @@ def operators(cost: StepCost, load: StepLoad, timed: StepSeconds) -> tuple[Opera
     heads = _head_rows(context)
     rows = [row for stage in stages for row in _stage_rows(context, stage)] + heads
     head = sum(row.seconds for row in heads)
-    return (*rows, *_composition_rows(context, layer, busy, busy_values, (seconds, head)))
+    loads = [_plain("prefix_load", "pool", 1, loading, "network")] if loading else []
+    return (*rows, *_composition_rows(context, layer, busy, busy_values, (seconds, head)), *loads)
 
 
 def _step(

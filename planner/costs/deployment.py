@@ -9,6 +9,7 @@ from ground.errors import BadInput
 from hardware.formats import KvDtype, attention_dtype, feed_forward_dtype, multiplied, product_dtype, storable
 from hardware.spec import Dtype, HardwareSpec
 from models.spec import ModelSpec, MoE
+from models.vision import Seen
 from planner.manifest.terms import Number, smaller
 from planner.strategy import Strategy
 
@@ -53,6 +54,17 @@ class StrategyArray:
         return self.pp * (self.attention_tp * self.attention_groups + experts)
 
 
+@dataclass(frozen=True, slots=True)
+class Host:
+    """How hosts drive the devices: whether decode replays captured graphs, and the mean delay of a host in a step."""
+
+    graphs: bool = True
+    jitter_seconds: float = 0.0
+
+
+DRIVEN = Host()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deployment:
     """Model, hardware and strategy of one instance, with the choices that move its cost.
@@ -76,8 +88,15 @@ class Deployment:
     drafts: Number = 0
     beams: int = 1
     """Beams of a request, which read its prompt's KV together."""
+    seen: Seen | None = None
+    """Pictures of the prompts, which every device of a group encodes a part of."""
     host_seconds: float | None = None
+    host: Host = DRIVEN
     engine: str | None = None
+    prefix_plane: str | None = None
+    """Plane over which prefill reads reused prefixes off a pool; None: they are in device memory."""
+    prefix_ssd_share: float = 0.0
+    """Of those, what comes from the SSD behind it."""
 
     @property
     def queries(self) -> Number:
@@ -86,8 +105,8 @@ class Deployment:
 
     @property
     def draft_layers(self) -> Number:
-        """Layers that draft: one, whatever the depth, where there are drafts."""
-        return smaller(self.drafts, 1)
+        """Layers that draft: those that the model ships, of which the last drafts whatever lies beyond."""
+        return smaller(self.drafts, max(self.model.mtp_layers, 1))
 
     @property
     def attention_weights(self) -> Dtype:
@@ -163,8 +182,20 @@ class Deployment:
 
     @property
     def in_graph(self) -> bool:
-        """Whether steps replay a captured graph: decode does, prefill has dynamic shapes."""
-        return self.phase != "prefill"
+        """Whether steps replay a captured graph: decode does unless told otherwise, prefill has dynamic shapes."""
+        return self.phase != "prefill" and self.host.graphs
+
+    @property
+    def jitter_seconds(self) -> Number:
+        """What a step waits for the slowest host: the mean of the largest of n exponential delays, mean x H(n).
+
+        Ranks that share experts wait for each other in every step; without experts ranks are on their own.
+        """
+        if not self.host.jitter_seconds:
+            return 0.0
+        ranks = np.asarray(self.strategy.attention_groups if self.model.moe else 1, dtype=np.intp)
+        delay = self.host.jitter_seconds * np.cumsum(1 / np.arange(1, ranks.max(initial=1) + 1))[ranks - 1]
+        return delay if ranks.ndim else float(delay)
 
 
 def shared_split(deployment: Deployment) -> Number:

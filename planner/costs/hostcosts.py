@@ -10,22 +10,26 @@ from dataclasses import dataclass, replace
 from ground.errors import BadInput
 from planner.engines.behaviour import behaviour, behaviour_names
 
-REQUEST_SECONDS = 0.04
-"""Client's library, HTTP, tokenisation and streaming of a first token: what vLLM's serving benchmark shows above the
-server's own time at 32 requests in flight, 40 ms in the mean (github.com/tenstorrent/tt-inference-server issue 259,
-measured on another accelerator; nothing of it runs on one)."""
+REQUEST_SECONDS = 0.01
+"""Client's library, HTTP and streaming of a first token; fitted with the next one (``scripts/fit_engines.py``)."""
+TOKEN_SECONDS = 7e-6
+"""Tokenisation and the text's way through client and server, per prompt token, one prompt after another. The two are
+fitted on TTFT of 757 closed-loop runs of TensorRT-LLM and vLLM (engine_runs.csv): 21.5 % off, 22.9 % in families that
+the fit did not see, for which it gives 10 to 20 ms and 3 to 7 us."""
 
 
 @dataclass(frozen=True, slots=True)
 class HostCosts:
-    """``step_seconds`` idle device time per step (None: the hardware's ``host.graph_launch_seconds``),
-    ``request_seconds`` of one request outside all steps, part of its TTFT; ``engine`` the engine whose kernels run.
+    """``step_seconds`` idle device time per step (None: the hardware's ``host.graph_launch_seconds``);
+    ``request_seconds`` of one request outside all steps and ``token_seconds`` of each of its prompt tokens, part of
+    its TTFT; ``engine`` the engine whose kernels run.
     """
 
     step_seconds: float | None = None
     request_seconds: float = REQUEST_SECONDS
+    token_seconds: float = TOKEN_SECONDS
     engine: str | None = None
-    source: str = "the hardware entry's graph_launch_seconds; requests: tenstorrent/tt-inference-server issue 259"
+    source: str = "the hardware entry's graph_launch_seconds"
 
 
 SYSTEMS = {

@@ -15,6 +15,8 @@ from planner.balance.imbalance import Balance, expected_maximum_normal, static_f
 from planner.balance.skew import LoadDistribution
 from planner.costs.deployment import Deployment
 from planner.costs.operators import build_step_cost
+from planner.costs.vision_operators import with_encoder
+from planner.manifest.drafts import Acceptance, tokens_per_iteration
 from planner.manifest.stepcost import StepSeconds, evaluate, splittable
 from planner.manifest.terms import Number, StepCost, StepLoad
 
@@ -29,7 +31,7 @@ class Pass:
 
 def balanced_cost(deployment: Deployment, balance: Balance) -> StepCost:
     """Return the step cost with the busiest expert rank that a balance setting implies."""
-    cost = build_step_cost(deployment)
+    cost = with_encoder(build_step_cost(deployment), deployment)
     if deployment.model.moe is None or not deployment.expert_parallel or balance.kind == "perfect":
         return cost
     if balance.kind == "factor":
@@ -67,12 +69,7 @@ def deviations(ranks: int) -> float:
     return float(expected_maximum_normal(ranks)) if ranks > 1 else 0.0
 
 
-def tokens_per_iteration(drafts: int, acceptance: float) -> float:
-    """1 + a + a² + … + a^K: each draft counts only if the ones before it were accepted."""
-    return float(sum(acceptance**depth for depth in range(drafts + 1)))
-
-
-def accepted_tokens(deployment: Deployment, acceptance: float) -> Number:
+def accepted_tokens(deployment: Deployment, acceptance: Acceptance) -> Number:
     """Tokens of one request in an iteration, of an instance or of each of many."""
     if not isinstance(deployment.drafts, np.ndarray):
         return tokens_per_iteration(int(deployment.drafts), acceptance)
@@ -113,6 +110,7 @@ def prefill_passes(deployment: Deployment, tokens_per_device: float, prompt: flo
             prefill_pairs=prompts * causal_pairs(new, cached),
             finishing_prompts=prompts,
             mean_tokens=prompts * new,
+            loaded_tokens=prompts * cached,
         )
         return [Pass(load, share)]
     count = int(np.ceil(prompt / share))
@@ -126,6 +124,7 @@ def prefill_passes(deployment: Deployment, tokens_per_device: float, prompt: flo
             prefill_pairs=causal_pairs(chunk, context),
             finishing_prompts=1.0 if number == count - 1 else 0.0,
             mean_tokens=chunk,
+            loaded_tokens=0.0 if number else cached,
         )
         passes.append(Pass(load, prompt / count))
     return passes

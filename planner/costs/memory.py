@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ground.identity import Kept, Same
 from hardware.formats import ELEMENT_BYTES
@@ -189,7 +190,25 @@ def _weight_bytes(deployment: Deployment) -> Number:
     tables = table * np.where(np.asarray(strategy.pp) > 1, 1, 1 if model.tied_embeddings else 2)
     draft_layer = moe_layer if model.moe_layers else dense_layer
     projection = 2.0 * model.hidden_size**2 * ELEMENT_BYTES[deployment.attention_weights]
-    return layers + tables + deployment.draft_layers * (draft_layer + projection)
+    return layers + tables + deployment.draft_layers * (draft_layer + projection) + tower_weight_bytes(deployment)
+
+
+def tower_weight_bytes(deployment: Deployment) -> float:
+    """Bytes of an encoder of pictures and its projector on every device of either role: engines load all weights."""
+    if deployment.seen is None:
+        return 0.0
+    tower = deployment.seen.pictures.tower
+    merged = tower.merge**2 * tower.hidden_size
+    return 2.0 * (tower.parameters + merged * (merged + deployment.model.hidden_size))
+
+
+def encoding_bytes(deployment: Deployment, tokens: Number) -> Number:
+    """Live activations of the encoder for prompts of ``tokens`` tokens: residual stream, attention, feed-forward."""
+    if deployment.seen is None or deployment.phase == "decode":
+        return 0.0
+    tower = deployment.seen.pictures.tower
+    patches = tokens * deployment.seen.patches_per_token / deployment.strategy.attention_tp
+    return patches * 2.0 * (6 * tower.hidden_size + 2 * tower.intermediate_size)
 
 
 def dense_weight_bytes(deployment: Deployment) -> Number:
@@ -239,7 +258,11 @@ def activation_bytes(deployment: Deployment, tokens: Number) -> Number:
     # Staged, a device holds its share of the tokens, and all tokens' latents with its share of the heads.
     own = tokens / strategy.attention_tp if strategy.staged else tokens
     gathered = latents if strategy.staged else 0
-    live = own * 4 * model.hidden_size * 2.0 + tokens * (gathered + width / strategy.attention_tp) * 2.0
+    live = (
+        encoding_bytes(deployment, tokens)
+        + own * 4 * model.hidden_size * 2.0
+        + tokens * (gathered + width / strategy.attention_tp) * 2.0
+    )
     logits = (tokens if deployment.phase == "decode" else 0.0) * model.vocab_size / strategy.attention_tp * 4.0
     if model.moe is None or strategy.disaggregated:
         widest = tokens * 3.0 * (model.dense_intermediate_size or 0) / strategy.attention_tp * 2.0
@@ -283,3 +306,9 @@ def kv_capacity_tokens(deployment: Deployment, memory: Memory) -> int:
     room = memory.capacity - float(memory.used) + float(memory.kv_cache)
     tokens = int(room / float(device_cache(deployment).token_bytes))
     return max(tokens // BLOCK_TOKENS, 1) * BLOCK_TOKENS
+
+
+def granted_tokens(deployment: Deployment, tokens: Number) -> NDArray[np.float64]:
+    """KV tokens that requests of so many tokens take of a DP group, within all windows and in whole blocks."""
+    charged = np.asarray(device_cache(deployment).charged(tokens, 1.0))
+    return np.asarray(np.ceil(charged / BLOCK_TOKENS) * BLOCK_TOKENS, dtype=np.float64)

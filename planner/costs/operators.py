@@ -14,6 +14,7 @@ from planner.costs.collectives import collective
 from planner.costs.deployment import Deployment, several
 from planner.costs.expert_operators import exchange_terms, expert_terms, gate_terms
 from planner.costs.head_operators import draft_terms, head_terms
+from planner.costs.prefixes import loading_seconds
 from planner.costs.roofline import TOKENS, Roofline, scale
 from planner.engines.behaviour import behaviour
 from planner.manifest.terms import CommunicationTerm, Rule, StepCost, Term
@@ -39,6 +40,9 @@ def build_step_cost(deployment: Deployment) -> StepCost:
     host = deployment.host_seconds
     if host is None:
         host = hardware.host.graph_launch_seconds.value if deployment.in_graph else 0.0
+    own = behaviour(deployment.engine)
+    if own is not None and own.replay_seconds is not None and deployment.in_graph:
+        host += own.replay_seconds.value * model.layers
     return StepCost(
         terms=tuple(terms),
         head_terms=tuple(head_terms(deployment, "head")),
@@ -60,10 +64,12 @@ def build_step_cost(deployment: Deployment) -> StepCost:
         pipeline_stages=strategy.pp,
         pipeline_hop=pipeline_hop(deployment) if several(strategy.pp) else None,
         pipeline_bubble=deployment.phase == "prefill",
-        host_seconds=host,
+        host_seconds=host + deployment.jitter_seconds,
         prompt_seconds=prompt_seconds(deployment),
         launch_seconds=0.0 if deployment.in_graph else hardware.host.eager_launch_seconds.value,
+        runs_ahead=deployment.in_graph or deployment.phase == "prefill",
         reach_tokens=model.reach_tokens,
+        loading_seconds=loading_seconds(deployment),
     )
 
 
@@ -73,8 +79,8 @@ def prompt_seconds(deployment: Deployment) -> float:
     if own is None or deployment.phase == "decode":
         return 0.0
     each = own.prompt_layer_seconds.value if own.prompt_layer_seconds else 0.0
-    sparse = own.prompt_moe_layer_seconds.value if own.prompt_moe_layer_seconds else each
-    return each * model.dense_layers + sparse * model.moe_layers
+    sparse = own.prompt_moe_layer_seconds.get(deployment.hardware.name)
+    return each * model.dense_layers + (sparse.value if sparse else each) * model.moe_layers
 
 
 def pipeline_hop(deployment: Deployment) -> CommunicationTerm:

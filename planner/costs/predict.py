@@ -9,9 +9,10 @@ from hardware.engines import with_engine
 from hardware.formats import KvDtype
 from hardware.spec import Dtype, HardwareSpec
 from models.spec import ModelSpec
+from models.vision import Seen
 from planner.balance.imbalance import Balance
 from planner.costs.breakdown import Operator, operators
-from planner.costs.deployment import Deployment, Phase, check_disaggregation, check_slots
+from planner.costs.deployment import DRIVEN, Deployment, Host, Phase, check_disaggregation, check_slots
 from planner.costs.hostcosts import HostCosts
 from planner.costs.interval import Interval, interval, loop_interval, scaled
 from planner.costs.latency import (
@@ -19,11 +20,10 @@ from planner.costs.latency import (
     decode_load,
     fastest_step,
     prefill_passes,
-    tokens_per_iteration,
 )
 from planner.costs.layouts import Shared, redundancy_choices, shared_choices
 from planner.costs.memory import Memory, expert_device_memory, kv_capacity_tokens, memory
-from planner.costs.prefixes import find_plane, loading_operator
+from planner.manifest.drafts import Acceptance, tokens_per_iteration
 from planner.manifest.stepcost import StepSeconds
 from planner.manifest.terms import StepCost, StepLoad
 from planner.strategy import Strategy
@@ -55,7 +55,8 @@ class Configuration:
     shared: Shared = "auto"
     drafts: int = 0
     beams: int = 1
-    acceptance: float = 0.7
+    seen: Seen | None = None
+    acceptance: Acceptance = 0.7
     microbatches: int | None = None
     batch: float = 1.0
     kv_tokens: float = 4096.0
@@ -69,6 +70,7 @@ class Configuration:
     length_spread: float = 0.0
     cache_plane: str | None = None
     host: HostCosts = field(default_factory=HostCosts)
+    driven: Host = DRIVEN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,7 +154,6 @@ class _Service:
     steps: tuple[Step, ...]
     memory: Memory
     expert_memory: Memory | None = None
-    loading: Operator | None = None
     about_seconds: float
     tpot_seconds: float | None = None
     ttft_seconds: float | None = None
@@ -169,8 +170,7 @@ class _Service:
     @property
     def iteration_seconds(self) -> float:
         """The mean iteration."""
-        waited = self.loading.exposed_seconds if self.loading else 0.0
-        return sum(step.seconds * step.weight for step in self.steps) + waited
+        return sum(step.seconds * step.weight for step in self.steps)
 
 
 def predict(configuration: Configuration) -> Prediction:
@@ -198,8 +198,11 @@ def expert_layouts(configuration: Configuration) -> list[Deployment]:
         kv_dtype=configuration.kv_dtype,
         drafts=configuration.drafts,
         beams=configuration.beams if configuration.phase == "decode" else 1,
+        seen=configuration.seen,
         host_seconds=configuration.host.step_seconds,
+        host=configuration.driven,
         engine=configuration.host.engine,
+        prefix_plane=configuration.cache_plane if configuration.phase == "prefill" else None,
     )
     moe, strategy, layouts = configuration.model.moe, configuration.strategy, []
     for shared in shared_choices(moe, strategy, configuration.shared, configuration.phase == "decode"):
@@ -220,7 +223,7 @@ def _service(configuration: Configuration, deployment: Deployment) -> _Service:
     if configuration.phase == "decode":
         return _decode(configuration, deployment, cost)
     if configuration.phase == "prefill":
-        return _prefill(configuration, deployment, cost)
+        return _quickest_prefill(configuration, deployment, cost)
     return _mixed(configuration, deployment, cost)
 
 
@@ -228,8 +231,6 @@ def _answer(configuration: Configuration, service: _Service) -> Prediction:
     """Return the service broken down into operators."""
     parts = [(operators(service.cost, step.load, step.timed), step.weight) for step in service.steps]
     rows = parts[0][0] if len(parts) == 1 else _merged(parts)
-    if service.loading is not None:
-        rows = (*rows, service.loading)
     iteration = service.iteration_seconds
     step = interval(iteration, rows, phase=configuration.phase)
     ttft = service.ttft_seconds
@@ -308,18 +309,22 @@ def _decode(configuration: Configuration, deployment: Deployment, cost: StepCost
     )
 
 
+def _quickest_prefill(configuration: Configuration, deployment: Deployment, cost: StepCost) -> _Service:
+    """Load reused prefixes from their pool, or compute them anew where that is quicker."""
+    loaded = _prefill(configuration, deployment, cost)
+    if not cost.loading_seconds or not configuration.prefix_reuse:
+        return loaded
+    anew = _prefill(replace(configuration, prefix_reuse=0.0), deployment, cost)
+    return min(loaded, anew, key=lambda service: service.about_seconds)
+
+
 def _prefill(configuration: Configuration, deployment: Deployment, cost: StepCost) -> _Service:
     passes = prefill_passes(deployment, configuration.tokens, configuration.prompt_tokens, configuration.prefix_reuse)
     steps = []
     for each in passes:
         load = _alone(configuration, each.load)
         steps.append(Step(load, fastest_step(cost, load, configuration.microbatches), 1 / len(passes)))
-    loading = None
-    if configuration.cache_plane is not None and configuration.prefix_reuse:
-        plane = find_plane(configuration.hardware, configuration.cache_plane)
-        reused = float(steps[0].load.prefill_context_tokens)
-        loading = loading_operator(deployment, plane, reused, len(passes))
-    ttft = sum(step.seconds for step in steps) + (loading.seconds * len(passes) if loading else 0.0)
+    ttft = sum(step.seconds for step in steps)
     prompts = sum(each.tokens for each in passes) * configuration.strategy.attention_dp
     if configuration.requests is not None:
         prompts = configuration.requests * configuration.prompt_tokens
@@ -334,7 +339,6 @@ def _prefill(configuration: Configuration, deployment: Deployment, cost: StepCos
         memory=memory(
             deployment, kv_tokens=kv_tokens, sequences=prompts_held, tokens=widest / configuration.strategy.pp
         ),
-        loading=loading,
         about_seconds=ttft,
         ttft_seconds=ttft,
         tokens_per_second=prompts / ttft,
@@ -354,6 +358,7 @@ def _alone(configuration: Configuration, load: StepLoad) -> StepLoad:
         load,
         prefill_tokens=load.prefill_tokens * factor,
         prefill_context_tokens=load.prefill_context_tokens * factor,
+        loaded_tokens=load.loaded_tokens * factor,
         prefill_pairs=load.prefill_pairs * factor,
         finishing_prompts=load.finishing_prompts * factor,
         mean_tokens=load.mean_tokens * factor * mean / busiest,
@@ -366,8 +371,7 @@ def _mixed(configuration: Configuration, deployment: Deployment, cost: StepCost)
     run = _benchmark(configuration, deployment)
     seen = measure(cost, run)
     steps = _mixed_steps(cost, seen, configuration.microbatches)
-    ttft = seen.ttft_seconds + configuration.host.request_seconds
-    residence = ttft + seen.tpot_seconds * max(configuration.output_tokens - 1, 1.0)
+    residence = seen.ttft_seconds + seen.tpot_seconds * max(configuration.output_tokens - 1, 1.0)
     return _Service(
         deployment=deployment,
         cost=cost,
@@ -375,7 +379,7 @@ def _mixed(configuration: Configuration, deployment: Deployment, cost: StepCost)
         memory=_mixed_memory(configuration, deployment),
         about_seconds=seen.tpot_seconds,
         tpot_seconds=seen.tpot_seconds,
-        ttft_seconds=ttft,
+        ttft_seconds=seen.ttft_seconds,
         tokens_per_second=configuration.concurrency * configuration.output_tokens / residence,
         accepted=run.accepted,
         microbatches=max(steps, key=lambda step: step.weight).timed.microbatches,
@@ -403,6 +407,8 @@ def _benchmark(configuration: Configuration, deployment: Deployment) -> "Benchma
         budget_tokens=configuration.batched_tokens,
         capacity_tokens=capacity if capacity >= longest else math.inf,
         rule=rule_of_engine(scheduling, configuration.hardware.name, configuration.concurrency),
+        request_seconds=configuration.host.request_seconds,
+        token_seconds=configuration.host.token_seconds,
         microbatches=configuration.microbatches,
     )
 

@@ -7,12 +7,14 @@ reads cross the datacentre network (VPC). The paper's prefill gains up to 1.52 t
 from ground.errors import BadInput
 from ground.names import suggest
 from hardware.spec import HardwareSpec, Plane
-from planner.costs.breakdown import Operator
 from planner.costs.deployment import Deployment
 from planner.costs.memory import kv_bytes_per_token, kv_bytes_per_token_of_model
+from planner.manifest.terms import Number
 
 POOL_BYTES = 1e12
 """The pool that an answer states how many prefixes it holds of: a round figure, not a machine's."""
+BLOCK_TOKENS = 128
+"""Of a block of the pool, the smallest that CloudMatrix384 section 4.4 tells (128 to 512)."""
 
 
 def find_plane(hardware: HardwareSpec, name: str, flag: str = "--cache-plane") -> Plane:
@@ -26,23 +28,36 @@ def find_plane(hardware: HardwareSpec, name: str, flag: str = "--cache-plane") -
     return hardware.plane(word)
 
 
-def loading_seconds(deployment: Deployment, plane: Plane, tokens: float) -> float:
-    """Return seconds until ``tokens`` of a DP group's reused prefixes are in every device's memory.
+def pool_rate(hardware: HardwareSpec, plane: Plane) -> float:
+    """Return the bytes per second that each device reads off pooled host memory while all read.
 
-    latency + bytes of one device / (bandwidth · efficiency); each device of a TP group loads what it
-    holds, MLA's latents in full. Nothing of it is hidden: the first layer waits for its prefix, and
-    a pool that streams layer by layer would be faster.
+    The plane's own rate, at most a device's share of what its node's processors give (they stand for those of other
+    nodes: blocks are spread evenly).
     """
-    moved = tokens * float(kv_bytes_per_token(deployment))
     rate = plane.bandwidth_bytes_per_second.value * plane.efficiency.value
-    return plane.latency_seconds.value + moved / rate if tokens else 0.0
+    host = hardware.host.memory_bytes_per_second
+    return min(rate, host.value) if host else rate
 
 
-def loading_operator(deployment: Deployment, plane: Plane, tokens: float, passes: int) -> Operator:
-    """Return the load as an operator of the mean of ``passes`` passes, the first of which waits for it."""
-    seconds = loading_seconds(deployment, plane, tokens) / passes
-    moved = tokens * float(kv_bytes_per_token(deployment)) / passes
-    return Operator("prefix_load", plane.name, 1, seconds, seconds, 0.0, 0.0, moved, "network", 0.0)
+def ssd_rate(hardware: HardwareSpec, plane: Plane) -> float:
+    """Return the same off the SSD behind the pool, which stands on the slowest plane (CloudMatrix384: on VPC)."""
+    rates = [each.bandwidth_bytes_per_second.value * each.efficiency.value for each in hardware.planes]
+    return min(*rates, pool_rate(hardware, plane))
+
+
+def loading_seconds(deployment: Deployment) -> Number:
+    """Return seconds per token of a DP group's reused prefixes until it is in every device's memory; 0 without a pool.
+
+    bytes / rate + layers · latency / block: blocks of a layer are read one after the other, each device what it holds,
+    MLA's latents in full. Nothing of it is hidden: the first layer waits for its prefix, and a pool that streams
+    layer by layer would be faster.
+    """
+    if deployment.prefix_plane is None or deployment.phase != "prefill":
+        return 0.0
+    plane, share = deployment.hardware.plane(deployment.prefix_plane), deployment.prefix_ssd_share
+    reads = deployment.model.kv_layers / (deployment.strategy.pp * BLOCK_TOKENS)
+    each = (1 - share) / pool_rate(deployment.hardware, plane) + share / ssd_rate(deployment.hardware, plane)
+    return kv_bytes_per_token(deployment) * each + reads * plane.latency_seconds.value
 
 
 def prefixes_held(deployment: Deployment, prefix_tokens: float) -> float:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field, fields
 from functools import cache
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ from ground.files import read_yaml
 from ground.from_dict import from_dict
 from ground.sourced import Sourced, Stated
 
+DEFAULT_BUDGET = 8192.0
 FILE = Path(__file__).parent / "behaviour.yaml"
 
 
@@ -27,9 +29,11 @@ class Behaviour(Stated):
     ``step_seconds`` the device waits for the host in every step (none: what its profile says); ``request_seconds`` a
     request spends outside all steps; ``prompt_layer_seconds`` the host takes per layer to launch a step that carries
     prompts, which no captured graph replays: such a step takes no less; ``prompt_moe_layer_seconds`` where a layer has
-    experts. ``quantises_in_norms``: model types whose norms write quantised activations.
+    experts, by machine; ``replay_seconds`` the device waits in every layer of a decode step, whose graphs are replayed
+    layer by layer. ``quantises_in_norms``: model types whose norms write quantised activations.
     ``sends_duplicates``: every device of a DP rank sends all its tokens to the experts. ``expert_start_up_seconds``:
     what a block of routed experts takes beyond the curve of a kernel that another engine lends, by machine and dtype.
+    ``spare_tokens``: what a step may carry beyond the longest prompt and the open requests where no budget is stated.
     ``sources`` has an address for each choice that is no number.
     """
 
@@ -37,10 +41,12 @@ class Behaviour(Stated):
     step_seconds: Sourced | None = None
     request_seconds: Sourced | None = None
     prompt_layer_seconds: Sourced | None = None
-    prompt_moe_layer_seconds: Sourced | None = None
+    prompt_moe_layer_seconds: dict[str, Sourced] = field(default_factory=dict)
+    replay_seconds: Sourced | None = None
     quantises_in_norms: list[str] | None = None
     sends_duplicates: bool = False
     expert_start_up_seconds: dict[str, Sourced] = field(default_factory=dict)
+    spare_tokens: Sourced | None = None
     sources: dict[str, str] = field(default_factory=dict)
 
 
@@ -61,6 +67,14 @@ def behaviour(engine: str | None) -> Behaviour | None:
     return known[-1]
 
 
+def usual_budget(engine: str | None, longest_prompt: float, open_requests: float) -> float:
+    """Return the tokens of a step and DP rank where nobody states them: those that the engine is set up with."""
+    own = behaviour(engine)
+    if own is None or own.spare_tokens is None:
+        return DEFAULT_BUDGET
+    return longest_prompt + open_requests + own.spare_tokens.value
+
+
 def behaviour_names() -> tuple[str, ...]:
     """Return the engines that a behaviour is known of."""
     return tuple(_known())
@@ -71,6 +85,7 @@ def behaviour_values(engine: str) -> list[tuple[str, Sourced]]:
     own = behaviour(engine)
     named: list[tuple[str, object]] = [(each.name, getattr(own, each.name)) for each in fields(Behaviour)]
     if own is not None:
+        named += [(f"prompt_moe_layer_seconds {key}", value) for key, value in own.prompt_moe_layer_seconds.items()]
         named += [(f"expert_start_up_seconds {key}", value) for key, value in own.expert_start_up_seconds.items()]
     return [(name, value) for name, value in named if isinstance(value, Sourced)]
 
@@ -78,7 +93,10 @@ def behaviour_values(engine: str) -> list[tuple[str, Sourced]]:
 @cache
 def _known() -> dict[str, list[Behaviour]]:
     data: Any = read_yaml(FILE)
-    return {name: [from_dict(Behaviour, entry) for entry in entries] for name, entries in data.items()}
+    return {
+        name: [from_dict(Behaviour, entry) for entry in accumulate(entries, lambda before, own: before | own)]
+        for name, entries in data.items()
+    }
 
 
 def _number(version: str) -> tuple[int, ...] | None:

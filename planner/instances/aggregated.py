@@ -2,35 +2,32 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property, partial
+from functools import cached_property, partial
 
 import numpy as np
 
-from planner.costs.cache import device_cache
-from planner.costs.latency import balanced_cost, tokens_per_iteration
-from planner.costs.memory import BLOCK_TOKENS, kv_capacity_tokens
+from planner.costs.latency import balanced_cost
+from planner.costs.memory import granted_tokens, kv_capacity_tokens
 from planner.instances.aggregated_candidates import BUDGETS, AggregatedCandidate
 from planner.instances.decode_candidates import MOST_BATCH
-from planner.instances.reachable import REFERENCE
+from planner.manifest.drafts import tokens_per_iteration
 from planner.manifest.stacks import stacked
-from planner.manifest.terms import Number, StepCost
+from planner.manifest.terms import StepCost
 from planner.question import Question
 from planner.serving.aggregated import AggregatedPool, Played, play_aggregated
-from planner.serving.capacity import Capacity, Limits, Outcome, Trial, counted, excess_of
+from planner.serving.capacity import Capacity, Limits, Outcome, Play, Trial, Until, excess_of
 from planner.serving.latency import Latency
-from planner.serving.played import FEW, MANY, Player
+from planner.serving.played import FEW, MANY, SURE, Player
 from planner.serving.played import Played as Sample
-from planner.serving.rules import REFERENCE_RULE, SchedulingRule, rule_of_engine
+from planner.serving.rules import REFERENCE_RULE, SchedulingRule, engine_rule
 from planner.serving.streams import Floats, Stream, longest_prompt
 from planner.serving.tables import Loads, TableArrays, step_table
 from planner.workload import Workload, running_kv_tokens
 
 _LIKELY = 0.8
 """Of saturation: where the search for a capacity begins."""
-_LONGER = 0.97
-"""Of what few requests tell: where that of many begins, which wait a little more."""
-_SURE, _EASY = 0.99, 0.5
-"""What few requests tell at that confidence to take no more of its limits than so much is in time."""
+_EASY = 0.5
+"""What few requests tell surely to take no more of its limits than so much is in time."""
 FEWEST = 600
 """Requests, with which an instance seldom fills: who is late even so is far off."""
 _REQUESTS, _REFILLS, _LONGEST = 40_000, 3, 400_000
@@ -94,20 +91,22 @@ class PlayedAggregated(Player):
             return None
         key = rate_per_second, instances, requests
         if key not in self._states:
-            stream = self.stream(requests, instances).at_rate(rate_per_second)
-            played = played_of(self.pool, self.charged, stream)
-            outcome = outcome_of(played, stream).counted()
+            stream = self.plays(requests, instances)[1].at_rate(rate_per_second)
+            pool = replace(self.pool, instances=instances) if stream.whole else self.pool
+            played = played_of(pool, self.charged, stream)
+            outcome = outcome_of(played, stream).counted(stream.counting)
             self._states[key] = self._state(rate_per_second, played, stream, outcome)
-            self._trials[rate_per_second, instances, requests] = Trial(
+            self._trials[self._key(*key)] = Trial(
                 rate_per_second=rate_per_second,
                 outcomes=(outcome,),
                 excess=excess_of(outcome, self.limits),
                 limits=self.limits,
+                whole=stream.whole,
             )
         return self._states[key]
 
     def _state(self, rate_per_second: float, played: Played, stream: Stream, outcome: Outcome) -> AggregatedState:
-        inner = counted(len(stream))
+        inner = stream.counting
         span = (played.left_seconds - played.first_token_seconds)[inner]
         later = (stream.answer_tokens - 1)[inner]
         return AggregatedState(
@@ -128,21 +127,24 @@ def _per_token(span: np.ndarray, later: np.ndarray) -> np.ndarray:
     return np.where(later > 0, span / np.maximum(later, 1), np.nan)
 
 
-def in_blocks(charged: Callable[[Floats, float], Number], block_tokens: int, tokens: Floats) -> Floats:
-    """Return the KV tokens that requests of so many tokens take of a rank, in whole blocks, [requests]."""
-    return np.asarray(np.ceil(np.asarray(charged(tokens, 1.0)) / block_tokens) * block_tokens)
-
-
-def played_of(pool: AggregatedPool, charged: Callable[[Floats], Floats], stream: Stream) -> Played:
-    """Play a stream; answers are reserved as the cache charges them."""
-    return play_aggregated(pool, stream, charged((stream.prompt_tokens + stream.answer_tokens).astype(np.float64)))
+def played_of(
+    pool: AggregatedPool, charged: Callable[[Floats], Floats], stream: Stream, until: Until | None = None
+) -> Played:
+    """Play a stream until enough is known; answers are reserved as the cache charges them."""
+    reserved = charged((stream.prompt_tokens + stream.answer_tokens).astype(np.float64))
+    enough = (lambda first, left: until(_outcome(first, left, stream))) if until else None
+    return play_aggregated(pool, stream, reserved, enough)
 
 
 def outcome_of(played: Played, stream: Stream) -> Outcome:
     """Return the latencies of a stream's requests."""
+    return replace(_outcome(played.first_token_seconds, played.left_seconds, stream), ended=played.ended)
+
+
+def _outcome(first_seconds: Floats, left_seconds: Floats, stream: Stream) -> Outcome:
     return Outcome(
-        ttft_seconds=played.first_token_seconds - stream.arrival_seconds,
-        tpot_seconds=_per_token(played.left_seconds - played.first_token_seconds, stream.answer_tokens - 1),
+        ttft_seconds=first_seconds - stream.arrival_seconds,
+        tpot_seconds=_per_token(left_seconds - first_seconds, stream.answer_tokens - 1),
     )
 
 
@@ -201,8 +203,14 @@ class Aggregate:
             queries=self.queries,
             accepted=self.accepted,
         )
+
+        def together(instances: int) -> Play:
+            played = replace(pool, instances=instances)
+            return lambda stream, until: outcome_of(played_of(played, self.charged, stream, until), stream)
+
         return PlayedAggregated(
-            play=lambda stream: outcome_of(played_of(pool, self.charged, stream), stream),
+            play=together(1),
+            together=together,
             workload=self.workload,
             limits=limits,
             most_tokens=self.context_tokens,
@@ -210,16 +218,6 @@ class Aggregate:
             charged=self.charged,
             most_open=min(self.most_open or self.most, self.most),
         )
-
-
-@cache
-def engine_rule(engine: str) -> SchedulingRule:
-    """Return how ``reference`` or NAME@VERSION schedules."""
-    if engine == REFERENCE:
-        return REFERENCE_RULE
-    from planner.engines.loader import load_engine  # the schema of profiles takes a tenth of a second
-
-    return rule_of_engine(load_engine(engine).scheduling)
 
 
 @dataclass(frozen=True)
@@ -249,7 +247,7 @@ class AggregatedServer:
             most_requests=candidate.batch,
             context_tokens=question.model.max_position,
             capacity_tokens=float(kv_capacity_tokens(deployment, candidate.memory(question.workload))),
-            charged=partial(in_blocks, device_cache(deployment).charged, BLOCK_TOKENS),
+            charged=partial(granted_tokens, deployment),
             rule=engine_rule(question.engine),
             queries=1 + int(deployment.drafts),
             microbatches=candidate.microbatches,
@@ -284,7 +282,7 @@ class AggregatedServer:
         key = instances, requests
         if key not in self._capacities:
             few, most = self._capacities.get((instances, FEW)), self.most_per_second
-            about = _LIKELY * most if few is None else _LONGER * few.rate_per_second
+            about = _LIKELY * most if few is None else few.rate_per_second
             self._capacities[key] = self.player.capacity(most, instances, about, requests)
         return self._capacities[key]
 
@@ -298,7 +296,8 @@ class AggregatedServer:
         each = rate_per_second / instances
         if each > self.most_per_second * (1 + 1e-9):
             return False
-        far = self.player.trial(each, instances, FEW).interval(_SURE)[1] <= _EASY
+        few = self.player.verdict(each, instances, FEW)
+        far = few.excess <= _EASY and few.interval(SURE)[1] <= _EASY
         return far or self.player.keeps(each, instances)
 
     def told(self, rate_per_second: float, instances: int) -> Sample:

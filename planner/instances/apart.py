@@ -177,7 +177,10 @@ class _Bounds:
         machines, depths = self.question.decode, self.question.drafts
         step = machines.devices_per_node
         degrees, attention, experts = self._degrees, own.attention, own.experts
-        sizes = np.array([size for size in pool_counts(machines) if size % step == 0], dtype=np.float64)
+        most = self.question.max_instance_devices or machines.devices
+        sizes = np.array(
+            [size for size in pool_counts(machines) if size % step == 0 and size <= most], dtype=np.float64
+        )
         layout = np.array(own.layouts, dtype=np.float64)
         total = self._running(sizes)
         depth, size, place, degree = (

@@ -1,7 +1,7 @@
 """Decode instances: what an iteration takes, which batch memory holds, and what it carries, on arrays.
 
-Iteration time grows with the batch and its intercept is not negative, so time per request falls:
-the largest feasible batch carries the most (``offers.decode_offers``).
+Iteration time grows with the batch and its intercept is not negative, so time per request falls: the largest batch
+that keeps the limit bounds what is carried (``offers.decode_offers``); which one carries most is chosen later.
 """
 
 from dataclasses import dataclass, field, replace
@@ -10,15 +10,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.costs.deployment import Deployment
-from planner.costs.latency import accepted_tokens
-from planner.costs.memory import expert_device_memory, memory
+from planner.costs.latency import accepted_tokens, decode_load
+from planner.costs.memory import Memory, expert_device_memory, memory
 from planner.instances.brackets import largest
 from planner.instances.space import Group, Row
 from planner.manifest.stacks import taken
 from planner.manifest.stepcost import evaluate
 from planner.manifest.terms import Number, StepCost, StepLoad, larger
 from planner.question import Question
-from planner.workload import KvLoad, total_kv_tokens
+from planner.workload import KvLoad, Workload, running_kv_tokens, total_kv_tokens
 
 # Standard deviations by which memory must hold the KV of a full batch: one rank in 740 overflows.
 MEMORY_DEVIATIONS = 3.0
@@ -42,6 +42,12 @@ class DecodeCandidate:
     def devices(self) -> int:
         """Devices of the instance."""
         return self.row.strategy.devices
+
+    def memory(self, workload: Workload) -> Memory:
+        """Bytes per device with the mean KV of a full batch."""
+        load = decode_load(self.deployment, self.batch, running_kv_tokens(workload).mean_tokens)
+        tokens = self.batch * self.deployment.queries / self.row.strategy.pp
+        return memory(self.deployment, kv_tokens=load.decode_kv_tokens, sequences=float(self.batch), tokens=tokens)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,10 +10,13 @@ from numpy.typing import NDArray
 from planner.balance.imbalance import expected_maximum_normal
 from planner.costs.cache import model_cache
 from planner.costs.deployment import Deployment
-from planner.costs.latency import balanced_cost, tokens_per_iteration
+from planner.costs.latency import balanced_cost
+from planner.costs.memory import granted_tokens, kv_capacity_tokens
 from planner.instances.candidates import row_microbatches
 from planner.instances.decode_candidates import DecodeCandidate, kv_of_busiest
+from planner.instances.decode_played import PlayedDecode
 from planner.instances.prefill_candidates import PrefillCandidate, busiest_prompts, pass_seconds
+from planner.manifest.drafts import tokens_per_iteration
 from planner.manifest.stacks import stacked
 from planner.manifest.stepcost import evaluate
 from planner.manifest.terms import Number, StepCost, StepLoad
@@ -24,6 +27,7 @@ from planner.serving.closed_forms.bulk_lattice import most_waiting
 from planner.serving.closed_forms.bulk_service import latency_of, thinned_squared_cv
 from planner.serving.closed_forms.mixserve import full_batch_state, memoryless_ttft
 from planner.serving.closed_forms.pass_seconds import Passes
+from planner.serving.decode import DecodePool
 from planner.serving.latency import Latency
 from planner.serving.played import Played, PlayedPrefill
 from planner.serving.prefill import PrefillPool
@@ -32,6 +36,9 @@ from planner.serving.tables import Loads, TableArrays, step_table
 from planner.workload import Lengths, Workload, running_kv_tokens
 
 Array = NDArray[np.float64]
+
+_LIKELY = 0.7
+"""Of a full instance's rate: where the search for what it carries of a trace begins."""
 
 
 def kv_transfer_seconds(question: Question, deployment: Deployment) -> float:
@@ -91,7 +98,12 @@ def pass_times(dealing: Dealing, budget_tokens: float, most_tokens: float) -> Ta
 
 def has_closed_form(workload: Workload, chunks: int) -> bool:
     """Whether bulk service is exact: whole prompts, all alike, that come Poisson or are dealt in turn."""
-    varied = workload.prompts is not None or workload.input_tokens.squared_cv or workload.prefix_reuse
+    varied = (
+        workload.trace is not None
+        or workload.prompts is not None
+        or workload.input_tokens.squared_cv
+        or workload.prefix_reuse
+    )
     return not varied and workload.arrival_squared_cv == 1 and chunks == 1
 
 
@@ -279,8 +291,42 @@ class DecodeServer:
 
     @property
     def independent(self) -> bool:
-        """Yes: each of several instances sees Poisson arrivals."""
-        return True
+        """Yes, for each of several instances sees Poisson arrivals; but those of a trace share its bursts."""
+        return self.player is None
+
+    @cached_property
+    def player(self) -> PlayedDecode | None:
+        """Plays the instance on a trace; None where the closed form tells."""
+        question, candidate = self.question, self.candidate
+        if question.queueing == "mixserve" or question.workload.trace is None:
+            return None
+        reserved = partial(granted_tokens, candidate.deployment)
+        limits = Limits(percentile=question.percentile, tpot_seconds=question.tpot_seconds)
+        return PlayedDecode.of(
+            self.pool, reserved, question.workload, limits, full_per_second=candidate.requests_per_second
+        )
+
+    @property
+    def pool(self) -> DecodePool:
+        """The instance as it is played, KV on its way as long as it is on average."""
+        question, candidate = self.question, self.candidate
+        ranks = candidate.row.strategy.attention_groups
+        loads = Loads(
+            ranks=ranks,
+            budget_tokens=2,
+            longest_prompt=2.0,
+            most_running=ranks * candidate.batch,
+            kv_tokens_per_request=running_kv_tokens(question.workload).mean_tokens,
+            microbatches=candidate.microbatches,
+        )
+        return DecodePool(
+            times=step_table(self.cost, loads),
+            ranks=ranks,
+            slots=candidate.batch,
+            capacity_tokens=float(kv_capacity_tokens(candidate.deployment, candidate.memory(question.workload))),
+            tokens_per_iteration=self.accepted,
+            latency_seconds=self.transfer_seconds,
+        )
 
     @cached_property
     def cost(self) -> StepCost:
@@ -316,12 +362,26 @@ class DecodeServer:
         return self.iteration_seconds(np.arange(1.0, self.most_requests + 1))
 
     def pool_capacity(self, instances: int) -> float:
-        """Largest rate of so many instances: that of one each, for random routing leaves arrivals Poisson."""
+        """Largest rate of so many instances: that of one each, for random routing leaves arrivals Poisson.
+
+        Played where there is a trace.
+        """
+        if self.player is not None:
+            found = self.player.capacity(self.most_per_second, instances, _LIKELY * self.most_per_second)
+            return 0.0 if found is None else instances * found.rate_per_second
         return instances * self.single_capacity
 
     def pool_carries(self, instances: int, rate_per_second: float) -> bool:
         """Whether so many instances carry a rate within the TPOT limit."""
+        if self.player is not None:
+            each = rate_per_second / instances
+            return each <= self.most_per_second * (1 + 1e-9) and self.player.keeps(each, instances)
         return self.pool_capacity(instances) >= rate_per_second
+
+    @property
+    def most_per_second(self) -> float:
+        """The largest rate of one instance that is planned with."""
+        return self.question.most_utilisation * self.candidate.requests_per_second
 
     def capacity(self) -> float:
         """Largest Poisson rate of one instance within the TPOT limit; 0 where there is none."""
@@ -354,6 +414,8 @@ class DecodeServer:
         if self.question.queueing == "mixserve":
             full = (self.candidate.requests_per_second, self.candidate.iteration_seconds)
             return full_batch_state(rate_per_second, self.iterations, full, self.transfer_seconds, self.accepted)
+        if self.player is not None:
+            return self.player.state(rate_per_second, instances)
         return decode_state(
             arrival_rate_per_second=rate_per_second,
             iterations_per_request=self.iterations,

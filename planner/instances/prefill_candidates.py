@@ -65,6 +65,7 @@ def chunk_load(workload: Workload, prompts: Number, mean_prompts: Number, chunks
         prefill_pairs=prompts * causal_pairs(chunk, context) * spread,
         finishing_prompts=prompts if number == chunks - 1 else 0.0,
         mean_tokens=mean_prompts * chunk,
+        loaded_tokens=0.0 if number else prompts * cached,
     )
 
 

@@ -112,7 +112,7 @@ def role_space(question: Question, role: Role) -> RoleSpace:
     engines = () if question.engine == REFERENCE else (machines.weights, question.kv_dtype, question.drafts)
     key = (
         (Same(question.model), Same(machines.hardware), machines.devices, role, question.pin(role)),
-        (question.engine, question.microbatches, *engines),
+        (question.engine, question.microbatches, question.max_instance_devices, *engines),
     )
     return _SPACES.of(key, lambda: _role_space(question, role))
 
@@ -124,6 +124,9 @@ def _role_space(question: Question, role: Role) -> RoleSpace:
     for strategy in grid.strategies:
         if moe is None and strategy.attention_dp > 1:
             cut["DP ranks of a dense model share nothing: they are instances"] += 1
+            continue
+        if strategy.devices > (question.max_instance_devices or strategy.devices):
+            cut[f"more than --max-instance-devices {question.max_instance_devices}"] += 1
             continue
         degrees = strategy.moe_tp, strategy.moe_ep
         if degrees not in known:
@@ -222,7 +225,7 @@ def structure(row: Row) -> tuple[bool, ...]:
 
 def groups(question: Question, role: Role, rows: Iterable[Row], drafts: int) -> list[Group]:
     """Return rows grouped by structure, in order of first appearance."""
-    machines, engine = machines_of(question, role), host_costs(question.engine).engine
+    machines, engine, pool = machines_of(question, role), host_costs(question.engine).engine, question.prefix_pool
     found: dict[tuple[bool, ...], list[Row]] = {}
     for row in rows:
         found.setdefault(structure(row), []).append(row)
@@ -235,8 +238,12 @@ def groups(question: Question, role: Role, rows: Iterable[Row], drafts: int) -> 
         kv_dtype=question.kv_dtype,
         drafts=drafts,
         beams=1 if role == "prefill" else question.workload.beams,
+        seen=question.workload.seen,
+        host=question.driven,
         host_seconds=host_costs(question.engine).step_seconds if _has_gap(question, role) else None,
         engine=engine,
+        prefix_plane=pool.plane if pool and role == "prefill" else None,
+        prefix_ssd_share=pool.ssd_share if pool else 0.0,
     )
     result = []
     for members in found.values():

@@ -160,8 +160,10 @@ class StepCostModel(Strict):
     pipeline_bubble: bool = False
     host_seconds: Amount = 0.0
     launch_seconds: Amount = 0.0
+    runs_ahead: bool = True
     prompt_seconds: Amount = 0.0
     reach_tokens: Natural = 0
+    loading_seconds: Amount = 0.0
 
     @classmethod
     def from_step_cost(cls, cost: StepCost) -> "StepCostModel":
@@ -172,6 +174,7 @@ class StepCostModel(Strict):
             "slots_per_rank": float(cost.slots_per_rank),
             "balance": float(cost.balance),
             "sampling_deviations": float(cost.sampling_deviations),
+            "loading_seconds": float(cost.loading_seconds),
             "pipeline_hop": CommunicationTermModel.from_term(cost.pipeline_hop) if cost.pipeline_hop else None,
         }
         return cls.model_validate(fields)

@@ -22,6 +22,7 @@ from planner.manifest.layout import (
     RankTable,
     ShardRule,
 )
+from planner.manifest.loading import STARTUP_SECONDS, STORAGE_BYTES_PER_SECOND
 from planner.manifest.reach import Number, charged_tokens
 
 MANIFEST_VERSION = 1
@@ -71,7 +72,9 @@ class Drafts(Strict):
     """Multi-token prediction: drafts per iteration, and the chance of each given those before it."""
 
     drafts: int = Field(strict=True, ge=0, le=16)
-    acceptance: Share = 0.7
+    acceptance: Share | Annotated[tuple[Share, ...], Field(min_length=1, max_length=16)] = Field(
+        default=0.7, description="of each draft, or of the first, the second, ...; the last holds beyond"
+    )
     beams: int = Field(strict=True, default=1, ge=1, le=1024, description="of a request, each with a token a step")
 
 
@@ -229,7 +232,12 @@ class Recovery(Strict):
     kv: Literal["recompute", "migrate", "cheaper"] = Field(
         default="cheaper", description="KV that outlives its instance: computed again or moved"
     )
-    restart_seconds: Amount = Field(default=320.0, description="load of the weights; CloudMatrix384 Table 2, EMS cold")
+    restart_seconds: Amount | None = Field(default=None, description="of an instance; None: start-up and its weights")
+    startup_seconds: Amount = Field(default=STARTUP_SECONDS, description="from weights in place to the first request")
+    storage_bytes_per_second: Rate = Field(default=STORAGE_BYTES_PER_SECOND, description="of all that read weights")
+    pool_bytes_per_second: Rate | None = Field(
+        default=None, description="of each device off pooled host memory that keeps the weights; None: there is none"
+    )
     reconfigure_seconds: Amount = Field(default=5.0, description="pause while a decode instance drops ranks; assumed")
     kill_prefill: bool = Field(default=False, description="a prefill instance takes the role of a lost decode instance")
 
@@ -269,6 +277,17 @@ class AnswerKinds(Strict):
     weights: Weights
 
 
+class SessionShape(Strict):
+    """Turns that follow each other; see ``planner.workload.Sessions``."""
+
+    turns: Positive
+    new_tokens: float = Field(ge=1)
+    new_cv2: Amount = 0.0
+    think_seconds: Amount = 0.0
+    branches: Positive = 1
+    keeps_answers: bool = True
+
+
 class ManifestWorkload(Strict):
     """The traffic that the plan was made for; lengths by mean and squared coefficient of variation (0: fixed).
 
@@ -285,6 +304,8 @@ class ManifestWorkload(Strict):
     prefix_reuse_of_hits: float = Field(default=0.95, gt=0, lt=1, description="that share for a request that hits")
     prompt_kinds: PromptKinds | None = None
     answer_kinds: AnswerKinds | None = None
+    sessions: SessionShape | None = None
+    picture_tokens: Amount = Field(default=0.0, description="of a prompt, made by the model's encoder of pictures")
 
 
 class Prediction(Strict):

@@ -64,7 +64,8 @@ def evaluate(cost: StepCost, load: StepLoad, microbatches: int = 1) -> StepSecon
     host: Number = launches(cost, microbatches) * cost.launch_seconds
     if cost.prompt_seconds:
         host = larger(host, either(load.prefill_tokens > 0, cost.prompt_seconds, 0.0))
-    return StepSeconds(larger(device, host) + cost.host_seconds, microbatches, share)
+    seconds = (larger(device, host) if cost.runs_ahead else device + host) + cost.host_seconds
+    return StepSeconds(plus(seconds, load.loaded_tokens * cost.loading_seconds), microbatches, share)
 
 
 def evaluate_best(cost: StepCost, load: StepLoad, most: int) -> StepSeconds:

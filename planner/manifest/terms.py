@@ -130,6 +130,8 @@ class StepLoad:
     prefill_pairs: Number = 0.0
     finishing_prompts: Number = 0.0
     mean_tokens: Number = 0.0
+    loaded_tokens: Number = 0.0
+    """Cached tokens that are brought from a pool before the step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,8 +147,10 @@ class StepCost:
     of the ranks lies above its expectation (0: no sampling noise). ``domains`` > 0 with the rule
     ``disaggregated``: attention domains that share the expert ranks in turn; ``attention_ranks`` are
     then those of one domain, and so is all that the variables count. ``prompt_seconds``: the least that a
-    step with prompts takes, for the host to launch it. ``reach_tokens``: the most keys that a query of a
-    windowed or sparse layer attends to (0: there is no such layer).
+    step with prompts takes, for the host to launch it. ``runs_ahead``: launches hide behind the kernels that run; eager
+    decode, which waits for the tokens of the step before, adds them. ``reach_tokens``: the most keys that a query of a
+    windowed or sparse layer attends to (0: there is no such layer). ``loading_seconds`` is what a cached token takes
+    to come from the pool of prefixes (0: it is in device memory).
     """
 
     terms: tuple[Term, ...]
@@ -171,10 +175,12 @@ class StepCost:
     pipeline_stages: Number = 1
     pipeline_hop: CommunicationTerm | None = None
     pipeline_bubble: bool = False
-    host_seconds: float = 0.0
+    host_seconds: Number = 0.0
     launch_seconds: float = 0.0
+    runs_ahead: bool = True
     prompt_seconds: float = 0.0
     reach_tokens: int = 0
+    loading_seconds: Number = 0.0
 
     @property
     def attention_groups(self) -> Number:

@@ -27,7 +27,7 @@ from planner.instances.aggregated_candidates import (
 from planner.instances.space import Row
 from planner.question import Question
 from planner.serving.capacity import Capacity
-from planner.serving.played import FEW, LOWER
+from planner.serving.played import FEW
 from planner.workload import reserved_kv_tokens
 
 _MORE = 0.003
@@ -107,7 +107,7 @@ class AggregatedKind:
         each = rate_per_second / instances
         near = self._near(self.servers, instances, each)
         if near:
-            self._tried[instances] = LOWER * each
+            self._tried[instances] = each
         for server in near:
             if server.pool_carries(instances, rate_per_second):
                 return server
@@ -117,9 +117,9 @@ class AggregatedKind:
     def _near(self, servers: Sequence[AggregatedServer], instances: int, rate: float) -> list[AggregatedServer]:
         """Return the servers that few requests do not tell to be late at a rate, the least so first."""
         able = [server for server in servers if self._bound(server) >= rate]
-        able = [server for server in able if not server.player.surely_late(rate, instances, FEWEST)]
-        found = [(server.player.late_by(rate, instances), server) for server in able]
-        return [server for late, server in sorted(found, key=lambda each: each[0]) if late <= 1]
+        for requests in (FEWEST, FEW):
+            able = [server for server in able if not server.player.surely_late(rate, instances, requests)]
+        return sorted(able, key=lambda server: server.player.verdict(rate, instances).excess)
 
     def pool_capacity(self, instances: int) -> float:
         """Largest rate of so many instances within the limits with any budget; 0 where there is none.
@@ -175,7 +175,7 @@ class AggregatedKind:
         servers += self._beside(best, rate)
         while True:
             first = next(iter(self._quickest_first(servers, instances, (1 + _MORE) * rate)), best)
-            if first is best or first.player.trial((1 + _MORE) * rate, instances, FEW).excess > 1:
+            if first is best or first.player.verdict((1 + _MORE) * rate, instances).excess > 1:
                 return [best, *(each for each in self._near(servers, instances, rate) if each is not best)]
             rate, best = max(first.pool_capacity(instances, FEW) / instances, (1 + _MORE) * rate), first
 
@@ -184,7 +184,7 @@ class AggregatedKind:
     ) -> list[AggregatedServer]:
         """Return the servers whose bound reaches a rate by their latency over the limit of few requests at it."""
         able = [server for server in servers if self._bound(server) >= rate]
-        return sorted(able, key=lambda server: server.player.trial(rate, instances, FEW).excess)
+        return sorted(able, key=lambda server: server.player.verdict(rate, instances).excess)
 
     def _beside(self, server: AggregatedServer, rate: float) -> list[AggregatedServer]:
         """Return servers with budgets near another's; of prompts that are alike, at which they take a step less."""

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -21,17 +21,27 @@ Ints = NDArray[np.int64]
 
 # Caps that are tried for being quickest at a rate: all but always the first keeps the limit.
 _TRIED = 8
+# Standard deviations of the running requests above a full instance to which caps are tried: one in 740 passes them.
+_DEVIATIONS = 3.0
+# Of the largest cap, those that are played on a trace, and by how much more the next must carry than the last.
+_PARTS = (1.0, 0.85, 0.7, 0.5)
+_MORE = 1.003
 
 
 @dataclass(frozen=True, eq=False)
 class DecodeKind:
-    """A decode row with each cap of its batch up to the largest that keeps the TPOT limit and fits.
+    """A decode row with each cap of its batch that fits and can be told from none at all.
 
-    The largest carries most but where requests wait for room long enough to miss the limit by it: then smaller ones,
-    whose requests run quicker, are tried too.
+    The largest whose full iteration keeps the TPOT limit carries most but where requests wait for room long enough to
+    miss the limit by it. Then smaller ones are tried too, whose requests run quicker, and larger ones, with which fewer
+    wait: a batch that is seldom full may be late when it is.
     """
 
     full: DecodeServer
+    room: int
+    """The largest batch that fits."""
+    _settled_on_trace: dict[int, tuple[float, DecodeServer]] = field(default_factory=dict)
+    """By instances."""
 
     @property
     def row(self) -> Row:
@@ -40,8 +50,8 @@ class DecodeKind:
 
     @property
     def independent(self) -> bool:
-        """Yes: each of several instances sees Poisson arrivals."""
-        return True
+        """As the server is."""
+        return self.full.independent
 
     @property
     def bound_per_second(self) -> float:
@@ -50,33 +60,59 @@ class DecodeKind:
 
     def pool_capacity(self, instances: int) -> float:
         """Largest rate of so many instances within the TPOT limit at any cap."""
+        if not self.independent:
+            return self._played(instances)[0]
         return instances * self._settled[0]
 
     def pool_carries(self, instances: int, rate_per_second: float) -> bool:
         """Whether so many instances carry a rate within the TPOT limit."""
+        if not self.independent:
+            return any(server.pool_carries(instances, rate_per_second) for server in self._narrower)
         return self.pool_capacity(instances) >= rate_per_second
 
     def at(self, instances: int, rate_per_second: float | None = None) -> DecodeServer:
         """Return the server with the cap that carries most, or is quickest at a rate of so many instances."""
-        return self.best if rate_per_second is None else self._quickest(rate_per_second / instances)[0]
+        if rate_per_second is None:
+            return self.best if self.independent else self._played(instances)[1]
+        return self._quickest(rate_per_second / instances, instances)[0]
 
     def mean_seconds(self, instances: int, rate_per_second: float) -> float:
         """Mean time from a prompt's KV to its last token at a rate; infinite beyond the limit."""
-        return self._quickest(rate_per_second / instances)[1]
+        return self._quickest(rate_per_second / instances, instances)[1]
 
-    def _quickest(self, rate: float) -> tuple[DecodeServer, float]:
+    @cached_property
+    def _narrower(self) -> tuple[DecodeServer, ...]:
+        """The full server and some with smaller caps, on which a trace is played."""
+        least = int(self._caps[0][0])
+        caps = dict.fromkeys(max(round(self.full.candidate.batch * part), least) for part in _PARTS)
+        return tuple(self._server(cap) for cap in caps)
+
+    def _played(self, instances: int) -> tuple[float, DecodeServer]:
+        """The largest rate of so many instances on a trace and the server that carries it."""
+        if instances not in self._settled_on_trace:
+            best = self.full.pool_capacity(instances), self.full
+            for server in self._narrower[1:]:
+                if server.pool_carries(instances, best[0] * _MORE):
+                    best = max(best, (server.pool_capacity(instances), server), key=lambda found: found[0])
+            self._settled_on_trace[instances] = best
+        return self._settled_on_trace[instances]
+
+    def _quickest(self, rate: float, instances: int) -> tuple[DecodeServer, float]:
         """The largest cap lets fewest requests wait and finishes most of those that run, so it is the quickest.
 
         Where it misses the limit, the largest one that keeps it is taken.
         """
         question, limit = self.full.question, self.full.question.tpot_seconds
         for server in self._largest_first(rate):
-            state = server.state(rate)
+            state = server.state(rate, 1 if self.independent else instances)
             if state is not None and state.tpot.at(question.percentile) <= limit:
                 return server, state.span.mean - server.transfer_seconds
         return self.full, math.inf
 
     def _largest_first(self, rate: float) -> Iterator[DecodeServer]:
+        if not self.independent:
+            yield from self._narrower
+            return
         yield self.full
         batches, bounds = self._caps
         able = batches[bounds >= rate]
@@ -84,6 +120,7 @@ class DecodeKind:
             kept = self._batches.kept(able * self._groups, rate)
             keep = able[kept >= self.full.question.percentile / 100]
             yield from (self._server(int(cap)) for cap in keep[::-1][:_TRIED])
+            yield self.best
 
     @property
     def best(self) -> DecodeServer:
@@ -100,7 +137,7 @@ class DecodeKind:
             (full.single_capacity, full.candidate.batch),
             self._keeps,
             lambda rate, _: self._carrying(rate),
-            lambda cap, _: self._server(cap).single_capacity,
+            lambda cap, _: min(self._server(cap).single_capacity, self.bound_per_second),
             self.bound_per_second / 1000,
         )
 
@@ -115,7 +152,7 @@ class DecodeKind:
 
     def _keeps(self, cap: int, rate: float) -> bool:
         server, question = self._server(cap), self.full.question
-        if rate > question.most_utilisation * server.candidate.requests_per_second:
+        if rate > min(question.most_utilisation * server.candidate.requests_per_second, self.bound_per_second):
             return False
         state = server.state(rate)
         return state is not None and state.tpot.at(question.percentile) <= question.tpot_seconds
@@ -128,7 +165,7 @@ class DecodeKind:
     def _batches(self) -> Batches:
         full = self.full
         return Batches(
-            iteration_seconds=np.maximum.accumulate(full.iteration_table()),
+            iteration_seconds=np.maximum.accumulate(self._server(int(self._caps[0][-1])).iteration_table()),
             iterations=full.iterations,
             transfer_seconds=full.transfer_seconds,
             tokens_per_iteration=full.accepted,
@@ -138,14 +175,27 @@ class DecodeKind:
 
     @cached_property
     def _caps(self) -> tuple[Ints, Floats]:
-        """Caps up to the largest, [caps], and what bounds the rate at each."""
+        """Caps, [caps], and what bounds the rate at each."""
         candidate, question = self.full.candidate, self.full.question
-        strategy = candidate.row.strategy
-        given = question.pin("decode").batch is not None
-        batches = np.arange(candidate.batch if given else strategy.pp * candidate.microbatches, candidate.batch + 1)
+        batches = np.array([candidate.batch])
+        if question.pin("decode").batch is None:
+            batches = np.arange(candidate.row.strategy.pp * candidate.microbatches, self._widest + 1)
         seconds = self._seconds(batches.astype(np.float64))
         rates = request_rate(question, candidate.deployment, batches.astype(np.float64), seconds)
-        return batches, question.most_utilisation * rates
+        return batches, np.minimum(question.most_utilisation * rates, self.bound_per_second)
+
+    @cached_property
+    def _widest(self) -> int:
+        """The largest cap that is tried: beyond it hardly ever would one more be running.
+
+        At the bound about as many run as fill the instance; they vary as those of a queue without waiting do, and the
+        more the more an iteration slows down, by M / (1 - e) with e the elasticity of its time (``birth_death``): where
+        time grows linearly from that of the least batch, 1 - e is that time over the full one's.
+        """
+        candidate, groups = self.full.candidate, self._groups
+        least = float(self._seconds(np.array([1.0]))[0])
+        deviation = math.sqrt(candidate.batch * groups * max(candidate.iteration_seconds / least, 1.0))
+        return max(min(self.room, candidate.batch + math.ceil(_DEVIATIONS * deviation / groups)), candidate.batch)
 
     def _seconds(self, batches: Floats) -> Floats:
         candidate, question = self.full.candidate, self.full.question
@@ -154,7 +204,7 @@ class DecodeKind:
         return np.asarray(iteration(self.full.cost, spread, batches, kv, candidate.microbatches))
 
     def _server(self, cap: int) -> DecodeServer:
-        """Return the server with a cap; what keeps one below the largest from more is the TPOT limit."""
+        """Return the server with a cap; what keeps one from more is the TPOT limit, but where more do not fit."""
         candidate, question = self.full.candidate, self.full.question
         if cap == candidate.batch:
             return self.full
@@ -164,6 +214,6 @@ class DecodeKind:
             batch=cap,
             iteration_seconds=seconds,
             requests_per_second=float(request_rate(question, candidate.deployment, float(cap), seconds)),
-            limited_by="tpot",
+            limited_by="memory" if cap >= self.room else "tpot",
         )
         return replace(self.full, candidate=changed, known_cost=self.full.cost)

@@ -1,6 +1,7 @@
 """Kinds of decode instances that columns are made of: every row that keeps the TPOT limit, with a bound on its rate.
 
-A row carries most at the largest batch whose iteration keeps the limit. Requests per second rise with the batch, so a
+What a row finishes at the largest batch whose iteration keeps the limit is the most that it is planned to carry, with
+that batch or one that serves better (``offers.decode_kinds``). Requests per second rise with the batch, so a
 row whose memory is full is bounded by what it carries then, whatever its time per token. Most rows are so far behind
 others of their size that nobody needs to know more of them: their largest batch is looked for only when they are built.
 The leading rows of each size are known exactly, and in the order of what they carry.
@@ -291,4 +292,4 @@ def _decode_kind(table: _Table, slowest_seconds: float, keep: Ints, number: int)
         limited_by=full if batch >= table.room[row] else "tpot",
     )
     cost = taken(next(iter(table.times.values())).cost, np.array([row]))
-    return DecodeKind(DecodeServer(question, candidate, slowest_seconds, cost))
+    return DecodeKind(DecodeServer(question, candidate, slowest_seconds, cost), int(table.room[row]))

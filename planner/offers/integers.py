@@ -41,7 +41,7 @@ def largest_carried(
     (rate, number), leap = known, more
     while True:
         wanted = max(rate, least_rate) * (1 + leap)
-        if carries(number, wanted):
+        if wanted > rate and carries(number, wanted):  # a rate of 0 is not grown by leaps
             rate, leap = wanted, 2 * leap
             continue
         if leap > more:

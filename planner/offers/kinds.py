@@ -34,7 +34,7 @@ from planner.manifest.terms import StepCost
 from planner.offers.integers import largest_carried, least_of
 from planner.offers.slower import Passes, Slower
 from planner.question import Question
-from planner.serving.played import EVENLY, FEW, LOWER, PlayedPrefill
+from planner.serving.played import EVENLY, FEW, SURE, PlayedPrefill
 from planner.serving.tables import TableArrays
 
 Floats = NDArray[np.float64]
@@ -160,7 +160,7 @@ class PrefillKind:
             place for place in self._able_places(instances, rate_per_second) if self._early(place, each, instances)
         ]
         timely = sorted(timely, key=lambda place: self._player(place).trial(each, instances, FEW).excess)
-        if any(self.server(place).pool_carries(instances, rate_per_second) for place in timely[:_CLOSE]):
+        if any(self.server(place).pool_carries(instances, rate_per_second) for place in timely):
             return True
         self._late.append((instances, each))
         return False
@@ -173,12 +173,13 @@ class PrefillKind:
         budgets = self.budgets.places[places]
         late, excess = self.slower.late(self.passes, each)[budgets], np.zeros(self.passes.full.size)
         for place, budget in zip(np.array(places)[~late].tolist(), budgets[~late].tolist(), strict=True):
-            excess[budget] = self._player(place).late_by(each, EVENLY)
-            if excess[budget] <= 1:
+            found = self._player(place).verdict(each, EVENLY)
+            if not found.surely_late(SURE):
                 return False
+            excess[budget] = 1.0 if found.ended else max(found.interval(SURE)[0], 1.0)
         self._late_evenly.append(each)
         if not late.all():
-            self.slower.add(self.passes, LOWER * each, excess)
+            self.slower.add(self.passes, each, excess)
         return True
 
     def _able_places(self, instances: int, rate: float) -> list[int]:

@@ -46,5 +46,5 @@ class Slower:
         found = np.zeros(passes.full.size, dtype=np.bool_)
         for other, rate, excess in self._found.get((passes.ranks, passes.chunks), []):
             times = passes.times(other)
-            found |= (times * excess > 1) & (times * rate_per_second >= rate)
+            found |= (times * excess >= 1) & (times * rate_per_second >= rate)
         return found

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.costs.latency import causal_pairs
+from planner.manifest.drafts import step_chances
 from planner.manifest.schema import KvTransfer, Manifest, PhaseName, Pool, Prediction, Statistics
 from planner.manifest.stepcost import evaluate, evaluate_best
 from planner.manifest.terms import StepCost, StepLoad
@@ -127,12 +128,6 @@ def alone_decode_seconds(pool: Pool, prompt_tokens: int, output_tokens: int) -> 
 def _cost(pool: Pool, phase: PhaseName) -> StepCost:
     """Step cost of a phase; an aggregated pool has one for both."""
     return pool.step_costs["mixed" if pool.role == "mixed" else phase].to_step_cost()
-
-
-def step_chances(drafts: int, acceptance: float) -> Floats:
-    """Return the chances of 1, 2, ... drafts + 1 tokens in an iteration, [drafts + 1]: a^k (1 - a), the rest last."""
-    powers = acceptance ** np.arange(drafts + 1)
-    return np.asarray(np.append(powers[:-1] - powers[1:], powers[-1]), dtype=np.float64)
 
 
 def _alone_iterations(cost: StepCost, kv_tokens: Floats) -> Floats:

@@ -7,6 +7,8 @@ from ground.errors import Fault
 from ground.version import VERSION
 from hardware.spec import HardwareSpec
 from planner.costs.cache import model_cache
+from planner.costs.memory import kv_bytes_per_token
+from planner.costs.prefixes import BLOCK_TOKENS, loading_seconds, pool_rate
 from planner.instances.alignment import Lot, Places, placed
 from planner.instances.operating import DecodeServer
 from planner.manifest.checks import spec_hash
@@ -14,6 +16,7 @@ from planner.manifest.layout import Instance
 from planner.manifest.schema import (
     Answer,
     AnswerKinds,
+    CachingPool,
     Cluster,
     EmbeddedModel,
     Engine,
@@ -24,8 +27,10 @@ from planner.manifest.schema import (
     ManifestWorkload,
     Prediction,
     PromptKinds,
+    Recovery,
     Routing,
     ServiceLevels,
+    SessionShape,
 )
 from planner.plans.aggregated import AggregatedPlan
 from planner.plans.assemble_pool import cache_shape, pool_content
@@ -34,6 +39,7 @@ from planner.plans.plan import DisaggregatedPlan, Plan
 from planner.plans.pools import PlannedPool
 from planner.question import Question
 from planner.serving.prompts import prompts_of
+from planner.serving.rules import engine_rule
 from planner.workload import Workload
 
 SEED = 0
@@ -55,9 +61,7 @@ def assemble(plan: Plan, question_answers: Mapping[str, Answer], places: Places 
     places = _places(plan, names) if places is None else places
     placing: dict[str, list[Instance]] = {role: _instances(role, pool, places[role]) for role, pool in plan.pools()}
     pools = [pool_content(pool, names[role], placing[role], SEED) for role, pool in reversed(plan.pools())]
-    limits = ServiceLevels(
-        ttft_seconds=question.ttft_seconds, tpot_seconds=question.tpot_seconds, percentile=question.percentile
-    )
+    limits = stated_levels(question)
     return Manifest(
         manifest_version=1,
         made_by=MadeBy(podplan=VERSION, question=dict(question_answers), seed=SEED),
@@ -67,11 +71,13 @@ def assemble(plan: Plan, question_answers: Mapping[str, Answer], places: Places 
         },
         model=EmbeddedModel(sha256=spec_hash(question.model), spec=question.model),
         engine=_engine(question.engine),
-        workload=_workload(question, plan.requests_per_second),
+        workload=stated_workload(question, plan.requests_per_second),
         service_levels=limits,
         pools=sorted(pools, key=lambda pool: pool.role != "prefill"),
         kv_transfer=_kv_transfer(plan) if isinstance(plan, DisaggregatedPlan) else None,
+        caching=_caching(plan),
         routing=_routing(plan),
+        recovery=_recovery(plan),
         predicted=predicted(plan, limits),
     )
 
@@ -132,7 +138,15 @@ def _nodes_used(name: str, names: Mapping[str, str], placing: Mapping[str, list[
     )
 
 
-def _workload(question: Question, requests_per_second: float) -> ManifestWorkload:
+def stated_levels(question: Question) -> ServiceLevels:
+    """Return the limits of a question as a manifest states them."""
+    return ServiceLevels(
+        ttft_seconds=question.ttft_seconds, tpot_seconds=question.tpot_seconds, percentile=question.percentile
+    )
+
+
+def stated_workload(question: Question, requests_per_second: float) -> ManifestWorkload:
+    """Return the traffic of a question as a manifest states it."""
     traffic = question.workload
     return ManifestWorkload(
         input_tokens=traffic.input_tokens.mean,
@@ -144,6 +158,8 @@ def _workload(question: Question, requests_per_second: float) -> ManifestWorkloa
         prefix_reuse=traffic.prefix_reuse,
         prompt_kinds=_prompt_kinds(traffic),
         answer_kinds=_answer_kinds(traffic),
+        sessions=_sessions(traffic),
+        picture_tokens=float(traffic.pictures.tokens) if traffic.pictures else 0.0,
     )
 
 
@@ -153,6 +169,20 @@ def _prompt_kinds(traffic: Workload) -> PromptKinds | None:
         return None
     kinds = prompts_of(traffic)
     return PromptKinds(tokens=kinds.tokens.tolist(), reused=kinds.reused.tolist(), weights=kinds.weights.tolist())
+
+
+def _sessions(traffic: Workload) -> SessionShape | None:
+    shape = traffic.sessions
+    if shape is None:
+        return None
+    return SessionShape(
+        turns=shape.turns,
+        new_tokens=shape.new_tokens.mean,
+        new_cv2=shape.new_tokens.squared_cv,
+        think_seconds=shape.think_seconds,
+        branches=shape.branches,
+        keeps_answers=shape.keeps_answers,
+    )
 
 
 def _answer_kinds(traffic: Workload) -> AnswerKinds | None:
@@ -166,11 +196,13 @@ def _routing(plan: Plan) -> Routing:
     """Return the policies that the queues of the plan assume.
 
     Of elastic passes, the instance with least work is often the one whose pass has just begun: it would keep a request
-    waiting longest. In turn, requests come evenly and meet a pass half way on average. Ranks of aggregated instances
-    take them in turn too, so that no two prompts meet on one while others have none.
+    waiting longest. In turn, requests come evenly and meet a pass half way on average. Aggregated instances give them
+    to their ranks as their engine does, and fill steps in its order.
     """
     if isinstance(plan, AggregatedPlan):
-        return Routing(prefill="round_robin", decode="round_robin")
+        rule = engine_rule(plan.question.engine)
+        routing = Routing(prefill="round_robin", decode=rule.dealing)
+        return routing.model_copy(update={"chunks": "prefill_first"}) if rule.order == "prompts_first" else routing
     return Routing(prefill="round_robin")
 
 
@@ -191,6 +223,33 @@ def _kv_transfer(plan: DisaggregatedPlan) -> KvTransfer:
         bytes_per_token=float(cache.token_bytes),
         **cache_shape(cache),
         mapping=LinkMapping(ratio=ratio, group_size=target.attention_groups / ratio),
+    )
+
+
+def _recovery(plan: Plan) -> Recovery:
+    """Return what instances load weights off: pooled host memory over the plane that was asked for, or a store."""
+    plane = plan.question.model_cache
+    if plane is None:
+        return Recovery()
+    machines = [pool.machines.hardware for _, pool in plan.pools()]
+    return Recovery(pool_bytes_per_second=min(pool_rate(spec, spec.plane(plane)) for spec in machines))
+
+
+def _caching(plan: Plan) -> CachingPool | None:
+    """Return the pool of prefixes, at the rates that its reads come to, latencies of blocks included."""
+    pool = plan.question.prefix_pool
+    if pool is None:
+        return None
+    first = next(pool for role, pool in plan.pools() if role != "decode")
+    own = replace(first.candidate.deployment, phase="prefill", prefix_plane=pool.plane)
+    dram, ssd = (float(kv_bytes_per_token(own) / loading_seconds(replace(own, prefix_ssd_share=s))) for s in (0.0, 1.0))
+    return CachingPool(
+        plane=pool.plane,
+        capacity_bytes=pool.capacity_bytes,
+        bandwidth_bytes_per_second=dram,
+        block_tokens=BLOCK_TOKENS,
+        ssd_capacity_bytes=pool.ssd_bytes,
+        ssd_bandwidth_bytes_per_second=ssd if pool.ssd_bytes else None,
     )
 
 

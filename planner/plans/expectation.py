@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ground.errors import BadInput
-from planner.costs.latency import tokens_per_iteration
-from planner.instances.aggregated import Aggregate, AggregatedState, in_blocks
+from planner.instances.aggregated import Aggregate, AggregatedState
 from planner.instances.kv_links import KvLinks, LinkState, Sink, Source, link_state
 from planner.instances.operating import (
     Dealing,
@@ -22,7 +21,7 @@ from planner.instances.operating import (
     mean_passes,
     pass_times,
 )
-from planner.manifest.reach import charged_tokens
+from planner.manifest.drafts import tokens_per_iteration
 from planner.manifest.schema import (
     Manifest,
     ManifestWorkload,
@@ -30,6 +29,7 @@ from planner.manifest.schema import (
     Prediction,
     Role,
     ServiceLevels,
+    SessionShape,
     Statistics,
 )
 from planner.manifest.stacks import stacked
@@ -38,10 +38,12 @@ from planner.serving.capacity import Limits
 from planner.serving.closed_forms.birth_death import DecodeState, decode_state
 from planner.serving.closed_forms.bulk_service import Policy, latency_of, thinned_squared_cv
 from planner.serving.closed_forms.pass_seconds import Passes
+from planner.serving.deployed import in_blocks
 from planner.serving.latency import Latency
 from planner.serving.played import PlayedPrefill
 from planner.serving.prefill import PrefillPool
-from planner.workload import Lengths, Workload
+from planner.serving.rules import manifest_rule
+from planner.workload import Lengths, Sessions, Workload
 
 Floats = NDArray[np.float64]
 
@@ -65,6 +67,11 @@ def expect(manifest: Manifest, workload: Workload, requests_per_second: float) -
     planned = manifest.workload
     if workload == workload_of(planned) and requests_per_second == planned.requests_per_second:
         return Expectation(prediction=manifest.predicted, basis="the plan's own figures")
+    return queued(manifest, workload, requests_per_second)
+
+
+def queued(manifest: Manifest, workload: Workload, requests_per_second: float) -> Expectation:
+    """Return the same of both queues, whatever the plan itself states."""
     aggregated = mixed_pool(manifest)
     if aggregated is not None:
         return _expect_mixed(manifest, aggregated, workload, requests_per_second)
@@ -129,14 +136,26 @@ def aggregated_prediction(
 
 def workload_of(planned: ManifestWorkload) -> Workload:
     """Return the traffic that stands in a manifest."""
-    prompts, answers = planned.prompt_kinds, planned.answer_kinds
+    prompts, answers, shape = planned.prompt_kinds, planned.answer_kinds, planned.sessions
     return Workload(
         input_tokens=Lengths(mean=planned.input_tokens, squared_cv=planned.input_cv2),
         output_tokens=Lengths(mean=planned.output_tokens, squared_cv=planned.output_cv2),
         prefix_reuse=planned.prefix_reuse,
+        sessions=None if shape is None else sessions_of(shape),
         arrival_squared_cv=planned.arrival_cv2,
         prompts=None if prompts is None else tuple(zip(prompts.tokens, prompts.reused, prompts.weights, strict=True)),
         answers=None if answers is None else tuple(zip(answers.tokens, answers.weights, strict=True)),
+    )
+
+
+def sessions_of(shape: SessionShape) -> Sessions:
+    """Return the sessions that stand in a manifest."""
+    return Sessions(
+        turns=shape.turns,
+        new_tokens=Lengths(mean=shape.new_tokens, squared_cv=shape.new_cv2),
+        think_seconds=shape.think_seconds,
+        branches=shape.branches,
+        keeps_answers=shape.keeps_answers,
     )
 
 
@@ -156,10 +175,6 @@ def pool_mixed(
 
 def pool_aggregate(manifest: Manifest, pool: Pool, workload: Workload) -> Aggregate:
     """Return one of a pool's aggregated instances under a workload."""
-    kv = pool.kv
-    charged = partial(
-        charged_tokens, reach=kv.reach_tokens, reach_share=kv.reach_share, sequence_tokens=kv.sequence_tokens
-    )
     return Aggregate(
         cost=stacked(pool.step_costs["mixed"].to_step_cost()),
         workload=workload,
@@ -168,7 +183,8 @@ def pool_aggregate(manifest: Manifest, pool: Pool, workload: Workload) -> Aggreg
         most_requests=pool.limits.requests_per_dp_rank,
         context_tokens=manifest.model.spec.max_position,
         capacity_tokens=float(pool.kv.capacity_tokens_per_rank),
-        charged=partial(in_blocks, charged, pool.kv.block_tokens),
+        charged=partial(in_blocks, pool),
+        rule=manifest_rule(manifest),
         queries=1 + pool.mtp.drafts,
         microbatches=pool.microbatches,
         accepted=tokens_per_iteration(pool.mtp.drafts, pool.mtp.acceptance),

@@ -7,7 +7,6 @@ from typing import Protocol
 
 from planner.costs.deployment import Deployment
 from planner.costs.hostcosts import HostCosts, host_costs
-from planner.costs.latency import decode_load
 from planner.costs.memory import Memory, memory
 from planner.costs.predict import Configuration, Prediction, predict
 from planner.instances.decode_candidates import DecodeCandidate
@@ -138,7 +137,7 @@ class DecodePool(PlannedPool):
     @cached_property
     def memory(self) -> Memory:
         """Bytes per device with the mean KV of a full batch."""
-        return decode_memory(self.question, self.candidate)
+        return self.candidate.memory(self.question.workload)
 
 
 def asked_of(question: Question, role: Role, row: Row) -> Configuration:
@@ -154,6 +153,8 @@ def asked_of(question: Question, role: Role, row: Row) -> Configuration:
         balance=question.balance,
         redundant=row.redundant,
         shared=row.dedicated,
+        seen=question.workload.seen,
+        driven=question.driven,
         host=HostCosts(engine=host_costs(question.engine).engine),
     )
 
@@ -185,16 +186,8 @@ def prefill_prediction(question: Question, candidate: PrefillCandidate) -> Predi
             tokens=candidate.tokens_per_device,
             prompt_tokens=question.workload.input_tokens.mean,
             prefix_reuse=question.workload.prefix_reuse,
+            cache_plane=question.prefix_pool.plane if question.prefix_pool else None,
         )
-    )
-
-
-def decode_memory(question: Question, candidate: DecodeCandidate) -> Memory:
-    """Bytes per device with the mean KV of a full batch."""
-    load = decode_load(candidate.deployment, candidate.batch, running_kv_tokens(question.workload).mean_tokens)
-    tokens = candidate.batch * candidate.deployment.queries / candidate.row.strategy.pp
-    return memory(
-        candidate.deployment, kv_tokens=load.decode_kv_tokens, sequences=float(candidate.batch), tokens=tokens
     )
 
 

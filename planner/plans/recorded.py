@@ -14,15 +14,10 @@ from numpy.typing import NDArray
 from planner.instances.aggregated import played_of
 from planner.instances.kv_links import KvLinks
 from planner.instances.space import Role
-from planner.manifest.terms import StepCost
-from planner.serving.aggregated import AggregatedPool
-from planner.serving.decode import DecodePool, RankPolicy
+from planner.serving.deployed import AggregatedPools
 from planner.serving.latency import Array
-from planner.serving.prefill import Policy as PrefillPolicy
-from planner.serving.prefill import PrefillPool
-from planner.serving.separate import SeparatePools, play_separate, served
+from planner.serving.separate import DecodeSide, PrefillSide, SeparatePools, play_separate, served
 from planner.serving.streams import Stream
-from planner.serving.tables import Loads, step_table
 from planner.workload import Trace, Workload, running_kv_tokens
 
 Flags = NDArray[np.bool_]
@@ -62,41 +57,6 @@ class Pools:
     links: KvLinks
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AggregatedPools:
-    """A pool of aggregated instances as it is played."""
-
-    pool: AggregatedPool
-    charged: Callable[[Array], Array]
-    """KV tokens that requests of so many tokens are granted."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PrefillSide:
-    """Prefill instances that are alike, by what a step costs."""
-
-    cost: StepCost
-    ranks: int
-    budget_tokens: int
-    microbatches: int
-    instances: int
-    policy: PrefillPolicy = "round_robin"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DecodeSide:
-    """Decode instances that are alike, by what a step costs."""
-
-    cost: StepCost
-    ranks: int
-    slots: int
-    capacity_tokens: float
-    microbatches: int
-    instances: int
-    tokens_per_iteration: float
-    policy: RankPolicy = "least_kv"
-
-
 def separate(
     prefill: PrefillSide,
     decode: DecodeSide,
@@ -109,41 +69,17 @@ def separate(
     Args: ``reserved_tokens`` of requests of so many tokens; the ``workload`` has the lengths of what is played.
     """
     longest = max((tokens for tokens, _, _ in workload.prompts or ()), default=prefill.budget_tokens)
-    passes = Loads(
-        ranks=prefill.ranks,
-        budget_tokens=prefill.budget_tokens,
-        longest_prompt=float(longest),
-        microbatches=prefill.microbatches,
-    )
-    iterations = Loads(
-        ranks=decode.ranks,
-        budget_tokens=2,
-        longest_prompt=2.0,
-        most_running=decode.ranks * decode.slots,
-        kv_tokens_per_request=running_kv_tokens(workload).mean_tokens,
-        microbatches=decode.microbatches,
-    )
     return Pools(
         separate=SeparatePools(
-            prefill=PrefillPool(
-                times=step_table(prefill.cost, passes),
-                ranks=prefill.ranks,
-                budget_tokens=prefill.budget_tokens,
-                instances=prefill.instances,
-                policy=prefill.policy,
-            ),
-            decode=DecodePool(
-                times=step_table(decode.cost, iterations),
-                ranks=decode.ranks,
-                slots=decode.slots,
-                capacity_tokens=decode.capacity_tokens,
-                instances=decode.instances,
-                policy=decode.policy,
-                tokens_per_iteration=decode.tokens_per_iteration,
-                source_groups=links.prefill.groups,
-                source_channels=links.channels(links.prefill),
-                target_channels=links.channels(links.decode),
-                latency_seconds=links.latency_seconds,
+            prefill=prefill.pool(float(longest)),
+            decode=decode.pool(
+                running_kv_tokens(workload).mean_tokens,
+                {
+                    "source_groups": links.prefill.groups,
+                    "source_channels": links.channels(links.prefill),
+                    "target_channels": links.channels(links.decode),
+                    "latency_seconds": links.latency_seconds,
+                },
             ),
             transfer_seconds=links.held_seconds,
             reserved_tokens=reserved_tokens,

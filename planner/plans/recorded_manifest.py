@@ -1,23 +1,14 @@
 """What a manifest is expected to do with a recorded stream: its pools as ``plans.recorded`` plays them."""
 
-from dataclasses import replace
-
 import numpy as np
 
 from ground.errors import BadInput
 from planner.instances.kv_links import KvLinks
 from planner.manifest.schema import Manifest, Pool, Prediction, ServiceLevels, Statistics
-from planner.plans.expectation import (
-    Expectation,
-    mixed_pool,
-    pool_aggregate,
-    pool_pair,
-)
-from planner.plans.recorded import AggregatedPools, Pools, Recorded, play, within
-from planner.serving.capacity import Limits
-from planner.serving.deployed import separate_pools
+from planner.plans.expectation import Expectation, mixed_pool, pool_pair
+from planner.plans.recorded import Pools, Recorded, play, within
+from planner.serving.deployed import AggregatedPools, aggregated_pools, separate_pools
 from planner.serving.latency import Array
-from planner.serving.prefill import Policy
 from planner.workload import Trace, Traffic, Workload, running_kv_tokens
 
 
@@ -51,8 +42,8 @@ def pools_on(manifest: Manifest, workload: Workload) -> Pools | AggregatedPools 
     """Return the pools of a manifest as they are played, or why they cannot be played."""
     aggregated = mixed_pool(manifest)
     if aggregated is not None:
-        unlike = unlike_steps(manifest)
-        return unlike or aggregated_of_manifest(manifest, aggregated, workload)
+        kv = running_kv_tokens(workload).mean_tokens
+        return unlike_steps(manifest) or aggregated_pools(manifest, aggregated, kv_tokens_per_request=kv)
     pools = pool_pair(manifest)
     return pools if isinstance(pools, str) else of_manifest(manifest, pools, workload)
 
@@ -62,21 +53,6 @@ def unlike_steps(manifest: Manifest) -> str | None:
     if manifest.routing.decode_reservation != "whole":
         return "a trace is played with KV reserved for whole answers"
     return None
-
-
-def aggregated_of_manifest(manifest: Manifest, pool: Pool, workload: Workload) -> AggregatedPools:
-    """Return the aggregated instances of a manifest; the ``workload`` holds the lengths of what is played."""
-    routing, aggregate = manifest.routing, pool_aggregate(manifest, pool, workload)
-    played = aggregate.player(Limits(percentile=99.0)).pool
-    rule = replace(
-        played.rule,
-        order="shared" if routing.chunks == "decode_first" else "prompts_first",
-        dealing=routing.decode,
-    )
-    policy: Policy = "round_robin" if routing.prefill == "round_robin" else "least_load"
-    return AggregatedPools(
-        pool=replace(played, rule=rule, instances=len(pool.instances), policy=policy), charged=aggregate.charged
-    )
 
 
 def of_manifest(manifest: Manifest, pools: tuple[Pool, Pool], workload: Workload) -> Pools:

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 from ground.units import format_bytes, format_duration
 from planner.costs.breakdown import Operator
-from planner.costs.latency import balanced_cost, tokens_per_iteration
+from planner.costs.latency import balanced_cost
 from planner.costs.memory import kv_bytes_per_token
 from planner.instances.kv_links import LinkState
+from planner.manifest.drafts import tokens_per_iteration
 from planner.manifest.terms import CommunicationTerm, StepCost, Term
 from planner.plans.aggregated import AggregatedPool
 from planner.plans.plan import DisaggregatedPlan, Plan

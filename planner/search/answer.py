@@ -13,10 +13,17 @@ from planner.search.proof import Bound
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """A change that gives a fleet without a plan one; it was solved."""
+    """A change of one thing that gives a question or a fleet without a plan one, or that none of it does; solved.
+
+    ``flag`` and ``value`` are as they would be typed, None where no change of it alone helps; ``question`` is the
+    changed one of a single model.
+    """
 
     direction: str
     told: str
+    flag: str | None = None
+    value: str | None = None
+    question: Question | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

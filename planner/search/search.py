@@ -49,9 +49,10 @@ def search(question: Question, *, explain: bool = True, beside: bool = True) -> 
         return _search(question, explain=explain, beside=beside)
     answer, (times,) = surely([question], lambda asked: _search(asked[0], explain=False, beside=beside))
     if explain and answer.best is None:
-        from planner.search.changes.shortage import short  # only a refusal needs it
+        from planner.search.changes.shortage import helped, short  # only a refusal needs it
 
-        answer = replace(answer, explanation=short(question, answer.binding_limit))
+        told, most = short(question, answer.binding_limit)
+        answer = helped(replace(answer, explanation=told), question, most)
     return in_own_terms(answer, question, times)
 
 
@@ -60,9 +61,11 @@ def _search(question: Question, *, explain: bool, beside: bool) -> Answer:
     check_some(question, check_layouts)
     found = [find(gather_fleet(Fleet.of(each), costing=costing)) for each in asked]
     place = preferred([each.best for each in found], question.goal)
-    best = found[place if place is not None else _likeliest(found, explain=explain)]
+    if place is None and explain:
+        return _refused(found, question)
+    best = found[place or 0]
     published = begin_beside(replace(question_of(best), engine=REFERENCE)) if beside else None
-    answer = answer_of(best, published, explain=explain)
+    answer = answer_of(best, published)
     if question.engines:
         answer = replace(answer, engines=_of_engines(found, question))
         if beside and best.best is not None:
@@ -88,12 +91,17 @@ def _search(question: Question, *, explain: bool, beside: bool) -> Answer:
     )
 
 
-def _likeliest(found: Sequence[Found], *, explain: bool) -> int:
-    """Return of parts of the space without a plan the one that carries most, of which a refusal is told."""
-    if len(found) == 1 or not explain:
-        return 0
-    carried = [each.most_carried for each in found]
-    return carried.index(max(carried))
+def _refused(found: Sequence[Found], question: Question) -> Answer:
+    """Return why no part of the space has a plan, told of the one that carries most."""
+    from planner.search.changes.refusal import refused
+
+    best, chosen = found[0], found[0].most(0.0)
+    for each in found[1:]:
+        other = each.most(chosen.carried if isinstance(chosen, Choice) else 0.0)
+        if isinstance(other, Choice):
+            best, chosen = each, other
+    answer = replace(refused(best.separate, question, chosen), cut=best.cut)
+    return replace(answer, engines=_of_engines(found, question) if question.engines else ())
 
 
 def _of_engines(found: Sequence[Found], question: Question) -> tuple[Tried, ...]:
@@ -127,13 +135,13 @@ def tried_of(found: Found) -> Tried:
     return Tried(engine=question.engine, formats=own_formats(question), plan=best, binding_limit=limit, cut=found.cut)
 
 
-def answer_of(found: Found, published: Sequence[Later[Beside]] | None, *, explain: bool) -> Answer:
+def answer_of(found: Found, published: Sequence[Later[Beside]] | None) -> Answer:
     """Return what is found as an answer, with what stands beside it where published deployments do."""
     best, choice = found.best, found.choice
     if best is None or choice is None:
-        from planner.search.changes.refusal import refused
+        from planner.search.changes.refusal import without_words
 
-        return replace(refused(found.separate, explain=explain), cut=found.cut)
+        return replace(without_words(found.separate), cut=found.cut)
     answer = Answer(
         fleet=found.separate.fleet,
         plans=(best,),

@@ -50,14 +50,17 @@ def chosen_of(gathered: Gathered, picks: Picks) -> list[tuple[Option, tuple[int,
     return [(own[pick.way], pick.columns) for own, pick in zip(gathered.options, picks, strict=True)]
 
 
-def choose(separate: Gathered, aim: Aim | None = None, rows: Rows | None = None) -> Choice | Gathered:
+def choose(
+    separate: Gathered, aim: Aim | None = None, rows: Rows | None = None, known: float = 0.0
+) -> Choice | Gathered:
     """Return the best choice over every way; what was gathered where none fits.
 
     Separate pools come first, for they are quicker to cost and to queue for; of the others only those are queued for
-    whose bounds may beat them: see ``ways.every_way``.
+    whose bounds may beat them: see ``ways.every_way``. Where the largest rate is sought a choice that carries less than
+    is ``known`` is none.
     """
     aim = aim or aim_of(separate.fleet)
-    ways = every_way(separate, aim, rows)
+    ways = every_way(separate, aim, rows, known)
     if ways.gathered.closed:
         return ways.gathered
     programme = ways.gathered.programme(aim)
@@ -117,12 +120,9 @@ class Found:
         """The plan of a single model."""
         return self.plans[0] if self.plans else None
 
-    @property
-    def most_carried(self) -> float:
-        """Requests per second that the devices of a single model carry within its limits, whatever is asked."""
-        chosen = choose(self.separate, Aim(devices=self.separate.fleet.devices, objective="throughput"))
-        unit = self.separate.fleet.members[0].question.rate_per_second or 1.0
-        return chosen.carried * unit if isinstance(chosen, Choice) else 0.0
+    def most(self, known: float) -> Choice | Gathered:
+        """Return what carries most of a single model, whatever is asked, where that is more than is ``known``."""
+        return choose(self.separate, Aim(devices=self.separate.fleet.devices, objective="throughput"), known=known)
 
     @property
     def cut(self) -> Cut:

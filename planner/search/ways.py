@@ -144,17 +144,17 @@ def _options(fleet: Fleet, member: Member, pools: Mapping[str, tuple[Question, P
             yield from fed.options(question)
 
 
-def every_way(separate: Gathered, aim: Aim, rows: Rows | None = None) -> Ways:
-    """Return the options with all that may beat separate pools of the grid.
+def every_way(separate: Gathered, aim: Aim, rows: Rows | None = None, known: float = 0.0) -> Ways:
+    """Return the options with all that may beat separate pools of the grid, and a rate that is ``known``.
 
     ``rows`` are those that are searched, None for all.
     """
     alone = _begin_apart(separate) if rows is None and not aim.goal.timed else {}
     programme = None if separate.closed else separate.programme(aim)
-    ahead = _Ahead(separate, aim, rows, programme)
+    ahead = _Ahead(separate, aim, rows, programme if not known else None)
     wanted = separate.fleet.single or aim.rate is None or aim.goal.timed
-    picks = programme.settle() if programme is not None and wanted else None
-    least = programme.carried(picks) if programme is not None and picks is not None and aim.rate is None else 0.0
+    picks = programme.settle(known) if programme is not None and wanted else None
+    least = programme.carried(picks) if programme is not None and picks is not None and aim.rate is None else known
     least = aim.rate or least
     wide = _with_apart(separate, aim, least, alone) if alone and least else separate
     if programme is not None and picks is not None and wide is not separate:
@@ -296,7 +296,9 @@ def _separate(gathered: Gathered, number: int, pool: str, aim: Aim, least: float
     own = gathered.only(lambda option: option.budgets == {pool})
     programme = own.programme(aim, [number])
     picks = programme.settle(least) if own.options[number] else None
-    return None if picks is None else programme.incumbent(picks)
+    if picks is None:  # what carries less than another pool does cannot be best
+        return None if aim.rate is not None else Incumbent(rate=least, spent=(0.0, 0.0))
+    return programme.incumbent(picks)
 
 
 def _alone(option: Option) -> float:

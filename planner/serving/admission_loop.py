@@ -121,6 +121,8 @@ def _take(i: int, s: int, r: int, room: int, requests: Records, pool: Instances,
     """Put what fits of the first prompt in line into a step; return its tokens."""
     p = pool.lines[i, r].head
     done = requests[p].done
+    if requests[p].begun < 0.0:
+        requests[p].begun = max(pool.heads[i].clock, pool.steps[i, pool.heads[i].current].end)
     new = min(room, requests[p].todo - done)
     pool.loads[r].tokens += new
     pool.loads[r].context += done

@@ -7,6 +7,7 @@ says in which order, and who is let in.
 Ref: Sarathi-Serve (arXiv 2403.02310) section 4; the schedulers of vLLM 0.33.0 and SGLang 0.5.23.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -14,11 +15,13 @@ import numpy as np
 
 from planner.serving.prefill import Policy
 from planner.serving.rules import REFERENCE_RULE, SchedulingRule
-from planner.serving.streams import Floats, Ints, Stream
+from planner.serving.streams import Floats, Ints, Stream, parts_of
 from planner.serving.tables import TableArrays
 
 if TYPE_CHECKING:
     from planner.serving.batch_loop import Instances, Records, Rule
+
+Enough = Callable[[Floats, Floats], bool]
 
 _ROUNDING = 1e-9
 _AMPLE = 1 << 50
@@ -43,6 +46,10 @@ class AggregatedPool:
     """Tokens that it gains, above 1 with drafts."""
     instances: int = 1
     policy: Policy = "round_robin"
+    request_seconds: float = 0.0
+    """Of a closed loop: a request's way to the engine."""
+    token_seconds: float = 0.0
+    """And of each prompt token before that, one prompt after another."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -63,35 +70,53 @@ class Played:
     """Running requests of all ranks in these, added up."""
     longest_chunks: float
     """Prompt tokens in these of the rank that has most, added up."""
+    ended: bool = False
+    """Whether the play ended early: tokens that were not out then come then at the earliest."""
 
 
-def play_aggregated(pool: AggregatedPool, stream: Stream, reserved_tokens: Floats | None = None) -> Played:
+def play_aggregated(
+    pool: AggregatedPool, stream: Stream, reserved_tokens: Floats | None = None, enough: Enough | None = None
+) -> Played:
     """Return when every request of a stream has its first and its last token; the stream's arrivals must not fall.
 
-    Args: ``reserved_tokens`` are what each request is granted where answers are reserved: its prompt and answer if not
-        given. One that no rank could hold is let in where it is alone.
+    Args:
+        reserved_tokens: what each request is granted where answers are reserved: its prompt and answer if not given.
+            One that no rank could hold is let in where it is alone.
+        enough: asked now and then, with when requests have their first and last tokens, of those that do not at the
+            earliest; where it says so the play ends there.
     """
-    return _play(pool, stream, reserved_tokens, len(stream))
+    return _play(pool, stream, reserved_tokens, len(stream), enough)
 
 
-def play_closed(
-    pool: AggregatedPool, stream: Stream, concurrency: int, reserved_tokens: Floats | None = None
+def play_closed(pool: AggregatedPool, stream: Stream, concurrency: int) -> Played:
+    """Return the same of a closed loop on one instance: so many requests are sent at 0, each replaced when it leaves.
+
+    Arrivals of the stream do not count. Hosts delay them: so requests of one length, which leave at much the same
+    time, reach the engine one by one.
+    """
+    first = min(concurrency, len(stream))
+    reached = np.cumsum(stream.prompt_tokens, dtype=np.float64) * pool.token_seconds + pool.request_seconds
+    played = _play(pool, replace(stream, arrival_seconds=reached), None, first)
+    sent = np.concatenate([np.zeros(first), np.sort(played.left_seconds)])[: len(stream)]
+    return replace(played, arrival_seconds=sent)
+
+
+def _play(
+    pool: AggregatedPool, stream: Stream, reserved: Floats | None, first: int, enough: Enough | None = None
 ) -> Played:
-    """Return the same of a closed loop: so many requests are sent at 0, and each is replaced at once when it leaves.
-
-    Arrivals of the stream do not count.
-    """
-    sent = replace(stream, arrival_seconds=np.zeros(len(stream)))
-    return _play(pool, sent, reserved_tokens, min(concurrency, len(stream)))
-
-
-def _play(pool: AggregatedPool, stream: Stream, reserved: Floats | None, first: int) -> Played:
     from planner.serving import aggregated_loop as loop
 
     rule = rule_of(pool, int(stream.answer_tokens.max(initial=0)))
     requests = requests_of(pool, stream, reserved)
     instances = instances_of(pool, rule, first, len(stream))
-    loop.play(requests, instances, loop.IN_TURN if pool.policy == "round_robin" else loop.LEAST_LOAD, rule, pool.times)
+    policy = loop.IN_TURN if pool.policy == "round_robin" else loop.LEAST_LOAD
+    for begin, end in parts_of(first) if enough else [(0, first)]:
+        until = np.inf if end == first else stream.arrival_seconds[end]
+        loop.play(requests, instances, policy, rule, pool.times, (begin, end), until)
+        tokens = _so_far(requests, until) if enough and end < first else None
+        if enough and tokens and enough(*tokens):
+            requests.first, requests.left = tokens
+            break
     return Played(
         arrival_seconds=requests.arrival,
         first_token_seconds=requests.first,
@@ -102,7 +127,14 @@ def _play(pool: AggregatedPool, stream: Stream, reserved: Floats | None, first: 
         prompt_steps=int(instances.heads.prompt_steps.sum()),
         running_beside_prompts=int(instances.heads.beside.sum()),
         longest_chunks=float(instances.heads.chunks.sum()),
+        ended=end < first,
     )
+
+
+def _so_far(requests: "Records", now: float) -> tuple[Floats, Floats]:
+    """Return when requests have their first and last tokens: where they do not yet, now or as they arrive."""
+    first = np.where(requests.first < 0, np.maximum(now, requests.arrival), requests.first)
+    return first, np.where(requests.left < 0, np.maximum(now, first), requests.left)
 
 
 def rule_of(pool: AggregatedPool, longest_answer: int) -> "Rule":
@@ -132,19 +164,24 @@ def rule_of(pool: AggregatedPool, longest_answer: int) -> "Rule":
         whole_blocks=pool.accepted == 1.0 and not reserve,
         clipped=longest_answer > estimate.clip_tokens,
         clip=float(estimate.clip_tokens),
-        initial_ratio=estimate.initial_share,
-        least_ratio=estimate.least_share,
+        initial_ratio=float(estimate.initial_share),  # numba compiles anew for another type
+        least_ratio=float(estimate.least_share),
         ratio_step=(estimate.initial_share - estimate.least_share) / estimate.falling_steps,
         retract_tokens=float(estimate.retract_tokens),
+        request_seconds=pool.request_seconds,
+        token_seconds=pool.token_seconds,
     )
 
 
-def requests_of(pool: AggregatedPool, stream: Stream, reserved_tokens: Floats | None = None) -> "Records":
-    """Return a record for each of a stream's requests."""
+def requests_of(
+    pool: AggregatedPool, stream: Stream, reserved_tokens: Floats | None = None, iterations: Ints | None = None
+) -> "Records":
+    """Return a record for each of a stream's requests; ``iterations`` that each takes after its first token."""
     from planner.serving import batch_loop as batch
 
     after = np.maximum(stream.answer_tokens - 1, 0)
-    iterations = np.ceil(after / pool.accepted - _ROUNDING).astype(np.int64)
+    if iterations is None:
+        iterations = np.ceil(after / pool.accepted - _ROUNDING).astype(np.int64)
     requests = np.zeros(len(stream), batch.REQUEST).view(np.recarray)
     requests.arrival, requests.answer = stream.arrival_seconds, stream.answer_tokens
     requests.length = requests.todo = stream.prompt_tokens
@@ -152,7 +189,7 @@ def requests_of(pool: AggregatedPool, stream: Stream, reserved_tokens: Floats | 
     requests.after = iterations
     requests.growth = np.where(iterations > 0, after / np.maximum(iterations, 1), pool.accepted)
     requests.need = stream.prompt_tokens + stream.answer_tokens if reserved_tokens is None else reserved_tokens
-    requests.first = requests.left = -1.0
+    requests.begun = requests.first = requests.left = -1.0
     requests.behind = requests.chain = batch.NOBODY
     return requests
 
@@ -179,5 +216,5 @@ def instances_of(pool: AggregatedPool, rule: "Rule", arriving: int, requests: in
         buckets=np.full((*shape, batch.BUCKETS), batch.NOBODY, dtype=np.int64),
         phases=np.zeros((*shape, rule.block), dtype=np.int64),
         loads=np.zeros(pool.ranks, batch.LOAD).view(np.recarray),
-        following=np.array([arriving, requests], dtype=np.int64),
+        following=np.array([arriving, requests, arriving], dtype=np.int64),
     )

@@ -38,13 +38,22 @@ _STEP, _NO_STEP = 1, 2
 
 
 @called
-def play(requests: Records, pool: Instances, policy: int, rule: Rule, times: TableArrays) -> None:
-    """Deal all requests to the instances, in turn or to the one that holds fewest prompt tokens, and play them out.
+def play(
+    requests: Records,
+    pool: Instances,
+    policy: int,
+    rule: Rule,
+    times: TableArrays,
+    part: tuple[int, int],
+    until: float,
+) -> None:
+    """Deal a ``part`` of the requests, from one on up to another, to the instances, and play them all until ``until``.
 
-    Of a closed loop, those that are to follow are left to whom they follow.
+    In turn, or to the instance that holds fewest prompt tokens. Of a closed loop on one instance, those that follow
+    arrive once whom they follow has left.
     """
     instances = pool.heads.size
-    for p in range(pool.following[0]):
+    for p in range(part[0], part[1]):
         now = requests[p].arrival
         i = p % instances
         if policy == LEAST_LOAD:
@@ -55,7 +64,13 @@ def play(requests: Records, pool: Instances, policy: int, rule: Rule, times: Tab
             advance(i, now, requests, pool, rule, times)
         add(i, p, now, requests, pool, rule)
     for i in range(instances):
-        advance(i, np.inf, requests, pool, rule, times)
+        advance(i, until, requests, pool, rule, times)
+    while pool.following[2] < pool.following[0]:
+        p = int(pool.following[2])
+        advance(0, requests[p].arrival, requests, pool, rule, times)
+        add(0, p, requests[p].arrival, requests, pool, rule)
+        pool.following[2] += 1
+        advance(0, until, requests, pool, rule, times)
 
 
 @njit
@@ -71,7 +86,10 @@ def add(i: int, p: int, now: float, requests: Records, pool: Instances, rule: Ru
 
 @called
 def advance(i: int, until: float, requests: Records, pool: Instances, rule: Rule, times: TableArrays) -> None:
-    """Schedule every step of instance ``i`` that is due before ``until``, and resolve those that end by then."""
+    """Schedule every step of instance ``i`` that is due before ``until``, and resolve those that end by then.
+
+    Without end: until it idles or, in a closed loop, somebody follows.
+    """
     head = pool.heads[i]
     while True:
         a = head.current
@@ -79,6 +97,8 @@ def advance(i: int, until: float, requests: Records, pool: Instances, rule: Rule
             if pool.steps[i, a].end > until:
                 return
             _resolve(i, a, requests, pool, rule)
+        if until == np.inf and pool.following[2] < pool.following[0]:
+            return
         if head.planned:
             if head.planned == _STEP:
                 head.current, head.launched = 1 - a, 1

@@ -52,6 +52,10 @@ class Rule(NamedTuple):
     least_ratio: float
     ratio_step: float
     retract_tokens: float
+    request_seconds: float
+    """A request's way to the engine in a closed loop, and what each prompt token takes before that, one prompt after
+    another."""
+    token_seconds: float
 
 
 REQUEST = np.dtype(
@@ -62,6 +66,7 @@ REQUEST = np.dtype(
         ("answer", "i8"),
         ("growth", "f8"),  # tokens of each decode iteration
         ("need", "f8"),  # KV tokens that are reserved
+        ("begun", "f8"),  # when a step first carries its prompt, seconds; negative until then
         ("first", "f8"),  # seconds of its first and last token; negative until then
         ("left", "f8"),
         ("preempted", "i8"),  # how often
@@ -148,7 +153,7 @@ class Instances(NamedTuple):
     loads: Records
     """[ranks]: tokens, context, query-key pairs and ended prompts of the step that is scheduled."""
     following: Ints
-    """[2] of a closed loop: the next request to send, and how many there are in all."""
+    """[3] of a closed loop: the next request to send, how many there are in all, and how many have arrived."""
 
 
 @njit
@@ -274,9 +279,8 @@ def leave(i: int, p: int, now: float, requests: Records, pool: Instances, rule: 
     if pool.following[0] < pool.following[1]:
         following = int(pool.following[0])
         pool.following[0] += 1
-        requests[following].arrival = now
-        head.prompt_tokens += requests[following].length
-        append(i, INBOX, following, requests, pool)
+        ready = max(now + rule.request_seconds, requests[following - 1].arrival)
+        requests[following].arrival = ready + rule.token_seconds * requests[following].length
 
 
 @njit

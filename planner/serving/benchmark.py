@@ -41,6 +41,10 @@ class Benchmark:
     budget_tokens: float
     capacity_tokens: float = math.inf
     rule: SchedulingRule = REFERENCE_RULE
+    request_seconds: float = 0.0
+    """A request's way to the engine."""
+    token_seconds: float = 0.0
+    """And of each prompt token before that, one prompt after another."""
     microbatches: int | None = None
     """None: each step takes the better number."""
 
@@ -130,6 +134,8 @@ def _pool(cost: StepCost, run: Benchmark) -> AggregatedPool:
         rule=run.rule,
         queries=int(cost.queries_per_sequence),
         accepted=run.accepted,
+        request_seconds=run.request_seconds,
+        token_seconds=run.token_seconds,
     )
 
 

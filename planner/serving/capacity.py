@@ -7,7 +7,7 @@ last tenth of a stream: it begins empty and ends with nobody behind, which a lon
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import NormalDist
 
 import numpy as np
@@ -17,7 +17,8 @@ from planner.serving.streams import Floats, Stream
 
 _AIM, _BEYOND = 0.995, 1.02
 """Of a limit, where root finding aims; of the largest rate asked for, where waits are taken to be endless."""
-_EDGE = 0.1
+_STEP, _WIDER, _FALL = 0.01, 3, 0.6
+"""How much further a rate is tried at least, how that grows, and how far down the first time at most."""
 _BATCHES, _TINY = 10, 1e-12
 LEVEL = 0.9
 """Confidence level of the intervals of what is played."""
@@ -38,20 +39,51 @@ class Outcome:
 
     ttft_seconds: Floats
     tpot_seconds: Floats
+    ended: bool = False
+    """Whether the play ended early: latencies are then at least as long as they are told."""
 
-    def counted(self) -> "Outcome":
-        """Return those between the first and the last tenth."""
-        inner = counted(self.ttft_seconds.size)
-        return Outcome(ttft_seconds=self.ttft_seconds[inner], tpot_seconds=self.tpot_seconds[inner])
-
-
-def counted(requests: int) -> slice:
-    """Return those of so many requests whose latencies count: from the first tenth to the last."""
-    edge = int(requests * _EDGE)
-    return slice(edge, requests - edge)
+    def counted(self, inner: slice) -> "Outcome":
+        """Return those that count."""
+        return replace(self, ttft_seconds=self.ttft_seconds[inner], tpot_seconds=self.tpot_seconds[inner])
 
 
-Play = Callable[[Stream], Outcome]
+Play = Callable[[Stream, "Until | None"], Outcome]
+"""Serves a stream, until it is told that enough is known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Until:
+    """Ends a play once so many of the requests that count are late that its verdict is certain."""
+
+    limits: Limits
+    counting: slice
+    most_late: tuple[int, int]
+    """Who are late at most before that: TTFT, TPOT."""
+
+    @classmethod
+    def certain(cls, stream: Stream, limits: Limits, level: float | None = None) -> "Until":
+        """Return when it is certain that a stream misses a limit, or of a ``level``: that its interval does.
+
+        The k-th longest of n latencies and all longer ones pass a limit where k do; a percentile lies above the one
+        whose rank is its own rounded down. An interval is widest where the share q beyond the percentile is all in one
+        of its b parts, or where parts are beyond it as a whole or not at all: the variance of their shares is b q^2 or
+        b q (1 - q) / (b - 1) at most.
+        """
+        share = 1 - limits.percentile / 100
+        if level is not None:
+            share += _quantile(level, _BATCHES) * min(share, math.sqrt(share * (1 - share) / (_BATCHES - 1)))
+        inner = stream.answer_tokens[stream.counting]
+        most = [math.ceil((known - 1) * share) if known else len(stream) for known in (inner.size, (inner > 1).sum())]
+        return cls(limits=limits, counting=stream.counting, most_late=(most[0], most[1]))
+
+    def __call__(self, outcome: Outcome) -> bool:
+        """Whether enough is known, of latencies that are at least so long."""
+        inner, limits = self.counting, self.limits
+        pairs = ((outcome.ttft_seconds, limits.ttft_seconds), (outcome.tpot_seconds, limits.tpot_seconds))
+        return any(
+            limit is not None and np.count_nonzero(seconds[inner] > limit) > most
+            for (seconds, limit), most in zip(pairs, self.most_late, strict=True)
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -60,10 +92,14 @@ class Trial:
 
     rate_per_second: float
     outcomes: tuple[Outcome, ...]
-    """Of each stream, those that count."""
+    """Of each stream, those that count; none where the play ended early."""
     excess: float
     """The larger of TTFT and TPOT at the percentile over its limit, over the requests of all streams."""
     limits: Limits
+    ended: bool = False
+    """Whether the play ended early, for limits are missed: the excess is then at least so large."""
+    whole: bool = False
+    """Whether the streams are all that there is, as a trace is: nothing is left to chance."""
 
     @property
     def ttft(self) -> Latency:
@@ -80,8 +116,14 @@ class Trial:
         """Requests that were counted."""
         return sum(each.ttft_seconds.size for each in self.outcomes)
 
+    def surely_late(self, level: float) -> bool:
+        """Whether the percentile misses a limit by more than its confidence interval."""
+        return self.ended or (self.excess > 1 and self.interval(level)[0] > 1)
+
     def interval(self, level: float = LEVEL) -> tuple[float, float]:
         """Return the confidence interval of the excess."""
+        if self.whole:
+            return self.excess, self.excess
         limits = self.limits
         ttft, tpot = ([getattr(each, name) for each in self.outcomes] for name in ("ttft_seconds", "tpot_seconds"))
         found = [
@@ -103,18 +145,30 @@ def percentile_interval(samples: Sequence[Floats], percentile: float, level: flo
 
     Ref: A. M. Law, Simulation Modeling and Analysis, 5th ed., section 9.5.3; Student's t by Cornish and Fisher.
     """
-    known = [each[~np.isnan(each)] for each in samples]
-    every = np.concatenate(known)
-    if not every.size:
+    parts = _parts(samples)
+    if not parts:
         return 0.0, 0.0
-    parts = [part for each in known for part in np.array_split(each, max(_BATCHES // len(known), 1)) if part.size]
-    value = np.percentile(every, percentile)
-    shares = np.array([float((part > value).mean()) for part in parts])
-    z, freedom = NormalDist().inv_cdf((1 + level) / 2), max(shares.size - 1, 1)
-    half = 100 * (z + (z**3 + z) / (4 * freedom)) * float(shares.std(ddof=1) if shares.size > 1 else 0.0)
-    half /= math.sqrt(shares.size)
+    every = np.concatenate(parts)
+    half = 100 * _half(parts, float(np.percentile(every, percentile)), level)
     low, high = np.percentile(every, [max(percentile - half, 0.0), min(percentile + half, 100.0)])
     return float(low), float(high)
+
+
+def _parts(samples: Sequence[Floats]) -> list[Floats]:
+    known = [each[~np.isnan(each)] for each in samples]
+    return [part for each in known for part in np.array_split(each, max(_BATCHES // len(known), 1)) if part.size]
+
+
+def _half(parts: Sequence[Floats], value: float, level: float) -> float:
+    """Half the confidence interval of the share beyond a value."""
+    shares = [np.count_nonzero(part > value) / part.size for part in parts]
+    return _quantile(level, len(shares)) * float(np.std(shares, ddof=1)) / math.sqrt(len(shares)) if shares[1:] else 0.0
+
+
+def _quantile(level: float, parts: int) -> float:
+    """Student's t of an interval over the means of so many parts."""
+    z = NormalDist().inv_cdf((1 + level) / 2)
+    return z + (z**3 + z) / (4 * max(parts - 1, 1))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -129,14 +183,24 @@ class Capacity:
     """At that rate."""
 
 
-def trial(play: Play, streams: Sequence[Stream], rate_per_second: float, limits: Limits) -> Trial:
+def trial(
+    play: Play, streams: Sequence[Stream], rate_per_second: float, limits: Limits, until: Until | None = None
+) -> Trial:
     """Play streams of mean rate 1 at a rate."""
-    outcomes = tuple(play(stream.at_rate(rate_per_second)).counted() for stream in streams)
+    outcomes = tuple(play(stream.at_rate(rate_per_second), until).counted(stream.counting) for stream in streams)
     every = Outcome(
         ttft_seconds=np.concatenate([each.ttft_seconds for each in outcomes]),
         tpot_seconds=np.concatenate([each.tpot_seconds for each in outcomes]),
     )
-    return Trial(rate_per_second=rate_per_second, outcomes=outcomes, excess=excess_of(every, limits), limits=limits)
+    ended = any(each.ended for each in outcomes)
+    return Trial(
+        rate_per_second=rate_per_second,
+        outcomes=() if ended else outcomes,
+        excess=excess_of(every, limits),
+        limits=limits,
+        ended=ended,
+        whole=all(stream.whole for stream in streams),
+    )
 
 
 def excess_of(outcome: Outcome, limits: Limits) -> float:
@@ -152,7 +216,12 @@ def at_percentile(seconds: Floats, percentile: float) -> float:
 
 
 def capacity(
-    play: Play, streams: Sequence[Stream], limits: Limits, upper: float, about: float | None = None
+    play: Play,
+    streams: Sequence[Stream],
+    limits: Limits,
+    upper: float,
+    about: float | None = None,
+    known: Sequence[Trial] = (),
 ) -> Capacity | None:
     """Return the largest rate up to ``upper`` at which all streams together keep the limits; None where none does.
 
@@ -164,12 +233,17 @@ def capacity(
         limits: what has to hold.
         upper: the rate that no run passes: saturation, or what is asked for.
         about: where the rate may lie.
+        known: what was played on these streams before.
     """
-    trials: dict[float, Trial] = {}
+    trials = {each.rate_per_second: each for each in known}
+    kept = max((rate for rate, each in trials.items() if each.excess <= 1 and rate <= upper), default=0.0)
 
     def excess(rate: float) -> float:
-        trials[rate] = trial(play, streams, rate, limits)
+        if rate not in trials:
+            trials[rate] = trial(play, streams, rate, limits)
         return trials[rate].excess
+
+    about = max(kept, about or 0.0) or None
 
     rate = largest_rate(excess, 1.0, upper, about)
     if rate is None:
@@ -198,29 +272,37 @@ def largest_rate(
 ) -> float | None:
     """Largest rate up to ``upper`` whose ``seconds``, rising in the rate, keep the limit; None where none does.
 
-    ``upper`` is tried first: no more is asked for, and where it keeps the limit that was all. Else the answer is closed
-    in on until within 1 % under the limit or 0.2 % of the rate: some 5 calls, from a rate ``about`` where it may lie.
-    Every rate answered with was evaluated and keeps the limit; rates below a thousandth of ``upper`` are not told
-    apart.
+    ``upper`` is tried first, or where the rate may lie. From there a rate on the other side of the limit is sought, and
+    the answer closed in on until within 1 % under the limit or 0.2 % of the rate: some 4 calls. Every rate answered
+    with was evaluated and keeps the limit; rates below a thousandth of ``upper`` are not told apart.
     """
-    late = seconds(upper)
-    if late <= limit_seconds:
-        return upper
-    least = upper / 1000
-    high, rate = (upper, late), least if about is None else min(about, 0.95 * upper)
-    while (value := seconds(rate)) > limit_seconds:
-        if rate <= least:
-            return None
-        further = _further_down(high, (rate, value), limit_seconds)
-        high, rate = (rate, value), max(further, least)
-    return _between(seconds, limit_seconds, (rate, value), high, _BEYOND * upper)
+    least, full, aim = upper / 1000, _BEYOND * upper, _AIM * limit_seconds
+    kept: tuple[float, float] | None = None
+    missed: tuple[float, float] | None = None
+    rate, step = upper if about is None else min(max(about, least), upper), _STEP
+    while kept is None or missed is None:
+        value = seconds(rate)
+        if value <= limit_seconds:
+            if rate >= upper or value >= 0.99 * limit_seconds:
+                return rate
+            kept = rate, value
+            rate = min(max(full - (full - rate) * value / aim, (1 + step) * rate), upper)
+        else:
+            if rate <= least:
+                return None
+            further = _further_down(missed or (full, math.inf), (rate, value), limit_seconds)
+            further = max(further, _FALL * rate) if missed is None and about is not None else further
+            missed = rate, value
+            rate = max(further if about is not None or rate < upper else least, least)
+        step *= _WIDER
+    return _between(seconds, limit_seconds, kept, missed, full)
 
 
 def _further_down(last: tuple[float, float], now: tuple[float, float], limit_seconds: float) -> float:
-    """Return where a straight 1/seconds through two rates that are late meets the limit, at most 95 % of the lower."""
+    """Return where a straight 1/seconds through two rates that are late meets the limit, somewhat below the lower."""
     (above, later), (rate, late) = last, now
     slope = (1 / late - 1 / later) / (above - rate)
-    return min(rate - (1 / (_AIM * limit_seconds) - 1 / late) / slope, 0.95 * rate) if slope > 0 else 0.0
+    return min(rate - (1 / (_AIM * limit_seconds) - 1 / late) / slope, (1 - _STEP) * rate) if slope > 0 else 0.0
 
 
 def _between(

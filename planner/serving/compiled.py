@@ -14,16 +14,17 @@ from pathlib import Path
 def _cache_folder() -> Path:
     """Return a folder of the user's that can be written, or a temporary one where the home folder is read-only.
 
-    It is another one for other sources: numba looks at the file of a function alone, not at those of what it calls.
+    It is another one for other loops: numba looks at the file of a function alone, not at those of what it calls.
     """
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     sources = 0
-    for path in sorted(Path(__file__).parent.glob("*.py")):
+    here = Path(__file__).parent
+    for path in (Path(__file__), here / "tables.py", *sorted(here.glob("*_loop.py"))):
         sources = zlib.crc32(path.read_bytes(), sources)
-    folder = Path(home) / "podplan" / "compiled" / f"{sources:08x}"
     try:
+        home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+        folder = Path(home) / "podplan" / "compiled" / f"{sources:08x}"
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError:
+    except (OSError, RuntimeError):  # a user without a home folder, as containers have
         return Path(tempfile.mkdtemp(prefix="podplan-compiled-"))
     return folder if os.access(folder, os.W_OK) else Path(tempfile.mkdtemp(prefix="podplan-compiled-"))
 

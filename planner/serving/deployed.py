@@ -1,22 +1,29 @@
 """The pools of a manifest, ready to be played."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from planner.manifest.schema import Manifest, Pool
+from planner.manifest.drafts import tokens_per_iteration
 from planner.manifest.stacks import stacked
 from planner.manifest.terms import StepCost
-from planner.serving.decode import DecodePool
+from planner.serving.aggregated import AggregatedPool
 from planner.serving.prefill import PrefillPool
-from planner.serving.separate import SeparatePools
+from planner.serving.rules import manifest_rule
+from planner.serving.separate import DecodeSide, PrefillSide, SeparatePools
 from planner.serving.streams import Floats
 from planner.serving.tables import Loads, step_table
 
+if TYPE_CHECKING:
+    from planner.manifest.schema import Manifest, Pool
+
 
 def separate_pools(
-    manifest: Manifest,
-    pools: tuple[Pool, Pool],
+    manifest: "Manifest",
+    pools: "tuple[Pool, Pool]",
     costs: Mapping[str, StepCost] | None = None,
     kv_tokens_per_request: float | None = None,
 ) -> SeparatePools:
@@ -35,64 +42,99 @@ def separate_pools(
     costs = costs or {pool.role: pool.step_costs[pool.role].to_step_cost() for pool in pools}
     widths = [pool.degrees.attention_tp * pool.degrees.pp for pool in pools]
     links = min(widths)
-    kv, block = decode.kv, decode.kv.block_tokens
+    sources = [each for each in manifest.pools if each.role == "prefill"]
 
     def transfer_seconds(prompts: Floats) -> Floats:
         seconds = transfer.bytes_per_token / (links * transfer.bandwidth_bytes_per_second)
         return np.asarray(transfer.charged(prompts) * seconds, dtype=np.float64)
 
-    def reserved_tokens(tokens: Floats) -> Floats:
-        return np.asarray(np.ceil(np.asarray(kv.charged(tokens)) / block) * block, dtype=np.float64)
-
     usual = manifest.workload.input_tokens + manifest.workload.output_tokens / 2
     return SeparatePools(
-        prefill=_prefill_pool(manifest, prefill, costs["prefill"]),
-        decode=_decode_pool(manifest, decode, costs["decode"], widths, kv_tokens_per_request or usual),
+        prefill=_prefill(manifest, prefill, costs["prefill"]),
+        decode=_decode(manifest, decode, costs["decode"]).pool(
+            kv_tokens_per_request or usual,
+            {
+                "source_groups": sum(len(each.instances) * each.degrees.attention_groups for each in sources),
+                "source_channels": widths[0] // links,
+                "target_channels": widths[1] // links,
+                "latency_seconds": transfer.latency_seconds,
+            },
+        ),
         transfer_seconds=transfer_seconds,
-        reserved_tokens=reserved_tokens,
+        reserved_tokens=partial(in_blocks, decode),
         links=links,
     )
 
 
-def _prefill_pool(manifest: Manifest, pool: Pool, cost: StepCost) -> PrefillPool:
-    """Return the prefill instances; a shared queue counts as dealing to the least load."""
-    ranks = pool.degrees.attention_dp
+def in_blocks(pool: "Pool", tokens: Floats) -> Floats:
+    """Return the KV tokens that requests of so many tokens take of a rank of a pool, in whole blocks, [requests]."""
+    block = pool.kv.block_tokens
+    return np.asarray(np.ceil(np.asarray(pool.kv.charged(tokens)) / block) * block, dtype=np.float64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AggregatedPools:
+    """A pool of aggregated instances as it is played."""
+
+    pool: AggregatedPool
+    charged: Callable[[Floats], Floats]
+    """KV tokens that requests of so many tokens are granted."""
+
+
+def aggregated_pools(
+    manifest: "Manifest", pool: "Pool", cost: StepCost | None = None, kv_tokens_per_request: float | None = None
+) -> AggregatedPools:
+    """Return a pool of aggregated instances; ``cost`` and ``kv_tokens_per_request`` as in ``separate_pools``."""
+    ranks, drafts = pool.degrees.attention_groups, pool.mtp
     budget = pool.limits.tokens_per_device * pool.degrees.attention_tp * pool.degrees.pp
-    longest = float(manifest.model.spec.max_position)
-    loads = Loads(ranks=ranks, budget_tokens=budget, longest_prompt=longest, microbatches=pool.microbatches)
-    return PrefillPool(
-        times=step_table(stacked(cost), loads),
+    usual = manifest.workload.input_tokens + manifest.workload.output_tokens / 2
+    loads = Loads(
         ranks=ranks,
         budget_tokens=budget,
+        longest_prompt=float(manifest.model.spec.max_position),
+        most_running=ranks * pool.limits.requests_per_dp_rank,
+        kv_tokens_per_request=kv_tokens_per_request or usual,
+        microbatches=pool.microbatches,
+    )
+    return AggregatedPools(
+        pool=AggregatedPool(
+            times=step_table(stacked(cost or pool.step_costs["mixed"].to_step_cost()), loads),
+            ranks=ranks,
+            budget_tokens=budget,
+            slots=pool.limits.requests_per_dp_rank,
+            capacity_tokens=float(pool.kv.capacity_tokens_per_rank),
+            rule=manifest_rule(manifest),
+            queries=1 + drafts.drafts,
+            accepted=tokens_per_iteration(drafts.drafts, drafts.acceptance),
+            instances=len(pool.instances),
+            policy="round_robin" if manifest.routing.prefill == "round_robin" else "least_load",
+        ),
+        charged=partial(in_blocks, pool),
+    )
+
+
+def _prefill(manifest: "Manifest", pool: "Pool", cost: StepCost) -> PrefillPool:
+    """Return the prefill instances; a shared queue counts as dealing to the least load."""
+    side = PrefillSide(
+        cost=stacked(cost),
+        ranks=pool.degrees.attention_dp,
+        budget_tokens=pool.limits.tokens_per_device * pool.degrees.attention_tp * pool.degrees.pp,
+        microbatches=pool.microbatches,
         instances=len(pool.instances),
         policy="round_robin" if manifest.routing.prefill == "round_robin" else "least_load",
     )
+    return side.pool(float(manifest.model.spec.max_position))
 
 
-def _decode_pool(
-    manifest: Manifest, pool: Pool, cost: StepCost, widths: list[int], kv_tokens_per_request: float
-) -> DecodePool:
-    transfer, links = manifest.kv_transfer, min(widths)
-    assert transfer is not None, "a manifest with prefill and decode pools has links"
-    drafts, sources = pool.mtp, [each for each in manifest.pools if each.role == "prefill"]
-    loads = Loads(
+def _decode(manifest: "Manifest", pool: "Pool", cost: StepCost) -> DecodeSide:
+    drafts = pool.mtp
+    return DecodeSide(
+        cost=stacked(cost),
         ranks=pool.degrees.attention_groups,
-        budget_tokens=2,
-        longest_prompt=2.0,
-        most_running=pool.degrees.attention_groups * pool.limits.requests_per_dp_rank,
-        kv_tokens_per_request=kv_tokens_per_request,
-        microbatches=pool.microbatches,
-    )
-    return DecodePool(
-        times=step_table(stacked(cost), loads),
-        ranks=loads.ranks,
         slots=pool.limits.requests_per_dp_rank,
         capacity_tokens=float(pool.kv.capacity_tokens_per_rank),
+        microbatches=pool.microbatches,
         instances=len(pool.instances),
+        tokens_per_iteration=tokens_per_iteration(drafts.drafts, drafts.acceptance),
         policy=manifest.routing.decode,
-        tokens_per_iteration=sum(drafts.acceptance**depth for depth in range(drafts.drafts + 1)),
-        source_groups=sum(len(each.instances) * each.degrees.attention_groups for each in sources),
-        source_channels=widths[0] // links,
-        target_channels=widths[1] // links,
-        latency_seconds=transfer.latency_seconds,
     )

@@ -1,20 +1,32 @@
 """One of several instances that requests are dealt to in turn, played on samples of their traffic.
 
 Few requests first: a short stream waits less than a long one, so what is late on it, by more than its interval, counts
-as late. What is left is played on many, whose percentiles are those that are told.
+as late. What is left is played on many, whose percentiles are those that are told. A play that only asks whether limits
+are kept ends as soon as that is certain.
 """
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from weakref import WeakValueDictionary
 
 import numpy as np
 
 from ground.identity import Same
-from planner.serving.capacity import Capacity, Limits, Outcome, Play, Trial, capacity, percentile_interval, trial
+from planner.serving.capacity import (
+    Capacity,
+    Limits,
+    Outcome,
+    Play,
+    Trial,
+    Until,
+    at_percentile,
+    capacity,
+    percentile_interval,
+    trial,
+)
 from planner.serving.prefill import PrefillPool, play_prefill
-from planner.serving.streams import Stream, stationary
+from planner.serving.streams import Floats, Stream, stationary, traced
 from planner.workload import Workload
 
 FEW, SOME, MANY = 2_500, 12_500, 60_000
@@ -24,8 +36,8 @@ At half to 0.9 of saturation and CV up to 1 the means on many are within 1 % of 
 """
 _STEPS = 25
 """Full steps that even a short stream takes."""
-LOWER, _SURE = 0.95, 0.99
-"""Who is late on few requests at so much less than the rate, and at that confidence, counts as late."""
+SURE = 0.99
+"""Who is late on few requests at that confidence counts as late."""
 EVENLY = 1_000_000
 """Instances of so many get arrivals that are evenly spaced: none of fewer waits less."""
 
@@ -47,6 +59,9 @@ class Player:
     """Plays an instance at rates of its own; every rate on the same streams, of which the gaps are scaled."""
 
     play: Play
+    """One instance."""
+    together: Callable[[int], Play]
+    """So many, which are dealt requests in turn."""
     workload: Workload
     limits: Limits
     most_tokens: float
@@ -54,6 +69,8 @@ class Player:
     at_once: int = 1
     """Requests of a full step."""
     _trials: dict[tuple[float, int, int], Trial] = field(default_factory=dict, repr=False)
+    _ended: dict[tuple[float, int, int], Trial] = field(default_factory=dict, repr=False)
+    """Of plays that ended early."""
     _capacities: dict[int, Capacity] = field(default_factory=dict, repr=False)
     _found: dict[tuple[float, int, float | None, int], Capacity | None] = field(default_factory=dict, repr=False)
 
@@ -63,27 +80,45 @@ class Player:
             requests *= 2
         return stationary(self.workload, requests, every=instances, most_tokens=self.most_tokens)
 
+    def plays(self, requests: int, instances: int = 1) -> tuple[Play, Stream]:
+        """Return what plays one of ``instances`` and on what: a trace is dealt to all of them, whole."""
+        trace = self.workload.trace
+        if trace is None:
+            return self.play, self.stream(requests, instances)
+        instances = min(instances, np.size(trace.arrival_seconds))
+        return self.together(instances), traced(trace, instances)
+
     def trial(self, rate_per_second: float, instances: int = 1, requests: int = MANY) -> Trial:
         """Play one of ``instances`` at its rate."""
-        key = (rate_per_second, instances, requests)
+        key = self._key(rate_per_second, instances, requests)
         if key not in self._trials:
-            self._trials[key] = trial(self.play, [self.stream(requests, instances)], rate_per_second, self.limits)
+            play, stream = self.plays(requests, instances)
+            self._trials[key] = trial(play, [stream], rate_per_second, self.limits)
         return self._trials[key]
+
+    def _key(self, rate_per_second: float, instances: int, requests: int) -> tuple[float, int, int]:
+        return rate_per_second, instances, requests if self.workload.trace is None else MANY
+
+    def verdict(self, rate_per_second: float, instances: int = 1, requests: int = FEW) -> Trial:
+        """Play one of ``instances`` at its rate until it is certain that limits are missed, or that few tell so."""
+        key = self._key(rate_per_second, instances, requests)
+        found = self._trials.get(key) or self._ended.get(key)
+        if found is None:
+            play, stream = self.plays(requests, instances)
+            until = Until.certain(stream, self.limits, None if key[2] == MANY else SURE)
+            found = trial(play, [stream], rate_per_second, self.limits, until)
+            (self._ended if found.ended else self._trials)[key] = found
+        return found
 
     def surely_late(self, rate_per_second: float, instances: int = 1, requests: int = FEW) -> bool:
         """Whether so few requests tell that one of ``instances`` misses a limit at its rate."""
-        return self.late_by(rate_per_second, instances, requests) > 1
-
-    def late_by(self, rate_per_second: float, instances: int = 1, requests: int = FEW) -> float:
-        """Latency over limit of one of ``instances`` as so few requests tell it, or less: at a lower rate."""
-        found = self.trial(LOWER * rate_per_second, instances, requests)
-        return found.interval(_SURE)[0] if found.excess > 1 else found.excess
+        return self.verdict(rate_per_second, instances, requests).surely_late(SURE)
 
     def keeps(self, rate_per_second: float, instances: int = 1) -> bool:
         """Whether one of ``instances`` keeps the limits at its rate."""
         if any(self.surely_late(rate_per_second, instances, requests) for requests in (FEW, SOME)):
             return False
-        return self.trial(rate_per_second, instances).excess <= 1
+        return self.verdict(rate_per_second, instances, MANY).excess <= 1
 
     def told(self, rate_per_second: float, instances: int, most_per_second: float) -> Played:
         """Return what is known of ``instances`` at the rate of one; all of them are to carry no more than ``most``."""
@@ -94,9 +129,16 @@ class Player:
             low, high = min(low, capacity.low * instances), max(high, capacity.high * instances)
         return Played(
             requests=found.requests,
-            ttft_seconds=percentile_interval([each.ttft_seconds for each in found.outcomes], self.limits.percentile),
+            ttft_seconds=self._ttft_interval(found),
             requests_per_second=(low, max(min(high, most_per_second), rate)),
         )
+
+    def _ttft_interval(self, found: Trial) -> tuple[float, float]:
+        samples, level = [each.ttft_seconds for each in found.outcomes], self.limits.percentile
+        if not found.whole:
+            return percentile_interval(samples, level)
+        value = at_percentile(np.concatenate(samples), level)
+        return value, value
 
     def capacity(
         self, upper: float, instances: int = 1, about: float | None = None, requests: int = MANY
@@ -104,10 +146,13 @@ class Player:
         """Return the largest rate up to ``upper`` of one of ``instances``; None where none keeps the limits."""
         key = (upper, instances, about, requests)
         if key not in self._found:
-            self._found[key] = capacity(self.play, [self.stream(requests, instances)], self.limits, upper, about)
+            _, *alike = self._key(upper, instances, requests)
+            known = [each for (_, *same), each in self._trials.items() if same == alike]
+            play, stream = self.plays(requests, instances)
+            self._found[key] = capacity(play, [stream], self.limits, upper, about, known)
         found = self._found[key]
         if found is not None:
-            self._trials[found.rate_per_second, instances, requests] = found.trial
+            self._trials[self._key(found.rate_per_second, instances, requests)] = found.trial
             if requests == MANY:
                 self._capacities[instances] = found
         return found
@@ -139,7 +184,8 @@ class PlayedPrefill(Player):
     def _new(cls, pool: PrefillPool, workload: Workload, limits: Limits, most_tokens: float) -> "PlayedPrefill":
         prompts = pool.ranks * pool.budget_tokens / workload.input_tokens.mean
         return cls(
-            play=lambda stream: prefill_outcome(pool, stream),
+            play=partial(prefill_outcome, pool),
+            together=lambda instances: partial(prefill_outcome, replace(pool, instances=instances * pool.instances)),
             workload=workload,
             limits=limits,
             most_tokens=most_tokens,
@@ -155,7 +201,12 @@ class PlayedPrefill(Player):
         return self.pool.instances * len(stream) / found.busy_seconds
 
 
-def prefill_outcome(pool: PrefillPool, stream: Stream) -> Outcome:
-    """Return TTFT of a stream; prefill gives no TPOT."""
-    ttft = play_prefill(pool, stream).first_token_seconds - stream.arrival_seconds
-    return Outcome(ttft_seconds=ttft, tpot_seconds=np.full(ttft.size, np.nan))
+def prefill_outcome(pool: PrefillPool, stream: Stream, until: Until | None = None) -> Outcome:
+    """Return TTFT of a stream, played until enough is known; prefill gives no TPOT."""
+    none = np.full(len(stream), np.nan)
+
+    def outcome(first: Floats) -> Outcome:
+        return Outcome(ttft_seconds=first - stream.arrival_seconds, tpot_seconds=none)
+
+    played = play_prefill(pool, stream, (lambda first: until(outcome(first))) if until else None)
+    return replace(outcome(played.first_token_seconds), ended=played.ended)

@@ -4,18 +4,20 @@ The rule: an instance begins a pass when the last one has ended and somebody wai
 first served, each prompt on the DP rank with most room left of its token budget, until one does not fit. A prompt
 within the budget is never split; a longer one takes its rank's whole budget pass after pass, and its last part shares
 a pass with others. Reused tokens take room; whole budgets of them take no pass. A pass lasts as long as its slowest
-rank, and all first tokens of a pass come out at its end.
+rank, and all first tokens of a pass come out at its end. What a pool brings is loaded before the pass of its prompts;
+what full passes compute sooner is computed anew.
 
 Ref: N. T. J. Bailey, On queueing processes with bulk service, J. R. Stat. Soc. B 16:80, 1954; the recursion is D. V.
 Lindley's, Proc. Camb. Phil. Soc. 48:277, 1952.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
-from planner.serving.streams import Floats, Ints, Stream
+from planner.serving.streams import Floats, Ints, Stream, parts_of
 from planner.serving.tables import TableArrays
 
 if TYPE_CHECKING:
@@ -36,7 +38,7 @@ class PrefillPool:
     policy: Policy = "round_robin"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class Prefilled:
     """What became of every prompt, [requests]."""
 
@@ -45,18 +47,17 @@ class Prefilled:
     """The DP rank that holds its KV, counted over all instances."""
     busy_seconds: float
     """Of all instances."""
+    ended: bool = False
+    """Whether the play ended early: those who waited have their first tokens then at the earliest."""
 
 
-def play_prefill(pool: PrefillPool, stream: Stream) -> Prefilled:
-    """Return when every prompt of a stream has its first token; the stream's arrivals must not fall."""
-    run = PrefillRun(pool)
-    ended = run.play(stream, np.inf)
-    order = np.argsort(ended.number)
-    return Prefilled(
-        first_token_seconds=ended.first_token_seconds[order],
-        origin=ended.origin[order],
-        busy_seconds=run.busy_seconds(),
-    )
+def play_prefill(pool: PrefillPool, stream: Stream, enough: Callable[[Floats], bool] | None = None) -> Prefilled:
+    """Return when every prompt of a stream has its first token; the stream's arrivals must not fall.
+
+    Args: ``enough`` is asked now and then, with when prompts have their first tokens, of those that wait at the
+        earliest; where it says so the play ends there.
+    """
+    return PrefillRun(pool).whole(stream, enough)
 
 
 class Ended(NamedTuple):
@@ -103,20 +104,45 @@ class PrefillRun:
         """Passes so far, of all instances."""
         return int(self._held.passes.sum())
 
+    @property
+    def _rule(self) -> tuple[int, int]:
+        in_turn = self.pool.policy == "round_robin"
+        return self._loop.IN_TURN if in_turn else self._loop.LEAST_LOAD, self.pool.budget_tokens
+
+    def _arriving(self, stream: Stream) -> "loop_types.Prompts":
+        count = len(stream)
+        fresh = (np.full(count, -1), np.full(count, np.inf), np.zeros(count, dtype=np.int64), np.zeros(count))
+        arrival, reused = np.asarray(stream.arrival_seconds, np.float64), stream.reused_tokens
+        if self.pool.times.loading_seconds:
+            reused = self._loop.worth_loading(self.pool.times, self.pool.budget_tokens, reused)
+        return self._loop.Prompts(arrival, stream.prompt_tokens, reused, *fresh)
+
+    def whole(self, stream: Stream, enough: Callable[[Floats], bool] | None = None) -> Prefilled:
+        """Play a stream from an idle pool to its end, or until ``enough`` is known; see ``play_prefill``."""
+        prompts, count = self._arriving(stream), len(stream)
+        first, ended = prompts.first, False
+        for begin, end in parts_of(count) if enough else [(0, count)]:
+            until = prompts.arrival[end] if end < count else np.inf
+            self._loop.play(prompts, self._held, self._rule, self.pool.times, (begin, end), begin, until)
+            if enough and end < count:
+                so_far = np.where(np.isinf(first), np.maximum(until, prompts.arrival), first)
+                if enough(so_far):
+                    first, ended = so_far, True
+                    break
+        return Prefilled(first, prompts.origin, self.busy_seconds(), ended)
+
     def play(self, stream: Stream, until: float, numbers: Ints | None = None) -> Ended:
         """Let a part of the stream arrive, play every pass that begins before ``until``; return who ended by then.
 
         Args: ``numbers`` that the requests are known by; None counts them from 0 on.
         """
         loop, kept, count = self._loop, self._prompts, len(stream)
-        fresh = (np.full(count, -1), np.full(count, np.inf), np.zeros(count, dtype=np.int64), np.zeros(count))
-        columns = (np.asarray(stream.arrival_seconds, np.float64), stream.prompt_tokens, stream.reused_tokens, *fresh)
-        joined: list[Any] = [np.concatenate(pair) for pair in zip(kept, columns, strict=True)]
+        joined: list[Any] = [np.concatenate(pair) for pair in zip(kept, self._arriving(stream), strict=True)]
         prompts = loop.Prompts(*joined)
         fresh_numbers = np.arange(self._dealt, self._dealt + count) if numbers is None else numbers
         numbers = np.append(self._numbers, fresh_numbers)
-        rule = (loop.IN_TURN if self.pool.policy == "round_robin" else loop.LEAST_LOAD, self.pool.budget_tokens)
-        loop.play(prompts, self._held, rule, self.pool.times, kept.arrival.size, self._dealt, until)
+        part = kept.arrival.size, prompts.arrival.size
+        loop.play(prompts, self._held, self._rule, self.pool.times, part, self._dealt, until)
         self._dealt += count
         gone = prompts.first <= until
         self._keep(prompts, numbers, np.flatnonzero(~gone))

@@ -6,7 +6,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.serving.compiled import njit
-from planner.serving.tables_loop import TableArrays, pass_seconds
+from planner.serving.tables_loop import TableArrays, pass_seconds, worth_loading
+
+__all__ = ["IN_TURN", "LEAST_LOAD", "Instances", "Prompts", "play", "worth_loading"]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -57,7 +59,7 @@ def advance(i: int, until: float, prompts: Prompts, pool: Instances, budget: int
     """Run every pass of instance ``i`` that begins before ``until``; who comes at its very begin is in the pass."""
     ranks = pool.under.shape[1]
     room = np.empty(ranks, np.int64)
-    load = np.zeros((ranks, 4))
+    load = np.zeros((ranks, 5))
     while True:
         carried = False
         for r in range(ranks):
@@ -121,6 +123,7 @@ def _fill(i: int, begin: float, budget: int, room: Ints, load: Floats, prompts: 
             pool.tail[i] = _NOBODY
         pool.turn[i] += 1
         prompts.started[p] = begin
+        load[best, 4] += prompts.reused[p]
         _take(i, best, p, start, room, load, prompts, pool)
 
 
@@ -149,7 +152,7 @@ def _take(i: int, r: int, p: int, done: int, room: Ints, load: Floats, prompts: 
 
 @njit
 def _slowest(load: Floats, times: TableArrays) -> float:
-    """Seconds of a pass: of the rank with most tokens, or of that with most query-key pairs."""
+    """Seconds of a pass: of the rank with most tokens, or of that with most query-key pairs, behind the last load."""
     ranks = load.shape[0]
     most, deepest, total = 0, 0, 0.0
     for r in range(ranks):
@@ -165,7 +168,7 @@ def _slowest(load: Floats, times: TableArrays) -> float:
     if deepest != most:
         other = pass_seconds(times, load[deepest, 0], load[deepest, 1], load[deepest, 2], load[deepest, 3], mean)
         seconds = max(seconds, other)
-    return seconds
+    return float(seconds + load[:, 4].max() * times.loading_seconds)
 
 
 @njit
@@ -182,18 +185,24 @@ def add(i: int, p: int, prompts: Prompts, pool: Instances) -> None:
 
 @njit
 def play(
-    prompts: Prompts, pool: Instances, rule: tuple[int, int], times: TableArrays, begin: int, dealt: int, until: float
+    prompts: Prompts,
+    pool: Instances,
+    rule: tuple[int, int],
+    times: TableArrays,
+    part: tuple[int, int],
+    dealt: int,
+    until: float,
 ) -> None:
-    """Deal prompts from ``begin`` on to the instances and play them all until ``until``.
+    """Deal a ``part`` of the prompts, from one on up to another, to the instances and play them all until ``until``.
 
     In turn, ``dealt`` being the number of those before, or to the instance that holds fewest prompt tokens: ``rule`` is
     (policy, token budget).
     """
     policy, budget = rule
     instances = pool.free.size
-    for p in range(begin, prompts.arrival.size):
+    for p in range(part[0], part[1]):
         now = prompts.arrival[p]
-        i = (dealt + p - begin) % instances
+        i = (dealt + p - part[0]) % instances
         if policy == LEAST_LOAD:
             for k in range(instances):
                 advance(k, now, prompts, pool, budget, times)

@@ -6,11 +6,15 @@ lets in what fits now and preempts who came last; SGLang sets aside a share of w
 request is computed again, with what was answered so far.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from typing import TYPE_CHECKING, Literal
+
+from ground.errors import BadInput
 
 if TYPE_CHECKING:
     from planner.engines.spec import Scheduling
+    from planner.manifest.schema import Manifest
 
 Order = Literal["shared", "prompts_first", "mixed_chunk"]
 Admission = Literal["reserve", "need", "estimate"]
@@ -81,3 +85,31 @@ def rule_of_engine(
         kept_blocks=scheduling.kept_blocks.value if scheduling.kept_blocks else 0,
         dealing=scheduling.dealing.value,
     )
+
+
+@cache
+def engine_rule(engine: str) -> SchedulingRule:
+    """Return how ``reference`` or NAME@VERSION schedules."""
+    if engine.partition("@")[0] == "reference":
+        return REFERENCE_RULE
+    from planner.engines.loader import load_engine  # the schema of profiles takes a tenth of a second
+
+    return rule_of_engine(load_engine(engine).scheduling)
+
+
+def manifest_rule(manifest: "Manifest") -> SchedulingRule:
+    """Return how the aggregated instances of a manifest schedule: as its engine does, in the order of its routing.
+
+    As the reference runtime does where the engine has no profile; the newest profile stands for other versions.
+    """
+    from planner.engines.loader import engine_names
+
+    engine, routing, rule = manifest.engine, manifest.routing, REFERENCE_RULE
+    if engine.id in engine_names():
+        try:
+            rule = engine_rule(f"{engine.id}@{engine.version}")
+        except BadInput:
+            rule = engine_rule(engine.id)
+    together: Order = "mixed_chunk" if rule.order == "prompts_first" else rule.order
+    order: Order = "prompts_first" if routing.chunks == "prefill_first" else together
+    return replace(rule, order=order, dealing=routing.decode)

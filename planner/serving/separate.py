@@ -1,14 +1,94 @@
-"""Separate prefill and decode pools under a stream: passes, then links, then iterations."""
+"""Separate prefill and decode pools, by what their steps cost, under a stream: passes, then links, then iterations."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypedDict
 
 import numpy as np
 
+from planner.manifest.terms import StepCost
 from planner.serving.capacity import Outcome
-from planner.serving.decode import Decoded, DecodePool, DecodeRequests, play_decode
-from planner.serving.prefill import Prefilled, PrefillPool, play_prefill
+from planner.serving.decode import Decoded, DecodePool, DecodeRequests, RankPolicy, play_decode
+from planner.serving.prefill import Policy, Prefilled, PrefillPool, play_prefill
 from planner.serving.streams import Floats, Ints, Stream
+from planner.serving.tables import Loads, step_table
+
+
+class DecodeLinks(TypedDict):
+    """What a decode pool knows of the links before it; see ``DecodePool``."""
+
+    source_groups: int
+    source_channels: int
+    target_channels: int
+    latency_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefillSide:
+    """Prefill instances that are alike, by what a step costs."""
+
+    cost: StepCost
+    """Stacked."""
+    ranks: int
+    budget_tokens: int
+    microbatches: int
+    instances: int
+    policy: Policy = "round_robin"
+
+    def pool(self, longest_prompt: float) -> PrefillPool:
+        """Return them ready to be played with prompts of so many tokens at most."""
+        loads = Loads(
+            ranks=self.ranks,
+            budget_tokens=self.budget_tokens,
+            longest_prompt=longest_prompt,
+            microbatches=self.microbatches,
+        )
+        return PrefillPool(
+            times=step_table(self.cost, loads),
+            ranks=self.ranks,
+            budget_tokens=self.budget_tokens,
+            instances=self.instances,
+            policy=self.policy,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeSide:
+    """Decode instances that are alike, by what a step costs."""
+
+    cost: StepCost
+    """Stacked."""
+    ranks: int
+    slots: int
+    capacity_tokens: float
+    microbatches: int
+    instances: int
+    tokens_per_iteration: float
+    policy: RankPolicy = "least_kv"
+
+    def pool(self, kv_tokens_per_request: float, links: DecodeLinks) -> DecodePool:
+        """Return them ready to be played behind links.
+
+        Args: ``kv_tokens_per_request`` cached of a running one on average, near which iterations are known best.
+        """
+        loads = Loads(
+            ranks=self.ranks,
+            budget_tokens=2,
+            longest_prompt=2.0,
+            most_running=self.ranks * self.slots,
+            kv_tokens_per_request=kv_tokens_per_request,
+            microbatches=self.microbatches,
+        )
+        return DecodePool(
+            times=step_table(self.cost, loads),
+            ranks=self.ranks,
+            slots=self.slots,
+            capacity_tokens=self.capacity_tokens,
+            instances=self.instances,
+            policy=self.policy,
+            tokens_per_iteration=self.tokens_per_iteration,
+            **links,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

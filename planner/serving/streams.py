@@ -8,15 +8,17 @@ Ref: P. Glasserman, Monte Carlo Methods in Financial Engineering, 2004, sections
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import pairwise
 from statistics import NormalDist
 from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.workload import Lengths, Trace, Workload
+from planner.workload import Lengths, Trace, Traffic, Workload
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -25,6 +27,9 @@ SHARE_OF_HITS = 0.95
 """Reused share of a prompt that hits the cache where only the mean is known (Mooncake's conversation trace: many
 prompts near none, a tenth above 0.95)."""
 _KEPT_STREAMS = 32
+_EDGE = 0.1
+"""Of a stationary stream, at its ends, whose latencies do not count: it begins empty and ends with nobody behind."""
+_PARTS = 24
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -36,6 +41,8 @@ class Stream:
     reused_tokens: Ints
     """Prompt tokens whose KV is there already."""
     answer_tokens: Ints
+    whole: bool = False
+    """Whether all requests count, as of a trace; else those between the first and the last tenth."""
 
     def __len__(self) -> int:
         return int(self.arrival_seconds.size)
@@ -44,14 +51,20 @@ class Stream:
         """Return the stream at a rate; gaps of a stationary stream have mean 1 as they are drawn."""
         return replace(self, arrival_seconds=self.arrival_seconds / requests_per_second)
 
+    @property
+    def counting(self) -> slice:
+        """The requests whose latencies count."""
+        edge = 0 if self.whole else int(len(self) * _EDGE)
+        return slice(edge, len(self) - edge)
+
     def counted(self) -> "Stream":
-        """Return the requests between the first and the last tenth, whose latencies count."""
-        edge = len(self) // 10
-        return self.select(slice(edge, len(self) - edge))
+        """Return the requests whose latencies count."""
+        return self.select(self.counting)
 
     def select(self, chosen: NDArray[np.int64] | slice) -> "Stream":
         """Return some of the requests."""
-        return Stream(
+        return replace(
+            self,
             arrival_seconds=self.arrival_seconds[chosen],
             prompt_tokens=self.prompt_tokens[chosen],
             reused_tokens=self.reused_tokens[chosen],
@@ -68,6 +81,7 @@ class Stream:
             prompt_tokens=prompts,
             reused_tokens=np.clip(reused, 0, prompts - 1),
             answer_tokens=np.maximum(np.asarray(trace.output_tokens, dtype=np.int64), 1),
+            whole=True,
         )
 
 
@@ -97,6 +111,19 @@ def stationary(
         reused_tokens=np.clip(reused, 0, prompts - 1),
         answer_tokens=answers,
     )
+
+
+def parts_of(requests: int) -> Iterator[tuple[int, int]]:
+    """Yield the parts of a stream after which a play may look whether enough is known, first and past the last each."""
+    edges = [requests * part // _PARTS for part in range(_PARTS + 1)]
+    return pairwise(edges)
+
+
+@lru_cache(maxsize=_KEPT_STREAMS)
+def traced(trace: Trace, instances: int) -> Stream:
+    """Return the requests of a trace at a mean rate of 1 per second for each of ``instances``."""
+    whole = Stream.from_trace(trace)
+    return whole.at_rate(instances / Traffic.from_trace(trace).rate_per_second)
 
 
 def longest_prompt(workload: Workload) -> float:

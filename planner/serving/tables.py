@@ -70,6 +70,8 @@ class TableArrays(NamedTuple):
     sequence_seconds: Floats
     """What a running request beyond those of the mean rank adds to a rank, its cached tokens apart, [running]."""
     ranks: float
+    loading_seconds: float
+    """What a cached token takes to come from the pool of prefixes, before the pass."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,6 +121,7 @@ def step_table(cost: StepCost, loads: Loads) -> TableArrays:
         alone=alone,
         **lasts.slopes(running),
         ranks=float(loads.ranks),
+        loading_seconds=float(np.max(cost.loading_seconds)),
     )
 
 

@@ -6,7 +6,16 @@ from numpy.typing import NDArray
 from planner.serving.compiled import njit
 from planner.serving.tables import TableArrays
 
-__all__ = ["LEAST_SECONDS", "TableArrays", "alone_seconds", "cell", "kv_slope", "loaded_seconds", "pass_seconds"]
+__all__ = [
+    "LEAST_SECONDS",
+    "TableArrays",
+    "alone_seconds",
+    "cell",
+    "kv_slope",
+    "loaded_seconds",
+    "pass_seconds",
+    "worth_loading",
+]
 
 Floats = NDArray[np.float64]
 
@@ -98,6 +107,18 @@ def pass_seconds(times: TableArrays, tokens: float, context: float, pairs: float
         seconds = seconds * part + _without(times, 0, 0.0, mean) * (1.0 - part)
     row = times.row_seconds[0] * (ended - part) if ended > 0.0 else -part * times.first_row_seconds[0]
     return float(max(seconds + row, LEAST_SECONDS))
+
+
+@njit
+def worth_loading(times: TableArrays, budget: int, reused: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the reused tokens of prompts [requests], none where full passes compute them sooner than they come."""
+    kept = reused.copy()
+    for p in range(reused.size):
+        if reused[p]:
+            full = pass_seconds(times, budget, 0.0, budget * (reused[p] + 1) / 2, 0.0, budget)
+            if full < budget * times.loading_seconds:
+                kept[p] = 0
+    return kept
 
 
 @njit

@@ -19,14 +19,13 @@ from planner.balance.imbalance import Balance
 from planner.costs.deployment import default_weights
 from planner.costs.hostcosts import host_costs
 from planner.costs.predict import Configuration
+from planner.engines.behaviour import usual_budget
 from planner.strategy import Strategy, parse_strategy
 
 METRICS = ("ttft_seconds", "tpot_seconds", "output_tokens_per_second_per_chip")
 NEEDED = ("model", "hardware", "strategy", "isl", "osl")
 SYNONYMS = {"auto": "", "fp4": "nvfp4", "fp8_block": "fp8", "fp8_e4m3": "fp8", "bfloat16": "bf16", "w8a8": "int8"}
 """What engines' own flags call number formats; ``auto`` is the default."""
-DEFAULT_TOKENS = 8192.0
-"""Token budget of a step where the row states none: vLLM's and TensorRT-LLM's default."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +96,7 @@ def _configuration(cells: dict[str, str]) -> Configuration:
     if cells.get("rate", "").strip() and not cells.get("concurrency", "").strip():
         parse_rate(cells["rate"], "rate")
         raise BadInput("a run at a rate is compared with its manifest: give --manifest, or a concurrency")
+    concurrency = _positive(cells, "concurrency")
     return Configuration(
         model=model,
         hardware=hardware,
@@ -108,8 +108,10 @@ def _configuration(cells: dict[str, str]) -> Configuration:
         prompt_tokens=_positive(cells, "isl"),
         output_tokens=_positive(cells, "osl"),
         length_spread=spread,
-        concurrency=_positive(cells, "concurrency"),
-        batched_tokens=_number(cells, "max_batched_tokens", DEFAULT_TOKENS),
+        concurrency=concurrency,
+        batched_tokens=_number(
+            cells, "max_batched_tokens", usual_budget(engine, _positive(cells, "isl") * (1 + spread), concurrency)
+        ),
         host=host_costs(engine),
     )
 

@@ -114,7 +114,7 @@ async def prefill_part(
     last = (await worker.gathered(x, batch, "last tokens"))[batch.last]
     logits = await worker.head("model.norm.weight", "lm_head.weight", last, batch)
     tokens = logits.argmax(axis=1)
-    following = np.append(batch.ids[1:], 0)
+    following = np.roll(batch.ids, -1)
     following[batch.last] = tokens
     drafts = await drafts_after(worker, x, following, batch.last, batch)
     return [

@@ -9,8 +9,11 @@ trigger as an average per instance). An instance serves when it is loaded.
 import math
 from collections import deque
 from dataclasses import dataclass
+from typing import Literal
 
-from planner.manifest.schema import Pool
+from ground.errors import BadInput
+from planner.manifest.loading import start_seconds
+from planner.manifest.schema import Manifest, Pool
 from runtime.simulate.decode import DecodeInstance
 from runtime.simulate.engine import COMPLETION, Engine
 from runtime.simulate.mixed import MixedInstance
@@ -23,13 +26,19 @@ LOOK_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Autoscale:
-    """The rule, Kubernetes' defaults but ``fill``, the share of an instance's slots that is the threshold."""
+    """The rule, Kubernetes' defaults but the threshold: ``fill`` times an instance's slots, as it is deployed.
+
+    ``by`` plan it is times the requests that an instance holds on average in the plan: its rate times the time that
+    they stay (Little).
+    """
 
     least: int = 1
     begin: int | None = None
     """Instances of each pool at first; None: all."""
+    by: Literal["slots", "plan"] = "slots"
     fill: float = 0.85
-    startup_seconds: float = 120.0
+    startup_seconds: float | None = None
+    """Until an instance serves; None: as its weights take, with those that start beside it."""
     period_seconds: float = 15.0
     stabilisation_seconds: float = 300.0
     tolerance: float = 0.1
@@ -41,7 +50,7 @@ class Autoscaler:
     def __init__(self, rule: Autoscale, system: System, standby: Standby) -> None:
         self._rule, self._system, self._standby = rule, system, standby
         self._engine: Engine = system.shared.engine
-        self._pools = [_Scaled(pool, rule) for pool in system.shared.manifest.pools]
+        self._pools = [_Scaled(pool, rule, system.shared.manifest) for pool in system.shared.manifest.pools]
         self.started = self.stopped = 0
         for pool in self._pools:
             for name in pool.absent:
@@ -60,9 +69,10 @@ class Autoscaler:
                 pool.starting.append(name)
                 self._standby.take(name)
                 self.started += 1
-                self._engine.at(
-                    self._engine.now_seconds + self._rule.startup_seconds, COMPLETION, self._open, (pool, name)
-                )
+                seconds = self._rule.startup_seconds
+                if seconds is None:
+                    seconds = start_seconds(self._system.shared.manifest, pool.pool, len(pool.starting))
+                self._engine.at(self._engine.now_seconds + seconds, COMPLETION, self._open, (pool, name))
             while len(pool.there) + len(pool.starting) > wanted and len(pool.there) > self._rule.least:
                 name = pool.there.pop()
                 pool.leaving.append(name)
@@ -108,15 +118,17 @@ class Autoscaler:
 class _Scaled:
     """A pool's instances, and what was desired of late."""
 
-    def __init__(self, pool: Pool, rule: Autoscale) -> None:
-        self._rule = rule
+    def __init__(self, pool: Pool, rule: Autoscale, manifest: Manifest) -> None:
+        self._rule, self.pool = rule, pool
         self.names = [instance.name for instance in pool.instances]
         first = len(self.names) if rule.begin is None else min(max(rule.begin, rule.least), len(self.names))
         self.there, self.absent = self.names[:first], self.names[first:]
         self.starting: list[str] = []
         self.leaving: list[str] = []
-        slots = pool.limits.requests_per_dp_rank * pool.degrees.attention_groups
-        self._threshold = max(round(slots * rule.fill), 1)
+        whole = float(pool.limits.requests_per_dp_rank * pool.degrees.attention_groups)
+        if rule.by == "plan":
+            whole = _planned_requests(pool, manifest)
+        self._threshold = max(round(whole * rule.fill), 1)
         self._desired: deque[tuple[float, int]] = deque()
 
     def wanted(self, requests: int, now: float) -> int:
@@ -129,3 +141,15 @@ class _Scaled:
         while self._desired[0][0] < now - rule.stabilisation_seconds:
             self._desired.popleft()
         return max(desired, min(count, max(each for _, each in self._desired)))
+
+
+def _planned_requests(pool: Pool, manifest: Manifest) -> float:
+    """Return the requests that an instance of a pool holds on average in the plan."""
+    first, whole = manifest.predicted.ttft_seconds, manifest.predicted.e2e_seconds
+    rate = manifest.workload.requests_per_second
+    if first is None or whole is None or rate is None:
+        raise BadInput(
+            "--autoscale: by=plan needs a manifest that states a rate and predicts TTFT and E2E; plan it anew"
+        )
+    stay = {"prefill": first.mean, "decode": whole.mean - first.mean, "mixed": whole.mean}[pool.role]
+    return rate * stay / len(pool.instances)

@@ -7,11 +7,12 @@ from dataclasses import replace
 
 import numpy as np
 
+from planner.manifest.drafts import tokens_per_iteration
 from planner.manifest.schema import Pool
 from planner.manifest.terms import StepCost
 from runtime.simulate.batch import LONGEST_STRETCH, RunningBatch
 from runtime.simulate.device import Devices, Shared
-from runtime.simulate.drafts import IterationCounts, mean_tokens_per_iteration
+from runtime.simulate.drafts import IterationCounts
 from runtime.simulate.engine import COMPLETION, generator
 from runtime.simulate.request import DECODE, TRANSFER, Request
 from runtime.simulate.steps import FIXED_POINT_BITS, StepTimer
@@ -55,7 +56,7 @@ class DecodeInstance:
         self._epoch = 0
         self._overflows = shared.manifest.routing.decode_reservation != "whole"
         limit = shared.manifest.service_levels.tpot_seconds
-        tokens = mean_tokens_per_iteration(pool.mtp.drafts, pool.mtp.acceptance)
+        tokens = tokens_per_iteration(pool.mtp.drafts, pool.mtp.acceptance)
         self._most_seconds = None if limit is None else limit * tokens
         self.up = True
         self.resumes_seconds = 0.0

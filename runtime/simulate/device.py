@@ -4,8 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from ground.prefix_cache import PrefixCache
 from planner.manifest.schema import Manifest
-from runtime.simulate.cache import PrefixCache
 from runtime.simulate.engine import Engine
 from runtime.simulate.ledger import Ledger
 from runtime.simulate.placement import Placement

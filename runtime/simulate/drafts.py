@@ -9,6 +9,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.manifest.drafts import Acceptance, acceptances, tokens_per_iteration
 from planner.manifest.schema import Drafts
 
 Integers = NDArray[np.int64]
@@ -17,20 +18,15 @@ _DRAWN_STEPS = 1 << 20
 _OFFSETS_AT_ONCE = 4096
 
 
-def accepted_tokens(random: np.random.Generator, count: int, drafts: int, acceptance: float) -> Integers:
+def accepted_tokens(random: np.random.Generator, count: int, drafts: int, acceptance: Acceptance) -> Integers:
     """Return tokens per request of one iteration: 1 + drafts accepted before the first that is not."""
-    accepted = random.random((count, drafts)) < acceptance
+    accepted = random.random((count, drafts)) < acceptances(drafts, acceptance)
     tokens: Integers = 1 + np.cumprod(accepted, axis=1, dtype=np.int64).sum(axis=1)
     return tokens
 
 
-def mean_tokens_per_iteration(drafts: int, acceptance: float) -> float:
-    """Return 1 + a + a² + … with ``drafts`` powers of the acceptance a."""
-    return sum(acceptance**power for power in range(drafts + 1))
-
-
 @cache
-def _drawn_sums(drafts: int, acceptance: float) -> "array[int]":
+def _drawn_sums(drafts: int, acceptance: Acceptance) -> "array[int]":
     """Return the running total of tokens over a million iterations."""
     tokens = accepted_tokens(np.random.default_rng(drafts), _DRAWN_STEPS, drafts, acceptance)
     return array("q", np.cumsum(tokens).tobytes())
@@ -44,7 +40,7 @@ class IterationCounts:
     """
 
     def __init__(self, mtp: Drafts, mode: Literal["sampled", "expected"], random: np.random.Generator) -> None:
-        self._mean = mean_tokens_per_iteration(mtp.drafts, mtp.acceptance)
+        self._mean = tokens_per_iteration(mtp.drafts, mtp.acceptance)
         self._most = 1 + mtp.drafts
         self._random = random
         self._offsets: list[int] = []

@@ -16,6 +16,7 @@ from ground.errors import BadInput
 from ground.units import DAY_SECONDS, parse_duration, read_index
 from models.spec import MLA
 from planner.manifest.layout import RANK_COLUMNS, ExpertMap, Instance
+from planner.manifest.loading import start_seconds
 from planner.manifest.schema import Pool
 from planner.manifest.terms import StepCost
 from runtime.simulate.decode import DecodeInstance
@@ -118,7 +119,7 @@ class Faults:
         if self._recovery.stage == "restart":
             for name in self._places:
                 extra = fault.for_seconds if name in hit else 0.0
-                self._take_down(name, extra + self._recovery.restart_seconds, alive=False)
+                self._take_down(name, extra + self._start_seconds(name, len(self._places)), alive=False)
             return
         for name, ranks in hit.items():
             self._fail_over(name, ranks, fault)
@@ -134,9 +135,9 @@ class Faults:
 
     def _fail_over(self, name: str, ranks: set[int], fault: Fault) -> None:
         """Decode and mixed instances shrink where they can; others are down until they are repaired and loaded."""
-        pool = self._places[name][0]
+        pool, back = self._places[name][0], fault.for_seconds + self._start_seconds(name)
         if name in self.absent:
-            until = self._shared.engine.now_seconds + fault.for_seconds + self._recovery.restart_seconds
+            until = self._shared.engine.now_seconds + back
             self._lost_until[name] = max(until, self.lost_until(name))
             return
         self._dead.setdefault(name, Counter()).update(ranks)
@@ -147,16 +148,19 @@ class Faults:
             for part in decodes:
                 self._shrink(part, gone)
             self._shared.engine.at(
-                self._shared.engine.now_seconds + fault.for_seconds + self._recovery.restart_seconds,
+                self._shared.engine.now_seconds + back,
                 COMPLETION,
                 self._repair,
                 (name, ranks),
             )
             return
         self._dead[name].subtract(ranks)
-        self._take_down(name, fault.for_seconds + self._recovery.restart_seconds, alive=True, dead=gone)
+        self._take_down(name, back, alive=True, dead=gone)
         if self._recovery.kill_prefill and pool.role == "decode" and self._system.roles is not None:
             self._system.roles.to_decode(forced=True)
+
+    def _start_seconds(self, name: str, together: int = 1) -> float:
+        return start_seconds(self._shared.manifest, self._places[name][0], together)
 
     def _shrink(self, part: DecodeInstance, gone: set[int]) -> None:
         """Go on without the DP groups of dead devices; their requests are computed anew or moved."""

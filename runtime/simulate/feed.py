@@ -23,7 +23,8 @@ class ArrivalFeed:
         self._next: _Row | None = None
         self._number = self._position = 0
         self._closed = False
-        self._turns: dict[int, deque[tuple[float, Request]]] = {}
+        self._turns: dict[int, deque[tuple[float, list[Request]]]] = {}
+        self._open: dict[int, int] = {}
         self._still_held = 0
         self.seconds = NEVER
         self.finished = False
@@ -68,19 +69,34 @@ class ArrivalFeed:
         return request
 
     def _hold_turns(self, part: Requests) -> None:
-        """Keep later turns back until the turn before them ends."""
+        """Keep later turns back until the turn before them ends; requests of a delay below 0 go with those before."""
         assert part.session is not None and part.delay_seconds is not None
-        first: list[tuple[_Row, Request]] = []
+        first: list[tuple[_Row, list[Request]]] = []
+        last: dict[int, list[Request]] = {}
         for row, delay in zip(self._rows, part.delay_seconds.tolist(), strict=True):
             request = self._request(row)
+            if delay < 0 and request.session in last:
+                last[request.session].append(request)
+                continue
+            turn = [request]
             if np.isnan(delay):
-                first.append((row, request))
+                first.append((row, turn))
             else:
-                self._turns.setdefault(request.session, deque()).append((delay, request))
-                self._still_held += 1
-        for row, request in first:
-            self._engine.at(row[0], ARRIVAL, self._arrive, request)
+                self._turns.setdefault(request.session, deque()).append((delay, turn))
+            if request.session >= 0:
+                last[request.session] = turn
+        self._still_held = sum(len(turn) for turns in self._turns.values() for _, turn in turns)
+        for row, turn in first:
+            self._send(turn, row[0])
         self._rows = iter(())
+
+    def _send(self, turn: list[Request], seconds: float) -> None:
+        """Let the requests of a turn arrive together."""
+        if turn[0].session >= 0:
+            self._open[turn[0].session] = len(turn)
+        for request in turn:
+            request.arrival = seconds
+            self._engine.at(seconds, ARRIVAL, self._arrive, request)
 
     def _look_ahead(self) -> None:
         row = next(self._rows, None)
@@ -106,11 +122,13 @@ class ArrivalFeed:
         if self._closed:
             self._one_more()
         elif request.session >= 0 and self._turns.get(request.session):
+            self._open[request.session] -= 1
+            if self._open[request.session]:
+                return
             delay, turn = self._turns[request.session].popleft()
-            self._still_held -= 1
+            self._still_held -= len(turn)
             self.finished = self._still_held == 0 and self._next is None
-            turn.arrival = self._engine.now_seconds + delay
-            self._engine.at(turn.arrival, ARRIVAL, self._arrive, turn)
+            self._send(turn, self._engine.now_seconds + delay)
 
     def _one_more(self) -> None:
         row = next(self._rows, None)

@@ -7,7 +7,7 @@ from runtime.simulate.decode import DecodeInstance, Lost
 from runtime.simulate.device import Shared
 from runtime.simulate.engine import COMPLETION
 from runtime.simulate.placement import Placement
-from runtime.simulate.request import PREFILL, Request
+from runtime.simulate.request import FAILED, PREFILL, Request
 from runtime.simulate.steps import RankLoad
 
 
@@ -54,7 +54,7 @@ class MixedInstance(DecodeInstance):
         request.state = PREFILL
         self.waiting_tokens += request.prompt
         self._placement.offer(request)
-        if request.state != PREFILL:
+        if request.state == FAILED:
             self.waiting_tokens -= request.prompt
 
     def holding(self) -> list[Request]:

@@ -8,10 +8,11 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from ground.prefix_cache import Found
 from planner.manifest.schema import Pool
-from runtime.simulate.cache import Found
 from runtime.simulate.device import Devices, Shared
 from runtime.simulate.engine import COMPLETION
+from runtime.simulate.loading import Loads
 from runtime.simulate.request import PREFILL, Request
 from runtime.simulate.steps import RankLoad, StepTimer
 
@@ -84,6 +85,7 @@ class PrefillInstance:
         self.ranks = pool.degrees.attention_dp
         self.rank_devices = pool.degrees.attention_tp * pool.degrees.pp
         self.budget = pool.limits.tokens_per_device * self.rank_devices
+        self._loads = Loads(shared, pool, self.timer, self.budget)
         self._most_held = pool.kv.capacity_tokens_per_rank * self.ranks
         self.queue, self.offline = queue, offline
         self.devices = Devices()
@@ -236,7 +238,7 @@ class PrefillInstance:
         alone = not any(making.tokens)
         while queue:
             request = queue[0]
-            found = self._look_up(request)
+            found = self._loads.find(request)
             start = request.reused // self.budget * self.budget
             length = request.prompt - start
             room, turn, rank = rooms[0]
@@ -258,7 +260,7 @@ class PrefillInstance:
         chosen: list[tuple[Request, int, Found | None]] = []
         while queue:
             request = queue[0]
-            found = self._look_up(request)
+            found = self._loads.find(request)
             start = request.reused // self.budget * self.budget
             length = request.prompt - start
             if room < min(length, self.budget) or not self._holds(request):
@@ -278,14 +280,6 @@ class PrefillInstance:
         self._turn += len(making.taken)
         queue.extendleft(sorted(late, key=lambda request: -request.number))
 
-    def _look_up(self, request: Request) -> Found | None:
-        """Find the head of the prompt in the cache; a reuse that is stated stands."""
-        if request.blocks is None or request.retries:
-            return Found(dram_tokens=request.reused) if request.reused else None
-        found = self._shared.cache.look_up(request.blocks, request.prompt)
-        request.reused = found.tokens
-        return found
-
     def _holds(self, request: Request) -> bool:
         """Whether there is KV room for one more prompt; finished ones keep theirs until they are pulled."""
         free = self.free_tokens()
@@ -302,7 +296,7 @@ class PrefillInstance:
             self.queued_tokens -= request.prompt
         if found:
             self._shared.cache.count(found, request.prompt)
-            making.loading[rank] += self._shared.cache.load_seconds(found, self.rank_devices)
+            making.loading[rank] += self._loads.seconds(found)
         making.taken.append(request)
         self._chunk(making, request, rank, start)
 

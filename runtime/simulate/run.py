@@ -7,9 +7,9 @@ from contextlib import suppress
 from functools import partial
 
 from ground.errors import BadInput
+from planner.manifest.caching import cache_of
 from planner.manifest.schema import Manifest
 from runtime.simulate.autoscale import Autoscaler
-from runtime.simulate.cache import PrefixCache
 from runtime.simulate.device import Shared
 from runtime.simulate.direct import Blocked, plain, run_direct
 from runtime.simulate.engine import ARRIVAL, COMPLETION, NEVER, Engine
@@ -72,7 +72,7 @@ class _Run:
             engine=engine,
             ledger=ledger,
             placement=Placement(manifest.routing, ledger, lambda: engine.now_seconds),
-            cache=_cache(manifest, 1),
+            cache=cache_of(manifest, 1),
             seed=options.seed,
             stepping=options.stepping,
             expected_drafts=options.mtp == "expected",
@@ -96,7 +96,7 @@ class _Run:
         """Yield the parts; the first one tells the size of the trace's blocks."""
         for part in parts:
             if part.blocks is not None and not len(self._shared.cache):
-                self._shared.cache = _cache(self._manifest, part.block_tokens)
+                self._shared.cache = cache_of(self._manifest, part.block_tokens)
             yield part
 
     def result(self) -> SimulationResult:
@@ -175,17 +175,6 @@ def _offline(requests: Requests | None) -> list[Request]:
         request.offline = True
         made.append(request)
     return made
-
-
-def _cache(manifest: Manifest, block_tokens: int) -> PrefixCache:
-    size = manifest.kv_transfer.bytes_per_token if manifest.kv_transfer else _kv_bytes(manifest)
-    return PrefixCache(manifest.caching, block_tokens, size)
-
-
-def _kv_bytes(manifest: Manifest) -> float:
-    """Return the KV bytes of a token on all devices of a DP rank."""
-    pool = manifest.pools[0]
-    return pool.kv.bytes_per_token_per_device * pool.degrees.attention_tp * pool.degrees.pp
 
 
 def with_policies(manifest: Manifest, names: list[str]) -> Manifest:

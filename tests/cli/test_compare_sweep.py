@@ -112,3 +112,22 @@ def test_a_missing_matplotlib_is_told(monkeypatch: pytest.MonkeyPatch, capsys: p
     monkeypatch.setattr("cli.plots.find_spec", lambda name: None)
     assert main(["sweep", *SMALL, "--over", "osl=64,128", "--plot", "a.svg"]) == ExitCode.BAD_INPUT
     assert "pip install 'podplan[plot]'" in capsys.readouterr().err
+
+
+def test_prices_of_different_things_rank_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A rental beside a purchase is said and not drawn; prices of one kind, given by machine, are."""
+    monkeypatch.setattr("cli.plots.find_spec", lambda name: object())  # the refusal comes before anything is drawn
+    asked = ["compare", "qwen3-8b", "--hw", "h100,h20", "--devices", "2", "--engine", "reference"]
+    asked += ["--shape", "disaggregated"]
+    assert main(asked) == ExitCode.DONE
+    assert "h100 rental, h20 purchase" in capsys.readouterr().out
+    drawn = ["--measure", "cost", "--plot", str(tmp_path / "cost.svg")]
+    assert main([*asked, *drawn]) == ExitCode.BAD_INPUT
+    assert "Prices are of different things" in capsys.readouterr().err
+    assert main([*asked, "--price", "h100=2,h20=1.5"]) == ExitCode.DONE
+    shown = capsys.readouterr().out
+    assert "different things" not in shown and "2 USD a chip and hour of h100" in shown
+    assert main([*asked, "--price", "h1oo=2"]) == ExitCode.BAD_INPUT
+    assert "--price: 'h1oo=2' is not" in capsys.readouterr().err

@@ -70,7 +70,7 @@ def test_the_table_says_what_is_promised(both: tuple[str, str], capsys: pytest.C
         (["--load-from", "air"], "--load-from: 'air' is not peers"),
         (["--load-from", "storage=fast"], "--load-from: 'fast' is not a rate"),
         (["--confidence", "2"], "--confidence"),
-        (["--traffic", "theirs"], "--traffic: 'theirs' is not old or new"),
+        (["--traffic", "theirs"], "--traffic: 'theirs' is not old, new or both"),
         (["--spare-nodes", "-1"], "--spare-nodes"),
         (["--startup", "soon"], "--startup"),
     ],

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from cli.main import main
+from planner.manifest.document import read_manifest
 
 ASKED = ["qwen3-8b", "--hw", "h100", "--nodes", "1", "--osl", "128", "--isl", "512", "--shape", "disaggregated"]
 
@@ -31,9 +32,47 @@ def test_windows_have_one_plan_and_a_policy(tmp_path: Path, capsys: pytest.Captu
     assert policy["chip_hours"] < policy["peak_chip_hours"] or night["chips_alone"] == busy["chips_alone"]
 
 
+def test_two_models_share_the_devices_and_are_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A second model comes by day; every window's manifests share no node, and migrate finds the way between two."""
+    day = (
+        "scenarios:\n- {name: night, rate: 5/s, lasts: 8h}\n- {name: day, rate: 60/s, lasts: 16h}\n"
+        "- {name: day, model: qwen3-32b, rate: 2/s, lasts: 16h, ttft: 2s}\n"
+    )
+    nodes = ["3" if each == "1" else each for each in ASKED]
+    asked = [*nodes, "--scenarios", written(tmp_path, day), "--out", str(tmp_path / "out")]
+    assert main([*asked, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    names = sorted(path.name for path in (tmp_path / "out").iterdir())
+    assert "02-day-qwen3-32b.yaml" in names
+    assert "01-night-qwen3-32b.yaml" not in names
+    assert [row["model"] for row in found["scenarios"]] == ["qwen3-8b", "qwen3-8b", "qwen3-32b"]
+    manifests = [read_manifest(tmp_path / "out" / f"02-day-{model}.yaml") for model in ("qwen3-8b", "qwen3-32b")]
+    first, second = ({n for p in each.pools for one in p.instances for n in one.nodes} for each in manifests)
+    assert not first & second
+    assert manifests[0].workload.requests_per_second == 60.0
+    night = str(tmp_path / "out" / "01-night-qwen3-8b.yaml")
+    assert main(["migrate", night, str(tmp_path / "out" / "02-day-qwen3-8b.yaml"), "--json"]) == 0
+    assert main(asked) == 2
+    assert "exists" in capsys.readouterr().err
+
+
+def test_a_window_that_nothing_serves_is_planned_for_the_nearest(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A TTFT that no layout keeps: the answer says which one it plans for instead."""
+    day = "scenarios:\n- {name: calm, rate: 5/s}\n- {name: hard, rate: 5/s, ttft: 5ms}\n"
+    assert main([*ASKED, "--scenarios", written(tmp_path, day), "--json"]) == 0
+    calm, hard = json.loads(capsys.readouterr().out)["scenarios"]
+    assert calm["relaxed"] is None
+    assert hard["relaxed"].startswith("TTFT ")
+    assert "instead of 5 ms" in hard["relaxed"]
+    assert hard["chips_alone"] >= 1
+
+
 @pytest.mark.parametrize(
     ("text", "told"),
     [
+        ("scenarios:\n- {name: a, rate: 5/s}\n- {name: a, rate: 9/s}\n", "stands twice"),
         ("scenarios: []\n", "must be a list"),
         ("rate: 5/s\n", "list of scenarios"),
         ("scenarios:\n- {rate: 5/s}\nshares: 1\n", "shares is not a known key"),

@@ -1,14 +1,10 @@
-"""Kustomize and Helm hold the same objects as the plain files: rendered by kubectl where it is, and by hand."""
+"""Kustomize and Helm hold the same objects as the plain files, rendered by kubectl and by Helm."""
 
 import json
-import re
-import shutil
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
 
 from deploy.layout import laid_out
 from deploy.render import render
@@ -17,6 +13,7 @@ from planner.engines.loader import load_engine
 from planner.engines.spec import PlatformKind
 from tests.deploy.cases import DIGEST, made, plan
 from tests.deploy.objects import check
+from tests.deploy.tools import Objects, built, by_name, written
 
 PAIRS: list[tuple[str, str, PlatformKind]] = [
     ("r1-h800", "vllm", "lws"),
@@ -26,50 +23,45 @@ PAIRS: list[tuple[str, str, PlatformKind]] = [
 ]
 
 
-def objects(files: dict[str, str]) -> dict[tuple[str, str], Any]:
+def objects(files: dict[str, str]) -> Objects:
     """Return the objects of plain files by kind and name."""
-    found = [item for name, text in files.items() if name.endswith(".yaml") for item in yaml.safe_load_all(text)]
-    return {(item["kind"], item["metadata"]["name"]): item for item in found if item}
+    return by_name(*(text for name, text in files.items() if name.endswith(".yaml")))
 
 
-@pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
 @pytest.mark.parametrize(("name", "engine", "kind"), PAIRS[:2])
 def test_kubectl_builds_the_base_and_the_proof(name: str, engine: str, kind: PlatformKind, tmp_path: Path) -> None:
     """``kubectl kustomize`` gives every object of the plain files, unchanged."""
     deployment = made(name, engine, kind)
-    for path, text in laid_out("kustomize", deployment.target, deployment.files, deployment.origin).items():
-        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / path).write_text(text, encoding="utf-8")
-    built: dict[tuple[str, str], Any] = {}
-    for folder in ("overlays/site", "proof"):
-        done = subprocess.run(
-            ["kubectl", "kustomize", str(tmp_path / folder)], capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stderr
-        built |= {(item["kind"], item["metadata"]["name"]): item for item in yaml.safe_load_all(done.stdout)}
-    assert built == objects(deployment.files)
+    written(tmp_path, laid_out("kustomize", deployment.target, deployment.files, deployment.origin))
+    found = built("kubectl", "kustomize", tmp_path / "overlays/site") | built(
+        "kubectl", "kustomize", tmp_path / "proof"
+    )
+    assert found == objects(deployment.files)
 
 
 @pytest.mark.parametrize(("name", "engine", "kind"), PAIRS)
-def test_a_chart_with_its_own_values_is_the_plain_files(name: str, engine: str, kind: PlatformKind) -> None:
-    """The few forms of its templates, filled in by hand: values, the release's namespace, conditions, braces."""
+def test_helm_makes_the_plain_files(name: str, engine: str, kind: PlatformKind, tmp_path: Path) -> None:
+    """``helm template`` of a chart with its own values gives every object, unchanged but for the hook of the proof."""
     deployment = made(name, engine, kind)
-    chart = laid_out("helm", deployment.target, deployment.files, deployment.origin)
-    values = yaml.safe_load(chart["values.yaml"])
-    found = {}
-    for path, text in chart.items():
-        if not path.startswith("templates/"):
-            continue
-        text = re.sub(r"\{\{- (if \S+|end) \}\}\n", "", text)
-        text = text.replace("{{ .Release.Namespace }}", "default")
-        text = re.sub(r"\{\{ \.Values\.(\w+)\.(\w+) \}\}", lambda at: str(values[at[1]][at[2]]), text)
-        assert not re.search(r"\{\{(?! \"\{\{\" \}\})", text.replace('{{ "{{" }}', ""))
-        for item in yaml.safe_load_all(text.replace('{{ "{{" }}', "{{")):
-            item["metadata"].get("annotations", {}).pop("helm.sh/hook", None)
-            found[item["kind"], item["metadata"]["name"]] = item
+    chart = written(tmp_path, laid_out("helm", deployment.target, deployment.files, deployment.origin))
+    found = built("helm", "template", "any", chart, "--namespace", "default")
+    for item in found.values():
+        item["metadata"].get("annotations", {}).pop("helm.sh/hook", None)
     assert found == objects(deployment.files)
-    assert values["images"]["engine" if kind != "dynamo" else "main"]
-    assert yaml.safe_load(chart["Chart.yaml"])["apiVersion"] == "v2"
+
+
+def test_a_chart_s_values_reach_its_objects(tmp_path: Path) -> None:
+    """The release's namespace, instances and images; an option that is off leaves its objects out."""
+    deployment = made("qwen-h800", "vllm", "lws")
+    chart = written(tmp_path, laid_out("helm", deployment.target, deployment.files, deployment.origin))
+    sets = ["--set", "instances.prefill=7,images.engine=own/vllm:1,monitoring=false"]
+    found = built("helm", "template", "any", chart, "--namespace", "elsewhere", *sets)
+    group = found["LeaderWorkerSet", "qwen3-235b-a22b-prefill"]
+    assert (group["metadata"]["namespace"], group["spec"]["replicas"]) == ("elsewhere", 7)
+    pod = group["spec"]["leaderWorkerTemplate"]["workerTemplate"]["spec"]
+    assert pod["containers"][0]["image"] == "own/vllm:1"
+    assert not any(key[0] == "PodMonitor" for key in found)
+    assert any(key[0] == "PodMonitor" for key in objects(deployment.files))
 
 
 SITE = """
@@ -93,7 +85,7 @@ token_secret: hf
 prometheus: http://prometheus.monitoring:9090
 patches:
 - target: {kind: LeaderWorkerSet, name: qwen3-235b-a22b-prefill}
-  merge: {spec: {leaderWorkerTemplate: {restartPolicy: None}}}
+  merge: {spec: {leaderWorkerTemplate: {restartPolicy: RecreateGroupAfterStart}}}
 - target: {kind: PodDisruptionBudget}
   merge: {spec: {maxUnavailable: null, minAvailable: 1}}
 """
@@ -102,13 +94,13 @@ patches:
 def test_the_site_s_keys_reach_the_pods(tmp_path: Path) -> None:
     """Each key is where Kubernetes reads it, and what comes out is still valid."""
     path = tmp_path / "site.yaml"
-    path.write_text(SITE.replace("restartPolicy: None", 'restartPolicy: "None"'), encoding="utf-8")
+    path.write_text(SITE, encoding="utf-8")
     held = objects(render(plan("qwen-h800"), load_engine("vllm"), "lws", read_site(path), DIGEST).files)
     for item in held.values():
         check(item)
     group = held["LeaderWorkerSet", "qwen3-235b-a22b-prefill"]
     template = group["spec"]["leaderWorkerTemplate"]
-    assert template["restartPolicy"] == "None"
+    assert template["restartPolicy"] == "RecreateGroupAfterStart"
     assert group["metadata"]["annotations"]["leaderworkerset.sigs.k8s.io/exclusive-topology"] == "rack"
     pod = template["workerTemplate"]
     spec, (container,) = pod["spec"], pod["spec"]["containers"]

@@ -399,6 +399,9 @@ def test_a_plan_that_mixes_is_told_to_mix() -> None:
     assert "--chunked-prefill-size" in text and "--enable-mixed-chunk" not in text
     flags = read_flags(first("r1-mixed", "sglang", "bare", "mixed").processes[0].words)
     assert "--enable-mixed-chunk" not in flags
+    assert "where it drafts, lets those wait" in made("r1-mixed", "sglang", "bare").files["README.md"]
+    assert "in steps of their own" in render(own, load_engine("vllm"), "bare", Site(), DIGEST).files["README.md"]
+    assert "plan again" not in made("dense-mixed", "sglang", "bare").files["README.md"]
     assert int(flags["--chunked-prefill-size"] or 0) // 16 % 128 == 0
     assert "--enable-mixed-chunk" not in made("r1-cm384", "sglang", "bare").files["prefill.sh"]
 

@@ -1,4 +1,7 @@
-"""`python -m tests.fuzz --cases 20000 --seed 1`: the whole hunt; what it finds is written as files that replay."""
+"""`python -m tests.fuzz --cases 20000 --seed 1`: the whole hunt; what it finds is written as files that replay.
+
+`python -m tests.fuzz --truths 500 --seed 1` asks random questions whose answers may not contradict each other.
+"""
 
 import argparse
 import json
@@ -7,6 +10,7 @@ import sys
 from collections import Counter
 from collections.abc import Collection, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from zlib import crc32
@@ -15,6 +19,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 
 from tests.fuzz.cases import WEIGHTS, Case, cases, read_case
 from tests.fuzz.hunt import judged
+from tests.fuzz.truths import contradictions
 
 
 def drawn(count: int, number: int, commands: Collection[str] = ()) -> list[Case]:
@@ -45,16 +50,32 @@ def hunt(everything: list[Case], jobs: int) -> Iterator[tuple[Case, list[str]]]:
         yield from pool.map(judged, everything, chunksize=8)
 
 
+def ask(count: int, number: int, jobs: int) -> int:
+    """Tell what contradicts itself around so many random questions, and return around how many."""
+    bad = 0
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+        for place, (flags, found) in enumerate(pool.map(partial(contradictions, seed=number), range(count))):
+            bad += bool(found)
+            for told in found:
+                sys.stdout.write(f"{number}-{place} {json.dumps(flags)}: {told}\n")
+                sys.stdout.flush()
+    sys.stdout.write(f"{count} questions of seed {number}: {bad} with a contradiction\n")
+    return min(bad, 100)
+
+
 def run() -> int:
     """Hunt, tell, and return how many cases failed, 100 at most."""
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
     parser.add_argument("--cases", type=int, default=1000)
+    parser.add_argument("--truths", type=int, help="so many random questions, in place of cases")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--commands", default="", help="such as place,deploy [all]")
     parser.add_argument("--found", type=Path, default=Path("fuzz-found"), help="folder of what was found")
     parser.add_argument("--replay", type=Path, nargs="*", help="run these again")
     given = parser.parse_args()
+    if given.truths is not None:
+        return ask(given.truths, given.seed, given.jobs)
     if given.replay:
         everything = [read_case(json.loads(path.read_text(encoding="utf-8"))["case"]) for path in given.replay]
     else:

@@ -61,9 +61,15 @@ ENVIRONMENT = {
     "PYTHONIOENCODING": ["ascii", "latin-1"],
     "HOME": ["/absent", "/dev/null", ""],
     "TMPDIR": ["/absent"],
+    "PYTHONUTF8": ["0"],
+    "PYTHONWARNINGS": ["error"],
+    "TZ": ["nothing", ":/absent"],
     "PODPLAN_DEBUG": ["0"],
     "OMP_NUM_THREADS": ["x", "0"],
 }
+
+
+INSTEAD = ("folder", "pipe", "loop", "/dev/zero", "/dev/full", "/proc/self/mem", "empty", "huge")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +81,9 @@ class Case:
     files: dict[str, bytes]
     environment: dict[str, str] = field(default_factory=dict)
     closed: list[int] = field(default_factory=list)
+    """Streams that are closed; 3 is a reader of stdout that has left."""
+    instead: dict[str, str] = field(default_factory=dict)
+    """What stands in place of a file: a folder, a pipe, a loop, a device or a file that leads to itself."""
     signal: int = 0
     after_seconds: float = 0.0
 
@@ -121,9 +130,13 @@ def arguments(draw: st.DrawFn, command: str, sound: bool) -> list[str]:
         else:
             line += [name, word] if draw(st.booleans()) else [f"{name}={word}"]
     if line and not sound and draw(st.sampled_from(range(9))) == 0:
-        place, how = draw(ANYWHERE) % len(line), draw(st.integers(0, 3))
-        change = [[], [line[place]] * 2, [draw(wrong())], [draw(st.sampled_from(ODD)), line[place]]][how]
-        line[place : place + 1] = change
+        place, how = draw(ANYWHERE) % len(line), draw(st.integers(0, 5))
+        word = line[place]
+        change = [[], [word] * 2, [draw(wrong())], [draw(st.sampled_from(ODD)), word], [word.upper()], [word[:-1]]]
+        line[place : place + 1] = change[how]
+    if not sound and draw(st.sampled_from(range(9))) == 0:
+        place = draw(ANYWHERE) % (len(line) + 1)
+        line = [*line[place:], *line[:place]]  # flags before what they stand behind
     return line
 
 
@@ -140,12 +153,14 @@ def cases(draw: st.DrawFn, command: str) -> Case:
     victim = draw(st.sampled_from([*needed, ""])) if needed else ""
     ending = draw(st.sampled_from(range(40)))
     names = draw(st.lists(st.sampled_from(sorted(ENVIRONMENT)), max_size=2, unique=True)) if ending == 0 else []
+    odd = victim if victim and ending in (3, 4) else ""
     return Case(
         command=command,
         arguments=[command, *line],
         files={name: draw(files(sound=name != victim)[name]) for name in needed},
         environment={name: draw(st.sampled_from(ENVIRONMENT[name])) for name in names},
-        closed=draw(st.lists(st.sampled_from([0, 1, 2]), max_size=2, unique=True)) if ending == 1 else [],
+        closed=draw(st.lists(st.sampled_from([0, 1, 2, 3]), max_size=2, unique=True)) if ending == 1 else [],
+        instead={odd: draw(st.sampled_from(INSTEAD))} if odd else {},
         signal=draw(st.sampled_from([signal.SIGTERM, signal.SIGHUP, signal.SIGINT])) if ending == 2 else 0,
         after_seconds=draw(st.floats(0, 0.5)) if ending == 2 else 0.0,
     )

@@ -75,6 +75,25 @@ ANYWHERE = st.integers(0, 2**16).map(lambda number: number * 40503 % 2**16)
 CHANGE = st.tuples(ANYWHERE, st.integers(0, CHANGES - 1), st.sampled_from(VALUES))
 
 
+BOMB = "\n".join([f"a{n}: &a{n} [" + ", ".join([f"*a{n - 1}" if n else "x"] * 9) + "]" for n in range(9)])
+YAML = [
+    *(BOMB, "x: !!python/object/apply:os.system ['echo>PWNED']", "x: !!python/name:os.system", "<<: *a", "&a a: *a"),
+    *(
+        "x: !include /etc/passwd",
+        "? [a, b]\n: c",
+        "%YAML 9.9\n---",
+        "---\n---",
+        "...",
+        "\t- x",
+        "x: |2\n   y",
+        "- a\nb: c",
+    ),
+    *("x: 1:30:00", "x: 0o17", "x: .inf", "x: .NaN", "x: 2026-13-45", "x: !!binary $$", "no: yes", "~: 1", "1.5: 2"),
+    *("? " * 3000 + "x", "- " * 3000 + "x", "{a: " * 3000, "x: '" + "'" * 9999, "\0", "\x85x: 1", "x: \ud800"),
+]
+"""Lines of YAML that mean more, or other things, than a stranger thinks."""
+
+
 def trees(*bases: Any, sound: bool) -> st.SearchStrategy[Any]:
     """Return plain data like one of the bases, mostly with a part or two changed unless it is to be sound."""
     if sound:
@@ -107,6 +126,14 @@ def spoiled(contents: st.SearchStrategy[bytes], sound: bool) -> st.SearchStrateg
             8: content[:at] + b"[" * 20_000 + content[at:],
             9: b"",
             10: content.replace(b'": "', b'": "\\ud800', 1),
+            11: content + _text(YAML[place % len(YAML)]) + b"\n",
+            12: _text(YAML[place % len(YAML)]) + b"\n" + content,
+            13: content.decode(errors="replace").encode("utf-16"),
+            14: gzip.compress(content),
+            15: gzip.compress(bytes(10**8)),
+            16: content * 300,
+            17: content.replace(b"0", b"1e400").replace(b"5", b"-5"),
+            18: content.replace(b",", b";"),
         }.get(how, content)
 
     return st.builds(spoil, contents, st.sampled_from(range(60)), ANYWHERE, st.integers(0, 255))

@@ -77,6 +77,19 @@ def _fill(folder: Path, case: Case) -> None:
         (folder / name).write_bytes(content)
     (folder / "folder").mkdir()
     (folder / "link").symlink_to("nothing")
+    os.mkfifo(folder / "pipe")
+    for name, what in case.instead.items():
+        path = folder / name
+        path.unlink()
+        if what == "folder":
+            path.mkdir()
+        elif what == "pipe":
+            os.mkfifo(path)
+        elif what in ("empty", "huge"):
+            path.touch()
+            os.truncate(path, 0 if what == "empty" else 10 * GIBI)  # of zeros, which take no space
+        else:
+            path.symlink_to(name if what == "loop" else what)
 
 
 def _tree(folder: Path) -> set[str]:
@@ -121,7 +134,7 @@ def _child(case: Case, folder: Path, limit_seconds: float) -> NoReturn:
         if case.fresh:
             environment = {**os.environ, "PYTHONPATH": str(ROOT), **case.environment}
             for number in case.closed:
-                os.close(number)
+                _close(number)
             os.execve(sys.executable, [sys.executable, "-m", "cli.main", *_typed(case)], environment)
         streams = (os.fdopen(number, mode, encoding="utf-8", closefd=False) for number, mode in enumerate("rww"))
         sys.stdin, sys.stdout, sys.stderr = streams
@@ -139,6 +152,17 @@ def _child(case: Case, folder: Path, limit_seconds: float) -> NoReturn:
         sys.stderr.flush()
     finally:
         os._exit(1)
+
+
+def _close(number: int) -> None:
+    """Close a stream; as number 3 the reader of stdout alone."""
+    if number < 3:
+        os.close(number)
+        return
+    reader, writer = os.pipe()
+    os.close(reader)
+    os.dup2(writer, 1)
+    os.close(writer)
 
 
 def _typed(case: Case) -> list[str]:
@@ -160,7 +184,7 @@ def _wrong(case: Case, code: int, out: str, err: str) -> list[str]:
         found.append(f"bad input is told in {err.count(chr(10))} lines: {err[:300]!r}")
     if code == 2 and out:
         found.append(f"bad input, and on stdout: {out[:100]!r}")
-    if code == 0 and "--json" in case.arguments and "--help" not in case.arguments and 1 not in case.closed:
+    if code == 0 and "--json" in case.arguments and "--help" not in case.arguments and not {1, 3} & {*case.closed}:
         try:
             json.loads(out, parse_constant=lambda text: 1 / 0)
         except (ValueError, ZeroDivisionError):

@@ -1,10 +1,13 @@
 """A small share of the hunt; all of it is `python -m tests.fuzz --cases 20000`."""
 
+from itertools import count
+
 import pytest
 
 from tests.fuzz.__main__ import drawn
 from tests.fuzz.cases import WEIGHTS, Case, read_case
 from tests.fuzz.hunt import faults
+from tests.fuzz.truths import TRUTHS, Asking, contradictions, explained, looser, most, repeated, sized
 
 QUICK = [name for name, share in WEIGHTS.items() if share > 2 and name != "import"]  # which plans, in seconds
 
@@ -25,3 +28,25 @@ def test_the_hunt_finds_what_is_wrong() -> None:
     assert faults(case, limit_seconds=0.001)[0].startswith("hangs")
     shell = Case(command="models", arguments=["models", "qwen3-8b"], files={"a.sh": b"A=`echo>PWNED`\n"})
     assert faults(shell) == ["a payload was run"]
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_answers_do_not_contradict_each_other(number: int) -> None:
+    """A small share of `python -m tests.fuzz --truths 500`."""
+    flags, found = contradictions(number, 1, *(truth for truth in TRUTHS if truth not in (explained, repeated)))
+    assert found == [], flags
+
+
+def test_sizing_serves_what_planning_serves_near_saturation() -> None:
+    """Where TTFT may be long few requests hardly wait, and tell which budget is the least late, not which saturates."""
+    assert contradictions(33, 2, sized)[1] == []
+
+
+def test_contradictions_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rate that falls with every answer, a plan that sizing refuses and a pin that serves more are told."""
+    falling, rising = count(100.0, -1.0), count(100.0)
+    monkeypatch.setattr(Asking, "plan", lambda *_, **__: None)
+    monkeypatch.setattr(Asking, "rate", lambda *_, **__: next(falling))
+    assert [len(contradictions(0, 1, truth)[1]) > 0 for truth in (looser, sized)] == [True, True]
+    monkeypatch.setattr(Asking, "rate", lambda *_, **__: next(rising))
+    assert len(contradictions(0, 1, most)[1]) == 3

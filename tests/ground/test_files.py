@@ -10,6 +10,7 @@ import pytest
 
 from ground import files
 from ground.errors import BadInput
+from ground.trace_lines import records
 
 
 def test_read_yaml_reads_a_file_with_a_byte_order_mark(tmp_path: Path) -> None:
@@ -40,6 +41,20 @@ def test_what_cannot_be_read_is_bad_input(tmp_path: Path) -> None:
             files.read_yaml(path)
         assert str(path) in str(caught.value)
         assert told in str(caught.value)
+
+
+def test_a_pipe_is_read_and_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What somebody writes arrives, however late; without a writer there is one sentence in place of a hang."""
+    monkeypatch.setattr(files, "WRITER_SECONDS", 0.05)
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(BadInput, match=r"nobody wrote to this pipe for 0\.05 s"):
+        files.read_bytes(pipe)
+    with subprocess.Popen(["sh", "-c", f"exec > '{pipe}'; sleep 0.2; echo late"]):
+        monkeypatch.setattr(files, "WRITER_SECONDS", 10.0)
+        assert files.read_text(pipe) == "late\n"
+    with pytest.raises(BadInput, match="is a pipe or a device, which cannot be read twice; give a file"):
+        records(pipe)
 
 
 def test_write_files_makes_folders_and_replaces_with_force(tmp_path: Path) -> None:

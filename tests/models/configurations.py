@@ -59,7 +59,15 @@ def kimi_k25() -> Keys:
     groups = {"group_0": {"weights": weights, "targets": ["Linear"], "input_activations": None}}
     quantised = {"quant_method": "compressed-tensors", "config_groups": groups}
     text = kimi_k2() | {"max_position_embeddings": 262144, "quantization_config": quantised}
-    return {"model_type": "kimi_k25", "text_config": text, "vision_config": {}, "dtype": "bfloat16"}
+    vision = {
+        "vt_num_hidden_layers": 27,
+        "vt_num_attention_heads": 16,
+        "vt_hidden_size": 1152,
+        "vt_intermediate_size": 4304,
+        "patch_size": 14,
+        "merge_kernel_size": [2, 2],
+    }
+    return {"model_type": "kimi_k25", "text_config": text, "vision_config": vision, "dtype": "bfloat16"}
 
 
 def deepseek_v2_lite() -> Keys:
@@ -401,7 +409,8 @@ def llama_4_maverick() -> Keys:
         "num_experts_per_tok": 1,
         "max_position_embeddings": 1048576,
     }
-    return {"model_type": "llama4", "text_config": text, "vision_config": {"hidden_size": 1408}}
+    vision = vit(34, 1408, 5632) | {"image_size": 336, "patch_size": 14, "pixel_shuffle_ratio": 0.5}
+    return {"model_type": "llama4", "text_config": text, "vision_config": vision}
 
 
 def qwen3_next() -> Keys:
@@ -441,7 +450,66 @@ def qwen3_5() -> Keys:
         "mamba_ssm_dtype": "float32",
         "vocab_size": 248320,
     }
-    return {"model_type": "qwen3_5_moe", "text_config": text, "tie_word_embeddings": False}
+    return {"model_type": "qwen3_5_moe", "text_config": text, "vision_config": qwen_vit(), "tie_word_embeddings": False}
+
+
+def vit(layers: int, hidden: int, width: int) -> Keys:
+    """Return the sizes of a vision transformer of 16 heads under SigLIP's keys."""
+    sizes: Keys = {"num_hidden_layers": layers, "hidden_size": hidden, "intermediate_size": width}
+    return sizes | {"num_attention_heads": 16}
+
+
+def qwen_vit() -> Keys:
+    """Return the encoder of Qwen3-VL and Qwen3.5."""
+    return {
+        "depth": 27,
+        "hidden_size": 1152,
+        "intermediate_size": 4304,
+        "num_heads": 16,
+        "patch_size": 16,
+        "spatial_merge_size": 2,
+        "temporal_patch_size": 2,
+    }
+
+
+def qwen2_5_vl_7b() -> Keys:
+    """Return Qwen2.5-VL-7B's dimensions (huggingface.co/Qwen/Qwen2.5-VL-7B-Instruct), the text's keys outside."""
+    vision = qwen_vit() | {"depth": 32, "hidden_size": 1280, "intermediate_size": 3420, "patch_size": 14}
+    windows = {"window_size": 112, "fullatt_block_indexes": [7, 15, 23, 31]}
+    text = grouped("qwen2_5_vl", 28, 3584, 28, 4, 152064) | {"intermediate_size": 18944}
+    return without(text, "head_dim") | {"max_position_embeddings": 128000, "vision_config": vision | windows}
+
+
+def qwen3_vl_8b() -> Keys:
+    """Return Qwen3-VL-8B's dimensions (huggingface.co/Qwen/Qwen3-VL-8B-Instruct)."""
+    text = grouped("qwen3_vl_text", 36, 4096, 32, 8, 151936) | {
+        "head_dim": 128,
+        "intermediate_size": 12288,
+        "max_position_embeddings": 262144,
+    }
+    return {"model_type": "qwen3_vl", "text_config": text, "vision_config": qwen_vit()}
+
+
+def gemma_3_27b() -> Keys:
+    """Return Gemma-3-27B's dimensions (arXiv 2503.19786); its file leaves much to the defaults of its class."""
+    text: Keys = {
+        "model_type": "gemma3_text",
+        "num_hidden_layers": 62,
+        "hidden_size": 5376,
+        "intermediate_size": 21504,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 16,
+        "head_dim": 128,
+        "sliding_window": 1024,
+    }
+    vision = vit(27, 1152, 4304) | {"image_size": 896, "patch_size": 14}
+    return {
+        "model_type": "gemma3",
+        "torch_dtype": "bfloat16",
+        "mm_tokens_per_image": 256,
+        "text_config": text,
+        "vision_config": vision,
+    }
 
 
 def openpangu_r() -> Keys:

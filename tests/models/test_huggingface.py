@@ -17,6 +17,7 @@ from tests.models.configurations import (
     deepseek_v3,
     deepseek_v32,
     ernie_300b,
+    gemma_3_27b,
     glm_4_6,
     glm_5,
     gpt_oss_120b,
@@ -32,11 +33,13 @@ from tests.models.configurations import (
     openpangu_r,
     pangu_pro,
     pangu_ultra,
+    qwen2_5_vl_7b,
     qwen2_7b,
     qwen3_5,
     qwen3_32b,
     qwen3_235b,
     qwen3_next,
+    qwen3_vl_8b,
     without,
 )
 
@@ -96,6 +99,9 @@ def compressed(kind: str, bits: int) -> Keys:
         (llama_4_maverick(), "llama-4-maverick"),
         (qwen3_next(), "qwen3-next-80b-a3b"),
         (qwen3_5(), "qwen3.5-397b-a17b"),
+        (qwen2_5_vl_7b(), "qwen2.5-vl-7b-instruct"),
+        (qwen3_vl_8b(), "qwen3-vl-8b-instruct"),
+        (gemma_3_27b(), "gemma-3-27b-it"),
     ],
 )
 def test_a_configuration_is_the_catalogue_entry(tmp_path: Path, keys: Keys, name: str) -> None:

@@ -69,12 +69,42 @@ KV_ELEMENTS_PER_TOKEN = {
     "minimax-m2.7": 126976,
     "mimo-v2-flash": 61440,
     "longcat-flash": 32256,
+    "qwen2.5-vl-7b-instruct": 28672,
+    "qwen2.5-vl-72b-instruct": 163840,
+    "qwen3-vl-8b-instruct": 73728,
+    "qwen3-vl-235b-a22b-instruct": 96256,
+    "gemma-3-27b-it": 253952,
+    "qwen2.5-0.5b-instruct": 6144,
+    "qwen2.5-1.5b-instruct": 14336,
+    "qwen2.5-3b-instruct": 18432,
+    "qwen2.5-14b-instruct": 98304,
+    "qwen2.5-32b-instruct": 131072,
+    "qwq-32b": 131072,
+    "llama-3.2-1b": 16384,
+    "llama-3.2-3b": 57344,
+    "llama-2-7b": 262144,
+    "llama-2-13b": 409600,
+    "llama-2-70b": 163840,
+    "mistral-7b-instruct-v0.3": 65536,
+    "mistral-nemo-12b": 81920,
+    "mistral-small-24b": 81920,
+    "mistral-large-123b": 180224,
+    "phi-4": 102400,
+    "gemma-3-4b-it": 69632,
+    "gemma-3-12b-it": 196608,
+    "qwen3-235b-a22b-2507": 96256,
+    "qwen3-30b-a3b-2507": 49152,
+    "qwen3-4b-2507": 73728,
+    "kimi-k2-0905": 35136,
+    "kimi-k2-thinking": 35136,
+    "glm-4.5-air": 94208,
 }
 TRAINED_IN_FP8 = {
     "deepseek-r1",
     "deepseek-v3",
     "deepseek-v3.1",
     "kimi-k2",
+    "kimi-k2-0905",
     "minimax-m2",
     "minimax-m2.5",
     "minimax-m2.7",
@@ -82,6 +112,7 @@ TRAINED_IN_FP8 = {
     "deepseek-v3.2",
 }
 IN_FOUR_BITS = {"gpt-oss-120b": "mxfp4", "gpt-oss-20b": "mxfp4", "kimi-k2.5": "int4", "kimi-k2.6": "int4"}
+IN_FOUR_BITS |= {"kimi-k2-thinking": "int4"}
 IN_FOUR_BITS |= {"deepseek-v4-flash": "mxfp4", "deepseek-v4-pro": "mxfp4"}
 # Described by their reports; no configuration of theirs stands on the hub under one certain name.
 FROM_REPORTS = {"pangu-pro-moe", "pangu-ultra-moe"}

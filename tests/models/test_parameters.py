@@ -15,9 +15,11 @@ from models.parameters import (
 from models.spec import GQA, MLA
 
 # Kimi-K2's card says 1T of what its dimensions count as 1026e9.
-TOTAL_TOLERANCE = {"kimi-k2": 0.03, "kimi-k2.5": 0.03, "kimi-k2.6": 0.03}
+TOTAL_TOLERANCE = dict.fromkeys(("kimi-k2", "kimi-k2-0905", "kimi-k2-thinking", "kimi-k2.5", "kimi-k2.6"), 0.03)
 # Cards that round active parameters to fewer digits than 2.5 % needs: MiniMax-M2 10 of 10.4, GLM-4.5 32 of 32.9.
 ACTIVE_TOLERANCE = {"minimax-m2": 0.05, "minimax-m2.5": 0.05, "glm-4.5": 0.03, "glm-4.6": 0.03, "glm-4.7": 0.03}
+# GLM-4.5-Air's card says 12B, which is without the head (0.6B).
+ACTIVE_TOLERANCE |= {"glm-4.5-air": 0.07}
 ACTIVE_TOLERANCE |= {"minimax-m2.7": 0.05, "mimo-v2-flash": 0.03}
 # Qwen3-Next's card says 3B of what its dimensions, the head included, count as 3.6.
 ACTIVE_TOLERANCE |= {"qwen3-next-80b-a3b": 0.2}

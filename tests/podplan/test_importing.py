@@ -204,3 +204,11 @@ def test_objects_that_are_not_as_their_kind_are_refused(change: tuple[str, str],
     with pytest.raises(BadInput, match=told):
         for role in read_source(LWS.replace(*change)):
             role.counted(256, 4096)
+
+
+@pytest.mark.parametrize(("name", "told"), [("a.yaml", "line 1: this is not UTF-8 text"), ("b.yaml", "is a directory")])
+def test_a_folder_of_what_is_no_text_is_refused(tmp_path: Path, name: str, told: str) -> None:
+    """One sentence that names the file in the folder."""
+    (tmp_path / "a.yaml").write_bytes(b"a: \xff") if name == "a.yaml" else (tmp_path / name).mkdir()
+    with pytest.raises(BadInput, match=f"{name}.*{told}"):
+        import_deployment(str(tmp_path), hw="h100")

@@ -126,3 +126,12 @@ def test_what_is_predicted_is_planned() -> None:
     assert isinstance(best, DisaggregatedPlan) and (best.decode.instances, best.decode.candidate.batch) == (1, 32)
     assert strategy_text(best.decode) == text
     assert best.decode.prediction.iteration_seconds == pytest.approx(step.prediction.iteration_seconds, rel=1e-9)
+
+
+def test_no_instance_is_larger_than_a_failure_domain_may_be() -> None:
+    """Neither of a plan nor of a strategy that is given; and the bound never carries more."""
+    free, bound = planned(), planned(max_instance_devices="2")
+    assert max(pool.candidate.devices for _, pool in bound.pools()) <= 2
+    assert bound.requests_per_second <= free.requests_per_second * (1 + 1e-9)
+    with pytest.raises(BadInput, match="takes 4 devices and --max-instance-devices allows 2"):
+        answer(strategy="decode=DP=4, EP=4", max_instance_devices="2")

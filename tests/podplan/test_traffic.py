@@ -28,7 +28,7 @@ HISTOGRAM = "tokens,weight\n8000,1\n500,3\n100,0\n"
 
 
 def _workload(**flags: str) -> Workload:
-    return read_traffic(QuestionFlags(**flags), MODEL).workload
+    return read_traffic(QuestionFlags(**flags), MODEL, lambda trace: trace).workload
 
 
 def _file(folder: Path, text: str) -> str:
@@ -165,7 +165,7 @@ def test_lengths_keep_within_the_model(tmp_path: Path) -> None:
 def test_a_distribution_needs_a_spread_and_a_name(name: str, cv: str | None) -> None:
     """Fixed lengths have none, and two are known."""
     with pytest.raises(BadInput, match="--isl-distribution"):
-        read_traffic(QuestionFlags(isl_cv=cv, isl_distribution=name), MODEL)
+        read_traffic(QuestionFlags(isl_cv=cv, isl_distribution=name), MODEL, lambda trace: trace)
 
 
 def test_a_question_of_a_file_replaces_shared_lengths(tmp_path: Path) -> None:

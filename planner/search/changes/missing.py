@@ -1,12 +1,12 @@
 """What keeps a question from any plan at all: what a role, or an aggregated instance, lacks, and what would help."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 
-from ground.units import counted, format_bytes, format_duration, rounded_up
+from ground.units import counted, format_bytes, format_duration
 from planner.balance.imbalance import expected_maximum_normal
 from planner.costs.latency import accepted_tokens, balanced_cost
 from planner.costs.memory import weight_bytes
@@ -17,18 +17,10 @@ from planner.instances.space import Role, groups, machines_of, role_rows
 from planner.objective import Aim
 from planner.offers.aggregated_kinds import AggregatedKind
 from planner.offers.aggregated_offers import aggregated_offers, bounds_of, holding
-from planner.offers.decode_offers import decode_offers
-from planner.offers.prefill_offers import prefill_offers
 from planner.question import Machines, Question
-from planner.search.gather import slowest_transfer
 from planner.search.shapes import needed_rates, not_aggregated
-from planner.survival import lost_instances
 from planner.workload import reserved_kv_tokens, running_kv_tokens
 
-_FACTORS = (1.05, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0, 6.0, 8.0)
-"""Of the least time that a limit may be: the tightest of these that helps is told."""
-_OF_A_SIZE = 2
-"""Instances of each size, those that carry most at their bounds, that are tried for carrying anything."""
 TRIED = 12
 """Kinds of aggregated instances, the most likely first, that are solved before a limit is taken to be out of reach."""
 
@@ -40,43 +32,21 @@ def missing(question: Question, prefill: bool) -> tuple[str, str]:
     sizes = fitting_sizes(question, prefill)
     if not sizes:
         return "memory", memory_sentence(question, role_of(prefill), smallest_devices(question, machines, prefill))
-    best = _fastest(question, prefill)
+    best = fastest(question, prefill)
     flag, limit = asked_limit(question, prefill)
-    if best is None:
+    if not best:
         return "memory", memory_sentence(question, role_of(prefill), smallest_devices(question, machines, prefill))
-    eased, taken, beside = _eased(question, prefill, min(sizes))
-    nearest = nearest_limit(eased, prefill, best, taken)
-    change = "several times the limit do not help"
-    if nearest:
-        change = f"nearest change: {flag} {format_duration(nearest)}{beside}"
     return flag.strip("-"), (
         f"{flag} {format_duration(limit)} cannot be kept at percentile {question.percentile:g}: the fastest {role} "
-        f"instance on up to {machines.devices} devices takes {format_duration(best)} with nothing else to do; {change}"
+        f"instance on up to {machines.devices} devices takes {format_duration(best)} with nothing else to do"
     )
 
 
-def _fastest(question: Question, prefill: bool) -> float | None:
-    return fastest_ttft(question) if prefill else fastest_tpot(question)
-
-
-def _eased(question: Question, prefill: bool, smallest: int) -> tuple[Question, float, str]:
-    """Return the question with the other role's limit eased, and in words, where no instance keeps that either.
-
-    It leaves the ``smallest`` instance of this role its devices. The number between is the devices of the other role's
-    smallest instance then; 0 where none keeps an eased limit.
-    """
-    other = not prefill
-    taken = least_carrying(question, other)
-    if math.isfinite(taken):
-        return question, taken, ""
-    best = _fastest(question, other)
-    nearest = None if best is None else nearest_limit(question, other, best, smallest)
-    if nearest is None:
-        return question, 0, ""
-    flag, limit = asked_limit(question, other)
-    eased = with_limit(question, other, nearest)
-    told = f" with {flag} {format_duration(nearest)}, for {format_duration(limit)} cannot be kept either"
-    return eased, least_carrying(eased, other), told
+def fastest(question: Question, ttft: bool) -> float:
+    """Return the least TTFT, or TPOT, of any instance with nothing else to do; 0 where none fits."""
+    if question.shape == "aggregated":
+        return (fastest_alone(question) or (0.0, 0.0))[0 if ttft else 1]
+    return (fastest_ttft(question) if ttft else fastest_tpot(question)) or 0.0
 
 
 def role_of(prefill: bool) -> Role:
@@ -113,7 +83,9 @@ def memory_sentence(question: Question, role: Role, smallest: int | None) -> str
     ]
     held = counted(machines.devices, "device")
     if not needs:
-        return f"{question.model.name} has no strategy on {held} of {machines.hardware.name}"
+        most = question.max_instance_devices
+        bound = f" with at most {counted(most, 'device')} an instance (--max-instance-devices)" if most else ""
+        return f"{question.model.name} has no strategy on {held} of {machines.hardware.name}{bound}"
     least, _ = min(needs)
     nearest = "no number of them does"
     if smallest and role == "mixed":
@@ -183,44 +155,10 @@ def fastest_ttft(question: Question) -> float | None:
     return best if math.isfinite(best) else None
 
 
-def nearest_limit(question: Question, prefill: bool, least: float, taken: float) -> float | None:
-    """Return the tightest of a few multiples of the least time under which the role's queue is stable; None if none is.
-
-    Each is looser than the asked limit and verified by solving the role's queue, on an instance that leaves the other
-    role the devices that it has ``taken`` of the same pool.
-    """
-    machines, other = (question.prefill, question.decode) if prefill else (question.decode, question.prefill)
-    left = machines.devices - (taken if machines.budget == other.budget else 0)
-    return tightest(question, prefill, least, lambda eased: least_carrying(eased, prefill) <= left)
-
-
-def least_carrying(question: Question, prefill: bool) -> float:
-    """Devices of the smallest instance of a role, of the best of each size, that carries any rate within its limit."""
-    rows, count = role_rows(question, role_of(prefill)), Count()
-    if prefill:
-        offers = prefill_offers(question, rows, count)
-    else:
-        offers = decode_offers(question, rows, count, slowest_transfer(question))
-    for number in sorted(offers.leading_of_each_size(_OF_A_SIZE), key=lambda number: int(offers.devices[number])):
-        if offers.build(number).pool_carries(1, float(offers.bound_per_second[number]) / 1000):
-            return float(offers.devices[number])
-    return math.inf
-
-
-def unsurvivable(question: Question, prefill_sizes: Sequence[int], decode_sizes: Sequence[int]) -> tuple[str, str]:
-    """Return (binding limit, sentence) where instances fit, but not as many as must be left after a loss.
-
-    The devices named hold the smallest instance of each role with those that a loss takes.
-    """
-    wanted = []
-    for machines, sizes in ((question.prefill, prefill_sizes), (question.decode, decode_sizes)):
-        lost = {size: lost_instances(question.survive, size, machines.devices_per_node) for size in sizes}
-        wanted.append(min((1 + lost[size]) * size for size in sizes))
-    start = f"--survive: losing one {question.survive or 'instance'} would leave no instance of a role"
-    if not question.one_pool:
-        return "survive", f"{start}; nearest change: --devices prefill={wanted[0]},decode={wanted[1]}, or no --survive"
-    held = counted(question.prefill.devices, "device")
-    return "survive", f"{start} on {held}; nearest changes: --devices {sum(wanted)}, or no --survive"
+def unsurvivable(question: Question) -> str:
+    """Say that instances fit, but not as many as must be left after a loss."""
+    held = f" on {counted(question.prefill.devices, 'device')}" if question.one_pool else ""
+    return f"--survive: losing one {question.survive or 'instance'} would leave no instance of a role{held}"
 
 
 def most_devices(question: Question) -> float:
@@ -249,28 +187,14 @@ def missing_aggregated(question: Question) -> tuple[str, str]:
     if best is None:
         return "memory", memory_sentence(question, "mixed", smallest_of(question, question.decode, mixed_sizes))
     if question.survive is not None and carries(replace(question, survive=None)):
-        return unsurvivable_aggregated(question)
+        return "survive", unsurvivable(question)
     ttft, tpot = best
     late = tpot <= question.tpot_seconds
     least = ttft if late else tpot
     flag, limit = asked_limit(question, late)
-    nearest = tightest(question, late, least, carries)
-    change = f"nearest change: {flag} {format_duration(nearest)}" if nearest else "several times the limit do not help"
     return flag.strip("-"), (
         f"{flag} {format_duration(limit)} cannot be kept at percentile {question.percentile:g}: the fastest aggregated "
-        f"instance on up to {question.decode.devices} devices takes {format_duration(least)} with nothing else to do; "
-        f"{change}"
-    )
-
-
-def unsurvivable_aggregated(question: Question) -> tuple[str, str]:
-    """Return (binding limit, sentence) where instances fit, but not as many as must be left after a loss."""
-    per_node = question.decode.devices_per_node
-    wanted = min((1 + lost_instances(question.survive, size, per_node)) * size for size in mixed_sizes(question))
-    held = counted(question.decode.devices, "device")
-    return "survive", (
-        f"--survive: losing one {question.survive} would leave no instance on {held}; "
-        f"nearest changes: --devices {wanted}, or no --survive"
+        f"instance on up to {question.decode.devices} devices takes {format_duration(least)} with nothing else to do"
     )
 
 
@@ -314,14 +238,3 @@ def asked_limit(question: Question, ttft: bool) -> tuple[str, float]:
 def with_limit(question: Question, ttft: bool, seconds: float) -> Question:
     """Return the question with another limit on TTFT, or on TPOT."""
     return replace(question, ttft_seconds=seconds) if ttft else replace(question, tpot_seconds=seconds)
-
-
-def tightest(question: Question, ttft: bool, least: float, holds: Callable[[Question], bool]) -> float | None:
-    """Return the tightest of a few multiples of ``least`` seconds under which the question holds; None if none is.
-
-    Each is rounded up to what is printed, and tried as printed. Where the asked limit is itself longer, as with lengths
-    that spread far, its multiples are tried.
-    """
-    _, asked = asked_limit(question, ttft)
-    limits = (rounded_up(max(least, asked) * factor) for factor in _FACTORS)
-    return next((limit for limit in limits if holds(with_limit(question, ttft, limit))), None)

@@ -1,15 +1,16 @@
 """The nearest change in each direction that gives a question without a plan one; each is verified by solving it."""
 
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 
 from ground.units import format_count, format_duration, format_rate, rounded_down, rounded_up
 from hardware.formats import ELEMENT_BYTES, KvDtype, multiplied, storable
 from hardware.spec import Dtype
-from planner.question import Machines, Question
-from planner.search.changes.missing import asked_limit, with_limit
+from planner.question import Question
+from planner.search.answer import Change
+from planner.search.changes.missing import asked_limit, fastest, most_devices, with_limit
 from planner.search.changes.resources import Each
 from planner.search.changes.variations import has_plan, most_carried
 from planner.workload import Lengths, Workload
@@ -17,46 +18,47 @@ from planner.workload import Lengths, Workload
 Try = Callable[[Question], bool]
 
 MOST_FACTOR = 32.0
-"""Limits are relaxed, lengths shortened and chips added by at most this factor."""
+"""Limits are relaxed and lengths shortened by at most this factor."""
 _WITHIN = 1.04
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
-    """One direction: the flag, what it would have to be, and in words; None where no change of it alone helps."""
-
-    direction: str
-    flag: str | None
-    value: str | None
-    told: str
-    question: Question | None
-    """The changed question, which has a plan."""
+MOST_TRIED = 16_384
+"""Devices beyond which no larger machine is tried: such a search takes long, and such a question is a slip."""
+FAR = 4.0
+"""Times the largest size, in proportion: rates that lie farther off are not searched for."""
+_NEAR_SIZE = 0.01
+"""Of hundreds of nodes, the part to which the least size is known."""
 
 
 Direction = Callable[[], Change]
 
 
-def nearest_changes(question: Question, feasible: Try = has_plan, each: Each = map) -> Iterator[Change]:
-    """Yield for chips, rate, TTFT, TPOT, lengths and quantisation the nearest change that is feasible.
+def nearest_changes(
+    question: Question, known: Sequence[Change] = (), feasible: Try = has_plan, each: Each = map
+) -> Iterator[Change]:
+    """Yield for rate, chips, TTFT, TPOT, lengths and quantisation the nearest change that is feasible.
 
     Each direction changes nothing else. Values are within 4 % of the least change, rounded towards feasible to what is
     printed, and solved as printed. The directions need nothing of each other: ``each`` maps over them in its own way.
+    What a refusal has told already is ``known``, and told again as it is.
     """
-    yield from each(_found_in, directions(question, feasible))
+    yield from known
+    there = {change.direction for change in known}
+    searched = [search for name, search in directions(question, feasible).items() if name not in there]
+    yield from each(_found_in, searched)
 
 
-def directions(question: Question, feasible: Try = has_plan) -> list[Direction]:
-    """Return the searches for a change, one in each direction."""
-    found: list[Direction] = [] if question.rate_per_second is None else [partial(_rate, question, feasible)]
-    return [
-        *found,
-        partial(_chips, question, feasible),
-        partial(_limit, question, feasible, "TTFT", True),
-        partial(_limit, question, feasible, "TPOT", False),
-        partial(_length, question, feasible, "prompts", "--isl"),
-        partial(_length, question, feasible, "outputs", "--osl"),
-        *_quantised(question, feasible),
-    ]
+def directions(question: Question, feasible: Try = has_plan) -> dict[str, Direction]:
+    """Return the searches for a change by their direction."""
+    found: dict[str, Direction] = {}
+    if question.rate_per_second is not None:
+        found["rate"] = partial(rate_change, question, None, feasible)
+    return found | {
+        "chips": partial(size_change, question, None, feasible),
+        "TTFT": partial(limit_change, question, True, feasible),
+        "TPOT": partial(limit_change, question, False, feasible),
+        "prompts": partial(_length, question, feasible, "prompts", "--isl"),
+        "outputs": partial(_length, question, feasible, "outputs", "--osl"),
+        **_quantised(question, feasible),
+    }
 
 
 def _found_in(direction: Direction) -> Change:
@@ -64,68 +66,114 @@ def _found_in(direction: Direction) -> Change:
 
 
 def _none(direction: str, flag: str | None, why: str) -> Change:
-    return Change(direction=direction, flag=flag, value=None, told=why, question=None)
+    return Change(direction=direction, flag=flag, told=why)
 
 
-def _found(direction: str, flag: str, value: str, told: str, question: Question) -> Change:
-    return Change(direction=direction, flag=flag, value=value, told=told, question=question)
-
-
-def _rate(question: Question, feasible: Try) -> Change:
-    most = most_carried(replace(question, objective="throughput", rate_per_second=None))
-    if not most > 0:
-        return _none("rate", "--rate", "no rate at all is carried within the limits")
-    for part in (1.0, 0.99, 0.97):  # sizing and planning agree within what the queues are solved to
+def rate_change(question: Question, most_per_second: float | None = None, feasible: Try = has_plan) -> Change:
+    """Return the largest rate that is carried; ``most_per_second`` where it is known."""
+    most = most_per_second
+    if most is None:
+        most = most_carried(replace(question, objective="throughput", rate_per_second=None))
+    for part in (1.0, 0.99, 0.97) if most > 0 else ():  # sizing and planning agree within what queues are solved to
         rate = rounded_down(most * part)
         changed = replace(question, rate_per_second=rate)
         if feasible(changed):
-            return _found("rate", "--rate", format_rate(rate), f"{format_rate(rate)} are carried", changed)
+            told = format_rate(rate)
+            return Change(direction="rate", flag="--rate", value=told, told=f"{told} are carried", question=changed)
     return _none("rate", "--rate", "no rate at all is carried within the limits")
 
 
-def _chips(question: Question, feasible: Try) -> Change:
-    """Whole nodes, or chips of one, of both roles alike where each has its own."""
-    machines = (question.prefill, question.decode)
-    own = not question.one_pool
+def size_change(question: Question, most_per_second: float | None = None, feasible: Try = has_plan) -> Change:
+    """Return the fewest devices that there is a plan on, in whole nodes, or in chips of one.
 
-    def with_nodes(factor: float) -> Question:
-        prefill, decode = (replace(part, devices=part.grown(factor)) for part in machines)
+    Where each role has its own, both grow alike until there is one, and then each goes back to what it has where that
+    is enough. Sizes are doubled, then halved between; none is told that was not solved.
+    """
+    machines, most = (question.prefill, question.decode), most_devices(question)
+    largest = min(most, max(MOST_TRIED, 2.0 * question.devices)) / question.devices
+    rate = question.rate_per_second
+    if rate is not None and most_per_second and rate / most_per_second > FAR * largest:
+        return _none("chips", "--devices", f"the asked rate is {rate / most_per_second:.3g} times what they carry")
+    tried: dict[tuple[int, int], bool] = {}
+
+    def at(factor: float) -> Question:
+        prefill, decode = (replace(part, devices=max(part.grown(factor), part.devices)) for part in machines)
         return replace(question, prefill=prefill, decode=decode)
 
-    # The largest is not tried first: to search so many devices takes longer than to come near from below.
-    factor = _least(lambda factor: feasible(with_nodes(factor)), MOST_FACTOR / 2, _unit_share(machines), probe=False)
-    if factor is None:
-        return _none("chips", "--devices", f"{MOST_FACTOR / 2:g} times the devices do not help")
-    changed = with_nodes(factor)
-    sizes = [changed.prefill.devices, changed.decode.devices]
-    value = f"prefill={sizes[0]},decode={sizes[1]}" if own else str(sizes[0])
-    told = f"{sum(sizes) if own else sizes[0]} devices instead of {question.devices}"
-    for part, size in zip(machines, sizes, strict=True):
-        most = part.hardware.nodes.value * part.hardware.devices_per_node.value
-        if not part.hardware.sold_by_node and size > most:
-            told += f", more than the {most:.0f} that {part.hardware.name} has"
+    def holds(factor: float) -> bool:
+        changed = at(factor)
+        sizes = changed.prefill.devices, changed.decode.devices
+        if sizes not in tried:
+            tried[sizes] = changed.devices <= most and feasible(changed)
+        return tried[sizes]
+
+    low, high = 1.0, min(2.0, largest)
+    while high > 1 and not holds(high):
+        if high >= largest:
             break
-    return _found("chips", "--devices", value, told, changed)
+        low, high = high, min(2 * high, largest)
+    if high <= 1 or not holds(high):
+        everything = f"all {most:g} devices that there are" if largest * question.devices >= most else "more devices"
+        return _none("chips", "--devices", f"{everything} do not carry it")
+    step = min(part.unit(part.devices) / part.devices for part in machines) / 2
+    while high - low > max(step, high * _NEAR_SIZE):
+        middle = (low + high) / 2
+        low, high = (low, middle) if holds(middle) else (middle, high)
+    return _sized(question, at(high), feasible)
 
 
-def _unit_share(machines: tuple[Machines, Machines]) -> float:
-    """Smallest factor that is worth telling apart: one node, or one chip of a node where there is less than one."""
-    steps = (part.unit(part.devices) / max(part.devices, part.devices_per_node) for part in machines)
-    return max(1 + min(steps) * 0.99, 1.01)
+def _sized(question: Question, larger: Question, feasible: Try) -> Change:
+    """Return the change to a size that holds."""
+    if not question.one_pool:
+        for back in (replace(larger, decode=question.decode), replace(larger, prefill=question.prefill)):
+            if feasible(back):
+                larger = back
+                break
+    sizes = larger.prefill.devices, larger.decode.devices
+    return Change(
+        direction="chips",
+        flag="--devices",
+        value=str(sizes[0]) if question.one_pool else f"prefill={sizes[0]},decode={sizes[1]}",
+        told=f"{larger.devices} devices instead of {question.devices}",
+        question=larger,
+    )
 
 
-def _limit(question: Question, feasible: Try, name: str, ttft: bool) -> Change:
-    flag, asked = asked_limit(question, ttft)
+def limit_change(question: Question, ttft: bool, feasible: Try = has_plan) -> Change:
+    """Return the tightest limit on TTFT, or on TPOT, that there is a plan within."""
+    name, (flag, asked) = "TTFT" if ttft else "TPOT", asked_limit(question, ttft)
 
-    def relaxed(factor: float) -> float:
-        return rounded_up(asked * factor)
+    base = _eased_from(question, ttft)
 
-    factor = _least(lambda factor: feasible(with_limit(question, ttft, relaxed(factor))), MOST_FACTOR)
+    def relaxed(factor: float) -> Question:
+        return with_limit(question, ttft, rounded_up(base * factor))
+
+    factor = _least(lambda factor: feasible(relaxed(factor)), MOST_FACTOR)
     if factor is None:
-        return _none(name, flag, f"{MOST_FACTOR:g} times the limit does not help")
-    value = format_duration(relaxed(factor))
+        return _none(name, flag, f"{MOST_FACTOR * base / asked:.3g} times the limit does not help")
+    value = format_duration(rounded_up(base * factor))
     told = f"{value} instead of {format_duration(asked)}"
-    return _found(name, flag, value.replace(" ", ""), told, with_limit(question, ttft, relaxed(factor)))
+    return Change(direction=name, flag=flag, value=value.replace(" ", ""), told=told, question=relaxed(factor))
+
+
+def _eased_from(question: Question, ttft: bool) -> float:
+    """Return the limit that is eased: the asked one, or where that is hopeless the least that an instance takes."""
+    least, (_, asked) = fastest(question, ttft), asked_limit(question, ttft)
+    return max(asked, 0.0 if asked * MOST_FACTOR > 2 * least else least)
+
+
+def limits_change(question: Question, ttft: bool, feasible: Try = has_plan) -> Change | None:
+    """Return the limit on TTFT, or on TPOT, that helps with the other one eased too; None where both do not."""
+    other = asked_limit(question, not ttft)[1]
+    eased = with_limit(question, not ttft, _eased_from(question, not ttft) * MOST_FACTOR)
+    first = limit_change(eased, ttft, feasible)
+    if first.question is None:
+        return None
+    second = limit_change(with_limit(first.question, not ttft, other), not ttft, feasible)
+    if second.question is None:
+        return None
+    told = f"{second.flag} {second.value}, for {format_duration(other)} cannot be kept either"
+    return replace(first, direction="both limits", value=f"{first.value} with {told}", question=second.question)
 
 
 def scaled_prompts(workload: Workload, factor: float) -> tuple[tuple[float, float, float], ...] | None:
@@ -149,6 +197,10 @@ def _length(question: Question, feasible: Try, name: str, flag: str) -> Change:
             output_tokens=answer,
             length_covariance=covariance,
             prompts=scaled_prompts(workload, prompt.mean / workload.input_tokens.mean),
+            trace=workload.trace
+            and workload.trace.scaled(
+                prompt.mean / workload.input_tokens.mean, answer.mean / workload.output_tokens.mean
+            ),
         )
         return replace(question, workload=changed)
 
@@ -159,10 +211,10 @@ def _length(question: Question, feasible: Try, name: str, flag: str) -> Change:
     changed = shorter(factor)
     after = (changed.workload.input_tokens if flag == "--isl" else changed.workload.output_tokens).mean
     told = f"{format_count(after)} tokens instead of {format_count(known.mean)}"
-    return _found(name, flag, f"{after:.0f}", told, changed)
+    return Change(direction=name, flag=flag, value=f"{after:.0f}", told=told, question=changed)
 
 
-def _quantised(question: Question, feasible: Try) -> list[Direction]:
+def _quantised(question: Question, feasible: Try) -> dict[str, Direction]:
     """Return smaller weights and a smaller KV cache, where the machines have them; INT4 only to hold weights in.
 
     Of formats that the question may choose from already, none is told.
@@ -179,13 +231,13 @@ def _quantised(question: Question, feasible: Try) -> list[Direction]:
         tried.append(("KV cache", "--kv-dtype", cache, replace(single, kv_dtype=cache)))
     if not tried:
         told = "weights and KV cache are as small as these machines take them"
-        return [partial(_none, "quantisation", None, told)]
-    return [partial(_smaller, feasible, *each) for each in tried]
+        return {"quantisation": partial(_none, "quantisation", None, told)}
+    return {f"{each[0]} {each[2]}": partial(_smaller, feasible, *each) for each in tried}
 
 
 def _smaller(feasible: Try, direction: str, flag: str, dtype: str, changed: Question) -> Change:
     if feasible(changed):
-        return _found(direction, flag, dtype, f"{direction} in {dtype}", changed)
+        return Change(direction=direction, flag=flag, value=dtype, told=f"{direction} in {dtype}", question=changed)
     plural = direction == "weights"
     told = f"{direction} in {dtype} do not help" if plural else f"a {direction} in {dtype} does not help"
     return _none(direction, flag, told)
@@ -196,19 +248,17 @@ def _with_weights(question: Question, dtype: Dtype) -> Question:
     return replace(question, prefill=prefill, decode=decode)
 
 
-def _least(holds: Callable[[float], bool], most: float, within: float = _WITHIN, *, probe: bool = True) -> float | None:
+def _least(holds: Callable[[float], bool], most: float, within: float = _WITHIN) -> float | None:
     """Return the least factor above 1 that holds, within a ratio; None where the largest does not.
 
-    Squares the factor from 10 % on, then bisects on the logarithm; what is returned was tried and holds. With
-    ``probe`` the largest is tried first, which saves the others where none holds.
+    Squares the factor from 10 % on, then bisects on the logarithm; what is returned was tried and holds. The largest is
+    tried first, which saves the others where none holds.
     """
-    if probe and not holds(most):
+    if not holds(most):
         return None
     low, high = 1.0, min(1.1, most)
     while high < most and not holds(high):
         low, high = high, min(high * high, most)
-    if not probe and high == most and not holds(most):
-        return None
     while high / low > within:
         middle = math.sqrt(low * high)
         low, high = (low, middle) if holds(middle) else (middle, high)

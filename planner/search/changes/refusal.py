@@ -14,9 +14,8 @@ from planner.search.changes.missing import (
     missing_anyhow,
     mixed_sizes,
     unsurvivable,
-    unsurvivable_aggregated,
 )
-from planner.search.changes.shortage import shortage
+from planner.search.changes.shortage import helped, shortage
 from planner.search.columns import Side
 from planner.search.gather import Pools
 from planner.search.programme import Programme
@@ -34,31 +33,38 @@ _MANY_NODES, _MORE_THAN_SHARE = 8, 2.0
 _LATENCY = {"prefill": "ttft", "decode": "tpot"}
 
 
-def refused(separate: Gathered, *, explain: bool = True) -> Answer:
-    """Return the answer without a plan, with the constraint that binds and, to ``explain``, what would help.
+def refused(separate: Gathered, asked: Question | None = None, most: Choice | Gathered | None = None) -> Answer:
+    """Return the answer without a plan, with the constraint that binds and what would help.
 
-    ``separate`` are the members' separate pools. Where something of the instances is given, what a plan would have in
-    its place is told, too.
+    ``separate`` are the members' separate pools, ``most`` what they carry most with, and ``asked`` the question of a
+    single model with all its engines and formats. Where something of the instances is given, what a plan would have
+    in its place is told, too.
     """
-    fleet, question = separate.fleet, separate.fleet.members[0].question
-    if not explain:
-        return _answer(separate, 0.0, limit_of(separate), "", ())
-    if not (fleet.single and question.pins):
-        return _refused(separate)
+    most = most or choose(separate, Aim(devices=separate.fleet.devices, objective="throughput"))
+    if not separate.fleet.single:
+        return _refused(separate, most)
+    question = asked or separate.fleet.members[0].question
+    carried = (most.carried if isinstance(most, Choice) else 0.0) * (question.rate_per_second or 1.0)
+    if not question.pins:
+        return helped(_refused(separate, most), question, carried)
     from planner.search.changes.given import eased, unheld  # they search again
 
     wrong = unheld(question)
-    answer = _refused(separate) if wrong is None else _answer(separate, 0.0, *wrong, ())
-    changes = tuple(eased(question))
+    answer = _refused(separate, most) if wrong is None else _answer(separate, 0.0, *wrong, ())
+    answer, changes = helped(answer, question, carried), tuple(eased(question))
     helps = " or ".join(change.told for change in changes)
     told = f"{answer.explanation}; with the rest as given it would be {helps}" if helps else answer.explanation
     return replace(answer, explanation=told, changes=(*answer.changes, *changes))
 
 
-def _refused(separate: Gathered) -> Answer:
+def without_words(separate: Gathered) -> Answer:
+    """Return the answer without a plan and with what binds alone."""
+    return _answer(separate, 0.0, limit_of(separate), "", ())
+
+
+def _refused(separate: Gathered, most: Choice | Gathered) -> Answer:
     fleet = separate.fleet
     aim = Aim(devices=fleet.devices, objective="throughput")
-    most = choose(separate, aim)
     gathered = most.gathered if isinstance(most, Choice) else most
     share = most.carried if isinstance(most, Choice) else 0.0
     for number, member in enumerate(fleet.members if not share else ()):
@@ -107,9 +113,9 @@ def _lacking(gathered: Gathered, number: int, aim: Aim) -> tuple[str, str]:
         if side.size and Programme((((side,),),), aim).settle() is None:
             return missing(question, side.role == "prefill")
     if question.survive is not None and not_aggregated(question) is None and mixed_sizes(question):
-        return unsurvivable_aggregated(question)
+        return "survive", unsurvivable(question)
     if question.survive is not None:
-        return unsurvivable(question, *(side.offers.devices.tolist() for side in pools.sides))
+        return "survive", unsurvivable(question)
     return "devices", _together(question, pools)
 
 
@@ -117,19 +123,9 @@ def _together(question: Question, pools: Pools) -> str:
     """Say that the smallest instances of both roles do not stand beside each other."""
     least = {side.role: int(side.room.min()) for side in pools.sides}
     needs = " and ".join(f"{role} at least {count}" for role, count in least.items())
-    wanted: dict[str, int] = {}
-    there: dict[str, int] = {}
-    for side in pools.sides:
-        wanted[side.machines.budget] = wanted.get(side.machines.budget, 0) + least[side.role]
-        there[side.machines.budget] = side.machines.devices
-    available, change = (
-        joint.join(f"{count}{what} of {pool}" for pool, count in sorted(sizes.items()))
-        for joint, what, sizes in ((", ", "", there), (" and ", " devices", wanted))
-    )
-    return (
-        f"the roles together need more devices than there are: {needs}; available are {available}; "
-        f"nearest change: {change}"
-    )
+    there = {side.machines.budget: side.machines.devices for side in pools.sides}
+    available = ", ".join(f"{count} of {pool}" for pool, count in sorted(there.items()))
+    return f"the roles together need more devices than there are: {needs}; available are {available}"
 
 
 def limit_of(separate: Gathered) -> str:

@@ -67,14 +67,12 @@ def most_carried(question: Question, rows: Rows | None = None) -> float:
     if not is_plain(question):
         best = search(replace(question, objective="throughput", rate_per_second=None), explain=False, beside=False).best
         return 0.0 if best is None else best.requests_per_second
-    asked, costing = alternatives(question), Costing()
-    return max(_carried(gather_fleet(Fleet.of(each), rows=rows, costing=costing), rows) for each in asked)
-
-
-def _carried(separate: Gathered, rows: Rows | None) -> float:
-    chosen = choose(separate, rows=rows)
-    unit = separate.fleet.members[0].question.rate_per_second or 1.0
-    return chosen.carried * unit if isinstance(chosen, Choice) else 0.0
+    most, costing = 0.0, Costing()
+    unit = question.rate_per_second or 1.0
+    for each in alternatives(question):
+        chosen = choose(gather_fleet(Fleet.of(each), rows=rows, costing=costing), rows=rows, known=most / unit)
+        most = max(most, chosen.carried * unit) if isinstance(chosen, Choice) else most
+    return most
 
 
 def has_plan(question: Question) -> bool:

@@ -287,7 +287,7 @@ def length_levels(iterations: Lengths) -> tuple[Array, Array]:
 def _wait_scale(server: _Server, rate: float) -> float:
     """Mean wait of a request that waits, in seconds: a full instance is c servers of equal speed, (1 + c^2)/2 of M/M/c.
 
-    Ref: Allen and Cunneen, see ``serving.closed_forms.waits.allen_cunneen_wait``.
+    Ref: Allen and Cunneen, as tests/planner/serving/closed_forms/waits.py has it.
     """
     return (1 + server.iterations.squared_cv) / 2 / (float(server.finished_per_second[-1]) - rate)
 

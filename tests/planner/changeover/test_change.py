@@ -1,5 +1,6 @@
 """Changes between small manifests: what is kept, flipped and loaded, and that every stage is a manifest."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -100,6 +101,75 @@ def test_an_end_that_carries_nothing_promises_nothing() -> None:
     found = change(tight(4, 2), new.model_copy(update={"pools": pools}), Asked(rate_per_second=10.0))
     assert found.carries_after == 0
     assert found.migration.promise.requests_per_second == 10.0
+
+
+def test_a_lost_node_is_left_out() -> None:
+    """What stood on it is gone with the first step, another instance comes elsewhere, nothing stands on it again."""
+    old = tight(4, 2)
+    lost = next(pool.instances[0] for pool in old.pools if pool.role == "decode")
+    gone = frozenset({("toy", lost.nodes[0])})
+    found = change(old, old, Asked(rate_per_second=15.0, spare_nodes=1, without=gone))
+    first = found.migration.steps[0]
+    assert lost.name in first.drain
+    assert found.kept == 5
+    assert counts(found.stages[-1]) == {"prefill": 4, "decode": 2}
+    for stage in found.stages[1:]:
+        assert parse_manifest(parse_yaml(dump_manifest(stage), "stage"), "stage") == stage
+        assert not any(lost.nodes[0] in each.nodes for pool in stage.pools for each in pool.instances)
+    assert found.migration.rollback == []
+    assert found.migration.promise.below_seconds >= found.order.seconds  # one decode instance does not carry 15/s
+    with pytest.raises(Infeasible, match="spare-nodes"):
+        change(old, old, Asked(rate_per_second=15.0, without=gone))
+
+
+def test_a_lost_instance_that_is_not_wanted_is_only_dropped() -> None:
+    """NEW is what the loss has left: one step in which nothing starts."""
+    old = tight(4, 2)
+    node = old.pools[0].instances[0].nodes[0]
+    found = change(old, tight(3, 2, nodes=6), Asked(rate_per_second=5.0, without=frozenset({("toy", node)})))
+    (step,) = found.migration.steps
+    assert step.drain == [old.pools[0].instances[0].name]
+    assert not step.start
+
+
+def test_of_both_traffics_all_that_comes_starts_first() -> None:
+    """Neither end carries the other's traffic: OLD stays whole until NEW is there, and limits hold throughout."""
+    wide = Degrees(attention_tp=2, attention_dp=8, moe_tp=2, moe_ep=8)
+    old, new = tight(2, 1), tight(1, 2, decode_degrees=wide)
+    busy = new.workload.model_copy(update={"requests_per_second": 10.0})
+    old = old.model_copy(update={"workload": busy})
+    new = new.model_copy(update={"workload": busy})
+    asked = Asked(both=True, rate_per_second=10.0, spare_nodes=4)
+    found = change(old, new, asked)
+    assert found.order.below_seconds == 0
+    assert found.migration.promise.requests_per_second == 10.0
+    before, after = instance_names(found.stages[0]), instance_names(found.stages[-1])
+    for stage in found.stages[1:-1]:
+        names = instance_names(stage)
+        assert before <= names or after <= names
+    assert any(before | after <= instance_names(stage) for stage in found.stages)
+    assert change(old, new, replace(asked, spare_nodes=2)).order.below_seconds > 0  # no room beside each other
+
+
+def test_of_both_traffics_each_kind_carries_what_comes_then() -> None:
+    """An instance that stays carries OLD's requests until NEW is there: its rate under NEW's counts only after that."""
+    wide = Degrees(attention_tp=2, attention_dp=8, moe_tp=2, moe_ep=8)
+    old, new = tight(1, 2), tight(1, 4, nodes=9, decode_degrees=wide)
+    heavy = [
+        pool.model_copy(
+            update={"predicted": pool.predicted and pool.predicted.model_copy(update={"requests_per_second": 40.0})}
+        )
+        for pool in new.pools
+    ]
+    rates = [
+        each.workload.model_copy(update={"requests_per_second": rate}) for each, rate in ((old, 10.0), (new, 40.0))
+    ]
+    old = old.model_copy(update={"workload": rates[0]})
+    new = new.model_copy(update={"workload": rates[1], "pools": heavy})
+    found = change(old, new, Asked(both=True, rate_per_second=10.0, spare_nodes=2))
+    assert found.order.below_seconds == 0
+    assert found.migration.steps[0].carries_per_second == 10.0
+    assert found.carries_after == 10.0
 
 
 def test_kv_that_cannot_be_read_is_refused() -> None:

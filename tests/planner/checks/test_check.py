@@ -15,9 +15,9 @@ from planner.instances.operating import PrefillServer
 from planner.plans.expectation import workload_of
 from planner.plans.plan import DisaggregatedPlan
 from planner.question import Question
-from planner.serving.closed_forms.waits import pollaczek_khinchine_wait
 from planner.survival import lost_instances
 from planner.workload import Trace
+from tests.planner.serving.closed_forms.waits import pollaczek_khinchine_wait
 from tests.plans import small_manifest, small_plan
 from tests.questions import small_question
 

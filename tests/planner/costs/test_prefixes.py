@@ -19,12 +19,30 @@ BASE = Configuration(
 
 
 def test_bytes_over_the_plane() -> None:
-    """DeepSeek-R1 in BF16 KV: 61 layers of 576 elements; VPC gives a die 2.5 of its 3.125 GB/s after 20 us."""
+    """DeepSeek-R1 in BF16 KV: 61 layers of 576 elements; VPC gives a die 2.5 of its 3.125 GB/s and 20 us a block.
+
+    Over UB a die reads at its share of its node's four processors of 160 GB/s.
+    """
     deployment = instance("deepseek-r1", "cm384", "prefill", "int8", attention_dp=32, moe_ep=32)
-    seconds = loading_seconds(deployment, find_plane(BASE.hardware, "VPC"), 4096.0)
-    assert seconds == pytest.approx(20e-6 + 4096 * 61 * 576 * 2 / 2.5e9, rel=1e-6)
-    assert loading_seconds(deployment, find_plane(BASE.hardware, "vpc"), 0.0) == 0.0
+    token = 61 * 576 * 2
+    for plane, rate, latency in (("vpc", 2.5e9, 20e-6), ("ub", 40e9, 1.9e-6)):
+        seconds = loading_seconds(replace(deployment, prefix_plane=plane))
+        assert seconds == pytest.approx(token / rate + 61 * latency / 128, rel=1e-6)
+    assert loading_seconds(deployment) == 0.0
     assert prefixes_held(deployment, 2048.0) == pytest.approx(POOL_BYTES / (2048 * 61 * 576 * 2))
+
+
+def test_what_is_computed_sooner_is_not_loaded() -> None:
+    """At a thousandth of VPC's rate a prefix is computed anew, and the answer is that without reuse."""
+    slow = replace(
+        BASE.hardware,
+        planes=[
+            replace(plane, efficiency=replace(plane.efficiency, value=0.001)) if plane.name == "vpc" else plane
+            for plane in BASE.hardware.planes
+        ],
+    )
+    found = predict(replace(BASE, hardware=slow, cache_plane="vpc"))
+    assert found.ttft_seconds == pytest.approx(predict(replace(BASE, prefix_reuse=0.0)).ttft_seconds)
 
 
 @pytest.mark.parametrize("prompt", [4096.0, 65536.0])

@@ -1,6 +1,6 @@
 """What engines add and how they schedule, by version."""
 
-from planner.engines.behaviour import behaviour, behaviour_names, behaviour_values
+from planner.engines.behaviour import DEFAULT_BUDGET, behaviour, behaviour_names, behaviour_values, usual_budget
 
 
 def test_versions_and_names():
@@ -8,7 +8,17 @@ def test_versions_and_names():
     assert behaviour("vllm") is not None
     assert behaviour("vllm@0.15.1") == behaviour("vllm@gpt-oss-dev") == behaviour("vllm")
     assert behaviour(None) is None and behaviour("mindie") is None
-    assert set(behaviour_names()) == {"trtllm", "sglang", "vllm"}
+    assert set(behaviour_names()) == {"trtllm", "sglang", "vllm", "vllm-ascend"}
+    older, newer = behaviour("trtllm@1.0.0rc3"), behaviour("trtllm@1.1.0rc2.post2")
+    assert older is not None and newer is not None and newer == behaviour("trtllm")
+    assert not older.prompt_moe_layer_seconds and set(newer.prompt_moe_layer_seconds) == {"h100", "h200"}
+    assert older.expert_start_up_seconds == newer.expert_start_up_seconds
+
+
+def test_a_budget_that_nobody_states():
+    """TensorRT-LLM's follows the longest prompt, which it does not cut; the others have their default."""
+    assert usual_budget("trtllm@1.0.0rc3", 4096, 8) == 4096 + 8 + 1500
+    assert usual_budget("vllm", 4096, 8) == usual_budget(None, 4096, 8) == DEFAULT_BUDGET
 
 
 def test_what_is_fitted_says_on_what():

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 from planner.balance.imbalance import expected_maximum_normal
-from planner.costs.latency import balanced_cost, tokens_per_iteration
+from planner.costs.latency import balanced_cost
 from planner.instances.decode_candidates import Count, decode_memory_used, iteration
 from planner.instances.space import Group, groups, role_rows, row_deployment
+from planner.manifest.drafts import tokens_per_iteration
 from planner.offers.decode_kinds import DecodeKind
 from planner.offers.decode_offers import decode_offers
 from planner.plans.pools import decode_prediction

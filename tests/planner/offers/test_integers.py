@@ -1,6 +1,6 @@
 """The least of a falling and then rising measure, against measuring every number."""
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from planner.offers.integers import largest_carried, least_of
@@ -21,6 +21,7 @@ def test_the_least_is_found_with_few_measures(low: int, span: int, least: float,
     assert len(tried) == len(set(tried)) <= 14
 
 
+@example(best=10, most=1.0)  # the number to begin with carries a rate of 0
 @given(best=st.integers(0, 30), most=st.floats(1.0, 50.0))
 def test_no_number_carries_more_than_what_is_answered(best: int, most: float) -> None:
     """To the share that is asked for."""

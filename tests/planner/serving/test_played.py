@@ -1,24 +1,25 @@
 """Samples of traffic: what they tell, and how sure that is."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from planner.serving.capacity import Limits, percentile_interval
-from planner.serving.played import EVENLY, MANY, PlayedPrefill
+from planner.serving.played import EVENLY, FEW, MANY, SURE, PlayedPrefill
 from planner.serving.prefill import PrefillPool
 from planner.serving.tables import Loads, step_table
 from planner.workload import Lengths, Workload
 from tests.planner.serving.costs import linear_cost
 
 
-def _player(squared_cv: float, ttft_seconds: float, ranks: int = 1) -> PlayedPrefill:
+def _player(squared_cv: float, ttft_seconds: float, ranks: int = 1, percentile: float = 99.0) -> PlayedPrefill:
     cost = linear_cost(0.01, 1e-5, ranks=ranks)
     times = step_table(cost, Loads(ranks=ranks, budget_tokens=8000, longest_prompt=40_000.0))
     workload = Workload(input_tokens=Lengths(mean=1000, squared_cv=squared_cv), output_tokens=Lengths(mean=1))
     pool = PrefillPool(times=times, ranks=ranks, budget_tokens=8000)
-    return PlayedPrefill.of(pool, workload, Limits(percentile=99.0, ttft_seconds=ttft_seconds), 40_000.0)
+    return PlayedPrefill.of(pool, workload, Limits(percentile=percentile, ttft_seconds=ttft_seconds), 40_000.0)
 
 
 def test_an_interval_covers_its_level() -> None:
@@ -47,6 +48,20 @@ def test_even_requests_wait_least() -> None:
     rate = 0.9 * player.saturation_per_second
     assert player.trial(rate, EVENLY).ttft.mean <= player.trial(rate, 4).ttft.mean <= player.trial(rate).ttft.mean
     assert player.surely_late(rate) and not player.keeps(rate)
+
+
+@pytest.mark.parametrize("load", [0.3, 0.6, 0.8, 0.95])
+@pytest.mark.parametrize("percentile", [50.0, 90.0, 99.0])
+def test_a_play_that_ends_early_has_the_verdict_of_the_whole(load: float, percentile: float) -> None:
+    """It ends where limits are missed alone, with no longer latencies; few that are surely late are so in whole."""
+    for limit in (0.05, 0.1, 0.2, 0.4):
+        early = _player(1.0, limit, 2, percentile)
+        whole = replace(early, _trials={}, _ended={})
+        rate = load * whole.saturation_per_second
+        found, longer = early.verdict(rate, 1, MANY), whole.trial(rate, 1, MANY)
+        assert (found.excess > 1) == (longer.excess > 1)
+        assert found.excess <= longer.excess and (found.excess == longer.excess or found.ended)
+        assert early.surely_late(rate) == whole.trial(rate, 1, FEW).surely_late(SURE)
 
 
 def test_a_capacity_keeps_its_limit_and_two_per_cent_more_does_not() -> None:

@@ -58,6 +58,7 @@ CATALOGUE: dict[str, tuple[str, str, str | None, dict[str, Any]]] = {
     "staged hybrid, one group with experts by TP": ("deepseek-v3", "SP=4 + DP=2, TP=2 + EP=4", "TP=4", DECODE_DRAFTS),
     "domains": ("deepseek-r1", "SP=4 + DP=2, EP=8", "DP=4 x 3, EP=9", {"decode_dedicated": 1, **DECODE_DRAFTS}),
     "domains with TP on both sides": ("deepseek-v3", "DP=4, EP=4", "TP=2 + DP=3 x 2, TP=2 + EP=4", {}),
+    "drafts after a microbatch without a prompt": ("deepseek-v3", "DP=16, EP=16", "DP=2, EP=2", DECODE_DRAFTS),
     "odd degrees that do not divide each other": (
         "qwen3-235b-a22b",
         "TP=2 + DP=3, TP=3 + EP=2",

@@ -4,12 +4,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ground.errors import BadInput
 from planner.changeover.change import Asked, change
 from planner.changeover.moving import Terms
 from planner.manifest.layout import Degrees
 from planner.manifest.migration import Staged, union
-from planner.manifest.schema import Manifest, Recovery
-from runtime.simulate.autoscale import Autoscale
+from planner.manifest.schema import Manifest, Prediction, Recovery
+from runtime.simulate.autoscale import Autoscale, _Scaled
 from runtime.simulate.faults import Fault
 from runtime.simulate.metrics import SimulationResult
 from runtime.simulate.migration import Migrating
@@ -105,6 +106,19 @@ def test_a_node_lost_under_a_load_delays_it() -> None:
     assert late.completed == late.requests
 
 
+@pytest.mark.parametrize("node", range(6))
+def test_a_lost_node_is_recovered_from(node: int) -> None:
+    """The node never comes back; the steps from its loss on bring another instance, and the promise holds."""
+    old, lost = tight(4, 2), frozenset({("toy", node)})
+    found = change(old, old, Asked(rate_per_second=20.0, spare_nodes=1, terms=QUICK, without=lost))
+    fault = Fault(kind="node", target=str(node), at_seconds=2.0, for_seconds=1e6)
+    requests = requests_of(old, rate=20.0)
+    played_ = played(Staged(found.migration, found.stages), requests, fault, at=2.0)
+    assert played_.completed == 400
+    assert played_.changes["steps_ended"] == len(found.migration.steps)
+    assert played_.slo_attainment >= found.migration.promise.attainment(played_.duration_seconds)
+
+
 def test_an_autoscaler_follows_the_requests() -> None:
     """It grows under load, shrinks when the load is gone, loses nothing and holds fewer devices than all."""
     whole = tight(4, 4, decode_limits={"requests_per_dp_rank": 2, "tokens_per_device": 2048})
@@ -123,3 +137,18 @@ def test_an_autoscaler_that_may_not_move_changes_nothing() -> None:
     found = simulate(whole, requests_of(whole), SimulationOptions(autoscale=Autoscale(least=2)))
     assert found.e2e_seconds == without.e2e_seconds
     assert found.changes["started"] == found.changes["stopped"] == 0
+
+
+def test_a_threshold_of_the_plan_is_littles_law() -> None:
+    """At the planned rate as many instances are wanted as the plan has, a fraction of it needs that fraction."""
+    whole = tight(2, 4)
+    stated = {"mean": 1.0, "p50": 1.0, "p90": 1.0, "p99": 1.0}
+    latencies = Prediction.model_validate({"ttft_seconds": stated, "e2e_seconds": stated | {"mean": 5.0}})
+    whole = whole.model_copy(update={"predicted": latencies})
+    decode = next(pool for pool in whole.pools if pool.role == "decode")
+    scaled = _Scaled(decode, Autoscale(by="plan", fill=1.0), whole)
+    assert scaled.wanted(requests=80, now=0.0) == 4  # 20/s for 4 s
+    scaled = _Scaled(decode, Autoscale(by="plan", fill=1.0, stabilisation_seconds=0.0), whole)
+    assert scaled.wanted(requests=40, now=1.0) == 2
+    with pytest.raises(BadInput, match="by=plan"):
+        simulate(tight(2, 2), requests_of(tight(2, 2)), SimulationOptions(autoscale=Autoscale(by="plan")))

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from ground.errors import BadInput
+from ground.prefix_cache import PrefixCache
 from planner.manifest.layout import Degrees, Instance
 from planner.manifest.schema import CachingPool, Manifest, Recovery, Routing, ServiceLevels, Statistics
-from runtime.simulate.cache import PrefixCache
 from runtime.simulate.faults import Fault, placement_balance, shrunk_cost
 from runtime.simulate.metrics import SimulationResult
 from runtime.simulate.options import SimulationOptions
@@ -179,14 +179,14 @@ def caching(**changes: Any) -> CachingPool:
 
 def test_cache_evicts_what_was_used_least_recently() -> None:
     """Two blocks fit: the third drops the first, a hit ends at the first gap, and SSD gives back what DRAM dropped."""
-    cache = PrefixCache(caching(capacity_bytes=2 * 64 * 160.0), 64, 160.0)
+    cache = PrefixCache.of_bytes(64, 160.0, 2 * 64 * 160.0, 0.0)
     cache.insert([1, 2])
     assert cache.look_up([1, 2], 1000).tokens == 128
     cache.insert([3])
     assert len(cache) == 2
     assert cache.look_up([1, 2], 1000).tokens == 0
     assert cache.look_up([2, 3], 100).tokens == 99
-    tiered = PrefixCache(caching(capacity_bytes=2 * 64 * 160.0, ssd_capacity_bytes=1e9), 64, 160.0)
+    tiered = PrefixCache.of_bytes(64, 160.0, 2 * 64 * 160.0, 1e9)
     tiered.insert([1, 2, 3])
     found = tiered.look_up([1, 2, 3], 1000)
     assert (found.dram_tokens, found.ssd_tokens) in {(0, 192), (64, 128)}

@@ -9,11 +9,12 @@ from hypothesis import strategies as st
 
 from ground.errors import BadInput
 from ground.traces import Trace
+from planner.manifest.drafts import tokens_per_iteration
 from planner.manifest.layout import Degrees, Instance
 from planner.manifest.schema import Manifest, Routing
 from planner.manifest.stepcost import evaluate_best
 from planner.manifest.terms import StepLoad
-from runtime.simulate.drafts import accepted_tokens, mean_tokens_per_iteration
+from runtime.simulate.drafts import accepted_tokens
 from runtime.simulate.engine import ARRIVAL, COMPLETION, Engine, generator
 from runtime.simulate.metrics import SimulationResult
 from runtime.simulate.options import SimulationOptions
@@ -195,7 +196,7 @@ def test_accepted_drafts_have_the_geometric_mean() -> None:
     """1 + a + a² tokens per iteration with two drafts; expectation mode takes it as it is."""
     drawn = accepted_tokens(generator(0, "test"), 40_000, 2, 0.7)
     assert drawn.min() == 1 and drawn.max() == 3
-    assert drawn.mean() == pytest.approx(mean_tokens_per_iteration(2, 0.7), abs=0.02)
+    assert drawn.mean() == pytest.approx(tokens_per_iteration(2, 0.7), abs=0.02)
     made = manifest(drafts=1)
     options = SimulationOptions(mtp="expected")
     assert simulate(made, requests((0.0, 64, 18, 0)), options).steps["decode"] == 10  # 17 tokens at 1.7

@@ -37,7 +37,7 @@ def test_the_nearest_limit_is_feasible(asked: dict[str, Any]) -> None:
     answer = search(question)
     assert answer.binding_limit == name.removesuffix("_seconds")
 
-    nearest = parse_duration(told(answer, r"nearest change: --t\w+ ([\d.]+ \w+)"), "nearest")
+    nearest = parse_duration(told(answer, r"nearest change: --t\w+ ([\d.]+\w+)"), "nearest")
 
     assert nearest > asked[name]
     assert search(replace(question, **{name: nearest}), beside=False).best is not None
@@ -48,8 +48,8 @@ def test_two_limits_out_of_reach_are_eased_together(asked: dict[str, Any]) -> No
     """Asked again with both, there is a plan; with either alone there is none."""
     question = small_question(ttft_seconds=0.002, tpot_seconds=0.0002, **asked)
     answer = search(question)
-    ttft = parse_duration(told(answer, r"nearest change: --ttft ([\d.]+ \w+) with --tpot"), "nearest")
-    tpot = parse_duration(told(answer, r"with --tpot ([\d.]+ \w+), for 200 us cannot be kept either"), "nearest")
+    ttft = parse_duration(told(answer, r"nearest change: --ttft ([\d.]+\w+) with --tpot"), "nearest")
+    tpot = parse_duration(told(answer, r"with --tpot ([\d.]+\w+), for 200 us cannot be kept either"), "nearest")
 
     assert search(replace(question, ttft_seconds=ttft), beside=False).best is None
     assert search(replace(question, ttft_seconds=ttft, tpot_seconds=tpot), beside=False).best is not None
@@ -61,7 +61,7 @@ def test_a_limit_beyond_the_fastest_time_is_not_answered_with_a_shorter_one(devi
     question = small_question(model="qwen3-8b", devices=devices, squared_cv=100.0, ttft_seconds=0.1)
     answer = search(question)
     assert answer.best is None
-    found = re.search(r"nearest change: --ttft ([\d.]+ \w+)", answer.explanation)
+    found = re.search(r"nearest change: --ttft ([\d.]+\w+)", answer.explanation)
     assert found is not None and parse_duration(found.group(1), "nearest") > 0.1
 
 
@@ -75,7 +75,9 @@ def test_a_supernode_does_not_grow() -> None:
     """Beyond all of a supernode no number of devices is offered."""
     question = small_question(hardware="cm384", devices=32, objective="chips", rate_per_second=1e6)
     answer = search(question)
-    assert answer.best is None and "more than there can be" in answer.explanation
+    assert (
+        answer.best is None and "--devices" not in answer.explanation and "times what they carry" in answer.explanation
+    )
 
 
 def test_the_fastest_time_is_that_of_the_machine_not_of_the_question() -> None:

@@ -68,4 +68,4 @@ def test_within_a_server_the_fewest_that_carry_are_told() -> None:
     question = asked(100.0, devices=1)
     told = too_few(question, 1.0, lambda larger: larger.prefill.devices >= 4 and larger.decode == larger.prefill)
 
-    assert told.endswith("or --devices 4")
+    assert "nearest change: --devices 4;" in told

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from ground.errors import BadInput
 from planner.serving.closed_forms.birth_death import decode_capacity, decode_state, residence_variance
-from planner.serving.closed_forms.waits import allen_cunneen_wait
 from planner.workload import Lengths
+from tests.planner.serving.closed_forms.waits import allen_cunneen_wait
 
 ITERATIONS = 500
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from ground.errors import BadInput
 from planner.serving.closed_forms.bulk_service import latency_of, sojourn, thinned_squared_cv
 from planner.serving.closed_forms.pass_seconds import Passes
-from planner.serving.closed_forms.waits import pollaczek_khinchine_wait
+from tests.planner.serving.closed_forms.waits import pollaczek_khinchine_wait
 
 FIXED, SHARE = 2.0, 1.0
 

@@ -11,14 +11,14 @@ from scipy import stats
 from ground.errors import BadInput
 from planner.serving.capacity import largest_rate
 from planner.serving.closed_forms.mixserve_equations import eq7_waiting
-from planner.serving.closed_forms.waits import (
+from planner.serving.latency import Latency, independent_sum
+from planner.serving.streams import gamma_quantiles
+from tests.planner.serving.closed_forms.waits import (
     allen_cunneen_wait,
     erlang_c,
     kingman_wait,
     pollaczek_khinchine_wait,
 )
-from planner.serving.latency import Latency, independent_sum
-from planner.serving.streams import gamma_quantiles
 
 
 def test_distserve_prefill_wait():
@@ -122,10 +122,11 @@ def test_largest_rate_of_any_rising_latency(fixed, wait, power, jump, about):
 
 
 def test_largest_rate_at_the_ends():
-    """All of it where the limit never binds, with one call; none where one request alone breaks it."""
+    """All of it where the limit never binds, with one call or two; none where one request alone breaks it."""
     calls = []
+    assert largest_rate(lambda rate: calls.append(rate) or 1 / (1 - rate), 100.0, 0.98) == 0.98
     assert largest_rate(lambda rate: calls.append(rate) or 1 / (1 - rate), 100.0, 0.98, 0.5) == 0.98
-    assert calls == [0.98]
+    assert calls == [0.98, 0.5, 0.98]
     assert largest_rate(lambda rate: 1 / (1 - rate), 0.9, 0.98) is None
     assert largest_rate(lambda rate: 1 / (1 - rate), 0.9, 0.98, 0.5) is None
 

@@ -1,4 +1,4 @@
-"""Mean waits in closed form: Pollaczek-Khinchine, Kingman, Erlang C, Allen-Cunneen; oracles, and waits for links.
+"""Mean waits in closed form, as oracles: Pollaczek-Khinchine, Kingman, Erlang C, Allen-Cunneen.
 
 They take rates, service times and squared coefficients of variation.
 """

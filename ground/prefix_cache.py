@@ -1,12 +1,11 @@
-"""The prefix cache behind prefill: paged blocks in pooled DRAM, least recently used first out, and SSD behind it."""
+"""A cache of prefixes: paged blocks in pooled DRAM, least recently used first out, and SSD behind it."""
 
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from planner.manifest.schema import CachingPool
-
-_UNBOUNDED = 1 << 62
+UNBOUNDED = 1 << 62
+"""Blocks of a cache without limit."""
 
 
 @dataclass(slots=True)
@@ -25,18 +24,20 @@ class Found:
 class PrefixCache:
     """Blocks by chained identifier: a hit ends at the first block that is nowhere.
 
-    Everything is also written to SSD; DRAM holds what was used last (CloudMatrix384 section 4.4, EMS). Without a
-    caching pool in the manifest the cache is unlimited and reading it takes no time.
+    Everything is also written to SSD; DRAM holds what was used last (CloudMatrix384 section 4.4, EMS).
     """
 
-    def __init__(self, pool: CachingPool | None, block_tokens: int, bytes_per_token: float) -> None:
-        self._pool, self.block_tokens, self._bytes_per_token = pool, block_tokens, bytes_per_token
-        block_bytes = max(block_tokens * bytes_per_token, 1e-9)
-        self._dram_blocks = _UNBOUNDED if pool is None else max(int(pool.capacity_bytes / block_bytes), 1)
-        self._ssd_blocks = 0 if pool is None else int(pool.ssd_capacity_bytes / block_bytes)
+    def __init__(self, block_tokens: int, dram_blocks: int = UNBOUNDED, ssd_blocks: int = 0) -> None:
+        self.block_tokens, self._dram_blocks, self._ssd_blocks = block_tokens, max(dram_blocks, 1), ssd_blocks
         self._dram: OrderedDict[int, None] = OrderedDict()
         self._ssd: OrderedDict[int, None] = OrderedDict()
         self.asked_tokens = self.hit_tokens = self.ssd_hit_tokens = 0
+
+    @classmethod
+    def of_bytes(cls, block_tokens: int, token_bytes: float, dram_bytes: float, ssd_bytes: float) -> "PrefixCache":
+        """Return a cache of so many bytes, ``token_bytes`` a token."""
+        block = max(block_tokens * token_bytes, 1e-9)
+        return cls(block_tokens, int(dram_bytes / block), int(ssd_bytes / block))
 
     def __len__(self) -> int:
         return len(self._dram)
@@ -86,11 +87,3 @@ class PrefixCache:
         self._dram.move_to_end(block)
         if len(self._dram) > self._dram_blocks:
             self._dram.popitem(last=False)
-
-    def load_seconds(self, found: Found, devices: int) -> float:
-        """Return how long a DP rank of ``devices`` takes to read what was found, one tier after the other."""
-        if self._pool is None or not found.tokens:
-            return 0.0
-        ssd = self._pool.ssd_bandwidth_bytes_per_second or self._pool.bandwidth_bytes_per_second
-        seconds = found.dram_tokens / self._pool.bandwidth_bytes_per_second + found.ssd_tokens / ssd
-        return seconds * self._bytes_per_token / devices

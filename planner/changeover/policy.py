@@ -1,0 +1,302 @@
+"""One plan for several scenarios, and a policy over windows of time: which layouts when, and whether moving pays.
+
+Several models share the devices of each window. The layouts of all of them together are a state, an array with an axis
+for each model; what moving costs is a sum over models, so each axis is moved along by itself.
+"""
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ground.units import HOUR_SECONDS
+from planner.changeover.lots import kinds_of
+from planner.changeover.moving import Terms, drain_seconds, weight_plane
+from planner.changeover.robust import Layout, Scenario, at_hand, layouts_of, options_of
+from planner.manifest.schema import Manifest, Pool
+
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+Ints = NDArray[np.int64]
+Joint = tuple[Layout, ...]
+"""A layout of each model."""
+MOST_JOINT = 250_000
+"""Layouts of all models together that are weighed; of each model the cheapest ones beyond."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """What happens at once: of each model what is asked of it, None where it is not there."""
+
+    name: str
+    asked: tuple[Scenario | None, ...]
+
+    @property
+    def here(self) -> list[Scenario]:
+        """What is asked."""
+        return [each for each in self.asked if each is not None]
+
+    @property
+    def least_chips(self) -> float:
+        """Proven for each model by itself."""
+        return sum(each.least_chips for each in self.here)
+
+    @property
+    def weight(self) -> float:
+        """What it weighs."""
+        return self.here[0].weight
+
+    @property
+    def hours(self) -> float:
+        """How long it lasts, 0 where that is not said."""
+        return self.here[0].hours or 0.0
+
+    @property
+    def devices(self) -> int:
+        """Devices at hand."""
+        return min(at_hand(each.question) for each in self.here)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Space:
+    """The layouts that each model may have in windows.
+
+    ``late`` are those that missed a window's limits when they were played, by its number and the model's: they do not
+    serve it, nor does the same option with fewer instances.
+    """
+
+    windows: tuple[Window, ...]
+    layouts: tuple[tuple[Layout, ...], ...]
+    late: tuple[tuple[int, int, Layout], ...] = ()
+
+    def chips(self) -> Floats:
+        """Return the chips of every joint layout, [layouts of the first model, of the second ...]."""
+        return self._sum([[each.chips for each in own] for own in self.layouts])
+
+    def holds(self, window: int) -> Bools:
+        """Return which joint layouts serve a window on its devices; several models stand on nodes of their own."""
+        own, asked = self.windows[window], self.windows[window].here
+        spec = asked[0].question.decode
+        if len(self.layouts) > 1:
+            taken, most = [[each.nodes for each in own] for own in self.layouts], own.devices // spec.devices_per_node
+        else:
+            taken, most = [[each.devices for each in own] for own in self.layouts], own.devices
+        found: Bools = self._sum(taken) <= most
+        for model, layouts in enumerate(self.layouts):
+            number = sum(before.asked[model] is not None for before in self.windows[:window])
+            if own.asked[model] is not None:
+                late = [each for at, whose, each in self.late if (at, whose) == (window, model)]
+                serve = [each.holds(number) and not any(each.within(other) for other in late) for each in layouts]
+                found &= self._along(model, serve) > 0
+        return found
+
+    def joint(self, at: Sequence[int]) -> Joint:
+        """Return the layouts of a place in the array."""
+        return tuple(layouts[each] for layouts, each in zip(self.layouts, at, strict=True))
+
+    def _along(self, model: int, values: Sequence[float]) -> Floats:
+        shape = [1] * len(self.layouts)
+        shape[model] = len(values)
+        return np.array(values, dtype=np.float64).reshape(shape)
+
+    def _sum(self, values: Sequence[Sequence[float]]) -> Floats:
+        total = np.zeros([len(each) for each in values])
+        for model, own in enumerate(values):
+            total = total + self._along(model, own)
+        return total
+
+
+def space_of(scenarios: Sequence[Scenario]) -> Space | None:
+    """Return the layouts that models may have in scenarios; None where a model has no plan in any."""
+    models = list(dict.fromkeys(each.question.model.name for each in scenarios))
+    asked = {(each.name, each.question.model.name): each for each in scenarios}
+    names = list(dict.fromkeys(each.name for each in scenarios))
+    windows = [Window(name=name, asked=tuple(asked.get((name, model)) for model in models)) for name in names]
+    most = max(window.devices for window in windows)
+    found = []
+    for number in range(len(models)):
+        own = [window.asked[number] for window in windows]
+        options = options_of([each for each in own if each is not None])
+        if not options:
+            return None
+        absent = [Layout(option=options[0], counts=(0,) * len(options[0].pools))] if None in own else []
+        found.append((*absent, *layouts_of(options, most)))
+    each = int(MOST_JOINT ** (1 / len(models)))
+    return Space(windows=tuple(windows), layouts=tuple(_cheapest(own, each) for own in found))
+
+
+def _cheapest(layouts: tuple[Layout, ...], most: int) -> tuple[Layout, ...]:
+    """Return the cheapest layouts, those that serve most scenarios among them first."""
+    if len(layouts) <= most:
+        return layouts
+    count = len(layouts[-1].option.needs)
+    first = [next((each for each in layouts if each.holds(number)), None) for number in range(count)]
+    peak = next((each for each in layouts if all(each.holds(number) for number in range(count))), None)
+    needed = {id(each) for each in (*first, peak)}
+    kept = {id(each) for each in sorted(layouts, key=lambda each: id(each) not in needed)[:most]}
+    return tuple(each for each in layouts if id(each) in kept)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Robust:
+    """The layouts with fewest chips that hold in a share of the windows; none for that share have fewer."""
+
+    layouts: Joint
+    holds: tuple[bool, ...]
+    least_chips: float
+
+    @property
+    def chips(self) -> float:
+        """Chips of all models."""
+        return sum(each.chips for each in self.layouts)
+
+
+def one_plan(space: Space, share: float) -> Robust | None:
+    """Return the one plan for a share of the weight; None where nothing holds in so many.
+
+    The bound: a plan that holds in windows of that weight has the chips of the dearest of them, so no fewer than the
+    dearest of the cheapest ones that make the share up.
+    """
+    windows, chips = space.windows, space.chips()
+    least = share * sum(each.weight for each in windows) * (1 - 1e-9)
+    weight = np.zeros(chips.shape)
+    for number, window in enumerate(windows):
+        weight += window.weight * space.holds(number)
+    costs = np.where(weight >= least, chips, math.inf)
+    at = _place(costs)
+    if not math.isfinite(costs[at]):
+        return None
+    reached, bound = 0.0, 0.0
+    for each in sorted(windows, key=lambda window: window.least_chips):
+        if reached >= least:
+            break
+        reached, bound = reached + each.weight, each.least_chips
+    holds = tuple(bool(space.holds(number)[at]) for number in range(len(windows)))
+    return Robust(layouts=space.joint(at), holds=holds, least_chips=bound)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """The layouts of each window, None where none serve it; chip-hours with what moving holds beside them."""
+
+    layouts: tuple[Joint | None, ...]
+    chip_hours: float
+    moving_chip_hours: float
+    bound_chip_hours: float
+    """Proven for each window, with free moves."""
+    replanned_chip_hours: float
+    """Each window's cheapest layouts, whatever moving between them holds, that counted."""
+    replanned_moving_chip_hours: float
+    peak: Joint | None
+    """The one plan for every window that has one."""
+    peak_chip_hours: float
+
+    @property
+    def gap(self) -> float:
+        """How far the policy is above the bound, as a share of it."""
+        return self.chip_hours / self.bound_chip_hours - 1 if self.bound_chip_hours else 0.0
+
+
+def policy(space: Space, terms: Terms | None = None) -> Policy:
+    """Return the cheapest layouts over windows in their order, moves counted.
+
+    Dynamic programme over windows and joint layouts: chips for the window's hours, and between windows what moving
+    holds: instances that come are loaded before the window begins, those that go are drained after it. A window that
+    nothing serves keeps what the cheapest way has. The bound is clairvoyant, moves free: each window's proven fewest
+    chips, or those of a layout from another window where the search, which sizes batches for one traffic, missed it.
+    """
+    hours, chips = [each.hours for each in space.windows], space.chips()
+    moves = [moves_of(layouts, terms or Terms()) for layouts in space.layouts]
+    least, came, served, bound = np.zeros(chips.shape), [], [], 0.0
+    cheapest: list[tuple[int, ...]] = []
+    everywhere = np.ones(chips.shape, dtype=np.bool_)
+    for number, own in enumerate(hours):
+        steps: list[Ints] = []
+        for axis, each in enumerate(moves if number else []):
+            least, step = _moved(least, each, axis)
+            steps.append(step)
+        came.append(steps)
+        holds = space.holds(number)
+        served.append(bool(holds.any()))
+        least = least + chips * own
+        bound += own * min(space.windows[number].least_chips, float(np.where(holds, chips, math.inf).min()))
+        cheapest.append(_place(np.where(holds, chips, math.inf)) if served[-1] else cheapest[-1] if cheapest else ())
+        if served[-1]:
+            least = np.where(holds, least, math.inf)
+            everywhere &= holds
+    path = [_place(least)]
+    for steps in reversed(came[1:]):
+        path.append(_before(path[-1], steps))
+    path.reverse()
+    moving, always = (
+        sum(
+            float(each[first[axis], second[axis]])
+            for first, second in itertools.pairwise(way)
+            for axis, each in enumerate(moves)
+        )
+        for way in (path, [each for each in cheapest if each])
+    )
+    peak = np.where(everywhere, chips, math.inf)
+    at = _place(peak)
+    return Policy(
+        layouts=tuple(space.joint(each) if held else None for each, held in zip(path, served, strict=True)),
+        chip_hours=sum(float(chips[each]) * own for each, own in zip(path, hours, strict=True)) + moving,
+        moving_chip_hours=moving,
+        bound_chip_hours=bound,
+        replanned_chip_hours=always
+        + sum(float(chips[each]) * own for each, own in zip(cheapest, hours, strict=True) if each),
+        replanned_moving_chip_hours=always,
+        peak=space.joint(at) if math.isfinite(peak[at]) else None,
+        peak_chip_hours=float(peak[at]) * sum(hours),
+    )
+
+
+def _place(costs: Floats) -> tuple[int, ...]:
+    """Return where an array is least."""
+    return tuple(int(each) for each in np.unravel_index(int(costs.argmin()), costs.shape))
+
+
+def _moved(least: Floats, moves: Floats, axis: int) -> tuple[Floats, Ints]:
+    """Return the least cost after one model has moved from any layout to each, and from which it came."""
+    front = np.moveaxis(least, axis, -1)
+    cost, source = np.empty(front.shape), np.empty(front.shape, dtype=np.int64)
+    for to in range(moves.shape[1]):
+        reached = front + moves[:, to]
+        source[..., to] = reached.argmin(axis=-1)
+        cost[..., to] = reached.min(axis=-1)
+    return np.moveaxis(cost, -1, axis), np.moveaxis(source, -1, axis)
+
+
+def _before(at: tuple[int, ...], steps: Sequence[Ints]) -> tuple[int, ...]:
+    """Return the joint layout that one was come from, the model that moved last first."""
+    place = list(at)
+    for axis in reversed(range(len(place))):
+        place[axis] = int(steps[axis][tuple(place)])
+    return tuple(place)
+
+
+def moves_of(layouts: Sequence[Layout], terms: Terms) -> Floats:
+    """Return the chip-hours that moving from each layout to each other one holds, [layouts, layouts]."""
+    options = list({id(layout.option): layout.option for layout in layouts}.values())
+    kinds, numbers = kinds_of(*(option.manifest for option in options))
+    columns = {id(option): own for option, own in zip(options, numbers, strict=True)}
+    counts = np.zeros((len(layouts), len(kinds)))
+    for row, layout in enumerate(layouts):
+        for kind, count in zip(columns[id(layout.option)], layout.counts, strict=True):
+            counts[row, kind] += count
+    source = {kind: option.manifest for option in options for kind in columns[id(option)]}
+    come = np.array([_start_seconds(source[kind], pool, terms) for kind, pool in enumerate(kinds)])
+    go = np.array([drain_seconds(source[kind], pool) for kind, pool in enumerate(kinds)])
+    chips = np.array([pool.chips_per_instance for pool in kinds])
+    change = counts[None, :, :] - counts[:, None, :]
+    held = np.maximum(change, 0.0) @ (come * chips) + np.maximum(-change, 0.0) @ (go * chips)
+    return np.asarray(held / HOUR_SECONDS, dtype=np.float64)
+
+
+def _start_seconds(manifest: Manifest, pool: Pool, terms: Terms) -> float:
+    """Return how long an instance takes until it serves, its weights read off peers."""
+    rate = weight_plane(manifest.clusters[pool.hardware].spec, 0.0, None)[1]
+    return terms.startup_seconds + pool.memory_bytes_per_device.weights / rate

@@ -1,0 +1,102 @@
+"""Decode instances that are played on the requests of a trace, whose bursts no stationary queue knows.
+
+Requests come to decode as they arrived: what prefill makes of their order is known only once its instances are.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from planner.serving.capacity import Limits, Outcome, Play, Until
+from planner.serving.closed_forms.birth_death import DecodeState
+from planner.serving.decode import Decoded, DecodePool, DecodeRequests, play_decode
+from planner.serving.latency import Latency
+from planner.serving.played import Player
+from planner.serving.streams import Floats, Stream, traced
+from planner.workload import Trace, Workload
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PlayedDecode(Player):
+    """Decode instances, which requests go to where least KV is set aside."""
+
+    pool: DecodePool
+    reserved: Callable[[Floats], Floats]
+    """KV tokens that are set aside for requests of so many tokens."""
+    full_per_second: float
+    """Requests that a full instance finishes."""
+    _states: dict[tuple[float, int], DecodeState] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def of(
+        cls,
+        pool: DecodePool,
+        reserved: Callable[[Floats], Floats],
+        workload: Workload,
+        limits: Limits,
+        full_per_second: float,
+    ) -> "PlayedDecode":
+        """Return the player of one instance."""
+
+        def together(instances: int) -> Play:
+            played = replace(pool, instances=instances)
+            return lambda stream, until: _outcome(played, reserved, stream, until)
+
+        return cls(
+            play=together(1),
+            together=together,
+            workload=workload,
+            limits=limits,
+            most_tokens=np.inf,
+            pool=pool,
+            reserved=reserved,
+            full_per_second=full_per_second,
+        )
+
+    def state(self, rate_per_second: float, instances: int) -> DecodeState:
+        """Return what one of ``instances`` does at its rate."""
+        key = rate_per_second, instances
+        if key not in self._states:
+            assert self.workload.trace is not None, "only a trace is played"
+            self._states[key] = self._state(self.workload.trace, *key)
+        return self._states[key]
+
+    def _state(self, trace: Trace, rate_per_second: float, instances: int) -> DecodeState:
+        stream = traced(trace, instances).at_rate(rate_per_second)
+        sent, decoded = _decoded(replace(self.pool, instances=instances), self.reserved, stream)
+        waits = decoded.there_seconds - self.pool.latency_seconds - sent.ready_seconds
+        span, residence = decoded.left_seconds - sent.ready_seconds, decoded.left_seconds - decoded.there_seconds
+        return DecodeState(
+            rate_per_second=rate_per_second,
+            mean_requests=rate_per_second * float(residence.mean()),
+            utilisation=rate_per_second / self.full_per_second,
+            waiting_probability=float((waits > 1e-9).mean()),
+            mean_wait_seconds=float(np.maximum(waits, 0.0).mean()),
+            residence_seconds=float(residence.mean()),
+            tpot=Latency.from_samples(span / sent.answer_tokens),
+            span=Latency.from_samples(span),
+        )
+
+
+def _decoded(pool: DecodePool, reserved: Callable[[Floats], Floats], stream: Stream) -> tuple[DecodeRequests, Decoded]:
+    """Return the requests of more than one token, as if their prompts took no time, and what became of them."""
+    stream = stream.select(np.flatnonzero(stream.answer_tokens > 1))
+    prompts = stream.prompt_tokens.astype(np.float64)
+    sent = DecodeRequests(
+        ready_seconds=stream.arrival_seconds,
+        cached_tokens=prompts,
+        answer_tokens=stream.answer_tokens - 1,
+        reserved_tokens=reserved(prompts + stream.answer_tokens),
+        transfer_seconds=np.zeros(len(stream)),
+        source=np.zeros(len(stream), dtype=np.int64),
+    )
+    return sent, play_decode(pool, sent)
+
+
+def _outcome(pool: DecodePool, reserved: Callable[[Floats], Floats], stream: Stream, until: Until | None) -> Outcome:
+    """Return TPOT of a stream; decode gives no TTFT."""
+    sent, decoded = _decoded(pool, reserved, stream)
+    tpot = np.full(len(stream), np.nan)
+    tpot[stream.answer_tokens > 1] = (decoded.left_seconds - sent.ready_seconds) / sent.answer_tokens
+    return Outcome(ttft_seconds=np.full(len(stream), np.nan), tpot_seconds=tpot)

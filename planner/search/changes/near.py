@@ -1,0 +1,80 @@
+"""What lies near a plan: a size less and a size more, narrower instances, and fewer of them; each is solved."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from planner.plans.plan import Plan
+from planner.question import Pin, Question
+from planner.search.changes.resources import Each, on_plan_devices
+from planner.search.search import search
+from planner.search.sure import rate_with
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Near:
+    """A question beside the one that was answered, and its best plan; None where it has none."""
+
+    name: str
+    flag: str
+    plan: Plan | None
+
+    @property
+    def requests_per_second(self) -> float:
+        """What is carried within the limits."""
+        return 0.0 if self.plan is None else self.plan.requests_per_second
+
+
+def headroom_of(plan: Plan) -> float:
+    """Return by which share the rate of a plan may rise until its pools, as they are, miss a limit."""
+    return rate_with(plan, plan.question.confidence or 0.5) / plan.requests_per_second - 1
+
+
+def near_plans(plan: Plan, each: Each = map) -> list[Near]:
+    """Return what lies near a plan; ``each`` maps over the searches in its own way."""
+    return list(each(_solved, list(_beside(plan))))
+
+
+def smaller(plan: Plan) -> Near | None:
+    """Return what one unit less than a plan takes carries: a node, or within one a chip; None where nothing is less."""
+    return next((_solved(one) for one in _sizes(plan, (-1,))), None)
+
+
+def _solved(asked: tuple[str, str, Question]) -> Near:
+    name, flag, question = asked
+    return Near(name=name, flag=flag, plan=search(question, explain=False, beside=False).best)
+
+
+def _beside(plan: Plan) -> Iterator[tuple[str, str, Question]]:
+    """Yield (name, flag, question): other sizes for the most that they carry, other instances as it was asked."""
+    yield from _sizes(plan, (-1, 1))
+    question, pools = plan.question, plan.pools()
+    widest = max(pool.candidate.devices for _, pool in pools)
+    if widest > 1:
+        narrower = replace(question, max_instance_devices=widest - 1)
+        yield "narrower instances", f"--max-instance-devices {widest - 1}", narrower
+    role, pool = max(pools, key=lambda each: each[1].instances)
+    given = dict(question.pins)
+    if pool.instances > 1 and given.get(role, Pin()).instances is None:
+        pin = replace(given.get(role, Pin()), instances=pool.instances - 1)
+        shape = "aggregated" if role == "mixed" else "disaggregated"
+        fewer = replace(question, pins=tuple({**given, role: pin}.items()), shape=shape)  # type: ignore[arg-type]
+        yield f"fewer {role} instances", f"--instances {role}={pool.instances - 1}", fewer
+
+
+def _sizes(plan: Plan, steps: tuple[int, ...]) -> Iterator[tuple[str, str, Question]]:
+    """Yield the question for the largest rate on a unit less and more than a plan takes, of each pool of its own."""
+    base = on_plan_devices(plan)
+    roles = (("prefill", "decode"),) if base.one_pool else (("prefill",), ("decode",))
+    for own in roles:
+        machines = base.prefill if own[0] == "prefill" else base.decode
+        unit = machines.unit(machines.devices - 1)
+        for step in steps:
+            devices = (-(-machines.devices // unit) + step) * unit
+            if devices <= 0:
+                continue
+            sized = replace(machines, devices=devices)
+            changed = {role: sized if role in own else getattr(base, role) for role in ("prefill", "decode")}
+            counts = f"{devices}" if base.one_pool else f"{own[0]}={devices}"
+            what = "node" if unit == machines.devices_per_node else "chip"
+            name = f"a {what} {'more' if step > 0 else 'less'}{'' if base.one_pool else f' of {own[0]}'}"
+            yield name, f"--devices {counts}", replace(base, prefill=changed["prefill"], decode=changed["decode"])

@@ -1,0 +1,46 @@
+"""What cached prefixes take to come from their pool, and to be computed anew."""
+
+from ground.prefix_cache import Found
+from planner.manifest.schema import Pool
+from runtime.simulate.device import Shared
+from runtime.simulate.request import Request
+from runtime.simulate.steps import RankLoad, StepTimer
+
+
+class Loads:
+    """Of one prefill instance; without a pool prefixes take no time."""
+
+    def __init__(self, shared: Shared, pool: Pool, timer: StepTimer, budget: int) -> None:
+        self._shared, caching = shared, shared.manifest.caching
+        self._timer, self._ranks, self._budget = timer, pool.degrees.attention_dp, budget
+        self._dram = self._ssd = 0.0
+        if caching is not None:
+            dram, size = caching.bandwidth_bytes_per_second, pool.kv.bytes_per_token_per_device
+            self._dram, self._ssd = size / dram, size / (caching.ssd_bandwidth_bytes_per_second or dram)
+        self._known: dict[int, float] = {}
+
+    def seconds(self, found: Found) -> float:
+        """Return how long every device of a DP rank reads what was found, one tier after the other."""
+        return found.dram_tokens * self._dram + found.ssd_tokens * self._ssd
+
+    def find(self, request: Request) -> Found | None:
+        """Find the head of the prompt in the cache, but what is computed sooner than loaded; stated reuse stands."""
+        if request.blocks is not None and not request.retries:
+            found = self._shared.cache.look_up(request.blocks, request.prompt)
+        elif request.reused:
+            found = Found(dram_tokens=request.reused)
+        else:
+            return None
+        if self.seconds(found) > self._compute_seconds(found.tokens):
+            found = Found()
+        request.reused = found.tokens
+        return found
+
+    def _compute_seconds(self, tokens: int) -> float:
+        """Return the seconds of full passes for the first tokens of a prompt; 0 where nothing is loaded."""
+        if not self._dram or not tokens:
+            return 0.0
+        if tokens not in self._known:
+            full = RankLoad(tokens=self._budget, pairs=self._budget * (tokens + 1) / 2)
+            self._known[tokens] = self._timer.step_seconds([full] * self._ranks, self._ranks) * tokens / self._budget
+        return self._known[tokens]

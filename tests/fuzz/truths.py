@@ -1,0 +1,304 @@
+"""Truths that hold between the answers to a random question and to its neighbours.
+
+Not what an answer is, which goldens judge, but that no two answers contradict each other: whoever asks twice, the
+other way round, or through another door, must not be told something else.
+"""
+
+import hashlib
+import json
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from cli.report import reports
+from ground.errors import BadInput
+from ground.files import parse_yaml
+from ground.units import format_duration
+from planner.manifest.document import dump_manifest, parse_manifest
+from planner.plans.plan import Plan
+from planner.search.search import search
+from podplan.checking import Checked
+from podplan.checking import check as checked
+from podplan.explaining import explain
+from podplan.options import QuestionFlags, flags_of
+from podplan.planning import PlanResult, solved
+from podplan.question import read_question
+from podplan.simulation import simulate
+
+ROOT = Path(__file__).parents[2]
+Flags = dict[str, Any]
+
+EXACT = 1e-9
+"""Of a rate: what rounding may leave."""
+FAMILY = 2.1
+"""Half widths of 95 % intervals that 500 runs stay within with 99 % confidence: 4.1 deviations over 1.96."""
+
+SMALL = {"qwen3-8b": (2, 4, 6), "llama-3.1-8b": (2, 4), "gpt-oss-20b": (2, 4, 6), "qwen3-30b-a3b": (2, 4, 8)}
+LARGE = {"qwen3-235b-a22b": (16, 24), "deepseek-v2-lite": (2, 4), "llama-3.1-70b": (8, 16), "deepseek-v3": (32, 64)}
+GPUS = ("h100", "h200", "l40s", "b200", "a100", "h800", "h20", "rtx-pro-6000")
+NPUS = ("910b", "910c", "cm384")
+AGGREGATED = 0.05
+"""Share of questions on one pool for both roles, whose searches play ten times as long."""
+
+
+@dataclass
+class Asking:
+    """Questions near a random one, each solved once."""
+
+    flags: Flags
+    chance: random.Random
+    known: dict[str, PlanResult] = field(default_factory=dict)
+
+    def answer(self, **changes: Any) -> PlanResult:
+        """Return the answer where some flags are others; None leaves a flag out."""
+        flags = {key: value for key, value in {**self.flags, **changes}.items() if value is not None}
+        key = json.dumps(flags, sort_keys=True)
+        if key not in self.known:
+            self.known[key] = solved(read_question(flags_of(QuestionFlags, flags)), explain=False, beside=False)
+        return self.known[key]
+
+    def plan(self, **changes: Any) -> Plan | None:
+        """Return the plan where some flags are others."""
+        return self.answer(**changes).best
+
+    def rate(self, **changes: Any) -> float:
+        """Return the rate where some flags are others, 0 where none is carried."""
+        plan = self.plan(**changes)
+        return 0.0 if plan is None else plan.requests_per_second
+
+    def check(self, **changes: Any) -> Checked:
+        """Return what `plan check` says."""
+        flags = {key: value for key, value in {**self.flags, **changes}.items() if value is not None}
+        return checked(flags.pop("model"), workers=1, **flags).questions[0]
+
+
+def drawn(number: int, seed: int) -> Asking:
+    """Return a random question; the same number and seed give the same."""
+    chance = random.Random(f"{seed}-{number}")
+    model, sizes = chance.choice([*SMALL.items(), *SMALL.items(), *LARGE.items()])
+    machine = chance.choice([*GPUS, *GPUS, *NPUS])
+    engine = "vllm-ascend" if machine in NPUS else chance.choice(["vllm", "vllm", "sglang", "reference"])
+    flags: Flags = {"model": model, "hw": machine, "engine": engine, "devices": chance.choice(sizes)}
+    flags |= {"isl": chance.choice([128, 512, 1000, 2048, 4096, 8192]), "osl": chance.choice([1, 16, 128, 256, 1024])}
+    flags |= {"ttft": chance.choice([0.3, 1, 2, 5, 20]), "tpot": chance.choice([0.015, 0.03, 0.05, 0.1, 0.3])}
+    flags |= {"percentile": chance.choice([50, 90, 95, 99, 99, 99, 99.9])}
+    extra = [
+        {"confidence": chance.choice([0.6, 0.8, 0.9])},
+        {"headroom": chance.choice(["5%", "20%"])},
+        {"isl_cv": chance.choice([0.3, 1])},
+        {"osl_cv": chance.choice([0.3, 1])},
+        {"prefix_reuse": chance.choice([0.2, 0.5, 0.9])},
+        {"max_utilisation": chance.choice(["80%", "90%"])},
+        {"mtp": 0},
+    ]
+    for one in chance.sample(extra, chance.choice([0, 0, 1, 1, 2])):
+        flags |= one
+    aggregated = model in SMALL and chance.random() < AGGREGATED
+    return Asking(flags | ({"strategy": "mixed=TP=1"} if aggregated else {"shape": "disaggregated"}), chance)
+
+
+LOOSER: dict[str, Callable[[Flags, random.Random], Flags]] = {
+    "more devices": lambda flags, chance: {"devices": flags["devices"] + chance.choice([2, flags["devices"]])},
+    "a looser TTFT": lambda flags, chance: {"ttft": flags["ttft"] * chance.choice([1.01, 1.5, 10])},
+    "a looser TPOT": lambda flags, chance: {"tpot": flags["tpot"] * chance.choice([1.01, 1.5, 10])},
+    "a lower percentile": lambda flags, chance: {"percentile": chance.choice([flags["percentile"] - 1, 50])},
+    "no confidence": lambda flags, _: {"confidence": None},
+    "no headroom": lambda flags, _: {"headroom": None},
+    "a fuller pool": lambda flags, _: {"max_utilisation": None},
+}
+
+
+def looser(ask: Asking) -> Iterator[str]:
+    """More devices, looser limits and less confidence never serve less."""
+    needs = {"no confidence": "confidence", "no headroom": "headroom", "a fuller pool": "max_utilisation"}
+    names = [name for name in LOOSER if needs.get(name, "model") in ask.flags]
+    for name in ask.chance.sample(names, 2):
+        change = LOOSER[name](ask.flags, ask.chance)
+        rate, more = ask.rate(), ask.rate(**change)
+        if more < rate * (1 - EXACT):
+            yield f"{name} ({change}) serves {more:.9g}/s, without it {rate:.9g}/s ({more / rate - 1:.3%})"
+
+
+def sized(ask: Asking) -> Iterator[str]:
+    """Up to the maximum every rate has a plan within the devices that keeps the limits; above it none has."""
+    most = ask.rate()
+    share = ask.chance.choice([0.3, 0.9, 0.97, 0.999, 1 - EXACT])
+    if most:
+        plan = ask.plan(rate=most * share)
+        if plan is None:
+            yield f"sizing refuses {share:.9g} of the {most:.9g}/s that planning serves"
+            return
+        yield from _kept(ask, plan)
+        if plan.requests_per_second < most * share * (1 - EXACT):
+            yield f"sized for {most * share:.9g}/s, a plan carries {plan.requests_per_second:.9g}/s"
+        fewer = ask.plan(rate=most * share / 2)
+        if fewer is None or fewer.chips > plan.chips + EXACT:
+            yield f"half the rate needs {fewer and fewer.chips} chips, the whole {plan.chips}"
+    rate = most * 1.001 or 0.01
+    above = ask.plan(rate=rate)
+    if above is not None:
+        yield f"sizing serves {rate:.9g}/s on {above.devices} devices, planning {most:.9g}/s at most"
+
+
+def _kept(ask: Asking, plan: Plan) -> Iterator[str]:
+    """A plan keeps its devices and limits."""
+    level = ask.flags["percentile"]
+    if plan.devices > ask.flags["devices"]:
+        yield f"a plan takes {plan.devices} devices of {ask.flags['devices']}"
+    for name, latency in (("ttft", plan.ttft), ("tpot", plan.tpot)):
+        if ask.flags["osl"] > 1 and latency.at(level) > ask.flags[name] * (1 + EXACT):
+            yield f"{name} is {latency.at(level):.6g} s at p{level}, above its limit of {ask.flags[name]:.6g} s"
+
+
+def judged(ask: Asking) -> Iterator[str]:
+    """What planning serves, a check of the question and of the manifest confirms; what it does not, they refuse."""
+    found = ask.answer()
+    if found.best is None:
+        if ask.check(rate=0.01).verdict.holds:
+            yield "a check holds at 0.01/s where planning serves nothing"
+        return
+    most = found.best.requests_per_second
+    yield from _kept(ask, found.best)
+    if not ask.check(rate=most).verdict.holds:
+        yield f"a check refuses the {most:.9g}/s that planning serves: {ask.check(rate=most).verdict.explanation}"
+    if ask.check(rate=most * 1.001).verdict.holds:
+        yield f"a check holds at {most * 1.001:.9g}/s, planning serves {most:.9g}/s"
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "manifest.yaml"
+        path.write_text(dump_manifest(found.manifest()), encoding="utf-8")
+        own = {key: ask.flags[key] for key in ("confidence", "headroom") if key in ask.flags}
+        verdict = checked(manifest=str(path), rate=most, **own).questions[0].verdict
+    if not verdict.holds:
+        yield f"a check of the manifest refuses its own {most:.9g}/s: {verdict.explanation}"
+
+
+def explained(ask: Asking) -> Iterator[str]:
+    """What explain says that more of a resource buys is no loss, and its plan is the plan."""
+    flags = dict(ask.flags)
+    found, base = explain(flags.pop("model"), workers=1, **flags), ask.rate()
+    rate = found.answer.best.requests_per_second if found.answer.best else 0.0
+    if rate != base:
+        yield f"explain has a plan of {rate:.9g}/s, planning of {base:.9g}/s"
+    for each in found.resources:
+        if each.requests_per_second < base * (1 - EXACT):
+            yield f"{each.unit} {each.resource} carries {each.requests_per_second:.9g}/s, without it {base:.9g}/s"
+    for change in found.changes:
+        if change.question is not None and search(change.question, explain=False, beside=False).best is None:
+            yield f"{change.flag} {change.value}, which explain calls feasible, has no plan"
+
+
+def most(ask: Asking) -> Iterator[str]:
+    """No layout, batch and number of instances that is fixed by hand serves more than the maximum."""
+    base, chance = ask.rate(), ask.chance
+    for _ in range(3):
+        prefill, tp, batch, dp = (2 ** chance.randrange(end) for end in (4, 4, 6, 4))
+        if "strategy" in ask.flags:
+            count = chance.randint(1, ask.flags["devices"])
+            pins = {"batch": f"mixed={batch * 8}", "instances": f"mixed={count}"}
+        else:
+            decode = f"DP={dp}, EP={dp}" if dp > 1 and tp == 1 else f"TP={tp}"
+            pins = {"strategy": f"prefill=TP={prefill},decode={decode}", "batch": f"decode={batch * 8}"}
+            if chance.random() < 0.3:
+                pins["instances"] = f"prefill={chance.randint(1, 3)}"
+        with suppress(BadInput):  # what the model or the engine cannot be cut into
+            own = ask.rate(**pins)
+            if own > base * (1 + EXACT):
+                yield f"{pins} serve {own:.9g}/s, the best plan {base:.9g}/s"
+
+
+def told(ask: Asking) -> Iterator[str]:
+    """Table, JSON, manifest and pages tell the same figures."""
+    found = ask.answer()
+    if found.best is None:
+        return
+    data, manifest, pages = found.to_dict()["best"], found.manifest(), reports(found)
+    predicted = manifest.predicted.model_dump(mode="json")
+    level = f"p{ask.flags['percentile']:g}"
+    for name in ("requests_per_second", "output_tokens_per_second", "ttft_seconds", "tpot_seconds", "e2e_seconds"):
+        own, theirs = data[name], predicted[name]
+        pairs = [(own[key], theirs[key]) for key in theirs] if isinstance(own, dict) and theirs else [(own, theirs)]
+        if any(one != other for one, other in pairs if other is not None):
+            yield f"{name} is {own} in JSON and {theirs} in the manifest"
+    if parse_manifest(parse_yaml(dump_manifest(manifest), "manifest"), "manifest") != manifest:
+        yield "a manifest that is written and read is another one"
+    for pool, written in zip(data["pools"], manifest.pools, strict=True):
+        if len(written.instances) != pool["instances"]:
+            yield f"{pool['instances']} instances in JSON, {len(written.instances)} in the manifest"
+    figures = [format_duration(data[name][level]) for name in ("ttft_seconds", "tpot_seconds") if data[name][level]]
+    for name, page in pages.items():
+        lacking = [text for text in figures if text not in page]
+        if lacking and ask.flags["osl"] > 1:
+            yield f"{name} lacks {lacking}"
+
+
+def repeated(ask: Asking) -> Iterator[str]:
+    """Two runs, three seeds of hashing and two locales give the same bytes."""
+    first = digest(ask.flags)
+    code = "import json,sys;from tests.fuzz.truths import digest;print(digest(json.load(sys.stdin)))"
+    places = ({"PYTHONHASHSEED": "1", "LC_ALL": "C"}, {"PYTHONHASHSEED": "7", "LC_ALL": "C.UTF-8", "TZ": "Asia/Tokyo"})
+    for own in places:
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONPATH": str(ROOT), **own},
+            input=json.dumps(ask.flags),
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        if done.stdout.strip() != first:
+            yield f"other bytes with {own}"
+
+
+def digest(flags: Flags) -> str:
+    """Return a digest of all that an answer becomes."""
+    found = solved(read_question(flags_of(QuestionFlags, flags)), explain=False, beside=False)
+    data = {key: value for key, value in found.to_dict().items() if key != "search_seconds"}
+    texts = [json.dumps(data)]
+    if found.best is not None:
+        texts += [dump_manifest(found.manifest()), *reports(found).values()]
+    return hashlib.sha256("\0".join(texts).encode()).hexdigest()
+
+
+def simulated(ask: Asking) -> Iterator[str]:
+    """At the lower end of its rate's interval a plan keeps in simulation what it promises."""
+    found = ask.answer()
+    best = found.best
+    if best is None or "prefix_reuse" in ask.flags:
+        return
+    rate = best.requests_per_second if best.played is None else best.played.requests_per_second[0]
+    run = simulate(found.manifest(), rate=rate, seed=ask.chance.randrange(100)).measured
+    if run.completed + run.failed + run.running != run.requests or run.failed:
+        yield f"of {run.requests} requests {run.completed} are done, {run.failed} failed, {run.running} run"
+    late = 2 * (1 - ask.flags["percentile"] / 100) + FAMILY * max(run.confidence.get("attained", 0), 3 / run.requests)
+    if run.slo_attainment < 1 - late:
+        yield f"{run.slo_attainment:.4f} of requests keep the limits at {rate:.6g} of {best.requests_per_second:.6g}/s"
+
+
+Truth = Callable[[Asking], Iterator[str]]
+TRUTHS: dict[Truth, float] = {
+    looser: 0.9,
+    sized: 0.6,
+    judged: 0.4,
+    most: 0.6,
+    told: 0.3,
+    simulated: 0.3,
+    explained: 0.06,
+    repeated: 0.03,
+}
+"""Each with the share of questions that it is asked of: some take many searches."""
+
+
+def contradictions(number: int, seed: int, *truths: Truth) -> tuple[Flags, list[str]]:
+    """Return a random question, and what contradicts itself around it, in these truths or in some."""
+    ask, found = drawn(number, seed), []
+    for truth in truths or [each for each, share in TRUTHS.items() if ask.chance.random() < share]:
+        ask.chance.seed(f"{seed}-{number}-{truth.__name__}")  # so that one alone can be asked again
+        found += [f"{truth.__name__}: {each}" for each in truth(ask)]
+    return ask.flags, found

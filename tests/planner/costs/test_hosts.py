@@ -1,0 +1,77 @@
+"""How hosts drive the devices: decode without graphs, and jitter at the barrier of EP ranks."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from hardware.loader import load_hardware
+from models.loader import load_model
+from planner.balance.imbalance import Balance
+from planner.costs.deployment import Deployment, Host, Phase
+from planner.costs.latency import balanced_cost, decode_load
+from planner.costs.memory import memory
+from planner.manifest.stepcost import evaluate, launches
+from planner.strategy import parse_strategy
+
+
+def deployment(model: str, strategy: str, host: Host, phase: Phase = "decode") -> Deployment:
+    """Return an instance on cm384 in INT8 or BF16."""
+    spec = load_model(model)
+    return Deployment(
+        model=spec,
+        hardware=load_hardware("cm384"),
+        strategy=parse_strategy(strategy),
+        phase=phase,
+        weights="int8" if spec.moe else "bf16",
+        host=host,
+    )
+
+
+def step_seconds(own: Deployment) -> float:
+    """Return the seconds of a decode step of 32 requests a rank."""
+    load = decode_load(own, 32.0, 4096.0, 32.0)
+    return float(evaluate(balanced_cost(own, Balance(kind="perfect")), load).seconds)
+
+
+def test_eager_decode_adds_its_launches() -> None:
+    """Without graphs a step takes every launch longer, and saves the launch of the graph."""
+    graphs, eager = (deployment("qwen3-8b", "TP=1", Host(graphs=on)) for on in (True, False))
+    host = graphs.hardware.host
+    launched = launches(balanced_cost(eager, Balance(kind="perfect")), 1) * host.eager_launch_seconds.value
+    added = step_seconds(eager) - step_seconds(graphs)
+    assert added == pytest.approx(launched - host.graph_launch_seconds.value)
+    assert added > 0.1 * step_seconds(graphs)
+    assert memory(eager, kv_tokens=1.0, sequences=1.0, tokens=1.0).fits
+
+
+def test_a_step_waits_for_the_slowest_host() -> None:
+    """Of n exponential delays the largest is H(n) means; drawn ones agree. A dense model has no such ranks."""
+    calm, late = (deployment("deepseek-r1", "DP=64, EP=64", Host(jitter_seconds=mean)) for mean in (0.0, 1e-3))
+    drawn = np.random.default_rng(0).exponential(1e-3, (20_000, 64)).max(axis=1).mean()
+    assert step_seconds(late) - step_seconds(calm) == pytest.approx(drawn, rel=0.02)
+    dense = [deployment("qwen3-8b", "TP=8", Host(jitter_seconds=mean)) for mean in (0.0, 1e-3)]
+    assert step_seconds(dense[1]) - step_seconds(dense[0]) == pytest.approx(1e-3)
+
+
+def test_prompts_are_launched_as_before() -> None:
+    """Graphs concern decode alone."""
+    costs = [
+        balanced_cost(
+            replace(deployment("qwen3-8b", "TP=1", Host(graphs=on)), phase="prefill"), Balance(kind="perfect")
+        )
+        for on in (True, False)
+    ]
+    assert costs[0] == costs[1]
+
+
+def test_vllm_ascend_waits_before_each_layers_graph() -> None:
+    """From 0.12 to 0.19 a decode step waits in every layer, 250 us by the engine's own profile; not without graphs."""
+
+    def seconds(engine: str, graphs: bool = True) -> float:
+        return step_seconds(replace(deployment("qwen3-8b", "TP=1", Host(graphs=graphs)), engine=engine))
+
+    plain = seconds("vllm-ascend@0.11.0")
+    assert seconds("vllm-ascend@0.13.0rc1") == seconds("vllm-ascend@0.19.1rc1") == pytest.approx(plain + 36 * 250e-6)
+    assert seconds("vllm-ascend@0.20.2rc1") == seconds("vllm-ascend") == plain
+    assert seconds("vllm-ascend@0.13.0", graphs=False) == seconds("vllm-ascend", graphs=False)

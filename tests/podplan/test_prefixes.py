@@ -1,0 +1,103 @@
+"""`--cache`: the pool of prefixes as it is asked for, planned with and simulated."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import podplan
+from ground.errors import BadInput
+from hardware.loader import load_hardware
+from planner.question import Machines, PrefixPool
+from podplan.options import QuestionFlags
+from podplan.prefixes import read_prefix_pool
+from podplan.question import read_question
+from runtime.simulate.run import simulate
+from runtime.simulate.workload import open_loop
+
+MACHINES = Machines(hardware=load_hardware("cm384"), devices=64, weights="int8", budget="cm384")
+ASKED = {
+    "hw": "cm384", "nodes": 2, "isl": 8192, "osl": 200, "isl_cv": 0.5, "prefix_reuse": 0.6, "rate": 6, "ttft": 3,
+    "engine": "reference", "strategy": {"prefill": "TP=2", "decode": "TP=2"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [("ub", "is not PLANE=SIZE"), ("uv=8TB", "no plane 'uv'"), ("ub=8", "TB"), ("ub=8TB,hbm=1TB", "is not PLANE=SIZE")],
+)
+def test_pools_that_are_none_are_refused(text: str, told: str) -> None:
+    """One sentence that names the flag and what would be right."""
+    with pytest.raises(BadInput, match=f"--cache: .*{told}"):
+        read_prefix_pool(text, MACHINES)
+    assert read_prefix_pool("UB=8TB, ssd=100TB", MACHINES) == PrefixPool(
+        plane="ub", capacity_bytes=8e12, ssd_bytes=1e14
+    )
+
+
+def test_hits_are_those_of_a_pool_of_that_size(tmp_path: Path) -> None:
+    """Two conversations in turn: a pool that holds both finds all but their first turns, one of half of it none.
+
+    R1's token takes 70,272 bytes, so two prompts of four blocks of 512 take 288 MB; with SSD behind all is found again.
+    """
+    rows = [
+        {
+            "timestamp": 1000 * i,
+            "input_length": 2048,
+            "output_length": 8,
+            "hash_ids": [4 * (i % 2) + j for j in range(4)],
+        }
+        for i in range(40)
+    ]
+    path = tmp_path / "trace.jsonl"
+    path.write_text("\n".join(json.dumps(row) for row in rows))
+    flags = QuestionFlags(model="deepseek-r1", hw="cm384", trace=str(path))
+    found = {}
+    for cache in (None, "ub=300MB", "ub=150MB", "ub=150MB,ssd=1TB"):
+        question = read_question(replace(flags, cache=cache)).question
+        found[cache] = question.workload.prefix_reuse, question.prefix_pool and question.prefix_pool.ssd_share
+    assert found[None] == (pytest.approx(38 / 40, abs=1e-3), None)
+    assert found["ub=300MB"] == (pytest.approx(38 / 40, abs=1e-3), 0.0)
+    assert found["ub=150MB"][0] == 0.0
+    assert found["ub=150MB,ssd=1TB"] == (pytest.approx(38 / 40, abs=1e-3), 1.0)
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        ({"sessions": "think=3s"}, "--sessions: 'think=3s' is not such as turns=4"),
+        ({"sessions": "turns=900"}, "--sessions: a session grows to"),
+        ({"sessions": "turns=4", "prefix_reuse": "0.5"}, "--sessions: takes --isl and --osl alone"),
+        ({"sessions": "turns=4", "cache": "ub=1TB"}, "--sessions: what --cache still has"),
+    ],
+)
+def test_sessions_that_cannot_be_are_refused(flags: dict[str, str], told: str) -> None:
+    """One sentence that names the flag and what would be right."""
+    with pytest.raises(BadInput, match=told):
+        read_question(QuestionFlags(model="deepseek-r1", hw="cm384", **flags))
+
+
+def test_sessions_are_planned_and_simulated_alike() -> None:
+    """Turns that wait for answers find in the simulator what the plan says, at the TTFT that was planned."""
+    asked = ASKED | {"prefix_reuse": None, "isl": 1000, "isl_cv": None, "sessions": "turns=4,think=5s", "rate": 20}
+    manifest = podplan.plan("qwen3-8b", cache="ub=10TB", **asked).manifest()
+    assert manifest.workload.prompt_kinds is not None and manifest.workload.sessions is not None
+    assert manifest.workload.prefix_reuse == pytest.approx((1152 + 2304 + 3584) / 11200, abs=1e-3)
+    played = podplan.simulate(manifest, requests=2000).to_dict()
+    assert played["prefix_hit_share"] == pytest.approx(manifest.workload.prefix_reuse, abs=0.03)
+    assert played["ttft_seconds"]["mean"] == pytest.approx(played["predicted"]["ttft_seconds"]["mean"], rel=0.25)
+
+
+def test_a_slower_plane_is_planned_and_simulated_alike() -> None:
+    """Over VPC the same traffic takes more prefill than over UB, and the simulator finds the TTFT that was planned."""
+    plans = {plane: podplan.plan("qwen3-8b", cache=f"{plane}=10TB", **ASKED) for plane in ("ub", "vpc")}
+    chips = {plane: plan.to_dict()["best"]["chips"] for plane, plan in plans.items()}
+    assert chips["ub"] <= chips["vpc"]
+    manifest = plans["vpc"].manifest()
+    assert manifest.caching is not None and manifest.caching.plane == "vpc"
+    assert manifest.caching.bandwidth_bytes_per_second < 2.5e9
+    played = simulate(manifest, open_loop(manifest.workload, 6.0, 4000, seed=1))
+    assert played.ttft_seconds is not None and manifest.predicted.ttft_seconds is not None
+    assert np.isclose(played.ttft_seconds.mean, manifest.predicted.ttft_seconds.mean, rtol=0.1)

@@ -1,0 +1,34 @@
+"""Questions of `examples/questions/planner.yaml`: answers name engine, confidence, what binds and what is near."""
+
+from pathlib import Path
+
+import pytest
+
+from planner.checks.check import sureness
+from planner.instances.reachable import REFERENCE
+from planner.search.changes.near import smaller
+from podplan.planning import solved
+from podplan.question_files import Entry, asked_of, read_questions
+
+FILE = Path(__file__).parents[1] / "examples" / "questions" / "planner.yaml"
+ENTRIES = read_questions(FILE)
+REFUSED = "more than there is"
+
+
+@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
+def test_an_answer_can_be_defended(entry: Entry) -> None:
+    """It runs on an engine, is as sure as was asked, says what binds, and a size less misses the rate."""
+    asked = asked_of(entry)
+    found = solved(asked, beside=False, explain=entry.name == REFUSED)
+    best = found.best
+    if entry.name == REFUSED:
+        assert best is None and found.binding_limit == "devices" and "--devices " in found.explanation
+        return
+    assert best is not None and best.question.engine != REFERENCE and best.question.engine in found.headline
+    assert found.binding_limit and found.binding_limit in found.headline
+    held = sureness(best).held
+    assert held is not None and held >= (asked.question.confidence or 0.5) - 0.02
+    rate = asked.question.sized_for
+    if rate is not None and asked.question.objective == "chips":
+        near = smaller(best)
+        assert near is not None and near.requests_per_second < rate * (1 - 1e-6)
