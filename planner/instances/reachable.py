@@ -1,6 +1,7 @@
 """The layouts that the asked engine can run: what a search keeps, and what it cuts by which rule."""
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
@@ -10,7 +11,7 @@ from planner.question import Question, Role
 from planner.strategy import Strategy
 
 if TYPE_CHECKING:  # the schema of profiles takes time to build, and the reference engine needs none
-    from planner.engines.rules import Broken, Setup
+    from planner.engines.rules import Broken, Check, Setup
     from planner.engines.spec import EngineProfile
 
 REFERENCE = "reference"
@@ -29,12 +30,13 @@ class Reach:
         """Return the rule by which no layout of a strategy runs, None where some may."""
         if self.question.engine == REFERENCE:
             return None
-        from planner.engines.rules import Broken
+        from planner.engines.rules import STRATEGY_CHECKS, Broken
 
         staged = _profile(self.question.engine).prefill_decode.pipeline
         if strategy.pp > 1 and self.role != "mixed" and not staged.value:
             return Broken("pair-pipeline", "prefill and decode instances take no pipeline stages", staged.source)
-        return self._broken(strategy, (0, 0, 1), layout=False)
+        depths = self._drafts if strategy.pp > 1 else self._drafts[:1]  # drafts matter beside pipeline stages alone
+        return self._broken(strategy, (0, 0, 1), STRATEGY_CHECKS, depths)
 
     def most_microbatches(self, strategy: Strategy, redundant: int, dedicated: int) -> "tuple[int, Broken | None]":
         """Return the most microbatches, 1 or 2, with which a layout runs at every depth of drafts asked.
@@ -43,23 +45,29 @@ class Reach:
         """
         if self.question.engine == REFERENCE:
             return 2, None
+        from planner.engines.rules import LAYOUT_CHECKS
+
         first = None
         for parts in sorted(self.question.microbatches, reverse=True):
-            first = self._broken(strategy, (redundant, dedicated, parts), layout=True)
+            first = self._broken(strategy, (redundant, dedicated, parts), LAYOUT_CHECKS, self._drafts)
             if first is None:
                 return parts, None
         return 0, first
 
-    def _broken(self, strategy: Strategy, experts: tuple[int, int, int], *, layout: bool) -> "Broken | None":
-        """Return the rule that (redundant, dedicated, microbatches) breaks with any of the drafts asked."""
-        from planner.engines.rules import LAYOUT_CHECKS, STRATEGY_CHECKS, broken_rule
+    @property
+    def _drafts(self) -> tuple[int, ...]:
+        """Drafts of the role, of which a layout must run each."""
+        return (0,) if self.role == "prefill" else self.question.drafts
 
-        profile, checks = _profile(self.question.engine), LAYOUT_CHECKS if layout else STRATEGY_CHECKS
-        for drafts in (0,) if self.role == "prefill" else self.question.drafts:
-            broken = broken_rule(profile, self._setup(strategy, experts, drafts), checks)
-            if broken is not None:
-                return broken
-        return None
+    def _broken(
+        self, strategy: Strategy, experts: tuple[int, int, int], checks: "Sequence[Check]", depths: Sequence[int]
+    ) -> "Broken | None":
+        """Return the first rule that (redundant, dedicated, microbatches) breaks at some depth of drafts."""
+        from planner.engines.rules import broken_rule
+
+        profile = _profile(self.question.engine)
+        each = (broken_rule(profile, self._setup(strategy, experts, drafts), checks) for drafts in depths)
+        return next((broken for broken in each if broken is not None), None)
 
     def _setup(self, strategy: Strategy, experts: tuple[int, int, int], drafts: int) -> "Setup":
         from planner.engines.rules import Setup
