@@ -24,7 +24,7 @@ from planner.costs.deployment import Phase, default_weights
 from planner.costs.hostcosts import host_costs
 from planner.costs.layouts import Shared
 from planner.costs.predict import Configuration, Prediction, predict
-from planner.engines.behaviour import usual_budget
+from planner.engines.behaviour import DEFAULT_BUDGET
 from planner.strategy import parse_strategy
 
 PUBLISHED = Path(__file__).parent / "published"
@@ -293,9 +293,7 @@ def _configuration(row: dict[str, str]) -> Configuration:
         prompt_tokens=prompt,
         output_tokens=_number(row["osl"], 1024.0),
         concurrency=concurrency,
-        batched_tokens=_number(
-            row["max_batched_tokens"], usual_budget(row["system"], prompt * (1 + spread), concurrency)
-        ),
+        batched_tokens=_number(row["max_batched_tokens"], DEFAULT_BUDGET),
         prefix_reuse=_number(row["prefix_reuse"], 0.0),
         length_spread=spread,
         microbatches=int(row["microbatches"]) if row["microbatches"] else None,

@@ -17,7 +17,7 @@ from planner.costs.hostcosts import host_costs
 from planner.costs.predict import Configuration, Prediction
 from planner.costs.predict import predict as predict_configuration
 from planner.costs.prefixes import POOL_BYTES, find_plane, prefixes_held
-from planner.engines.behaviour import usual_budget
+from planner.engines.behaviour import DEFAULT_BUDGET
 from planner.serving.benchmark import WAVES
 from planner.strategy import Strategy, check_strategy, format_strategy, parse_strategy
 from podplan.options import PredictFlags, flag_name, flags_of, left_open
@@ -212,11 +212,7 @@ def read_configuration(flags: PredictFlags) -> Configuration:
         prefix_reuse=reuse,
         cache_plane=None if flags.cache_plane is None else find_plane(hardware, flags.cache_plane).name,
         concurrency=concurrency,
-        batched_tokens=read_tokens(
-            flags.max_batched_tokens,
-            "--max-batched-tokens",
-            round(usual_budget(host.engine, prompt * (1 + spread), concurrency)),
-        ),
+        batched_tokens=read_tokens(flags.max_batched_tokens, "--max-batched-tokens", round(DEFAULT_BUDGET)),
         length_spread=spread,
         host=host,
         requests=None if flags.requests is None else read_tokens(flags.requests, "--requests", 1),

@@ -11,6 +11,8 @@ from ground.from_dict import from_dict
 from ground.sourced import Sourced, Stated
 
 DEFAULT_BUDGET = 8192.0
+"""Tokens of a step and DP rank where nobody states them: max_num_tokens of TensorRT-LLM (llmapi/llm_args.py) and
+max_num_batched_tokens of vLLM's server on large GPUs (engine/arg_utils.py)."""
 FILE = Path(__file__).parent / "behaviour.yaml"
 
 
@@ -33,7 +35,6 @@ class Behaviour(Stated):
     layer by layer. ``quantises_in_norms``: model types whose norms write quantised activations.
     ``sends_duplicates``: every device of a DP rank sends all its tokens to the experts. ``expert_start_up_seconds``:
     what a block of routed experts takes beyond the curve of a kernel that another engine lends, by machine and dtype.
-    ``spare_tokens``: what a step may carry beyond the longest prompt and the open requests where no budget is stated.
     ``sources`` has an address for each choice that is no number.
     """
 
@@ -46,7 +47,6 @@ class Behaviour(Stated):
     quantises_in_norms: list[str] | None = None
     sends_duplicates: bool = False
     expert_start_up_seconds: dict[str, Sourced] = field(default_factory=dict)
-    spare_tokens: Sourced | None = None
     sources: dict[str, str] = field(default_factory=dict)
 
 
@@ -65,14 +65,6 @@ def behaviour(engine: str | None) -> Behaviour | None:
         if asked and (_number(own.versions.first) or ()) <= asked < (_number(own.versions.before) or ()):
             return own
     return known[-1]
-
-
-def usual_budget(engine: str | None, longest_prompt: float, open_requests: float) -> float:
-    """Return the tokens of a step and DP rank where nobody states them: those that the engine is set up with."""
-    own = behaviour(engine)
-    if own is None or own.spare_tokens is None:
-        return DEFAULT_BUDGET
-    return longest_prompt + open_requests + own.spare_tokens.value
 
 
 def behaviour_names() -> tuple[str, ...]:

@@ -19,13 +19,16 @@ from planner.balance.imbalance import Balance
 from planner.costs.deployment import default_weights
 from planner.costs.hostcosts import host_costs
 from planner.costs.predict import Configuration
-from planner.engines.behaviour import usual_budget
+from planner.engines.behaviour import DEFAULT_BUDGET
 from planner.strategy import Strategy, parse_strategy
 
 METRICS = ("ttft_seconds", "tpot_seconds", "output_tokens_per_second_per_chip")
 NEEDED = ("model", "hardware", "strategy", "isl", "osl")
 SYNONYMS = {"auto": "", "fp4": "nvfp4", "fp8_block": "fp8", "fp8_e4m3": "fp8", "bfloat16": "bf16", "w8a8": "int8"}
 """What engines' own flags call number formats; ``auto`` is the default."""
+
+SPARE_TOKENS = 1500
+"""generator/rule_plugin/benchmark/trtllm.rule of github.com/ai-dynamo/aiconfigurator, of an aggregated worker."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,11 +112,20 @@ def _configuration(cells: dict[str, str]) -> Configuration:
         output_tokens=_positive(cells, "osl"),
         length_spread=spread,
         concurrency=concurrency,
-        batched_tokens=_number(
-            cells, "max_batched_tokens", usual_budget(engine, _positive(cells, "isl") * (1 + spread), concurrency)
-        ),
+        batched_tokens=_number(cells, "max_batched_tokens", _usual_budget(cells, spread, concurrency)),
         host=host_costs(engine),
     )
+
+
+def _usual_budget(cells: dict[str, str], spread: float, concurrency: float) -> float:
+    """The tokens of a step where the row states none: the engine's default.
+
+    Runs of TensorRT-LLM from NVIDIA's AIConfigurator (``source``) were set up by its generator: max_num_tokens is the
+    longest prompt, the open requests and ``SPARE_TOKENS``.
+    """
+    if cells.get("engine", "").strip().lower() != "trtllm" or "aiconfigurator" not in cells.get("source", "").lower():
+        return DEFAULT_BUDGET
+    return _positive(cells, "isl") * (1 + spread) + concurrency + SPARE_TOKENS
 
 
 def _strategy(text: str, model: ModelSpec) -> Strategy:

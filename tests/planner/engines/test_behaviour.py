@@ -1,6 +1,6 @@
 """What engines add and how they schedule, by version."""
 
-from planner.engines.behaviour import DEFAULT_BUDGET, behaviour, behaviour_names, behaviour_values, usual_budget
+from planner.engines.behaviour import behaviour, behaviour_names, behaviour_values
 
 
 def test_versions_and_names():
@@ -13,12 +13,6 @@ def test_versions_and_names():
     assert older is not None and newer is not None and newer == behaviour("trtllm")
     assert not older.prompt_moe_layer_seconds and set(newer.prompt_moe_layer_seconds) == {"h100", "h200"}
     assert older.expert_start_up_seconds == newer.expert_start_up_seconds
-
-
-def test_a_budget_that_nobody_states():
-    """TensorRT-LLM's follows the longest prompt, which it does not cut; the others have their default."""
-    assert usual_budget("trtllm@1.0.0rc3", 4096, 8) == 4096 + 8 + 1500
-    assert usual_budget("vllm", 4096, 8) == usual_budget(None, 4096, 8) == DEFAULT_BUDGET
 
 
 def test_what_is_fitted_says_on_what():

@@ -32,3 +32,13 @@ def test_answers_of_one_token_have_no_tpot(tmp_path: Path) -> None:
     """A benchmark of prompts alone."""
     run = _read(tmp_path, "qwen3-8b,h200,vllm,,bf16,,TP=1,100,1,1,0.01")
     assert run.configuration is not None and "tpot_seconds" not in point(run.configuration)
+
+
+def test_a_budget_that_no_row_states_is_the_default_or_what_the_generator_wrote(tmp_path: Path) -> None:
+    """TensorRT-LLM's runs from AIConfigurator were set up by its generator; all others had the engine's default."""
+    path = tmp_path / "runs.csv"
+    rows = [("trtllm", "AIConfigurator (sweep)"), ("trtllm", ""), ("vllm", "AIConfigurator (sweep)")]
+    text = "".join(f"qwen3-8b,h200,{engine},,bf16,,TP=1,4096,10,8,0.01,{source}\n" for engine, source in rows)
+    path.write_text(f"{HEAD},source\n{text}", encoding="utf-8")
+    budgets = [run.configuration.batched_tokens for run in read_runs(path) if run.configuration is not None]
+    assert budgets == [4096 + 8 + 1500, 8192, 8192]
