@@ -9,6 +9,7 @@ from ground.names import suggest
 from hardware.spec import HardwareSpec, Plane
 from planner.costs.deployment import Deployment
 from planner.costs.memory import kv_bytes_per_token, kv_bytes_per_token_of_model
+from planner.manifest.loading import slowest_plane
 from planner.manifest.terms import Number
 
 POOL_BYTES = 1e12
@@ -41,8 +42,7 @@ def pool_rate(hardware: HardwareSpec, plane: Plane) -> float:
 
 def ssd_rate(hardware: HardwareSpec, plane: Plane) -> float:
     """Return the same off the SSD behind the pool, which stands on the slowest plane (CloudMatrix384: on VPC)."""
-    rates = [each.bandwidth_bytes_per_second.value * each.efficiency.value for each in hardware.planes]
-    return min(*rates, pool_rate(hardware, plane))
+    return min(slowest_plane(hardware)[1], pool_rate(hardware, plane))
 
 
 def loading_seconds(deployment: Deployment) -> Number:

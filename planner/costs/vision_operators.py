@@ -11,13 +11,14 @@ from functools import lru_cache
 
 import numpy as np
 
+from hardware.spec import HardwareSpec
 from models.spec import GQA, ModelSpec
 from models.vision import Seen, VisionTower
 from planner.costs.deployment import Deployment
 from planner.costs.operators import build_step_cost
 from planner.costs.roofline import Roofline
 from planner.manifest.stepcost import evaluate, launches
-from planner.manifest.terms import CurveTerm, Number, StepCost, StepLoad, smaller
+from planner.manifest.terms import CurveTerm, StepCost, StepLoad, larger, smaller
 from planner.strategy import Strategy
 
 PARTS, POINTS = 4096, 24
@@ -36,15 +37,13 @@ def encoder_term(deployment: Deployment, seen: Seen) -> CurveTerm:
     """Seconds of the tower and its projector by the patches of an attention group; a picture stays on one device."""
     pictures, tower = seen.pictures, seen.pictures.tower
     whole = float(pictures.patches / pictures.segments)
-    cost, own = tower_cost(deployment), tower_deployment(deployment)
-    seconds = []
-    for point in range(POINTS):
-        patches: Number = whole / PARTS * 2.0**point
-        patches = np.maximum(patches / deployment.strategy.attention_tp, smaller(patches, whole))
-        load = StepLoad(prefill_tokens=patches, prefill_pairs=patches * pictures.keys_per_patch, mean_tokens=patches)
-        taken = evaluate(cost, load).seconds
-        seconds.append(taken if isinstance(taken, np.ndarray) and taken.ndim else float(taken))
-    per_token = seen.patches_per_token / deployment.strategy.attention_tp
+    own, tensor = tower_deployment(deployment.hardware, deployment.engine, tower), deployment.strategy.attention_tp
+    cost = tower_cost(own, tower, deployment.model.hidden_size)
+    given = whole / PARTS * np.exp2(np.arange(POINTS, dtype=np.float64)).reshape(-1, *[1] * np.ndim(tensor))
+    patches = larger(given / tensor, smaller(given, whole))
+    load = StepLoad(prefill_tokens=patches, prefill_pairs=patches * pictures.keys_per_patch, mean_tokens=patches)
+    taken = np.asarray(evaluate(cost, load).seconds)
+    per_token = seen.patches_per_token / tensor
     work = 2.0 * tower.parameters + 4.0 * pictures.keys_per_patch * tower.hidden_size * tower.layers
     moved = 2.0 * tower.layers * (6 * tower.hidden_size + 2 * tower.intermediate_size)
     roofline = Roofline.of(own)
@@ -52,7 +51,7 @@ def encoder_term(deployment: Deployment, seen: Seen) -> CurveTerm:
         name="vision_encoder",
         stage="head",
         load={"chunk": seen.patches_per_token * PARTS / whole},
-        seconds=tuple(seconds),
+        seconds=tuple(taken.tolist() if taken.ndim == 1 else taken),
         flops={"chunk": work * per_token},
         flops_per_second=roofline.peak("bf16"),
         bytes={"chunk": moved * per_token},
@@ -62,30 +61,21 @@ def encoder_term(deployment: Deployment, seen: Seen) -> CurveTerm:
     )
 
 
-def tower_cost(deployment: Deployment) -> StepCost:
+def tower_cost(own: Deployment, tower: VisionTower, hidden_size: int) -> StepCost:
     """Return the step cost of the tower alone on one device, the projector's two products with it."""
-    assert deployment.seen is not None, "asked for the tower of a deployment without pictures"
-    own, tower = tower_deployment(deployment), deployment.seen.pictures.tower
     roofline, merged = Roofline.of(own), float(tower.merge**2 * tower.hidden_size)
     rows = {"chunk": 1.0 / tower.merge**2}
     projector = (
         roofline.matmul("projector_up", "head", rows, merged, merged, "bf16"),
-        roofline.matmul("projector_down", "head", rows, float(deployment.model.hidden_size), merged, "bf16"),
+        roofline.matmul("projector_down", "head", rows, float(hidden_size), merged, "bf16"),
     )
-    cost = build_step_cost(own)
-    return replace(cost, head_terms=projector, prompt_seconds=0.0)
+    return replace(build_step_cost(own), head_terms=projector, prompt_seconds=0.0)
 
 
-def tower_deployment(deployment: Deployment) -> Deployment:
+def tower_deployment(hardware: HardwareSpec, engine: str | None, tower: VisionTower) -> Deployment:
     """Return the tower as a dense model on one device, in BF16, as checkpoints ship it."""
-    assert deployment.seen is not None, "asked for the tower of a deployment without pictures"
     return Deployment(
-        model=tower_model(deployment.seen.pictures.tower),
-        hardware=deployment.hardware,
-        strategy=Strategy(),
-        phase="prefill",
-        weights="bf16",
-        engine=deployment.engine,
+        model=tower_model(tower), hardware=hardware, strategy=Strategy(), phase="prefill", weights="bf16", engine=engine
     )
 
 
