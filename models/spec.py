@@ -6,16 +6,8 @@ from typing import Annotated, Literal
 from ground.fields import described
 from ground.limits import Limits, Name
 from ground.sourced import Sourced, Stated
+from models.dimensions import MOST_EXPERTS, Dimension, Experts, Layers, SomeLayers, Width
 from models.vision import VisionTower
-
-# Upper limits catch a slipped digit and a number in the wrong field; no model comes near them.
-LARGEST_DIMENSION = 100_000_000
-MOST_LAYERS = 10_000
-MOST_EXPERTS = 100_000
-
-Dimension = Annotated[int, Limits(gt=0, le=LARGEST_DIMENSION, strict=True)]
-Width = Annotated[int, Limits(ge=0, le=LARGEST_DIMENSION, strict=True)]
-Experts = Annotated[int, Limits(gt=0, le=MOST_EXPERTS, strict=True)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +20,7 @@ class Window(Stated):
 
     kind: Literal["sliding", "chunked"]
     tokens: Dimension
-    layers: Annotated[int, Limits(gt=0, le=MOST_LAYERS, strict=True)]
+    layers: Layers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +30,7 @@ class Indexer(Stated):
     heads: Dimension
     head_dim: Dimension = described("elements of the index key that is cached per token and layer")
     top_k: Dimension = described("keys that attention proper reads per query")
-    layers: Annotated[int, Limits(gt=0, le=MOST_LAYERS, strict=True)] | None = described(
+    layers: Layers | None = described(
         "layers that score keys; the others take the choice of the last that did. None: every layer scores",
         default=None,
     )
@@ -56,7 +48,7 @@ class Compression(Stated):
     window: Dimension
     fine_tokens: Dimension
     coarse_tokens: Dimension
-    coarse_layers: Annotated[int, Limits(ge=0, le=MOST_LAYERS, strict=True)]
+    coarse_layers: SomeLayers
     output_groups: Dimension
     output_rank: Dimension
 
@@ -65,7 +57,7 @@ class Compression(Stated):
 class GatedDeltaNet(Stated):
     """Linear attention with a recurrent state (Gated DeltaNet, arXiv 2412.06464), in ``layers`` of the layers."""
 
-    layers: Annotated[int, Limits(gt=0, le=MOST_LAYERS, strict=True)]
+    layers: Layers
     key_heads: Dimension
     value_heads: Dimension
     key_head_dim: Dimension
@@ -202,10 +194,8 @@ class ModelSpec(Stated):
     aliases: list[str] = field(default_factory=list)
     architecture: str = described("Hugging Face model_type")
     source: str
-    layers: Annotated[int, Limits(gt=0, le=MOST_LAYERS, strict=True)]
-    dense_layers: Annotated[int, Limits(ge=0, le=MOST_LAYERS, strict=True)] = described(
-        "leading layers with a dense feed-forward; all of them without MoE"
-    )
+    layers: Layers
+    dense_layers: SomeLayers = described("leading layers with a dense feed-forward; all of them without MoE")
     interleaved: bool = described("dense layers are spread evenly instead of leading", default=False)
     hidden_size: Dimension
     vocab_size: Dimension
@@ -221,9 +211,7 @@ class ModelSpec(Stated):
         default=1,
     )
     beside_experts: Literal["bf16", "fp8"] = described("other weights where the experts have four bits", default="bf16")
-    mtp_layers: Annotated[int, Limits(ge=0, le=MOST_LAYERS, strict=True)] = described(
-        "draft layers that the checkpoint ships"
-    )
+    mtp_layers: SomeLayers = described("draft layers that the checkpoint ships")
     vision: VisionTower | None = described("encoder of pictures, whose tokens join the prompt", default=None)
     max_position: Dimension
     native_dtype: Literal["bf16", "fp8", "int8", "int4", "mxfp4", "nvfp4"]

@@ -1,17 +1,16 @@
 """The vision encoder of a multimodal model, and what pictures become in it: patches, and tokens of the prompt."""
 
 import math
-import re
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from ground.errors import BadInput
 from ground.fields import described
 from ground.limits import Limits
 from ground.sourced import Stated
+from models.dimensions import Dimension, Layers, SomeLayers
 
-Dimension = Annotated[int, Limits(gt=0, le=100_000_000, strict=True)]
 Few = Annotated[int, Limits(gt=0, le=10_000, strict=True)]
+"""Heads, or pixels along something small."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +22,7 @@ class VisionTower(Stated):
     whole joins them.
     """
 
-    layers: Few
+    layers: Layers
     hidden_size: Dimension
     heads: Few
     intermediate_size: Dimension
@@ -35,7 +34,7 @@ class VisionTower(Stated):
         "patches of a window, in which all but ``full_layers`` layers attend; 0: every layer sees the picture",
         default=0,
     )
-    full_layers: Annotated[int, Limits(ge=0, le=10_000, strict=True)] = 0
+    full_layers: SomeLayers = 0
     resolution: Literal["native", "fixed", "tiles"]
     image_size: Few | None = described("pixels along a fixed picture or a tile", default=None)
     most: Dimension | None = described(
@@ -95,7 +94,7 @@ def pictures_of(tower: VisionTower, count: int, width: int, height: int, frames:
 
     Native: both sides rounded to whole tokens, the picture shrunk where it has more than ``most`` tokens (as the
     processors of Qwen2.5-VL, Qwen3-VL and MoonViT do it). Tiles: as many as cover the picture, up to ``most``, and one
-    of the whole where there are several (Llama 4). Raises BadInput for a side that is shorter than a token.
+    of the whole where there are several (Llama 4). Raises ValueError for a side that is shorter than a token.
     """
     units = count * math.ceil(frames / tower.frames_per_patch)
     if tower.image_size is not None:
@@ -107,9 +106,9 @@ def pictures_of(tower: VisionTower, count: int, width: int, height: int, frames:
     shrink = min(1.0, math.sqrt((tower.most or math.inf) * tower.token_pixels**2 / (width * height)))
     sides = [round(side * shrink / tower.token_pixels) for side in (width, height)]
     if min(sides) < 1:
-        raise BadInput(
-            f"--images: a picture of {width}x{height} pixels is smaller than a token of {tower.token_pixels} pixels a "
-            "side; use a larger one"
+        raise ValueError(
+            f"a picture of {width}x{height} pixels is smaller than a token of {tower.token_pixels} pixels a side; "
+            "use a larger one"
         )
     return Pictures(tower=tower, segments=units, segment_tokens=sides[0] * sides[1])
 
@@ -125,21 +124,3 @@ class Seen:
     def patches_per_token(self) -> float:
         """Patches that the encoder takes for a token of the prompt."""
         return self.pictures.patches / self.prompt_tokens
-
-
-def read_pictures(tower: VisionTower | None, model: str, images: str | None, video: str | None) -> Pictures | None:
-    """Return what ``--images COUNT@WIDTHxHEIGHT`` or ``--video FRAMES@WIDTHxHEIGHT`` asks for; None for neither."""
-    if images is None and video is None:
-        return None
-    flag, text = ("--images", images) if video is None else ("--video", video)
-    if images is not None and video is not None:
-        raise BadInput("--images and --video: a request has one of them here; leave the other out")
-    if tower is None:
-        raise BadInput(f"{flag}: {model} has no encoder of pictures in the catalogue; name a model that has one")
-    match = re.fullmatch(r"(?:(\d{1,6})@)?(\d{1,5})x(\d{1,5})", (text or "").strip().lower())
-    count, width, height = (int(number or 1) for number in match.groups()) if match else (0, 0, 0)
-    if min(count, width, height) < 1:
-        raise BadInput(f"{flag}: {(text or '')[:40]!r} is no number and size, such as 2@1280x720")
-    if video is None:
-        return pictures_of(tower, count, width, height)
-    return pictures_of(tower, 1, width, height, frames=count)

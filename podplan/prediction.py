@@ -11,7 +11,7 @@ from hardware.loader import load_hardware
 from hardware.spec import HardwareSpec
 from models.loader import load_model
 from models.spec import ModelSpec
-from models.vision import Seen, read_pictures
+from models.vision import Seen
 from planner.costs.deployment import Phase, check_disaggregation
 from planner.costs.hostcosts import host_costs
 from planner.costs.predict import Configuration, Prediction
@@ -31,6 +31,7 @@ from podplan.readers import (
     read_fraction,
     read_host,
     read_microbatches,
+    read_pictures,
     read_redundant,
     read_shared,
     read_tokens,

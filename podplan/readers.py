@@ -1,6 +1,7 @@
 """Readers of flags: each returns a value, or names the flag and what would be right."""
 
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ from ground.units import number_of, parse_count, parse_duration
 from hardware.formats import KvDtype, storable
 from hardware.spec import Dtype, HardwareSpec
 from models.spec import ModelSpec
+from models.vision import Pictures, VisionTower, pictures_of
 from planner.balance.imbalance import Balance, parse_balance
 from planner.balance.skew import LoadDistribution, measured_distribution, parse_skew
 from planner.costs.deployment import Host, default_weights
@@ -283,3 +285,24 @@ def _words(text: str, flag: str) -> list[str]:
         if words.count(word) > 1:
             raise BadInput(f"{flag}: {word[:20]} stands twice in {text[:40]!r}; name it once")
     return words
+
+
+def read_pictures(tower: VisionTower | None, model: str, images: str | None, video: str | None) -> Pictures | None:
+    """Return what ``--images COUNT@WIDTHxHEIGHT`` or ``--video FRAMES@WIDTHxHEIGHT`` asks for; None for neither."""
+    if images is None and video is None:
+        return None
+    flag, text = ("--images", images) if video is None else ("--video", video)
+    if images is not None and video is not None:
+        raise BadInput("--images and --video: a request has one of them here; leave the other out")
+    if tower is None:
+        raise BadInput(f"{flag}: {model} has no encoder of pictures in the catalogue; name a model that has one")
+    match = re.fullmatch(r"(?:(\d{1,6})@)?(\d{1,5})x(\d{1,5})", (text or "").strip().lower())
+    count, width, height = (int(number or 1) for number in match.groups()) if match else (0, 0, 0)
+    if min(count, width, height) < 1:
+        raise BadInput(f"{flag}: {(text or '')[:40]!r} is no number and size, such as 2@1280x720")
+    try:
+        if video is None:
+            return pictures_of(tower, count, width, height)
+        return pictures_of(tower, 1, width, height, frames=count)
+    except ValueError as error:
+        raise BadInput(f"{flag}: {error}") from None

@@ -1,5 +1,6 @@
 """Families with grouped-query attention: Llama, Gemma, gpt-oss, GLM, DBRX, ERNIE, Hunyuan, MiniMax, OLMoE and Pangu."""
 
+from models.dimensions import MOST_EXPERTS, MOST_LAYERS
 from models.huggingface.config import Config
 from models.huggingface.parts import (
     LAYERS,
@@ -15,7 +16,6 @@ from models.huggingface.parts import (
     moe_everywhere,
     routed_experts,
 )
-from models.spec import MOST_EXPERTS, MOST_LAYERS
 
 
 def llama(config: Config) -> Fields:

@@ -2,9 +2,9 @@
 
 import math
 
+from models.dimensions import MOST_EXPERTS, MOST_LAYERS
 from models.huggingface.config import Config
 from models.huggingface.parts import LAYERS, Fields, deepseek_experts, draft_layers, mla, routed_experts
-from models.spec import MOST_EXPERTS, MOST_LAYERS
 
 
 def deepseek_v2(config: Config) -> Fields:

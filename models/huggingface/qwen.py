@@ -1,5 +1,6 @@
 """The Qwen families: dense, with experts, and hybrids with linear attention."""
 
+from models.dimensions import MOST_LAYERS
 from models.huggingface.config import Config
 from models.huggingface.parts import (
     LEADING_DENSE,
@@ -11,7 +12,6 @@ from models.huggingface.parts import (
     moe_everywhere,
     routed_experts,
 )
-from models.spec import MOST_LAYERS
 
 
 def qwen3_moe(config: Config) -> Fields:

@@ -2,9 +2,8 @@
 
 import pytest
 
-from ground.errors import BadInput
 from models.loader import load_model
-from models.vision import VisionTower, pictures_of, read_pictures
+from models.vision import VisionTower, pictures_of
 
 
 def tower(name: str) -> VisionTower:
@@ -50,18 +49,3 @@ def test_windows_limit_what_most_layers_see() -> None:
     """Qwen2.5-VL: 4 of 32 layers see the whole picture, the others 8 x 8 patches."""
     found = pictures_of(tower("qwen2.5-vl-7b-instruct"), 1, 1280, 720)
     assert found.keys_per_patch == pytest.approx((4 * found.patches + 28 * 64) / 32)
-
-
-@pytest.mark.parametrize("text", ["", "2", "0@1x1", "1280x", "-1@5x5", "1@1280x720x3", "1e3@10x10", "9" * 99])
-def test_a_size_that_is_none_is_refused(text: str) -> None:
-    """What is no count and size is refused in one sentence that names the flag."""
-    with pytest.raises(BadInput, match="--images"):
-        read_pictures(tower("qwen3-vl-8b-instruct"), "qwen3-vl-8b-instruct", text, None)
-
-
-def test_a_model_without_an_encoder_sees_nothing() -> None:
-    """Pictures for a text model, and pictures beside a video, are refused."""
-    with pytest.raises(BadInput, match="deepseek-r1 has no encoder"):
-        read_pictures(None, "deepseek-r1", None, "8@640x360")
-    with pytest.raises(BadInput, match="one of them"):
-        read_pictures(tower("qwen3-vl-8b-instruct"), "qwen3-vl-8b-instruct", "1@9x9", "8@640x360")
