@@ -26,7 +26,7 @@ from planner.search.search import search
 from podplan.day import window_head
 from podplan.on_trace import playable
 from podplan.plan_data import plan_json, question_json
-from podplan.question import Asked, read_confidence, read_headroom
+from podplan.question import Asked
 from podplan.question_files import (
     CHECK_KEYS,
     CHECKED,
@@ -36,6 +36,7 @@ from podplan.question_files import (
     questions_in_place,
     typed_of,
 )
+from podplan.readers import read_confidence, read_headroom
 from podplan.result import Result, Row, picked
 from podplan.workers import Executor, executor_of
 

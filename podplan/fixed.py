@@ -23,9 +23,8 @@ from planner.workload import Trace, Workload
 from podplan.on_trace import rows_of
 from podplan.options import QuestionFlags, flag_name
 from podplan.prefixes import with_hits
-from podplan.question import read_limit, read_percentile, read_survive
 from podplan.question_files import CHECK_KEYS, CHECKED
-from podplan.readers import read_fraction
+from podplan.readers import read_fraction, read_limit, read_percentile, read_survive
 from podplan.traffic import LENGTH_FIELDS, AskedTraffic, Stated, check_positions, read_lengths, read_rate, read_traffic
 
 Kinds = TypeVar("Kinds")

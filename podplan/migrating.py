@@ -27,8 +27,8 @@ from planner.manifest.schema import Manifest
 from planner.plans.expectation import planned_rate, workload_of
 from podplan.options import Text, argument, flag, flags_of
 from podplan.planning import solved
-from podplan.question import read_confidence
 from podplan.question_files import asked_of, read_questions
+from podplan.readers import read_confidence
 from podplan.result import Result, Row, picked
 
 MIGRATION = "migration.yaml"

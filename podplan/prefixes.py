@@ -33,27 +33,29 @@ def read_prefix_pool(text: str | None, machines: Machines) -> PrefixPool | None:
     )
 
 
-def cached_bytes_per_token(model: ModelSpec, machines: Machines, kv_dtype: KvDtype) -> float:
-    """Return the bytes of a token in the pool: every layer once."""
-    return kv_bytes_per_token_of_model(
-        Deployment(
-            model=model,
-            hardware=machines.hardware,
-            strategy=Strategy(),
-            phase="prefill",
-            weights=machines.weights,
-            kv_dtype=kv_dtype,
-        )
-    )
-
-
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True)
 class AskedPool:
-    """The pool that was asked for, and the cache of its size that the trace went through."""
+    """The pool that was asked for of a model's prefill, and the cache of its size that the trace went through."""
 
+    model: ModelSpec
+    machines: Machines
+    kv_dtype: KvDtype
     pool: PrefixPool | None
-    token_bytes: float
     cache: PrefixCache | None = None
+
+    @property
+    def token_bytes(self) -> float:
+        """Bytes of a token in the pool: every layer once."""
+        return kv_bytes_per_token_of_model(
+            Deployment(
+                model=self.model,
+                hardware=self.machines.hardware,
+                strategy=Strategy(),
+                phase="prefill",
+                weights=self.machines.weights,
+                kv_dtype=self.kv_dtype,
+            )
+        )
 
     def with_hits(self, trace: "Trace") -> "Trace":
         """Return the trace with what each prompt finds in the pool."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, get_args
 
 from ground.errors import BadInput
-from ground.units import number_of, parse_count, parse_duration
+from ground.units import parse_count
 from models.loader import load_model
 from models.spec import ModelSpec
 from planner.costs.prefixes import find_plane
@@ -14,11 +14,10 @@ from planner.objective import OBJECTIVES, ObjectiveName
 from planner.plans.day import Window
 from planner.plans.quantised import check_some, combinations
 from planner.question import Machines, Question, Queueing, Shape
-from planner.survival import Loss
 from podplan.machines import read_machines
 from podplan.options import QuestionFlags
 from podplan.pins import check_pins, pinned_shape, read_pins, shared_flag
-from podplan.prefixes import AskedPool, cached_bytes_per_token, read_prefix_pool
+from podplan.prefixes import AskedPool, read_prefix_pool
 from podplan.readers import (
     Word,
     is_any,
@@ -28,12 +27,18 @@ from podplan.readers import (
     read_beams,
     read_caches,
     read_choice,
+    read_confidence,
     read_drafts,
     read_engines,
+    read_headroom,
     read_host,
+    read_limit,
     read_microbatches,
+    read_percentile,
     read_redundant,
     read_shared,
+    read_survive,
+    read_utilisation,
     read_weight_choices,
     undrafted,
     weights_of,
@@ -44,12 +49,9 @@ if TYPE_CHECKING:
     from ground.traces import Trace
     from planner.engines.spec import CacheTypes
 
-SHORTEST_LIMIT_SECONDS = 1e-6
 DEFAULT_TTFT = "2s"
 DEFAULT_TPOT = "50ms"
 DEFAULT_PERCENTILE = "99"
-DEFAULT_UTILISATION = 0.98
-MOST_HEADROOM = 4.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,10 +74,7 @@ def read_question(flags: QuestionFlags) -> Asked:
             raise BadInput(f"{name} is missing; a question needs model and hw")
     model = load_model(flags.model or "")
     prefill, decode = read_machines(flags, flags.weights, model)
-    pool = AskedPool(
-        pool=read_prefix_pool(flags.cache, prefill),
-        token_bytes=cached_bytes_per_token(model, prefill, read_caches(flags.kv_dtype)[0]),
-    )
+    pool = AskedPool(model, prefill, read_caches(flags.kv_dtype)[0], read_prefix_pool(flags.cache, prefill))
     asked = read_traffic(flags, model, pool.with_hits)
     beams = read_beams(flags.beams)
     objective, pins = _objective(flags, asked, (prefill, decode)), read_pins(flags, model)
@@ -124,43 +123,6 @@ def _model_cache(text: str | None, *machines: Machines) -> str | None:
     return found[0]
 
 
-def read_survive(text: str | None) -> Loss | None:
-    """Return what the limits must outlive."""
-    return None if text is None else read_choice(text, "--survive", get_args(Loss))
-
-
-def read_confidence(text: str | None) -> float | None:
-    """Return the confidence that is asked for; BadInput naming the flag."""
-    if text is None:
-        return None
-    value = _share(text)
-    if not 0.5 <= value <= 0.999:
-        raise BadInput(f"--confidence: {text[:40]!r} must be from 0.5, the figures as predicted, to 0.999")
-    return value
-
-
-def read_headroom(text: str | None) -> float:
-    """Return the headroom that is asked for as a share of the rate; BadInput naming the flag."""
-    value = 0.0 if text is None else _share(text)
-    if not 0 <= value <= MOST_HEADROOM:
-        raise BadInput(f"--headroom: {(text or '')[:40]!r} must be a share of the rate such as 10%, at most 400%")
-    return value
-
-
-def read_utilisation(text: str | None) -> float:
-    """Return the most utilisation that is planned with; BadInput naming the flag."""
-    value = DEFAULT_UTILISATION if text is None else _share(text)
-    if not 0.01 <= value <= 0.999:
-        raise BadInput(f"--max-utilisation: {(text or '')[:40]!r} must be a share of saturation from 1% to 99.9%")
-    return value
-
-
-def _share(text: str) -> float:
-    """Return ``10%`` or ``0.1`` as a number, NaN for anything else."""
-    word = text.strip()
-    return number_of(word.removesuffix("%")) / (100 if word.endswith("%") else 1)
-
-
 def check_shape(question: Question) -> None:
     """Raise BadInput where aggregated instances alone are asked for and cannot be had."""
     if question.shape != "aggregated":
@@ -171,14 +133,6 @@ def check_shape(question: Question) -> None:
     why = not_aggregated(alternatives(question)[0])
     if why is not None:
         raise BadInput(f"--shape aggregated: {why}; leave --shape out, or use disaggregated")
-
-
-def read_limit(text: str, flag: str) -> float:
-    """Return the seconds of a latency limit; no machine comes near one below a microsecond."""
-    seconds = parse_duration(text, flag)
-    if seconds < SHORTEST_LIMIT_SECONDS:
-        raise BadInput(f"{flag}: {text[:40]!r} is shorter than any machine can keep; give at least 1us")
-    return seconds
 
 
 def _objective(flags: QuestionFlags, asked: AskedTraffic, machines: tuple[Machines, Machines]) -> ObjectiveName:
@@ -213,14 +167,6 @@ def _check_prices(machines: tuple[Machines, Machines]) -> None:
                 f"--objective: cost needs price_usd_per_chip_hour, which hardware {spec.name} does not state; "
                 "give a YAML that does, or use --objective chips"
             )
-
-
-def read_percentile(text: str) -> float:
-    """Return a percentile within 0 and 100."""
-    value = number_of(text.strip().lower().removeprefix("p"))
-    if not 0 < value < 100:
-        raise BadInput(f"--percentile: {text[:40]!r} is not a percentile between 0 and 100, such as 99")
-    return value
 
 
 def _drafts(text: str | None, model: ModelSpec) -> tuple[int, ...]:

@@ -1,5 +1,6 @@
 """Readers of flags: each returns a value, or names the flag and what would be right."""
 
+import math
 import os
 import re
 from collections.abc import Sequence
@@ -21,6 +22,7 @@ from planner.costs.layouts import Shared
 from planner.instances.reachable import REFERENCE
 from planner.manifest.drafts import Acceptance
 from planner.plans.quantised import usual_weights
+from planner.survival import Loss
 from podplan.options import left_open
 
 Word = TypeVar("Word", bound=str)
@@ -31,6 +33,8 @@ ROLES = ("prefill", "decode")
 MOST_DRAFTS = 8
 MOST_JITTER_SECONDS = 10.0
 DEFAULT_ACCEPTANCE = "0.7"
+DEFAULT_UTILISATION = 0.98
+SHORTEST_LIMIT_SECONDS = 1e-6
 MOST_BEAMS = 1024
 MOST_TOKENS = 1_000_000_000
 
@@ -199,14 +203,57 @@ def undrafted(text: str | None) -> int:
 
 def read_fraction(text: str | None, flag: str, default: float, *, below_one: bool = False) -> float:
     """Return a share of 0 to 1, written as a number or in per cent."""
-    if text is None:
-        return default
-    stripped = text.strip()
-    value = number_of(stripped.removesuffix("%")) / (100 if stripped.endswith("%") else 1)
-    if 0 <= value < 1 or (value == 1 and not below_one):
-        return value
+    most = math.nextafter(1.0, 0.0) if below_one else 1.0
     right = "from 0 up to, not including, 1" if below_one else "from 0 to 1"
-    raise BadInput(f"{flag}: {text[:40]!r} is not a share {right}, such as 0.5")
+    return default if text is None else read_share(text, flag, (0.0, most), f"is not a share {right}, such as 0.5")
+
+
+def read_share(text: str, flag: str, ends: tuple[float, float], right: str) -> float:
+    """Return ``10%`` or ``0.1`` as a number between two ends; ``right`` says of what is none that it should be one."""
+    word = text.strip()
+    value = number_of(word.removesuffix("%")) / (100 if word.endswith("%") else 1)
+    if not ends[0] <= value <= ends[1]:
+        raise BadInput(f"{flag}: {text[:40]!r} {right}")
+    return value
+
+
+def read_confidence(text: str | None) -> float | None:
+    """Return the confidence that is asked for."""
+    right = "must be from 0.5, the figures as predicted, to 0.999"
+    return None if text is None else read_share(text, "--confidence", (0.5, 0.999), right)
+
+
+def read_headroom(text: str | None) -> float:
+    """Return the headroom that is asked for as a share of the rate."""
+    right = "must be a share of the rate such as 10%, at most 400%"
+    return 0.0 if text is None else read_share(text, "--headroom", (0.0, 4.0), right)
+
+
+def read_utilisation(text: str | None) -> float:
+    """Return the most utilisation that is planned with."""
+    right = "must be a share of saturation from 1% to 99.9%"
+    return DEFAULT_UTILISATION if text is None else read_share(text, "--max-utilisation", (0.01, 0.999), right)
+
+
+def read_survive(text: str | None) -> Loss | None:
+    """Return what the limits must outlive."""
+    return None if text is None else read_choice(text, "--survive", get_args(Loss))
+
+
+def read_limit(text: str, flag: str) -> float:
+    """Return the seconds of a latency limit; no machine comes near one below a microsecond."""
+    seconds = parse_duration(text, flag)
+    if seconds < SHORTEST_LIMIT_SECONDS:
+        raise BadInput(f"{flag}: {text[:40]!r} is shorter than any machine can keep; give at least 1us")
+    return seconds
+
+
+def read_percentile(text: str) -> float:
+    """Return a percentile within 0 and 100."""
+    value = number_of(text.strip().lower().removeprefix("p"))
+    if not 0 < value < 100:
+        raise BadInput(f"--percentile: {text[:40]!r} is not a percentile between 0 and 100, such as 99")
+    return value
 
 
 def read_acceptance(text: str | None) -> Acceptance:
