@@ -46,9 +46,10 @@ HOLD = 0.02
 SOFT = 0.1
 EDGE = 1e-9
 Array = NDArray[np.float64]
+Bounds = dict[str, tuple[float, float, float]]
+"""Lowest, highest, and the size of a typical change of each parameter."""
 
-# parameter -> lowest, highest, and the size of a typical change
-MATMUL = {
+MATMUL: Bounds = {
     "peak_fraction": (0.01, 1.0, 0.3),
     "half_rows": (0.0, 2000.0, 50.0),
     "half_depth": (0.0, 4000.0, 300.0),
@@ -56,13 +57,13 @@ MATMUL = {
     "serial_fraction": (0.0, 1.0, 0.3),
     "floor_seconds": (0.0, 1e-3, 5e-6),
 }
-ATTENTION = {
+ATTENTION: Bounds = {
     "peak_fraction": (0.01, 1.0, 0.3),
     "half_length": (0.0, 20000.0, 500.0),
     "memory_fraction": (0.01, 1.0, 0.3),
     "floor_seconds": (0.0, 1e-3, 1e-5),
 }
-VECTOR = {"memory_fraction": (0.01, 1.0, 0.3), "floor_seconds": (0.0, 1e-3, 5e-6)}
+VECTOR: Bounds = {"memory_fraction": (0.01, 1.0, 0.3), "floor_seconds": (0.0, 1e-3, 5e-6)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +92,15 @@ class Calibrated:
         return self.rows[int(np.argmax(np.abs(self.after)))]
 
 
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A family as an entry has it: its fit, the seconds of the rows under such a fit, and what fits them anew."""
+
+    fit: Any
+    seconds: Callable[[Any], Number]
+    anew: Callable[[], Any]
+
+
 def calibrate(hw: HardwareSpec, measurements: Sequence[Measurement]) -> list[Calibrated]:
     """Return every family of ``measurements`` fitted, in the order in which they occur.
 
@@ -98,31 +108,50 @@ def calibrate(hw: HardwareSpec, measurements: Sequence[Measurement]) -> list[Cal
     """
     if not measurements:
         raise BadInput(f"no row of the measurements is for {hw.name}; leave out the column used_by, or name it there")
-    families = dict.fromkeys(row.family for row in measurements)
-    return [_family(hw, name, [row for row in measurements if row.family == name]) for name in families]
+    return [_calibrated(family, rows, _known(hw, rows)) for family, rows in _families(measurements).items()]
 
 
-def _family(hw: HardwareSpec, family: str, rows: list[Measurement]) -> Calibrated:
+def errors(hw: HardwareSpec, measurements: Sequence[Measurement]) -> dict[str, Array]:
+    """Return fitted/measured - 1 of an entry's own fits by family, [rows of it]; BadInput as ``calibrate``."""
+    families = {family: (rows, _known(hw, rows)) for family, rows in _families(measurements).items()}
+    return {family: _relative(known.seconds(known.fit), rows) for family, (rows, known) in families.items()}
+
+
+def _families(measurements: Sequence[Measurement]) -> dict[str, list[Measurement]]:
+    families: dict[str, list[Measurement]] = {}
+    for row in measurements:
+        families.setdefault(row.family, []).append(row)
+    return families
+
+
+def _calibrated(family: str, rows: list[Measurement], known: Known) -> Calibrated:
+    new = known.anew()
+    after = _relative(known.seconds(new), rows)
+    if isinstance(new, Fitted):
+        new = _stamped(new, rows, after)
+    return Calibrated(family, tuple(rows), new, _relative(known.seconds(known.fit), rows), after)
+
+
+def _known(hw: HardwareSpec, rows: list[Measurement]) -> Known:
     what = rows[0].what
     if what in MATMULS:
-        return _matmul(hw, family, rows)
+        return _matmul(hw, rows)
     if what in ATTENTIONS:
-        return _attention(hw, family, rows)
+        return _attention(hw, rows)
     if what == "memory_copy":
-        return _memory(hw, family, rows)
+        return _memory(hw, rows)
     if what in get_args(CollectiveOp):
-        return _collective(hw, family, rows)
+        return _collective(hw, rows)
     if what in DIRECTIONS:
-        return _exchange(hw, family, rows)
-    return _launch(hw, family, rows)
+        return _exchange(hw, rows)
+    return _launch(hw, rows)
 
 
-def _matmul(hw: HardwareSpec, family: str, rows: list[Measurement]) -> Calibrated:
-    name, dtype = family.split()
+def _matmul(hw: HardwareSpec, rows: list[Measurement]) -> Known:
+    name, dtype = rows[0].family.split()
     known: dict[Dtype, MatmulFit] = hw.kernels.gemm if name == "gemm" else hw.kernels.grouped_gemm
-    fit = next((held for key, held in known.items() if key == dtype), None)
     key = next((key for key in known if key == dtype), None)
-    if fit is None or key is None:
+    if key is None:
         raise BadInput(f"{hw.name} has no {name} fit for {dtype}; its device multiplies {', '.join(known)}")
     blocks = np.array([row.what == "feed_forward" for row in rows])
     product = Product(*(_column(rows, column) for column in ("groups", "rows", "columns", "depth")))
@@ -131,41 +160,50 @@ def _matmul(hw: HardwareSpec, family: str, rows: list[Measurement]) -> Calibrate
         whole = feed_forward_seconds(hw.device, key, tried, product)
         return np.where(blocks, whole, matmul_seconds(hw.device, key, tried, product))
 
-    return _fitted(family, rows, fit, MATMUL, seconds)
+    return _fields(known[key], MATMUL, seconds, rows)
 
 
-def _attention(hw: HardwareSpec, family: str, rows: list[Measurement]) -> Calibrated:
-    fit: AttentionFit = getattr(hw.kernels, family)
+def _attention(hw: HardwareSpec, rows: list[Measurement]) -> Known:
     flops, moved, keys = (_column(rows, column) for column in ("flops", "bytes", "mean_keys"))
-    return _fitted(family, rows, fit, ATTENTION, lambda tried: attention_seconds(hw.device, tried, flops, moved, keys))
+
+    def seconds(tried: AttentionFit) -> Number:
+        return attention_seconds(hw.device, tried, flops, moved, keys)
+
+    return _fields(getattr(hw.kernels, rows[0].what), ATTENTION, seconds, rows)
 
 
-def _memory(hw: HardwareSpec, family: str, rows: list[Measurement]) -> Calibrated:
+def _memory(hw: HardwareSpec, rows: list[Measurement]) -> Known:
     moved, bandwidth = _column(rows, "bytes"), hw.device.memory_bandwidth_bytes_per_second.value
 
     def seconds(tried: VectorFit) -> Array:
         return moved / (bandwidth * tried.memory_fraction) + tried.floor_seconds
 
-    return _fitted(family, rows, hw.kernels.vector, VECTOR, seconds)
+    return _fields(hw.kernels.vector, VECTOR, seconds, rows)
 
 
-def _collective(hw: HardwareSpec, family: str, rows: list[Measurement]) -> Calibrated:
+def _fields(fit: Any, bounds: Bounds, seconds: Callable[[Any], Number], rows: list[Measurement]) -> Known:
+    """Return a family whose parameters are fields of its fit."""
+    start = {name: float(getattr(fit, name)) for name in bounds}
+    return Known(fit, seconds, lambda: _best(bounds, start, lambda values: replace(fit, **values), seconds, rows))
+
+
+def _collective(hw: HardwareSpec, rows: list[Measurement]) -> Known:
     words = rows[0].words
     wanted = (rows[0].what, words["scope"], words["in_graph"] == "yes")
     fit = next((held for held in hw.collectives if (held.op, held.scope, held.in_graph) == wanted), None)
     if fit is None:
-        raise BadInput(f"{hw.name} has no fit of {family}; its scopes are {', '.join(s.name for s in hw.scopes)}")
+        scopes = ", ".join(scope.name for scope in hw.scopes)
+        raise BadInput(f"{hw.name} has no fit of {rows[0].family}; its scopes are {scopes}")
     message, ranks = _column(rows, "message_bytes"), _column(rows, "ranks")
-    bounds, start = {}, {}
+    bounds: Bounds = {}
     for number, protocol in enumerate(fit.protocols):
         rate = protocol.bandwidth_bytes_per_second
         bounds[f"{number} latency_seconds"] = (0.0, 1e-2, 1e-5)
         bounds[f"{number} bandwidth_bytes_per_second"] = (rate / 50, rate * 50, rate / 3)
         if protocol.latency_per_rank_seconds:
             bounds[f"{number} latency_per_rank_seconds"] = (0.0, 1e-3, protocol.latency_per_rank_seconds)
-    for name in bounds:
-        place, parameter = name.split()
-        start[name] = float(getattr(fit.protocols[int(place)], parameter))
+    places = {name: name.split() for name in bounds}
+    start = {name: float(getattr(fit.protocols[int(place)], own)) for name, (place, own) in places.items()}
 
     def build(values: dict[str, float]) -> CollectiveFit:
         protocols = []
@@ -175,26 +213,27 @@ def _collective(hw: HardwareSpec, family: str, rows: list[Measurement]) -> Calib
             protocols.append(replace(protocol, **own))
         return replace(fit, protocols=protocols)
 
-    return _solved(family, rows, fit, (bounds, start, build), lambda tried: collective_seconds(tried, message, ranks))
+    def seconds(tried: CollectiveFit) -> Number:
+        return collective_seconds(tried, message, ranks)
+
+    return Known(fit, seconds, lambda: _best(bounds, start, build, seconds, rows))
 
 
-def _exchange(hw: HardwareSpec, family: str, rows: list[Measurement]) -> Calibrated:
+def _exchange(hw: HardwareSpec, rows: list[Measurement]) -> Known:
     """Each measured degree on its own: with several payloads both numbers, with one the bandwidth alone."""
-    direction, mode = family.split()
-    fit = next((held for held in hw.exchanges if (held.direction, held.mode) == (direction, mode)), None)
+    wanted = (rows[0].what, rows[0].words["mode"])
+    fit = next((held for held in hw.exchanges if (held.direction, held.mode) == wanted), None)
     if fit is None:
-        raise BadInput(f"{hw.name} has no fit of {family}, whose message format a calibration cannot know")
-    points = {point.degree: point for point in fit.points}
-    before = _relative(_exchange_times(fit, rows), rows)
-    for degree in sorted({int(row.shape["degree"]) for row in rows}):
-        points[degree] = _exchange_point(fit, degree, [row for row in rows if row.shape["degree"] == degree])
-    new = replace(fit, points=[points[degree] for degree in sorted(points)])
-    after = _relative(_exchange_times(new, rows), rows)
-    return Calibrated(family, tuple(rows), _stamped(new, rows, after), before, after)
+        raise BadInput(f"{hw.name} has no fit of {rows[0].family}, whose message format a calibration cannot know")
 
+    def anew() -> ExchangeFit:
+        points = {point.degree: point for point in fit.points}
+        for degree in sorted({int(row.shape["degree"]) for row in rows}):
+            points[degree] = _exchange_point(fit, degree, [row for row in rows if row.shape["degree"] == degree])
+        return replace(fit, points=[points[degree] for degree in sorted(points)])
 
-def _exchange_times(fit: ExchangeFit, rows: list[Measurement]) -> Array:
-    return np.array([float(exchange_seconds(fit, row.shape["payload_bytes"], row.shape["degree"])) for row in rows])
+    payload, degrees = _column(rows, "payload_bytes"), _column(rows, "degree")
+    return Known(fit, lambda tried: exchange_seconds(tried, payload, degrees), anew)
 
 
 def _exchange_point(fit: ExchangeFit, degree: int, rows: list[Measurement]) -> ExchangePoint:
@@ -211,49 +250,29 @@ def _exchange_point(fit: ExchangeFit, degree: int, rows: list[Measurement]) -> E
     def seconds(point: ExchangePoint) -> Array:
         return point.latency_seconds + payload / point.bandwidth_bytes_per_second
 
+    point: ExchangePoint = _best(bounds, start, build, seconds, rows)
+    return point
+
+
+def _launch(hw: HardwareSpec, rows: list[Measurement]) -> Known:
+    """The median of what was measured."""
+    value, told = float(np.median(_column(rows, "seconds"))), f"{rows[0].version}, {len(rows)} times"
+    new = Sourced(value=value, kind="measured", source=rows[0].source, note=told)
+    return Known(getattr(hw.host, f"{rows[0].what}_seconds"), lambda held: held.value, lambda: new)
+
+
+def _best(
+    bounds: Bounds,
+    start: dict[str, float],
+    build: Callable[[dict[str, float]], Any],
+    seconds: Callable[[Any], Number],
+    rows: list[Measurement],
+) -> Any:
+    """Return what is built of the parameters with the least errors."""
     return build(_minimum(bounds, start, lambda values: _relative(seconds(build(values)), rows)))
 
 
-def _launch(hw: HardwareSpec, family: str, rows: list[Measurement]) -> Calibrated:
-    """The median of what was measured."""
-    name = f"{family}_seconds"
-    old: Sourced = getattr(hw.host, name)
-    measured = _column(rows, "seconds")
-    value = float(np.median(measured))
-    new = Sourced(value=value, kind="measured", source=rows[0].source, note=f"{rows[0].version}, {len(rows)} times")
-    return Calibrated(family, tuple(rows), new, old.value / measured - 1.0, value / measured - 1.0)
-
-
-def _fitted(
-    family: str,
-    rows: list[Measurement],
-    fit: Any,
-    bounds: dict[str, tuple[float, float, float]],
-    seconds: Callable[[Any], Number],
-) -> Calibrated:
-    start = {name: float(getattr(fit, name)) for name in bounds}
-    return _solved(family, rows, fit, (bounds, start, lambda values: replace(fit, **values)), seconds)
-
-
-def _solved(
-    family: str,
-    rows: list[Measurement],
-    fit: Any,
-    problem: tuple[dict[str, tuple[float, float, float]], dict[str, float], Callable[[dict[str, float]], Any]],
-    seconds: Callable[[Any], Number],
-) -> Calibrated:
-    bounds, start, build = problem
-    best = _minimum(bounds, start, lambda values: _relative(seconds(build(values)), rows))
-    new = build(best)
-    after = _relative(seconds(new), rows)
-    return Calibrated(family, tuple(rows), _stamped(new, rows, after), _relative(seconds(fit), rows), after)
-
-
-def _minimum(
-    bounds: dict[str, tuple[float, float, float]],
-    start: dict[str, float],
-    errors: Callable[[dict[str, float]], Array],
-) -> dict[str, float]:
+def _minimum(bounds: Bounds, start: dict[str, float], errors: Callable[[dict[str, float]], Array]) -> dict[str, float]:
     """Return the parameters of the module's minimum, four significant digits each."""
     from scipy.optimize import least_squares  # 0.4 s: only a calibration pays it
 

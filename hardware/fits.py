@@ -1,4 +1,4 @@
-"""Evaluate the fits of a catalogue entry on measured shapes, and compare them with the measurements.
+"""Evaluate the fits of a catalogue entry on measured shapes.
 
 This is the reference form of the formulas that ``hardware.spec`` states: seconds from a shape.
 All functions accept floats or NumPy arrays and broadcast.
@@ -9,16 +9,12 @@ a rate without a shape stands as the work of one second). A ``feed_forward`` row
 followed by a down product, ``columns`` the intermediate and ``depth`` the hidden size.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ground.errors import BadInput
-from ground.files import read_text
-from ground.tables import csv_table
 from hardware.spec import (
     AttentionFit,
     CollectiveFit,
@@ -26,7 +22,6 @@ from hardware.spec import (
     Device,
     Dtype,
     ExchangeFit,
-    HardwareSpec,
     MatmulFit,
     Protocol,
 )
@@ -36,22 +31,6 @@ Number = float | NDArray[np.float64]
 CALIBRATION = Path(__file__).parent / "calibration"
 INPUT_BYTES: dict[Dtype, float] = {"bf16": 2, "fp8": 1, "int8": 1, "nvfp4": 0.5625}
 OUTPUT_BYTES = 2  # every measured kernel writes bf16
-
-
-@dataclass(frozen=True, slots=True)
-class Residual:
-    """One measurement beside its fit; ``error_frac`` is fitted/measured - 1."""
-
-    kernel: str
-    shape: str
-    measured_seconds: float
-    fitted_seconds: float
-    source: str
-
-    @property
-    def error_frac(self) -> float:
-        """Return fitted/measured - 1."""
-        return self.fitted_seconds / self.measured_seconds - 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,85 +135,3 @@ def exchange_seconds(fit: ExchangeFit, payload_bytes: Number, degree: Number) ->
     bandwidth = np.interp(at, known, [point.bandwidth_bytes_per_second for point in points])
     seconds: Number = latency + payload_bytes / bandwidth
     return seconds
-
-
-def residuals(hw: HardwareSpec) -> list[Residual]:
-    """Return every calibration row that ``hw`` was fitted on beside its fit.
-
-    Raises BadInput if a row names a kernel or collective that ``hw`` has no fit for.
-    """
-    return [
-        *_rows(hw, "matmul.csv", _matmul_residual),
-        *_rows(hw, "attention.csv", _attention_residual),
-        *_rows(hw, "collectives.csv", _collective_residual),
-        *_rows(hw, "exchanges.csv", _exchange_residual),
-    ]
-
-
-def median_residuals(table: list[Residual]) -> dict[str, float]:
-    """Return the median of |fitted/measured - 1| of each kernel."""
-    kernels = sorted({row.kernel for row in table})
-    return {name: float(np.median([abs(row.error_frac) for row in table if row.kernel == name])) for name in kernels}
-
-
-Row = dict[str, str]
-
-
-def _rows(hw: HardwareSpec, file_name: str, evaluate: Callable[[HardwareSpec, Row], Residual]) -> list[Residual]:
-    table = csv_table(read_text(CALIBRATION / file_name), file_name)
-    return [evaluate(hw, row) for _, row in table if hw.name in row["used_by"].split()]
-
-
-def _residual(row: Row, kernel: str, shape: str, fitted_seconds: Number) -> Residual:
-    return Residual(kernel, shape, float(row["seconds"]), float(fitted_seconds), row["source"])
-
-
-def _matmul_residual(hw: HardwareSpec, row: Row) -> Residual:
-    dtype = _dtype(row["dtype"])
-    fits = hw.kernels.gemm if row["kernel"] == "gemm" else hw.kernels.grouped_gemm
-    if dtype not in fits:
-        raise BadInput(f"{hw.name} has no {row['kernel']} fit for {dtype}, which a calibration row of matmul.csv needs")
-    product = Product(*(float(row[name]) for name in ("groups", "rows", "columns", "depth")))
-    evaluate = feed_forward_seconds if row["kernel"] == "feed_forward" else matmul_seconds
-    family = "gemm" if row["kernel"] == "gemm" else "grouped_gemm"
-    shape = f"{row['kernel']} {row['groups']}x{row['rows']}x{row['columns']}x{row['depth']}"
-    return _residual(row, f"{family} {dtype}", shape, evaluate(hw.device, dtype, fits[dtype], product))
-
-
-def _attention_residual(hw: HardwareSpec, row: Row) -> Residual:
-    fits = {
-        "mla_decode": hw.kernels.mla_decode,
-        "gqa_decode": hw.kernels.gqa_decode,
-        "prefill_attention": hw.kernels.prefill_attention,
-    }
-    flops, moved_bytes, mean_keys = (float(row[name]) for name in ("flops", "bytes", "mean_keys"))
-    seconds = attention_seconds(hw.device, fits[row["kernel"]], flops, moved_bytes, mean_keys)
-    return _residual(row, row["kernel"], f"{flops:.3g} FLOP, {moved_bytes:.3g} B, {mean_keys:g} keys", seconds)
-
-
-def _collective_residual(hw: HardwareSpec, row: Row) -> Residual:
-    in_graph = row["in_graph"] == "yes"
-    wanted = (row["op"], row["scope"], in_graph)
-    fit = next((fit for fit in hw.collectives if (fit.op, fit.scope, fit.in_graph) == wanted), None)
-    kernel = f"{row['op']} {row['scope']}{' in graph' if in_graph else ''}"
-    if fit is None:
-        raise BadInput(f"{hw.name} has no fit for {kernel}, which a calibration row of collectives.csv needs")
-    seconds = collective_seconds(fit, float(row["message_bytes"]), float(row["ranks"]))
-    return _residual(row, kernel, f"{row['message_bytes']} B over {row['ranks']}", seconds)
-
-
-def _exchange_residual(hw: HardwareSpec, row: Row) -> Residual:
-    wanted = (row["direction"], row["mode"])
-    fit = next((fit for fit in hw.exchanges if (fit.direction, fit.mode) == wanted), None)
-    kernel = f"{row['direction']} {row['mode']}"
-    if fit is None:
-        raise BadInput(f"{hw.name} has no fit for {kernel}, which a calibration row of exchanges.csv needs")
-    seconds = exchange_seconds(fit, float(row["payload_bytes"]), float(row["degree"]))
-    return _residual(row, kernel, f"{row['tokens']} tokens over {row['degree']}", seconds)
-
-
-def _dtype(text: str) -> Dtype:
-    for dtype in INPUT_BYTES:
-        if dtype == text:
-            return dtype
-    raise BadInput(f"matmul.csv has dtype {text!r}; known are {', '.join(INPUT_BYTES)}")
