@@ -96,7 +96,7 @@ def room_text(plan: Plan, near: Sequence[Near]) -> str:
     asked, room = plan.requests_per_second, headroom_of(plan)
     told = [f"Its pools carry {carried_rate(asked * (1 + room))}, {max(room, 0.0):.1%} more than its rate."]
     for one in near:
-        if " less" not in one.name:
+        if not one.less:
             continue
         if not one.plan:
             told.append(f"With {one.name} there is no plan.")

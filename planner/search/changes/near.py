@@ -16,6 +16,8 @@ class Near:
 
     name: str
     flag: str
+    less: bool
+    """Whether it has a unit less of machines."""
     plan: Plan | None
 
     @property
@@ -34,41 +36,40 @@ def near_plans(plan: Plan, each: Each = map) -> list[Near]:
     return list(each(_solved, list(_beside(plan))))
 
 
-def smaller(plan: Plan) -> Near | None:
-    """Return what one unit less than a plan takes carries: a node, or within one a chip; None where nothing is less."""
-    return next((_solved(one) for one in _sizes(plan, (-1,))), None)
+Beside = tuple[str, str, bool, Question]
+"""Name, flag and ``less`` of what is near, and its question."""
 
 
-def _solved(asked: tuple[str, str, Question]) -> Near:
-    name, flag, question = asked
-    return Near(name=name, flag=flag, plan=search(question, explain=False, beside=False).best)
+def _solved(asked: Beside) -> Near:
+    name, flag, less, question = asked
+    return Near(name=name, flag=flag, less=less, plan=search(question, explain=False, beside=False).best)
 
 
-def _beside(plan: Plan) -> Iterator[tuple[str, str, Question]]:
-    """Yield (name, flag, question): other sizes for the most that they carry, other instances as it was asked."""
-    yield from _sizes(plan, (-1, 1))
+def _beside(plan: Plan) -> Iterator[Beside]:
+    """Yield other sizes for the most that they carry, other instances as it was asked."""
+    yield from _sizes(plan)
     question, pools = plan.question, plan.pools()
     widest = max(pool.candidate.devices for _, pool in pools)
     if widest > 1:
         narrower = replace(question, max_instance_devices=widest - 1)
-        yield "narrower instances", f"--max-instance-devices {widest - 1}", narrower
+        yield "narrower instances", f"--max-instance-devices {widest - 1}", False, narrower
     role, pool = max(pools, key=lambda each: each[1].instances)
     given = dict(question.pins)
     if pool.instances > 1 and given.get(role, Pin()).instances is None:
         pin = replace(given.get(role, Pin()), instances=pool.instances - 1)
         shape = "aggregated" if role == "mixed" else "disaggregated"
         fewer = replace(question, pins=tuple({**given, role: pin}.items()), shape=shape)  # type: ignore[arg-type]
-        yield f"fewer {role} instances", f"--instances {role}={pool.instances - 1}", fewer
+        yield f"fewer {role} instances", f"--instances {role}={pool.instances - 1}", False, fewer
 
 
-def _sizes(plan: Plan, steps: tuple[int, ...]) -> Iterator[tuple[str, str, Question]]:
+def _sizes(plan: Plan) -> Iterator[Beside]:
     """Yield the question for the largest rate on a unit less and more than a plan takes, of each pool of its own."""
     base = on_plan_devices(plan)
     roles = (("prefill", "decode"),) if base.one_pool else (("prefill",), ("decode",))
     for own in roles:
         machines = base.prefill if own[0] == "prefill" else base.decode
         unit = machines.unit(machines.devices - 1)
-        for step in steps:
+        for step in (-1, 1):
             devices = (-(-machines.devices // unit) + step) * unit
             if devices <= 0:
                 continue
@@ -77,4 +78,5 @@ def _sizes(plan: Plan, steps: tuple[int, ...]) -> Iterator[tuple[str, str, Quest
             counts = f"{devices}" if base.one_pool else f"{own[0]}={devices}"
             what = "node" if unit == machines.devices_per_node else "chip"
             name = f"a {what} {'more' if step > 0 else 'less'}{'' if base.one_pool else f' of {own[0]}'}"
-            yield name, f"--devices {counts}", replace(base, prefill=changed["prefill"], decode=changed["decode"])
+            question = replace(base, prefill=changed["prefill"], decode=changed["decode"])
+            yield name, f"--devices {counts}", step < 0, question
