@@ -10,6 +10,8 @@ MOST_TURNED = 4
 """Rows that rather become columns than have folded cells."""
 MOST_FOLDED = 3
 """Lines of a cell, where dropping a spare column makes room."""
+CELL_WIDTH = 80
+"""Of words in a cell, however wide the terminal or the file is."""
 _UNIT = re.compile(r"(?<=[0-9]) (?=(?:s|ms|us|min|h|B|KB|MB|GB|TB)\b|[×%])|(?<=×) ")
 """Between a number and its unit, or what it counts."""
 
@@ -71,17 +73,23 @@ class Grid:
         """Return each column's name and cells."""
         return [[name, *(row[place] for row in self.rows)] for place, name in enumerate(self.columns)]
 
+    def _most(self) -> list[int]:
+        """Return the widths that all cells take in one line, those that are as long as sentences in several."""
+        most = []
+        for name, *own in self._cells():
+            long = max((max(min(len(cell), CELL_WIDTH), _longest(cell)) for cell in own), default=1)
+            most.append(max(1, len(name), *map(len, own)) if name in self.right else max(1, len(name), long))
+        return most
+
     def _unfolded(self, width: int) -> list[int] | None:
-        """Return the widths that all cells take in one line."""
-        most = [max(1, *map(len, own)) for own in self._cells()]
+        """Return the widths at which no cell folds but those that are as long as sentences; None where they take more."""
+        most = self._most()
         return most if self._all(most) <= width else None
 
     def _folding(self, width: int) -> list[int] | None:
         """Return widths at which cells fold at words, the widest columns most."""
-        cells = self._cells()
-        most = [max(1, *map(len, own)) for own in cells]
-        least = []
-        for place, (name, *own) in enumerate(cells):
+        most, least = self._most(), []
+        for place, (name, *own) in enumerate(self._cells()):
             whole = name in self.right or place == 0  # a row's name stays in one piece
             least.append(max([1, _longest(name), *(len(cell) if whole else _longest(cell) for cell in own)]))
         if self._all(least) > width:

@@ -109,3 +109,10 @@ def test_a_plan_loses_no_digit_and_no_pool(width: int, found: PlanResult) -> Non
     for role, pool in best.pools():
         assert role in pools and role in rows
         assert f"{pool.instances} ×" in front
+
+
+def test_a_cell_of_words_folds_where_the_width_is_unknown() -> None:
+    """A pipe has no width; a cell that is as long as a sentence folds there as a sentence does, and loses no word."""
+    words = " ".join(f"word-{number:02d}" for number in range(30))
+    text = shown(1000, lambda screen: screen.table(["engine", "does not run"], [["one", words], ["two", "nothing"]]))
+    assert max(map(len, text.splitlines())) <= 100 and all(word in text for word in words.split())

@@ -8,7 +8,7 @@ import json
 import os
 import sys
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from multiprocessing import get_context
@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 
 from tests.fuzz.cases import WEIGHTS, Case, cases, read_case
 from tests.fuzz.hunt import judged
-from tests.fuzz.truths import contradictions
+from tests.fuzz.truths import TRUTHS, Flags, Truth, contradictions
 
 
 def drawn(count: int, number: int, commands: Collection[str] = ()) -> list[Case]:
@@ -50,11 +50,12 @@ def hunt(everything: list[Case], jobs: int) -> Iterator[tuple[Case, list[str]]]:
         yield from pool.map(judged, everything, chunksize=8)
 
 
-def ask(count: int, number: int, jobs: int) -> int:
+def ask(count: int, number: int, jobs: int, only: Collection[str] = ()) -> int:
     """Tell what contradicts itself around so many random questions, and return around how many."""
-    bad = 0
+    bad, truths = 0, [truth for truth in TRUTHS if truth.__name__ in only]
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-        for place, (flags, found) in enumerate(pool.map(partial(contradictions, seed=number), range(count))):
+        found_of = partial(contradicted, seed=number, truths=truths)
+        for place, (flags, found) in enumerate(pool.map(found_of, range(count))):
             bad += bool(found)
             for told in found:
                 sys.stdout.write(f"{number}-{place} {json.dumps(flags)}: {told}\n")
@@ -63,11 +64,17 @@ def ask(count: int, number: int, jobs: int) -> int:
     return min(bad, 100)
 
 
+def contradicted(number: int, seed: int, truths: Sequence[Truth]) -> tuple[Flags, list[str]]:
+    """Return what contradicts itself around a question in these truths, without any in some."""
+    return contradictions(number, seed, *truths)
+
+
 def run() -> int:
     """Hunt, tell, and return how many cases failed, 100 at most."""
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
     parser.add_argument("--cases", type=int, default=1000)
     parser.add_argument("--truths", type=int, help="so many random questions, in place of cases")
+    parser.add_argument("--only", default="", help="these truths, such as alike,told [each with its share]")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--commands", default="", help="such as place,deploy [all]")
@@ -75,7 +82,7 @@ def run() -> int:
     parser.add_argument("--replay", type=Path, nargs="*", help="run these again")
     given = parser.parse_args()
     if given.truths is not None:
-        return ask(given.truths, given.seed, given.jobs)
+        return ask(given.truths, given.seed, given.jobs, given.only.split(","))
     if given.replay:
         everything = [read_case(json.loads(path.read_text(encoding="utf-8"))["case"]) for path in given.replay]
     else:

@@ -14,15 +14,19 @@ from tests.fuzz.words import ODD, words, wrong
 
 SMALL = ["qwen3-8b", "--hw", "h100", "--nodes", "1", "--isl", "512", "--osl", "64"]
 PREDICTED = ["--hw", "h100", "--phase", "decode", "--strategy", "TP=1", "--batch", "4", "--kv-len", "512"]
+SEES = "qwen2.5-vl-7b-instruct"
 ASCEND = ("vllm-ascend", "xllm", "mindie")
 START: dict[str, list[list[str]]] = {
-    "search": [SMALL, [*SMALL, "--scenarios", "scenarios.yaml"]],
+    "search": [SMALL, [*SMALL, "--scenarios", "scenarios.yaml"], [SEES, *SMALL[1:], "--images", "1@448x448"]],
     "check": [[*SMALL, "--rate", "1/s", "--ttft", "5s"], ["QUESTION"]],
     "explain": [SMALL, ["QUESTION"]],
     "fleet": [["FLEET.yaml"]],
     "compare": [SMALL, ["QUESTION"]],
     "sweep": [[*SMALL, "--over", "osl=32,64"]],
-    "predict": [[model, *PREDICTED] for model in ("qwen3-8b", "qwen3-30b-a3b", "config.json")],
+    "predict": [
+        *([model, *PREDICTED] for model in ("qwen3-8b", "qwen3-30b-a3b", "config.json")),
+        [SEES, "--hw", "h100", "--phase", "prefill", "--strategy", "TP=1", "--tokens", "4096", "--isl", "512"],
+    ],
     "deploy": [
         *(["GPUS", "--engine", engine, "--out", "out", "--values", "site.yaml"] for engine in ("vllm", "sglang")),
         *(["NPUS", "--engine", engine, "--out", "out", "--values", "site.yaml"] for engine in ASCEND),

@@ -7,7 +7,8 @@ import pytest
 from tests.fuzz.__main__ import drawn
 from tests.fuzz.cases import WEIGHTS, Case, read_case
 from tests.fuzz.hunt import faults
-from tests.fuzz.truths import TRUTHS, Asking, contradictions, explained, looser, most, repeated, sized
+from tests.fuzz.truths import TRUTHS, Asking, alike, contradictions, explained, looser, most, repeated, sized
+from tests.fuzz.truths import drawn as drawn_question
 
 QUICK = [name for name, share in WEIGHTS.items() if share > 2 and name != "import"]  # which plans, in seconds
 
@@ -33,7 +34,17 @@ def test_the_hunt_finds_what_is_wrong() -> None:
 @pytest.mark.parametrize("number", [0, 1])
 def test_answers_do_not_contradict_each_other(number: int) -> None:
     """A small share of `python -m tests.fuzz --truths 500`."""
-    flags, found = contradictions(number, 1, *(truth for truth in TRUTHS if truth not in (explained, repeated)))
+    flags, found = contradictions(number, 1, *(truth for truth in TRUTHS if truth not in (alike, explained, repeated)))
+    assert found == [], flags
+
+
+SMALL_QUESTIONS = [each for each in range(80) if drawn_question(each, 3).flags["devices"] <= 4][:20]
+
+
+@pytest.mark.parametrize("number", SMALL_QUESTIONS)
+def test_every_door_tells_the_same_figures(number: int) -> None:
+    """Headline, table, JSON, explain and check; more by `python -m tests.fuzz --truths 200 --only alike`."""
+    flags, found = contradictions(number, 3, alike)
     assert found == [], flags
 
 

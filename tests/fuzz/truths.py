@@ -13,20 +13,24 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from io import StringIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from cli.engines_view import engine_text
+from cli.output import Screen, short_duration
+from cli.plan_view import show_plan
 from cli.report import reports
 from ground.errors import BadInput
 from ground.files import parse_yaml
-from ground.units import format_duration
+from ground.units import carried_rate, counted, format_duration
 from planner.manifest.document import dump_manifest, parse_manifest
 from planner.plans.plan import Plan
 from planner.search.search import search
 from podplan.checking import Checked
 from podplan.checking import check as checked
-from podplan.explaining import explain
+from podplan.explaining import ExplainResult, explain
 from podplan.options import QuestionFlags, flags_of
 from podplan.planning import PlanResult, solved
 from podplan.question import read_question
@@ -238,6 +242,61 @@ def told(ask: Asking) -> Iterator[str]:
             yield f"{name} lacks {lacking}"
 
 
+def alike(ask: Asking) -> Iterator[str]:
+    """Headline, printed table, rows, JSON, explain and check tell the same figures of the same plan."""
+    found = ask.answer()
+    if found.best is None:
+        if found.to_dict()["best"] is not None or f"(binding limit: {found.binding_limit})" not in found.headline:
+            yield "an answer without a plan tells of one"
+        return
+    own, level = found.to_dict()["best"], f"p{ask.flags['percentile']:g}"
+    yield from _printed_alike(ask, found, own)
+    for key, value in found.rows()[0].items():
+        theirs = own[key][level] if isinstance(own.get(key), dict) else own.get(key, value)
+        if isinstance(value, float) and value != theirs:
+            yield f"{key} is {value} in the table and {theirs} in JSON"
+    explained = ExplainResult(asked=found.asked, answer=found.answer).to_dict()["best"]
+    if explained != {key: value for key, value in own.items() if "confidence" not in key}:
+        yield "explain has other figures of the plan than JSON"
+    yield from _checked_alike(ask, found.best.requests_per_second)
+
+
+def _printed_alike(ask: Asking, found: PlanResult, own: dict[str, Any]) -> Iterator[str]:
+    """What is printed holds the figures of JSON, and the headline those that it tells."""
+    assert found.best is not None, "only a plan is printed"
+    page = StringIO()
+    show_plan(Screen(page, 1000), found)
+    text, level = " ".join(page.getvalue().split()), f"p{ask.flags['percentile']:g}"
+    figures = {
+        "rate": carried_rate(own["requests_per_second"]).split("/")[0],
+        "chips": counted(own["chips"], "chip"),
+        "nodes": counted(own["nodes"], "node"),
+        "binding limit": str(found.binding_limit),
+        "engine": engine_text(found.best.question),
+    }
+    yield from (
+        f"the headline lacks {figures[name]}" for name in ("rate", "chips") if figures[name] not in found.headline
+    )
+    for pool in own["pools"]:
+        figures[f"{pool['role']} pool"] = f"{pool['instances']} × {pool['devices_per_instance']} {pool['role']}"
+        figures[f"load of {pool['role']}"] = f"{pool['utilisation']:.0%}"
+    if ask.flags["osl"] > 1:
+        figures |= {name: short_duration(own[f"{name}_seconds"][level]) for name in ("ttft", "tpot")}
+    yield from (f"the {name} of JSON, {told}, is not printed" for name, told in figures.items() if told not in text)
+
+
+def _checked_alike(ask: Asking, rate: float) -> Iterator[str]:
+    """A check at the plan's rate holds, and tells the latencies of the plan that it weighs."""
+    verdict = ask.check(rate=rate).verdict
+    if not verdict.holds:
+        yield f"a check refuses the {rate:.9g}/s that planning serves: {verdict.explanation}"
+    for margin in verdict.margins if verdict.plan else ():
+        latency = {"ttft": verdict.plan.ttft, "tpot": verdict.plan.tpot}.get(margin.name) if verdict.plan else None
+        planned = latency and latency.at(ask.flags["percentile"])
+        if planned is not None and margin.value is not None and abs(margin.value - planned) > EXACT * planned:
+            yield f"check tells {margin.name} {margin.value:.9g} s, its plan has {planned:.9g} s"
+
+
 def repeated(ask: Asking) -> Iterator[str]:
     """Two runs, three seeds of hashing and two locales give the same bytes."""
     first = digest(ask.flags)
@@ -288,6 +347,7 @@ TRUTHS: dict[Truth, float] = {
     judged: 0.4,
     most: 0.6,
     told: 0.3,
+    alike: 1.0,
     simulated: 0.3,
     explained: 0.06,
     repeated: 0.03,
