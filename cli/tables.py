@@ -82,7 +82,7 @@ class Grid:
         return most
 
     def _unfolded(self, width: int) -> list[int] | None:
-        """Return the widths at which no cell folds but those that are as long as sentences; None where they take more."""
+        """Return the widths at which only cells as long as sentences fold; None where they take more."""
         most = self._most()
         return most if self._all(most) <= width else None
 

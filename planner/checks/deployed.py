@@ -97,7 +97,7 @@ def from_plan(plan: Plan) -> Deployed:
         return _aggregated(plan)
     assert isinstance(plan, DisaggregatedPlan)
     prefill, decode = plan.prefill, plan.decode
-    server = PrefillServer(plan.question, prefill.candidate)
+    server = prefill.server(plan.question)
     decoder = DecodeServer(plan.question, decode.candidate, plan.transfer_seconds)
     machines = ((prefill.candidate.devices, prefill.machines), (decode.candidate.devices, decode.machines))
     shared = prefill.machines.budget == decode.machines.budget

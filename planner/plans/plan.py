@@ -173,7 +173,7 @@ class DisaggregatedPlan(Plan):
         prefill, decode = self.prefill, self.decode
         pools = (
             (
-                PrefillServer(question, prefill.candidate),
+                prefill.server(question),
                 prefill.instances,
                 prefill.capacity_per_second / prefill.instances / share,
             ),
@@ -219,6 +219,7 @@ def make_plan(
     prefill_pool = PrefillPool(
         question=question,
         candidate=first.candidate,
+        times=first.known_times,
         machines=question.prefill,
         instances=first_count,
         capacity_per_second=first_count * first_rate,

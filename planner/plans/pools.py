@@ -1,7 +1,7 @@
 """Pools of a plan: instances of one kind at the planned rate, every operator of their full step, and what they hold."""
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Protocol
 
@@ -10,10 +10,12 @@ from planner.costs.hostcosts import HostCosts, host_costs
 from planner.costs.memory import Memory, memory
 from planner.costs.predict import Configuration, Prediction, predict
 from planner.instances.decode_candidates import DecodeCandidate
+from planner.instances.operating import PrefillServer
 from planner.instances.prefill_candidates import PrefillCandidate
 from planner.instances.space import Role, Row, machines_of
 from planner.question import Machines, Question
 from planner.serving.closed_forms.birth_death import DecodeState
+from planner.serving.tables import TableArrays
 from planner.workload import running_kv_tokens
 
 
@@ -88,8 +90,15 @@ class PrefillPool(PlannedPool):
     """Prefill instances at the planned rate; ``prediction`` is of a full pass."""
 
     candidate: PrefillCandidate
+    times: TableArrays | None = field(default=None, repr=False, compare=False)
+    """The seconds of its passes that it was found with; of its own budget where none are kept."""
     saturated: bool = False
     """Whether it carries the most of saturation that is planned with: TTFT would allow more."""
+
+    def server(self, question: Question) -> PrefillServer:
+        """Return one of the instances with its queue under a question."""
+        alike = question.workload is self.question.workload
+        return PrefillServer(question, self.candidate, known_times=self.times if alike else None)
 
     @property
     def role(self) -> Role:

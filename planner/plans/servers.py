@@ -13,7 +13,7 @@ from planner.question import Question
 def server_of(plan: Plan, pool: PlannedPool, question: Question) -> PrefillServer | DecodeServer | AggregatedServer:
     """Return one of a pool's instances with its queue under a question."""
     if isinstance(pool, PrefillPool):
-        return PrefillServer(question, pool.candidate)
+        return pool.server(question)
     if isinstance(pool, DecodePool):
         return DecodeServer(question, pool.candidate, plan.transfer_seconds)
     assert isinstance(pool, AggregatedPool), "pools are of three roles"

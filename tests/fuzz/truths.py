@@ -286,11 +286,11 @@ def _printed_alike(ask: Asking, found: PlanResult, own: dict[str, Any]) -> Itera
 
 
 def _checked_alike(ask: Asking, rate: float) -> Iterator[str]:
-    """A check at the plan's rate holds, and tells the latencies of the plan that it weighs."""
+    """A check at the plan's rate holds, and tells the latencies of its plan, longer ones with a confidence alone."""
     verdict = ask.check(rate=rate).verdict
     if not verdict.holds:
         yield f"a check refuses the {rate:.9g}/s that planning serves: {verdict.explanation}"
-    for margin in verdict.margins if verdict.plan else ():
+    for margin in () if {"confidence", "headroom"} & ask.flags.keys() else verdict.margins:
         latency = {"ttft": verdict.plan.ttft, "tpot": verdict.plan.tpot}.get(margin.name) if verdict.plan else None
         planned = latency and latency.at(ask.flags["percentile"])
         if planned is not None and margin.value is not None and abs(margin.value - planned) > EXACT * planned:
