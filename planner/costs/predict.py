@@ -406,7 +406,12 @@ def _benchmark(configuration: Configuration, deployment: Deployment) -> "Benchma
         ranks=configuration.strategy.attention_dp,
         budget_tokens=configuration.batched_tokens,
         capacity_tokens=capacity if capacity >= longest else math.inf,
-        rule=rule_of_engine(scheduling, configuration.hardware.name, configuration.concurrency),
+        rule=rule_of_engine(
+            scheduling,
+            configuration.hardware.name,
+            configuration.concurrency,
+            fixed_lengths=not configuration.prefix_reuse,
+        ),
         request_seconds=configuration.host.request_seconds,
         token_seconds=configuration.host.token_seconds,
         microbatches=configuration.microbatches,

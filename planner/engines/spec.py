@@ -154,6 +154,9 @@ class Scheduling(Strict):
     falling_steps: Fact[int] | None = Field(default=None, description="decode iterations from the first to the least")
     retract_tokens: Fact[int] | None = None
     clip_tokens: Fact[int] | None = Field(default=None, description="longer answers are estimated at so many")
+    fixed_lengths: Fact[bool] | None = Field(
+        default=None, description="whether it looks ahead where no answer ends early, and nothing is cached"
+    )
 
 
 class Metrics(Strict):

@@ -3,8 +3,10 @@
 ``RESERVE`` lets a request in when its whole answer fits. ``NEED`` lets in what fits now and, when a running request
 finds no block, preempts who came last (vLLM V1: vllm/v1/core/sched/scheduler.py). ``ESTIMATE`` sets aside a share of
 what answers may still take, which falls while nothing goes wrong, and preempts who has fewest tokens (SGLang:
-srt/managers/schedule_policy.py, schedule_batch.py).
+srt/managers/schedule_policy.py, schedule_batch.py); of requests whose lengths are fixed it looks ahead instead.
 """
+
+import numpy as np
 
 from planner.serving.batch_loop import (
     ENDS,
@@ -15,6 +17,7 @@ from planner.serving.batch_loop import (
     NEED,
     NOBODY,
     RESERVE,
+    RUNS,
     Instances,
     Records,
     Rule,
@@ -223,10 +226,61 @@ def _set_aside(i: int, r: int, requests: Records, pool: Instances, rule: Rule) -
         return float(pool.ranks[i, r].spare + _unseen(i, r, pool))
     total, p = 0.0, pool.ranks[i, r].oldest
     while p >= 0:
-        rest = requests[p].ends - pool.ranks[i, r].count + unseen(i, p, requests, pool)
-        total += min(rest * requests[p].growth, rule.clip)
+        total += min(_lacks(i, r, p, requests, pool), rule.clip)
         p = requests[p].newer
     return total
+
+
+@njit
+def _lacks(i: int, r: int, p: int, requests: Records, pool: Instances) -> float:
+    """Tokens of its answer that a request lacks, as far as the engine knows."""
+    q = requests[p]
+    if q.state < RUNS:
+        return float((q.after + 1) * q.growth)
+    return float((q.ends - pool.ranks[i, r].count + unseen(i, p, requests, pool)) * q.growth)
+
+
+@njit
+def _fits(i: int, s: int, p: int, now: float, ever: float, requests: Records, pool: Instances, rule: Rule) -> bool:
+    """Whether there is memory for a request where so many tokens are free now, and ever after all that is set aside."""
+    r = int(requests[p].rank)
+    lacks = min(_lacks(i, r, p, requests, pool), rule.clip)
+    if not rule.fixed_lengths:
+        return bool(requests[p].todo + lacks + rule.block < ever)
+    prompt = blocks_of(requests[p].todo - requests[p].done, rule) * rule.block + rule.block
+    if prompt > min(now, ever):
+        return False
+    members = pool.ranks[i, r].running + pool.loads[r].ended + 1
+    ample = not rule.clipped and ever - prompt - lacks > members  # for all answers at once
+    return bool(ample or _lasts(i, s, p, now - prompt, requests, pool))
+
+
+@njit
+def _lasts(i: int, s: int, p: int, free: float, requests: Records, pool: Instances) -> bool:
+    """Whether memory lasts until all answers are out, with request ``p``: who lacks least leaves first."""
+    r = int(requests[p].rank)
+    members = np.empty(pool.ranks[i, r].running + int(pool.loads[r].ended) + 1, dtype=np.int64)
+    members[0] = p
+    n, q = 1, pool.steps[i, s].head
+    while q >= 0:
+        if requests[q].rank == r:
+            members[n] = q
+            n += 1
+        q = requests[q].chain
+    q = pool.ranks[i, r].oldest
+    while q >= 0:
+        members[n] = q
+        n += 1
+        q = requests[q].newer
+    lacks = np.empty(n)
+    for k in range(n):
+        lacks[k] = _lacks(i, r, members[k], requests, pool)
+    for k in np.argsort(lacks):
+        if free - lacks[k] * n <= n:  # each keeps a token more
+            return False
+        free += requests[members[k]].length + requests[members[k]].answer - lacks[k]
+        n -= 1
+    return True
 
 
 @njit
@@ -252,14 +306,13 @@ def _estimate(i: int, s: int, r: int, requests: Records, pool: Instances, rule: 
     decode = batch if rule.together else 0
     room, there = rule.budget - decode, pool.ranks[i, r].free * rule.block
     now = float(decode)
-    ever = now + pool.ranks[i, r].ratio * _set_aside(i, r, requests, pool, rule)
+    ever = now + (1.0 if rule.fixed_lengths else pool.ranks[i, r].ratio) * _set_aside(i, r, requests, pool, rule)
     taken, single = 0, False
     while line.head >= 0 and room > 0 and not _uncut(i, r, room, requests, pool, rule):
         p = line.head
         left = requests[p].todo - requests[p].done
         if not under:
-            rest = float(min((requests[p].after + 1) * requests[p].growth, rule.clip))
-            fits = requests[p].todo + rest + rule.block < there - ever or (batch == 0 and taken == 0)
+            fits = (batch == 0 and taken == 0) or _fits(i, s, p, there - now, there - ever, requests, pool, rule)
             if taken + batch >= rule.slots or not fits:
                 pool.ranks[i, r].full = 1
                 break

@@ -164,6 +164,7 @@ def rule_of(pool: AggregatedPool, longest_answer: int) -> "Rule":
         whole_blocks=pool.accepted == 1.0 and not reserve,
         clipped=longest_answer > estimate.clip_tokens,
         clip=float(estimate.clip_tokens),
+        fixed_lengths=rule.fixed_lengths,
         initial_ratio=float(estimate.initial_share),  # numba compiles anew for another type
         least_ratio=float(estimate.least_share),
         ratio_step=(estimate.initial_share - estimate.least_share) / estimate.falling_steps,

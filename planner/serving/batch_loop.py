@@ -48,6 +48,8 @@ class Rule(NamedTuple):
     clipped: bool
     """Whether answers are longer than ``clip``."""
     clip: float
+    fixed_lengths: bool
+    """Whether the engine knows that no answer ends early, and looks ahead instead of estimating."""
     initial_ratio: float
     least_ratio: float
     ratio_step: float

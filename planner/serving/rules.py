@@ -51,6 +51,9 @@ class SchedulingRule:
     admission: Admission = "reserve"
     estimate: Estimate = Estimate()
     """For admission by estimate."""
+    fixed_lengths: bool = False
+    """For the same: whether requests say that their answers do not end early, as those of benchmarks do. Then the
+    engine sets aside all that they lack, and lets in who leaves enough until every answer is out."""
     block_tokens: int = 1
     """KV is taken in blocks of so many tokens, unless whole answers are reserved."""
     kept_blocks: int = 0
@@ -63,9 +66,11 @@ REFERENCE_RULE = SchedulingRule()
 
 
 def rule_of_engine(
-    scheduling: "Scheduling | None", machine: str | None = None, open_requests: float = 0.0
+    scheduling: "Scheduling | None", machine: str | None = None, open_requests: float = 0.0, fixed_lengths: bool = False
 ) -> SchedulingRule:
     """Return the rule that an engine's profile states, as it is set up on a machine for so many open requests.
+
+    Of requests that say that their answers do not end early where ``fixed_lengths``, nothing of them cached.
 
     The reference rule where it states none.
     """
@@ -81,6 +86,7 @@ def rule_of_engine(
         receive_interval=([1] + [steps for least, steps in intervals if open_requests >= least])[-1],
         admission=scheduling.admission.value,
         estimate=Estimate(**stated),
+        fixed_lengths=fixed_lengths and scheduling.fixed_lengths is not None and scheduling.fixed_lengths.value,
         block_tokens=scheduling.block_tokens.value,
         kept_blocks=scheduling.kept_blocks.value if scheduling.kept_blocks else 0,
         dealing=scheduling.dealing.value,

@@ -298,7 +298,8 @@ class PlainScheduler:
                 rank.full = True
                 return
         room, there, now = self.budget - decode, rank.free * self.block, decode
-        ever = now + rank.share * sum(min(q.answer - q.out, clip) for q in rank.running)
+        share = 1.0 if self.rule.fixed_lengths else rank.share
+        ever = now + share * sum(min(q.answer - q.out, clip) for q in rank.running)
         if rank.part is not None:
             short = int(there - ever)
             q = rank.part
@@ -312,8 +313,13 @@ class PlainScheduler:
             if len(part.prompts) + batch >= self.slots:
                 rank.full = True
                 return
-            tokens = q.todo + min(q.answer - q.out, clip) + self.block
-            if tokens >= there - ever and (batch or part.prompts):
+            if self.rule.fixed_lengths:
+                prompt = self.blocks(q.todo) * self.block + self.block
+                beside = [*rank.running, *(each for each, *_ in part.prompts), q]
+                fits = prompt <= min(there - now, there - ever) and self.lasts(beside, there - now - prompt)
+            else:
+                fits = q.todo + min(q.answer - q.out, clip) + self.block < there - ever
+            if not fits and (batch or part.prompts):
                 rank.full = True
                 return
             new = self.take(rank, q, room, part)
@@ -323,6 +329,16 @@ class PlainScheduler:
             if there - ever <= 0 or there - now <= 0:
                 rank.full = True
                 return
+
+    def lasts(self, requests: list[Request], free: float) -> bool:
+        """Whether all answers find memory, where the shortest rest leaves first and each keeps a token more."""
+        staying = sorted(requests, key=lambda q: q.answer - q.out)
+        for number, q in enumerate(staying):
+            beside = len(staying) - number
+            if free - (q.answer - q.out) * beside <= beside and q.answer > q.out:
+                return False
+            free += q.todo
+        return True
 
     def end(self, step: list[Part], now: float) -> None:
         """Hand out tokens; who arrived during the step did so before."""

@@ -1,5 +1,6 @@
 """Aggregated instances: compiled loops against a plain scheduler, and what holds of any stream."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -26,6 +27,10 @@ RULES = {
     "sglang": SchedulingRule(order="prompts_first", admission="estimate", estimate=SGLANG),
     "sglang overlapped": SchedulingRule(order="prompts_first", admission="estimate", estimate=SGLANG, overlapped=True),
     "sglang mixed": SchedulingRule(order="mixed_chunk", admission="estimate", estimate=SGLANG),
+    "sglang fixed": SchedulingRule(
+        order="prompts_first", admission="estimate", estimate=SGLANG, fixed_lengths=True, overlapped=True
+    ),
+    "hasty fixed mixed": SchedulingRule(order="mixed_chunk", admission="estimate", estimate=HASTY, fixed_lengths=True),
     "hasty": SchedulingRule(order="prompts_first", admission="estimate", estimate=HASTY),
     "hasty overlapped": SchedulingRule(order="prompts_first", admission="estimate", estimate=HASTY, overlapped=True),
     "hasty mixed overlapped": SchedulingRule(
@@ -75,7 +80,7 @@ def test_a_plain_scheduler_serves_every_request_alike(name, seed):
     random = np.random.default_rng([seed, 7])
     rule = RULES[name]
     dealing = ["round_robin", "least_requests", "least_kv"][seed % 3]
-    rule = SchedulingRule(**{f: getattr(rule, f) for f in rule.__dataclass_fields__} | {"dealing": dealing})
+    rule = replace(rule, dealing=dealing)
     ranks, budget = int(random.choice([1, 1, 2, 5])), int(random.choice([64, 200, 1000]))
     slots, capacity = int(random.choice([3, 8, 40])), int(random.choice([800, 1600, 100_000]))
     stream = random_stream(seed, 100, 0.06 / ranks, 150.0, 20.0)
