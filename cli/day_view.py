@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from cli.output import Screen
 from ground.units import format_duration, format_rate
-from planner.plans.day import Seen, mean_rate, peak_rate
+from planner.plans.day import Seen, busy_share, mean_rate, peak_rate
 from podplan.day import roles_of, span_text
 
 
@@ -27,6 +27,7 @@ def show_day(screen: Screen, seen: Sequence[Seen], percentile: float) -> None:
     for each in seen:
         rate, plan = each.window.rate_per_second, each.plan
         cells = [span_text(each.window), format_rate(rate), f"{rate / peak:.0%}"]
+        cells += [str(each.needed[role]) for role in busy]
         if plan is None:
             cells += [*("0%" for _ in busy), "", "", "", ""]
         else:
@@ -34,6 +35,21 @@ def show_day(screen: Screen, seen: Sequence[Seen], percentile: float) -> None:
             for latency in (plan.ttft, plan.tpot):
                 cells += [format_duration(latency.mean), format_duration(latency.at(percentile))]
         rows.append(cells)
-    names = ["rate", "of peak", *(f"{role} load" for role in busy), "TTFT", f"TTFT {tail}", "TPOT", f"TPOT {tail}"]
+    needed = [f"{role} needed" for role in busy]
+    names = [
+        "rate",
+        "of peak",
+        *needed,
+        *(f"{role} load" for role in busy),
+        "TTFT",
+        f"TTFT {tail}",
+        "TPOT",
+        f"TPOT {tail}",
+    ]
     screen.table(["window", *names], rows, right=names)
     screen.text(day_text(seen))
+    largest = max((each.plan for each in seen if each.plan), key=lambda plan: plan.requests_per_second)
+    screen.text(
+        f"Needed are the fewest instances of the plan that keep the limits: to stop the others in each window leaves "
+        f"{busy_share(largest, seen):.0%} of the device-hours."
+    )

@@ -7,6 +7,7 @@ import numpy as np
 
 from cli.day_view import show_day
 from cli.engines_view import engine_text, show_engines
+from cli.growth_view import show_growth
 from cli.output import Screen, bounded_text, short_duration
 from cli.rows_view import SPARE, show_keys
 from ground.units import (
@@ -69,6 +70,8 @@ def show_plan(screen: Screen, found: PlanResult, *, runners: bool = True, verbos
         show_engines(screen, answer)
     if asked.day:
         show_day(screen, over_the_day(best, asked.day), best.question.percentile)
+    if found.months:
+        show_growth(screen, found.months)
     screen.text(*_trace_texts(found, best), f"Why: {answer.explanation}", *(short_form(best) if verbose else ()))
     screen.text(*(_details(found, best) if verbose else ()))
     if answer.formats:
@@ -126,6 +129,8 @@ def _per_hour(plan: Plan) -> list[str]:
     told = [] if watts is None else [format_si(watts, "W")]
     if watts is None and alone is not None:
         told = [f"{format_si(alone, 'W')} in the chips alone"]
+    if price is not None and plan.paid_chips > plan.chips:
+        told.append(f"{plan.paid_chips:g} chips paid in whole nodes")
     return [
         *told,
         *([] if price is None else [f"{price:.3g} USD an hour ({format_count(price * MONTH_HOURS)} a month)"]),

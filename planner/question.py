@@ -43,6 +43,10 @@ class Machines:
         """Devices of one chip."""
         return int(self.hardware.devices_per_chip.value)
 
+    def nodes_of(self, devices: int) -> int:
+        """Return the nodes that so many devices occupy when they fill one after the other."""
+        return math.ceil(devices / self.devices_per_node)
+
     @property
     def device_cost(self) -> float:
         """Price of a device and hour in USD; 1 where the chip has none."""

@@ -99,6 +99,7 @@ def _window_json(seen: Seen, peak: float, percentiles: Sequence[float], roles: S
         **window_head(window),
         "share_of_peak": window.rate_per_second / peak,
         **{f"{role}_utilisation": busy.get(role, 0.0) for role in roles},
+        "instances_needed": dict(seen.needed),
         **{
             name: found and {"mean": found.mean, **{f"p{level:g}": found.at(level) for level in percentiles}}
             for name, found in latencies.items()

@@ -92,6 +92,9 @@ class QuestionFlags:
     rate_profile: Text = flag(
         "DAY", "Rates over the day, 0:00=40/s,8:00=120/s or a CSV time,rate: sized for the worst."
     )
+    growth: Text = flag(
+        "RATES", "Rates by the month, 25/s..100/s:12, with :log by equal factors: what to buy when, up to the largest."
+    )
     trace: Text = flag("FILE", "Lengths, arrivals and rate of a trace, in any of its formats.")
     format: Text = flag("NAME", "azure or mooncake [as the file looks].")
     ttft: Text = flag("DURATION", "Limit of the time to the first token [2s].", unit="s")

@@ -123,6 +123,8 @@ def question_json(asked: Asked) -> "dict[str, ManifestAnswer]":
         data["cache"] = picked(question.prefix_pool, "plane capacity_bytes ssd_bytes ssd_share")
     if asked.day:
         data["rate_profile"] = profile_json(asked.day)
+    if asked.growth:
+        data["growth_requests_per_second"] = list(asked.growth)
     if asked.trace is not None:
         data["trace"] = {**picked(asked.trace, "name format"), "requests": len(asked.trace)}
     return data
@@ -162,7 +164,7 @@ def plan_json(plan: Plan, *, compact: bool = False) -> dict[str, object]:
 
 
 FIGURES = (
-    "cost_per_million_tokens cost_per_hour power_watts chip_power_watts "
+    "cost_per_million_tokens cost_per_hour paid_chips power_watts chip_power_watts "
     "energy_joules_per_million_tokens=joules_per_million_tokens"
 )
 

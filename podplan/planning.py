@@ -17,6 +17,7 @@ from planner.search.answer import Answer
 from planner.search.search import search
 from podplan.assumptions import assumptions
 from podplan.day import day_json
+from podplan.growth import growth_json
 from podplan.options import QuestionFlags, flags_of
 from podplan.plan_data import (
     bound_json,
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from planner.checks.check import Sureness
     from planner.checks.on_trace import OnTrace
     from planner.manifest.schema import Manifest
+    from planner.search.growth import Month
     from planner.search.proof import Bound
     from podplan.simulation import SimulateResult
     from podplan.workers import Executor
@@ -54,12 +56,14 @@ class PlanResult(Result):
         answer: the planner's answer, every figure in SI units.
         seconds: how long the search took.
         on_trace: what the plan does on the requests of the trace that was asked about, if they can be played.
+        months: what to buy in which month, where the rate grows.
     """
 
     asked: Asked
     answer: Answer
     seconds: float
     on_trace: "OnTrace | None" = None
+    months: "tuple[Month, ...]" = ()
 
     @property
     def best(self) -> Plan | None:
@@ -136,6 +140,7 @@ class PlanResult(Result):
             "search_seconds": self.seconds,
             "bound": bound_json(answer.bound) if answer.bound else None,
             "day": day_json(over_the_day(best, asked.day), levels_of(best)) if best and asked.day else None,
+            "growth": growth_json(self.months) if self.months else None,
             "on_trace": self._on_trace_json(best) if best and self.on_trace else None,
             "queueing": queueing_json(best, levels_of(best)) if best else None,
             "published": [published_json(beside) for beside in answer.published],
@@ -239,8 +244,17 @@ def solved(asked: Asked, *, explain: bool = True, beside: bool = True, play: boo
         answer, on_trace = traced(asked, partial(search, beside=beside))
     else:
         answer, on_trace = search(asked.question, explain=explain, beside=beside), None
+    months = _months(asked, answer.best) if asked.growth and answer.best and explain else ()
     asked = replace(asked, question=answer.question)  # in the number format that was chosen
-    return PlanResult(asked=asked, answer=answer, seconds=perf_counter() - begin, on_trace=on_trace)
+    return PlanResult(asked=asked, answer=answer, seconds=perf_counter() - begin, on_trace=on_trace, months=months)
+
+
+def _months(asked: Asked, best: Plan) -> "tuple[Month, ...]":
+    """Return what to buy when; the searches are shared among the cores."""
+    from planner.search.growth import by_month  # few ask for it
+    from podplan.workers import spread
+
+    return tuple(by_month(asked.question, best, asked.growth, spread))
 
 
 def read_levels(text: str | None) -> int | None:

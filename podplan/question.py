@@ -62,6 +62,8 @@ class Asked:
     question: Question
     trace: "Trace | None"
     day: tuple[Window, ...] = ()
+    growth: tuple[float, ...] = ()
+    """The rate of every month."""
 
 
 def read_question(flags: QuestionFlags) -> Asked:
@@ -114,7 +116,7 @@ def read_question(flags: QuestionFlags) -> Asked:
     question = with_formats(question, flags.weights, flags.kv_dtype)
     check_shape(question)
     check_some(question, check_pins)
-    return Asked(flags=flags, question=question, trace=asked.trace, day=asked.day)
+    return Asked(flags=flags, question=question, trace=asked.trace, day=asked.day, growth=asked.growth)
 
 
 def _model_cache(text: str | None, *machines: Machines) -> str | None:
@@ -142,8 +144,8 @@ def _objective(flags: QuestionFlags, asked: AskedTraffic, machines: tuple[Machin
         return "chips" if rated else "throughput"
     objective: ObjectiveName = read_choice(flags.objective, "--objective", get_args(ObjectiveName))
     if OBJECTIVES[objective].maximised:
-        if flags.rate is not None or asked.day:
-            given = "--rate-profile" if asked.day else "--rate"
+        if flags.rate is not None or asked.day or asked.growth:
+            given = "--rate-profile" if asked.day else "--growth" if asked.growth else "--rate"
             raise BadInput(
                 f"{given} and --objective throughput contradict, for that objective finds the largest rate; "
                 "leave one out"

@@ -13,6 +13,7 @@ from podplan.question import Asked, read_question
 from podplan.traffic import LENGTH_FIELDS
 
 QUESTION_KEYS = names_of(QuestionFlags)
+RATES = {"rate", "rate_profile", "growth"}
 CHECK_KEYS = ("manifest",)
 """Keys of a question beside its flags, for ``plan check``."""
 CHECKED = ("confidence", "headroom")
@@ -157,7 +158,7 @@ def merged_flags(shared: Mapping[str, str], own: Mapping[str, str]) -> dict[str,
     for side in ("isl", "osl"):
         moments, histogram = {side, f"{side}_cv", f"{side}_distribution"}, {f"{side}_histogram"}
         dropped |= moments if histogram & own.keys() else histogram if moments & own.keys() else set()
-    dropped |= {"rate", "rate_profile"} if {"rate", "rate_profile"} & own.keys() else set()
+    dropped |= RATES if RATES & own.keys() else set()
     return {key: value for key, value in shared.items() if key not in dropped} | dict(own)
 
 

@@ -16,6 +16,7 @@ from ground.units import number_of, parse_count, parse_rate
 from models.spec import ModelSpec
 from models.vision import Pictures
 from planner.plans.day import Window, peak_rate
+from planner.ranges import spaced
 from planner.serving.prompts import answer_kinds, histogram_kinds
 from planner.workload import Lengths, LengthShape, Traffic, Workload, histogram_lengths
 from planner.workload import Trace as Rows
@@ -32,6 +33,8 @@ DEFAULT_OUTPUT_TOKENS = 1024
 SPREAD_SEED = 0
 LENGTH_FIELDS = ("isl", "osl", "isl_cv", "osl_cv", "isl_distribution", "isl_histogram", "osl_histogram")
 MOST_CV = 100.0
+GROWTH = "--growth"
+MOST_MONTHS = 120
 Floats = NDArray[np.float64]
 Known = tuple[ModelSpec, Callable[["Trace"], "Trace"]]
 """A model, and what makes of a trace one with its hits in the pool of prefixes."""
@@ -45,6 +48,8 @@ class AskedTraffic:
     rate_per_second: float | None
     trace: "Trace | None" = None
     day: tuple[Window, ...] = ()
+    growth: tuple[float, ...] = ()
+    """The rate of every month."""
 
 
 def read_traffic(flags: QuestionFlags, model: ModelSpec, hits: Callable[["Trace"], "Trace"]) -> AskedTraffic:
@@ -52,11 +57,15 @@ def read_traffic(flags: QuestionFlags, model: ModelSpec, hits: Callable[["Trace"
 
     Raises BadInput naming the flag, or file, line and field of a trace.
     """
-    rate, day = read_rate(flags.rate, flags.rate_profile)
+    growth = read_growth(flags.growth) if flags.growth is not None else ()
+    if growth and (flags.rate or flags.rate_profile):
+        other = "--rate" if flags.rate else "--rate-profile"
+        raise BadInput(f"--growth and {other} both say how many requests come; leave one of them out")
+    rate, day = (max(growth), ()) if growth else read_rate(flags.rate, flags.rate_profile)
     reuse = read_fraction(flags.prefix_reuse, "--prefix-reuse", 0.0, below_one=True)
     if flags.trace is not None:
         asked = _from_trace(flags, (model, hits), rate, None if flags.prefix_reuse is None else reuse)
-        return replace(asked, day=day)
+        return replace(asked, day=day, growth=growth)
     if flags.format is not None:
         raise BadInput("--format tells the format of a trace; give --trace FILE with it or leave it out")
     values = asdict(flags)
@@ -67,7 +76,7 @@ def read_traffic(flags: QuestionFlags, model: ModelSpec, hits: Callable[["Trace"
     check_positions(prompt, answer, model)
     if flags.sessions is not None:
         workload = _of_sessions(flags, (prompt, answer), rate, (model, hits))
-        return AskedTraffic(workload=workload, rate_per_second=rate, day=day)
+        return AskedTraffic(workload=workload, rate_per_second=rate, day=day, growth=growth)
     workload = Workload(
         pictures=pictures,
         input_tokens=prompt.lengths,
@@ -76,7 +85,7 @@ def read_traffic(flags: QuestionFlags, model: ModelSpec, hits: Callable[["Trace"
         prompts=prompt.histogram and histogram_kinds(*prompt.histogram, reuse),
         answers=answer.histogram and answer_kinds(*answer.histogram),
     )
-    return AskedTraffic(workload=workload, rate_per_second=rate, day=day)
+    return AskedTraffic(workload=workload, rate_per_second=rate, day=day, growth=growth)
 
 
 def read_rate(rate: str | None, profile: str | None) -> tuple[float | None, tuple[Window, ...]]:
@@ -87,6 +96,28 @@ def read_rate(rate: str | None, profile: str | None) -> tuple[float | None, tupl
         raise BadInput("--rate and --rate-profile both say how many requests come; leave one of them out")
     day = read_rate_profile(profile)
     return peak_rate(day), day
+
+
+def read_growth(text: str) -> tuple[float, ...]:
+    """Return the rate of every month of ``25/s..100/s:12``, evenly spaced or with ``:log`` behind by equal factors.
+
+    Raises BadInput naming the flag.
+    """
+    first, dots, rest = text.partition("..")
+    last, colon, months = rest.partition(":")
+    count, _, how = months.partition(":")
+    if not dots or not colon or how not in ("", "log"):
+        raise BadInput(
+            f"{GROWTH}: {text[:40]!r} is not RATE..RATE:MONTHS, such as 25/s..100/s:12, or with :log behind it"
+        )
+    number = parse_count(count, GROWTH)
+    if number > MOST_MONTHS:
+        raise BadInput(f"{GROWTH}: {count[:20]} months are more than the {MOST_MONTHS} that are planned; use fewer")
+    ends = parse_rate(first, GROWTH), parse_rate(last, GROWTH)
+    try:
+        return tuple(spaced(*ends, number, logarithmic=how == "log"))
+    except BadInput as error:
+        raise BadInput(f"{GROWTH}: {text[:40]!r}: {error}") from None
 
 
 def _from_trace(

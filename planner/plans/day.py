@@ -3,7 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from planner.instances.space import Role
 from planner.plans.plan import Plan
+from planner.plans.servers import needed_instances
+from planner.survival import lost_instances
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +26,8 @@ class Seen:
 
     window: Window
     plan: Plan | None
+    needed: dict[Role, int]
+    """Instances of each pool that keep the limits at the window's rate, those that a loss may take included."""
 
 
 def peak_rate(day: Sequence[Window]) -> float:
@@ -45,4 +50,31 @@ def over_the_day(plan: Plan, day: Sequence[Window]) -> list[Seen]:
     at = plan.under(plan.question)
     plans: dict[float, Plan | None] = {0.0: None, plan.requests_per_second: plan}
     plans |= {rate: at(rate) for rate in {window.rate_per_second for window in day} - plans.keys()}
-    return [Seen(window=window, plan=plans[window.rate_per_second]) for window in day]
+    needed = {rate: _needed(plan, rate) for rate in plans}
+    return [
+        Seen(window=window, plan=plans[window.rate_per_second], needed=needed[window.rate_per_second]) for window in day
+    ]
+
+
+def _needed(plan: Plan, rate_per_second: float) -> dict[Role, int]:
+    """Return the fewest instances of each pool for a rate; none where nothing arrives."""
+    if not rate_per_second:
+        return {role: 0 for role, _ in plan.pools()}
+    loss = plan.question.survive
+    return {
+        role: min(
+            needed_instances(plan, pool, rate_per_second)
+            + lost_instances(loss, pool.candidate.devices, pool.machines.devices_per_node),
+            pool.instances,
+        )
+        for role, pool in plan.pools()
+    }
+
+
+def busy_share(plan: Plan, seen: Sequence[Seen]) -> float:
+    """Return the device-hours that the windows need over those of all instances for the whole day."""
+    devices = {role: pool.candidate.devices for role, pool in plan.pools()}
+    needed = sum(
+        each.window.length_seconds * sum(devices[role] * count for role, count in each.needed.items()) for each in seen
+    )
+    return needed / (plan.devices * sum(each.window.length_seconds for each in seen))

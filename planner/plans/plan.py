@@ -1,8 +1,7 @@
 """A plan at its operating point: its pools, their instances, and what they do together."""
 
-import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -15,7 +14,7 @@ from planner.instances.operating import DecodeServer, PrefillServer
 from planner.instances.space import Role
 from planner.instances.transfers import links_of
 from planner.plans.pools import DecodePool, PlannedPool, PrefillPool
-from planner.question import Question
+from planner.question import Machines, Question
 from planner.serving.closed_forms.birth_death import DecodeState
 from planner.serving.latency import Latency, independent_sum
 from planner.serving.played import Played
@@ -80,13 +79,14 @@ class Plan(ABC):
         return sum(pool.chips for _, pool in self.pools())
 
     @property
+    def occupied(self) -> list[tuple[Machines, int]]:
+        """The devices of all instances by kind of machines."""
+        return occupied(pool for _, pool in self.pools())
+
+    @property
     def nodes(self) -> int:
         """Nodes that the instances occupy when they fill node after node."""
-        devices: dict[str, tuple[int, int]] = {}
-        for _, pool in self.pools():
-            used, _ = devices.get(pool.machines.budget, (0, 0))
-            devices[pool.machines.budget] = (used + pool.devices, pool.machines.devices_per_node)
-        return sum(math.ceil(used / per_node) for used, per_node in devices.values())
+        return sum(machines.nodes_of(devices) for machines, devices in self.occupied)
 
     @property
     def output_tokens_per_second(self) -> float:
@@ -103,9 +103,14 @@ class Plan(ABC):
         return self.e2e.at(percentile)
 
     @property
+    def paid_chips(self) -> float:
+        """Chips that are paid for: those of whole nodes."""
+        return sum(paid_devices(machines, devices) / machines.devices_per_chip for machines, devices in self.occupied)
+
+    @property
     def cost_per_hour(self) -> float | None:
-        """Price of all chips in USD per hour; None where a pool's chip has no price."""
-        return self._of_chips(lambda hardware: hardware.price_usd_per_chip_hour)
+        """Price of the nodes in USD per hour; None where a pool's chip has no price."""
+        return cost_of([pool for _, pool in self.pools()])
 
     @property
     def power_watts(self) -> float | None:
@@ -135,9 +140,32 @@ class Plan(ABC):
 
     @property
     def cost_per_million_tokens(self) -> float | None:
-        """Price in USD per million output tokens; None where a pool's chip has no price."""
+        """Price of the nodes in USD per million output tokens; None where a pool's chip has no price."""
         hourly = self.cost_per_hour
         return None if hourly is None else hourly / (self.output_tokens_per_second * 3600) * 1_000_000
+
+
+def occupied(pools: Iterable[PlannedPool]) -> list[tuple[Machines, int]]:
+    """Return the devices that pools take of each kind of machines."""
+    used: dict[str, tuple[Machines, int]] = {}
+    for pool in pools:
+        _, devices = used.get(pool.machines.budget, (pool.machines, 0))
+        used[pool.machines.budget] = pool.machines, devices + pool.devices
+    return list(used.values())
+
+
+def paid_devices(machines: Machines, devices: int) -> int:
+    """Return the devices that are paid for: those of whole nodes, or where less than a node is at hand those in use."""
+    whole_nodes = machines.devices >= machines.devices_per_node
+    return machines.nodes_of(devices) * machines.devices_per_node if whole_nodes else devices
+
+
+def cost_of(pools: Iterable[PlannedPool]) -> float | None:
+    """Return the price in USD per hour of what is paid for pools; None where a chip has no price."""
+    taken = occupied(pools)
+    if any(machines.hardware.price_usd_per_chip_hour is None for machines, _ in taken):
+        return None
+    return sum(paid_devices(machines, devices) * machines.device_cost for machines, devices in taken)
 
 
 @dataclass(frozen=True, kw_only=True)

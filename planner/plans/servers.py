@@ -26,10 +26,14 @@ def spare_instances(plan: Plan, pool: PlannedPool) -> int:
     Of fewer instances each carries no more, for arrivals that are dealt to fewer are less even: so what a proportion
     leaves is a bound, and the queue of the others decides.
     """
-    rate = plan.requests_per_second
-    needed = math.ceil(rate / (pool.capacity_per_second / pool.instances) * (1 - 1e-9))
+    return pool.instances - needed_instances(plan, pool, plan.requests_per_second)
+
+
+def needed_instances(plan: Plan, pool: PlannedPool, rate_per_second: float) -> int:
+    """Return the fewest instances of a pool, of those that it has, that carry a rate within the limits."""
+    least = math.ceil(rate_per_second / (pool.capacity_per_second / pool.instances) * (1 - 1e-9))
     server = server_of(plan, pool, plan.question)
-    for spare in range(pool.instances - max(needed, 1), 0, -1):
-        if server.pool_carries(pool.instances - spare, rate):
-            return spare
-    return 0
+    for count in range(max(least, 1), pool.instances):
+        if server.pool_carries(count, rate_per_second):
+            return count
+    return pool.instances

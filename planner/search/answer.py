@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from planner.plans.plan import Plan
+from planner.plans.plan import Plan, cost_of
 from planner.plans.quantised import Tried
 from planner.question import Question
 from planner.search.fleet import Fleet
@@ -79,9 +79,8 @@ class Answer:
 
     @property
     def cost_per_hour(self) -> float | None:
-        """Price of all chips in USD per hour; None where one has no price."""
-        prices = [plan.cost_per_hour for plan in self.plans]
-        return None if None in prices else sum(price for price in prices if price is not None)
+        """Price of all nodes in USD per hour; None where a chip has no price."""
+        return cost_of([pool for plan in self.plans for _, pool in plan.pools()])
 
     @property
     def power_watts(self) -> float | None:

@@ -1,15 +1,16 @@
 """The best choice of columns for a fleet, which a single model is one of, and the plans that it makes."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ground.errors import Fault
 from planner.instances.aggregated import AggregatedServer
 from planner.instances.operating import DecodeServer, PrefillServer
-from planner.objective import Aim
+from planner.objective import SLACK, Aim
 from planner.offers.aggregated_kinds import AggregatedKind
 from planner.plans.aggregated import make_aggregated
-from planner.plans.plan import Plan, make_plan, slowed_down
+from planner.plans.plan import Plan, cost_of, make_plan, paid_devices, slowed_down
 from planner.search.columns import Side
 from planner.search.fleet import aim_of
 from planner.search.gather import Cut, Option
@@ -135,9 +136,24 @@ class Found:
             return lambda: None
         names = [member.name for member in self.separate.fleet.members]
         wait = begin_proof(self.choice.programme, self.choice.picks, names, self.choice.gathered.left_out)
-        if self.choice.programme.aim.goal.timed:
+        goal = self.choice.programme.aim.goal
+        if goal.timed:
             return lambda: wait().of_plan(mean_seconds(self.plans))
+        if goal.priced:
+            return lambda: self._in_whole_nodes(wait())
         return lambda: replace(wait(), gap=self.gap) if self.gap else wait()
+
+    def _in_whole_nodes(self, bound: Bound) -> Bound:
+        """Return a bound that counts devices as one of what is paid for: whole nodes, of machines that are alike."""
+        pools = [pool for plan in self.plans for _, pool in plan.pools()]
+        cost, kinds = cost_of(pools), {pool.machines.budget: pool.machines for pool in pools}
+        if cost is None:
+            return bound
+        if len(kinds) == 1:
+            (machines,) = kinds.values()
+            devices = math.ceil(bound.value / machines.device_cost - SLACK)
+            bound = replace(bound, value=paid_devices(machines, devices) * machines.device_cost)
+        return bound.of_plan(cost)
 
 
 def find(separate: Gathered, transfers: Mapping[str, float] | None = None) -> Found:

@@ -34,7 +34,9 @@ def test_every_window_sees_the_plan_at_its_own_rate() -> None:
     day = read_rate_profile(f"0:00={rate / 4:.9g}/s,6:00={rate!r}/s,20:00=0")
     night, peak, nothing = over_the_day(plan, day)
     assert peak.plan is plan
-    assert nothing.plan is None
+    assert nothing.plan is None and set(nothing.needed.values()) == {0}
+    assert peak.needed == {role: pool.instances for role, pool in plan.pools()}
+    assert all(1 <= count <= peak.needed[role] for role, count in night.needed.items())
     assert night.plan is not None
     assert night.plan.prefill.utilisation == pytest.approx(plan.prefill.utilisation / 4)
     assert night.plan.decode.utilisation < plan.decode.utilisation
@@ -54,7 +56,7 @@ def test_a_plan_is_sized_for_the_worst_window(capsys: pytest.CaptureFixture[str]
     low, peak, none = found["day"]["windows"]
     assert (low["from"], low["to"], none["to"]) == ("00:00", "08:30", "00:00")
     assert peak["ttft_seconds"] == found["best"]["ttft_seconds"]
-    assert low["share_of_peak"] == 0.125
+    assert low["share_of_peak"] == 0.125 and low["instances_needed"]["prefill"] >= 1
     assert low["decode_utilisation"] < peak["decode_utilisation"]
     assert none["ttft_seconds"] is None
 
@@ -64,7 +66,7 @@ def test_the_text_names_the_worst_window(capsys: pytest.CaptureFixture[str]) -> 
     assert main.main([*SMALL, "--rate-profile", DAY]) == ExitCode.DONE
     shown = capsys.readouterr().out
     assert "Sized for the worst window, 08:30–18:00 with 40/s; the mean over the day is 17.6/s, 44% of it." in shown
-    assert "18:00–00:00" in shown
+    assert "18:00–00:00" in shown and "prefill needed" in shown and "device-hours" in shown
 
 
 @pytest.mark.parametrize(

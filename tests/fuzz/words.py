@@ -33,6 +33,7 @@ RIGHT: dict[str, list[str]] = {
     "prefix_reuse": ["0", "0.5", "0.9", "50%"],
     "rate": ["1/s", "5/s", "600/min", "0.1/s", "1000/s"],
     "rate_profile": ["0:00=1/s,8:00=2/s", "day.csv"],
+    "growth": ["1/s..4/s:3", "1/s..9/s:2:log"],
     "trace": ["trace", "trace.gz"],
     "format": ["mooncake", "azure", "weka", "guidellm", "sharegpt", "servegen"],
     "ttft": ["1s", "200ms", "10s"],

@@ -1,0 +1,73 @@
+"""What to buy when: a size for every month of a rate that grows, in the engine and formats of the largest one."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+
+from planner.plans.plan import Plan, paid_devices
+from planner.plans.quantised import as_planned
+from planner.question import Question
+from planner.search.search import search
+
+HOURS = 730.0
+"""Of a month, a twelfth of a year."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Month:
+    """A month's rate, its plan, and the nodes of each machine that are there: those of the months before stay."""
+
+    number: int
+    requests_per_second: float
+    plan: Plan
+    nodes: dict[str, int]
+    bought: dict[str, int]
+    """Of the nodes, those that this month adds."""
+    cost_per_hour: float | None
+    """Of all nodes that are there; None where a chip has no price."""
+
+
+def by_month(
+    question: Question,
+    best: Plan,
+    rates: Sequence[float],
+    each: Callable[[Callable[[Question], Plan | None], list[Question]], Iterable[Plan | None]] = map,
+) -> list[Month]:
+    """Return the smallest plan of every month, and what it adds to what is there.
+
+    ``best`` is the plan at the largest rate, and is the one of a month whose rate has no plan of its own; ``each``
+    maps over the searches in its own way.
+    """
+    asked = as_planned(question, best)
+    distinct = [rate for rate in dict.fromkeys(rates) if rate != best.requests_per_second]
+    found = dict(
+        zip(distinct, each(_smallest, [replace(asked, rate_per_second=rate) for rate in distinct]), strict=True)
+    )
+    plans = [found.get(rate) or best for rate in rates]
+    machines = {each.budget: each for each, _ in best.occupied}
+    held = list(accumulate(({each.budget: count for each, count in plan.occupied} for plan in plans), _more))
+    nodes = [{name: machines[name].nodes_of(count) for name, count in now.items()} for now in held]
+    priced = all(each.hardware.price_usd_per_chip_hour for each in machines.values())
+    return [
+        Month(
+            number=number + 1,
+            requests_per_second=rate,
+            plan=plan,
+            nodes=nodes[number],
+            bought={name: count - (nodes[number - 1][name] if number else 0) for name, count in nodes[number].items()},
+            cost_per_hour=sum(
+                paid_devices(machines[name], count) * machines[name].device_cost for name, count in now.items()
+            )
+            if priced
+            else None,
+        )
+        for number, (rate, plan, now) in enumerate(zip(rates, plans, held, strict=True))
+    ]
+
+
+def _smallest(question: Question) -> Plan | None:
+    return search(question, explain=False, beside=False).best
+
+
+def _more(one: dict[str, int], other: dict[str, int]) -> dict[str, int]:
+    return {name: max(one.get(name, 0), other.get(name, 0)) for name in one | other}

@@ -1,0 +1,73 @@
+"""`--growth`: what to buy when, built on the search for sizes."""
+
+import json
+
+import pytest
+
+import podplan
+from cli import main
+from cli.exit_codes import ExitCode
+from podplan.question_files import merged_flags
+from podplan.traffic import read_growth
+
+SMALL = {"hw": "h100", "nodes": 2, "isl": 1024, "osl": 256, "shape": "disaggregated", "engine": "vllm"}
+LINE = ["qwen3-8b", *(word for name, value in SMALL.items() for word in (f"--{name}", str(value)))]
+GROWTH = "25/s..220/s:4"
+
+
+def test_every_month_has_the_smallest_plan_and_keeps_what_is_there() -> None:
+    """A month's chips are those of its rate alone; nodes never leave, and their months are what is paid."""
+    found = podplan.plan("qwen3-8b", **SMALL, growth=GROWTH)
+    data = found.to_dict()["growth"]
+    months = data["months"]
+    assert [month["requests_per_second"] for month in months] == [25, 90, 155, 220]
+    assert months[-1]["chips"] == found.to_dict()["best"]["chips"]
+    alone = podplan.plan("qwen3-8b", **SMALL, rate="90/s").best
+    assert alone is not None and months[1]["chips"] == alone.chips
+    held = 0
+    for month in months:
+        held += month["nodes_to_add"]
+        assert month["nodes"] == held and month["nodes_to_add"] >= 0
+    assert held == found.best.nodes  # type: ignore[union-attr]
+    assert data["cost_usd"] == pytest.approx(sum(month["nodes"] * 8 * 1.3 * 730 for month in months))
+
+
+def test_the_table_of_months_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    """A row for each, and one sentence of when to buy."""
+    assert main.main([*LINE, "--growth", GROWTH]) == ExitCode.DONE
+    shown = capsys.readouterr().out
+    assert "nodes to add" in shown and "for the first month; then" in shown and "All 4 months cost" in shown
+    assert main.main([*LINE, "--growth", GROWTH, "--json"]) == ExitCode.DONE
+    assert json.loads(capsys.readouterr().out)["question"]["growth_requests_per_second"] == [25, 90, 155, 220]
+
+
+def test_rates_may_grow_by_equal_factors_and_fall() -> None:
+    """What is there stays where the rate falls."""
+    assert read_growth("10/s..1000/s:3:log") == (10, 100, 1000)
+    assert read_growth("600/min..5/s:2") == (10, 5)
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (["--growth", "25/s"], "is not RATE..RATE:MONTHS"),
+        (["--growth", "25/s..100/s"], "is not RATE..RATE:MONTHS"),
+        (["--growth", "25/s..100/s:1"], "must have from 2"),
+        (["--growth", "25/s..100/s:999"], "more than the 120"),
+        (["--growth", "25..100:3"], "is not a rate"),
+        (["--growth", "25/s..25/s:3"], "two different ends"),
+        (["--growth", GROWTH, "--rate", "5/s"], "leave one of them out"),
+        (["--growth", GROWTH, "--rate-profile", "0:00=5/s"], "leave one of them out"),
+        (["--growth", GROWTH, "--objective", "throughput"], "contradict"),
+    ],
+)
+def test_what_is_no_growth_is_told_in_one_line(flags: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Naming the flag."""
+    assert main.main([*LINE, *flags]) == ExitCode.BAD_INPUT
+    error = capsys.readouterr().err
+    assert "--growth" in error and told in error and error.count("\n") == 1
+
+
+def test_growth_in_a_question_file_replaces_a_shared_rate() -> None:
+    """Whichever a question gives goes before the one beside the list."""
+    assert merged_flags({"rate": "5/s", "isl": "512"}, {"growth": GROWTH}) == {"growth": GROWTH, "isl": "512"}
