@@ -22,15 +22,16 @@ METRICS = {
 
 
 RELEASED = (
-    "All 837 runs, by `plan verify` of November 2026: mean error of TPOT 7.3 %, of throughput 8.7 %, of TTFT 21.5 %;",
+    "All 837 runs, by `plan verify` of November 2026: mean error of TPOT 7.3 %, of throughput 8.7 %, of TTFT 18.3 %;",
     "with the host's constants fitted without a model's family TTFT is 22.9 %. With families left out of the",
     "deviations, too (`scripts/fit_residuals.py`), 80 % intervals hold 83, 83 and 84 %; five random runs of one's own",
     "model, machine and engine make the errors 6.3, 7.5 and 24.4 %, and the intervals hold 76, 78 and 79 %. TPOT",
     "of Qwen3-32B on four 910B3 under vLLM-Ascend 0.13.0rc1 is 7 % off at most, 5 % after three runs of one's own; it",
     "is 2.8 times slower than predicted if no version is named, for later ones do not wait in every layer.",
-    "TTFT learns nothing from a few runs because 22 of 35 runs of one SGLang version took 5 to 9 s at any",
-    "load (kernels compiled while measured, it seems), and TensorRT-LLM's of Llama-3.1-70B with prompts and answers of",
-    "1K 20 decode steps more than those of longer answers (tokens streamed by twenties, it seems).",
+    "22 of 35 runs of one SGLang version took 5 to 9 s to the first token at any load (kernels compiled while",
+    "measured, it seems). InferenceX's recipe lets prompts of Llama-3.1-70B under TensorRT-LLM wait up to 20 steps for",
+    "more of them (1K + 1K tokens, TP below 8): TTFT of these 48 runs is 61 % too short without that wait, 5 % off",
+    "with it. Qwen3-32B's 156 runs had the token budget of a generator: TTFT is 55 % off without it, 18 % with it.",
     "`scripts/engine_order.py`: of two engines at one load on one machine the better one is predicted to be in 97 % of",
     "685 pairs; the layout that predictions pick is 3.4 % below the best measured, within 3 % in 86 % of 175 loads.",
 )

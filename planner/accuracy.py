@@ -296,6 +296,8 @@ def _configuration(row: dict[str, str]) -> Configuration:
         batched_tokens=_number(row["max_batched_tokens"], DEFAULT_BUDGET),
         prefix_reuse=_number(row["prefix_reuse"], 0.0),
         length_spread=spread,
+        wait_steps=int(row["wait_steps"] or 0),
+        wait_share=_number(row["wait_share"], 0.0),
         microbatches=int(row["microbatches"]) if row["microbatches"] else None,
         host=host_costs(row["system"] or None),
         acceptance=_number(row["mtp_acceptance"], 0.7),

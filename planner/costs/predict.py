@@ -40,7 +40,8 @@ class Configuration:
     ``batch`` requests per DP rank (decode), ``tokens`` prompt tokens per device and pass (prefill),
     ``concurrency`` requests in the instance (mixed). ``requests`` puts that many requests into the
     whole instance instead of filling every rank alike. ``length_spread`` lets prompts and answers of the
-    closed loop vary evenly by that share around their means. ``cache_plane`` brings the reused prefixes of
+    closed loop vary evenly by that share around their means; its prompts wait as ``SchedulingRule`` says for
+    ``wait_steps`` or ``wait_share`` of the budget. ``cache_plane`` brings the reused prefixes of
     a prefill pass from a pool; None: they are in device memory.
     """
 
@@ -68,6 +69,8 @@ class Configuration:
     batched_tokens: float = 8192.0
     requests: int | None = None
     length_spread: float = 0.0
+    wait_steps: int = 0
+    wait_share: float = 0.0
     cache_plane: str | None = None
     host: HostCosts = field(default_factory=HostCosts)
     driven: Host = DRIVEN
@@ -394,6 +397,8 @@ def _benchmark(configuration: Configuration, deployment: Deployment) -> "Benchma
 
     engine = (configuration.host.engine or "").partition("@")[0]
     scheduling = load_engine(engine).scheduling if engine in engine_names() else None
+    fixed = not configuration.prefix_reuse
+    rule = rule_of_engine(scheduling, configuration.hardware.name, configuration.concurrency, fixed_lengths=fixed)
     capacity = float(kv_capacity_tokens(deployment, _mixed_memory(configuration, deployment)))
     longest = (configuration.prompt_tokens + configuration.output_tokens) * (1 + configuration.length_spread)
     return Benchmark(
@@ -406,12 +411,7 @@ def _benchmark(configuration: Configuration, deployment: Deployment) -> "Benchma
         ranks=configuration.strategy.attention_dp,
         budget_tokens=configuration.batched_tokens,
         capacity_tokens=capacity if capacity >= longest else math.inf,
-        rule=rule_of_engine(
-            scheduling,
-            configuration.hardware.name,
-            configuration.concurrency,
-            fixed_lengths=not configuration.prefix_reuse,
-        ),
+        rule=replace(rule, wait_steps=configuration.wait_steps, wait_share=configuration.wait_share),
         request_seconds=configuration.host.request_seconds,
         token_seconds=configuration.host.token_seconds,
         microbatches=configuration.microbatches,

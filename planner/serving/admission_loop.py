@@ -77,10 +77,29 @@ def fill(i: int, s: int, r: int, requests: Records, pool: Instances, rule: Rule)
     if rule.admission == NEED:
         return _by_need(i, s, r, room, requests, pool, rule)
     decodes = rule.together or pool.lines[i, r].head < 0
+    if rule.wait_steps and _waits(i, r, requests, pool, rule):
+        return decodes, True
     room = max(room, 1)  # a rank full of drafts would never take a prompt
     while pool.lines[i, r].head >= 0 and room > 0 and not _uncut(i, r, room, requests, pool, rule):
         room -= _take(i, s, r, room, requests, pool, rule)
     return decodes and pool.ranks[i, r].running > 0, False
+
+
+@njit
+def _waits(i: int, r: int, requests: Records, pool: Instances, rule: Rule) -> bool:
+    """Whether prompts wait for more of them beside what runs (TensorRT-LLM's _torch/pyexecutor/py_executor.py)."""
+    rank, p = pool.ranks[i, r], pool.lines[i, r].head
+    if rank.running == 0 or p < 0:
+        return False
+    tokens = rank.running * rule.queries
+    while p >= 0 and tokens < rule.wait_tokens:
+        tokens += requests[p].todo - requests[p].done
+        p = requests[p].behind
+    if tokens >= rule.wait_tokens or rank.waited >= rule.wait_steps:
+        rank.waited = 0
+        return False
+    rank.waited += 1
+    return True
 
 
 @njit

@@ -148,6 +148,8 @@ def rule_of(pool: AggregatedPool, longest_answer: int) -> "Rule":
     return batch.Rule(
         together=rule.order != "prompts_first",
         whole_prompts=rule.whole_prompts,
+        wait_steps=rule.wait_steps,
+        wait_tokens=float(rule.wait_share * pool.budget_tokens),
         admission={"reserve": batch.RESERVE, "need": batch.NEED, "estimate": batch.ESTIMATE}[rule.admission],
         overlapped=rule.overlapped,
         interval=rule.receive_interval,

@@ -30,6 +30,9 @@ class Rule(NamedTuple):
     """Whether prompts and decode share a step."""
     whole_prompts: bool
     """Whether a prompt is cut only where it has a step's budget to itself."""
+    wait_steps: int
+    """Steps that prompts wait for beside running requests, unless a step would carry ``wait_tokens``."""
+    wait_tokens: float
     admission: int
     overlapped: bool
     interval: int
@@ -92,6 +95,7 @@ RANK = np.dtype(
         ("taken", "i8"),  # requests: that have a place where answers are reserved, else all
         ("held", "f8"),  # KV tokens that they reserve
         ("dealt", "i8"),  # when it had its last turn
+        ("waited", "i8"),  # steps that prompts have waited for more of them
         ("under", "i8"),  # whether the head of its line has begun
         ("running", "i8"),
         ("ghosts", "i8"),  # requests that ended and still stand in the running batch

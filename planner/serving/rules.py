@@ -44,6 +44,10 @@ class SchedulingRule:
     has a step of its own for them, and decode waits. ``mixed_chunk``: as shared, with who ended counted once more."""
     whole_prompts: bool = False
     """A prompt waits for a step whose budget holds the rest of it; only one longer than that is cut."""
+    wait_steps: int = 0
+    """Beside running requests prompts wait for so many steps (TensorRT-LLM's ``batch_wait_timeout_iters``) ..."""
+    wait_share: float = 0.0
+    """... unless what a step carries with them reaches this share of its budget (``batch_wait_max_tokens_ratio``)."""
     overlapped: bool = False
     """Whether the next step is scheduled while one runs: arrivals wait a step longer, and who ends runs once more."""
     receive_interval: int = 1

@@ -100,17 +100,21 @@ def _configuration(cells: dict[str, str]) -> Configuration:
         parse_rate(cells["rate"], "rate")
         raise BadInput("a run at a rate is compared with its manifest: give --manifest, or a concurrency")
     concurrency = _positive(cells, "concurrency")
+    strategy = _strategy(cells["strategy"], model)
+    wait_steps, wait_share = _waits(cells, strategy)
     return Configuration(
         model=model,
         hardware=hardware,
         phase="mixed",
-        strategy=_strategy(cells["strategy"], model),
+        strategy=strategy,
         weights=cast(Dtype, _choice(cells, "weights", get_args(Dtype), default_weights(hardware, model))),
         kv_dtype=cast(KvDtype, _choice(cells, "kv_dtype", get_args(KvDtype), "bf16")),
         balance=Balance(kind="measured"),
         prompt_tokens=_positive(cells, "isl"),
         output_tokens=_positive(cells, "osl"),
         length_spread=spread,
+        wait_steps=int(wait_steps),
+        wait_share=wait_share,
         concurrency=concurrency,
         batched_tokens=_number(cells, "max_batched_tokens", _usual_budget(cells, spread, concurrency)),
         host=host_costs(engine),
@@ -126,6 +130,21 @@ def _usual_budget(cells: dict[str, str], spread: float, concurrency: float) -> f
     if cells.get("engine", "").strip().lower() != "trtllm" or "aiconfigurator" not in cells.get("source", "").lower():
         return DEFAULT_BUDGET
     return _positive(cells, "isl") * (1 + spread) + concurrency + SPARE_TOKENS
+
+
+def _waits(cells: dict[str, str], strategy: Strategy) -> tuple[float, float]:
+    """For how many steps prompts wait for more of them, and the share of the budget that ends it, as the row states it.
+
+    The engine's default is not to wait. InferenceX's recipes of Llama 70B under TensorRT-LLM (70b_fp8_h200_trt_slurm.sh
+    and its like) let 1K prompts with answers of 1K wait on fewer than eight GPUs.
+    """
+    recipe = "inferencex" in cells.get("source", "").lower() and cells.get("engine", "").strip().lower() == "trtllm"
+    short = max(_positive(cells, "isl"), _positive(cells, "osl")) <= 1024 and strategy.devices < 8
+    usual = (20.0, 0.9) if recipe and short and cells["model"].strip().lower() == "llama-3.1-70b" else (0.0, 0.0)
+    return (
+        _number(cells, "batch_wait_timeout_iters", usual[0]),
+        _number(cells, "batch_wait_max_tokens_ratio", usual[1]),
+    )
 
 
 def _strategy(text: str, model: ModelSpec) -> Strategy:

@@ -69,6 +69,7 @@ class PlainScheduler:
         self.inbox: list[Request] = []
         self.turn = 0
         self.since = rule.receive_interval
+        self.waited = [0] * ranks
 
     def play(self, requests: list[Request]) -> None:
         """Run until all have left."""
@@ -205,6 +206,12 @@ class PlainScheduler:
         room = max(self.budget - len(rank.running) * together, 1)
         if together or not rank.waiting:
             self.decode(rank, part)
+        if rank.running and rank.waiting and self.rule.wait_steps:
+            tokens = len(rank.running) + sum(q.todo - q.kv for q in rank.waiting)
+            full, number = tokens >= self.rule.wait_share * self.budget, self.ranks.index(rank)
+            self.waited[number] = 0 if full else (self.waited[number] + 1) % (self.rule.wait_steps + 1)
+            if self.waited[number]:
+                return part
         while rank.waiting and room > 0:
             room -= self.take(rank, rank.waiting[0], room, part)
         return part

@@ -36,6 +36,7 @@ RULES = {
     "hasty mixed overlapped": SchedulingRule(
         order="mixed_chunk", admission="estimate", estimate=HASTY, overlapped=True
     ),
+    "waiting": SchedulingRule(wait_steps=7, wait_share=0.6),
     "patient": SchedulingRule(order="prompts_first", admission="estimate", estimate=SGLANG, receive_interval=5),
 }
 

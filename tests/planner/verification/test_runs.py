@@ -22,6 +22,19 @@ def test_versions_and_formats_as_engines_name_them(tmp_path: Path) -> None:
     assert (run.configuration.weights, run.configuration.kv_dtype) == ("fp8", "bf16")
 
 
+def test_prompts_wait_as_a_run_or_its_recipe_says(tmp_path: Path) -> None:
+    """InferenceX's recipe of Llama 70B under TensorRT-LLM has short prompts wait below TP 8; the default is not to."""
+    path, columns = tmp_path / "runs.csv", "source,batch_wait_timeout_iters,batch_wait_max_tokens_ratio"
+    told = "InferenceX,,"
+    rows = [("TP=4", 922, told), ("TP=8", 922, told), ("TP=4", 7373, told), ("TP=4", 922, ",,")]
+    rows.append(("TP=8", 7373, ",5,0.5"))
+    text = "".join(f"llama-3.1-70b,h200,trtllm,,fp8,fp8,{tp},{isl},922,8,0.01,{rest}\n" for tp, isl, rest in rows)
+    path.write_text(f"{HEAD},{columns}\n{text}", encoding="utf-8")
+    found = [run.configuration for run in read_runs(path)]
+    waits = [(each.wait_steps, each.wait_share) for each in found if each is not None]
+    assert waits == [(20, 0.9), (0, 0), (0, 0), (0, 0), (5, 0.5)]
+
+
 def test_experts_of_a_dense_model_mean_nothing(tmp_path: Path) -> None:
     """A table with EP in every row is still a table of this model."""
     run = _read(tmp_path, 'qwen3-8b,h200,vllm,,bf16,,"TP=2, EP=2",100,10,1,0.01')
