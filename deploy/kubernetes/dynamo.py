@@ -7,20 +7,15 @@ KV transfer configuration in so many words (Dynamo 1.6.1, dynamo/vllm/args.py).
 from deploy.commands.launch import Launch, Target
 from deploy.header import Provenance, annotations
 from deploy.kubernetes.pods import (
-    GRACE_SECONDS,
-    LOCKED,
-    Object,
     address_variable,
     labels,
-    metadata,
-    plain_pod,
     pod_settings,
     resources,
     security,
-    small,
     weights_mount,
     weights_volume,
 )
+from deploy.kubernetes.templates import LOCKED, Object, documents, filled, objects, plain_pod
 from deploy.words import Shell, plain
 from planner.engines.loader import load_orchestrator
 
@@ -36,72 +31,43 @@ def graph(target: Target, launches: dict[str, Launch], origin: Provenance) -> Ob
     dynamo = load_orchestrator("dynamo")
     image = target.site.image or dynamo.images[target.profile.engine].value
     dropped = frozenset(dynamo.injected_flags.value) | OWN
-    frontend = {
-        "name": "main",
-        "image": target.site.router_image or image,
-        "command": ["python3", "-m", "dynamo.frontend"],
-        "args": ["--http-port", str(FRONTEND_PORT)],
-        "ports": [{"name": "http", "containerPort": FRONTEND_PORT}],
-        "resources": small("4", "8Gi"),
-        "securityContext": LOCKED,
-    }
-    components: list[Object] = [
-        {
-            "name": "Frontend",
-            "type": "frontend",
-            "replicas": 1,
-            "podTemplate": {
-                "metadata": {
-                    "labels": {"app.kubernetes.io/part-of": target.name, "podplan/pool": "router"},
-                    "annotations": annotations(origin),
-                },
-                "spec": {**plain_pod(target), "containers": [frontend]},
-            },
-        }
-    ]
-    components += [_component(target, launch, image, dropped, origin) for launch in launches.values()]
-    return {
-        "apiVersion": dynamo.api,
-        "kind": "DynamoGraphDeployment",
-        "metadata": metadata(target, target.name, origin),
-        "spec": {"backendFramework": target.profile.engine, "components": components},
-    }
+    (form,) = documents("dynamo-frontend")
+    own = {"name": target.name, "plain_pod": plain_pod(target), "locked": LOCKED, "annotations": annotations(origin)}
+    frontend = filled(form, own | {"image": target.site.router_image or image})
+    workers = [_worker(target, launch, image, dropped, origin) for launch in launches.values()]
+    made = objects(
+        "dynamo", target, origin, api=dynamo.api, engine=target.profile.engine, components=[frontend, *workers]
+    )
+    return next(made)
 
 
-def _component(target: Target, launch: Launch, image: str, dropped: frozenset[str], origin: Provenance) -> Object:
-    role = launch.role
-    spec: Object = {**pod_settings(target, role), "terminationGracePeriodSeconds": GRACE_SECONDS}
-    spec["containers"] = [
-        {
-            "name": "main",
-            "image": image,
-            "command": ["python3", "-m", f"dynamo.{target.profile.engine}"],
-            "args": arguments(target, launch, dropped),
-            "env": [address_variable(), *_environment(launch)],
-            "resources": resources(target, role),
-            "securityContext": security(target, role),
-            "volumeMounts": [
-                {"name": "model", "mountPath": weights_mount(target), "readOnly": True},
-                *([{"name": "files", "mountPath": target.site.files_path}] if launch.files else []),
-            ],
-        }
-    ]
-    files = [{"name": "files", "configMap": {"name": f"{target.name}-{role.name}-files"}}] if launch.files else []
-    spec["volumes"] = [weights_volume(target), *files]
-    component: Object = {
-        "name": role.name,
-        "type": WORKER_TYPES[role.role],
-        "replicas": len(role.instances),
-        "sharedMemorySize": target.site.shared_memory,
-        "podTemplate": {
-            "metadata": {
-                "labels": labels(target, launch),
-                "annotations": annotations(origin) | target.site.annotations,
-            },
-            "spec": spec,
-        },
+def _worker(target: Target, launch: Launch, image: str, dropped: frozenset[str], origin: Provenance) -> Object:
+    role, (form,) = launch.role, documents("dynamo-worker")
+    mounts = [{"name": "model", "mountPath": weights_mount(target), "readOnly": True}]
+    volumes = [weights_volume(target)]
+    if launch.files:
+        mounts.append({"name": "files", "mountPath": target.site.files_path})
+        volumes.append({"name": "files", "configMap": {"name": f"{target.name}-{role.name}-files"}})
+    values = {
+        "pool": role.name,
+        "worker": WORKER_TYPES[role.role],
+        "instances": len(role.instances),
+        "shared_memory": target.site.shared_memory,
+        "labels": labels(target, launch),
+        "annotations": annotations(origin) | target.site.annotations,
+        "settings": pod_settings(target, role),
+        "image": image,
+        "engine": target.profile.engine,
+        "arguments": arguments(target, launch, dropped),
+        "env": [address_variable(), *_environment(launch)],
+        "resources": resources(target, role),
+        "security": security(target, role),
+        "mounts": mounts,
+        "volumes": volumes,
+        "multinode": {"nodeCount": role.nodes} if role.nodes > 1 else None,
     }
-    return component | ({"multinode": {"nodeCount": role.nodes}} if role.nodes > 1 else {})
+    found: Object = filled(form, values)
+    return found
 
 
 def arguments(target: Target, launch: Launch, dropped: frozenset[str]) -> list[str]:

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from deploy.commands.launch import Launch, Target
 from deploy.header import Provenance, comment
 from deploy.images import image
-from deploy.kubernetes import dynamo, llmd, lws, objects, operations, statefulset, volcano, weights
-from deploy.kubernetes.pods import LOCKED, Object, metadata, plain_pod, small, weights_mount, weights_volume
+from deploy.kubernetes import core, dynamo, llmd, lws, operations, statefulset, volcano, weights
+from deploy.kubernetes.pods import weights_mount, weights_volume
+from deploy.kubernetes.templates import Object, objects
 from deploy.proof import Load, benchmark, result_name, smoke
 from deploy.routers import Address, router_of
 from deploy.site import patched
@@ -32,9 +33,7 @@ def sheets(target: Target, launches: dict[str, Launch], load: Load, origin: Prov
     if module is not None:
         address = lambda role, number, node: module.address(target, launches[role.name], number, node)  # noqa: E731
     found = [
-        Sheet(
-            name="priorities", purpose="Decode comes back first.", items=list(objects.priority_classes(target, origin))
-        ),
+        Sheet(name="priorities", purpose="Decode comes back first.", items=list(core.priority_classes(target, origin))),
         Sheet(name="weights", purpose="The weights.", items=list(weights.weights(target, origin))),
         Sheet(
             name="policies",
@@ -60,73 +59,44 @@ def _engines(
     """Yield what runs: a file per role and the router's, or the orchestrator's graph."""
     if address is None:
         for name, launch in launches.items():
-            carried = [objects.config_map(target, launch, origin)] if launch.files else []
+            carried = [core.config_map(target, launch, origin)] if launch.files else []
             yield Sheet(name=f"{name}-files", purpose=f"Files of the role {name}.", items=carried)
         graph = [dynamo.graph(target, launches, origin)]
         yield Sheet(name="graph", purpose="NVIDIA Dynamo's deployment graph.", items=graph)
         return
     module = llmd if target.kind == "llm-d" else WORKLOADS[target.kind]
     for name, launch in launches.items():
-        held = [objects.config_map(target, launch, origin), *module.workloads(target, launch, origin)]
+        held = [core.config_map(target, launch, origin), *module.workloads(target, launch, origin)]
         yield Sheet(name=name, purpose=f"The role {name}.", items=held)
     if target.kind == "llm-d":
         yield Sheet(name="gateway", purpose="Pool, picker and route.", items=list(llmd.gateway(target, origin)))
         return
     router = router_of(target, launches, address)
     if router:
-        held = list(objects.router_objects(target, router, origin))
+        held = list(core.router_objects(target, router, origin))
         if target.profile.engine == "xllm" and target.site.etcd_address is None:
-            held += objects.etcd_objects(target, origin)
+            held += core.etcd_objects(target, origin)
         yield Sheet(name="router", purpose="What spreads requests over instances.", items=held)
     elif target.profile.engine == "trtllm":
-        held = [objects.front(target, launch, origin) for launch in launches.values()]
+        held = [item for launch in launches.values() for item in core.front(target, launch, origin)]
         yield Sheet(name="router", purpose="What spreads requests over instances.", items=held)
 
 
 def _job(target: Target, origin: Provenance, name: str, script: str) -> Sheet:
     """Return a script and the job that runs it in the engine's image, without a device."""
-    full, path = f"{target.name}-{name}", target.site.files_path
-    mounts = [
-        {"name": "script", "mountPath": path},
-        {"name": "model", "mountPath": weights_mount(target), "readOnly": True},
-        {"name": "out", "mountPath": "/out"},
-    ]
-    command = f"bash {path}/{name}.sh" + (f" && cat /out/{result_name(target)}" if name == "benchmark" else "")
-    container = {
-        "name": name,
-        "image": image(target, target.roles[0]),
-        "command": ["bash", "-c", command],
-        "env": [{"name": "OUT", "value": "/out"}],
-        "resources": small("4", "16Gi"),
-        "securityContext": LOCKED,
-        "volumeMounts": mounts,
-    }
-    pod = {
-        **plain_pod(target),
-        "restartPolicy": "Never",
-        "containers": [container],
-        "volumes": [
-            {"name": "script", "configMap": {"name": full}},
-            weights_volume(target),
-            {"name": "out", "emptyDir": {}},
-        ],
-    }
-    labels = {"app.kubernetes.io/part-of": target.name, "podplan/pool": name}
-    items: list[Object] = [
-        {
-            "apiVersion": "v1",
-            "kind": "ConfigMap",
-            "metadata": metadata(target, full, origin),
-            "data": {f"{name}.sh": script},
-        },
-        {
-            "apiVersion": "batch/v1",
-            "kind": "Job",
-            "metadata": metadata(target, full, origin),
-            "spec": {"backoffLimit": 0, "template": {"metadata": {"labels": labels}, "spec": pod}},
-        },
-    ]
-    return Sheet(name=name, purpose="Run it once all is up; kubectl logs has what it says.", items=items)
+    shown = f" && cat /out/{result_name(target)}" if name == "benchmark" else ""
+    items = objects(
+        "job",
+        target,
+        origin,
+        job=name,
+        script=script,
+        image=image(target, target.roles[0]),
+        command=f"bash {target.site.files_path}/{name}.sh{shown}",
+        weights_mount=weights_mount(target),
+        weights_volume=weights_volume(target),
+    )
+    return Sheet(name=name, purpose="Run it once all is up; kubectl logs has what it says.", items=list(items))
 
 
 def written(target: Target, sheet: Sheet, origin: Provenance) -> str:

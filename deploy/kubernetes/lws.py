@@ -4,35 +4,26 @@ from collections.abc import Iterator
 
 from deploy.commands.launch import Launch, Target
 from deploy.header import Provenance
-from deploy.kubernetes.pods import Object, labels, metadata, pod, super_pod_block
+from deploy.kubernetes.pods import labels, pod, super_pod_block
+from deploy.kubernetes.templates import Object, objects
 
 
 def workloads(target: Target, launch: Launch, origin: Provenance) -> Iterator[Object]:
     """Yield the set of a role; pods after the first have a template of their own where they answer no requests."""
-    worker = pod(target, launch, origin, probed=launch.api == "all")
-    template: Object = {
-        "size": launch.role.nodes,
-        "restartPolicy": "RecreateGroupOnPodRestart",
-        "workerTemplate": worker,
-    }
-    if launch.api == "head":
-        template["leaderTemplate"] = pod(target, launch, origin, probed=True)
-    found = metadata(target, f"{target.name}-{launch.role.name}", origin, labels(target, launch))
-    found["annotations"] |= super_pod_block(target, launch)
-    if target.site.topology_key:
-        found["annotations"]["leaderworkerset.sigs.k8s.io/exclusive-topology"] = target.site.topology_key
-    yield {
-        "apiVersion": "leaderworkerset.x-k8s.io/v1",
-        "kind": "LeaderWorkerSet",
-        "metadata": found,
-        "spec": {
-            "replicas": len(launch.role.instances),
-            "startupPolicy": "LeaderCreated",
-            "rolloutStrategy": {"type": "RollingUpdate"},
-            "networkConfig": {"subdomainPolicy": "Shared"},
-            "leaderWorkerTemplate": template,
-        },
-    }
+    topology = target.site.topology_key
+    exclusive = {"leaderworkerset.sigs.k8s.io/exclusive-topology": topology} if topology else {}
+    return objects(
+        "lws",
+        target,
+        origin,
+        pool=launch.role.name,
+        labels=labels(target, launch),
+        annotations=super_pod_block(target, launch) | exclusive,
+        instances=len(launch.role.instances),
+        nodes=launch.role.nodes,
+        worker=pod(target, launch, origin, probed=launch.api == "all"),
+        leader=pod(target, launch, origin, probed=True) if launch.api == "head" else None,
+    )
 
 
 def address(target: Target, launch: Launch, number: int, node: int) -> str:

@@ -6,17 +6,10 @@ from collections.abc import Iterator
 from deploy.commands.launch import Launch, Target
 from deploy.header import Provenance
 from deploy.kubernetes.dynamo import FRONTEND_PORT
-from deploy.kubernetes.pods import Object, metadata
-from deploy.roles import RolePlan
+from deploy.kubernetes.templates import Object, objects
 from planner.engines.spec import Metrics
 
-COOL_DOWN_SECONDS = 900  # weights of hundreds of gigabytes are not loaded twice an hour
 FILL_SHARE = 0.85  # of an instance's planned requests, past which another is started
-
-
-def chosen(target: Target, pool: str | None = None) -> dict[str, str]:
-    """Return the labels that choose all pods of the deployment, or those of a pool."""
-    return {"app.kubernetes.io/part-of": target.name} | ({"podplan/pool": pool} if pool else {})
 
 
 def policies(target: Target, origin: Provenance) -> Iterator[Object]:
@@ -25,43 +18,23 @@ def policies(target: Target, origin: Provenance) -> Iterator[Object]:
         pods = role.nodes * len(role.instances)
         # A budget of what may go needs a controller that scales: Volcano's jobs and Dynamo's graphs say what stays.
         scales = target.kind not in ("volcano", "dynamo")
-        most: Object = {"maxUnavailable": 1} if scales else {"minAvailable": max(pods - 1, 1)}
-        yield {
-            "apiVersion": "policy/v1",
-            "kind": "PodDisruptionBudget",
-            "metadata": metadata(target, f"{target.name}-{role.name}", origin),
-            "spec": {**most, "selector": {"matchLabels": chosen(target, role.name)}},
-        }
-    monitors = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": target.site.monitoring_namespace}}}
-    yield _policy(target, origin, target.name, {}, [{"podSelector": {"matchLabels": chosen(target)}}, monitors])
-    if target.kind == "llm-d":  # the gateway's proxies reach pods themselves, from a namespace of theirs
-        yield _policy(target, origin, f"{target.name}-gateway", {}, None, (8000, 9002))
-    else:
-        port = FRONTEND_PORT if target.kind == "dynamo" else target.site.router_port
-        yield _policy(target, origin, f"{target.name}-router", {"podplan/pool": "router"}, None, (port,))
-
-
-def _policy(
-    target: Target,
-    origin: Provenance,
-    name: str,
-    pool: dict[str, str],
-    peers: list[Object] | None,
-    ports: tuple[int, ...] = (),
-) -> Object:
-    rule: Object = {"from": peers} if peers else {}
-    if ports:
-        rule["ports"] = [{"port": port, "protocol": "TCP"} for port in ports]
-    return {
-        "apiVersion": "networking.k8s.io/v1",
-        "kind": "NetworkPolicy",
-        "metadata": metadata(target, name, origin),
-        "spec": {
-            "podSelector": {"matchLabels": chosen(target) | pool},
-            "policyTypes": ["Ingress"],
-            "ingress": [rule],
-        },
-    }
+        most = {"maxUnavailable": 1} if scales else {"minAvailable": max(pods - 1, 1)}
+        yield from objects("budget", target, origin, pool=role.name, most=most)
+    # The gateway's proxies reach llm-d's pods themselves, from a namespace of theirs.
+    way, pool, ports = "router", {"podplan/pool": "router"}, [target.site.router_port]
+    if target.kind == "llm-d":
+        way, pool, ports = "gateway", {}, [8000, 9002]
+    elif target.kind == "dynamo":
+        ports = [FRONTEND_PORT]
+    yield from objects(
+        "policies",
+        target,
+        origin,
+        monitoring_namespace=target.site.monitoring_namespace,
+        way=way,
+        way_in=pool,
+        ports=[{"port": port, "protocol": "TCP"} for port in ports],
+    )
 
 
 def monitoring(target: Target, origin: Provenance) -> Iterator[Object]:
@@ -71,21 +44,9 @@ def monitoring(target: Target, origin: Provenance) -> Iterator[Object]:
         return
     names = deployment.metrics.value
     for role in target.roles:
-        yield {
-            "apiVersion": "monitoring.coreos.com/v1",
-            "kind": "PodMonitor",
-            "metadata": metadata(target, f"{target.name}-{role.name}", origin),
-            "spec": {
-                "selector": {"matchLabels": chosen(target, role.name)},
-                "podMetricsEndpoints": [{"port": "http", "path": names.path, "interval": "15s"}],
-            },
-        }
-    yield {
-        "apiVersion": "v1",
-        "kind": "ConfigMap",
-        "metadata": metadata(target, f"{target.name}-dashboard", origin, {"grafana_dashboard": "1"}),
-        "data": {f"{target.name}.json": json.dumps(dashboard(target, names), indent=1) + "\n"},
-    }
+        yield from objects("monitor", target, origin, pool=role.name, path=names.path)
+    text = json.dumps(dashboard(target, names), indent=1) + "\n"
+    yield from objects("dashboard", target, origin, dashboard=text)
 
 
 def dashboard(target: Target, names: Metrics) -> Object:
@@ -140,37 +101,20 @@ def autoscaler(target: Target, launches: dict[str, Launch], origin: Provenance) 
     An instance is added where those there are hold most of the requests that the plan gives one of them.
     """
     deployment = target.profile.deployment
-    if not target.site.prometheus or target.kind not in ("lws", "llm-d") or deployment is None:
+    counted = deployment is not None and deployment.metrics is not None and target.kind in ("lws", "llm-d")
+    if not target.site.prometheus or not counted:
         return
-    for launch in launches.values():
-        if deployment.metrics is not None and len(launch.role.instances) > 1:
-            yield _scaled(target, launch.role, deployment.metrics.value, origin)
-
-
-def _scaled(target: Target, role: RolePlan, names: Metrics, origin: Provenance) -> Object:
-    name = f"{target.name}-{role.name}"
-    label = f'namespace="{target.site.namespace}",pod=~"{name}-.*"'
-    trigger = {
-        "type": "prometheus",
-        "metadata": {
-            "serverAddress": target.site.prometheus,
-            "query": f"sum({names.running}{{{label}}}) + sum({names.waiting}{{{label}}})",
-            "threshold": str(max(round(role.sequences * role.strategy.attention_dp * FILL_SHARE), 1)),
-        },
-    }
-    return {
-        "apiVersion": "keda.sh/v1alpha1",
-        "kind": "ScaledObject",
-        "metadata": metadata(target, name, origin),
-        "spec": {
-            "scaleTargetRef": {
-                "apiVersion": "leaderworkerset.x-k8s.io/v1",
-                "kind": "LeaderWorkerSet",
-                "name": name,
-            },
-            "minReplicaCount": 1,
-            "maxReplicaCount": len(role.instances),
-            "cooldownPeriod": COOL_DOWN_SECONDS,
-            "triggers": [trigger],
-        },
-    }
+    assert deployment is not None and deployment.metrics is not None
+    names = deployment.metrics.value
+    for role in (launch.role for launch in launches.values() if len(launch.role.instances) > 1):
+        label = f'namespace="{target.site.namespace}",pod=~"{target.name}-{role.name}-.*"'
+        yield from objects(
+            "scaled",
+            target,
+            origin,
+            pool=role.name,
+            most=len(role.instances),
+            prometheus=target.site.prometheus,
+            query=f"sum({names.running}{{{label}}}) + sum({names.waiting}{{{label}}})",
+            threshold=str(max(round(role.sequences * role.strategy.attention_dp * FILL_SHARE), 1)),
+        )

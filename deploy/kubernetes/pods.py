@@ -1,22 +1,18 @@
 """The pod of one node of a role, the same in every kind of workload."""
 
-from typing import Any
-
 from deploy.commands.fabric import talks_over_nodes
 from deploy.commands.launch import Launch, Target
 from deploy.header import Provenance, annotations
 from deploy.images import image, paired
+from deploy.kubernetes.templates import Object, documents, filled
 from deploy.memory import exchanges
 from deploy.roles import RolePlan
 from deploy.scripts import ASCEND_RANK_TABLE
-
-Object = dict[str, Any]
 
 RESOURCES = {"nvidia": "nvidia.com/gpu", "ascend": "huawei.com/Ascend910"}
 # Weights of hundreds of gigabytes load in tens of minutes: 180 tries, 20 s apart, are an hour.
 STARTUP_TRIES = 180
 STARTUP_PERIOD_SECONDS = 20
-GRACE_SECONDS = 120
 
 
 def resource_name(target: Target, role: RolePlan) -> str:
@@ -33,28 +29,28 @@ def labels(target: Target, launch: Launch) -> dict[str, str]:
     }
 
 
-def metadata(target: Target, name: str, origin: Provenance, extra: dict[str, str] | None = None) -> Object:
-    """Return the metadata of a top-level object."""
-    return {
-        "name": name,
-        "namespace": target.site.namespace,
-        "labels": {"app.kubernetes.io/part-of": target.name, **(extra or {})},
-        "annotations": annotations(origin),
-    }
-
-
 def pod(
     target: Target, launch: Launch, origin: Provenance, *, probed: bool, rings: str | None = None, **env: str
 ) -> Object:
     """Return the pod template of a role; ``probed`` where it answers requests, ``rings`` the rank table's map."""
-    spec = {
-        **pod_settings(target, launch.role),
-        "terminationGracePeriodSeconds": GRACE_SECONDS,
-        "containers": [container(target, launch, probed=probed, rings=rings, env=env)],
+    role, (form,) = launch.role, documents("pod")
+    values = {
+        "pool": role.name,
+        "labels": labels(target, launch),
+        "annotations": annotations(origin) | target.site.annotations,
+        "settings": pod_settings(target, role),
+        "image": image(target, role),
+        "files_path": target.site.files_path,
+        "env": [address_variable(), *({"name": name, "value": value} for name, value in env.items())],
+        "port": launch.port,
+        "resources": resources(target, role),
+        "security": security(target, role),
+        "mounts": mounts(target, launch, rings),
+        "probes": probes(launch) if probed else {},
         "volumes": volumes(target, launch, rings),
     }
-    held = annotations(origin) | target.site.annotations
-    return {"metadata": {"labels": labels(target, launch), "annotations": held}, "spec": spec}
+    found: Object = filled(form, values)
+    return found
 
 
 def pod_settings(target: Target, role: RolePlan) -> Object:
@@ -90,21 +86,6 @@ def super_pod_block(target: Target, launch: Launch) -> dict[str, str]:
     return {"sp-block": str(launch.role.devices)} if scheduled and paired(launch.role) else {}
 
 
-def container(target: Target, launch: Launch, *, probed: bool, rings: str | None, env: dict[str, str]) -> Object:
-    """Return the engine's container, running its role's script."""
-    found: Object = {
-        "name": "engine",
-        "image": image(target, launch.role),
-        "command": ["bash", f"{target.site.files_path}/{launch.role.name}.sh"],
-        "env": [address_variable(), *({"name": name, "value": value} for name, value in env.items())],
-        "ports": [{"name": "http", "containerPort": launch.port}],
-        "resources": resources(target, launch.role),
-        "securityContext": security(target, launch.role),
-        "volumeMounts": mounts(target, launch, rings),
-    }
-    return found | (probes(launch) if probed else {})
-
-
 def security(target: Target, role: RolePlan) -> Object:
     """Return an engine's security context: RDMA pins memory, and IBGDA's kernels map the adapter's registers."""
     capabilities = target.site.capabilities
@@ -113,18 +94,6 @@ def security(target: Target, role: RolePlan) -> Object:
         capabilities = ["IPC_LOCK", *(["SYS_RAWIO"] if exchanges(role) and role.nodes > 1 else [])] if fabric else []
     found: Object = {"allowPrivilegeEscalation": False, "seccompProfile": {"type": "RuntimeDefault"}}
     return found | ({"capabilities": {"add": capabilities}} if capabilities else {})
-
-
-LOCKED: Object = {
-    "allowPrivilegeEscalation": False,
-    "capabilities": {"drop": ["ALL"]},
-    "seccompProfile": {"type": "RuntimeDefault"},
-}
-
-
-def small(cpu: str, memory: str) -> Object:
-    """Return requests and limits of what stands beside the engines."""
-    return {"requests": {"cpu": cpu, "memory": memory}, "limits": {"memory": memory}}
 
 
 def address_variable() -> Object:
@@ -182,7 +151,7 @@ def volumes(target: Target, launch: Launch, rings: str | None) -> list[Object]:
     """Return shared memory, the generated files, the weights, and Ascend's driver files of the host."""
     found: list[Object] = [
         {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": target.site.shared_memory}},
-        {"name": "files", "configMap": {"name": files_map(target, launch), "defaultMode": 0o555}},
+        {"name": "files", "configMap": {"name": f"{target.name}-{launch.role.name}-files", "defaultMode": 0o555}},
         weights_volume(target),
     ]
     if launch.role.accelerator == "ascend":
@@ -222,18 +191,3 @@ def weights_mount(target: Target) -> str:
 def claim(target: Target) -> str:
     """Return the claim that holds the weights."""
     return target.site.model_claim or f"{target.name}-weights"
-
-
-def files_map(target: Target, launch: Launch) -> str:
-    """Return the name of the ConfigMap with a role's script and files."""
-    return f"{target.name}-{launch.role.name}-files"
-
-
-def plain_pod(target: Target) -> Object:
-    """Return what pods beside the engines ask of the cluster."""
-    found: Object = {"automountServiceAccountToken": False, "enableServiceLinks": False}
-    if target.site.image_pull_secrets:
-        found["imagePullSecrets"] = [{"name": name} for name in target.site.image_pull_secrets]
-    if target.site.tolerations:
-        found["tolerations"] = target.site.tolerations
-    return found

@@ -4,7 +4,8 @@ from collections.abc import Iterator
 
 from deploy.commands.launch import Launch, Target
 from deploy.header import Provenance
-from deploy.kubernetes.pods import STARTUP_PERIOD_SECONDS, STARTUP_TRIES, Object, labels, metadata, pod, super_pod_block
+from deploy.kubernetes.pods import STARTUP_PERIOD_SECONDS, STARTUP_TRIES, labels, pod, super_pod_block
+from deploy.kubernetes.templates import Object, objects
 
 
 def workloads(target: Target, launch: Launch, origin: Provenance) -> Iterator[Object]:
@@ -12,36 +13,22 @@ def workloads(target: Target, launch: Launch, origin: Provenance) -> Iterator[Ob
     for number in range(len(launch.role.instances)):
         name = f"{target.name}-{launch.role.name}-{number}"
         chosen = labels(target, launch) | {"podplan/instance": str(number)}
-        yield {
-            "apiVersion": "v1",
-            "kind": "Service",
-            "metadata": metadata(target, name, origin, chosen),
-            "spec": {
-                "clusterIP": "None",
-                "publishNotReadyAddresses": True,
-                "selector": chosen,
-                "ports": [{"name": "http", "port": launch.port, "targetPort": "http"}],
-            },
-        }
         # All pods of a set are alike: where only the first answers, a probe must pass on the others.
         template = pod(target, launch, origin, probed=launch.api == "all" or launch.role.nodes == 1)
         template["metadata"]["labels"] = chosen
         if launch.api == "head" and launch.role.nodes > 1:
             template["spec"]["containers"][0] |= _head_probe(launch)
-        found = metadata(target, name, origin, chosen)
-        found["annotations"] |= super_pod_block(target, launch)
-        yield {
-            "apiVersion": "apps/v1",
-            "kind": "StatefulSet",
-            "metadata": found,
-            "spec": {
-                "serviceName": name,
-                "replicas": launch.role.nodes,
-                "podManagementPolicy": "Parallel",
-                "selector": {"matchLabels": chosen},
-                "template": template,
-            },
-        }
+        yield from objects(
+            "statefulset",
+            target,
+            origin,
+            set=name,
+            labels=chosen,
+            annotations=super_pod_block(target, launch),
+            port=launch.port,
+            nodes=launch.role.nodes,
+            pod=template,
+        )
 
 
 def _head_probe(launch: Launch) -> Object:

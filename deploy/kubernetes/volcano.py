@@ -4,11 +4,8 @@ from collections.abc import Iterator
 
 from deploy.commands.launch import Launch, Target
 from deploy.header import Provenance
-from deploy.kubernetes.pods import Object, labels, metadata, pod, super_pod_block
-
-# Names before pods are ready, for a head is ready once its workers have joined; no policy that shuts the router out.
-SERVICE = ["--publish-not-ready-addresses=true", "--disable-network-policy=true"]
-
+from deploy.kubernetes.pods import labels, pod, super_pod_block
+from deploy.kubernetes.templates import Object, objects
 
 RING_LABEL = {"ring-controller.atlas": "ascend-910b"}
 
@@ -23,41 +20,24 @@ def workloads(target: Target, launch: Launch, origin: Provenance) -> Iterator[Ob
         if role.nodes > 1:
             tasks.append(_task(target, launch, origin, "worker", role.nodes - 1, name, rings))
         if rings:
-            yield _rings(target, origin, name)
-        extra = RING_LABEL if rings else {}
-        found = metadata(target, name, origin, labels(target, launch) | extra)
-        found["annotations"] |= super_pod_block(target, launch)
-        yield {
-            "apiVersion": "batch.volcano.sh/v1alpha1",
-            "kind": "Job",
-            "metadata": found,
-            "spec": {
-                "schedulerName": target.site.scheduler_name or "volcano",
-                "queue": target.site.queue,
-                "minAvailable": role.nodes,
-                "plugins": {"svc": SERVICE, "env": []},
-                "policies": [
-                    {"event": "PodFailed", "action": "RestartJob"},
-                    {"event": "PodEvicted", "action": "RestartJob"},
-                ],
-                "tasks": tasks,
-            },
-        }
+            yield from objects("rings", target, origin, job=name)
+        yield from objects(
+            "volcano",
+            target,
+            origin,
+            job=name,
+            labels=labels(target, launch) | (RING_LABEL if rings else {}),
+            annotations=super_pod_block(target, launch),
+            scheduler=target.site.scheduler_name or "volcano",
+            queue=target.site.queue,
+            nodes=role.nodes,
+            tasks=tasks,
+        )
 
 
 def needs_rings(launch: Launch) -> bool:
     """Whether an instance reads a rank table, which the Ascend operator collects for a job."""
     return launch.per_device and launch.role.nodes > 1
-
-
-def _rings(target: Target, origin: Provenance, job: str) -> Object:
-    """Return the ConfigMap that the Ascend operator fills in with a job's rank table."""
-    return {
-        "apiVersion": "v1",
-        "kind": "ConfigMap",
-        "metadata": metadata(target, f"rings-config-{job}", origin, RING_LABEL),
-        "data": {"hccl.json": '{"status":"initializing"}'},
-    }
 
 
 def _task(

@@ -7,17 +7,8 @@ from collections.abc import Iterator
 from deploy.commands.launch import Target
 from deploy.header import Provenance
 from deploy.images import image
-from deploy.kubernetes.pods import (
-    LOCKED,
-    Object,
-    claim,
-    metadata,
-    pod_settings,
-    resources,
-    security,
-    small,
-    weights_mount,
-)
+from deploy.kubernetes.pods import pod_settings, resources, security, weights_mount
+from deploy.kubernetes.templates import LOCKED, Object, documents, filled, objects
 from deploy.words import quoted
 from ground.units import GIBI
 from hardware.formats import ELEMENT_BYTES
@@ -55,25 +46,16 @@ def mismatched(target: Target) -> list[str]:
 
 def weights(target: Target, origin: Provenance) -> Iterator[Object]:
     """Yield the claim and the job; nothing where the site has the weights, or nobody can say whence they come."""
-    site = target.site
+    site, repository = target.site, source_of(target)
     if site.model_claim or site.model_host_path:
         return
-    name = claim(target)
-    spec: Object = {
-        "accessModes": ["ReadWriteMany"],
-        "resources": {"requests": {"storage": f"{_gibibytes(target)}Gi"}},
-    }
-    if site.storage_class:
-        spec["storageClassName"] = site.storage_class
-    yield {
-        "apiVersion": "v1",
-        "kind": "PersistentVolumeClaim",
-        "metadata": metadata(target, name, origin),
-        "spec": spec,
-    }
-    repository = source_of(target)
-    if repository is not None and not mismatched(target):
-        yield _job(target, origin, name, repository)
+    fetched = repository if repository is not None and not mismatched(target) else None
+    values = _job(target, fetched) if fetched else {"settings": {}, "before": None, "container": None}
+    storage = f"{_gibibytes(target)}Gi"
+    made = objects("weights", target, origin, storage=storage, storage_class=site.storage_class, **values)
+    yield next(made)
+    if fetched:
+        yield from made
 
 
 def _gibibytes(target: Target) -> int:
@@ -86,42 +68,28 @@ def _gibibytes(target: Target) -> int:
     return math.ceil(SPARE * held / GIBI / STEP_GIBIBYTES) * STEP_GIBIBYTES
 
 
-def _job(target: Target, origin: Provenance, name: str, repository: str) -> Object:
+def _job(target: Target, repository: str) -> Object:
+    """Return what of the job differs: how it fetches, and quantises on one node's devices where int8 is planned."""
     converted = quantised(target)
     fetched = f"{target.model_path}-fetched" if converted else target.model_path
-    mounts = [{"name": "model", "mountPath": weights_mount(target)}]
-    fetch = {
-        "name": "fetch",
-        "image": target.site.tools_image,
-        "command": [
-            "bash",
-            "-c",
-            f"pip install --quiet {HUB} && hf download {quoted(repository)} --local-dir {fetched}",
-        ],
-        "env": _token(target),
-        "resources": small("4", "8Gi"),
-        "securityContext": LOCKED,
-        "volumeMounts": mounts,
-    }
-    settings: Object = {"automountServiceAccountToken": False}
-    containers, before = [fetch], []
-    if converted:
-        role = next(role for role in target.roles if role.weights_dtype in converted)
-        containers, before = [_convert(target, fetched, mounts)], [fetch]
-        settings = {key: value for key, value in pod_settings(target, role).items() if key != "priorityClassName"}
-    pod = {
-        **settings,
-        "restartPolicy": "OnFailure",
-        **({"initContainers": before} if before else {}),
-        "containers": containers,
-        "volumes": [{"name": "model", "persistentVolumeClaim": {"claimName": name}}],
-    }
-    return {
-        "apiVersion": "batch/v1",
-        "kind": "Job",
-        "metadata": metadata(target, name, origin),
-        "spec": {"backoffLimit": 4, "template": {"spec": pod}},
-    }
+    values = {"mount": weights_mount(target), "locked": LOCKED}
+    (form,), (conversion,) = documents("fetch"), documents("convert")
+    command = f"pip install --quiet {HUB} && hf download {quoted(repository)} --local-dir {fetched}"
+    fetch = filled(form, values | {"image": target.site.tools_image, "command": command, "token": _token(target)})
+    if not converted:
+        return {"settings": {"automountServiceAccountToken": False}, "before": None, "container": fetch}
+    role = next(role for role in target.roles if role.weights_dtype == "int8")
+    words = [
+        f"git clone --quiet --depth 1 {TOOL} /tmp/tool",
+        "cd /tmp/tool",
+        "bash install.sh",
+        f"msmodelslim quant --model_path {fetched} --save_path {target.weights_path(role)} --device npu "
+        f"--quant_type w8a8 --model_type {quoted(repository.rpartition('/')[2])} --trust_remote_code False",
+    ]
+    own = {"resources": resources(target, role), "security": security(target, role)}
+    convert = filled(conversion, values | own | {"image": image(target, role), "command": " && ".join(words)})
+    settings = {key: value for key, value in pod_settings(target, role).items() if key != "priorityClassName"}
+    return {"settings": settings, "before": [fetch], "container": convert}
 
 
 def _token(target: Target) -> list[Object]:
@@ -129,28 +97,3 @@ def _token(target: Target) -> list[Object]:
         return []
     secret = {"name": target.site.token_secret, "key": "HF_TOKEN"}
     return [{"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": secret}}]
-
-
-def _convert(target: Target, fetched: str, mounts: list[Object]) -> Object:
-    """Return the container that quantises on one node's devices; formats stand in folders where roles differ."""
-    role = next(role for role in target.roles if role.weights_dtype == "int8")
-    saved = target.weights_path(role)
-    words = [
-        f"git clone --quiet --depth 1 {TOOL} /tmp/tool",
-        "cd /tmp/tool",
-        "bash install.sh",
-        f"msmodelslim quant --model_path {fetched} --save_path {saved} --device npu --quant_type w8a8 "
-        f"--model_type {quoted(_title(target))} --trust_remote_code False",
-    ]
-    return {
-        "name": "convert",
-        "image": image(target, role),
-        "command": ["bash", "-c", " && ".join(words)],
-        "resources": resources(target, role),
-        "securityContext": security(target, role),
-        "volumeMounts": mounts,
-    }
-
-
-def _title(target: Target) -> str:
-    return (source_of(target) or target.name_of_model).rpartition("/")[2]

@@ -1,0 +1,62 @@
+"""Core objects beside the workloads: files, priorities, the router and its service."""
+
+from collections.abc import Iterator
+
+from deploy.commands.launch import Launch, Target
+from deploy.header import Provenance, owned
+from deploy.images import image, published
+from deploy.kubernetes.templates import Object, objects
+from deploy.routers import ETCD_PORT, Router, etcd_command, router_script
+from deploy.scripts import script
+from ground.errors import BadInput
+from ground.units import MEBI
+
+# Decode holds requests that have begun, so after a failure it comes back first and prefill may yield to it.
+PRIORITIES = {"decode": 200_000, "mixed": 200_000, "prefill": 100_000}
+
+
+def priority_classes(target: Target, origin: Provenance) -> Iterator[Object]:
+    """Yield a class per role; decode goes before prefill at restarts."""
+    if target.site.priority_class:
+        return
+    for role in dict.fromkeys(role.role for role in target.roles):
+        for item in objects("priority", target, origin, role=role, priority=PRIORITIES[role]):
+            item["metadata"].pop("namespace")  # the class is of the cluster
+            yield item
+
+
+def config_map(target: Target, launch: Launch, origin: Provenance) -> Object:
+    """Return the ConfigMap with a role's script and files. BadInput where it would pass Kubernetes' limit of 1 MiB."""
+    data = {f"{launch.role.name}.sh": script(target, launch, origin), **launch.files}
+    size = sum(len(text.encode()) for text in data.values())
+    if size > MEBI:
+        raise BadInput(
+            f"--platform: the files of {launch.role.name} are {size} bytes, a ConfigMap holds {MEBI}; "
+            "use --platform bare and a shared folder"
+        )
+    return next(objects("files", target, origin, pool=launch.role.name, files=data))
+
+
+def etcd_objects(target: Target, origin: Provenance) -> Iterator[Object]:
+    """Yield one etcd member and its service, where xLLM's instances register."""
+    command = etcd_command(f"{target.name}-etcd:{ETCD_PORT}")
+    return objects("etcd", target, origin, command=command, port=ETCD_PORT)
+
+
+def router_objects(target: Target, router: Router, origin: Provenance) -> Iterator[Object]:
+    """Yield the router's files, deployment and service."""
+    proxy = target.profile.engine == "vllm-ascend" and router.table is None
+    known = image(target, target.roles[0]) if proxy else published(target.profile, "router")
+    return objects(
+        "router",
+        target,
+        origin,
+        files={"router.sh": router_script(router, origin), **owned(origin, dict(router.files))},
+        image=target.site.router_image or known,
+        port=target.site.router_port,
+    )
+
+
+def front(target: Target, launch: Launch, origin: Provenance) -> Iterator[Object]:
+    """Yield a Service over the pods of aggregated instances, where the engine has no router of its own."""
+    return objects("front", target, origin, pool=launch.role.name, port=target.site.router_port)
