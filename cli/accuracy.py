@@ -2,8 +2,6 @@
 
 from typing import Annotated
 
-import typer
-
 from cli.accuracy_view import as_json, case_rows, excluded_rows, group_rows, markdown, misses_first, summary
 from cli.components_view import COLUMNS, component_rows, component_summary, components_as_json
 from cli.options import Json, Text, option, switch
@@ -14,14 +12,11 @@ from ground.units import number_of
 from planner.accuracy import Comparison, evaluate, group, groups, kind_of, load_excluded
 from planner.components import compare_components
 
-app = typer.Typer(rich_markup_mode=None)
-
 CASE_COLUMNS = ["case", "metric", "predicted", "published", "error", "80 % interval", "tier"]
 GROUP_COLUMNS = ["kind", "source", "cases", "mean |error|", "median", "mean error", "rank corr.", "in interval"]
 
 
-@app.command()
-def accuracy(
+def command(
     max_mape: Annotated[Text, option("--max-mape", "P", "Exit 3 past this mean |error|, such as 15% or 0.15.")] = None,
     kind: Annotated[Text, option("--kind", "K", 'Only one kind: decode, prefill, mixed or "mixed ttft".')] = None,
     json: Json = False,

@@ -4,8 +4,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from cli.options import File, Json, Text, argument, option, switch
 from cli.output import Screen, check_force, print_json
 from ground.errors import BadInput
@@ -18,13 +16,10 @@ from hardware.measurements import read_measurements
 from hardware.spec import Fitted, HardwareSpec
 from podplan.result import picked
 
-app = typer.Typer(rich_markup_mode=None)
-
 COLUMNS = ["measured", "rows", "median error before", "after", "worst row", "its error"]
 
 
-@app.command(name="calibrate")
-def calibrate_command(
+def command(
     measurements: Annotated[list[Path], argument("MEASUREMENTS.csv", "Measured times, with the columns above.")],
     hw: Annotated[str, option("--hw", "NAME", "Entry whose fits are to be replaced.")],
     out: Annotated[File, option("--out", "FILE", "YAML to write, which --hw then takes.")] = None,

@@ -3,8 +3,6 @@
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from cli.check_view import junit, show_checks
 from cli.exit_codes import ExitCode
 from cli.github import tell_github
@@ -14,12 +12,9 @@ from ground.files import check_file, write_files
 from podplan.checking import checked
 from podplan.workers import executor_of
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
-
-@app.command()
 @takes_question("QUESTION.yaml | MODEL", "A question file, or with --hw a model as for plan search.")
-def check(
+def command(
     given: Given,
     manifest: Annotated[Text, option("--manifest", "FILE", "Weigh this deployment instead of searching one.")] = None,
     junit_file: Annotated[Text, option("--junit", "FILE", "Write the verdicts as JUnit XML, too.")] = None,

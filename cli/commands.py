@@ -13,7 +13,7 @@ from ground.errors import BadInput
 
 DEFAULT = "search"
 
-# name -> one line of help; the command itself is `app` in cli/<name>.py
+# name -> one line of help; the command itself is `command` in cli/<name>.py
 COMMANDS = {
     "search": "Find the best deployment for a load on a machine; `plan MODEL` for short.",
     "check": "Say whether limits hold, by how much and with which confidence; for CI.",
@@ -67,6 +67,17 @@ def _strict_parser(made: Callable[[Any], Any], context: Any) -> Any:
     return parser
 
 
+def app_of(name: str) -> typer.Typer:
+    """Return a command: the ``app`` of cli/<name>.py where it has commands of its own, else of its ``command``."""
+    module = import_module(f"cli.{name}")
+    if hasattr(module, "app"):
+        own: typer.Typer = module.app
+        return own
+    made = typer.Typer(add_completion=False, rich_markup_mode=None)
+    made.command()(module.command)
+    return made
+
+
 class LazyCommands(TyperGroup):
     """A group that imports a command when it is run, not when it is listed."""
 
@@ -78,7 +89,7 @@ class LazyCommands(TyperGroup):
         """Import cli/<name>.py and return its command; None for an unknown name."""
         if cmd_name not in COMMANDS:
             return None
-        command = typer.main.get_command(import_module(f"cli.{cmd_name}").app)
+        command = typer.main.get_command(app_of(cmd_name))
         command.name = cmd_name
         command.make_parser = partial(_strict_parser, command.make_parser)  # type: ignore[method-assign]
         return command

@@ -19,13 +19,11 @@ from podplan.machines import basis_lines, unlike_prices
 from podplan.question import Asked
 from podplan.workers import executor_of
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None)
 sweep_app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
-@app.command()
 @takes_question("QUESTIONS.yaml | MODEL,...", "A question file, or models with --hw, each by commas.")
-def compare(
+def command(
     given: Given,
     front: Annotated[bool, switch("--front", "All plans of each Pareto front, not only the best.")] = False,
     measure: Annotated[
@@ -67,7 +65,6 @@ def compare(
     return code
 
 
-@sweep_app.command()
 @takes_question("MODEL", "Catalogue name, config.json or model YAML.")
 def sweep(
     given: Given,

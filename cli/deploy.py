@@ -6,8 +6,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import get_args
 
-import typer
-
 from cli.options import Json, takes
 from cli.output import Screen, check_force, print_json
 from deploy.diff import differences, read_files, read_folder
@@ -27,8 +25,6 @@ from planner.manifest.migration import read_migration
 from planner.manifest.schema import Manifest
 from podplan.options import Text, argument, flag, switch
 from podplan.result import picked
-
-app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 PLATFORMS = ("bare", "slurm", "kubernetes")
 
@@ -50,9 +46,8 @@ class DeployFlags:
     force: bool = switch("Write into a folder that has files.")
 
 
-@app.command()
 @takes(DeployFlags)
-def deploy(
+def command(
     flags: DeployFlags,
     json: Json = False,
 ) -> None:

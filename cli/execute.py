@@ -4,8 +4,6 @@ from dataclasses import dataclass
 from json import dumps as dump_json
 from pathlib import Path
 
-import typer
-
 from cli.execute_clock import clock_json, clock_rows, iteration_json, show_clock, show_iteration
 from cli.execute_view import recovery_json, report_json, show_recovery, show_report
 from cli.exit_codes import ExitCode
@@ -25,8 +23,6 @@ from runtime.execute.plan import Choices
 from runtime.execute.run import Settings
 from runtime.execute.timeline import chrome_trace, clocked_iteration
 from runtime.execute.transport import RankFailed, Stuck
-
-app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 MOST_ITERATIONS = 64
 MOST_SEED = 2**32
@@ -52,9 +48,8 @@ class ExecuteFlags:
     timeout: str = flag("DURATION", "How long MPI ranks wait before the run ends.", default="60s")
 
 
-@app.command()
 @takes(ExecuteFlags)
-def execute(
+def command(
     flags: ExecuteFlags,
     json: Json = False,
 ) -> int:

@@ -3,8 +3,6 @@
 from collections.abc import Sequence
 from typing import Annotated
 
-import typer
-
 from cli.day_view import show_day
 from cli.exit_codes import ExitCode
 from cli.options import Given, Json, Text, Workers, option, takes_question
@@ -18,12 +16,9 @@ from planner.search.changes.near import Near
 from podplan.explaining import ExplainResult, explained
 from podplan.workers import executor_of
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
-
-@app.command()
 @takes_question("QUESTION.yaml | MODEL", "A question file, or with --hw a model as for plan search.")
-def explain(
+def command(
     given: Given,
     name: Annotated[Text, option("--name", "NAME", "Which question of the file.")] = None,
     workers: Workers = None,

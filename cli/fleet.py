@@ -6,8 +6,6 @@ from json import dumps
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from cli.check_view import after_text, spares_text
 from cli.day_view import day_text
 from cli.options import Csv, File, Force, Json, argument, option, takes
@@ -22,8 +20,6 @@ from podplan.machines import basis_lines
 from podplan.options import FleetFlags
 from podplan.result import Row, as_csv
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None)
-
 PLACED = {"name": "model", "on_nodes": "nodes", "chips": "chips", "prefill": "prefill", "decode": "decode"}
 PLACED |= {"mixed": "mixed"}
 DOES = (
@@ -33,9 +29,8 @@ DOES = (
 CHECKED = {"confidence": "confidence", "spare": "spare", "after_loss": "after the loss"}
 
 
-@app.command()
 @takes(FleetFlags)
-def fleet(
+def command(
     flags: FleetFlags,
     file: Annotated[Path, argument("FLEET.yaml", "Models, rates and the cluster that they share.")],
     out: Annotated[File, option("--out", "DIR", "Write a manifest per model, fleet.json and fleet.csv there.")] = None,

@@ -5,8 +5,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from cli.exit_codes import ExitCode
 from cli.options import Force, Json, Text, argument, option, switch
 from cli.output import Outputs, Screen, check_force, print_json, read_outputs
@@ -22,11 +20,8 @@ from hardware.spec import Fitted, HardwareSpec
 from podplan.catalogue import hardware as hardware_of
 from podplan.catalogue import sourced_values
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
-
-@app.command()
-def hardware(
+def command(
     name: Annotated[Text, argument("HARDWARE", "Catalogue name or path to a hardware YAML.")] = None,
     json: Json = False,
     check: Annotated[bool, switch("--check", "List what is assumed, and what is missing.")] = False,

@@ -1,18 +1,13 @@
 """`plan import`: a running deployment as a manifest, with its headroom, what is wrong and what would mend it."""
 
-import typer
-
 from cli.exit_codes import ExitCode
 from cli.options import Json, takes
 from cli.output import Screen, print_json
 from podplan.importing import ImportFlags, ImportResult, imported
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
-
-@app.command(name="import")
 @takes(ImportFlags)
-def import_command(
+def command(
     flags: ImportFlags,
     json: Json = False,
 ) -> int:

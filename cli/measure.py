@@ -8,14 +8,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
 from cli.options import option, switch
 from ground.errors import BadInput
 from ground.files import check_file, write_files
 from hardware.measuring import Timer, measure_all
-
-app = typer.Typer(rich_markup_mode=None)
 
 FIELDS = [
     "kernel", "dtype", "groups", "rows", "columns", "depth", "flops", "bytes", "mean_keys", "seconds", "version",
@@ -23,8 +19,7 @@ FIELDS = [
 ]  # fmt: skip
 
 
-@app.command()
-def measure(
+def command(
     out: Annotated[Path, option("--out", "FILE", "CSV to write.")],
     device: Annotated[str, option("--device", "DEVICE", "cuda, npu, cpu, or cuda:1.")] = "cuda",
     quick: Annotated[bool, switch("--quick", "Tiny shapes: whether it runs, not how fast.")] = False,

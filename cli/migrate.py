@@ -2,22 +2,17 @@
 
 from typing import Annotated
 
-import typer
-
 from cli.options import File, Force, Json, option, takes
 from cli.output import Screen, check_force, note, print_json, progress
 from ground.units import format_bytes, format_duration, format_rate
 from planner.manifest.migration import Step
 from podplan.migrating import MIGRATION, MigrateFlags, MigrateResult, migrated
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None)
-
 MOST_NAMES = 4
 
 
-@app.command()
 @takes(MigrateFlags)
-def migrate(
+def command(
     flags: MigrateFlags,
     out: Annotated[File, option("--out", "DIR", "Write migration.yaml and the manifest of every stage there.")] = None,
     force: Force = False,

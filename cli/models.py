@@ -2,8 +2,6 @@
 
 from typing import Annotated
 
-import typer
-
 from cli.options import Json, Text, argument
 from cli.output import Screen, print_json
 from ground.sourced import Sourced
@@ -13,11 +11,8 @@ from models.parameters import count_parameters
 from models.spec import ModelSpec
 from podplan.catalogue import models as models_of
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
-
-@app.command()
-def models(
+def command(
     name: Annotated[Text, argument("MODEL", "Catalogue name, Hugging Face config.json or model YAML.")] = None,
     json: Json = False,
 ) -> None:

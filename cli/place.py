@@ -3,8 +3,6 @@
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from cli.options import File, Force, Json, option, takes
 from cli.output import Screen, check_force, print_json, progress
 from cli.place_view import PLOTS, dense_line, plot_files, show_placement
@@ -13,12 +11,9 @@ from ground.files import check_folder, write_files
 from podplan.place_input import PlaceFlags
 from podplan.placement import FILES, placed
 
-app = typer.Typer(rich_markup_mode=None)
 
-
-@app.command()
 @takes(PlaceFlags)
-def place(
+def command(
     flags: PlaceFlags,
     out: Annotated[File, option("--out", "DIR", "Write the map in every engine's format.")] = None,
     plot: Annotated[File, option("--plot", "DIR", "Draw loads per device, and the curve; podplan[plot].")] = None,

@@ -3,8 +3,6 @@
 from collections.abc import Sequence
 from typing import Annotated
 
-import typer
-
 from cli.options import File, Force, Json, option, takes
 from cli.output import Screen, note, print_json
 from ground.files import check_folder
@@ -18,15 +16,12 @@ from podplan.plan_data import MEMORY_KINDS
 from podplan.planning import FILES
 from podplan.prediction import PredictResult, assumptions, predicted, shared_text
 
-app = typer.Typer(rich_markup_mode=None)
-
 KINDS = MEMORY_KINDS[:-1]
 COLUMNS = ["operator", "stream", "count", "busy", "exposed", "share", "work", "memory", "message", "bound"]
 
 
-@app.command()
 @takes(PredictFlags)
-def predict(
+def command(
     flags: PredictFlags,
     out: Annotated[
         File, option("--out", "DIR", "Write manifest.yaml and plan.json there: this instance, what it needs searched.")

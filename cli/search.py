@@ -16,14 +16,11 @@ from podplan.planning import PlanResult, read_levels, solved, widened
 from podplan.question_files import asked_of, single_question
 from podplan.workers import executor_of
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None)
-
 FILES = (*SAVED, "report.txt", "report.html")
 
 
-@app.command()
 @takes_question("MODEL | QUESTION.yaml", "Catalogue name, config.json or model YAML, with --hw; or a question file.")
-def search(  # noqa: PLR0913 - typer makes a flag of each
+def command(  # noqa: PLR0913 - typer makes a flag of each
     given: Given,
     name: Annotated[Text, option("--name", "NAME", "Which question of the file.")] = None,
     pareto: Annotated[

@@ -5,8 +5,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import typer
-
 from cli.options import Json, takes
 from cli.output import Screen, check_force, print_json, short_duration
 from ground.units import HOUR_SECONDS, format_count, format_rate
@@ -24,15 +22,13 @@ from runtime.simulate.metrics import SimulationResult
 
 SHOWN_EVERY_SECONDS = 0.5
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 TIMES = ("ttft", "tpot", "e2e")
 STATISTICS = ("mean", "p50", "p90", "p99")
 
 
-@app.command()
 @takes(SimulateFlags)
-def simulate(
+def command(
     flags: SimulateFlags,
     json: Json = False,
 ) -> None:

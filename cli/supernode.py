@@ -2,17 +2,12 @@
 
 from typing import Annotated
 
-import typer
-
 from cli.options import Json, Text, argument, option
 from cli.output import Screen, print_json
 from podplan.supernodes import supernode as compared
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
-
-@app.command()
-def supernode(
+def command(
     hw: Annotated[str, argument("HARDWARE", "Catalogue name or path to a hardware YAML.")] = "cm384",
     sizes: Annotated[Text, option("--sizes", "CHIPS", "Sizes by commas, such as 224,384 [parts of it].")] = None,
     blocks: Annotated[

@@ -1,5 +1,5 @@
 """`plan sweep`, which shares all but its points with `plan compare`."""
 
-from cli.compare import sweep_app as app
+from cli.compare import sweep as command
 
-__all__ = ["app"]
+__all__ = ["command"]

@@ -3,8 +3,6 @@
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from cli.charts import curves
 from cli.options import Text, argument, option, switch
 from cli.output import note
@@ -23,7 +21,6 @@ from podplan.planning import PlanResult, plan
 if TYPE_CHECKING:
     from types import ModuleType
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 HOST = "127.0.0.1"
 PORT = "8390"
@@ -90,8 +87,7 @@ class Desk:
         return html_report(self.found)
 
 
-@app.command()
-def ui(
+def command(
     model: Annotated[str, argument("MODEL", "Catalogue name to begin with [deepseek-r1].")] = "deepseek-r1",
     hw: Annotated[str, option("--hw", "HW", "Machine of the catalogue to begin with [cm384].")] = "cm384",
     port: Annotated[Text, option("--port", "N", f"Port on {HOST} [{PORT}].")] = None,

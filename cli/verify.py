@@ -3,8 +3,6 @@
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from cli.exit_codes import ExitCode
 from cli.options import Csv, File, Force, Json, Text, argument, option
 from cli.output import Screen, check_force, print_json
@@ -15,14 +13,11 @@ from planner.verification.verify import Summary, by_label
 from podplan.outliers import NAMES
 from podplan.verification import LABELS, VerifyResult, calibrate, verify
 
-app = typer.Typer(rich_markup_mode=None)
-
 COLUMNS = ["run", "figure", "measured", "predicted", "error", "interval", "inside"]
 MOST_ROWS = 40
 
 
-@app.command(name="verify")
-def verify_command(  # noqa: PLR0913 - typer makes a flag of each
+def command(  # noqa: PLR0913 - typer makes a flag of each
     results: Annotated[
         list[str] | None, argument("RESULT...", "CSV tables of runs, or what load generators wrote.")
     ] = None,

@@ -3,20 +3,15 @@
 import time
 from typing import Annotated
 
-import typer
-
 from cli.exit_codes import ExitCode
 from cli.options import Json, Text, argument, option, switch, takes
 from cli.output import Screen, print_json, progress, short_duration
 from ground.units import counted, format_count, format_rate, parse_duration
 from podplan.watching import WatchFlags, WatchResult, watched
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
-
-@app.command()
 @takes(WatchFlags)
-def watch(
+def command(
     flags: WatchFlags,
     sources: Annotated[list[str], argument("SOURCE...", "URLs or files of metrics, a request log, results of verify.")],
     once: Annotated[bool, switch("--once", "Look once, for cron and CI: exit code 3 when a change pays.")] = False,

@@ -3,12 +3,12 @@
 import signal
 from dataclasses import asdict, dataclass, field
 from functools import cache
-from importlib import import_module
 from typing import Any
 
 import typer
 from hypothesis import strategies as st
 
+from cli.commands import app_of
 from tests.fuzz.documents import ANYWHERE, files
 from tests.fuzz.words import ODD, words, wrong
 
@@ -109,7 +109,7 @@ def read_case(data: dict[str, Any]) -> Case:
 @cache
 def flags(command: str) -> dict[str, str | None]:
     """Return the flags of a command and the field of each, None where it takes no value."""
-    made = typer.main.get_command(import_module(f"cli.{command}").app)
+    made = typer.main.get_command(app_of(command))
     inner = getattr(made, "commands", {"": made})
     options = [each for one in inner.values() for each in one.params if each.param_type_name == "option"]
     found = {name: None if each.is_flag else str(each.name) for each in options for name in each.opts}
