@@ -42,7 +42,7 @@ def command(
     if json:
         print_json(as_json(results, load_excluded()))
     elif as_markdown:
-        Screen().lines(*markdown(results, load_excluded()))
+        Screen().lines(*markdown(results, load_excluded()).splitlines())
     else:
         _print(results)
     if limit is not None:

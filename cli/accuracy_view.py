@@ -1,6 +1,8 @@
 """The comparison with published measurements as JSON, as table rows and as the page docs/accuracy.md."""
 
 from collections.abc import Iterable, Sequence
+from pathlib import Path
+from string import Template
 from typing import get_args
 
 from cli.components_view import COLUMNS, component_rows, component_summary
@@ -20,36 +22,7 @@ METRICS = {
     "tokens_per_second_per_chip": "tokens/s per chip",
 }
 
-
-RELEASED = (
-    "All 837 runs, by `plan verify` of November 2026: mean error of TPOT 7.3 %, of throughput 8.7 %, of TTFT 18.3 %;",
-    "with the host's constants fitted without a model's family TTFT is 22.9 %. With families left out of the",
-    "deviations, too (`scripts/fit_residuals.py`), 80 % intervals hold 83, 83 and 84 %; five random runs of one's own",
-    "model, machine and engine make the errors 6.3, 7.5 and 24.4 %, and the intervals hold 76, 78 and 79 %. TPOT",
-    "of Qwen3-32B on four 910B3 under vLLM-Ascend 0.13.0rc1 is 7 % off at most, 5 % after three runs of one's own; it",
-    "is 2.8 times slower than predicted if no version is named, for later ones do not wait in every layer.",
-    "22 of 35 runs of one SGLang version took 5 to 9 s to the first token at any load (kernels compiled while",
-    "measured, it seems). InferenceX's recipe lets prompts of Llama-3.1-70B under TensorRT-LLM wait up to 20 steps for",
-    "more of them (1K + 1K tokens, TP below 8): TTFT of these 48 runs is 61 % too short without that wait, 5 % off",
-    "with it. Qwen3-32B's 156 runs had the token budget of a generator: TTFT is 55 % off without it, 18 % with it.",
-    "`scripts/engine_order.py`: of two engines at one load on one machine the better one is predicted to be in 97 % of",
-    "685 pairs; the layout that predictions pick is 3.4 % below the best measured, within 3 % in 86 % of 175 loads.",
-)
-"""What the scripts print of measured runs that are not part of the project."""
-
-PREFACE = (
-    "Predictions beside published end-to-end measurements, written by `plan accuracy --markdown`. Kernels,",
-    "collectives and exchanges are fitted to measurements of their own; nothing is fitted to the rows below but the",
-    "constants of engines at the end of the page.",
-    "The error is predicted / published − 1. Tier A: enough is published to predict the row. Tier B: something is",
-    "assumed, or the published value is only a bound; those rows are part of no mean. Tier H, held out: as A, but",
-    "sought only when the model was finished; its means stand apart. Once they had been seen, three things were",
-    "changed, by measured operators and not by these rows: the H20's kernels, lent by the H800 until then, are",
-    "fitted on an H20's own; latents kept in FP8 are multiplied in FP8 there; recurrence and convolution of",
-    "delta-net layers have the pace that they had on an H20. So the H20's rows of tier H are not blind any more,",
-    "and its rows of tier A moved, too; no other did, for none is of a delta-net model. Where a service time has",
-    "an interval, it is the central 80 % interval of the prediction.",
-)
+PAGE = Path(__file__).with_name("accuracy_page.md")
 
 
 def misses_first(results: Iterable[Comparison]) -> list[Comparison]:
@@ -166,81 +139,30 @@ def constants() -> list[list[str]]:
     ]
 
 
-def markdown(results: Sequence[Comparison], excluded: Sequence[Excluded]) -> list[str]:
-    """Return the page docs/accuracy.md."""
+def markdown(results: Sequence[Comparison], excluded: Sequence[Excluded]) -> str:
+    """Return the page docs/accuracy.md; its sentences stand in accuracy_page.md."""
     ranked, parts = misses_first(results), compare_components()
-    return [
-        "# Accuracy",
-        "",
-        *PREFACE,
-        "",
-        f"{summary(results, excluded)}.",
-        "",
-        "## By kind and source",
-        "",
-        *_table(
-            ["kind", "source", "cases", "mean abs. error", "median", "mean error", "rank corr.", "in interval"],
-            group_rows(groups(results)),
-        ),
-        "",
-        "`mixed ttft` is the time to first token in a closed loop, mostly waiting: it depends on how the load",
-        "generator starts and spaces its requests, which the sources do not state. Rank corr. is Spearman's, of the",
-        "metric that most of a group's cases have.",
-        "",
-        "## Large misses, and what is believed to be behind them",
-        "",
-        *_table(
-            ["case", "metric", "error", "believed cause"],
-            [[r.case.id, METRICS[r.case.metric], f"{r.error:+.1%}", r.case.cause] for r in ranked if large(r)],
-        ),
-        "",
-        "## Every row, the largest misses first",
-        "",
-        *_table(
-            ["case", "model", "hardware", "strategy", "metric", "predicted", "published", "error", "interval", "tier"],
-            [
-                [f"[{row[0]}]({result.case.url})", *_subject(result), *row[1:]]
-                for result, row in zip(ranked, case_rows(ranked), strict=True)
-            ],
-        ),
-        "",
-        "## Operators within a step",
-        "",
-        "`plan accuracy --components`: what was published of the parts of a step, since a total may be right because",
-        "errors cancel. Seconds are busy time, without waiting unless said. DeepSeek's decode profile is taken with",
-        "its draft layer on, which its step of 96 ms and the time of its attention kernel ask for; the row above is",
-        "CloudMatrix384's reading of it. What stands out: EP288's attention is too slow and its exchange too fast, by",
-        "waiting that the spread of the published times tells; small kernels (the gate) are too fast by launches.",
-        "",
-        f"{component_summary(parts)}.",
-        "",
-        *_table(COLUMNS, component_rows(parts)),
-        "",
-        "## Constants of engines that no operator gives",
-        "",
-        "Fitted by `scripts/fit_engines.py` on the 837 measured runs of `engine_runs.csv` (AIConfigurator's samples of",
-        "InferenceX and NVIDIA's sweeps), of which some rows above are a part. What groups of runs that a fit did not",
-        "see gain by it stands beside it.",
-        "",
-        *_table(["engine", "constant", "value", "left out"], constants()),
-        "",
-        *RELEASED,
-        "",
-        "## What was taken for each case",
-        "",
-        *[f"- {name}: {note}." for name, note in {r.case.id: r.case.note for r in results}.items()],
-        "",
-        "## Published and not compared",
-        "",
-        *_table(
-            ["what", "rows", "because"],
-            [[f"[{row.what}]({row.url})", str(row.rows), row.reason] for row in excluded],
-        ),
-        "",
-        "## Published operator measurements",
-        "",
-        *_table(["what", "rows", "used in, or why not"], [[o.what, str(o.rows), o.use] for o in load_operators()]),
+    misses = [[r.case.id, METRICS[r.case.metric], f"{r.error:+.1%}", r.case.cause] for r in ranked if large(r)]
+    every = [
+        [f"[{row[0]}]({result.case.url})", *_subject(result), *row[1:]]
+        for result, row in zip(ranked, case_rows(ranked), strict=True)
     ]
+    left_out = [[f"[{row.what}]({row.url})", str(row.rows), row.reason] for row in excluded]
+    operators = [[row.what, str(row.rows), row.use] for row in load_operators()]
+    return Template(PAGE.read_text(encoding="utf-8")).substitute(
+        summary=summary(results, excluded),
+        groups=_table(
+            "kind|source|cases|mean abs. error|median|mean error|rank corr.|in interval", group_rows(groups(results))
+        ),
+        misses=_table("case|metric|error|believed cause", misses),
+        cases=_table("case|model|hardware|strategy|metric|predicted|published|error|interval|tier", every),
+        component_summary=component_summary(parts),
+        components=_table("|".join(COLUMNS), component_rows(parts)),
+        constants=_table("engine|constant|value|left out", constants()),
+        taken="\n".join(f"- {name}: {note}." for name, note in {r.case.id: r.case.note for r in results}.items()),
+        excluded=_table("what|rows|because", left_out),
+        operators=_table("what|rows|used in, or why not", operators),
+    )
 
 
 def large(result: Comparison) -> bool:
@@ -253,9 +175,7 @@ def _subject(result: Comparison) -> list[str]:
     return [asked.model.name, asked.hardware.name, strategy_text(result)]
 
 
-def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    return [
-        f"| {' | '.join(columns)} |",
-        "|---" * len(columns) + "|",
-        *[f"| {' | '.join(row)} |" for row in rows],
-    ]
+def _table(names: str, rows: Iterable[Sequence[str]]) -> str:
+    """Return a table in Markdown; ``names`` of its columns stand between bars."""
+    rule = "|---" * (names.count("|") + 1) + "|"
+    return "\n".join([f"| {names.replace('|', ' | ')} |", rule, *(f"| {' | '.join(row)} |" for row in rows)])
