@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from json import dumps
 from pathlib import Path
 from typing import Annotated
 
@@ -13,7 +12,7 @@ from cli.output import Screen, bounded_text, check_force, note, print_json, prog
 from cli.plan_view import bound_text
 from cli.rows_view import show_keys
 from ground.errors import Infeasible
-from ground.files import check_folder, write_files
+from ground.files import check_folder
 from podplan.fleet_files import read_fleet
 from podplan.fleets import SUMMARY, FleetResult, manifest_names, placed_on
 from podplan.machines import basis_lines
@@ -63,16 +62,12 @@ def command(
         if json:
             print_json(found.to_dict())
         raise Infeasible(found.headline)
-    rows, data = fleet_rows(found), found.to_dict()
+    rows = fleet_rows(found)
     if out is not None:
-        from planner.manifest.document import dump_manifest  # takes 0.1 s to import
-
-        texts = {name: dump_manifest(made) for name, made in found.manifests().items()}
-        texts |= {"fleet.json": dumps(data, indent=2, allow_nan=False) + "\n", "fleet.csv": as_csv(rows)}
-        write_files({out / name: text for name, text in texts.items()}, force=force)
-        note(f"wrote {', '.join(texts)} to {out}")
+        names = found.save(out, force=force, flag="--out", more={SUMMARY[-1]: as_csv(rows)})
+        note(f"wrote {', '.join(names)} to {out}")
     outputs.write(lambda: as_csv(rows))
-    print_json(data) if json else show_fleet(Screen(), found, rows)
+    print_json(found.to_dict()) if json else show_fleet(Screen(), found, rows)
 
 
 def fleet_rows(found: FleetResult) -> list[Row]:

@@ -1,6 +1,5 @@
 """What commands write: JSON, text and tables on stdout, progress and hints on stderr."""
 
-import json
 import os
 import signal
 import sys
@@ -15,6 +14,7 @@ from cli.tables import GAP, Grid, folded
 from ground.errors import BadInput
 from ground.files import check_file, write_files
 from ground.units import MICRO, format_duration
+from podplan.result import as_json
 from podplan.workers import Executor
 
 LINE_WIDTH = 118
@@ -94,8 +94,8 @@ def short_duration(seconds: float) -> str:
 
 
 def print_json(data: Mapping[str, object]) -> None:
-    """Write ``data`` as one JSON object on stdout; ValueError for NaN and infinity, which JSON does not have."""
-    sys.stdout.write(json.dumps(data, indent=2, allow_nan=False) + "\n")
+    """Write ``data`` as one JSON object on stdout."""
+    sys.stdout.write(as_json(data))
 
 
 def note(text: str) -> None:

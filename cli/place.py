@@ -36,7 +36,7 @@ def command(
     with progress("placing experts ..."):
         found = placed(flags)
     drawn = {} if plot is None else plot_files(plot, found)
-    written = {} if out is None else found.files(out)
+    written = {} if out is None else {out / name: text for name, text in found.files().items()}
     write_files({**written, **drawn}, force=force)
     if json:
         print_json(found.to_dict())

@@ -7,7 +7,6 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from ground.errors import BadInput, naming
-from ground.names import suggest
 from planner.checks.check import (
     AfterLoss,
     Limits,
@@ -30,7 +29,6 @@ from podplan.question import Asked
 from podplan.question_files import (
     CHECK_KEYS,
     CHECKED,
-    QUESTION_KEYS,
     Entry,
     asked_of,
     questions_in_place,
@@ -187,7 +185,7 @@ def check(question: str | None = None, *, workers: int | str | None = None, **fl
     Raises:
         BadInput: a keyword that is no flag, or a value that it cannot have.
     """
-    return checked(typed_of({"model": question, **flags}), executor_of(workers))
+    return checked(typed_of({"model": question, **flags}, *CHECK_KEYS), executor_of(workers))
 
 
 def checked(typed: Mapping[str, str], executor: Executor) -> CheckResult:
@@ -204,10 +202,6 @@ def checked(typed: Mapping[str, str], executor: Executor) -> CheckResult:
 
 def _entries(typed: Mapping[str, str]) -> list[Entry]:
     """Return the questions that flags ask, or those of the file that stands in place of a model."""
-    known = (*QUESTION_KEYS, *CHECK_KEYS)
-    for name in typed:
-        if name not in known:
-            raise BadInput(f"{name[:40]!r} is no keyword here{suggest(name, known)}")
     if "manifest" in typed:
         return [Entry(name=typed.get("model") or typed["manifest"], where="", values=typed)]
     if "model" not in typed:

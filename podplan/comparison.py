@@ -12,7 +12,7 @@ from ground.errors import BadInput
 from ground.names import suggest
 from ground.units import number_of, parse_count
 from planner.ranges import spaced
-from podplan.options import QuestionFlags, flag_name, flags_of, names_of
+from podplan.options import UNITS, QuestionFlags, flag_name, flags_of, names_of, text_of
 from podplan.planning import solved
 from podplan.question import Asked, read_question
 from podplan.question_files import Entry, asked_of, questions_in_place, typed_of
@@ -159,7 +159,9 @@ def sweep(
         BadInput: a keyword that is no flag, or a value that it cannot have.
     """
     if isinstance(over, Mapping):
-        ranges = [f"{name}={','.join(typed_of({name: value})[name] for value in own)}" for name, own in over.items()]
+        ranges = [
+            f"{name}={','.join(text_of(each, UNITS.get(name, '')) for each in own)}" for name, own in over.items()
+        ]
     else:
         ranges = [over] if isinstance(over, str) else list(over)
     return swept(typed_of({"model": model, **flags}), ranges, executor_of(workers))

@@ -20,7 +20,7 @@ from podplan.day import day_json
 from podplan.fleet_files import FleetInput, read_fleet
 from podplan.plan_data import bound_json, levels_of, plan_json, plan_row, question_json
 from podplan.question_files import typed_of
-from podplan.result import Result, Row, picked
+from podplan.result import Result, Row, as_json, picked
 
 if TYPE_CHECKING:
     from planner.manifest.schema import Manifest
@@ -123,6 +123,13 @@ class FleetResult(Result):
                 manifest_names(self.asked), self.placed, self.asked.asked, self.floor.places, strict=True
             )
         }
+
+    def files(self) -> dict[str, str]:
+        """Return the manifest of every model, fleet.json and fleet.csv."""
+        from planner.manifest.document import dump_manifest
+
+        texts = {name: dump_manifest(made) for name, made in self.manifests().items()}
+        return texts | dict(zip(SUMMARY, (as_json(self.to_dict()), self.to_csv()), strict=True))
 
 
 def _placed_json(each: Placed) -> dict[str, object]:

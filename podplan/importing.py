@@ -19,9 +19,8 @@ from planner.plans.assemble import assemble
 from planner.question import Question
 from podplan.import_findings import Finding, told_by_batches, told_by_engine, told_by_files
 from podplan.import_sides import mended_rate, most_rate, plan_at, side_of
-from podplan.options import QuestionFlags, Text, argument, flag, switch
+from podplan.options import QuestionFlags, Text, argument, flag, flags_of, switch
 from podplan.question import read_question
-from podplan.question_files import typed_of
 from podplan.result import Result
 from podplan.result import Row as Cells
 
@@ -127,7 +126,7 @@ def import_deployment(
     Keywords are the flags of ``plan import``. Raises BadInput where the source or a flag cannot be read.
     """
     folder = None if out is None else Path(out)
-    return imported(ImportFlags(source=source, hw=hw, out=folder, force=force, **typed_of(given)))
+    return imported(flags_of(ImportFlags, {"source": source, "hw": hw, "out": folder, "force": force, **given}))
 
 
 def imported(flags: ImportFlags) -> ImportResult:

@@ -7,7 +7,7 @@ from time import perf_counter
 from typing import Any
 
 from ground.errors import BadInput
-from ground.files import check_folder, read_yaml, to_yaml, write_files
+from ground.files import read_yaml, to_yaml
 from ground.units import (
     counted,
     format_bytes,
@@ -144,13 +144,6 @@ class MigrateResult(Result):
         names = [found.migration.begin, *(step.stage for step in found.migration.steps)]
         stages = {name: dump_manifest(stage) for name, stage in zip(names, found.stages, strict=True)}
         return {MIGRATION: to_yaml(found.migration.model_dump(mode="json")), **stages}
-
-    def save(self, out: str | Path, *, force: bool = False, flag: str = "out") -> list[str]:
-        """Write migration.yaml and the stages to a folder, all or none; return their names."""
-        texts = self.files()
-        check_folder(Path(out), tuple(texts), force=force, flag=flag)
-        write_files({Path(out) / name: text for name, text in texts.items()}, force=force)
-        return list(texts)
 
 
 def migrate(old: str | Path | Manifest, new: str | Path | Manifest, **flags: object) -> MigrateResult:

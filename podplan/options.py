@@ -5,7 +5,7 @@ Values are texts as they would be typed, None where nothing was given. ``cli`` m
 
 import dataclasses
 import shlex
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -254,6 +254,13 @@ def left_open(given: object) -> bool:
     return given is None or (isinstance(given, str) and given.strip().lower() == "auto")
 
 
+def check_keywords(given: Iterable[str], known: Collection[str]) -> None:
+    """Raise BadInput for a keyword that is not known."""
+    for name in given:
+        if name not in known:
+            raise BadInput(f"{name[:40]!r} is no keyword here{suggest(name, known) or ': they are the long flags'}")
+
+
 def flags_of(kind: type[Flags], given: Mapping[str, object]) -> Flags:
     """Return keywords as the flags that they stand for.
 
@@ -264,9 +271,8 @@ def flags_of(kind: type[Flags], given: Mapping[str, object]) -> Flags:
     """
     known: dict[str, Any] = {each.name: each for each in dataclasses.fields(kind)}  # type: ignore[arg-type]
     found: dict[str, Any] = {}
+    check_keywords(given, known)
     for name, value in given.items():
-        if name not in known:
-            raise BadInput(f"{name[:40]!r} is no keyword here{suggest(name, known) or ': they are the long flags'}")
         kept = value is None or isinstance(value, bool) or "str" not in str(known[name].type) or name == "fail"
         found[name] = value if kept else text_of(value, known[name].metadata.get("unit", ""))
     return kind(**found)

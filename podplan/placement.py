@@ -1,6 +1,5 @@
 """`podplan.place`: experts and their replicas on devices, from measured loads."""
 
-import json
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -35,7 +34,7 @@ from podplan.place_input import (
     read_problem,
     read_weight,
 )
-from podplan.result import Result, Row, as_data, picked
+from podplan.result import Result, Row, as_data, as_json, picked
 
 ANSWER = "placement.json"
 FILES = (*WRITERS, ANSWER)
@@ -212,16 +211,15 @@ class PlaceResult(Result):
             slots=self.placed.slots, experts=problem.experts, ranks=problem.ranks, dense_layers=self.dense_layers
         )
 
-    def files(self, folder: Path) -> dict[Path, str]:
-        """Return the map in every engine's format, each read back, and the answer as JSON: texts by path."""
+    def files(self) -> dict[str, str]:
+        """Return the map in every engine's format, each read back, and the answer as JSON."""
         moe = self.moe_map()
         texts = {name: write(moe) for name, write in WRITERS.items()}
         for name, text in texts.items():
             rows = read_map(text, name, experts=moe.experts, ranks=moe.ranks).slots
             if (rows[-len(moe.slots) :] != moe.slots).any():
                 raise Fault(f"{name} does not read back as it was written")
-        texts[ANSWER] = json.dumps(self.to_dict(), indent=2, allow_nan=False) + "\n"
-        return {folder / name: texts[name] for name in FILES}
+        return {**texts, ANSWER: as_json(self.to_dict())}
 
 
 def _decision_json(decision: Decision | None) -> dict[str, Any]:

@@ -3,13 +3,10 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from json import dumps
-from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from ground.errors import BadInput, Infeasible
-from ground.files import check_folder, write_files
 from ground.units import carried_rate, counted
 from planner.plans.day import over_the_day
 from planner.plans.plan import Plan
@@ -18,7 +15,6 @@ from planner.search.search import search
 from podplan.assumptions import assumptions
 from podplan.day import day_json
 from podplan.growth import growth_json
-from podplan.options import QuestionFlags, flags_of
 from podplan.plan_data import (
     bound_json,
     engines_json,
@@ -29,11 +25,11 @@ from podplan.plan_data import (
     published_json,
     question_json,
 )
-from podplan.question import Asked, read_question
+from podplan.question import Asked
 from podplan.question_files import asked_of, single_question, typed_of
 from podplan.queueing import queueing_json
 from podplan.readers import read_tokens
-from podplan.result import Result, Row
+from podplan.result import Result, Row, as_json
 
 if TYPE_CHECKING:
     from planner.checks.check import Sureness
@@ -176,35 +172,19 @@ class PlanResult(Result):
             raise Infeasible(self.headline)
         return assemble(self.best, question_json(self.asked))
 
-    def save(
-        self, out: str | Path, *, force: bool = False, flag: str = "out", more: Mapping[str, str] | None = None
-    ) -> None:
-        """Write manifest.yaml and plan.json to a folder, and ``more`` texts by their names: all of them or none.
-
-        Raises:
-            BadInput: a file is there already and ``force`` is not given.
-            Infeasible: there is no plan.
-        """
+    def files(self) -> Mapping[str, str]:
+        """Return manifest.yaml and plan.json; Infeasible without a plan."""
         from planner.manifest.document import dump_manifest
 
-        texts = {
-            "manifest.yaml": dump_manifest(self.manifest()),
-            "plan.json": dumps(_untimed(self.to_dict()), indent=2, allow_nan=False) + "\n",
-            **(more or {}),
-        }
-        check_folder(Path(out), tuple(texts), force=force, flag=flag)
-        write_files({Path(out) / name: text for name, text in texts.items()}, force=force)
+        # Without the time that it took, so that the same question gives the same bytes.
+        data = {key: value for key, value in self.to_dict().items() if key != "search_seconds"}
+        return dict(zip(FILES, (dump_manifest(self.manifest()), as_json(data)), strict=True))
 
     def simulate(self, **flags: Any) -> "SimulateResult":
         """Run the plan in virtual time; the keywords are those of ``podplan.simulate``."""
         from podplan.simulation import simulate
 
         return simulate(self.manifest(), **flags)
-
-
-def _untimed(data: dict[str, Any]) -> dict[str, Any]:
-    """Return an answer without the time that it took, so that the same question gives the same bytes."""
-    return {key: value for key, value in data.items() if key != "search_seconds"}
 
 
 def plan(model: str, *, hw: object = None, pareto: int | str | None = None, **flags: object) -> PlanResult:
@@ -224,10 +204,7 @@ def plan(model: str, *, hw: object = None, pareto: int | str | None = None, **fl
     Raises:
         BadInput: a keyword that is no flag, or a value that it cannot have.
     """
-    if hw is None:
-        asked = asked_of(single_question(typed_of({"model": model, **flags}), "search"))
-    else:
-        asked = read_question(flags_of(QuestionFlags, {"model": model, "hw": hw, **flags}))
+    asked = asked_of(single_question(typed_of({"model": model, "hw": hw, **flags}), "search"))
     levels = read_levels(None if pareto is None else str(pareto))
     return widened(solved(asked), levels)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from ground.errors import BadInput, naming
 from ground.files import read_yaml
 from ground.names import suggest
-from podplan.options import SIZES, UNITS, QuestionFlags, flag_name, names_of, text_of
+from podplan.options import SIZES, UNITS, QuestionFlags, check_keywords, flag_name, names_of, text_of
 from podplan.question import Asked, read_question
 from podplan.traffic import LENGTH_FIELDS
 
@@ -55,8 +55,12 @@ def asked_of(entry: Entry) -> Asked:
         return read_question(QuestionFlags(**{name: entry.get(name) for name in QUESTION_KEYS}))
 
 
-def typed_of(given: Mapping[str, object]) -> dict[str, str]:
-    """Return what was given of flags, as it would be typed."""
+def typed_of(given: Mapping[str, object], *more: str) -> dict[str, str]:
+    """Return keywords that are flags of a question, ``name`` or one ``more``, as they would be typed.
+
+    Raises BadInput for a keyword that is none.
+    """
+    check_keywords(given, (*QUESTION_KEYS, "name", *more))
     return {name: text_of(value, UNITS.get(name, "")) for name, value in given.items() if value is not None}
 
 

@@ -2,11 +2,15 @@
 
 import csv
 import dataclasses
+import json
 from collections.abc import Mapping, Sequence
 from html import escape
 from io import StringIO
 from operator import attrgetter
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from ground.files import check_folder, write_files
 
 if TYPE_CHECKING:
     import pandas
@@ -35,6 +39,24 @@ class Result:
         """Return the rows as CSV with a header; what a row does not have is empty."""
         return as_csv(self.rows())
 
+    def files(self) -> Mapping[str, str]:
+        """Return the texts that ``save`` writes, by the names of their files."""
+        raise NotImplementedError
+
+    def save(
+        self, out: str | Path, *, force: bool = False, flag: str = "out", more: Mapping[str, str] | None = None
+    ) -> list[str]:
+        """Write ``files`` to a folder, and ``more`` texts by their names: all of them or none; return the names.
+
+        Raises:
+            BadInput: a file is there already and ``force`` is not given.
+            Infeasible: there is nothing to write.
+        """
+        texts = {**self.files(), **(more or {})}
+        check_folder(Path(out), texts, force=force, flag=flag)
+        write_files({Path(out) / name: text for name, text in texts.items()}, force=force)
+        return list(texts)
+
     def to_frame(self) -> "pandas.DataFrame":
         """Return the rows as a pandas DataFrame; ImportError where pandas is not installed."""
         import pandas  # optional
@@ -58,6 +80,11 @@ def _shown(cell: Cell) -> str:
 def columns_of(rows: Sequence[Mapping[str, object]]) -> list[str]:
     """Return the keys of all rows, in the order of first appearance."""
     return list(dict.fromkeys(key for row in rows for key in row))
+
+
+def as_json(data: Mapping[str, object]) -> str:
+    """Return data as the text of one JSON object; ValueError for NaN and infinity, which JSON does not have."""
+    return json.dumps(data, indent=2, allow_nan=False) + "\n"
 
 
 def as_csv(rows: Sequence[Row]) -> str:

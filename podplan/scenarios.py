@@ -3,12 +3,11 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ground.errors import BadInput, Infeasible, naming
-from ground.files import check_folder, read_yaml, write_files
+from ground.files import read_yaml
 from ground.names import file_names
 from ground.traces import requests_per_second, scale_rate
 from ground.units import HOUR_SECONDS, format_count, format_duration, number_of, parse_duration, rounded_up
@@ -23,11 +22,10 @@ from planner.search.changes.missing import asked_limit, with_limit
 from planner.search.changes.nearest import limit_change
 from planner.search.search import search
 from podplan.on_trace import playable, traced
-from podplan.options import QuestionFlags, flags_of
 from podplan.question import Asked
 from podplan.question_files import Entry, asked_of, merged_flags, read_rows, typed_of
 from podplan.readers import read_fraction
-from podplan.result import Result, Row
+from podplan.result import Result, Row, as_json
 from runtime.simulate.run import simulate
 from runtime.simulate.workload import from_trace
 
@@ -173,13 +171,10 @@ class ScenariosResult(Result):
         names = [name if len(joint) == 1 else f"{name}-{question.model.name}" for _, question in together]
         return dict(zip((f"{each}.yaml" for each in file_names(names)), stood(together), strict=True))
 
-    def save(self, out: str | Path, *, force: bool = False, flag: str = "out") -> list[str]:
-        """Write scenarios.json and the manifests to a folder, all or none; return their names."""
-        texts = {"scenarios.json": dumps(self.to_dict(), indent=2, allow_nan=False) + "\n"}
-        texts |= {name: dump_manifest(each) for name, each in self.manifests().items()}
-        check_folder(Path(out), tuple(texts), force=force, flag=flag)
-        write_files({Path(out) / name: text for name, text in texts.items()}, force=force)
-        return list(texts)
+    def files(self) -> dict[str, str]:
+        """Return scenarios.json and the manifests."""
+        texts = {name: dump_manifest(each) for name, each in self.manifests().items()}
+        return {"scenarios.json": as_json(self.to_dict()), **texts}
 
 
 def layout_text(layout: Layout) -> str:
@@ -200,9 +195,7 @@ def robust(model: str, *, hw: object, scenarios: str | Path, **flags: object) ->
     Raises:
         BadInput: a keyword that is no flag, or a value that it cannot have.
     """
-    flags_of(QuestionFlags, {"model": model, "hw": hw, **flags})
-    typed = typed_of({"model": model, "hw": hw, **flags})
-    return solved_scenarios(typed, Path(scenarios))
+    return solved_scenarios(typed_of({"model": model, "hw": hw, **flags}), Path(scenarios))
 
 
 def solved_scenarios(base: Mapping[str, str], path: Path) -> ScenariosResult:
