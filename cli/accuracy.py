@@ -1,27 +1,27 @@
 """`plan accuracy`: predictions beside published measurements."""
 
-from typing import Annotated
-
 from cli.accuracy_view import as_json, case_rows, excluded_rows, group_rows, markdown, misses_first, summary
 from cli.components_view import COLUMNS, component_rows, component_summary, components_as_json
-from cli.options import Json, Text, option, switch
+from cli.options import JSON, Text, options
 from cli.output import Screen, print_json
 from ground.errors import BadInput, Infeasible
 from ground.names import suggest
 from ground.units import number_of
 from planner.accuracy import Comparison, evaluate, group, groups, kind_of, load_excluded
 from planner.components import compare_components
+from podplan.options import flag, switch
 
 CASE_COLUMNS = ["case", "metric", "predicted", "published", "error", "80 % interval", "tier"]
 GROUP_COLUMNS = ["kind", "source", "cases", "mean |error|", "median", "mean error", "rank corr.", "in interval"]
 
 
+@options
 def command(
-    max_mape: Annotated[Text, option("--max-mape", "P", "Exit 3 past this mean |error|, such as 15% or 0.15.")] = None,
-    kind: Annotated[Text, option("--kind", "K", 'Only one kind: decode, prefill, mixed or "mixed ttft".')] = None,
-    json: Json = False,
-    components: Annotated[bool, switch("--components", "Operators within a step beside published breakdowns.")] = False,
-    as_markdown: Annotated[bool, switch("--markdown", "Print the page docs/accuracy.md.")] = False,
+    max_mape: Text = flag("P", "Exit 3 past this mean |error|, such as 15% or 0.15."),
+    kind: Text = flag("K", 'Only one kind: decode, prefill, mixed or "mixed ttft".'),
+    json: bool = JSON,
+    components: bool = switch("Operators within a step beside published breakdowns."),
+    as_markdown: bool = switch("Print the page docs/accuracy.md.", "--markdown"),
 ) -> None:
     """Compare predictions with published measurements, the largest misses first.
 

@@ -2,9 +2,8 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
 
-from cli.options import File, Json, Text, argument, option, switch
+from cli.options import JSON, File, Text, options
 from cli.output import Screen, check_force, print_json
 from ground.errors import BadInput
 from ground.files import check_file, to_yaml, write_files
@@ -14,18 +13,20 @@ from hardware.calibrate import Calibrated, calibrate, overlay
 from hardware.loader import load_hardware
 from hardware.measurements import read_measurements
 from hardware.spec import Fitted, HardwareSpec
+from podplan.options import argument, flag, switch
 from podplan.result import picked
 
 COLUMNS = ["measured", "rows", "median error before", "after", "worst row", "its error"]
 
 
+@options
 def command(
-    measurements: Annotated[list[Path], argument("MEASUREMENTS.csv", "Measured times, with the columns above.")],
-    hw: Annotated[str, option("--hw", "NAME", "Entry whose fits are to be replaced.")],
-    out: Annotated[File, option("--out", "FILE", "YAML to write, which --hw then takes.")] = None,
-    name: Annotated[Text, option("--name", "NAME", "Name of the new entry [the old one-calibrated].")] = None,
-    force: Annotated[bool, switch("--force", "Replace the file.")] = False,
-    json: Json = False,
+    measurements: list[Path] = argument("MEASUREMENTS.csv", "Measured times, with the columns above."),
+    hw: str = flag("NAME", "Entry whose fits are to be replaced.", needed=True),
+    out: File = flag("FILE", "YAML to write, which --hw then takes."),
+    name: Text = flag("NAME", "Name of the new entry [the old one-calibrated]."),
+    force: bool = switch("Replace the file."),
+    json: bool = JSON,
 ) -> None:
     """Fit efficiency curves to measured times, and write them as an overlay of a catalogue entry.
 

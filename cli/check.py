@@ -1,30 +1,28 @@
 """`plan check`: do the limits hold? For CI: a table, JSON, JUnit, exit code 0 or 3."""
 
 from pathlib import Path
-from typing import Annotated
 
 from cli.check_view import junit, show_checks
 from cli.exit_codes import ExitCode
 from cli.github import tell_github
-from cli.options import File, Given, Json, Text, Workers, option, switch, takes_question
+from cli.options import JSON, WORKERS, File, Given, Text, takes_question
 from cli.output import Screen, check_force, print_json, with_bar
 from ground.files import check_file, write_files
 from podplan.checking import checked
+from podplan.options import flag, switch
 from podplan.workers import executor_of
 
 
 @takes_question("QUESTION.yaml | MODEL", "A question file, or with --hw a model as for plan search.")
 def command(
     given: Given,
-    manifest: Annotated[Text, option("--manifest", "FILE", "Weigh this deployment instead of searching one.")] = None,
-    junit_file: Annotated[Text, option("--junit", "FILE", "Write the verdicts as JUnit XML, too.")] = None,
-    summary: Annotated[
-        File, option("--summary", "FILE", "Append the verdicts as Markdown [GITHUB_STEP_SUMMARY, where that is set].")
-    ] = None,
-    schema: Annotated[bool, switch("--schema", "Print the JSON Schema of question files.")] = False,
-    workers: Workers = None,
-    force: Annotated[bool, switch("--force", "Replace the JUnit file where it exists.")] = False,
-    json: Json = False,
+    manifest: Text = flag("FILE", "Weigh this deployment instead of searching one."),
+    junit_file: Text = flag("FILE", "Write the verdicts as JUnit XML, too.", "--junit"),
+    summary: File = flag("FILE", "Append the verdicts as Markdown [GITHUB_STEP_SUMMARY, where that is set]."),
+    schema: bool = switch("Print the JSON Schema of question files."),
+    workers: Text = WORKERS,
+    force: bool = switch("Replace the JUnit file where it exists."),
+    json: bool = JSON,
 ) -> int:
     """Say whether limits hold, by how much, with which confidence, and after a loss.
 

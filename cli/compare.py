@@ -2,12 +2,11 @@
 
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Annotated
 
 import typer
 
 from cli.exit_codes import ExitCode
-from cli.options import Csv, Force, Given, Json, Text, Workers, option, switch, takes_question
+from cli.options import CSV, FORCE, JSON, WORKERS, Given, Text, takes_question
 from cli.output import Outputs, Screen, check_force, print_json, read_outputs, with_bar
 from cli.plots import Curve, Plot, plotted
 from cli.rows_view import MEASURES, number, show_rows
@@ -16,6 +15,7 @@ from ground.units import format_duration, format_rate
 from planner.question import Question
 from podplan.comparison import CompareResult, compared, compared_entries, swept
 from podplan.machines import basis_lines, unlike_prices
+from podplan.options import flag, switch
 from podplan.question import Asked
 from podplan.workers import executor_of
 
@@ -25,15 +25,13 @@ sweep_app = typer.Typer(add_completion=False, rich_markup_mode=None)
 @takes_question("QUESTIONS.yaml | MODEL,...", "A question file, or models with --hw, each by commas.")
 def command(
     given: Given,
-    front: Annotated[bool, switch("--front", "All plans of each Pareto front, not only the best.")] = False,
-    measure: Annotated[
-        Text, option("--measure", "NAME", "What --plot shows: requests, tokens-per-chip, cost, ...")
-    ] = None,
-    csv: Csv = None,
-    plot: Annotated[Text, option("--plot", "FILE", "Draw a bar for each row as .png or .svg.")] = None,
-    workers: Workers = None,
-    force: Force = False,
-    json: Json = False,
+    front: bool = switch("All plans of each Pareto front, not only the best."),
+    measure: Text = flag("NAME", "What --plot shows: requests, tokens-per-chip, cost, ..."),
+    csv: Text = CSV,
+    plot: Text = flag("FILE", "Draw a bar for each row as .png or .svg."),
+    workers: Text = WORKERS,
+    force: bool = FORCE,
+    json: bool = JSON,
 ) -> int:
     """Set the best plans of several models and machines, or of the questions of a file, side by side.
 
@@ -68,15 +66,13 @@ def command(
 @takes_question("MODEL", "Catalogue name, config.json or model YAML.")
 def sweep(
     given: Given,
-    over: Annotated[list[str] | None, option("--over", "FLAG=VALUES", "isl=1k,4k or rate=5/s..50/s:10[:log].")] = None,
-    measure: Annotated[
-        Text, option("--measure", "NAME", "What --plot shows: requests, chips, cost, ... [by flags].")
-    ] = None,
-    csv: Csv = None,
-    plot: Annotated[Text, option("--plot", "FILE", "Draw the curve as .png or .svg.")] = None,
-    workers: Workers = None,
-    force: Force = False,
-    json: Json = False,
+    over: list[str] | None = flag("FLAG=VALUES", "isl=1k,4k or rate=5/s..50/s:10[:log]."),
+    measure: Text = flag("NAME", "What --plot shows: requests, chips, cost, ... [by flags]."),
+    csv: Text = CSV,
+    plot: Text = flag("FILE", "Draw the curve as .png or .svg."),
+    workers: Text = WORKERS,
+    force: bool = FORCE,
+    json: bool = JSON,
 ) -> int:
     """Find the best plan at every point of one range, or of two.
 

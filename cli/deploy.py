@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import get_args
 
-from cli.options import Json, takes
+from cli.options import JSON, takes
 from cli.output import Screen, check_force, print_json
 from deploy.diff import differences, read_files, read_folder
 from deploy.guide import arithmetic, limits, memories
@@ -49,7 +49,7 @@ class DeployFlags:
 @takes(DeployFlags)
 def command(
     flags: DeployFlags,
-    json: Json = False,
+    json: bool = JSON,
 ) -> None:
     """Write the files that start a manifest with a serving engine, counted back against it first.
 

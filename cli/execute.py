@@ -7,7 +7,7 @@ from pathlib import Path
 from cli.execute_clock import clock_json, clock_rows, iteration_json, show_clock, show_iteration
 from cli.execute_view import recovery_json, report_json, show_recovery, show_report
 from cli.exit_codes import ExitCode
-from cli.options import File, Json, takes
+from cli.options import JSON, File, takes
 from cli.output import check_force, print_json
 from ground.errors import BadInput
 from ground.files import check_file, write_files
@@ -51,7 +51,7 @@ class ExecuteFlags:
 @takes(ExecuteFlags)
 def command(
     flags: ExecuteFlags,
-    json: Json = False,
+    json: bool = JSON,
 ) -> int:
     """Run the plan of a manifest on a small model of the same structure and compare it with an unsharded run.
 

@@ -1,11 +1,10 @@
 """`plan explain`: what binds as arithmetic, what more of each resource buys, and what would be feasible."""
 
 from collections.abc import Sequence
-from typing import Annotated
 
 from cli.day_view import show_day
 from cli.exit_codes import ExitCode
-from cli.options import Given, Json, Text, Workers, option, takes_question
+from cli.options import JSON, WORKERS, Given, Text, takes_question
 from cli.output import Screen, note, print_json, progress, with_bar
 from cli.plan_view import show_first
 from ground.units import carried_rate, format_duration
@@ -14,15 +13,16 @@ from planner.plans.worked import PoolTerms, Worked, worked_plan
 from planner.search.answer import Change
 from planner.search.changes.near import Near
 from podplan.explaining import ExplainResult, explained
+from podplan.options import flag
 from podplan.workers import executor_of
 
 
 @takes_question("QUESTION.yaml | MODEL", "A question file, or with --hw a model as for plan search.")
 def command(
     given: Given,
-    name: Annotated[Text, option("--name", "NAME", "Which question of the file.")] = None,
-    workers: Workers = None,
-    json: Json = False,
+    name: Text = flag("NAME", "Which question of the file."),
+    workers: Text = WORKERS,
+    json: bool = JSON,
 ) -> int:
     """Show the bottleneck as arithmetic, and what a little more of each resource would buy.
 

@@ -3,11 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated
 
 from cli.check_view import after_text, spares_text
 from cli.day_view import day_text
-from cli.options import Csv, File, Force, Json, argument, option, takes
+from cli.options import CSV, FORCE, JSON, File, Text, takes
 from cli.output import Screen, bounded_text, check_force, note, print_json, progress, read_outputs
 from cli.plan_view import bound_text
 from cli.rows_view import show_keys
@@ -16,7 +15,7 @@ from ground.files import check_folder
 from podplan.fleet_files import read_fleet
 from podplan.fleets import SUMMARY, FleetResult, manifest_names, placed_on
 from podplan.machines import basis_lines
-from podplan.options import FleetFlags
+from podplan.options import FleetFlags, argument, flag
 from podplan.result import Row, as_csv
 
 PLACED = {"name": "model", "on_nodes": "nodes", "chips": "chips", "prefill": "prefill", "decode": "decode"}
@@ -31,11 +30,11 @@ CHECKED = {"confidence": "confidence", "spare": "spare", "after_loss": "after th
 @takes(FleetFlags)
 def command(
     flags: FleetFlags,
-    file: Annotated[Path, argument("FLEET.yaml", "Models, rates and the cluster that they share.")],
-    out: Annotated[File, option("--out", "DIR", "Write a manifest per model, fleet.json and fleet.csv there.")] = None,
-    csv: Csv = None,
-    force: Force = False,
-    json: Json = False,
+    file: Path = argument("FLEET.yaml", "Models, rates and the cluster that they share."),
+    out: File = flag("DIR", "Write a manifest per model, fleet.json and fleet.csv there."),
+    csv: Text = CSV,
+    force: bool = FORCE,
+    json: bool = JSON,
 ) -> None:
     """Place several models with rates and limits on one cluster: fewest chips, least cost, most growth or least time.
 

@@ -3,10 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
 
 from cli.exit_codes import ExitCode
-from cli.options import Force, Json, Text, argument, option, switch
+from cli.options import FORCE, JSON, Text, options
 from cli.output import Outputs, Screen, check_force, print_json, read_outputs
 from ground.errors import BadInput
 from ground.sourced import Sourced
@@ -19,15 +18,17 @@ from hardware.loader import load_hardware, problems_of
 from hardware.spec import Fitted, HardwareSpec
 from podplan.catalogue import hardware as hardware_of
 from podplan.catalogue import sourced_values
+from podplan.options import argument, flag, switch
 
 
+@options
 def command(
-    name: Annotated[Text, argument("HARDWARE", "Catalogue name or path to a hardware YAML.")] = None,
-    json: Json = False,
-    check: Annotated[bool, switch("--check", "List what is assumed, and what is missing.")] = False,
-    engine: Annotated[Text, option("--engine", "NAME", "Show the kernels measured under an engine.")] = None,
-    plot: Annotated[Text, option("--plot", "FILE", "With --engine: draw its experts' times, .png or .svg.")] = None,
-    force: Force = False,
+    name: Text = argument("HARDWARE", "Catalogue name or path to a hardware YAML.", default=None),
+    json: bool = JSON,
+    check: bool = switch("List what is assumed, and what is missing."),
+    engine: Text = flag("NAME", "Show the kernels measured under an engine."),
+    plot: Text = flag("FILE", "With --engine: draw its experts' times, .png or .svg."),
+    force: bool = FORCE,
 ) -> int:
     """Show the hardware of the catalogue, or one entry with the source of every value.
 

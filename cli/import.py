@@ -1,7 +1,7 @@
 """`plan import`: a running deployment as a manifest, with its headroom, what is wrong and what would mend it."""
 
 from cli.exit_codes import ExitCode
-from cli.options import Json, takes
+from cli.options import JSON, takes
 from cli.output import Screen, print_json
 from podplan.importing import ImportFlags, ImportResult, imported
 
@@ -9,7 +9,7 @@ from podplan.importing import ImportFlags, ImportResult, imported
 @takes(ImportFlags)
 def command(
     flags: ImportFlags,
-    json: Json = False,
+    json: bool = JSON,
 ) -> int:
     """Read what others deployed: its layout, the rate that it carries, what is wrong, and the changes that mend it.
 

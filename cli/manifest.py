@@ -1,14 +1,14 @@
 """`plan manifest`: whether a file is a manifest, and what one looks like."""
 
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
-from cli.options import Json, argument
+from cli.options import JSON, options
 from cli.output import Screen, print_json
 from ground.units import format_rate
 from planner.manifest.document import json_schema, read_manifest
+from podplan.options import argument
 from podplan.result import picked
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=False)
@@ -26,9 +26,10 @@ def manifest() -> None:
 
 
 @app.command()
+@options
 def validate(
-    file: Annotated[Path, argument("FILE", "The manifest, YAML or JSON.")],
-    json: Json = False,
+    file: Path = argument("FILE", "The manifest, YAML or JSON."),
+    json: bool = JSON,
 ) -> None:
     """Read a manifest with every check; exit 2 with the path to the first wrong field."""
     read = read_manifest(file)

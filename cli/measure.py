@@ -6,12 +6,13 @@ import sys
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from cli.options import option, switch
+from cli.options import options
 from ground.errors import BadInput
 from ground.files import check_file, write_files
 from hardware.measuring import Timer, measure_all
+from podplan.options import flag, switch
 
 FIELDS = [
     "kernel", "dtype", "groups", "rows", "columns", "depth", "flops", "bytes", "mean_keys", "seconds", "version",
@@ -19,11 +20,12 @@ FIELDS = [
 ]  # fmt: skip
 
 
+@options
 def command(
-    out: Annotated[Path, option("--out", "FILE", "CSV to write.")],
-    device: Annotated[str, option("--device", "DEVICE", "cuda, npu, cpu, or cuda:1.")] = "cuda",
-    quick: Annotated[bool, switch("--quick", "Tiny shapes: whether it runs, not how fast.")] = False,
-    force: Annotated[bool, switch("--force", "Replace the file.")] = False,
+    out: Path = flag("FILE", "CSV to write.", needed=True),
+    device: str = flag("DEVICE", "cuda, npu, cpu, or cuda:1.", default="cuda"),
+    quick: bool = switch("Tiny shapes: whether it runs, not how fast."),
+    force: bool = switch("Replace the file."),
 ) -> None:
     """Time matrix products, attention, memory copies and launches on this machine's accelerator.
 

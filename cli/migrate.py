@@ -1,12 +1,11 @@
 """`plan migrate`: the cheapest safe steps from one manifest to another."""
 
-from typing import Annotated
-
-from cli.options import File, Force, Json, option, takes
+from cli.options import FORCE, JSON, File, takes
 from cli.output import Screen, check_force, note, print_json, progress
 from ground.units import format_bytes, format_duration, format_rate
 from planner.manifest.migration import Step
 from podplan.migrating import MIGRATION, MigrateFlags, MigrateResult, migrated
+from podplan.options import flag
 
 MOST_NAMES = 4
 
@@ -14,9 +13,9 @@ MOST_NAMES = 4
 @takes(MigrateFlags)
 def command(
     flags: MigrateFlags,
-    out: Annotated[File, option("--out", "DIR", "Write migration.yaml and the manifest of every stage there.")] = None,
-    force: Force = False,
-    json: Json = False,
+    out: File = flag("DIR", "Write migration.yaml and the manifest of every stage there."),
+    force: bool = FORCE,
+    json: bool = JSON,
 ) -> None:
     """Find the cheapest safe steps from a manifest that runs to another one, or to the plan of a question.
 

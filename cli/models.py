@@ -1,8 +1,6 @@
 """`plan models`: the models that are known, and what one of them is made of."""
 
-from typing import Annotated
-
-from cli.options import Json, Text, argument
+from cli.options import JSON, Text, options
 from cli.output import Screen, print_json
 from ground.sourced import Sourced
 from ground.units import format_count
@@ -10,11 +8,13 @@ from ground.validation import plain
 from models.parameters import count_parameters
 from models.spec import ModelSpec
 from podplan.catalogue import models as models_of
+from podplan.options import argument
 
 
+@options
 def command(
-    name: Annotated[Text, argument("MODEL", "Catalogue name, Hugging Face config.json or model YAML.")] = None,
-    json: Json = False,
+    name: Text = argument("MODEL", "Catalogue name, Hugging Face config.json or model YAML.", default=None),
+    json: bool = JSON,
 ) -> None:
     """Show the models of the catalogue, or one of them with its parameters.
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from podplan.options import WORKERS, QuestionFlags, flag_name
+from podplan.options import QuestionFlags, argument, flag, flag_name, switch
 
 Text = str | None
 File = Path | None
@@ -18,25 +18,10 @@ Given = Mapping[str, str]
 """What was typed of a question, by field."""
 
 
-def option(flag: str, metavar: str, told: str) -> Any:
-    """Return a typer option with a value."""
-    return typer.Option(flag, metavar=metavar, help=told)
-
-
-def switch(flag: str, told: str) -> Any:
-    """Return a typer option that is given or not."""
-    return typer.Option(flag, help=told)
-
-
-def argument(metavar: str, told: str) -> Any:
-    """Return a typer argument."""
-    return typer.Argument(metavar=metavar, help=told)
-
-
-Json = Annotated[bool, switch("--json", "Print one JSON object.")]
-Force = Annotated[bool, switch("--force", "Replace files that are there.")]
-Csv = Annotated[Text, option("--csv", "FILE", "Write the rows as CSV, every figure in SI units.")]
-Workers = Annotated[Text, option("--workers", "N", WORKERS)]
+JSON = switch("Print one JSON object.")
+FORCE = switch("Replace files that are there.")
+CSV = flag("FILE", "Write the rows as CSV, every figure in SI units.")
+WORKERS = flag("N", "Processes that share the work, or dask:ADDRESS of a scheduler [the cores].")
 
 
 def takes(kind: type[Any]) -> Callable[[Command], Command]:
@@ -52,32 +37,32 @@ def takes_question(metavar: str, told: str) -> Callable[[Command], Command]:
 
     None of them is needed, since a file may stand in place of the model.
     """
-    model, *rest = parameters_of(QuestionFlags, optional=True)
-    model = model.replace(annotation=Annotated[Text, argument(metavar, told)])
+    _, *rest = parameters_of(QuestionFlags, optional=True)
+    model = _parameter("model", Text, argument(metavar, told), optional=True)
     return _with([model, *rest], lambda values: {name: each for name, each in values.items() if each is not None})
 
 
 def parameters_of(kind: type[Any], *, optional: bool = False) -> list[inspect.Parameter]:
     """Return the fields of a table of flags as the parameters that typer reads."""
-    return [_parameter(each, optional) for each in fields(kind)]
+    return [_parameter(each.name, each.type, each, optional) for each in fields(kind)]
 
 
-def _parameter(each: "Field[Any]", optional: bool) -> inspect.Parameter:
-    stated = each.metadata
-    needed = stated.get("needed", False) and not optional
-    if stated.get("positional"):
-        info = argument(stated["metavar"], stated["help"])
-    elif "metavar" in stated:
-        info = typer.Option(
-            *(stated["names"] or [flag_name(each.name)]), metavar=stated["metavar"], help=stated["help"]
-        )
+def options(command: Command) -> Command:
+    """Return a command whose own parameters, declared as flags by their defaults, are those that typer reads."""
+    return _with([], lambda _: None)(command)
+
+
+def _parameter(name: str, kind: Any, stated: "Field[Any]", optional: bool = False) -> inspect.Parameter:
+    told = stated.metadata
+    needed = told.get("needed", False) and not optional
+    if told.get("positional"):
+        info = typer.Argument(metavar=told["metavar"], help=told["help"])
     else:
-        info = switch(flag_name(each.name), stated["help"])
-    given = str if needed and each.type == Text else each.type
-    default = inspect.Parameter.empty if needed else each.default
-    return inspect.Parameter(
-        each.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[given, info]
-    )
+        names = told["names"] or [flag_name(name)]
+        info = typer.Option(*names, metavar=told.get("metavar"), help=told["help"])
+    given = str if needed and kind == Text else kind
+    default = inspect.Parameter.empty if needed else stated.default
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[given, info])
 
 
 def _with(
@@ -86,13 +71,13 @@ def _with(
     """Return a decorator that gives a command what is ``made`` of these parameters, before parameters of its own."""
 
     def decorate(command: Command) -> Command:
-        _, *own = inspect.signature(command).parameters.values()
-        every = [*parameters, *(each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in own)]
+        own = list(inspect.signature(command).parameters.values())[1 if parameters else 0 :]
+        every = [*parameters, *(_parameter(each.name, each.annotation, each.default) for each in own)]
 
         @wraps(command)
         def run(**values: Any) -> Any:
             given = {each.name: values.pop(each.name) for each in parameters}
-            return command(made(given), **values)
+            return command(made(given), **values) if parameters else command(**values)
 
         run.__signature__ = inspect.Signature(every)  # type: ignore[attr-defined]
         run.__annotations__ = {each.name: each.annotation for each in every}

@@ -1,13 +1,13 @@
 """`plan place`: expert placement from measured loads."""
 
 from pathlib import Path
-from typing import Annotated
 
-from cli.options import File, Force, Json, option, takes
+from cli.options import FORCE, JSON, File, takes
 from cli.output import Screen, check_force, print_json, progress
 from cli.place_view import PLOTS, dense_line, plot_files, show_placement
 from cli.plots import check_matplotlib
 from ground.files import check_folder, write_files
+from podplan.options import flag
 from podplan.place_input import PlaceFlags
 from podplan.placement import FILES, placed
 
@@ -15,10 +15,10 @@ from podplan.placement import FILES, placed
 @takes(PlaceFlags)
 def command(
     flags: PlaceFlags,
-    out: Annotated[File, option("--out", "DIR", "Write the map in every engine's format.")] = None,
-    plot: Annotated[File, option("--plot", "DIR", "Draw loads per device, and the curve; podplan[plot].")] = None,
-    force: Force = False,
-    json: Json = False,
+    out: File = flag("DIR", "Write the map in every engine's format."),
+    plot: File = flag("DIR", "Draw loads per device, and the curve; podplan[plot]."),
+    force: bool = FORCE,
+    json: bool = JSON,
 ) -> None:
     """Place experts and their replicas on devices from measured loads.
 

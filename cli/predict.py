@@ -1,9 +1,8 @@
 """`plan predict`: one configuration, every operator."""
 
 from collections.abc import Sequence
-from typing import Annotated
 
-from cli.options import File, Force, Json, option, takes
+from cli.options import FORCE, JSON, File, takes
 from cli.output import Screen, note, print_json
 from ground.files import check_folder
 from ground.units import format_bytes, format_count, format_duration, format_si
@@ -11,7 +10,7 @@ from planner.costs.extrapolation import Extrapolated
 from planner.costs.interval import Interval
 from planner.costs.memory import Memory
 from planner.costs.predict import Prediction
-from podplan.options import PredictFlags, flag_name
+from podplan.options import PredictFlags, flag, flag_name
 from podplan.plan_data import MEMORY_KINDS
 from podplan.planning import FILES
 from podplan.prediction import PredictResult, assumptions, predicted, shared_text
@@ -23,11 +22,9 @@ COLUMNS = ["operator", "stream", "count", "busy", "exposed", "share", "work", "m
 @takes(PredictFlags)
 def command(
     flags: PredictFlags,
-    out: Annotated[
-        File, option("--out", "DIR", "Write manifest.yaml and plan.json there: this instance, what it needs searched.")
-    ] = None,
-    force: Force = False,
-    json: Json = False,
+    out: File = flag("DIR", "Write manifest.yaml and plan.json there: this instance, what it needs searched."),
+    force: bool = FORCE,
+    json: bool = JSON,
 ) -> None:
     """Predict one configuration, with every operator.
 

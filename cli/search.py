@@ -2,15 +2,13 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
 
-import typer
-
-from cli.options import File, Given, Json, Text, Workers, option, switch, takes_question
+from cli.options import JSON, WORKERS, File, Given, Text, takes_question
 from cli.output import Screen, check_force, note, print_json, progress, read_outputs
 from cli.plan_view import show_front, show_plan
 from ground.errors import BadInput, Infeasible
 from ground.files import check_folder
+from podplan.options import flag, switch
 from podplan.planning import FILES as SAVED
 from podplan.planning import PlanResult, read_levels, solved, widened
 from podplan.question_files import asked_of, single_question
@@ -22,24 +20,16 @@ FILES = (*SAVED, "report.txt", "report.html")
 @takes_question("MODEL | QUESTION.yaml", "Catalogue name, config.json or model YAML, with --hw; or a question file.")
 def command(  # noqa: PLR0913 - typer makes a flag of each
     given: Given,
-    name: Annotated[Text, option("--name", "NAME", "Which question of the file.")] = None,
-    pareto: Annotated[
-        Text, option("--pareto", "LEVELS", "A wide front over so many levels of TTFT, TPOT and devices, 2 to 8.")
-    ] = None,
-    csv: Annotated[Text, option("--csv", "FILE", "Write the Pareto front as CSV, every figure in SI units.")] = None,
-    plot: Annotated[
-        Text, option("--plot", "FILE", "Draw the front: tokens/s of a user and per chip; .png, .svg.")
-    ] = None,
-    out: Annotated[
-        File, option("--out", "DIR", "Write manifest.yaml, plan.json, report.txt and report.html there.")
-    ] = None,
-    scenarios: Annotated[File, option("--scenarios", "FILE", "One plan for its scenarios; a policy over time.")] = None,
-    workers: Workers = None,
-    verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="Tell the arithmetic, the queueing and what the bound covers, too.")
-    ] = False,
-    force: Annotated[bool, switch("--force", "Replace these files where they exist.")] = False,
-    json: Json = False,
+    name: Text = flag("NAME", "Which question of the file."),
+    pareto: Text = flag("LEVELS", "A wide front over so many levels of TTFT, TPOT and devices, 2 to 8."),
+    csv: Text = flag("FILE", "Write the Pareto front as CSV, every figure in SI units."),
+    plot: Text = flag("FILE", "Draw the front: tokens/s of a user and per chip; .png, .svg."),
+    out: File = flag("DIR", "Write manifest.yaml, plan.json, report.txt and report.html there."),
+    scenarios: File = flag("FILE", "One plan for its scenarios; a policy over time."),
+    workers: Text = WORKERS,
+    verbose: bool = switch("Tell the arithmetic, the queueing and what the bound covers, too.", "--verbose", "-v"),
+    force: bool = switch("Replace these files where they exist."),
+    json: bool = JSON,
 ) -> None:
     """Find the deployment that serves a load best on a machine: pools, strategies, batches, and why.
 

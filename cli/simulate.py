@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from cli.options import Json, takes
+from cli.options import JSON, takes
 from cli.output import Screen, check_force, print_json, short_duration
 from ground.units import HOUR_SECONDS, format_count, format_rate
 from planner.manifest.document import read_manifest
@@ -30,7 +30,7 @@ STATISTICS = ("mean", "p50", "p90", "p99")
 @takes(SimulateFlags)
 def command(
     flags: SimulateFlags,
-    json: Json = False,
+    json: bool = JSON,
 ) -> None:
     """Run a manifest in virtual time and compare what it does with what was predicted.
 

@@ -1,20 +1,17 @@
 """`plan supernode`: sizes of a supernode by what their switches cost and how full jobs leave them."""
 
-from typing import Annotated
-
-from cli.options import Json, Text, argument, option
+from cli.options import JSON, Text, options
 from cli.output import Screen, print_json
+from podplan.options import argument, flag
 from podplan.supernodes import supernode as compared
 
 
+@options
 def command(
-    hw: Annotated[str, argument("HARDWARE", "Catalogue name or path to a hardware YAML.")] = "cm384",
-    sizes: Annotated[Text, option("--sizes", "CHIPS", "Sizes by commas, such as 224,384 [parts of it].")] = None,
-    blocks: Annotated[
-        Text,
-        option("--blocks", "B", "Chips that must share one: mean=10.08,largest=64, 1:50,8:30 or manifests [first]."),
-    ] = None,
-    json: Json = False,
+    hw: str = argument("HARDWARE", "Catalogue name or path to a hardware YAML.", default="cm384"),
+    sizes: Text = flag("CHIPS", "Sizes by commas, such as 224,384 [parts of it]."),
+    blocks: Text = flag("B", "Chips that must share one: mean=10.08,largest=64, 1:50,8:30 or manifests [first]."),
+    json: bool = JSON,
 ) -> None:
     """Say how many switches supernodes of several sizes take, and how full jobs leave them.
 

@@ -1,10 +1,10 @@
 """`plan ui`: what-if in a browser on this machine; sliders ask, and the plan follows."""
 
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 from cli.charts import curves
-from cli.options import Text, argument, option, switch
+from cli.options import Text, options
 from cli.output import note
 from cli.page import STYLE, Page
 from cli.plan_view import show_plan
@@ -15,7 +15,7 @@ from planner.engines.loader import engine_names
 from planner.instances.reachable import REFERENCE
 from podplan.catalogue import hardware as hardware_of
 from podplan.catalogue import models as models_of
-from podplan.options import QuestionFlags, command_line
+from podplan.options import QuestionFlags, argument, command_line, flag, switch
 from podplan.planning import PlanResult, plan
 
 if TYPE_CHECKING:
@@ -87,11 +87,12 @@ class Desk:
         return html_report(self.found)
 
 
+@options
 def command(
-    model: Annotated[str, argument("MODEL", "Catalogue name to begin with [deepseek-r1].")] = "deepseek-r1",
-    hw: Annotated[str, option("--hw", "HW", "Machine of the catalogue to begin with [cm384].")] = "cm384",
-    port: Annotated[Text, option("--port", "N", f"Port on {HOST} [{PORT}].")] = None,
-    open_browser: Annotated[bool, switch("--open", "Open the page in a browser.")] = False,
+    model: str = argument("MODEL", "Catalogue name to begin with [deepseek-r1].", default="deepseek-r1"),
+    hw: str = flag("HW", "Machine of the catalogue to begin with [cm384].", default="cm384"),
+    port: Text = flag("N", f"Port on {HOST} [{PORT}]."),
+    open_browser: bool = switch("Open the page in a browser.", "--open"),
 ) -> None:
     """Ask what-if questions in a browser: sliders for load, limits and machines, and the plan that follows.
 

@@ -1,15 +1,15 @@
 """`plan verify`: measured runs beside their predictions; exit 0 inside the intervals, 3 outside."""
 
 from pathlib import Path
-from typing import Annotated
 
 from cli.exit_codes import ExitCode
-from cli.options import Csv, File, Force, Json, Text, argument, option
+from cli.options import CSV, FORCE, JSON, File, Text, options
 from cli.output import Screen, check_force, print_json
 from ground.errors import BadInput
 from ground.files import write_files
 from ground.units import format_count, format_duration, number_of
 from planner.verification.verify import Summary, by_label
+from podplan.options import argument, flag
 from podplan.outliers import NAMES
 from podplan.verification import LABELS, VerifyResult, calibrate, verify
 
@@ -17,22 +17,19 @@ COLUMNS = ["run", "figure", "measured", "predicted", "error", "interval", "insid
 MOST_ROWS = 40
 
 
+@options
 def command(  # noqa: PLR0913 - typer makes a flag of each
-    results: Annotated[
-        list[str] | None, argument("RESULT...", "CSV tables of runs, or what load generators wrote.")
-    ] = None,
-    manifest: Annotated[Text, option("--manifest", "FILE", "What ran, for reports of load generators.")] = None,
-    calibration: Annotated[Text, option("--calibration", "FILE", "Learn from runs that were verified before.")] = None,
-    calibrate_to: Annotated[
-        File, option("--calibrate", "OUT.yaml", "Write what these runs teach, for --calibration.")
-    ] = None,
-    level: Annotated[Text, option("--level", "L", "Of the intervals [0.8].")] = None,
-    next_runs: Annotated[
-        Text, option("--next", "K", "Name the K runs most likely to change the pick of --manifest's plan.")
-    ] = None,
-    csv: Csv = None,
-    force: Force = False,
-    json: Json = False,
+    results: list[str] | None = argument(
+        "RESULT...", "CSV tables of runs, or what load generators wrote.", default=None
+    ),
+    manifest: Text = flag("FILE", "What ran, for reports of load generators."),
+    calibration: Text = flag("FILE", "Learn from runs that were verified before."),
+    calibrate_to: File = flag("OUT.yaml", "Write what these runs teach, for --calibration.", "--calibrate"),
+    level: Text = flag("L", "Of the intervals [0.8]."),
+    next_runs: Text = flag("K", "Name the K runs most likely to change the pick of --manifest's plan.", "--next"),
+    csv: Text = CSV,
+    force: bool = FORCE,
+    json: bool = JSON,
 ) -> int:
     """Set measured runs beside their predictions, with intervals, and learn from them.
 

@@ -1,22 +1,22 @@
 """`plan watch`: what a running system tells beside its plan; exit 3 when a change pays."""
 
 import time
-from typing import Annotated
 
 from cli.exit_codes import ExitCode
-from cli.options import Json, Text, argument, option, switch, takes
+from cli.options import JSON, Text, takes
 from cli.output import Screen, print_json, progress, short_duration
 from ground.units import counted, format_count, format_rate, parse_duration
+from podplan.options import argument, flag, switch
 from podplan.watching import WatchFlags, WatchResult, watched
 
 
 @takes(WatchFlags)
 def command(
     flags: WatchFlags,
-    sources: Annotated[list[str], argument("SOURCE...", "URLs or files of metrics, a request log, results of verify.")],
-    once: Annotated[bool, switch("--once", "Look once, for cron and CI: exit code 3 when a change pays.")] = False,
-    every: Annotated[Text, option("--every", "DURATION", "Between two looks [5min].")] = None,
-    json: Json = False,
+    sources: list[str] = argument("SOURCE...", "URLs or files of metrics, a request log, results of verify."),
+    once: bool = switch("Look once, for cron and CI: exit code 3 when a change pays."),
+    every: Text = flag("DURATION", "Between two looks [5min]."),
+    json: bool = JSON,
 ) -> int:
     """Set what a running system tells beside its plan, and say when a change pays.
 

@@ -27,16 +27,15 @@ def flag(metavar: str, told: str, *names: str, unit: str = "", needed: bool = Fa
     )
 
 
-def argument(metavar: str, told: str) -> Any:
-    """Return a field that is the positional argument of a command."""
-    return dataclasses.field(
-        default=None, metadata={"metavar": metavar, "help": told, "positional": True, "needed": True}
-    )
+def argument(metavar: str, told: str, *, default: Any = ...) -> Any:
+    """Return a field that is the positional argument of a command; it must be given unless it has a default."""
+    stated = {"metavar": metavar, "help": told, "positional": True, "needed": default is ...}
+    return dataclasses.field(default=None if default is ... else default, metadata=stated)
 
 
-def switch(told: str) -> Any:
+def switch(told: str, *names: str) -> Any:
     """Return a field that is a flag without a value."""
-    return dataclasses.field(default=False, metadata={"help": told})
+    return dataclasses.field(default=False, metadata={"help": told, "names": names})
 
 
 def flag_name(field: str) -> str:
@@ -49,7 +48,6 @@ DRAFTED = "Drafted tokens per iteration"
 BALANCE = "perfect, measured, none or a factor [measured]."
 SKEW = "mixed-domains, single-domain, log-normal=S, power-law=A, or a file of loads [mixed-domains]."
 REDUNDANT = "Slots beyond one per expert, or auto [auto]."
-WORKERS = "Processes that share the work, or dask:ADDRESS of a scheduler [the cores]."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

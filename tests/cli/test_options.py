@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from cli.deploy import DeployFlags
 from cli.execute import ExecuteFlags
-from cli.options import Json, parameters_of, takes
+from cli.options import JSON, parameters_of, takes
 from podplan.options import (
     PredictFlags,
     QuestionFlags,
@@ -38,7 +38,7 @@ def ran():
 
     @app.command()
     @takes(Flags)
-    def command(flags: Flags, json: Json = False) -> None:
+    def command(flags: Flags, json: bool = JSON) -> None:
         """Say what was asked."""
         seen.append((flags, json))
 
