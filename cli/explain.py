@@ -50,7 +50,7 @@ def _show(screen: Screen, found: ExplainResult) -> None:
     if best is None:
         _refused(screen, found)
         return
-    show_first(screen, best, found.answer)
+    show_first(screen, best, found.answer, job=found.asked.job)
     for pool in worked_plan(best):
         screen.lines("")
         _pool(screen, pool)

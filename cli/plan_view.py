@@ -35,6 +35,7 @@ from planner.search.proof import Bound
 from planner.serving.capacity import LEVEL
 from planner.serving.played import Played
 from podplan.assumptions import assumptions
+from podplan.job import Job, job_json, job_seconds
 from podplan.machines import figure_texts
 from podplan.options import flag_name
 from podplan.plan_data import MEMORY_KINDS, loading_json, plan_row, shared_text, strategy_text
@@ -63,9 +64,10 @@ def show_plan(screen: Screen, found: PlanResult, *, runners: bool = True, verbos
     """Write an answer that has a plan, with the first ``runners`` of its front; ``verbose`` with what it rests on."""
     asked, answer, best = found.asked, found.answer, found.best
     assert best is not None, "only a plan is shown"
-    show_first(screen, best, answer, found.sureness)
+    show_first(screen, best, answer, found.sureness, asked.job)
     show_pools(screen, best)
-    _show_latencies(screen, best)
+    if asked.job is None:
+        _show_latencies(screen, best)
     if answer.engines:
         show_engines(screen, answer)
     if asked.day:
@@ -84,7 +86,9 @@ def show_plan(screen: Screen, found: PlanResult, *, runners: bool = True, verbos
         show_front(screen, "Runners-up", others)
 
 
-def show_first(screen: Screen, plan: Plan, answer: Answer, sure: "Sureness | None" = None) -> None:
+def show_first(
+    screen: Screen, plan: Plan, answer: Answer, sure: "Sureness | None" = None, job: Job | None = None
+) -> None:
     """Write the five lines that matter: what to deploy, on what, what it does, how sure that is, and what limits it."""
     question = plan.question
     built = (
@@ -97,7 +101,9 @@ def show_first(screen: Screen, plan: Plan, answer: Answer, sure: "Sureness | Non
     size = ", ".join(counted(count, thing) for thing, count in counts.items())
     limits = f"TTFT {format_duration(question.ttft_seconds)} and TPOT {format_duration(question.tpot_seconds)}"
     does = [
-        f"{requests_text(plan.requests_per_second)} within {limits} at p{question.percentile:g}",
+        f"{requests_text(plan.requests_per_second)} within {limits} at p{question.percentile:g}"
+        if job is None
+        else job_text(plan, job),
         f"{format_count(plan.output_tokens_per_second)} output tokens/s, "
         f"{format_count(plan.output_tokens_per_second / plan.chips)} per chip",
         *_per_million(plan),
@@ -111,6 +117,17 @@ def show_first(screen: Screen, plan: Plan, answer: Answer, sure: "Sureness | Non
         ("Limits", str(answer.binding_limit)),
     )
     screen.lines("")
+
+
+def job_text(plan: Plan, job: Job) -> str:
+    """Say how long a job takes, of which time, at which rate, and what that costs."""
+    seconds, cost = job_seconds(plan, job), job_json(plan, job)["cost_usd"]
+    limit = "" if job.seconds is None else f" of {format_duration(job.seconds)}"
+    paid = "" if cost is None else f", for {format_count(cost)} USD"
+    rate = requests_text(min(pool.capacity_per_second for _, pool in plan.pools()))
+    return (
+        f"{format_count(job.requests)} requests in {format_duration(seconds)}{limit}, {rate} while pools are full{paid}"
+    )
 
 
 def sure_text(plan: Plan, sure: "Sureness | None") -> str:

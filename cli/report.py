@@ -47,7 +47,7 @@ def html_report(found: PlanResult) -> str:
             "green, neighbouring instances differ in shade. The pointer tells the rank.",
         )
     page.heading("What if the load were another, or the limits")
-    for plot, told in (*_load_curves(best), (front_plot(found), FRONT_TOLD)):
+    for plot, told in (*(_load_curves(best) if found.asked.job is None else ()), (front_plot(found), FRONT_TOLD)):
         page.figure(curves(plot), told)
     return page.html()
 

@@ -16,7 +16,8 @@ from podplan.readers import is_any, is_auto
 def assumptions(asked: Asked, best: Plan | None) -> dict[str, object]:
     """Return the defaults that moved the answer: what was taken for the flags that were not given."""
     question = asked.question
-    taken = {**_limits(question), **_traffic(asked), **_machines(question), **_model(question, best)}
+    limits = {} if asked.job is not None else _limits(question)
+    taken = {**limits, **_traffic(asked), **_machines(question), **_model(question, best)}
     named = {name: value for name, value in taken.items() if name in asked.flags.defaulted}
     return named | _implied(asked)
 
@@ -91,7 +92,7 @@ def _implied(asked: Asked) -> dict[str, object]:
     implied: dict[str, object] = {}
     if trace is None:
         implied |= _pictures(question) | {"lengths": _lengths(asked)}
-        implied["arrivals"] = "Poisson"
+        implied["arrivals"] = "Poisson" if asked.job is None else "all there when the instances are up"
     else:
         implied["arrivals"] = f"squared CV {question.workload.arrival_squared_cv:.3g}, measured on {trace.name}"
         if trace.spread_seconds:

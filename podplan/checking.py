@@ -23,6 +23,7 @@ from planner.question import Question
 from planner.search.answer import Answer
 from planner.search.search import search
 from podplan.day import window_head
+from podplan.job import in_time
 from podplan.on_trace import playable
 from podplan.plan_data import plan_json, question_json
 from podplan.question import Asked
@@ -276,7 +277,7 @@ def read_entry(entry: Entry) -> AskedCheck:
         if entry.get("objective") is not None:
             raise BadInput("--objective: a check asks whether limits hold, whatever is best; leave it out")
         return AskedCheck(
-            name=entry.name, searched=asked_of(entry), fixed=None, confidence=confidence, where=entry.where
+            name=entry.name, searched=in_time(asked_of(entry)), fixed=None, confidence=confidence, where=entry.where
         )
 
 

@@ -93,6 +93,11 @@ class QuestionFlags:
     growth: Text = flag(
         "RATES", "Rates by the month, 25/s..100/s:12, with :log by equal factors: what to buy when, up to the largest."
     )
+    job: Text = flag(
+        "JOB",
+        "Offline requests, 1M requests in 6h, without latency limits unless given: the fewest chips that end in time; "
+        "1M requests: how long the devices take.",
+    )
     trace: Text = flag("FILE", "Lengths, arrivals and rate of a trace, in any of its formats.")
     format: Text = flag("NAME", "azure or mooncake [as the file looks].")
     ttft: Text = flag("DURATION", "Limit of the time to the first token [2s].", unit="s")

@@ -7,7 +7,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from ground.errors import BadInput, Infeasible
-from ground.units import carried_rate, counted
+from ground.units import carried_rate, counted, format_duration
 from planner.plans.day import over_the_day
 from planner.plans.plan import Plan
 from planner.search.answer import Answer
@@ -15,6 +15,7 @@ from planner.search.search import search
 from podplan.assumptions import assumptions
 from podplan.day import day_json
 from podplan.growth import growth_json
+from podplan.job import in_time, job_json, job_seconds
 from podplan.plan_data import (
     bound_json,
     engines_json,
@@ -103,13 +104,18 @@ class PlanResult(Result):
         """What the plan does, or what binds where there is none."""
         plan = self.best
         if plan is None:
-            return f"no plan is feasible (binding limit: {self.binding_limit}): {self.explanation}"
+            longer = "; --job without a time tells how long these devices take" if self.asked.job else ""
+            return f"no plan is feasible (binding limit: {self.binding_limit}): {self.explanation}{longer}"
         machines = dict.fromkeys(pool.machines.hardware.name for _, pool in plan.pools())
         return (
             f"{plan.question.model.name} on {' and '.join(machines)} with {plan.question.engine}: "
             f"{counted(plan.nodes, 'node')}, {counted(plan.chips, 'chip')} serve "
-            f"{carried_rate(plan.requests_per_second)}; {self.binding_limit} binds."
+            f"{carried_rate(plan.requests_per_second)}{self._ended(plan)}; {self.binding_limit} binds."
         )
+
+    def _ended(self, plan: Plan) -> str:
+        job = self.asked.job
+        return "" if job is None else f" and end the job in {format_duration(job_seconds(plan, job))}"
 
     def rows(self) -> list[Row]:
         """Return the Pareto front, one plan a row, the best one first; without a plan what binds."""
@@ -136,6 +142,7 @@ class PlanResult(Result):
             "search_seconds": self.seconds,
             "bound": bound_json(answer.bound) if answer.bound else None,
             "day": day_json(over_the_day(best, asked.day), levels_of(best)) if best and asked.day else None,
+            "job": job_json(best, asked.job) if best and asked.job else None,
             "growth": growth_json(self.months) if self.months else None,
             "on_trace": self._on_trace_json(best) if best and self.on_trace else None,
             "queueing": queueing_json(best, levels_of(best)) if best else None,
@@ -215,6 +222,7 @@ def solved(asked: Asked, *, explain: bool = True, beside: bool = True, play: boo
     ``explain`` says what binds by solving changed questions, ``beside`` sets published deployments beside the plan.
     """
     begin = perf_counter()
+    asked = in_time(asked)
     if asked.trace is not None and play:
         from podplan.on_trace import traced  # only a trace needs it
 

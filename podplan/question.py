@@ -14,8 +14,9 @@ from planner.objective import OBJECTIVES, ObjectiveName
 from planner.plans.day import Window
 from planner.plans.quantised import check_some, combinations
 from planner.question import Machines, Question, Queueing, Shape
+from podplan.job import UTILISATION, Job, read_job
 from podplan.machines import read_machines
-from podplan.options import QuestionFlags
+from podplan.options import QuestionFlags, flag_name
 from podplan.pins import check_pins, pinned_shape, read_pins, shared_flag
 from podplan.prefixes import AskedPool, read_prefix_pool
 from podplan.readers import (
@@ -64,20 +65,25 @@ class Asked:
     day: tuple[Window, ...] = ()
     growth: tuple[float, ...] = ()
     """The rate of every month."""
+    job: Job | None = None
 
 
-def read_question(flags: QuestionFlags) -> Asked:
+def read_question(typed: QuestionFlags) -> Asked:
     """Return the question that the flags ask, with the defaults of the command line.
 
     Raises BadInput naming the flag.
     """
+    flags = typed
     for name in ("model", "hw"):
         if getattr(flags, name) is None:
             raise BadInput(f"{name} is missing; a question needs model and hw")
     model = load_model(flags.model or "")
     prefill, decode = read_machines(flags, flags.weights, model)
     pool = AskedPool(model, prefill, read_caches(flags.kv_dtype)[0], read_prefix_pool(flags.cache, prefill))
-    asked = read_traffic(flags, model, pool.with_hits)
+    asked, job = read_traffic(flags, model, pool.with_hits), read_job(flags)
+    if job is not None:
+        flags = _of_job(flags, job, asked.workload.decoded_tokens)
+        asked = replace(asked, rate_per_second=job.rate_per_second)
     beams = read_beams(flags.beams)
     objective, pins = _objective(flags, asked, (prefill, decode)), read_pins(flags, model)
     engines = read_engines(flags.engine, (prefill.hardware, decode.hardware))
@@ -116,7 +122,17 @@ def read_question(flags: QuestionFlags) -> Asked:
     question = with_formats(question, flags.weights, flags.kv_dtype)
     check_shape(question)
     check_some(question, check_pins)
-    return Asked(flags=flags, question=question, trace=asked.trace, day=asked.day, growth=asked.growth)
+    return Asked(flags=typed, question=question, trace=asked.trace, day=asked.day, growth=asked.growth, job=job)
+
+
+def _of_job(flags: QuestionFlags, job: Job, tokens: float) -> QuestionFlags:
+    """Return the flags with what a job takes for limits that are not given."""
+    return replace(
+        flags,
+        ttft=flags.ttft or f"{job.limit_seconds!r}s",
+        tpot=flags.tpot or f"{job.limit_seconds / max(tokens, 1.0)!r}s",
+        max_utilisation=flags.max_utilisation or UTILISATION,
+    )
 
 
 def _model_cache(text: str | None, *machines: Machines) -> str | None:
@@ -144,8 +160,10 @@ def _objective(flags: QuestionFlags, asked: AskedTraffic, machines: tuple[Machin
         return "chips" if rated else "throughput"
     objective: ObjectiveName = read_choice(flags.objective, "--objective", get_args(ObjectiveName))
     if OBJECTIVES[objective].maximised:
-        if flags.rate is not None or asked.day or asked.growth:
-            given = "--rate-profile" if asked.day else "--growth" if asked.growth else "--rate"
+        given = next(
+            (flag_name(name) for name in ("rate", "rate_profile", "growth", "job") if getattr(flags, name)), None
+        )
+        if given and rated:
             raise BadInput(
                 f"{given} and --objective throughput contradict, for that objective finds the largest rate; "
                 "leave one out"

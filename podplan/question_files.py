@@ -13,7 +13,7 @@ from podplan.question import Asked, read_question
 from podplan.traffic import LENGTH_FIELDS
 
 QUESTION_KEYS = names_of(QuestionFlags)
-RATES = {"rate", "rate_profile", "growth"}
+RATES = {"rate", "rate_profile", "growth", "job"}
 CHECK_KEYS = ("manifest",)
 """Keys of a question beside its flags, for ``plan check``."""
 CHECKED = ("confidence", "headroom")

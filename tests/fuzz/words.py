@@ -34,6 +34,7 @@ RIGHT: dict[str, list[str]] = {
     "rate": ["1/s", "5/s", "600/min", "0.1/s", "1000/s"],
     "rate_profile": ["0:00=1/s,8:00=2/s", "day.csv"],
     "growth": ["1/s..4/s:3", "1/s..9/s:2:log"],
+    "job": ["100k requests in 6h", "1000 in 1min", "5k requests"],
     "trace": ["trace", "trace.gz"],
     "format": ["mooncake", "azure", "weka", "guidellm", "sharegpt", "servegen"],
     "ttft": ["1s", "200ms", "10s"],

@@ -1,0 +1,99 @@
+"""`--job`: offline requests that must end in time, or how long devices take."""
+
+import json
+from typing import Any
+
+import pytest
+
+import podplan
+from cli import main
+from cli.exit_codes import ExitCode
+from podplan.job import Job, job_seconds, last_seconds, read_job
+from podplan.options import QuestionFlags
+
+SMALL: dict[str, Any] = {"hw": "h100", "nodes": 1, "isl": 1024, "osl": 256, "engine": "vllm", "shape": "disaggregated"}
+LINE = ["qwen3-8b", *(word for name, value in SMALL.items() for word in (f"--{name}", str(value)))]
+JOB = "1M requests in 6h"
+
+
+@pytest.fixture(scope="module")
+def found() -> podplan.PlanResult:
+    """A job of a million requests."""
+    return podplan.plan("qwen3-8b", **SMALL, job=JOB)
+
+
+def test_a_job_ends_in_time_and_no_size_less_does(found: podplan.PlanResult) -> None:
+    """The last request's own time is counted; a chip less takes longer, and nothing needs to wait less."""
+    best, data = found.best, found.to_dict()
+    assert best is not None and data["job"]["requests"] == 1_000_000 and data["job"]["limit_seconds"] == 21_600
+    assert 0 < last_seconds(best) < data["job"]["seconds"] <= 21_600
+    assert data["job"]["seconds"] == job_seconds(best, Job(requests=1_000_000, seconds=21_600.0))
+    assert data["job"]["cost_usd"] == pytest.approx(best.cost_per_hour * data["job"]["seconds"] / 3600)  # type: ignore[operator]
+    fewer = {**SMALL, "nodes": None, "devices": best.devices - 1}
+    assert podplan.plan("qwen3-8b", **fewer, job=JOB).best is None
+
+
+def test_given_devices_take_so_long(found: podplan.PlanResult) -> None:
+    """Without a time the devices do what they can; a limit that is given holds."""
+    assert found.best is not None
+    sizes = {**SMALL, "nodes": None}
+    on_all, limited = (
+        podplan.plan("qwen3-8b", **sizes, devices=found.best.devices, job="1M requests", **limit).to_dict()
+        for limit in ({}, {"tpot": "15ms"})
+    )
+    assert on_all["question"]["objective"] == "throughput" and on_all["job"]["limit_seconds"] is None
+    # The largest rate has the fullest batches, in which the last request takes a little longer.
+    assert on_all["job"]["seconds"] <= found.to_dict()["job"]["seconds"] * 1.001
+    assert limited["job"]["seconds"] > on_all["job"]["seconds"]
+    assert limited["best"]["tpot_seconds"]["p99"] <= 0.015
+
+
+def test_a_short_job_waits_for_its_last_request() -> None:
+    """A thousand requests in a minute: half of it is what a request takes by itself."""
+    found = podplan.plan("qwen3-8b", **SMALL, job="2000 requests in 30s")
+    assert found.best is not None and found.to_dict()["job"]["seconds"] <= 30
+    assert found.best.requests_per_second > 2000 / 30
+
+
+def test_a_job_is_printed_without_latencies_and_checked(capsys: pytest.CaptureFixture[str]) -> None:
+    """Nobody waits: its time, its cost, and no table of TTFT."""
+    assert main.main([*LINE, "--job", JOB]) == ExitCode.DONE
+    shown = capsys.readouterr().out
+    assert "1M requests in " in shown and " of 6 h, " in shown and "while pools are full, for " in shown
+    assert "TTFT, with waiting" not in shown and "--ttft" not in shown
+    assert main.main(["check", *LINE, "--job", JOB, "--json"]) == ExitCode.DONE
+    assert json.loads(capsys.readouterr().out)["feasible"]
+    assert main.main([*LINE, "--job", "99M requests in 1h"]) == ExitCode.INFEASIBLE
+    assert "--job without a time tells how long" in capsys.readouterr().err
+
+
+def test_words_of_a_job() -> None:
+    """With and without the word requests and the time."""
+    flags = (QuestionFlags(job=text) for text in ("1M requests in 6h", "1k in 90s", "5 requests", "20k", None))
+    told = [read_job(each) for each in flags]
+    assert [each and (each.requests, each.seconds) for each in told] == [
+        (1_000_000, 21_600.0),
+        (1000, 90.0),
+        (5, None),
+        (20_000, None),
+        None,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (["--job", "many"], "is not COUNT requests in TIME"),
+        (["--job", "1M requests in"], "is not COUNT requests in TIME"),
+        (["--job", "1M requests in 6"], "has no unit"),
+        (["--job", "0 requests in 6h"], "--job"),
+        (["--job", JOB, "--rate", "5/s"], "leave one of them out"),
+        (["--job", JOB, "--objective", "throughput"], "contradict"),
+        (["--job", "1M requests", "--objective", "chips"], "needs the rate"),
+    ],
+)
+def test_what_is_no_job_is_told_in_one_line(flags: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Naming the flag."""
+    assert main.main([*LINE, *flags]) == ExitCode.BAD_INPUT
+    error = capsys.readouterr().err
+    assert told in error and error.count("\n") == 1
