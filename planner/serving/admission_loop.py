@@ -28,7 +28,7 @@ from planner.serving.batch_loop import (
     prepend,
     unseen,
 )
-from planner.serving.compiled import njit
+from planner.serving.compiled import making, njit
 
 
 @njit
@@ -274,7 +274,7 @@ def _fits(i: int, s: int, p: int, now: float, ever: float, requests: Records, po
     return bool(ample or _lasts(i, s, p, now - prompt, requests, pool))
 
 
-@njit
+@making
 def _lasts(i: int, s: int, p: int, free: float, requests: Records, pool: Instances) -> bool:
     """Whether memory lasts until all answers are out, with request ``p``: who lacks least leaves first."""
     r = int(requests[p].rank)

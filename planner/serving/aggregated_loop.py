@@ -57,9 +57,11 @@ def play(
         now = requests[p].arrival
         i = p % instances
         if policy == LEAST_LOAD:
+            i = 0
             for k in range(instances):
                 advance(k, now, requests, pool, rule, times)
-            i = int(np.argmin(pool.heads.prompt_tokens))
+                if pool.heads[k].prompt_tokens < pool.heads[i].prompt_tokens:
+                    i = k
         else:
             advance(i, now, requests, pool, rule, times)
         add(i, p, now, requests, pool, rule)

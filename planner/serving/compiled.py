@@ -8,7 +8,9 @@ import os
 import sys
 import tempfile
 import zlib
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, Protocol, TypeVar
 
 
 def _cache_folder() -> Path:
@@ -36,7 +38,23 @@ if "numba" not in sys.modules:
 
 from numba import njit as _njit  # noqa: E402 - numba reads the cache folder when it is imported
 
-njit = _njit(cache=True, nogil=True, error_model="numpy", forceinline=True)
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+class Decorator(Protocol):
+    """What compiles a function and leaves its type."""
+
+    def __call__(self, function: Function, /) -> Function:
+        """Return the function, compiled when it is first called."""
+        ...
+
+
+# Without reference counts (``_nrt``): loops borrow the arrays of their caller. Counting took three quarters of a step.
+_OPTIONS: dict[str, Any] = {"cache": True, "nogil": True, "error_model": "numpy", "_nrt": False}
+
+njit: Decorator = _njit(**_OPTIONS, forceinline=True)
 """Decorator of compiled functions: machine code is kept on disk; NUMBA_DISABLE_JIT=1 leaves plain Python."""
-called = _njit(cache=True, nogil=True, error_model="numpy")
+called: Decorator = _njit(**_OPTIONS)
 """Decorator of the few outermost ones, which are not inlined: that halves the time to compile and costs no speed."""
+making: Decorator = _njit(**_OPTIONS | {"_nrt": True})
+"""Decorator of those that make arrays, which are counted."""

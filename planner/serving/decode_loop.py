@@ -167,22 +167,22 @@ def _end(i: int, jobs: Jobs, ranks: Ranks, clocks: Clocks) -> None:
 @njit
 def _choose(p: int, policy: int, slots: int, capacity: float, jobs: Jobs, ranks: Ranks) -> int:
     """Return the rank, of all instances, that takes a request; -1 where none has room. An empty one always has."""
-    taken, reserved, turns = ranks.taken.ravel(), ranks.reserved.ravel(), ranks.turns.ravel()
-    best = _NOBODY
-    for r in range(taken.size):
-        if taken[r] >= slots or (taken[r] > 0 and reserved[r] + jobs.need[p] > capacity):
-            continue
-        if best < 0:
-            best = r
-        elif policy == LEAST_KV:
-            if reserved[r] < reserved[best]:
-                best = r
-        elif policy == LEAST_REQUESTS:
-            if taken[r] < taken[best]:
-                best = r
-        elif turns[r] < turns[best]:
-            best = r
-    return best
+    taken, reserved, turns = ranks.taken, ranks.reserved, ranks.turns
+    instances, width = taken.shape
+    first = best = _NOBODY
+    for i in range(instances):
+        for r in range(width):
+            if taken[i, r] >= slots or (taken[i, r] > 0 and reserved[i, r] + jobs.need[p] > capacity):
+                continue
+            if policy == LEAST_KV:
+                sooner = best >= 0 and reserved[i, r] < reserved[first, best]
+            elif policy == LEAST_REQUESTS:
+                sooner = best >= 0 and taken[i, r] < taken[first, best]
+            else:
+                sooner = best >= 0 and turns[i, r] < turns[first, best]
+            if best < 0 or sooner:
+                first, best = i, r
+    return first * width + best if best >= 0 else _NOBODY
 
 
 @njit

@@ -90,6 +90,8 @@ class PrefillRun:
             turn=np.zeros(each, dtype=np.int64),
             busy=np.zeros(each),
             passes=np.zeros(each, dtype=np.int64),
+            room=np.zeros(pool.ranks, dtype=np.int64),
+            load=np.zeros((pool.ranks, 5)),
         )
         none = np.zeros(0, dtype=np.int64)
         self._prompts = loop.Prompts(np.zeros(0), none, none, none, np.zeros(0), none, np.zeros(0))
@@ -114,7 +116,8 @@ class PrefillRun:
         fresh = (np.full(count, -1), np.full(count, np.inf), np.zeros(count, dtype=np.int64), np.zeros(count))
         arrival, reused = np.asarray(stream.arrival_seconds, np.float64), stream.reused_tokens
         if self.pool.times.loading_seconds:
-            reused = self._loop.worth_loading(self.pool.times, self.pool.budget_tokens, reused)
+            reused = reused.copy()
+            self._loop.keep_worth_loading(self.pool.times, self.pool.budget_tokens, reused)
         return self._loop.Prompts(arrival, stream.prompt_tokens, reused, *fresh)
 
     def whole(self, stream: Stream, enough: Callable[[Floats], bool] | None = None) -> Prefilled:

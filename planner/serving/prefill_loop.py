@@ -6,9 +6,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.serving.compiled import njit
-from planner.serving.tables_loop import TableArrays, pass_seconds, worth_loading
+from planner.serving.tables_loop import TableArrays, keep_worth_loading, pass_seconds
 
-__all__ = ["IN_TURN", "LEAST_LOAD", "Instances", "Prompts", "play", "worth_loading"]
+__all__ = ["IN_TURN", "LEAST_LOAD", "Instances", "Prompts", "keep_worth_loading", "play"]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -52,14 +52,17 @@ class Instances(NamedTuple):
     turn: Ints
     busy: Floats
     passes: Ints
+    room: Ints
+    """[ranks]: tokens that the pass which is made up has left."""
+    load: Floats
+    """[ranks, 5]: what it carries."""
 
 
 @njit
 def advance(i: int, until: float, prompts: Prompts, pool: Instances, budget: int, times: TableArrays) -> None:
     """Run every pass of instance ``i`` that begins before ``until``; who comes at its very begin is in the pass."""
     ranks = pool.under.shape[1]
-    room = np.empty(ranks, np.int64)
-    load = np.zeros((ranks, 5))
+    room, load = pool.room, pool.load
     while True:
         carried = False
         for r in range(ranks):
@@ -154,9 +157,10 @@ def _take(i: int, r: int, p: int, done: int, room: Ints, load: Floats, prompts: 
 def _slowest(load: Floats, times: TableArrays) -> float:
     """Seconds of a pass: of the rank with most tokens, or of that with most query-key pairs, behind the last load."""
     ranks = load.shape[0]
-    most, deepest, total = 0, 0, 0.0
+    most, deepest, total, loading = 0, 0, 0.0, 0.0
     for r in range(ranks):
         total += load[r, 0]
+        loading = max(loading, load[r, 4] * times.loading_seconds)
         if load[r, 0] > load[most, 0]:
             most = r
         if load[r, 2] > load[deepest, 2]:
@@ -168,7 +172,7 @@ def _slowest(load: Floats, times: TableArrays) -> float:
     if deepest != most:
         other = pass_seconds(times, load[deepest, 0], load[deepest, 1], load[deepest, 2], load[deepest, 3], mean)
         seconds = max(seconds, other)
-    return float(seconds + load[:, 4].max() * times.loading_seconds)
+    return float(seconds + loading)
 
 
 @njit

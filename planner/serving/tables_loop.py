@@ -11,10 +11,10 @@ __all__ = [
     "TableArrays",
     "alone_seconds",
     "cell",
+    "keep_worth_loading",
     "kv_slope",
     "loaded_seconds",
     "pass_seconds",
-    "worth_loading",
 ]
 
 Floats = NDArray[np.float64]
@@ -110,15 +110,13 @@ def pass_seconds(times: TableArrays, tokens: float, context: float, pairs: float
 
 
 @njit
-def worth_loading(times: TableArrays, budget: int, reused: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the reused tokens of prompts [requests], none where full passes compute them sooner than they come."""
-    kept = reused.copy()
+def keep_worth_loading(times: TableArrays, budget: int, reused: NDArray[np.int64]) -> None:
+    """Drop the reused tokens of prompts [requests] that full passes compute sooner than they come."""
     for p in range(reused.size):
         if reused[p]:
             full = pass_seconds(times, budget, 0.0, budget * (reused[p] + 1) / 2, 0.0, budget)
             if full < budget * times.loading_seconds:
-                kept[p] = 0
-    return kept
+                reused[p] = 0
 
 
 @njit
