@@ -13,7 +13,7 @@ from deploy.guide import guide
 from deploy.header import Provenance, comment, owned, provenance
 from deploy.inventory import Inventory, read_inventory
 from deploy.kubernetes.files import sheets, written
-from deploy.memory import exchanges
+from deploy.memory import exchanges, holding
 from deploy.proof import Load, benchmark, load_of, smoke
 from deploy.reading.check import check_round_trip
 from deploy.roles import RolePlan, read_roles
@@ -23,9 +23,11 @@ from deploy.words import quoted
 from ground.errors import BadInput, Infeasible
 from ground.version import VERSION
 from planner.engines.loader import load_orchestrator
+from planner.engines.memory import dispatch_tokens
 from planner.engines.spec import EngineProfile, PlatformKind
 from planner.manifest.schema import Manifest
 
+MOST_DISPATCHED = 1024  # by the counters of DeepEP's kernels, FINISHED_SUM_TAG
 SAFE_NAME = re.compile(r"[A-Za-z0-9._-]{1,100}")
 COMMANDS: dict[str, Callable[[Target, RolePlan], Launch]] = {
     "vllm": vllm.launch,
@@ -149,6 +151,14 @@ def _check_machines(target: Target) -> None:
             raise Infeasible(
                 f"--engine: the {role.name} pool exchanges experts by DeepEP, whose kernels take NVLink inside a node "
                 f"(DeepEP README: Requirements), and {title} is on PCIe (machine); plan its experts with EP 1"
+            )
+        low_latency = target.profile.engine == "sglang" and exchanges(role) and role.role != "prefill"
+        tokens = int(dispatch_tokens(holding("sglang", role))) if low_latency else 0
+        if tokens > MOST_DISPATCHED:
+            raise Infeasible(
+                f"--engine: the low-latency exchange of the {role.name} pool carries at most {MOST_DISPATCHED} tokens "
+                f"of a rank (SGLang: token_dispatcher/deepep.py), and {role.sequences} requests bring {tokens}; plan "
+                f"with --batch {MOST_DISPATCHED // role.draft_window} or fewer"
             )
 
 

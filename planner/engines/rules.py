@@ -208,6 +208,20 @@ def _experts(profile: EngineProfile, setup: Setup) -> Broken | None:
     return Broken("expert-grid", sentence, ours[0].source)
 
 
+def _kernels(profile: EngineProfile, setup: Setup) -> Broken | None:
+    """The library of the exchange has kernels for as many EP ranks."""
+    fact, ranks = profile.parallelism.exchange_ranks, setup.strategy.moe_ep
+    known = fact.value.get(setup.role) if fact else None
+    modes = _grid_modes(profile, setup) if fact and setup.strategy.attention_dp > 1 else []
+    if fact is None or known is None or not modes or modes[0].exchange != "all_to_all" or ranks in (1, *known):
+        return None
+    sentence = (
+        f"{profile.title} exchanges prompts by DeepEP, which has kernels for EP={' or '.join(map(str, known))}, "
+        f"not for {ranks}"
+    )
+    return Broken("exchange-ranks", sentence, fact.source)
+
+
 def _redundancy(profile: EngineProfile, setup: Setup) -> Broken | None:
     """Slots divide over the EP ranks, in the engine's unit, in a mode that has replicas."""
     if not setup.experts or not setup.strategy.moe_ep:
@@ -279,6 +293,7 @@ CHECKS: tuple[Check, ...] = (
     _tensor_scope,
     _powers,
     _experts,
+    _kernels,
     _redundancy,
     _microbatches,
     _drafts,

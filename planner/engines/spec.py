@@ -67,6 +67,9 @@ class Parallelism(Strict):
         default=None, description="tensor_or_data: a stage's ranks are all of one TP group or all DP ranks; null: any"
     )
     experts: list[ExpertMode] = Field(min_length=1)
+    exchange_ranks: Fact[dict[RoleName, list[int]]] | None = Field(
+        default=None, description="role -> EP that the all-to-all has kernels for; other roles and null: any"
+    )
 
 
 class Redundancy(Strict):

@@ -219,6 +219,15 @@ def test_dispatch_has_room_for_a_rank_s_requests_and_drafts() -> None:
     assert int(process.environment["SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK"]) >= 48 * 2
 
 
+def test_an_exchange_of_more_than_its_counters_hold_is_refused() -> None:
+    """DeepEP counts up to 1,024 tokens of a rank; SGLang asserts it when it starts."""
+    manifest = deployed(
+        "deepseek-r1", "h800", mixed={"strategy": "DP=16, EP=16", "requests": 600, "drafts": 1, "weights": "fp8"}
+    )
+    with pytest.raises(Infeasible, match=r"at most 1024 tokens .* 600 requests bring 1200; plan with --batch 512"):
+        render(manifest, load_engine("sglang"), "bare", Site(), DIGEST)
+
+
 def test_expert_maps_count_layers_as_each_engine_does() -> None:
     """DeepSeek-R1: 58 MoE layers for Ascend's map, a row for each of 61 layers for SGLang; every expert somewhere."""
     ascend = ascend_rows(made("r1-cm384", "vllm-ascend", "bare").files["expert-map-decode.json"])
