@@ -135,7 +135,6 @@ class DecodeKind:
             return full.single_capacity, full.candidate.batch
         return largest_carried(
             (full.single_capacity, full.candidate.batch),
-            self._keeps,
             lambda rate, _: self._carrying(rate),
             lambda cap, _: min(self._server(cap).single_capacity, self.bound_per_second),
             self.bound_per_second / 1000,

@@ -7,50 +7,34 @@ wait. Where that may be taken for granted only as many are measured as close in 
 import math
 from collections.abc import Callable
 
+from planner.serving.capacity import STEP
+
 Measure = Callable[[int], float]
 
-MORE = 0.003
-"""Capacities are told apart to so much: another number must carry more than that."""
 _GOLDEN = (math.sqrt(5) - 1) / 2
 
 
 def largest_carried(
     known: tuple[float, int],
-    carries: Callable[[int, float], bool],
     another: Callable[[float, int], int | None],
     capacity: Callable[[int, float], float],
     least_rate: float,
-    more: float = MORE,
 ) -> tuple[float, int]:
-    """Return the largest rate that any number carries, to ``more`` of it, and that number.
-
-    A number may carry more than its capacity is solved to: it is followed in leaps that grow, so that a latency that
-    hardly rises is not followed step by step. The last thing shown is that no number carries ``more`` more.
+    """Return the largest rate that any number carries, and that number: none carries one that is ``STEP`` larger.
 
     Args:
-        known: a rate and the number that carries it, to begin with.
-        carries: whether a number carries a rate.
+        known: a number and the most that it carries, to begin with.
         another: finds a number that carries a rate, given the one that was chosen last; None where none does.
-        capacity: about what a number carries, given a rate that it does.
+        capacity: what a number carries, given a rate that it does.
         least_rate: below which rates are not told apart.
-        more: the share by which a rate must be beaten.
 
-    >>> largest_carried((1.0, 0), lambda n, rate: rate <= n, lambda rate, n: 7 if rate <= 7 else None, min, 0.0, 0.5)
-    (6.75, 7)
+    >>> largest_carried((1.0, 0), lambda rate, n: 7 if rate <= 7 else None, lambda n, rate: 7.0, 0.0)
+    (7.0, 7)
     """
-    (rate, number), leap = known, more
-    while True:
-        wanted = max(rate, least_rate) * (1 + leap)
-        if wanted > rate and carries(number, wanted):  # a rate of 0 is not grown by leaps
-            rate, leap = wanted, 2 * leap
-            continue
-        if leap > more:
-            leap = more
-            continue
-        found = another(wanted, number)
-        if found is None:
-            return rate, number
+    rate, number = known
+    while (found := another(wanted := max(rate, least_rate) * math.exp(STEP), number)) is not None:
         rate, number = max(capacity(found, wanted), wanted), found
+    return rate, number
 
 
 def least_of(measure: Measure, low: int, high: int) -> tuple[int, float]:

@@ -263,7 +263,6 @@ class PrefillKind:
             about = float(self.budgets.guess_per_second[place]) * instances
             self._best[instances] = largest_carried(
                 (self._capacity(place, instances, about), place),
-                lambda place, rate: self._tail(place, instances, rate) <= self.question.ttft_seconds,
                 lambda rate, last: self._carrying(instances, rate, last),
                 lambda place, rate: self._capacity(place, instances, rate),
                 self.bound_per_second * instances / 1000,

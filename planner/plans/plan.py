@@ -15,13 +15,12 @@ from planner.instances.space import Role
 from planner.instances.transfers import links_of
 from planner.plans.pools import DecodePool, PlannedPool, PrefillPool
 from planner.question import Machines, Question
+from planner.serving.capacity import largest_rate
 from planner.serving.closed_forms.birth_death import DecodeState
 from planner.serving.latency import Latency, independent_sum
 from planner.serving.played import Played
 
 _SMALLER = "and the smaller of them on the devices at hand is the plan's rate"
-_SLOWED_STEPS = 10
-"""Halvings of the rate range of a plan that its transfers make late."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -326,20 +325,23 @@ def explain_binding(prefill: PrefillPool, decode: DecodePool, links: LinkState, 
     )
 
 
+def in_time(plan: Plan | None) -> Plan | None:
+    """Return a plan, at a smaller rate where its transfers make it late; None where that does not help."""
+    late = plan is not None and plan.tpot.at(plan.question.percentile) > plan.question.tpot_seconds
+    return slowed_down(plan) if plan is not None and late else plan
+
+
 def slowed_down(late: Plan) -> Plan | None:
-    """Return a plan whose transfers make it late at the rate at which they no longer do.
+    """Return a plan whose transfers make it late at the largest rate at which they do not.
 
     None where the rate is asked for, or none helps.
     """
     question, at = late.question, late.under(late.question)
-    if not question.goal.maximised:
-        return None
-    found, low, high = None, 0.0, late.requests_per_second
-    for _ in range(_SLOWED_STEPS):
-        middle = (low + high) / 2
-        plan = at(middle)
-        if plan is not None and plan.tpot.at(question.percentile) <= question.tpot_seconds:
-            found, low = plan, middle
-        else:
-            high = middle
-    return found
+
+    def seconds(rate_per_second: float) -> float:
+        plan = at(rate_per_second)
+        return math.inf if plan is None else plan.tpot.at(question.percentile)
+
+    most = late.requests_per_second
+    rate = largest_rate(seconds, question.tpot_seconds, most, most) if question.goal.maximised else None
+    return None if rate is None else at(rate)

@@ -18,7 +18,7 @@ from planner.instances.decode_candidates import Count
 from planner.instances.space import Row, role_space
 from planner.objective import Aim, Incumbent
 from planner.offers.aggregated_offers import aggregated_offers
-from planner.plans.plan import Plan
+from planner.plans.plan import Plan, in_time
 from planner.question import Question
 from planner.search.columns import BELOW
 from planner.search.fleet import Fleet, aim_of
@@ -135,7 +135,7 @@ def _plan(question: Question, option: Option, programme: Programme, picks: Picks
     rate = (asked or programme.carried(picks)) * (question.rate_per_second or 1.0)
     own = on_machines(question, option.decode.machines) if option.aggregated else question
     own = replace(own, rate_per_second=None if asked is None else rate)
-    plan = plan_at(replace(option, question=own), picks[0].columns, rate)
+    plan = in_time(plan_at(replace(option, question=own), picks[0].columns, rate))
     return plan if plan is not None and _keeps(plan, question) else None
 
 

@@ -13,7 +13,7 @@ from planner.offers.aggregated_kinds import AggregatedKind
 from planner.offers.asides import CountedAside
 from planner.offers.decode_kinds import DecodeKind
 from planner.offers.decode_offers import decode_offers
-from planner.plans.plan import Plan
+from planner.plans.plan import Plan, in_time
 from planner.plans.quantised import Tried, alternatives, check_some, own_formats
 from planner.question import Question
 from planner.search.answer import Answer
@@ -214,7 +214,7 @@ def _plan(option: Option, columns: Sequence[int], aim: Aim) -> Plan | None:
         if aim.rate is not None
         else min(float(side.rate[column]) for side, column in zip(option.sides, columns, strict=True))
     )
-    return plan_of(option, columns, share)
+    return in_time(plan_of(option, columns, share))
 
 
 def _only(option: Option, column: int) -> Option:

@@ -18,6 +18,8 @@ from planner.search.answer import Answer
 
 _ROUNDS = 5
 """Searches at most: each is for times as long as they are, with the confidence, for the plan of the last one."""
+_ALIKE = 1e-9
+"""Times nearer than this are the same."""
 
 
 STRESSED = "the bound is of times and rates as with the confidence"
@@ -64,18 +66,25 @@ def surely(
 ) -> tuple[Answer, tuple[float, ...]]:
     """Return the answer to stressed questions, one of each member, and how many times as long the times of each are.
 
-    The confidence of a question holds for the plan that is found: times are those with it, or longer.
+    The confidence of a question holds for the plan that is found. Times grow to those of the last plan until they are
+    its own or longer; where they are longer, the search is made once more with its own, which allow more.
     """
-    times = [1.0] * len(questions)
+    times, held = (1.0,) * len(questions), None
     for _ in range(_ROUNDS):
         answer = solve([stressed(each, own) for each, own in zip(questions, times, strict=True)])
         if not answer.plans:
             break
-        wanted = [times_of(plan, each.confidence) for plan, each in zip(answer.plans, questions, strict=True)]
-        if all(more <= own * (1 + 1e-9) for more, own in zip(wanted, times, strict=True)):
+        wanted = tuple(times_of(plan, each.confidence) for plan, each in zip(answer.plans, questions, strict=True))
+        if all(more <= own * (1 + _ALIKE) for more, own in zip(wanted, times, strict=True)):
+            held = answer, times
+            if all(more >= own * (1 - _ALIKE) for more, own in zip(wanted, times, strict=True)):
+                break
+            times = wanted
+        elif held is None:
+            times = tuple(map(max, wanted, times))
+        else:  # a plan that carries more with shorter times needs longer ones
             break
-        times = [max(more, own) for more, own in zip(wanted, times, strict=True)]
-    return answer, tuple(times)
+    return held or (answer, times)
 
 
 def rate_with(plan: Plan, confidence: float) -> float:

@@ -17,8 +17,10 @@ from planner.serving.streams import Floats, Stream
 
 _AIM, _BEYOND = 0.995, 1.02
 """Of a limit, where root finding aims; of the largest rate asked for, where waits are taken to be endless."""
-_STEP, _WIDER, _FALL = 0.01, 3, 0.6
+_WIDEN, _WIDER, _FALL = 0.01, 3, 0.6
 """How much further a rate is tried at least, how that grows, and how far down the first time at most."""
+STEP, _ROUNDING = 9e-4, 1e-6
+"""How far apart the rates are that capacities are told apart by, and the part of a step that is rounding."""
 _BATCHES, _TINY = 10, 1e-12
 LEVEL = 0.9
 """Confidence level of the intervals of what is played."""
@@ -272,37 +274,48 @@ def largest_rate(
 ) -> float | None:
     """Largest rate up to ``upper`` whose ``seconds``, rising in the rate, keep the limit; None where none does.
 
-    ``upper`` is tried first, or where the rate may lie. From there a rate on the other side of the limit is sought, and
-    the answer closed in on until within 1 % under the limit or 0.2 % of the rate: some 4 calls. Every rate answered
-    with was evaluated and keeps the limit; rates below a thousandth of ``upper`` are not told apart.
+    It is ``upper`` or the largest of the rates ``STEP`` apart (``on_grid``): which one does not depend on where the
+    search began, so that a looser limit never has a smaller one. ``upper`` is tried first, or where the rate may lie.
+    From there a rate on the other side of the limit is sought, and the answer closed in on: some 6 calls. Every rate
+    answered with was evaluated and keeps the limit; rates below a thousandth of ``upper`` are not told apart.
     """
-    least, full, aim = upper / 1000, _BEYOND * upper, _AIM * limit_seconds
+    least, full, aim = on_grid(upper / 1000), _BEYOND * upper, _AIM * limit_seconds
     kept: tuple[float, float] | None = None
     missed: tuple[float, float] | None = None
-    rate, step = upper if about is None else min(max(about, least), upper), _STEP
+    rate, step = upper if about is None or about >= upper else max(on_grid(about), least), _WIDEN
     while kept is None or missed is None:
         value = seconds(rate)
         if value <= limit_seconds:
-            if rate >= upper or value >= 0.99 * limit_seconds:
+            if rate >= upper:
                 return rate
             kept = rate, value
-            rate = min(max(full - (full - rate) * value / aim, (1 + step) * rate), upper)
+            further = max(full - (full - rate) * value / aim, (1 + step) * rate)
+            rate = upper if further >= upper else on_grid(further)
         else:
             if rate <= least:
                 return None
             further = _further_down(missed or (full, math.inf), (rate, value), limit_seconds)
             further = max(further, _FALL * rate) if missed is None and about is not None else further
             missed = rate, value
-            rate = max(further if about is not None or rate < upper else least, least)
+            rate = max(on_grid(further) if about is not None or rate < upper else least, least)
         step *= _WIDER
     return _between(seconds, limit_seconds, kept, missed, full)
+
+
+def on_grid(rate: float, steps: int = 0) -> float:
+    """Return the largest rate of those ``STEP`` apart that is no larger, or one so many steps further.
+
+    >>> on_grid(1.0), on_grid(1.0, 1) == on_grid(1.001), on_grid(on_grid(7.7)) == on_grid(7.7)
+    (1.0, True, True)
+    """
+    return math.exp(STEP * (math.floor(math.log(rate) / STEP + _ROUNDING) + steps)) if rate > 0 else 0.0
 
 
 def _further_down(last: tuple[float, float], now: tuple[float, float], limit_seconds: float) -> float:
     """Return where a straight 1/seconds through two rates that are late meets the limit, somewhat below the lower."""
     (above, later), (rate, late) = last, now
     slope = (1 / late - 1 / later) / (above - rate)
-    return min(rate - (1 / (_AIM * limit_seconds) - 1 / late) / slope, (1 - _STEP) * rate) if slope > 0 else 0.0
+    return min(rate - (1 / (_AIM * limit_seconds) - 1 / late) / slope, (1 - _WIDEN) * rate) if slope > 0 else 0.0
 
 
 def _between(
@@ -321,22 +334,22 @@ def _between(
     Ref: N. Anderson, A. Bjorck, A new high order method of regula falsi type, BIT 13:253, 1973.
     """
     (low, value), (high, late) = kept, missed
-    aim = _AIM * limit_seconds
-    below, above, moved, slow = max(aim - value, 0.0), late - aim, "", 0
-    while value < 0.99 * limit_seconds and high - low >= 0.002 * high:
+    below, above, moved, slow = limit_seconds - value, late - limit_seconds, "", 0
+    while (least := on_grid(low, 1)) <= (most := on_grid(high * (1 - 3 * _ROUNDING * STEP))):
         width = high - low
         rate = (low + high) / 2
         if slow < 3 and math.isfinite(above):
             part = below / (below + above)
             straight = full - 1 / ((1 - part) / (full - low) + part / (full - high))
             rate = min(max(straight, low + 0.05 * width), high - 0.05 * width)
+        rate = min(max(on_grid(rate), least), most)
         found = seconds(rate)
         if found <= limit_seconds:
-            above *= _nearer(aim - found, below) if moved == "low" else 1.0
-            low, value, below, moved = rate, found, max(aim - found, 0.0), "low"
+            above *= _nearer(limit_seconds - found, below) if moved == "low" else 1.0
+            low, below, moved = rate, limit_seconds - found, "low"
         else:
-            below *= _nearer(found - aim, above) if moved == "high" else 1.0
-            high, above, moved = rate, found - aim, "high"
+            below *= _nearer(found - limit_seconds, above) if moved == "high" else 1.0
+            high, above, moved = rate, found - limit_seconds, "high"
         slow += high - low > width / 2
     return low
 

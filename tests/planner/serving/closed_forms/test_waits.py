@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from ground.errors import BadInput
-from planner.serving.capacity import largest_rate
+from planner.serving.capacity import STEP, largest_rate, on_grid
 from planner.serving.closed_forms.mixserve_equations import eq7_waiting
 from planner.serving.latency import Latency, independent_sum
 from planner.serving.streams import gamma_quantiles
@@ -77,7 +77,7 @@ def test_percentile_that_cannot_be(percentile):
 
 @pytest.mark.parametrize("limit", [1.001, 1.5, 4.0, 40.0])
 def test_largest_rate_of_mm1(limit):
-    """1/(1 - rho) <= limit at rho = 1 - 1/limit: kept, within 1 % of the limit or 0.2 % of the rate, in few calls."""
+    """1/(1 - rho) <= limit at rho = 1 - 1/limit: the largest rate on the grid that keeps it, in few calls."""
     calls = []
 
     def seconds(rate):
@@ -85,9 +85,9 @@ def test_largest_rate_of_mm1(limit):
         return 1 / (1 - rate)
 
     rate = largest_rate(seconds, limit, 0.98)
+    assert len(calls) <= 10
     assert seconds(rate) <= limit
-    assert seconds(rate * 1.003) >= 0.99 * limit
-    assert len(calls) < 8
+    assert rate == 0.98 or seconds(on_grid(rate, 1)) > limit
 
 
 @settings(max_examples=200, deadline=None)
@@ -99,9 +99,9 @@ def test_largest_rate_of_mm1(limit):
     about=st.none() | st.floats(0.01, 2.0),
 )
 def test_largest_rate_of_any_rising_latency(fixed, wait, power, jump, about):
-    """Against trying 5,000 rates: a fixed part, a wait that ends or not at full load, and a step where a pass is full.
+    """A fixed part, a wait that ends or not at full load, and a step where a pass is full.
 
-    It was evaluated, keeps the limit, and is as near as is told, wherever it was expected.
+    The answer was evaluated, keeps the limit, is the largest that does, and is the same wherever it was expected.
     """
     tried = {}
 
@@ -109,16 +109,13 @@ def test_largest_rate_of_any_rising_latency(fixed, wait, power, jump, about):
         tried[rate] = fixed + wait * rate * (1 - rate) ** -power + jump[1] * (rate > jump[0])
         return tried[rate]
 
-    rates = np.linspace(0.98 / 5000, 0.98, 5000)
-    able = rates[np.array([seconds(rate) for rate in rates.tolist()]) <= 1]
-    tried.clear()
     rate = largest_rate(seconds, 1.0, 0.98, about)
-
-    if able.size > 25:
-        assert rate is not None
-        assert tried[rate] <= 1
-        assert tried[rate] >= 0.99 or rate >= able[-1] * 0.997
     assert len(tried) <= 30
+
+    following = 0.98 / 1000 if rate is None else min(on_grid(rate, 1), 0.98)
+    assert rate is None or tried[rate] <= 1
+    assert rate == 0.98 or seconds(following) > 1
+    assert rate == largest_rate(seconds, 1.0, 0.98)
 
 
 def test_largest_rate_at_the_ends():
@@ -126,7 +123,7 @@ def test_largest_rate_at_the_ends():
     calls = []
     assert largest_rate(lambda rate: calls.append(rate) or 1 / (1 - rate), 100.0, 0.98) == 0.98
     assert largest_rate(lambda rate: calls.append(rate) or 1 / (1 - rate), 100.0, 0.98, 0.5) == 0.98
-    assert calls == [0.98, 0.5, 0.98]
+    assert calls == [0.98, pytest.approx(0.5, rel=STEP), 0.98]
     assert largest_rate(lambda rate: 1 / (1 - rate), 0.9, 0.98) is None
     assert largest_rate(lambda rate: 1 / (1 - rate), 0.9, 0.98, 0.5) is None
 
