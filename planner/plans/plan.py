@@ -1,5 +1,6 @@
 """A plan at its operating point: its pools, their instances, and what they do together."""
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
