@@ -12,6 +12,8 @@ ObjectiveName = Literal["throughput", "chips", "cost", "latency"]
 Pair = tuple[float, float]
 SLACK = 1e-6
 """Part by which a bound may lie below what is known and not be told apart from it."""
+LEAST_PART = 1e-3
+"""Of an upper bound on a rate: smaller rates are not told apart from none."""
 
 
 class Compared(Protocol):

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ground.errors import BadInput
-from planner.objective import Aim, Incumbent
+from planner.objective import LEAST_PART, Aim, Incumbent
 from planner.search.columns import BELOW, RELATIVE, Rates, Side
 
 if TYPE_CHECKING:
@@ -251,6 +251,15 @@ class Programme:
                 if self.carried(choice) >= rate:
                     break
         return choice
+
+    def carries_any(self) -> bool:
+        """Whether some choice carries anything: the least part of the upper bound on all that is told from nothing."""
+        first = self.best()
+        least = self.carried(first) * LEAST_PART if first is not None else 0.0
+        while least > 0 and (choice := self.best(least)) is not None:
+            if all(side.carries(column, least) for side, column in self.picked(choice)):
+                return True
+        return False
 
     def _exactly(self, known: float) -> float:
         """Return the most that solved columns carry; ``known`` where none carry more or where it is not sought."""

@@ -165,6 +165,11 @@ def every_way(separate: Gathered, aim: Aim, rows: Rows | None = None, known: flo
     return Ways(_with_aggregated(wide, aim, least, seconds, ahead), picks, least)
 
 
+def unpruned(separate: Gathered, aim: Aim) -> Gathered:
+    """Return the options with every aggregated one: none is left out for what others carry."""
+    return _with_aggregated(separate, aim, 0.0, math.inf, _Ahead(separate, aim, None, None))
+
+
 def _begin_apart(separate: Gathered) -> dict[int, CountedAside]:  # type: ignore[type-arg]
     """Begin to bound decode with attention and experts on devices of their own, by what is known of nothing else."""
     begun = {}

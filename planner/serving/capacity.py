@@ -12,6 +12,7 @@ from statistics import NormalDist
 
 import numpy as np
 
+from planner.objective import LEAST_PART
 from planner.serving.latency import Latency
 from planner.serving.streams import Floats, Stream
 
@@ -277,9 +278,10 @@ def largest_rate(
     It is ``upper`` or the largest of the rates ``STEP`` apart (``on_grid``): which one does not depend on where the
     search began, so that a looser limit never has a smaller one. ``upper`` is tried first, or where the rate may lie.
     From there a rate on the other side of the limit is sought, and the answer closed in on: some 6 calls. Every rate
-    answered with was evaluated and keeps the limit; rates below a thousandth of ``upper`` are not told apart.
+    answered with was evaluated and keeps the limit; rates below ``LEAST_PART`` of
+    ``upper`` are not told apart.
     """
-    least, full, aim = on_grid(upper / 1000), _BEYOND * upper, _AIM * limit_seconds
+    least, full, aim = on_grid(upper * LEAST_PART), _BEYOND * upper, _AIM * limit_seconds
     kept: tuple[float, float] | None = None
     missed: tuple[float, float] | None = None
     rate, step = upper if about is None or about >= upper else max(on_grid(about), least), _WIDEN

@@ -21,7 +21,7 @@ from planner.search.search import search
 from planner.search.shapes import needed_rates, not_aggregated, on_each_pool
 from planner.search.solve import Choice, choose
 from planner.search.sure import is_plain
-from planner.search.ways import Gathered, Rows, gather_fleet
+from planner.search.ways import Gathered, Rows, gather_fleet, unpruned
 
 LEADING = 10
 """Rows of each size of a role, by what they carry at most, that are solved for again."""
@@ -86,7 +86,10 @@ def has_plan(question: Question) -> bool:
 
 def _has_plan(separate: Gathered) -> bool:
     aim = aim_of(separate.fleet)
-    programme = separate.programme(aim)
-    if not separate.closed and (programme.likely() if aim.rate is None else programme.sufficient()) is not None:
-        return True
-    return isinstance(choose(separate), Choice)
+    programme = None if separate.closed else separate.programme(aim)
+    if aim.rate is None:
+        if programme is not None and programme.carries_any():
+            return True
+        every = unpruned(separate, aim)
+        return not every.closed and every.programme(aim).carries_any()
+    return (programme is not None and programme.sufficient() is not None) or isinstance(choose(separate), Choice)
