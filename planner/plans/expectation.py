@@ -37,6 +37,7 @@ from planner.plans.plan import end_to_end
 from planner.serving.capacity import Limits
 from planner.serving.closed_forms.birth_death import DecodeState, decode_state
 from planner.serving.closed_forms.bulk_service import Policy, latency_of, thinned_squared_cv
+from planner.serving.closed_forms.crowding import Crowding
 from planner.serving.closed_forms.pass_seconds import Passes
 from planner.serving.deployed import in_blocks
 from planner.serving.latency import Latency
@@ -93,6 +94,9 @@ def queued(manifest: Manifest, workload: Workload, requests_per_second: float) -
     if decoded is None:
         return Expectation(prediction=None, basis="the decode pool cannot keep up with this rate")
     state, busy = decoded
+    capacity = prefill.degrees.attention_dp * prefill.kv.capacity_tokens_per_rank
+    room = count * (capacity // workload.input_tokens.mean)
+    ttft = Crowding.before(state, requests_per_second, room, ttft).delayed(ttft)
     return Expectation(
         prediction=open_prediction(
             ttft=ttft,

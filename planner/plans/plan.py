@@ -10,6 +10,7 @@ from ground.sourced import Sourced
 from ground.units import format_duration
 from hardware.spec import HardwareSpec
 from planner.costs.cache import model_cache
+from planner.costs.memory import kv_capacity_tokens
 from planner.instances.kv_links import MOST_LINK_UTILISATION, LinkState, Sink, Source, link_state
 from planner.instances.operating import DecodeServer, PrefillServer
 from planner.instances.space import Role
@@ -18,6 +19,7 @@ from planner.plans.pools import DecodePool, PlannedPool, PrefillPool
 from planner.question import Machines, Question
 from planner.serving.capacity import largest_rate
 from planner.serving.closed_forms.birth_death import DecodeState
+from planner.serving.closed_forms.crowding import Crowding
 from planner.serving.latency import Latency, independent_sum
 from planner.serving.played import Played
 
@@ -36,6 +38,8 @@ class Plan(ABC):
     """To bring a prompt's KV from one pool to the other."""
     played: Played | None = None
     """What latencies were read off where an instance was played."""
+    crowded_share: float = 0.0
+    """Of prompts that wait for a pass because those that wait for decode hold the KV of prefill."""
 
     @abstractmethod
     def pools(self) -> tuple[tuple[Role, PlannedPool], ...]:
@@ -45,6 +49,11 @@ class Plan(ABC):
     @abstractmethod
     def e2e(self) -> Latency:
         """Time from scheduled arrival to the last token."""
+
+    @property
+    def excess(self) -> float:
+        """TPOT at the percentile over its limit, which transfers may bring beyond it."""
+        return self.tpot.at(self.question.percentile) / self.question.tpot_seconds
 
     @property
     @abstractmethod
@@ -191,6 +200,12 @@ class DisaggregatedPlan(Plan):
         """What either pool carries, and why not more."""
         return explain_binding(self.prefill, self.decode, self.links, self.binding_limit)
 
+    @property
+    def excess(self) -> float:
+        """The larger of TPOT over its limit and, where prompts find prefill full, TTFT over its."""
+        question, tpot = self.question, super().excess
+        return max(tpot, self.ttft.at(question.percentile) / question.ttft_seconds) if self.crowded_share else tpot
+
     @cached_property
     def e2e(self) -> Latency:
         """TTFT and what decode takes."""
@@ -263,15 +278,20 @@ def make_plan(
         utilisation=state.utilisation,
         state=state,
     )
+    ranks = first.candidate.row.strategy.attention_dp
+    capacity = ranks * kv_capacity_tokens(first.candidate.deployment, prefill_pool.memory)
+    room = first_count * (capacity // question.workload.input_tokens.mean)
+    crowding = Crowding.before(state, rate_per_second, room, ttft)
     return DisaggregatedPlan(
         question=question,
         prefill=prefill_pool,
         decode=decode_pool,
         requests_per_second=rate_per_second,
-        ttft=ttft,
+        ttft=crowding.delayed(ttft),
         tpot=state.tpot,
         transfer_seconds=links.seconds,
         links=links,
+        crowded_share=crowding.share,
         played=first.played(rate_per_second / first_count, first_count, second_count * second_rate),
     )
 
@@ -327,22 +347,21 @@ def explain_binding(prefill: PrefillPool, decode: DecodePool, links: LinkState, 
 
 
 def in_time(plan: Plan | None) -> Plan | None:
-    """Return a plan, at a smaller rate where its transfers make it late; None where that does not help."""
-    late = plan is not None and plan.tpot.at(plan.question.percentile) > plan.question.tpot_seconds
-    return slowed_down(plan) if plan is not None and late else plan
+    """Return a plan, at a smaller rate where its transfers or full prefill make it late; None where that is no help."""
+    return slowed_down(plan) if plan is not None and plan.excess > 1 else plan
 
 
 def slowed_down(late: Plan) -> Plan | None:
-    """Return a plan whose transfers make it late at the largest rate at which they do not.
+    """Return a plan that transfers or full prefill make late at the largest rate at which they do not.
 
     None where the rate is asked for, or none helps.
     """
     question, at = late.question, late.under(late.question)
 
-    def seconds(rate_per_second: float) -> float:
+    def excess(rate_per_second: float) -> float:
         plan = at(rate_per_second)
-        return math.inf if plan is None else plan.tpot.at(question.percentile)
+        return math.inf if plan is None else plan.excess
 
     most = late.requests_per_second
-    rate = largest_rate(seconds, question.tpot_seconds, most, most) if question.goal.maximised else None
+    rate = largest_rate(excess, 1.0, most, most) if question.goal.maximised else None
     return None if rate is None else at(rate)

@@ -162,7 +162,8 @@ def find(separate: Gathered, transfers: Mapping[str, float] | None = None) -> Fo
     Decode was costed for prompts whose KV takes ``transfers`` seconds at least, by member, or as long as the slowest
     transfer. Where waiting for links makes a plan's transfers longer than that and its TPOT late, all is done again
     with transfers as long as those; if a single model's first plan at a lower rate carries more, it is that one, with
-    a gap to the bound. Where time is made small what KV waits for links is the gap.
+    a gap to the bound. So is a plan whose prompts find no room in prefill, where those that wait for decode hold it.
+    Where time is made small what KV waits for links is the gap.
     """
     fleet, transfers = separate.fleet, transfers or {}
     choice = choose(separate)
@@ -173,13 +174,17 @@ def find(separate: Gathered, transfers: Mapping[str, float] | None = None) -> Fo
     growth = share if goal.maximised else _spare(choice.programme.picked(choice.picks), plans)
     found = Found(separate=separate, choice=choice, plans=plans, growth=growth)
     longer = {} if goal.timed else _late(separate, plans, transfers)
-    if not longer:
+    crowded = fleet.single and plans[0].crowded_share > 0 and plans[0].excess > 1
+    if not longer and not crowded:
         return found
-    transfers = {**transfers, **longer}
-    again = find(gather_fleet(fleet, transfers), transfers)
     slower = slowed_down(plans[0]) if fleet.single else None
-    if slower is None or (again.best and again.best.requests_per_second >= slower.requests_per_second):
-        return again
+    if longer:
+        transfers = {**transfers, **longer}
+        again = find(gather_fleet(fleet, transfers), transfers)
+        if slower is None or (again.best and again.best.requests_per_second >= slower.requests_per_second):
+            return again
+    if slower is None:
+        return found
     return replace(found, plans=(slower,), gap=1 - slower.requests_per_second / plans[0].requests_per_second)
 
 

@@ -174,9 +174,9 @@ class DecodeRun:
         """KV tokens that are set aside and requests that are placed, [instances, ranks] each."""
         return self._ranks.reserved, self._ranks.taken
 
-    def not_pulled(self, now: float) -> Ints:
-        """Numbers of the requests whose KV is still in prefill at a time that is not before the last one played."""
-        return self._numbers[(self._jobs.rank < 0) | (self._jobs.there > now)]
+    def under_way(self) -> tuple[Ints, Floats]:
+        """Numbers of the requests that have not left, and when their KV is there; infinite without a place yet."""
+        return self._numbers, np.where(self._jobs.rank < 0, np.inf, self._jobs.there)
 
     @property
     def iterations(self) -> int:

@@ -85,10 +85,15 @@ class Latency:
         return cls(mean=own_mean, levels=tuple(_LEVELS.tolist()), seconds=tuple(quantiles.tolist()))
 
 
+def cells() -> tuple[Array, Array]:
+    """Return levels that stand for all requests between those that a ``Latency`` tells, and the share of each in %."""
+    edges = np.concatenate([[0.0], _LEVELS, [100.0]])
+    return (edges[1:] + edges[:-1]) / 2, np.diff(edges)
+
+
 def independent_sum(one: Latency, other: Latency) -> Latency:
     """Distribution of the sum of two independent durations: every pair of their quantiles; the means add exactly."""
-    edges = np.concatenate([[0.0], _LEVELS, [100.0]])
-    middles, masses = (edges[1:] + edges[:-1]) / 2, np.diff(edges)
+    middles, masses = cells()
     first, second = (np.array([latency.at(float(level)) for level in middles]) for latency in (one, other))
     sums = (first[:, None] + second[None, :]).ravel()
     order = np.argsort(sums, kind="stable")

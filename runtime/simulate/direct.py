@@ -193,8 +193,10 @@ class _Separate(_Direct):
         self._source, self._target = pools["prefill"], pools["decode"]
         self._pools = self._source, self._target
         played = separate_pools(manifest, self._pools, self._costs)
+        self._most_held = self._source.kv.capacity_tokens_per_rank * self._source.degrees.attention_dp
         self._width, self._held, self._reserved = played.links, played.transfer_seconds, played.reserved_tokens
         self._prefill, self._decode = PrefillRun(played.prefill), DecodeRun(played.decode)
+        self._left = np.zeros((4, 0))
 
     def _steps(self) -> dict[str, int]:
         return {"prefill": self._prefill.passes, "decode": self._decode.iterations}
@@ -209,10 +211,11 @@ class _Separate(_Direct):
             ended.number, first=ended.first_token_seconds, started=ended.started_seconds, origin=ended.origin
         )
         handed = self._sorted_out(np.append(numbers[:begun], ended.number))
-        self._collect(self._decode.play(self._handed_over(handed), until, handed))
-        now = min(until, self._ledger.last_seconds)
-        self._sample(now, *self._decode.reserved())
-        self._check_room(now)
+        gone = self._decode.play(self._handed_over(handed), until, handed)
+        stay, there = self._decode.under_way()
+        self._check_room(self._holding(gone.number, gone.there_seconds), self._holding(stay, there))
+        self._collect(gone)
+        self._sample(min(until, self._ledger.last_seconds), *self._decode.reserved())
 
     def _sorted_out(self, numbers: Ints) -> Ints:
         """Let those leave that do not go on to decode; return the others."""
@@ -245,12 +248,29 @@ class _Separate(_Direct):
         self._last = max(self._last, float(gone.there_seconds.max(initial=0.0)))
         self._leave(gone.number, gone.left_seconds)
 
-    def _check_room(self, now: float) -> None:
-        """Blocked where prompts hold more KV in prefill than there is."""
-        waiting = self._alive.rows(self._decode.not_pulled(now))
-        held = np.bincount((waiting["origin"] // self._source.degrees.attention_dp).astype(np.int64), waiting["inputs"])
-        if held.max(initial=0.0) > self._source.kv.capacity_tokens_per_rank * self._source.degrees.attention_dp:
-            raise Blocked
+    def _holding(self, numbers: Ints, pulled: Floats) -> Floats:
+        """Return prompts that came through prefill: KV tokens, its group, begin and end of holding them, [4, prompts].
+
+        They hold it from the begin of their pass until it is pulled.
+        """
+        rows = self._alive.rows(numbers)
+        held = np.array([rows["inputs"], rows["origin"], rows["started"], pulled])
+        return np.asarray(held[:, rows["begun"] == 0])
+
+    def _check_room(self, gone: Floats, stay: Floats) -> None:
+        """Blocked where prompts held more KV at once than a prefill instance has.
+
+        Those that left in the part before may have been there when passes of this one began.
+        """
+        ranks = self._source.degrees.attention_dp
+        tokens, origin, begin, end = np.concatenate([self._left, gone, stay], axis=1)
+        self._left = gone
+        for instance in range(len(self._source.instances)):
+            own = origin // ranks == instance
+            # What is pulled in an instant makes room for the passes that begin in it.
+            when, change = np.append(end[own], begin[own]), np.append(-tokens[own], tokens[own])
+            if np.cumsum(change[np.argsort(when, kind="stable")]).max(initial=0.0) > self._most_held:
+                raise Blocked
 
 
 class _Aggregated(_Direct):

@@ -1,7 +1,10 @@
 """Runs through the compiled loops beside the event engine: the same rules, the same requests, the same figures."""
 
+from contextlib import nullcontext
+from dataclasses import replace
 from itertools import pairwise
 
+import numpy as np
 import pytest
 
 from planner.manifest.layout import Degrees, Instance
@@ -9,7 +12,7 @@ from planner.manifest.schema import Manifest, Routing
 from planner.plans.recorded_manifest import expect_recorded
 from planner.workload import Trace
 from runtime.simulate import run as event_engine
-from runtime.simulate.direct import run_direct
+from runtime.simulate.direct import Blocked, run_direct
 from runtime.simulate.metrics import SimulationResult
 from runtime.simulate.options import SimulationOptions
 from runtime.simulate.workload import Requests, open_loop, with_running
@@ -103,3 +106,16 @@ def test_parts_make_no_difference() -> None:
     assert one.ttft_seconds == other.ttft_seconds
     assert one.e2e_seconds is not None and other.e2e_seconds is not None
     assert one.e2e_seconds.mean == pytest.approx(other.e2e_seconds.mean, rel=1e-9)
+
+
+@pytest.mark.parametrize(("room", "blocks"), [(12, False), (5, True)])
+def test_prompts_that_found_no_room_amid_a_part_are_noticed(room: int, blocks: bool) -> None:
+    """Eight prompts come at once and decode takes one at a time; long after the last of them the run ends."""
+    one = Degrees(attention_tp=1, attention_dp=1, moe_ep=1)
+    limits = {"requests_per_dp_rank": 1, "tokens_per_device": 512}
+    kv = {"block_tokens": 16, "bytes_per_token_per_device": 160.0, "capacity_tokens_per_rank": room * 512}
+    made = manifest(degrees=one, decode_limits=limits, prefill_limits=limits, prefill_kv=kv)
+    arrivals = np.append(np.full(8, 1.0), 10.0 * np.arange(1, 60))
+    offered = replace(open_loop(made.workload, 1.0, arrivals.size), arrival_seconds=arrivals)
+    with pytest.raises(Blocked) if blocks else nullcontext():
+        run_direct(made, [offered], SimulationOptions(mtp="expected"))
