@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from ground.errors import BadInput
@@ -76,29 +77,67 @@ class Configuration:
     driven: Host = DRIVEN
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A step that the answer rests on, and its weight in the mean iteration."""
+
+    load: StepLoad
+    timed: StepSeconds
+    weight: float
+
+    @property
+    def seconds(self) -> float:
+        """Its duration."""
+        return float(self.timed.seconds)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Prediction:
     """Answer for one configuration; times in seconds, rates per second.
 
-    ``interval`` is about TPOT, of prefill about TTFT; ``ttft_interval`` about the TTFT of a closed loop.
+    ``about_seconds`` is the duration that ``interval`` is of: TPOT, of prefill TTFT.
     """
 
     configuration: Configuration
     deployment: Deployment
-    iteration_seconds: float
-    tokens_per_iteration_per_request: float
-    tpot_seconds: float | None
-    ttft_seconds: float | None
-    tokens_per_second: float
-    computed_tokens_per_second: float | None
+    cost: StepCost
+    steps: tuple[Step, ...]
     microbatches: int
     memory: Memory
     expert_memory: Memory | None = None
-    operators: tuple[Operator, ...]
-    interval: Interval
-    ttft_interval: Interval | None = None
-    cost: StepCost
-    steps: tuple["Step", ...]
+    about_seconds: float
+    tpot_seconds: float | None = None
+    ttft_seconds: float | None = None
+    tokens_per_second: float
+    computed_tokens_per_second: float | None = None
+    tokens_per_iteration_per_request: float = 1.0
+
+    @cached_property
+    def iteration_seconds(self) -> float:
+        """The mean iteration."""
+        return sum(step.seconds * step.weight for step in self.steps)
+
+    @cached_property
+    def operators(self) -> tuple[Operator, ...]:
+        """The mean iteration broken down."""
+        parts = [(operators(self.cost, step.load, step.timed), step.weight) for step in self.steps]
+        return parts[0][0] if len(parts) == 1 else _merged(parts)
+
+    @cached_property
+    def interval(self) -> Interval:
+        """Of ``about_seconds``."""
+        return scaled(self._iteration_interval, self.about_seconds / self.iteration_seconds)
+
+    @property
+    def ttft_interval(self) -> Interval | None:
+        """Of the TTFT of a closed loop."""
+        if self.configuration.phase != "mixed" or not self.ttft_seconds:
+            return None
+        return loop_interval(self.ttft_seconds, self._iteration_interval, self.iteration_seconds)
+
+    @cached_property
+    def _iteration_interval(self) -> Interval:
+        return interval(self.iteration_seconds, self.operators, phase=self.configuration.phase)
 
     @property
     def devices(self) -> int:
@@ -134,56 +173,14 @@ class Prediction:
         return tuple({row.operator: row for row in rows}.values())
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
-    """A step that the answer rests on, and its weight in the mean iteration."""
-
-    load: StepLoad
-    timed: StepSeconds
-    weight: float
-
-    @property
-    def seconds(self) -> float:
-        """Its duration."""
-        return float(self.timed.seconds)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Service:
-    """What a layout costs, before it is broken down; ``about`` is the duration that the interval is of."""
-
-    deployment: Deployment
-    cost: StepCost
-    steps: tuple[Step, ...]
-    memory: Memory
-    expert_memory: Memory | None = None
-    about_seconds: float
-    tpot_seconds: float | None = None
-    ttft_seconds: float | None = None
-    tokens_per_second: float
-    computed_tokens_per_second: float | None = None
-    accepted: float = 1.0
-    microbatches: int
-
-    @property
-    def fits(self) -> bool:
-        """Whether every device holds what it must."""
-        return bool(self.memory.fits) and (self.expert_memory is None or bool(self.expert_memory.fits))
-
-    @property
-    def iteration_seconds(self) -> float:
-        """The mean iteration."""
-        return sum(step.seconds * step.weight for step in self.steps)
-
-
 def predict(configuration: Configuration) -> Prediction:
     """Return the prediction of one configuration, the fastest expert layout that fits where that is left open.
 
     Raises BadInput where slots do not divide or nothing about the layout is possible.
     """
-    services = [_service(configuration, layout) for layout in expert_layouts(configuration)]
-    fitting = [service for service in services if service.fits] or services
-    return _answer(configuration, min(fitting, key=lambda service: service.iteration_seconds))
+    answers = [_predicted(configuration, layout) for layout in expert_layouts(configuration)]
+    fitting = [answer for answer in answers if answer.fits] or answers
+    return min(fitting, key=lambda answer: answer.iteration_seconds)
 
 
 def expert_layouts(configuration: Configuration) -> list[Deployment]:
@@ -221,40 +218,13 @@ def expert_layouts(configuration: Configuration) -> list[Deployment]:
     return layouts
 
 
-def _service(configuration: Configuration, deployment: Deployment) -> _Service:
+def _predicted(configuration: Configuration, deployment: Deployment) -> Prediction:
     cost = balanced_cost(deployment, configuration.balance)
     if configuration.phase == "decode":
         return _decode(configuration, deployment, cost)
     if configuration.phase == "prefill":
         return _quickest_prefill(configuration, deployment, cost)
     return _mixed(configuration, deployment, cost)
-
-
-def _answer(configuration: Configuration, service: _Service) -> Prediction:
-    """Return the service broken down into operators."""
-    parts = [(operators(service.cost, step.load, step.timed), step.weight) for step in service.steps]
-    rows = parts[0][0] if len(parts) == 1 else _merged(parts)
-    iteration = service.iteration_seconds
-    step = interval(iteration, rows, phase=configuration.phase)
-    ttft = service.ttft_seconds
-    return Prediction(
-        configuration=configuration,
-        deployment=service.deployment,
-        iteration_seconds=iteration,
-        tokens_per_iteration_per_request=service.accepted,
-        tpot_seconds=service.tpot_seconds,
-        ttft_seconds=service.ttft_seconds,
-        tokens_per_second=service.tokens_per_second,
-        computed_tokens_per_second=service.computed_tokens_per_second,
-        microbatches=service.microbatches,
-        memory=service.memory,
-        expert_memory=service.expert_memory,
-        operators=rows,
-        cost=service.cost,
-        steps=service.steps,
-        interval=scaled(step, service.about_seconds / iteration),
-        ttft_interval=loop_interval(ttft, step, iteration) if configuration.phase == "mixed" and ttft else None,
-    )
 
 
 def _merged(parts: list[tuple[tuple[Operator, ...], float]]) -> tuple[Operator, ...]:
@@ -287,13 +257,14 @@ def _spread(configuration: Configuration, each: float) -> tuple[float, float]:
     return float(-(-configuration.requests // ranks)), configuration.requests / ranks
 
 
-def _decode(configuration: Configuration, deployment: Deployment, cost: StepCost) -> _Service:
+def _decode(configuration: Configuration, deployment: Deployment, cost: StepCost) -> Prediction:
     busiest, mean = _spread(configuration, configuration.batch)
     load = decode_load(deployment, busiest, configuration.kv_tokens, mean)
     timed = fastest_step(cost, load, configuration.microbatches)
     accepted = tokens_per_iteration(int(deployment.drafts), configuration.acceptance)
     tpot = float(timed.seconds) / accepted
-    return _Service(
+    return Prediction(
+        configuration=configuration,
         deployment=deployment,
         cost=cost,
         steps=(Step(load, timed, 1.0),),
@@ -307,21 +278,21 @@ def _decode(configuration: Configuration, deployment: Deployment, cost: StepCost
         about_seconds=tpot,
         tpot_seconds=tpot,
         tokens_per_second=mean * configuration.strategy.attention_groups / tpot,
-        accepted=accepted,
+        tokens_per_iteration_per_request=accepted,
         microbatches=timed.microbatches,
     )
 
 
-def _quickest_prefill(configuration: Configuration, deployment: Deployment, cost: StepCost) -> _Service:
+def _quickest_prefill(configuration: Configuration, deployment: Deployment, cost: StepCost) -> Prediction:
     """Load reused prefixes from their pool, or compute them anew where that is quicker."""
     loaded = _prefill(configuration, deployment, cost)
     if not cost.loading_seconds or not configuration.prefix_reuse:
         return loaded
     anew = _prefill(replace(configuration, prefix_reuse=0.0), deployment, cost)
-    return min(loaded, anew, key=lambda service: service.about_seconds)
+    return min(loaded, replace(anew, configuration=configuration), key=lambda answer: answer.about_seconds)
 
 
-def _prefill(configuration: Configuration, deployment: Deployment, cost: StepCost) -> _Service:
+def _prefill(configuration: Configuration, deployment: Deployment, cost: StepCost) -> Prediction:
     passes = prefill_passes(deployment, configuration.tokens, configuration.prompt_tokens, configuration.prefix_reuse)
     steps = []
     for each in passes:
@@ -335,7 +306,8 @@ def _prefill(configuration: Configuration, deployment: Deployment, cost: StepCos
     kv_tokens = max(float(load.prefill_tokens) + float(load.prefill_context_tokens) for load in loads)
     prompts_held = max(kv_tokens / configuration.prompt_tokens, 1.0)
     widest = max(float(load.prefill_tokens) for load in loads)
-    return _Service(
+    return Prediction(
+        configuration=configuration,
         deployment=deployment,
         cost=cost,
         steps=tuple(steps),
@@ -368,14 +340,15 @@ def _alone(configuration: Configuration, load: StepLoad) -> StepLoad:
     )
 
 
-def _mixed(configuration: Configuration, deployment: Deployment, cost: StepCost) -> _Service:
+def _mixed(configuration: Configuration, deployment: Deployment, cost: StepCost) -> Prediction:
     from planner.serving.benchmark import measure  # the search predicts roles of their own
 
     run = _benchmark(configuration, deployment)
     seen = measure(cost, run)
     steps = _mixed_steps(cost, seen, configuration.microbatches)
     residence = seen.ttft_seconds + seen.tpot_seconds * max(configuration.output_tokens - 1, 1.0)
-    return _Service(
+    return Prediction(
+        configuration=configuration,
         deployment=deployment,
         cost=cost,
         steps=steps,
@@ -384,7 +357,7 @@ def _mixed(configuration: Configuration, deployment: Deployment, cost: StepCost)
         tpot_seconds=seen.tpot_seconds,
         ttft_seconds=seen.ttft_seconds,
         tokens_per_second=configuration.concurrency * configuration.output_tokens / residence,
-        accepted=run.accepted,
+        tokens_per_iteration_per_request=run.accepted,
         microbatches=max(steps, key=lambda step: step.weight).timed.microbatches,
     )
 

@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from ground.units import format_duration
-from planner.costs.interval import scaled
 from planner.costs.memory import Memory
 from planner.costs.predict import Prediction, predict
 from planner.instances.aggregated import AggregatedServer, AggregatedState
@@ -159,5 +158,4 @@ def aggregated_prediction(question: Question, candidate: AggregatedCandidate, st
     )
     if not found.tpot_seconds:  # answers of one token have none
         return found
-    tpot = state.tpot.mean
-    return replace(found, tpot_seconds=tpot, interval=scaled(found.interval, tpot / found.tpot_seconds))
+    return replace(found, tpot_seconds=state.tpot.mean, about_seconds=state.tpot.mean)
