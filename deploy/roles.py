@@ -9,7 +9,6 @@ from ground.units import format_bytes
 from hardware.spec import Dtype, HardwareSpec
 from models.spec import MLA, ModelSpec
 from planner.engines.accelerators import accelerator_of, broken_accelerator
-from planner.engines.loader import engine_names, load_engine
 from planner.engines.memory import prefill_prompts
 from planner.engines.rules import Broken, Setup, broken_pair, broken_rule, describe, expert_mode, nearest_reachable
 from planner.engines.spec import Accelerator, EngineProfile, ExpertMode
@@ -233,18 +232,11 @@ def _role(
         longest_cache_bytes=float(pool.kv.bytes_per_token_per_device * pool.kv.charged(lengths[0])),
         weights_dtype=pool.weights_dtype,
         prefix_caching=manifest.workload.prefix_reuse > 0,
-        mixes=pool.role == "mixed" and _mixes(manifest),
+        mixes=pool.role == "mixed" and manifest.routing.chunks != "prefill_first",
         expert_map=pool.expert_map,
         encodes=manifest.workload.picture_tokens > 0,
         eager=pool.role != "prefill" and all(cost.launch_seconds > 0 for cost in pool.step_costs.values()),
     )
-
-
-def _mixes(manifest: Manifest) -> bool:
-    """Whether the engine that the manifest was planned for takes prompts beside running requests."""
-    held = manifest.engine.id
-    scheduling = load_engine(held).scheduling if held in engine_names() else None
-    return scheduling is None or scheduling.order.value != "prompts_first"
 
 
 def _check_draft_layer(manifest: Manifest, pool: Pool, drafts: int, longest: int) -> None:

@@ -5,6 +5,7 @@ Motor's, whose ``user_config.json`` holds the counts of instances and pods and a
 """
 
 import json
+from pathlib import Path
 from typing import Any
 
 from deploy.commands.launch import Launch, Target
@@ -12,18 +13,18 @@ from deploy.experts import ascend_map, needs_map
 from deploy.images import published
 from deploy.memory import exchanges, holding
 from deploy.roles import RolePlan
+from deploy.templates import documents, filled
 from deploy.words import Shell
 from planner.engines.memory import hccl_mebibytes
 
 Json = dict[str, Any]
 
 DAEMON = "/usr/local/Ascend/mindie/latest/mindie-service/bin/mindieservice_daemon"
-ENVIRONMENT_PATH = "./conf/mindie_env.json"  # where Motor's deployer, at 5dfb024, looks for it
-COORDINATOR_PORT = 1025
 MOST_LINKS = 4096
 LONGEST_ANSWER_SECONDS = 3600
 LEAST_BUFFER_MEBIBYTES = 512  # MindIE-LLM's validator takes no less
 MEMORY_SHARE = 0.92  # NPU_MEMORY_FRACTION of its samples
+TEMPLATES = Path(__file__).with_name("templates")
 DEEPSEEK = ("deepseek_v2", "deepseek_v3")
 
 
@@ -144,41 +145,6 @@ def _schedule(role: RolePlan) -> Json:
     return found | ({"dpScheduling": True} if role.strategy.attention_dp > 1 and not distributed(role) else {})
 
 
-def _mounts(target: Target) -> Json:
-    """Return what Motor mounts into its pods beside the weights: the folder of the maps, where servers read one."""
-    found: Json = {
-        f"{name}_mount": {} for name in ("ms_controller", "ms_coordinator", "prefill_server", "decode_server")
-    }
-    for role in target.roles:
-        if _mapped(role):
-            found[f"{role.role}_server_mount"] = {target.site.files_path: target.site.files_path}
-    return found
-
-
-def _tls() -> Json:
-    """Return Motor's settings of certificates: none is used, and its reader asks for every path all the same."""
-
-    def items(folder: str) -> Json:
-        held = f"./security/{folder}/security"
-        return {
-            "ca_cert": f"{held}/certs/ca.pem",
-            "tls_cert": f"{held}/certs/cert.pem",
-            "tls_key": f"{held}/keys/cert.key.pem",
-            "tls_passwd": f"{held}/pass/key_pwd.txt",
-            "tls_crl": "",
-        }
-
-    found: Json = {"tls_enable": False}
-    for name, folder in (
-        ("infer", "infer"),
-        ("management", "management"),
-        ("cluster", "clusterd"),
-        ("etcd_server", "etcd_server"),
-    ):
-        found |= {f"{name}_tls_enable": False, f"{name}_tls_items": items(folder)}
-    return found
-
-
 def motor_environment(target: Target) -> Json:
     """Return Motor's environment file: buffers of collectives and the share of memory of each role."""
 
@@ -194,25 +160,9 @@ def motor_environment(target: Target) -> Json:
             **target.site.environment,
         }
 
-    prefill, decode = target.role("prefill"), target.role("decode")
-    assert prefill is not None and decode is not None, "Motor deploys prefill and decode"
-    return {
-        "version": "1.0.0",
-        "mindie_common_env": {
-            "CANN_INSTALL_PATH": "/usr/local/Ascend",
-            "MIES_INSTALL_PATH": "/usr/local/Ascend/mindie/latest/mindie-service",
-            "MINDIE_LLM_HOME_PATH": "/usr/local/Ascend/mindie/latest/mindie-llm",
-            "MINDIE_LOG_TO_STDOUT": 1,
-            "MINDIE_LLM_CONTINUOUS_BATCHING": 1,
-            "DIST_PD_DISAGGREGATION": 1,
-            "HCCL_RDMA_RETRY_CNT": 7,
-            "HCCL_RDMA_TIMEOUT": 18,
-        },
-        "mindie_ms_controller_env": {},
-        "mindie_ms_coordinator_env": {},
-        "mindie_server_prefill_env": own(prefill),
-        "mindie_server_decode_env": own(decode),
-    }
+    (form,) = documents(TEMPLATES / "motor-environment.yaml")
+    found: Json = filled(form, {role.role: own(role) for role in target.roles})
+    return found
 
 
 def motor(target: Target) -> Json:
@@ -221,58 +171,27 @@ def motor(target: Target) -> Json:
     assert prefill is not None and decode is not None, "Motor deploys prefill and decode"
     a3 = decode.hardware.devices_per_chip.value == 2
     ttft, tpot = target.limits_milliseconds
-    return {
-        "version": "v1.0",
-        "deploy_config": {
-            "p_instances_num": len(prefill.instances),
-            "d_instances_num": len(decode.instances),
-            "single_p_instance_pod_num": prefill.nodes,
-            "single_d_instance_pod_num": decode.nodes,
-            "p_pod_npu_num": prefill.devices_per_node,
-            "d_pod_npu_num": decode.devices_per_node,
-            "prefill_distribute_enable": int(distributed(prefill)),
-            "decode_distribute_enable": int(distributed(decode)),
-            "image_name": target.site.image or published(target.profile, "a3" if a3 else "a2"),
-            "job_id": target.name,
-            "hardware_type": "800I_A3" if a3 else "800I_A2",
-            "p_instances_scale_num": 0,
-            "d_instances_scale_num": 0,
-            "model_id": "",
-            "mindie_env_path": ENVIRONMENT_PATH,
-            "mindie_host_log_path": "/root/log/ascend_log",
-            "mindie_container_log_path": "/root/mindie",
-            "weight_mount_path": target.model_path,
-            "coordinator_backup_cfg": {"function_enable": False},
-            "controller_backup_cfg": {"function_sw": False},
-            "deploy_mount_path": _mounts(target),
-            "tls_config": _tls(),
-        },
-        "mindie_ms_controller_config": {
-            "deploy_mode": "pd_separate",
-            "digs_prefill_slo": ttft,
-            "digs_decode_slo": tpot,
-            "multi_node_infer_config": {"multi_node_infer_enable": max(prefill.nodes, decode.nodes) > 1},
-        },
-        "mindie_ms_coordinator_config": {
-            "http_config": {
-                "predict_ip": "127.0.0.1",
-                "predict_port": str(COORDINATOR_PORT),
-                "manage_ip": "127.0.0.1",
-                "manage_port": str(COORDINATOR_PORT + 1),
-                "server_thread_num": 10,
-                "client_thread_num": 10,
-                "http_timeout_seconds": LONGEST_ANSWER_SECONDS,
-                "keep_alive_seconds": 180,
-            },
-            "exception_config": {
-                "first_token_timeout": LONGEST_ANSWER_SECONDS,
-                "infer_timeout": LONGEST_ANSWER_SECONDS,
-            },
-            "request_limit": {
-                "single_node_max_requests": decode.sequences * max(decode.ranks_per_node, 1),
-                "max_requests": decode.sequences * decode.strategy.attention_dp * len(decode.instances),
-            },
-        },
-        "mindie_server_prefill_config": configuration(target, prefill),
-        "mindie_server_decode_config": configuration(target, decode),
+    values: Json = {
+        "image": target.site.image or published(target.profile, "a3" if a3 else "a2"),
+        "name": target.name,
+        "hardware": "800I_A3" if a3 else "800I_A2",
+        "weights": target.model_path,
+        "ttft": ttft,
+        "tpot": tpot,
+        "several": max(prefill.nodes, decode.nodes) > 1,
+        "node_requests": decode.sequences * max(decode.ranks_per_node, 1),
+        "requests": decode.sequences * decode.strategy.attention_dp * len(decode.instances),
     }
+    for role in (prefill, decode):
+        path = target.site.files_path  # beside the weights, the folder of the maps where servers read one
+        values |= {
+            role.role: configuration(target, role),
+            f"{role.role}_instances": len(role.instances),
+            f"{role.role}_nodes": role.nodes,
+            f"{role.role}_devices": role.devices_per_node,
+            f"{role.role}_distributed": int(distributed(role)),
+            f"{role.role}_mount": {path: path} if _mapped(role) else {},
+        }
+    (form,) = documents(TEMPLATES / "motor.yaml")
+    found: Json = filled(form, values)
+    return found

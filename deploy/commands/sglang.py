@@ -117,13 +117,10 @@ def _limits(target: Target, role: RolePlan) -> list[Flag]:
     if role.mixes and not role.drafts:  # SGLang turns it off where it drafts
         flags.append(("--enable-mixed-chunk", None))
     flags += [("--context-length", role.longest), ("--mem-fraction-static", target.memory(role).fraction)]
-    if role.role != "prefill":
-        graphs: Flag = (
-            ("--cuda-graph-backend-decode", "disabled")
-            if role.eager
-            else ("--cuda-graph-max-bs-decode", role.sequences)
-        )
-        flags.append(graphs)
+    if role.role != "prefill" and role.eager:
+        flags.append(("--cuda-graph-backend-decode", "disabled"))
+    elif role.role != "prefill":
+        flags.append(("--cuda-graph-max-bs-decode", role.sequences))
     return flags
 
 

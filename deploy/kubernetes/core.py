@@ -5,9 +5,10 @@ from collections.abc import Iterator
 from deploy.commands.launch import Launch, Target
 from deploy.header import Provenance, owned
 from deploy.images import image, published
-from deploy.kubernetes.templates import Object, objects
+from deploy.kubernetes.templates import objects
 from deploy.routers import ETCD_PORT, Router, etcd_command, router_script
 from deploy.scripts import script
+from deploy.templates import Object
 from ground.errors import BadInput
 from ground.units import MEBI
 

@@ -15,7 +15,8 @@ from deploy.kubernetes.pods import (
     weights_mount,
     weights_volume,
 )
-from deploy.kubernetes.templates import LOCKED, Object, documents, filled, objects, plain_pod
+from deploy.kubernetes.templates import LOCKED, objects, plain_pod, template
+from deploy.templates import Object, filled
 from deploy.words import Shell, plain
 from planner.engines.loader import load_orchestrator
 
@@ -31,7 +32,7 @@ def graph(target: Target, launches: dict[str, Launch], origin: Provenance) -> Ob
     dynamo = load_orchestrator("dynamo")
     image = target.site.image or dynamo.images[target.profile.engine].value
     dropped = frozenset(dynamo.injected_flags.value) | OWN
-    (form,) = documents("dynamo-frontend")
+    (form,) = template("dynamo-frontend")
     own = {"name": target.name, "plain_pod": plain_pod(target), "locked": LOCKED, "annotations": annotations(origin)}
     frontend = filled(form, own | {"image": target.site.router_image or image})
     workers = [_worker(target, launch, image, dropped, origin) for launch in launches.values()]
@@ -42,7 +43,7 @@ def graph(target: Target, launches: dict[str, Launch], origin: Provenance) -> Ob
 
 
 def _worker(target: Target, launch: Launch, image: str, dropped: frozenset[str], origin: Provenance) -> Object:
-    role, (form,) = launch.role, documents("dynamo-worker")
+    role, (form,) = launch.role, template("dynamo-worker")
     mounts = [{"name": "model", "mountPath": weights_mount(target), "readOnly": True}]
     volumes = [weights_volume(target)]
     if launch.files:

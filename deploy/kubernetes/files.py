@@ -8,10 +8,11 @@ from deploy.header import Provenance, comment
 from deploy.images import image
 from deploy.kubernetes import core, dynamo, llmd, lws, operations, statefulset, volcano, weights
 from deploy.kubernetes.pods import weights_mount, weights_volume
-from deploy.kubernetes.templates import Object, objects
+from deploy.kubernetes.templates import objects
 from deploy.proof import Load, benchmark, result_name, smoke
 from deploy.routers import Address, router_of
 from deploy.site import patched
+from deploy.templates import Object
 from ground.files import to_yaml
 
 WORKLOADS = {"lws": lws, "statefulset": statefulset, "volcano": volcano, "llm-d": lws}

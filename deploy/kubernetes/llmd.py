@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from deploy.commands.launch import SIDECAR_SERVICE_PORT, SIDECAR_TARGET_PORT, Launch, Target
 from deploy.header import Provenance
 from deploy.kubernetes import lws
-from deploy.kubernetes.templates import LOCKED, Object, documents, filled, objects
+from deploy.kubernetes.templates import LOCKED, objects, template
+from deploy.templates import Object, filled
 from ground.files import to_yaml
 from planner.engines.loader import load_orchestrator
 
@@ -38,13 +39,13 @@ def _sidecar(target: Target) -> Object:
         "connector": CONNECTORS[target.profile.engine],
         "locked": LOCKED,
     }
-    found: Object = filled(documents("sidecar")[0], values)
+    found: Object = filled(template("sidecar")[0], values)
     return found
 
 
 def gateway(target: Target, origin: Provenance) -> Iterator[Object]:
     """Yield the pool, the picker with what it may read, the gateway and the route."""
-    (picker,) = documents("picker-mixed" if target.role("decode") is None else "picker-separate")
+    (picker,) = template("picker-mixed" if target.role("decode") is None else "picker-separate")
     yield from objects(
         "llmd",
         target,

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from deploy.commands.launch import Launch, Target
 from deploy.header import Provenance
 from deploy.kubernetes.dynamo import FRONTEND_PORT
-from deploy.kubernetes.templates import Object, objects
+from deploy.kubernetes.templates import objects
+from deploy.templates import Object
 from planner.engines.spec import Metrics
 
 FILL_SHARE = 0.85  # of an instance's planned requests, past which another is started

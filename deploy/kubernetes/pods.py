@@ -4,10 +4,11 @@ from deploy.commands.fabric import talks_over_nodes
 from deploy.commands.launch import Launch, Target
 from deploy.header import Provenance, annotations
 from deploy.images import image, paired
-from deploy.kubernetes.templates import Object, documents, filled
+from deploy.kubernetes.templates import template
 from deploy.memory import exchanges
 from deploy.roles import RolePlan
 from deploy.scripts import ASCEND_RANK_TABLE
+from deploy.templates import Object, filled
 
 RESOURCES = {"nvidia": "nvidia.com/gpu", "ascend": "huawei.com/Ascend910"}
 # Weights of hundreds of gigabytes load in tens of minutes: 180 tries, 20 s apart, are an hour.
@@ -33,7 +34,7 @@ def pod(
     target: Target, launch: Launch, origin: Provenance, *, probed: bool, rings: str | None = None, **env: str
 ) -> Object:
     """Return the pod template of a role; ``probed`` where it answers requests, ``rings`` the rank table's map."""
-    role, (form,) = launch.role, documents("pod")
+    role, (form,) = launch.role, template("pod")
     values = {
         "pool": role.name,
         "labels": labels(target, launch),

@@ -1,21 +1,13 @@
-"""Kubernetes objects from the templates beside this file: YAML with ``$name`` where the plan or the site decides.
-
-A value that is ``$name`` alone is whatever it stands for, and is left out with its key where that is None; inside text
-it is text. A key ``$name`` without a value stands for all entries of a mapping.
-"""
+"""Kubernetes objects from the templates in the folder beside this file."""
 
 from collections.abc import Iterator, Mapping
-from functools import cache
 from pathlib import Path
-from string import Template
 from typing import Any
 
 from deploy.commands.launch import Target
 from deploy.header import Provenance, annotations
-from deploy.reading.nodes import read_documents
-from ground.files import read_text
+from deploy.templates import Object, documents, filled
 
-Object = dict[str, Any]
 FOLDER = Path(__file__).with_name("templates")
 LOCKED: Object = {
     "allowPrivilegeEscalation": False,
@@ -45,7 +37,7 @@ def plain_pod(target: Target) -> Object:
     return found
 
 
-def objects(template: str, target: Target, origin: Provenance, **values: Any) -> Iterator[Object]:
+def objects(name: str, target: Target, origin: Provenance, **values: Any) -> Iterator[Object]:
     """Yield the objects of a template; labels and annotations that it states stand beside those of the deployment."""
     known = {
         "name": target.name,
@@ -54,7 +46,7 @@ def objects(template: str, target: Target, origin: Provenance, **values: Any) ->
         "locked": LOCKED,
         "plain_pod": plain_pod(target),
     } | values
-    for document in documents(template):
+    for document in template(name):
         item = filled(document, known)
         own = item["metadata"]
         made = metadata(target, own["name"], origin, own.get("labels"))
@@ -62,29 +54,6 @@ def objects(template: str, target: Target, origin: Provenance, **values: Any) ->
         yield item | {"metadata": made}
 
 
-@cache
-def documents(template: str) -> list[Object]:
-    """Return the YAML documents of a template."""
-    return read_documents(read_text(FOLDER / f"{template}.yaml"))
-
-
-def filled(value: Any, values: Mapping[str, Any]) -> Any:
-    """Return a part of a template with its values.
-
-    >>> filled({"a": "$x", "b": "$y", "c": "$x-1", "$z": None}, {"x": 2, "y": None, "z": {"d": 3}})
-    {'a': 2, 'c': '2-1', 'd': 3}
-    """
-    if isinstance(value, str):
-        return values[value[1:]] if value[1:] in values and value[0] == "$" else Template(value).substitute(values)
-    if isinstance(value, list):
-        held = [(inner, filled(inner, values)) for inner in value]
-        return [found for inner, found in held if found is not None or inner is None]
-    if not isinstance(value, dict):
-        return value
-    found: Object = {}
-    for key, inner in value.items():
-        if key.startswith("$") and inner is None:
-            found |= values[key[1:]]
-        elif (held := filled(inner, values)) is not None or inner is None:
-            found[filled(key, values)] = held
-    return found
+def template(name: str) -> list[Object]:
+    """Return the documents of a template."""
+    return documents(FOLDER / f"{name}.yaml")

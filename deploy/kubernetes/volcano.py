@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from deploy.commands.launch import Launch, Target
 from deploy.header import Provenance
 from deploy.kubernetes.pods import labels, pod, super_pod_block
-from deploy.kubernetes.templates import Object, objects
+from deploy.kubernetes.templates import objects
+from deploy.templates import Object
 
 RING_LABEL = {"ring-controller.atlas": "ascend-910b"}
 

@@ -8,7 +8,8 @@ from deploy.commands.launch import Target
 from deploy.header import Provenance
 from deploy.images import image
 from deploy.kubernetes.pods import pod_settings, resources, security, weights_mount
-from deploy.kubernetes.templates import LOCKED, Object, documents, filled, objects
+from deploy.kubernetes.templates import LOCKED, objects, template
+from deploy.templates import Object, filled
 from deploy.words import quoted
 from ground.units import GIBI
 from hardware.formats import ELEMENT_BYTES
@@ -73,7 +74,7 @@ def _job(target: Target, repository: str) -> Object:
     converted = quantised(target)
     fetched = f"{target.model_path}-fetched" if converted else target.model_path
     values = {"mount": weights_mount(target), "locked": LOCKED}
-    (form,), (conversion,) = documents("fetch"), documents("convert")
+    (form,), (conversion,) = template("fetch"), template("convert")
     command = f"pip install --quiet {HUB} && hf download {quoted(repository)} --local-dir {fetched}"
     fetch = filled(form, values | {"image": target.site.tools_image, "command": command, "token": _token(target)})
     if not converted:

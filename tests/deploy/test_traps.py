@@ -19,7 +19,7 @@ from planner.engines.ascend import exchange_of, mc2_capacity
 from planner.engines.loader import load_engine
 from planner.engines.rules import Setup, broken_rule, expert_mode
 from planner.engines.spec import PlatformKind
-from planner.manifest.schema import Engine
+from planner.manifest.schema import Routing
 from planner.strategy import parse_strategy
 from tests.deploy.cases import DIGEST, made, plan
 from tests.deploy.plans import deployed
@@ -399,11 +399,11 @@ def test_motor_s_reader_finds_every_key_it_asks_for() -> None:
 
 
 def test_a_plan_that_mixes_is_told_to_mix() -> None:
-    """SGLang reads prompts beside decoding requests with --enable-mixed-chunk alone, and never where it drafts; a plan
-    for SGLang was played by its default order, prompts first. A chunk is whole pages.
+    """SGLang reads prompts beside decoding requests with --enable-mixed-chunk alone, and never where it drafts; the
+    manifest says in which order it was played. A chunk is whole pages.
     """
     assert "--enable-mixed-chunk" in made("dense-mixed", "sglang", "bare").files["mixed.sh"]
-    own = plan("dense-mixed").model_copy(update={"engine": Engine(id="sglang", version="0.5.23")})
+    own = plan("dense-mixed").model_copy(update={"routing": Routing(chunks="prefill_first")})
     text = render(own, load_engine("sglang"), "bare", Site(), DIGEST).files["mixed.sh"]
     assert "--chunked-prefill-size" in text and "--enable-mixed-chunk" not in text
     flags = read_flags(first("r1-mixed", "sglang", "bare", "mixed").processes[0].words)
