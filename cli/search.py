@@ -11,6 +11,7 @@ from ground.files import check_folder
 from podplan.options import flag, switch
 from podplan.planning import FILES as SAVED
 from podplan.planning import PlanResult, read_levels, solved, widened
+from podplan.question import Asked
 from podplan.question_files import asked_of, single_question
 from podplan.workers import executor_of
 
@@ -54,10 +55,7 @@ def command(  # noqa: PLR0913 - typer makes a flag of each
     if scenarios is not None:
         _scenarios(given, scenarios, json, [pareto, csv, plot, name], out, force)
         return
-    entry = single_question(given if name is None else {**given, "name": name}, "search")
-    asked = asked_of(entry)
-    if entry.ignored:
-        note(entry.ignored)
+    asked = _asked(given, name)
     with progress(f"searching deployments of {asked.question.model.name} ..."):
         found = widened(solved(asked), levels, executor)
     if found.best is None:
@@ -66,17 +64,29 @@ def command(  # noqa: PLR0913 - typer makes a flag of each
         raise Infeasible(found.headline)
     outputs.write(found.to_csv, lambda path: _drawn(found, path))
     if out is not None:
-        from cli.report import reports  # only files need it
+        _save(found, out, force)  # before anything is printed: a reader that closes the pipe must not cost the files
+    print_json(found.to_dict()) if json else _show(Screen(), found, wide=levels is not None, verbose=verbose)
 
-        # Before anything is printed: a reader that closes the pipe early must not cost the files.
-        found.save(out, force=force, flag="--out", more=reports(found))
-        note(f"wrote {', '.join(FILES)} to {out}")
-    if json:
-        print_json(found.to_dict())
-        return
-    show_plan(Screen(), found, runners=levels is None, verbose=verbose)
-    if levels is not None:
-        screen = Screen()
+
+def _asked(given: Given, name: str | None) -> Asked:
+    """Return the question that is asked, of a file with several the one of that name."""
+    entry = single_question(given if name is None else {**given, "name": name}, "search")
+    asked = asked_of(entry)
+    if entry.ignored:
+        note(entry.ignored)
+    return asked
+
+
+def _save(found: PlanResult, out: Path, force: bool) -> None:
+    from cli.report import reports  # only files need it
+
+    found.save(out, force=force, flag="--out", more=reports(found))
+    note(f"wrote {', '.join(FILES)} to {out}")
+
+
+def _show(screen: Screen, found: PlanResult, *, wide: bool, verbose: bool) -> None:
+    show_plan(screen, found, runners=not wide, verbose=verbose)
+    if wide:
         screen.lines("")
         show_front(screen, "Pareto front", found.pareto)
 

@@ -1,5 +1,6 @@
 """Read one catalogue entry, by name, alias or path."""
 
+import re
 from functools import cache
 from pathlib import Path
 
@@ -12,44 +13,20 @@ from hardware.spec import HardwareSpec
 
 CATALOG = Path(__file__).parent / "catalog"
 
-# Aliases stand here as well as in the entries, so that a name is resolved without reading every file;
-# a test keeps the two equal.
-ALIASES = {
-    "cloudmatrix384": "cm384",
-    "cloudmatrix": "cm384",
-    "910b2": "910b",
-    "atlas-800t-a2": "910b",
-    "atlas-a2": "910b",
-    "ascend-910b": "910b",
-    "atlas-a3": "910c",
-    "ascend-910c": "910c",
-    "h800-sxm": "h800",
-    "h100-sxm": "h100",
-    "h200-sxm": "h200",
-    "h20-sxm": "h20",
-    "h20-141gb": "h20-3e",
-    "ascend-910b3": "910b3",
-    "ascend-910b4": "910b4",
-    "ascend-910b4-1": "910b4-1",
-    "atlas-800i-a2": "910b",
-    "atlas-800t-a3": "910c",
-    "a100-sxm": "a100",
-    "a100-80gb": "a100",
-    "b200-sxm": "b200",
-    "b300-sxm": "b300",
-    "gb200-nvl72": "gb200",
-    "nvl72": "gb200",
-    "gb300-nvl72": "gb300",
-    "rtx-pro-6000-server": "rtx-pro-6000",
-    "ascend-950dt": "950dt",
-    "ascend-950pr": "950pr",
-    "atlas-350": "950pr",
-}
+_ALIASES = re.compile(r"^aliases: \[(.*)\]$", re.MULTILINE)
 
 
 def hardware_names() -> list[str]:
     """Return the names of the catalogue's entries, sorted, without their aliases."""
     return sorted(path.stem for path in CATALOG.glob("*.yaml"))
+
+
+@cache
+def hardware_aliases() -> dict[str, str]:
+    """Return which entry each alias stands for; the line of each entry that states its aliases is all that is read."""
+    stated = {path.stem: _ALIASES.search(path.read_text(encoding="utf-8")) for path in CATALOG.glob("*.yaml")}
+    texts = {name: found[1].split(",") if found else [] for name, found in stated.items()}
+    return {alias.strip(" \"'"): name for name, own in texts.items() for alias in own if alias.strip()}
 
 
 def load_hardware(name_or_path: str) -> HardwareSpec:
@@ -110,8 +87,8 @@ def _resolve(name_or_path: str) -> Path:
         return Path(name_or_path)
     key = name_or_path.strip().lower()
     names = hardware_names()
-    name = ALIASES.get(key, key)
-    if name in names:
+    name = key if key in names else hardware_aliases().get(key)
+    if name is not None:
         return CATALOG / f"{name}.yaml"
-    hint = suggest(key, [*names, *ALIASES])
+    hint = suggest(key, [*names, *hardware_aliases()])
     raise BadInput(f"hardware {name_or_path!r} is neither one of {', '.join(names)} nor a path to a YAML file{hint}")

@@ -308,12 +308,7 @@ def _open(
     total = math.ceil(most + 6 * math.sqrt(most * max(manifest.workload.arrival_cv2, 1.0))) + 1
     decodes = manifest.workload.output_tokens > 1 or manifest.workload.output_cv2 > 0
     running = round(rate * residence) if warm and decodes else 0
-    if total + running > MOST_SIMULATED:
-        raise BadInput(
-            f"--warmup: until the stream is measured {total + running:.3g} requests come, more than the "
-            f"{MOST_SIMULATED} that are simulated; give a shorter one (0s cuts nothing), fewer --requests or a lower "
-            "--rate"
-        )
+    _check_total(total + running)
     decoded = counted(running, "request")
     begun = f"a system with {decoded} in decode, as many as are expected" if running else "an empty system"
     if total > MOST_AT_ONCE:
@@ -336,6 +331,15 @@ def _open(
             f"{format_duration(end)}; the run starts from {begun}, and the rest only load it"
         ),
     )
+
+
+def _check_total(count: int) -> None:
+    """Raise BadInput where more requests come until all are measured than are simulated."""
+    if count > MOST_SIMULATED:
+        raise BadInput(
+            f"--warmup: until the stream is measured {count:.3g} requests come, more than the {MOST_SIMULATED} that "
+            "are simulated; give a shorter one (0s cuts nothing), fewer --requests or a lower --rate"
+        )
 
 
 def _drawn(manifest: Manifest, rate: float, count: int, seed: int) -> Callable[[], Iterable[Requests]]:

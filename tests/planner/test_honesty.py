@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hardware.loader import ALIASES, hardware_names
+from hardware.loader import hardware_aliases, hardware_names
 from models.loader import model_names
 
 ROOT = Path(__file__).parents[2]
@@ -89,7 +89,7 @@ def test_every_constant_stands_in_the_table(path: Path) -> None:
 @pytest.mark.parametrize("path", rooms(), ids=lambda path: path.stem)
 def test_no_code_asks_for_a_model_or_a_machine_by_name(path: Path) -> None:
     """So no number can depend on the pair of them."""
-    known = {*model_names(), *hardware_names(), *ALIASES}
+    known = {*model_names(), *hardware_names(), *hardware_aliases()}
     texts = [
         node.value for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.Constant)
     ]
