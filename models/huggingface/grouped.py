@@ -6,15 +6,17 @@ from models.huggingface.parts import (
     LAYERS,
     LEADING_DENSE,
     Fields,
-    deepseek_experts,
+    deepseek_model,
     dense_model,
     divided_head_dim,
     draft_layers,
     expert_groups,
     gqa,
+    leading_dense,
     leading_layers,
     moe_everywhere,
     routed_experts,
+    shared_experts,
 )
 
 
@@ -34,23 +36,19 @@ def mistral(config: Config) -> Fields:
 def mixtral(config: Config) -> Fields:
     """Mixtral: experts in every layer, their width in ``intermediate_size``."""
     attention = gqa(config, head_dim=divided_head_dim(config))
-    return moe_everywhere(attention, routed_experts(config, width="intermediate_size"))
+    return moe_everywhere(config, attention, routed_experts(config, width="intermediate_size"))
 
 
 def glm4_moe(config: Config) -> Fields:
     """GLM-4.5 to 4.7: grouped-query attention before experts laid out as DeepSeek-V3's."""
-    qk_norm = config.flag("use_qk_norm", False)
-    return {
-        "attention": gqa(config, head_dim=config.integer("head_dim"), qk_norm=qk_norm),
-        "mtp_layers": draft_layers(config),
-        **deepseek_experts(config),
-    }
+    attention = gqa(config, head_dim=config.integer("head_dim"), qk_norm=config.flag("use_qk_norm", False))
+    return deepseek_model(config, attention, draft_layers(config))
 
 
 def olmoe(config: Config) -> Fields:
     """OLMoE: experts in every layer, normed queries and keys (its class always norms them)."""
     attention = gqa(config, head_dim=divided_head_dim(config), qk_norm=True)
-    return moe_everywhere(attention, routed_experts(config, width="intermediate_size"))
+    return moe_everywhere(config, attention, routed_experts(config, width="intermediate_size"))
 
 
 def dbrx(config: Config) -> Fields:
@@ -70,7 +68,7 @@ def dbrx(config: Config) -> Fields:
         "experts_per_token": experts.integer("moe_top_k", most=MOST_EXPERTS),
         "intermediate_size": experts.integer("ffn_hidden_size"),
     }
-    return moe_everywhere(grouped, routed)
+    return moe_everywhere(config, grouped, routed)
 
 
 def ernie4_5_moe(config: Config) -> Fields:
@@ -85,16 +83,9 @@ def ernie4_5_moe(config: Config) -> Fields:
         "experts": config.integer("moe_num_experts", most=MOST_EXPERTS),
         "experts_per_token": config.integer("moe_k", most=MOST_EXPERTS),
         "intermediate_size": width,
-        "shared_experts": shared,
-        "shared_intermediate_size": shared * width,
+        **shared_experts(shared, width),
     }
-    return {
-        "attention": gqa(config, head_dim=divided_head_dim(config)),
-        "dense_layers": dense_layers,
-        "dense_intermediate_size": config.integer("intermediate_size") if dense_layers else None,
-        "moe": routed,
-        "mtp_layers": 0,
-    }
+    return leading_dense(config, gqa(config, head_dim=divided_head_dim(config)), routed, dense_layers)
 
 
 def hunyuan(config: Config) -> Fields:
@@ -107,11 +98,10 @@ def hunyuan(config: Config) -> Fields:
         "experts": config.integer("num_experts", most=MOST_EXPERTS),
         "experts_per_token": config.even("moe_topk"),
         "intermediate_size": width,
-        "shared_experts": shared,
-        "shared_intermediate_size": shared * width,
+        **shared_experts(shared, width),
     }
     head_dim = config.integer("attention_head_dim", "head_dim")
-    return moe_everywhere(gqa(config, head_dim=head_dim, qk_norm=config.flag("use_qk_norm", False)), routed)
+    return moe_everywhere(config, gqa(config, head_dim=head_dim, qk_norm=config.flag("use_qk_norm", False)), routed)
 
 
 def minimax_m2(config: Config) -> Fields:
@@ -123,13 +113,13 @@ def minimax_m2(config: Config) -> Fields:
     drafts = 0
     if config.flag("use_mtp", False):
         drafts = config.integer("num_mtp_modules", least=0) * config.integer("mtp_transformer_layers", least=0)
-    return moe_everywhere(attention, routed_experts(config, width="intermediate_size")) | {"mtp_layers": drafts}
+    return moe_everywhere(config, attention, routed_experts(config, width="intermediate_size")) | {"mtp_layers": drafts}
 
 
 def gpt_oss(config: Config) -> Fields:
     """gpt-oss: every other layer slides, a learned logit per head joins the softmax, experts in every layer."""
     attention = gqa(config, head_dim=config.integer("head_dim")) | {"sinks": True}
-    return moe_everywhere(attention, routed_experts(config, width="intermediate_size"))
+    return moe_everywhere(config, attention, routed_experts(config, width="intermediate_size"))
 
 
 GEMMA3_DEFAULTS: Fields = {
@@ -172,7 +162,7 @@ def llama4(config: Config) -> Fields:
         "dense_layers": dense_layers,
         "interleaved": dense_layers > 0,
         "dense_intermediate_size": config.integer("intermediate_size_mlp") if dense_layers else None,
-        "moe": experts | {"shared_experts": 1, "shared_intermediate_size": width},
+        "moe": experts | shared_experts(1, width),
         "mtp_layers": 0,
     }
 
@@ -190,12 +180,7 @@ def pangu_pro_moe(config: Config) -> Fields:
     """Pangu Pro MoE: one expert of each group (arXiv 2505.21411 section 2.2), one wide shared expert."""
     dense_layers = leading_layers(config, "mlp_only_layers")
     shared = config.integer_or(0, "shared_expert_intermediate_size", least=0)
-    routed = routed_experts(config) | {"shared_experts": int(shared > 0), "shared_intermediate_size": shared}
+    routed = routed_experts(config) | shared_experts(int(shared > 0), shared)
     groups = expert_groups(config) if "n_group" in config.values else {}
-    return {
-        "attention": pangu_attention(config),
-        "dense_layers": dense_layers,
-        "dense_intermediate_size": config.integer("intermediate_size") if dense_layers else None,
-        "moe": routed | groups,
-        "mtp_layers": config.integer_or(0, "num_mtp_layers", least=0),
-    }
+    drafts = config.integer_or(0, "num_mtp_layers", least=0)
+    return leading_dense(config, pangu_attention(config), routed | groups, dense_layers, drafts)

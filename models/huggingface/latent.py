@@ -4,19 +4,28 @@ import math
 
 from models.dimensions import MOST_EXPERTS, MOST_LAYERS
 from models.huggingface.config import Config
-from models.huggingface.parts import LAYERS, Fields, deepseek_experts, draft_layers, mla, routed_experts
+from models.huggingface.parts import (
+    LAYERS,
+    Fields,
+    deepseek_model,
+    draft_layers,
+    leading_dense,
+    mla,
+    routed_experts,
+    shared_experts,
+)
 
 
 def deepseek_v2(config: Config) -> Fields:
     """DeepSeek-V2 and V2-Lite: latent attention, leading dense layers, shared experts, no draft layer."""
-    return {"attention": mla(config), "mtp_layers": 0, **deepseek_experts(config)}
+    return deepseek_model(config, mla(config), 0)
 
 
 def deepseek_v3(config: Config) -> Fields:
     """DeepSeek-V3, R1, V3.1 and Kimi-K2: as V2 with draft layers, whose number must be stated."""
     for key in ("index_topk", "index_n_heads", "index_head_dim"):
         config.require(key, (None,), "this model_type attends to all keys; sparse attention is deepseek_v32's")
-    return {"attention": mla(config), "mtp_layers": draft_layers(config), **deepseek_experts(config)}
+    return deepseek_model(config, mla(config), draft_layers(config))
 
 
 def deepseek_v32(config: Config) -> Fields:
@@ -33,8 +42,7 @@ def deepseek_v32(config: Config) -> Fields:
     config.require("index_topk_pattern", (None,), "only an indexer in every n-th layer (index_topk_freq) is carried")
     if every > 1:
         indexer["layers"] = math.ceil(layers / every)
-    attention = mla(config) | {"indexer": indexer}
-    return {"attention": attention, "mtp_layers": draft_layers(config), **deepseek_experts(config)}
+    return deepseek_model(config, mla(config) | {"indexer": indexer}, draft_layers(config))
 
 
 def deepseek_v4(config: Config) -> Fields:
@@ -72,15 +80,10 @@ def deepseek_v4(config: Config) -> Fields:
             "output_rank": config.integer("o_lora_rank"),
         },
     }
-    shared = config.integer("n_shared_experts")
+    shared = shared_experts(config.integer("n_shared_experts"), config.integer("moe_intermediate_size"))
     return {
-        "attention": attention,
-        "dense_layers": 0,
-        "dense_intermediate_size": None,
-        "moe": routed_experts(config)
-        | {"shared_experts": shared, "shared_intermediate_size": shared * config.integer("moe_intermediate_size")},
+        **leading_dense(config, attention, routed_experts(config) | shared, 0, draft_layers(config)),
         "hyper_connections": config.integer_or(1, "hc_mult"),
-        "mtp_layers": draft_layers(config),
     } | ({"native_dtype": "mxfp4", "beside_experts": "fp8"} if config.get("expert_dtype") == "fp4" else {})
 
 
@@ -115,19 +118,16 @@ def pangu_ultra_moe(config: Config) -> Fields:
     layers = config.integer("num_hidden_layers", most=MOST_LAYERS)
     dense_layers = config.integer("num_dense_layers", least=0, most=layers - 1)
     shared = config.integer("num_shared_experts", least=0, most=MOST_EXPERTS)
-    shared_width = shared * config.integer("moe_intermediate_size")
-    return {
-        "attention": {
-            "kind": "mla",
-            "heads": config.integer("num_attention_heads"),
-            "q_lora_rank": config.integer_or_null("attention_q_lora_dim"),
-            "kv_lora_rank": config.integer("attention_kv_lora_dim"),
-            "qk_nope_head_dim": config.integer("attention_qk_dim"),
-            "qk_rope_head_dim": config.integer("attention_qk_rope_dim"),
-            "v_head_dim": config.integer("attention_v_dim"),
-        },
-        "dense_layers": dense_layers,
-        "dense_intermediate_size": config.integer("intermediate_size") if dense_layers else None,
-        "moe": routed_experts(config) | {"shared_experts": shared, "shared_intermediate_size": shared_width},
-        "mtp_layers": config.integer("num_mtp_layers", least=0, most=MOST_LAYERS),
+    attention: Fields = {
+        "kind": "mla",
+        "heads": config.integer("num_attention_heads"),
+        "q_lora_rank": config.integer_or_null("attention_q_lora_dim"),
+        "kv_lora_rank": config.integer("attention_kv_lora_dim"),
+        "qk_nope_head_dim": config.integer("attention_qk_dim"),
+        "qk_rope_head_dim": config.integer("attention_qk_rope_dim"),
+        "v_head_dim": config.integer("attention_v_dim"),
     }
+    moe = routed_experts(config) | shared_experts(shared, config.integer("moe_intermediate_size"))
+    return leading_dense(
+        config, attention, moe, dense_layers, config.integer("num_mtp_layers", least=0, most=MOST_LAYERS)
+    )

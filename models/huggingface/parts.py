@@ -96,39 +96,39 @@ def sliding_layers(config: Config, layers: int) -> int | None:
 
 def dense_model(config: Config, attention: Fields) -> Fields:
     """Dense feed-forwards in all layers, and no draft layer."""
-    return {
-        "attention": attention,
-        "dense_layers": config.integer("num_hidden_layers", most=MOST_LAYERS),
-        "dense_intermediate_size": config.integer("intermediate_size"),
-        "moe": None,
-        "mtp_layers": 0,
-    }
+    return leading_dense(config, attention, None, config.integer("num_hidden_layers", most=MOST_LAYERS))
 
 
-def moe_everywhere(attention: Fields, moe: Fields) -> Fields:
+def moe_everywhere(config: Config, attention: Fields, moe: Fields) -> Fields:
     """Experts in every layer, and no draft layer."""
+    return leading_dense(config, attention, moe, 0)
+
+
+def leading_dense(config: Config, attention: Fields, moe: Fields | None, dense_layers: int, drafts: int = 0) -> Fields:
+    """Dense layers that lead, those with experts after them, and draft layers."""
     return {
         "attention": attention,
-        "dense_layers": 0,
-        "dense_intermediate_size": None,
+        "dense_layers": dense_layers,
+        "dense_intermediate_size": config.integer("intermediate_size") if dense_layers else None,
         "moe": moe,
-        "mtp_layers": 0,
+        "mtp_layers": drafts,
     }
 
 
-def deepseek_experts(config: Config) -> Fields:
+def shared_experts(count: int, width: int) -> Fields:
+    """Shared experts of one width each."""
+    return {"shared_experts": count, "shared_intermediate_size": count * width}
+
+
+def deepseek_model(config: Config, attention: Fields, drafts: int) -> Fields:
     """Dense layers that lead and, after them, routed experts in groups beside shared ones."""
     config.require("moe_layer_freq", (1,), f"must be 1: {LEADING_DENSE}")
     layers = config.integer("num_hidden_layers", most=MOST_LAYERS)
     dense_layers = config.integer("first_k_dense_replace", least=0, most=layers - 1)
     shared = config.integer_or_null("n_shared_experts", least=0, most=MOST_EXPERTS) or 0
-    shared_width = shared * config.integer("moe_intermediate_size")
-    shared_experts = {"shared_experts": shared, "shared_intermediate_size": shared_width}
-    return {
-        "dense_layers": dense_layers,
-        "dense_intermediate_size": config.integer("intermediate_size") if dense_layers else None,
-        "moe": routed_experts(config) | shared_experts | expert_groups(config),
-    }
+    beside = shared_experts(shared, config.integer("moe_intermediate_size"))
+    moe = routed_experts(config) | beside | expert_groups(config)
+    return leading_dense(config, attention, moe, dense_layers, drafts)
 
 
 def expert_groups(config: Config) -> Fields:

@@ -8,9 +8,11 @@ from models.huggingface.parts import (
     dense_model,
     divided_head_dim,
     gqa,
+    leading_dense,
     leading_layers,
     moe_everywhere,
     routed_experts,
+    shared_experts,
 )
 
 
@@ -18,14 +20,8 @@ def qwen3_moe(config: Config) -> Fields:
     """Qwen3 with experts in every layer, except leading ones listed in ``mlp_only_layers``."""
     config.require("decoder_sparse_step", (1,), f"must be 1: {LEADING_DENSE}")
     config.require("shared_expert_intermediate_size", (0, None), "must be 0: this model_type has no shared experts")
-    dense_layers = leading_layers(config, "mlp_only_layers")
-    return {
-        "attention": gqa(config, head_dim=config.integer("head_dim"), qk_norm=True),
-        "dense_layers": dense_layers,
-        "dense_intermediate_size": config.integer("intermediate_size") if dense_layers else None,
-        "moe": routed_experts(config),
-        "mtp_layers": 0,
-    }
+    attention = gqa(config, head_dim=config.integer("head_dim"), qk_norm=True)
+    return leading_dense(config, attention, routed_experts(config), leading_layers(config, "mlp_only_layers"))
 
 
 def qwen3(config: Config) -> Fields:
@@ -59,8 +55,8 @@ def hybrid(config: Config) -> Fields:
     gated = config.flag("attn_output_gate", True)  # Qwen3-Next's class has no key for it: always
     attention = gqa(config, head_dim=config.integer("head_dim"), qk_norm=True) | {"output_gate": gated}
     shared = config.integer("shared_expert_intermediate_size", least=0)
-    experts = routed_experts(config) | {"shared_experts": int(shared > 0), "shared_intermediate_size": shared}
-    return moe_everywhere(attention, experts) | {"linear_attention": delta_net(config)}
+    experts = routed_experts(config) | shared_experts(int(shared > 0), shared)
+    return moe_everywhere(config, attention, experts) | {"linear_attention": delta_net(config)}
 
 
 def delta_net(config: Config) -> Fields:
