@@ -10,20 +10,8 @@ from ground.units import format_count
 WIDTH, HEIGHT = 640, 320
 LEFT, RIGHT, TOP, BOTTOM = 70, 20, 24, 45
 COLOURS = (
-    "#2563a8",
-    "#c2570c",
-    "#2f855a",
-    "#8a4fbf",
-    "#b83280",
-    "#718096",
-    "#b7791f",
-    "#2c7a7b",
-    "#9b2c2c",
-    "#4a5568",
-    "#d69e2e",
-    "#0987a0",
-    "#97266d",
-    "#276749",
+    *("#2563a8", "#c2570c", "#2f855a", "#8a4fbf", "#b83280", "#718096", "#b7791f"),
+    *("#2c7a7b", "#9b2c2c", "#4a5568", "#d69e2e", "#0987a0", "#97266d", "#276749"),
 )
 HUES = {"prefill": 212, "decode": 24, "mixed": 150}
 TICKS = 5

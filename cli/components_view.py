@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from ground.units import format_duration
 from planner.components import ComponentComparison, middle_error
+from podplan.result import picked
 
 COLUMNS = ["case", "part of a step", "of", "predicted", "published", "error"]
 OF = {"seconds": "layer and microbatch", "share": "share of the step", "step": "step"}
@@ -29,15 +30,9 @@ def components_as_json(results: Sequence[ComponentComparison]) -> dict[str, obje
     """Return every part with its operators, in SI units."""
     parts = [
         {
-            "case": result.component.case,
-            "part": result.component.part,
-            "operators": list(result.component.operators),
-            "measure": result.component.measure,
-            "predicted": result.predicted,
-            "published": result.component.published,
-            "relative_error": result.error,
-            "url": result.component.url,
-            "note": result.component.note,
+            **picked(result.component, "case part operators measure"),
+            **picked(result, "predicted published=component.published relative_error=error"),
+            **picked(result.component, "url note"),
         }
         for result in results
     ]

@@ -24,8 +24,8 @@ class Finding:
 
     role: str
     what: str
-    change: str | None
-    blocking: bool
+    change: str | None = None
+    blocking: bool = True
 
 
 def told_by_files(
@@ -79,7 +79,7 @@ def told_by_batches(question: Question, side: Side) -> list[Finding]:
     if 0 < timely < side.batch:
         what = f"a full batch of {side.batch} per DP rank passes TPOT; {timely} keep it"
         change = f"{name} {stated * ranks} -> {timely * ranks}"
-        found.append(Finding(role=side.found.name, what=what, change=change, blocking=True))
+        found.append(Finding(role=side.found.name, what=what, change=change))
     return found
 
 
@@ -88,7 +88,7 @@ def told_by_engine(manifest: Manifest, profile: EngineProfile, roles: Sequence[t
     try:
         planned = {role.role: role for role in read_roles(manifest, profile, None)}
     except Infeasible as refused:
-        return [Finding(role="all", what=str(refused), change=None, blocking=True)]
+        return [Finding(role="all", what=str(refused))]
     found = []
     for role, counted in roles:
         found += _memory(profile, planned[role.role], role, counted)
@@ -101,13 +101,11 @@ def _memory(profile: EngineProfile, planned: RolePlan, role: Found, counted: Cou
     try:
         held = memory_of(profile, planned)
     except Infeasible as refused:
-        return [Finding(role=role.name, what=str(refused), change=None, blocking=True)]
+        return [Finding(role=role.name, what=str(refused))]
     if counted.memory_frac <= held.fraction + ALIKE or name not in role.flags:
         return []
     what = f"{counted.memory_frac:g} of the memory leaves too little for graphs, activations and exchange buffers"
-    return [
-        Finding(role=role.name, what=what, change=f"{name} {counted.memory_frac:g} -> {held.fraction:g}", blocking=True)
-    ]
+    return [Finding(role=role.name, what=what, change=f"{name} {counted.memory_frac:g} -> {held.fraction:g}")]
 
 
 def _buffers(planned: RolePlan, role: Found) -> list[Finding]:
@@ -117,7 +115,7 @@ def _buffers(planned: RolePlan, role: Found) -> list[Finding]:
         given = role.environment.get(name, str(default))
         if given.isdigit() and int(given) < needed:
             what = f"the exchange of experts needs {name} of {needed} at this batch, and has {given}"
-            found.append(Finding(role=role.name, what=what, change=f"{name}={needed}", blocking=True))
+            found.append(Finding(role=role.name, what=what, change=f"{name}={needed}"))
     return found
 
 

@@ -21,7 +21,7 @@ from podplan.import_findings import Finding, told_by_batches, told_by_engine, to
 from podplan.import_sides import mended_rate, most_rate, plan_at, side_of
 from podplan.options import QuestionFlags, Text, argument, flag, flags_of, switch
 from podplan.question import read_question
-from podplan.result import Result
+from podplan.result import Result, picked
 from podplan.result import Row as Cells
 
 
@@ -93,11 +93,8 @@ class ImportResult(Result):
     def to_dict(self) -> dict[str, Any]:
         """Return what ``plan import --json`` prints."""
         return {
-            "feasible": self.feasible,
-            "requests_per_second": self.most_per_second,
-            "requests_per_second_mended": self.mended_per_second,
-            "asked_requests_per_second": self.asked_per_second,
-            "headroom": self.headroom,
+            **picked(self, "feasible requests_per_second=most_per_second requests_per_second_mended=mended_per_second"),
+            **picked(self, "asked_requests_per_second=asked_per_second headroom"),
             "roles": self.rows(),
             "findings": [asdict(finding) for finding in self.findings],
         }
@@ -105,15 +102,7 @@ class ImportResult(Result):
     def rows(self) -> Sequence[Cells]:
         """Return a row per role: degrees and limits of an instance."""
         return [
-            {
-                "name": found.name,
-                "role": found.role,
-                "engine": found.engine,
-                "instances": found.instances,
-                "nodes": found.nodes,
-                **asdict(counted),
-                "assumed": ", ".join(found.assumed),
-            }
+            picked(found, "name role engine instances nodes") | asdict(counted) | {"assumed": ", ".join(found.assumed)}
             for found, counted in self.roles
         ]
 
@@ -148,7 +137,7 @@ def imported(flags: ImportFlags) -> ImportResult:
     asked = question.rate_per_second
     manifest = None
     if least is None:
-        findings.append(Finding(role="all", what="no request fits beside the weights", change=None, blocking=True))
+        findings.append(Finding(role="all", what="no request fits beside the weights"))
     else:
         planned = plan_at(question, sides, min(asked or most, most)) if most else None
         manifest = assemble(planned or least, {})

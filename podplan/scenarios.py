@@ -22,6 +22,7 @@ from planner.search.changes.missing import asked_limit, with_limit
 from planner.search.changes.nearest import limit_change
 from planner.search.search import search
 from podplan.on_trace import playable, traced
+from podplan.options import SIZES
 from podplan.question import Asked
 from podplan.question_files import Entry, asked_of, merged_flags, read_rows, typed_of
 from podplan.readers import read_fraction
@@ -34,23 +35,8 @@ if TYPE_CHECKING:
 
 OWN_KEYS = ("name", "weight", "lasts")
 SCENARIO_KEYS = (
-    "model",
-    "rate",
-    "isl",
-    "osl",
-    "isl_cv",
-    "osl_cv",
-    "isl_histogram",
-    "osl_histogram",
-    "prefix_reuse",
-    "trace",
-    "survive",
-    "ttft",
-    "tpot",
-    "nodes",
-    "chips",
-    "devices",
-    *OWN_KEYS,
+    *("model", "rate", "isl", "osl", "isl_cv", "osl_cv", "isl_histogram", "osl_histogram", "prefix_reuse", "trace"),
+    *("survive", "ttft", "tpot", *SIZES, *OWN_KEYS),
 )
 MOST_SCENARIOS = 300
 MOST_FACTOR = 1_000_000
