@@ -5,11 +5,11 @@ from cli.components_view import COLUMNS, component_rows, component_summary, comp
 from cli.options import JSON, Text, options
 from cli.output import Screen, print_json
 from ground.errors import BadInput, Infeasible
-from ground.names import suggest
 from ground.units import number_of
 from planner.accuracy import Comparison, evaluate, group, groups, kind_of, load_excluded
 from planner.components import compare_components
 from podplan.options import flag, switch
+from podplan.readers import read_choice
 
 CASE_COLUMNS = ["case", "metric", "predicted", "published", "error", "80 % interval", "tier"]
 GROUP_COLUMNS = ["kind", "source", "cases", "mean |error|", "median", "mean error", "rank corr.", "in interval"]
@@ -83,10 +83,7 @@ def _limit(text: str) -> float:
 def _selected(results: list[Comparison], kind: str | None) -> list[Comparison]:
     if kind is None:
         return results
-    known = list(dict.fromkeys(kind_of(result.case) for result in results))
-    word = kind.strip().lower()
-    if word not in known:
-        raise BadInput(f"--kind: {kind[:40]!r} is not one of {', '.join(known)}{suggest(word, known)}")
+    word = read_choice(kind, "--kind", tuple(dict.fromkeys(kind_of(result.case) for result in results)))
     return [result for result in results if kind_of(result.case) == word]
 
 

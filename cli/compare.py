@@ -17,6 +17,7 @@ from podplan.comparison import CompareResult, compared, compared_entries, swept
 from podplan.machines import basis_lines, unlike_prices
 from podplan.options import flag, switch
 from podplan.question import Asked
+from podplan.readers import read_choice
 from podplan.workers import executor_of
 
 sweep_app = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -102,10 +103,7 @@ def _shown(found: CompareResult, outputs: Outputs, drawn: Plot, extra: list[str]
 
 
 def _measure(text: str) -> tuple[str, str]:
-    word = text.strip().lower()
-    if word not in MEASURES:
-        raise BadInput(f"--measure: {word[:40]!r} is not one of {', '.join(MEASURES)}")
-    return MEASURES[word]
+    return MEASURES[read_choice(text, "--measure", tuple(MEASURES))]
 
 
 def _curves(found: CompareResult, key: str, label: str) -> Plot:

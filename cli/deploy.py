@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import get_args
+from typing import Literal, get_args
 
 from cli.options import JSON, takes
 from cli.output import Screen, check_force, print_json
@@ -16,7 +16,6 @@ from deploy.site import read_site
 from deploy.staged import staged_files
 from ground.errors import BadInput
 from ground.files import check_folder, write_files
-from ground.names import suggest
 from planner.engines.accelerators import accelerator_of
 from planner.engines.loader import all_engines, engine_names, load_engine
 from planner.engines.spec import EngineProfile, PlatformKind
@@ -24,9 +23,11 @@ from planner.manifest.document import read_manifest
 from planner.manifest.migration import read_migration
 from planner.manifest.schema import Manifest
 from podplan.options import Text, argument, flag, switch
+from podplan.readers import read_choice
 from podplan.result import picked
 
-PLATFORMS = ("bare", "slurm", "kubernetes")
+Platform = Literal["bare", "slurm", "kubernetes"]
+PLATFORMS: tuple[Platform, ...] = get_args(Platform)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,18 +117,15 @@ def planned_engine(read: Manifest) -> str:
 
 def _kind(profile: EngineProfile, read: Manifest, platform: str, kind: str | None) -> PlatformKind:
     """Return the kind that platform and flag mean; BadInput where they contradict."""
-    if platform not in PLATFORMS:
-        raise BadInput(f"--platform: {platform[:40]!r} is not bare, slurm or kubernetes{suggest(platform, PLATFORMS)}")
+    where = read_choice(platform, "--platform", PLATFORMS)
     kinds: tuple[PlatformKind, ...] = get_args(PlatformKind)
-    if platform != "kubernetes":
-        if kind not in (None, platform):
+    if where != "kubernetes":
+        if kind not in (None, where):
             raise BadInput(f"--kind: {kind} is a kind of Kubernetes files; add --platform kubernetes or leave it out")
-        return "bare" if platform == "bare" else "slurm"
-    known = [name for name in kinds if name not in PLATFORMS]
+        return where
+    known = tuple(name for name in kinds if name not in PLATFORMS)
     if kind is not None:
-        if kind not in known:
-            raise BadInput(f"--kind: {kind[:40]!r} is not one of {', '.join(known)}{suggest(kind, known)}")
-        return next(name for name in known if name == kind)
+        return read_choice(kind, "--kind", known)
     accelerator = accelerator_of(read.clusters[read.pools[0].hardware].spec)
     possible = [name for name, held in profile.kinds.items() if name in known and accelerator in held.accelerators]
     return possible[0] if possible else "lws"
@@ -135,12 +133,9 @@ def _kind(profile: EngineProfile, read: Manifest, platform: str, kind: str | Non
 
 def _laid(made: Deployment, layout: str) -> Deployment:
     """Return the deployment in a layout. BadInput for one that is not, or files that are no Kubernetes objects."""
-    layouts: tuple[Layout, ...] = get_args(Layout)
-    if layout not in layouts:
-        raise BadInput(f"--layout: {layout[:40]!r} is not one of {', '.join(layouts)}{suggest(layout, layouts)}")
-    if layout != "plain" and (made.target.bare or made.target.kind == "motor"):
-        raise BadInput(f"--layout: {layout} is of Kubernetes objects; {made.target.kind} has none, leave it out")
-    named = next(name for name in layouts if name == layout)
+    named: Layout = read_choice(layout, "--layout", get_args(Layout))
+    if named != "plain" and (made.target.bare or made.target.kind == "motor"):
+        raise BadInput(f"--layout: {named} is of Kubernetes objects; {made.target.kind} has none, leave it out")
     return replace(made, files=laid_out(named, made.target, made.files, made.origin))
 
 

@@ -15,6 +15,7 @@ from ground.units import parse_duration
 from planner.manifest.document import read_manifest
 from planner.manifest.schema import Manifest
 from podplan.options import Text, argument, flag, flag_name, switch
+from podplan.readers import read_choice
 from runtime.execute.check import Report
 from runtime.execute.check import execute as run_check
 from runtime.execute.faults import execute_with_drop, parse_drop
@@ -123,8 +124,7 @@ def check_together(flags: ExecuteFlags) -> None:
         check_file(flags.timeline, force=flags.force, flag="--timeline")
     if flags.recover is not None and flags.drop is None:
         raise BadInput("--recover says what follows a lost rank; give --drop RANK@ITERATION with it or leave it out")
-    if flags.transport not in ("local", "mpi"):
-        raise BadInput(f"--transport: {flags.transport[:40]!r} must be local or mpi")
+    read_choice(flags.transport, "--transport", ("local", "mpi"))
     for name in OF_A_WHOLE_RUN:
         if flags.drop is not None and getattr(flags, name) not in (False, None, "local"):
             raise BadInput(f"{flag_name(name)}: is for a run without a loss; leave it or --drop out")

@@ -31,14 +31,6 @@ class FleetInput:
     """Pools on which a model cannot stand, and why."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Pool:
-    """One entry of ``pools:``; machines that every model may stand on."""
-
-    name: str
-    values: Mapping[str, str]
-
-
 def read_fleet(path: Path, overrides: Mapping[str, str]) -> FleetInput:
     """Return the fleet of a file; ``overrides`` are flags that hold for all its models whatever the file says.
 
@@ -73,9 +65,9 @@ def _one(entries: list[Entry], key: str, path: Path) -> str | None:
     return values.pop()
 
 
-def _pools(path: Path) -> list[_Pool]:
+def _pools(path: Path) -> list[Entry]:
     """Return the pools of a file; none where every model names its machines itself."""
-    found: list[_Pool] = []
+    found: list[Entry] = []
     for where, values in read_rows(path, "pools", POOL_KEYS, MOST_POOLS):
         if "hw" not in values:
             raise BadInput(f"{where}: hw is missing; a pool is a machine and its size, such as hw: cm384, nodes: 24")
@@ -84,7 +76,9 @@ def _pools(path: Path) -> list[_Pool]:
         name = values.get("name", values["hw"]).strip()
         if name in (each.name for each in found) or name == ANY:
             raise BadInput(f"{where}: {name[:40]!r} is taken; give every pool a name of its own")
-        found.append(_Pool(name=name, values={key: value for key, value in values.items() if key != "name"}))
+        found.append(
+            Entry(name=name, where=where, values={key: value for key, value in values.items() if key != "name"})
+        )
     return found
 
 
@@ -120,7 +114,7 @@ def _on_machines(entry: Entry) -> Read:
     return Member(name=entry.name, question=asked.question), asked, []
 
 
-def _on_pools(entry: Entry, pools: list[_Pool]) -> Read:
+def _on_pools(entry: Entry, pools: list[Entry]) -> Read:
     """Return a model on the pools that its hw names, or on any of them."""
     with naming(entry.where):
         values = _values(entry)
@@ -137,7 +131,7 @@ def _on_pools(entry: Entry, pools: list[_Pool]) -> Read:
         return _fixed(entry, values, at)
 
 
-def _named(name: str | None, role: str, pools: list[_Pool]) -> _Pool:
+def _named(name: str | None, role: str, pools: list[Entry]) -> Entry:
     names = [pool.name for pool in pools]
     if name is None:
         raise BadInput(f"hw names no pool for {role}; add {role}=NAME")
@@ -146,7 +140,7 @@ def _named(name: str | None, role: str, pools: list[_Pool]) -> _Pool:
     return pools[names.index(name.strip())]
 
 
-def _fixed(entry: Entry, values: dict[str, str], at: Mapping[str, _Pool]) -> Read:
+def _fixed(entry: Entry, values: dict[str, str], at: Mapping[str, Entry]) -> Read:
     """Return a model whose roles each stand on the pool that it names."""
     asked = read_question(flags_of(QuestionFlags, {**values, **at["prefill"].values}))
     if at["prefill"] is not at["decode"]:
@@ -159,7 +153,7 @@ def _fixed(entry: Entry, values: dict[str, str], at: Mapping[str, _Pool]) -> Rea
     return Member(name=entry.name, question=asked.question), asked, []
 
 
-def _anywhere(entry: Entry, values: dict[str, str], pools: list[_Pool]) -> Read:
+def _anywhere(entry: Entry, values: dict[str, str], pools: list[Entry]) -> Read:
     """Return a model whose roles may stand on any pool that takes its weights and its engine."""
     usable: list[Machines] = []
     notes: list[str] = []

@@ -28,7 +28,7 @@ from planner.plans.expectation import planned_rate, workload_of
 from podplan.options import Text, argument, flag, flags_of
 from podplan.planning import solved
 from podplan.question_files import asked_of, read_questions
-from podplan.readers import read_confidence
+from podplan.readers import read_choice, read_confidence
 from podplan.result import Result, Row, picked
 
 MIGRATION = "migration.yaml"
@@ -185,9 +185,7 @@ def _manifest(given: str | Path | Manifest) -> Manifest:
 
 
 def _asked(flags: MigrateFlags, old: Manifest, new: Manifest) -> Asked:
-    whose = (flags.traffic or "old").strip().lower()
-    if whose not in ("old", "new", "both"):
-        raise BadInput(f"--traffic: {whose[:40]!r} is not old, new or both, whose requests come meanwhile")
+    whose = read_choice(flags.traffic, "--traffic", ("old", "new", "both"), "old")
     if whose == "both" and flags.rate is not None:
         raise BadInput("--rate: each manifest's own goes with --traffic both; leave it out")
     traffic = new if whose == "new" else old

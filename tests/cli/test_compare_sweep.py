@@ -90,7 +90,7 @@ def test_plots_are_pictures(ending: str, start: bytes, tmp_path: Path, capsys: p
         (["sweep", *SMALL, "--over", "osl=64,128", "--over", "osl=9"], "osl is swept twice"),
         (["sweep", *SMALL, "--over", "osl=64,x"], "--osl: 'x'"),
         (["sweep", *SMALL, "--over", "osl=64,128", "--plot", "a.pdf"], "must end in .png or .svg"),
-        (["sweep", *SMALL, "--over", "osl=64,128", "--measure", "joy"], "--measure: 'joy' is not one of"),
+        (["sweep", *SMALL, "--over", "osl=64,128", "--measure", "joy"], "--measure: 'joy' is not requests, "),
         (["compare"], "give a question file, or MODEL with --hw HW; see plan compare"),
         (["compare", "qwen3-8b"], "is no question file, and a model needs a machine; add for example --hw h800,h200"),
         (["compare", "qwen3-8b", "--hw", "h101"], "h101"),
