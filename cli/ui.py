@@ -13,6 +13,7 @@ from ground.errors import BadInput, Infeasible
 from ground.units import read_index
 from planner.engines.loader import engine_names
 from planner.instances.reachable import REFERENCE
+from planner.manifest.document import dump_manifest
 from podplan.catalogue import hardware as hardware_of
 from podplan.catalogue import models as models_of
 from podplan.options import QuestionFlags, argument, command_line, flag, switch
@@ -74,8 +75,6 @@ class Desk:
 
     def manifest(self) -> str:
         """Return the plan's manifest as YAML; Infeasible without a plan."""
-        from planner.manifest.document import dump_manifest
-
         if self.found is None:
             raise Infeasible("there is no plan to export")
         return dump_manifest(self.found.manifest())

@@ -7,26 +7,26 @@ import numpy as np
 
 from planner.question import Question
 from planner.search.answer import Answer
+from planner.workload import Trace as Rows
 from podplan.question import Asked
 
 if TYPE_CHECKING:
     from ground.traces import Trace
     from planner.checks.on_trace import OnTrace
     from planner.serving.latency import Array
-    from planner.workload import Trace as Rows
 
 MOST_REQUESTS = 300_000
 """Beyond which a trace is told by its moments alone."""
 
 
-def playable(asked: Asked) -> "Rows | None":
+def playable(asked: Asked) -> Rows | None:
     """Return the requests of the trace of a question, where a plan can be played on them, as ``rows_of``."""
     if asked.question.queueing != "bulk":
         return None
     return rows_of(asked.trace, reuse_stated=asked.flags.prefix_reuse is not None)
 
 
-def rows_of(trace: "Trace | None", *, reuse_stated: bool) -> "Rows | None":
+def rows_of(trace: "Trace | None", *, reuse_stated: bool) -> Rows | None:
     """Return the requests of a trace with what each reuses, where they can be played.
 
     None without a trace; where it has no times, or turns that follow answers; where another reuse than its own was
@@ -37,7 +37,6 @@ def rows_of(trace: "Trace | None", *, reuse_stated: bool) -> "Rows | None":
     if trace.delay_seconds is not None and bool(np.isfinite(trace.delay_seconds).any()):
         return None
     from ground.traces import reused_tokens
-    from planner.workload import Trace as Rows  # only a trace needs it
 
     return Rows(
         arrival_seconds=trace.arrival_seconds,

@@ -11,11 +11,14 @@ from ground.units import carried_rate, counted, format_duration
 from planner.plans.day import over_the_day
 from planner.plans.plan import Plan
 from planner.search.answer import Answer
+from planner.search.growth import Month, by_month
+from planner.search.proof import Bound
 from planner.search.search import search
 from podplan.assumptions import assumptions
 from podplan.day import day_json
 from podplan.growth import growth_json
 from podplan.job import in_time, job_json, job_seconds
+from podplan.on_trace import trace_json, traced
 from podplan.plan_data import (
     bound_json,
     engines_json,
@@ -31,15 +34,13 @@ from podplan.question_files import asked_of, single_question, typed_of
 from podplan.queueing import queueing_json
 from podplan.readers import read_tokens
 from podplan.result import Result, Row, as_json
+from podplan.workers import Executor, spread
 
 if TYPE_CHECKING:
     from planner.checks.check import Sureness
     from planner.checks.on_trace import OnTrace
     from planner.manifest.schema import Manifest
-    from planner.search.growth import Month
-    from planner.search.proof import Bound
     from podplan.simulation import SimulateResult
-    from podplan.workers import Executor
 
 FILES = ("manifest.yaml", "plan.json")
 
@@ -85,7 +86,7 @@ class PlanResult(Result):
         return self.answer.pareto
 
     @property
-    def bound(self) -> "Bound | None":
+    def bound(self) -> Bound | None:
         """How good a plan could be at best, and over what that is proven."""
         return self.answer.bound
 
@@ -162,8 +163,6 @@ class PlanResult(Result):
         }
 
     def _on_trace_json(self, best: Plan) -> dict[str, object]:
-        from podplan.on_trace import trace_json  # only a trace needs it
-
         assert self.on_trace is not None, "only what was played has figures"
         return trace_json(self.on_trace, levels_of(best))
 
@@ -224,8 +223,6 @@ def solved(asked: Asked, *, explain: bool = True, beside: bool = True, play: boo
     begin = perf_counter()
     asked = in_time(asked)
     if asked.trace is not None and play:
-        from podplan.on_trace import traced  # only a trace needs it
-
         answer, on_trace = traced(asked, partial(search, beside=beside))
     else:
         answer, on_trace = search(asked.question, explain=explain, beside=beside), None
@@ -236,8 +233,6 @@ def solved(asked: Asked, *, explain: bool = True, beside: bool = True, play: boo
 
 def _months(asked: Asked, best: Plan) -> "tuple[Month, ...]":
     """Return what to buy when; the searches are shared among the cores."""
-    from planner.search.growth import by_month  # few ask for it
-    from podplan.workers import spread
 
     return tuple(by_month(asked.question, best, asked.growth, spread))
 
@@ -254,12 +249,11 @@ def read_levels(text: str | None) -> int | None:
     return levels
 
 
-def widened(found: PlanResult, levels: int | None, executor: "Executor | None" = None) -> PlanResult:
+def widened(found: PlanResult, levels: int | None, executor: Executor | None = None) -> PlanResult:
     """Return an answer with a Pareto front over so many levels; as it is without a plan or levels."""
     if levels is None or found.best is None:
         return found
     from planner.search.pareto import wide_front
-    from podplan.workers import spread
 
     begin = perf_counter()
     front = wide_front(found.answer.question, found.best, levels, executor or spread)

@@ -12,8 +12,9 @@ from planner.costs.prefixes import find_plane
 from planner.instances.reachable import REFERENCE
 from planner.objective import OBJECTIVES, ObjectiveName
 from planner.plans.day import Window
-from planner.plans.quantised import check_some, combinations
+from planner.plans.quantised import alternatives, check_some, combinations
 from planner.question import Machines, Question, Queueing, Shape
+from planner.search.shapes import not_aggregated
 from podplan.job import UTILISATION, Job, read_job
 from podplan.machines import read_machines
 from podplan.options import QuestionFlags, flag_name
@@ -149,9 +150,6 @@ def check_shape(question: Question) -> None:
     """Raise BadInput where aggregated instances alone are asked for and cannot be had."""
     if question.shape != "aggregated":
         return
-    from planner.plans.quantised import alternatives  # few ask for it, and it takes time to import
-    from planner.search.shapes import not_aggregated
-
     why = not_aggregated(alternatives(question)[0])
     if why is not None:
         raise BadInput(f"--shape aggregated: {why}; leave --shape out, or use disaggregated")

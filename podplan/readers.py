@@ -19,6 +19,7 @@ from planner.balance.imbalance import Balance, parse_balance
 from planner.balance.skew import LoadDistribution, measured_distribution, parse_skew
 from planner.costs.deployment import Host, default_weights
 from planner.costs.layouts import Shared
+from planner.engines.accelerators import broken_accelerator
 from planner.instances.reachable import REFERENCE
 from planner.manifest.drafts import Acceptance
 from planner.plans.quantised import usual_weights
@@ -48,8 +49,7 @@ def read_engines(text: str | None, machines: Sequence[HardwareSpec]) -> tuple[st
     word = ANY if text is None else text.strip().lower()
     if word == REFERENCE:
         return (REFERENCE,)
-    from planner.engines.accelerators import broken_accelerator  # the schema of profiles takes time to build
-    from planner.engines.loader import engine_names, load_engine
+    from planner.engines.loader import engine_names, load_engine  # the schema of profiles takes time to build
 
     if word == ANY:
         profiles = [load_engine(name) for name in engine_names() if name != REFERENCE]

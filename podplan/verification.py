@@ -15,7 +15,7 @@ from planner.manifest.schema import Manifest
 from planner.verification.reports import Report, read_reports
 from planner.verification.residuals import FEATURES, Residual
 from planner.verification.runs import METRICS, Run, read_runs
-from planner.verification.verify import Summary, Verified, by_label, calibration, summarise, verify_runs
+from planner.verification.verify import Summary, Verified, by_label, calibration, point, summarise, verify_runs
 from podplan.next_runs import NextRun, next_runs
 from podplan.outliers import NAMES, Loaded, outliers
 from podplan.result import Result, Row, as_data
@@ -218,7 +218,6 @@ def _run(report: Report, manifest: Manifest, number: int) -> Run:
 
 def manifest_point(manifest: Manifest | None, knees: list[str] | None = None) -> Any:
     """Return what predicts a configuration, or a manifest under the load of a report by playing it."""
-    from planner.verification.verify import point
 
     def predicted(asked: Configuration | Loaded) -> dict[str, float]:
         return _played(asked, knees) if isinstance(asked, Loaded) else point(asked)

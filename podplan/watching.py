@@ -10,6 +10,7 @@ from ground.units import HOUR_SECONDS, format_duration, format_rate, parse_durat
 from planner.changeover.capacity import carried
 from planner.changeover.change import Asked, Change, change
 from planner.checks.check import Limits
+from planner.checks.manifests import from_manifest
 from planner.manifest.document import read_manifest
 from planner.manifest.schema import Manifest
 from planner.plans.assemble import assemble
@@ -242,8 +243,6 @@ def step_factor(manifest: Manifest, seen: Seen) -> float:
 
 def _interval(manifest: Manifest) -> tuple[float, float]:
     """Return where measured over predicted step times lie with 80 %, by the plan's own deviation."""
-    from planner.checks.manifests import from_manifest
-
     try:
         deviation = from_manifest(manifest, workload_of(manifest.workload)).deviation
     except BadInput:
