@@ -8,7 +8,7 @@ import typer
 from cli.exit_codes import ExitCode
 from cli.options import CSV, FORCE, JSON, WORKERS, Given, Text, takes_question
 from cli.output import Outputs, Screen, check_force, print_json, read_outputs, with_bar
-from cli.plots import Curve, Plot, plotted
+from cli.plots import Plot, PlotLine, plotted
 from cli.rows_view import MEASURES, number, show_rows
 from ground.errors import BadInput
 from ground.units import format_duration, format_rate
@@ -56,7 +56,11 @@ def command(
     heights = [number(row.get(key)) for row in found.table]
     names = [str(row["question"]) for row in found.table]
     drawn = Plot(
-        title=label, question=limits_text(found.asked), y_label=label, curves=[Curve(label, [], heights)], names=names
+        title=label,
+        question=limits_text(found.asked),
+        y_label=label,
+        curves=[PlotLine(label, [], heights)],
+        names=names,
     )
     code = _shown(found, outputs, drawn, ["question"], json=json)
     if not json:
@@ -115,7 +119,7 @@ def _curves(found: CompareResult, key: str, label: str) -> Plot:
     for other in others[0].values if others else [""]:
         own: list[Mapping[str, object]] = [row for row in found.table if not others or row[others[0].field] == other]
         y = [float(value) if isinstance(value := row.get(key), int | float) else None for row in own]
-        curves.append(Curve(f"{others[0].field} {other}" if others else label, x, y))
+        curves.append(PlotLine(f"{others[0].field} {other}" if others else label, x, y))
     unit = re.sub(r"^[0-9.eE+-]*", "", first.values[0])
     x_label = f"{first.field.replace('_', '-')} in {unit}" if unit else first.field.replace("_", "-")
     asked = found.asked[0].question

@@ -17,7 +17,7 @@ EXPLAINED_FROM = 0.15
 
 
 @dataclass(frozen=True, slots=True)
-class Beside:
+class ClockedBeside:
     """One collective by clock and by closed form."""
 
     role: str
@@ -31,14 +31,14 @@ class Beside:
         return self.expected_seconds / self.timing.seconds - 1 if self.timing.seconds else 0.0
 
 
-def clock_rows(manifest: Manifest, sharing: dict[str, int] | None = None) -> list[Beside]:
+def clock_rows(manifest: Manifest, sharing: dict[str, int] | None = None) -> list[ClockedBeside]:
     """Time the collectives of every pool's instance and return them beside their closed forms."""
     rows = []
     for pool in manifest.pools:
         hardware = manifest.clusters[pool.hardware].spec
         for timing in PoolTimes(manifest, pool, sharing or {}).timings():
             form, seconds = closed_form(hardware, timing)
-            rows.append(Beside(pool.role, timing, form, seconds))
+            rows.append(ClockedBeside(pool.role, timing, form, seconds))
     return rows
 
 
@@ -128,7 +128,7 @@ def _hybrid(timing: Timing) -> tuple[str, float]:
     return form, float(seconds)
 
 
-def explanation(row: Beside) -> str:
+def explanation(row: ClockedBeside) -> str:
     """Say why a closed form is more than 15 % off; nothing where it is not."""
     if abs(row.gap) <= EXPLAINED_FROM:
         return ""
@@ -145,14 +145,14 @@ def explanation(row: Beside) -> str:
     return "the form pays every round's latency; only some of the rounds cross nodes"
 
 
-def clock_json(rows: list[Beside]) -> list[dict[str, Any]]:
+def clock_json(rows: list[ClockedBeside]) -> list[dict[str, Any]]:
     """Return the comparison for `--json`."""
     keys = "role operation=timing.operation where=timing.where ranks=timing.ranks bytes=timing.message_bytes"
     keys += " clock_seconds=timing.seconds form form_seconds=expected_seconds gap"
     return [picked(row, keys) | {"why": explanation(row)} for row in rows]
 
 
-def show_clock(rows: list[Beside]) -> None:
+def show_clock(rows: list[ClockedBeside]) -> None:
     """Print clock beside closed forms, and why the far ones are far."""
     if not rows:
         Screen().lines("Nothing is exchanged between ranks, so there is nothing to hold against closed forms.")
@@ -183,7 +183,7 @@ def show_clock(rows: list[Beside]) -> None:
     Screen().lines(*(["Gaps above 15 %:", *(f"  {line}" for line in told)] if told else []), *_order(rows))
 
 
-def _order(rows: list[Beside]) -> list[str]:
+def _order(rows: list[ClockedBeside]) -> list[str]:
     """Say whether Eq. (12) and (13) order pure EP and the hybrid as the clock does."""
     lines = []
     for role in dict.fromkeys(row.role for row in rows):

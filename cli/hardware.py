@@ -7,7 +7,7 @@ from pathlib import Path
 from cli.exit_codes import ExitCode
 from cli.options import FORCE, JSON, Text, options
 from cli.output import Outputs, Screen, check_force, print_json, read_outputs
-from cli.plots import Curve, Plot, plotted
+from cli.plots import Plot, PlotLine, plotted
 from ground.errors import BadInput
 from ground.sourced import Sourced
 from ground.units import MICRO, format_bytes, format_duration, format_si
@@ -94,7 +94,7 @@ def _report_engine(name: str | None, engine: str, json: bool, outputs: Outputs) 
 def _drawn(spec: HardwareSpec, engine: str, kernels: Sequence[EngineKernel], path: Path) -> bytes:
     """Return a picture of the measured blocks of experts, a line per shape and format."""
     curves = [
-        Curve(
+        PlotLine(
             k.family.removeprefix("experts "), [2.0**n for n in range(len(k.seconds))], [t / MICRO for t in k.seconds]
         )
         for k in kernels

@@ -10,7 +10,7 @@ from pathlib import Path
 from shutil import get_terminal_size
 from typing import TextIO, TypeVar
 
-from cli.tables import GAP, Grid, folded
+from cli.tables import GAP, TextTable, folded
 from ground.errors import BadInput
 from ground.files import check_file, write_files
 from ground.units import MICRO, format_duration
@@ -69,7 +69,7 @@ class Screen:
         Cells fold at words; columns named in ``right`` hold numbers, which never do. What still is too wide loses the
         ``spare`` columns, the last named first, and says so; then its rows turn to columns or become records.
         """
-        grid = Grid(columns=columns, rows=rows, right=right)
+        grid = TextTable(columns=columns, rows=rows, right=right)
         shown, widths = grid.fitted(self.width, spare)
         if title:
             self._strong(title)

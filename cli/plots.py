@@ -16,7 +16,7 @@ MOST_INSIDE = 12
 
 
 @dataclass(frozen=True, slots=True)
-class Curve:
+class PlotLine:
     """Points, with or without a line through them; without numbers on x, one group of bars."""
 
     name: str
@@ -42,7 +42,7 @@ class Plot:
     question: str = ""
     x_label: str = ""
     y_label: str
-    curves: list[Curve]
+    curves: list[PlotLine]
     names: list[str] | None = None
     """Of the bars; None for lines."""
     logarithmic: bool = False

@@ -7,7 +7,7 @@ from cli.charts import curves, rank_map, stacked
 from cli.output import Screen
 from cli.page import Page
 from cli.plan_view import show_plan
-from cli.plots import Curve, Mark, Plot
+from cli.plots import Mark, Plot, PlotLine
 from ground.units import MILLI, counted, format_bytes, format_duration, format_rate
 from planner.manifest.schema import Manifest
 from planner.plans.plan import Plan
@@ -128,8 +128,8 @@ def _load_curves(plan: Plan) -> Iterator[tuple[Plot, str]]:
                 x_label="requests/s",
                 y_label=f"{name.upper()} in ms",
                 curves=[
-                    Curve("mean", x, [each.mean / MILLI for each in latencies]),
-                    Curve(f"p{level:g}", x, [each.at(level) / MILLI for each in latencies]),
+                    PlotLine("mean", x, [each.mean / MILLI for each in latencies]),
+                    PlotLine(f"p{level:g}", x, [each.at(level) / MILLI for each in latencies]),
                 ],
                 y_limits=[(limit / MILLI, f"limit {format_duration(limit)}")],
                 marks=[
@@ -159,13 +159,13 @@ def front_plot(found: PlanResult) -> Plot:
     sized = [
         (size, [each for each in others if each[2].chips == size]) for size in sorted({p.chips for *_, p in others})
     ]
-    bare = [Curve(counted(size, "chip"), [x for x, *_ in own], [y for _, y, _ in own], False) for size, own in sized]
+    bare = [PlotLine(counted(size, "chip"), [x for x, *_ in own], [y for _, y, _ in own], False) for size, own in sized]
     return Plot(
         title=f"{question.model.name}: what a user gets against what a chip gives",
         question=command_line(found.asked.flags),
         x_label="output tokens/s of a user",
         y_label="output tokens/s per chip",
-        curves=[Curve("frontier", [x for x, _ in frontier], [y for _, y in frontier]), *bare],
+        curves=[PlotLine("frontier", [x for x, _ in frontier], [y for _, y in frontier]), *bare],
         x_limits=[(1 / question.tpot_seconds, f"TPOT limit {format_duration(question.tpot_seconds)}")],
         marks=[Mark(*chosen, f"the plan: {counted(best.chips, 'chip')}, {format_rate(best.requests_per_second)}")],
     )

@@ -31,7 +31,7 @@ def _longest(text: str) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Grid:
+class TextTable:
     """Columns and rows of cells; the columns named in ``right`` hold numbers, which never fold.
 
     ``left_out`` names columns that were dropped.
@@ -42,14 +42,14 @@ class Grid:
     right: Sequence[str] = ()
     left_out: Sequence[str] = ()
 
-    def fitted(self, width: int, spare: Sequence[str]) -> "tuple[Grid, list[int] | None]":
+    def fitted(self, width: int, spare: Sequence[str]) -> "tuple[TextTable, list[int] | None]":
         """Return the grid, turned or without some ``spare`` columns, and widths in all at most ``width``.
 
         Without widths where whole words and numbers take more.
         """
         if (widths := self._unfolded(width)) is not None:
             return self, widths
-        turned = Grid(columns=[self.columns[0], *(row[0] for row in self.rows)], rows=self._cells()[1:])
+        turned = TextTable(columns=[self.columns[0], *(row[0] for row in self.rows)], rows=self._cells()[1:])
         if self.rows and len(self.rows) <= MOST_TURNED and (widths := turned._unfolded(width)) is not None:
             return turned, widths
         for dropped in range(len(spare) + 1):
@@ -62,12 +62,12 @@ class Grid:
             return (turned if self.rows else self), other
         return grid, widths
 
-    def without(self, names: Sequence[str]) -> "Grid":
+    def without(self, names: Sequence[str]) -> "TextTable":
         """Return the grid without some columns."""
         places = [place for place, name in enumerate(self.columns) if name not in names]
         rows = [[row[place] for place in places] for row in self.rows]
         kept = [self.columns[place] for place in places]
-        return Grid(columns=kept, rows=rows, right=self.right, left_out=names)
+        return TextTable(columns=kept, rows=rows, right=self.right, left_out=names)
 
     def _cells(self) -> list[list[str]]:
         """Return each column's name and cells."""

@@ -62,7 +62,7 @@ def read_change(flags: SimulateFlags, manifest: Manifest) -> AskedChange:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Played:
+class PlayedMigration:
     """A migration that was played, and the same requests ``without`` it and without faults."""
 
     staged: Staged

@@ -25,7 +25,15 @@ from podplan.options import QuestionFlags, flag_name
 from podplan.prefixes import with_hits
 from podplan.question_files import CHECK_KEYS, CHECKED
 from podplan.readers import read_fraction, read_limit, read_percentile, read_survive
-from podplan.traffic import LENGTH_FIELDS, AskedTraffic, Stated, check_positions, read_lengths, read_rate, read_traffic
+from podplan.traffic import (
+    LENGTH_FIELDS,
+    AskedTraffic,
+    StatedLengths,
+    check_positions,
+    read_lengths,
+    read_rate,
+    read_traffic,
+)
 
 Kinds = TypeVar("Kinds")
 Prompts = tuple[tuple[float, float, float], ...] | None
@@ -114,7 +122,7 @@ def _traffic(values: Mapping[str, str], manifest: Manifest) -> AskedTraffic:
     return AskedTraffic(workload=traffic, rate_per_second=rate, day=day)
 
 
-def _prompts(values: Mapping[str, str], known: Workload, stated: Stated, reuse: float) -> Prompts:
+def _prompts(values: Mapping[str, str], known: Workload, stated: StatedLengths, reuse: float) -> Prompts:
     """Return the kinds of prompts that were given, or the manifest's, with the reuse that was."""
     if stated.histogram is not None:
         return histogram_kinds(*stated.histogram, reuse)

@@ -12,7 +12,7 @@ from planner.engines.memory import dispatch_tokens, hccl_mebibytes
 from planner.engines.spec import EngineProfile
 from planner.manifest.schema import Manifest
 from planner.question import Question
-from podplan.import_sides import Side, timely_batch
+from podplan.import_sides import ImportedSide, timely_batch
 
 ALIKE = 0.02  # of a memory share that is no finding
 RDMA = ("rdma", "mlnx", "hca", "roce", "infiniband", "efa")
@@ -64,7 +64,7 @@ def told_by_files(
     return found
 
 
-def told_by_batches(question: Question, side: Side) -> list[Finding]:
+def told_by_batches(question: Question, side: ImportedSide) -> list[Finding]:
     """Return what the batch is: more requests than memory holds, or than TPOT allows."""
     if side.found.role == "prefill":
         return []

@@ -29,7 +29,7 @@ NEWS = 0.005  # of a rate, below which a change is none
 
 
 @dataclass(frozen=True, slots=True)
-class Side:
+class ImportedSide:
     """One role as the planner sees it: its row, and the requests or tokens that its limits let in."""
 
     found: Found
@@ -38,7 +38,7 @@ class Side:
     batch: int
 
 
-def side_of(question: Question, found: Found, counted: Counted) -> Side:
+def side_of(question: Question, found: Found, counted: Counted) -> ImportedSide:
     """Return a role's row of the planner's space, with what its memory and its limits let in.
 
     Raises BadInput where its degrees are none of the planner's.
@@ -53,21 +53,21 @@ def side_of(question: Question, found: Found, counted: Counted) -> Side:
         pp=counted.pp,
     )
     row = Row(strategy, counted.redundant or 0, 0, counted.microbatches)
-    side = Side(found, counted, row, counted.sequences)
+    side = ImportedSide(found, counted, row, counted.sequences)
     return replace(side, batch=min(counted.sequences, max(_room(question, side), 1)))
 
 
-def _group(question: Question, side: Side) -> Any:
+def _group(question: Question, side: ImportedSide) -> Any:
     drafts = side.counted.drafts if side.found.role != "prefill" else 0
     (group,) = groups(question, _role(side), [side.row], drafts)
     return group
 
 
-def _role(side: Side) -> Role:
+def _role(side: ImportedSide) -> Role:
     return side.found.role
 
 
-def _room(question: Question, side: Side) -> int:
+def _room(question: Question, side: ImportedSide) -> int:
     """Return the requests of a DP rank that memory holds, by the plan's own reservation; 0 where it holds none."""
     group, kv = _group(question, side), reserved_kv_tokens(question.workload)
     if side.found.role == "mixed":
@@ -80,7 +80,7 @@ def _room(question: Question, side: Side) -> int:
     return side.counted.sequences
 
 
-def most_rate(question: Question, sides: Sequence[Side]) -> tuple[float | None, Plan | None]:
+def most_rate(question: Question, sides: Sequence[ImportedSide]) -> tuple[float | None, Plan | None]:
     """Return the largest rate that keeps the limits, and the plan of the smallest rate that was tried."""
     level = question.percentile
 
@@ -100,7 +100,7 @@ def most_rate(question: Question, sides: Sequence[Side]) -> tuple[float | None, 
     return low, least
 
 
-def _carried(question: Question, side: Side) -> float:
+def _carried(question: Question, side: ImportedSide) -> float:
     """Return the requests per second that no stream of steps of one instance exceeds."""
     if side.found.role == "prefill":
         return prefill_candidate(question, side).requests_per_second
@@ -108,7 +108,7 @@ def _carried(question: Question, side: Side) -> float:
     return candidate.requests_per_second
 
 
-def prefill_candidate(question: Question, side: Side) -> PrefillCandidate:
+def prefill_candidate(question: Question, side: ImportedSide) -> PrefillCandidate:
     """Return a prefill instance: whole prompts in a pass, or parts of one where its tokens hold less."""
     workload, strategy = question.workload, side.row.strategy
     prompt = workload.input_tokens.mean * (1 - workload.prefix_reuse)
@@ -128,7 +128,7 @@ def prefill_candidate(question: Question, side: Side) -> PrefillCandidate:
     return replace(candidate, pass_seconds=seconds, requests_per_second=prompts * strategy.attention_dp / seconds)
 
 
-def decode_candidate(question: Question, side: Side) -> DecodeCandidate:
+def decode_candidate(question: Question, side: ImportedSide) -> DecodeCandidate:
     """Return a decode instance with its batch; of an aggregated one, what it would carry if it did nothing else."""
     candidate = DecodeCandidate(
         row=side.row,
@@ -145,7 +145,7 @@ def decode_candidate(question: Question, side: Side) -> DecodeCandidate:
     return replace(candidate, iteration_seconds=found.iteration_seconds, requests_per_second=rate)
 
 
-def plan_at(question: Question, sides: Sequence[Side], rate: float) -> Plan | None:
+def plan_at(question: Question, sides: Sequence[ImportedSide], rate: float) -> Plan | None:
     """Return the plan of the deployment at a rate; None where it cannot keep up."""
     if len(sides) == 1:
         (side,) = sides
@@ -168,7 +168,7 @@ def plan_at(question: Question, sides: Sequence[Side], rate: float) -> Plan | No
     )
 
 
-def timely_batch(question: Question, side: Side) -> int:
+def timely_batch(question: Question, side: ImportedSide) -> int:
     """Return the largest batch of a DP rank whose mean step keeps TPOT; 0 where none does."""
     sizes = [1, *(side.batch * n // 32 for n in range(1, 33))]
 
@@ -192,7 +192,7 @@ def timely_batch(question: Question, side: Side) -> int:
     return kept
 
 
-def mended_rate(question: Question, sides: Sequence[Side], most: float | None) -> float | None:
+def mended_rate(question: Question, sides: Sequence[ImportedSide], most: float | None) -> float | None:
     """Return the rate after batches were cut to what TPOT allows; None where that is no better."""
     better = [
         side

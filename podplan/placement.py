@@ -57,7 +57,7 @@ class TimedPlacement:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Migration:
+class MapChange:
     """The current map's imbalance [layers], and experts to be loaded for the new one [layers]."""
 
     current: NDArray[np.float64]
@@ -66,7 +66,7 @@ class Migration:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Traffic:
+class LeavingTokens:
     """Share of tokens served away from their group's node, and the bound on imbalance + weight x share; [layers]."""
 
     weight: float
@@ -99,8 +99,8 @@ class PlaceResult(Result):
     held_out: HeldOut | None = None
     decision: Decision | None = None
     timed: TimedPlacement | None = None
-    traffic: Traffic | None = None
-    migration: Migration | None = None
+    traffic: LeavingTokens | None = None
+    migration: MapChange | None = None
 
     @property
     def placed(self) -> Placement:
@@ -323,7 +323,7 @@ def time_experts(flags: PlaceFlags, problem: Problem, asked: Configuration, plac
 
 def migrate(
     flags: PlaceFlags, problem: Problem, placed: Placement, current: NDArray[np.int64]
-) -> tuple[Placement, Migration]:
+) -> tuple[Placement, MapChange]:
     """Return the placement that keeps experts where they are as far as it can, within ``--max-moves`` per layer."""
     before = measure(problem, current)
     slots = renumbered(current, placed.slots, problem)
@@ -340,10 +340,10 @@ def migrate(
         slots = np.stack(rows)
     reached = measure(problem, slots)
     kept = replace(placed, slots=slots, imbalance=reached, lower_bound=placed.lower_bound.clip(max=reached))
-    return kept, Migration(current=before, loads=moves(current, slots, problem.ranks), unlimited_loads=unlimited)
+    return kept, MapChange(current=before, loads=moves(current, slots, problem.ranks), unlimited_loads=unlimited)
 
 
-def weigh_traffic(problem: Problem, placed: Placement, weight: float) -> tuple[Placement, Traffic]:
+def weigh_traffic(problem: Problem, placed: Placement, weight: float) -> tuple[Placement, LeavingTokens]:
     """Return the map with the least imbalance + weight x leaving share, of the one given and those on the way."""
     kept = replace(problem, keep_groups=True)
     slots = pay_for_leaving(kept, weight)
@@ -354,4 +354,4 @@ def weigh_traffic(problem: Problem, placed: Placement, weight: float) -> tuple[P
         placed, slots=slots, imbalance=reached, lower_bound=placed.lower_bound.clip(max=reached), method="traffic"
     )
     bound = trade_off_bound(problem, weight)
-    return found, Traffic(weight=weight, leaving=leaving_share(problem, slots), bound=bound)
+    return found, LeavingTokens(weight=weight, leaving=leaving_share(problem, slots), bound=bound)

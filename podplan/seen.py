@@ -30,7 +30,7 @@ MOST_SCRAPE_BYTES = 100_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class Observed:
     """What a system told: each estimate with the half width of its 95 % interval; None where it tells nothing."""
 
     source: str
@@ -57,7 +57,7 @@ def look(
     *,
     given: bool,
     sleep: Callable[[float], None] = time.sleep,
-) -> Seen:
+) -> Observed:
     """Return what sources tell; BadInput naming the one that tells nothing."""
     if not sources:
         raise BadInput("give what to watch: URLs or files of metrics, a request log, or results of plan verify")
@@ -125,7 +125,7 @@ def _lifetime(scrape: Scrape, source: str, window: float | None) -> float:
     return seconds
 
 
-def of_metrics(since: Scrape, seconds: float, manifest: Manifest, source: str) -> Seen:
+def of_metrics(since: Scrape, seconds: float, manifest: Manifest, source: str) -> Observed:
     """Return what counters and histograms of some seconds tell, of whichever engine's names are there."""
     names = next((each for each in _known() if since.histogram(each.ttft) is not None), None)
     if names is None:
@@ -150,7 +150,7 @@ def of_metrics(since: Scrape, seconds: float, manifest: Manifest, source: str) -
         prefix_reuse=min(cached / tokens, 0.99),
         arrival_squared_cv=planned.arrival_squared_cv,
     )
-    return Seen(
+    return Observed(
         source=source,
         seconds=seconds,
         requests=count,
@@ -179,7 +179,7 @@ def _half_width(lengths: Lengths, count: float) -> float:
     return SCORE * lengths.mean * math.sqrt(lengths.squared_cv / count)
 
 
-def of_trace(source: str, manifest: Manifest) -> Seen:
+def of_trace(source: str, manifest: Manifest) -> Observed:
     """Return what a request log tells: rate, lengths and reuse."""
     trace = read_trace(Path(source))
     rows = rows_of(trace, reuse_stated=False)
@@ -190,7 +190,7 @@ def of_trace(source: str, manifest: Manifest) -> Seen:
     traffic = Traffic.from_trace(rows)
     seconds = float(trace.arrival_seconds[-1] - trace.arrival_seconds[0])
     spread = math.sqrt(max(traffic.workload.arrival_squared_cv, 1.0) * len(trace)) / seconds
-    return Seen(
+    return Observed(
         source=source,
         seconds=seconds,
         requests=len(trace),
@@ -202,7 +202,7 @@ def of_trace(source: str, manifest: Manifest) -> Seen:
     )
 
 
-def of_results(sources: Sequence[str], manifest: Manifest, path: str) -> Seen:
+def of_results(sources: Sequence[str], manifest: Manifest, path: str) -> Observed:
     """Return what verified runs tell: how long steps are beside their predictions; traffic is the plan's."""
     paths = [str(each) for source in sources for each in _files(Path(source))]
     with_manifest = any(not each.endswith(".csv") for each in paths)
@@ -213,7 +213,7 @@ def of_results(sources: Sequence[str], manifest: Manifest, path: str) -> Seen:
         raise BadInput(f"{sources[0]}: no run could be set beside a prediction: {reason}")
     rate = planned_rate(manifest)
     middle = sorted(errors)[len(errors) // 2]
-    return Seen(
+    return Observed(
         source=", ".join(sources),
         seconds=0.0,
         requests=len(errors),

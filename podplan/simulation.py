@@ -12,7 +12,7 @@ from ground.units import counted, parse_count, parse_duration
 from planner.manifest.document import read_manifest
 from planner.manifest.migration import union
 from planner.manifest.schema import Manifest, Prediction
-from podplan.changing import Played, read_autoscale, read_change
+from podplan.changing import PlayedMigration, read_autoscale, read_change
 from podplan.expert_loads import measured_balance
 from podplan.offered import MOST_SIMULATED, Offered, read_offered, read_seed
 from podplan.options import SimulateFlags, flag_name, flags_of
@@ -48,7 +48,7 @@ class SimulateResult(Result):
     manifest: Manifest
     offered: Offered
     measured: SimulationResult
-    change: "Played | None" = None
+    change: "PlayedMigration | None" = None
     """Of a migration: beside the run without it."""
 
     @property
@@ -201,7 +201,7 @@ def simulated(manifest: Manifest, flags: SimulateFlags, progress: Progress | Non
     if change is None:
         return SimulateResult(manifest=manifest, offered=offered, measured=measured)
     without = run_simulation(manifest, offered.requests, replace(offered.options, faults=()))
-    done = Played(staged=change.staged, begin_seconds=change.at(offered.options), without=without)
+    done = PlayedMigration(staged=change.staged, begin_seconds=change.at(offered.options), without=without)
     return SimulateResult(manifest=manifest, offered=offered, measured=measured, change=done)
 
 

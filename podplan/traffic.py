@@ -155,7 +155,9 @@ def _from_trace(
     )
 
 
-def _of_sessions(flags: QuestionFlags, sides: "tuple[Stated, Stated]", rate: float | None, known: Known) -> Workload:
+def _of_sessions(
+    flags: QuestionFlags, sides: "tuple[StatedLengths, StatedLengths]", rate: float | None, known: Known
+) -> Workload:
     """Return the traffic of sessions, of which the sides tell what is new in a turn and its answer."""
     from podplan.sessions import longest_tokens, read_sessions, sessions_workload
 
@@ -186,7 +188,7 @@ def _with_reuse(workload: Workload, reuse: float) -> Workload:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stated:
+class StatedLengths:
     """Lengths of prompts or of outputs, and the histogram that they are from: tokens and weights, [rows] each."""
 
     lengths: Lengths
@@ -198,7 +200,7 @@ class Stated:
         return self.lengths.mean if self.histogram is None else float(self.histogram[0].max())
 
 
-def with_pictures(prompt: Stated, pictures: Pictures, model: ModelSpec) -> Stated:
+def with_pictures(prompt: StatedLengths, pictures: Pictures, model: ModelSpec) -> StatedLengths:
     """Return the lengths of prompts with the tokens of their pictures; their variance stays that of the text."""
     if pictures.tokens > model.max_position:
         raise BadInput(
@@ -207,12 +209,12 @@ def with_pictures(prompt: Stated, pictures: Pictures, model: ModelSpec) -> State
         )
     if prompt.histogram is not None:
         tokens, weights = prompt.histogram[0] + pictures.tokens, prompt.histogram[1]
-        return Stated(lengths=histogram_lengths(tokens, weights), histogram=(tokens, weights))
+        return StatedLengths(lengths=histogram_lengths(tokens, weights), histogram=(tokens, weights))
     text, mean = prompt.lengths, prompt.lengths.mean + pictures.tokens
-    return Stated(lengths=replace(text, mean=mean, squared_cv=text.squared_cv * (text.mean / mean) ** 2))
+    return StatedLengths(lengths=replace(text, mean=mean, squared_cv=text.squared_cv * (text.mean / mean) ** 2))
 
 
-def read_lengths(side: Literal["isl", "osl"], values: Mapping[str, str | None], known: Lengths) -> Stated:
+def read_lengths(side: Literal["isl", "osl"], values: Mapping[str, str | None], known: Lengths) -> StatedLengths:
     """Return the lengths that the flags of one side give; what none of them gives is as ``known``.
 
     Raises BadInput naming the flag, or file and line of a histogram.
@@ -226,7 +228,7 @@ def read_lengths(side: Literal["isl", "osl"], values: Mapping[str, str | None], 
             raise BadInput(f"--{side}-histogram: give a CSV file with the columns tokens,weight")
         with naming(f"--{side}-histogram"):
             tokens, weights = read_histogram(Path(file))
-        return Stated(lengths=histogram_lengths(tokens, weights), histogram=(tokens, weights))
+        return StatedLengths(lengths=histogram_lengths(tokens, weights), histogram=(tokens, weights))
     mean, cv, shape = (values.get(field) for field in (side, f"{side}_cv", f"{side}_distribution"))
     lengths = Lengths(
         mean=known.mean if mean is None else read_tokens(mean, f"--{side}", 1),
@@ -235,7 +237,7 @@ def read_lengths(side: Literal["isl", "osl"], values: Mapping[str, str | None], 
     )
     if shape is not None and not lengths.squared_cv:
         raise BadInput(f"--{side}-distribution: lengths without spread have none; add --{side}-cv, such as 0.5")
-    return Stated(lengths=lengths)
+    return StatedLengths(lengths=lengths)
 
 
 def read_cv(text: str, flag: str) -> float:
@@ -274,7 +276,7 @@ def _weight(text: str, where: str) -> float:
     return value
 
 
-def check_positions(prompt: Stated, answer: Stated, model: ModelSpec) -> None:
+def check_positions(prompt: StatedLengths, answer: StatedLengths, model: ModelSpec) -> None:
     """Raise BadInput where requests are longer than the model's positions, which hold prompt and answer."""
     first, second = prompt.lengths.mean, answer.lengths.mean
     if first + second > model.max_position:

@@ -25,7 +25,7 @@ from podplan.options import Text, flag, flags_of
 from podplan.plan_data import plan_json
 from podplan.readers import read_fraction
 from podplan.result import Result, Row, picked
-from podplan.seen import Seen, look
+from podplan.seen import Observed, look
 
 STEP_DEVIATION = 0.1
 """Of a predicted TPOT, relative, where the plan states no interval: the predictions' own median error is about that."""
@@ -57,7 +57,7 @@ class WatchResult(Result):
     """
 
     manifest: Manifest
-    seen: Seen
+    seen: Observed
     factor: float
     factor_interval: tuple[float, float]
     carries: float
@@ -229,7 +229,7 @@ def _carries(manifest: Manifest, workload: Workload, slow: float) -> float:
     return min(total["prefill"], total["decode"]) + total["mixed"]
 
 
-def step_factor(manifest: Manifest, seen: Seen) -> float:
+def step_factor(manifest: Manifest, seen: Observed) -> float:
     """Return measured over predicted step times: of verified runs, or of the mean TPOT at the rate that is seen."""
     if seen.step_factor is not None:
         return seen.step_factor

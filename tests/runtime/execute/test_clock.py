@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cli.execute_clock import Beside, clock_rows, closed_form, explanation
+from cli.execute_clock import ClockedBeside, clock_rows, closed_form, explanation
 from hardware.loader import load_hardware
 from planner.serving.closed_forms import mixserve_equations as mixserve
 from runtime.execute import collectives as c
@@ -109,7 +109,7 @@ def test_fused_exchange_takes_what_the_paper_says(hardware: str, n: int, m: int,
 
 
 @pytest.fixture(scope="module")
-def rows() -> list[Beside]:
+def rows() -> list[ClockedBeside]:
     """The clock of MixServe's cluster: 32 devices in four nodes of eight, on 910B links."""
     manifest = deployed("deepseek-r1", "TP=8 + DP=4, EP=32")
     hardware = load_hardware("910b")
@@ -117,7 +117,7 @@ def rows() -> list[Beside]:
     return clock_rows(manifest.model_copy(update={"clusters": {"toy": cluster}}))
 
 
-def test_uniform_collectives_agree_with_their_closed_forms(rows: list[Beside]) -> None:
+def test_uniform_collectives_agree_with_their_closed_forms(rows: list[ClockedBeside]) -> None:
     """Ring, pairwise and fused within 5 % where all links of the group are alike."""
     uniform = [row for row in rows if not row.timing.note.strip()]
     assert {row.timing.operation for row in uniform} >= {"ring all-reduce", "fused dispatch", "fused combine"}
@@ -125,14 +125,14 @@ def test_uniform_collectives_agree_with_their_closed_forms(rows: list[Beside]) -
         assert abs(row.gap) <= 0.05, (row.timing.operation, row.gap)
 
 
-def test_every_large_gap_is_explained(rows: list[Beside]) -> None:
+def test_every_large_gap_is_explained(rows: list[ClockedBeside]) -> None:
     """Skew, contention, shared NICs: the reason stands beside the gap."""
     far = [row for row in rows if abs(row.gap) > 0.15]
     assert far and all(explanation(row) for row in far)
     assert all(not explanation(row) for row in rows if abs(row.gap) <= 0.15)
 
 
-def test_equations_12_and_13_are_ordered_as_the_clock_orders_them(rows: list[Beside]) -> None:
+def test_equations_12_and_13_are_ordered_as_the_clock_orders_them(rows: list[ClockedBeside]) -> None:
     """On the 910B cluster the hybrid is faster, by the paper's equations and by their messages."""
     named = {row.timing.operation: row for row in rows}
     pure, hybrid = named["pure EP as Eq. (12)"], named["hybrid as Eq. (13)"]
@@ -140,7 +140,7 @@ def test_equations_12_and_13_are_ordered_as_the_clock_orders_them(rows: list[Bes
     assert pure.gap == pytest.approx(0, abs=0.05) and hybrid.gap == pytest.approx(0, abs=0.05)
 
 
-def test_closed_forms_name_their_source(rows: list[Beside]) -> None:
+def test_closed_forms_name_their_source(rows: list[ClockedBeside]) -> None:
     """Each row says which equation it is beside."""
     for row in rows:
         form, expected = closed_form(load_hardware("910b"), row.timing)
