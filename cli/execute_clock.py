@@ -31,12 +31,12 @@ class ClockedBeside:
         return self.expected_seconds / self.timing.seconds - 1 if self.timing.seconds else 0.0
 
 
-def clock_rows(manifest: Manifest, sharing: dict[str, int] | None = None) -> list[ClockedBeside]:
+def clock_rows(manifest: Manifest) -> list[ClockedBeside]:
     """Time the collectives of every pool's instance and return them beside their closed forms."""
     rows = []
     for pool in manifest.pools:
         hardware = manifest.clusters[pool.hardware].spec
-        for timing in PoolTimes(manifest, pool, sharing or {}).timings():
+        for timing in PoolTimes(manifest, pool, {}).timings():
             form, seconds = closed_form(hardware, timing)
             rows.append(ClockedBeside(pool.role, timing, form, seconds))
     return rows

@@ -14,6 +14,7 @@ from planner.search.answer import Change
 from planner.search.changes.near import Near
 from podplan.explaining import ExplainResult, explained
 from podplan.options import flag
+from podplan.plan_data import pools_text
 from podplan.workers import executor_of
 
 
@@ -76,9 +77,7 @@ def show_near(screen: Screen, near: Sequence[Near]) -> None:
             one.flag,
             carried_rate(one.requests_per_second) if one.plan else "no plan",
             f"{one.plan.chips:g}" if one.plan else "",
-            " + ".join(f"{pool.instances} × {pool.candidate.devices} {role}" for role, pool in one.plan.pools())
-            if one.plan
-            else "",
+            pools_text(one.plan, "{count} × {devices} {role}") if one.plan else "",
         ]
         for one in near
     ]

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from cli.output import Screen
 from ground.units import counted, format_count, format_rate
 from planner.search.growth import HOURS, Month
-from podplan.growth import pools_text, total_cost
+from podplan.growth import total_cost
+from podplan.plan_data import POOL, pools_text
 
 
 def show_growth(screen: Screen, months: Sequence[Month]) -> None:
@@ -18,7 +19,7 @@ def show_growth(screen: Screen, months: Sequence[Month]) -> None:
             _counts(month.nodes, month),
             f"{month.plan.chips:g}",
             "" if month.cost_per_hour is None else format_count(month.cost_per_hour * HOURS),
-            pools_text(month),
+            pools_text(month.plan, POOL),
         ]
         for month in months
     ]

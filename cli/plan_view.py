@@ -38,7 +38,7 @@ from podplan.assumptions import assumptions
 from podplan.job import Job, job_json, job_seconds
 from podplan.machines import figure_texts
 from podplan.options import flag_name
-from podplan.plan_data import MEMORY_KINDS, loading_json, plan_row, shared_text, strategy_text
+from podplan.plan_data import MEMORY_KINDS, POOL, loading_json, plan_row, pools_text, shared_text, strategy_text
 from podplan.planning import PlanResult
 from podplan.question import Asked
 from podplan.queueing import other_model
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from planner.checks.on_trace import OnTrace
 
 RUNNERS_UP = 3
+BRIEF = "{count} × {strategy}"
 MONTH_HOURS = 730.0
 """A twelfth of a year."""
 NOT_PLAYED = (
@@ -91,9 +92,6 @@ def show_first(
 ) -> None:
     """Write the five lines that matter: what to deploy, on what, what it does, how sure that is, and what limits it."""
     question = plan.question
-    built = (
-        f"{pool.instances} × {pool.candidate.devices} {role} ({strategy_text(pool)})" for role, pool in plan.pools()
-    )
     names = dict.fromkeys(pool.machines.hardware.name for _, pool in plan.pools())
     counts = {"node": plan.nodes, "chip": plan.chips, "device": plan.devices}
     if plan.devices == plan.chips:
@@ -110,7 +108,7 @@ def show_first(
     ]
     survives = f", also after losing any one {question.survive}" if question.survive else ""
     screen.pairs(
-        ("Deploy", f"{question.model.name} with {engine_text(question)}, {' and '.join(built)}"),
+        ("Deploy", f"{question.model.name} with {engine_text(question)}, {pools_text(plan, POOL, ' and ')}"),
         ("On", f"{' and '.join(names)}: {size}{''.join(f', {each}' for each in _per_hour(plan))}"),
         ("Does", f"{'; '.join(does)}{survives}"),
         ("Sure", sure_text(plan, sure)),
@@ -204,7 +202,7 @@ def published_text(beside: Beside, best: Plan) -> str:
     start = f"Published: {published.name} ({published.source})"
     if plan is None:
         return f"{start} has no instances that keep the limits on these devices."
-    pools = " + ".join(f"{pool.instances} × {strategy_text(pool)}" for _, pool in plan.pools())
+    pools = pools_text(plan, BRIEF)
     each = plan.output_tokens_per_second / plan.chips
     gain = best.output_tokens_per_second / best.chips / each - 1
     return (
@@ -343,12 +341,8 @@ def bound_text(bound: Bound, growth: str = "") -> str:
 
 def show_front(screen: Screen, title: str, plans: Sequence[Plan]) -> None:
     """Write plans that trade rate, chips, TTFT and TPOT otherwise, most carried first."""
-    rows = [{**plan_row(plan), "pools": _pools_text(plan), "batch": _load(plan.answering)} for plan in plans]
+    rows = [{**plan_row(plan), "pools": pools_text(plan, BRIEF), "batch": _load(plan.answering)} for plan in plans]
     show_keys(screen, rows, FRONT, title)
-
-
-def _pools_text(plan: Plan) -> str:
-    return " + ".join(f"{pool.instances} × {strategy_text(pool)}" for _, pool in plan.pools())
 
 
 def trace_text(found: "OnTrace", plan: Plan) -> str:

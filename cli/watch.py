@@ -7,6 +7,7 @@ from cli.options import JSON, Text, takes
 from cli.output import Screen, print_json, progress, short_duration
 from ground.units import counted, format_count, format_rate, parse_duration
 from podplan.options import argument, flag, switch
+from podplan.plan_data import pools_text
 from podplan.watching import WatchFlags, WatchResult, watched
 
 
@@ -69,7 +70,7 @@ def _show(screen: Screen, found: WatchResult) -> None:
         screen.text(f"Experts of {role}: the busiest rank has {now:.2f} times the mean, planned are {then:.2f}.")
     screen.text(f"{'A change pays' if found.pays else 'No change pays'}: {found.why}.")
     if found.plan is not None and found.found is not None:
-        pools = ", ".join(f"{pool.instances} x {pool.candidate.devices} {role}" for role, pool in found.plan.pools())
+        pools = pools_text(found.plan, "{count} x {devices} {role}", ", ")
         promise = found.found.migration.promise
         screen.text(
             f"Plan: {pools} on {counted(found.plan.chips, 'chip')}. {counted(len(found.found.order.moves), 'step')}, "

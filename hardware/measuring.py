@@ -41,10 +41,9 @@ class Timer:
         """Return a dimension as it is measured."""
         return max(number // 64, least) if self.quick else number
 
-    def tensor(self, *shape: int, dtype: Any = None) -> Any:
-        """Return random numbers on the device."""
-        made = self.torch.randn(*shape, device=self.device)
-        return made.to(dtype or self.torch.bfloat16)
+    def tensor(self, *shape: int) -> Any:
+        """Return random numbers on the device, in BF16."""
+        return self.torch.randn(*shape, device=self.device).to(self.torch.bfloat16)
 
     def synchronise(self) -> None:
         """Wait until the device is done."""

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from planner.search.growth import HOURS, Month
-from podplan.plan_data import strategy_text
+from podplan.plan_data import POOL, pools_text
 from podplan.result import whole
 
 
@@ -28,13 +28,5 @@ def _month_json(month: Month) -> dict[str, Any]:
         "nodes_by_budget": month.nodes,
         "chips": whole(month.plan.chips),
         "cost_per_hour": month.cost_per_hour,
-        "pools": pools_text(month),
+        "pools": pools_text(month.plan, POOL),
     }
-
-
-def pools_text(month: Month) -> str:
-    """Return the instances of a month's plan."""
-    return " + ".join(
-        f"{pool.instances} × {pool.candidate.devices} {role} ({strategy_text(pool)})"
-        for role, pool in month.plan.pools()
-    )

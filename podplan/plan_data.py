@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 PERCENTILES = (50.0, 90.0, 99.0)
 MEMORY_KINDS = ("weights", "kv_cache", "activations", "buffers", "reserve", "capacity")
 INTERVAL = "low high level"
+POOL = "{count} × {devices} {role} ({strategy})"
 
 
 def bound_json(bound: Bound) -> dict[str, object]:
@@ -276,6 +277,17 @@ def strategy_text(pool: PlannedPool) -> str:
 def shared_text(pool: PlannedPool) -> str:
     """Return the placement of the shared expert in the notation of ``--shared-experts``."""
     return f"dedicated={pool.candidate.row.dedicated}" if pool.candidate.row.dedicated else "local"
+
+
+def pools_text(plan: Plan, each: str, between: str = " + ") -> str:
+    """Return the pools of a plan, of each the ``{count}``, ``{devices}``, ``{role}`` and ``{strategy}`` that are told.
+
+    ``devices`` are those of an instance.
+    """
+    return between.join(
+        each.format(count=pool.instances, devices=pool.candidate.devices, role=role, strategy=strategy_text(pool))
+        for role, pool in plan.pools()
+    )
 
 
 def memory_json(memory: Memory) -> dict[str, float]:

@@ -11,7 +11,6 @@ from ground.files import read_yaml
 from ground.names import file_names
 from ground.traces import requests_per_second, scale_rate
 from ground.units import HOUR_SECONDS, format_count, format_duration, number_of, parse_duration, rounded_up
-from planner.changeover.moving import Terms
 from planner.changeover.policy import Joint, Policy, Robust, Space, one_plan, policy, space_of
 from planner.changeover.robust import Layout, Scenario, stood
 from planner.manifest.document import dump_manifest
@@ -210,9 +209,7 @@ def solved_scenarios(base: Mapping[str, str], path: Path) -> ScenariosResult:
     )
 
 
-def policy_on_traces(
-    space: Space, made: Sequence[tuple[Scenario, "Trace | None"]], terms: Terms | None = None
-) -> Policy:
+def policy_on_traces(space: Space, made: Sequence[tuple[Scenario, "Trace | None"]]) -> Policy:
     """Return the policy whose layouts keep their windows' limits on their traces, where they have some.
 
     Queues judge a layout that was planned for other windows; each that the policy takes is played, and struck out where
@@ -221,7 +218,7 @@ def policy_on_traces(
     traces = {id(each): trace for each, trace in made}
     known: dict[tuple[int, int, int, tuple[int, ...]], bool] = {}
     while True:
-        found, late = policy(space, terms), []
+        found, late = policy(space), []
         for number, window in enumerate(space.windows):
             for model, (each, layout) in enumerate(zip(window.asked, found.layouts[number] or (), strict=False)):
                 trace = traces.get(id(each))

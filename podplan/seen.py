@@ -3,7 +3,7 @@
 import math
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
@@ -56,14 +56,13 @@ def look(
     window: float,
     *,
     given: bool,
-    sleep: Callable[[float], None] = time.sleep,
 ) -> Observed:
     """Return what sources tell; BadInput naming the one that tells nothing."""
     if not sources:
         raise BadInput("give what to watch: URLs or files of metrics, a request log, or results of plan verify")
     if all(source.startswith(("http://", "https://")) for source in sources):
         before, start = _scraped(sources), time.monotonic()
-        sleep(window)
+        time.sleep(window)
         return of_metrics(_scraped(sources) - before, time.monotonic() - start or window, manifest, ", ".join(sources))
     texts = {source: _text(source) for source in sources}
     if all(text is not None for text in texts.values()):

@@ -178,7 +178,7 @@ def pangu_attention(config: Config) -> Fields:
 
 def pangu_pro_moe(config: Config) -> Fields:
     """Pangu Pro MoE: one expert of each group (arXiv 2505.21411 section 2.2), one wide shared expert."""
-    dense_layers = leading_layers(config, "mlp_only_layers")
+    dense_layers = leading_layers(config)
     shared = config.integer_or(0, "shared_expert_intermediate_size", least=0)
     routed = routed_experts(config) | shared_experts(int(shared > 0), shared)
     groups = expert_groups(config) if "n_group" in config.values else {}

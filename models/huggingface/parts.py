@@ -150,8 +150,9 @@ def routed_experts(config: Config, width: str = "moe_intermediate_size") -> Fiel
     return {"experts": experts, "experts_per_token": per_token, "intermediate_size": config.integer(width)}
 
 
-def leading_layers(config: Config, key: str) -> int:
-    """Return how many layers ``key`` lists, which must be the first ones; absent means none (the class's default)."""
+def leading_layers(config: Config) -> int:
+    """Return how many layers ``mlp_only_layers`` lists, which must be the first ones; absent means none."""
+    key = "mlp_only_layers"
     listed = config.get(key) or []
     layers = config.integer("num_hidden_layers", most=MOST_LAYERS)
     if not isinstance(listed, list) or listed != list(range(len(listed))) or len(listed) >= layers:

@@ -21,7 +21,7 @@ def qwen3_moe(config: Config) -> Fields:
     config.require("decoder_sparse_step", (1,), f"must be 1: {LEADING_DENSE}")
     config.require("shared_expert_intermediate_size", (0, None), "must be 0: this model_type has no shared experts")
     attention = gqa(config, head_dim=config.integer("head_dim"), qk_norm=True)
-    return leading_dense(config, attention, routed_experts(config), leading_layers(config, "mlp_only_layers"))
+    return leading_dense(config, attention, routed_experts(config), leading_layers(config))
 
 
 def qwen3(config: Config) -> Fields:
