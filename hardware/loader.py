@@ -9,6 +9,7 @@ from ground.files import read_yaml
 from ground.from_dict import from_dict
 from ground.names import suggest
 from hardware.derive import resolve
+from hardware.prices import priced
 from hardware.spec import HardwareSpec
 
 CATALOG = Path(__file__).parent / "catalog"
@@ -64,10 +65,11 @@ def _load(path: Path, above: tuple[Path, ...]) -> HardwareSpec:
     """Return the entry in ``path``; ``above`` are the entries that are based on it."""
     data = _filled(path, read_yaml(path), above)
     if path.parent == CATALOG and isinstance(data, dict):
-        return from_dict(HardwareSpec, data)
+        return priced(from_dict(HardwareSpec, data))
     from ground.validation import validate  # the catalogue is checked by its tests
 
-    return validate(HardwareSpec, data, str(path))
+    spec = validate(HardwareSpec, data, str(path))
+    return spec if spec.price_usd_per_chip_hour is not None else priced(spec)
 
 
 def _filled(path: Path, entry: object, above: tuple[Path, ...]) -> object:

@@ -307,7 +307,7 @@ class HardwareSpec(Stated):
     )
     price_usd_per_chip_hour: Sourced | None = None
     price_basis: str | None = described(
-        "of the price: a rental, or the purchase of the hardware alone over four years, without power or building",
+        "of the price: a rental, or a purchase that is written off, with electricity and without building or margin",
         default=None,
     )
 

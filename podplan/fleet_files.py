@@ -16,7 +16,7 @@ from podplan.question_files import Entry, read_questions, read_rows
 from podplan.readers import ROLES, by_role, is_auto, read_choice
 
 ANY = "any"
-POOL_KEYS = ("name", "hw", *SIZES, "price", "power")
+POOL_KEYS = ("name", "hw", *SIZES, "price", "power", "electricity")
 OWN_KEYS = ("share_nodes",)
 MOST_POOLS = 8
 
@@ -118,7 +118,7 @@ def _on_pools(entry: Entry, pools: list[Entry]) -> Read:
     """Return a model on the pools that its hw names, or on any of them."""
     with naming(entry.where):
         values = _values(entry)
-        for key in (*SIZES, "price", "power"):
+        for key in (*SIZES, "price", "power", "electricity"):
             if key in values:
                 raise BadInput(f"{key} stands with the pools of the file, which all models share")
         for key in ("weights", "kv_dtype"):

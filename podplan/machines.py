@@ -1,22 +1,22 @@
-"""`--hw`, `--nodes`, `--chips`, `--devices`, `--price`, `--power`: which devices each role may use, and their cost."""
+"""`--hw`, sizes, `--price`, `--power` and `--electricity`: which devices each role may use, and what they cost."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from os.path import isfile  # unlike pathlib's, no error for a name that no file can have
-from typing import Any
 
 from ground.errors import BadInput
 from ground.names import suggest
 from ground.sourced import Sourced
 from ground.units import number_of, parse_count, parse_power
 from hardware.loader import hardware_names, load_hardware
+from hardware.prices import PURCHASE, bought_at, priced, prices
 from hardware.spec import HardwareSpec
 from models.spec import ModelSpec
 from planner.question import Machines, Question
 from podplan.options import QuestionFlags
 from podplan.readers import ROLES, by_role, read_weight_choices, weights_of
 
-FIGURES = ("--price", "--power")
+FIGURES = ("--price", "--power", "--electricity")
 # Beyond any published serving cluster; the grid of instance sizes grows with it.
 MOST_DEVICES = 16_384
 MOST_AMOUNT = 1e6  # of USD or watts
@@ -64,9 +64,8 @@ def read_hardware(text: str) -> dict[str, HardwareSpec]:
 
 def _priced(specs: dict[str, HardwareSpec], flags: QuestionFlags) -> dict[str, HardwareSpec]:
     """Return the hardware of each role at the price and power that were given; one object stays one."""
-    given = {
-        flag: _figures(text, flag) for flag, text in ((FIGURES[0], flags.price), (FIGURES[1], flags.power)) if text
-    }
+    typed = zip(FIGURES, (flags.price, flags.power, flags.electricity), strict=True)
+    given = {flag: _figures(text, flag) for flag, text in typed if text}
     same = specs["prefill"] is specs["decode"]
     for flag, texts in given.items():
         if same and any(role in texts for role in ROLES):
@@ -74,8 +73,9 @@ def _priced(specs: dict[str, HardwareSpec], flags: QuestionFlags) -> dict[str, H
 
     def of(role: str) -> HardwareSpec:
         named = [given.get(flag, {}) for flag in FIGURES]
-        price, power = (own.get(role, own.get(specs[role].name.lower(), own.get(""))) for own in named)
-        return with_prices(specs[role], price, power)
+        return with_prices(
+            specs[role], *(own.get(role, own.get(specs[role].name.lower(), own.get(""))) for own in named)
+        )
 
     prefill = of("prefill")
     return {"prefill": prefill, "decode": prefill if same else of("decode")}
@@ -153,22 +153,33 @@ def _check_most(flag: str, shown: str, devices: int, spec: HardwareSpec) -> None
         raise BadInput(f"{flag}: {shown} devices are {why}; use at most {most // per:.0f}")
 
 
-def with_prices(spec: HardwareSpec, price: str | None, power: str | None) -> HardwareSpec:
-    """Return a machine at a price in USD per chip and hour, and with the power of a chip; as it is where not given.
+def with_prices(
+    spec: HardwareSpec, price: str | None, power: str | None, electricity: str | None = None
+) -> HardwareSpec:
+    """Return a machine at a price of a chip, with the power of one, and at a price of electricity; as it is without.
 
-    Raises BadInput naming the flag.
+    A price is USD an hour, or of a purchase with the years that it is written off over (``25000/4y``), to which
+    electricity comes. Raises BadInput naming the flag.
     """
-    changed: dict[str, Any] = {}
-    if price is not None:
-        value = number_of(price.strip().lower().strip("$").removesuffix("usd").strip())
-        if not 0 < value <= MOST_AMOUNT:
-            raise BadInput(f"--price: {price[:40]!r} is not USD per chip and hour, such as 1.25")
-        changed["price_usd_per_chip_hour"] = Sourced(value=value, kind="assumed", source="--price", note="given")
-        changed["price_basis"] = "given"
     if power is not None:
-        value = parse_power(power, "--power")
-        changed["power_watts_per_chip"] = Sourced(value=value, kind="assumed", source="--power", note="given")
-    return replace(spec, **changed) if changed else spec
+        watts = Sourced(value=parse_power(power, FIGURES[1]), kind="assumed", source=FIGURES[1], note="given")
+        spec = replace(spec, power_watts_per_chip=watts)
+    rate = None if electricity is None else _usd(electricity, FIGURES[2], "USD per kWh, such as 0.08")
+    if price is None:
+        return priced(spec, rate) if spec.price_basis == PURCHASE and (power or electricity) else spec
+    bought, slash, years = price.partition("/")
+    told = "USD per chip and hour, such as 1.25, or a purchase over years, such as 25000/4y"
+    value = Sourced(value=_usd(bought, FIGURES[0], told), kind="assumed", source=FIGURES[0], note="given")
+    if not slash:
+        return replace(spec, price_usd_per_chip_hour=value, price_basis="given")
+    return bought_at(spec, value, _usd(years.strip().removesuffix("y"), FIGURES[0], told), rate)
+
+
+def _usd(text: str, flag: str, told: str) -> float:
+    value = number_of(text.strip().lower().strip("$").removesuffix("usd").strip())
+    if not 0 < value <= MOST_AMOUNT:
+        raise BadInput(f"{flag}: {text[:40]!r} is not {told}")
+    return value
 
 
 def figure_texts(machines: Iterable[HardwareSpec], *, notes: bool = True) -> dict[str, str]:
@@ -177,13 +188,17 @@ def figure_texts(machines: Iterable[HardwareSpec], *, notes: bool = True) -> dic
     Prices of different kinds, such as a rental and the hardware alone, or power of chips alone, are no comparison.
     """
     specs = {spec.name: spec for spec in machines}
-    prices = {name: spec.price_usd_per_chip_hour for name, spec in specs.items()}
+    rates = {name: spec.price_usd_per_chip_hour for name, spec in specs.items()}
     powers = {name: spec.power_watts_per_chip or spec.chip_power_watts for name, spec in specs.items()}
     found = {}
-    if any(prices.values()):
-        found["price"] = _told(prices, "USD a chip and hour", 1.0, notes)
+    if any(rates.values()):
+        found["price"] = _told(rates, "USD a chip and hour", 1.0, notes)
     if any(powers.values()):
         found["power"] = _told(powers, "kW a chip", 1000.0, notes)
+    if any(spec.price_basis == PURCHASE for spec in specs.values()):
+        found["electricity"] = (
+            f"{prices().electricity_usd_per_kwh.value:g} USD/kWh in the table, of chips that are bought"
+        )
     return found
 
 

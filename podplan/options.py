@@ -60,11 +60,14 @@ class QuestionFlags:
     chips: Text = flag("N", "Chips instead of nodes.")
     devices: Text = flag("N", "Devices instead of nodes.")
     price: Text = flag(
-        "USD", "Price of a chip and hour, or of each machine or role: cm384=1.2,h200=2 [the catalogue's]."
+        "USD",
+        "Price of a chip and hour, or bought over years, 25000/4y; of each machine or role: cm384=1.2,h200=2 [the "
+        "catalogue's].",
     )
     power: Text = flag(
         "WATTS", "Power of a chip with its share of the machine, 1.4kW, or one per role [the catalogue's]."
     )
+    electricity: Text = flag("USD", "Price of a kWh, which chips that are bought draw, or one per machine [0.08].")
     isl: Text = flag("TOKENS", "Mean prompt tokens [4096].")
     osl: Text = flag("TOKENS", "Mean output tokens [1024].")
     isl_cv: Text = flag("CV", "Standard deviation of prompts over their mean [0].")
