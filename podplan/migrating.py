@@ -224,12 +224,7 @@ def _without(text: str | None, old: Manifest) -> frozenset[tuple[str, int]]:
 
 def _terms(flags: MigrateFlags, new: Manifest) -> Terms:
     """Return where weights come from, and how long an instance takes from there to its first request."""
-    recovery = new.recovery
-    known = Terms(
-        startup_seconds=recovery.startup_seconds,
-        storage_bytes_per_second=recovery.storage_bytes_per_second,
-        host_bytes_per_second=recovery.pool_bytes_per_second,
-    )
+    known = Terms.of(new)
     startup = (
         known.startup_seconds if flags.startup is None else parse_duration(flags.startup, "--startup", allow_zero=True)
     )

@@ -9,6 +9,7 @@ from ground.errors import BadInput, Infeasible
 from ground.units import HOUR_SECONDS, format_duration, format_rate, parse_duration
 from planner.changeover.capacity import carried
 from planner.changeover.change import Asked, Change, change
+from planner.changeover.moving import Terms
 from planner.checks.check import Limits
 from planner.checks.manifests import from_manifest
 from planner.manifest.document import read_manifest
@@ -184,9 +185,8 @@ def _weighed(base: WatchResult, best: Plan, hold: float, startup: float | None) 
     if fits and fewer <= 0:
         return replace(base, why=f"the plan holds with {base.headroom:.0%} of room, and none with fewer chips does")
     new = assemble(best, {"model": old.model.spec.name})
-    asked = Asked(workload=seen.workload, rate_per_second=seen.rate_per_second)
-    if startup is not None:
-        asked = replace(asked, terms=replace(asked.terms, startup_seconds=startup))
+    terms = Terms.of(new) if startup is None else replace(Terms.of(new), startup_seconds=startup)
+    asked = Asked(workload=seen.workload, rate_per_second=seen.rate_per_second, terms=terms)
     try:
         found = change(old, new, asked)
     except Infeasible as error:

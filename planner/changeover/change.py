@@ -1,6 +1,6 @@
 """The change from one manifest to another: what must stop and start, the cheapest order, and its stages."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from ground.errors import BadInput, Infeasible
 from planner.changeover.capacity import PREDICTED, carried
@@ -28,7 +28,8 @@ class Asked:
     confidence: float = PREDICTED
     spare_nodes: int = 0
     most_at_once: int | None = None
-    terms: Terms = field(default_factory=Terms)
+    terms: Terms | None = None
+    """None: those that NEW states."""
     without: frozenset[tuple[str, int]] = frozenset()
     """Nodes by cluster that are lost, or others': nothing is put on them, and what stands on them is gone."""
 
@@ -168,8 +169,9 @@ def _task(
         kept=kept,
         lost=lost,
     )
-    maker = _Sides(old, new, kinds, second | first, clusters, asked.terms)
-    later = _Sides(old, new, kinds, first | second, clusters, asked.terms) if asked.both else maker
+    terms = asked.terms or Terms.of(new)
+    maker = _Sides(old, kinds, second | first, clusters)
+    later = _Sides(old, kinds, first | second, clusters) if asked.both else maker
     taken = {name: sum(lot.signature.nodes for lot in kept if lot.signature.cluster == name) for name in clusters}
     return sides, Task(
         old=tuple(maker.side(signature, len(own)) for signature, own in stop),
@@ -189,10 +191,10 @@ def _task(
         kept_roles=maker.roles([lot.signature for lot in kept]),
         kept_devices=sum(maker.devices(lot.signature) for lot in kept),
         rate_per_second=rate,
-        startup_seconds=asked.terms.startup_seconds,
-        storage_bytes_per_second=asked.terms.storage_bytes_per_second,
-        host_bytes_per_second=asked.terms.host_bytes_per_second,
-        peers=asked.terms.peers,
+        startup_seconds=terms.startup_seconds,
+        storage_bytes_per_second=terms.storage_bytes_per_second,
+        host_bytes_per_second=terms.host_bytes_per_second,
+        peers=terms.peers,
         most_at_once=asked.most_at_once,
         start_first=asked.both,
     )
@@ -212,23 +214,8 @@ def _by_signature(lots: list[Lot]) -> dict[Signature, list[Lot]]:
 class _Sides:
     """Makes sides of a task of signatures."""
 
-    def __init__(
-        self,
-        old: Manifest,
-        new: Manifest,
-        kinds: list[Pool],
-        rates: dict[int, float],
-        clusters: dict[str, Cluster],
-        terms: Terms,
-    ) -> None:
-        self._old, self._new, self._kinds, self._rates, self._clusters, self._terms = (
-            old,
-            new,
-            kinds,
-            rates,
-            clusters,
-            terms,
-        )
+    def __init__(self, old: Manifest, kinds: list[Pool], rates: dict[int, float], clusters: dict[str, Cluster]) -> None:
+        self._old, self._kinds, self._rates, self._clusters = old, kinds, rates, clusters
         busy = (old.predicted.link_utilisation or {}).values()
         self._planes = {
             name: weight_plane(each.spec, max(busy, default=0.0), old.kv_transfer.plane if old.kv_transfer else None)[1]

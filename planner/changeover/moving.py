@@ -29,6 +29,16 @@ class Terms:
     host_bytes_per_second: float | None = None
     peers: bool = True
 
+    @classmethod
+    def of(cls, manifest: Manifest) -> "Terms":
+        """Return those that a manifest states of its recovery."""
+        stated = manifest.recovery
+        return cls(
+            startup_seconds=stated.startup_seconds,
+            storage_bytes_per_second=stated.storage_bytes_per_second,
+            host_bytes_per_second=stated.pool_bytes_per_second,
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:

@@ -162,9 +162,8 @@ def one_plan(space: Space, share: float) -> Robust | None:
     """
     windows, chips = space.windows, space.chips()
     least = share * sum(each.weight for each in windows) * (1 - 1e-9)
-    weight = np.zeros(chips.shape)
-    for number, window in enumerate(windows):
-        weight += window.weight * space.holds(number)
+    served = [space.holds(number) for number in range(len(windows))]
+    weight = sum(window.weight * holds for window, holds in zip(windows, served, strict=True))
     costs = np.where(weight >= least, chips, math.inf)
     at = _place(costs)
     if not math.isfinite(costs[at]):
@@ -174,8 +173,7 @@ def one_plan(space: Space, share: float) -> Robust | None:
         if reached >= least:
             break
         reached, bound = reached + each.weight, each.least_chips
-    holds = tuple(bool(space.holds(number)[at]) for number in range(len(windows)))
-    return Robust(layouts=space.joint(at), holds=holds, least_chips=bound)
+    return Robust(layouts=space.joint(at), holds=tuple(bool(each[at]) for each in served), least_chips=bound)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,7 +207,7 @@ def policy(space: Space, terms: Terms | None = None) -> Policy:
     chips, or those of a layout from another window where the search, which sizes batches for one traffic, missed it.
     """
     hours, chips = [each.hours for each in space.windows], space.chips()
-    moves = [moves_of(layouts, terms or Terms()) for layouts in space.layouts]
+    moves = [moves_of(layouts, terms) for layouts in space.layouts]
     least, came, served, bound = np.zeros(chips.shape), [], [], 0.0
     cheapest: list[tuple[int, ...]] = []
     everywhere = np.ones(chips.shape, dtype=np.bool_)
@@ -278,8 +276,11 @@ def _before(at: tuple[int, ...], steps: Sequence[Ints]) -> tuple[int, ...]:
     return tuple(place)
 
 
-def moves_of(layouts: Sequence[Layout], terms: Terms) -> Floats:
-    """Return the chip-hours that moving from each layout to each other one holds, [layouts, layouts]."""
+def moves_of(layouts: Sequence[Layout], terms: Terms | None = None) -> Floats:
+    """Return the chip-hours that moving from each layout to each other one holds, [layouts, layouts].
+
+    ``terms`` are those that manifests state where there are none.
+    """
     options = list({id(layout.option): layout.option for layout in layouts}.values())
     kinds, numbers = kinds_of(*(option.manifest for option in options))
     columns = {id(option): own for option, own in zip(options, numbers, strict=True)}
@@ -288,7 +289,9 @@ def moves_of(layouts: Sequence[Layout], terms: Terms) -> Floats:
         for kind, count in zip(columns[id(layout.option)], layout.counts, strict=True):
             counts[row, kind] += count
     source = {kind: option.manifest for option in options for kind in columns[id(option)]}
-    come = np.array([_start_seconds(source[kind], pool, terms) for kind, pool in enumerate(kinds)])
+    come = np.array(
+        [_start_seconds(source[kind], pool, terms or Terms.of(source[kind])) for kind, pool in enumerate(kinds)]
+    )
     go = np.array([drain_seconds(source[kind], pool) for kind, pool in enumerate(kinds)])
     chips = np.array([pool.chips_per_instance for pool in kinds])
     change = counts[None, :, :] - counts[:, None, :]
@@ -296,7 +299,8 @@ def moves_of(layouts: Sequence[Layout], terms: Terms) -> Floats:
     return np.asarray(held / HOUR_SECONDS, dtype=np.float64)
 
 
-def _start_seconds(manifest: Manifest, pool: Pool, terms: Terms) -> float:
-    """Return how long an instance takes until it serves, its weights read off peers."""
-    rate = weight_plane(manifest.clusters[pool.hardware].spec, 0.0, None)[1]
-    return terms.startup_seconds + pool.memory_bytes_per_device.weights / rate
+def _start_seconds(manifest: Manifest, pool: Pool, terms: Terms | None) -> float:
+    """Return how long an instance takes until it serves, its weights off peers or, if quicker, off hosts."""
+    known = terms or Terms.of(manifest)
+    peers = weight_plane(manifest.clusters[pool.hardware].spec, 0.0, None)[1]
+    return known.startup_seconds + pool.memory_bytes_per_device.weights / max(peers, known.host_bytes_per_second or 0.0)

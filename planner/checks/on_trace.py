@@ -1,8 +1,8 @@
 """A plan on the trace that it was made for: what its own requests meet, and how fast it may be played.
 
-The search weighs candidates by stationary queues of the trace's moments, so that its bounds hold and its rate is
-proven. A trace is not stationary. Here the chosen plan takes the requests as they came (``plans.recorded``), played
-so fast that their mean rate is the plan's, and the limits are checked on them.
+The search plays a candidate of one role as if the other took no time (``checks.traced``). Here both pools of the chosen
+plan take the requests as they came (``plans.recorded``), played so fast that their mean rate is the plan's, and the
+limits are checked on them.
 """
 
 from collections.abc import Mapping

@@ -147,7 +147,7 @@ def _covers_separate(sides: Sequence[Side], *, timed: bool) -> str:
     return (
         f"{start} node-aligned instances of one of {kinds} kinds: every strategy, redundancy, MTP depth and "
         "microbatching of the grid, with every decode batch whose iteration keeps the limit and every prefill budget "
-        "of whole prompts whose pass does (beyond 12 a twelfth apart), to 0.3 % of what one carries; where prompts "
+        "of whole prompts whose pass does (beyond 12 a twelfth apart), to 0.09 % of what one carries; where prompts "
         "differ, with prefill budgets in steps of a half or a third that close in on the least TTFT, and without rows "
         f"that another of their size matches at every budget{beyond}"
     )

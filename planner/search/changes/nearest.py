@@ -159,7 +159,7 @@ def limit_change(question: Question, ttft: bool, feasible: Try = has_plan) -> Ch
 def _eased_from(question: Question, ttft: bool) -> float:
     """Return the limit that is eased: the asked one, or where that is hopeless the least that an instance takes."""
     least, (_, asked) = fastest(question, ttft), asked_limit(question, ttft)
-    return max(asked, 0.0 if asked * MOST_FACTOR > 2 * least else least)
+    return asked if asked * MOST_FACTOR > 2 * least else least
 
 
 def limits_change(question: Question, ttft: bool, feasible: Try = has_plan) -> Change | None:

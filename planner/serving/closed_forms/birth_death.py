@@ -142,7 +142,7 @@ def decode_capacity(
 ) -> DecodeCapacity | None:
     """Largest Poisson rate at which TPOT at ``percentile`` keeps the limit and the instance is stable; None if none.
 
-    At most ``most_utilisation`` of what a full instance finishes. Within 1 % of the limit, see ``largest_rate``.
+    At most ``most_utilisation`` of what a full instance finishes. The largest of ``serving.capacity.on_grid``.
 
     Raises:
         BadInput: as ``decode_state``.

@@ -67,6 +67,18 @@ def test_every_stage_is_a_manifest(spare: int) -> None:
     assert last.workload == new.workload
 
 
+def test_instances_start_as_new_states_it() -> None:
+    """A start-up that the manifest to come states is the one that a change takes, unless another is asked for."""
+    wide = tight(2, 2, nodes=6, decode_degrees=Degrees(attention_tp=2, attention_dp=8, moe_tp=2, moe_ep=8))
+    slow = wide.model_copy(update={"recovery": wide.recovery.model_copy(update={"startup_seconds": 600.0})})
+    asked = Asked(rate_per_second=5.0)
+    usual, later = change(tight(4, 2), wide, asked), change(tight(4, 2), slow, asked)
+    loads = [max(start.seconds for step in each.migration.steps for start in step.start) for each in (usual, later)]
+    assert loads[1] == pytest.approx(loads[0] + 540.0)
+    again = change(tight(4, 2), slow, replace(asked, terms=Terms(startup_seconds=60.0)))
+    assert again.order.seconds == pytest.approx(usual.order.seconds)
+
+
 def test_more_room_is_never_worse() -> None:
     """Spare nodes shorten the time below the limits or leave it; a lower rate does too."""
     old, new = (

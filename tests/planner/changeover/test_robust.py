@@ -12,6 +12,7 @@ from planner.changeover.moving import Terms
 from planner.changeover.policy import Joint, Policy, Space, Window, moves_of, one_plan, policy, space_of
 from planner.changeover.robust import Layout, Option, Scenario, layouts_of, stood
 from planner.manifest.document import dump_manifest, parse_manifest
+from planner.manifest.schema import Recovery
 from planner.search.search import search
 from tests.changes import tight
 from tests.plans import small_plan
@@ -92,6 +93,25 @@ def test_the_policy_is_the_cheapest_of_all(startup: float, models: int, devices:
     assert [bool(each) for each in held] == [each is not None for each in found.layouts]
     assert found.chip_hours <= found.peak_chip_hours * (1 + 1e-12)
     assert found.chip_hours <= found.replanned_chip_hours * (1 + 1e-12)
+
+
+def test_moves_take_what_manifests_state() -> None:
+    """Start-up and pooled host memory are those of the recovery that a manifest states."""
+
+    def stating(**recovery: float) -> list[Layout]:
+        own = {
+            id(each.option): replace(
+                each.option, manifest=each.option.manifest.model_copy(update={"recovery": Recovery(**recovery)})
+            )
+            for each in layouts
+        }
+        return [replace(each, option=own[id(each.option)]) for each in layouts]
+
+    layouts = space(scenarios()).layouts[0]
+    usual = moves_of(layouts)
+    assert (moves_of(stating(startup_seconds=600.0)) == moves_of(layouts, Terms(startup_seconds=600.0))).all()
+    assert moves_of(stating(startup_seconds=600.0)).sum() > usual.sum()
+    assert moves_of(stating(pool_bytes_per_second=1e15)).sum() < usual.sum()
 
 
 def test_one_plan_holds_in_its_share() -> None:
