@@ -93,8 +93,8 @@ def scenario(name: str, model: str, piece: Piece) -> Scenario:
     """Return a window's question to a model with its own plan, played on the piece."""
     nodes = str(NODES - (int(name.split()[1]) > LOST_IN))
     flags = QuestionFlags(
-        model=model, hw=CLUSTER, nodes=nodes, ttft="5s", tpot="50ms", rate="1/s", shape="disaggregated", engine="reference",
-        objective="chips",
+        model=model, hw=CLUSTER, nodes=nodes, ttft="5s", tpot="50ms", rate="1/s", shape="disaggregated",
+        objective="chips", engine="reference",
     )  # fmt: skip
     asked = read_question(flags)
     rows = rows_of(piece.trace, reuse_stated=False)
