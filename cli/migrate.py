@@ -64,7 +64,7 @@ def _show(screen: Screen, found: MigrateResult) -> None:
         f"{format_rate(promise.requests_per_second)}, if predicted times hold, which they do with a confidence of "
         f"{promise.confidence:g}; {ends}; {change.kept} instances stay.",
         f"Bound: {found.bound}.",
-        f"Assumed: {format_duration(asked.terms.startup_seconds)} from weights to the first request; a step's "
+        f"Assumed: {format_duration(change.terms.startup_seconds)} from weights to the first request; a step's "
         "instances start when all that it drains is empty.",
     )
     wanted = asked.rate_per_second or 0.0

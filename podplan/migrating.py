@@ -132,7 +132,7 @@ class MigrateResult(Result):
             "bound": picked(self.order, "proven below_seconds=below_bound_seconds seconds=seconds_bound"),
             "assumptions": picked(self.asked, "confidence spare_nodes most_at_once")
             | picked(
-                self.asked.terms,
+                found.terms,
                 "startup_seconds storage_bytes_per_second host_bytes_per_second peers",
             ),
             "search_seconds": self.seconds,

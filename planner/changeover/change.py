@@ -47,6 +47,7 @@ class Change:
     kept: int
     carries_before: float
     carries_after: float
+    terms: Terms
 
     @property
     def bytes(self) -> float:
@@ -62,6 +63,7 @@ def change(old: Manifest, new: Manifest, asked: Asked | None = None) -> Change:
         Infeasible: instances of both cannot serve beside each other, or nothing leads from one to the other.
     """
     asked = asked or Asked()
+    terms = asked.terms or Terms.of(new)
     check_together(old, new)
     rate = planned_rate(old) if asked.rate_per_second is None else asked.rate_per_second
     carries = _carries(old, new, asked, rate)
@@ -69,7 +71,7 @@ def change(old: Manifest, new: Manifest, asked: Asked | None = None) -> Change:
     # What one of the ends does not carry no order of steps can; an end that carries nothing leaves all of it below.
     rate = min([rate, *(each for each in ends if each > 0)])
     clusters = _clusters(old, new, asked.spare_nodes)
-    sides, task = _task(old, new, asked, carries, clusters, rate)
+    sides, task = _task(old, new, replace(asked, terms=terms), carries, clusters, rate)
     order = cheapest(task)
     if order is None:
         raise Infeasible(
@@ -97,6 +99,7 @@ def change(old: Manifest, new: Manifest, asked: Asked | None = None) -> Change:
         kept=sum(len(lot.names) for lot in sides.kept),
         carries_before=ends[0],
         carries_after=ends[1],
+        terms=terms,
     )
 
 
