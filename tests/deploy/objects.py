@@ -7,11 +7,15 @@ custom resources are checked as core PodTemplates.
 import json
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import kubernetes_validate
+from kubernetes_validate import utils
 
+# They read megabytes of schemas from disk for every object otherwise.
+utils.schema_contents, utils.all_versions = cache(utils.schema_contents), cache(utils.all_versions)
 KUBERNETES = "1.33"
 Object = dict[str, Any]
 CRDS: Object = json.loads(Path(__file__).with_name("crds.json").read_text(encoding="utf-8"))

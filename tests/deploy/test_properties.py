@@ -28,9 +28,25 @@ KINDS = ("bare", "slurm", "lws", "statefulset", "volcano")
 ORCHESTRATED = ("dynamo", "llm-d")  # on GPUs
 # xLLM over several nodes reads rank tables that only Volcano's jobs get.
 BY_ENGINE = {"vllm": (*KINDS, *ORCHESTRATED), "xllm": ("bare", "slurm", "volcano")}
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 STUB = """#!/bin/bash
 printf '%s\\0' "$(basename "$0")" "$@" > "$RECORD/$BASHPID"
 """
+
+
+def setup_of(role: str, node: int, asked: dict[str, Any]) -> Setup:
+    """Return a role of DeepSeek-R1 as rules read it."""
+    return Setup(
+        strategy=asked["degrees"],
+        role=role,  # type: ignore[arg-type]
+        devices_per_node=node,
+        experts=256,
+        architecture="deepseek_v3",
+        latent=True,
+        redundant=asked["redundant"],
+        drafts=asked["drafts"],
+        microbatches=asked["microbatches"],
+    )
 
 
 @st.composite
@@ -48,53 +64,24 @@ def plans(draw: st.DrawFn) -> dict[str, Any]:
         strategy = Strategy(attention_tp=tp, attention_dp=devices // tp, moe_tp=moe_tp, moe_ep=devices // moe_tp)
         least = -256 % strategy.moe_ep
         redundant = draw(st.sampled_from([least, least + strategy.moe_ep])) if strategy.moe_ep > 1 else 0
-        drafts = draw(st.integers(0, 2)) if role == "decode" else 0
-        microbatches = draw(st.sampled_from([1, 2]))
         asked = {
             "degrees": strategy,
             "redundant": redundant,
-            "drafts": drafts,
-            "microbatches": microbatches,
+            "drafts": draw(st.integers(0, 2)) if role == "decode" else 0,
+            "microbatches": draw(st.sampled_from([1, 2])),
             "requests": draw(st.integers(1, 200)),
             "tokens": draw(st.integers(64, 4096)),
             "instances": draw(st.integers(1, 3)),
             "weights": "fp8" if engine == "vllm" else "int8",
         }
-        setup = Setup(
-            strategy=strategy,
-            role=role,  # type: ignore[arg-type]
-            devices_per_node=node,
-            experts=256,
-            architecture="deepseek_v3",
-            latent=True,
-            redundant=redundant,
-            drafts=drafts,
-            microbatches=microbatches,
-        )
+        setup = setup_of(role, node, asked)
         if broken_rule(profile, setup) is not None:
-            asked |= {"microbatches": 1, "redundant": 0, "degrees": Strategy(attention_dp=devices, moe_ep=devices)}
-            asked |= {"redundant": -256 % devices}
-            setup = Setup(
-                strategy=asked["degrees"],
-                role=role,  # type: ignore[arg-type]
-                devices_per_node=node,
-                experts=256,
-                architecture="deepseek_v3",
-                latent=True,
-                redundant=asked["redundant"],
-                drafts=drafts,
-            )
-        if broken_rule(profile, setup) is not None:  # 48 devices are no power of two
+            whole = Strategy(attention_dp=devices, moe_ep=devices)
+            asked |= {"microbatches": 1, "degrees": whole, "redundant": -256 % devices}
+            setup = setup_of(role, node, asked)
+        if broken_rule(profile, setup) is not None:  # 48 devices are no power of two, nor has DeepEP kernels for them
             asked |= {"degrees": Strategy(attention_dp=32, moe_ep=32), "redundant": 0}
-            setup = Setup(
-                strategy=asked["degrees"],
-                role=role,  # type: ignore[arg-type]
-                devices_per_node=node,
-                experts=256,
-                architecture="deepseek_v3",
-                latent=True,
-                drafts=drafts,
-            )
+            setup = setup_of(role, node, asked)
         assert broken_rule(profile, setup) is None
         roles[role], setups[role] = asked, setup
     assert broken_pair(profile, setups["prefill"], setups["decode"]) is None
@@ -146,7 +133,7 @@ def nodes(
             yield role, instance, int(last) - int(first) + 1, run(files[f"{role}.sh"], folder, {}, instance, rank)
         return
     if kind == "dynamo":  # the operator spreads an instance's ranks over its nodes
-        for component in yaml.safe_load(files["graph.yaml"])["spec"]["components"][1:]:
+        for component in yaml.load(files["graph.yaml"], Loader=LOADER)["spec"]["components"][1:]:
             container = component["podTemplate"]["spec"]["containers"][0]
             count = next(iter(container["resources"]["limits"].values()))
             devices = int(count) * component.get("multinode", {"nodeCount": 1})["nodeCount"]
@@ -156,7 +143,7 @@ def nodes(
     table = folder / "hccl.json"
     table.write_text('{"status": "completed"}', encoding="utf-8")
     for file in ("prefill", "decode"):
-        held = list(yaml.safe_load_all(files[f"{file}.yaml"]))
+        held = list(yaml.load_all(files[f"{file}.yaml"], Loader=LOADER))
         script = next(item["data"][f"{file}.sh"] for item in held if item["kind"] == "ConfigMap")
         for item in held:
             for instance, pod, variables in _pods(item):
