@@ -58,14 +58,22 @@ def read_reports(path: Path) -> list[Report]:
 
 
 def _read(row: Any, where: str) -> list[Report]:
-    if isinstance(row, Mapping):
-        for known, read in _READERS:
-            if known(row):
-                with unbroken(f"{where}: is a broken report of a load generator"):
-                    return read(row, where)
+    for tool, keys, figures in _FORMATS if isinstance(row, Mapping) else ():
+        if keys <= row.keys():
+            with unbroken(f"{where}: is a broken report of a load generator"):
+                if tool != "guidellm":
+                    return [_report(row, where, tool, figures)]
+                held = row["benchmarks"] if isinstance(row["benchmarks"], list) else []
+                return [
+                    _report(each, f"{where}, benchmark {number}", tool, figures) for number, each in enumerate(held, 1)
+                ]
     raise BadInput(
         f"{where}: is no report of vLLM, SGLang, AIPerf, GenAI-Perf, guidellm, llm-d or InferenceX that podplan reads"
     )
+
+
+def _report(row: Mapping[str, Any], where: str, tool: str, figures: Mapping[str, "Read"]) -> Report:
+    return Report(where=where, tool=tool, **{name: read(row) for name, read in figures.items()})
 
 
 def at(row: Any, path: str) -> Any:
@@ -80,43 +88,44 @@ def _figure(value: Any, scale: float = 1.0) -> float | None:
     return float(value) * scale if known else None
 
 
-def _each(total: Any, count: Any) -> float | None:
-    whole, many = _figure(total), _figure(count)
-    return whole / many if whole and many else None
+Read = Callable[[Mapping[str, Any]], float | None]
 
 
-def _serving(row: Mapping[str, Any], where: str) -> list[Report]:
-    """vLLM bench serve and SGLang bench_serving."""
-    sglang = "mean_e2e_latency_ms" in row or "server_info" in row
-    return [
-        Report(
-            where=where,
-            tool="sglang.bench_serving" if sglang else "vllm bench serve",
-            ttft_seconds=_figure(row.get("mean_ttft_ms"), 1e-3),
-            tpot_seconds=_figure(row.get("mean_tpot_ms"), 1e-3),
-            requests_per_second=_figure(row.get("request_throughput")),
-            output_tokens_per_second=_figure(row.get("output_throughput")),
-            concurrency=_figure(row.get("max_concurrency")),
-            prompt_tokens=_each(row.get("total_input_tokens"), row.get("completed")),
-            output_tokens=_each(row.get("total_output_tokens"), row.get("completed")),
-        )
-    ]
+def _at(*paths: str, scale: float = 1.0) -> Read:
+    """The first figure that stands at one of the paths."""
+    return lambda row: next((found for path in paths if (found := _figure(at(row, path), scale))), None)
 
 
-def _timed(row: Mapping[str, Any], name: str) -> float | None:
-    """A figure with its unit beside it, in seconds."""
-    unit = at(row, f"{name}.unit") or at(row, f"{name}.units")
-    value = next((found for key in ("avg", "mean") if (found := _figure(at(row, f"{name}.{key}")))), None)
-    scale = _SECONDS.get(str(unit).lower())
-    return value * scale if value and scale else None
+def _mean(name: str) -> Read:
+    """A figure with other statistics beside it."""
+    return _at(f"{name}.avg", f"{name}.mean")
 
 
-def _plain(row: Mapping[str, Any], name: str) -> float | None:
-    return next((found for key in ("avg", "mean") if (found := _figure(at(row, f"{name}.{key}")))), None)
+def _timed(*names: str) -> Read:
+    """The same with its unit, in seconds."""
+
+    def read(row: Mapping[str, Any]) -> float | None:
+        for name in names:
+            value, unit = _mean(name)(row), at(row, f"{name}.unit") or at(row, f"{name}.units")
+            scale = _SECONDS.get(str(unit).lower())
+            if value and scale:
+                return value * scale
+        return None
+
+    return read
 
 
-def _aiperf(row: Mapping[str, Any], where: str) -> list[Report]:
-    """AIPerf, and GenAI-Perf before it."""
+def _each(total: str, count: str) -> Read:
+    """One figure by another."""
+
+    def read(row: Mapping[str, Any]) -> float | None:
+        whole, many = _figure(row.get(total)), _figure(row.get(count))
+        return whole / many if whole and many else None
+
+    return read
+
+
+def _aiperf_concurrency(row: Mapping[str, Any]) -> float | None:
     concurrency = at(row, "input_config.loadgen.concurrency") or at(
         row, "input_config.perf_analyzer.stimulus.concurrency"
     )
@@ -124,92 +133,72 @@ def _aiperf(row: Mapping[str, Any], where: str) -> list[Report]:
     for phase in phases if isinstance(phases, list) else ():
         if at(phase, "kind") == "profiling" and at(phase, "type") == "concurrency":
             concurrency = at(phase, "concurrency")
-    return [
-        Report(
-            where=where,
-            tool="AIPerf",
-            ttft_seconds=_timed(row, "time_to_first_token"),
-            tpot_seconds=_timed(row, "inter_token_latency"),
-            requests_per_second=_plain(row, "request_throughput"),
-            output_tokens_per_second=_plain(row, "output_token_throughput"),
-            concurrency=_figure(concurrency),
-            prompt_tokens=_plain(row, "input_sequence_length"),
-            output_tokens=_plain(row, "output_sequence_length"),
-        )
-    ]
+    return _figure(concurrency)
 
 
-def _guidellm(row: Mapping[str, Any], where: str) -> list[Report]:
-    """guidellm, a report per benchmark."""
-    found = []
-    for number, each in enumerate(row["benchmarks"] if isinstance(row["benchmarks"], list) else [], 1):
-        value = {
-            name: _figure(at(each, f"metrics.{name}.successful.mean"))
-            for name in (
-                "time_to_first_token_ms",
-                "inter_token_latency_ms",
-                "requests_per_second",
-                "output_tokens_per_second",
-                "request_concurrency",
-                "prompt_token_count",
-                "output_token_count",
-            )
-        }
-        ttft, tpot = value["time_to_first_token_ms"], value["inter_token_latency_ms"]
-        found.append(
-            Report(
-                where=f"{where}, benchmark {number}",
-                tool="guidellm",
-                ttft_seconds=ttft and ttft * _SECONDS["ms"],
-                tpot_seconds=tpot and tpot * _SECONDS["ms"],
-                requests_per_second=value["requests_per_second"],
-                output_tokens_per_second=value["output_tokens_per_second"],
-                concurrency=value["request_concurrency"],
-                prompt_tokens=value["prompt_token_count"],
-                output_tokens=value["output_token_count"],
-            )
-        )
-    return found
-
-
-def _llm_d(row: Mapping[str, Any], where: str) -> list[Report]:
-    """llm-d's benchmark report."""
-    performance = at(row, "results.request_performance.aggregate") or {}
-    latency, load = performance.get("latency") or {}, at(row, "scenario.load.standardized") or {}
-    return [
-        Report(
-            where=where,
-            tool="llm-d",
-            ttft_seconds=_timed(latency, "time_to_first_token"),
-            tpot_seconds=_timed(latency, "inter_token_latency") or _timed(latency, "time_per_output_token"),
-            requests_per_second=_plain(performance, "throughput.request_rate"),
-            output_tokens_per_second=_plain(performance, "throughput.output_token_rate"),
-            concurrency=_figure(load.get("concurrency")),
-            prompt_tokens=_figure(at(load, "input_seq_len.value") or load.get("input_seq_len")),
-            output_tokens=_figure(at(load, "output_seq_len.value") or load.get("output_seq_len")),
-        )
-    ]
-
-
-def _inferencex(row: Mapping[str, Any], where: str) -> list[Report]:
-    """InferenceX records: seconds, and lengths drawn from 0.8 to 1.0 of their labels."""
-    return [
-        Report(
-            where=where,
-            tool="InferenceX",
-            ttft_seconds=_figure(at(row, "metrics.mean_ttft") or at(row, "metrics.median_ttft")),
-            tpot_seconds=_figure(at(row, "metrics.mean_tpot") or at(row, "metrics.median_tpot")),
-            concurrency=_figure(row.get("conc")),
-            prompt_tokens=_figure(row.get("isl"), 0.9),
-            output_tokens=_figure(row.get("osl"), 0.9),
-        )
-    ]
-
-
-_READERS: tuple[tuple[Callable[[Mapping[str, Any]], bool], Callable[[Mapping[str, Any], str], list[Report]]], ...] = (
-    (lambda row: "benchmarks" in row and "metadata" in row, _guidellm),
-    (lambda row: "scenario" in row and "results" in row, _llm_d),
-    (lambda row: "metrics" in row and "conc" in row, _inferencex),
-    (lambda row: "mean_ttft_ms" in row, _serving),
-    (lambda row: "time_to_first_token" in row, _aiperf),
+_SERVING: dict[str, Read] = {
+    "ttft_seconds": _at("mean_ttft_ms", scale=1e-3),
+    "tpot_seconds": _at("mean_tpot_ms", scale=1e-3),
+    "requests_per_second": _at("request_throughput"),
+    "output_tokens_per_second": _at("output_throughput"),
+    "concurrency": _at("max_concurrency"),
+    "prompt_tokens": _each("total_input_tokens", "completed"),
+    "output_tokens": _each("total_output_tokens", "completed"),
+}
+_LLM_D = "results.request_performance.aggregate"
+_FORMATS: tuple[tuple[str, set[str], dict[str, Read]], ...] = (
+    (
+        "guidellm",
+        {"benchmarks", "metadata"},
+        {
+            "ttft_seconds": _at("metrics.time_to_first_token_ms.successful.mean", scale=1e-3),
+            "tpot_seconds": _at("metrics.inter_token_latency_ms.successful.mean", scale=1e-3),
+            "requests_per_second": _at("metrics.requests_per_second.successful.mean"),
+            "output_tokens_per_second": _at("metrics.output_tokens_per_second.successful.mean"),
+            "concurrency": _at("metrics.request_concurrency.successful.mean"),
+            "prompt_tokens": _at("metrics.prompt_token_count.successful.mean"),
+            "output_tokens": _at("metrics.output_token_count.successful.mean"),
+        },
+    ),
+    (
+        "llm-d",
+        {"scenario", "results"},
+        {
+            "ttft_seconds": _timed(f"{_LLM_D}.latency.time_to_first_token"),
+            "tpot_seconds": _timed(f"{_LLM_D}.latency.inter_token_latency", f"{_LLM_D}.latency.time_per_output_token"),
+            "requests_per_second": _mean(f"{_LLM_D}.throughput.request_rate"),
+            "output_tokens_per_second": _mean(f"{_LLM_D}.throughput.output_token_rate"),
+            "concurrency": _at("scenario.load.standardized.concurrency"),
+            "prompt_tokens": _at(*(f"scenario.load.standardized.input_seq_len{end}" for end in (".value", ""))),
+            "output_tokens": _at(*(f"scenario.load.standardized.output_seq_len{end}" for end in (".value", ""))),
+        },
+    ),
+    (
+        "InferenceX",  # seconds, and lengths drawn from 0.8 to 1.0 of their labels
+        {"metrics", "conc"},
+        {
+            "ttft_seconds": _at("metrics.mean_ttft", "metrics.median_ttft"),
+            "tpot_seconds": _at("metrics.mean_tpot", "metrics.median_tpot"),
+            "concurrency": _at("conc"),
+            "prompt_tokens": _at("isl", scale=0.9),
+            "output_tokens": _at("osl", scale=0.9),
+        },
+    ),
+    ("sglang.bench_serving", {"mean_ttft_ms", "mean_e2e_latency_ms"}, _SERVING),
+    ("sglang.bench_serving", {"mean_ttft_ms", "server_info"}, _SERVING),
+    ("vllm bench serve", {"mean_ttft_ms"}, _SERVING),
+    (
+        "AIPerf",  # and GenAI-Perf before it
+        {"time_to_first_token"},
+        {
+            "ttft_seconds": _timed("time_to_first_token"),
+            "tpot_seconds": _timed("inter_token_latency"),
+            "requests_per_second": _mean("request_throughput"),
+            "output_tokens_per_second": _mean("output_token_throughput"),
+            "concurrency": _aiperf_concurrency,
+            "prompt_tokens": _mean("input_sequence_length"),
+            "output_tokens": _mean("output_sequence_length"),
+        },
+    ),
 )
+"""Tool, keys by which its report is known, and where each figure stands; guidellm's report holds many benchmarks."""
