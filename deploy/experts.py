@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from deploy.roles import RolePlan
-from deploy.words import compact_json
+from planner.manifest.mapformats import MoeMap, ascend_json, sglang_json
 
 
 def needs_map(role: RolePlan) -> bool:
@@ -26,28 +26,16 @@ def _layers(role: RolePlan) -> Iterator[tuple[int, list[int]]]:
 
 
 def ascend_map(role: RolePlan) -> str:
-    """Return the map of vLLM-Ascend (``expert_map_path``) and MindIE (``expert_map_file``).
-
-    One entry per MoE layer, dense ones left out, counted from 0; one device per EP rank, all of one length.
-    """
-    ranks = role.strategy.moe_ep
-    layers = []
-    for position, (_, slots) in enumerate(_layers(role)):
-        rows = np.array(slots).reshape(ranks, -1).tolist()
-        devices = [{"device_id": rank, "device_expert": row} for rank, row in enumerate(rows)]
-        layers.append({"layer_id": position, "device_count": ranks, "device_list": devices})
-    lines = ",\n".join(compact_json(layer) for layer in layers)
-    return f'{{"moe_layer_count":{len(layers)},"layer_list":[\n{lines}\n]}}\n'
+    """Return the map of vLLM-Ascend (``expert_map_path``) and MindIE (``expert_map_file``), without dense layers."""
+    return ascend_json(_moe_map(role, [slots for _, slots in _layers(role)]))
 
 
 def sglang_map(role: RolePlan) -> str:
     """Return the map of SGLang (``--init-expert-location``): a row for every hidden layer, dense ones included."""
     experts, held = role.setup.experts, dict(_layers(role))
     start = [slot % experts for slot in range(experts + role.setup.redundant)]
-    rows = ",\n".join(compact_list(held.get(layer, start)) for layer in range(role.model.layers))
-    return f'{{"physical_to_logical_map":[\n{rows}\n]}}\n'
+    return sglang_json(_moe_map(role, [held.get(layer, start) for layer in range(role.model.layers)]))
 
 
-def compact_list(numbers: list[int]) -> str:
-    """Return a list of numbers as JSON without blanks."""
-    return f"[{','.join(map(str, numbers))}]"
+def _moe_map(role: RolePlan, rows: list[list[int]]) -> MoeMap:
+    return MoeMap(slots=np.array(rows, dtype=np.int64), experts=role.setup.experts, ranks=role.strategy.moe_ep)
