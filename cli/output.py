@@ -69,12 +69,15 @@ class Screen:
         Cells fold at words; columns named in ``right`` hold numbers, which never do. What still is too wide loses the
         ``spare`` columns, the last named first, and says so; then its rows turn to columns or become records.
         """
-        grid = TextTable(columns=columns, rows=rows, right=right)
-        shown, widths = grid.fitted(self.width, spare)
-        if title:
-            self._strong(title)
+        self.show(TextTable(columns=columns, rows=rows, title=title, right=right, spare=spare))
+
+    def show(self, table: TextTable) -> None:
+        """Write a table that is put together."""
+        shown, widths = table.fitted(self.width)
+        if table.title:
+            self._strong(table.title)
         if widths is None:
-            for name, *cells in grid.records(self.width):
+            for name, *cells in table.records(self.width):
                 self._strong(name)
                 self.lines(*cells)
         else:

@@ -1,11 +1,11 @@
 """What a screen shows, as a page of HTML or as Markdown: the same views write all three."""
 
-from collections.abc import Sequence
 from io import StringIO
 from xml.etree.ElementTree import Element, SubElement, tostring
 
 from cli.charts import drawn
 from cli.output import Screen
+from cli.tables import TextTable
 
 STYLE = """
 body { font: 15px/1.45 system-ui, sans-serif; max-width: 76rem; margin: 2rem auto; padding: 0 1rem; color: #1a202c }
@@ -60,22 +60,14 @@ class Page(Screen):
             drawn(listed, "dt", name)
             drawn(listed, "dd", told)
 
-    def table(
-        self,
-        columns: Sequence[str],
-        rows: Sequence[Sequence[str]],
-        *,
-        title: str | None = None,
-        right: Sequence[str] = (),
-        spare: Sequence[str] = (),
-    ) -> None:
+    def show(self, table: TextTable) -> None:
         """Write a table with every column."""
-        table = drawn(self.body, "table")
-        if title:
-            drawn(table, "caption", title)
-        kinds = [{"class_": "number"} if name in right else {} for name in columns]
-        for part, tag, lines in (("thead", "th", [columns]), ("tbody", "td", rows)):
-            held = drawn(table, part)
+        shown = drawn(self.body, "table")
+        if table.title:
+            drawn(shown, "caption", table.title)
+        kinds = [{"class_": "number"} if name in table.right else {} for name in table.columns]
+        for part, tag, lines in (("thead", "th", [table.columns]), ("tbody", "td", table.rows)):
+            held = drawn(shown, part)
             for line in lines:
                 row = drawn(held, "tr")
                 for cell, kind in zip(line, kinds, strict=True):
@@ -120,20 +112,11 @@ class Markdown(Screen):
         """Write a list."""
         self.lines(*(f"- **{_plain(name)}** {_plain(told)}" for name, told in rows), "")
 
-    def table(
-        self,
-        columns: Sequence[str],
-        rows: Sequence[Sequence[str]],
-        *,
-        title: str | None = None,
-        right: Sequence[str] = (),
-        spare: Sequence[str] = (),
-    ) -> None:
+    def show(self, table: TextTable) -> None:
         """Write a table with every column."""
-        rule = ["---:" if name in right else "---" for name in columns]
-        head = [f"### {_plain(title)}", ""] if title else []
-        body = (f"| {' | '.join(line)} |" for line in ([_plain(cell) for cell in row] for row in (columns, *rows)))
-        first, *others = body
+        rule = ["---:" if name in table.right else "---" for name in table.columns]
+        head = [f"### {_plain(table.title)}", ""] if table.title else []
+        first, *others = (f"| {' | '.join(map(_plain, row))} |" for row in (table.columns, *table.rows))
         self.lines(*head, first, f"| {' | '.join(rule)} |", *others, "")
 
     def __str__(self) -> str:
@@ -143,5 +126,4 @@ class Markdown(Screen):
 
 def _plain(text: str) -> str:
     """Return a text that Markdown and HTML leave as it is."""
-    spared = "".join(f"\\{letter}" if letter in "\\`*_[]|#<>" else letter for letter in " ".join(text.split()))
-    return spared
+    return "".join(f"\\{letter}" if letter in "\\`*_[]|#<>" else letter for letter in " ".join(text.split()))

@@ -34,15 +34,17 @@ def _longest(text: str) -> int:
 class TextTable:
     """Columns and rows of cells; the columns named in ``right`` hold numbers, which never fold.
 
-    ``left_out`` names columns that were dropped.
+    ``spare`` names columns that may be dropped, the last first, ``left_out`` those that were.
     """
 
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
+    title: str | None = None
     right: Sequence[str] = ()
+    spare: Sequence[str] = ()
     left_out: Sequence[str] = ()
 
-    def fitted(self, width: int, spare: Sequence[str]) -> "tuple[TextTable, list[int] | None]":
+    def fitted(self, width: int) -> "tuple[TextTable, list[int] | None]":
         """Return the grid, turned or without some ``spare`` columns, and widths in all at most ``width``.
 
         Without widths where whole words and numbers take more.
@@ -52,8 +54,8 @@ class TextTable:
         turned = TextTable(columns=[self.columns[0], *(row[0] for row in self.rows)], rows=self._cells()[1:])
         if self.rows and len(self.rows) <= MOST_TURNED and (widths := turned._unfolded(width)) is not None:
             return turned, widths
-        for dropped in range(len(spare) + 1):
-            grid = self.without(spare[len(spare) - dropped :])
+        for dropped in range(len(self.spare) + 1):
+            grid = self.without(self.spare[len(self.spare) - dropped :])
             widths = grid._folding(width)
             if widths is not None and max(grid._heights(widths), default=1) <= MOST_FOLDED:
                 return grid, widths
