@@ -22,7 +22,7 @@ from tests.changes import tight
 from tests.deploy.plans import deployed
 from tests.fuzz.words import NUMBERS, ODD, PAYLOADS
 from tests.manifests import manifest
-from tests.models.configurations import deepseek_v3, kimi_k2
+from tests.models.configurations import config
 
 VALUES: list[Any] = [None, True, False, 0, -1, 1, 10**30, 2**63, 1.5, -0.0, 1e308, 5e-324, float("inf"), float("nan")]
 VALUES += [
@@ -337,7 +337,7 @@ def files(sound: bool) -> dict[str, st.SearchStrategy[bytes]]:
         "inventory.yaml": data(_yaml, INVENTORY),
         "hardware.yaml": data(_yaml, *machines()),
         "model.yaml": data(_yaml, *models),
-        "config.json": data(_json, DENSE, DENSE, deepseek_v3(), kimi_k2()),
+        "config.json": data(_json, DENSE, DENSE, config("deepseek_v3"), config("kimi_k2")),
         "MANIFEST": data(_yaml, *plans.values()),
         "MOVED": data(_yaml, stages[max(stages)]),
         "RUNS": data(_yaml, stages[min(set(stages) - {MIGRATION})]),

@@ -10,38 +10,7 @@ from ground.errors import BadInput
 from ground.validation import plain
 from models.loader import load_model
 from models.spec import ModelSpec
-from tests.models.configurations import (
-    Keys,
-    dbrx,
-    deepseek_v2_lite,
-    deepseek_v3,
-    deepseek_v32,
-    ernie_300b,
-    gemma_3_27b,
-    glm_4_6,
-    glm_5,
-    gpt_oss_120b,
-    hunyuan_a13b,
-    kimi_k2,
-    kimi_k25,
-    llama_4_maverick,
-    llama_8b,
-    longcat_flash,
-    minimax_m2,
-    mixtral_8x7b,
-    olmoe,
-    openpangu_r,
-    pangu_pro,
-    pangu_ultra,
-    qwen2_5_vl_7b,
-    qwen2_7b,
-    qwen3_5,
-    qwen3_32b,
-    qwen3_235b,
-    qwen3_next,
-    qwen3_vl_8b,
-    without,
-)
+from tests.models.configurations import Keys, config, without
 
 DESCRIPTION = {"name", "title", "aliases", "source", "published_parameters", "published_active_parameters"}
 
@@ -72,36 +41,36 @@ def compressed(kind: str, bits: int) -> Keys:
 @pytest.mark.parametrize(
     ("keys", "name"),
     [
-        (deepseek_v3(), "deepseek-v3"),
-        (deepseek_v3(), "deepseek-r1"),
-        (kimi_k2(), "kimi-k2"),
-        (deepseek_v2_lite(), "deepseek-v2-lite"),
-        (qwen3_32b(), "qwen3-32b"),
-        (qwen3_235b(), "qwen3-235b-a22b"),
-        (qwen2_7b(), "qwen2-7b"),
-        (llama_8b(), "llama-3.1-8b"),
-        (mixtral_8x7b(), "mixtral-8x7b"),
-        (glm_4_6(), "glm-4.6"),
-        (dbrx(), "dbrx"),
-        (ernie_300b(), "ernie-4.5-300b-a47b"),
-        (hunyuan_a13b(), "hunyuan-a13b"),
-        (minimax_m2(), "minimax-m2"),
-        (olmoe(), "olmoe-1b-7b"),
-        (pangu_pro(), "pangu-pro-moe"),
-        (pangu_ultra(), "pangu-ultra-moe"),
-        (openpangu_r(), "openpangu-r-72b"),
-        (deepseek_v32(), "deepseek-v3.2"),
-        (glm_5(), "glm-5"),
-        (longcat_flash(), "longcat-flash"),
-        (glm_5() | {"index_topk_freq": 4, "max_position_embeddings": 1048576}, "glm-5.2"),
-        (gpt_oss_120b(), "gpt-oss-120b"),
-        (kimi_k25(), "kimi-k2.5"),
-        (llama_4_maverick(), "llama-4-maverick"),
-        (qwen3_next(), "qwen3-next-80b-a3b"),
-        (qwen3_5(), "qwen3.5-397b-a17b"),
-        (qwen2_5_vl_7b(), "qwen2.5-vl-7b-instruct"),
-        (qwen3_vl_8b(), "qwen3-vl-8b-instruct"),
-        (gemma_3_27b(), "gemma-3-27b-it"),
+        (config("deepseek_v3"), "deepseek-v3"),
+        (config("deepseek_v3"), "deepseek-r1"),
+        (config("kimi_k2"), "kimi-k2"),
+        (config("deepseek_v2_lite"), "deepseek-v2-lite"),
+        (config("qwen3_32b"), "qwen3-32b"),
+        (config("qwen3_235b"), "qwen3-235b-a22b"),
+        (config("qwen2_7b"), "qwen2-7b"),
+        (config("llama_8b"), "llama-3.1-8b"),
+        (config("mixtral_8x7b"), "mixtral-8x7b"),
+        (config("glm_4_6"), "glm-4.6"),
+        (config("dbrx"), "dbrx"),
+        (config("ernie_300b"), "ernie-4.5-300b-a47b"),
+        (config("hunyuan_a13b"), "hunyuan-a13b"),
+        (config("minimax_m2"), "minimax-m2"),
+        (config("olmoe"), "olmoe-1b-7b"),
+        (config("pangu_pro"), "pangu-pro-moe"),
+        (config("pangu_ultra"), "pangu-ultra-moe"),
+        (config("openpangu_r"), "openpangu-r-72b"),
+        (config("deepseek_v32"), "deepseek-v3.2"),
+        (config("glm_5"), "glm-5"),
+        (config("longcat_flash"), "longcat-flash"),
+        (config("glm_5") | {"index_topk_freq": 4, "max_position_embeddings": 1048576}, "glm-5.2"),
+        (config("gpt_oss_120b"), "gpt-oss-120b"),
+        (config("kimi_k25"), "kimi-k2.5"),
+        (config("llama_4_maverick"), "llama-4-maverick"),
+        (config("qwen3_next"), "qwen3-next-80b-a3b"),
+        (config("qwen3_5"), "qwen3.5-397b-a17b"),
+        (config("qwen2_5_vl_7b"), "qwen2.5-vl-7b-instruct"),
+        (config("qwen3_vl_8b"), "qwen3-vl-8b-instruct"),
+        (config("gemma_3_27b"), "gemma-3-27b-it"),
     ],
 )
 def test_a_configuration_is_the_catalogue_entry(tmp_path: Path, keys: Keys, name: str) -> None:
@@ -111,7 +80,7 @@ def test_a_configuration_is_the_catalogue_entry(tmp_path: Path, keys: Keys, name
 
 def test_glm_has_leading_dense_layers_shared_experts_and_a_draft(tmp_path: Path) -> None:
     """GLM-4.6 carries grouped-query attention with bias and norm before DeepSeek-like experts."""
-    spec = load(tmp_path, glm_4_6())
+    spec = load(tmp_path, config("glm_4_6"))
     assert plain(spec.attention, exclude_defaults=True) == {
         "heads": 96, "kv_heads": 8, "head_dim": 128, "qk_norm": True, "bias": True,
     }  # fmt: skip
@@ -125,46 +94,46 @@ def test_a_folder_names_the_model(tmp_path: Path) -> None:
     cached = tmp_path / "models--Qwen--Qwen3-32B" / "snapshots" / "abc"
     for folder, name in ((tmp_path / "My-Model", "my-model"), (cached, "qwen3-32b")):
         folder.mkdir(parents=True)
-        (folder / "config.json").write_text(json.dumps(qwen3_32b()), encoding="utf-8")
+        (folder / "config.json").write_text(json.dumps(config("qwen3_32b")), encoding="utf-8")
         assert load_model(str(folder)).name == name
-    (tmp_path / "Other.json").write_text(json.dumps(qwen3_32b()), encoding="utf-8")
+    (tmp_path / "Other.json").write_text(json.dumps(config("qwen3_32b")), encoding="utf-8")
     assert load_model(str(tmp_path / "Other.json")).name == "other"
 
 
 @pytest.mark.parametrize("spelling", ["n_routed_experts", "num_experts", "num_local_experts"])
 def test_experts_have_three_spellings(tmp_path: Path, spelling: str) -> None:
     """The number of experts is found under each of its keys."""
-    spec = load(tmp_path, without(deepseek_v3(), "n_routed_experts") | {spelling: 256})
+    spec = load(tmp_path, without(config("deepseek_v3"), "n_routed_experts") | {spelling: 256})
     assert spec.moe is not None
     assert spec.moe.experts == 256
 
 
 def test_spellings_that_disagree_are_refused(tmp_path: Path) -> None:
     """Two spellings of one key with different values are not decided silently."""
-    message = refused(tmp_path, deepseek_v3() | {"num_experts": 64})
+    message = refused(tmp_path, config("deepseek_v3") | {"num_experts": 64})
     assert "n_routed_experts 256 and num_experts 64" in message
 
 
-@pytest.mark.parametrize("key", sorted(set(deepseek_v3()) - {
+@pytest.mark.parametrize("key", sorted(set(config("deepseek_v3")) - {
     "moe_layer_freq", "topk_method", "tie_word_embeddings", "torch_dtype", "quantization_config", "num_key_value_heads",
 }))  # fmt: skip
 def test_a_missing_key_is_named(tmp_path: Path, key: str) -> None:
     """No dimension of DeepSeek-V3 has a default."""
-    message = refused(tmp_path, without(deepseek_v3(), key))
+    message = refused(tmp_path, without(config("deepseek_v3"), key))
     assert key in message
     assert "is missing" in message
 
 
 def test_a_missing_key_names_its_spellings(tmp_path: Path) -> None:
     """The message says under which keys the number of experts would have been found."""
-    message = refused(tmp_path, without(qwen3_235b(), "num_experts"))
+    message = refused(tmp_path, without(config("qwen3_235b"), "num_experts"))
     assert "n_routed_experts (or num_experts or num_local_experts or num_routed_experts) is missing" in message
 
 
 @pytest.mark.parametrize("value", [True, "61", -1, 0, 61.5, None, [61], 10**30, float("nan"), float("inf")])
 def test_a_dimension_must_be_a_whole_number(tmp_path: Path, value: object) -> None:
     """Booleans, strings, fractions, lists and numbers beyond reason are refused with the key."""
-    assert "num_hidden_layers" in refused(tmp_path, deepseek_v3() | {"num_hidden_layers": value})
+    assert "num_hidden_layers" in refused(tmp_path, config("deepseek_v3") | {"num_hidden_layers": value})
 
 
 @pytest.mark.parametrize(
@@ -194,46 +163,52 @@ def test_a_dimension_must_be_a_whole_number(tmp_path: Path, value: object) -> No
 )
 def test_what_is_not_carried_is_refused(tmp_path: Path, keys: Keys, said: str) -> None:
     """An unknown or unsupported structure is refused with its key, never approximated."""
-    assert said in refused(tmp_path, deepseek_v3() | keys)
+    assert said in refused(tmp_path, config("deepseek_v3") | keys)
 
 
 @pytest.mark.parametrize(
     ("keys", "said"),
     [
         (
-            qwen3_32b() | {"use_sliding_window": True, "sliding_window": 4096},
+            config("qwen3_32b") | {"use_sliding_window": True, "sliding_window": 4096},
             "use_sliding_window is true: must be false",
         ),
-        (qwen3_32b() | {"layer_types": ["full_attention", "sliding_attention"]}, "layer_types"),
-        (qwen3_32b() | {"layer_types": ["mamba"] * 64}, "must name one of full_attention, sliding_attention"),
-        (qwen3_32b() | {"layer_types": ["sliding_attention"] * 64}, "use_sliding_window false contradicts"),
-        (llama_8b() | {"layer_types": ["sliding_attention"] * 32}, "sliding_window must be stated"),
-        (without(llama_4_maverick(), "text_config"), "the key text_config is missing"),
-        (llama_4_maverick() | {"text_config": {"model_type": "gemma"}}, 'text_config: model_type is "gemma": must be'),
-        (qwen3_next() | {"full_attention_interval": 5}, "full_attention_interval is 5: must divide the 48 layers"),
-        (qwen3_next() | {"linear_num_value_heads": 24}, "24 value_heads must be a multiple of 16 key_heads"),
-        (qwen3_next() | {"mlp_only_layers": [0]}, "mlp_only_layers is [0]: must be empty"),
-        (without(qwen3_32b(), "head_dim"), "head_dim is missing"),
-        (llama_8b() | {"model_type": "mistral"}, "sliding_window is missing"),
-        (llama_8b() | {"num_attention_heads": 31}, "num_attention_heads"),
-        (llama_8b() | {"num_attention_heads": 24}, "does not divide over 24 num_attention_heads"),
-        (without(llama_8b(), "torch_dtype"), "torch_dtype (or dtype) is missing"),
-        (qwen3_235b() | {"decoder_sparse_step": 2}, "decoder_sparse_step is 2: must be 1"),
-        (qwen3_235b() | {"mlp_only_layers": list(range(94))}, "mlp_only_layers"),
-        (llama_8b() | {"num_key_value_heads": 7}, "must be a multiple of the 7 num_key_value_heads"),
-        (qwen3_235b() | {"mlp_only_layers": [3, 5]}, "mlp_only_layers is [3, 5]: must list the first layers"),
-        (qwen3_235b() | {"shared_expert_intermediate_size": 512}, "shared_expert_intermediate_size is 512"),
-        (without(dbrx(), "ffn_config"), "the key ffn_config is missing"),
-        (dbrx() | {"attn_config": 8}, "attn_config is 8: must be an object"),
-        (dbrx() | {"attn_config": {}}, "config.json: attn_config: the key kv_n_heads is missing"),
-        (dbrx() | {"n_heads": 7}, "d_model is 6144: does not divide over 7 n_heads"),
-        (ernie_300b() | {"moe_layer_interval": 2}, "moe_layer_interval is 2: must be 1"),
-        (ernie_300b() | {"moe_layer_end_index": 40}, "moe_layer_end_index is 40: must be 53"),
-        (hunyuan_a13b() | {"moe_topk": [8] * 31 + [4]}, "moe_topk"),
-        (hunyuan_a13b() | {"moe_topk": []}, "moe_topk is []: must be the same number for every layer"),
-        (hunyuan_a13b() | {"use_cla": True}, "use_cla is true: must be false"),
-        (minimax_m2() | {"attn_type_list": [0] * 62}, "must be 1 for every layer: others are linear attention"),
-        (minimax_m2() | {"shared_intermediate_size": 64}, "shared_intermediate_size is 64: must be 0"),
+        (config("qwen3_32b") | {"layer_types": ["full_attention", "sliding_attention"]}, "layer_types"),
+        (config("qwen3_32b") | {"layer_types": ["mamba"] * 64}, "must name one of full_attention, sliding_attention"),
+        (config("qwen3_32b") | {"layer_types": ["sliding_attention"] * 64}, "use_sliding_window false contradicts"),
+        (config("llama_8b") | {"layer_types": ["sliding_attention"] * 32}, "sliding_window must be stated"),
+        (without(config("llama_4_maverick"), "text_config"), "the key text_config is missing"),
+        (
+            config("llama_4_maverick") | {"text_config": {"model_type": "gemma"}},
+            'text_config: model_type is "gemma": must be',
+        ),
+        (
+            config("qwen3_next") | {"full_attention_interval": 5},
+            "full_attention_interval is 5: must divide the 48 layers",
+        ),
+        (config("qwen3_next") | {"linear_num_value_heads": 24}, "24 value_heads must be a multiple of 16 key_heads"),
+        (config("qwen3_next") | {"mlp_only_layers": [0]}, "mlp_only_layers is [0]: must be empty"),
+        (without(config("qwen3_32b"), "head_dim"), "head_dim is missing"),
+        (config("llama_8b") | {"model_type": "mistral"}, "sliding_window is missing"),
+        (config("llama_8b") | {"num_attention_heads": 31}, "num_attention_heads"),
+        (config("llama_8b") | {"num_attention_heads": 24}, "does not divide over 24 num_attention_heads"),
+        (without(config("llama_8b"), "torch_dtype"), "torch_dtype (or dtype) is missing"),
+        (config("qwen3_235b") | {"decoder_sparse_step": 2}, "decoder_sparse_step is 2: must be 1"),
+        (config("qwen3_235b") | {"mlp_only_layers": list(range(94))}, "mlp_only_layers"),
+        (config("llama_8b") | {"num_key_value_heads": 7}, "must be a multiple of the 7 num_key_value_heads"),
+        (config("qwen3_235b") | {"mlp_only_layers": [3, 5]}, "mlp_only_layers is [3, 5]: must list the first layers"),
+        (config("qwen3_235b") | {"shared_expert_intermediate_size": 512}, "shared_expert_intermediate_size is 512"),
+        (without(config("dbrx"), "ffn_config"), "the key ffn_config is missing"),
+        (config("dbrx") | {"attn_config": 8}, "attn_config is 8: must be an object"),
+        (config("dbrx") | {"attn_config": {}}, "config.json: attn_config: the key kv_n_heads is missing"),
+        (config("dbrx") | {"n_heads": 7}, "d_model is 6144: does not divide over 7 n_heads"),
+        (config("ernie_300b") | {"moe_layer_interval": 2}, "moe_layer_interval is 2: must be 1"),
+        (config("ernie_300b") | {"moe_layer_end_index": 40}, "moe_layer_end_index is 40: must be 53"),
+        (config("hunyuan_a13b") | {"moe_topk": [8] * 31 + [4]}, "moe_topk"),
+        (config("hunyuan_a13b") | {"moe_topk": []}, "moe_topk is []: must be the same number for every layer"),
+        (config("hunyuan_a13b") | {"use_cla": True}, "use_cla is true: must be false"),
+        (config("minimax_m2") | {"attn_type_list": [0] * 62}, "must be 1 for every layer: others are linear attention"),
+        (config("minimax_m2") | {"shared_intermediate_size": 64}, "shared_intermediate_size is 64: must be 0"),
     ],
 )
 def test_other_families_refuse_too(tmp_path: Path, keys: Keys, said: str) -> None:
@@ -243,40 +218,40 @@ def test_other_families_refuse_too(tmp_path: Path, keys: Keys, said: str) -> Non
 
 def test_windows_are_carried(tmp_path: Path) -> None:
     """A window without layer types is every layer's; with them it is that of the layers that slide."""
-    every = load(tmp_path, mixtral_8x7b() | {"sliding_window": 4096})
+    every = load(tmp_path, config("mixtral_8x7b") | {"sliding_window": 4096})
     assert (every.windowed_layers, every.reach_tokens) == (32, 4096)
     kinds = {"sliding_window": 1024, "layer_types": (["sliding_attention"] * 3 + ["full_attention"]) * 16}
-    some = load(tmp_path, without(qwen3_32b(), "use_sliding_window") | kinds)
+    some = load(tmp_path, without(config("qwen3_32b"), "use_sliding_window") | kinds)
     assert (some.windowed_layers, some.reach_tokens) == (48, 1024)
 
 
 def test_experts_of_every_second_layer(tmp_path: Path) -> None:
     """Llama-4-Maverick has experts in layers 1, 3, … 47, Scout's step of one in all."""
-    assert load(tmp_path, llama_4_maverick()).moe_layer_numbers == list(range(1, 48, 2))
-    text = llama_4_maverick()["text_config"]
+    assert load(tmp_path, config("llama_4_maverick")).moe_layer_numbers == list(range(1, 48, 2))
+    text = config("llama_4_maverick")["text_config"]
     assert isinstance(text, dict)
-    scout = load(tmp_path, llama_4_maverick() | {"text_config": text | {"interleave_moe_layer_step": 1}})
+    scout = load(tmp_path, config("llama_4_maverick") | {"text_config": text | {"interleave_moe_layer_step": 1}})
     assert (scout.dense_layers, scout.interleaved, scout.moe_layer_numbers) == (0, False, list(range(48)))
 
 
 def test_harmless_keys_are_harmless(tmp_path: Path) -> None:
     """A window as long as the context, full attention spelt out, null options and newer spellings load."""
     spelt_out = {"layer_types": ["full_attention"] * 64, "dtype": "bfloat16", "quantization_config": None}
-    assert load(tmp_path, qwen3_32b() | spelt_out).layers == 64
-    assert load(tmp_path, mixtral_8x7b() | {"sliding_window": 32768}).layers == 32
-    assert load(tmp_path, llama_8b() | {"model_type": "mistral", "sliding_window": None}).layers == 32
-    assert load(tmp_path, deepseek_v3() | {"head_dim": 64, "num_key_value_heads": 3}).attention.kind == "mla"
+    assert load(tmp_path, config("qwen3_32b") | spelt_out).layers == 64
+    assert load(tmp_path, config("mixtral_8x7b") | {"sliding_window": 32768}).layers == 32
+    assert load(tmp_path, config("llama_8b") | {"model_type": "mistral", "sliding_window": None}).layers == 32
+    assert load(tmp_path, config("deepseek_v3") | {"head_dim": 64, "num_key_value_heads": 3}).attention.kind == "mla"
 
 
 def test_llama_without_kv_heads_has_one_per_head(tmp_path: Path) -> None:
     """Llama's configuration class defines num_key_value_heads as num_attention_heads where it is absent."""
-    spec = load(tmp_path, without(llama_8b(), "num_key_value_heads"))
+    spec = load(tmp_path, without(config("llama_8b"), "num_key_value_heads"))
     assert spec.attention.kv_elements_per_token == 2 * 32 * 128
 
 
 def test_leading_dense_layers_of_qwen3_moe(tmp_path: Path) -> None:
     """Layers in mlp_only_layers that lead are dense ones of intermediate_size."""
-    spec = load(tmp_path, qwen3_235b() | {"mlp_only_layers": [0, 1]})
+    spec = load(tmp_path, config("qwen3_235b") | {"mlp_only_layers": [0, 1]})
     assert (spec.dense_layers, spec.moe_layers, spec.dense_intermediate_size) == (2, 92, 12288)
 
 
@@ -315,7 +290,7 @@ def test_a_binary_and_a_huge_file_are_refused(tmp_path: Path) -> None:
 
 def test_a_quantisation_beside_the_configuration_is_read(tmp_path: Path) -> None:
     """Releases that state their quantisation in hf_quant_config.json would otherwise load as bf16."""
-    beside, keys = tmp_path / "hf_quant_config.json", without(deepseek_v3(), "quantization_config")
+    beside, keys = tmp_path / "hf_quant_config.json", without(config("deepseek_v3"), "quantization_config")
     beside.write_text('{"quantization": {"quant_algo": "NVFP4"}}', encoding="utf-8")
     assert load(tmp_path, keys).native_dtype == "nvfp4"
     for text in ("{}", '{"quantization": 4}', '{"quantization": {"quant_algo": "W4A8_AWQ"}}', '{"quantization": {}}'):
@@ -338,7 +313,7 @@ def test_a_quantisation_beside_the_configuration_is_read(tmp_path: Path) -> None
 )
 def test_quantised_checkpoints_say_their_type(tmp_path: Path, settings: Keys, native: str) -> None:
     """The formats that serving engines read, by what their configurations state."""
-    assert load(tmp_path, deepseek_v3() | {"quantization_config": settings}).native_dtype == native
+    assert load(tmp_path, config("deepseek_v3") | {"quantization_config": settings}).native_dtype == native
 
 
 def test_public_configurations_load_or_are_refused_in_one_sentence() -> None:
