@@ -4,6 +4,8 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+POOL_BLOCK_TOKENS = 128
+"""Of a block of the pool, the smallest that CloudMatrix384 section 4.4 tells (128 to 512)."""
 UNBOUNDED = 1 << 62
 """Blocks of a cache without limit."""
 

@@ -5,15 +5,14 @@ from itertools import count
 
 import numpy as np
 
+from ground.prefix_cache import POOL_BLOCK_TOKENS
 from ground.traces import Integers, Trace
 
-SESSION_BLOCK_TOKENS = 128
-"""Of the blocks of sessions that tell none: the smallest of CloudMatrix384's pool (section 4.4)."""
 _APART = 1 << 24
 """Identifiers of a chain of blocks: more than the blocks of any prompt."""
 
 
-def with_blocks(trace: Trace, block_tokens: int, *, keeps_answers: bool = True) -> Trace:
+def with_blocks(trace: Trace, block_tokens: int = POOL_BLOCK_TOKENS, *, keeps_answers: bool = True) -> Trace:
     """Return a trace of sessions with the identifiers of its blocks, full ones alone; as it is where it has some.
 
     A turn's prompt begins with the prompt and the answer of the turn before, unless it is shorter than both: then it

@@ -10,7 +10,7 @@ from typing import get_args
 import numpy as np
 
 from ground.errors import BadInput, naming
-from ground.sessions import SESSION_BLOCK_TOKENS, with_blocks
+from ground.sessions import with_blocks
 from ground.trace_lengths import fitting, fitting_parts
 from ground.traces import (
     Trace,
@@ -131,7 +131,7 @@ def _traced(flags: SimulateFlags, manifest: Manifest, count: int | None, warmup:
         return _streamed(flags, manifest, format, skip, warmup, seed)
     with naming("--trace"):
         trace = read_trace(path, format, dequantize_seed=seed, skip_bad_rows=skip, seed=seed)
-    trace = with_blocks(_fitting(trace, manifest), SESSION_BLOCK_TOKENS)
+    trace = with_blocks(_fitting(trace, manifest))
     if not trace.timed:
         if flags.rate is None:
             raise BadInput(f"--rate: {trace.name} has lengths only; say how many requests arrive, such as 10/s")

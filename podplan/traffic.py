@@ -126,7 +126,7 @@ def _from_trace(
     rate: float | None,
     reuse: float | None,
 ) -> AskedTraffic:
-    from ground.sessions import SESSION_BLOCK_TOKENS, with_blocks
+    from ground.sessions import with_blocks
     from ground.trace_lengths import fitting  # readers of many formats, for --trace alone
     from ground.traces import TraceFormat, read_trace, reused_tokens
 
@@ -137,7 +137,7 @@ def _from_trace(
     with naming("--trace"):
         trace = read_trace(Path(flags.trace or ""), format, dequantize_seed=SPREAD_SEED)
     model, hits = known
-    trace = hits(with_blocks(fitting(trace, model.max_position, model.name), SESSION_BLOCK_TOKENS))
+    trace = hits(with_blocks(fitting(trace, model.max_position, model.name)))
     try:
         traffic = Traffic.from_trace(
             Rows(

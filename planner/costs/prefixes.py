@@ -6,6 +6,7 @@ reads cross the datacentre network (VPC). The paper's prefill gains up to 1.52 t
 
 from ground.errors import BadInput
 from ground.names import suggest
+from ground.prefix_cache import POOL_BLOCK_TOKENS
 from hardware.spec import HardwareSpec, Plane
 from planner.costs.deployment import Deployment
 from planner.costs.memory import kv_bytes_per_token, kv_bytes_per_token_of_model
@@ -14,8 +15,6 @@ from planner.manifest.terms import Number
 
 POOL_BYTES = 1e12
 """The pool that an answer states how many prefixes it holds of: a round figure, not a machine's."""
-BLOCK_TOKENS = 128
-"""Of a block of the pool, the smallest that CloudMatrix384 section 4.4 tells (128 to 512)."""
 
 
 def find_plane(hardware: HardwareSpec, name: str, flag: str = "--cache-plane") -> Plane:
@@ -55,7 +54,7 @@ def loading_seconds(deployment: Deployment) -> Number:
     if deployment.prefix_plane is None or deployment.phase != "prefill":
         return 0.0
     plane, share = deployment.hardware.plane(deployment.prefix_plane), deployment.prefix_ssd_share
-    reads = deployment.model.kv_layers / (deployment.strategy.pp * BLOCK_TOKENS)
+    reads = deployment.model.kv_layers / (deployment.strategy.pp * POOL_BLOCK_TOKENS)
     each = (1 - share) / pool_rate(deployment.hardware, plane) + share / ssd_rate(deployment.hardware, plane)
     return kv_bytes_per_token(deployment) * each + reads * plane.latency_seconds.value
 

@@ -4,11 +4,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ground.errors import Fault
+from ground.prefix_cache import POOL_BLOCK_TOKENS
 from ground.version import VERSION
 from hardware.spec import HardwareSpec
 from planner.costs.cache import model_cache
 from planner.costs.memory import kv_bytes_per_token
-from planner.costs.prefixes import BLOCK_TOKENS, loading_seconds, pool_rate
+from planner.costs.prefixes import loading_seconds, pool_rate
 from planner.instances.alignment import Lot, Places, placed
 from planner.instances.operating import DecodeServer
 from planner.manifest.checks import spec_hash
@@ -247,7 +248,7 @@ def _caching(plan: Plan) -> CachingPool | None:
         plane=pool.plane,
         capacity_bytes=pool.capacity_bytes,
         bandwidth_bytes_per_second=dram,
-        block_tokens=BLOCK_TOKENS,
+        block_tokens=POOL_BLOCK_TOKENS,
         ssd_capacity_bytes=pool.ssd_bytes,
         ssd_bandwidth_bytes_per_second=ssd if pool.ssd_bytes else None,
     )

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ground.sessions import SESSION_BLOCK_TOKENS, with_blocks
+from ground.sessions import with_blocks
 from ground.traces import Trace
 from planner.serving.streams import stationary
 from planner.workload import Sessions, Workload
@@ -56,4 +56,4 @@ def session_trace(
         session=np.repeat(np.arange(count), each)[order],
         delay_seconds=delays.ravel()[order],
     )
-    return with_blocks(trace, SESSION_BLOCK_TOKENS, keeps_answers=shape.keeps_answers)
+    return with_blocks(trace, keeps_answers=shape.keeps_answers)

@@ -1,11 +1,13 @@
 """The running requests of one instance: KV per DP rank as lines over the count of iterations, and who leaves when.
 
 A request that needs I iterations for its tokens adds tokens/I to its rank's KV in each of them. So a rank's KV is a
-line over the iteration count until somebody joins or leaves, the slowest rank is the upper envelope of these lines,
-and the iteration at which a request leaves is known when it joins.
+line over the iteration count until somebody joins or leaves, iterations grow evenly while one rank is the fullest, and
+the iteration at which a request leaves is known when it joins.
 """
 
 import heapq
+import math
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,8 +19,41 @@ from runtime.simulate.steps import FIXED_POINT_BITS, StepTimer
 Integers = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
-LONGEST_STRETCH = 4096
-_LONGEST_ENVELOPE = 64
+_ONE = 1 << FIXED_POINT_BITS
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Steps under way, one after the other, each by as much longer than the one before it."""
+
+    begin_seconds: float
+    first_seconds: float
+    more_seconds: float = 0.0
+    count: int = 1
+
+    def end(self, count: int) -> float:
+        """Return when so many of them have ended."""
+        return self.begin_seconds + self.first_seconds * count + self.more_seconds * count * (count - 1) / 2
+
+    @property
+    def end_seconds(self) -> float:
+        """When all have."""
+        return self.end(self.count)
+
+    def reached(self, seconds: float) -> int:
+        """Return how many it takes until the first one that ends at or after a time, all of them at most."""
+        slope, more, lasting = (
+            self.first_seconds - self.more_seconds / 2,
+            self.more_seconds,
+            seconds - self.begin_seconds,
+        )
+        root = (math.sqrt(max(slope * slope + 2 * more * lasting, 0.0)) - slope) / more if more else lasting / slope
+        count = min(max(math.ceil(root), 1), self.count)
+        while count > 1 and self.end(count - 1) >= seconds:
+            count -= 1
+        while count < self.count and self.end(count) < seconds:
+            count += 1
+        return count
 
 
 class RunningBatch:
@@ -29,10 +64,9 @@ class RunningBatch:
         "_ends",
         "_intercepts",
         "_leaving",
-        "_pending",
-        "_sequences",
         "_slopes",
         "iteration",
+        "sequences",
         "timer",
         "total",
     )
@@ -41,8 +75,7 @@ class RunningBatch:
         self.timer, self._counts = timer, counts
         self._intercepts: Integers = np.zeros(ranks, dtype=np.int64)
         self._slopes: Integers = np.zeros(ranks, dtype=np.int64)
-        self._sequences: Integers = np.zeros(ranks, dtype=np.int64)
-        self._pending: list[tuple[int, int, int, int]] = []
+        self.sequences: Integers = np.zeros(ranks, dtype=np.int64)
         self.total = self.iteration = 0
         self._ends: list[int] = []
         self._leaving: dict[int, dict[Request, int]] = {}
@@ -52,7 +85,7 @@ class RunningBatch:
         iterations = self._counts.draw(request.left)
         request.joined, request.iterations = self.iteration, iterations
         request.slope = slope = (request.left << FIXED_POINT_BITS) // iterations
-        self._pending.append((rank, (request.kv << FIXED_POINT_BITS) - slope * self.iteration, slope, 1))
+        self._change(rank, (request.kv << FIXED_POINT_BITS) - slope * self.iteration, slope, 1)
         self.total += 1
         end = self.iteration + iterations
         group = self._leaving.get(end)
@@ -63,23 +96,13 @@ class RunningBatch:
 
     def _forget(self, request: Request, rank: int) -> None:
         slope = request.slope
-        self._pending.append((rank, slope * request.joined - (request.kv << FIXED_POINT_BITS), -slope, -1))
+        self._change(rank, slope * request.joined - (request.kv << FIXED_POINT_BITS), -slope, -1)
         self.total -= 1
 
-    def _apply(self) -> None:
-        """Bring the ranks up to date with who joined and left."""
-        if self._pending:
-            ranks, intercepts, slopes, sequences = np.array(self._pending, dtype=np.int64).T
-            self._pending.clear()
-            np.add.at(self._intercepts, ranks, intercepts)
-            np.add.at(self._slopes, ranks, slopes)
-            np.add.at(self._sequences, ranks, sequences)
-
-    @property
-    def sequences(self) -> Integers:
-        """Running requests of each rank."""
-        self._apply()
-        return self._sequences
+    def _change(self, rank: int, intercept: int, slope: int, sequences: int) -> None:
+        self._intercepts[rank] += intercept
+        self._slopes[rank] += slope
+        self.sequences[rank] += sequences
 
     def remove(self, request: Request) -> int:
         """Take a request out before its end; return the tokens that it got, the iteration under way not counted."""
@@ -92,23 +115,20 @@ class RunningBatch:
         found = [pair for end in sorted(self._leaving) for pair in self._leaving[end].items()]
         return sorted(found, key=lambda pair: (pair[0].joined, pair[0].number))
 
-    def stretch(self, start_seconds: float, most: int) -> Floats:
-        """Return the ends of the next iterations from ``start_seconds`` on, up to ``most`` or until somebody leaves."""
+    def stretch(self, begin_seconds: float, most: float) -> Stretch:
+        """Return the next iterations: up to ``most``, until somebody leaves or another rank becomes the fullest."""
         count = min(self._next_end() - self.iteration, most)
-        slowest = int(self.sequences.max())
         heights = self._intercepts + self._slopes * self.iteration
-        if count == 1:
-            seconds = self.timer.decode_seconds(slowest, int(heights.max()), self.total)
-            return np.array([start_seconds + seconds])
-        first, last = int(heights.argmax()), int((heights + self._slopes * (count - 1)).argmax())
-        steps = np.arange(count if first == last else min(count, _LONGEST_ENVELOPE))
-        if first == last:
-            # Lines that meet nowhere between two points where the same one is highest.
-            kv = heights[first] + self._slopes[first] * steps
-        else:
-            kv = (heights[:, None] + self._slopes[:, None] * steps).max(axis=0)
-        ends: Floats = np.cumsum(np.append(start_seconds, self.timer.decode_stretch(slowest, kv, self.total)))[1:]
-        return ends
+        top = int(heights.argmax())
+        if count > 1:
+            steeper = np.flatnonzero(self._slopes > self._slopes[top])
+            if steeper.size:
+                meet = (heights[top] - heights[steeper]) // (self._slopes[steeper] - self._slopes[top]) + 1
+                count = min(count, int(meet.min()))
+        kv, slowest = float(heights[top]) / _ONE, int(self.sequences.max())
+        first = self.timer.iteration_seconds(self.total, slowest, kv)
+        more = self.timer.line(self.total).kv_seconds * float(self._slopes[top]) / _ONE
+        return Stretch(begin_seconds, first, more, int(count))
 
     def advance(self, iterations: int) -> list[tuple[Request, int]]:
         """Let so many iterations end; return who left with the last of them, and their ranks."""
@@ -127,5 +147,4 @@ class RunningBatch:
 
     def kv_tokens(self) -> Floats:
         """Return the cached tokens of each rank at the last iteration's end, [ranks]."""
-        self._apply()
-        return np.asarray((self._intercepts + self._slopes * self.iteration) / (1 << FIXED_POINT_BITS))
+        return np.asarray((self._intercepts + self._slopes * self.iteration) / _ONE)

@@ -1,7 +1,6 @@
 """Decode instances: continuous batching per DP rank, all ranks leaving each iteration together."""
 
 import math
-from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -10,12 +9,11 @@ import numpy as np
 from planner.manifest.drafts import tokens_per_iteration
 from planner.manifest.schema import Pool
 from planner.manifest.terms import StepCost
-from runtime.simulate.batch import LONGEST_STRETCH, RunningBatch
+from runtime.simulate.batch import RunningBatch, Stretch
 from runtime.simulate.device import Devices, Shared
 from runtime.simulate.drafts import IterationCounts
 from runtime.simulate.engine import COMPLETION, generator
 from runtime.simulate.request import DECODE, TRANSFER, Request
-from runtime.simulate.steps import FIXED_POINT_BITS, StepTimer
 
 
 def decode_ranks(pool: Pool) -> int:
@@ -30,8 +28,8 @@ Lost = Callable[["DecodeInstance", Request, int], None]
 class DecodeInstance:
     """One instance. Iterations between which nobody joins or leaves are summed in one go.
 
-    ``_times`` are the ends of the iterations under way: many while the composition is constant, cut to the first that
-    ends at or after now when a request joins.
+    ``_running`` are the iterations under way: many while the composition is constant, cut to the first that ends at or
+    after now when a request joins.
     """
 
     phase = "decode"
@@ -44,14 +42,13 @@ class DecodeInstance:
         mode = "expected" if shared.expected_drafts else "sampled"
         counts = IterationCounts(pool.mtp, mode, generator(shared.seed, f"drafts {name}"))  # type: ignore[arg-type]
         self.cost = self._cost_of(pool)
-        self.batch = RunningBatch(self.ranks, StepTimer(self.cost, pool.microbatches), counts)
+        self.batch = RunningBatch(self.ranks, shared.timer(self.cost, pool), counts)
         self.devices = Devices()
         self.freed: Callable[[], None] = lambda: None
         self.first_rank = self._register(opened)
         self._joining: list[tuple[Request, int]] = []
         self._evicting: list[Request] = []
-        self._reach = 8
-        self._times: list[float] = []
+        self._running: Stretch | None = None
         self._starting = False
         self._epoch = 0
         self._overflows = shared.manifest.routing.decode_reservation != "whole"
@@ -82,14 +79,14 @@ class DecodeInstance:
         if request.started < 0:
             request.started = self._engine.now_seconds
         self._joining.append((request, request.place - self.first_rank))
-        if not self._times:
+        if self._running is None:
             self.wake()
-        elif len(self._times) > 1:
+        else:
             self._cut()
 
     def wake(self) -> None:
         """Start an iteration at the end of this instant unless one runs."""
-        if not self._times and not self._starting and self.up:
+        if self._running is None and not self._starting and self.up:
             self._starting = True
             self._engine.soon(self._start)
 
@@ -99,18 +96,20 @@ class DecodeInstance:
 
     def _cut(self) -> None:
         """Let the iterations under way end with the one that runs now."""
-        times = self._times
-        ended = bisect_left(times, self._engine.now_seconds)
-        if ended < len(times) - 1:
-            self.busy_seconds -= times[-1] - times[ended]
-            self.busy_until_seconds = times[ended]
-            del times[ended + 1 :]
+        running = self._running
+        if running is None or running.count == 1:
+            return
+        ended = running.reached(self._engine.now_seconds)
+        if ended < running.count:
+            kept = self._running = replace(running, count=ended)
+            self.busy_seconds -= running.end_seconds - kept.end_seconds
+            self.busy_until_seconds = kept.end_seconds
             self._epoch += 1
-            self._engine.at(times[-1], COMPLETION, self._end, self._epoch)
+            self._engine.at(kept.end_seconds, COMPLETION, self._end, self._epoch)
 
     def _start(self, _: object = None) -> None:
         self._starting = False
-        if self._times or not self.up:
+        if self._running is not None or not self.up:
             return
         now = self._engine.now_seconds
         if now < self.resumes_seconds:
@@ -122,15 +121,12 @@ class DecodeInstance:
             self._make_room()
         if not self.batch.total or not self.devices.take(self):
             return
-        ends = self.batch.stretch(now, 1 if self._shared.stepping or self._overflows else self._reach)
-        self._times = ends.tolist()
-        last = self._times[-1]
+        single = self._shared.stepping or self._overflows
+        self._running = self.batch.stretch(now, 1 if single else math.inf)
+        last = self._running.end_seconds
         self.busy_seconds += last - now
         self.busy_until_seconds = last
         self._engine.at(last, COMPLETION, self._end, self._epoch)
-        if self._shared.span:
-            figures = {"requests": float(self.batch.total), "iterations": float(len(self._times))}
-            self._shared.span(self.name, self.phase, now, last - now, figures)
 
     def _absorb(self) -> None:
         """Between iterations: let those go that must, then those in that have come."""
@@ -149,18 +145,25 @@ class DecodeInstance:
             self._placement.admit()
 
     def _end(self, epoch: int) -> None:
-        if epoch != self._epoch or not self._times:
+        if epoch != self._epoch or self._running is None:
             return
-        self.steps += len(self._times)
-        self._reach = min(2 * len(self._times) + 8, LONGEST_STRETCH)
-        gone = self.batch.advance(len(self._times))
-        self._times = []
+        gone = self._advance(self._running, self._running.count)
         self.devices.free(self)
         if gone:
             self._finish(gone)
         if not self._starting:
             self._starting = True
             self._engine.soon(self._start)
+
+    def _advance(self, running: Stretch, ended: int) -> list[tuple[Request, int]]:
+        """Count those iterations under way that have ended; return who left with the last of them."""
+        if self._shared.span and ended:
+            figures = {"requests": float(self.batch.total), "iterations": float(ended)}
+            begin = running.begin_seconds
+            self._shared.span(self.name, self.phase, begin, running.end(ended) - begin, figures)
+        self._running = None
+        self.steps += ended
+        return self.batch.advance(ended)
 
     def _finish(self, gone: list[tuple[Request, int]]) -> None:
         """Let the requests go whose tokens are out, and those in that waited for their room."""
@@ -188,19 +191,16 @@ class DecodeInstance:
 
     def settle(self) -> None:
         """Count the iterations that ended so far, the one that runs is given up."""
-        if not self._times:
+        running = self._running
+        if running is None:
             return
         now = self._engine.now_seconds
-        ended = bisect_left(self._times, now) if self._times[0] <= now else 0
-        if ended < len(self._times) and self._times[ended] <= now:
-            ended += 1
+        ended = running.reached(now)
         # Nobody leaves before the last of them, which has an event of its own.
-        ended = min(ended, len(self._times) - 1)
-        self.busy_seconds -= max(self._times[-1] - now, 0.0)
+        ended = ended if running.end(ended) <= now and ended < running.count else ended - 1
+        self.busy_seconds -= max(running.end_seconds - now, 0.0)
         self.busy_until_seconds = now
-        self.steps += ended
-        self.batch.advance(ended)
-        self._times = []
+        self._advance(running, ended)
         self._epoch += 1
         self.devices.free(self)
 
@@ -236,7 +236,7 @@ class DecodeInstance:
         batch, joining = self.batch, len(self._joining)
         kv = float(batch.kv_tokens().max()) + request.prompt + request.left
         sequences = int(batch.sequences.max()) + 1 + joining
-        seconds = batch.timer.decode_seconds(sequences, int(kv) << FIXED_POINT_BITS, batch.total + joining + 1)
+        seconds = batch.timer.iteration_seconds(batch.total + joining + 1, sequences, kv)
         return seconds <= self._most_seconds
 
     def holding(self) -> list[Request]:
@@ -248,8 +248,8 @@ class DecodeInstance:
         batch = self.batch
         if not batch.total:
             return 0.0
-        kv = int(batch.kv_tokens().max() * share) << FIXED_POINT_BITS
-        return batch.timer.decode_seconds(math.ceil(int(batch.sequences.max()) * share), kv, round(batch.total * share))
+        kv, sequences = float(batch.kv_tokens().max()) * share, math.ceil(int(batch.sequences.max()) * share)
+        return batch.timer.iteration_seconds(round(batch.total * share), sequences, kv)
 
     def over_limit(self, guard: float) -> bool:
         """Whether an iteration with what runs now takes more than a share of the TPOT limit's."""
@@ -297,4 +297,4 @@ class DecodeInstance:
     def reshape(self, cost: StepCost) -> None:
         """Go on with another step cost, of fewer ranks or of all again."""
         self.cost = cost
-        self.batch.timer = StepTimer(cost, self.pool.microbatches)
+        self.batch.timer = self._shared.timer(cost, self.pool)

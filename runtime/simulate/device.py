@@ -5,10 +5,12 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from ground.prefix_cache import PrefixCache
-from planner.manifest.schema import Manifest
+from planner.manifest.schema import Manifest, Pool
+from planner.manifest.terms import StepCost
 from runtime.simulate.engine import Engine
 from runtime.simulate.ledger import Ledger
 from runtime.simulate.placement import Placement
+from runtime.simulate.steps import StepTimer
 
 Span = Callable[[str, str, float, float, dict[str, float]], None]
 """Called with instance, name, start and duration of a step and figures about it."""
@@ -70,3 +72,14 @@ class Shared:
     """Whether offline requests stand behind the online ones."""
     span: Span | None = None
     tokens_out: int = 0
+    _timers: list[tuple[StepCost, Pool, StepTimer]] = field(default_factory=list)
+
+    def timer(self, cost: StepCost, pool: Pool) -> StepTimer:
+        """Return how long the steps of an instance of a pool take at a step cost; those that are alike share one."""
+        for known, of, timer in self._timers:
+            if of is pool and known == cost:
+                return timer
+        workload = self.manifest.workload
+        timer = StepTimer(cost, pool, workload.input_tokens + workload.output_tokens / 2)
+        self._timers.append((cost, pool, timer))
+        return timer

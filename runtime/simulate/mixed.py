@@ -3,6 +3,7 @@
 from collections import deque
 
 from planner.manifest.schema import Pool
+from runtime.simulate.batch import Stretch
 from runtime.simulate.decode import DecodeInstance, Lost
 from runtime.simulate.device import Shared
 from runtime.simulate.engine import COMPLETION
@@ -74,13 +75,14 @@ class MixedInstance(DecodeInstance):
         self._prompts[request.place].append([request.reused])
         self._asked[request.place].append(request)
         self._waiting_prompts += 1
-        if self._times:
+        if self._running is not None:
             self._cut()
         else:
             self.wake()
 
     def _start(self, _: object = None) -> None:
-        if self._times or not self.up or not self._waiting_prompts or self._engine.now_seconds < self.resumes_seconds:
+        busy = self._running is not None or self._engine.now_seconds < self.resumes_seconds
+        if busy or not self.up or not self._waiting_prompts:
             super()._start()
             return
         self._starting = False
@@ -89,7 +91,7 @@ class MixedInstance(DecodeInstance):
         loads, ended = self._fill()
         seconds = self.batch.timer.step_seconds(loads, self.ranks)
         self._ended = ended
-        self._times = [now + seconds]
+        self._running = Stretch(now, seconds)
         self.busy_seconds += seconds
         self.busy_until_seconds = now + seconds
         if self._shared.span:
@@ -132,7 +134,7 @@ class MixedInstance(DecodeInstance):
             return
         ended, self._ended = self._ended, None
         self.steps += 1
-        self._times = []
+        self._running = None
         gone = [] if self._pauses else self.batch.advance(1)
         for rank, request in ended:
             self._asked[rank].popleft()
@@ -159,12 +161,12 @@ class MixedInstance(DecodeInstance):
 
     def settle(self) -> None:
         """Give up the step that runs; prompts lose the chunk that it held."""
-        if self._ended is None:
+        if self._ended is None or self._running is None:
             super().settle()
             return
         self._ended = None
-        self.busy_seconds -= max(self._times[-1] - self._engine.now_seconds, 0.0)
-        self._times = []
+        self.busy_seconds -= max(self._running.end_seconds - self._engine.now_seconds, 0.0)
+        self._running = None
         self._epoch += 1
 
     def abandon_prompts(self) -> list[Request]:

@@ -170,18 +170,17 @@ class Watcher:
     def _occupancy(self) -> tuple[float, float, float, float]:
         """Return KV and slots in use over those that are open, the fullest rank's KV over the mean, and requests."""
         placements = [self._system.shared.placement, *(part.placement for part in self._system.mixed)]
-        columns = ("reserved", "occupied", "open", "capacity", "limit")
-        reserved, occupied, opened, capacities, limits = (
-            np.array(list(chain.from_iterable(getattr(part, name) for part in placements))) for name in columns
-        )
-        opened = opened.astype(bool) | (occupied > 0)
-        capacity, slots = capacities[opened].sum(), limits[opened].sum()
-        mean = reserved[opened].mean() if opened.any() else 0.0
+        names = ("reserved", "occupied", "open", "capacity", "limit")
+        columns = [list(chain.from_iterable(getattr(part, name) for part in placements)) for name in names]
+        reserved, occupied = columns[:2]
+        opened = [row for row in zip(*columns, strict=True) if row[2] or row[1]]
+        capacity, slots, held = sum(row[3] for row in opened), sum(row[4] for row in opened), sum(reserved)
+        mean = sum(row[0] for row in opened) / len(opened) if opened else 0.0
         return (
-            float(reserved.sum() / capacity) if capacity else 0.0,
-            float(occupied.sum() / slots) if slots else 0.0,
-            float(reserved.max() / mean) if mean > 0 else 1.0,
-            float(occupied.sum()),
+            held / capacity if capacity else 0.0,
+            sum(occupied) / slots if slots else 0.0,
+            max(reserved) / mean if mean > 0 else 1.0,
+            float(sum(occupied)),
         )
 
     def _sample(self) -> None:

@@ -14,7 +14,7 @@ from runtime.simulate.device import Devices, Shared
 from runtime.simulate.engine import COMPLETION
 from runtime.simulate.loading import Loads
 from runtime.simulate.request import PREFILL, Request
-from runtime.simulate.steps import RankLoad, StepTimer
+from runtime.simulate.steps import RankLoad
 
 if TYPE_CHECKING:
     from runtime.simulate.decode import DecodeInstance
@@ -76,7 +76,7 @@ class PrefillInstance:
         cost = pool.step_costs["prefill"].to_step_cost()
         balance = shared.balance.get(pool.role)
         self.cost = cost if balance is None else replace(cost, balance=balance, sampling_deviations=0.0)
-        self.timer = StepTimer(self.cost, pool.microbatches)
+        self.timer = shared.timer(self.cost, pool)
         self._collaborative = shared.manifest.routing.prefill == "collaborative"
         self._interrupts = shared.manifest.routing.offline == "slo"
         self._counts_offline = shared.manifest.routing.offline == "equal"

@@ -2,23 +2,22 @@
 
 import math
 from collections.abc import Sequence
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ground.errors import BadInput
 from planner.manifest.prepared import prepared
+from planner.manifest.schema import Pool
+from planner.manifest.stacks import stacked
 from planner.manifest.stepcost import evaluate
 from planner.manifest.terms import StepCost, StepLoad
-
-Floats = NDArray[np.float64]
+from planner.serving.tables import Loads, TableArrays, step_table
 
 MOST_REMEMBERED = 100_000
-MOST_BLOCKS = 20_000
 FIXED_POINT_BITS = 16
 """KV tokens of a rank are integers of 1/65536 token: sums of what joins and leaves never drift."""
-_KV_BITS, _TOTAL_BITS, _SEQUENCE_BITS, _GROUP_BITS = 7, 7, 3, 3
 _FEW = 6
 
 
@@ -33,31 +32,41 @@ class RankLoad(NamedTuple):
     finishing: float = 0.0
 
 
-class _Block(NamedTuple):
-    """Durations on the knots of an octave of KV tokens, for a number of sequences and a total."""
+class Line(NamedTuple):
+    """Seconds of a decode iteration with so many running requests of all ranks, over what its fullest rank holds."""
 
-    knots: list[float]
-    array: Floats
+    base: float
+    """Without cached tokens and requests on that rank."""
+    kv_seconds: float
+    """What a cached token adds."""
+    sequence_seconds: float
+    """What a request adds."""
 
 
 class StepTimer:
     """Durations of the steps of one instance.
 
-    Decode iterations are read off a table that is filled where it is needed: exact in the number of sequences, linear
-    between knots of KV tokens and of total sequences, which are every number up to 128 and then 64 to an octave. So a
-    smooth cost is off by less than 1e-4, and one with kinks by as much as they bend within 1.6 %: tests and
-    docs/simulate.md tell what that comes to.
+    Decode iterations are read off the step table that the compiled loops have (``planner.serving.tables``): straight in
+    the cached tokens and the requests of the fullest rank. Steps with prompts are evaluated and remembered.
     """
 
-    __slots__ = ("_blocks", "_cost", "_cut", "_known", "_most", "_token_share")
-
-    def __init__(self, cost: StepCost, microbatches: int) -> None:
+    def __init__(self, cost: StepCost, pool: Pool, usual_tokens: float) -> None:
+        """``usual_tokens`` are cached of a running request on average, near which iterations are known best."""
         self._cost = prepared(cost)
-        self._most = microbatches if cost.moe_layers else 1
-        self._token_share = cost.queries_per_sequence / float(cost.attention_groups)
+        self._stacked = cost
+        self._most = pool.microbatches if cost.moe_layers else 1
+        ranks = int(cost.attention_groups)
+        self._loads = Loads(
+            ranks=ranks,
+            budget_tokens=2,
+            longest_prompt=2.0,
+            most_running=ranks * pool.limits.requests_per_dp_rank,
+            kv_tokens_per_request=usual_tokens,
+            microbatches=pool.microbatches,
+        )
         self._known: dict[object, float] = {}
         self._cut: dict[tuple[int, bool], int] = {}
-        self._blocks: dict[tuple[int, int, int, int], list[list[_Block]]] = {}
+        self._lines: dict[int, Line] = {}
 
     def step_seconds(self, loads: Sequence[RankLoad], ranks: int) -> float:
         """Return the duration of a step that all ``ranks`` leave together: that of its slowest one.
@@ -70,78 +79,30 @@ class StepTimer:
         key = (mean, *kept)
         return self._known.get(key) or self._remember(key, self._slowest(kept, mean))
 
-    def decode_seconds(self, sequences: int, kv_fixed: int, total: int) -> float:
-        """Return the duration of a decode iteration from upper envelopes over the ranks.
+    @cached_property
+    def _table(self) -> TableArrays:
+        return step_table(stacked(self._stacked), self._loads)
 
-        Most sequences and most cached tokens (fixed point) of any rank are taken together although they may stand on
-        different ranks; ``total`` sequences of all ranks set the load of the experts.
+    def line(self, running: int) -> Line:
+        """Return how long an iteration with so many requests of all ranks takes."""
+        found = self._lines.get(running)
+        if found is None:
+            table, ranks = self._table, self._loads.ranks
+            columns = (table.alone[:, 0], table.usual_kv, table.kv_seconds, table.sequence_seconds)
+            alone, usual, kv, sequence = (float(np.interp(running, table.running, column)) for column in columns)
+            found = self._lines[running] = Line(alone - usual * kv - running / ranks * sequence, kv, sequence)
+        return found
+
+    def iteration_seconds(self, running: int, sequences: int, kv_tokens: float) -> float:
+        """Return the duration of a decode iteration; the fullest ranks have so many requests and cached tokens.
+
+        They are taken together although they may stand on different ranks.
         """
-        whole = kv_fixed >> FIXED_POINT_BITS
-        octave = max(whole.bit_length() - _KV_BITS, 0)
-        cell = whole >> octave
-        part = (kv_fixed - (cell << octave + FIXED_POINT_BITS)) / (1 << octave + FIXED_POINT_BITS)
-        if octave:
-            cell -= 1 << _KV_BITS - 1
-        low, high, share = _total_knots(total)
-        knots = self._block(sequences, low, octave).knots
-        seconds = knots[cell] * (1.0 - part) + knots[cell + 1] * part
-        if not share:
-            return seconds
-        knots = self._block(sequences, high, octave).knots
-        return seconds * (1.0 - share) + (knots[cell] * (1.0 - part) + knots[cell + 1] * part) * share
-
-    def decode_stretch(self, sequences: int, kv_fixed: NDArray[np.int64], total: int) -> Floats:
-        """Return ``decode_seconds`` for each of ``kv_fixed`` [iterations], not falling, to the last bit."""
-        result = np.empty(kv_fixed.size)
-        low, high, share = _total_knots(total)
-        done = 0
-        while done < kv_fixed.size:
-            whole = int(kv_fixed[done]) >> FIXED_POINT_BITS
-            octave = max(whole.bit_length() - _KV_BITS, 0)
-            end = int(np.searchsorted(kv_fixed, 1 << octave + _KV_BITS + FIXED_POINT_BITS))
-            fixed = kv_fixed[done:end]
-            cells = fixed >> octave + FIXED_POINT_BITS
-            parts = (fixed - (cells << octave + FIXED_POINT_BITS)) / (1 << octave + FIXED_POINT_BITS)
-            if octave:
-                cells -= 1 << _KV_BITS - 1
-            seconds = _between(self._block(sequences, low, octave).array, cells, parts)
-            if share:
-                other = _between(self._block(sequences, high, octave).array, cells, parts)
-                seconds = seconds * (1.0 - share) + other * share
-            result[done:end] = seconds
-            done = end
-        return result
-
-    def _block(self, sequences: int, total: int, octave: int) -> _Block:
-        step = max(total.bit_length() - _TOTAL_BITS, 0)
-        group, index = divmod(total >> step, 1 << _GROUP_BITS)
-        key = (sequences >> _SEQUENCE_BITS, group, step, octave)
-        blocks = self._blocks.get(key)
-        if blocks is None:
-            if len(self._blocks) >= MOST_BLOCKS:
-                self._blocks.clear()
-            blocks = self._blocks[key] = self._tabulate(*key)
-        return blocks[index][sequences & (1 << _SEQUENCE_BITS) - 1]
-
-    def _tabulate(self, sequences_group: int, total_group: int, step: int, octave: int) -> list[list[_Block]]:
-        """Evaluate the step cost on all knots of an octave of KV, for a few sequences and totals side by side."""
-        knots = np.arange(0 if octave == 0 else 1 << _KV_BITS - 1, (1 << _KV_BITS) + 1, dtype=np.float64)
-        width = 1 << _SEQUENCE_BITS
-        sequences = np.arange(float(sequences_group * width), (sequences_group + 1) * width)[:, None]
-        first = total_group << _GROUP_BITS
-        totals = np.arange(float(first), first + (1 << _GROUP_BITS))[:, None, None] * (1 << step)
-        load = StepLoad(
-            decode_sequences=sequences, decode_kv_tokens=knots * (1 << octave), mean_tokens=totals * self._token_share
-        )
-        shape = (totals.size, sequences.size, knots.size)
-        seconds = np.broadcast_to(np.asarray(evaluate(self._cost, load, 1).seconds, dtype=np.float64), shape)
-        if self._most > 1:
-            double = np.broadcast_to(np.asarray(evaluate(self._cost, load, 2).seconds, dtype=np.float64), shape)
-            seconds = np.where(sequences >= 2, np.minimum(seconds, double), seconds)
-        used = seconds[int(first == 0) :, int(sequences_group == 0) :]
-        if not (np.isfinite(used).all() and (used > 0).all()):
-            raise _bad_step(float(used.min()))
-        return [[_Block(row.tolist(), row) for row in table] for table in seconds]
+        base, kv, sequence = self.line(running)
+        seconds = base + sequences * sequence + kv_tokens * kv
+        if not 0 < seconds < math.inf:
+            raise _bad_step(seconds)
+        return seconds
 
     def _slowest(self, loads: Sequence[RankLoad], mean_tokens: float) -> float:
         """Return the duration of the slowest rank with the better number of microbatches.
@@ -191,17 +152,6 @@ def _step_load(load: RankLoad, mean_tokens: float) -> StepLoad:
         finishing_prompts=load.finishing,
         mean_tokens=mean_tokens,
     )
-
-
-def _total_knots(total: int) -> tuple[int, int, float]:
-    """Return the knots around a number of sequences, and how far between them it lies."""
-    octave = max(total.bit_length() - _TOTAL_BITS, 0)
-    low = total >> octave << octave
-    return low, low + (1 << octave), (total - low) / (1 << octave)
-
-
-def _between(knots: Floats, cells: NDArray[np.int64], parts: Floats) -> Floats:
-    return np.asarray(knots[cells] * (1.0 - parts) + knots[cells + 1] * parts)
 
 
 def _undominated(loads: Sequence[RankLoad]) -> list[RankLoad]:
