@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ground.errors import BadInput
 from hardware.formats import ACTIVATION_BYTES
-from hardware.spec import CollectiveFit, CollectiveOp, Dtype, ExchangeFit, ExchangePoint, HardwareSpec
+from hardware.spec import CollectiveFit, CollectiveOp, Dtype, ExchangeFit, HardwareSpec
 from models.spec import MoE
 from planner.costs.roofline import residual, scale
 from planner.manifest.terms import CommunicationTerm, Form, Number, Shape, Stage
@@ -90,38 +90,27 @@ def exchange_protocol(fit: ExchangeFit, degree: Number) -> tuple[Number, Number]
     Linear interpolation over log2(degree) between the measured degrees, constant outside them.
     """
     points = sorted(fit.points, key=lambda point: point.degree)
-    if isinstance(degree, int):
-        return _between(points, degree)
     known = np.log2([point.degree for point in points])
     wanted = np.log2(degree)
     latency = np.interp(wanted, known, [point.latency_seconds for point in points])
     rate = np.interp(wanted, known, [point.bandwidth_bytes_per_second for point in points])
-    return latency, rate
+    return (latency, rate) if np.ndim(degree) else (float(latency), float(rate))
 
 
-def _between(points: list[ExchangePoint], degree: int) -> tuple[float, float]:
-    """The interpolation at one degree, without what a NumPy call costs."""
-    low = max((p for p in points if p.degree <= degree), key=lambda p: p.degree, default=points[0])
-    high = min((p for p in points if p.degree >= degree), key=lambda p: p.degree, default=points[-1])
-    span = math.log2(high.degree / low.degree)
-    weight = math.log2(degree / low.degree) / span if span else 0.0
-    return (
-        low.latency_seconds + weight * (high.latency_seconds - low.latency_seconds),
-        low.bandwidth_bytes_per_second + weight * (high.bandwidth_bytes_per_second - low.bandwidth_bytes_per_second),
-    )
-
-
-def distinct(moe: MoE, places: int) -> float:
+def distinct(moe: MoE, places: Number) -> Number:
     """Expected number of distinct places (nodes or ranks) among the experts of one token, uniform routing.
 
     Group-limited routing (DeepSeek-V3 section 2.1.2) chooses g of G groups; with the groups spread
     evenly over at most G places one is missed if none of its groups is chosen,
     C(G - G/n, g) / C(G, g). Otherwise k independent choices: n·(1 - (1 - 1/n)^k).
     """
+    if isinstance(places, np.ndarray):
+        counts, where = np.unique(places, return_inverse=True)
+        return np.array([distinct(moe, count) for count in counts.tolist()])[where]
     if places <= 1:
         return 1.0
     if moe.groups > 1 and moe.groups % places == 0:
-        own = moe.groups // places
+        own = moe.groups // int(places)
         missed = math.comb(moe.groups - own, moe.groups_per_token) / math.comb(moe.groups, moe.groups_per_token)
         return places * (1.0 - missed)
     return places * (1.0 - (1.0 - 1.0 / places) ** moe.experts_per_token)
@@ -147,7 +136,4 @@ def exchange_copies(fit: ExchangeFit, moe: MoE, nodes: Number, dedicated_shared:
     """
     if fit.payload != "per_node":
         return moe.experts_per_token + (1.0 if dedicated_shared else 0.0)
-    if not isinstance(nodes, np.ndarray):
-        return distinct(moe, int(nodes))
-    counts, where = np.unique(nodes, return_inverse=True)
-    return np.asarray(np.array([distinct(moe, int(count)) for count in counts])[where])
+    return distinct(moe, nodes)

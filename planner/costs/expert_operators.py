@@ -6,8 +6,6 @@ group's tokens, and the busiest rank's copies ("routed") decide the transfer.
 
 from typing import Literal
 
-import numpy as np
-
 from hardware.curves import ExpertCurves, expert_curves, measured_as
 from hardware.formats import ACTIVATION_BYTES, ELEMENT_BYTES, product_dtype
 from planner.costs.collectives import (
@@ -22,6 +20,7 @@ from planner.costs.deployment import Deployment, several, shared_split
 from planner.costs.roofline import SIBLING_RESIDUAL as LENT_RESIDUAL
 from planner.costs.roofline import Roofline, combine, residual, scale
 from planner.engines.behaviour import behaviour
+from planner.manifest.stepcost import either
 from planner.manifest.terms import (
     CommunicationTerm,
     CurveTerm,
@@ -187,12 +186,9 @@ def crossing_share(deployment: Deployment) -> Number:
     A token crosses once to each EP rank that holds some of its experts, and what those return is added there before it
     goes back (MixServe, Algorithms 1 and 2): the expected number of distinct ranks among its experts.
     """
-    moe, tp, ranks = deployment.moe, deployment.strategy.moe_tp, deployment.expert_ranks
-    if not isinstance(tp, np.ndarray) and not isinstance(ranks, np.ndarray):
-        return distinct(moe, int(ranks)) / moe.experts_per_token if tp > 1 else 1.0
-    counts, where = np.unique(np.asarray(ranks), return_inverse=True)
-    reached = np.array([distinct(moe, int(count)) for count in counts])[where] / moe.experts_per_token
-    return np.where(np.asarray(tp) > 1, reached, 1.0)
+    tp = deployment.strategy.moe_tp
+    reached = distinct(deployment.moe, deployment.expert_ranks) / deployment.moe.experts_per_token
+    return either(tp > 1, reached, 1.0)
 
 
 def duplicates(deployment: Deployment) -> Number:
@@ -238,8 +234,7 @@ def exchange_term(deployment: Deployment, direction: Literal["dispatch", "combin
     fit = exchange_fit(deployment.hardware, direction, mode)
     copies = exchange_copies(fit, moe, deployment.nodes_spanned, deployment.dedicated)
     if several(strategy.moe_tp):
-        copies = np.where(np.asarray(strategy.moe_tp) > 1, moe.experts_per_token * crossing_share(deployment), copies)
-        copies = copies if copies.ndim else float(copies)
+        copies = either(strategy.moe_tp > 1, moe.experts_per_token * crossing_share(deployment), copies)
     message = message_bytes(fit, deployment.model.hidden_size, deployment.expert_activations)
     sent = message * copies / moe.experts_per_token * deployment.expert_ranks * duplicates(deployment)
     payload: Form = {"routed": sent / span}
