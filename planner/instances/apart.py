@@ -11,7 +11,7 @@ then both of a split, without the round trip and with the fewest domains, for wi
 often and no step is shorter; then every number of domains and of microbatches as it is.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -61,7 +61,7 @@ class Alone:
     """Of the whole instance, [drafts, layouts]."""
 
 
-def most_alone(question: Question, count: Count) -> list[Alone]:
+def _most_alone(question: Question, count: Count) -> list[Alone]:
     """Return what attention and experts alone allow, which depends on nothing that is known of other rows."""
     held = _expert_layouts(question)
     structures = ([layout for layout in held if (layout[2] > 0) == apart] for apart in (False, True))
@@ -72,16 +72,11 @@ def _nothing(sizes: Ints) -> Floats:
     return np.zeros(sizes.shape)
 
 
-def apart_rows(
-    question: Question, needed: Callable[[Ints], Floats], count: Count, alone: Sequence[Alone] | None = None
-) -> Apart:
-    """Return the rows whose bounds reach the rate that one instance of so many devices needs to be worth a queue.
-
-    ``alone`` is ``most_alone`` of the question, where that is known.
-    """
+def apart_rows(question: Question, needed: Callable[[Ints], Floats], count: Count) -> Apart:
+    """Return the rows whose bounds reach the rate that one instance of so many devices needs to be worth a queue."""
     found: dict[Row, None] = {}
     dropped = 0
-    for own in most_alone(question, count) if alone is None else alone:
+    for own in _most_alone(question, count):
         bounds = _Bounds(question, needed, count, _base(question, own.layouts[0]))
         every, able = bounds.splits(own)
         splits = every[able]

@@ -79,14 +79,13 @@ def _plan(fleet: Fleet) -> Answer:
         from planner.search.changes.refusal import refused  # only a refusal needs it
 
         return refused(separate)
-    proof = found.begin_proof()
     sized = not fleet.goal.maximised and not fleet.goal.timed
     return Answer(
         fleet=fleet,
         plans=found.plans,
         growth=found.growth,
         candidates_evaluated=found.choice.gathered.count.total,
-        bound=proof(),
+        bound=found.bound(),
         binding_limit="rate" if sized else "devices",
         explanation=explanation(fleet, found.plans, found.growth),
     )

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from functools import cache
 
 from planner.costs.latency import static_balance
 from planner.instances.decode_candidates import Count
@@ -21,7 +21,6 @@ from planner.instances.space import (
 )
 from planner.objective import Aim, Incumbent
 from planner.offers.aggregated_offers import Dropped, aggregated_offers
-from planner.offers.asides import CountedAside
 from planner.offers.decode_offers import decode_offers
 from planner.offers.offer import Offers
 from planner.offers.prefill_offers import prefill_offers
@@ -93,24 +92,6 @@ class Pools:
         return [Option(question, part, self.transfer_seconds) for part in parts if all(side.offers for side in part)]
 
 
-@dataclass(slots=True, eq=False)
-class Costed:
-    """A role that is being costed, maybe beside this process, and its columns."""
-
-    question: Question
-    role: Role
-    model: str
-    offers: CountedAside[Offers]
-    _side: Side | None = None
-
-    @property
-    def side(self) -> Side:
-        """Its columns, which are waited for."""
-        if self._side is None:
-            self._side = make_side(self.question, self.role, self.offers.result(), self.model)
-        return self._side
-
-
 @dataclass(frozen=True, slots=True)
 class Costing:
     """What is costed of questions that differ in engine and number formats alone: each role once in each of its own."""
@@ -119,7 +100,7 @@ class Costing:
     model: str = ""
     """Its name in a fleet."""
     _spaces: dict[tuple[str, ...], RoleSpace] = field(default_factory=dict)
-    _costed: dict[tuple[object, ...], Costed] = field(default_factory=dict)
+    _sides: dict[tuple[object, ...], Side] = field(default_factory=dict)
 
     def space(self, question: Question, role: Role) -> RoleSpace:
         """Return the rows of a role; only an engine's rules depend on formats."""
@@ -129,21 +110,20 @@ class Costing:
             self._spaces[key] = role_space(question, role)
         return self._spaces[key]
 
-    def prefill(self, question: Question, rows: list[Row]) -> Costed:
-        """Return the prefill instances; another core, where one is free, costs them."""
+    def prefill(self, question: Question, rows: list[Row]) -> Side:
+        """Return the columns of prefill instances."""
         key = ("prefill", question.prefill.budget, *_made_for(question, "prefill"))
-        if key not in self._costed:
-            offers = CountedAside(self.count, partial(prefill_offers, question, rows))
-            self._costed[key] = Costed(question, "prefill", self.model, offers)
-        return self._costed[key]
+        if key not in self._sides:
+            self._sides[key] = make_side(question, "prefill", prefill_offers(question, rows, self.count), self.model)
+        return self._sides[key]
 
-    def decode(self, question: Question, rows: list[Row], transfer_seconds: float) -> Costed:
-        """Return the decode instances for prompts whose KV takes so long; they are costed here once asked for."""
+    def decode(self, question: Question, rows: list[Row], transfer_seconds: float) -> Side:
+        """Return the columns of decode instances for prompts whose KV takes so long."""
         key = ("decode", question.decode.budget, *_made_for(question, "decode"), transfer_seconds)
-        if key not in self._costed:
-            cost = partial(decode_offers, question, rows, slowest_seconds=transfer_seconds)
-            self._costed[key] = Costed(question, "decode", self.model, CountedAside(self.count, cost))
-        return self._costed[key]
+        if key not in self._sides:
+            offers = decode_offers(question, rows, self.count, transfer_seconds)
+            self._sides[key] = make_side(question, "decode", offers, self.model)
+        return self._sides[key]
 
 
 def _made_for(question: Question, role: Role) -> tuple[str, str, str]:
@@ -174,10 +154,11 @@ def gather(
     first = costing.prefill(question, rows["prefill"])
     # The slowest transfer of any prefill instance that may feed the pool: the limit holds whichever does.
     transfer = slowest_transfer(question, rows["prefill"]) if transfer_seconds is None else transfer_seconds
-    second = costing.decode(question, rows["decode"], transfer)
-    wanted = first.side.offers or transfer_seconds is not None
-    columns = second.side if wanted else make_side(question, "decode", none, costing.model)
-    return Pools(first.side, columns, {role: space.cut for role, space in spaces.items()}, transfer)
+    if first.offers or transfer_seconds is not None:
+        second = costing.decode(question, rows["decode"], transfer)
+    else:
+        second = make_side(question, "decode", none, costing.model)
+    return Pools(first, second, {role: space.cut for role, space in spaces.items()}, transfer)
 
 
 def slowest_transfer(question: Question, rows: Sequence[Row] | None = None) -> float:

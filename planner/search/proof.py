@@ -1,14 +1,12 @@
 """What is proven of a choice: a bound over all columns of all ways, and what was left out under which bound."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 import numpy as np
 
 from ground.errors import Fault
-from ground.later import Later
 from ground.units import counted
 from planner.objective import OBJECTIVES, Objective, ObjectiveName
 from planner.search.certificate import Problem, solve
@@ -49,47 +47,38 @@ class Bound:
         return replace(self, value=best, gap=abs(best - value) / abs(value) if value else abs(best - value))
 
 
-def begin_proof(
-    programme: Programme, picks: Picks, models: Sequence[str], left_out: Sequence[Pruned]
-) -> Callable[[], Bound]:
-    """Begin to prove a choice over all columns of all routes; return what waits for the bound.
+def proven(programme: Programme, picks: Picks, models: Sequence[str], left_out: Sequence[Pruned]) -> Bound:
+    """Prove a choice over all columns of all routes, bounds standing for queues that were not solved.
 
-    Columns are taken as they are now, bounds standing for queues that were not solved: what is solved later is none of
-    the proof's. The programme is solved by another process where a core is free for it. Where time is made small the
-    choice is the bound: it is the best of all routes by what their columns take at least.
+    Where time is made small the choice is the bound: it is the best of all routes by what their columns take at least.
+
+    Raises Fault where the programme's optimum is not what the choice reaches.
     """
     goal, sides = programme.aim.goal, programme.sides
-    told, queues = covers(programme, models), sum(side.queues_solved for side in sides)
     if goal.timed:
         reached = programme.seconds(picks)
         pruned = [each for side in sides for each in _slow_columns(side)]
-        certificate = None
+        value: float | None = reached
     else:
         known = programme.incumbent(picks)
         reached = known.rate if goal.maximised else known.spent[0]
         pruned = [each for side in sides for each in _small_columns(side, known.rate)]
         # Whatever holds a column slower than the choice carries less: the programme's optimum stays.
         least = known.rate if goal.maximised else programme.aim.rate or 0.0
-        certificate = Later(partial(solve, Problem.of(programme, least)))
-    found = Bound(
+        value = solve(Problem.of(programme, least))
+    if value is None:
+        raise Fault("the fleet programme has no solution, and one was found")
+    gap = abs(value - reached) / abs(reached)
+    if gap > 1e-6:
+        raise Fault(f"the fleet programme's bound {value:g} is not what the chosen columns reach")
+    return Bound(
         objective=programme.aim.objective,
-        value=reached,
-        gap=0.0,
-        covers=told,
-        queues_solved=queues,
+        value=value,
+        gap=gap,
+        covers=covers(programme, models),
+        queues_solved=sum(side.queues_solved for side in sides),
         pruned=(*pruned, *left_out),
     )
-
-    def bound() -> Bound:
-        value = reached if certificate is None else certificate.result()
-        if value is None:
-            raise Fault("the fleet programme has no solution, and one was found")
-        gap = abs(value - reached) / abs(reached)
-        if gap > 1e-6:
-            raise Fault(f"the fleet programme's bound {value:g} is not what the chosen columns reach")
-        return replace(found, value=value, gap=gap)
-
-    return bound
 
 
 def over_parts(best: Bound | None, parts: Sequence[Bound], queues_solved: int) -> Bound | None:

@@ -1,16 +1,13 @@
 """The best plan of one model with any engine in any number format, with runners-up, proof and others' plans."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 
-from ground.later import Later
 from planner.instances.reachable import REFERENCE
 from planner.instances.space import check_layouts
 from planner.objective import Aim, preferred
 from planner.offers.aggregated_kinds import AggregatedKind
-from planner.offers.asides import CountedAside
 from planner.offers.decode_kinds import DecodeKind
 from planner.offers.decode_offers import decode_offers
 from planner.plans.plan import Plan, in_time
@@ -64,8 +61,7 @@ def _search(question: Question, *, explain: bool, beside: bool) -> Answer:
     if place is None and explain:
         return _refused(found, question)
     best = found[place or 0]
-    published = begin_beside(replace(question_of(best), engine=REFERENCE)) if beside else None
-    answer = answer_of(best, published)
+    answer = answer_of(best, beside=beside)
     if question.engines:
         answer = replace(answer, engines=_of_engines(found, question))
         if beside and best.best is not None:
@@ -73,7 +69,7 @@ def _search(question: Question, *, explain: bool, beside: bool) -> Answer:
     if len(found) == 1:
         return answer
     others = [each for each in found if each is not best and each.plans and beside]
-    bounds = [answer.bound, *(each.begin_proof()() for each in others)]
+    bounds = [answer.bound, *(each.bound() for each in others)]
     queues = {
         id(side): side.queues_solved
         for each in found
@@ -135,8 +131,8 @@ def tried_of(found: Found) -> Tried:
     return Tried(engine=question.engine, formats=own_formats(question), plan=best, binding_limit=limit, cut=found.cut)
 
 
-def answer_of(found: Found, published: Sequence[Later[Beside]] | None) -> Answer:
-    """Return what is found as an answer, with what stands beside it where published deployments do."""
+def answer_of(found: Found, *, beside: bool) -> Answer:
+    """Return what is found as an answer, with what stands ``beside`` it."""
     best, choice = found.best, found.choice
     if best is None or choice is None:
         from planner.search.changes.refusal import without_words
@@ -153,20 +149,16 @@ def answer_of(found: Found, published: Sequence[Later[Beside]] | None) -> Answer
         explanation=best.explanation,
         cut=found.cut,
     )
-    if published is not None:
-        others, proof = begin_others(choice), found.begin_proof()
-        front = tuple(front_of(best, others()))
-        bound, given = proof(), answer.question.given
+    if beside:
+        bound, given = found.bound(), answer.question.given
         if bound is not None and given:
             named = ", ".join(f"--{flag.replace('_', '-')} {text}" for flag, text in given.items())
             bound = replace(bound, covers=f"{bound.covers}, with {named}")
-        answer = replace(answer, pareto=front, published=tuple(each.result() for each in published), bound=bound)
+        front = tuple(front_of(best, others_of(choice)))
+        asked = replace(question_of(found), engine=REFERENCE)
+        published = tuple(published_plan(asked, each) for each in matching(asked))
+        answer = replace(answer, pareto=front, published=published, bound=bound)
     return replace(answer, candidates_evaluated=choice.gathered.count.total)
-
-
-def begin_beside(question: Question) -> list[Later[Beside]]:
-    """Return what no choice waits for: each published deployment, solved when it is asked for."""
-    return [Later(partial(published_plan, question, each)) for each in matching(question)]
 
 
 def published_plan(question: Question, published: Published) -> Beside:
@@ -181,24 +173,20 @@ def published_plan(question: Question, published: Published) -> Beside:
     return Beside(published=published, plan=plan)
 
 
-def begin_others(choice: Choice) -> Callable[[], list[Plan]]:
-    """Begin plans that trade what the best one has: fewer devices, less time per token, the other shape."""
+def others_of(choice: Choice) -> list[Plan]:
+    """Return plans that trade what the best one has: fewer devices, less time per token, the other shape."""
     (option, columns), aim = choice.chosen[0], choice.programme.aim
     timed = aim.goal.timed
-    begun = [] if timed else [begin_tighter(choice, part) for part in TIGHTER_TPOT]
-
-    def plans() -> list[Plan]:
-        found: list[Plan | None] = []
-        if choice.ways.separate is not None and option.aggregated:
-            found += [_plan(own, its, aim) for own, its in chosen_of(choice.gathered, choice.ways.separate)]
-        own = choice.gathered.options[0] if timed else (_only(option, columns[0]),)
-        for part in FEWER_DEVICES if aim.goal.maximised or timed else ():
-            fewer = replace(aim, devices={budget: int(count * part) for budget, count in aim.devices.items()})
-            found.append(_likely(own, fewer))
-        found += [_likely((costed(),), aim) for costed in begun]
-        return [plan for plan in found if plan is not None]
-
-    return plans
+    tighter = [] if timed else [_tighter(choice, part) for part in TIGHTER_TPOT]
+    found: list[Plan | None] = []
+    if choice.ways.separate is not None and option.aggregated:
+        found += [_plan(own, its, aim) for own, its in chosen_of(choice.gathered, choice.ways.separate)]
+    own = choice.gathered.options[0] if timed else (_only(option, columns[0]),)
+    for part in FEWER_DEVICES if aim.goal.maximised or timed else ():
+        fewer = replace(aim, devices={budget: int(count * part) for budget, count in aim.devices.items()})
+        found.append(_likely(own, fewer))
+    found += [_likely((each,), aim) for each in tighter]
+    return [plan for plan in found if plan is not None]
 
 
 def _likely(options: Sequence[Option], aim: Aim) -> Plan | None:
@@ -224,21 +212,20 @@ def _only(option: Option, column: int) -> Option:
     return replace(option, sides=(option.decode.of(option.decode.offers.select(option.decode.offer[[column]])),))
 
 
-def begin_tighter(choice: Choice, part: float) -> Callable[[], Option]:
-    """Begin to cost decode, or aggregated, instances of the leading rows at a part of the TPOT limit: their columns."""
+def _tighter(choice: Choice, part: float) -> Option:
+    """Return the decode, or aggregated, instances of the leading rows, costed at a part of the TPOT limit."""
     (option, columns), count = choice.chosen[0], choice.gathered.count
     asked, aim = replace(option.question, tpot_seconds=option.question.tpot_seconds * part), choice.programme.aim
     side = option.decode
     if option.aggregated:
         kind = side.server(int(side.offer[columns[0]]))
         assert isinstance(kind, AggregatedKind)
-        return lambda: aggregated(asked, aim, None, [kind.row], count).option(asked)
+        return aggregated(asked, aim, None, [kind.row], count).option(asked)
     kinds = [kind for kind in _leading(side) if isinstance(kind, DecodeKind)]
     drafts = tuple(sorted({kind.full.candidate.drafts for kind in kinds}))
     asked, rows = replace(asked, drafts=drafts), list(dict.fromkeys(kind.row for kind in kinds))
-    offers = CountedAside(count, partial(decode_offers, asked, rows, slowest_seconds=option.transfer_seconds))
-    prefill = option.sides[0]
-    return lambda: Option(option.question, (prefill, make_side(asked, "decode", offers.result())))
+    offers = decode_offers(asked, rows, count, option.transfer_seconds)
+    return Option(option.question, (option.sides[0], make_side(asked, "decode", offers)))
 
 
 def _leading(side: Side) -> list[object]:

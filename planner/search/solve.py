@@ -1,7 +1,7 @@
 """The best choice of columns for a fleet, which a single model is one of, and the plans that it makes."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ground.errors import Fault
@@ -15,7 +15,7 @@ from planner.search.columns import Side
 from planner.search.fleet import aim_of
 from planner.search.gather import Cut, Option
 from planner.search.programme import Picks, Programme
-from planner.search.proof import Bound, begin_proof
+from planner.search.proof import Bound, proven
 from planner.search.ways import Gathered, Rows, Ways, every_way, gather_fleet
 
 # Transfers that made a plan late are counted so much longer in the next search, which carries a little less.
@@ -130,18 +130,18 @@ class Found:
         """What was not costed, by role and rule."""
         return (self.choice.gathered if self.choice else self.refused or self.separate).cut
 
-    def begin_proof(self) -> Callable[[], Bound | None]:
-        """Begin to prove the best that the covered space reaches; what it returns waits for it."""
+    def bound(self) -> Bound | None:
+        """Return the proven best that the covered space reaches; None where nothing fits."""
         if self.choice is None:
-            return lambda: None
+            return None
         names = [member.name for member in self.separate.fleet.members]
-        wait = begin_proof(self.choice.programme, self.choice.picks, names, self.choice.gathered.left_out)
+        bound = proven(self.choice.programme, self.choice.picks, names, self.choice.gathered.left_out)
         goal = self.choice.programme.aim.goal
         if goal.timed:
-            return lambda: wait().of_plan(mean_seconds(self.plans))
+            return bound.of_plan(mean_seconds(self.plans))
         if goal.priced:
-            return lambda: self._in_whole_nodes(wait())
-        return lambda: replace(wait(), gap=self.gap) if self.gap else wait()
+            return self._in_whole_nodes(bound)
+        return replace(bound, gap=self.gap) if self.gap else bound
 
     def _in_whole_nodes(self, bound: Bound) -> Bound:
         """Return a bound that counts devices as one of what is paid for: whole nodes, of machines that are alike."""

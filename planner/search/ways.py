@@ -10,14 +10,12 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 import numpy as np
 
 from planner.instances.decode_candidates import Count
 from planner.instances.space import Role, Row
 from planner.objective import Aim, Incumbent
-from planner.offers.asides import CountedAside
 from planner.offers.decode_offers import decode_offers
 from planner.plans.quantised import alternatives
 from planner.question import Machines, Question
@@ -140,7 +138,7 @@ def _options(fleet: Fleet, member: Member, pools: Mapping[str, tuple[Question, P
             if Aim(devices={}, objective=question.objective).goal.timed:
                 costing = Costing(model=member.name)
                 rows = costing.space(question, "prefill").rows
-                fed = replace(fed, prefill=costing.prefill(question, rows).side)
+                fed = replace(fed, prefill=costing.prefill(question, rows))
             yield from fed.options(question)
 
 
@@ -149,39 +147,26 @@ def every_way(separate: Gathered, aim: Aim, rows: Rows | None = None, known: flo
 
     ``rows`` are those that are searched, None for all.
     """
-    alone = _begin_apart(separate) if rows is None and not aim.goal.timed else {}
     programme = None if separate.closed else separate.programme(aim)
-    ahead = _Ahead(separate, aim, rows, programme if not known else None)
     wanted = separate.fleet.single or aim.rate is None or aim.goal.timed
     picks = programme.settle(known) if programme is not None and wanted else None
     least = programme.carried(picks) if programme is not None and picks is not None and aim.rate is None else known
     least = aim.rate or least
-    wide = _with_apart(separate, aim, least, alone) if alone and least else separate
+    wide = _with_apart(separate, aim, least) if rows is None and least and not aim.goal.timed else separate
     if programme is not None and picks is not None and wide is not separate:
         programme = wide.programme(aim)
         picks = programme.settle(least) or picks
         least = aim.rate or programme.carried(picks)
     seconds = programme.seconds(picks) if programme is not None and picks is not None and aim.goal.timed else math.inf
-    return Ways(_with_aggregated(wide, aim, least, seconds, ahead), picks, least)
+    return Ways(_with_aggregated(wide, aim, least, seconds, rows), picks, least)
 
 
 def unpruned(separate: Gathered, aim: Aim) -> Gathered:
     """Return the options with every aggregated one: none is left out for what others carry."""
-    return _with_aggregated(separate, aim, 0.0, math.inf, _Ahead(separate, aim, None, None))
+    return _with_aggregated(separate, aim, 0.0, math.inf)
 
 
-def _begin_apart(separate: Gathered) -> dict[int, CountedAside]:  # type: ignore[type-arg]
-    """Begin to bound decode with attention and experts on devices of their own, by what is known of nothing else."""
-    begun = {}
-    for option in (option for own in separate.options for option in own):
-        if id(option.decode) not in begun and why_not_apart(option.question) is None:
-            from planner.instances.apart import most_alone  # only a model with experts needs it
-
-            begun[id(option.decode)] = CountedAside(separate.count, partial(most_alone, option.question))
-    return begun
-
-
-def _with_apart(gathered: Gathered, aim: Aim, least: float, alone: Mapping[int, CountedAside]) -> Gathered:  # type: ignore[type-arg]
+def _with_apart(gathered: Gathered, aim: Aim, least: float) -> Gathered:
     """Return the options with the decode rows beyond the grid that may beat those of it."""
     from planner.instances.apart import apart_rows
 
@@ -192,10 +177,10 @@ def _with_apart(gathered: Gathered, aim: Aim, least: float, alone: Mapping[int, 
         dropped, found = 0, list[Option]()
         for option in own:
             side, question = option.decode, option.question
-            if id(side) in alone and id(side) not in wider:
+            if id(side) not in wider and why_not_apart(question) is None:
                 known = Incumbent(rate=least, spent=(0.0, 0.0))
                 needed = needed_beside(question, aim, known, (option.sides[0], side))
-                rows = apart_rows(question, needed, gathered.count, alone[id(side)].result())
+                rows = apart_rows(question, needed, gathered.count)
                 dropped += rows.dropped
                 offers = decode_offers(question, rows.rows, gathered.count, option.transfer_seconds)
                 wider[id(side)] = side.with_more(offers) if offers else side
@@ -205,40 +190,14 @@ def _with_apart(gathered: Gathered, aim: Aim, least: float, alone: Mapping[int, 
     return replace(gathered, options=tuple(options), left_out=tuple(pruned))
 
 
-class _Ahead:
-    """Aggregated instances of a single model, costed by another process while separate pools are settled.
-
-    What is likely best mostly is, so those of the first pool are costed that may beat that.
-    """
-
-    def __init__(self, separate: Gathered, aim: Aim, rows: Rows | None, programme: Programme | None) -> None:
-        self.rows, self.count = None if rows is None else rows.get("mixed", []), separate.count
-        self.known: Incumbent | None = None
-        self.first: Question | None = None
-        asked = separate.fleet.members[0].question
-        shared = asked.one_pool
-        if not (separate.fleet.single and shared) or not_aggregated(asked) is not None:
-            return
-        self.first = asked
-        likely = None if programme is None or aim.goal.timed else programme.likely()
-        self.known = None if programme is None or likely is None else programme.incumbent(likely)
-        self.begun = CountedAside(self.count, partial(aggregated, self.first, aim, self.known, self.rows))
-
-    def cost(self, question: Question, aim: Aim, known: Incumbent | None) -> Aggregated:
-        """Return the aggregated instances of a question that may beat what is known."""
-        if question is self.first and known == self.known:
-            return self.begun.result()
-        return aggregated(question, aim, known, self.rows, self.count)
-
-
-def _with_aggregated(gathered: Gathered, aim: Aim, least: float, seconds: float, ahead: _Ahead) -> Gathered:
+def _with_aggregated(gathered: Gathered, aim: Aim, least: float, seconds: float, rows: Rows | None = None) -> Gathered:
     """Return the options with those of aggregated instances that may beat separate pools.
 
     Where time is made small a row is left out where a request alone in it, with all other models at their very
     quickest, takes the mean over all requests to the ``seconds`` that are known to be reached, or beyond.
     """
     members, weights = gathered.fleet.members, shares(gathered.fleet)
-    costed = [list(_aggregated(gathered, number, aim, least, ahead)) for number in range(len(members))]
+    costed = [list(_aggregated(gathered, number, aim, least, rows)) for number in range(len(members))]
     limits = [math.inf] * len(members)
     if aim.goal.timed:
         found = [[*own, *(option for option, _ in more)] for own, more in zip(gathered.options, costed, strict=True)]
@@ -263,11 +222,12 @@ def _with_aggregated(gathered: Gathered, aim: Aim, least: float, seconds: float,
 
 
 def _aggregated(
-    gathered: Gathered, number: int, aim: Aim, least: float, ahead: _Ahead
+    gathered: Gathered, number: int, aim: Aim, least: float, rows: Rows | None
 ) -> Iterator[tuple[Option, Aggregated]]:
     """Yield the aggregated way of a member on each pool, with the columns that may beat separate pools there."""
     fleet, member = gathered.fleet, gathered.fleet.members[number]
     beaten: dict[str, Incumbent | None] = {}
+    mixed = None if rows is None else rows.get("mixed", [])
     for formed in formats_of(member):
         for machines in grounds(formed):
             question = on_pools(fleet, formed, (machines, machines))
@@ -275,7 +235,7 @@ def _aggregated(
                 continue
             if machines.budget not in beaten:
                 beaten[machines.budget] = _separate(gathered, number, machines.budget, aim, least)
-            found = ahead.cost(question, aim, beaten[machines.budget])
+            found = aggregated(question, aim, beaten[machines.budget], mixed, gathered.count)
             yield found.option(question, member.name), found
 
 

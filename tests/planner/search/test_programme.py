@@ -14,7 +14,7 @@ from planner.objective import Aim
 from planner.offers.offer import Offer, Offers
 from planner.search.columns import Side
 from planner.search.programme import Picks, Programme, Way
-from planner.search.proof import Bound, begin_proof
+from planner.search.proof import Bound, proven
 from tests.planner.search.test_columns import OFFER, Queue
 from tests.questions import machines
 
@@ -35,7 +35,7 @@ class Shapes(NamedTuple):
 
 def prove(asked: Programme, picks: Picks) -> Bound:
     """Return the bound over all columns."""
-    return begin_proof(asked, picks, [f"model {number}" for number in range(len(asked.ways))], ())()
+    return proven(asked, picks, [f"model {number}" for number in range(len(asked.ways))], ())
 
 
 def side(role: str, pool: int, drawn: Drawn, model: str = "") -> Side:
