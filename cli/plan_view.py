@@ -66,6 +66,9 @@ def show_plan(screen: Screen, found: PlanResult, *, runners: bool = True, verbos
     asked, answer, best = found.asked, found.answer, found.best
     assert best is not None, "only a plan is shown"
     show_first(screen, best, answer, found.sureness, asked.job)
+    if found.months:
+        show_growth(screen, found.months)
+        screen.lines("")
     show_pools(screen, best)
     if asked.job is None:
         _show_latencies(screen, best)
@@ -73,8 +76,6 @@ def show_plan(screen: Screen, found: PlanResult, *, runners: bool = True, verbos
         show_engines(screen, answer)
     if asked.day:
         show_day(screen, over_the_day(best, asked.day), best.question.percentile)
-    if found.months:
-        show_growth(screen, found.months)
     screen.text(*_trace_texts(found, best), f"Why: {answer.explanation}", *(short_form(best) if verbose else ()))
     screen.text(*(_details(found, best) if verbose else ()))
     if answer.formats:

@@ -2,6 +2,7 @@
 
 from ground.units import format_bytes
 from hardware.formats import product_dtype, storable
+from hardware.prices import PURCHASE, prices
 from hardware.spec import HardwareSpec
 from planner.instances.reachable import REFERENCE
 from planner.instances.space import engine_cut
@@ -17,7 +18,7 @@ def assumptions(asked: Asked, best: Plan | None) -> dict[str, object]:
     """Return the defaults that moved the answer: what was taken for the flags that were not given."""
     question = asked.question
     limits = {} if asked.job is not None else _limits(question)
-    taken = {**limits, **_traffic(asked), **_machines(question), **_model(question, best)}
+    taken = {**limits, **_traffic(asked), **_machines(question), **_model(question, best), **_electricity(question)}
     named = {name: value for name, value in taken.items() if name in asked.flags.defaulted}
     return named | _implied(asked)
 
@@ -43,6 +44,13 @@ def _traffic(asked: Asked) -> dict[str, object]:
     known = {side for side in means if f"{side}_histogram" not in asked.flags.defaulted}
     stated: dict[str, object] = {side: mean for side, mean in means.items() if side not in known}
     return stated | {"prefix_reuse": workload.prefix_reuse}
+
+
+def _electricity(question: Question) -> dict[str, object]:
+    """Return the price of electricity where chips are bought, which draw it."""
+    if not any(each.hardware.price_basis == PURCHASE for each in (question.prefill, question.decode)):
+        return {}
+    return {"electricity": f"{prices().electricity_usd_per_kwh.value:g} USD/kWh, in the price of chips that are bought"}
 
 
 def _held(question: Question) -> str:

@@ -9,7 +9,7 @@ from ground.names import suggest
 from ground.sourced import Sourced
 from ground.units import number_of, parse_count, parse_power
 from hardware.loader import hardware_names, load_hardware
-from hardware.prices import PURCHASE, bought_at, priced, prices
+from hardware.prices import PURCHASE, bought_at, priced
 from hardware.spec import HardwareSpec
 from models.spec import ModelSpec
 from planner.question import Machines, Question
@@ -195,10 +195,6 @@ def figure_texts(machines: Iterable[HardwareSpec], *, notes: bool = True) -> dic
         found["price"] = _told(rates, "USD a chip and hour", 1.0, notes)
     if any(powers.values()):
         found["power"] = _told(powers, "kW a chip", 1000.0, notes)
-    if any(spec.price_basis == PURCHASE for spec in specs.values()):
-        found["electricity"] = (
-            f"{prices().electricity_usd_per_kwh.value:g} USD/kWh in the table, of chips that are bought"
-        )
     return found
 
 
