@@ -8,10 +8,10 @@ verifies; later chunks and reused prefixes are read again ("context").
 from dataclasses import replace
 
 from hardware.formats import ELEMENT_BYTES
-from hardware.spec import AttentionFit, CollectiveOp, Dtype
+from hardware.spec import AttentionFit, Dtype
 from models.spec import GQA, MLA, Indexer
 from planner.costs.cache import gqa_cached_elements
-from planner.costs.collectives import collective
+from planner.costs.collectives import grouped
 from planner.costs.deployment import Deployment, several
 from planner.costs.linear_attention import linear_attention_terms
 from planner.costs.roofline import TOKENS, Roofline, combine, in_some_layers, scale
@@ -35,17 +35,8 @@ def attention_terms(deployment: Deployment) -> list[Term]:
         terms += linear_attention_terms(deployment, linear)
     strategy, hidden = deployment.strategy, deployment.model.hidden_size
     if several(strategy.attention_tp) and not strategy.staged:
-        terms.append(
-            collective(
-                deployment.hardware,
-                "all_reduce",
-                strategy.attention_tp,
-                scale(TOKENS, hidden * 2.0),
-                name="attention_all_reduce",
-                stage="attention",
-                in_graph=deployment.in_graph,
-            )
-        )
+        tp, message = strategy.attention_tp, scale(TOKENS, hidden * 2.0)
+        terms.append(grouped(deployment, "all_reduce", tp, message, "attention_all_reduce", "attention"))
     return terms
 
 
@@ -262,14 +253,9 @@ def staged_exchanges(deployment: Deployment, mla: MLA) -> list[Term]:
     degree = deployment.strategy.attention_tp
     latents = (mla.kv_elements_per_token + (mla.q_lora_rank or deployment.model.hidden_size)) * 2.0
     heads = mla.heads * mla.v_head_dim * 2.0 / degree
-    exchanges: tuple[tuple[CollectiveOp, Number, str], ...] = (
-        ("all_gather", latents, "latent_all_gather"),
-        ("all_to_all", heads, "heads_all_to_all"),
-    )
-    hardware, graph = deployment.hardware, deployment.in_graph
     return [
-        collective(hardware, op, degree, scale(TOKENS, size), name=name, stage="attention", in_graph=graph)
-        for op, size, name in exchanges
+        grouped(deployment, "all_gather", degree, scale(TOKENS, latents), "latent_all_gather", "attention"),
+        grouped(deployment, "all_to_all", degree, scale(TOKENS, heads), "heads_all_to_all", "attention"),
     ]
 
 

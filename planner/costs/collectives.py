@@ -14,8 +14,17 @@ from ground.errors import BadInput
 from hardware.formats import ACTIVATION_BYTES
 from hardware.spec import CollectiveFit, CollectiveOp, Dtype, ExchangeFit, HardwareSpec
 from models.spec import MoE
+from planner.costs.deployment import Deployment
 from planner.costs.roofline import residual, scale
 from planner.manifest.terms import CommunicationTerm, Form, Number, Shape, Stage
+
+
+def grouped(
+    deployment: Deployment, op: CollectiveOp, ranks: Number, message: Form, name: str, stage: Stage
+) -> CommunicationTerm:
+    """Return a deployment's collective over ``ranks`` consecutive devices of ``message`` bytes in full."""
+    hardware, graph = deployment.hardware, deployment.in_graph
+    return collective(hardware, op, ranks, message, name=name, stage=stage, in_graph=graph)
 
 
 def collective(

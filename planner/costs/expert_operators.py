@@ -9,11 +9,11 @@ from typing import Literal
 from hardware.curves import ExpertCurves, expert_curves, measured_as
 from hardware.formats import ACTIVATION_BYTES, ELEMENT_BYTES, product_dtype
 from planner.costs.collectives import (
-    collective,
     distinct,
     exchange_copies,
     exchange_fit,
     exchange_protocol,
+    grouped,
     message_bytes,
 )
 from planner.costs.deployment import Deployment, several, shared_split
@@ -173,10 +173,9 @@ def replicated_exchange(deployment: Deployment) -> list[Term]:
     """A dispatch that moves nothing, and an all-reduce of the expert outputs as combine."""
     message = {"mean": deployment.model.hidden_size * 2.0}
     devices = deployment.strategy.moe_ep * deployment.strategy.moe_tp
-    hardware, graph = deployment.hardware, deployment.in_graph
     return [
         CommunicationTerm("dispatch", "dispatch", {"one": 0.0}, ((0.0, 1.0),), launches=0),
-        collective(hardware, "all_reduce", devices, message, name="combine", stage="combine", in_graph=graph),
+        grouped(deployment, "all_reduce", devices, message, "combine", "combine"),
     ]
 
 
@@ -258,7 +257,7 @@ def trampoline_terms(deployment: Deployment) -> list[Term]:
     1/trampolines of the domain's tokens need. The send of A2E is attention's time; the return hop
     belongs to E2A. Section 7.1 publishes 172 and 193 us for both hops of 160 and 288 devices.
     """
-    hardware, graph, hidden = deployment.hardware, deployment.in_graph, deployment.model.hidden_size
+    hidden = deployment.model.hidden_size
     strategy = deployment.strategy
     span = strategy.devices
     hops: list[Term] = []
@@ -267,10 +266,10 @@ def trampoline_terms(deployment: Deployment) -> list[Term]:
         ("combine", "combine", "e2a_hop"),
     )
     for direction, stage, name in routes:
-        fit = exchange_fit(hardware, direction, "low_latency")
+        fit = exchange_fit(deployment.hardware, direction, "low_latency")
         message = message_bytes(fit, hidden, deployment.expert_activations)
         crossing = {"mean": message * strategy.attention_dp / deployment.trampolines}
-        hops.append(collective(hardware, "point_to_point", span, crossing, name=name, stage=stage, in_graph=graph))
+        hops.append(grouped(deployment, "point_to_point", span, crossing, name, stage))
         hops.append(exchange_term(deployment, direction))
     return hops
 
@@ -278,31 +277,20 @@ def trampoline_terms(deployment: Deployment) -> list[Term]:
 def hybrid_terms(deployment: Deployment) -> list[CommunicationTerm]:
     """MoE TP inside an EP rank: all-gather what arrives, reduce-scatter partial sums before combine."""
     tp, hidden = deployment.strategy.moe_tp, deployment.model.hidden_size * crossing_share(deployment)
-    hardware, graph = deployment.hardware, deployment.in_graph
     arriving, leaving = {"routed": hidden * ACTIVATION_BYTES[deployment.expert_activations]}, {"routed": hidden * 2.0}
     return [
-        collective(hardware, "all_gather", tp, arriving, name="experts_all_gather", stage="dispatch", in_graph=graph),
-        experts_reduce_scatter(deployment, leaving),
+        grouped(deployment, "all_gather", tp, arriving, "experts_all_gather", "dispatch"),
+        grouped(deployment, "reduce_scatter", tp, leaving, "experts_reduce_scatter", "combine"),
     ]
-
-
-def experts_reduce_scatter(deployment: Deployment, message: Form) -> CommunicationTerm:
-    """Sum of the partial outputs of a MoE TP group, each device keeping its share."""
-    hardware, tp, graph = deployment.hardware, deployment.strategy.moe_tp, deployment.in_graph
-    name = "experts_reduce_scatter"
-    return collective(hardware, "reduce_scatter", tp, message, name=name, stage="combine", in_graph=graph)
 
 
 def tensor_parallel_terms(deployment: Deployment) -> list[Term]:
     """Experts split by TP alone: an all-reduce, or gather and scatter of all DP groups' tokens."""
     strategy, tp = deployment.strategy, deployment.strategy.moe_tp
     message = {"mean": strategy.attention_dp * deployment.model.hidden_size * 2.0}
-    hardware, graph = deployment.hardware, deployment.in_graph
     if not several(strategy.attention_dp):
-        return [
-            collective(hardware, "all_reduce", tp, message, name="experts_all_reduce", stage="combine", in_graph=graph)
-        ]
+        return [grouped(deployment, "all_reduce", tp, message, "experts_all_reduce", "combine")]
     return [
-        collective(hardware, "all_gather", tp, message, name="experts_all_gather", stage="dispatch", in_graph=graph),
-        experts_reduce_scatter(deployment, message),
+        grouped(deployment, "all_gather", tp, message, "experts_all_gather", "dispatch"),
+        grouped(deployment, "reduce_scatter", tp, message, "experts_reduce_scatter", "combine"),
     ]

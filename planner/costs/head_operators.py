@@ -3,7 +3,7 @@
 from typing import Literal
 
 from hardware.spec import CollectiveOp
-from planner.costs.collectives import collective
+from planner.costs.collectives import grouped
 from planner.costs.deployment import Deployment, several
 from planner.costs.roofline import TOKENS, Roofline, scale
 from planner.manifest.terms import Form, Term
@@ -50,14 +50,14 @@ def _beam_terms(deployment: Deployment, roofline: Roofline, rows: Form) -> list[
 def vocabulary_exchanges(deployment: Deployment) -> list[Term]:
     """A vocabulary split over TP sums the embeddings (Megatron-LM section 3) and gathers the logits, as vLLM does."""
     strategy, model = deployment.strategy, deployment.model
-    degree, hardware, graph = strategy.attention_tp, deployment.hardware, deployment.in_graph
+    degree = strategy.attention_tp
     if not several(degree):
         return []
     embeddings, logits = scale(TOKENS, model.hidden_size * 2.0), {"rows": model.vocab_size * 2.0}
     summed: CollectiveOp = "reduce_scatter" if strategy.staged else "all_reduce"
     return [
-        collective(hardware, summed, degree, embeddings, name="embedding_sum", stage="head", in_graph=graph),
-        collective(hardware, "all_gather", degree, logits, name="logits_all_gather", stage="head", in_graph=graph),
+        grouped(deployment, summed, degree, embeddings, "embedding_sum", "head"),
+        grouped(deployment, "all_gather", degree, logits, "logits_all_gather", "head"),
     ]
 
 

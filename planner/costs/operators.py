@@ -10,7 +10,7 @@ verifies.
 import numpy as np
 
 from planner.costs.attention_operators import attention_terms
-from planner.costs.collectives import collective
+from planner.costs.collectives import grouped
 from planner.costs.deployment import Deployment, several
 from planner.costs.expert_operators import exchange_terms, expert_terms, gate_terms
 from planner.costs.head_operators import draft_terms, head_terms
@@ -86,8 +86,7 @@ def prompt_seconds(deployment: Deployment) -> float:
 def pipeline_hop(deployment: Deployment) -> CommunicationTerm:
     """Hidden states of a microbatch from one stage to the next."""
     message = {"tokens": deployment.model.hidden_size * 2.0}
-    hardware, devices, graph = deployment.hardware, deployment.strategy.devices, deployment.in_graph
-    return collective(hardware, "point_to_point", devices, message, name="pipeline_hop", stage="head", in_graph=graph)
+    return grouped(deployment, "point_to_point", deployment.strategy.devices, message, "pipeline_hop", "head")
 
 
 def dense_terms(deployment: Deployment) -> list[Term]:
@@ -108,16 +107,5 @@ def dense_terms(deployment: Deployment) -> list[Term]:
         roofline.matmul("dense_down", "dense", rows, hidden, width, dtype),
     ]
     if several(split):
-        message = scale(rows, hidden * 2.0)
-        terms.append(
-            collective(
-                deployment.hardware,
-                "all_reduce",
-                split,
-                message,
-                name="dense_all_reduce",
-                stage="dense",
-                in_graph=deployment.in_graph,
-            )
-        )
+        terms.append(grouped(deployment, "all_reduce", split, scale(rows, hidden * 2.0), "dense_all_reduce", "dense"))
     return terms
