@@ -54,34 +54,26 @@ def device_cache(deployment: Deployment) -> Cache:
     Latents and index keys are whole on every TP device; KV heads and recurrent heads are split, and KV heads
     repeated beyond their number.
     """
-    model, strategy = deployment.model, deployment.strategy
-    stages = strategy.pp
-    layers = np.ceil(model.kv_layers / stages) + deployment.draft_layers
-    element = layer_token_bytes(deployment, strategy.attention_tp)
-    state: Number = 0.0
-    if model.linear_attention is not None:
-        state = np.ceil(model.linear_attention.layers / stages) * model.linear_attention.state_bytes
-        state = state / strategy.attention_tp
-    if isinstance(model.attention, MLA) and model.attention.compression is not None:
-        state = pending_bytes(deployment, model.attention, model.attention.compression) / stages
-    return Cache(
-        token_bytes=layers * element,
-        reach_tokens=model.reach_tokens if model.windowed_layers else 0,
-        reach_share=model.windowed_layers / (model.kv_layers + deployment.draft_layers),
-        sequence_bytes=state,
-    )
+    strategy = deployment.strategy
+    return _cache(deployment, strategy.attention_tp, strategy.pp, deployment.draft_layers)
 
 
 def model_cache(deployment: Deployment) -> Cache:
     """Cache of the whole model, each layer once: what crosses from prefill to decode."""
-    model, linear = deployment.model, deployment.model.linear_attention
-    state = float(linear.layers * linear.state_bytes) if linear else 0.0
-    if isinstance(model.attention, MLA) and model.attention.compression is not None:
-        state = pending_bytes(deployment, model.attention, model.attention.compression)
+    return _cache(deployment, 1, 1, 0)
+
+
+def _cache(deployment: Deployment, tp: Number, stages: Number, drafts: Number) -> Cache:
+    model, linear, attention = deployment.model, deployment.model.linear_attention, deployment.model.attention
+    state: Number = 0.0
+    if linear is not None:
+        state = np.ceil(linear.layers / stages) * linear.state_bytes / tp
+    if isinstance(attention, MLA) and attention.compression is not None:
+        state = pending_bytes(deployment, attention, attention.compression) / stages
     return Cache(
-        token_bytes=model.kv_layers * float(layer_token_bytes(deployment, 1)),
+        token_bytes=(np.ceil(model.kv_layers / stages) + drafts) * layer_token_bytes(deployment, tp),
         reach_tokens=model.reach_tokens if model.windowed_layers else 0,
-        reach_share=model.windowed_layers / model.kv_layers,
+        reach_share=model.windowed_layers / (model.kv_layers + drafts),
         sequence_bytes=state,
     )
 

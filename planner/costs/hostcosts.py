@@ -65,9 +65,6 @@ def host_costs(system: str | None) -> HostCosts:
     if gap is None:
         gap = load_engine(name).host.decode_gap_seconds
     costs = HostCosts(engine=system) if gap is None else HostCosts(gap.value, engine=system, source=gap.source)
-    if own is None:
+    if own is None or own.request_seconds is None:
         return costs
-    return replace(
-        costs,
-        request_seconds=own.request_seconds.value if own.request_seconds else costs.request_seconds,
-    )
+    return replace(costs, request_seconds=own.request_seconds.value)

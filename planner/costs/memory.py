@@ -138,12 +138,10 @@ def expert_device_memory(deployment: Deployment, tokens: Number) -> Memory | Non
         return None
     device, model = deployment.hardware.device, deployment.model
     layers = model.moe_layers + deployment.draft_layers
-    copies = tokens * strategy.attention_dp * deployment.moe.experts_per_token / strategy.moe_ep
-    rows = 3.0 * model.hidden_size + 3 * 2.0 * deployment.moe.intermediate_size / strategy.moe_tp
     return Memory(
         weights=layers * slot_weight_bytes(deployment),
         kv_cache=0.0,
-        activations=copies * rows,
+        activations=expert_row_bytes(deployment, tokens),
         buffers=pushed_bytes(deployment, tokens * strategy.attention_dp / deployment.trampolines),
         reserve=device.reserve_bytes.value,
         capacity=device.memory_bytes.value,
@@ -267,9 +265,14 @@ def activation_bytes(deployment: Deployment, tokens: Number) -> Number:
     if model.moe is None or strategy.disaggregated:
         widest = tokens * 3.0 * (model.dense_intermediate_size or 0) / strategy.attention_tp * 2.0
         return live + np.maximum(widest, logits)
-    copies = tokens * strategy.attention_dp * model.moe.experts_per_token / strategy.moe_ep
-    rows = copies * (3.0 * model.hidden_size + 3 * 2.0 * model.moe.intermediate_size / strategy.moe_tp)
-    return live + np.maximum(rows, logits)
+    return live + np.maximum(expert_row_bytes(deployment, tokens), logits)
+
+
+def expert_row_bytes(deployment: Deployment, tokens: Number) -> Number:
+    """Live activations of the mean rank's experts for ``tokens`` tokens of each DP group."""
+    moe, strategy = deployment.moe, deployment.strategy
+    copies = tokens * strategy.attention_dp * moe.experts_per_token / strategy.moe_ep
+    return copies * (3.0 * deployment.model.hidden_size + 3 * 2.0 * moe.intermediate_size / strategy.moe_tp)
 
 
 def buffer_bytes(deployment: Deployment, tokens: Number) -> Number:
