@@ -271,7 +271,7 @@ def _closed(manifest: Manifest, concurrency: int, count: int | None, warmup: flo
             prediction=None, basis="a closed loop of several requests over two pools has no closed form here"
         )
     return Offered(
-        requests=lambda: [closed_loop(manifest.workload, concurrency, count, seed)],
+        requests=lambda: [closed_loop(manifest.workload, concurrency, count, seed).within(_context(manifest))],
         options=SimulationOptions(seed=seed, warmup_seconds=warmup),
         expectation=expectation,
         measured=_from_warmup(count, warmup, f"with {concurrency} under way"),
@@ -316,7 +316,7 @@ def _open(
         made = _in_parts(manifest, rate, total, running, seed)
         share = f"about {measured} of {total}"
     else:
-        requests = open_loop(manifest.workload, rate, total, seed)
+        requests = open_loop(manifest.workload, rate, total, seed).within(_context(manifest))
         first = int(np.searchsorted(requests.arrival_seconds, warmup))
         end = float(requests.arrival_seconds[min(first + measured, total) - 1])
         whole = with_running(_until(requests, end + tail), running, seed)
@@ -345,16 +345,25 @@ def _check_total(count: int) -> None:
 def _drawn(manifest: Manifest, rate: float, count: int, seed: int) -> Callable[[], Iterable[Requests]]:
     """Return an open loop, in parts where it is long."""
     if count > MOST_AT_ONCE:
-        return lambda: open_stream(manifest.workload, rate, count, seed)
-    requests = open_loop(manifest.workload, rate, count, seed)
+        return lambda: _stream(manifest, rate, count, seed)
+    requests = open_loop(manifest.workload, rate, count, seed).within(_context(manifest))
     return lambda: [requests]
+
+
+def _stream(manifest: Manifest, rate: float, count: int, seed: int) -> Iterator[Requests]:
+    return (part.within(_context(manifest)) for part in open_stream(manifest.workload, rate, count, seed))
+
+
+def _context(manifest: Manifest) -> int:
+    """Return the positions of a manifest's model."""
+    return manifest.model.spec.max_position
 
 
 def _in_parts(manifest: Manifest, rate: float, count: int, running: int, seed: int) -> Callable[[], Iterable[Requests]]:
     """Return an open loop in parts whose first one holds the requests that run already."""
 
     def parts() -> Iterator[Requests]:
-        drawn = open_stream(manifest.workload, rate, count, seed)
+        drawn = _stream(manifest, rate, count, seed)
         first = next(drawn)
         yield from chain([with_running(first, running, seed)], drawn)
 
@@ -363,7 +372,8 @@ def _in_parts(manifest: Manifest, rate: float, count: int, running: int, seed: i
 
 def _bursty(text: str, manifest: Manifest, rate: float, count: int | None, warmup: float, seed: int) -> Offered:
     """Let requests arrive in calm and in bursts, from an empty system until all are served."""
-    requests = modulated(manifest.workload, rate, count or MOST_MEASURED // 10, read_bursts(text), seed)
+    drawn = modulated(manifest.workload, rate, count or MOST_MEASURED // 10, read_bursts(text), seed)
+    requests = drawn.within(_context(manifest))
     return Offered(
         requests=lambda: [requests],
         options=SimulationOptions(seed=seed, warmup_seconds=warmup),

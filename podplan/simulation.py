@@ -256,7 +256,9 @@ def _with_scenario(flags: SimulateFlags, manifest: Manifest, offered: Offered) -
         count = parse_count(flags.offline, "--offline")
         if count > MOST_SIMULATED:
             raise BadInput(f"--offline: {count} are more than the {MOST_SIMULATED} that are simulated; use fewer")
-        options = replace(options, offline=backlog(manifest.workload, count, options.seed))
+        options = replace(
+            options, offline=backlog(manifest.workload, count, options.seed).within(manifest.model.spec.max_position)
+        )
     balance = {} if flags.expert_loads is None else measured_balance(manifest, flags.expert_loads, options.seed)
     faults = tuple(parse_fault(text) for text in flags.fail or ())
     scale = None if flags.autoscale is None else read_autoscale(flags.autoscale)

@@ -54,6 +54,16 @@ class Requests:
             begun_tokens=self.begun_tokens[chosen],
         )
 
+    def within(self, most_tokens: int) -> "Requests":
+        """Return the same requests, prompt and answer together ending at a model's context, as those of a plan do."""
+        inputs = np.minimum(self.input_tokens, max(most_tokens - 1, 1))
+        return replace(
+            self,
+            input_tokens=inputs,
+            output_tokens=np.clip(self.output_tokens, 1, np.maximum(most_tokens - inputs, 1)),
+            reused_tokens=np.minimum(self.reused_tokens, inputs - 1),
+        )
+
     @property
     def under_way(self) -> int:
         """Requests that are in decode when the run begins."""
