@@ -8,7 +8,6 @@ from ground.units import format_count, format_duration
 from podplan.result import picked
 from runtime.execute.check import TOLERANCE, Report, groups_with_four, lengths_of
 from runtime.execute.faults import Recovered
-from runtime.execute.plan import Setup
 
 SHOWN_POSITIONS = 10
 
@@ -26,7 +25,7 @@ def report_json(report: Report) -> dict[str, Any]:
         "left_out": world.decode.small.left_out,
         "int8": world.settings.int8,
         "seed": world.settings.seed,
-        "instances": [_instance(setup) for setup in instances],
+        "instances": [picked(setup, INSTANCE) | {"ranks": len(setup.layout.places)} for setup in instances],
         "prompts": len(world.prompts),
         "prompt_tokens": {"min": shortest, "max": longest},
         "decode_groups": len(world.decode.layout.dp_groups()),
@@ -48,12 +47,7 @@ def _finite(value: float) -> float | None:
     return value if value != float("inf") else None
 
 
-def _instance(setup: Setup) -> dict[str, Any]:
-    return picked(setup, "role=layout.pool.role strategy=layout.pool.strategy drafts") | {
-        "ranks": len(setup.layout.places)
-    }
-
-
+INSTANCE = "role=layout.pool.role strategy=layout.pool.strategy drafts"
 EXCHANGE = (
     "role pairs=plain.all_pairs pairs_met_by_the_run=natural pairs_met_by_forced_routes=plain.pairs "
     "forced_tokens=plain.tokens largest_difference=plain.difference "

@@ -77,7 +77,8 @@ def show_plan(screen: Screen, found: PlanResult, *, runners: bool = True, verbos
     if asked.day:
         show_day(screen, over_the_day(best, asked.day), best.question.percentile)
     screen.text(*_trace_texts(found, best), f"Why: {answer.explanation}", *(short_form(best) if verbose else ()))
-    screen.text(*(_details(found, best) if verbose else ()))
+    if verbose:
+        screen.text(queueing_text(best), *(f"Decode: {line}." for line in expert_devices_lines(best.answering)))
     if answer.formats:
         screen.text(formats_text(answer.formats))
     screen.text(f"Assumed: {'; '.join(assumption_texts(asked, best))}.", _proof(found, verbose))
@@ -166,11 +167,6 @@ def _trace_texts(found: PlanResult, best: Plan) -> list[str]:
     if found.on_trace is None:
         return [NOT_PLAYED] if found.asked.trace is not None else []
     return [trace_text(found.on_trace, best)]
-
-
-def _details(found: PlanResult, best: Plan) -> list[str]:
-    """Return what only who checks the plan reads."""
-    return [queueing_text(best), *(f"Decode: {line}." for line in expert_devices_lines(best.answering))]
 
 
 def _proof(found: PlanResult, verbose: bool) -> str:

@@ -57,7 +57,10 @@ def breakdown(page: Page, best: Plan) -> None:
     page.heading("Where memory and time go")
     memory = {f"{role}, a device": _memory(pool) for role, pool in best.pools()}
     page.figure(stacked("Memory of a device", memory), "Bytes of one device by what holds them, and what is left free.")
-    steps = {f"{role}, a step of {_step(pool)}": _operators(pool) for role, pool in best.pools()}
+    steps = {}
+    for role, pool in best.pools():
+        seconds = sum(row.exposed_seconds for row in pool.prediction.operators)
+        steps[f"{role}, a step of {format_duration(seconds)}"] = _operators(pool)
     page.figure(
         stacked("Time of a step", steps),
         "Time of one step at the plan's batch, by operator; what runs behind another operator counts only where it "
@@ -86,10 +89,6 @@ def _operators(pool: PlannedPool) -> list[tuple[str, float, str]]:
     rest = sum(row.exposed_seconds for row in rows[SHOWN_OPERATORS:])
     shown = [(row.name, row.exposed_seconds) for row in rows[:SHOWN_OPERATORS]] + [("others", rest)]
     return [(name, seconds, format_duration(seconds)) for name, seconds in shown]
-
-
-def _step(pool: PlannedPool) -> str:
-    return format_duration(sum(row.exposed_seconds for row in pool.prediction.operators))
 
 
 def _ranks(manifest: Manifest, hardware: str, per_node: int) -> Iterator[tuple[str, int, int, int, str]]:

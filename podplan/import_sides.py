@@ -14,7 +14,7 @@ from planner.instances.aggregated_candidates import AggregatedCandidate, aggrega
 from planner.instances.decode_candidates import DecodeCandidate, largest_room
 from planner.instances.operating import DecodeServer, PrefillServer
 from planner.instances.prefill_candidates import PrefillCandidate
-from planner.instances.space import Role, Row, groups, row_deployment
+from planner.instances.space import Row, groups, row_deployment
 from planner.plans.aggregated import make_aggregated
 from planner.plans.plan import Plan, make_plan
 from planner.plans.pools import decode_prediction, prefill_prediction
@@ -59,12 +59,8 @@ def side_of(question: Question, found: Found, counted: Counted) -> ImportedSide:
 
 def _group(question: Question, side: ImportedSide) -> Any:
     drafts = side.counted.drafts if side.found.role != "prefill" else 0
-    (group,) = groups(question, _role(side), [side.row], drafts)
+    (group,) = groups(question, side.found.role, [side.row], drafts)
     return group
-
-
-def _role(side: ImportedSide) -> Role:
-    return side.found.role
 
 
 def _room(question: Question, side: ImportedSide) -> int:

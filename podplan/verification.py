@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -140,7 +141,7 @@ def verify(
     if not runs and not next:
         raise BadInput("RESULT: give at least one file of measured runs")
     knees: list[str] = []
-    found = verify_runs(runs, known, level, manifest_point(planned, knees))
+    found = verify_runs(runs, known, level, partial(_predicted, knees))
     asked = next_runs(Path(manifest).parent, next, [*known, *calibration(found)]) if next and manifest else []
     return VerifyResult(runs=tuple(found), notes=(*knees, *outliers(found)), next=tuple(asked))
 
@@ -216,16 +217,12 @@ def _run(report: Report, manifest: Manifest, number: int) -> Run:
     )
 
 
-def manifest_point(manifest: Manifest | None, knees: list[str] | None = None) -> Any:
-    """Return what predicts a configuration, or a manifest under the load of a report by playing it."""
-
-    def predicted(asked: Configuration | Loaded) -> dict[str, float]:
-        return _played(asked, knees) if isinstance(asked, Loaded) else point(asked)
-
-    return predicted
+def _predicted(knees: list[str], asked: Configuration | Loaded) -> dict[str, float]:
+    """Return what is predicted of a configuration, or by playing it of a manifest under the load of a report."""
+    return _played(asked, knees) if isinstance(asked, Loaded) else point(asked)
 
 
-def _played(loaded: Loaded, knees: list[str] | None = None) -> dict[str, float]:
+def _played(loaded: Loaded, knees: list[str]) -> dict[str, float]:
     manifest, report = loaded.manifest, loaded.report
     changes: dict[str, object] = {}
     if report.prompt_tokens:
@@ -244,8 +241,7 @@ def _played(loaded: Loaded, knees: list[str] | None = None) -> dict[str, float]:
         warm = float(requests.arrival_seconds[400])
         options = replace(options, warmup_seconds=warm)
         found = simulate(manifest, requests, options)
-        if knees is not None:
-            knees.append(_knee(report, manifest, requests, options, found))
+        knees.append(_knee(report, manifest, requests, options, found))
     chips = sum(len(each.instances) * each.chips_per_instance for each in manifest.pools)
     values = {METRICS[2]: found.output_tokens_per_second / chips}
     if found.ttft_seconds is not None:
