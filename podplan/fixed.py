@@ -1,11 +1,8 @@
 """A question of `plan check` about a manifest: a fixed deployment, the traffic and the limits it is weighed against."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
-
-import numpy as np
 
 from ground.errors import BadInput
 from planner.checks.check import Limits
@@ -17,27 +14,18 @@ from planner.manifest.schema import Manifest
 from planner.plans.day import Window
 from planner.plans.expectation import planned_rate, workload_of
 from planner.plans.recorded_manifest import unlike_steps
-from planner.serving.prompts import answer_kinds, histogram_kinds
 from planner.survival import Loss
 from planner.workload import Trace, Workload
 from podplan.on_trace import rows_of
 from podplan.options import QuestionFlags, flag_name
 from podplan.prefixes import with_hits
 from podplan.question_files import CHECK_KEYS, CHECKED
-from podplan.readers import read_fraction, read_limit, read_percentile, read_survive
+from podplan.readers import read_limit, read_percentile, read_survive
 from podplan.traffic import (
     LENGTH_FIELDS,
     AskedTraffic,
-    StatedLengths,
-    check_positions,
-    read_lengths,
-    read_rate,
     read_traffic,
 )
-
-Kinds = TypeVar("Kinds")
-Prompts = tuple[tuple[float, float, float], ...] | None
-"""Kinds of prompts as (tokens, reused tokens, weight); None where moments tell all."""
 
 _OF_A_MANIFEST = (*LENGTH_FIELDS, "prefix_reuse", "rate", "rate_profile", "trace", "format")
 _LIMITS = ("ttft", "tpot", "percentile", "survive")
@@ -99,41 +87,8 @@ def read_manifest_question(values: Mapping[str, str]) -> ManifestQuestion:
 
 def _traffic(values: Mapping[str, str], manifest: Manifest) -> AskedTraffic:
     """Return lengths, rate and day: of a trace, or the manifest's with what was given in their place."""
-    model = manifest.model.spec
-    if "trace" in values:
-        flags = QuestionFlags(**{key: value for key, value in values.items() if key in _OF_A_MANIFEST})
-        return read_traffic(flags, model, lambda trace: with_hits(trace, cache_of(manifest, trace.block_tokens)))
-    if "format" in values:
-        raise BadInput("--format tells the format of a trace; give --trace FILE with it or leave it out")
-    workload = workload_of(manifest.workload)
-    prompt = read_lengths("isl", values, workload.input_tokens)
-    answer = read_lengths("osl", values, workload.output_tokens)
-    check_positions(prompt, answer, model)
-    reuse = read_fraction(values.get("prefix_reuse"), "--prefix-reuse", workload.prefix_reuse, below_one=True)
-    rate, day = read_rate(values.get("rate"), values.get("rate_profile"))
-    traffic = replace(
-        workload,
-        input_tokens=prompt.lengths,
-        output_tokens=answer.lengths,
-        prefix_reuse=reuse,
-        prompts=_prompts(values, workload, prompt, reuse),
-        answers=answer_kinds(*answer.histogram) if answer.histogram else _kept(values, "osl", workload.answers),
+    flags = QuestionFlags(**{key: value for key, value in values.items() if key in _OF_A_MANIFEST})
+    known = workload_of(manifest.workload)
+    return read_traffic(
+        flags, manifest.model.spec, lambda trace: with_hits(trace, cache_of(manifest, trace.block_tokens)), known
     )
-    return AskedTraffic(workload=traffic, rate_per_second=rate, day=day)
-
-
-def _prompts(values: Mapping[str, str], known: Workload, stated: StatedLengths, reuse: float) -> Prompts:
-    """Return the kinds of prompts that were given, or the manifest's, with the reuse that was."""
-    if stated.histogram is not None:
-        return histogram_kinds(*stated.histogram, reuse)
-    kept = _kept(values, "isl", known.prompts)
-    if kept is None or "prefix_reuse" not in values:
-        return kept
-    lengths, _, weights = (np.array(column) for column in zip(*kept, strict=True))
-    tokens, places = np.unique(lengths, return_inverse=True)
-    return histogram_kinds(tokens, np.bincount(places, weights) / weights.sum(), reuse)
-
-
-def _kept(values: Mapping[str, str], side: str, known: Kinds | None) -> Kinds | None:
-    """Return the kinds that a manifest has, unless lengths of that side were given."""
-    return known if values.keys().isdisjoint((side, f"{side}_cv", f"{side}_distribution")) else None

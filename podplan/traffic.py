@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Literal, TypeVar, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,8 +27,7 @@ from podplan.readers import MOST_TOKENS, read_choice, read_fraction, read_pictur
 if TYPE_CHECKING:
     from ground.traces import Trace
 
-DEFAULT_INPUT_TOKENS = 4096
-DEFAULT_OUTPUT_TOKENS = 1024
+USUAL = Workload(input_tokens=Lengths(mean=4096), output_tokens=Lengths(mean=1024))
 # Stamps on a coarse grid are spread over it; the seed makes the same trace give the same plan.
 SPREAD_SEED = 0
 LENGTH_FIELDS = ("isl", "osl", "isl_cv", "osl_cv", "isl_distribution", "isl_histogram", "osl_histogram")
@@ -36,6 +35,9 @@ MOST_CV = 100.0
 GROWTH = "--growth"
 MOST_MONTHS = 120
 Floats = NDArray[np.float64]
+Kinds = TypeVar("Kinds")
+Prompts = tuple[tuple[float, float, float], ...] | None
+"""Kinds of prompts as (tokens, reused tokens, weight); None where moments tell all."""
 Known = tuple[ModelSpec, Callable[["Trace"], "Trace"]]
 """A model, and what makes of a trace one with its hits in the pool of prefixes."""
 
@@ -52,8 +54,12 @@ class AskedTraffic:
     """The rate of every month."""
 
 
-def read_traffic(flags: QuestionFlags, model: ModelSpec, hits: Callable[["Trace"], "Trace"]) -> AskedTraffic:
+def read_traffic(
+    flags: QuestionFlags, model: ModelSpec, hits: Callable[["Trace"], "Trace"], usual: Workload = USUAL
+) -> AskedTraffic:
     """Return the traffic that the flags state or that the trace holds, after ``hits`` in its pool of prefixes.
+
+    What neither gives is as ``usual``.
 
     Raises BadInput naming the flag, or file, line and field of a trace.
     """
@@ -62,30 +68,49 @@ def read_traffic(flags: QuestionFlags, model: ModelSpec, hits: Callable[["Trace"
         other = "--rate" if flags.rate else "--rate-profile"
         raise BadInput(f"--growth and {other} both say how many requests come; leave one of them out")
     rate, day = (max(growth), ()) if growth else read_rate(flags.rate, flags.rate_profile)
-    reuse = read_fraction(flags.prefix_reuse, "--prefix-reuse", 0.0, below_one=True)
+    reuse = read_fraction(flags.prefix_reuse, "--prefix-reuse", usual.prefix_reuse, below_one=True)
     if flags.trace is not None:
         asked = _from_trace(flags, (model, hits), rate, None if flags.prefix_reuse is None else reuse)
         return replace(asked, day=day, growth=growth)
     if flags.format is not None:
         raise BadInput("--format tells the format of a trace; give --trace FILE with it or leave it out")
     values = asdict(flags)
-    prompt = read_lengths("isl", values, Lengths(mean=DEFAULT_INPUT_TOKENS))
-    answer = read_lengths("osl", values, Lengths(mean=DEFAULT_OUTPUT_TOKENS))
+    prompt = read_lengths("isl", values, usual.input_tokens)
+    answer = read_lengths("osl", values, usual.output_tokens)
     pictures = read_pictures(model.vision, model.name, flags.images, flags.video)
     prompt = prompt if pictures is None else with_pictures(prompt, pictures, model)
     check_positions(prompt, answer, model)
     if flags.sessions is not None:
         workload = _of_sessions(flags, (prompt, answer), rate, (model, hits))
         return AskedTraffic(workload=workload, rate_per_second=rate, day=day, growth=growth)
-    workload = Workload(
-        pictures=pictures,
+    workload = replace(
+        usual,
+        pictures=pictures or usual.pictures,
         input_tokens=prompt.lengths,
         output_tokens=answer.lengths,
         prefix_reuse=reuse,
-        prompts=prompt.histogram and histogram_kinds(*prompt.histogram, reuse),
-        answers=answer.histogram and answer_kinds(*answer.histogram),
+        prompts=_prompts(flags, usual, prompt, reuse),
+        answers=answer_kinds(*answer.histogram) if answer.histogram else _kept(flags, "osl", usual.answers),
     )
     return AskedTraffic(workload=workload, rate_per_second=rate, day=day, growth=growth)
+
+
+def _prompts(flags: QuestionFlags, usual: Workload, stated: "StatedLengths", reuse: float) -> Prompts:
+    """Return the kinds of prompts that were given, or the usual ones, with the reuse that was."""
+    if stated.histogram is not None:
+        return histogram_kinds(*stated.histogram, reuse)
+    kept = _kept(flags, "isl", usual.prompts)
+    if kept is None or flags.prefix_reuse is None:
+        return kept
+    lengths, _, weights = (np.array(column) for column in zip(*kept, strict=True))
+    tokens, places = np.unique(lengths, return_inverse=True)
+    return histogram_kinds(tokens, np.bincount(places, weights) / weights.sum(), reuse)
+
+
+def _kept(flags: QuestionFlags, side: str, usual: Kinds | None) -> Kinds | None:
+    """Return the usual kinds, unless lengths of that side were given."""
+    given = (getattr(flags, name) for name in (side, f"{side}_cv", f"{side}_distribution") if hasattr(flags, name))
+    return usual if all(text is None for text in given) else None
 
 
 def read_rate(rate: str | None, profile: str | None) -> tuple[float | None, tuple[Window, ...]]:
