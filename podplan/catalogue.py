@@ -13,7 +13,7 @@ from hardware.spec import Fitted, HardwareSpec
 from models.loader import load_model, model_names
 from models.parameters import count_parameters
 from models.spec import ModelSpec
-from podplan.result import Result, Row
+from podplan.result import Result, Row, picked
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,14 +45,8 @@ class ModelsResult(Result):
 
 
 def _model(spec: ModelSpec) -> dict[str, Any]:
-    counted = count_parameters(spec)
-    return {
-        "name": spec.name,
-        "title": spec.title,
-        "aliases": spec.aliases,
-        "parameters": counted.total,
-        "active_parameters": counted.active,
-    }
+    counted = picked(count_parameters(spec), "parameters=total active_parameters=active")
+    return picked(spec, "name title aliases") | counted
 
 
 @dataclass(frozen=True, kw_only=True)

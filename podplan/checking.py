@@ -18,11 +18,11 @@ from planner.checks.check import (
     over_windows,
 )
 from planner.checks.deployed_trace import plan_on
-from planner.plans.day import Window, mean_rate, peak_rate
+from planner.plans.day import Window, peak_rate
 from planner.question import Question
 from planner.search.answer import Answer
 from planner.search.search import search
-from podplan.day import window_head
+from podplan.day import windows_json
 from podplan.job import in_time
 from podplan.on_trace import playable
 from podplan.plan_data import plan_json, question_json
@@ -132,10 +132,15 @@ class Checked:
             "margins": [margin_json(margin) for margin in verdict.margins],
             **picked(verdict, "rate_per_second confidence held_confidence"),
             "after_loss": verdict.after_loss and loss_json(verdict.after_loss),
-            "day": _day_json(self.windows) if self.windows else None,
+            "day": self._day_json() if self.windows else None,
             "best": plan_json(verdict.plan, compact=True) if verdict.plan else None,
             "wall_seconds": self.seconds,
         }
+
+    def _day_json(self) -> dict[str, object]:
+        """Return what every window of a day sees of the deployment; no margins where nothing arrives."""
+        rows = [{"margins": [margin_json(margin) for margin in margins]} for _, margins in self.windows]
+        return windows_json([window for window, _ in self.windows], rows)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -291,19 +296,6 @@ def loss_json(after: AfterLoss) -> dict[str, object]:
     """Return what is left after a loss."""
     margins = [margin_json(margin) for margin in after.margins]
     return picked(after, "loss lost_instances=lost.counts feasible=holds") | {"margins": margins}
-
-
-def _day_json(windows: Windows) -> dict[str, object]:
-    """Return what every window of a day sees of the deployment; no margins where nothing arrives."""
-    day = [window for window, _ in windows]
-    return {
-        "peak_requests_per_second": peak_rate(day),
-        "mean_requests_per_second": mean_rate(day),
-        "windows": [
-            {**window_head(window), "margins": [margin_json(margin) for margin in margins]}
-            for window, margins in windows
-        ],
-    }
 
 
 def _fixed_json(fixed: "ManifestQuestion") -> dict[str, object]:

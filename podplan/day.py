@@ -1,7 +1,7 @@
 """`--rate-profile`: the rate over the day, as it is typed and as an answer reports its windows."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from os.path import isfile  # unlike pathlib's, no error for a name that no file can have
 from pathlib import Path
@@ -77,12 +77,24 @@ def profile_json(day: Sequence[Window]) -> "dict[str, Scalar]":
 
 def day_json(seen: Sequence[Seen], percentiles: Sequence[float]) -> dict[str, object]:
     """Return what every window sees; utilisations are 0 and latencies null where nothing arrives."""
-    windows = [each.window for each in seen]
-    peak = peak_rate(windows)
+    day = [each.window for each in seen]
+    return windows_json(day, [_window_json(each, peak_rate(day), percentiles, roles_of(seen)) for each in seen])
+
+
+def windows_json(day: Sequence[Window], rows: Sequence[Mapping[str, object]]) -> dict[str, object]:
+    """Return the rates of a day, and a row for each of its windows with when it is."""
     return {
-        "peak_requests_per_second": peak,
-        "mean_requests_per_second": mean_rate(windows),
-        "windows": [_window_json(each, peak, percentiles, roles_of(seen)) for each in seen],
+        "peak_requests_per_second": peak_rate(day),
+        "mean_requests_per_second": mean_rate(day),
+        "windows": [
+            {
+                "from": clock_text(window.begin_seconds),
+                "to": clock_text(window.begin_seconds + window.length_seconds),
+                "requests_per_second": window.rate_per_second,
+                **row,
+            }
+            for window, row in zip(day, rows, strict=True)
+        ],
     }
 
 
@@ -96,7 +108,6 @@ def _window_json(seen: Seen, peak: float, percentiles: Sequence[float], roles: S
     busy = {role: pool.utilisation for role, pool in plan.pools()} if plan else {}
     latencies = {"ttft_seconds": plan and plan.ttft, "tpot_seconds": plan and plan.tpot}
     return {
-        **window_head(window),
         "share_of_peak": window.rate_per_second / peak,
         **{f"{role}_utilisation": busy.get(role, 0.0) for role in roles},
         "instances_needed": dict(seen.needed),
@@ -104,15 +115,6 @@ def _window_json(seen: Seen, peak: float, percentiles: Sequence[float], roles: S
             name: found and {"mean": found.mean, **{f"p{level:g}": found.at(level) for level in percentiles}}
             for name, found in latencies.items()
         },
-    }
-
-
-def window_head(window: Window) -> dict[str, object]:
-    """Return when a window begins and ends, and its rate."""
-    return {
-        "from": clock_text(window.begin_seconds),
-        "to": clock_text(window.begin_seconds + window.length_seconds),
-        "requests_per_second": window.rate_per_second,
     }
 
 
