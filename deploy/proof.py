@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from deploy.commands.launch import Launch, Target
 from deploy.header import Provenance, comment
 from deploy.routers import Address, endpoints
+from deploy.templates import script_of
 from deploy.words import Flag, compact_json, flag_words, quoted
 from ground.units import MILLI
 from planner.manifest.schema import Manifest
@@ -69,37 +70,29 @@ def smoke(target: Target, launches: Mapping[str, Launch], address: Address | Non
     """Return the script that sends one request and sees each role's counter move; ``address`` where roles have one."""
     deployment = target.profile.deployment
     names = deployment.metrics.value if deployment and deployment.metrics else None
-    lines = [
-        "#!/usr/bin/env bash",
-        *comment(origin, "One request through every role. ROUTER=http://host:port names another way in."),
-        "set -euo pipefail",
-        f'ROUTER="${{ROUTER:-{router_url(target)}}}"',
-        "sum() { # SERIES URL...: what the pages say in all",
-        '  local series=$1 url; shift; for url in "$@"; do curl --silent --fail --max-time 10 "$url"; done |',
-        '    awk -v series="$series" \'index($1, series) == 1 {total += $NF} END {printf "%d\\n", total}\'',
-        "}",
-    ]
-    seen: list[str] = []
-    if names and address:
-        for launch in launches.values():
-            role = launch.role
-            series = names.prompt_tokens if role.role == "prefill" else names.output_tokens
-            held = endpoints(launch, address, shifted=target.bare)
-            pages = " ".join(quoted(f"http://{host}:{port}{names.path}") for host, port in held)
-            seen.append(role.name)
-            shown = role.name.replace("-", "_")
-            lines += [f"{shown}() {{ sum {quoted(series)} {pages}; }}", f'BEFORE_{shown}="$({shown})"']
+    before, after = [], []
+    for launch in launches.values() if names and address else ():
+        assert names and address
+        role = launch.role
+        series = names.prompt_tokens if role.role == "prefill" else names.output_tokens
+        held = endpoints(launch, address, shifted=target.bare)
+        pages = " ".join(quoted(f"http://{host}:{port}{names.path}") for host, port in held)
+        shown = role.name.replace("-", "_")
+        before += [f"{shown}() {{ sum {quoted(series)} {pages}; }}", f'BEFORE_{shown}="$({shown})"']
+        said = f'{{ echo "nothing went through {role.name}" >&2; exit 1; }}'
+        after.append(f'[ "$({shown})" -gt "$BEFORE_{shown}" ] || {said}')
     body = f'{{"model":"{target.name_of_model}","prompt":"The capital of France is","max_tokens":16,"temperature":0}}'
-    ask = f"curl --silent --show-error --fail --max-time 600 -H 'Content-Type: application/json' -d {quoted(body)}"
-    lines += [
-        f'ANSWER="$({ask} "$ROUTER/v1/completions")"',
-        'echo "$ANSWER" | grep -q \'"completion_tokens": *[1-9]\' || { echo "no tokens: $ANSWER" >&2; exit 1; }',
-    ]
-    for name in seen:
-        shown = name.replace("-", "_")
-        lines.append(f'[ "$({shown})" -gt "$BEFORE_{shown}" ] || {{ echo "nothing went through {name}" >&2; exit 1; }}')
-    through = " and ".join(seen) or "the router"
-    return "\n".join([*lines, f"echo 'one request went through {through}'"]) + "\n"
+    return script_of(
+        "smoke.sh",
+        head="\n".join(
+            comment(origin, "One request through every role. ROUTER=http://host:port names another way in.")
+        ),
+        router=router_url(target),
+        before="\n".join(before),
+        body=quoted(body),
+        after="\n".join(after),
+        through=" and ".join(launch.role.name for launch in launches.values()) if before else "the router",
+    )
 
 
 def benchmark(target: Target, load: Load, origin: Provenance) -> str:

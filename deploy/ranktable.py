@@ -11,6 +11,7 @@ from deploy.bare import PLACEHOLDER, hosts_of
 from deploy.header import Provenance, comment
 from deploy.inventory import Host, Inventory
 from deploy.roles import RolePlan
+from deploy.templates import script_of
 
 
 def rank_table_files(role: RolePlan, inventory: Inventory | None, origin: Provenance) -> dict[str, str]:
@@ -66,28 +67,6 @@ def _device(role: RolePlan, number: int, host: Host | None, node: int, local: in
 
 def collector(role: RolePlan, origin: Provenance) -> str:
     """Return the script that prints one host's entry of the inventory."""
-    last = role.node_size - 1
-    a3 = super_pod(role)
-    ip = 'hccn_tool -i "$I" -vnic -g' if a3 else 'hccn_tool -i "$I" -ip -g'
-    lines = [
-        "#!/usr/bin/env bash",
-        *comment(origin, "Prints this host's entry of the inventory; collect them in the order of the plan's nodes."),
-        "set -euo pipefail",
-        'echo "- name: $(hostname)"',
-        "echo \"  address: $(hostname -I | awk '{print $1}')\"",
-    ]
-    if a3:
-        lines.append(
-            'echo "  super_pod: \\"$(npu-smi info -t spod-info -i 0 -c 0 | awk \'/Super Pod ID/ {print $NF}\')\\""'
-        )
-    lines += [
-        'echo "  devices:"',
-        f"for I in $(seq 0 {last}); do",
-        f"  IP=\"$({ip} | awk -F: '/ipaddr/ {{print $2}}')\"",
-    ]
-    if a3:
-        spod = 'npu-smi info -t spod-info -i "$((I / 2))" -c "$((I % 2))" | awk \'/SDID/ {print $NF}\''
-        lines += [f'  ID="$({spod})"', '  echo "  - {ip: ${IP// /}, super_device_id: $ID}"']
-    else:
-        lines.append('  echo "  - {ip: ${IP// /}}"')
-    return "\n".join([*lines, "done"]) + "\n"
+    head = comment(origin, "Prints this host's entry of the inventory; collect them in the order of the plan's nodes.")
+    name = "collect-a3.sh" if super_pod(role) else "collect-a2.sh"
+    return script_of(name, head="\n".join(head), last=role.node_size - 1)

@@ -1,7 +1,7 @@
-"""Documents that are written down as YAML, with ``$name`` where the plan or the site decides.
+"""Documents and scripts that are written down as such, with names where the plan or the site decides.
 
-A value that is ``$name`` alone is whatever it stands for, and is left out with its key where that is None; inside text
-it is text. A key ``$name`` without a value stands for all entries of a mapping.
+In YAML a value that is ``$name`` alone is whatever it stands for, and is left out with its key where that is None;
+inside text it is text. A key ``$name`` without a value stands for all entries of a mapping.
 """
 
 from collections.abc import Mapping
@@ -14,6 +14,20 @@ from deploy.reading.nodes import read_documents
 from ground.files import read_text
 
 Object = dict[str, Any]
+SCRIPTS = Path(__file__).with_name("bash")
+
+
+class Script(Template):
+    """Bash, whose own variables begin with a dollar; those that are filled in here with two at signs."""
+
+    delimiter = "@@"
+
+
+def script_of(name: str, **values: object) -> str:
+    """Return a script of the folder ``bash`` with its values; a line that holds an empty one alone is left out."""
+    lines = read_text(SCRIPTS / name).splitlines()
+    kept = [line for line in lines if not line.startswith("@@") or values[line[2:]]]
+    return Script("\n".join(kept)).substitute(values) + "\n"
 
 
 @cache
