@@ -57,6 +57,8 @@ _TRIED = 5
 """Rates that single prompts are tried at, a factor of the eighth root of ``_RANGE`` apart at last."""
 _SAMPLE = 4000
 """Requests of the stream that means are taken of."""
+_RUNNING = (0.0, 1.0, 8.0, 64.0, 512.0)
+"""Requests of a rank in decode beside which instances are compared step by step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -256,6 +258,22 @@ class Bounds:
         pairs = chunk * np.minimum(self.means.pairs, tokens / 2)
         load = replace(self._load(np.zeros_like(chunk), chunk, chunk / self.ranks), prefill_pairs=pairs)
         return np.asarray(self._seconds(load, chunk.shape) * tokens / chunk)
+
+    def sorts(self, budgets: Sequence[int]) -> Floats:
+        """Seconds of steps of many sorts, without prompts and full of them to each budget, [sorts, 1 + budgets, rows].
+
+        Few or many run; prompts are as they come, or parts of the longest; other ranks have as many tokens, or none.
+        """
+        rows = self.ranks.size
+        running, longest, even, chunk = (
+            np.broadcast_to(axis.reshape(-1, 1), (axis.size, rows))
+            for axis in np.meshgrid(_RUNNING, (0.0, 1.0), (0.0, 1.0), (0.0, *budgets), indexing="ij")
+        )
+        load = self._load(running, chunk, chunk * np.maximum(even, 1 / self.ranks))
+        context = longest * np.maximum(self.means.longest - chunk, 0.0) * (chunk > 0)
+        pairs = np.where(longest > 0, chunk * (context + chunk / 2), load.prefill_pairs)
+        load = replace(load, prefill_context_tokens=load.prefill_context_tokens + context, prefill_pairs=pairs)
+        return self._seconds(load, chunk.shape).reshape(-1, 1 + len(budgets), rows)
 
     def bare(self, running: Floats) -> Floats:
         """Seconds of steps without prompts and with so many running on each rank, [..., rows]."""

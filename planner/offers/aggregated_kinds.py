@@ -8,7 +8,7 @@ beside the best one are played, too.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -25,15 +25,18 @@ from planner.instances.aggregated_candidates import (
     with_given_batch,
 )
 from planner.instances.space import Row
+from planner.offers.slower import Passes, Slower
 from planner.question import Question
 from planner.serving.capacity import Capacity
-from planner.serving.played import FEW
+from planner.serving.played import FEW, SURE
 from planner.workload import reserved_kv_tokens
 
 _MORE = 0.003
 """Capacities are told apart to so much."""
 _LIKELY = 0.7
 """Of the bound: where budgets are compared first."""
+_SLOWER = (1.0, 0.9, 0.8)
+"""Shares of a rate at which a row that is late at it is played for what that tells of others."""
 _OCTAVES = tuple(step / 4 for step in range(-3, 4))
 _NEAREST = 3
 """Budgets beside the best of the list that are tried, and how far off they lie."""
@@ -51,6 +54,10 @@ class AggregatedKind:
     """Requests that a rank holds with each budget of the list."""
     bound_per_second: Floats
     """What an instance carries at most with each."""
+    steps: Passes = field(repr=False)
+    """What its steps take with each."""
+    slower: Slower = field(repr=False)
+    """What is known of all rows that are played."""
     asked_per_second: float | None = None
     """The pool's rate where one is asked: no more than it is sought."""
     _servers: dict[int, AggregatedServer] = field(default_factory=dict)
@@ -116,10 +123,43 @@ class AggregatedKind:
 
     def _near(self, servers: Sequence[AggregatedServer], instances: int, rate: float) -> list[AggregatedServer]:
         """Return the servers that few requests do not tell to be late at a rate, the least so first."""
-        able = [server for server in servers if self._bound(server) >= rate]
-        for requests in (FEWEST, FEW):
-            able = [server for server in able if not server.player.surely_late(rate, instances, requests)]
+        known = self._known_late(instances, rate)
+        able = [server for server in servers if self._bound(server) >= rate and self._listed(server) not in known]
+        timely = [server for server in able if not server.player.surely_late(rate, instances, FEWEST)]
+        if able and not timely and self._compared:
+            self._remember(able, instances, rate)
+        able = [server for server in timely if not server.player.surely_late(rate, instances, FEW)]
         return sorted(able, key=lambda server: server.player.verdict(rate, instances).excess)
+
+    @property
+    def _compared(self) -> bool:
+        """Whether rows tell of others: not on a trace, on which they are played whole and fill."""
+        return self.question.workload.trace is None
+
+    def _listed(self, server: AggregatedServer) -> int:
+        """Return the place of a server's budget in the list, -1 where it is not listed."""
+        budgets, own = budgets_of(self.question), server.candidate.batched_tokens
+        return budgets.index(own) if own in budgets else -1
+
+    def _known_late(self, instances: int, rate: float) -> set[int]:
+        """Return the places of the budgets with which an instance must be late, as others are that step no slower."""
+        if not self._compared:
+            return set()
+        return set(np.flatnonzero(self.slower.late(self._steps(instances), rate)).tolist())
+
+    def _steps(self, instances: int) -> Passes:
+        """Return the steps of one of so many instances, which requests are dealt to in turn."""
+        return replace(self.steps, alike=(instances, *self.steps.alike))
+
+    def _remember(self, late: Sequence[AggregatedServer], instances: int, rate: float) -> None:
+        """Note by how much few requests are late at a rate, and below it for rows that step a little less slowly."""
+        for part in _SLOWER:
+            excess = np.zeros(self.steps.budgets)
+            for server in late:
+                trial = server.player.trial(part * rate, instances, FEWEST)
+                if self._listed(server) >= 0 and trial.surely_late(SURE):
+                    excess[self._listed(server)] = trial.interval(SURE)[0]
+            self.slower.add(self._steps(instances), part * rate, excess)
 
     def pool_capacity(self, instances: int) -> float:
         """Largest rate of so many instances within the limits with any budget; 0 where there is none.

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.costs.latency import accepted_tokens
+from planner.instances.aggregated import FEWEST
 from planner.instances.aggregated_bounds import Bounds, Floats, aggregated_least, means_of
 from planner.instances.aggregated_candidates import aggregated_room, budgets_of, most_held, with_given_batch
 from planner.instances.built import Built, built
@@ -20,6 +21,7 @@ from planner.instances.space import Group, Row, row_deployment
 from planner.manifest.terms import Number
 from planner.offers.aggregated_kinds import AggregatedKind
 from planner.offers.offer import Offers
+from planner.offers.slower import Passes, Slower
 from planner.question import Question
 from planner.workload import reserved_kv_tokens
 
@@ -49,13 +51,13 @@ def aggregated_offers(
     Where a rate is asked they are played for no more than it.
     """
     offers: list[Offers] = []
-    slow = unfit = 0
+    slow, unfit, slower = 0, 0, Slower()
     for whole in built(question, "mixed", rows):
         held = holding(question, whole.group)
         unfit += len(whole.group.rows) - held.size
         if not held.size:
             continue
-        found = _group_offers(question, whole.select(held), (count, asked_per_second), needed)
+        found = _group_offers(question, whole.select(held), (count, asked_per_second, slower), needed)
         slow += held.size - len(found)
         offers += [found] if found else []
     return Offers.joined(offers), Dropped(slow=slow, unfit=unfit)
@@ -100,9 +102,9 @@ def step_limit(question: Question, accepted: Number) -> Number:
     return np.minimum(tpot, question.ttft_seconds)
 
 
-def _group_offers(question: Question, own: Built, solved: tuple[Count, float | None], needed: Needed) -> Offers:
+def _group_offers(question: Question, own: Built, solved: tuple[Count, float | None, Slower], needed: Needed) -> Offers:
     """Return the offers of a group; steps of the largest budget are the least held up, so that theirs bounds all."""
-    count, asked = solved
+    count, asked, slower = solved
     least = needed(own.group.sizes.astype(np.int64)) * (1 - 1e-9)
     left = np.flatnonzero(np.isfinite(least))
     for sieve in (_without_prompts, _with_largest, _with_each):
@@ -114,14 +116,15 @@ def _group_offers(question: Question, own: Built, solved: tuple[Count, float | N
         left, most = left[kept], most[:, kept]
     if not left.size:
         return Offers.of([])
-    group = own.group.select(left)
+    group, bounds = own.group.select(left), bounds_of(question, own.select(left), count)
+    build = partial(_kind, question, group, (most, bounds.sorts(budgets_of(question))), (asked, slower))
     return Offers(
         devices=group.sizes.astype(np.int64),
         bound_per_second=most.max(axis=0),
         guess_per_second=most.max(axis=0),
         layers=group.layers,
-        build=partial(_kind, question, group, most, asked),
-        least=aggregated_least(bounds_of(question, own.select(left), count), float(largest_room(question, group).max()))
+        build=build,
+        least=aggregated_least(bounds, float(largest_room(question, group).max()))
         if question.objective == "latency"
         else None,
     )
@@ -151,19 +154,25 @@ def _with_each(question: Question, own: Built, bounds: Bounds, least: Floats) ->
     )
 
 
-def _kind(question: Question, group: Group, most: Floats, asked: float | None, number: int) -> AggregatedKind:
-    row = group.rows[number]
+def _kind(
+    question: Question, group: Group, costed: tuple[Floats, Floats], known: tuple[float | None, Slower], number: int
+) -> AggregatedKind:
+    """Return a row's kind; ``costed`` are bounds [budgets, rows] and steps of many sorts [sorts, 1 + budgets, rows]."""
+    row, (most, steps), (asked, slower) = group.rows[number], costed, known
     deployment = replace(row_deployment(group.deployment, row), drafts=int(group.drafts[number]))
     budgets = np.array(budgets_of(question), dtype=np.float64)
     held = most_held(budgets, np.array(int(group.drafts[number])))
+    room = with_given_batch(question, aggregated_room(deployment, budgets, reserved_kv_tokens(question.workload), held))
+    ranks = int(deployment.strategy.attention_groups)
+    ample = np.minimum(ranks * room, 2.0 * FEWEST).astype(np.int64).tolist()  # more than so few requests ever need
     return AggregatedKind(
         question=question,
         row=row,
         deployment=deployment,
         microbatches=max(row_microbatches(question, row)),
-        room=with_given_batch(
-            question, aggregated_room(deployment, budgets, reserved_kv_tokens(question.workload), held)
-        ),
+        room=room,
         bound_per_second=most[:, number],
+        steps=Passes((ranks, int(group.drafts[number]), *ample), steps[:, 0, number], steps[:, 1:, number]),
+        slower=slower,
         asked_per_second=asked,
     )

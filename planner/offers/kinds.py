@@ -171,7 +171,7 @@ class PrefillKind:
         if not places or any(each >= late for late in self._late_evenly):
             return True
         budgets = self.budgets.places[places]
-        late, excess = self.slower.late(self.passes, each)[budgets], np.zeros(self.passes.full.size)
+        late, excess = self.slower.late(self.passes, each)[budgets], np.zeros(self.passes.budgets)
         for place, budget in zip(np.array(places)[~late].tolist(), budgets[~late].tolist(), strict=True):
             found = self._player(place).verdict(each, EVENLY)
             if not found.surely_late(SURE):

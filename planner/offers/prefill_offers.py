@@ -268,5 +268,5 @@ def _prefill_kind(question: Question, table: _PrefillTable, known: tuple[Ints, S
         own.strategy.attention_dp,
     )
     few = np.array([table.single[row], max(table.longest[row], table.single[row])])
-    passes = Passes(own.strategy.attention_dp, table.chunks, few, table.seconds[row])
+    passes = Passes((own.strategy.attention_dp, table.chunks), few, table.seconds[row])
     return PrefillKind(question, own, deployment, int(most[row]), table.chunks, cost, listed, passes, slower)

@@ -4,11 +4,11 @@ import numpy as np
 
 from planner.offers.slower import Passes, Slower
 
-ONE = Passes(4, 1, np.array([0.1, 0.2]), np.array([0.3, 0.5, np.inf]))
+ONE = Passes((4, 1), np.array([0.1, 0.2]), np.array([0.3, 0.5, np.inf]))
 
 
 def _scaled(factor: float, ranks: int = 4) -> Passes:
-    return Passes(ranks, 1, factor * ONE.few, factor * ONE.full)
+    return Passes((ranks, 1), factor * ONE.few, factor * ONE.full)
 
 
 def test_time_that_runs_slower_is_as_late_at_a_lower_rate() -> None:
@@ -26,4 +26,12 @@ def test_other_ranks_and_a_single_quicker_pass_tell_nothing() -> None:
     slower = Slower()
     slower.add(ONE, 10.0, np.array([1.5, 1.2, 0.0]))
     assert not slower.late(_scaled(3.0, ranks=8), 20.0).any()
-    assert not slower.late(Passes(4, 1, np.array([0.01, 0.2]), ONE.full), 10.0).any()
+    assert not slower.late(Passes((4, 1), np.array([0.01, 0.2]), ONE.full), 10.0).any()
+
+
+def test_steps_of_every_sort_count() -> None:
+    """A budget is late where full steps of all sorts take as long, beside many requests as beside none."""
+    slower, one = Slower(), Passes((4,), ONE.few, np.array([[0.3, 0.5], [0.4, 0.9]]))
+    slower.add(one, 10.0, np.array([1.5, 1.5]))
+    assert slower.late(Passes((4,), ONE.few, np.array([[0.3, 0.6], [0.4, 0.9]])), 10.0).tolist() == [True, True]
+    assert slower.late(Passes((4,), ONE.few, np.array([[0.3, 0.6], [0.4, 0.5]])), 10.0).tolist() == [True, False]
