@@ -86,6 +86,7 @@ class PrefillInstance:
         self.rank_devices = pool.degrees.attention_tp * pool.degrees.pp
         self.budget = pool.limits.tokens_per_device * self.rank_devices
         self._loads = Loads(shared, pool, self.timer, self.budget)
+        self._alone_seconds: dict[int, float] = {}
         self._most_held = pool.kv.capacity_tokens_per_rank * self.ranks
         self.queue, self.offline = queue, offline
         self.devices = Devices()
@@ -402,10 +403,13 @@ class PrefillInstance:
 
     def prompt_seconds(self, tokens: int) -> float:
         """Return the seconds of passes of a prompt alone on one rank."""
-        chunks = -(-tokens // self.budget)
-        part = tokens / chunks
-        load = RankLoad(0.0, 0.0, part, tokens / 2, tokens * (tokens + 1) / 2 / chunks, 1.0)
-        return chunks * self.timer.step_seconds([load], self.ranks)
+        found = self._alone_seconds.get(tokens)
+        if found is None:
+            chunks = -(-tokens // self.budget)
+            part = tokens / chunks
+            load = RankLoad(0.0, 0.0, part, tokens / 2, tokens * (tokens + 1) / 2 / chunks, 1.0)
+            found = self._alone_seconds[tokens] = chunks * self.timer.step_seconds([load], self.ranks)
+        return found
 
     def give_back(self) -> list[Request]:
         """Return the prompts that wait for a pass, which are to wait elsewhere."""
