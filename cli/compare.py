@@ -142,7 +142,7 @@ def limits_text(asked: Sequence[Asked], swept: Collection[str] = ()) -> str:
     """Say which load and limits a picture holds for: what all questions have alike."""
     alike = [one.question for one in asked]
     told: dict[str, Callable[[Question], str]] = {
-        "isl": lambda one: f"prompts {one.workload.input_tokens.mean:g}",
+        "isl": lambda one: f"prompts {one.workload.input_tokens.mean:g} tokens",
         "osl": lambda one: f"answers {one.workload.output_tokens.mean:g} tokens",
         "rate": lambda one: format_rate(one.rate_per_second) if one.rate_per_second else "",
         "ttft": lambda one: f"TTFT {format_duration(one.ttft_seconds)}",

@@ -12,8 +12,8 @@ body { font: 15px/1.45 system-ui, sans-serif; max-width: 76rem; margin: 2rem aut
 h1 { font-size: 1.5rem } h2 { font-size: 1.15rem; margin: 2rem 0 .5rem }
 table { border-collapse: collapse; margin: .8rem 0; display: block; overflow-x: auto }
 caption { text-align: left; font-weight: 600 }
-td { min-width: 3rem } td:nth-last-child(-n+2) { min-width: 8rem }
-th, td { padding: .2rem .7rem; text-align: left; vertical-align: top; border-bottom: 1px solid #e2e8f0 }
+td { min-width: 3rem } td:not(.number):nth-last-child(-n+2) { min-width: 7rem }
+th, td { padding: .2rem .5rem; text-align: left; vertical-align: top; border-bottom: 1px solid #e2e8f0 }
 td.number, th.number { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: .3rem 1rem; background: #f7fafc; padding: 1rem }
 dt { font-weight: 600 } dd { margin: 0 }

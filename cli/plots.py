@@ -6,6 +6,7 @@ from importlib.util import find_spec
 from io import BytesIO
 from pathlib import Path
 from textwrap import wrap
+from typing import Any
 
 from ground.errors import BadInput
 from ground.units import format_count
@@ -13,6 +14,8 @@ from ground.units import format_count
 FORMATS = (".png", ".svg")
 MOST_INSIDE = 12
 """Curves whose names stand inside the axes."""
+HEADROOM = 1.1
+"""Of the axis over the highest point, whose ring and words need room."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,18 +96,26 @@ def plotted(plot: Plot, path: Path) -> bytes:
         axes.axhline(at, color="firebrick", linestyle="dashed", label=told)
     for mark in plot.marks:
         axes.plot([mark.x], [mark.y], "o", markersize=12, markerfacecolor="none", markeredgecolor="black")
-        axes.annotate(mark.told, (mark.x, mark.y), xytext=(10, -14), textcoords="offset points", fontsize=8)
+        axes.annotate(mark.told, (mark.x, mark.y), **_beside(axes, mark))
     if len(plot.curves) + len(plot.x_limits) + len(plot.y_limits) > 1:
         many = len(plot.curves) > MOST_INSIDE
         axes.legend(**({"fontsize": 6, "loc": "center left", "bbox_to_anchor": (1, 0.5)} if many else {"fontsize": 8}))
     axes.set(xlabel=plot.x_label, ylabel=plot.y_label)
     axes.set_title("\n".join([plot.title, *wrap(plot.question, 100)]), fontsize=9)
+    axes.margins(x=0.12)
     if plot.logarithmic_y:
         axes.set_yscale("log")
     else:
-        axes.set_ylim(bottom=0)
-    axes.margins(x=0.12)
+        axes.set_ylim(bottom=0, top=HEADROOM * axes.get_ylim()[1])
     axes.grid(visible=True, alpha=0.3)
     held = BytesIO()
     figure.savefig(held, format=path.suffix.lower().removeprefix("."), dpi=120)
     return held.getvalue()
+
+
+def _beside(axes: Any, mark: Mark) -> dict[str, Any]:
+    """Return where the words of a mark stand: on the side of it that has room."""
+    low, high = axes.get_xlim()
+    right = mark.x > (low + high) / 2
+    side = "right" if right else "left"
+    return {"xytext": (-10 if right else 10, -18), "textcoords": "offset points", "fontsize": 8, "ha": side}

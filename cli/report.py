@@ -8,7 +8,7 @@ from cli.output import Screen
 from cli.page import Page
 from cli.plan_view import show_plan
 from cli.plots import Mark, Plot, PlotLine
-from ground.units import MILLI, counted, format_bytes, format_duration, format_rate
+from ground.units import MILLI, carried_rate, counted, format_bytes, format_duration
 from planner.manifest.schema import Manifest
 from planner.plans.plan import Plan
 from planner.plans.pools import PlannedPool
@@ -135,7 +135,7 @@ def _load_curves(plan: Plan) -> Iterator[tuple[Plot, str]]:
                     Mark(
                         plan.requests_per_second,
                         getattr(plan, name).at(level) / MILLI,
-                        format_rate(plan.requests_per_second),
+                        carried_rate(plan.requests_per_second),
                     )
                 ],
             ),
@@ -166,5 +166,5 @@ def front_plot(found: PlanResult) -> Plot:
         y_label="output tokens/s per chip",
         curves=[PlotLine("frontier", [x for x, _ in frontier], [y for _, y in frontier]), *bare],
         x_limits=[(1 / question.tpot_seconds, f"TPOT limit {format_duration(question.tpot_seconds)}")],
-        marks=[Mark(*chosen, f"the plan: {counted(best.chips, 'chip')}, {format_rate(best.requests_per_second)}")],
+        marks=[Mark(*chosen, f"the plan: {counted(best.chips, 'chip')}, {carried_rate(best.requests_per_second)}")],
     )

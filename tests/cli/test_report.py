@@ -112,7 +112,15 @@ def test_a_browser_draws_it(page: str, tmp_path: Path) -> None:
     assert BROWSER is not None
     path = tmp_path / "report.html"
     path.write_text(page, encoding="utf-8")
-    command = [BROWSER, "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--dump-dom", path.as_uri()]
+    command = [
+        BROWSER,
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--enable-logging=stderr",
+        "--dump-dom",
+        path.as_uri(),
+    ]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     assert "CONSOLE" not in ran.stderr
     assert ran.stdout.count("<svg") == 6 and ran.stdout.count("<rect") == page.count("<rect")
