@@ -211,6 +211,18 @@ class DisaggregatedPlan(Plan):
         """TTFT and what decode takes."""
         return end_to_end(self.ttft, self.decode.state, self.question.workload.output_tokens.mean - 1)
 
+    def resized(self, prefill: int, decode: int) -> "DisaggregatedPlan | None":
+        """Return so many instances at the plan's rate, known to carry it; None where they cannot keep up."""
+        question, rate = self.question, self.requests_per_second
+        each = [pool.capacity_per_second / pool.instances for _, pool in self.pools()]
+        first = self.prefill.server(question), prefill, max(each[0], rate / prefill)
+        second = (
+            DecodeServer(question, self.decode.candidate, self.transfer_seconds),
+            decode,
+            max(each[1], rate / decode),
+        )
+        return make_plan(question, first, second, rate, saturated=self.prefill.saturated)
+
     def under(self, question: Question, share: float = 1.0) -> Callable[[float], "DisaggregatedPlan | None"]:
         """Return what the pools do under a question, by the rate; None where they cannot keep up."""
         prefill, decode = self.prefill, self.decode

@@ -6,10 +6,12 @@ from functools import partial
 import numpy as np
 import pytest
 
-from planner.checks.on_trace import on_trace
-from planner.checks.traced import Traced, search_on_trace
+from planner.checks.on_trace import at_rate, late_at, on_trace, pools_of
+from planner.checks.traced import Traced, least_chips, search_on_trace, together
+from planner.instances.space import Role
 from planner.plans.aggregated import AggregatedPlan
 from planner.plans.plan import DisaggregatedPlan
+from planner.plans.recorded import play
 from planner.question import Question
 from planner.search.search import search
 from planner.workload import Trace
@@ -63,6 +65,40 @@ def test_a_wild_trace_takes_as_many_devices_as_it_needs(question: Question, most
     assert plan.requests_per_second == asked.rate_per_second
     assert on_trace(plan, trace).keeps and not on_trace(tame, trace).keeps
     assert plan.devices > tame.devices
+
+
+@pytest.mark.parametrize("burst", [1.5, 3.0])
+def test_both_roles_together_need_every_instance(question: Question, most: float, burst: float) -> None:
+    """From more instances than are needed and from fewer the same are found; one less of a role is late."""
+    trace = bursty(burst)
+    tame = plain(replace(question, objective="chips", rate_per_second=0.4 * most)).best
+    assert isinstance(tame, DisaggregatedPlan)
+    kept = together(tame, trace)
+    assert isinstance(kept, DisaggregatedPlan)
+    counts: dict[Role, int] = {role: pool.instances for role, pool in kept.pools()}
+    faster = at_rate(trace, kept.requests_per_second)
+    assert not late_at(kept.question, play(pools_of(kept), faster))
+    assert kept.ttft.at(99.0) <= kept.question.ttft_seconds and kept.tpot.at(99.0) <= kept.question.tpot_seconds
+    for role, count in counts.items():
+        fewer = {**counts, role: count - 1}
+        assert count == 1 or late_at(kept.question, play(pools_of(kept, fewer), faster))
+    larger = tame.resized(counts["prefill"] + 1, counts["decode"] + 1)
+    assert larger is not None
+    assert {role: pool.instances for role, pool in together(larger, trace).pools()} == counts
+    assert together(tame, bursty(20.0)) is tame  # nothing that the devices hold keeps the limits
+
+
+def test_the_bound_on_a_trace_is_below_its_plan(question: Question, most: float) -> None:
+    """Prefill alone beside decode whose full batches carry the rate: no more chips than what keeps the limits."""
+    trace, asked = bursty(3.0), replace(question, objective="chips", rate_per_second=0.5 * most)
+    answer = search(asked, explain=False)
+    assert answer.best is not None and answer.bound is not None
+    bound = least_chips(answer.best, trace, answer.bound)
+    plan = found(asked, trace).answer.best
+    assert bound is not None and plan is not None
+    assert 2 <= bound.value <= plan.chips
+    assert bound.gap == pytest.approx(1 - bound.value / answer.best.chips)
+    assert least_chips(replace(answer.best, question=replace(asked, shape="auto")), trace, answer.bound) is None
 
 
 def test_latencies_of_the_plan_are_those_on_the_trace(question: Question, most: float) -> None:
