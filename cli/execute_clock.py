@@ -10,8 +10,9 @@ from planner.costs.collectives import collective
 from planner.manifest.schema import Manifest
 from planner.serving.closed_forms import mixserve_equations as mixserve
 from podplan.result import picked
+from runtime.execute.clock import Way
 from runtime.execute.timeline import Iteration
-from runtime.execute.timing import Line, PoolTimes, Timing
+from runtime.execute.timing import PoolTimes, Timing
 
 EXPLAINED_FROM = 0.15
 
@@ -63,12 +64,12 @@ def closed_form(hardware: HardwareSpec, timing: Timing) -> tuple[str, float]:
     return _hybrid(timing)
 
 
-def _pair(line: Line) -> mixserve.Line:
+def _pair(line: Way) -> mixserve.Line:
     """One pair talks."""
     return mixserve.line(line.latency_seconds, line.bandwidth_bytes_per_second, element_bytes=1.0)
 
 
-def _at_once(line: Line, n: int) -> mixserve.Line:
+def _at_once(line: Way, n: int) -> mixserve.Line:
     """All pairs of a group talk at once: a mesh has a link for each, a switch one port for all."""
     if line.mesh:
         return _pair(line)

@@ -66,6 +66,8 @@ class Way:
     bandwidth_bytes_per_second: float
     out_port: Any
     in_port: Any
+    mesh: bool = False
+    """Whether each pair has ports of its own."""
 
 
 Ways = Callable[[int, int], Way]
@@ -97,7 +99,7 @@ class Machine:
             self._scopes[scope] = (link.plane, link.latency_seconds, rate, mesh)
         plane, latency, rate, mesh = self._scopes[scope]
         if mesh:
-            return Way(plane, latency, rate, (plane, a, b, "out"), (plane, a, b, "in"))
+            return Way(plane, latency, rate, (plane, a, b, "out"), (plane, a, b, "in"), mesh=True)
         share = self.sharing.get(plane, 1)
         return Way(plane, latency, rate, (plane, a // share, "out"), (plane, b // share, "in"))
 

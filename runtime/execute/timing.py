@@ -8,7 +8,7 @@ import numpy as np
 
 from planner.manifest.schema import Manifest, Pool
 from runtime.execute import collectives as c
-from runtime.execute.clock import Clock, Machine, Sized, Wire
+from runtime.execute.clock import Clock, Machine, Sized, Way, Wire
 from runtime.execute.collectives import Comm, comm
 from runtime.execute.exchange import LaneExchange
 from runtime.execute.kernels import Array, Indices
@@ -21,16 +21,6 @@ MOST_PAIRWISE = 128
 """Ranks up to which pairwise rounds are timed; beyond it only the direct exchange, which deployments use."""
 SKEW_SIGMA = 0.51
 """Log-normal spread of expert loads, four domains mixed (github.com/deepseek-ai/ESFT expert scores)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Line:
-    """Plane, latency and bandwidth of a link, and whether each pair has one of its own."""
-
-    plane: str
-    latency_seconds: float
-    bandwidth_bytes_per_second: float
-    mesh: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,8 +39,8 @@ class Timing:
     per_node: int
     message_bytes: float
     seconds: float
-    line: Line
-    inner: Line
+    line: Way
+    inner: Way
     note: str = ""
     copies: int = 1
 
@@ -117,8 +107,8 @@ class PoolTimes:
             per_node=self._per_node(group),
             message_bytes=size,
             seconds=seconds,
-            line=self._line(group[0], group[-1]),
-            inner=self._line(group[0], group[max(self._per_node(group) - 1, 1)]),
+            line=self.machine(group[0], group[-1]),
+            inner=self.machine(group[0], group[max(self._per_node(group) - 1, 1)]),
             note=note or self._mixed_note(group),
         )
 
@@ -135,10 +125,6 @@ class PoolTimes:
                 f"{self._per_node(group)} of {len(group)} ranks share a node; the form has only the link between nodes"
             )
         return ""
-
-    def _line(self, a: int, b: int) -> Line:
-        way = self.machine(a, b)
-        return Line(way.plane, way.latency_seconds, way.bandwidth_bytes_per_second, len(way.out_port) > 3)
 
     def _reductions(self) -> list[Timing]:
         """Attention TP's all-reduce, by ring and at once."""
@@ -173,12 +159,10 @@ class PoolTimes:
         share = self.tokens / degrees.attention_tp if not degrees.domains else self.tokens
         size = share * moe.experts_per_token * self.hidden_bytes
         wire = Wire(float_bytes=size / n)
-        uniform: Body = lambda g: c.direct_all_to_all(g, [np.zeros(1)] * g.size)  # noqa: E731
         rows = [
             self._timing("direct all-to-all", "EP", groups[0], size, run_timed(self.machine, groups, uniform, wire))
         ]
         if n * len(groups) <= MOST_PAIRWISE:
-            pairwise: Body = lambda g: c.pairwise_all_to_all(g, [np.zeros(1)] * g.size)  # noqa: E731
             seconds = run_timed(self.machine, groups, pairwise, wire)
             rows.append(self._timing("pairwise all-to-all", "EP", groups[0], size, seconds))
         rows += self._side_by_side(size)
@@ -190,8 +174,7 @@ class PoolTimes:
         whole = degrees.moe_tp == 1 and not degrees.domains and not degrees.staged
         if degrees.attention_tp == 1 or not whole or not groups or len(groups) * len(groups[0]) > MOST_PAIRWISE:
             return []
-        body: Body = lambda g: c.pairwise_all_to_all(g, [np.zeros(1)] * g.size)  # noqa: E731
-        seconds = run_timed(self.machine, groups, body, Wire(float_bytes=size / len(groups[0])))
+        seconds = run_timed(self.machine, groups, pairwise, Wire(float_bytes=size / len(groups[0])))
         return [self._timing("pairwise all-to-all", "EP, d_DP < d_EP side by side", groups[0], size, seconds)]
 
     def _uneven(self, groups: list[list[int]], size: float) -> list[Timing]:
@@ -211,7 +194,7 @@ class PoolTimes:
         line = self.machine(first[0], first[-1])
         if self._node(first[0]) != self._node(first[-1]) and line.plane not in self.sharing:
             shared = replace(self.machine, sharing={line.plane: 2})
-            seconds = run_timed(shared, groups, lambda g: c.direct_all_to_all(g, [np.zeros(1)] * g.size), wire)
+            seconds = run_timed(shared, groups, uniform, wire)
             note = f"two devices share a NIC of {line.plane} with one device's bandwidth"
             rows.append(self._timing("direct all-to-all", "EP, two devices a NIC", first, size, seconds, note))
         return rows
@@ -263,12 +246,11 @@ class PoolTimes:
         lanes = [ranks[lane::m] for lane in range(m)]
         reduce: Body = lambda g: c.all_reduce(g, np.zeros(g.size))  # noqa: E731
         gather: Body = lambda g: c.all_gather(g, np.zeros(1))  # noqa: E731
-        exchange: Body = lambda g: c.pairwise_all_to_all(g, [np.zeros(1)] * g.size)  # noqa: E731
         reduced = run_timed(self.machine, nodes, reduce, Wire(float_bytes=bsh / m))
-        pure = reduced + 2 * run_timed(self.machine, lanes, exchange, Wire(float_bytes=bsh * k / n))
+        pure = reduced + 2 * run_timed(self.machine, lanes, pairwise, Wire(float_bytes=bsh * k / n))
         gathered = run_timed(self.machine, nodes, gather, Wire(float_bytes=bsh * k / m))
-        mixed = reduced + gathered + 2 * run_timed(self.machine, lanes, exchange, Wire(float_bytes=bsh * k / m / n))
-        dropped = reduced + 2 * run_timed(self.machine, [ranks], exchange, Wire(float_bytes=bsh * k / m / (n * m)))
+        mixed = reduced + gathered + 2 * run_timed(self.machine, lanes, pairwise, Wire(float_bytes=bsh * k / m / n))
+        dropped = reduced + 2 * run_timed(self.machine, [ranks], pairwise, Wire(float_bytes=bsh * k / m / (n * m)))
         where = f"{n} nodes of {m}"
         fused = reduced + sum(
             hybrid_seconds(self.machine, n, m, bsh * k / n, bsh, half, True) for half in (False, True)
@@ -282,6 +264,16 @@ class PoolTimes:
         return [
             replace(self._timing(name, where, ranks, bsh, seconds, " "), copies=k) for name, seconds in times.items()
         ]
+
+
+async def uniform(group: Comm) -> None:
+    """A direct all-to-all of equal parts."""
+    await c.direct_all_to_all(group, [np.zeros(1)] * group.size)
+
+
+async def pairwise(group: Comm) -> None:
+    """The same in rounds."""
+    await c.pairwise_all_to_all(group, [np.zeros(1)] * group.size)
 
 
 async def in_one_order(group: Comm) -> None:
