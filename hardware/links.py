@@ -28,7 +28,7 @@ def path(hw: HardwareSpec, rank_a: int, rank_b: int) -> Link:
     """
     if rank_a == rank_b or min(rank_a, rank_b) < 0:
         raise BadInput(f"a link needs two different device numbers from 0 up, not {rank_a} and {rank_b}")
-    scope = _common_scope(hw, rank_a, rank_b)
+    scope = common_scope(hw, rank_a, rank_b)
     plane = hw.plane(scope.plane)
     nominal = scope.bandwidth_bytes_per_second
     if scope.topology == "mesh" and scope.pair_bandwidth_bytes_per_second is not None:
@@ -41,7 +41,8 @@ def path(hw: HardwareSpec, rank_a: int, rank_b: int) -> Link:
     )
 
 
-def _common_scope(hw: HardwareSpec, rank_a: int, rank_b: int) -> Scope:
+def common_scope(hw: HardwareSpec, rank_a: int, rank_b: int) -> Scope:
+    """Return the smallest scope that holds both devices; BadInput where none does."""
     for scope in hw.scopes:
         size = int(scope.devices.value)
         if size == 0 or rank_a // size == rank_b // size:

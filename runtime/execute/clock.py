@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from hardware.links import path
+from hardware.links import common_scope, path
 from hardware.spec import HardwareSpec
 from runtime.execute.exchange import Rows
 from runtime.execute.transport import Key, Loop, Operation
@@ -85,30 +85,22 @@ class Machine:
     device_of: list[int]
     unit_efficiency: bool = True
     sharing: dict[str, int] = field(default_factory=dict)
-    _scopes: dict[int, tuple[str, float, float, bool]] = field(default_factory=dict)
+    _links: dict[str, tuple[str, float, float]] = field(default_factory=dict)
 
     def __call__(self, sender: int, receiver: int) -> Way:
         """Return the way from a rank to another."""
         a, b = self.device_of[sender], self.device_of[receiver]
-        scope = self._scope(a, b)
-        if scope not in self._scopes:
+        scope = common_scope(self.hardware, a, b)
+        if scope.name not in self._links:
             link = path(self.hardware, a, b)
             efficiency = self.hardware.plane(link.plane).efficiency.value if self.unit_efficiency else 1.0
-            mesh = self.hardware.scopes[scope].topology == "mesh"
             rate = link.bandwidth_bytes_per_second / efficiency
-            self._scopes[scope] = (link.plane, link.latency_seconds, rate, mesh)
-        plane, latency, rate, mesh = self._scopes[scope]
-        if mesh:
+            self._links[scope.name] = (link.plane, link.latency_seconds, rate)
+        plane, latency, rate = self._links[scope.name]
+        if scope.topology == "mesh":
             return Way(plane, latency, rate, (plane, a, b, "out"), (plane, a, b, "in"), mesh=True)
         share = self.sharing.get(plane, 1)
         return Way(plane, latency, rate, (plane, a // share, "out"), (plane, b // share, "in"))
-
-    def _scope(self, a: int, b: int) -> int:
-        for index, scope in enumerate(self.hardware.scopes):
-            size = int(scope.devices.value)
-            if size == 0 or a // size == b // size:
-                return index
-        return len(self.hardware.scopes) - 1
 
 
 @dataclass(frozen=True, slots=True)
