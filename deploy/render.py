@@ -10,7 +10,7 @@ from deploy import bare, ranktable, slurm
 from deploy.commands import mindie, sglang, trtllm, vllm, vllm_ascend, xllm
 from deploy.commands.launch import Launch, Target
 from deploy.guide import guide
-from deploy.header import Provenance, comment, owned, provenance
+from deploy.header import Provenance, comment, owned
 from deploy.inventory import Inventory, read_inventory
 from deploy.kubernetes.files import sheets, written
 from deploy.memory import exchanges, holding
@@ -80,7 +80,13 @@ def render(
     version = profile.versions.pinned
     if kind == "dynamo":
         version = load_orchestrator("dynamo").engines.value[profile.engine]
-    origin = provenance(profile, version, VERSION, manifest_sha256)
+    origin = Provenance(
+        engine=profile.engine,
+        title=profile.title,
+        version=version,
+        podplan=VERSION,
+        manifest_sha256=manifest_sha256,
+    )
     files = dict(_files(target, inventory, load_of(manifest, target), origin))
     check_round_trip(target, files)
     files["README.md"] = guide(target, origin, files)
