@@ -6,16 +6,16 @@ from dataclasses import dataclass
 from deploy.commands.launch import Launch, Target
 from deploy.header import Provenance, comment
 from deploy.images import image
-from deploy.kubernetes import core, dynamo, llmd, lws, operations, statefulset, volcano, weights
+from deploy.kubernetes import core, dynamo, llmd, operations, weights
 from deploy.kubernetes.pods import weights_mount, weights_volume
 from deploy.kubernetes.templates import objects
+from deploy.kubernetes.workloads import WORKLOADS
+from deploy.kubernetes.workloads import address as name_of
 from deploy.proof import Load, benchmark, result_name, smoke
 from deploy.routers import Address, router_of
 from deploy.site import patched
 from deploy.templates import Object
 from ground.files import to_yaml
-
-WORKLOADS = {"lws": lws, "statefulset": statefulset, "volcano": volcano, "llm-d": lws}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,10 +29,9 @@ class Sheet:
 
 def sheets(target: Target, launches: dict[str, Launch], load: Load, origin: Provenance) -> Iterator[Sheet]:
     """Yield the files in the order in which they are applied; the last two are run once all is up."""
-    module = WORKLOADS.get(target.kind)
     address: Address | None = None
-    if module is not None:
-        address = lambda role, number, node: module.address(target, launches[role.name], number, node)  # noqa: E731
+    if target.kind in WORKLOADS:
+        address = lambda role, number, node: name_of(target, launches[role.name], number, node)  # noqa: E731
     found = [
         Sheet(name="priorities", purpose="Decode comes back first.", items=list(core.priority_classes(target, origin))),
         Sheet(name="weights", purpose="The weights.", items=list(weights.weights(target, origin))),
@@ -65,9 +64,9 @@ def _engines(
         graph = [dynamo.graph(target, launches, origin)]
         yield Sheet(name="graph", purpose="NVIDIA Dynamo's deployment graph.", items=graph)
         return
-    module = llmd if target.kind == "llm-d" else WORKLOADS[target.kind]
+    workloads = llmd.workloads if target.kind == "llm-d" else WORKLOADS[target.kind]
     for name, launch in launches.items():
-        held = [core.config_map(target, launch, origin), *module.workloads(target, launch, origin)]
+        held = [core.config_map(target, launch, origin), *workloads(target, launch, origin)]
         yield Sheet(name=name, purpose=f"The role {name}.", items=held)
     if target.kind == "llm-d":
         yield Sheet(name="gateway", purpose="Pool, picker and route.", items=list(llmd.gateway(target, origin)))

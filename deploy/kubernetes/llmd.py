@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 from deploy.commands.launch import SIDECAR_SERVICE_PORT, SIDECAR_TARGET_PORT, Launch, Target
 from deploy.header import Provenance
-from deploy.kubernetes import lws
 from deploy.kubernetes.templates import LOCKED, objects, template
+from deploy.kubernetes.workloads import leader_worker_set
 from deploy.templates import Object, filled
 from ground.files import to_yaml
 from planner.engines.loader import load_orchestrator
@@ -21,7 +21,7 @@ CONNECTORS = {"vllm": "nixlv2", "sglang": "sglang"}
 def workloads(target: Target, launch: Launch, origin: Provenance) -> Iterator[Object]:
     """Yield a role's set: pods that answer are of the pool, and decode's stand behind the sidecar."""
     role = launch.role.role
-    for item in lws.workloads(target, launch, origin):
+    for item in leader_worker_set(target, launch, origin):
         group = item["spec"]["leaderWorkerTemplate"]
         answering = group.get("leaderTemplate", group["workerTemplate"])
         pool = {"llm-d.ai/inference-serving": "true", "llm-d.ai/role": "prefill" if role == "prefill" else "decode"}

@@ -1,0 +1,141 @@
+"""What runs the nodes of a role: a LeaderWorkerSet, StatefulSets or Volcano Jobs, all of the same pod.
+
+LeaderWorkerSet v1: one set per role, ``size`` nodes per instance, ``replicas`` instances. StatefulSets: one per
+instance, for a set is one rendezvous group, with a headless service each. Volcano: a Job per instance, started as a
+gang; its svc and env plugins give names and indices.
+"""
+
+from collections.abc import Callable, Iterator
+
+from deploy.commands.launch import Launch, Target
+from deploy.header import Provenance
+from deploy.kubernetes.pods import STARTUP_PERIOD_SECONDS, STARTUP_TRIES, labels, pod, super_pod_block
+from deploy.kubernetes.templates import objects
+from deploy.templates import Object
+from planner.engines.spec import PlatformKind
+
+RING_LABEL = {"ring-controller.atlas": "ascend-910b"}
+
+
+def leader_worker_set(target: Target, launch: Launch, origin: Provenance) -> Iterator[Object]:
+    """Yield the set of a role; pods after the first have a template of their own where they answer no requests."""
+    topology = target.site.topology_key
+    exclusive = {"leaderworkerset.sigs.k8s.io/exclusive-topology": topology} if topology else {}
+    return objects(
+        "lws",
+        target,
+        origin,
+        pool=launch.role.name,
+        labels=labels(target, launch),
+        annotations=super_pod_block(target, launch) | exclusive,
+        instances=len(launch.role.instances),
+        nodes=launch.role.nodes,
+        worker=pod(target, launch, origin, probed=launch.api == "all"),
+        leader=pod(target, launch, origin, probed=True) if launch.api == "head" else None,
+    )
+
+
+def stateful_sets(target: Target, launch: Launch, origin: Provenance) -> Iterator[Object]:
+    """Yield the service and the set of every instance of a role."""
+    for number in range(len(launch.role.instances)):
+        name = f"{target.name}-{launch.role.name}-{number}"
+        chosen = labels(target, launch) | {"podplan/instance": str(number)}
+        # All pods of a set are alike: where only the first answers, a probe must pass on the others.
+        template = pod(target, launch, origin, probed=launch.api == "all" or launch.role.nodes == 1)
+        template["metadata"]["labels"] = chosen
+        if launch.api == "head" and launch.role.nodes > 1:
+            template["spec"]["containers"][0] |= _head_probe(launch)
+        yield from objects(
+            "statefulset",
+            target,
+            origin,
+            set=name,
+            labels=chosen,
+            annotations=super_pod_block(target, launch),
+            port=launch.port,
+            nodes=launch.role.nodes,
+            pod=template,
+        )
+
+
+def _head_probe(launch: Launch) -> Object:
+    """Return probes that ask the API on the first pod, and on the others whether the first still answers.
+
+    A set has no restart of the whole group: pods that lost their head are restarted by it, a head whose ranks are
+    gone stops answering.
+    """
+    head = '"${HOSTNAME%-*}-0.${HOSTNAME%-*}"'
+    ask = f"curl --silent --fail --max-time 5 http://{head}:{launch.port}{launch.health}"
+    own = f'[ "${{HOSTNAME##*-}}" != 0 ] || {ask}'
+
+    def run(check: str, period: int, tries: int) -> Object:
+        command = {"command": ["bash", "-c", check]}
+        return {"exec": command, "periodSeconds": period, "failureThreshold": tries, "timeoutSeconds": 10}
+
+    return {
+        "startupProbe": run(ask, STARTUP_PERIOD_SECONDS, STARTUP_TRIES),
+        "readinessProbe": run(own, 10, 3),
+        "livenessProbe": run(ask, 30, 10),
+    }
+
+
+def gangs(target: Target, launch: Launch, origin: Provenance) -> Iterator[Object]:
+    """Yield the job of every instance of a role: a head and the other nodes, all or none."""
+    role = launch.role
+    for number in range(len(role.instances)):
+        name = f"{target.name}-{role.name}-{number}"
+        rings = name if needs_rings(launch) else None
+        tasks = [_task(target, launch, origin, "head", 1, name, rings)]
+        if role.nodes > 1:
+            tasks.append(_task(target, launch, origin, "worker", role.nodes - 1, name, rings))
+        if rings:
+            yield from objects("rings", target, origin, job=name)
+        yield from objects(
+            "volcano",
+            target,
+            origin,
+            job=name,
+            labels=labels(target, launch) | (RING_LABEL if rings else {}),
+            annotations=super_pod_block(target, launch),
+            scheduler=target.site.scheduler_name or "volcano",
+            queue=target.site.queue,
+            nodes=role.nodes,
+            tasks=tasks,
+        )
+
+
+def needs_rings(launch: Launch) -> bool:
+    """Whether an instance reads a rank table, which the Ascend operator collects for a job."""
+    return launch.per_device and launch.role.nodes > 1
+
+
+def _task(
+    target: Target, launch: Launch, origin: Provenance, task: str, replicas: int, job: str, rings: str | None
+) -> Object:
+    probed = launch.api == "all" or task == "head"
+    first = "0" if task == "head" else "1"
+    template = pod(target, launch, origin, probed=probed, rings=rings, JOB=job, FIRST_RANK=first)
+    if rings:
+        template["metadata"]["labels"] |= RING_LABEL
+    template["spec"]["restartPolicy"] = "Never"  # the job restarts as a whole
+    return {"name": task, "replicas": replicas, "minAvailable": replicas, "template": template}
+
+
+Workloads = Callable[[Target, Launch, Provenance], Iterator[Object]]
+WORKLOADS: dict[PlatformKind, Workloads] = {
+    "lws": leader_worker_set,
+    "llm-d": leader_worker_set,
+    "statefulset": stateful_sets,
+    "volcano": gangs,
+}
+
+
+def address(target: Target, launch: Launch, number: int, node: int) -> str:
+    """Return the DNS name of a node of an instance."""
+    role = f"{target.name}-{launch.role.name}"
+    instance = f"{role}-{number}"
+    if target.kind == "statefulset":
+        return f"{instance}-{node}.{instance}"
+    if target.kind == "volcano":
+        return f"{instance}-head-0.{instance}" if node == 0 else f"{instance}-worker-{node - 1}.{instance}"
+    return f"{instance}.{role}" if node == 0 else f"{instance}-{node}.{role}"
