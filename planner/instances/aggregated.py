@@ -15,12 +15,12 @@ from planner.manifest.stacks import stacked
 from planner.manifest.terms import StepCost
 from planner.question import Question
 from planner.serving.aggregated import AggregatedPool, Played, play_aggregated
-from planner.serving.capacity import Capacity, Limits, Outcome, Play, Trial, Until, excess_of
+from planner.serving.capacity import Capacity, Limits, Outcome, Play, Until
 from planner.serving.latency import Latency
 from planner.serving.played import FEW, MANY, SURE, Player
 from planner.serving.played import Played as Sample
 from planner.serving.rules import REFERENCE_RULE, SchedulingRule, engine_rule
-from planner.serving.streams import Floats, Stream, longest_prompt
+from planner.serving.streams import Floats, Ints, Stream, longest_prompt
 from planner.serving.tables import Loads, TableArrays, step_table
 from planner.workload import Workload, running_kv_tokens
 
@@ -89,26 +89,15 @@ class PlayedAggregated(Player):
         """Return what one of ``instances`` does at its rate; None where it cannot keep up."""
         if not 0 < rate_per_second <= self.saturation_per_second * (1 + 1e-9):
             return None
-        key = rate_per_second, instances, requests
+        key = self._key(rate_per_second, instances, requests)
         if key not in self._states:
-            stream = self.plays(requests, instances)[1].at_rate(rate_per_second)
-            pool = replace(self.pool, instances=instances) if stream.whole else self.pool
-            played = played_of(pool, self.charged, stream)
-            outcome = outcome_of(played, stream).counted(stream.counting)
-            self._states[key] = self._state(rate_per_second, played, stream, outcome)
-            self._trials[self._key(*key)] = Trial(
-                rate_per_second=rate_per_second,
-                outcomes=(outcome,),
-                excess=excess_of(outcome, self.limits),
-                limits=self.limits,
-                whole=stream.whole,
-            )
+            stream = self.plays(requests, instances)[1]
+            outcome = self.trial(rate_per_second, instances, requests).outcomes[0]
+            self._states[key] = self._state(rate_per_second, outcome, stream.answer_tokens[stream.counting] - 1)
         return self._states[key]
 
-    def _state(self, rate_per_second: float, played: Played, stream: Stream, outcome: Outcome) -> AggregatedState:
-        inner = stream.counting
-        span = (played.left_seconds - played.first_token_seconds)[inner]
-        later = (stream.answer_tokens - 1)[inner]
+    def _state(self, rate_per_second: float, outcome: Outcome, later: Ints) -> AggregatedState:
+        span = np.where(later > 0, outcome.tpot_seconds * later, 0.0)
         return AggregatedState(
             rate_per_second=rate_per_second,
             ttft=Latency.from_samples(outcome.ttft_seconds),
@@ -117,7 +106,7 @@ class PlayedAggregated(Player):
             span_seconds=float(span.mean()),
             mean_requests=rate_per_second * float(span.mean()),
             mean_step_seconds=float(span.sum() / max(later.sum(), 1)) * self.pool.accepted,
-            prompt_steps=played.prompt_steps / max(played.steps, 1),
+            prompt_steps=outcome.prompt_steps,
             utilisation=rate_per_second / self.saturation_per_second,
         )
 
@@ -138,7 +127,8 @@ def played_of(
 
 def outcome_of(played: Played, stream: Stream) -> Outcome:
     """Return the latencies of a stream's requests."""
-    return replace(_outcome(played.first_token_seconds, played.left_seconds, stream), ended=played.ended)
+    found = _outcome(played.first_token_seconds, played.left_seconds, stream)
+    return replace(found, ended=played.ended, prompt_steps=played.prompt_steps / max(played.steps, 1))
 
 
 def _outcome(first_seconds: Floats, left_seconds: Floats, stream: Stream) -> Outcome:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from planner.serving.capacity import Limits, Outcome, Play, Until
+from planner.serving.capacity import Limits, Outcome, Play
 from planner.serving.closed_forms.birth_death import DecodeState
 from planner.serving.decode import Decoded, DecodePool, DecodeRequests, play_decode
 from planner.serving.latency import Latency
@@ -41,7 +41,7 @@ class PlayedDecode(Player):
 
         def together(instances: int) -> Play:
             played = replace(pool, instances=instances)
-            return lambda stream, until: _outcome(played, reserved, stream, until)
+            return lambda stream, _: _outcome(played, reserved, stream)  # it is played to its end
 
         return cls(
             play=together(1),
@@ -94,7 +94,7 @@ def _decoded(pool: DecodePool, reserved: Callable[[Floats], Floats], stream: Str
     return sent, play_decode(pool, sent)
 
 
-def _outcome(pool: DecodePool, reserved: Callable[[Floats], Floats], stream: Stream, until: Until | None) -> Outcome:
+def _outcome(pool: DecodePool, reserved: Callable[[Floats], Floats], stream: Stream) -> Outcome:
     """Return TPOT of a stream; decode gives no TTFT."""
     sent, decoded = _decoded(pool, reserved, stream)
     tpot = np.full(len(stream), np.nan)

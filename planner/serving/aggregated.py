@@ -113,8 +113,10 @@ def _play(
     for begin, end in parts_of(first) if enough else [(0, first)]:
         until = np.inf if end == first else stream.arrival_seconds[end]
         loop.play(requests, instances, policy, rule, pool.times, (begin, end), until)
-        tokens = _so_far(requests, until) if enough and end < first else None
-        if enough and tokens and enough(*tokens):
+        if enough is None or end == first:
+            continue
+        tokens = _so_far(requests, until)
+        if enough(*tokens):
             requests.first, requests.left = tokens
             break
     return Played(

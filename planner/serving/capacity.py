@@ -44,6 +44,8 @@ class Outcome:
     tpot_seconds: Floats
     ended: bool = False
     """Whether the play ended early: latencies are then at least as long as they are told."""
+    prompt_steps: float = 0.0
+    """Share of an aggregated instance's steps that compute prompts."""
 
     def counted(self, inner: slice) -> "Outcome":
         """Return those that count."""

@@ -97,7 +97,8 @@ class Player:
         return self._trials[key]
 
     def _key(self, rate_per_second: float, instances: int, requests: int) -> tuple[float, int, int]:
-        return rate_per_second, instances, requests if self.workload.trace is None else MANY
+        """Return what a trial is known by; rates that differ by rounding are one, and a trace is always whole."""
+        return float(f"{rate_per_second:.12g}"), instances, requests if self.workload.trace is None else MANY
 
     def verdict(self, rate_per_second: float, instances: int = 1, requests: int = FEW) -> Trial:
         """Play one of ``instances`` at its rate until it is certain that limits are missed, or that few tell so."""
