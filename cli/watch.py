@@ -61,10 +61,14 @@ def _show(screen: Screen, found: WatchResult) -> None:
             beyond = ", which it misses" if value > limit else ""
             screen.text(f"{name} p{levels.percentile:g}: {short_duration(value)} of {short_duration(limit)}{beyond}.")
     told = "outside" if found.violated else "inside"
+    steps = (
+        f"take {found.factor:.2f} times what is predicted, {told} the plan's 80 % interval of {low:.2f} to {high:.2f}"
+        if found.seen.times_steps
+        else "are not timed by this source and are taken as predicted"
+    )
     screen.text(
-        f"Steps take {found.factor:.2f} times what is predicted, {told} the plan's 80 % interval of {low:.2f} "
-        f"to {high:.2f}; "
-        f"with them it carries {format_rate(found.carries)}, {found.headroom:+.0%} over the upper end of the rate."
+        f"Steps {steps}; with them the plan carries {format_rate(found.carries)}, {found.headroom:+.0%} over the upper "
+        "end of the rate."
     )
     for role, (now, then) in found.balance.items():
         screen.text(f"Experts of {role}: the busiest rank has {now:.2f} times the mean, planned are {then:.2f}.")

@@ -48,6 +48,11 @@ class Observed:
     prompt_half_width: float | None = None
     answer_half_width: float | None = None
 
+    @property
+    def times_steps(self) -> bool:
+        """Whether it tells how long steps take."""
+        return self.step_factor is not None or self.mean_tpot_seconds is not None
+
 
 def look(
     sources: Sequence[str],
@@ -204,6 +209,8 @@ def of_trace(source: str, manifest: Manifest) -> Observed:
 def of_results(sources: Sequence[str], manifest: Manifest, path: str) -> Observed:
     """Return what verified runs tell: how long steps are beside their predictions; traffic is the plan's."""
     paths = [str(each) for source in sources for each in _files(Path(source))]
+    if not paths:
+        raise BadInput(f"{sources[0]}: holds no results; CSV and JSON files are read, as plan verify reads them")
     with_manifest = any(not each.endswith(".csv") for each in paths)
     found = verify(*paths, manifest=path if with_manifest else None)
     errors = [1 / (1 + each.error["tpot_seconds"]) for each in found.compared if "tpot_seconds" in each.error]

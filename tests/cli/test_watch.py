@@ -144,6 +144,9 @@ def test_a_request_log_tells_traffic(planned: str, tmp_path: Path, capsys: pytes
     assert found["requests"] == 2000
     assert found["rate_per_second"] == pytest.approx(rate_of(0.9), rel=0.1)
     assert not found["change_pays"]
+    assert main(["watch", str(log), "--manifest", planned, "--headroom", "0", "--once"]) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert "Steps are not timed by this source and are taken as predicted" in told
 
 
 @pytest.fixture
@@ -207,3 +210,11 @@ def test_missing_sources_are_named(source: str, told: str, planned: str, capsys:
     """Exit code 2 and one sentence."""
     assert main(["watch", source, "--manifest", planned, "--window", "1ms", "--once"]) == 2
     assert told in capsys.readouterr().err
+
+
+def test_a_folder_without_results_is_named(planned: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """And what would be read."""
+    folder = tmp_path / "results"
+    folder.mkdir()
+    assert main(["watch", str(folder), "--manifest", planned, "--once"]) == 2
+    assert f"{folder}: holds no results; CSV and JSON files are read" in capsys.readouterr().err
