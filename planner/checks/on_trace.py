@@ -12,12 +12,11 @@ from functools import partial
 import numpy as np
 
 from planner.costs.cache import model_cache
-from planner.costs.memory import granted_tokens, kv_capacity_tokens
+from planner.costs.memory import granted_tokens
 from planner.instances.aggregated import AggregatedServer
 from planner.instances.operating import DecodeServer, PrefillServer
 from planner.instances.space import Role
 from planner.instances.transfers import links_of
-from planner.manifest.drafts import tokens_per_iteration
 from planner.plans.aggregated import AggregatedPlan
 from planner.plans.plan import DisaggregatedPlan, Plan
 from planner.plans.recorded import Pools, Recorded, play, separate, within
@@ -25,7 +24,7 @@ from planner.question import Question
 from planner.serving.capacity import Limits
 from planner.serving.deployed import AggregatedPools
 from planner.serving.latency import Array
-from planner.serving.separate import DecodeSide, PrefillSide
+from planner.serving.separate import PrefillSide
 from planner.workload import Trace, Traffic
 
 MOST_PLAYED = 600_000
@@ -129,15 +128,7 @@ def pools_of(plan: Plan, instances: Mapping[Role, int] | None = None) -> Pools |
             microbatches=first.microbatches,
             instances=counts[0],
         ),
-        DecodeSide(
-            cost=DecodeServer(question, second, plan.transfer_seconds).cost,
-            ranks=target.attention_groups,
-            slots=second.batch,
-            capacity_tokens=float(kv_capacity_tokens(second.deployment, decode.memory)),
-            microbatches=second.microbatches,
-            instances=counts[1],
-            tokens_per_iteration=tokens_per_iteration(second.drafts, question.acceptance),
-        ),
+        DecodeServer(question, second, plan.transfer_seconds).side(counts[1]),
         links_of(question, model_cache(first.deployment), (source, counts[0]), (target, counts[1])),
         partial(granted_tokens, second.deployment),
         question.workload,

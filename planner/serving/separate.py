@@ -14,8 +14,8 @@ from planner.serving.streams import Floats, Ints, Stream
 from planner.serving.tables import Loads, step_table
 
 
-class DecodeLinks(TypedDict):
-    """What a decode pool knows of the links before it; see ``DecodePool``."""
+class DecodeLinks(TypedDict, total=False):
+    """What a decode pool knows of the links before it, where that is known; see ``DecodePool``."""
 
     source_groups: int
     source_channels: int
