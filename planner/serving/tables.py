@@ -60,11 +60,6 @@ class TableArrays(NamedTuple):
     usual_kv: Floats
     """Cached tokens of the running requests of a rank that ``loaded`` and ``alone`` stand for, [running]."""
 
-    @property
-    def content(self) -> bytes:
-        """A digest by which equal tables are told."""
-        return blake2b(b"".join(np.asarray(each).tobytes() for each in self)).digest()
-
     kv_seconds: Floats
     """What one more of them adds, [running]."""
     sequence_seconds: Floats
@@ -72,6 +67,11 @@ class TableArrays(NamedTuple):
     ranks: float
     loading_seconds: float
     """What a cached token takes to come from the pool of prefixes, before the pass."""
+
+    @property
+    def content(self) -> bytes:
+        """A digest by which equal tables are told."""
+        return blake2b(b"".join(np.asarray(each).tobytes() for each in self)).digest()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
