@@ -49,10 +49,12 @@ def test_given_devices_take_so_long(found: podplan.PlanResult) -> None:
 
 
 def test_a_short_job_waits_for_its_last_request() -> None:
-    """A thousand requests in a minute: half of it is what a request takes by itself."""
-    found = podplan.plan("qwen3-8b", **SMALL, job="2000 requests in 30s")
+    """Instances that carry the mean rate alone are late: the last request begins when all others have."""
+    found = podplan.plan("qwen3-8b", **SMALL, job="2200 requests in 30s")
+    even = podplan.plan("qwen3-8b", **SMALL, job="2000 requests in 30s")
     assert found.best is not None and found.to_dict()["job"]["seconds"] <= 30
-    assert found.best.requests_per_second > 2000 / 30
+    assert even.best is not None and min(pool.capacity_per_second for _, pool in even.best.pools()) > 2200 / 30
+    assert found.best.devices > even.best.devices and found.best.requests_per_second > 2200 / 30
 
 
 def test_a_job_is_printed_without_latencies_and_checked(capsys: pytest.CaptureFixture[str]) -> None:

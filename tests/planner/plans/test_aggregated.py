@@ -85,7 +85,8 @@ def test_all_kinds_by_hand_are_no_better(ttft_seconds: float) -> None:
                 )
                 count, server = 2 // row.strategy.devices, AggregatedServer(question, candidate)
                 assert not server.pool_carries(count, 1.012 * rate)
-                reached = reached or server.pool_carries(count, 0.988 * rate)
+                # TTFT at the percentile does not rise evenly with the rate, so the rate itself is tried, too.
+                reached = reached or server.pool_carries(count, rate) or server.pool_carries(count, 0.988 * rate)
     assert reached
 
 
