@@ -7,11 +7,19 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from models.spec import MLA
+from planner.engines.rules import (
+    LAYOUT_CHECKS,
+    STRATEGY_CHECKS,
+    Broken,
+    Check,
+    Setup,
+    broken_pair,
+    broken_rule,
+)
 from planner.question import Question, Role
 from planner.strategy import Strategy
 
 if TYPE_CHECKING:  # the schema of profiles takes time to build, and the reference engine needs none
-    from planner.engines.rules import Broken, Check, Setup
     from planner.engines.spec import EngineProfile
 
 REFERENCE = "reference"
@@ -26,27 +34,23 @@ class Reach:
     question: Question
     role: Role
 
-    def cut(self, strategy: Strategy) -> "Broken | None":
+    def cut(self, strategy: Strategy) -> Broken | None:
         """Return the rule by which no layout of a strategy runs, None where some may."""
         if self.question.engine == REFERENCE:
             return None
-        from planner.engines.rules import STRATEGY_CHECKS, Broken
-
         staged = _profile(self.question.engine).prefill_decode.pipeline
         if strategy.pp > 1 and self.role != "mixed" and not staged.value:
             return Broken("pair-pipeline", "prefill and decode instances take no pipeline stages", staged.source)
         depths = self._drafts if strategy.pp > 1 else self._drafts[:1]  # drafts matter beside pipeline stages alone
         return self._broken(strategy, (0, 0, 1), STRATEGY_CHECKS, depths)
 
-    def most_microbatches(self, strategy: Strategy, redundant: int, dedicated: int) -> "tuple[int, Broken | None]":
+    def most_microbatches(self, strategy: Strategy, redundant: int, dedicated: int) -> tuple[int, Broken | None]:
         """Return the most microbatches, 1 or 2, with which a layout runs at every depth of drafts asked.
 
         0 and the rule at the fewest of those asked where it runs with none. The strategy is one that is not cut.
         """
         if self.question.engine == REFERENCE:
             return 2, None
-        from planner.engines.rules import LAYOUT_CHECKS
-
         first = None
         for parts in sorted(self.question.microbatches, reverse=True):
             first = self._broken(strategy, (redundant, dedicated, parts), LAYOUT_CHECKS, self._drafts)
@@ -60,18 +64,14 @@ class Reach:
         return (0,) if self.role == "prefill" else self.question.drafts
 
     def _broken(
-        self, strategy: Strategy, experts: tuple[int, int, int], checks: "Sequence[Check]", depths: Sequence[int]
-    ) -> "Broken | None":
+        self, strategy: Strategy, experts: tuple[int, int, int], checks: Sequence[Check], depths: Sequence[int]
+    ) -> Broken | None:
         """Return the first rule that (redundant, dedicated, microbatches) breaks at some depth of drafts."""
-        from planner.engines.rules import broken_rule
-
         profile = _profile(self.question.engine)
         each = (broken_rule(profile, self._setup(strategy, experts, drafts), checks) for drafts in depths)
         return next((broken for broken in each if broken is not None), None)
 
-    def _setup(self, strategy: Strategy, experts: tuple[int, int, int], drafts: int) -> "Setup":
-        from planner.engines.rules import Setup
-
+    def _setup(self, strategy: Strategy, experts: tuple[int, int, int], drafts: int) -> Setup:
         model = self.question.model
         machines = self.question.prefill if self.role == "prefill" else self.question.decode
         return Setup(
@@ -110,8 +110,6 @@ def pairs(question: Question, prefill: set[Layers], decode: set[Layers]) -> list
     """
     if question.engine == REFERENCE:
         return [(prefill, decode)]
-    from planner.engines.rules import broken_pair
-
     profile, found = _profile(question.engine), dict[frozenset[Layers], set[Layers]]()
     for theirs in sorted(decode):
         other = _bare(question, "decode", theirs)
@@ -123,10 +121,8 @@ def pairs(question: Question, prefill: set[Layers], decode: set[Layers]) -> list
     return [(set(ours), theirs) for ours, theirs in sorted(found.items(), key=lambda pair: -len(pair[0]))]
 
 
-def _bare(question: Question, role: Role, layers: Layers) -> "Setup":
+def _bare(question: Question, role: Role, layers: Layers) -> Setup:
     """Return what a pair's rules read of an instance."""
-    from planner.engines.rules import Setup
-
     machines, tp, pp = question.prefill if role == "prefill" else question.decode, *layers
     return Setup(
         strategy=Strategy(attention_tp=tp, pp=pp),

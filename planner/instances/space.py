@@ -120,7 +120,8 @@ def role_space(question: Question, role: Role) -> RoleSpace:
 def _role_space(question: Question, role: Role) -> RoleSpace:
     moe, grid, reach = question.model.moe, _strategies(question, role), Reach(question, role)
     rows, cut = [], Counter(grid.cut)
-    known: dict[tuple[int, int, bool], _Layouts] = {}
+    known: dict[tuple[int, int], list[tuple[int, int]]] = {}  # layouts depend on the degrees of the experts alone
+    run: dict[tuple[int, int, bool], _Run] = {}  # and their rules on whether there are several DP ranks
     for strategy in grid.strategies:
         if moe is None and strategy.attention_dp > 1:
             cut["DP ranks of a dense model share nothing: they are instances"] += 1
@@ -128,36 +129,37 @@ def _role_space(question: Question, role: Role) -> RoleSpace:
         if strategy.devices > (question.max_instance_devices or strategy.devices):
             cut[f"more than --max-instance-devices {question.max_instance_devices}"] += 1
             continue
-        # All that rules of layouts read of a strategy.
-        degrees = strategy.moe_tp, strategy.moe_ep, strategy.attention_dp > 1
+        degrees, several = (strategy.moe_tp, strategy.moe_ep), strategy.attention_dp > 1
         if degrees not in known:
-            known[degrees] = _layouts_run(question, strategy, role, reach)
-        own, broken = known[degrees], reach.cut(strategy)
+            known[degrees] = layouts(question, strategy, role)
+        broken = reach.cut(strategy)
         if broken is not None:
-            cut[f"{question.engine}: {broken.rule}"] += own.tried
+            cut[f"{question.engine}: {broken.rule}"] += len(known[degrees])
             continue
-        rows += [Row(strategy, *layout) for layout in own.run]
+        if (*degrees, several) not in run:
+            run[*degrees, several] = _layouts_run(strategy, known[degrees], reach)
+        own = run[*degrees, several]
+        rows += [Row(strategy, *layout) for layout in own.layouts]
         cut.update(own.cut)
     return RoleSpace(rows, dict(sorted(cut.items())))
 
 
-class _Layouts(NamedTuple):
-    """Expert layouts of some degrees: how many there are, (redundant, dedicated, microbatches) that run, and others."""
+class _Run(NamedTuple):
+    """Expert layouts of some degrees that run, (redundant, dedicated, microbatches), and others by the rule broken."""
 
-    tried: int
-    run: list[tuple[int, int, int]]
+    layouts: list[tuple[int, int, int]]
     cut: Counter[str]
 
 
-def _layouts_run(question: Question, strategy: Strategy, role: Role, reach: Reach) -> _Layouts:
-    every, run, cut = layouts(question, strategy, role), [], Counter[str]()
+def _layouts_run(strategy: Strategy, every: Sequence[tuple[int, int]], reach: Reach) -> _Run:
+    run, cut = list[tuple[int, int, int]](), Counter[str]()
     for redundant, dedicated in every:
         parts, broken = reach.most_microbatches(strategy, redundant, dedicated)
         if parts:
             run.append((redundant, dedicated, parts))
         elif broken is not None:
-            cut[f"{question.engine}: {broken.rule}"] += 1
-    return _Layouts(len(every), run, cut)
+            cut[f"{reach.question.engine}: {broken.rule}"] += 1
+    return _Run(run, cut)
 
 
 def _strategies(question: Question, role: Role) -> Grid:
