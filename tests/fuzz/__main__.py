@@ -8,7 +8,7 @@ import json
 import os
 import sys
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from multiprocessing import get_context
@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 
 from tests.fuzz.cases import WEIGHTS, Case, cases, read_case
 from tests.fuzz.hunt import judged
-from tests.fuzz.truths import TRUTHS, Flags, Truth, contradictions
+from tests.fuzz.truths import TRUTHS, contradictions
 
 
 def drawn(count: int, number: int, commands: Collection[str] = ()) -> list[Case]:
@@ -54,7 +54,7 @@ def ask(count: int, number: int, jobs: int, only: Collection[str] = ()) -> int:
     """Tell what contradicts itself around so many random questions, and return around how many."""
     bad, truths = 0, [truth for truth in TRUTHS if truth.__name__ in only]
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-        found_of = partial(contradicted, seed=number, truths=truths)
+        found_of = partial(contradictions, seed=number, truths=truths)
         for place, (flags, found) in enumerate(pool.map(found_of, range(count))):
             bad += bool(found)
             for told in found:
@@ -62,11 +62,6 @@ def ask(count: int, number: int, jobs: int, only: Collection[str] = ()) -> int:
                 sys.stdout.flush()
     sys.stdout.write(f"{count} questions of seed {number}: {bad} with a contradiction\n")
     return min(bad, 100)
-
-
-def contradicted(number: int, seed: int, truths: Sequence[Truth]) -> tuple[Flags, list[str]]:
-    """Return what contradicts itself around a question in these truths, without any in some."""
-    return contradictions(number, seed, *truths)
 
 
 def run() -> int:

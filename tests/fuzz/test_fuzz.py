@@ -1,6 +1,9 @@
 """A small share of the hunt; all of it is `python -m tests.fuzz --cases 20000`."""
 
+import subprocess
+import sys
 from itertools import count
+from pathlib import Path
 
 import pytest
 
@@ -34,7 +37,7 @@ def test_the_hunt_finds_what_is_wrong() -> None:
 @pytest.mark.parametrize("number", [0, 1])
 def test_answers_do_not_contradict_each_other(number: int) -> None:
     """A small share of `python -m tests.fuzz --truths 500`."""
-    flags, found = contradictions(number, 1, *(truth for truth in TRUTHS if truth not in (alike, explained, repeated)))
+    flags, found = contradictions(number, 1, [truth for truth in TRUTHS if truth not in (alike, explained, repeated)])
     assert found == [], flags
 
 
@@ -44,13 +47,13 @@ SMALL_QUESTIONS = [each for each in range(80) if drawn_question(each, 3).flags["
 @pytest.mark.parametrize("number", SMALL_QUESTIONS)
 def test_every_door_tells_the_same_figures(number: int) -> None:
     """Headline, table, JSON, explain and check; more by `python -m tests.fuzz --truths 200 --only alike`."""
-    flags, found = contradictions(number, 3, alike)
+    flags, found = contradictions(number, 3, [alike])
     assert found == [], flags
 
 
 def test_sizing_serves_what_planning_serves_near_saturation() -> None:
     """Where TTFT may be long few requests hardly wait, and tell which budget is the least late, not which saturates."""
-    assert contradictions(33, 2, sized)[1] == []
+    assert contradictions(33, 2, [sized])[1] == []
 
 
 def test_contradictions_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,6 +61,13 @@ def test_contradictions_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     falling, rising = count(100.0, -1.0), count(100.0)
     monkeypatch.setattr(Asking, "plan", lambda *_, **__: None)
     monkeypatch.setattr(Asking, "rate", lambda *_, **__: next(falling))
-    assert [len(contradictions(0, 1, truth)[1]) > 0 for truth in (looser, sized)] == [True, True]
+    assert [len(contradictions(0, 1, [truth])[1]) > 0 for truth in (looser, sized)] == [True, True]
     monkeypatch.setattr(Asking, "rate", lambda *_, **__: next(rising))
-    assert len(contradictions(0, 1, most)[1]) == 3
+    assert len(contradictions(0, 1, [most])[1]) == 3
+
+
+def test_questions_are_asked_in_processes_of_their_own() -> None:
+    """As `python -m tests.fuzz --truths` asks them."""
+    line = [sys.executable, "-m", "tests.fuzz", "--truths", "2", "--only", "told", "--seed", "3", "--jobs", "1"]
+    done = subprocess.run(line, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "2 questions of seed 3: 0 with a contradiction\n"), done.stderr

@@ -10,7 +10,7 @@ import os
 import random
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from io import StringIO
@@ -355,7 +355,7 @@ TRUTHS: dict[Truth, float] = {
 """Each with the share of questions that it is asked of: some take many searches."""
 
 
-def contradictions(number: int, seed: int, *truths: Truth) -> tuple[Flags, list[str]]:
+def contradictions(number: int, seed: int, truths: Sequence[Truth] = ()) -> tuple[Flags, list[str]]:
     """Return a random question, and what contradicts itself around it, in these truths or in some."""
     ask, found = drawn(number, seed), []
     for truth in truths or [each for each, share in TRUTHS.items() if ask.chance.random() < share]:
