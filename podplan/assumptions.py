@@ -5,10 +5,10 @@ from hardware.formats import product_dtype, storable
 from hardware.prices import PURCHASE, prices
 from hardware.spec import HardwareSpec
 from planner.instances.reachable import REFERENCE
-from planner.instances.space import engine_cut
+from planner.instances.space import ROLES, engine_cut
 from planner.plans.plan import Plan
 from planner.plans.quantised import format_text, own_formats
-from planner.question import Machines, Question
+from planner.question import Machines, Question, Role
 from podplan.machines import figure_texts
 from podplan.question import Asked
 from podplan.readers import is_any, is_auto
@@ -114,7 +114,8 @@ def _implied(asked: Asked) -> dict[str, object]:
     if chosen:
         implied["formats"] = f"{format_text(own_formats(question))}, best of {' and '.join(chosen)}"
     if question.engine != REFERENCE and not is_any(asked.flags.engine):
-        implied["engine_layouts"] = {role: engine_cut(question, role) for role in ("prefill", "decode")}
+        roles: tuple[Role, ...] = ("mixed",) if question.shape == "aggregated" else ROLES
+        implied["engine_layouts"] = {role: engine_cut(question, role) for role in roles}
     if asked.flags.size is None:
         implied["size"] = _sizes(question)
     if question.model.moe is not None and question.balance.kind in ("measured", "none"):
