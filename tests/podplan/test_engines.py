@@ -58,3 +58,11 @@ def test_a_utilisation_that_binds_is_named() -> None:
     assert more.requests_per_second == pytest.approx(1.2 * one.requests_per_second, rel=0.02)
     assert one.binding_limit in ("devices, prefill utilisation", "devices, decode tpot", "devices, decode memory")
     assert podplan.plan("qwen3-8b", **loose).to_dict()["assumptions"]["max_utilisation"] == 0.98
+
+
+def test_layouts_of_an_engine_are_told_by_the_shape_that_is_planned() -> None:
+    """Those of aggregated instances where only these are planned, else those of prefill and decode."""
+    named = {**SMALL, "engine": "vllm", "rate": "1/s"}
+    for shape, roles in (("aggregated", {"mixed"}), ("disaggregated", {"prefill", "decode"})):
+        found = podplan.plan("qwen3-8b", **{**named, "shape": shape}).to_dict()["assumptions"]["engine_layouts"]
+        assert found.keys() == roles and all("layouts kept" in told for told in found.values())
