@@ -356,8 +356,15 @@ TRUTHS: dict[Truth, float] = {
 
 
 def contradictions(number: int, seed: int, truths: Sequence[Truth] = ()) -> tuple[Flags, list[str]]:
-    """Return a random question, and what contradicts itself around it, in these truths or in some."""
-    ask, found = drawn(number, seed), []
+    """Return a random question, and what contradicts itself around it, in these truths or in some.
+
+    A question that is bad input, such as a layout that no engine runs in the model's formats, has no answer to hold.
+    """
+    ask, found = drawn(number, seed), list[str]()
+    try:
+        ask.answer()
+    except BadInput:
+        return ask.flags, found
     for truth in truths or [each for each, share in TRUTHS.items() if ask.chance.random() < share]:
         ask.chance.seed(f"{seed}-{number}-{truth.__name__}")  # so that one alone can be asked again
         found += [f"{truth.__name__}: {each}" for each in truth(ask)]
