@@ -88,13 +88,14 @@ def _search(question: Question, *, explain: bool, beside: bool) -> Answer:
 
 
 def _refused(found: Sequence[Found], question: Question) -> Answer:
-    """Return why no part of the space has a plan, told of the one that carries most."""
-    from planner.search.changes.refusal import refused
+    """Return why no part of the space has a plan, told of the one that carries most, or of one that holds the model."""
+    from planner.search.changes.refusal import limit_of, refused
 
     best, chosen = found[0], found[0].most(0.0)
     for each in found[1:]:
         other = each.most(chosen.carried if isinstance(chosen, Choice) else 0.0)
-        if isinstance(other, Choice):
+        holds = not isinstance(chosen, Choice) and limit_of(best.separate) == "memory" != limit_of(each.separate)
+        if isinstance(other, Choice) or holds:
             best, chosen = each, other
     answer = replace(refused(best.separate, question, chosen), cut=best.cut)
     return replace(answer, engines=_of_engines(found, question) if question.engines else ())

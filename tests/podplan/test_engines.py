@@ -66,3 +66,12 @@ def test_layouts_of_an_engine_are_told_by_the_shape_that_is_planned() -> None:
     for shape, roles in (("aggregated", {"mixed"}), ("disaggregated", {"prefill", "decode"})):
         found = podplan.plan("qwen3-8b", **{**named, "shape": shape}).to_dict()["assumptions"]["engine_layouts"]
         assert found.keys() == roles and all("layouts kept" in told for told in found.values())
+
+
+def test_a_refusal_is_told_of_an_engine_that_holds_the_model() -> None:
+    """Of engines some of which hold a model in no layout, the refusal is one that does, and its change is of use."""
+    asked = {"hw": "910c", "devices": 64, "isl": 4096, "osl": 64, "shape": "disaggregated"}
+    refused = podplan.plan("kimi-k2", **asked, ttft="1ms")
+    assert refused.binding_limit == "ttft"
+    told = refused.answer.explanation.partition("nearest change: --ttft ")[2]
+    assert podplan.plan("kimi-k2", **asked, ttft=told).best is not None

@@ -8,6 +8,7 @@ from functools import partial
 from ground.units import format_count, format_duration, format_rate, rounded_down, rounded_up
 from hardware.formats import ELEMENT_BYTES, KvDtype, multiplied, storable
 from hardware.spec import Dtype
+from planner.plans.quantised import alternatives
 from planner.question import Question
 from planner.search.answer import Change
 from planner.search.changes.missing import asked_limit, fastest, most_devices, with_limit
@@ -157,8 +158,9 @@ def limit_change(question: Question, ttft: bool, feasible: Try = has_plan) -> Ch
 
 
 def _eased_from(question: Question, ttft: bool) -> float:
-    """Return the limit that is eased: the asked one, or where that is hopeless the least that an instance takes."""
-    least, (_, asked) = fastest(question, ttft), asked_limit(question, ttft)
+    """Return the limit that is eased: the asked one, or where that is hopeless the least that any engine takes."""
+    every, (_, asked) = [fastest(each, ttft) for each in alternatives(question)], asked_limit(question, ttft)
+    least = min((seconds for seconds in every if seconds), default=0.0)
     return asked if asked * MOST_FACTOR > 2 * least else least
 
 
