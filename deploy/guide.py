@@ -12,6 +12,10 @@ from deploy.roles import RolePlan
 from ground.units import format_bytes
 from planner.engines.ascend import exchange_of, mc2_capacity
 
+FETCH = (
+    "kubectl apply -f weights.yaml, and kubectl wait --for=condition=complete --timeout=-1s job/{name}-weights: "
+    "engines that start before it is done find half a model."
+)
 PROVE = [
     "Run smoke.{job}: one request must go through every role.",
     "Run benchmark.{job}; plan verify reads its result.",
@@ -126,7 +130,8 @@ def exchanges(target: Target) -> Iterator[str]:
 
 def guide(target: Target, origin: Provenance, files: Mapping[str, str]) -> str:
     """Return the README.md of a deployment."""
-    steps = STEPS.get(target.kind, [APPLY, *PROVE])
+    fetched = "kind: Job" in files.get("weights.yaml", "")
+    steps = [*([FETCH] if fetched else []), *STEPS.get(target.kind, [APPLY, *PROVE])]
     roles = sorted(
         name for name in files if name.endswith(".yaml") and name not in (*FIRST, *LAST, *RUN, "router.yaml")
     )
@@ -135,7 +140,8 @@ def guide(target: Target, origin: Provenance, files: Mapping[str, str]) -> str:
         "files": target.site.files_path,
         "gateway": target.site.gateway_class,
         "job": "sh" if target.bare or target.kind == "motor" else "yaml (kubectl apply, then kubectl logs of its job)",
-        "sheets": ", ".join(name for name in order if name in files),
+        "name": target.name,
+        "sheets": ", ".join(name for name in order if name in files and not (fetched and name == "weights.yaml")),
     }
     lines = [
         f"# {target.name_of_model} with {origin.title} {origin.version}, {target.kind}",
@@ -146,7 +152,7 @@ def guide(target: Target, origin: Provenance, files: Mapping[str, str]) -> str:
         *_section("Devices", arithmetic(target)),
         *_section("Limits", [*limits(target), *exchanges(target)]),
         *_section("Memory", list(memories(target))),
-        *_section("What the site must bring", list(needs(target))),
+        *_section("What the site must bring", list(needs(target, files))),
         "## Start",
         "",
         *(f"{number}. {step.format(**said)}" for number, step in enumerate(steps, start=1)),
@@ -163,14 +169,14 @@ def _section(title: str, lines: list[str]) -> list[str]:
     return [f"## {title}", "", *(f"- {line}" for line in lines), ""] if lines else []
 
 
-def needs(target: Target) -> Iterator[str]:
+def needs(target: Target, files: Mapping[str, str]) -> Iterator[str]:
     """Yield what the site must bring, and where an engine does otherwise than the plan."""
     places = dict.fromkeys((target.weights_path(role), role.weights_dtype) for role in target.roles)
     several = " and ".join(f"{path} (those in {dtype})" for path, dtype in places)
     yield f"The weights, at {several if len(places) > 1 else target.model_path} on every node."
     if not target.bare and target.kind != "motor" and target.site.model_claim:
         yield f"The claim {target.site.model_claim} with the folder {target.model_path.rpartition('/')[2]} in it."
-    yield from _weights(target)
+    yield from _weights(target, files)
     yield from _images(target)
     if target.profile.engine == "xllm" and any(role.drafts for role in target.roles):
         drafted = " and ".join(dict.fromkeys(target.draft_model_path(role) for role in target.roles if role.drafts))
@@ -186,14 +192,14 @@ def needs(target: Target) -> Iterator[str]:
         yield f"RDMA in pods of {' and '.join(wide)}: {target.site.rdma_resource}, or what rdma_resource names."
 
 
-def _weights(target: Target) -> Iterator[str]:
+def _weights(target: Target, files: Mapping[str, str]) -> Iterator[str]:
     """Yield which checkpoint is meant."""
     repository, other = source_of(target), mismatched(target)
+    made = "weights.yaml has a job that makes one, or give model_source of" if "weights.yaml" in files else "bring"
     if quantised(target):
         yield (
             f"A W8A8 checkpoint of ModelSlim: the weights of {repository or 'the model'} in "
-            f"{target.roles[0].model.native_dtype} do not load as int8; weights.yaml has a job that makes one, "
-            "or give model_source of one that is published."
+            f"{target.roles[0].model.native_dtype} do not load as int8; {made} one that is published."
         )
     if other:
         yield (

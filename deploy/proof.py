@@ -58,7 +58,7 @@ def router_url(target: Target) -> str:
     names = {
         "llm-d": f"http://{name}",
         "dynamo": f"http://{name}-frontend:8000",
-        "motor": "http://mindie-service:1025",
+        "motor": "http://127.0.0.1:31015",  # mindie-ms-coordinator-infer, on every node
     }
     if target.kind in ("bare", "slurm"):
         here = target.site.router_port if target.profile.engine != "mindie" else target.site.http_port

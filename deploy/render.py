@@ -27,6 +27,7 @@ from planner.engines.memory import dispatch_tokens
 from planner.engines.spec import EngineProfile, PlatformKind
 from planner.manifest.schema import Manifest
 
+MOTOR_NODES = {"prefill": 8, "decode": 20}
 MOST_DISPATCHED = 1024  # by the counters of DeepEP's kernels, FINISHED_SUM_TAG
 SAFE_NAME = re.compile(r"[A-Za-z0-9._-]{1,100}")
 COMMANDS: dict[str, Callable[[Target, RolePlan], Launch]] = {
@@ -119,15 +120,23 @@ def check_kind(target: Target) -> None:
     if len(accelerators) > 1:
         raise BadInput(f"--engine: {profile.title} cannot span {' and '.join(sorted(accelerators))} devices")
     _check_pools(target)
-    if profile.engine == "mindie" and (kind == "motor") != (target.role("decode") is not None):
+    if profile.engine == "mindie" and (kind == "motor") != (apart := target.role("decode") is not None):
         raise BadInput(
             "--platform: MindIE takes prefill and decode apart through Motor, on kubernetes, and aggregated instances "
-            f"bare; this plan needs --platform {'kubernetes --kind motor' if kind == 'bare' else 'bare'}"
+            f"bare; this plan needs --platform {'kubernetes --kind motor' if apart else 'bare'}"
         )
 
 
 def _check_nodes(target: Target) -> None:
-    """Raise Infeasible over several nodes where nothing makes xLLM's rank tables or starts TensorRT-LLM's ranks."""
+    """Raise Infeasible over several nodes where nothing makes xLLM's rank tables or starts TensorRT-LLM's ranks, and
+    past the nodes of an instance that Motor's deployer takes.
+    """
+    for role in target.roles if target.kind == "motor" else ():
+        if role.nodes > MOTOR_NODES.get(role.role, role.nodes):
+            raise Infeasible(
+                f"--kind: MindIE Motor takes {MOTOR_NODES[role.role]} nodes of a {role.role} instance (MindIE-Motor: "
+                f"utils/validate_config.py), and this plan's has {role.nodes}; plan with --max-instance-devices"
+            )
     wide = [role.name for role in target.roles if role.nodes > 1]
     if target.profile.engine == "trtllm" and wide and target.kind != "dynamo":
         raise Infeasible(

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from deploy.commands import trtllm
-from deploy.commands.launch import Launch, Target
+from deploy.commands.launch import STARTUP_SECONDS, Launch, Target
 from deploy.commands.sglang import BOOTSTRAP_PORT
 from deploy.header import Provenance, comment
 from deploy.roles import RolePlan
@@ -78,8 +78,13 @@ def _vllm_router(target: Target, urls: dict[str, list[str]]) -> Router:
         flags += [("--decode", url) for url in urls["decode"]]
     else:
         flags.append(("--worker-urls", Shell(" ".join(quoted(url) for url in urls["mixed"]))))
-    flags += [("--policy", "round_robin"), ("--host", "0.0.0.0"), ("--port", target.site.router_port)]
-    return Router(programme=("vllm-router",), flags=tuple(flags), table="vllm-router-0.1.17")
+    return Router(programme=("vllm-router",), flags=(*flags, *_listening(target)), table="vllm-router-0.1.17")
+
+
+def _listening(target: Target) -> list[Flag]:
+    """Return how either router spreads requests and where it listens, once the engines have loaded their weights."""
+    own: list[Flag] = [("--host", "0.0.0.0"), ("--port", target.site.router_port)]
+    return [("--policy", "round_robin"), *own, ("--worker-startup-timeout-secs", STARTUP_SECONDS)]
 
 
 def _bootstrapped(target: Target, url: str) -> Shell:
@@ -96,9 +101,8 @@ def _sglang_router(target: Target, urls: dict[str, list[str]]) -> Router:
         flags += [("--decode", url) for url in urls["decode"]]
     else:
         flags.append(("--worker-urls", Shell(" ".join(quoted(url) for url in urls["mixed"]))))
-    flags += [("--policy", "round_robin"), ("--host", "0.0.0.0"), ("--port", target.site.router_port)]
     programme = ("python3", "-m", "sglang_router.launch_router")
-    return Router(programme=programme, flags=tuple(flags), table="sglang-router-0.3.2")
+    return Router(programme=programme, flags=(*flags, *_listening(target)), table="sglang-router-0.3.2")
 
 
 def _trtllm_orchestrator(target: Target, urls: dict[str, list[str]]) -> Router:

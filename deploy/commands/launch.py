@@ -12,6 +12,7 @@ from planner.engines.spec import EngineProfile, PlatformKind
 from planner.manifest.schema import ServiceLevels
 
 RENDEZVOUS_PORT = 13345
+STARTUP_SECONDS = 3600  # weights of hundreds of gigabytes load in tens of minutes
 SIDECAR_SERVICE_PORT, SIDECAR_TARGET_PORT = 8000, 8200  # llm-d-modelservice's defaults
 DEFAULT_TTFT_SECONDS, DEFAULT_TPOT_SECONDS = 1.0, 0.05  # of xllm-service and MindIE Motor
 DEVICE = "DEVICE"  # shell variables that every script sets

@@ -19,7 +19,7 @@ from planner.engines.memory import hccl_mebibytes
 
 Json = dict[str, Any]
 
-DAEMON = "/usr/local/Ascend/mindie/latest/mindie-service/bin/mindieservice_daemon"
+DAEMON = "mindie_llm_server"  # docs/zh/user_guide/quick_start of MindIE-LLM 8b4871a
 MOST_LINKS = 4096
 LONGEST_ANSWER_SECONDS = 3600
 LEAST_BUFFER_MEBIBYTES = 512  # MindIE-LLM's validator takes no less

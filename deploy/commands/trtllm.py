@@ -9,6 +9,7 @@ from typing import Any
 
 from deploy.commands.fabric import gpu_environment
 from deploy.commands.launch import Launch, Target, port
+from deploy.memory import exchanges
 from deploy.roles import RolePlan
 from deploy.words import Shell
 from ground.files import to_yaml
@@ -24,6 +25,8 @@ def launch(target: Target, role: RolePlan) -> Launch:
     environment = gpu_environment(target, role)
     if role.disaggregated:
         environment["TRTLLM_USE_UCX_KVCACHE"] = 1
+    if exchanges(role):  # off by default, and then tokens are gathered where no NVLink spans nodes
+        environment["TRTLLM_CAN_USE_DEEP_EP"] = 1
     return Launch(
         role=role,
         programme=("trtllm-serve", Shell('"$MODEL"')),
@@ -67,7 +70,7 @@ def options(target: Target, role: RolePlan) -> Json:
         found |= {"cuda_graph_config": None, "disable_overlap_scheduler": True}
     else:
         found["cuda_graph_config"] = {"enable_padding": True, "max_batch_size": role.sequences}
-    if role.role == "mixed":
+    if role.role != "decode" and role.tokens < role.longest_prompt:  # a longer prompt is refused without
         found["enable_chunked_prefill"] = True
     if role.disaggregated:
         found["cache_transceiver_config"] = {"backend": "UCX", "max_tokens_in_buffer": role.longest}

@@ -33,13 +33,30 @@ def graph(target: Target, launches: dict[str, Launch], origin: Provenance) -> Ob
     image = target.site.image or dynamo.images[target.profile.engine].value
     dropped = frozenset(dynamo.injected_flags.value) | OWN
     (form,) = template("dynamo-frontend")
-    own = {"name": target.name, "plain_pod": plain_pod(target), "locked": LOCKED, "annotations": annotations(origin)}
-    frontend = filled(form, own | {"image": target.site.router_image or image})
+    frontend = filled(
+        form,
+        {
+            "name": target.name,
+            "plain_pod": _known(plain_pod(target)),
+            "locked": LOCKED,
+            "annotations": annotations(origin),
+            "image": target.site.router_image or image,
+            "weights_mount": weights_mount(target),
+            "weights_volume": weights_volume(target),
+        },
+    )
     workers = [_worker(target, launch, image, dropped, origin) for launch in launches.values()]
     made = objects(
         "dynamo", target, origin, api=dynamo.api, engine=target.profile.engine, components=[frontend, *workers]
     )
     return next(made)
+
+
+def _known(settings: Object) -> Object:
+    """Return pod settings with the operator's own account and its token: pods register and are found through the
+    Kubernetes API (docs/design-docs/discovery-plane), with the rights that the operator gives that account alone.
+    """
+    return {key: value for key, value in settings.items() if "erviceAccount" not in key}
 
 
 def _worker(target: Target, launch: Launch, image: str, dropped: frozenset[str], origin: Provenance) -> Object:
@@ -56,7 +73,7 @@ def _worker(target: Target, launch: Launch, image: str, dropped: frozenset[str],
         "shared_memory": target.site.shared_memory,
         "labels": labels(target, launch),
         "annotations": annotations(origin) | target.site.annotations,
-        "settings": pod_settings(target, role),
+        "settings": _known(pod_settings(target, role)),
         "image": image,
         "engine": target.profile.engine,
         "arguments": arguments(target, launch, dropped),

@@ -1,7 +1,7 @@
 """The pod of one node of a role, the same in every kind of workload."""
 
 from deploy.commands.fabric import talks_over_nodes
-from deploy.commands.launch import Launch, Target
+from deploy.commands.launch import STARTUP_SECONDS, Launch, Target
 from deploy.header import Provenance, annotations
 from deploy.images import image, paired
 from deploy.kubernetes.templates import template
@@ -11,9 +11,8 @@ from deploy.scripts import ASCEND_RANK_TABLE
 from deploy.templates import Object, filled
 
 RESOURCES = {"nvidia": "nvidia.com/gpu", "ascend": "huawei.com/Ascend910"}
-# Weights of hundreds of gigabytes load in tens of minutes: 180 tries, 20 s apart, are an hour.
-STARTUP_TRIES = 180
 STARTUP_PERIOD_SECONDS = 20
+STARTUP_TRIES = STARTUP_SECONDS // STARTUP_PERIOD_SECONDS
 
 
 def resource_name(target: Target, role: RolePlan) -> str:

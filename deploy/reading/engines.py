@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from deploy.reading.flags import Flags, read_flags
+from deploy.reading.flags import Flags, read_flags, unknown_options
 from deploy.reading.nodes import Node
 from ground.files import parse_yaml
 
@@ -205,6 +205,8 @@ def trtllm(instance: Instance, experts: int, texts: Mapping[str, str]) -> Counte
     flags = read_flags(instance[0].processes[0].words)
     path = flags.get("--extra_llm_api_options") or flags.get("--extra-engine-args") or ""
     held: dict[str, Any] = dict(parse_yaml(texts[path.rpartition("/")[2]], path))  # type: ignore[call-overload]
+    if unknown := unknown_options(held):
+        raise ValueError(f"TensorRT-LLM's LLM arguments take no {', '.join(unknown)}")
     stage, pp = held["tensor_parallel_size"], held["pipeline_parallel_size"]
     dp = stage if held["enable_attention_dp"] else 1
     ep, moe_tp = held.get("moe_expert_parallel_size"), held.get("moe_tensor_parallel_size", 1)

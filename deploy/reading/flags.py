@@ -20,6 +20,7 @@ TABLES = {
     "dynamo.sglang": ("dynamo-sglang-1.6.1", "sglang-0.5.21"),
 }
 
+OPTIONS = "trtllm-options-1.2.1"
 Flags = dict[str, str | None]
 
 
@@ -72,10 +73,23 @@ def unknown_flags(engine: str, flags: Mapping[str, str | None]) -> list[str]:
     return found
 
 
+def unknown_options(options: Mapping[str, Any]) -> list[str]:
+    """Return keys of TensorRT-LLM's YAML options that its LLM arguments refuse, and words that are no choice there."""
+    facts = table(OPTIONS)
+    found = _unread(options, "options", {name: set(held) for name, held in facts["json"].items()})
+    for path, known in facts["choices"].items():
+        held: Any = {"options": options}
+        for name in path.split("."):
+            held = held.get(name) if isinstance(held, Mapping) else None
+        if held is not None and held not in known:
+            found.append(f"{path.removeprefix('options.')}: {held}")
+    return found
+
+
 def _unread(data: Mapping[str, Any], name: str, keys: Mapping[str, set[str]]) -> list[str]:
     """Return the keys of a JSON flag that the engine passes over, also inside its nested settings."""
     found = [key for key in data if key not in keys[name]]
     for key, held in data.items():
         if f"{name}.{key}" in keys and isinstance(held, dict):
-            found += [f"{key}.{inner}" for inner in held if inner not in keys[f"{name}.{key}"]]
+            found += [f"{key}.{inner}" for inner in _unread(held, f"{name}.{key}", keys)]
     return found

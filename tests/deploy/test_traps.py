@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from deploy.reading.check import all_texts, ascend_rows
-from deploy.reading.flags import read_flags, table
+from deploy.reading.flags import read_flags, table, unknown_options
 from deploy.reading.nodes import Node, read_nodes
 from deploy.render import render
 from deploy.site import Site
@@ -495,3 +495,63 @@ def test_devices_whose_files_are_not_known_are_refused() -> None:
     with pytest.raises(Infeasible, match=r"take NVLink inside a node .* is on PCIe \(machine\)"):
         render(cards, load_engine("sglang"), "bare", Site(), DIGEST)
     assert "mixed.sh" in render(cards, load_engine("vllm"), "bare", Site(), DIGEST).files
+
+
+def test_dynamo_s_pods_may_ask_the_kubernetes_api() -> None:
+    """Workers register and frontends look them up there: without a token of the operator's account none is found."""
+    site = Site(service_account="serving", model_host_path="/mnt/weights")
+    files = render(plan("r1-h800"), load_engine("vllm"), "dynamo", site, DIGEST).files
+    for component in yaml.safe_load(files["graph.yaml"])["spec"]["components"]:
+        spec = component["podTemplate"]["spec"]
+        assert not {"automountServiceAccountToken", "serviceAccountName"} & spec.keys()
+        assert {"name": "model", "hostPath": {"path": "/mnt/weights", "type": "Directory"}} in spec["volumes"]
+
+
+def test_a_router_waits_as_long_as_engines_may_load() -> None:
+    """Its own limit is ten minutes, or half an hour, and then it ends."""
+    for engine, kind in (("vllm", "bare"), ("sglang", "lws")):
+        files = all_texts(made("r1-h800", engine, kind).files)  # type: ignore[arg-type]
+        assert "--worker-startup-timeout-secs 3600" in files["router.sh"]
+
+
+def test_weights_are_there_before_engines_start() -> None:
+    """The README waits for the job that fetches them; without such a job it names none."""
+    name = "job/qwen3-235b-a22b-weights"
+    assert name in made("qwen-h800", "vllm", "lws").files["README.md"]
+    own = render(plan("qwen-h800"), load_engine("vllm"), "lws", Site(model_claim="mine"), DIGEST)
+    assert name not in own.files["README.md"]
+    assert "weights.yaml" not in made("r1-cm384", "mindie", "motor").files["README.md"]
+
+
+def trtllm_options(tokens: int) -> dict[str, Any]:
+    """Return the YAML of an aggregated instance of TensorRT-LLM whose steps hold so many tokens."""
+    roles = {"mixed": {"strategy": "DP=8, EP=8", "tokens": tokens, "redundant": 8, "requests": 8}}
+    manifest = deployed("qwen3-30b-a3b", "h800", **roles)
+    files = render(manifest, load_engine("trtllm"), "bare", Site(), DIGEST).files
+    assert "TRTLLM_CAN_USE_DEEP_EP=1" in files["mixed.sh"]  # off by default, and then tokens are gathered
+    found: dict[str, Any] = yaml.safe_load(files["options-mixed.yml"])
+    return found
+
+
+def test_tensorrt_llm_takes_prompts_that_are_longer_than_a_step() -> None:
+    """It refuses them unless it may cut them; where they fit they stay whole, as they were planned."""
+    assert trtllm_options(4096)["enable_chunked_prefill"]
+    assert "enable_chunked_prefill" not in trtllm_options(8192)
+
+
+def test_tensorrt_llm_s_options_are_fields_of_its_arguments() -> None:
+    """Its classes forbid other fields, at every depth, and other words than their choices."""
+    options = trtllm_options(4096)
+    assert unknown_options(options) == []
+    options["kv_cache_config"]["free_gpu_memory_share"] = 0.9
+    options["moe_config"] |= {"backend": "DEEPEP", "load_balancer": {"slots": 8}}
+    found = ["kv_cache_config.free_gpu_memory_share", "moe_config.load_balancer.slots", "moe_config.backend: DEEPEP"]
+    assert unknown_options(options) == found
+
+
+def test_motor_takes_instances_of_so_many_nodes() -> None:
+    """Its validator has 8 nodes for a prefill instance."""
+    roles: dict[str, Any] = {"prefill": {"strategy": "TP=2 + DP=128, EP=256"}, "decode": {"strategy": "DP=16, EP=16"}}
+    manifest = deployed("deepseek-r1", "cm384", **{name: held | {"weights": "int8"} for name, held in roles.items()})
+    with pytest.raises(Infeasible, match="takes 8 nodes of a prefill instance"):
+        render(manifest, load_engine("mindie"), "motor", Site(), DIGEST)

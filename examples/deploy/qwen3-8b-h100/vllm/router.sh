@@ -7,4 +7,5 @@ exec vllm-router \
   --worker-urls http://FILL-IN-h100-node-0:8000 \
   --policy round_robin \
   --host 0.0.0.0 \
-  --port 9000
+  --port 9000 \
+  --worker-startup-timeout-secs 3600
