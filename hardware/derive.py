@@ -49,7 +49,7 @@ def resolve(entry: object, where: str, read: Read, *, trusted: bool = False) -> 
     """
     if not isinstance(entry, dict):
         return entry
-    entry = spelt_out(entry, where)
+    entry = with_int8(spelt_out(entry, where))
     based_on = entry.get("based_on")
     if not isinstance(based_on, dict) or not isinstance(based_on.get("name"), str):
         return entry
@@ -70,6 +70,23 @@ def _without_none(node: Any) -> Any:
     if isinstance(node, dict):
         return {key: _without_none(value) for key, value in node.items() if value is not None}
     return [_without_none(value) for value in node] if isinstance(node, list) else node
+
+
+def with_int8(entry: Data) -> Data:
+    """Return the entry with the FP8 fits of products standing in for INT8's, where it states INT8's peak and no fit.
+
+    Elements of both have one byte, and a fit is a share of the peak and of the bandwidth, so it travels.
+    """
+    kernels, peaks = entry.get("kernels"), entry.get("device")
+    peaks = peaks.get("peak_flops_per_second") if isinstance(peaks, dict) else None
+    if not (isinstance(kernels, dict) and isinstance(peaks, dict) and "int8" in peaks):
+        return entry
+    instead = {
+        family: {"int8": _marked(fits["fp8"], "FP8")} | fits
+        for family in ("gemm", "grouped_gemm")
+        if isinstance(fits := kernels.get(family), dict) and "fp8" in fits
+    }
+    return entry | {"kernels": kernels | instead}
 
 
 def spelt_out(entry: Data, where: str) -> Data:

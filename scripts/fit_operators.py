@@ -59,10 +59,17 @@ DTYPES = {
     "fp8_block": "fp8",
     "int4_wo": "int4",
     "nvfp4": "nvfp4",
+    "sq": "int8",
     "w4a16_mxfp4": "mxfp4",
     "w4a8_mxfp4_mxfp8": "mxfp4",
 }
-GEMMS = {"bfloat16": "gemm bf16", "fp8_block": "gemm fp8", "fp8": "gemm_static fp8", "nvfp4": "gemm nvfp4"}
+GEMMS = {
+    "bfloat16": "gemm bf16",
+    "fp8_block": "gemm fp8",
+    "fp8": "gemm_static fp8",
+    "nvfp4": "gemm nvfp4",
+    "sq": "gemm int8",
+}
 UNUSED = {("vllm", "fp8_block"): "timed eagerly", ("trtllm", "nvfp4"): "not autotuned"}
 """Tables of products that are not what a server runs; ``hardware.engines.LENDERS`` says what stands in."""
 LATENT, VALUE = 576, 512

@@ -171,11 +171,11 @@ class Roofline:
     def quantise(self, name: str, stage: Stage, elements: Form, dtype: Dtype) -> list[ComputeTerm]:
         """The kernel that quantises BF16 activations before a product: 2 bytes read per element, and it is written.
 
-        DeepGEMM's FP8 times exclude it (its README), and so do those of four-bit products; CANN's INT8 products
-        include it; BF16, and weights that are dequantised to it, need none.
+        DeepGEMM's FP8 times exclude it (its README), and so do those of four-bit products; CANN's INT8 times include
+        it; BF16, and weights that are dequantised to it, need none.
         """
         product_in = product_dtype(self.hardware, dtype)
-        if product_in in ("bf16", "int8"):
+        if product_in == "bf16":
             return []
         if self._fit(product_in, grouped=False).quantises and not (self.apart and self.static):
             return []

@@ -176,3 +176,14 @@ def test_prices_are_dated(name: str) -> None:
     """A price says of when it is; a machine without one says so in the check."""
     price = load_hardware(name).price_usd_per_chip_hour
     assert price is None or price.as_of
+
+
+def test_int8_products_take_the_shares_of_fp8_where_only_their_peak_is_stated() -> None:
+    """Hopper multiplies INT8 as fast as FP8; its peak is its own, the fit is FP8's and assumed."""
+    for name in ("h100", "b300", "l40s"):
+        hw = load_hardware(name)
+        fp8, int8 = (hw.kernels.gemm[dtype] for dtype in ("fp8", "int8"))
+        assert (int8.peak_fraction, int8.memory_fraction) == (fp8.peak_fraction, fp8.memory_fraction)
+        assert int8.kind == "assumed"
+        assert "FP8" in (int8.note or "")
+    assert load_hardware("a100").kernels.gemm["int8"].note != load_hardware("h100").kernels.gemm["int8"].note
