@@ -17,7 +17,7 @@ import numpy as np
 
 from ground.traces import Trace, first_requests, read_trace, repeat, requests_per_second, scale_rate, window
 from planner.changeover.change import Asked, Change, change
-from planner.changeover.policy import Joint, Policy, Space, policy, space_of
+from planner.changeover.policy import Joint, Policy, Robust, Space, one_plan, space_of
 from planner.changeover.robust import Scenario, stood
 from planner.manifest.migration import Staged, union
 from planner.manifest.schema import Manifest
@@ -44,7 +44,8 @@ TRACES = {
     "large": ("servegen_m-large_day0_12h-18h.tar.gz", 3600.0),
     "mooncake": ("mooncake_conversation_first20min.jsonl.gz", 0.0),
 }
-PIECE_REQUESTS = 3_000
+PIECE_REQUESTS, PIECE_SECONDS = 3_000, 120.0
+"""Of a window are played: at least so many requests and seconds, as far as the recording goes."""
 DAYS: dict[str, list[tuple[str, float] | None]] = {
     "qwen3-235b-a22b": [
         ("r1", 12), ("azure", 60), ("large", 90), ("mooncake", 3),
@@ -76,13 +77,18 @@ Pieces = Mapping[tuple[str, str], Piece]
 
 
 def pieces_of(folder: Path) -> dict[tuple[str, str], Piece]:
-    """Return every window's piece of a few thousand requests."""
-    recorded = {}
-    for name, (file, begin) in TRACES.items():
-        trace = window(read_trace(folder / file, dequantize_seed=0), begin, float("inf"))
-        recorded[name] = first_requests(trace, PIECE_REQUESTS)
+    """Return every window's piece of some thousand requests."""
+    recorded = {
+        name: window(read_trace(folder / file, dequantize_seed=0), begin, float("inf"))
+        for name, (file, begin) in TRACES.items()
+    }
+
+    def piece(name: str, rate: float) -> Piece:
+        count = max(PIECE_REQUESTS, int(PIECE_SECONDS * rate))
+        return Piece(trace=first_requests(recorded[name], count), rate=rate)
+
     return {
-        (f"window {number}", model): Piece(trace=recorded[each[0]], rate=each[1])
+        (f"window {number}", model): piece(*each)
         for model, day in DAYS.items()
         for number, each in enumerate(day)
         if each is not None
@@ -226,20 +232,24 @@ def lose(floor: Floor, space: Space, number: int, pieces: Pieces) -> None:
     print(f"  that is {missed:.2%} of the window's requests", flush=True)
 
 
-def reactive(space: Space, found: Policy, pieces: Pieces, model: int) -> tuple[float, float]:
+def reactive(space: Space, peak: Robust, pieces: Pieces, model: int) -> tuple[float, float]:
     """Return chip-hours and attainment of KEDA's rule on the instances of the one plan for the peak.
 
-    Instances take as long to start as the policy's, the threshold is what the plan holds, and it begins with all.
+    Instances take as long to start as the policy's, the threshold is what the plan holds, and it begins with all. A
+    window that the plan does not serve is left out, and counted as one with all instances.
     """
-    assert found.peak is not None, "one plan serves every window"
-    asked = [each for own in space.windows if (each := own.asked[model]) is not None]
+    asked = [
+        each
+        for own, holds in zip(space.windows, peak.holds, strict=True)
+        if holds and (each := own.asked[model]) is not None
+    ]
     busiest = max(asked, key=lambda each: each.least_chips)
-    (manifest,) = stood([(found.peak[model], busiest.question)])
+    (manifest,) = stood([(peak.layouts[model], busiest.question)])
     for each in asked:
         kept = simulate(manifest, pieces[each.name, each.question.model.name].requests(manifest)).slo_attainment
         if kept < KEPT:
             print(f"  the peak's instances keep {kept:.1%} in {each.name}")
-    needs = [need for need in found.peak[model].option.needs if need is not None]
+    needs = [need for need in peak.layouts[model].option.needs if need is not None]
     start = change(manifest, manifest, Asked(without=frozenset({(CLUSTER, 0)}), spare_nodes=NODES)).order.seconds
     rule = Autoscale(by="plan", least=min(min(need) for need in needs), startup_seconds=start)
     best = (np.inf, 0.0)
@@ -260,7 +270,12 @@ def reactive(space: Space, found: Policy, pieces: Pieces, model: int) -> tuple[f
             ]
         )
         per_chip = manifest.pools[0].devices_per_instance / manifest.pools[0].chips_per_instance
-        best = (held / per_chip / HOUR_SECONDS, min(kept / count, 1.0))
+        idle = (
+            HOURS
+            * peak.layouts[model].chips
+            * (sum(own.asked[model] is not None for own in space.windows) - len(asked))
+        )
+        best = (held / per_chip / HOUR_SECONDS + idle, min(kept / count, 1.0))
         print(
             f"  autoscaler, fill {fill:g}: {best[0]:.0f} chip-hours, {best[1]:.1%} kept "
             f"({short.slo_attainment:.1%} in each window's first {REACTIVE_SECONDS[0]:.0f} s)",
@@ -290,7 +305,9 @@ def main() -> None:
     scenarios = [scenario(name, model, piece) for (name, model), piece in pieces.items()]
     space, found = found_policy(pieces, scenarios)
     over_the_days(space, found, pieces)
-    hours, peak = 0.0, policy(space)
+    count = len(space.windows)
+    peak = next(each for served in range(count, 0, -1) if (each := one_plan(space, served / count)) is not None)
+    hours = 0.0
     for number, model in enumerate(DAYS):
         print(model)
         hours += reactive(space, peak, pieces, number)[0]
@@ -298,7 +315,8 @@ def main() -> None:
     print(f"bound {found.bound_chip_hours:.0f}, gap {found.gap:.1%}")
     free = found.replanned_chip_hours - found.replanned_moving_chip_hours
     print(f"re-planning at every window {found.replanned_chip_hours:.0f}, with free moves {free:.0f}")
-    print(f"one plan for the peak, as queues judge it, {peak.peak_chip_hours:.0f}, reactive {hours:.0f}")
+    unserved = [own.name for own, holds in zip(space.windows, peak.holds, strict=True) if not holds]
+    print(f"one plan for the peak {peak.chips * HOURS * count:.0f}, reactive {hours:.0f}; not served: {unserved}")
 
 
 if __name__ == "__main__":
