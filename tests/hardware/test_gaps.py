@@ -31,9 +31,12 @@ def test_what_is_not_stated_is_named_with_what_stands_in() -> None:
 def test_a_peak_without_fits_is_not_used() -> None:
     """An entry that states a peak and cannot multiply it says so."""
     hw = load_hardware("h100")
-    kernels = replace(hw.kernels, grouped_gemm={name: fit for name, fit in hw.kernels.grouped_gemm.items() if name != "fp8"})
+    kernels = replace(
+        hw.kernels, grouped_gemm={name: fit for name, fit in hw.kernels.grouped_gemm.items() if name != "fp8"}
+    )
     gap, _ = gaps(replace(hw, kernels=kernels))
-    assert (gap.field, gap.instead) == ("kernels.grouped_gemm.fp8", "its peak is not used; --weights takes bf16 or int8")
+    told = "its peak is not used; --weights takes bf16 or int8"
+    assert (gap.field, gap.instead) == ("kernels.grouped_gemm.fp8", told)
 
 
 @pytest.mark.parametrize("name", hardware_names())
