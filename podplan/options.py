@@ -228,7 +228,9 @@ class SimulateFlags:
     warmup: Text = flag("DURATION", "Measure from then on; 0s cuts nothing [as told].", unit="s")
     cold: bool = switch("Start a stream empty, not with requests in decode.")
     policies: Text = flag("A,B,C", "Compare policies on the same requests.")
-    offline: Text = flag("N", "So many offline requests stand behind the online ones.")
+    offline: Text = flag(
+        "N[,P+A]", "So many offline requests stand behind the online ones; with prompts of P tokens, answers of A."
+    )
     fail: list[str] | None = flag("FAULT", "Such as 'node 3 at 10s for 1min'; repeatable.")
     migration: Text = flag("FILE", "Play a migration.yaml of plan migrate, beside the same requests without it.")
     migrate_at: Text = flag("DURATION", "When its first step begins [with the measured window].", unit="s")

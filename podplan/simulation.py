@@ -11,19 +11,21 @@ from ground.files import check_file, staging, writing
 from ground.units import counted, parse_count, parse_duration
 from planner.manifest.document import read_manifest
 from planner.manifest.migration import union
-from planner.manifest.schema import Manifest, Prediction
+from planner.manifest.schema import Manifest, ManifestWorkload, Prediction
 from podplan.changing import PlayedMigration, read_autoscale, read_change
 from podplan.expert_loads import measured_balance
 from podplan.offered import MOST_SIMULATED, Offered, read_offered, read_seed
 from podplan.options import SimulateFlags, flag_name, flags_of
+from podplan.readers import read_tokens
 from podplan.result import Result, Row
+from runtime.simulate.engine import NEVER
 from runtime.simulate.faults import parse_fault
 from runtime.simulate.metrics import SimulationResult
 from runtime.simulate.observe import Observer
 from runtime.simulate.quantiles import interval
 from runtime.simulate.run import simulate as run_simulation
 from runtime.simulate.run import with_policies
-from runtime.simulate.workload import backlog
+from runtime.simulate.workload import Requests, backlog
 
 if TYPE_CHECKING:
     from podplan.planning import PlanResult
@@ -253,17 +255,35 @@ def _with_scenario(flags: SimulateFlags, manifest: Manifest, offered: Offered) -
     """Add offline requests, faults and expert loads to a run."""
     options = offered.options
     if flags.offline is not None:
-        count = parse_count(flags.offline, "--offline")
-        if count > MOST_SIMULATED:
-            raise BadInput(f"--offline: {count} are more than the {MOST_SIMULATED} that are simulated; use fewer")
+        asked = _backlog(flags.offline, manifest, options.seed)
+        last = max(float(part.arrival_seconds.max()) for part in offered.requests()) if flags.trace else NEVER
         options = replace(
-            options, offline=backlog(manifest.workload, count, options.seed).within(manifest.model.spec.max_position)
+            options, offline=asked, measured_until_seconds=min(last or NEVER, options.measured_until_seconds)
         )
     balance = {} if flags.expert_loads is None else measured_balance(manifest, flags.expert_loads, options.seed)
     faults = tuple(parse_fault(text) for text in flags.fail or ())
     scale = None if flags.autoscale is None else read_autoscale(flags.autoscale)
     made = replace(options, balance=balance, faults=faults, stepping=flags.each_iteration, autoscale=scale)
     return replace(offered, options=made)
+
+
+def _backlog(text: str, manifest: Manifest, seed: int) -> Requests:
+    """Return the offline requests of ``N`` or ``N,PROMPT+ANSWER``; lengths as planned where none are given."""
+    counted, _, lengths = text.partition(",")
+    count, workload = parse_count(counted, "--offline"), manifest.workload
+    if count > MOST_SIMULATED:
+        raise BadInput(f"--offline: {count} are more than the {MOST_SIMULATED} that are simulated; use fewer")
+    if lengths:
+        prompt, _, answer = lengths.partition("+")
+        own = {
+            "input_tokens": read_tokens(prompt, "--offline", 0),
+            "output_tokens": read_tokens(answer, "--offline", 0),
+        }
+        workload = ManifestWorkload.model_validate(own)
+    longest = manifest.model.spec.max_position
+    if count and workload.input_tokens + workload.output_tokens > longest:
+        raise BadInput(f"--offline: {text[:40]} is past the {longest} positions of {manifest.model.spec.name}")
+    return backlog(workload, count, seed).within(longest)
 
 
 def _check_measured(result: SimulationResult, warmup: str | None) -> None:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,6 +15,9 @@ from runtime.simulate.device import Devices, Shared
 from runtime.simulate.drafts import IterationCounts
 from runtime.simulate.engine import COMPLETION, generator
 from runtime.simulate.request import DECODE, TRANSFER, Request
+
+if TYPE_CHECKING:
+    from runtime.simulate.prefill import PrefillInstance
 
 
 def decode_ranks(pool: Pool) -> int:
@@ -45,6 +49,8 @@ class DecodeInstance:
         self.batch = RunningBatch(self.ranks, shared.timer(self.cost, pool), counts)
         self.devices = Devices()
         self.freed: Callable[[], None] = lambda: None
+        self.beside: PrefillInstance | None = None
+        """Whose offline prompts are answered here while it takes prompts: what runs gives way to online ones."""
         self.first_rank = self._register(opened)
         self._joining: list[tuple[Request, int]] = []
         self._evicting: list[Request] = []
@@ -119,7 +125,12 @@ class DecodeInstance:
         self._absorb()
         if self._overflows and self.batch.total:
             self._make_room()
-        if not self.batch.total or not self.devices.take(self):
+        if not self.batch.total:
+            return
+        if self.beside is not None and self.beside.due:
+            self.devices.after(self)
+            return
+        if not self.devices.take(self):
             return
         single = self._shared.stepping or self._overflows
         self._running = self.batch.stretch(now, 1 if single else math.inf)

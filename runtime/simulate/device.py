@@ -45,6 +45,10 @@ class Devices:
             self._owner.give_way()
         return self._owner is half
 
+    def after(self, half: Half) -> None:
+        """Wake ``half`` when the other one ends, or has nothing to do."""
+        self._waiting = half
+
     def free(self, half: Half) -> None:
         """End a step; the half that waits goes first."""
         if self._owner is half:

@@ -127,6 +127,15 @@ class Placement:
         fits = (self._key != FULL) & (np.array(self.reserved) + need <= np.array(self.capacity))
         return int(np.where(fits, self._key, FULL).argmin()) if fits.any() else None
 
+    def stay(self, request: Request, rank: int, room: int) -> bool:
+        """Place an offline request that waits on a rank where its KV is, if so many tokens there hold it."""
+        full = self.occupied[rank] >= self.limit[rank] or self.reserved[rank] + request.need > room
+        if full or not self.homes[rank].admits(request):
+            return False
+        self.offline_waiting.remove(request)
+        self._take(request, rank)
+        return True
+
     def _preempt(self) -> None:
         """Let as many offline requests go as online ones wait; those that joined last go first."""
         while self.offline_running and self._routing.offline != "equal" and self._leaving < len(self.waiting):

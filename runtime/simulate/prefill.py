@@ -100,7 +100,7 @@ class PrefillInstance:
         self._epoch = 0
         self._blocked = False
         self.accepts = self.up = True
-        self.waiting_tokens = self.held_tokens = 0
+        self.waiting_tokens = self.held_tokens = self._held_offline = 0
         self.busy_seconds = self.busy_until_seconds = 0.0
         self.steps = 0
 
@@ -127,6 +127,17 @@ class PrefillInstance:
             self.waiting_tokens -= request.prompt
 
     @property
+    def due(self) -> bool:
+        """Whether an online prompt waits that a pass can take."""
+        return self.up and bool(self.queue) and not self._blocked
+
+    @property
+    def kept_tokens(self) -> int:
+        """KV of a rank that is left to online prompts: what passes come to within the TTFT limit; half without one."""
+        limit = self._shared.manifest.service_levels.ttft_seconds
+        return self._most_held // (2 * self.ranks) if limit is None else int(limit / self._rank_token_seconds)
+
+    @property
     def _has_work(self) -> bool:
         """Whether anything waits that this instance may take: what others share with it only while it takes prompts."""
         own = bool(self._carried) or (bool(self.queue) and not self._collaborative)
@@ -135,8 +146,10 @@ class PrefillInstance:
     @property
     def _helps(self) -> bool:
         """Whether offline prompts may come: to prefill instances, and to decode that spares them time."""
-        if self.accepts or not self._interrupts or self.beside is None:
-            return self.accepts
+        if self.accepts:  # KV that waits for decode leaves online prompts no room
+            return self._held_offline <= self.budget * self.ranks
+        if not self._interrupts or self.beside is None:
+            return False
         placement = self._shared.placement
         queued = placement.waiting or placement.offline_waiting
         return not queued and self.beside.could_take(1, _SPARE_GUARD) and self.share_beside() > _LEAST_SHARE
@@ -158,6 +171,7 @@ class PrefillInstance:
     def _start(self, _: object = None) -> None:
         self._starting = False
         if self._pass is not None or not self.up or not self._has_work:
+            self.devices.free(self)
             return
         if self._beside_others and self._engine.now_seconds < self._rests_until:
             self._starting = True
@@ -293,6 +307,7 @@ class PrefillInstance:
         request.state = PREFILL
         request.hold = request.prompt
         self.held_tokens += request.prompt
+        self._held_offline += request.prompt if request.offline else 0
         if not request.offline or self._counts_offline:
             self.queued_tokens -= request.prompt
         if found:
@@ -340,9 +355,13 @@ class PrefillInstance:
 
     def pulled(self, request: Request) -> None:
         """Free the KV that a request held here."""
-        self.held_tokens -= request.hold
-        request.hold = 0
+        self._let_go(request)
         self.unblock()
+
+    def _let_go(self, request: Request) -> None:
+        self.held_tokens -= request.hold
+        self._held_offline -= request.hold if request.offline else 0
+        request.hold = 0
 
     def unblock(self) -> None:
         """Look again for KV room, of which there is more."""
@@ -356,8 +375,7 @@ class PrefillInstance:
             return
         self._carried = making.before
         for request in reversed(making.taken):
-            self.held_tokens -= request.hold
-            request.hold = 0
+            self._let_go(request)
             self.offline.appendleft(request)
         self.wake()
 
@@ -374,12 +392,12 @@ class PrefillInstance:
     @property
     def _beside_others(self) -> bool:
         """Whether requests decode on these devices, which passes must not keep waiting for long."""
-        return self.beside is not None and not self.beside.idle
+        return self.beside is not None and self.beside.beside is None and not self.beside.idle
 
     @property
     def _most_tokens(self) -> int:
         """Tokens of a rank and pass: fewer where others wait for its end, or may come."""
-        if self.beside is None or (self.accepts and self.beside.idle):
+        if self.beside is None or (self.accepts and not self._beside_others):
             return self.budget
         full = self.budget * self.ranks * self.token_seconds(self.budget)
         share = min(self.beside.stall_seconds / full, 1.0)
@@ -438,8 +456,7 @@ class PrefillInstance:
             here |= {item[0]: None for item in making.ended} | {item[0]: None for item in making.carried}
         self._carried = []
         for request in here:
-            self.held_tokens -= request.hold
-            request.hold = 0
+            self._let_go(request)
             self._uncount(request)
         here |= dict.fromkeys(self.give_back())
         self.up = False

@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 from planner.manifest.schema import Pool
@@ -38,6 +39,7 @@ class System:
         self._queue: deque[Request] = deque()
         self._stranded: deque[Request] = deque()
         self._origins: dict[Request, Origin] = {}
+        self._relaxed: dict[str, DecodeInstance] = {}
         self.links = KvLinks(shared.manifest.kv_transfer) if shared.manifest.kv_transfer else None
         shared.placement.placed = self._placed
         routing = shared.manifest.routing
@@ -45,7 +47,7 @@ class System:
         both = flips or (shared.offline and routing.offline == "slo")
         for pool in shared.manifest.pools:
             for instance in pool.instances:
-                self._add(pool, instance.name, both)
+                self._add(pool, instance.name, both, flips)
         heads: list[Head] = [*self.prefill, *self.mixed]
         self._choose: Choose = chooser(shared.manifest.routing, heads)
         self.roles: Roles | None = None
@@ -54,7 +56,7 @@ class System:
             if shared.manifest.routing.roles == "dynamic":
                 self._choose = self.roles.choose
 
-    def _add(self, pool: Pool, name: str, both: bool) -> None:
+    def _add(self, pool: Pool, name: str, both: bool, flips: bool) -> None:
         shared = self.shared
         if pool.role == "mixed":
             self.mixed.append(MixedInstance(shared, name, pool, self.recompute_of))
@@ -71,6 +73,9 @@ class System:
         if prefill is not None and decode is not None:
             prefill.devices = decode.devices = Devices()
             prefill.beside, decode.freed = decode, prefill.unblock
+            if pool.role == "prefill" and not flips:
+                self._relaxed[name] = decode
+                decode.beside, decode.freed = prefill, partial(self._stay, prefill, decode)
         self.units.append(Unit(name, prefill, decode, pool.role, pool.role))
 
     def arrive(self, request: Request) -> None:
@@ -157,9 +162,22 @@ class System:
         request.state = TRANSFER
         self._origins[request] = origin
         self.shared.placement.offer(request)
+        decode = self._relaxed.get(origin.name)
+        if decode is not None and decode.beside is not None and request.offline and request.place < 0:
+            self._stay(decode.beside, decode)
         if request.state != TRANSFER:  # no rank can hold it
             self._origins.pop(request, None)
             origin.release(request)
+
+    def _stay(self, prefill: PrefillInstance, decode: DecodeInstance) -> None:
+        """Answer offline prompts that decode has no room for where they are (xLLM section 3.1: the relaxed pool)."""
+        prefill.unblock()
+        placement = self.shared.placement
+        room = prefill.pool.kv.capacity_tokens_per_rank - prefill.kept_tokens
+        for request in list(placement.offline_waiting):
+            origin = self._origins[request]
+            if origin.name == decode.name and not placement.stay(request, decode.first_rank + origin.rank, room):
+                return
 
     def _placed(self, request: Request) -> None:
         """Pull the KV of a request to the rank that has room for it."""

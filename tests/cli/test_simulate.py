@@ -151,6 +151,8 @@ def test_relative_errors_follow_the_shape_of_the_prediction() -> None:
         (["--repeat", "2"], "--repeat belongs to a trace"),
         (["--rate", "1/s", "--timeseries-step", "1s"], "--timeseries-step: belongs to --timeseries"),
         (["--rate", "1/s", "--offline", "-1"], "--offline"),
+        (["--rate", "1/s", "--offline", "5,100"], "--offline"),
+        (["--rate", "1/s", "--offline", "5,100+1M"], "--offline"),
         (["--rate", "1/s", "--timeseries", "a.csv", "--requests-csv", "./a.csv"], "--timeseries both name a.csv"),
     ],
 )

@@ -1,5 +1,6 @@
 """Each policy of a manifest does what it is for; the papers' results hold in direction and rough size."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -282,8 +283,24 @@ def test_co_location_uses_what_online_requests_leave() -> None:
     assert first.slo_attainment < 0.5
 
 
+def test_offline_answers_stay_on_prefill_instances_where_decode_is_full() -> None:
+    """xLLM section 3.1: the relaxed pool decodes offline requests, which give way to online prompts."""
+    made = manifest(prefill=4, decode=1, workload={"input_tokens": 1024, "output_tokens": 50})
+    made = made.model_copy(update={"service_levels": ServiceLevels(ttft_seconds=0.3, tpot_seconds=0.01)})
+    long = backlog(made.workload.model_copy(update={"input_tokens": 64, "output_tokens": 400}), 8000, 2)
+    offered, cut = open_loop(made.workload, 60.0, 480, 1), SimulationOptions(until_seconds=8.0, warmup_seconds=2.0)
+    alone = simulate(made, offered, cut)
+    kept, first = (
+        simulate(with_policies(made, [name]), offered, replace(cut, offline=long)) for name in ("slo", "priority")
+    )
+    assert kept.offline is not None and first.offline is not None
+    assert kept.offline["output_tokens_per_second"] > 1.5 * first.offline["output_tokens_per_second"]
+    assert kept.slo_attainment > alone.slo_attainment - 0.01
+    assert some(kept.ttft_seconds).p99 < 0.3
+
+
 def test_offline_tokens_are_few_less_than_with_priority_and_late_first_tokens_earlier() -> None:
-    """With everything full the limit decides how long passes are, and offline work loses little; all of it counts."""
+    """With everything full the limit decides how long passes are, and a wide one costs little; all of it counts."""
     workload = {"input_tokens": 1024, "output_tokens": 100, "input_cv2": 1.0}
     made = manifest(prefill=2, decode=2, workload=workload)
     made = made.model_copy(update={"service_levels": ServiceLevels(ttft_seconds=1.0, tpot_seconds=0.01)})
@@ -293,7 +310,8 @@ def test_offline_tokens_are_few_less_than_with_priority_and_late_first_tokens_ea
     assert kept.offline is not None and first.offline is not None
     assert kept.offline["requests"] == first.offline["requests"] == 6000
     assert kept.offline["output_tokens_per_second"] > 0.9 * first.offline["output_tokens_per_second"]
-    assert some(kept.ttft_seconds).p99 < some(first.ttft_seconds).p99
+    tight = made.model_copy(update={"service_levels": ServiceLevels(ttft_seconds=0.3, tpot_seconds=0.01)})
+    assert some(simulate(tight, offered, options).ttft_seconds).p99 < some(first.ttft_seconds).p99
 
 
 def test_recovery_stages_lose_less_and_less() -> None:
