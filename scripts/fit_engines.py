@@ -34,6 +34,8 @@ class Constant:
     apart: str
     """Label of the runs that are left out together."""
     weights: tuple[str, ...] = ()
+    dense: bool = False
+    """Whether it is fitted on models without experts."""
 
     def value(self, seconds: float) -> Any:
         """Return the field's value."""
@@ -47,8 +49,9 @@ class Constant:
 
 CONSTANTS = (
     Constant(
-        "trtllm", "prompt_moe_layer_seconds", (0.0, 1.4e-3, 1.8e-3, 2.2e-3, 2.6e-3, 3e-3), "ttft_seconds", "model"
+        "trtllm", "prompt_moe_layer_seconds", (0.0, 0.6e-3, 1e-3, 1.4e-3, 1.8e-3, 2.2e-3), "ttft_seconds", "model"
     ),
+    Constant("trtllm", "prompt_layer_seconds", (0.0, 3e-4, 5e-4, 7e-4, 9e-4), "ttft_seconds", "model", dense=True),
     Constant("trtllm", "expert_start_up_seconds", (0.0, 2e-5, 3e-5, 4e-5), "tpot_seconds", "strategy", ("mxfp4",)),
     Constant("sglang", "request_seconds", (0.01, 0.04, 0.06, 0.08, 0.1), "ttft_seconds", "hardware"),
 )
@@ -64,7 +67,7 @@ def main(path: Path) -> None:
     fit_host(runs)
     for constant in CONSTANTS:
         own = [run for run in runs if run.labels["engine"] == constant.engine and constant.metric in run.measured]
-        own = [run for run in own if load_model(run.labels["model"]).moe is not None]
+        own = [run for run in own if (load_model(run.labels["model"]).moe is None) == constant.dense]
         own = [run for run in own if not constant.weights or run.labels["weights"] in constant.weights]
         off = {seconds: errors(constant, own, seconds) for seconds in constant.tried}
         best = min(constant.tried, key=lambda seconds: mean(off[seconds]))

@@ -4,6 +4,7 @@ Expert weights are read only for experts that are hit ("hit"); a device sends it
 group's tokens, and the busiest rank's copies ("routed") decide the transfer.
 """
 
+from dataclasses import replace
 from typing import Literal
 
 from hardware.curves import ExpertCurves, expert_curves, measured_as
@@ -86,6 +87,15 @@ def start_up_seconds(deployment: Deployment) -> float:
     return 0.0 if stated is None else stated.value
 
 
+def prompt_start_up(deployment: Deployment) -> list[Term]:
+    """What the engine's experts take beyond their kernels in a step with prompts, which no captured graph replays."""
+    own, roofline = behaviour(deployment.engine), Roofline.of(deployment)
+    stated = own.prompt_moe_layer_seconds.get(measured_as(deployment.hardware)) if own is not None else None
+    if stated is None or deployment.phase == "decode":
+        return []
+    return [replace(roofline.vector("prompt_start_up", "experts", {"chunk": 1.0}), floor_seconds=stated.value)]
+
+
 def routed_terms(deployment: Deployment) -> list[Term]:
     """The expert block of a rank: from gathering rows by expert to adding what a token's experts return.
 
@@ -128,7 +138,7 @@ def routed_terms(deployment: Deployment) -> list[Term]:
 def expert_terms(deployment: Deployment) -> list[Term]:
     """Routed experts, and the shared expert."""
     roofline, moe, hidden = Roofline.of(deployment), deployment.moe, float(deployment.model.hidden_size)
-    terms = routed_terms(deployment)
+    terms = [*routed_terms(deployment), *prompt_start_up(deployment)]
     if not moe.shared_experts:
         return terms
     # Without ranks of its own, a disaggregated shared expert stays with the attention devices.

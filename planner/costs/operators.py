@@ -78,9 +78,7 @@ def prompt_seconds(deployment: Deployment) -> float:
     own, model = behaviour(deployment.engine), deployment.model
     if own is None or deployment.phase == "decode":
         return 0.0
-    each = own.prompt_layer_seconds.value if own.prompt_layer_seconds else 0.0
-    sparse = own.prompt_moe_layer_seconds.get(deployment.hardware.name)
-    return each * model.dense_layers + (sparse.value if sparse else each) * model.moe_layers
+    return own.prompt_layer_seconds.value * model.layers if own.prompt_layer_seconds else 0.0
 
 
 def pipeline_hop(deployment: Deployment) -> CommunicationTerm:

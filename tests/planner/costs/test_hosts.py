@@ -12,6 +12,7 @@ from planner.costs.deployment import Deployment, Host, Phase
 from planner.costs.latency import balanced_cost, decode_load
 from planner.costs.memory import memory
 from planner.manifest.stepcost import evaluate, launches
+from planner.manifest.terms import StepLoad
 from planner.strategy import parse_strategy
 
 
@@ -75,3 +76,25 @@ def test_vllm_ascend_waits_before_each_layers_graph() -> None:
     assert seconds("vllm-ascend@0.13.0rc1") == seconds("vllm-ascend@0.19.1rc1") == pytest.approx(plain + 36 * 591e-6)
     assert seconds("vllm-ascend@0.20.2rc1") == seconds("vllm-ascend") == plain
     assert seconds("vllm-ascend@0.13.0", graphs=False) == seconds("vllm-ascend", graphs=False)
+
+
+def test_prompts_of_tensorrt_llm_are_launched_kernel_by_kernel() -> None:
+    """A step with a short prompt takes half a millisecond a layer at least; on Hopper experts take more beside it."""
+
+    def seconds(engine: str, model: str, machine: str, tokens: float) -> float:
+        own = replace(
+            deployment(model, "TP=8" if model == "qwen3-32b" else "TP=8, EP=8", Host()),
+            hardware=load_hardware(machine),
+            phase="prefill",
+            weights="bf16",
+            engine=engine,
+        )
+        load = StepLoad(
+            prefill_tokens=tokens, prefill_pairs=tokens * tokens / 2, finishing_prompts=1.0, mean_tokens=tokens
+        )
+        return float(evaluate(balanced_cost(own, Balance(kind="perfect")), load).seconds)
+
+    assert seconds("trtllm", "qwen3-32b", "b200", 64.0) == pytest.approx(64 * 5e-4)
+    assert seconds("trtllm", "qwen3-32b", "b200", 16384.0) > 2 * 64 * 5e-4
+    newer, older = (seconds(f"trtllm@{at}", "qwen3-235b-a22b", "h200", 16384.0) for at in ("1.1.0", "1.0.0"))
+    assert newer - older == pytest.approx(94 * 1.4e-3, rel=1e-3)
