@@ -8,46 +8,15 @@ import json
 import os
 import sys
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
-from zlib import crc32
 
-from hypothesis import HealthCheck, Phase, given, seed, settings
-
-from tests.fuzz.cases import WEIGHTS, Case, cases, read_case
-from tests.fuzz.hunt import judged
+from tests.fuzz.cases import blocks
+from tests.fuzz.hunt import hunted, replayed
 from tests.fuzz.truths import TRUTHS, contradictions
-
-
-def drawn(count: int, number: int, commands: Collection[str] = ()) -> list[Case]:
-    """Return about so many cases, of each command its share; the same seed draws the same."""
-    found: list[Case] = []
-    shares = {name: share for name, share in WEIGHTS.items() if name in (commands or WEIGHTS)}
-    for name, share in shares.items():
-
-        @seed(number)
-        @settings(
-            max_examples=max(count * share // sum(shares.values()), 1),
-            database=None,
-            deadline=None,
-            phases=[Phase.generate],
-            suppress_health_check=list(HealthCheck),
-        )
-        @given(cases(name))
-        def collect(case: Case) -> None:
-            found.append(case)
-
-        collect()
-    return sorted(found, key=lambda case: crc32(repr(case.arguments).encode()))
-
-
-def hunt(everything: list[Case], jobs: int) -> Iterator[tuple[Case, list[str]]]:
-    """Yield each case with its faults, as they end; workers are single-threaded, so that they can be copied."""
-    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-        yield from pool.map(judged, everything, chunksize=8)
 
 
 def ask(count: int, number: int, jobs: int, only: Collection[str] = ()) -> int:
@@ -79,21 +48,23 @@ def run() -> int:
     if given.truths is not None:
         return ask(given.truths, given.seed, given.jobs, given.only.split(","))
     if given.replay:
-        everything = [read_case(json.loads(path.read_text(encoding="utf-8"))["case"]) for path in given.replay]
+        outcomes = map(replayed, given.replay)
     else:
-        everything = drawn(given.cases, given.seed, given.commands.split(",") if given.commands else ())
+        everything = blocks(given.cases, given.seed, given.commands.split(",") if given.commands else ())
+        pool = ProcessPoolExecutor(given.jobs, mp_context=get_context("spawn"))  # single-threaded, so that it can fork
+        outcomes = pool.map(hunted, everything)
     count, bad = Counter[str](), 0
-    for number, (case, found) in enumerate(hunt(everything, given.jobs)):
-        count[case.command] += 1
-        if found:
+    for command, cases_run, ended in outcomes:
+        count[command] += cases_run
+        for name, case, found in ended:
             bad += 1
             given.found.mkdir(exist_ok=True)
-            path = given.found / f"{given.seed}-{number}.json"
+            path = given.found / f"{name}.json"
             path.write_text(json.dumps({"faults": found, "case": case.told()}, indent=1), encoding="utf-8")
             sys.stdout.write(f"{path}: {' '.join(case.arguments)[:150]!r}: {'; '.join(found)[:400]}\n")
             sys.stdout.flush()
     told = ", ".join(f"{name} {number}" for name, number in sorted(count.items()))
-    sys.stdout.write(f"{len(everything)} cases of seed {given.seed} ({told}): {bad} with a fault\n")
+    sys.stdout.write(f"{count.total()} cases of seed {given.seed} ({told}): {bad} with a fault\n")
     return min(bad, 100)
 
 

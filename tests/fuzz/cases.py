@@ -1,11 +1,14 @@
 """Cases: a command line, the files that it finds, its environment, and what happens to it."""
 
 import signal
+from collections.abc import Collection
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from typing import Any
+from zlib import crc32
 
 import typer
+from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
 from cli.commands import app_of
@@ -50,9 +53,9 @@ START: dict[str, list[list[str]]] = {
     "hardware": [["hardware.yaml"], ["hardware.yaml", "--check"], ["h100"]],
     "manifest": [["validate", "MANIFEST"], ["schema"]],
 }
-READERS = ("deploy", "simulate", "place", "models", "hardware", "manifest", "import")
+READERS = ("deploy", "simulate", "place", "models", "hardware", "manifest")
 OTHERS = ("predict", "calibrate", "verify", "migrate", "watch", "supernode")
-WEIGHTS = dict.fromkeys(START, 2) | dict.fromkeys(READERS, 8) | dict.fromkeys(OTHERS, 5)
+WEIGHTS = dict.fromkeys(START, 2) | dict.fromkeys(READERS, 8) | dict.fromkeys(OTHERS, 5) | {"import": 4}
 """Shares of the commands among cases: readers of files have most, searches take seconds."""
 SKIPPED = {"--install-completion", "--show-completion", "--help", "--timeout"}
 ENVIRONMENT = {
@@ -78,7 +81,7 @@ INSTEAD = ("folder", "pipe", "loop", "/dev/zero", "/dev/full", "/proc/self/mem",
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """What is run; ``fresh`` in a process of its own, with streams ``closed`` or a ``signal`` some time after."""
+    """What is run, with streams ``closed`` or a ``signal`` some time after."""
 
     command: str
     arguments: list[str]
@@ -90,11 +93,12 @@ class Case:
     """What stands in place of a file: a folder, a pipe, a loop, a device or a file that leads to itself."""
     signal: int = 0
     after_seconds: float = 0.0
+    cold: bool = False
 
     @property
     def fresh(self) -> bool:
-        """Whether a copy of a process that has begun would not do."""
-        return bool(self.environment or self.closed)
+        """Whether it runs as a programme of its own, and not in a copy of a process that has begun."""
+        return bool(self.environment or self.closed or self.cold)
 
     def told(self) -> dict[str, Any]:
         """Return it as JSON can hold it."""
@@ -167,4 +171,41 @@ def cases(draw: st.DrawFn, command: str) -> Case:
         instead={odd: draw(st.sampled_from(INSTEAD))} if odd else {},
         signal=draw(st.sampled_from([signal.SIGTERM, signal.SIGHUP, signal.SIGINT])) if ending == 2 else 0,
         after_seconds=draw(st.floats(0, 0.5)) if ending == 2 else 0.0,
+        cold=ending == 5,
     )
+
+
+BLOCK = 100
+"""Cases that a worker draws and runs at a time."""
+
+
+def drawn(count: int, number: int | str, command: str) -> list[Case]:
+    """Return about so many cases of a command; the same seed draws the same."""
+    found: list[Case] = []
+
+    @seed(number)
+    @settings(
+        max_examples=max(count, 1),
+        database=None,
+        deadline=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(cases(command))
+    def collect(case: Case) -> None:
+        found.append(case)
+
+    collect()
+    return found
+
+
+def blocks(count: int, number: int, commands: Collection[str] = ()) -> list[tuple[int, str, str]]:
+    """Return so many cases as the numbers, seeds and commands of blocks, of each command its share, well mixed."""
+    shares = {name: share for name, share in WEIGHTS.items() if name in (commands or WEIGHTS)}
+    of_each = {name: max(round(count * share / sum(shares.values())), 1) for name, share in shares.items()}
+    found = [
+        (min(BLOCK, all - begin), f"{number}-{name}-{begin}", name)
+        for name, all in of_each.items()
+        for begin in range(0, all, BLOCK)
+    ]
+    return sorted(found, key=lambda block: crc32(block[1].encode()))

@@ -106,37 +106,45 @@ def trees(*bases: Any, sound: bool) -> st.SearchStrategy[Any]:
     )
 
 
+_ZIPPED = gzip.compress(bytes(10**8), 1)
+"""A hundred million bytes in half a million."""
+
+
 def spoiled(contents: st.SearchStrategy[bytes], sound: bool) -> st.SearchStrategy[bytes]:
     """Return mostly the contents, else cut short, with bytes overwritten, lines doubled, or other line ends."""
     if sound:
         return contents
 
     def spoil(content: bytes, how: int, place: int, byte: int) -> bytes:
-        at = place % (len(content) + 1)
-        lines = content.split(b"\n")
-        return {
-            0: content[:at],
-            1: content[:at] + bytes([byte]) + content[at + 1 :],
-            2: content[:at] + b"\xff\xfe\0" + content[at:],
-            3: content.replace(b"\n", b"\r"),
-            4: content.replace(b"\n", b"\r\n"),
-            5: b"\xef\xbb\xbf" + content,
-            6: b"\n".join([*lines[: place % len(lines)], lines[place % len(lines)], *lines[place % len(lines) :]]),
-            7: content[:at] + b"9" * 200_000 + content[at:],
-            8: content[:at] + b"[" * 20_000 + content[at:],
-            9: b"",
-            10: content.replace(b'": "', b'": "\\ud800', 1),
-            11: content + _text(YAML[place % len(YAML)]) + b"\n",
-            12: _text(YAML[place % len(YAML)]) + b"\n" + content,
-            13: content.decode(errors="replace").encode("utf-16"),
-            14: gzip.compress(content),
-            15: gzip.compress(bytes(10**8)),
-            16: content * 300,
-            17: content.replace(b"0", b"1e400").replace(b"5", b"-5"),
-            18: content.replace(b",", b";"),
-        }.get(how, content)
+        at, line = place % (len(content) + 1), _text(YAML[place % len(YAML)])
+        changes: list[Callable[[], bytes]] = [
+            lambda: content[:at],
+            lambda: content[:at] + bytes([byte]) + content[at + 1 :],
+            lambda: content[:at] + b"\xff\xfe\0" + content[at:],
+            lambda: content.replace(b"\n", b"\r"),
+            lambda: content.replace(b"\n", b"\r\n"),
+            lambda: b"\xef\xbb\xbf" + content,
+            lambda: _doubled(content.split(b"\n"), place),
+            lambda: content[:at] + b"9" * 200_000 + content[at:],
+            lambda: content[:at] + b"[" * 20_000 + content[at:],
+            lambda: b"",
+            lambda: content.replace(b'": "', b'": "\\ud800', 1),
+            lambda: content + line + b"\n",
+            lambda: line + b"\n" + content,
+            lambda: content.decode(errors="replace").encode("utf-16"),
+            lambda: gzip.compress(content, 1),
+            lambda: _ZIPPED,
+            lambda: content * 300,
+            lambda: content.replace(b"0", b"1e400").replace(b"5", b"-5"),
+            lambda: content.replace(b",", b";"),
+        ]
+        return changes[how]() if how < len(changes) else content
 
     return st.builds(spoil, contents, st.sampled_from(range(60)), ANYWHERE, st.integers(0, 255))
+
+
+def _doubled(lines: list[bytes], place: int) -> bytes:
+    return b"\n".join([*lines[: place % len(lines)], lines[place % len(lines)], *lines[place % len(lines) :]])
 
 
 def _text(text: str) -> bytes:

@@ -1,5 +1,6 @@
 """One case in a process that dies alone, and what about its end is a fault."""
 
+import gc
 import json
 import os
 import re
@@ -9,16 +10,19 @@ import subprocess
 import sys
 import time
 import warnings
-from contextlib import suppress
+from contextlib import redirect_stdout, suppress
 from functools import cache
+from io import StringIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NoReturn
 
 from cli import main
+from cli.commands import COMMANDS, app_of
 from ground.files import to_yaml
 from ground.units import GIBI
-from tests.fuzz.cases import Case
+from tests.fuzz.cases import SMALL, Case, drawn, read_case
+from tests.fuzz.documents import manifests
 
 ROOT = Path(__file__).parents[2]
 MOST_BYTES = 6 * GIBI
@@ -30,20 +34,17 @@ _NOISE = re.compile(r"Traceback|fault in podplan|^\S*Warning: |: \w*Warning: ", 
 
 @cache
 def warm() -> None:
-    """Let programmes of their own compile the serving core, which cases then find on disk."""
-    from tests.fuzz.documents import manifests  # what takes a second, once
-
-    with TemporaryDirectory(prefix="podplan-fuzz-") as name:
+    """Import every command and play a little here, so that a copy of this process has nothing to load."""
+    for name in COMMANDS:
+        if name != "ui":
+            app_of(name)
+    with TemporaryDirectory(prefix="podplan-fuzz-") as name, redirect_stdout(StringIO()):
         for plan in ("toy", "dense"):
-            (Path(name) / plan).write_text(to_yaml(manifests()[plan]), encoding="utf-8")
-            command = [sys.executable, "-m", "cli.main", "simulate", plan, "--rate", "5/s", "--requests", "9"]
-            environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-            subprocess.run(command, cwd=name, env=environment, capture_output=True, check=True)
-
-
-def judged(case: Case) -> tuple[Case, list[str]]:
-    """Return a case and its faults."""
-    return case, faults(case)
+            path = Path(name) / plan
+            path.write_text(to_yaml(manifests()[plan]), encoding="utf-8")
+            assert main.main(["simulate", str(path), "--rate", "5/s", "--requests", "9"]) == 0
+        assert main.main(["search", *SMALL]) == 0
+    gc.freeze()
 
 
 def faults(case: Case, limit_seconds: float = 30.0) -> list[str]:
@@ -69,6 +70,21 @@ def faults(case: Case, limit_seconds: float = 30.0) -> list[str]:
         if any(path.name.startswith("PWNED") for path in Path(name).rglob("*")):
             found.append("a payload was run")
         return found
+
+
+def hunted(block: tuple[int, str, str]) -> tuple[str, int, list[tuple[str, Case, list[str]]]]:
+    """Run a block; return its command, how many cases it had, and the faulty ones with a name and their faults."""
+    count, own, command = block
+    everything = drawn(count, own, command)
+    ended = ((f"{own}-{place}", case, faults(case)) for place, case in enumerate(everything))
+    return command, len(everything), [each for each in ended if each[2]]
+
+
+def replayed(path: Path) -> tuple[str, int, list[tuple[str, Case, list[str]]]]:
+    """Run a case again that was written down, and return it as ``hunted`` does."""
+    case = read_case(json.loads(path.read_text(encoding="utf-8"))["case"])
+    found = faults(case)
+    return case.command, 1, [(path.stem, case, found)] if found else []
 
 
 def _fill(folder: Path, case: Case) -> None:

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fuzz.__main__ import drawn
-from tests.fuzz.cases import WEIGHTS, Case, read_case
+from tests.fuzz.cases import WEIGHTS, Case, drawn, read_case
 from tests.fuzz.hunt import faults
 from tests.fuzz.truths import TRUTHS, Asking, alike, contradictions, explained, looser, most, repeated, sized
 from tests.fuzz.truths import drawn as drawn_question
@@ -19,7 +18,7 @@ QUICK = [name for name, share in WEIGHTS.items() if share > 2 and name != "impor
 @pytest.mark.parametrize("command", QUICK)
 def test_nothing_breaks_a_command(command: str) -> None:
     """Whatever is typed or stands in a file: done, bad input in one line, or infeasible, and nothing left behind."""
-    for case in drawn(4, 1, [command]):
+    for case in drawn(4, 1, command):
         assert faults(case) == [], case.arguments
 
 
@@ -66,8 +65,15 @@ def test_contradictions_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(contradictions(0, 1, [most])[1]) == 3
 
 
-def test_questions_are_asked_in_processes_of_their_own() -> None:
-    """As `python -m tests.fuzz --truths` asks them."""
-    line = [sys.executable, "-m", "tests.fuzz", "--truths", "2", "--only", "told", "--seed", "3", "--jobs", "1"]
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (["--truths", "2", "--only", "told"], "2 questions of seed 3: 0 with a contradiction\n"),
+        (["--cases", "2", "--commands", "manifest"], "2 cases of seed 3 (manifest 2): 0 with a fault\n"),
+    ],
+)
+def test_the_hunt_runs_in_processes_of_its_own(flags: list[str], told: str) -> None:
+    """As `python -m tests.fuzz` starts them."""
+    line = [sys.executable, "-m", "tests.fuzz", *flags, "--seed", "3", "--jobs", "1"]
     done = subprocess.run(line, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (0, "2 questions of seed 3: 0 with a contradiction\n"), done.stderr
+    assert (done.returncode, done.stdout) == (0, told), done.stderr
