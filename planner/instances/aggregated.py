@@ -79,11 +79,17 @@ class PlayedAggregated(Player):
     def saturation_per_second(self) -> float:
         """Requests per second that leave while all of a stream wait: what the instance keeps up with."""
         stream = self.stream(FEW)
-        left = np.sort(
-            played_of(self.pool, self.charged, replace(stream, arrival_seconds=np.zeros(len(stream)))).left_seconds
-        )
-        first, last = int(0.2 * left.size), int(0.8 * left.size)
-        return float((last - first) / (left[last] - left[first]))
+        while True:
+            played = played_of(self.pool, self.charged, replace(stream, arrival_seconds=np.zeros(len(stream))))
+            left, count = np.sort(played.left_seconds), len(stream)
+            first, last = int(0.2 * count), int(0.8 * count)
+            open_ = np.sum(played.first_token_seconds <= left[first]) - np.sum(left < left[first])
+            longer = self.stream(2 * count) if 2 * open_ > count and count < _LONGEST else stream
+            if len(longer) <= count:
+                break
+            stream = longer  # what is open leaves together where prompts go first: half a stream tells no rate
+        span = left[last] - left[first]
+        return float((last - first) / span if span > 0 else count / left[-1])
 
     def state(self, rate_per_second: float, instances: int = 1, requests: int = MANY) -> AggregatedState | None:
         """Return what one of ``instances`` does at its rate; None where it cannot keep up."""
