@@ -28,7 +28,7 @@ from planner.serving.batch_loop import (
     leave,
     part,
 )
-from planner.serving.compiled import called, njit
+from planner.serving.compiled import called, njit, outermost
 from planner.serving.tables_loop import TableArrays, alone_seconds, kv_slope, loaded_seconds
 
 IN_TURN, LEAST_LOAD = 0, 1
@@ -37,7 +37,7 @@ _NEVER = 1 << 60
 _STEP, _NO_STEP = 1, 2
 
 
-@called
+@outermost
 def play(
     requests: Records,
     pool: Instances,
@@ -69,10 +69,11 @@ def play(
         advance(i, until, requests, pool, rule, times)
     while pool.following[2] < pool.following[0]:
         p = int(pool.following[2])
-        advance(0, requests[p].arrival, requests, pool, rule, times)
-        add(0, p, requests[p].arrival, requests, pool, rule)
+        i = p % instances  # the only one: numba compiles all anew for a literal 0
+        advance(i, requests[p].arrival, requests, pool, rule, times)
+        add(i, p, requests[p].arrival, requests, pool, rule)
         pool.following[2] += 1
-        advance(0, until, requests, pool, rule, times)
+        advance(i, until, requests, pool, rule, times)
 
 
 @njit

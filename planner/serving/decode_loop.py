@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.serving.compiled import njit
+from planner.serving.compiled import njit, outermost
 from planner.serving.tables_loop import TableArrays, alone_seconds
 
 Floats = NDArray[np.float64]
@@ -225,7 +225,7 @@ def _shorten(i: int, p: int, jobs: Jobs, ranks: Ranks, clocks: Clocks, times: Ta
         clocks.free[i] = clocks.start[i] + _lasting(clocks.first[i], clocks.more[i], steps)
 
 
-@njit
+@outermost
 def play(
     jobs: Jobs,
     ranks: Ranks,

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.serving.compiled import njit
+from planner.serving.compiled import njit, outermost
 from planner.serving.tables_loop import TableArrays, keep_worth_loading, pass_seconds
 
 __all__ = ["IN_TURN", "LEAST_LOAD", "Instances", "Prompts", "keep_worth_loading", "play"]
@@ -187,7 +187,7 @@ def add(i: int, p: int, prompts: Prompts, pool: Instances) -> None:
     pool.held[i] += prompts.length[p]
 
 
-@njit
+@outermost
 def play(
     prompts: Prompts,
     pool: Instances,

@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.serving.compiled import njit
+from planner.serving.compiled import njit, outermost
 from planner.serving.tables import TableArrays
 
 __all__ = [
@@ -109,7 +109,7 @@ def pass_seconds(times: TableArrays, tokens: float, context: float, pairs: float
     return float(max(seconds + row, LEAST_SECONDS))
 
 
-@njit
+@outermost
 def keep_worth_loading(times: TableArrays, budget: int, reused: NDArray[np.int64]) -> None:
     """Drop the reused tokens of prompts [requests] that full passes compute sooner than they come."""
     for p in range(reused.size):

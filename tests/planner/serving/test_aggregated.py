@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from planner.serving import admission_loop, aggregated_loop
 from planner.serving.aggregated import AggregatedPool, play_aggregated, play_closed
 from planner.serving.aggregated_run import AggregatedRun
 from planner.serving.rules import Estimate, SchedulingRule
@@ -233,3 +234,12 @@ def test_parts_of_a_stream_are_served_as_the_whole(name, policy):
     assert left == pytest.approx(whole.left_seconds, rel=1e-9)
     assert run.busy_seconds() == pytest.approx(whole.busy_seconds, rel=1e-9)
     assert run.steps >= whole.steps
+
+
+def test_large_loops_are_compiled_for_one_sort_of_arguments():
+    """A literal number among them, or an integer for a float, makes numba compile all that they call anew."""
+    pool = pool_of(RULES["vllm"], 1, 64, 4, 4096)
+    play_closed(pool, stream_of([0.0] * 3, [40, 50, 60], [3, 4, 5]), 2)
+    AggregatedRun(pool).play(stream_of([0.0], [40], [3]), 1.0, np.arange(1))
+    loops = (aggregated_loop.play, aggregated_loop.advance, aggregated_loop.add, admission_loop.fill)
+    assert all(len(getattr(loop, "signatures", ())) <= 1 for loop in loops)
