@@ -5,6 +5,8 @@ A row is one kernel for one shape of experts; its curves are seconds of the whol
 the two ratios, for experts of a rank have as many rows each at the same tokens however they are spread.
 """
 
+import math
+from collections import Counter
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -35,6 +37,8 @@ class ExpertCurves:
     version: str
     median_residual: float
     lent: bool
+    shape: Shape
+    """What it was measured for."""
     tensor: dict[int, NDArray[np.float64]]
     expert: dict[int, NDArray[np.float64]]
 
@@ -63,12 +67,30 @@ def _between(known: dict[int, NDArray[np.float64]], degree: Number) -> NDArray[n
 
 
 def expert_curves(hardware: HardwareSpec, engine: str | None, dtype: Dtype, shape: Shape) -> ExpertCurves | None:
-    """Return the curves of an engine's kernel on a machine, None where none was measured."""
-    if engine is None:
+    """Return the curves of an engine's kernel on a machine for the measured shape most like this one.
+
+    Itself where it was measured; otherwise that with the smallest sum of logarithms of the ratios of its sizes, of
+    the kernels that the engine runs a quarter of its shapes with; None where none was measured in a number format.
+    """
+    return None if engine is None else _nearest(measured_as(hardware), engine.partition("@")[0], dtype, shape)
+
+
+@cache
+def _nearest(machine: str, engine: str, dtype: Dtype, shape: Shape) -> ExpertCurves | None:
+    lines = _lines(machine)
+    own = lines.get((engine, dtype, *map(str, shape)))
+    if own is not None:
+        return _curves(engine, own)
+    kernels = {key: line.split(",", 2)[1] for key, line in lines.items() if key[:2] == (engine, dtype)}
+    if not kernels:
         return None
-    name = engine.partition("@")[0]
-    line = _lines(measured_as(hardware)).get((name, dtype, *map(str, shape)))
-    return None if line is None else _curves(name, line)
+    counts = Counter(kernels.values())
+    like = {
+        sum(abs(math.log(int(a) / b)) for a, b in zip(key[2:], shape, strict=True)): key
+        for key, kernel in kernels.items()
+        if 4 * counts[kernel] >= len(kernels)
+    }
+    return _curves(engine, lines[like[min(like)]])
 
 
 def expert_kernels(machine: str) -> list[tuple[tuple[str, ...], ExpertCurves]]:
@@ -99,7 +121,7 @@ def _lines(machine: str) -> dict[tuple[str, ...], str]:
 
 @cache
 def _curves(engine: str, line: str) -> ExpertCurves:
-    _, kernel, version, *_, residual, curves = line.split(",")
+    _, kernel, version, _, *shape, residual, curves = line.split(",")
     tensor, expert = {}, {}
     for curve in curves.split(";"):
         tp, ep, *points = curve.split()
@@ -108,4 +130,6 @@ def _curves(engine: str, line: str) -> ExpertCurves:
             tensor[int(tp)] = logarithms
         if tp == "1":
             expert[int(ep)] = logarithms
-    return ExpertCurves(kernel, version, float(residual), version.split()[0] != engine, tensor, expert)
+    hidden, intermediate, chosen, experts = map(int, shape)
+    measured = hidden, intermediate, chosen, experts
+    return ExpertCurves(kernel, version, float(residual), version.split()[0] != engine, measured, tensor, expert)

@@ -19,7 +19,17 @@ def test_the_engine_selects_the_kernel():
     assert expert_curves(h200, None, "fp8", R1) is None
     assert expert_curves(h200, "reference", "fp8", R1) is None
     assert expert_curves(load_hardware("cm384"), "vllm", "int8", R1) is None
-    assert expert_curves(h200, "vllm", "fp8", (7168, 2048, 8, 255)) is None
+
+
+def test_sizes_that_were_not_measured_are_like_others():
+    """The closest measured ones are taken, but of no kernel that only odd ones run (FlashInfer's CUTLASS on H200)."""
+    h200 = load_hardware("h200")
+    like = expert_curves(h200, "vllm", "fp8", (7168, 2048, 8, 255))
+    assert like is not None and like.shape == R1
+    odd = expert_curves(h200, "vllm", "fp8", (2816, 704, 8, 128))
+    near = expert_curves(h200, "vllm", "fp8", (2816, 704, 8, 127))
+    assert odd is not None and near is not None
+    assert "cutlass" in odd.kernel and near.shape == (2048, 768, 8, 128) and "triton" in near.kernel
 
 
 def test_degrees_between_measured_ones():

@@ -1,0 +1,69 @@
+"""Experts whose sizes no kernel was measured with."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from hardware import curves
+from hardware.engines import with_engine
+from hardware.loader import load_hardware
+from models.loader import load_model
+from planner.costs.deployment import Deployment
+from planner.costs.expert_operators import curve_of, measured_experts, products
+from planner.costs.roofline import Roofline
+from planner.manifest.terms import timing
+from planner.strategy import parse_strategy
+
+
+def experts(shape: curves.Shape, machine: str, engine: str, weights: str) -> Deployment:
+    """Return an instance of one device with experts of a shape."""
+    model = load_model("qwen3-235b-a22b")
+    assert model.moe is not None
+    moe = replace(model.moe, intermediate_size=shape[1], experts_per_token=shape[2], experts=shape[3])
+    return Deployment(
+        model=replace(model, hidden_size=shape[0], moe=moe),
+        hardware=with_engine(load_hardware(machine), engine),
+        strategy=parse_strategy("TP=1"),
+        phase="mixed",
+        weights=weights,  # type: ignore[arg-type]
+        engine=engine,
+    )
+
+
+@pytest.mark.parametrize(
+    ("machine", "engine", "weights"),
+    [("h200", "vllm", "fp8"), ("b200", "vllm", "nvfp4"), ("a100", "sglang", "bf16"), ("b200", "trtllm", "fp8")],
+)
+def test_left_out_curves_are_met_by_those_of_other_sizes(monkeypatch, machine: str, engine: str, weights: str):
+    """Better than by a roofline, and without bias at thousands of tokens."""
+    lines, like, roofline = curves._lines(machine), [], []
+    for key, known in curves.expert_kernels(machine):
+        if key[:2] != (engine, weights):
+            continue
+        monkeypatch.setattr(curves, "_lines", lambda _, left=key: {k: v for k, v in lines.items() if k != left})
+        curves._nearest.cache_clear()
+        own = experts(known.shape, machine, engine, weights)
+        found, measured = measured_experts(own), np.array(known.seconds(1, 1))
+        assert found is not None and found.shape != known.shape
+        like.append(np.log(np.array(curve_of(own, found, 1)) / measured))
+        tokens = 2.0 ** np.arange(measured.size)
+        chosen, count = known.shape[2:]
+        values = {"one": 1.0, "routed": tokens * chosen, "hit": count * (1 - (1 - chosen / count) ** tokens)}
+        terms = products(Roofline.of(own), known.shape, 1, own.weights, {"routed": 1.0})
+        roofline.append(np.log(sum(timing(term, values).seconds() for term in terms) / measured))
+    curves._nearest.cache_clear()
+    assert len(like) > 9
+    assert np.median(np.abs(like)) < 0.75 * np.median(np.abs(roofline))
+    assert abs(np.median(np.array(like)[:, 12:])) < 0.1
+
+
+def test_degrees_of_many_instances_at_once():
+    """Arrays of degrees give the columns that each of them gives."""
+    own = experts((5120, 1536, 8, 160), "h200", "vllm", "fp8")
+    found = measured_experts(own)
+    assert found is not None and found.shape != (5120, 1536, 8, 160)
+    tp = np.array([1.0, 4.0])
+    both = replace(own, strategy=replace(own.strategy, moe_tp=tp))  # type: ignore[arg-type]
+    columns = [curve_of(replace(own, strategy=replace(own.strategy, moe_tp=each)), found, 1.0) for each in (1, 4)]
+    assert np.array(curve_of(both, found, np.ones(2))) == pytest.approx(np.array(columns).T)
