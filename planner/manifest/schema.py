@@ -232,6 +232,8 @@ class Recovery(Strict):
     kv: Literal["recompute", "migrate", "cheaper"] = Field(
         default="cheaper", description="KV that outlives its instance: computed again or moved"
     )
+    heartbeat_seconds: Amount = Field(default=10.0, description="between probes; as plan deploy's readiness probes")
+    missed_heartbeats: Positive = Field(default=3, description="after which a loss is known; meanwhile requests hang")
     restart_seconds: Amount | None = Field(default=None, description="of an instance; None: start-up and its weights")
     startup_seconds: Amount = Field(default=STARTUP_SECONDS, description="from weights in place to the first request")
     storage_bytes_per_second: Rate = Field(default=STORAGE_BYTES_PER_SECOND, description="of all that read weights")
@@ -240,6 +242,11 @@ class Recovery(Strict):
     )
     reconfigure_seconds: Amount = Field(default=5.0, description="pause while a decode instance drops ranks; assumed")
     kill_prefill: bool = Field(default=False, description="a prefill instance takes the role of a lost decode instance")
+
+    @property
+    def detection_seconds(self) -> float:
+        """Mean time until a loss is known: it comes half way between two probes (xDeepServe section 6)."""
+        return (self.missed_heartbeats - 0.5) * self.heartbeat_seconds
 
 
 class ServiceLevels(Strict):

@@ -111,11 +111,29 @@ class Faults:
         return [part for part in parts if part.name == name]
 
     def _strike(self, fault: Fault) -> None:
+        """Let what is hit hang until the loss is known; a link that is back by then has only faltered."""
         self.begun[fault.kind] += 1
-        hit = self._hit(fault)
-        if fault.kind == "link" and self._recovery.stage == "recompute":
+        unknown = self._recovery.detection_seconds
+        if fault.kind == "link" and (self._recovery.stage == "recompute" or fault.for_seconds <= unknown):
             self._glitch(fault)
             return
+        if not unknown:
+            self._recover(fault)
+            return
+        # Before what hangs may go on, which is at the same time.
+        known = replace(fault, for_seconds=max(fault.for_seconds - unknown, 0.0))
+        self._shared.engine.at(self._shared.engine.now_seconds + unknown, COMPLETION, self._recover, known)
+        for name, ranks in self._hit(fault).items():
+            if name in self.absent:  # what loads it sees the loss
+                self._fail_over(name, ranks, fault)
+            for part in (part for part in self._parts(name) if part.up):
+                if isinstance(part, DecodeInstance):
+                    part.stop(pause_seconds=unknown)
+                else:
+                    part.hang()
+
+    def _recover(self, fault: Fault) -> None:
+        hit = self._hit(fault)
         if self._recovery.stage == "restart":
             for name in self._places:
                 extra = fault.for_seconds if name in hit else 0.0
@@ -147,6 +165,10 @@ class Faults:
         if shrinks and _can_shrink(pool, gone):
             for part in decodes:
                 self._shrink(part, gone)
+            for other in self._parts(name):
+                if isinstance(other, PrefillInstance) and other.up:  # the role that it might flip to begins anew
+                    self._stop_prefill(other)
+                    other.up = True
             self._shared.engine.at(
                 self._shared.engine.now_seconds + back,
                 COMPLETION,

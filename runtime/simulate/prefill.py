@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from ground.prefix_cache import Found
 from planner.manifest.schema import Pool
+from planner.manifest.terms import StepCost
 from runtime.simulate.device import Devices, Shared
 from runtime.simulate.engine import COMPLETION
 from runtime.simulate.loading import Loads
@@ -447,6 +448,16 @@ class PrefillInstance:
             here += [request for request, _ in running.ended]
             here += [request for request, _, _ in running.carried]
         return here
+
+    def reshape(self, cost: StepCost) -> None:
+        """Go on with another step cost."""
+        self.cost, self.timer = cost, self._shared.timer(cost, self.pool)
+        self._alone_seconds.clear()
+
+    def hang(self) -> None:
+        """Do nothing until ``stop``: a pass that runs never ends, and what comes waits."""
+        self._epoch += 1
+        self._pass = self._pass or _Pass.empty(self.ranks, 0)
 
     def stop(self) -> list[Request]:
         """Go down; return the requests that were here, in order of arrival, all computed anew elsewhere."""

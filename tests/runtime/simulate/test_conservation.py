@@ -30,6 +30,7 @@ RECOVERIES = st.fixed_dictionaries(
     {
         "stage": st.sampled_from(["restart", "failover", "recompute"]),
         "kv": st.sampled_from(["recompute", "migrate", "cheaper"]),
+        "heartbeat_seconds": st.sampled_from([0.0, 0.04, 10.0]),
         "restart_seconds": st.sampled_from([0.0, 0.3]),
         "reconfigure_seconds": st.sampled_from([0.01, 0.1]),
         "kill_prefill": st.booleans(),

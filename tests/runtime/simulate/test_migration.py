@@ -96,7 +96,7 @@ def test_nothing_is_lost_under_faults_in_its_middle(faults: list[Fault], wide: b
 def test_a_node_lost_under_a_load_delays_it() -> None:
     """An instance whose devices are lost while it is loaded begins when they are back."""
     old = tight(2, 1, nodes=3)
-    recovery = Recovery(restart_seconds=1.0)
+    recovery = Recovery(heartbeat_seconds=0.0, restart_seconds=1.0)
     made = staged(old.model_copy(update={"recovery": recovery}), tight(3, 1, nodes=4))
     start = next(each.name for step in made.migration.steps for each in step.start)
     node = next(each.nodes[0] for pool in made.stages[-1].pools for each in pool.instances if each.name == start)

@@ -319,7 +319,7 @@ def test_recovery_stages_lose_less_and_less() -> None:
     slots = [*range(16), *((expert + 5) % 16 for expert in range(16))]
     times = {}
     for stage in ("restart", "failover", "recompute"):
-        recovery = Recovery(stage=stage, restart_seconds=1.0, reconfigure_seconds=0.05)
+        recovery = Recovery(stage=stage, heartbeat_seconds=0.0, restart_seconds=1.0, reconfigure_seconds=0.05)
         for kind, target, decodes in (("device", "decode-0/1", 2), ("link", "decode-0", 1)):
             made = manifest(prefill=2, decode=decodes, slots=slots, workload={"output_tokens": 60})
             offered = open_loop(made.workload, 100.0, 300, 1)
@@ -330,6 +330,31 @@ def test_recovery_stages_lose_less_and_less() -> None:
             times[stage, kind] = some(result.e2e_seconds).mean
     assert times["restart", "device"] > 2 * times["failover", "device"]
     assert 2 * times["recompute", "link"] < times["failover", "link"] <= times["restart", "link"] * 1.01
+
+
+@pytest.mark.parametrize(("target", "at"), [("decode-0/1", 0.05), ("prefill-0/0", 0.002)])
+def test_requests_hang_until_a_loss_is_known(target: str, at: float) -> None:
+    """Heartbeats (xDeepServe section 6): half an interval and one more for each that is missed but the first."""
+    made, ends = manifest(prefill=2, decode=2, workload={"output_tokens": 100}), []
+    fault = Fault(kind="device", target=target, at_seconds=at, for_seconds=1000.0)
+    for heartbeat in (0.0, 0.4):
+        recovery = Recovery(heartbeat_seconds=heartbeat, missed_heartbeats=3, kv="recompute")
+        chosen = made.model_copy(update={"recovery": recovery})
+        result = simulate(chosen, all_at_once(64, 128, 100), SimulationOptions(faults=(fault,)))
+        assert result.completed == 64 and result.retried_requests
+        ends.append(some(result.e2e_seconds).p99)
+    assert ends[1] - ends[0] == pytest.approx(1.0, abs=0.1)
+
+
+def test_a_link_that_is_back_before_its_loss_is_known_only_falters() -> None:
+    """Probes tell a dead link from one that is slow for a while: nothing is computed anew."""
+    offered, retried = all_at_once(64, 128, 100), []
+    for length in (0.5, 1.5):
+        recovery = Recovery(stage="failover", heartbeat_seconds=0.4, missed_heartbeats=3, restart_seconds=0.5)
+        made = manifest(prefill=2, decode=2).model_copy(update={"recovery": recovery})
+        fault = Fault(kind="link", target="decode-0", at_seconds=0.05, for_seconds=length)
+        retried.append(simulate(made, offered, SimulationOptions(faults=(fault,))).retried_requests)
+    assert retried[0] == 0 < retried[1]
 
 
 def test_an_instance_shrinks_only_while_every_expert_has_a_replica() -> None:
@@ -344,7 +369,7 @@ def test_an_instance_shrinks_only_while_every_expert_has_a_replica() -> None:
     fault = Fault(kind="device", target="decode-0/1", at_seconds=0.05, for_seconds=0.1)
     results = []
     for layout in (list(range(16)), slots):
-        recovery = Recovery(restart_seconds=2.0, reconfigure_seconds=0.05)
+        recovery = Recovery(heartbeat_seconds=0.0, restart_seconds=2.0, reconfigure_seconds=0.05)
         made = manifest(slots=layout).model_copy(update={"recovery": recovery})
         results.append(simulate(made, all_at_once(64, 128, 200), SimulationOptions(faults=(fault,))))
     bare, replicated = results
@@ -364,7 +389,7 @@ def test_kv_that_outlives_its_instance_is_moved_where_that_is_cheaper() -> None:
         moved = links.model_copy(update={"bandwidth_bytes_per_second": 1e10})
         slow = links.model_copy(update={"bandwidth_bytes_per_second": rate})
         for kv in ("cheaper", "recompute"):
-            recovery = Recovery(kv=kv, restart_seconds=0.5)
+            recovery = Recovery(kv=kv, heartbeat_seconds=0.0, restart_seconds=0.5)
             chosen = made.model_copy(update={"recovery": recovery, "kv_transfer": slow if rate > 1e5 else moved})
             result = simulate(chosen, all_at_once(100, 512, 400), SimulationOptions(faults=(fault,)))
             passes[rate, kv] = result.steps["prefill"]
@@ -378,7 +403,9 @@ def test_killing_prefill_keeps_decode() -> None:
     fault = Fault(kind="device", target="decode-0/1", at_seconds=0.3, for_seconds=1.0)
     times = []
     for kill in (False, True):
-        made = base.model_copy(update={"recovery": Recovery(restart_seconds=5.0, kill_prefill=kill)})
+        made = base.model_copy(
+            update={"recovery": Recovery(heartbeat_seconds=0.0, restart_seconds=5.0, kill_prefill=kill)}
+        )
         result = simulate(made, open_loop(made.workload, 40.0, 200, 1), SimulationOptions(faults=(fault,)))
         assert result.completed == 200
         times.append(some(result.e2e_seconds).mean)
